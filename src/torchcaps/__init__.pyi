@@ -1,0 +1,19 @@
+from . import analysis as analysis
+from . import datasets as datasets
+from . import models as models
+from . import nn as nn
+from . import ops as ops
+from . import training as training
+from .errors import InputError as InputError
+from .models import CapsNet as CapsNet
+from .models import create_model as create_model
+from .models import list_presets as list_presets
+from .ops.dynamic_routing import compute_votes as compute_votes
+from .ops.dynamic_routing import dynamic_routing as dynamic_routing
+from .ops.dynamic_routing import route as route
+from .ops.losses import margin_loss as margin_loss
+from .ops.losses import reconstruction_loss as reconstruction_loss
+from .ops.squash import safe_norm as safe_norm
+from .ops.squash import squash as squash
+
+__version__: str

@@ -1,0 +1,28 @@
+"""What torchcaps says when its input is wrong: one sentence that names what, where, and what would be right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Input that its giver can mend: a name, a file, a shape, a value.
+
+    The message is one sentence that says what was wrong, where, and what would be right. The command line prints it as
+    it is and exits with code 2.
+    """
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
+    """The error for a name that is not registered, with the nearest one that is.
+
+    Args:
+        kind: What was looked up, e.g. ``"preset"``.
+        name: The name that was not found.
+        known: All names of that kind.
+    """
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f'did you mean "{near[0]}"?' if near else f"known: {', '.join(known)}."
+    return InputError(f'there is no {kind} "{name}"; {hint}')

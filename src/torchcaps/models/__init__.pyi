@@ -1,0 +1,14 @@
+from .baseline import BaselineCNN as BaselineCNN
+from .capsnet import CapsNet as CapsNet
+from .config import CapsNetConfig as CapsNetConfig
+from .config import CNNConfig as CNNConfig
+from .config import Recipe as Recipe
+from .create import Model as Model
+from .create import build_model as build_model
+from .create import create_model as create_model
+from .output import Losses as Losses
+from .output import ModelOutput as ModelOutput
+from .presets import Preset as Preset
+from .presets import get_preset as get_preset
+from .presets import list_presets as list_presets
+from .presets import register_preset as register_preset

@@ -1,0 +1,192 @@
+"""The capsule network: convolution → primary capsules → routing → class capsules → decoder."""
+
+# no `from __future__ import annotations` here: the hub mixin reads the types of __init__ to decode config.json
+from collections.abc import Sequence
+from typing import Literal
+
+from huggingface_hub import PyTorchModelHubMixin
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor, nn
+
+from torchcaps.errors import InputError
+from torchcaps.models.config import CapsNetConfig
+from torchcaps.models.images import check_images, check_shape
+from torchcaps.models.output import Losses, ModelOutput
+from torchcaps.nn import Decoder, DenseCapsules, DynamicRouting, PrimaryCapsules, mask_capsules
+from torchcaps.ops.losses import margin_loss, normalised_cross_entropy, reconstruction_loss
+from torchcaps.ops.squash import safe_norm
+
+
+class CapsNet(
+    nn.Module,
+    PyTorchModelHubMixin,
+    library_name="torchcaps",
+    tags=["capsule-network", "image-classification"],
+    coders={CapsNetConfig: (CapsNetConfig.to_dict, CapsNetConfig.from_dict)},
+):
+    """A capsule network for images of any size, channels and class count that its convolutions fit.
+
+    Args:
+        config: The network; :func:`torchcaps.create_model` builds it from a preset's name.
+        in_shape: Images (C, H, W).
+        num_classes: J.
+
+    Raises:
+        InputError: Images smaller than the convolutions need; the message gives the smallest size that fits.
+
+    Source: Sabour, Frosst, Hinton 2017 (arXiv:1710.09829).
+    """
+
+    def __init__(self, config: CapsNetConfig, in_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10) -> None:
+        super().__init__()
+        self.config = config
+        self.in_shape = check_shape(in_shape)
+        self.num_classes = num_classes
+        if num_classes < 2:
+            raise InputError(f"num_classes must be at least 2, got {num_classes}")
+        height, width = (_grid_size(config, self.in_shape, axis) for axis in (1, 2))
+        #: types, height, width of the primary capsules
+        self.primary_grid = (config.primary_types, height, width)
+
+        self.conv = nn.Conv2d(self.in_shape[0], config.conv_channels, config.conv_kernel, config.conv_stride)
+        self.primary_capsules = PrimaryCapsules(
+            config.conv_channels,
+            config.primary_types,
+            config.primary_dim,
+            kernel_size=config.primary_kernel,
+            stride=config.primary_stride,
+            activation=config.primary_activation,
+            grouping=config.grouping,
+            separate_convs=config.primary_separate_convs,
+            output=config.primary_output,
+            eps=config.squash_eps,
+        )
+        self.class_capsules = DenseCapsules(
+            config.primary_types * height * width,
+            config.primary_dim,
+            num_classes,
+            config.capsule_dim,
+            routing=DynamicRouting(
+                config.num_iterations,
+                softmax_over=config.softmax_over,
+                stop_gradient=config.stop_gradient,
+                leaky=config.leaky,
+                eps=config.squash_eps,
+            ),
+            bias=config.capsule_bias,
+            learn_prior=config.learn_prior,
+            weight_init=config.weight_init,
+            weight_std=config.weight_std,
+        )
+        self.decoder = (
+            Decoder(num_classes, config.capsule_dim, self.in_shape, config.decoder_hidden) if config.decoder else None
+        )
+        self._init_convolutions()
+
+    def forward(
+        self,
+        images: Float[Tensor, "B C H W"],
+        targets: Int[Tensor, "B"] | Shaped[Tensor, "B J"] | None = None,
+        return_coupling: bool = False,
+    ) -> ModelOutput:
+        """Classify images, and reconstruct them from one capsule each.
+
+        Args:
+            images: Pixels 0..1.
+            targets: Labels (B,) or multi-hot rows (B, J) that choose the capsules to decode; without them, the
+                longest capsule is decoded.
+            return_coupling: Also return the coupling of the last routing iteration.
+
+        Raises:
+            TypeError: Images that are not floating-point.
+            ValueError: Images or targets whose shape does not fit.
+        """
+        poses = self.primary_poses(images)
+        coupling = None
+        if return_coupling:
+            capsules, coupling = self.class_capsules.forward_with_coupling(poses)
+        else:
+            capsules = self.class_capsules(poses)
+        reconstruction = None
+        if self.decoder is not None:
+            reconstruction = self.decode(mask_capsules(capsules, targets))
+        return ModelOutput(safe_norm(capsules), capsules, reconstruction, coupling)
+
+    def primary_poses(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B I K"]:
+        """The primary capsules u_i of images with pixels 0..1."""
+        check_images(images, self.in_shape)
+        features = self.conv(images if self.config.pixel_scale == 1 else images * self.config.pixel_scale)
+        if self.config.conv_activation == "relu":
+            features = features.relu()
+        return self.primary_capsules(features)
+
+    def decode(self, capsules: Float[Tensor, "B J D"]) -> Float[Tensor, "B C H W"]:
+        """Images from class capsules of which the unwanted ones are zero (:func:`torchcaps.nn.mask_capsules`).
+
+        Raises:
+            InputError: The network has no decoder.
+        """
+        if self.decoder is None:
+            raise InputError("this network has no decoder, so there is nothing to reconstruct with; set decoder=True")
+        return self.decoder(capsules)
+
+    def loss(
+        self,
+        output: ModelOutput,
+        images: Float[Tensor, "B C H W"],
+        targets: Int[Tensor, "B"] | Shaped[Tensor, "B J"],
+    ) -> Losses:
+        """The loss of this network's source, with its weights and scales.
+
+        Args:
+            output: What the network returned for ``images``.
+            images: Pixels 0..1.
+            targets: Labels (B,) or multi-hot rows (B, J).
+        """
+        config = self.config
+        if config.classification_loss == "cross-entropy":
+            classification = normalised_cross_entropy(output.lengths, targets)
+        else:
+            classification = config.margin_scale * margin_loss(
+                output.lengths,
+                targets,
+                m_plus=config.m_plus,
+                m_minus=config.m_minus,
+                lam=config.margin_lambda,
+                power=config.margin_power,
+            )
+            if config.margin_over_classes == "mean":
+                classification = classification / self.num_classes
+        if output.reconstruction is None:
+            return Losses(classification, classification)
+        over_pixels: Literal["sum_per_image", "mean"] = (
+            "sum_per_image" if config.reconstruction_over_pixels == "sum" else "mean"
+        )
+        reconstruction = reconstruction_loss(output.reconstruction, images, reduction=over_pixels)
+        return Losses(classification + config.reconstruction_weight * reconstruction, classification, reconstruction)
+
+    def _init_convolutions(self) -> None:
+        if self.config.conv_init == "torch":
+            return
+        for convs, std in (([self.conv], 0.05), (self.primary_capsules.convs, 0.1)):
+            for conv in convs:
+                assert isinstance(conv, nn.Conv2d)
+                if self.config.conv_init == "glorot":
+                    nn.init.xavier_uniform_(conv.weight)
+                else:
+                    nn.init.trunc_normal_(conv.weight, std=std, a=-2 * std, b=2 * std)
+                if conv.bias is not None:
+                    nn.init.constant_(conv.bias, 0.0 if self.config.conv_init == "glorot" else 0.1)
+
+
+def _grid_size(config: CapsNetConfig, in_shape: tuple[int, int, int], axis: int) -> int:
+    """Height (axis 1) or width (axis 2) of the grid of primary capsules."""
+    features = (in_shape[axis] - config.conv_kernel) // config.conv_stride + 1
+    if features < config.primary_kernel:
+        smallest = config.conv_kernel + (config.primary_kernel - 1) * config.conv_stride
+        raise InputError(
+            f"images of {in_shape[1]}×{in_shape[2]} are too small for a {config.conv_kernel}×{config.conv_kernel} "
+            f"convolution followed by a {config.primary_kernel}×{config.primary_kernel} one; "
+            f"the smallest size that fits is {smallest}×{smallest}"
+        )
+    return (features - config.primary_kernel) // config.primary_stride + 1

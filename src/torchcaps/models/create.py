@@ -1,0 +1,45 @@
+"""From a preset's name to a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torchcaps.models.baseline import BaselineCNN
+from torchcaps.models.capsnet import CapsNet
+from torchcaps.models.config import CapsNetConfig, CNNConfig
+from torchcaps.models.presets import get_preset
+
+Model = CapsNet | BaselineCNN
+
+
+def create_model(
+    preset: str, in_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **overrides: Any
+) -> CapsNet | BaselineCNN:
+    """Build a published network for images of any size.
+
+    Args:
+        preset: A name from :func:`torchcaps.list_presets`.
+        in_shape: Images (C, H, W).
+        num_classes: J.
+        **overrides: Other values for fields of the preset's :class:`~torchcaps.models.CapsNetConfig` (or CNNConfig).
+
+    Returns:
+        A :class:`~torchcaps.models.CapsNet`, or a :class:`~torchcaps.models.BaselineCNN` for the CNN presets; its
+        weights are drawn from torch's random generator.
+
+    Raises:
+        InputError: An unknown preset or field (the nearest name is given), a value that does not fit its field, or
+            images too small for the convolutions.
+
+    Example:
+        >>> model = create_model("sabour2017", in_shape=(3, 32, 32), num_iterations=2)
+    """
+    return build_model(get_preset(preset).with_overrides(overrides).model, in_shape, num_classes)
+
+
+def build_model(config: CapsNetConfig | CNNConfig, in_shape: Sequence[int], num_classes: int) -> CapsNet | BaselineCNN:
+    """The network that a configuration describes."""
+    if isinstance(config, CNNConfig):
+        return BaselineCNN(config, in_shape, num_classes)
+    return CapsNet(config, in_shape, num_classes)

@@ -1,0 +1,34 @@
+"""What a network returns."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor
+
+
+class ModelOutput(NamedTuple):
+    """What a network says about a batch of images; what it does not have is None."""
+
+    lengths: Float[Tensor, "B J"]
+    """Class scores: ‖v_j‖, or a CNN's probabilities."""
+    capsules: Float[Tensor, "B J D"] | None = None
+    """Class capsules v_j."""
+    reconstruction: Float[Tensor, "B C H W"] | None = None
+    """Decoded images, pixels 0..1."""
+    coupling: Float[Tensor, "B I J"] | None = None
+    """Coupling c_ij of the last routing iteration, where asked for."""
+    logits: Float[Tensor, "B J"] | None = None
+    """A CNN's scores before the softmax."""
+
+
+class Losses(NamedTuple):
+    """The loss of a batch and its parts, scalars."""
+
+    total: Float[Tensor, ""]
+    """What is minimised: classification + weight · reconstruction."""
+    classification: Float[Tensor, ""]
+    """Margin loss or cross-entropy, with its scale."""
+    reconstruction: Float[Tensor, ""] | None = None
+    """Squared error of the reconstruction, before its weight."""

@@ -1,0 +1,7 @@
+"""Modules: capsule layers, the decoder, and routing algorithms, usable alone and stacked."""
+
+from torchcaps.nn.capsules import DenseCapsules, PrimaryCapsules
+from torchcaps.nn.decoder import Decoder, mask_capsules
+from torchcaps.nn.routing import DynamicRouting, Routing
+
+__all__ = ["Decoder", "DenseCapsules", "DynamicRouting", "PrimaryCapsules", "Routing", "mask_capsules"]

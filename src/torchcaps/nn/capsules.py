@@ -1,0 +1,206 @@
+"""Capsule layers: from feature maps to primary capsules, and from capsules to capsules."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from torchcaps.nn.routing import DynamicRouting, Routing
+from torchcaps.ops.squash import safe_norm, squash
+
+Grouping = Literal["channels", "raster"]
+PrimaryOutput = Literal["squash", "unit", "routed"]
+WeightInit = Literal["balanced", "normal", "truncated-normal", "fan-in"]
+
+
+class PrimaryCapsules(nn.Module):
+    """A convolution whose channels are grouped into capsules: (B, C, H, W) → poses (B, I, K).
+
+    With the grouping ``"channels"``, capsule ``i = (type · H' + y) · W' + x`` holds the K channels of its type at one
+    location of the H'×W' output grid.
+
+    Args:
+        in_channels: C.
+        num_types: Capsule types; I = num_types · H' · W'.
+        dim: K, the components of a capsule.
+        kernel_size: Of the convolution, pixels.
+        stride: Of the convolution, pixels.
+        activation: ``"none"`` (the paper) or ``"relu"`` on the convolution, before capsules are formed.
+        grouping: ``"channels"`` as in the paper, or ``"raster"``: the map flattened (component, type, y, x) and cut
+            into pieces of K, so that a capsule holds neighbouring locations of one channel, as several
+            implementations do.
+        separate_convs: One convolution a component instead of one for all; the same function, initialised apart.
+        output: ``"squash"``; ``"unit"``: vectors of length one, s / √(‖s‖² + eps); ``"routed"``: the authors' code,
+            one routing pass, which squashes s / num_types + bias, bias (num_types, K) starting at 0.1.
+        eps: Epsilon of the squash or of the unit length.
+
+    Raises:
+        ValueError: An option that does not exist.
+
+    Source: Sabour, Frosst, Hinton 2017, section 4 (arXiv:1710.09829).
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_types: int = 32,
+        dim: int = 8,
+        *,
+        kernel_size: int = 9,
+        stride: int = 2,
+        activation: Literal["none", "relu"] = "none",
+        grouping: Grouping = "channels",
+        separate_convs: bool = False,
+        output: PrimaryOutput = "squash",
+        eps: float = 1e-7,
+    ) -> None:
+        super().__init__()
+        _check_choice("activation", activation, ("none", "relu"))
+        _check_choice("grouping", grouping, ("channels", "raster"))
+        _check_choice("output", output, ("squash", "unit", "routed"))
+        self.num_types, self.dim = num_types, dim
+        self.activation, self.grouping, self.output, self.eps = activation, grouping, output, eps
+        num_convs = dim if separate_convs else 1
+        self.convs = nn.ModuleList(
+            nn.Conv2d(in_channels, num_types * dim // num_convs, kernel_size, stride, bias=output != "routed")
+            for _ in range(num_convs)
+        )
+        # separate convolutions stack their outputs (component, type); one convolution is read (type, component)
+        self.component_major = separate_convs
+        self.bias = nn.Parameter(torch.full((num_types, dim), 0.1)) if output == "routed" else None
+
+    def forward(self, features: Float[Tensor, "B C H W"]) -> Float[Tensor, "B I K"]:
+        """Poses of the primary capsules; their memory is laid out as (B, K, I), as fast routing wants it."""
+        maps = torch.cat([conv(features) for conv in self.convs], 1) if len(self.convs) > 1 else self.convs[0](features)
+        if self.activation == "relu":
+            maps = maps.relu()
+        poses = self._group(maps.float() if maps.dtype in (torch.float16, torch.bfloat16) else maps)  # (B, K, I)
+        if self.bias is not None:
+            locations = poses.shape[2] // self.num_types
+            poses = poses / self.num_types + self.bias.t().repeat_interleave(locations, 1)
+        if self.output == "unit":
+            return (poses / safe_norm(poses, 1, keepdim=True, eps=self.eps)).transpose(1, 2)
+        return squash(poses, 1, self.eps).transpose(1, 2)
+
+    def _group(self, maps: Float[Tensor, "B TK H W"]) -> Float[Tensor, "B K I"]:
+        """The one place where channels become capsules."""
+        if self.grouping == "raster":
+            return maps.flatten(1).unflatten(1, (-1, self.dim)).transpose(1, 2).contiguous()
+        if self.component_major:
+            return maps.flatten(1).unflatten(1, (self.dim, -1))
+        by_type = maps.unflatten(1, (self.num_types, self.dim))  # (B, T, K, H, W)
+        return by_type.transpose(1, 2).flatten(2)
+
+
+class DenseCapsules(nn.Module):
+    """Fully connected capsule layer: every input capsule votes for every output capsule, routing decides.
+
+    Usable alone and stacked: poses (B, I, K) in, capsules (B, J, D) out.
+
+    Args:
+        in_capsules: I.
+        in_dim: K.
+        out_capsules: J.
+        out_dim: D.
+        routing: The routing algorithm; :class:`DynamicRouting` with its defaults if None.
+        bias: Add a learned bias (J, D), starting at 0.1, before the squash.
+        learn_prior: Learn the start of the routing logits (I, J), from zero.
+        weight_init: ``"balanced"`` (default): normal, with the deviation that gives the sum of votes a length near
+            one under uniform coupling (see :meth:`balanced_std`), so that layers stack; ``"normal"`` or
+            ``"truncated-normal"`` (cut at two deviations) with ``weight_std``; ``"fan-in"``: normal with variance
+            2 / (I·K).
+        weight_std: Standard deviation for ``"normal"`` and ``"truncated-normal"``.
+
+    Raises:
+        ValueError: A size below one, or an option that does not exist.
+
+    Source: Sabour, Frosst, Hinton 2017, section 2 (arXiv:1710.09829).
+    """
+
+    def __init__(
+        self,
+        in_capsules: int,
+        in_dim: int,
+        out_capsules: int,
+        out_dim: int,
+        *,
+        routing: Routing | None = None,
+        bias: bool = False,
+        learn_prior: bool = False,
+        weight_init: WeightInit = "balanced",
+        weight_std: float = 0.1,
+    ) -> None:
+        super().__init__()
+        _check_choice("weight_init", weight_init, ("balanced", "normal", "truncated-normal", "fan-in"))
+        for name, size in (
+            ("in_capsules", in_capsules),
+            ("in_dim", in_dim),
+            ("out_capsules", out_capsules),
+            ("out_dim", out_dim),
+        ):
+            if size < 1:
+                raise ValueError(f"DenseCapsules: {name} must be at least 1, got {size}")
+        self.in_capsules, self.in_dim = in_capsules, in_dim
+        self.out_capsules, self.out_dim = out_capsules, out_dim
+        self.weight_init, self.weight_std = weight_init, weight_std
+        self.routing = DynamicRouting() if routing is None else routing
+        # seen as (I, J, D, K), kept in memory as (J, D, K, I): every step of fast routing is then a matrix product
+        memory = torch.empty(out_capsules, out_dim, in_dim, in_capsules)
+        self.weight = nn.Parameter(memory.permute(3, 0, 1, 2))
+        self.bias = nn.Parameter(torch.empty(out_capsules, out_dim)) if bias else None
+        self.prior = nn.Parameter(torch.empty(in_capsules, out_capsules)) if learn_prior else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew from torch's random generator."""
+        with torch.no_grad():
+            if self.weight_init == "truncated-normal":
+                std = self.weight_std
+                nn.init.trunc_normal_(self.weight, std=std, a=-2 * std, b=2 * std)
+            else:
+                stds = {
+                    "balanced": self.balanced_std,
+                    "normal": self.weight_std,
+                    "fan-in": math.sqrt(2 / (self.in_capsules * self.in_dim)),
+                }
+                nn.init.normal_(self.weight, std=stds[self.weight_init])
+            if self.bias is not None:
+                nn.init.constant_(self.bias, 0.1)
+            if self.prior is not None:
+                nn.init.zeros_(self.prior)
+
+    @property
+    def balanced_std(self) -> float:
+        """Deviation of W under which ‖Σ_i c_ij û_j|i‖ is near one for uniform coupling and inputs of length near one.
+
+        The sum has D components of variance I·c²·σ²·‖u‖², where c = 1/J (softmax over outputs) or 1/I (over inputs).
+        Too small a deviation halves the lengths again and again in a stack until nothing is left; too large a one
+        saturates the squash.
+        """
+        over_inputs = getattr(self.routing, "softmax_over", "outputs") == "inputs"
+        competitors = self.in_capsules if over_inputs else self.out_capsules
+        return competitors / math.sqrt(self.in_capsules * self.out_dim)
+
+    def forward(self, poses: Float[Tensor, "B I K"]) -> Float[Tensor, "B J D"]:
+        """Output capsules v_j."""
+        capsules, _ = self.routing(poses, self.weight, self.bias, self.prior)
+        return capsules
+
+    def forward_with_coupling(
+        self, poses: Float[Tensor, "B I K"]
+    ) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B I J"] | None]:
+        """Output capsules v_j and the coupling c_ij of the last iteration."""
+        return self.routing(poses, self.weight, self.bias, self.prior, return_coupling=True)
+
+    def extra_repr(self) -> str:
+        """Sizes, for ``print(model)``."""
+        return f"I={self.in_capsules}, K={self.in_dim}, J={self.out_capsules}, D={self.out_dim}"
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")

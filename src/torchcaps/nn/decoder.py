@@ -1,0 +1,67 @@
+"""The decoder: from the capsules of the present classes back to the image."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor, nn
+
+from torchcaps.ops.losses import multi_hot
+from torchcaps.ops.squash import safe_norm
+
+
+def mask_capsules(
+    capsules: Float[Tensor, "B J D"], targets: Int[Tensor, "B"] | Shaped[Tensor, "B J"] | None = None
+) -> Float[Tensor, "B J D"]:
+    """Zero all capsules but those of the target classes, or, without targets, all but the longest.
+
+    Args:
+        capsules: Output capsules v_j.
+        targets: Labels (B,), multi-hot rows (B, J), or None.
+
+    Raises:
+        TypeError: Labels that are not integers.
+        ValueError: Targets that do not fit the capsules.
+
+    Source: Sabour, Frosst, Hinton 2017, section 4.1 (arXiv:1710.09829).
+    """
+    lengths = safe_norm(capsules)
+    if targets is None:
+        targets = lengths.argmax(-1)
+    keep = multi_hot(lengths, targets, "mask_capsules").to(capsules.dtype)
+    return capsules * keep.unsqueeze(-1)
+
+
+class Decoder(nn.Module):
+    """Fully connected decoder: J·D → 512 ReLU → 1024 ReLU → pixels, sigmoid.
+
+    Args:
+        num_capsules: J.
+        capsule_dim: D.
+        out_shape: Shape of an image (C, H, W); pixels come out in 0..1.
+        hidden: Widths of the hidden layers.
+
+    Source: Sabour, Frosst, Hinton 2017, section 4.1 and figure 2 (arXiv:1710.09829).
+    """
+
+    def __init__(
+        self,
+        num_capsules: int,
+        capsule_dim: int,
+        out_shape: Sequence[int],
+        hidden: Sequence[int] = (512, 1024),
+    ) -> None:
+        super().__init__()
+        self.out_shape = tuple(out_shape)
+        widths = [num_capsules * capsule_dim, *hidden]
+        layers: list[nn.Module] = []
+        for fan_in, fan_out in itertools.pairwise(widths):
+            layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], math.prod(self.out_shape)), nn.Sigmoid())
+
+    def forward(self, capsules: Float[Tensor, "B J D"]) -> Float[Tensor, "B C H W"]:
+        """Decode capsules, of which all but the wanted ones are zero (:func:`mask_capsules`), to images in 0..1."""
+        return self.layers(capsules.flatten(1)).unflatten(1, self.out_shape)

@@ -1,0 +1,6 @@
+"""The mathematics of capsule networks: pure functions on tensors.
+
+- :mod:`torchcaps.ops.squash`: ``squash``, ``safe_norm``
+- :mod:`torchcaps.ops.losses`: ``margin_loss``, ``normalised_cross_entropy``, ``reconstruction_loss``
+- :mod:`torchcaps.ops.dynamic_routing`: ``dynamic_routing``, ``route``
+"""

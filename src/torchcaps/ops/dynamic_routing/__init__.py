@@ -1,0 +1,193 @@
+"""Dynamic routing between capsules, from votes (``dynamic_routing``) or from poses and weights (``route``).
+
+The equations are in :mod:`~torchcaps.ops.dynamic_routing.reference`. The other files compute the same numbers faster.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from torchcaps.ops.dynamic_routing.checks import check_options, check_route, check_votes
+from torchcaps.ops.dynamic_routing.recompute import route_recompute
+from torchcaps.ops.dynamic_routing.reference import compute_votes, route_votes
+
+SoftmaxOver = Literal["outputs", "inputs"]
+Backend = Literal["auto", "reference", "recompute"]
+BACKENDS: tuple[Backend, ...] = ("auto", "reference", "recompute")
+
+__all__ = ["BACKENDS", "Backend", "SoftmaxOver", "compute_votes", "dynamic_routing", "route"]
+
+
+@overload
+def dynamic_routing(
+    votes: Float[Tensor, "B I J D"],
+    num_iterations: int = 3,
+    *,
+    softmax_over: SoftmaxOver = "outputs",
+    stop_gradient: bool = False,
+    bias: Float[Tensor, "J D"] | None = None,
+    prior: Float[Tensor, "I J"] | None = None,
+    leaky: bool = False,
+    eps: float = 1e-7,
+    return_coupling: Literal[False] = False,
+) -> Float[Tensor, "B J D"]: ...
+
+
+@overload
+def dynamic_routing(
+    votes: Float[Tensor, "B I J D"],
+    num_iterations: int = 3,
+    *,
+    softmax_over: SoftmaxOver = "outputs",
+    stop_gradient: bool = False,
+    bias: Float[Tensor, "J D"] | None = None,
+    prior: Float[Tensor, "I J"] | None = None,
+    leaky: bool = False,
+    eps: float = 1e-7,
+    return_coupling: Literal[True],
+) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B I J"]]: ...
+
+
+def dynamic_routing(
+    votes: Float[Tensor, "B I J D"],
+    num_iterations: int = 3,
+    *,
+    softmax_over: SoftmaxOver = "outputs",
+    stop_gradient: bool = False,
+    bias: Float[Tensor, "J D"] | None = None,
+    prior: Float[Tensor, "I J"] | None = None,
+    leaky: bool = False,
+    eps: float = 1e-7,
+    return_coupling: bool = False,
+) -> Float[Tensor, "B J D"] | tuple[Float[Tensor, "B J D"], Float[Tensor, "B I J"]]:
+    """Routing by agreement: each input capsule sends its vote to the outputs that agree with it.
+
+    .. code-block:: text
+
+        b_ij ← prior_ij (or 0)
+        repeat num_iterations times:
+            c_ij = softmax(b_ij)                      over j ("outputs") or over i ("inputs")
+            v_j  = squash(Σ_i c_ij û_j|i + bias_j)
+            b_ij ← b_ij + ⟨û_j|i, v_j⟩                (not after the last time)
+
+    Args:
+        votes: û_j|i = W_ij u_i, the prediction of input capsule i for output capsule j.
+        num_iterations: How many times the coupling is computed. 1 is uniform coupling (or the prior's). 0 is no
+            routing at all: the plain sum of the votes (plus bias), not squashed, with a coupling of ones.
+        softmax_over: The axis on which capsules compete. ``"outputs"``, as in the paper: each input capsule shares
+            itself out among the outputs. ``"inputs"``, as in several well-known implementations: each output capsule
+            shares its attention out among the inputs.
+        stop_gradient: Let gradients flow through the last weighted sum only: the coupling is a constant, so a learned
+            prior gets no gradient.
+        bias: Added before the squash.
+        prior: Start of the routing logits; may be learned.
+        leaky: Add a "none of the above" competitor with logit 0 to the softmax, so that coupling sums to less than 1.
+        eps: The squash's epsilon.
+        return_coupling: Also return the coupling of the last iteration.
+
+    Returns:
+        Output capsules v_j, lengths in [0, 1), in the dtype of ``votes`` (half precision is computed in float32);
+        with ``return_coupling`` also c_ij.
+
+    Raises:
+        TypeError: A tensor that is not floating-point.
+        ValueError: A shape or option that does not fit; the message names it.
+
+    Source: Sabour, Frosst, Hinton 2017, procedure 1 (arXiv:1710.09829); bias and leaky from the authors' released
+    code. b starts at zero in the paper's experiments; a learned prior is mentioned in its section 2.
+    """
+    check_options(num_iterations, softmax_over, eps, "dynamic_routing")
+    check_votes(votes, bias, prior)
+    capsules, coupling = route_votes(votes, num_iterations, softmax_over, stop_gradient, bias, prior, leaky, eps)
+    return (capsules, coupling) if return_coupling else capsules
+
+
+@overload
+def route(
+    poses: Float[Tensor, "B I K"],
+    weight: Float[Tensor, "I J D K"],
+    num_iterations: int = 3,
+    *,
+    softmax_over: SoftmaxOver = "outputs",
+    stop_gradient: bool = False,
+    bias: Float[Tensor, "J D"] | None = None,
+    prior: Float[Tensor, "I J"] | None = None,
+    leaky: bool = False,
+    eps: float = 1e-7,
+    return_coupling: Literal[False] = False,
+    backend: Backend = "auto",
+) -> Float[Tensor, "B J D"]: ...
+
+
+@overload
+def route(
+    poses: Float[Tensor, "B I K"],
+    weight: Float[Tensor, "I J D K"],
+    num_iterations: int = 3,
+    *,
+    softmax_over: SoftmaxOver = "outputs",
+    stop_gradient: bool = False,
+    bias: Float[Tensor, "J D"] | None = None,
+    prior: Float[Tensor, "I J"] | None = None,
+    leaky: bool = False,
+    eps: float = 1e-7,
+    return_coupling: Literal[True],
+    backend: Backend = "auto",
+) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B I J"]]: ...
+
+
+def route(
+    poses: Float[Tensor, "B I K"],
+    weight: Float[Tensor, "I J D K"],
+    num_iterations: int = 3,
+    *,
+    softmax_over: SoftmaxOver = "outputs",
+    stop_gradient: bool = False,
+    bias: Float[Tensor, "J D"] | None = None,
+    prior: Float[Tensor, "I J"] | None = None,
+    leaky: bool = False,
+    eps: float = 1e-7,
+    return_coupling: bool = False,
+    backend: Backend = "auto",
+) -> Float[Tensor, "B J D"] | tuple[Float[Tensor, "B J D"], Float[Tensor, "B I J"]]:
+    """Routing by agreement from poses and transformation matrices, without storing the votes.
+
+    The result of ``dynamic_routing(compute_votes(poses, weight), ...)``; the votes, B·I·J·D numbers, are never built.
+
+    Args:
+        poses: Input capsules u_i.
+        weight: Transformation matrices W_ij. Fastest when its memory is laid out as (J, D, K, I), as
+            :class:`torchcaps.nn.DenseCapsules` keeps it.
+        num_iterations: See :func:`dynamic_routing`, as for all options up to ``return_coupling``.
+        softmax_over: See :func:`dynamic_routing`.
+        stop_gradient: See :func:`dynamic_routing`.
+        bias: See :func:`dynamic_routing`.
+        prior: See :func:`dynamic_routing`.
+        leaky: See :func:`dynamic_routing`.
+        eps: See :func:`dynamic_routing`.
+        return_coupling: Also return the coupling of the last iteration.
+        backend: ``"reference"`` builds the votes and follows the equations; ``"recompute"`` never builds them;
+            ``"auto"`` takes the fastest that serves the device and options.
+
+    Returns:
+        Output capsules v_j; with ``return_coupling`` also c_ij (B, I, J).
+
+    Raises:
+        TypeError: A tensor that is not floating-point.
+        ValueError: A shape or option that does not fit; the message names it.
+    """
+    check_options(num_iterations, softmax_over, eps, "route")
+    check_route(poses, weight, bias, prior)
+    if backend not in BACKENDS:
+        raise ValueError(f"route: backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    options = (num_iterations, softmax_over, stop_gradient, bias, prior, leaky, eps)
+    if backend == "reference" or (num_iterations == 0 and backend == "auto"):
+        dtype = torch.promote_types(poses.dtype, weight.dtype)
+        capsules, coupling = route_votes(compute_votes(poses.to(dtype), weight.to(dtype)), *options)
+    else:
+        capsules, coupling = route_recompute(poses, weight, *options, return_coupling)
+    return (capsules, coupling) if return_coupling else capsules

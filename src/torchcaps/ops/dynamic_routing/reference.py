@@ -1,0 +1,66 @@
+"""Dynamic routing as the paper writes it: the page to read. Every fast path is tested against it.
+
+B batch, I input capsules, J output capsules, D components of an output capsule, K components of an input capsule.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from torchcaps.ops.squash import squash
+
+
+def compute_votes(poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"]) -> Float[Tensor, "B I J D"]:
+    """Votes û_j|i = W_ij u_i: what input capsule i predicts for output capsule j (equation 2 of the paper)."""
+    return torch.einsum("ijdk,bik->bijd", weight, poses)
+
+
+def route_votes(
+    votes: Float[Tensor, "B I J D"],
+    num_iterations: int,
+    softmax_over: str,
+    stop_gradient: bool,
+    bias: Float[Tensor, "J D"] | None,
+    prior: Float[Tensor, "I J"] | None,
+    leaky: bool,
+    eps: float,
+) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B I J"]]:
+    """Output capsules and the last coupling. :func:`torchcaps.dynamic_routing` describes the arguments."""
+    dtype = votes.dtype
+    if dtype in (torch.float16, torch.bfloat16):
+        votes = votes.float()
+    B, I, J, D = votes.shape
+    bias = votes.new_zeros(J, D) if bias is None else bias.to(votes.dtype)
+    logits = votes.new_zeros(B, I, J) if prior is None else prior.to(votes.dtype).expand(B, I, J)
+
+    if num_iterations == 0:  # no routing: the sum of the votes
+        return (votes.sum(1) + bias).to(dtype), torch.ones_like(logits).to(dtype)
+
+    capsules = votes.new_zeros(B, J, D)
+    coupling = logits
+    for iteration in range(1, num_iterations + 1):
+        last = iteration == num_iterations
+        u_hat = votes if last or not stop_gradient else votes.detach()
+        coupling = compete(logits, softmax_over, leaky)  # (B, I, J)
+        if stop_gradient:
+            coupling = coupling.detach()
+        capsules = squash(torch.einsum("bij,bijd->bjd", coupling, u_hat) + bias, eps=eps)
+        if not last:
+            agreement = torch.einsum("bijd,bjd->bij", u_hat, capsules)
+            logits = logits + agreement
+    return capsules.to(dtype), coupling.to(dtype)
+
+
+def compete(logits: Float[Tensor, "B I J"], softmax_over: str, leaky: bool) -> Float[Tensor, "B I J"]:
+    """Coupling c_ij: the softmax of the routing logits over the axis on which capsules compete (equation 3).
+
+    With ``leaky``, a competitor with logit 0 takes a share that goes to no capsule.
+    """
+    axis = {"outputs": 2, "inputs": 1}[softmax_over]
+    if not leaky:
+        return logits.softmax(axis)
+    none_of_the_above = torch.zeros_like(logits.narrow(axis, 0, 1))
+    shares = torch.cat([none_of_the_above, logits], axis).softmax(axis)
+    return shares.narrow(axis, 1, logits.shape[axis])
