@@ -1,1 +1,9 @@
-"""To come."""
+"""Judging a network and showing what it does: figures in numbers (arrays) and in pictures (matplotlib).
+
+Every function that computes returns arrays, every ``figure_...`` draws them; nothing here touches matplotlib's global
+state. Everything loads on first use.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,28 +1,24 @@
 """The paper's convolutional baseline."""
 
-# no `from __future__ import annotations` here: the hub mixin reads the types of __init__ to decode config.json
+from __future__ import annotations
+
 import itertools
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch.nn.functional as F
-from huggingface_hub import PyTorchModelHubMixin
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from torchcaps.errors import InputError
 from torchcaps.models.config import CNNConfig
-from torchcaps.models.images import check_images, check_shape
+from torchcaps.models.images import check_images, check_num_classes, check_shape
 from torchcaps.models.output import Losses, ModelOutput
+from torchcaps.models.pretrained import Pretrained
 from torchcaps.ops.losses import multi_hot
 
 
-class BaselineCNN(
-    nn.Module,
-    PyTorchModelHubMixin,
-    library_name="torchcaps",
-    tags=["image-classification"],
-    coders={CNNConfig: (CNNConfig.to_dict, CNNConfig.from_dict)},
-):
+class BaselineCNN(Pretrained, library_name="torchcaps", tags=["image-classification"]):
     """Convolutions of stride 1 that keep the size, dense layers, dropout, softmax: 35.4 M parameters on MNIST.
 
     It is called like :class:`~torchcaps.models.CapsNet`; its ``lengths`` are probabilities.
@@ -36,13 +32,14 @@ class BaselineCNN(
     convolutions that keep the size have its 35.4 M parameters.
     """
 
+    config_type: ClassVar = CNNConfig
+    config: CNNConfig
+
     def __init__(self, config: CNNConfig, in_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10) -> None:
         super().__init__()
         self.config = config
         self.in_shape = check_shape(in_shape)
-        self.num_classes = num_classes
-        if num_classes < 2:
-            raise InputError(f"num_classes must be at least 2, got {num_classes}")
+        self.num_classes = check_num_classes(num_classes)
         channels, height, width = self.in_shape
         widths = [channels, *config.channels]
         self.convs = nn.ModuleList(
@@ -83,6 +80,12 @@ class BaselineCNN(
             hidden = dense(hidden).relu()
         logits = self.classify(self.dropout(hidden)).float()
         return ModelOutput(lengths=logits.softmax(-1), logits=logits)
+
+    def decoder_targets(
+        self,
+        targets: Int[Tensor, "B"] | Shaped[Tensor, "B J"],
+    ) -> None:
+        """None: there is no decoder."""
 
     def loss(
         self,

@@ -1,29 +1,24 @@
 """The capsule network: convolution → primary capsules → routing → class capsules → decoder."""
 
-# no `from __future__ import annotations` here: the hub mixin reads the types of __init__ to decode config.json
-from collections.abc import Sequence
-from typing import Literal
+from __future__ import annotations
 
-from huggingface_hub import PyTorchModelHubMixin
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from torchcaps.errors import InputError
 from torchcaps.models.config import CapsNetConfig
-from torchcaps.models.images import check_images, check_shape
+from torchcaps.models.images import check_images, check_num_classes, check_shape
 from torchcaps.models.output import Losses, ModelOutput
+from torchcaps.models.pretrained import Pretrained
 from torchcaps.nn import Decoder, DenseCapsules, DynamicRouting, PrimaryCapsules, mask_capsules
 from torchcaps.ops.losses import margin_loss, normalised_cross_entropy, reconstruction_loss
 from torchcaps.ops.squash import safe_norm
 
 
-class CapsNet(
-    nn.Module,
-    PyTorchModelHubMixin,
-    library_name="torchcaps",
-    tags=["capsule-network", "image-classification"],
-    coders={CapsNetConfig: (CapsNetConfig.to_dict, CapsNetConfig.from_dict)},
-):
+class CapsNet(Pretrained, library_name="torchcaps", tags=["capsule-network", "image-classification"]):
     """A capsule network for images of any size, channels and class count that its convolutions fit.
 
     Args:
@@ -37,13 +32,14 @@ class CapsNet(
     Source: Sabour, Frosst, Hinton 2017 (arXiv:1710.09829).
     """
 
+    config_type: ClassVar = CapsNetConfig
+    config: CapsNetConfig
+
     def __init__(self, config: CapsNetConfig, in_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10) -> None:
         super().__init__()
         self.config = config
         self.in_shape = check_shape(in_shape)
-        self.num_classes = num_classes
-        if num_classes < 2:
-            raise InputError(f"num_classes must be at least 2, got {num_classes}")
+        self.num_classes = check_num_classes(num_classes)
         height, width = (_grid_size(config, self.in_shape, axis) for axis in (1, 2))
         #: types, height, width of the primary capsules
         self.primary_grid = (config.primary_types, height, width)
@@ -129,6 +125,20 @@ class CapsNet(
         if self.decoder is None:
             raise InputError("this network has no decoder, so there is nothing to reconstruct with; set decoder=True")
         return self.decoder(capsules)
+
+    def decoder_targets(
+        self, targets: Int[Tensor, "B"] | Shaped[Tensor, "B J"]
+    ) -> Int[Tensor, "B"] | Shaped[Tensor, "B J"] | None:
+        """The targets whose capsules the network's source decodes, to be given to :meth:`forward`; None: the longest.
+
+        ``config.decoder_mask`` decides: the label's capsule always, in training mode only, or never.
+
+        Args:
+            targets: Labels (B,) or multi-hot rows (B, J).
+        """
+        mask = self.config.decoder_mask
+        by_label = mask == "label" or (mask == "label-in-training" and self.training)
+        return targets if by_label else None
 
     def loss(
         self,

@@ -144,6 +144,10 @@ class CapsNetConfig(Described):
             at_least(name, getattr(self, name), 0)
         for width in self.decoder_hidden:
             at_least("decoder_hidden", width, 1)
+        if self.learn_prior and (self.stop_gradient or self.num_iterations == 0):
+            raise InputError(
+                "learn_prior needs stop_gradient=False and num_iterations of at least 1: else no gradient reaches it"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,8 +262,8 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
             raise InputError(f"{name} must be one of {', '.join(args)}, got {value!r}")
         return value
     if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in args:
-            return None
+        if any(isinstance(value, arg) for arg in args if isinstance(arg, type)):
+            return value
         return _checked(name, value, next(arg for arg in args if arg is not type(None)))
     if origin is tuple:
         if not isinstance(value, (tuple, list)):

@@ -1,4 +1,4 @@
-"""What every network asks of its images."""
+"""What every network asks of its images and classes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,21 @@ def check_shape(in_shape: Sequence[int]) -> tuple[int, int, int]:
     Raises:
         InputError: It is not three positive integers.
     """
-    shape = tuple(in_shape)
+    shape = tuple(in_shape) if isinstance(in_shape, Sequence) else ()
     if len(shape) != 3 or not all(isinstance(size, int) and size > 0 for size in shape):
-        raise InputError(f"in_shape must be (channels, height, width), all positive, got {shape}")
+        raise InputError(f"in_shape must be (channels, height, width), three positive integers, got {in_shape!r}")
     return shape
+
+
+def check_num_classes(num_classes: int) -> int:
+    """``num_classes``.
+
+    Raises:
+        InputError: It is no integer of at least 2.
+    """
+    if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 2:
+        raise InputError(f"num_classes must be an integer of at least 2, got {num_classes!r}")
+    return num_classes
 
 
 def check_images(images: Tensor, in_shape: tuple[int, int, int]) -> None:

@@ -5,6 +5,9 @@ B batch, I input capsules, J output capsules, D components of an output capsule,
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -14,7 +17,8 @@ from torchcaps.ops.squash import squash
 
 def compute_votes(poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"]) -> Float[Tensor, "B I J D"]:
     """Votes û_j|i = W_ij u_i: what input capsule i predicts for output capsule j (equation 2 of the paper)."""
-    return torch.einsum("ijdk,bik->bijd", weight, poses)
+    with full_precision(poses.device):
+        return torch.einsum("ijdk,bik->bijd", weight, poses)
 
 
 def route_votes(
@@ -40,16 +44,17 @@ def route_votes(
 
     capsules = votes.new_zeros(B, J, D)
     coupling = logits
-    for iteration in range(1, num_iterations + 1):
-        last = iteration == num_iterations
-        u_hat = votes if last or not stop_gradient else votes.detach()
-        coupling = compete(logits, softmax_over, leaky)  # (B, I, J)
-        if stop_gradient:
-            coupling = coupling.detach()
-        capsules = squash(torch.einsum("bij,bijd->bjd", coupling, u_hat) + bias, eps=eps)
-        if not last:
-            agreement = torch.einsum("bijd,bjd->bij", u_hat, capsules)
-            logits = logits + agreement
+    with full_precision(votes.device):
+        for iteration in range(1, num_iterations + 1):
+            last = iteration == num_iterations
+            u_hat = votes if last or not stop_gradient else votes.detach()
+            coupling = compete(logits, softmax_over, leaky)  # (B, I, J)
+            if stop_gradient:
+                coupling = coupling.detach()
+            capsules = squash(torch.einsum("bij,bijd->bjd", coupling, u_hat) + bias, eps=eps)
+            if not last:
+                agreement = torch.einsum("bijd,bjd->bij", u_hat, capsules)
+                logits = logits + agreement
     return capsules.to(dtype), coupling.to(dtype)
 
 
@@ -64,3 +69,10 @@ def compete(logits: Float[Tensor, "B I J"], softmax_over: str, leaky: bool) -> F
     none_of_the_above = torch.zeros_like(logits.narrow(axis, 0, 1))
     shares = torch.cat([none_of_the_above, logits], axis).softmax(axis)
     return shares.narrow(axis, 1, logits.shape[axis])
+
+
+def full_precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Autocast off on ``device``: the softmax and the squash magnify the rounding of half-precision products."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()

@@ -1,0 +1,124 @@
+"""Learning curves, from the metrics.csv of one run or of several."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+from torchcaps.analysis.figures import COLOURS, MUTED, SMALL, TITLE, new_figure, style_axes, use_whole_numbers
+from torchcaps.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_STYLES: dict[str, dict[str, Any]] = {
+    "validation": {"marker": "o", "markersize": 3.5, "linewidth": 1.8},
+    "train": {"marker": ".", "markersize": 3.0, "linewidth": 1.0, "linestyle": "--"},
+}
+_TICKS = (1, 2, 5)  # times powers of ten
+
+Metrics = dict[str, Float[np.ndarray, "epochs"]]
+"""The columns of a metrics.csv; NaN where a cell is empty."""
+
+
+def read_metrics(path: str | Path) -> Metrics:
+    """Read a run's metrics.csv: a header, and one row of numbers an epoch.
+
+    A last line without its line end is one that is still being written, and is left out.
+
+    Args:
+        path: The file, or the run's folder.
+
+    Returns:
+        Each column by its name; NaN where a cell is empty.
+
+    Raises:
+        InputError: The file is missing, has no row or no column ``epoch``, or a row does not fit the header.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / "metrics.csv"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"there is no {path}; a run writes it after its first epoch") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is no text: {error}") from error
+    lines = text.splitlines()[: None if text.endswith("\n") else -1]
+    header, *rows = list(csv.reader(lines)) or [[]]
+    if "epoch" not in header:
+        raise InputError(f'{path} must begin with a header that names a column "epoch", got {",".join(header)!r}')
+    if not rows:
+        raise InputError(f"{path} has no rows yet; a run writes one after each epoch")
+    table = np.array([_numbers(row, header, f"{path}, line {n}") for n, row in enumerate(rows, 2)])
+    return dict(zip(header, table.T, strict=True))
+
+
+def figure_curves(runs: Mapping[str, Metrics], *, title: str | None = None) -> Figure:
+    """Loss and error of one or several runs, epoch by epoch: validation bold, training thin and dashed.
+
+    Args:
+        runs: From :func:`read_metrics`, by the name to show.
+        title: Above the figure.
+
+    Raises:
+        InputError: There is no run, or one lacks a column.
+    """
+    if not runs:
+        raise InputError("there must be at least one run to draw, got none")
+    for name, metrics in runs.items():
+        for column in ("train_loss", "train_accuracy", "validation_loss", "validation_accuracy"):
+            if column not in metrics:
+                raise InputError(f'the metrics of {name} have no column "{column}"')
+    figure = new_figure(9.0, 3.6)
+    if title:
+        figure.suptitle(title, fontsize=TITLE)
+    loss_axes, error_axes = figure.subplots(1, 2)
+    for (name, metrics), colour in zip(runs.items(), itertools.cycle(COLOURS)):
+        for part, style in _STYLES.items():
+            label = name if part == "validation" else None
+            loss_axes.plot(metrics["epoch"], metrics[f"{part}_loss"], color=colour, label=label, **style)
+            error_axes.plot(metrics["epoch"], 100 * (1 - metrics[f"{part}_accuracy"]), color=colour, **style)
+    for part, style in _STYLES.items():
+        loss_axes.plot([], [], color=MUTED, label=part, **style)
+    for axes, name, unit in ((loss_axes, "Loss", "mean of an image"), (error_axes, "Error", "% of the images")):
+        style_axes(axes, name, "epoch", unit)
+        use_whole_numbers(axes)
+        _use_powers(axes)
+    figure.legend(fontsize=SMALL, frameon=False, loc="outside lower center", ncols=4)
+    return figure
+
+
+def _numbers(row: list[str], header: list[str], where: str) -> list[float]:
+    if len(row) != len(header):
+        raise InputError(f"{where}: {len(row)} cells, but the header has {len(header)} columns")
+    try:
+        return [float(cell) if cell else np.nan for cell in row]
+    except ValueError as error:
+        raise InputError(f"{where}: every cell must be a number or empty: {error}") from None
+
+
+def _use_powers(axes: Axes) -> None:
+    """A logarithmic scale where the curves span more than a factor of ten; zeros, if there are any, at its foot."""
+    from matplotlib.ticker import LogLocator, NullLocator, SymmetricalLogLocator
+
+    values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
+    positive = values[np.isfinite(values) & (values > 0)]
+    if len(positive) == 0 or positive.max() < 10 * positive.min():
+        return
+    if (values == 0).any():
+        axes.set_yscale("symlog", linthresh=positive.min(), linscale=0.5)
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_locator(SymmetricalLogLocator(axes.yaxis.get_transform(), subs=_TICKS))
+    else:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=_TICKS))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")

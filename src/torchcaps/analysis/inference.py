@@ -1,0 +1,145 @@
+"""What judging a network needs: evaluation mode that is undone again, and images as the network wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor, nn
+
+from torchcaps.errors import InputError
+from torchcaps.models import CapsNet, CapsNetConfig, Model, get_preset, list_presets
+
+
+@contextmanager
+def inference(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, no gradients; afterwards each module trains or not as it did before."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def as_pixels(model: Model, images: Shaped[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
+    """Images as the network takes them: pixels 0..1, in the dtype and on the device of its weights.
+
+    Args:
+        model: The network.
+        images: uint8 of 0..255, or floating-point of 0..1.
+
+    Raises:
+        TypeError: Images of another dtype.
+        InputError: Images of a shape the network was not built for.
+    """
+    check_image_shape(model, images.shape)
+    weight = next(model.parameters())
+    if images.dtype == torch.uint8:
+        return images.to(weight.device).to(weight.dtype).div_(255)
+    if not images.is_floating_point():
+        raise TypeError(f"images must be uint8 of 0..255 or floating-point of 0..1, got {images.dtype}")
+    return images.to(weight.device, weight.dtype)
+
+
+def in_batches(
+    model: Model, images: Shaped[Tensor, "N C H W"], labels: Int[Tensor, "N"] | None, batch_size: int
+) -> Iterator[tuple[Float[Tensor, "B C H W"], Int[Tensor, "B"] | None]]:
+    """Images as :func:`as_pixels` gives them and their labels, ``batch_size`` at a time.
+
+    Raises:
+        TypeError: Images or labels of another dtype.
+        InputError: No image, images of a shape the network was not built for, labels that do not fit, or a batch size
+            below one.
+    """
+    check_image_shape(model, images.shape)
+    if len(images) == 0:
+        raise InputError("there must be at least one image, got none")
+    if batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, got {batch_size}")
+    if labels is not None:
+        _check_labels(labels, len(images), model.num_classes)
+    for start in range(0, len(images), batch_size):
+        pixels = as_pixels(model, images[start : start + batch_size])
+        yield pixels, None if labels is None else labels[start : start + batch_size].to(pixels.device)
+
+
+def _check_labels(labels: Tensor, num_images: int, num_classes: int) -> None:
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise TypeError(f"labels must be integers, got {labels.dtype}")
+    if labels.shape != (num_images,):
+        raise InputError(f"labels must have shape ({num_images},), one for each image, got {tuple(labels.shape)}")
+    if labels.min() < 0 or labels.max() >= num_classes:
+        raise InputError(
+            f"labels must be 0 to {num_classes - 1}, as the network has {num_classes} classes, got "
+            f"{int(labels.min())}..{int(labels.max())}"
+        )
+
+
+def check_image_shape(model: Model, shape: Sequence[int]) -> None:
+    """Raise unless ``shape`` is (B, C, H, W) with the C, H, W of the network.
+
+    Raises:
+        InputError: It is not.
+    """
+    if len(shape) != 4 or tuple(shape[1:]) != tuple(model.in_shape):
+        raise InputError(
+            f"images have shape {tuple(shape)}, but the network was built for "
+            f"(B, {', '.join(map(str, model.in_shape))}) (channels, height, width)"
+        )
+
+
+def class_labels(class_names: Sequence[str] | None, num_classes: int) -> list[str]:
+    """The names of the classes, or their numbers if there are none.
+
+    Raises:
+        InputError: Not one name for each class.
+    """
+    names = [str(j) for j in range(num_classes)] if class_names is None else [str(name) for name in class_names]
+    if len(names) != num_classes:
+        raise InputError(f"class_names must be {num_classes} names, one for each class, got {len(names)}")
+    return names
+
+
+def label_mask(model: Model, labels: Int[Tensor, "B"] | None) -> Int[Tensor, "B"] | None:
+    """The classes whose capsules the network's source decodes at inference: the labels, or None for the longest."""
+    return labels if getattr(model.config, "decoder_mask", None) == "label" else None
+
+
+def require_capsules(model: Model, purpose: str) -> CapsNet:
+    """The model, if it is a capsule network.
+
+    Args:
+        model: The network.
+        purpose: What needs capsules, as the subject of a sentence.
+
+    Raises:
+        InputError: It is none; the presets that are get named.
+    """
+    if not isinstance(model, CapsNet):
+        raise InputError(
+            f"{purpose} needs capsules, which a {type(model).__name__} has not; {_presets(lambda _: True)}"
+        )
+    return model
+
+
+def require_decoder(model: Model, purpose: str) -> CapsNet:
+    """The model, if it is a capsule network with a decoder.
+
+    Raises:
+        InputError: It is none; the presets that are get named.
+    """
+    if not isinstance(model, CapsNet) or model.decoder is None:
+        what = "this network" if isinstance(model, CapsNet) else f"a {type(model).__name__}"
+        raise InputError(f"{purpose} needs a decoder, but {what} has no decoder; {_presets(lambda net: net.decoder)}")
+    return model
+
+
+def _presets(fits: Callable[[CapsNetConfig], bool]) -> str:
+    models = ((name, get_preset(name).model) for name in list_presets())
+    names = [name for name, model in models if isinstance(model, CapsNetConfig) and fits(model)]
+    return f"presets that can: {', '.join(names)}"

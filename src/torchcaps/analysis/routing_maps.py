@@ -1,0 +1,358 @@
+"""What routing does, iteration by iteration: where the coupling goes, how decided it is, and whether it settles.
+
+B images, I primary capsules, J classes, T iterations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from torchcaps.analysis.figures import (
+    COLOURS,
+    GAP,
+    LINE,
+    MARGIN,
+    MUTED,
+    SMALL,
+    TILE,
+    TITLE,
+    Sheet,
+    new_figure,
+    shorten,
+    style_axes,
+    text_width,
+    tile_size,
+    use_whole_numbers,
+)
+from torchcaps.analysis.inference import class_labels, in_batches, inference, require_capsules
+from torchcaps.errors import InputError
+from torchcaps.models import CapsNet, Model
+from torchcaps.nn import DenseCapsules, DynamicRouting
+from torchcaps.ops.dynamic_routing import SoftmaxOver, route
+from torchcaps.ops.squash import safe_norm
+
+if TYPE_CHECKING:
+    from matplotlib.colors import TwoSlopeNorm
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, eq=False)
+class RoutingTrace:
+    """The coupling of some images after each routing iteration, and what it led to.
+
+    Args:
+        images: Pixels 0..1.
+        coupling: c_ij of iterations 1..T.
+        lengths: ‖v_j‖ after each iteration.
+        entropy: See :class:`RoutingStatistics`.
+        logit_change: See :class:`RoutingStatistics`.
+        grid: Types, height and width of the primary capsules; I is their product.
+        grouping: How primary capsules are formed, ``"channels"`` or ``"raster"``.
+        softmax_over: The axis on which capsules compete, ``"outputs"`` (j) or ``"inputs"`` (i).
+        leaky: Whether a "none of the above" competes too.
+    """
+
+    images: Float[np.ndarray, "B C H W"]
+    coupling: Float[np.ndarray, "T B I J"]
+    lengths: Float[np.ndarray, "T B J"]
+    entropy: Float[np.ndarray, "T B"]
+    logit_change: Float[np.ndarray, "T B"]
+    grid: tuple[int, int, int]
+    grouping: str
+    softmax_over: SoftmaxOver
+    leaky: bool
+
+    @property
+    def maps(self) -> Float[np.ndarray, "T B J types H W"]:
+        """The coupling on the grid of the primary capsules: capsule i = (type·H + y)·W + x.
+
+        With ``grouping="raster"``, a primary capsule is a run of K neighbouring values of one flattened channel and
+        has no single location: the grid then shows the capsules in the order of their index only, not in space.
+        """
+        iterations, images, _, classes = self.coupling.shape
+        return self.coupling.swapaxes(2, 3).reshape(iterations, images, classes, *self.grid)
+
+    @property
+    def uniform(self) -> float:
+        """The coupling of iteration 1 without a prior: 1 / (number of competitors)."""
+        competitors = self.coupling.shape[3 if self.softmax_over == "outputs" else 2]
+        return 1 / (competitors + self.leaky)
+
+
+@dataclass(frozen=True, eq=False)
+class RoutingStatistics:
+    """How decided the coupling is after each iteration, and how much the logits change; a column for each image.
+
+    Args:
+        entropy: Mean entropy of the coupling over the axis on which capsules compete (with "none of the above" where
+            it competes), divided by its maximum: 1 is uniform coupling, 0 all to one.
+        logit_change: Mean of |b_ij(t+1) − b_ij(t)|, the agreement |⟨û_j|i, v_j⟩| of iteration t. That of the last
+            iteration is what one more iteration would add.
+    """
+
+    entropy: Float[np.ndarray, "T N"]
+    logit_change: Float[np.ndarray, "T N"]
+
+
+def trace_routing(
+    model: Model, images: Shaped[Tensor, "B C H W"], *, num_iterations: int | None = None, batch_size: int = 64
+) -> RoutingTrace:
+    """Follow the routing of images from iteration to iteration.
+
+    Args:
+        model: A capsule network; in evaluation mode meanwhile, and afterwards as it was.
+        images: uint8 of 0..255 or floating-point of 0..1. Their coupling, T·B·I·J numbers, is kept in memory: for
+            large sets there is :func:`routing_statistics`.
+        num_iterations: T, at least 1; the network's own if None.
+        batch_size: Images at a time.
+
+    Raises:
+        TypeError: Images of another dtype.
+        InputError: A network without capsules, without dynamic routing or without any iteration, images it was not
+            built for, or a number out of its range.
+
+    Example:
+        >>> trace_routing(model, test.images[:4]).maps[-1].mean(2)  # last iteration, averaged over capsule types
+    """
+    network, routing, iterations = _check(model, num_iterations)
+    pixels, steps = [], []
+    with inference(network):
+        for batch, _ in in_batches(network, images, None, batch_size):
+            pixels.append(batch.float().cpu())
+            steps.append(_follow(network.class_capsules, routing, network.primary_poses(batch), iterations))
+    coupling, lengths, entropy, change = (torch.cat(parts, 1).numpy() for parts in zip(*steps, strict=True))
+    return RoutingTrace(
+        images=torch.cat(pixels).numpy(),
+        coupling=coupling,
+        lengths=lengths,
+        entropy=entropy,
+        logit_change=change,
+        grid=network.primary_grid,
+        grouping=network.config.grouping,
+        softmax_over=routing.softmax_over,
+        leaky=routing.leaky,
+    )
+
+
+def routing_statistics(
+    model: Model, images: Shaped[Tensor, "N C H W"], *, num_iterations: int | None = None, batch_size: int = 64
+) -> RoutingStatistics:
+    """Entropy of the coupling and change of the logits at each iteration, for any number of images.
+
+    Args:
+        model: A capsule network; in evaluation mode meanwhile, and afterwards as it was.
+        images: uint8 of 0..255 or floating-point of 0..1.
+        num_iterations: T, at least 1; the network's own if None.
+        batch_size: Images at a time.
+
+    Raises:
+        TypeError: Images of another dtype.
+        InputError: As for :func:`trace_routing`.
+    """
+    network, routing, iterations = _check(model, num_iterations)
+    entropy, change = [], []
+    with inference(network):
+        for batch, _ in in_batches(network, images, None, batch_size):
+            steps = _follow(network.class_capsules, routing, network.primary_poses(batch), iterations)
+            entropy.append(steps.entropy)
+            change.append(steps.logit_change)
+    return RoutingStatistics(torch.cat(entropy, 1).numpy(), torch.cat(change, 1).numpy())
+
+
+def figure_coupling(
+    trace: RoutingTrace,
+    index: int = 0,
+    class_names: Sequence[str] | None = None,
+    *,
+    max_classes: int = 10,
+    title: str | None = None,
+) -> Figure:
+    """Coupling maps of one image: a row for each iteration, a column for each class, the image beside them.
+
+    A map is the coupling on the grid of the primary capsules, averaged over their types, white where it is uniform;
+    the length of the class capsule after that iteration stands under it.
+
+    Args:
+        trace: From :func:`trace_routing`.
+        index: Which of its images.
+        class_names: The name of each class; its number if None.
+        max_classes: Of more classes, only those of the longest capsules are shown.
+        title: Above the figure.
+
+    Raises:
+        InputError: There is no such image, not one name for each class, or ``max_classes`` below one.
+    """
+    if not 0 <= index < len(trace.images):
+        raise InputError(f"index must be 0 to {len(trace.images) - 1}, as so many images were traced, got {index}")
+    if max_classes < 1:
+        raise InputError(f"max_classes must be at least 1, got {max_classes}")
+    iterations, _, classes = trace.lengths.shape
+    names = class_labels(class_names, classes)
+    longest = np.argsort(-trace.lengths[-1, index], kind="stable")
+    shown = np.sort(longest[:max_classes])
+    maps = trace.maps[:, index].mean(2)[:, shown]  # (T, shown, H, W)
+    lengths = trace.lengths[:, index]
+
+    title = title or "Routing: where each class takes its input from"
+    places = "the grid of the primary capsules"
+    if trace.grouping == "raster":
+        places = "primary capsules in the order of their index, not in space (raster grouping)"
+    subtitle = f"coupling on {places}, averaged over their types; below: length of the capsule"
+    if len(shown) < classes:
+        subtitle = f"the {len(shown)} longest of {classes} classes; {subtitle}"
+    tile, picture = tile_size(*maps.shape[2:]), tile_size(*trace.images.shape[2:])
+    pitch = (max(tile[0], TILE) + GAP, tile[1] + LINE + 2 * GAP)
+    rows = [f"iteration {t}" for t in range(1, iterations + 1)]
+    left = MARGIN + picture[0] + 2 * MARGIN + text_width(rows) + GAP
+    top = MARGIN + 0.3 + 2 * LINE + LINE
+    right, bottom = left + len(shown) * pitch[0], top + iterations * pitch[1]
+    wide = max(right + 1.2, MARGIN + max(text_width([title], TITLE), text_width([subtitle], SMALL)))
+    sheet = Sheet(wide + MARGIN, max(bottom, top + picture[1] + LINE) + MARGIN)
+    sheet.text(title, MARGIN, MARGIN, size=TITLE)
+    sheet.text(subtitle, MARGIN, MARGIN + 0.25, size=SMALL, color=MUTED)
+    sheet.image(trace.images[index], MARGIN, top, picture)
+    sheet.text("image", MARGIN + picture[0] / 2, top + picture[1] + GAP / 2, ha="center", color=MUTED)
+
+    norm = _around(trace.uniform, maps)
+    for column, j in enumerate(shown):
+        centre = left + (column + 0.5) * pitch[0] - GAP / 2
+        weight = "bold" if j == longest[0] else "normal"
+        sheet.text(shorten(names[j], pitch[0]), centre, top - GAP / 2, ha="center", va="bottom", weight=weight)
+        for t in range(iterations):
+            y = top + t * pitch[1]
+            drawn = sheet.map(maps[t, column], centre - tile[0] / 2, y, tile, colours="RdBu_r", norm=norm)
+            sheet.text(
+                f"{lengths[t, j]:.2f}",
+                centre,
+                y + tile[1] + GAP / 2,
+                size=SMALL,
+                ha="center",
+                color=MUTED,
+                weight=weight,
+            )
+    for t, row in enumerate(rows):
+        sheet.text(row, left - GAP, top + t * pitch[1] + tile[1] / 2, ha="right", va="center")
+    sheet.text("coupling", right + MARGIN, top - GAP / 2, size=SMALL, va="bottom", color=MUTED)
+    bar = sheet.figure.colorbar(drawn, cax=sheet.axes(right + MARGIN, top, (0.13, bottom - top - LINE - 2 * GAP)))
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=SMALL)
+    ends = [float(end) for end in bar.mappable.get_clim()]
+    ticks = {ends[0]: "", trace.uniform: " uniform", ends[1]: ""}
+    bar.set_ticks(list(ticks), labels=[f"{tick:.2g}{word}" for tick, word in ticks.items()])
+    return sheet.figure
+
+
+def figure_routing_statistics(statistics: RoutingStatistics | RoutingTrace, *, title: str | None = None) -> Figure:
+    """Entropy of the coupling and change of the logits at each iteration: mean over the images, and their middle 80 %.
+
+    Args:
+        statistics: From :func:`routing_statistics`; a :class:`RoutingTrace` has the same fields.
+        title: Above the figure.
+    """
+    figure = new_figure(7.2, 3.0)
+    if title:
+        figure.suptitle(title, fontsize=TITLE)
+    panels = (
+        ("Entropy of the coupling", "share of its maximum", statistics.entropy),
+        ("Change of the routing logits", "mean |⟨vote, output⟩|", statistics.logit_change),
+    )
+    for axes, colour, (name, unit, values) in zip(figure.subplots(1, 2), COLOURS, panels, strict=False):
+        iterations = np.arange(1, len(values) + 1)
+        low, high = np.quantile(values, (0.1, 0.9), axis=1)
+        axes.fill_between(iterations, low, high, color=colour, alpha=0.2, linewidth=0, label="middle 80 % of images")
+        axes.plot(iterations, values.mean(1), color=colour, marker="o", label=f"mean of {values.shape[1]:,} images")
+        style_axes(axes, name, "iteration", unit)
+        use_whole_numbers(axes)
+        axes.legend(fontsize=SMALL, frameon=False, loc="lower left")
+    entropy_axes, change_axes = figure.axes
+    # a change of less than a percent is none to speak of, and looks like none
+    lowest = min(float(statistics.entropy.min()), 0.99)
+    entropy_axes.set_ylim(lowest - 0.1 * (1 - lowest), 1 + 0.1 * (1 - lowest))
+    change_axes.set_ylim(bottom=0)
+    return figure
+
+
+class _Steps(NamedTuple):
+    """What :class:`RoutingTrace` keeps of a batch, on the CPU."""
+
+    coupling: Float[Tensor, "T B I J"]
+    lengths: Float[Tensor, "T B J"]
+    entropy: Float[Tensor, "T B"]
+    logit_change: Float[Tensor, "T B"]
+
+
+def _follow(
+    layer: DenseCapsules, routing: DynamicRouting, poses: Float[Tensor, "B I K"], num_iterations: int
+) -> _Steps:
+    """Route once for each number of iterations, as each leads to the coupling and capsules of its last."""
+    steps = []
+    for iteration in range(1, num_iterations + 1):
+        capsules, coupling = route(
+            poses,
+            layer.weight,
+            iteration,
+            softmax_over=routing.softmax_over,
+            bias=layer.bias,
+            prior=layer.prior,
+            leaky=routing.leaky,
+            eps=routing.eps,
+            return_coupling=True,
+            backend=routing.backend,
+        )
+        change = agreement(poses, layer.weight, capsules).abs().mean((1, 2))
+        steps.append((coupling, safe_norm(capsules), normalised_entropy(coupling, routing), change))
+    return _Steps(*(torch.stack(parts).float().cpu() for parts in zip(*steps, strict=True)))
+
+
+def agreement(
+    poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"], capsules: Float[Tensor, "B J D"]
+) -> Float[Tensor, "B I J"]:
+    """⟨û_j|i, v_j⟩ = ⟨u_i, W_ijᵀ v_j⟩, class by class, so that never more than B·I·K numbers are in between."""
+    by_class = (
+        (torch.einsum("idk,bd->bik", weight[:, j], capsules[:, j]) * poses).sum(-1) for j in range(weight.shape[1])
+    )
+    return torch.stack(list(by_class), -1)
+
+
+def normalised_entropy(coupling: Float[Tensor, "B I J"], routing: DynamicRouting) -> Float[Tensor, "B"]:
+    """Entropy over the competitors, averaged over what they compete for, as a share of its maximum."""
+    axis = 2 if routing.softmax_over == "outputs" else 1
+    entropy = torch.special.entr(coupling).sum(axis)
+    if routing.leaky:
+        entropy = entropy + torch.special.entr((1 - coupling.sum(axis)).clamp_min(0))
+    competitors = coupling.shape[axis] + routing.leaky
+    return entropy.mean(1) / math.log(competitors) if competitors > 1 else torch.zeros_like(entropy.mean(1))
+
+
+def _check(model: Model, num_iterations: int | None) -> tuple[CapsNet, DynamicRouting, int]:
+    """The network, its routing, and how many iterations to follow.
+
+    Raises:
+        InputError: There is nothing to follow.
+    """
+    network = require_capsules(model, "routing")
+    routing = network.class_capsules.routing
+    if not isinstance(routing, DynamicRouting):
+        raise InputError(f"iterations of DynamicRouting can be followed, not those of {type(routing).__name__}")
+    iterations = routing.num_iterations if num_iterations is None else num_iterations
+    if iterations < 1:
+        raise InputError(
+            f"num_iterations must be at least 1 for routing to be followed, got {iterations}: without an iteration "
+            "votes are summed and there is no coupling"
+        )
+    return network, routing, iterations
+
+
+def _around(uniform: float, values: Float[np.ndarray, "..."]) -> TwoSlopeNorm:
+    """A colour scale with uniform coupling in the middle, and room on both sides even where all is uniform."""
+    from matplotlib.colors import TwoSlopeNorm
+
+    return TwoSlopeNorm(uniform, min(float(values.min()), 0.5 * uniform), max(float(values.max()), 1.5 * uniform))

@@ -1,0 +1,109 @@
+"""``main``: runs a command and turns whatever goes wrong into one line and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from torchcaps._version import __version__
+from torchcaps.cli.base import Group, Session, Stopped
+from torchcaps.cli.explain import curves, perturb, reconstruct, routing
+from torchcaps.cli.judge import evaluate, predict
+from torchcaps.cli.lists import datasets, presets
+from torchcaps.cli.output import is_main_process
+from torchcaps.cli.train import train
+from torchcaps.errors import InputError
+
+WRONG_INPUT, FAILED, BUG, INTERRUPTED, BROKEN_PIPE = 2, 1, 70, 130, 141
+
+
+@click.group(cls=Group, invoke_without_command=True)
+@click.version_option(__version__, "--version", prog_name="torchcaps")
+@click.pass_context
+def app(context: click.Context) -> None:
+    """Capsule networks with dynamic routing: train, judge, and see what each capsule encodes.
+
+    Start with `torchcaps train`: it trains the paper's network on embedded digits, without any download.
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+for _command in (train, evaluate, predict, reconstruct, perturb, routing, curves, presets, datasets):
+    app.add_command(_command)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: What stands after ``torchcaps``; the process's own arguments if None.
+
+    Returns:
+        The exit code: 0 done; 1 the training failed; 2 wrong input, a file that cannot be used, or too little memory;
+        70 a bug in torchcaps; 130 interrupted; 141 the reader of the output went away.
+    """
+    session = Session(tuple(sys.argv[1:] if arguments is None else arguments))
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal that lacks a character shows "?" instead of failing
+            stream.reconfigure(errors="replace")
+    try:
+        code = app.main(args=list(session.arguments), prog_name="torchcaps", standalone_mode=False, obj=session)
+        sys.stdout.flush()
+    except (Exception, KeyboardInterrupt) as error:
+        if session.debug:
+            traceback.print_exception(error)
+        return _report(error)
+    return code if isinstance(code, int) else 0
+
+
+def _report(error: BaseException) -> int:
+    """Say in one line what went wrong; the exit code."""
+    if isinstance(error, (KeyboardInterrupt, click.Abort)):
+        return INTERRUPTED
+    if isinstance(error, BrokenPipeError):
+        # Python flushes stdout once more at its end, which must not meet the broken pipe again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    if isinstance(error, Stopped):
+        _say(error.message)
+        return error.exit_code
+    if isinstance(error, click.ClickException):
+        _say_error(error.format_message())
+        return WRONG_INPUT
+    if isinstance(error, InputError):
+        _say_error(str(error))
+        return WRONG_INPUT
+    if isinstance(error, OSError):
+        _say_error(describe_os_error(error))
+        return WRONG_INPUT
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, by name: not imported
+        _say_error("there is not enough memory; take a smaller --batch-size, smaller images or a smaller network")
+        return WRONG_INPUT
+    _say_error(
+        f"{type(error).__name__}: {error}\n"
+        "This is a bug in torchcaps, please report it with the command; --debug shows the traceback."
+    )
+    return BUG
+
+
+def describe_os_error(error: OSError) -> str:
+    """What the system says of a file, in one sentence that names it."""
+    reason = error.strerror or str(error)
+    if error.errno == errno.ENOSPC:
+        reason = "no space left on the device; make room or write elsewhere with --out"
+    return f"{error.filename}: {reason}" if error.filename is not None else reason
+
+
+def _say_error(message: str) -> None:
+    _say(click.style("Error:", fg="red", bold=True) + " " + message)
+
+
+def _say(message: str) -> None:
+    if is_main_process():  # the other processes of a run meet the same errors
+        click.echo(message, err=True)

@@ -1,0 +1,139 @@
+"""What all commands share: ``--debug``, headings and examples in the help, and a stop with an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from torchcaps.errors import unknown_name
+
+WIDTH = 100
+"""Columns of the help at most."""
+
+
+@dataclass
+class Session:
+    """One call of the command line."""
+
+    arguments: tuple[str, ...]
+    """What stood after ``torchcaps``."""
+    debug: bool = False
+    """Whether errors show their traceback."""
+
+
+class Stopped(click.ClickException):
+    """The end of a command that is neither success nor wrong input.
+
+    Args:
+        message: One sentence for the user.
+        exit_code: For the shell.
+    """
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def debug_option() -> click.Option:
+    """``--debug``, which is taken before a command's name and after it."""
+
+    def note(context: click.Context, _: click.Parameter, value: bool) -> None:
+        session = context.find_object(Session)
+        if value and session is not None:
+            session.debug = True
+
+    return click.Option(
+        ["--debug"], is_flag=True, is_eager=True, expose_value=False, callback=note, help="Show tracebacks of errors."
+    )
+
+
+class SectionOption(click.Option):
+    """An option that stands under a heading of its own in the help.
+
+    Args:
+        *args: See :class:`click.Option`.
+        section: The heading.
+        **kwargs: See :class:`click.Option`.
+    """
+
+    def __init__(self, *args: Any, section: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.section = section
+
+
+class Command(click.Command):
+    """A command with ``--debug``, options under headings, and examples at the end of its help.
+
+    Args:
+        *args: See :class:`click.Command`.
+        examples: Pairs of a command line (without ``torchcaps``) and what it does.
+        **kwargs: See :class:`click.Command`.
+    """
+
+    def __init__(self, *args: Any, examples: Sequence[tuple[str, str]] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params.append(debug_option())
+        self.examples = examples
+        self.context_settings = {"max_content_width": WIDTH, "help_option_names": ["-h", "--help"]}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Options under their headings, those without one first."""
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if record is not None:
+                sections.setdefault(getattr(parameter, "section", "Options"), []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records, col_max=34)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The examples, each as it is typed."""
+        super().format_epilog(ctx, formatter)
+        if self.examples:
+            with formatter.section("Examples"):
+                for line, meaning in self.examples:
+                    formatter.write(f"{'':{formatter.current_indent}}torchcaps {line}\n")
+                    formatter.write(f"{'':{formatter.current_indent}}    {meaning}\n")
+
+
+class Group(click.Group):
+    """The commands, in the order in which they were added; an unknown one brings the nearest name."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params.append(debug_option())
+        self.context_settings = {"max_content_width": WIDTH, "help_option_names": ["-h", "--help"]}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Names, as they were added."""
+        return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that the arguments begin with.
+
+        Raises:
+            InputError: There is none of that name.
+        """
+        if not ctx.resilient_parsing and args[0] not in self.commands and not args[0].startswith("-"):
+            raise unknown_name("command", args[0], self.commands)
+        return super().resolve_command(ctx, args)
+
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def compose(*decorators: Decorator) -> Decorator:
+    """One decorator from several, applied so that the first one's option comes first in the help."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate

@@ -1,0 +1,218 @@
+"""``torchcaps reconstruct``, ``perturb``, ``routing`` and ``curves``: pictures of what a network has learned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from torchcaps.cli.base import Command
+from torchcaps.cli.output import add_row, console, count, table, write_figure
+from torchcaps.cli.runs import (
+    PATH,
+    Fit,
+    Split,
+    Which,
+    class_number,
+    data_options,
+    figure_path,
+    first_of,
+    image_at,
+    index_options,
+    open_images,
+    open_run,
+    out_option,
+    run_argument,
+)
+
+if TYPE_CHECKING:
+    from torchcaps.analysis import RoutingStatistics, RoutingTrace
+
+
+@click.command(
+    "reconstruct",
+    cls=Command,
+    short_help="Images over what the decoder makes of their capsules.",
+    examples=(
+        ("reconstruct runs/sabour2017-digits-1", "the first 20 test images over their reconstructions"),
+        ("reconstruct runs/sabour2017-digits-1 --count 50 --out many.pdf", "more of them, as a PDF"),
+    ),
+)
+@run_argument
+@data_options
+@click.option("--count", "number", type=click.IntRange(min=1), default=20, show_default=True, help="How many images.")
+@out_option("reconstructions")
+def reconstruct(
+    run_folder: Path,
+    which: Which,
+    data: str | None,
+    data_dir: str | None,
+    split: Split,
+    number: int,
+    out: Path | None,
+) -> None:
+    """Draw images over what the decoder makes of their capsules."""
+    from torchcaps.analysis import figure_reconstructions
+    from torchcaps.analysis import reconstruct as decode
+
+    run = open_run(run_folder, which)
+    images, dataset, where = open_images(run, data, data_dir, split)
+    images = first_of(images, number)
+    result = decode(run.model, images.images, images.labels)
+    right = int((result.classes == result.labels).sum())
+    click.echo(
+        f"First {count(len(images))} {where}: {count(right)} were given their class; "
+        f"squared error {result.squared_error.mean():.2f} an image"
+    )
+    write_figure(figure_reconstructions(result, dataset.class_names), figure_path(out, run_folder, "reconstructions"))
+
+
+@click.command(
+    "perturb",
+    cls=Command,
+    short_help="What each component of a capsule encodes.",
+    examples=(
+        ("perturb runs/sabour2017-digits-1", "the first test image: each component by −0.25…0.25"),
+        ("perturb runs/sabour2017-digits-1 --index 7 --range 0.5", "another image, larger changes"),
+        ("perturb runs/sabour2017-digits-1 --image seven.png --capsule 9", "what the capsule of 9 makes of a 7"),
+    ),
+)
+@run_argument
+@data_options
+@index_options
+@click.option("--capsule", metavar="CLASS", help="Whose capsule, by name or number.  [default: the longest]")
+@click.option("--range", "amplitude", type=float, default=0.25, show_default=True, help="Largest change.")
+@click.option("--steps", type=int, default=11, show_default=True, help="Values of each component.")
+@out_option("perturbation")
+def perturb(
+    run_folder: Path,
+    which: Which,
+    data: str | None,
+    data_dir: str | None,
+    split: Split,
+    index: int,
+    image_file: Path | None,
+    invert: bool,
+    fit: Fit,
+    capsule: str | None,
+    amplitude: float,
+    steps: int,
+    out: Path | None,
+) -> None:
+    """Change each component of a class capsule a little, decode, and draw what it encodes."""
+    from torchcaps.analysis import figure_perturbation, load_image, perturb_capsule
+
+    run = open_run(run_folder, which)
+    target = None if capsule is None else class_number(capsule, run.class_names)
+    if image_file is not None:
+        pixels, words = load_image(image_file, run.model.in_shape, invert=invert, fit=fit), str(image_file)
+    else:
+        images, dataset, where = open_images(run, data, data_dir, split)
+        pixels, words = image_at(images, index, dataset.class_names, where)
+    result = perturb_capsule(run.model, pixels, target=target, amplitude=amplitude, steps=steps)
+    length = result.lengths[result.target]
+    click.echo(f"{words}: capsule {run.class_names[result.target]}, length {length:.3f}")
+    write_figure(figure_perturbation(result, run.class_names), figure_path(out, run_folder, "perturbation"))
+
+
+@click.command(
+    "routing",
+    cls=Command,
+    short_help="Where each class takes its input from.",
+    examples=(
+        ("routing runs/sabour2017-digits-1", "the first test image, and statistics of the first 100"),
+        ("routing runs/sabour2017-digits-1 --index 7 --num-iterations 5", "another image, more iterations"),
+        ("routing runs/sabour2017-digits-1 --image seven.png", "an image of your own"),
+    ),
+)
+@run_argument
+@data_options
+@index_options
+@click.option("--num-iterations", type=click.IntRange(min=1), help="Iterations to follow.  [default: the network's]")
+@click.option(
+    "--count", "number", type=click.IntRange(min=1), default=100, show_default=True, help="Images of the statistics."
+)
+@out_option("routing")
+def routing(
+    run_folder: Path,
+    which: Which,
+    data: str | None,
+    data_dir: str | None,
+    split: Split,
+    index: int,
+    image_file: Path | None,
+    invert: bool,
+    fit: Fit,
+    num_iterations: int | None,
+    number: int,
+    out: Path | None,
+) -> None:
+    """Draw where each class takes its input from, iteration by iteration, and whether routing settles.
+
+    The coupling maps of one image go to --out; the statistics of many, unless --image is given, to a file beside it.
+    """
+    from torchcaps.analysis import figure_coupling, figure_routing_statistics, load_image, routing_statistics, trace_routing
+
+    run = open_run(run_folder, which)
+    statistics, about = None, ""
+    if image_file is not None:
+        pixels, words = load_image(image_file, run.model.in_shape, invert=invert, fit=fit), str(image_file)
+    else:
+        images, dataset, where = open_images(run, data, data_dir, split)
+        pixels, words = image_at(images, index, dataset.class_names, where)
+        many = first_of(images, number)
+        statistics = routing_statistics(run.model, many.images, num_iterations=num_iterations)
+        about = f"Mean of the first {count(len(many))} {where}"
+    trace = trace_routing(run.model, pixels[None], num_iterations=num_iterations)
+    _show_trace(trace, run.class_names, words)
+    path = figure_path(out, run_folder, "routing")
+    if statistics is not None:
+        _show_statistics(statistics, about)
+    click.echo("Entropy: 1 is uniform coupling, 0 is all to one. Change: what the iteration adds to the logits.\n")
+    write_figure(figure_coupling(trace, class_names=run.class_names), path)
+    if statistics is not None:
+        write_figure(figure_routing_statistics(statistics), path.with_stem(path.stem + "-statistics"))
+
+
+def _show_trace(trace: RoutingTrace, class_names: tuple[str, ...], words: str) -> None:
+    rows = table("iteration", "longest capsule", "length", "entropy of coupling", "change of logits", title=words)
+    for t, lengths in enumerate(trace.lengths[:, 0]):
+        longest = int(lengths.argmax())
+        add_row(
+            rows,
+            t + 1,
+            class_names[longest],
+            f"{lengths[longest]:.3f}",
+            f"{trace.entropy[t, 0]:.4f}",
+            f"{trace.logit_change[t, 0]:.2e}",
+        )
+    console().print(rows)
+
+
+def _show_statistics(statistics: RoutingStatistics, words: str) -> None:
+    rows = table("iteration", "entropy of coupling", "change of logits", title=words)
+    for t, (entropy, change) in enumerate(zip(statistics.entropy.mean(1), statistics.logit_change.mean(1), strict=True)):
+        add_row(rows, t + 1, f"{entropy:.4f}", f"{change:.2e}")
+    console().print(rows)
+
+
+@click.command(
+    "curves",
+    cls=Command,
+    short_help="Loss and error of each epoch, of one run or several.",
+    examples=(
+        ("curves runs/sabour2017-digits-1", "loss and accuracy of each epoch"),
+        ("curves runs/* --out compare.png", "several runs in one figure"),
+    ),
+)
+@click.argument("run_folders", metavar="RUN...", nargs=-1, required=True, type=PATH)
+@click.option(
+    "--out", type=PATH, help="Figure, .png, .pdf or .svg.  [default: RUN/figures/curves.png of the first run]"
+)
+def curves(run_folders: tuple[Path, ...], out: Path | None) -> None:
+    """Draw loss and accuracy of each epoch, of one run or of several to compare them."""
+    from torchcaps.analysis import figure_curves, read_metrics
+
+    metrics = {str(folder): read_metrics(folder) for folder in run_folders}
+    write_figure(figure_curves(metrics), figure_path(out, run_folders[0], "curves"))

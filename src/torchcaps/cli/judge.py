@@ -1,0 +1,220 @@
+"""``torchcaps evaluate`` and ``torchcaps predict``: how good a network is, and what it says of single images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchcaps.cli.base import Command
+from torchcaps.cli.output import (
+    add_row,
+    bar,
+    console,
+    count,
+    percent,
+    print_json,
+    print_pairs,
+    table,
+    write_figure,
+)
+from torchcaps.cli.runs import PATH, Fit, Split, Which, data_options, image_options, open_images, open_run, pick_device, run_argument
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from torchcaps.analysis import Evaluation
+
+MOST_CLASSES = 20
+"""So many classes at most are shown as a whole; of more, only the most telling ones."""
+MOST_SHOWN = 10
+"""How many are shown of more classes."""
+
+
+@click.command(
+    "evaluate",
+    cls=Command,
+    short_help="Accuracy, error, loss, each class, confusion matrix.",
+    examples=(
+        ("evaluate runs/sabour2017-digits-1", "the test images of the run's data set"),
+        ("evaluate runs/sabour2017-digits-1 --json > test.json", "the same for other programs"),
+        ("evaluate runs/sabour2017-mnist-1 --data kmnist", "on other images of the same shape and class count"),
+        ("evaluate runs/sabour2017-digits-1 --figure confusion.png", "with the confusion matrix as a figure"),
+    ),
+)
+@run_argument
+@data_options
+@click.option("--batch-size", type=click.IntRange(min=1), default=256, show_default=True, help="Images at a time.")
+@click.option(
+    "--accelerator",
+    type=click.Choice(["auto", "cpu", "cuda", "mps"]),
+    default="auto",
+    show_default=True,
+    help="Where to compute.",
+)
+@click.option("--figure", type=PATH, help="Draw the confusion matrix to this file too, .png, .pdf or .svg.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def evaluate(
+    run_folder: Path,
+    which: Which,
+    data: str | None,
+    data_dir: str | None,
+    split: Split,
+    batch_size: int,
+    accelerator: str,
+    figure: Path | None,
+    as_json: bool,
+) -> None:
+    """Judge the network in a run folder: accuracy, error, loss, each class, and the confusion matrix.
+
+    RUN is a run folder, or a folder written by save_pretrained.
+    """
+    from torchcaps.analysis import evaluate as judge
+    from torchcaps.analysis import figure_confusion
+
+    run = open_run(run_folder, which, pick_device(accelerator))
+    images, dataset, where = open_images(run, data, data_dir, split)
+    evaluation = judge(
+        run.model,
+        images,
+        batch_size=batch_size,
+        class_names=dataset.class_names,
+        precision="32" if run.config is None else run.config.precision,
+    )
+    if as_json:
+        about = {"run": str(run_folder), "which": which, "data": dataset.name, "split": split}
+        print_json(about | evaluation.to_dict())
+    else:
+        _show_evaluation(evaluation, f"{run_folder} ({which} epoch) on the {where}")
+    if figure is not None:
+        write_figure(figure_confusion(evaluation), figure, quiet=as_json)
+
+
+def _show_evaluation(evaluation: Evaluation, what: str) -> None:
+    to = console()
+    to.print(what, style="bold", markup=False, soft_wrap=True)
+    to.print()
+    right, images = evaluation.num_correct, evaluation.num_images
+    print_pairs(
+        [
+            ("Accuracy", f"{percent(evaluation.accuracy)}  ({count(right)} of {count(images)} images right)"),
+            ("Error", f"{percent(evaluation.error)}  ({count(images - right)} wrong)"),
+            ("Loss", f"{evaluation.loss:.4f}"),
+        ]
+    )
+    to.print()
+    to.print(_class_table(evaluation))
+    if len(evaluation.class_names) <= MOST_CLASSES:
+        to.print(_confusion_table(evaluation))
+    elif right < images:
+        to.print(_most_confused(evaluation))
+
+
+def _class_table(evaluation: Evaluation) -> Table:
+    scores = evaluation.per_class
+    title = None
+    if len(scores) > MOST_CLASSES:
+        scores = sorted(scores, key=lambda score: 1.0 if score["f1"] is None else score["f1"])[:MOST_SHOWN]
+        title = f"The {len(scores)} worst of {len(evaluation.class_names)} classes"
+    rows = table("class", "images", "precision", "recall", "F1", title=title)
+    for score in scores:
+        shares = (score["precision"], score["recall"], score["f1"])
+        add_row(rows, score["name"], count(score["images"]), *("–" if s is None else percent(s) for s in shares))
+    return rows
+
+
+def _confusion_table(evaluation: Evaluation) -> Table:
+    from rich.text import Text
+
+    names = evaluation.class_names
+    short = all(len(name) <= 3 for name in names)
+    headings = names if short else [str(j) for j in range(len(names))]
+    rows = table("true", *headings, title="Confusion: rows are true classes, columns predicted ones")
+    for i, name in enumerate(names):
+        cells = []
+        for j, number in enumerate(evaluation.confusion[i].tolist()):
+            style = "dim" if number == 0 else "bold green" if i == j else "bold red"
+            cells.append(Text(str(number) if number else "·", style=style))
+        add_row(rows, name if short else f"{i} {name}", *cells)
+    return rows
+
+
+def _most_confused(evaluation: Evaluation) -> Table:
+    wrong = evaluation.confusion.copy()
+    wrong[range(len(wrong)), range(len(wrong))] = 0
+    rows = table("true", "predicted", "images", left=2, title="Most frequent confusions")
+    for place in wrong.argsort(axis=None, kind="stable")[::-1][:MOST_SHOWN].tolist():
+        i, j = divmod(place, len(wrong))
+        if wrong[i, j]:
+            add_row(rows, evaluation.class_names[i], evaluation.class_names[j], count(int(wrong[i, j])))
+    return rows
+
+
+@click.command(
+    "predict",
+    cls=Command,
+    short_help="Classify image files.",
+    examples=(
+        ("predict runs/sabour2017-digits-1 seven.png", "one image, light on dark"),
+        ("predict runs/sabour2017-digits-1 scans/*.jpg --invert", "ink on paper"),
+        ("predict runs/sabour2017-digits-1 seven.png --json", "for other programs"),
+    ),
+)
+@run_argument
+@click.argument("image_files", metavar="IMAGE...", nargs=-1, required=True, type=PATH)
+@image_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def predict(
+    run_folder: Path,
+    which: Which,
+    image_files: tuple[Path, ...],
+    invert: bool,
+    fit: Fit,
+    as_json: bool,
+) -> None:
+    """Classify image files of any size: the class and the length of every capsule."""
+    import torch
+
+    from torchcaps.analysis import load_image
+    from torchcaps.analysis import predict as classify
+
+    run = open_run(run_folder, which)
+    images = [load_image(file, run.model.in_shape, invert=invert, fit=fit) for file in image_files]
+    predictions = classify(run.model, torch.stack(images))
+    results = [
+        {
+            "image": str(file),
+            "class": run.class_names[chosen],
+            "lengths": dict(zip(run.class_names, lengths, strict=True)),
+        }
+        for file, chosen, lengths in zip(
+            image_files, predictions.classes.tolist(), predictions.lengths.tolist(), strict=True
+        )
+    ]
+    if as_json:
+        print_json(results)
+        return
+    for result in results:
+        _show_prediction(result)
+
+
+def _show_prediction(result: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    to = console()
+    to.print(Text.assemble(str(result["image"]), "  ", (result["class"], "bold green")), soft_wrap=True)
+    lengths: Sequence[tuple[str, float]] = list(result["lengths"].items())
+    hidden = 0
+    if len(lengths) > MOST_CLASSES:
+        lengths = sorted(lengths, key=lambda item: -item[1])[:MOST_SHOWN]
+        hidden = len(result["lengths"]) - MOST_SHOWN
+    wide = max(len(name) for name, _ in lengths)
+    for name, length in lengths:
+        style = "bold green" if name == result["class"] else ""
+        to.print(Text(f"  {name:>{wide}}  {length:.3f}  {bar(length)}", style=style), soft_wrap=True)
+    if hidden:
+        to.print(f"  … and {hidden} shorter ones (--json shows all)")
+    to.print()

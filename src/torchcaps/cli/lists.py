@@ -1,0 +1,345 @@
+"""``torchcaps presets`` and ``torchcaps datasets``: what there is to train, and to train on."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchcaps.cli.base import Command
+from torchcaps.cli.fields import field_descriptions
+from torchcaps.cli.output import add_row, console, count, print_json, print_pairs, table, write_figure
+from torchcaps.cli.runs import PATH
+from torchcaps.models.config import CapsNetConfig, CNNConfig, Described
+from torchcaps.models.presets import Preset, get_preset, list_presets
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from torchcaps.datasets import Dataset, DatasetInfo
+
+REFERENCE = "sabour2017"
+"""The preset that the others are compared with."""
+UNPUBLISHED = "–"
+"""What a preset has for the result of a source that reports none."""
+
+
+@click.command(
+    "presets",
+    cls=Command,
+    short_help="The published networks and how they differ.",
+    examples=(
+        ("presets", "how the published networks differ"),
+        ("presets tf-notebook", "every field of one of them"),
+        ("presets --json", "all of them, for other programs"),
+    ),
+)
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def presets(name: str | None, as_json: bool) -> None:
+    """List the published networks: where they differ, their sources and parameter counts.
+
+    With NAME, show one in full.
+    """
+    chosen = [get_preset(each) for each in ([name] if name else list_presets())]
+    if as_json:
+        described = [_describe_preset(preset) for preset in chosen]
+        print_json(described[0] if name else described)
+    elif name:
+        _show_preset(chosen[0])
+    else:
+        _show_presets(chosen)
+
+
+def variant_of(preset: Preset) -> Preset | None:
+    """The preset that another one is a variant of: of the same source, with a name that goes on from its name."""
+    others = (get_preset(name) for name in list_presets())
+    return next((o for o in others if preset.name.startswith(f"{o.name}-") and preset.source == o.source), None)
+
+
+@functools.cache
+def count_parameters(model: CapsNetConfig | CNNConfig) -> int:
+    """Learned numbers of a network for MNIST's images and classes, from its shapes alone."""
+    import torch
+
+    from torchcaps.models import build_model
+
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in build_model(model, (1, 28, 28), 10).parameters())
+
+
+def parameter_counts(model: CapsNetConfig | CNNConfig) -> tuple[int | None, int]:
+    """Learned numbers on MNIST with the decoder (None where the network has none) and without."""
+    if isinstance(model, CapsNetConfig) and model.decoder:
+        return count_parameters(model), count_parameters(dataclasses.replace(model, decoder=False))
+    return None, count_parameters(model)
+
+
+def _describe_preset(preset: Preset) -> dict[str, Any]:
+    base = variant_of(preset)
+    with_decoder, without = parameter_counts(preset.model)
+    return {
+        "name": preset.name,
+        "variant_of": base.name if base else None,
+        "description": preset.description,
+        "source": preset.source,
+        "published": preset.published,
+        "parameters": {"with_decoder": with_decoder, "without_decoder": without},
+        "model": preset.model.to_dict(),
+        "recipe": preset.recipe.to_dict(),
+    }
+
+
+def _show_presets(all_presets: list[Preset]) -> None:
+    to = console()
+    main = [preset for preset in all_presets if variant_of(preset) is None]
+    to.print("Published networks", style="bold")
+    print_pairs((p.name, f"{p.source}\n{p.published}" if p.published != UNPUBLISHED else p.source) for p in main)
+    to.print()
+    to.print(f"Where they differ (· as {REFERENCE}, – no such field)", style="bold")
+    for rows in _difference_tables(main, to):
+        to.print(rows)
+        to.print()
+    to.print("Variants", style="bold")
+    print_pairs(
+        (p.name, p.description + (f" Published: {p.published}." if p.published != UNPUBLISHED else ""))
+        for p in all_presets
+        if variant_of(p) is not None
+    )
+    to.print()
+    to.print("Parameters are those on MNIST. One in full: torchcaps presets NAME", soft_wrap=True)
+
+
+def _difference_tables(compared: list[Preset], to: Console) -> list[Table]:
+    """As few tables as the width of the terminal allows, each with the reference at its left."""
+    from rich.measure import Measurement
+
+    unbounded = to.options.update(max_width=1000)  # else the measure is that of the terminal at most
+    reference = next(preset for preset in compared if preset.name == REFERENCE)
+    others = [preset for preset in compared if preset is not reference]
+    for blocks in range(1, len(others) + 1):
+        size = -(-len(others) // blocks)
+        shares = [others[start : start + size] for start in range(0, len(others), size)]
+        for name_width in (26, 18, 14):
+            tables = [_difference_table([reference, *share], compared, name_width) for share in shares]
+            if all(Measurement.get(to, unbounded, rows).maximum <= to.width for rows in tables):
+                return tables
+    return tables
+
+
+def differing_fields(compared: list[Preset]) -> list[tuple[str, str]]:
+    """The fields, as (part, name), that are not the same in all capsule networks, or in all recipes."""
+    found = []
+    for part in ("model", "recipe"):
+        configs = [c for c in (getattr(p, part) for p in compared) if not isinstance(c, CNNConfig)]
+        for field in dataclasses.fields(configs[0]):
+            if len({getattr(config, field.name) for config in configs}) > 1:
+                found.append((part, field.name))
+    return found
+
+
+def _difference_table(shown: list[Preset], compared: list[Preset], name_width: int) -> Table:
+    """The first preset's values, and those of the others that differ from them."""
+    from rich.text import Text
+
+    rows = table("", *(_broken(preset.name, 10) for preset in shown), left=len(shown) + 1)
+    rows.padding = 0
+    last = "model"
+    for part, name in differing_fields(compared):
+        if part != last:
+            rows.add_section()
+            last = part
+        base = getattr(getattr(shown[0], part), name)
+        cells = [Text(_broken(as_text(base), 10))]
+        for config in (getattr(preset, part) for preset in shown[1:]):
+            if not hasattr(config, name):
+                cells.append(Text("–", style="dim"))
+            elif getattr(config, name) == base:
+                cells.append(Text("·", style="dim"))
+            else:
+                cells.append(Text(_broken(as_text(getattr(config, name)), 10), style="bold"))
+        add_row(rows, _broken(name, name_width), *cells)
+    rows.add_section()
+    counts = [parameter_counts(preset.model) for preset in shown]
+    add_row(rows, "parameters", *("–" if with_decoder is None else count(with_decoder) for with_decoder, _ in counts))
+    add_row(rows, "without decoder", *(count(without) for _, without in counts))
+    return rows
+
+
+def _broken(text: str, width: int) -> str:
+    """Text with line breaks after hyphens and underscores where it is longer than ``width``."""
+    lines = [""]
+    for piece in re.findall(r"[^-_]+[-_]?", text):
+        if lines[-1] and len(lines[-1] + piece) > width:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(lines)
+
+
+def as_text(value: Any) -> str:
+    """A field's value as a person reads it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "none"
+    if value is None:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _show_preset(preset: Preset) -> None:
+    to = console()
+    with_decoder, without = parameter_counts(preset.model)
+    counts = count(without) if with_decoder is None else f"{count(with_decoder)}, {count(without)} without the decoder"
+    to.print(preset.name, style="bold", markup=False)
+    to.print()
+    print_pairs(
+        [
+            ("What", preset.description),
+            ("Source", preset.source),
+            ("Published", preset.published),
+            ("Parameters", f"{counts} (MNIST)"),
+        ]
+    )
+    for heading, config in (("Network", preset.model), ("Recipe", preset.recipe)):
+        to.print(_field_table(heading, config))
+
+
+def _field_table(heading: str, config: Described) -> Table:
+    words = field_descriptions(type(config))
+    rows = table(heading, "value", "", left=3)
+    for field in dataclasses.fields(config):  # type: ignore[arg-type]
+        add_row(rows, field.name, as_text(getattr(config, field.name)), words.get(field.name, ""))
+    return rows
+
+
+@click.command(
+    "datasets",
+    cls=Command,
+    short_help="The data sets and which of them are here.",
+    examples=(
+        ("datasets", "all data sets, and which are on this machine"),
+        ("datasets mnist --data-dir data/mnist", "one of them, read and counted"),
+        ("datasets digits --sample digits.png", "a sheet of its first images"),
+        ("datasets folder:photos --image-size 32", "check your own images"),
+    ),
+)
+@click.argument("name", required=False)
+@click.option("--data-dir", metavar="DIR", help="Folder that holds the data set's files.")
+@click.option("--image-size", type=click.IntRange(min=1), help="Resize images to this height and width, pixels.")
+@click.option("--sample", type=PATH, help="Draw the first training images to this file; downloads what is missing.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def datasets(
+    name: str | None, data_dir: str | None, image_size: int | None, sample: Path | None, as_json: bool
+) -> None:
+    """List the data sets: sizes, terms, and whether they are on this machine.
+
+    With NAME (or folder:PATH, npz:PATH), read that one and count its images.
+    """
+    from torchcaps.datasets import list_datasets, load_dataset
+    from torchcaps.datasets.registry import look_up
+
+    if name is None:
+        for option, value in (("--data-dir", data_dir), ("--image-size", image_size), ("--sample", sample)):
+            if value is not None:
+                raise click.UsageError(f"{option} is for one data set; name it, e.g. torchcaps datasets digits {option} …")
+        if as_json:
+            print_json([_describe_dataset(info, info.locate()) for info in list_datasets()])
+        else:
+            _show_datasets(list_datasets())
+        return
+    info, path = look_up(name)
+    found = path if info.takes_path else info.locate(data_dir)
+    dataset = None
+    if found is not None or sample is not None:
+        dataset = load_dataset(name, data_dir=data_dir, image_size=image_size)
+        found = path if info.takes_path else info.locate(data_dir)
+    if as_json:
+        print_json(_describe_dataset(info, found) | ({"loaded": _describe_loaded(dataset)} if dataset else {}))
+    else:
+        _show_dataset(info, found, dataset)
+    if sample is not None and dataset is not None:
+        from torchcaps.analysis import figure_samples
+
+        write_figure(figure_samples(dataset.train, dataset.class_names), sample, quiet=as_json)
+
+
+def _describe_dataset(info: DatasetInfo, found: Path | None) -> dict[str, Any]:
+    return {
+        "name": info.spec,
+        "title": info.title,
+        "source": info.source,
+        "licence": info.licence,
+        "in_shape": info.in_shape,
+        "num_train": info.num_train,
+        "num_test": info.num_test,
+        "class_names": info.class_names,
+        "found": None if found is None else str(found),
+    }
+
+
+def _describe_loaded(dataset: Dataset) -> dict[str, Any]:
+    return {
+        "in_shape": dataset.in_shape,
+        "class_names": dataset.class_names,
+        **{
+            part: {"images": len(images), "per_class": images.labels.bincount(minlength=dataset.num_classes).tolist()}
+            for part, images in _parts(dataset)
+        },
+    }
+
+
+def _parts(dataset: Dataset) -> list[tuple[str, Any]]:
+    return [("train", dataset.train), ("validation", dataset.validation), ("test", dataset.test)]
+
+
+def _shape(in_shape: tuple[int, int, int]) -> str:
+    return "×".join(map(str, in_shape))
+
+
+def _show_datasets(infos: list[DatasetInfo]) -> None:
+    from rich.text import Text
+
+    rows = table("data set", "what", "train", "test", "shape", "classes", "here", left=2)
+    for info in infos:
+        known = ["–" if n is None else count(n) for n in (info.num_train, info.num_test)]
+        shape = "–" if info.in_shape is None else _shape(info.in_shape)
+        here = Text("–", style="dim")
+        if not info.takes_path:
+            here = Text("yes", style="green") if info.locate() else Text("no", style="dim")
+        classes = "–" if info.num_classes is None else str(info.num_classes)
+        add_row(rows, Text(info.spec, style="bold"), info.title, *known, shape, classes, here)
+    to = console()
+    to.print(rows)
+    to.print()
+    to.print(
+        "What is not here is downloaded when it is first trained on, or read from --data-dir or $TORCHCAPS_DATA.\n"
+        "One of them, counted: torchcaps datasets NAME",
+        markup=False,
+    )
+
+
+def _show_dataset(info: DatasetInfo, found: Path | None, dataset: Dataset | None) -> None:
+    to = console()
+    to.print(info.title, style="bold", markup=False)
+    to.print()
+    here = str(found) if found else f"not on this machine; torchcaps train --data {info.name} downloads it"
+    pairs = [("Source", info.source), ("Terms", info.licence), ("Files", here)]
+    shape = info.in_shape if dataset is None else dataset.in_shape
+    if shape is not None:
+        pairs.append(("Shape", f"{_shape(shape)} (channels × height × width)"))
+    print_pairs(pairs)
+    if dataset is None:
+        return
+    rows = table("class", "train", "validation", "test")
+    counts = [images.labels.bincount(minlength=dataset.num_classes).tolist() for _, images in _parts(dataset)]
+    for class_name, *numbers in zip(dataset.class_names, *counts, strict=True):
+        add_row(rows, class_name, *map(count, numbers))
+    rows.add_section()
+    add_row(rows, "all", *(count(len(images)) for _, images in _parts(dataset)), style="bold")
+    to.print(rows)

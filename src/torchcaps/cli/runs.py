@@ -1,0 +1,147 @@
+"""What the commands that look at a trained network share: which run, which images, where figures go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from torchcaps.cli.base import compose
+from torchcaps.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from torchcaps.datasets import Dataset, ImageSet
+    from torchcaps.training import Run
+
+Which = Literal["best", "last"]
+Split = Literal["test", "validation", "train"]
+Fit = Literal["pad", "stretch"]
+
+PATH = click.Path(path_type=Path)
+
+run_argument = compose(
+    click.argument("run_folder", metavar="RUN", type=PATH),
+    click.option(
+        "--which",
+        type=click.Choice(["best", "last"]),
+        default="best",
+        show_default=True,
+        help="The epoch that the validation images chose, or the last one.",
+    ),
+)
+
+data_options = compose(
+    click.option("--data", metavar="NAME", help="Other images: a data set, folder:PATH or npz:PATH.  [default: the run's]"),
+    click.option("--data-dir", metavar="DIR", help="Folder that holds the data set's files."),
+    click.option(
+        "--split",
+        type=click.Choice(["test", "validation", "train"]),
+        default="test",
+        show_default=True,
+        help="Which part of the data set.",
+    ),
+)
+
+image_options = compose(
+    click.option("--invert", is_flag=True, help="Turn dark on light, as ink on paper, into light on dark."),
+    click.option(
+        "--fit",
+        type=click.Choice(["pad", "stretch"]),
+        default="pad",
+        show_default=True,
+        help="Bring an image to the network's size with a border, or by stretching it.",
+    ),
+)
+
+index_options = compose(
+    click.option("--index", type=click.IntRange(min=0), default=0, show_default=True, help="Which image of the part."),
+    click.option("--image", "image_file", type=PATH, help="An image file instead."),
+    image_options,
+)
+
+
+def out_option(name: str) -> click.decorators.FC:
+    """``--out`` of a command that draws a figure."""
+    return click.option("--out", type=PATH, help=f"Figure, .png, .pdf or .svg.  [default: RUN/figures/{name}.png]")
+
+
+def figure_path(out: Path | None, run: Path, name: str) -> Path:
+    """Where a figure goes: to --out, or among the run's own."""
+    return run / "figures" / f"{name}.png" if out is None else out
+
+
+def open_run(run_folder: Path, which: Which, device: str = "cpu") -> Run:
+    """The trained network in a run folder.
+
+    Raises:
+        InputError: There is none, or it is damaged.
+    """
+    from torchcaps.training import load_run
+
+    return load_run(run_folder, which, device=device)
+
+
+def open_images(run: Run, data: str | None, data_dir: str | None, split: Split) -> tuple[ImageSet, Dataset, str]:
+    """The images that the options name, the data set they are of, and what they are, in words.
+
+    Raises:
+        InputError: Data that do not fit the network, or cannot be read.
+    """
+    dataset = run.dataset(data, data_dir)
+    parts = {"test": dataset.test, "validation": dataset.validation, "train": dataset.train}
+    return parts[split], dataset, f"{split} images of {dataset.name}"
+
+
+def first_of(images: ImageSet, number: int) -> ImageSet:
+    """The first so many images, or all if there are fewer."""
+    return images.take(min(number, len(images)))
+
+
+def image_at(images: ImageSet, index: int, class_names: tuple[str, ...], where: str) -> tuple[Tensor, str]:
+    """An image (C, H, W) of a set, uint8, and what it is, in words.
+
+    Args:
+        images: The set.
+        index: Which one, from 0.
+        class_names: Of the set.
+        where: What the set is.
+
+    Raises:
+        InputError: An index beyond the images.
+    """
+    if index >= len(images):
+        raise InputError(f"--index must be below {len(images)}, the number of {where}, got {index}")
+    return images.images[index], f"Image {index} of the {where}, class {class_names[int(images.labels[index])]}"
+
+
+def class_number(name: str, class_names: tuple[str, ...]) -> int:
+    """The number of a class that is given by its name or its number.
+
+    Raises:
+        InputError: There is none such.
+    """
+    if name in class_names:
+        return class_names.index(name)
+    if name.isdecimal() and int(name) < len(class_names):
+        return int(name)
+    raise unknown_name("class", name, class_names)
+
+
+def pick_device(accelerator: str) -> str:
+    """The device that an accelerator's name stands for; ``auto`` is the fastest there is.
+
+    Raises:
+        InputError: This machine has none such.
+    """
+    import torch
+
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if accelerator == "auto":
+        return next(name for name, usable in there.items() if usable)
+    if not there[accelerator]:
+        usable = ", ".join(name for name in there if there[name])
+        raise InputError(f"this machine has no {accelerator} device that PyTorch can use; --accelerator may be {usable}")
+    return accelerator

@@ -1,0 +1,145 @@
+"""``torchcaps train``: every field of a preset, its recipe and the run is an option."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from torchcaps.cli.base import Command, Session, Stopped
+from torchcaps.cli.fields import field_options, given_fields, option_name
+from torchcaps.cli.output import add_row, command_line, console, count, is_main_process, percent, print_pairs, table
+from torchcaps.errors import InputError, unknown_name
+from torchcaps.models.config import CapsNetConfig, CNNConfig, Recipe
+from torchcaps.training.config import TrainConfig, field_names, make_config, override, read_config
+
+RUN_FIELDS = "Run"
+RECIPE_FIELDS = "Recipe (default: the preset's)"
+CAPSNET_FIELDS = "Capsule network (default: the preset's)"
+CNN_FIELDS = "Baseline CNN (default: the preset's)"
+
+EXAMPLES = (
+    ("train", "the paper's network on the embedded digits"),
+    ("train tf-notebook --data mnist --epochs 3", "another preset, on MNIST"),
+    ("train --num-iterations 1 --no-decoder", "the paper's network, changed"),
+    ("train --data folder:photos --image-size 32", "your own images, one sub-folder a class"),
+    ("train --resume runs/sabour2017-digits-1", "go on with a run that was stopped"),
+    ("train --config runs/sabour2017-digits-1/config.json --seed 1", "the same run again, with another seed"),
+)
+
+# the field `preset` is the argument PRESET; `model` and `recipe` are given field by field
+OPTIONS = [
+    *field_options(TrainConfig, RUN_FIELDS, skip=("preset", "model", "recipe"), show_defaults=True),
+    *field_options(Recipe, RECIPE_FIELDS),
+    *field_options(CapsNetConfig, CAPSNET_FIELDS),
+    *field_options(CNNConfig, CNN_FIELDS),
+]
+
+
+@click.command("train", cls=Command, short_help="Train a network and test it.", examples=EXAMPLES, params=OPTIONS)
+@click.argument("preset", required=False)
+@click.option("--out", type=click.Path(path_type=Path), help="Run folder, a new one.  [default: runs/PRESET-DATA-N]")
+@click.option("--resume", "resumed", type=click.Path(path_type=Path), help="Go on with the run in this folder.")
+@click.option("--config", "config_file", type=click.Path(path_type=Path), help="Start from a run's config.json.")
+@click.option("--figures/--no-figures", default=True, help="Draw figures at the end.  [default: figures]")
+@click.pass_context
+def train(
+    context: click.Context,
+    preset: str | None,
+    out: Path | None,
+    resumed: Path | None,
+    config_file: Path | None,
+    figures: bool,
+    **fields: Any,
+) -> None:
+    """Train a network, keep the epoch that is best on the validation images, and test it once, at the end.
+
+    PRESET is a published network, sabour2017 (the paper's) if none is given; `torchcaps presets` lists them. Every
+    field of the network and of its recipe can be changed by an option.
+    """
+    overrides = given_fields(context, fields)
+    if resumed is None:
+        config, folder = build_config(preset, config_file, overrides), out
+    else:
+        for name, other in (("--out", out), ("--config", config_file)):
+            if other is not None:
+                raise InputError(f"--resume goes on in the run's own folder with its own settings; leave {name} out")
+        config, folder = None, resumed
+
+    from torchcaps.training import Diverged, Interrupted
+    from torchcaps.training import resume as start_again
+    from torchcaps.training import train as start
+    from torchcaps.training.progress import choose_progress
+
+    session = context.find_object(Session)
+    common: dict[str, Any] = {
+        "progress": choose_progress(),
+        "figures": figures,
+        "command": command_line(*(session.arguments if session else ())),
+    }
+    try:
+        if config is None:
+            assert folder is not None
+            summary = start_again(folder, preset=preset, overrides=overrides, **common)
+        else:
+            summary = start(config, folder, **common)
+    except Interrupted as stop:
+        raise Stopped(str(stop), stop.exit_code) from stop
+    except Diverged as failure:
+        raise Stopped(str(failure), 1) from failure
+    if is_main_process():
+        show_summary(summary)
+
+
+def build_config(preset: str | None, config_file: Path | None, overrides: Mapping[str, Any]) -> TrainConfig:
+    """The configuration that a preset or a file, and the options, describe.
+
+    Args:
+        preset: The argument PRESET.
+        config_file: The option --config.
+        overrides: Fields that stand on the command line.
+
+    Raises:
+        InputError: An unknown preset, a file that is no configuration, PRESET and a file of another preset, a field
+            that the network has not, or a value that does not fit.
+    """
+    if config_file is None:
+        base = make_config(preset) if preset else make_config()
+    else:
+        base = read_config(config_file)
+        if preset not in (None, base.preset):
+            raise InputError(f"{config_file} is a configuration of {base.preset}; leave {preset} or --config out")
+    known = {name for names in field_names(base).values() for name in names}
+    for name in overrides:
+        if name not in known:
+            network = (option_name(field.name) for field in dataclasses.fields(base.model))
+            raise unknown_name(f"option of {base.preset}", option_name(name), network)
+    return override(base, overrides)
+
+
+def show_summary(summary: Mapping[str, Any]) -> None:
+    """What a run ended with, where it lies, and what to do with it."""
+    out, test = Path(summary["out"]), summary["test"]
+    to = console()
+    rows = table(f"Test ({count(test['best']['images'])} images)", "accuracy", "error", "loss")
+    epochs = {"best": f"epoch {summary['best_epoch']}, best on validation", "last": f"epoch {summary['epochs']}, last"}
+    for which, words in epochs.items():
+        result = test[which]
+        cells = percent(result["accuracy"]), percent(result["error"]), f"{result['loss']:.4f}"
+        add_row(rows, words, *cells, style="bold" if which == "best" else None)
+    to.print()
+    to.print(rows)
+    figures = sorted(file.name for file in (out / "figures").glob("*.png"))
+    decoder = getattr(read_config(out / "config.json").model, "decoder", False)
+    following = [command_line("evaluate", out), command_line("reconstruct", out), command_line("perturb", out)]
+    print_pairs(
+        [
+            ("Network", f"{summary['preset']}, {count(summary['parameters'])} parameters"),
+            ("Run folder", out),
+            *([("Figures", f"{out / 'figures'} ({', '.join(figures)})")] if figures else []),
+            ("Next", "\n".join(following if decoder else following[:1])),
+        ]
+    )

@@ -1,0 +1,8 @@
+"""Images to train on: named data sets, a user's own files, and a loader that keeps them on the device.
+
+Everything here loads on first use, so that importing the package costs nothing.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,13 @@
+from .images import read_image as read_image
+from .images import resize_images as resize_images
+from .loader import Batch as Batch
+from .loader import BatchLoader as BatchLoader
+from .loading import list_datasets as list_datasets
+from .loading import load_dataset as load_dataset
+from .registry import DataRequest as DataRequest
+from .registry import DatasetInfo as DatasetInfo
+from .registry import Splits as Splits
+from .registry import register_dataset as register_dataset
+from .splits import stratified_split as stratified_split
+from .types import Dataset as Dataset
+from .types import ImageSet as ImageSet

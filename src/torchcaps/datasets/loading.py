@@ -1,0 +1,134 @@
+"""``load_dataset``: from a name to a data set in its three parts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+# imported for what they register
+from torchcaps.datasets import digits, folder, mnist, npz  # noqa: F401
+from torchcaps.datasets.images import resize_images
+from torchcaps.datasets.registry import DataRequest, DatasetInfo, Splits, look_up, registered
+from torchcaps.datasets.splits import check_seed, stratified_split
+from torchcaps.datasets.types import Dataset, ImageSet
+from torchcaps.errors import InputError
+
+_VALIDATION_SHARE = 0.1
+
+
+def list_datasets() -> list[DatasetInfo]:
+    """All data sets that ``load_dataset`` knows, those a user registered among them."""
+    return registered()
+
+
+def load_dataset(
+    spec: str,
+    *,
+    data_dir: str | Path | None = None,
+    image_size: int | Sequence[int] | None = None,
+    validation_size: int | None = None,
+    seed: int = 0,
+    download: bool = True,
+    limit_train: int | None = None,
+    limit_test: int | None = None,
+) -> Dataset:
+    """Load a data set and set its validation images apart.
+
+    The test images depend on nothing but the data set: neither on ``seed`` nor on ``validation_size``. The validation
+    images are a stratified random choice from the training images. With ``limit_train=n`` the training part is
+    exactly the first n training images in their original order, and the validation images come from those after them.
+
+    Args:
+        spec: A name (see `list_datasets`), ``"folder:PATH"`` or ``"npz:PATH"``.
+        data_dir: The folder that holds the files of a data set with files of its own; None for the one that the
+            environment variable TORCHCAPS_DATA names, then the cache of downloads.
+        image_size: Height and width in pixels to resize the images to, one number for both; None leaves them.
+        validation_size: How many validation images; None for 5,000 (MNIST family) or a tenth of the training
+            images, at least one of each class. At least 1: without them the best epoch would have to be chosen by the
+            test images, whose result would then be too good.
+        seed: Which images are chosen for validation, 0 to 2³² - 1.
+        download: Whether files that are missing may be downloaded.
+        limit_train: Train on the first so many training images only.
+        limit_test: Test on the first so many test images only.
+
+    Returns:
+        The data set, on the CPU.
+
+    Raises:
+        InputError: When the name is not known, files are missing or broken, or a number does not fit the images.
+    """
+    info, path = look_up(spec)
+    if data_dir is not None and not info.takes_data_dir:
+        raise InputError(f'the data set "{info.name}" has no files in a data folder; leave data_dir (--data-dir) out')
+    check_seed(seed)
+    request = DataRequest(
+        path=path,
+        data_dir=None if data_dir is None else Path(data_dir).expanduser(),
+        image_size=_size(image_size),
+        download=download,
+    )
+    splits = _resized(info.load(request), request.image_size)
+    train, validation = _divide(spec, splits, validation_size, info.validation_size, seed, limit_train)
+    test = splits.test if limit_test is None else _first(spec, "test", splits.test, limit_test)
+    return Dataset(spec, train, validation, test, splits.class_names)
+
+
+def _size(image_size: int | Sequence[int] | None) -> tuple[int, int] | None:
+    if image_size is None:
+        return None
+    sizes = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+    if len(sizes) != 2 or min(sizes) < 1:
+        raise InputError(f"image_size must be one number of pixels or two (height, width), from 1, got {image_size}")
+    return sizes[0], sizes[1]
+
+
+def _resized(splits: Splits, size: tuple[int, int] | None) -> Splits:
+    if size is None:
+        return splits
+
+    def resize(images: ImageSet) -> ImageSet:
+        return ImageSet(resize_images(images.images, size), images.labels)
+
+    validation = None if splits.validation is None else resize(splits.validation)
+    return dataclasses.replace(splits, train=resize(splits.train), test=resize(splits.test), validation=validation)
+
+
+def _first(spec: str, part: str, images: ImageSet, limit: int) -> ImageSet:
+    if not 1 <= limit <= len(images):
+        raise InputError(f"{spec}: limit_{part} is {limit}, but there are 1 to {len(images)} {part} images to take")
+    return images.take(limit)
+
+
+def _divide(
+    spec: str, splits: Splits, size: int | None, default: int | None, seed: int, limit: int | None
+) -> tuple[ImageSet, ImageSet]:
+    """The training and the validation images."""
+    images, num_classes = splits.train, len(splits.class_names)
+    train = images if limit is None else _first(spec, "train", images, limit)
+    missing = (torch.bincount(train.labels, minlength=num_classes) == 0).nonzero()
+    if len(missing):
+        raise InputError(
+            f"{spec}: the first {len(train)} training images have none of the class "
+            f'"{splits.class_names[missing[0]]}"; take more of them'
+        )
+    if splits.validation is not None:
+        if size is not None:
+            raise InputError(f"{spec} has validation images of its own; leave validation_size out")
+        return train, splits.validation
+
+    begin = 0 if limit is None else limit  # the images before it are trained on in any case
+    most = len(images) - begin if limit is not None else len(images) - num_classes
+    if most < 1:
+        raise InputError(
+            f"{spec}: {len(train)} training images of {len(images)} leave none for validation; take fewer, or give more"
+        )
+    if size is None:
+        size = min(default or max(round(_VALIDATION_SHARE * len(images)), num_classes), most)
+    if not 1 <= size <= most:
+        why = "; the best epoch is chosen by them, never by the test images" if size < 1 else ""
+        raise InputError(f"{spec}: validation_size is {size}, but 1 to {most} images can be set apart{why}")
+    rest, held = stratified_split(images.labels[begin:], size, seed=seed, leave_one=limit is None)
+    return (images.select(rest) if limit is None else train), images.select(held + begin)

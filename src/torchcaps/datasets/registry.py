@@ -1,0 +1,174 @@
+"""The list of data sets: a decorated function makes one listed, loadable by name and tested.
+
+@register_dataset("blobs", title="Blobs", source="drawn here", licence="MIT")
+def load_blobs(request: DataRequest) -> Splits:
+    ...
+    return Splits(train, test, class_names=("round", "square"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchcaps.datasets.types import ImageSet
+from torchcaps.errors import InputError, unknown_name
+
+
+@dataclass(frozen=True)
+class DataRequest:
+    """What a data set's function is asked for.
+
+    Args:
+        path: What stood after the colon of ``kind:PATH``; None for a data set that has a name only.
+        data_dir: The folder that the user named; None for the usual places.
+        image_size: Height and width to bring images to, in pixels; None to leave them. A function whose files may
+            differ in size has to heed it; the others are resized after them.
+        download: Whether files that are missing may be downloaded.
+    """
+
+    path: Path | None = None
+    data_dir: Path | None = None
+    image_size: tuple[int, int] | None = None
+    download: bool = True
+
+    @property
+    def source(self) -> Path:
+        """``path`` of a data set registered with ``takes_path``, where there always is one."""
+        assert self.path is not None
+        return self.path
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """What a data set's function returns.
+
+    Args:
+        train: All training images in their own fixed order; ``load_dataset`` takes the validation images from them.
+        test: The test images, the same whatever the user's seed.
+        class_names: The name of each label.
+        validation: Validation images, only where the source has them apart from the others.
+    """
+
+    train: ImageSet
+    test: ImageSet
+    class_names: tuple[str, ...]
+    validation: ImageSet | None = None
+
+
+def _nowhere(data_dir: Path | None) -> Path | None:  # noqa: ARG001
+    return None
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """One entry of the list of data sets.
+
+    Args:
+        name: What ``load_dataset`` knows it by.
+        title: Its full name, for people.
+        source: Where it comes from: an address or a paper.
+        licence: The terms that its images come under.
+        num_train: Training images, those of the validation split among them; None where the files decide.
+        num_test: Test images; None where the files decide.
+        in_shape: (C, H, W) of the images; None where the files decide.
+        class_names: The names of the classes; None where the files decide.
+        takes_path: Whether it is asked for as ``name:PATH``.
+        takes_data_dir: Whether its files are looked for in ``data_dir``.
+        validation_size: Validation images when the user names no number; None for a tenth of the training images.
+        load: The function that reads it.
+        find: The function that finds its files.
+    """
+
+    name: str
+    title: str
+    source: str
+    licence: str
+    load: Callable[[DataRequest], Splits] = field(repr=False)
+    num_train: int | None = None
+    num_test: int | None = None
+    in_shape: tuple[int, int, int] | None = None
+    class_names: tuple[str, ...] | None = None
+    takes_path: bool = False
+    takes_data_dir: bool = False
+    validation_size: int | None = None
+    find: Callable[[Path | None], Path | None] = field(default=_nowhere, repr=False)
+
+    @property
+    def spec(self) -> str:
+        """What to write to get it: ``"mnist"``, ``"folder:PATH"``."""
+        return f"{self.name}:PATH" if self.takes_path else self.name
+
+    @property
+    def num_classes(self) -> int | None:
+        """How many classes it has; None where the files decide."""
+        return None if self.class_names is None else len(self.class_names)
+
+    def locate(self, data_dir: str | Path | None = None) -> Path | None:
+        """The folder on this machine that holds all its files, or None when it would have to be downloaded.
+
+        Args:
+            data_dir: The folder to look in; None for the usual places. Nothing is read beyond what tells data sets
+                with the same file names apart.
+        """
+        return self.find(None if data_dir is None else Path(data_dir).expanduser())
+
+
+_REGISTRY: dict[str, DatasetInfo] = {}
+
+
+def register_dataset(
+    name: str, **info: Any
+) -> Callable[[Callable[[DataRequest], Splits]], Callable[[DataRequest], Splits]]:
+    """Put the decorated function on the list of data sets.
+
+    Args:
+        name: What users ask for; no colon in it, and not taken yet.
+        info: The fields of `DatasetInfo`: ``title``, ``source`` and ``licence`` at least.
+
+    Returns:
+        A decorator that gives its function back unchanged.
+
+    Raises:
+        InputError: When the name is taken or has a colon in it.
+    """
+    if ":" in name:
+        raise InputError(f'a data set cannot be called "{name}": what follows a colon is a path')
+    if name in _REGISTRY:
+        raise InputError(f'there is a data set "{name}" already ({_REGISTRY[name].title}); choose another name')
+
+    def register(load: Callable[[DataRequest], Splits]) -> Callable[[DataRequest], Splits]:
+        _REGISTRY[name] = DatasetInfo(name=name, load=load, **info)
+        return load
+
+    return register
+
+
+def registered() -> list[DatasetInfo]:
+    """All entries: first those with a name only, then those with a path, each in the order of registration."""
+    return sorted(_REGISTRY.values(), key=lambda info: info.takes_path)
+
+
+def look_up(spec: str) -> tuple[DatasetInfo, Path | None]:
+    """The entry that ``spec`` names and the path that follows its colon.
+
+    Args:
+        spec: ``"name"`` or ``"kind:PATH"``; ``~`` in the path stands for the home folder.
+
+    Raises:
+        InputError: When the name is not known (the nearest is named), a path is missing, or one is too many.
+    """
+    name, colon, path = spec.partition(":")
+    if name not in _REGISTRY:
+        if Path(spec).expanduser().exists():
+            kind = "folder" if Path(spec).expanduser().is_dir() else "npz"
+            raise InputError(f'there is no data set "{spec}"; for the files at that path write "{kind}:{spec}"')
+        raise unknown_name("data set", name, [info.spec for info in registered()])
+    info = _REGISTRY[name]
+    if info.takes_path and not path:
+        raise InputError(f'the data set "{name}" needs a path: write "{name}:PATH"')
+    if colon and not info.takes_path:
+        raise InputError(f'the data set "{name}" takes no path: write "{name}" instead of "{spec}"')
+    return info, Path(path).expanduser() if path else None

@@ -1,0 +1,80 @@
+"""Splits that keep the share of each class, the same on every machine for the same seed."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from torchcaps.errors import InputError
+
+FIXED_SEED = 0
+"""The seed of splits that must not follow the user's: test images and the order of a folder's files."""
+
+
+def generator(seed: int) -> np.random.RandomState:
+    """A random generator whose stream NumPy has frozen (NEP 19), so that a split never changes with a version.
+
+    Args:
+        seed: From 0 to 2³² - 1.
+
+    Raises:
+        InputError: When the seed is out of that range.
+    """
+    check_seed(seed)
+    return np.random.RandomState(seed)
+
+
+def check_seed(seed: int) -> None:
+    """Raise `InputError` unless ``seed`` is from 0 to 2³² - 1."""
+    if not 0 <= seed < 2**32:
+        raise InputError(f"the seed must be from 0 to {2**32 - 1}, got {seed}")
+
+
+def stratified_split(
+    labels: Int64[Tensor, "N"], size: int, *, seed: int, leave_one: bool = True
+) -> tuple[Int64[Tensor, "rest"], Int64[Tensor, "size"]]:
+    """Hold out ``size`` images at random, of each class its share.
+
+    A class of n among N images gives size·n/N of them, rounded down or up so that the sum is right; at least one
+    where ``size`` allows it, and never its last one while ``leave_one`` holds.
+
+    Args:
+        labels: The class of each image, (N,).
+        size: How many to hold out, from 1.
+        seed: Which images of a class are taken, 0 to 2³² - 1.
+        leave_one: Whether every class keeps an image in the rest.
+
+    Returns:
+        The indices of the rest and of those held out, both ascending, so that images stay in their order.
+
+    Raises:
+        InputError: When so many cannot be held out.
+    """
+    classes, counts = np.unique(labels.numpy(), return_counts=True)
+    most = len(labels) - leave_one * len(classes)
+    if not 1 <= size <= most:
+        why = f" and leave one of each of the {len(classes)} classes" if leave_one else ""
+        raise InputError(f"{size} of {len(labels)} images cannot be held out{why}: 1 to {most} can")
+    random = generator(seed)
+    quotas = _quotas(counts, size, leave_one)
+    held = np.zeros(len(labels), dtype=bool)
+    for label, quota in zip(classes, quotas, strict=True):
+        members = np.flatnonzero(labels.numpy() == label)
+        held[random.permutation(members)[:quota]] = True
+    return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))
+
+
+def _quotas(counts: np.ndarray, size: int, leave_one: bool) -> np.ndarray:
+    """How many of each class to hold out: the largest remainders, within the bounds of each class."""
+    highest = counts - leave_one
+    lowest = np.minimum(highest, 1 if size >= len(counts) else 0)
+    ideal = size * counts / counts.sum()
+    quotas = np.clip(np.floor(ideal).astype(int), lowest, highest)
+    while (missing := size - quotas.sum()) != 0:
+        step = 1 if missing > 0 else -1
+        free = quotas < highest if step > 0 else quotas > lowest
+        # the class that is furthest from its share gives one more, or one less; ties go to the lowest label
+        quotas[np.argmax(np.where(free, step * (ideal - quotas), -np.inf))] += step
+    return quotas

@@ -1,0 +1,51 @@
+"""What a run ran on: written into its summary, so that figures say where they come from."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from pathlib import Path
+
+import torch
+
+from torchcaps._version import __version__
+
+
+def hardware(device: torch.device) -> dict[str, str | int]:
+    """Processor, threads, and the accelerator if one is used."""
+    found: dict[str, str | int] = {
+        "processor": _processor(),
+        "cores": os.cpu_count() or 1,
+        "threads": torch.get_num_threads(),
+        "device": device.type,
+    }
+    if device.type == "cuda":
+        found["gpu"] = torch.cuda.get_device_name(device)
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides the numbers."""
+    return {"torchcaps": __version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def peak_memory_mib(device: torch.device) -> float | None:
+    """Peak memory so far, MiB: allocated on a CUDA device, or resident in this process. None where unknown."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

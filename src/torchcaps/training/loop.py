@@ -1,0 +1,638 @@
+"""The training loop: one file, read from top to bottom.
+
+Everything random is a function of (seed, epoch, batch), and the learning rate of the step, so that a run that was
+stopped at any step goes on exactly as if it had not been.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import importlib.util
+import io
+import math
+import os
+import shlex
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from torch import Tensor
+
+from torchcaps.analysis import Evaluation, EvaluationSums, evaluation_sums
+from torchcaps.datasets import BatchLoader, Dataset, ImageSet, load_dataset
+from torchcaps.errors import InputError
+from torchcaps.files import commit, write_json, write_text
+from torchcaps.models import Model, ModelOutput, build_model
+from torchcaps.models.output import Losses
+from torchcaps.training.config import TrainConfig, field_names, override, read_config
+from torchcaps.training.environment import hardware, peak_memory_mib, versions
+from torchcaps.training.progress import Progress, Silence, choose_progress
+from torchcaps.training.run import (
+    BEST,
+    CHECKPOINT,
+    CONFIG,
+    METRICS,
+    SUMMARY,
+    load_pretrained,
+    read_checkpoint,
+    save_best,
+)
+from torchcaps.training.schedule import learning_rate
+
+#: Settings that may change when a run goes on: they do not change what is computed (epochs: only how long).
+RESUMABLE = ("epochs", "devices", "num_nodes", "accelerator", "data_dir", "checkpoint_minutes", "tensorboard")
+
+#: On a GPU the losses are looked at once in so many steps, so that the device need not wait for each.
+CHECK_EVERY = 32
+
+#: Images judged at a time, over all processes.
+EVALUATION_BATCH = 256
+
+#: The time between two checkpoints is over; smaller than the number of any signal that is handled.
+OVERDUE = 1
+
+
+class Interrupted(Exception):  # noqa: N818  no error: the user asked for it
+    """A signal stopped the run; its checkpoint is written.
+
+    Args:
+        out: The run folder.
+        step: Steps done.
+        exit_code: 128 + the signal's number.
+    """
+
+    def __init__(self, out: Path, step: int, exit_code: int) -> None:
+        super().__init__(f"stopped after step {step}; go on with: torchcaps train --resume {shlex.quote(str(out))}")
+        self.out, self.step, self.exit_code = out, step, exit_code
+
+
+class Diverged(Exception):  # noqa: N818  the word the field uses
+    """The loss became NaN or infinite; the last good checkpoint stays."""
+
+
+@dataclass
+class EpochSums:
+    """Sums over the images of the running epoch."""
+
+    images: int = 0
+    loss: float = 0.0
+    classification_loss: float = 0.0
+    reconstruction_loss: float = 0.0
+    correct: float = 0.0
+
+
+@dataclass
+class Position:
+    """Where a run is, and what it has seen so far."""
+
+    epoch: int = 0
+    """Finished epochs."""
+    batch: int = 0
+    """Finished batches of the running epoch."""
+    step: int = 0
+    """Finished steps."""
+    seconds: float = 0.0
+    """Spent in training and validation, over all sittings."""
+    epoch_seconds: float = 0.0
+    """Spent in the training steps of the running epoch."""
+    sums: EpochSums = field(default_factory=EpochSums)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    """The rows of metrics.csv."""
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Position:
+        """The inverse of ``dataclasses.asdict``."""
+        return cls(**{**values, "sums": EpochSums(**values["sums"])})
+
+    def best(self, select: str) -> dict[str, Any]:
+        """The row of the epoch that the validation images chose."""
+        if select == "loss":
+            return min(self.history, key=lambda row: row["validation_loss"])
+        return max(self.history, key=lambda row: (row["validation_accuracy"], -row["validation_loss"]))
+
+
+def train(
+    config: TrainConfig,
+    out: str | Path | None = None,
+    *,
+    progress: Progress | None = None,
+    figures: bool = True,
+    command: str | None = None,
+) -> dict[str, Any]:
+    """Train a network from its configuration and write a run folder.
+
+    Args:
+        config: The run; see :func:`torchcaps.training.make_config`.
+        out: The run folder; ``runs/PRESET-DATA-N`` with the next free N if None.
+        progress: Where to show what happens; a live display or plain lines if None.
+        figures: Draw the pictures at the end.
+        command: The command to note in the summary.
+
+    Returns:
+        The summary, as written to ``summary.json``.
+
+    Raises:
+        InputError: Data or settings that do not fit, or a run in ``out`` already.
+        Diverged: The loss became NaN or infinite.
+        Interrupted: Ctrl-C or SIGTERM; the checkpoint is written.
+    """
+    fabric = _launch(config)
+    folder = fabric.broadcast(_new_folder(config, out) if fabric.is_global_zero else Path())
+    return _run(fabric, config, folder, None, progress, figures, command)
+
+
+def resume(
+    out: str | Path,
+    *,
+    preset: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+    figures: bool = True,
+    command: str | None = None,
+) -> dict[str, Any]:
+    """Go on with a run from its last checkpoint, exactly as if it had not stopped.
+
+    Args:
+        out: The run folder.
+        preset: If given, must be the run's.
+        overrides: Settings; only those in ``RESUMABLE`` may differ from the run's.
+        progress: As for :func:`train`.
+        figures: As for :func:`train`.
+        command: As for :func:`train`.
+
+    Returns:
+        The summary, as written to ``summary.json``.
+
+    Raises:
+        InputError: No run in ``out``, a damaged checkpoint, or settings that differ from the run's.
+        Diverged: The loss became NaN or infinite.
+        Interrupted: Ctrl-C or SIGTERM; the checkpoint is written.
+    """
+    out = Path(out)
+    config = _resumed_config(out, preset, overrides or {})
+    checkpoint = read_checkpoint(out / CHECKPOINT) if (out / CHECKPOINT).exists() else None
+    return _run(_launch(config), config, out, checkpoint, progress, figures, command)
+
+
+def _run(
+    fabric: Fabric,
+    config: TrainConfig,
+    out: Path,
+    checkpoint: dict[str, Any] | None,
+    progress: Progress | None,
+    figures: bool,
+    command: str | None,
+) -> dict[str, Any]:
+    with fabric.rank_zero_first(local=True):  # one process downloads, the others find the files there
+        dataset = _load_data(config)
+    torch.manual_seed(config.seed)
+    network = build_model(config.model, dataset.in_shape, dataset.num_classes)
+    if checkpoint is not None:
+        _check_fits(checkpoint, network, out)
+    trainer = Trainer(fabric, config, out, dataset, network, _progress(fabric, progress))
+    if fabric.is_global_zero:
+        write_json(out / CONFIG, config.to_dict())
+    if checkpoint is not None:
+        trainer.restore(checkpoint)
+    with trainer.events:
+        trainer.fit()
+    return trainer.finish(figures=figures, command=command)
+
+
+class Trainer:
+    """The state of a run, and the loop over its epochs and batches."""
+
+    def __init__(
+        self, fabric: Fabric, config: TrainConfig, out: Path, dataset: Dataset, network: Model, progress: Progress
+    ) -> None:
+        recipe = config.recipe
+        self.fabric, self.config, self.recipe, self.out = fabric, config, recipe, out
+        self.dataset, self.progress = dataset, progress
+        self.position = Position()
+        self.events = _Events(out, config.tensorboard and fabric.is_global_zero)
+        self.loader = BatchLoader(
+            dataset.train,
+            recipe.batch_size,
+            shuffle=True,
+            max_shift=recipe.max_shift,
+            seed=config.seed,
+            device=fabric.device,
+            rank=fabric.global_rank,
+            world_size=fabric.world_size,
+            drop_last=True,
+        )
+        self.network = network
+        if config.precision == "bf16" or fabric.device.type == "cuda":
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
+        fused = fabric.device.type in ("cpu", "cuda")
+        optimizer = torch.optim.Adam(network.parameters(), lr=recipe.learning_rate, fused=fused)
+        self.model, self.optimizer = fabric.setup(network, optimizer)
+        self._pending: list[tuple[int, Tensor]] = []
+        self._shown_loss: float | None = None
+        self._last_save = time.monotonic()
+
+    def fit(self) -> None:
+        """Train until the configured number of epochs is done."""
+        position, recipe = self.position, self.recipe
+        self.progress.start(epochs=recipe.epochs, steps_per_epoch=len(self.loader), done=position.step)
+        try:
+            with _stop_signals() as stop:
+                while position.epoch < recipe.epochs:
+                    self._train_epoch(stop)
+                    self._end_epoch()
+        finally:
+            self.progress.stop()
+
+    def _train_epoch(self, stop: list[int]) -> None:
+        position = self.position
+        self.network.train()
+        begin, first_batch = time.monotonic(), position.batch
+        sums = torch.zeros(4, dtype=torch.float64 if self.fabric.device.type != "mps" else torch.float32)
+        sums = sums.to(self.fabric.device)
+        for images, labels in self.loader.batches(position.epoch, start=position.batch):
+            output, losses = self._step(images, labels)
+            sums += _batch_sums(output, losses, labels)
+            position.batch += 1
+            position.step += 1
+            elapsed = time.monotonic() - begin
+            self.progress.step(
+                epoch=position.epoch + 1,
+                step=position.step,
+                images_per_second=(position.batch - first_batch) * self.recipe.batch_size / elapsed,
+                loss=self._shown_loss,
+            )
+            call = self._calls(stop)
+            if call and position.batch < len(self.loader):
+                begin, first_batch = self._add_sums(sums, begin), position.batch
+                self._save_checkpoint()
+            if call > OVERDUE:
+                if position.batch == len(self.loader):  # the epoch is whole: end it, so that it counts
+                    self._add_sums(sums, begin)
+                    self._end_epoch()
+                raise Interrupted(self.out, position.step, 128 + call)
+        self._add_sums(sums, begin)
+
+    def _step(self, images: Tensor, labels: Tensor) -> tuple[ModelOutput, Losses]:
+        """One update of the weights."""
+        position = self.position
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.recipe, position.step, len(self.loader))
+        # dropout's randomness, too, is a function of the step: nothing of it needs saving
+        torch.manual_seed((self.config.seed * 1_000_003 + position.step) * 1_009 + self.fabric.global_rank)
+        mask_by_label = getattr(self.config.model, "decoder_mask", "label") != "longest"
+        output = self.model(images, labels if mask_by_label else None)
+        losses = self.network.loss(output, images, labels)
+        self.fabric.backward(losses.total)
+        self._check_before_update(losses.total)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return output, losses
+
+    def _check_before_update(self, loss: Tensor) -> None:
+        """Keep the loss; look at the kept ones at once where that is free, else once in a while."""
+        self._pending.append((self.position.step, loss.detach()))
+        if loss.device.type == "cpu" or len(self._pending) >= CHECK_EVERY:
+            self._check_pending()
+
+    def _check_pending(self) -> None:
+        if not self._pending:
+            return
+        steps, losses = zip(*self._pending, strict=True)
+        self._pending.clear()
+        for step, loss in zip(steps, torch.stack(losses).tolist(), strict=True):
+            self._shown_loss = loss
+            if not math.isfinite(loss):
+                raise Diverged(
+                    f"the loss became {loss} at step {step + 1} (epoch {step // len(self.loader) + 1}, batch "
+                    f"{step % len(self.loader) + 1} of {len(self.loader)}); try a smaller --learning-rate (now "
+                    f"{learning_rate(self.recipe, step, len(self.loader)):.2g}), a smaller --weight-std, or "
+                    f"--precision 32; {self.out} keeps the last good checkpoint"
+                )
+
+    def _calls(self, stop: list[int]) -> int:
+        """What calls for a checkpoint now: a stop signal's number, OVERDUE, or 0.
+
+        All processes get the same answer, though a signal may have reached only some of them.
+        """
+        overdue = time.monotonic() - self._last_save > 60 * self.config.checkpoint_minutes
+        own = stop[0] if stop else OVERDUE * overdue
+        if self.fabric.world_size == 1:
+            return own
+        return int(self._over_processes(torch.tensor(own), "max"))
+
+    def _add_sums(self, sums: Tensor, begin: float) -> float:
+        """Move what was counted since ``begin`` into the position; return the new beginning."""
+        self._check_pending()
+        total = self._over_processes(sums, "sum").tolist()
+        sums.zero_()
+        now = time.monotonic()
+        kept, position = self.position.sums, self.position
+        kept.images = position.batch * self.recipe.batch_size
+        kept.loss += total[0]
+        kept.classification_loss += total[1]
+        kept.reconstruction_loss += total[2]
+        kept.correct += total[3]
+        position.seconds += now - begin
+        position.epoch_seconds += now - begin
+        return now
+
+    def _end_epoch(self) -> None:
+        """Validate, keep the best, write metrics and checkpoint."""
+        position = self.position
+        begin = time.monotonic()
+        validation = self._evaluate(self.network, self.dataset.validation)
+        position.seconds += time.monotonic() - begin
+        sums, n = position.sums, position.sums.images
+        has_decoder = getattr(self.network, "decoder", None) is not None
+        row = {
+            "epoch": position.epoch + 1,
+            "step": position.step,
+            "seconds": round(position.seconds, 3),
+            "images_per_second": round(n / position.epoch_seconds, 1),
+            "learning_rate": learning_rate(self.recipe, position.step - 1, len(self.loader)),
+            "train_loss": sums.loss / n,
+            "train_classification_loss": sums.classification_loss / n,
+            "train_reconstruction_loss": sums.reconstruction_loss / n if has_decoder else None,
+            "train_accuracy": sums.correct / n,
+            "validation_loss": validation.loss,
+            "validation_accuracy": validation.accuracy,
+        }
+        position.history.append(row)
+        position.epoch, position.batch = position.epoch + 1, 0
+        position.epoch_seconds, position.sums = 0.0, EpochSums()
+        if self.fabric.is_global_zero:
+            if position.best(self.recipe.select) is row:
+                save_best(self.out / BEST, self.network, self.dataset.class_names)
+            write_text(self.out / METRICS, _as_csv(position.history))
+        self._save_checkpoint()
+        self.events.write(row)
+        self.progress.epoch(row)
+
+    def _evaluate(self, network: Model, images: ImageSet) -> Evaluation:
+        """Judge a network; each process takes its share of the images, and every image counts once."""
+        loader = BatchLoader(
+            images,
+            EVALUATION_BATCH,
+            shuffle=False,
+            device=self.fabric.device,
+            rank=self.fabric.global_rank,
+            world_size=self.fabric.world_size,
+        )
+        share = evaluation_sums(network, loader.batches(0), precision=self.config.precision)
+        whole = EvaluationSums.from_tensor(self._over_processes(share.to_tensor(), "sum"))
+        return Evaluation.from_sums(whole, self.dataset.class_names)
+
+    def _over_processes(self, own: Tensor, reduction: str) -> Tensor:
+        """The sum or maximum over all processes, the same in each; elementwise."""
+        reduced = self.fabric.all_reduce(own.to(self.fabric.device, copy=True), reduce_op=reduction)
+        assert isinstance(reduced, Tensor)
+        return reduced
+
+    def _save_checkpoint(self) -> None:
+        """Write ``last.ckpt``, whole or not at all."""
+        self._check_pending()
+        state = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "progress": dataclasses.asdict(self.position),
+            "config": self.config.to_dict(),
+        }
+        final, temporary = self.out / CHECKPOINT, self.out / f".{CHECKPOINT}.tmp"
+        try:
+            self.fabric.save(temporary, state)
+            if self.fabric.is_global_zero:
+                commit(temporary, final)
+        except RuntimeError as error:  # torch's writer hides the operating system's reason, such as a full disk
+            raise OSError(f"the checkpoint {final} could not be written: {str(error).partition(chr(10))[0]}") from error
+        finally:
+            if self.fabric.is_global_zero:
+                temporary.unlink(missing_ok=True)
+        self._last_save = time.monotonic()
+
+    def restore(self, checkpoint: dict[str, Any]) -> None:
+        """Go to where the checkpoint was written."""
+        self.network.load_state_dict(checkpoint["model"])
+        self.optimizer.load_state_dict(checkpoint["optimizer"])
+        self.position = Position.from_dict(checkpoint["progress"])
+
+    def finish(self, *, figures: bool, command: str | None) -> dict[str, Any]:
+        """The one look at the test images, the summary and the pictures."""
+        position = self.position
+        best_row, last_row = position.best(self.recipe.select), position.history[-1]
+        best_network = load_pretrained(self.out / BEST).to(self.fabric.device).eval()
+        judged = {"best": self._evaluate(best_network, self.dataset.test)}
+        judged["last"] = (
+            judged["best"] if best_row is last_row else self._evaluate(self.network.eval(), self.dataset.test)
+        )
+        summary = {
+            "preset": self.config.preset,
+            "data": self.config.data,
+            "out": str(self.out),
+            "seed": self.config.seed,
+            "precision": self.config.precision,
+            "epochs": position.epoch,
+            "best_epoch": best_row["epoch"],
+            "select": self.recipe.select,
+            "parameters": sum(p.numel() for p in self.network.parameters()),
+            "images": {part: len(getattr(self.dataset, part)) for part in ("train", "validation", "test")},
+            "validation": {
+                name: {"accuracy": row["validation_accuracy"], "loss": row["validation_loss"]}
+                for name, row in (("best", best_row), ("last", last_row))
+            },
+            "test": {
+                name: {
+                    "accuracy": result.accuracy,
+                    "error": result.error,
+                    "loss": result.loss,
+                    "images": result.num_images,
+                }
+                for name, result in judged.items()
+            },
+            "seconds": round(position.seconds, 1),
+            "images_per_second": last_row["images_per_second"],
+            "peak_memory_mib": _rounded(peak_memory_mib(self.fabric.device)),
+            "hardware": hardware(self.fabric.device) | {"processes": self.fabric.world_size},
+            "versions": versions(),
+            "command": command or f"torchcaps train --config {self.out / CONFIG}",
+        }
+        if self.fabric.is_global_zero:
+            write_json(self.out / SUMMARY, summary)
+            if figures:
+                from torchcaps.training.report import draw_figures
+
+                draw_figures(self.out, best_network, self.dataset, judged["best"])
+        self.fabric.barrier()
+        return summary
+
+
+def _launch(config: TrainConfig) -> Fabric:
+    """Start the processes, or find out that torchrun has started them."""
+    devices, num_nodes = config.devices, config.num_nodes
+    if TorchElasticEnvironment.detect():
+        devices = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        num_nodes = int(os.environ["WORLD_SIZE"]) // devices
+    if config.tensorboard:
+        _Events.check()
+    try:
+        fabric = Fabric(
+            accelerator=config.accelerator,
+            devices=devices,
+            num_nodes=num_nodes,
+            strategy="ddp" if devices * num_nodes > 1 else "auto",
+            precision="bf16-mixed" if config.precision == "bf16" else "32-true",
+        )
+    except (RuntimeError, ValueError) as error:  # Fabric's own words for a device that is not there
+        raise InputError(f"accelerator {config.accelerator} with {devices} devices is not to be had: {error}") from None
+    fabric.launch()
+    return fabric
+
+
+def _load_data(config: TrainConfig) -> Dataset:
+    return load_dataset(
+        config.data,
+        data_dir=config.data_dir,
+        image_size=config.image_size,
+        validation_size=config.recipe.validation_size,
+        seed=config.seed,
+        limit_train=config.recipe.limit_train,
+        limit_test=config.recipe.limit_test,
+    )
+
+
+def _new_folder(config: TrainConfig, out: str | Path | None) -> Path:
+    """A folder without a run in it."""
+    if out is not None:
+        if (Path(out) / CONFIG).exists():
+            raise InputError(
+                f"there is a run in {out} already; go on with it by --resume {out}, or choose another --out"
+            )
+        Path(out).mkdir(parents=True, exist_ok=True)
+        return Path(out)
+    # folder:PATH and npz:PATH become the name of what they point to
+    data = Path(config.data.partition(":")[2] or config.data).stem
+    number = 1
+    while (folder := Path("runs") / f"{config.preset}-{data}-{number}").exists():
+        number += 1
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _resumed_config(out: Path, preset: str | None, overrides: Mapping[str, Any]) -> TrainConfig:
+    """The run's configuration with the few changes that resuming allows."""
+    if not (out / CONFIG).exists():
+        raise InputError(f"there is no run to resume in {out}: it holds no {CONFIG}")
+    config = read_config(out / CONFIG)
+    if preset is not None and preset != config.preset:
+        raise InputError(f"the run in {out} trains {config.preset}, not {preset}; start a new run for another preset")
+    changed = override(config, overrides)
+    for part, names in field_names(config).items():
+        before = config if part == "run" else getattr(config, part)
+        after = changed if part == "run" else getattr(changed, part)
+        for name in names:
+            if name not in RESUMABLE and getattr(before, name) != getattr(after, name):
+                raise InputError(
+                    f"the run in {out} has {name} = {getattr(before, name)!r}; it cannot go on with "
+                    f"{getattr(after, name)!r}, only {', '.join(RESUMABLE)} may change"
+                )
+    if changed.recipe.epochs != config.recipe.epochs and config.recipe.schedule == "one-cycle":
+        raise InputError(
+            f"the run in {out} has a one-cycle schedule over {config.recipe.epochs} epochs; it cannot go on for "
+            f"{changed.recipe.epochs}, only start anew"
+        )
+    return changed
+
+
+def _check_fits(checkpoint: dict[str, Any], network: Model, out: Path) -> None:
+    shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    if shapes != {name: tuple(tensor.shape) for name, tensor in checkpoint["model"].items()}:
+        raise InputError(f"the checkpoint {out / CHECKPOINT} is not of the network that {out / CONFIG} describes")
+
+
+def _progress(fabric: Fabric, progress: Progress | None) -> Progress:
+    if not fabric.is_global_zero:
+        return Silence()
+    return choose_progress() if progress is None else progress
+
+
+def _batch_sums(output: ModelOutput, losses: Losses, labels: Tensor) -> Tensor:
+    """Losses times images, and right answers, of one batch: (total, classification, reconstruction, right)."""
+    reconstruction = torch.zeros_like(losses.total) if losses.reconstruction is None else losses.reconstruction
+    correct = (output.lengths.detach().argmax(-1) == labels).sum() / len(labels)
+    means = torch.stack([losses.total.detach(), losses.classification.detach(), reconstruction.detach(), correct])
+    return means.double() * len(labels) if means.device.type != "mps" else means * len(labels)
+
+
+def _as_csv(rows: list[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 1)
+
+
+@contextmanager
+def _stop_signals() -> Iterator[list[int]]:
+    """A list that takes up the number of the first stop signal; a second one acts as usual."""
+    received: list[int] = []
+    previous: dict[signal.Signals, Any] = {}
+
+    def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  the signature signal handlers have
+        received.append(number)
+        for each, handler in previous.items():
+            signal.signal(each, handler)
+
+    try:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            previous[each] = signal.signal(each, note)
+    except ValueError:  # not the main thread: signals go elsewhere
+        previous.clear()
+    try:
+        yield received
+    finally:
+        for each, handler in previous.items():
+            signal.signal(each, handler)
+
+
+class _Events:
+    """TensorBoard events of the run, where asked for."""
+
+    def __init__(self, out: Path, wanted: bool) -> None:
+        self._folder, self._wanted = out / "tensorboard", wanted
+
+    @staticmethod
+    def check() -> None:
+        """Raise InputError if TensorBoard is not installed."""
+        if importlib.util.find_spec("tensorboard") is None:
+            raise InputError('--tensorboard needs the package tensorboard: pip install "torchcaps[tensorboard]"')
+
+    def __enter__(self) -> None:
+        if self._wanted:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(self._folder))
+
+    def __exit__(self, *_: object) -> None:
+        if self._wanted:
+            self._writer.close()
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """An epoch's metrics."""
+        if not self._wanted:
+            return
+        for name, value in row.items():
+            if name not in ("epoch", "step") and value is not None:
+                self._writer.add_scalar(name.replace("_", "/", 1), value, row["step"])
+        self._writer.flush()

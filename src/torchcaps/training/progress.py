@@ -1,0 +1,178 @@
+"""What a run tells the person who waits for it: a live display on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+
+class Progress(ABC):
+    """Told by the training loop what happens. Subclass it to show it in another way."""
+
+    @abstractmethod
+    def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:
+        """The run begins, or goes on after ``done`` steps."""
+
+    @abstractmethod
+    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float | None) -> None:
+        """A step is done: ``step`` of all, in ``epoch`` (from 1); the loss is given when it is known."""
+
+    @abstractmethod
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        """An epoch is done; ``row`` is its line of metrics.csv."""
+
+    @abstractmethod
+    def message(self, text: str) -> None:
+        """Something to read."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """The run ends, well or not."""
+
+
+class Silence(Progress):
+    """Shows nothing: for processes other than the first, and for tests."""
+
+    def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:
+        """Nothing."""
+
+    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float | None) -> None:
+        """Nothing."""
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def message(self, text: str) -> None:
+        """Nothing."""
+
+    def stop(self) -> None:
+        """Nothing."""
+
+
+class PlainProgress(Progress):
+    """A line an epoch, and one every half minute between, for logs and pipes.
+
+    Args:
+        interval: Shortest time between two lines within an epoch, seconds.
+    """
+
+    def __init__(self, interval: float = 30.0) -> None:
+        self.interval = interval
+        self._last = time.monotonic()
+        self._total = self._epochs = 0
+
+    def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:
+        """Keep the totals."""
+        self._epochs, self._total = epochs, epochs * steps_per_epoch
+        self._clock = Clock(self._total, done)
+
+    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float | None) -> None:
+        """A line when the last one is old enough."""
+        if time.monotonic() - self._last < self.interval:
+            return
+        self._last = time.monotonic()
+        shown = "" if loss is None else f"  loss {loss:.4f}"
+        self.message(
+            f"epoch {epoch}/{self._epochs}  step {step}/{self._total}  {images_per_second:.0f} images/s{shown}  "
+            f"{duration(self._clock.left(step))} left"
+        )
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        """A line."""
+        self._last = time.monotonic()
+        self.message(f"epoch {row['epoch']}/{self._epochs}  {describe(row)}")
+
+    def message(self, text: str) -> None:
+        """A line, at once."""
+        print(text, flush=True)
+
+    def stop(self) -> None:
+        """Nothing to close."""
+
+
+class TerminalProgress(Progress):
+    """A live bar with epoch, step, images/s, loss and time left; finished epochs scroll up above it."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+        from rich.progress import Progress as Bar
+
+        self._bar = Bar(
+            TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]:.0f} img/s  loss {task.fields[loss]}  {task.fields[left]} left"),
+        )
+
+    def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:
+        """Show the bar."""
+        self._epochs, total = epochs, epochs * steps_per_epoch
+        self._clock = Clock(total, done)
+        self._task = self._bar.add_task(
+            "", total=total, completed=done, epoch=1, epochs=epochs, rate=0.0, loss="–", left="?"
+        )
+        self._bar.start()
+
+    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float | None) -> None:
+        """Move the bar."""
+        fields: dict[str, Any] = {"epoch": epoch, "rate": images_per_second, "left": duration(self._clock.left(step))}
+        if loss is not None:
+            fields["loss"] = f"{loss:.4f}"
+        self._bar.update(self._task, completed=step, **fields)
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        """A line above the bar."""
+        self.message(f"epoch {row['epoch']}/{self._epochs}  {describe(row)}")
+
+    def message(self, text: str) -> None:
+        """A line above the bar."""
+        self._bar.console.print(text, highlight=False, markup=False)
+
+    def stop(self) -> None:
+        """Leave the terminal as it was."""
+        self._bar.stop()
+
+
+def choose_progress() -> Progress:
+    """A live display if the output is a terminal, else plain lines."""
+    return TerminalProgress() if sys.stdout.isatty() else PlainProgress()
+
+
+class Clock:
+    """Time left, from the steps done since the start.
+
+    Args:
+        total: Steps of the whole run.
+        done: Steps done before the clock starts.
+    """
+
+    def __init__(self, total: int, done: int) -> None:
+        self._total, self._done, self._begin = total, done, time.monotonic()
+
+    def left(self, step: int) -> float | None:
+        """Seconds left after ``step``; None while nothing is known."""
+        if step <= self._done:
+            return None
+        return (time.monotonic() - self._begin) / (step - self._done) * (self._total - step)
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds in words: ``1 h 05 min``, ``2 min 10 s``, ``7 s``."""
+    if seconds is None:
+        return "?"
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{whole} s"
+
+
+def describe(row: Mapping[str, Any]) -> str:
+    """An epoch's metrics in words."""
+    return (
+        f"loss {row['train_loss']:.4f}  train {row['train_accuracy']:.2%}  "
+        f"validation {row['validation_accuracy']:.2%} (loss {row['validation_loss']:.4f})  "
+        f"{row['images_per_second']:.0f} images/s"
+    )

@@ -1,0 +1,192 @@
+"""The run folder: what lies where, and a trained network read back from it.
+
+.. code-block:: text
+
+    RUN/config.json      the complete configuration; torchcaps train --config runs it again
+        metrics.csv      one line an epoch
+        last.ckpt        everything needed to go on, written whole or not at all
+        best/            weights of the epoch chosen on the validation images, as save_pretrained writes them
+        summary.json     results, hardware, versions, command
+        figures/         pictures
+        tensorboard/     events, where asked for
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from torchcaps.datasets import Dataset, load_dataset
+from torchcaps.errors import InputError
+from torchcaps.files import atomic_path, read_json, write_json
+from torchcaps.models import BaselineCNN, CapsNet, CapsNetConfig, CNNConfig, Model, build_model
+from torchcaps.training.config import TrainConfig, read_config
+
+CONFIG, METRICS, SUMMARY, CHECKPOINT, BEST, FIGURES = (
+    "config.json",
+    "metrics.csv",
+    "summary.json",
+    "last.ckpt",
+    "best",
+    "figures",
+)
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained network with what is known of its training."""
+
+    path: Path
+    """The run folder, or a folder written by save_pretrained."""
+    model: Model
+    """In evaluation mode."""
+    config: TrainConfig | None
+    """None for a folder written by save_pretrained."""
+    summary: dict[str, Any] | None
+    """None while the run is not finished."""
+    class_names: tuple[str, ...]
+    """Names of the classes."""
+
+    def dataset(self, data: str | None = None, data_dir: str | None = None) -> Dataset:
+        """The data set of the run, or another one with the same image shape and number of classes.
+
+        Args:
+            data: Another data set than the run's.
+            data_dir: Where its files are.
+
+        Raises:
+            InputError: The data does not fit the network, or none is known.
+        """
+        recipe = None if self.config is None else self.config.recipe
+        if data is None and self.config is None:
+            raise InputError(f"{self.path} does not say what it was trained on; name a data set with --data")
+        own = data is None or (self.config is not None and data == self.config.data)
+        loaded = load_dataset(
+            self.config.data if self.config is not None and data is None else str(data),
+            data_dir=data_dir or (self.config.data_dir if self.config is not None else None),
+            image_size=self.model.in_shape[1:],
+            seed=0 if self.config is None else self.config.seed,
+            validation_size=recipe.validation_size if recipe is not None and own else None,
+            limit_train=recipe.limit_train if recipe is not None and own else None,
+            limit_test=recipe.limit_test if recipe is not None and own else None,
+        )
+        if loaded.in_shape != self.model.in_shape or loaded.num_classes != self.model.num_classes:
+            raise InputError(
+                f"{loaded.name} has images of shape {loaded.in_shape} in {loaded.num_classes} classes; the network of "
+                f"{self.path} was made for {self.model.in_shape} in {self.model.num_classes}"
+            )
+        return loaded
+
+
+def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: torch.device | str = "cpu") -> Run:
+    """Read a trained network from its run folder, or from a folder written by ``save_pretrained``.
+
+    Args:
+        path: The folder.
+        which: The epoch chosen on the validation images, or the last one.
+        device: Where to put the network.
+
+    Raises:
+        InputError: No such folder, or a file in it that is missing, damaged, or does not fit the others.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise InputError(f"there is no run folder {path}")
+    if not (path / CONFIG).exists():
+        raise InputError(f"{path} is no run folder: it holds no {CONFIG}")
+    if (path / WEIGHTS).exists():
+        model = load_pretrained(path)
+        names = tuple(map(str, range(model.num_classes)))
+        return Run(path, model.to(device).eval(), None, None, names)
+
+    config = read_config(path / CONFIG)
+    if not (path / BEST).is_dir():
+        raise InputError(f"{path} has no finished epoch yet, so there is no network to load")
+    model = load_pretrained(path / BEST)
+    if which == "last":
+        checkpoint = read_checkpoint(path / CHECKPOINT)
+        load_weights(model, checkpoint["model"], path / CHECKPOINT)
+    summary = read_json(path / SUMMARY, "summary") if (path / SUMMARY).exists() else None
+    names = read_json(path / BEST / "classes.json", "list of classes")["class_names"]
+    return Run(path, model.to(device).eval(), config, summary, tuple(names))
+
+
+def save_best(folder: Path, model: Model, class_names: tuple[str, ...]) -> None:
+    """Write a network so that :func:`load_pretrained` and ``from_pretrained`` read it; weights change at once."""
+    from safetensors.torch import save_file
+
+    if not (folder / CONFIG).exists():
+        write_json(folder / "classes.json", {"class_names": list(class_names)})
+        description = model.config.to_dict() | {"in_shape": model.in_shape, "num_classes": model.num_classes}
+        write_json(folder / CONFIG, description)
+    with atomic_path(folder / WEIGHTS) as temporary:
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        save_file(tensors, temporary)
+
+
+def load_pretrained(folder: Path) -> Model:
+    """Read a network from ``config.json`` and ``model.safetensors``; nothing in them is executed.
+
+    Raises:
+        InputError: A file that is missing, damaged, or does not fit the other.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    description = read_json(folder / CONFIG, "configuration")
+    try:
+        in_shape, num_classes = description.pop("in_shape"), description.pop("num_classes")
+        config = (CNNConfig if "dropout" in description else CapsNetConfig).from_dict(description)
+        model = build_model(config, in_shape, num_classes)
+    except KeyError as error:
+        raise InputError(f"configuration {folder / CONFIG} has no {error}") from None
+    except (InputError, TypeError) as error:
+        raise InputError(f"configuration {folder / CONFIG}: {error}") from None
+    weights = folder / WEIGHTS
+    try:
+        tensors = load_file(weights)
+    except FileNotFoundError:
+        raise InputError(f"there are no weights {weights}") from None
+    except SafetensorError as error:
+        raise InputError(f"weights {weights} are damaged: {error}") from None
+    load_weights(model, tensors, weights)
+    return model
+
+
+def load_weights(model: CapsNet | BaselineCNN, tensors: dict[str, torch.Tensor], source: Path) -> None:
+    """Put tensors into a network.
+
+    Raises:
+        InputError: They are not this network's; the first that differs is named.
+    """
+    own = model.state_dict()
+    for name in [*own, *tensors]:
+        got = tuple(tensors[name].shape) if name in tensors else "nothing"
+        wanted = tuple(own[name].shape) if name in own else "nothing"
+        if got != wanted:
+            raise InputError(f"{source} does not fit the network: {name} has shape {got}, wanted {wanted}")
+    model.load_state_dict(tensors)
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Read ``last.ckpt``; only tensors and plain values are accepted, nothing in it is executed.
+
+    Raises:
+        InputError: It is missing, damaged, or not a checkpoint of torchcaps.
+    """
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise InputError(f"there is no checkpoint {path}") from None
+    except OSError:
+        raise
+    except Exception as error:  # torch.load raises anything from pickle's errors to RuntimeError on damaged files
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"checkpoint {path} is damaged or no checkpoint: {reason}") from None
+    if not isinstance(checkpoint, dict) or not {"model", "optimizer", "progress"} <= checkpoint.keys():
+        raise InputError(f"checkpoint {path} is not one of torchcaps: it must hold model, optimizer and progress")
+    return checkpoint

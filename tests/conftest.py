@@ -1,0 +1,47 @@
+"""What all tests share: one thread, a seed, and skips that say why."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+pytest.register_assert_rewrite("support")
+from support import NO_GPU, NO_MNIST, has_mnist  # noqa: E402  after its asserts learn to explain themselves
+
+
+def pytest_configure() -> None:
+    torch.set_num_threads(1)  # sums in one order, and no fight over cores between tests that run side by side
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    skips = {}
+    if not has_mnist(os.environ.get("TORCHCAPS_DATA")):
+        skips["mnist"] = pytest.mark.skip(reason=NO_MNIST)
+    if not torch.cuda.is_available():
+        skips["gpu"] = pytest.mark.skip(reason=NO_GPU)
+    for item in items:
+        for name, skip in skips.items():
+            if item.get_closest_marker(name):
+                item.add_marker(skip)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was left out, even without -r s."""
+    reports = terminalreporter.stats.get("skipped", [])
+    for reason in (NO_MNIST, NO_GPU):
+        number = sum(reason in str(report.longrepr) for report in reports)
+        if number:
+            terminalreporter.write_line(f"skipped {number}: {reason}", yellow=True)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def rng() -> torch.Generator:
+    """A generator of random numbers that starts alike in every test."""
+    return torch.Generator().manual_seed(0)

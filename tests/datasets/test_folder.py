@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from torchcaps.datasets import Dataset, load_dataset
+from torchcaps.errors import InputError
+
+Save = Callable[..., Path]
+
+
+def fill(save: Save, root: Path, classes: dict[str, int], value: int = 0, suffix: str = ".png") -> Path:
+    """Class sub-folders of 6×5 images; the first pixel tells the class, the second the image."""
+    for label, (name, n) in enumerate(classes.items()):
+        for i in range(n):
+            pixels = np.full((6, 5), 50, np.uint8)
+            pixels[0, :3] = label, i, value
+            save(root / name / f"{i:03d}{suffix}", pixels)
+    return root
+
+
+def load(root: Path, **options: object) -> Dataset:
+    return load_dataset(f"folder:{root}", **options)  # type: ignore[arg-type]
+
+
+def parts(data: Dataset) -> list[set[tuple[int, ...]]]:
+    return [
+        {tuple(image[0, 0, :3].tolist()) for image in part.images} for part in (data.train, data.validation, data.test)
+    ]
+
+
+def test_one_folder_is_split_in_three(tmp_path: Path, save_image: Save) -> None:
+    data = load(fill(save_image, tmp_path, {"cat": 20, "dog": 30}))
+    assert data.class_names == ("cat", "dog")
+    assert data.in_shape == (1, 6, 5)
+    assert [p.labels.bincount().tolist() for p in (data.train, data.validation, data.test)] == [
+        [14, 22],
+        [2, 2],
+        [4, 6],
+    ]
+    train, validation, test = parts(data)
+    assert len(train | validation | test) == 50  # no image in two parts, none lost
+    for part in (data.train, data.validation, data.test):
+        assert torch.equal(part.images[:, 0, 0, 0].long(), part.labels)  # each with its own label
+
+
+def test_the_seed_moves_the_validation_images_only(tmp_path: Path, save_image: Save) -> None:
+    root = fill(save_image, tmp_path, {"a": 20, "b": 20})
+    first, again, other = (load(root, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(first.train.images, again.train.images)
+    assert torch.equal(first.test.images, other.test.images)
+    assert parts(first)[1] != parts(other)[1]
+    # results rest on this choice: whatever moves it is a break
+    assert sorted((label, i) for label, i, _ in parts(first)[2]) == [
+        (0, 0),
+        (0, 3),
+        (0, 10),
+        (0, 13),
+        (1, 0),
+        (1, 1),
+        (1, 3),
+        (1, 16),
+    ]
+
+
+@pytest.mark.parametrize("names", [("train", "test", "val"), ("Train", "TEST", "validation")])
+def test_folders_of_their_own_are_taken_as_they_are(
+    tmp_path: Path, save_image: Save, names: tuple[str, str, str]
+) -> None:
+    for value, (name, n) in enumerate(zip(names, (4, 3, 2), strict=True)):
+        fill(save_image, tmp_path / name, {"a": n, "b": n}, value)
+    data = load(tmp_path)
+    assert [{third for *_, third in part} for part in parts(data)] == [{0}, {2}, {1}]
+    assert [len(data.train), len(data.validation), len(data.test)] == [8, 4, 6]
+    with pytest.raises(InputError, match="validation images of its own"):
+        load(tmp_path, validation_size=2)
+
+
+def test_without_a_validation_folder_it_comes_from_training(tmp_path: Path, save_image: Save) -> None:
+    fill(save_image, tmp_path / "train", {"a": 10, "b": 10})
+    fill(save_image, tmp_path / "test", {"a": 2, "b": 2}, 1)
+    data = load(tmp_path, validation_size=6)
+    assert [len(data.train), len(data.validation), len(data.test)] == [14, 6, 4]
+    assert {third for *_, third in parts(data)[2]} == {1}
+
+
+def test_the_first_images_are_of_all_classes(tmp_path: Path, save_image: Save) -> None:
+    data = load(fill(save_image, tmp_path, {"a": 40, "b": 40, "c": 40}), limit_train=30, limit_test=15)
+    assert data.train.labels.bincount(minlength=3).min() >= 5
+    assert data.test.labels.bincount(minlength=3).min() >= 2
+
+
+def test_class_names_are_sorted_and_numbers_by_their_value(tmp_path: Path, save_image: Save) -> None:
+    assert load(fill(save_image, tmp_path / "a", {"dog": 4, "Ant": 4, "cat": 4})).class_names == ("Ant", "cat", "dog")
+    assert load(fill(save_image, tmp_path / "b", {"10": 4, "9": 4, "1": 4})).class_names == ("1", "9", "10")
+
+
+def test_one_colour_image_makes_all_of_them_colour(tmp_path: Path, save_image: Save) -> None:
+    fill(save_image, tmp_path, {"a": 5, "b": 5})
+    save_image(tmp_path / "a" / "grey-as-rgb.png", np.full((6, 5, 3), 7, np.uint8))
+    assert load(tmp_path).in_shape == (1, 6, 5)
+    colour = np.zeros((6, 5, 3), np.uint8)
+    colour[..., 2] = 200
+    save_image(tmp_path / "b" / "colour.png", colour)
+    data = load(tmp_path)
+    assert data.in_shape == (3, 6, 5)
+    images = torch.cat([data.train.images, data.validation.images, data.test.images])
+    assert sum(bool((image[0] != image[2]).any()) for image in images) == 1
+    assert any(torch.equal(image, torch.from_numpy(colour).permute(2, 0, 1)) for image in images)
+
+
+def test_hidden_and_other_files_are_passed_over(tmp_path: Path, save_image: Save) -> None:
+    fill(save_image, tmp_path, {"a": 5, "b": 5})
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "__MACOSX").mkdir()
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "a" / "notes.txt").write_text("x")
+    (tmp_path / "a" / ".hidden.png").write_text("no image")
+    (tmp_path / "a" / "folder.png").mkdir()
+    data = load(tmp_path)
+    assert data.class_names == ("a", "b")
+    assert len(data.train) + len(data.validation) + len(data.test) == 10
+
+
+def test_images_of_several_sizes_need_a_size(tmp_path: Path, save_image: Save) -> None:
+    fill(save_image, tmp_path, {"a": 5, "b": 5})
+    odd = save_image(tmp_path / "b" / "odd.png", np.zeros((8, 9), np.uint8))
+    with pytest.raises(InputError, match=f"{odd} is 8×9 pixels.*000.png is 6×5; .*--image-size"):
+        load(tmp_path)
+    assert load(tmp_path, image_size=12).in_shape == (1, 12, 12)
+    assert load(tmp_path, image_size=(10, 7)).in_shape == (1, 10, 7)
+
+
+def test_one_size_holds_across_the_parts(tmp_path: Path, save_image: Save) -> None:
+    fill(save_image, tmp_path / "train", {"a": 5, "b": 5})
+    for name in "ab":
+        save_image(tmp_path / "test" / name / "1.png", np.zeros((7, 7), np.uint8))
+    with pytest.raises(InputError, match=r"1\.png is 7×7 pixels"):
+        load(tmp_path)
+
+
+def test_an_unreadable_image_is_named(tmp_path: Path, save_image: Save) -> None:
+    fill(save_image, tmp_path, {"a": 5, "b": 5})
+    (tmp_path / "b" / "bad.png").write_bytes(b"\x89PNG broken")
+    with pytest.raises(InputError, match=f"{tmp_path / 'b' / 'bad.png'} cannot be read as an image"):
+        load(tmp_path)
+
+
+def test_folders_that_cannot_be(tmp_path: Path, save_image: Save) -> None:
+    def fails(words: str) -> None:
+        with pytest.raises(InputError, match=words) as raised:
+            load(tmp_path)
+        assert str(tmp_path) in str(raised.value)
+        assert "\n" not in str(raised.value)
+
+    fails("has no class sub-folders")
+    fill(save_image, tmp_path, {"a": 5})
+    fails("has only the class a; at least two")
+    (tmp_path / "b").mkdir()
+    fails(f"the class folder {tmp_path / 'b'} has no images")
+    fill(save_image, tmp_path, {"b": 1})
+    fails(f"the class folder {tmp_path / 'b'} has 1 image, but at least 3")
+    (tmp_path / "test").mkdir()
+    fails("has test/ but no train/")
+
+
+def test_parts_that_do_not_fit_each_other(tmp_path: Path, save_image: Save) -> None:
+    fill(save_image, tmp_path / "train", {"a": 5, "b": 5})
+    fill(save_image, tmp_path / "test", {"a": 5, "c": 5})
+    with pytest.raises(InputError, match=r"the class b is in .*train but not in .*test"):
+        load(tmp_path)
+    fill(save_image, tmp_path / "test", {"b": 5})
+    with pytest.raises(InputError, match=r"the class c is in .*test but not in .*train"):
+        load(tmp_path)
+    fill(save_image, tmp_path / "val", {"a": 1})
+    fill(save_image, tmp_path / "valid", {"a": 1})
+    with pytest.raises(InputError, match="has both val/ and valid/"):
+        load(tmp_path)
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"there is no folder {tmp_path / 'gone'}"):
+        load(tmp_path / "gone")
+    with pytest.raises(InputError, match="data_dir"):
+        load(tmp_path, data_dir=tmp_path)
+
+
+def test_the_fewest_images_that_do(tmp_path: Path, save_image: Save) -> None:
+    data = load(fill(save_image, tmp_path, {"a": 3, "b": 3}))
+    for part in (data.train, data.validation, data.test):
+        assert part.labels.bincount().tolist() == [1, 1]

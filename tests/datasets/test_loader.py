@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchcaps.datasets import Batch, BatchLoader, ImageSet
+from torchcaps.errors import InputError
+
+MakeSet = Callable[..., ImageSet]
+
+
+def moved(image: torch.Tensor, down: int, right: int) -> torch.Tensor:
+    """The image (C, H, W) moved pixel by pixel, zeros moving in."""
+    result = torch.zeros_like(image)
+    _, height, width = image.shape
+    for y in range(height):
+        for x in range(width):
+            if 0 <= y - down < height and 0 <= x - right < width:
+                result[:, y, x] = image[:, y - down, x - right]
+    return result
+
+
+def test_moved_by_hand() -> None:
+    image = torch.tensor([[[1, 2], [3, 4]]])
+    assert moved(image, 1, 0).tolist() == [[[0, 0], [1, 2]]]
+    assert moved(image, 0, -1).tolist() == [[[2, 0], [4, 0]]]
+    assert moved(image, 1, 1).tolist() == [[[0, 0], [0, 1]]]
+
+
+def same(first: list[Batch], second: list[Batch]) -> bool:
+    return len(first) == len(second) and all(
+        torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels) for a, b in zip(first, second, strict=True)
+    )
+
+
+def test_evaluation_gives_every_image_once_in_its_order_and_unmoved(make_set: MakeSet) -> None:
+    images = make_set(11, (3, 6, 5))
+    loader = BatchLoader(images, 4, shuffle=False)
+    batches = list(loader.batches(0))
+    assert len(loader) == len(batches) == 3
+    assert [len(batch.labels) for batch in batches] == [4, 4, 3]
+    assert torch.equal(torch.cat([batch.images for batch in batches]), images.images.float() / 255)
+    assert torch.equal(torch.cat([batch.labels for batch in batches]), images.labels)
+    assert batches[0].images.dtype == torch.float32
+    assert same(batches, list(loader.batches(7)))
+
+
+def test_pixels_run_from_0_to_1() -> None:
+    images = ImageSet(torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16), torch.zeros(1).long())
+    (batch,) = BatchLoader(images, 1, shuffle=False).batches(0)
+    assert torch.equal(batch.images.flatten(), torch.arange(256) / 255)
+
+
+@pytest.mark.parametrize("shape", [(1, 6, 5), (3, 4, 7)])
+def test_each_image_is_moved_by_its_own_shift(make_set: MakeSet, shape: tuple[int, int, int]) -> None:
+    images = make_set(30, shape)
+    loader = BatchLoader(images, 8, shuffle=True, max_shift=3, seed=5)
+    for number, batch in enumerate(loader.batches(2)):
+        index = loader.order(2)[number * 8 : (number + 1) * 8]
+        shifts = loader.shifts(2, number)
+        for place, i in enumerate(index):
+            down, right = shifts[place].tolist()
+            assert torch.equal(batch.images[place], moved(images.images[i], down, right).float() / 255)
+            assert batch.labels[place] == images.labels[i]
+
+
+def test_shifts_are_uniform_over_the_whole_range_on_both_axes(make_set: MakeSet) -> None:
+    loader = BatchLoader(make_set(6000, (1, 5, 5)), 6000, shuffle=True, max_shift=2)
+    shifts = loader.shifts(0, 0)
+    pairs = (shifts[:, 0] + 2) * 5 + shifts[:, 1] + 2
+    counts = pairs.bincount(minlength=25)
+    assert len(counts) == 25
+    assert counts.min() > 160  # 240 expected, 15 a standard deviation
+    assert counts.max() < 320
+
+
+def test_an_epoch_is_a_new_order_of_all_images(make_set: MakeSet) -> None:
+    loader = BatchLoader(make_set(50), 10, shuffle=True)
+    orders = [loader.order(epoch) for epoch in range(3)]
+    for order in orders:
+        assert torch.equal(order.sort().values, torch.arange(50))
+    assert not torch.equal(orders[0], orders[1])
+    assert not torch.equal(orders[1], orders[2])
+
+
+def test_the_same_seed_gives_the_same_batches_and_another_one_others(make_set: MakeSet) -> None:
+    first, again, other = (
+        list(BatchLoader(make_set(40), 8, shuffle=True, max_shift=1, seed=seed).batches(3)) for seed in (1, 1, 2)
+    )
+    assert same(first, again)
+    assert not same(first, other)
+
+
+def test_seed_and_epoch_do_not_add_up(make_set: MakeSet) -> None:
+    """Seed 1's epoch 0 is not seed 0's epoch 1, or runs that should be independent would share their orders."""
+    a, b = (BatchLoader(make_set(40), 8, shuffle=True, max_shift=2, seed=seed) for seed in (0, 1))
+    assert not torch.equal(a.order(1), b.order(0))
+    assert not torch.equal(a.shifts(1, 0), b.shifts(0, 0))
+    assert not torch.equal(a.shifts(0, 1), a.shifts(1, 0))
+
+
+def test_the_order_does_not_depend_on_whether_images_are_shifted(make_set: MakeSet) -> None:
+    plain, shifted = (BatchLoader(make_set(40), 8, shuffle=True, max_shift=m) for m in (0, 2))
+    assert torch.equal(plain.order(0), shifted.order(0))
+
+
+def test_global_random_state_is_neither_read_nor_moved(make_set: MakeSet) -> None:
+    loader = BatchLoader(make_set(40), 8, shuffle=True, max_shift=2)
+    torch.manual_seed(1)
+    first = list(loader.batches(0))
+    state = torch.random.get_rng_state()
+    torch.manual_seed(2)
+    assert same(first, list(loader.batches(0)))
+    torch.manual_seed(1)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("start", [0, 1, 4, 5])
+def test_a_resumed_epoch_goes_on_exactly(make_set: MakeSet, start: int) -> None:
+    loader = BatchLoader(make_set(37), 8, shuffle=True, max_shift=2)
+    whole = list(loader.batches(4))
+    assert len(whole) == 5
+    assert same(whole[start:], list(loader.batches(4, start)))
+
+
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(1, 40), batch=st.integers(1, 12), world=st.integers(1, 5), shuffle=st.booleans())
+def test_many_processes_see_together_what_one_sees(n: int, batch: int, world: int, shuffle: bool) -> None:
+    if shuffle:
+        batch *= world
+        n += batch
+    images = ImageSet(torch.randint(0, 256, (n, 1, 4, 4), dtype=torch.uint8), torch.arange(n))
+
+    def batches(rank: int, size: int) -> list[Batch]:
+        loader = BatchLoader(images, batch, shuffle=shuffle, max_shift=2 * shuffle, rank=rank, world_size=size, seed=n)
+        return list(loader.batches(1))
+
+    alone = batches(0, 1)
+    shares = [batches(rank, world) for rank in range(world)]
+    assert {len(share) for share in shares} == {len(alone)}
+    for number, whole in enumerate(alone):
+        parts = [share[number] for share in shares]
+        assert torch.equal(torch.cat([part.images for part in parts]), whole.images)
+        assert torch.equal(torch.cat([part.labels for part in parts]), whole.labels)
+        sizes = [len(part.labels) for part in parts]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_the_last_batch_can_be_dropped(make_set: MakeSet) -> None:
+    loader = BatchLoader(make_set(11), 4, shuffle=True, drop_last=True)
+    assert [len(batch.labels) for batch in loader.batches(0)] == [4, 4]
+    assert len(loader) == 2
+    assert len(BatchLoader(make_set(12), 4, shuffle=True, drop_last=True)) == 3
+
+
+def test_batches_do_not_share_memory_with_the_set(make_set: MakeSet) -> None:
+    images = make_set()
+    before = images.images.clone()
+    for batch in BatchLoader(images, 12, shuffle=False).batches(0):
+        batch.images.zero_()
+        batch.labels.zero_()
+    assert torch.equal(images.images, before)
+    assert images.labels.max() > 0
+
+
+def test_evaluation_batches_may_be_larger_than_the_set(make_set: MakeSet) -> None:
+    (batch,) = BatchLoader(make_set(5), 256, shuffle=False).batches(0)
+    assert len(batch.labels) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"batch_size": 13, "shuffle": True}, "batch size is 13, but there are only 12 images"),
+        ({"batch_size": 13, "shuffle": False, "drop_last": True}, "only 12 images"),
+        ({"batch_size": 0, "shuffle": True}, "at least 1, got 0"),
+        ({"batch_size": 4, "shuffle": True, "world_size": 3}, "3 processes cannot share evenly.*multiple of 3"),
+        ({"batch_size": 4, "shuffle": True, "world_size": 2, "rank": 2}, "rank must be from 0.*got 2"),
+        ({"batch_size": 4, "shuffle": False, "max_shift": 2}, "only training images"),
+        ({"batch_size": 4, "shuffle": True, "max_shift": 5}, "5 pixels can be moved by 0 to 4"),
+        ({"batch_size": 4, "shuffle": True, "max_shift": -1}, "max_shift is -1"),
+        ({"batch_size": 4, "shuffle": True, "seed": -1}, "seed must be from 0"),
+    ],
+)
+def test_options_that_cannot_be(make_set: MakeSet, options: dict[str, int | bool], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        BatchLoader(make_set(12), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("epoch", "start", "words"), [(-1, 0, "counted from 0"), (0, 4, "3 batches"), (0, -1, "-1")])
+def test_epochs_and_starts_that_cannot_be(make_set: MakeSet, epoch: int, start: int, words: str) -> None:
+    with pytest.raises(InputError, match=words):  # at the call, not at the first batch
+        BatchLoader(make_set(12), 4, shuffle=True).batches(epoch, start)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_same_batches_on_the_gpu(make_set: MakeSet) -> None:
+    cpu, gpu = (BatchLoader(make_set(40), 8, shuffle=True, max_shift=2, device=d) for d in ("cpu", "cuda"))
+    for a, b in zip(cpu.batches(1), gpu.batches(1), strict=True):
+        assert b.images.is_cuda
+        assert b.labels.is_cuda
+        torch.testing.assert_close(b.images.cpu(), a.images, rtol=0, atol=1e-7)
+        assert torch.equal(b.labels.cpu(), a.labels)

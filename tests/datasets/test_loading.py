@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchcaps.datasets import (
+    DataRequest,
+    DatasetInfo,
+    ImageSet,
+    Splits,
+    list_datasets,
+    load_dataset,
+    register_dataset,
+    registry,
+)
+from torchcaps.errors import InputError
+
+MakeSet = Callable[..., ImageSet]
+
+
+@pytest.fixture
+def toy(make_set: MakeSet, monkeypatch: pytest.MonkeyPatch) -> Iterator[Splits]:
+    """A registered set of 100 training and 12 test images whose first label of 4 comes late."""
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    train = make_set(100, classes=4)
+    train = train.select(torch.cat([torch.arange(1, 100), torch.tensor([0])]))
+    splits = Splits(train, make_set(12, classes=4), class_names=("a", "b", "c", "d"))
+    register_dataset("toy", title="Toy", source="here", licence="none")(lambda _: splits)
+    return splits
+
+
+def identities(images: ImageSet) -> set[bytes]:
+    return {image.numpy().tobytes() for image in images.images}
+
+
+def test_a_registered_set_is_listed_and_loaded(toy: Splits) -> None:
+    assert "toy" in [info.spec for info in list_datasets()]
+    data = load_dataset("toy")
+    assert data.name == "toy"
+    assert data.class_names == ("a", "b", "c", "d")
+    assert data.test.images is toy.test.images
+
+
+def test_validation_is_a_tenth_of_training_of_each_class_its_share(toy: Splits) -> None:
+    data = load_dataset("toy")
+    assert [len(data.train), len(data.validation)] == [90, 10]
+    assert data.validation.labels.bincount().tolist() in ([3, 3, 2, 2],)
+    assert identities(data.train) | identities(data.validation) == identities(toy.train)
+    assert not identities(data.train) & identities(data.validation)
+
+
+@pytest.mark.usefixtures("toy")
+def test_validation_follows_seed_and_size() -> None:
+    first, again, other = (load_dataset("toy", seed=seed, validation_size=20) for seed in (1, 1, 2))
+    assert torch.equal(first.validation.images, again.validation.images)
+    assert identities(first.validation) != identities(other.validation)
+    assert len(other.validation) == 20
+    assert len(load_dataset("toy", validation_size=96).train) == 4
+
+
+@pytest.mark.parametrize("size", [0, -1, 97])
+@pytest.mark.usefixtures("toy")
+def test_validation_sizes_that_cannot_be(size: int) -> None:
+    with pytest.raises(InputError, match=f"toy: validation_size is {size}, but 1 to 96 images") as raised:
+        load_dataset("toy", validation_size=size)
+    assert ("never by the test images" in str(raised.value)) == (size < 1)
+
+
+def test_limits_take_the_first_images_and_validation_comes_after_them(toy: Splits) -> None:
+    data = load_dataset("toy", limit_train=40, limit_test=5, validation_size=10)
+    assert torch.equal(data.train.images, toy.train.images[:40])
+    assert torch.equal(data.train.labels, toy.train.labels[:40])
+    assert torch.equal(data.test.images, toy.test.images[:5])
+    assert len(data.validation) == 10
+    assert identities(data.validation) <= identities(toy.train.select(torch.arange(40, 100)))
+
+
+@pytest.mark.usefixtures("toy")
+def test_the_default_validation_size_yields_to_a_limit() -> None:
+    assert len(load_dataset("toy", limit_train=90).validation) == 10
+    assert len(load_dataset("toy", limit_train=97).validation) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"limit_train": 0}, "limit_train is 0, but there are 1 to 100 train images"),
+        ({"limit_train": 101}, "limit_train is 101"),
+        ({"limit_test": 13}, "limit_test is 13, but there are 1 to 12 test images"),
+        ({"limit_train": 100}, "100 training images of 100 leave none for validation"),
+        ({"limit_train": 90, "validation_size": 11}, "validation_size is 11, but 1 to 10"),
+        ({"limit_train": 3}, 'first 3 training images have none of the class "a"'),
+        ({"image_size": 0}, "image_size must be .* from 1, got 0"),
+        ({"image_size": (3, 4, 5)}, "image_size must be"),
+        ({"seed": -1}, "seed must be from 0"),
+        ({"data_dir": "x"}, 'the data set "toy" has no files in a data folder'),
+    ],
+)
+@pytest.mark.usefixtures("toy")
+def test_options_that_cannot_be(options: dict[str, int], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        load_dataset("toy", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("toy")
+def test_every_part_is_resized() -> None:
+    data = load_dataset("toy", image_size=(9, 8))
+    assert data.in_shape == data.validation.in_shape == data.test.in_shape == (1, 9, 8)
+    assert load_dataset("toy", image_size=7).in_shape == (1, 7, 7)
+    assert load_dataset("toy", image_size=[7, 8]).in_shape == (1, 7, 8)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("mnits", 'there is no data set "mnits"; did you mean "mnist"'),
+        ("zzz", "known: digits, fashion-mnist, folder:PATH, kmnist, mnist, npz:PATH"),
+        ("", "there is no data set"),
+        ("folder", 'needs a path: write "folder:PATH"'),
+        ("npz:", 'needs a path: write "npz:PATH"'),
+        ("mnist:x", 'takes no path: write "mnist"'),
+        ("digits:", 'takes no path: write "digits"'),
+    ],
+)
+def test_specs_that_cannot_be(spec: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        load_dataset(spec)
+
+
+def test_a_bare_path_is_told_how_to_be_written(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f'write "folder:{tmp_path}"'):
+        load_dataset(str(tmp_path))
+    (tmp_path / "a.npz").touch()
+    with pytest.raises(InputError, match=f'write "npz:{tmp_path / "a.npz"}"'):
+        load_dataset(str(tmp_path / "a.npz"))
+
+
+def test_the_home_folder_may_be_written_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(InputError, match=f"there is no folder {tmp_path / 'photos'}"):
+        load_dataset("folder:~/photos")
+
+
+@pytest.mark.usefixtures("toy")
+def test_names_that_cannot_be_registered() -> None:
+    with pytest.raises(InputError, match='there is a data set "toy" already'):
+        register_dataset("toy", title="x", source="x", licence="x")
+    with pytest.raises(InputError, match="what follows a colon is a path"):
+        register_dataset("a:b", title="x", source="x", licence="x")
+
+
+@pytest.mark.parametrize("info", list_datasets(), ids=lambda info: info.name)
+def test_what_the_list_says_is_so(info: DatasetInfo, request: pytest.FixtureRequest) -> None:
+    assert info.title
+    assert info.source
+    assert info.licence
+    if info.takes_path:
+        assert info.locate() is None
+        assert info.spec == f"{info.name}:PATH"
+        return
+    assert info.num_classes == len(info.class_names or ())
+    if info.name == "mnist":
+        where = request.getfixturevalue("mnist_dir")
+    elif info.name == "digits":
+        where = None
+        assert info.locate()
+    else:
+        assert info.locate() is None
+        return
+    splits = info.load(DataRequest(data_dir=where))
+    assert (len(splits.train), len(splits.test)) == (info.num_train, info.num_test)
+    assert splits.train.in_shape == info.in_shape
+    assert splits.class_names == info.class_names
+
+
+def test_sets_with_a_name_come_before_those_with_a_path() -> None:
+    specs = [info.spec for info in list_datasets()]
+    assert specs == ["digits", "mnist", "fashion-mnist", "kmnist", "folder:PATH", "npz:PATH"]
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, torchcaps.datasets; print([m for m in ('torch', 'numpy', 'PIL', 'sklearn') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,129 @@
+"""Losses against values worked by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from support import assert_close, assert_differs, assert_finite, assert_raises
+from torch import Tensor
+
+from torchcaps import margin_loss, reconstruction_loss, safe_norm
+from torchcaps.nn import mask_capsules
+from torchcaps.ops.losses import multi_hot, normalised_cross_entropy
+
+LENGTHS = torch.tensor([[0.8, 0.2, 0.1], [0.05, 0.5, 1.0]], dtype=torch.float64)
+LABELS = torch.tensor([0, 1])
+# image 0, class 0: present 0.9−0.8 = 0.1; absent 0.2−0.1 = 0.1 and 0
+# image 1, class 1: present 0.9−0.5 = 0.4; absent 0 (0.05 < 0.1) and 1.0−0.1 = 0.9
+SQUARED = [0.01 + 0.5 * 0.01, 0.16 + 0.5 * 0.81]
+PLAIN = [0.1 + 0.5 * 0.1, 0.4 + 0.5 * 0.9]
+
+
+def test_margin_loss_by_hand() -> None:
+    assert_close(margin_loss(LENGTHS, LABELS, reduction="none"), SQUARED, 1e-12)
+    assert_close(margin_loss(LENGTHS, LABELS), sum(SQUARED) / 2, 1e-12)
+    assert_close(margin_loss(LENGTHS, LABELS, reduction="sum"), sum(SQUARED), 1e-12)
+    assert_close(margin_loss(LENGTHS, LABELS, power=1, reduction="none"), PLAIN, 1e-12)
+    # m+ = 0.7: 0 and 0.2;  m− = 0.3: (0, 0) and (0.2 of class 1? no: present) 0.7;  lam = 2
+    other = margin_loss(LENGTHS, LABELS, m_plus=0.7, m_minus=0.3, lam=2.0, reduction="none")
+    assert_close(other, [0.0, 0.04 + 2 * 0.49], 1e-12)
+
+
+def test_labels_are_one_hot_rows() -> None:
+    rows = torch.tensor([[1, 0, 0], [0, 1, 0]])
+    for targets in (rows, rows.bool(), rows.double(), rows.to(torch.uint8)):
+        assert_close(margin_loss(LENGTHS, targets), margin_loss(LENGTHS, LABELS), 1e-12)
+    for dtype in (torch.int32, torch.int16, torch.int8, torch.uint8):
+        assert_close(margin_loss(LENGTHS, LABELS.to(dtype)), margin_loss(LENGTHS, LABELS), 1e-12)
+
+
+def test_several_classes_and_none() -> None:
+    rows = torch.tensor([[1, 1, 0], [0, 0, 0]])
+    # image 0: 0.01 + (0.9−0.2)² + 0;  image 1: all absent: 0 + 0.5·0.4² + 0.5·0.9²
+    assert_close(margin_loss(LENGTHS, rows, reduction="none"), [0.01 + 0.49, 0.5 * 0.16 + 0.5 * 0.81], 1e-12)
+
+
+@pytest.mark.parametrize("power", [1, 2, 3])
+def test_margin_loss_gradient(power: int) -> None:
+    lengths = LENGTHS.clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: margin_loss(x, LABELS, power=power, m_minus=0.11), (lengths,))
+
+
+def test_half_precision_lengths_give_a_float32_loss() -> None:
+    lengths = LENGTHS.to(torch.bfloat16)
+    for loss in (margin_loss, normalised_cross_entropy):
+        assert loss(lengths, LABELS).dtype == torch.float32
+        assert_close(loss(lengths, LABELS), loss(lengths.float(), LABELS), 0)
+
+
+def test_normalised_cross_entropy_by_hand() -> None:
+    # shares: 0.8/1.1; 0.5/1.55
+    wanted = [-math.log(0.8 / 1.1), -math.log(0.5 / 1.55)]
+    assert_close(normalised_cross_entropy(LENGTHS, LABELS, reduction="none"), wanted, 1e-12)
+    assert_close(normalised_cross_entropy(LENGTHS, LABELS), sum(wanted) / 2, 1e-12)
+    rows = torch.tensor([[1, 1, 0], [0, 1, 0]])
+    two = -math.log(0.8 / 1.1) - math.log(0.2 / 1.1)
+    assert_close(normalised_cross_entropy(LENGTHS, rows, reduction="none"), [two, wanted[1]], 1e-12)
+    assert_differs(normalised_cross_entropy(LENGTHS, LABELS), -LENGTHS.log_softmax(-1)[[0, 1], LABELS].mean())
+
+
+def test_normalised_cross_entropy_is_clipped() -> None:
+    lengths = torch.tensor([[0.0, 1.0]], dtype=torch.float64)
+    assert_close(normalised_cross_entropy(lengths, torch.tensor([0])), -math.log(1e-7), 1e-12)
+    assert_close(normalised_cross_entropy(lengths, torch.tensor([1])), -math.log(1 - 1e-7), 1e-12)
+    assert_close(normalised_cross_entropy(lengths, torch.tensor([0]), clip=0.25), -math.log(0.25), 1e-12)
+    zeros = torch.zeros(1, 2, requires_grad=True)
+    normalised_cross_entropy(zeros, torch.tensor([0])).backward()
+    assert_finite([zeros.grad])
+
+
+def test_reconstruction_loss_by_hand() -> None:
+    images = torch.zeros(2, 1, 2, 2)
+    decoded = torch.tensor([[[[1.0, 0.0], [0.0, 0.5]]], [[[0.0, 0.0], [0.0, 0.5]]]])
+    # squares: 1.25 and 0.25 an image
+    assert_close(reconstruction_loss(decoded, images), (1.25 + 0.25) / 2)
+    assert_close(reconstruction_loss(decoded, images, reduction="mean"), 1.5 / 8)
+    assert reconstruction_loss(decoded.bfloat16(), images).dtype == torch.float32
+
+
+def test_lengths_softmax_loss_and_mask_by_hand() -> None:
+    """One image, two classes: from class capsules to lengths, coupling, loss and what the decoder sees."""
+    capsules = torch.tensor([[[0.6, 0.0, 0.8], [0.3, 0.4, 0.0]]])  # (B=1, J=2, D=3)
+    # lengths: √(0.36 + 0.64) = 1,  √(0.09 + 0.16) = 0.5
+    lengths = safe_norm(capsules)
+    assert_close(lengths, [[1.0, 0.5]], 1e-6)
+    # softmax of the logits (0, ln 3): 1/(1+3), 3/(1+3)
+    logits = torch.tensor([0.0, math.log(3)])
+    assert_close(logits.softmax(0), [0.25, 0.75])
+    # class 1 is there: (0.9 − 0.5)² + 0.5 (1 − 0.1)² = 0.16 + 0.405
+    label = torch.tensor([1])
+    assert_close(margin_loss(lengths, label), 0.565, 1e-6)
+    # the longest capsule is 0: prediction wrong; the decoder is given the label's capsule in training
+    assert lengths.argmax(-1).item() == 0
+    assert_close(mask_capsules(capsules, label), [[[0.0, 0.0, 0.0], [0.3, 0.4, 0.0]]])
+    assert_close(mask_capsules(capsules), [[[0.6, 0.0, 0.8], [0.0, 0.0, 0.0]]])
+
+
+@pytest.mark.parametrize("loss", [margin_loss, normalised_cross_entropy, multi_hot])
+def test_bad_targets(loss: Callable[..., Tensor]) -> None:
+    name = loss.__name__
+    for labels in ([0, 3], [-1, 0]):
+        assert_raises(ValueError, loss, LENGTHS, torch.tensor(labels), say=f"{name}: labels must be in 0..2, got")
+    for shape in ((3,), (2, 2), (2, 3, 1), ()):
+        targets = torch.zeros(shape, dtype=torch.int64)
+        assert_raises(ValueError, loss, LENGTHS, targets, say=f"(2,) or multi-hot of shape (2, 3), got {shape}")
+    for dtype in (torch.float32, torch.bool):
+        assert_raises(TypeError, loss, LENGTHS, torch.zeros(2, dtype=dtype), say="must be integer labels")
+    assert_raises(TypeError, loss, torch.ones(2, 3, dtype=torch.int64), LABELS, say="lengths must be a floating-point")
+    assert_raises(ValueError, loss, torch.ones(2, 3, 1), LABELS, say="lengths must have shape (B, J), got (2, 3, 1)")
+
+
+def test_bad_reductions_and_shapes() -> None:
+    for loss in (margin_loss, normalised_cross_entropy):
+        assert_raises(ValueError, loss, LENGTHS, LABELS, reduction="average", say='"mean", "sum" or "none", got')
+    images = torch.zeros(2, 1, 2, 2)
+    assert_raises(ValueError, reconstruction_loss, images, images, reduction="sum", say="sum_per_image")
+    assert_raises(ValueError, reconstruction_loss, images, images[:1], say="(2, 1, 2, 2), images (1, 1, 2, 2)")

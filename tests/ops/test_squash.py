@@ -1,0 +1,116 @@
+"""squash and safe_norm against values worked by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from support import assert_close, assert_raises
+from torch import Tensor
+
+from torchcaps import safe_norm, squash
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def naive_squash(s: Tensor, dim: int = -1) -> Tensor:
+    """The formula as printed, with ‖s‖: no gradient at zero."""
+    norm = torch.linalg.vector_norm(s, dim=dim, keepdim=True)
+    return norm**2 / (1 + norm**2) * s / norm
+
+
+# ‖(3, 4)‖ = 5: squash = 25/26 · (3, 4)/5.  ‖(1, 2, 2)‖ = 3: 9/10 · (1, 2, 2)/3.  ‖(0.5)‖ = 0.5: 0.25/1.25 · 1.
+@pytest.mark.parametrize(
+    ("vector", "squashed", "length"),
+    [
+        ([3.0, 4.0], [15 / 26, 20 / 26], 25 / 26),
+        ([1.0, 2.0, 2.0], [0.3, 0.6, 0.6], 0.9),
+        ([0.5], [0.2], 0.2),
+        ([-0.5], [-0.2], 0.2),
+    ],
+)
+def test_values_by_hand(vector: list[float], squashed: list[float], length: float) -> None:
+    result = squash(torch.tensor(vector))
+    assert_close(result, squashed)
+    assert_close(safe_norm(result), length)
+
+
+def test_norm_by_hand() -> None:
+    assert_close(safe_norm(torch.tensor([[3.0, 4.0], [0.0, 0.0]])), [5.0, math.sqrt(1e-7)])
+    assert_close(safe_norm(torch.tensor([3.0, 4.0]), eps=11.0), 6.0)
+    assert safe_norm(torch.ones(2, 3, 4), dim=1).shape == (2, 4)
+    assert safe_norm(torch.ones(2, 3, 4), dim=1, keepdim=True).shape == (2, 1, 4)
+
+
+def test_three_ways_to_write_squash_agree(rng: torch.Generator) -> None:
+    """The demonstration of Géron's notebook."""
+    s = torch.randn(5, 7, dtype=torch.float64, generator=rng)
+    norm = s.norm(dim=-1, keepdim=True)
+    first = norm**2 / (1 + norm**2) * s / norm
+    second = (1 - 1 / (1 + norm**2)) * (s / norm)  # a fraction below one of the unit vector
+    third = norm * s / (1 + norm**2)
+    assert_close(second, first, 1e-14)
+    assert_close(third, first, 1e-14)
+    assert_close(squash(s, eps=1e-30), first, 1e-14)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2, 3, -1, -2, -3, -4])
+def test_any_dim_and_shape(dim: int, rng: torch.Generator) -> None:
+    s = torch.randn(2, 3, 4, 5, generator=rng)
+    assert_close(squash(s, dim), naive_squash(s, dim), 1e-5)
+    assert_close(safe_norm(s, dim), s.norm(dim=dim), 1e-5)
+    assert squash(torch.randn(0, 3)).shape == (0, 3)
+
+
+def test_length_grows_with_the_input_and_stays_below_one() -> None:
+    lengths = squash(torch.logspace(-4, 3, 50, dtype=torch.float64)[:, None]).norm(dim=-1)
+    assert (lengths.diff() > 0).all()
+    assert lengths[0] < 1e-7
+    assert 0.99999 < lengths[-1] < 1
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("function", [squash, safe_norm])
+def test_the_gradient_at_zero_is_zero(function: Callable[..., Tensor], dtype: torch.dtype) -> None:
+    s = torch.zeros(3, 4, dtype=dtype, requires_grad=True)
+    result = function(s)
+    result.sum().backward()
+    assert result.dtype == dtype
+    assert_close(s.grad, 0.0)
+    assert_close(squash(s), 0.0)
+
+
+@pytest.mark.parametrize("function", [squash, safe_norm])
+def test_gradients_are_those_of_finite_differences(function: Callable[..., Tensor], rng: torch.Generator) -> None:
+    s = torch.randn(3, 4, dtype=torch.float64, generator=rng, requires_grad=True)
+    assert torch.autograd.gradcheck(function, (s,))
+    assert torch.autograd.gradcheck(lambda x: function(x, 0, eps=0.1), (s * 1e-3,))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_accumulates_in_float32(dtype: torch.dtype) -> None:
+    """1 + 4,096 small squares: added one by one in half precision they are all rounded away."""
+    small = 2.0**-6 if dtype == torch.bfloat16 else 2.0**-6.5
+    s = torch.tensor([1.0] + [small] * 4096, dtype=dtype)
+    wanted = s.double().norm()  # √2 or a little less
+    total = torch.zeros((), dtype=dtype)
+    for square in s.square():
+        total = total + square
+    assert total == 1, "accumulated in half precision"
+    assert wanted > 1.2
+    assert_close(safe_norm(s), wanted.item(), torch.finfo(dtype).eps)
+    assert_close(squash(s).double().norm(), (wanted**2 / (1 + wanted**2)).item(), 2 * torch.finfo(dtype).eps)
+
+
+def test_float16_does_not_overflow_in_the_square() -> None:
+    assert_close(safe_norm(torch.tensor([300.0, 400.0], dtype=torch.float16)), 500.0)
+
+
+@pytest.mark.parametrize("function", [squash, safe_norm])
+def test_bad_input(function: Callable[..., Tensor]) -> None:
+    name = function.__name__
+    assert_raises(TypeError, function, torch.ones(3, dtype=torch.int64), say=f"{name}: x must be a floating-point")
+    for eps in (0.0, -1e-7, math.nan):
+        assert_raises(ValueError, function, torch.ones(3), eps=eps, say=f"{name}: eps must be positive")

@@ -1,0 +1,78 @@
+"""Assertions that several tests share. tests/test_support.py shows each of them fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+NO_MNIST = "needs MNIST: set TORCHCAPS_DATA to a folder with its four idx files (train-images-idx3-ubyte.gz, ...)"
+NO_GPU = "needs a CUDA device: torch sees none here"
+
+
+def has_mnist(folder: str | None) -> bool:
+    """Whether a folder holds MNIST's files, gzipped or not."""
+    return bool(folder) and any(Path(folder).glob("**/train-images-idx3-ubyte*"))
+
+
+def assert_close(got: Tensor, wanted: Tensor | float | list[object], tol: float = 1e-6) -> None:
+    """Equal up to ``tol``, relative and absolute; NaN equals nothing."""
+    wanted = torch.as_tensor(wanted, dtype=got.dtype)
+    torch.testing.assert_close(got.detach(), wanted.expand_as(got).detach(), rtol=tol, atol=tol)
+
+
+def assert_differs(first: Tensor, second: Tensor, by: float = 1e-4) -> None:
+    """Of one shape, and apart by more than ``by`` somewhere."""
+    assert first.shape == second.shape, (first.shape, second.shape)
+    assert (first - second).abs().max() > by, f"the same up to {by}"
+
+
+def assert_finite(tensors: Iterable[Tensor | None]) -> None:
+    """No NaN, no infinity."""
+    for tensor in tensors:
+        assert tensor is None or tensor.isfinite().all(), "not finite"
+
+
+def assert_gradients_reach(module: nn.Module) -> None:
+    """Every parameter has a finite gradient that is not zero everywhere."""
+    for name, parameter in module.named_parameters():
+        assert parameter.grad is not None, f"{name} has no gradient"
+        assert parameter.grad.isfinite().all(), f"{name} has a gradient that is not finite"
+        assert parameter.grad.count_nonzero() > 0, f"{name} has a gradient of zeros"
+
+
+def assert_batch_independent(function: Callable[[Tensor], Tensor], batch: Tensor, tol: float = 1e-5) -> None:
+    """What becomes of an item of the batch does not depend on the items beside it."""
+    together = function(batch)
+    for i in range(len(batch)):
+        assert_close(function(batch[i : i + 1]), together[i : i + 1], tol)
+
+
+def assert_sums_to_one(coupling: Tensor, over: str) -> None:
+    """Coupling (B, I, J) sums to one over the axis on which capsules compete."""
+    sums = coupling.sum({"outputs": 2, "inputs": 1}[over])
+    assert_close(sums, torch.ones_like(sums), 1e-5)
+
+
+def assert_raises(
+    kind: type[Exception], function: Callable[..., object], *args: object, say: str, **kwargs: object
+) -> None:
+    """It raises exactly ``kind``, and says ``say``."""
+    try:
+        function(*args, **kwargs)
+    except kind as error:
+        assert type(error) is kind, f"{type(error).__name__} is no {kind.__name__}"
+        assert say in str(error), f"{error} does not say {say!r}"
+    else:
+        raise AssertionError("nothing was raised")
+
+
+def holds(check: Callable[..., None], *args: object) -> bool:
+    """Whether an assertion holds: for tests that show that a wrong version breaks it."""
+    try:
+        check(*args)
+    except AssertionError:
+        return False
+    return True

@@ -1,0 +1,107 @@
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from torchcaps.errors import InputError
+from torchcaps.models import list_presets
+from torchcaps.models.config import CapsNetConfig, CNNConfig, Recipe
+from torchcaps.training import TrainConfig, make_config, read_config
+from torchcaps.training.config import field_names, override
+
+
+@pytest.mark.parametrize("preset", list_presets())
+def test_a_configuration_survives_json(preset: str, tmp_path: Path) -> None:
+    config = make_config(preset, data="mnist", seed=3, epochs=2)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config.to_dict()))
+    assert read_config(path) == config
+
+
+def test_overrides_reach_network_recipe_and_run() -> None:
+    config = make_config("sabour2017", num_iterations=1, batch_size=7, seed=5)
+    assert config.model.num_iterations == 1  # type: ignore[union-attr]
+    assert config.recipe.batch_size == 7
+    assert config.seed == 5
+
+
+def test_what_is_left_out_of_a_file_is_the_presets() -> None:
+    config = TrainConfig.from_dict({"preset": "torch-tutorial", "recipe": {"epochs": 2}})
+    assert config.recipe == dataclasses.replace(make_config("torch-tutorial").recipe, epochs=2)
+    assert config.model == make_config("torch-tutorial").model
+
+
+def test_no_field_name_stands_twice() -> None:
+    for config in (CapsNetConfig, CNNConfig):
+        names = [f.name for part in (config, Recipe, TrainConfig) for f in dataclasses.fields(part)]
+        assert len(names) == len(set(names))
+
+
+def test_field_names_are_all_but_the_parts_themselves() -> None:
+    names = field_names(make_config("baseline-cnn"))
+    assert "dropout" in names["model"]
+    assert "epochs" in names["recipe"]
+    assert "seed" in names["run"]
+    assert not {"preset", "model", "recipe"} & set(names["run"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"num_iteration": 2}, 'no field of sabour2017 "num_iteration"; did you mean "num_iterations"'),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"epochs": 1.5}, "epochs must be of type int, got 1.5"),
+        ({"epochs": True}, "epochs must be of type int, got True"),
+        ({"learning_rate": float("nan")}, "learning_rate must be finite"),
+        ({"learning_rate": 0}, "learning_rate must be above 0"),
+        ({"schedule": "cosine"}, "schedule must be one of constant, decay-by-step"),
+        ({"decoder_hidden": "512"}, "decoder_hidden must be a sequence"),
+        ({"decoder_hidden": (0,)}, "decoder_hidden must be at least 1"),
+        ({"precision": "16"}, "precision must be one of 32, bf16, got '16'"),
+        ({"devices": 0}, "devices must be at least 1"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"learn_prior": True, "stop_gradient": True}, "learn_prior needs stop_gradient=False"),
+    ],
+)
+def test_a_bad_value_is_one_sentence(overrides: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make_config("sabour2017", **overrides)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_field_of_another_network_is_unknown() -> None:
+    with pytest.raises(InputError, match='no field of baseline-cnn "num_iterations"'):
+        make_config("baseline-cnn", num_iterations=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is not valid JSON"),
+        ("[]", "must hold a JSON object"),
+        ('{"presett": "sabour2017"}', 'there is no setting "presett"; did you mean "preset"'),
+        ('{"preset": "sabour"}', 'there is no preset "sabour"; did you mean "sabour2017"'),
+        ('{"recipe": 3}', '"recipe" must be a JSON object'),
+        ('{"recipe": {"epoch": 3}}', 'did you mean "epochs"'),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        read_config(path)
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no configuration"):
+        read_config(tmp_path / "config.json")
+
+
+def test_override_leaves_the_original_alone() -> None:
+    config = make_config("sabour2017")
+    assert override(config, {"epochs": 1}).recipe.epochs == 1
+    assert config.recipe.epochs != 1

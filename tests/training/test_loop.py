@@ -1,0 +1,332 @@
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tiny_runs import tiny_config
+from torchcaps.datasets import load_dataset
+from torchcaps.errors import InputError
+from torchcaps.training import Diverged, Interrupted, TrainConfig, load_run, resume, train
+from torchcaps.training.loop import Position, Trainer
+from torchcaps.training.progress import Silence
+from torchcaps.training.run import read_checkpoint
+
+SCRIPT = """
+import sys, torch
+from torchcaps.training import PlainProgress, resume, train, read_config
+torch.set_num_threads(1)
+what, out, config = sys.argv[1:4]
+if what == "resume":
+    resume(out, progress=PlainProgress(), figures=False)
+else:
+    train(read_config(config), out, progress=PlainProgress(), figures=False)
+"""
+
+
+class StopAt(Silence):
+    """Sends this process a signal after a step."""
+
+    def __init__(self, step: int, number: int = signal.SIGINT) -> None:
+        self.at, self.number = step, number
+
+    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float | None) -> None:
+        if step == self.at:
+            os.kill(os.getpid(), self.number)
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    return read_checkpoint(out / "last.ckpt")["model"]
+
+
+def assert_same_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+def test_assert_same_weights_sees_a_difference() -> None:
+    with pytest.raises(AssertionError):
+        assert_same_weights({"w": torch.zeros(2)}, {"w": torch.tensor([0.0, 1e-9])})
+
+
+@pytest.fixture(scope="module")
+def finished(bars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "finished"
+    train(tiny_config(bars), out, progress=Silence(), figures=False)
+    return out
+
+
+def test_the_run_folder_is_complete(finished: Path) -> None:
+    rows = list(csv.DictReader((finished / "metrics.csv").open()))
+    assert [row["epoch"] for row in rows] == ["1", "2", "3"]
+    assert float(rows[-1]["train_loss"]) < float(rows[0]["train_loss"])
+    summary = json.loads((finished / "summary.json").read_text())
+    assert summary["epochs"] == 3
+    assert summary["images"] == {"train": 108, "validation": 12, "test": 30}
+    assert summary["test"]["last"]["images"] == 30
+    assert summary["versions"]["torch"] == torch.__version__
+    assert not list(finished.rglob(".*")), "temporary files were left"
+
+
+def test_it_learns(bars: Path, tmp_path: Path) -> None:
+    summary = train(
+        tiny_config(bars, epochs=12, learning_rate=5e-3), tmp_path / "run", progress=Silence(), figures=False
+    )
+    assert summary["test"]["last"]["accuracy"] > 0.9
+
+
+def test_the_best_epoch_is_chosen_by_validation_and_never_by_test(finished: Path) -> None:
+    rows = list(csv.DictReader((finished / "metrics.csv").open()))
+    summary = json.loads((finished / "summary.json").read_text())
+    key = max(rows, key=lambda row: (float(row["validation_accuracy"]), -float(row["validation_loss"])))
+    assert summary["best_epoch"] == int(key["epoch"])
+    assert not [name for name in rows[0] if "test" in name]
+
+
+def test_the_test_images_are_looked_at_only_at_the_end(
+    tiny: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[tuple[int, str]] = []
+    own = Trainer._evaluate
+
+    def spy(trainer: Trainer, network: object, images: object) -> object:
+        part = "test" if images is trainer.dataset.test else "validation"
+        looked.append((trainer.position.epoch, part))
+        return own(trainer, network, images)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Trainer, "_evaluate", spy)
+    train(tiny, tmp_path / "run", progress=Silence(), figures=False)
+    assert [part for _, part in looked[:3]] == ["validation"] * 3
+    assert {epoch for epoch, part in looked if part == "test"} == {3}
+
+
+def test_selection_by_loss_and_by_accuracy_differ() -> None:
+    history = [
+        {"epoch": 1, "validation_accuracy": 0.9, "validation_loss": 0.1},
+        {"epoch": 2, "validation_accuracy": 0.95, "validation_loss": 0.3},
+        {"epoch": 3, "validation_accuracy": 0.95, "validation_loss": 0.2},
+        {"epoch": 4, "validation_accuracy": 0.95, "validation_loss": 0.2},
+    ]
+    position = Position(history=history)
+    assert position.best("loss")["epoch"] == 1
+    assert position.best("accuracy")["epoch"] == 3  # the loss breaks the tie, the earlier epoch the next one
+
+
+def test_a_seed_gives_its_own_weights_and_only_those(bars: Path, finished: Path, tmp_path: Path) -> None:
+    train(tiny_config(bars), tmp_path / "again", progress=Silence(), figures=False)
+    assert_same_weights(weights(tmp_path / "again"), weights(finished))
+    train(tiny_config(bars, seed=1), tmp_path / "other", progress=Silence(), figures=False)
+    with pytest.raises(AssertionError):
+        assert_same_weights(weights(tmp_path / "other"), weights(finished))
+
+
+@pytest.mark.parametrize(
+    ("preset", "step"),
+    [("sabour2017", step) for step in (1, 6, 8, 12, 17)] + [("baseline-cnn", step) for step in (8, 12)],  # dropout
+)
+def test_a_run_stopped_at_any_step_goes_on_exactly(bars: Path, tmp_path: Path, step: int, preset: str) -> None:
+    small = {"channels": (4, 4), "hidden": (8,)} if preset == "baseline-cnn" else {}
+    config = tiny_config(bars, preset, **small)
+    train(config, tmp_path / "whole", progress=Silence(), figures=False)
+    with pytest.raises(Interrupted) as caught:
+        train(config, tmp_path / "broken", progress=StopAt(step), figures=False)
+    assert caught.value.exit_code == 130
+    assert caught.value.step == step
+    assert f"torchcaps train --resume {tmp_path / 'broken'}" in str(caught.value)
+    resume(tmp_path / "broken", progress=Silence(), figures=False)
+    assert_same_weights(weights(tmp_path / "broken"), weights(tmp_path / "whole"))
+    whole, broken = (list(csv.DictReader((tmp_path / name / "metrics.csv").open())) for name in ("whole", "broken"))
+    for row in whole + broken:
+        row.pop("seconds"), row.pop("images_per_second")
+    assert whole == broken
+
+
+def test_sigterm_stops_like_ctrl_c(tiny: TrainConfig, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted) as caught:
+        train(tiny, tmp_path / "run", progress=StopAt(3, signal.SIGTERM), figures=False)
+    assert caught.value.exit_code == 143
+    assert read_checkpoint(tmp_path / "run" / "last.ckpt")["progress"]["step"] == 3
+
+
+def test_more_epochs_can_be_added(bars: Path, finished: Path, tmp_path: Path) -> None:
+    train(tiny_config(bars, epochs=1), tmp_path / "run", progress=Silence(), figures=False)
+    summary = resume(tmp_path / "run", overrides={"epochs": 3}, progress=Silence(), figures=False)
+    assert summary["epochs"] == 3
+    assert_same_weights(weights(tmp_path / "run"), weights(finished))
+
+
+def test_kill_9_in_the_third_epoch_and_resume_gives_the_same_weights(bars: Path, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(tiny_config(bars, epochs=4, batch_size=2).to_dict()))
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+
+    def start(what: str, out: str) -> subprocess.Popen[str]:
+        command = [sys.executable, str(script), what, str(tmp_path / out), str(config)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    broken = start("train", "broken")
+    assert broken.stdout is not None
+    for line in broken.stdout:
+        if line.startswith("epoch 2/4"):
+            time.sleep(0.1)  # into the third epoch
+            broken.send_signal(signal.SIGKILL)
+            break
+    assert broken.wait() == -signal.SIGKILL
+    stopped_at = read_checkpoint(tmp_path / "broken" / "last.ckpt")["progress"]
+    assert stopped_at["epoch"] == 2
+    assert start("resume", "broken").wait() == 0
+    assert start("train", "whole").wait() == 0
+    assert_same_weights(weights(tmp_path / "broken"), weights(tmp_path / "whole"))
+    best = [load_file(tmp_path / name / "best" / "model.safetensors") for name in ("broken", "whole")]
+    assert_same_weights(*best)
+
+
+def test_a_kill_while_the_checkpoint_is_written_leaves_the_one_before(
+    tiny: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    saved = Trainer._save_checkpoint
+
+    def killed(trainer: Trainer) -> None:
+        if trainer.position.epoch < 2:
+            saved(trainer)
+            return
+        (out / ".last.ckpt.tmp").write_bytes(b"half")  # what a kill in the middle of the writing leaves
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "_save_checkpoint", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny, out, progress=Silence(), figures=False)
+    monkeypatch.undo()
+    assert read_checkpoint(out / "last.ckpt")["progress"]["epoch"] == 1
+    assert resume(out, progress=Silence(), figures=False)["epochs"] == 3
+
+
+def test_a_full_disk_is_an_os_error_that_names_the_file(
+    tiny: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
+
+    monkeypatch.setattr("lightning_fabric.Fabric.save", full)
+    with pytest.raises(OSError, match=r"the checkpoint .*last\.ckpt could not be written"):
+        train(tiny, tmp_path / "run", progress=Silence(), figures=False)
+    assert not (tmp_path / "run" / "last.ckpt").exists()
+
+
+@pytest.mark.parametrize("rate", [1e30])
+def test_a_loss_that_is_not_finite_stops_the_run(bars: Path, tmp_path: Path, rate: float) -> None:
+    config = tiny_config(bars, learning_rate=rate, batch_size=108)
+    with pytest.raises(Diverged) as caught:
+        train(config, tmp_path / "run", progress=Silence(), figures=False)
+    words = str(caught.value)
+    assert "the loss became nan at step 2 (epoch 2, batch 1 of 1)" in words
+    assert "--learning-rate" in words
+    assert "\n" not in words
+    # the checkpoint before the loss was lost is there, and holds finite numbers or those of the one step before
+    assert read_checkpoint(tmp_path / "run" / "last.ckpt")["progress"]["epoch"] == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"preset": "tf-notebook"}, "trains sabour2017, not tf-notebook"),
+        ({"overrides": {"seed": 1}}, "has seed = 0; it cannot go on with 1"),
+        ({"overrides": {"num_iterations": 1}}, "has num_iterations = 3"),
+        ({"overrides": {"batch_size": 8}}, "has batch_size = 16"),
+        ({"overrides": {"no_such": 8}}, 'no field of sabour2017 "no_such"'),
+    ],
+)
+def test_a_run_does_not_go_on_as_another(finished: Path, overrides: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        resume(finished, progress=Silence(), figures=False, **overrides)  # type: ignore[arg-type]
+    assert words in str(caught.value)
+
+
+def test_a_one_cycle_run_does_not_go_on_for_longer(bars: Path, tmp_path: Path) -> None:
+    train(tiny_config(bars, epochs=1, schedule="one-cycle"), tmp_path / "run", progress=Silence(), figures=False)
+    with pytest.raises(InputError, match="one-cycle schedule over 1 epochs"):
+        resume(tmp_path / "run", overrides={"epochs": 2}, progress=Silence(), figures=False)
+
+
+def test_a_folder_with_a_run_is_not_overwritten(bars: Path, finished: Path) -> None:
+    before = (finished / "last.ckpt").read_bytes()
+    with pytest.raises(InputError, match="there is a run in"):
+        train(tiny_config(bars), finished, progress=Silence(), figures=False)
+    assert (finished / "last.ckpt").read_bytes() == before
+
+
+def test_no_run_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no run to resume"):
+        resume(tmp_path, progress=Silence())
+
+
+def test_a_batch_larger_than_the_data(bars: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the batch size is 1000, but there are only 108 images"):
+        train(tiny_config(bars, batch_size=1000), tmp_path / "run", progress=Silence(), figures=False)
+
+
+def test_runs_are_numbered(tiny: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in (1, 2):
+        summary = train(tiny, progress=Silence(), figures=False)
+        assert summary["out"] == f"runs/sabour2017-bars-{number}"
+
+
+def test_training_images_are_shifted_and_test_images_never(
+    tiny: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[bool, list[torch.Tensor]] = {True: [], False: []}
+    import torchcaps.models.capsnet as module
+
+    own = module.CapsNet.primary_poses
+
+    def spy(network: torch.nn.Module, images: torch.Tensor) -> torch.Tensor:
+        seen[network.training].append((images * 255).round().to(torch.uint8))
+        return own(network, images)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module.CapsNet, "primary_poses", spy)
+    train(tiny, tmp_path / "run", progress=Silence(), figures=False)
+    dataset = load_dataset(tiny.data, validation_size=12, seed=0)
+
+    def known(images: list[torch.Tensor], *parts: object) -> float:
+        rows = {image.numpy().tobytes() for part in parts for image in part.images}  # type: ignore[attr-defined]
+        flat = [image.numpy().tobytes() in rows for batch in images for image in batch]
+        return sum(flat) / len(flat)
+
+    assert known(seen[False], dataset.validation, dataset.test) == 1
+    assert known(seen[True], dataset.train) < 0.4  # one in nine is not moved
+
+
+def test_bf16_trains_with_a_float32_routing(bars: Path, tmp_path: Path) -> None:
+    config = tiny_config(bars, precision="bf16", epochs=12, learning_rate=5e-3)
+    summary = train(config, tmp_path / "run", progress=Silence(), figures=False)
+    assert summary["test"]["last"]["accuracy"] > 0.9
+    assert {tensor.dtype for tensor in weights(tmp_path / "run").values()} == {torch.float32}
+
+
+def test_tensorboard_events(bars: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(tiny_config(bars, tensorboard=True), tmp_path / "run", progress=Silence(), figures=False)
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    assert len(events.Scalars("validation/accuracy")) == 3
+
+
+def test_load_run_reads_best_and_last(finished: Path) -> None:
+    best, last = load_run(finished), load_run(finished, which="last")
+    assert_same_weights(dict(best.model.state_dict()), load_file(finished / "best" / "model.safetensors"))
+    assert_same_weights(dict(last.model.state_dict()), weights(finished))
+    assert not best.model.training
+    assert best.class_names == ("0", "1", "2")
+    assert best.dataset().in_shape == best.model.in_shape
