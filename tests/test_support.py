@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+
 from support import (
     assert_batch_independent,
     assert_close,
@@ -18,7 +20,6 @@ from support import (
     has_mnist,
     holds,
 )
-from torch import nn
 
 
 def raising(error: Exception) -> None:
@@ -45,7 +46,7 @@ def test_finite() -> None:
 
 def test_gradients_reach() -> None:
     for spoil, fine in (
-        (lambda layer: None, True),
+        (lambda _: None, True),
         (lambda layer: setattr(layer.bias, "grad", None), False),
         (lambda layer: layer.weight.grad.zero_(), False),
         (lambda layer: layer.weight.grad.fill_(math.nan), False),
@@ -60,6 +61,7 @@ def test_batch_independent() -> None:
     batch = torch.arange(6.0).view(3, 2)
     assert_batch_independent(lambda x: x * 2, batch)
     assert not holds(assert_batch_independent, lambda x: x - x.mean(0), batch)
+    assert not holds(assert_batch_independent, lambda x: 1e-9 * (x - x.mean(0)), batch)
 
 
 def test_sums_to_one() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from support import (
     assert_batch_independent,
     assert_close,
@@ -16,12 +18,10 @@ from support import (
     assert_raises,
     assert_sums_to_one,
 )
-from torch import Tensor
-
 from torchcaps import dynamic_routing, squash
 
 AXES = ("outputs", "inputs")
-B, I, J, D = 3, 5, 4, 2  # noqa: E741
+B, I, J, D = 3, 5, 4, 2
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def prior(rng: torch.Generator) -> Tensor:
     return torch.randn(I, J, dtype=torch.float64, generator=rng)
 
 
-# ---- by hand -----------------------------------------------------------------------------------------------------
+# ---- by hand
 
 # Two inputs, two outputs, one component: squash(s) = s²/(1+s²) for s > 0.
 #   votes   û_1|1 = 2   û_2|1 = 0
@@ -110,7 +110,7 @@ def test_no_routing_is_the_plain_sum(votes: Tensor, bias: Tensor, prior: Tensor)
     assert (capsules.norm(dim=-1) > 1).any(), "not squashed"
 
 
-# ---- against loops -------------------------------------------------------------------------------------------------
+# ---- against loops
 
 
 def loops(votes: Tensor, iterations: int, over: str, bias: Tensor, prior: Tensor, leaky: bool, eps: float):
@@ -173,7 +173,7 @@ def test_weighted_sum_by_explicit_loops_is_the_matrix_product(votes: Tensor) -> 
     assert_close(squash(sums), capsules, 1e-12)
 
 
-# ---- the options -----------------------------------------------------------------------------------------------------
+# ---- the options
 
 
 @pytest.mark.parametrize("axis", AXES)
@@ -281,7 +281,7 @@ def test_huge_votes_stay_finite(axis: Any, votes: Tensor) -> None:
     assert_finite([capsules, huge.grad])
 
 
-# ---- symmetries ----------------------------------------------------------------------------------------------------
+# ---- symmetries
 
 
 @pytest.mark.parametrize("axis", AXES)
@@ -312,7 +312,7 @@ def test_an_empty_batch(votes: Tensor) -> None:
     assert dynamic_routing(votes[:0]).shape == (0, J, D)
 
 
-# ---- precision and bad input ---------------------------------------------------------------------------------------
+# ---- precision and bad input
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

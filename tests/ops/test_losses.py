@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from support import assert_close, assert_differs, assert_finite, assert_raises
 from torch import Tensor
 
+from support import assert_close, assert_differs, assert_finite, assert_raises
 from torchcaps import margin_loss, reconstruction_loss, safe_norm
 from torchcaps.nn import mask_capsules
 from torchcaps.ops.losses import multi_hot, normalised_cross_entropy
@@ -60,7 +60,7 @@ def test_half_precision_lengths_give_a_float32_loss() -> None:
 
 
 def test_normalised_cross_entropy_by_hand() -> None:
-    # shares: 0.8/1.1; 0.5/1.55
+    # shares of the classes that are there: 0.8 of 1.1 and 0.5 of 1.55
     wanted = [-math.log(0.8 / 1.1), -math.log(0.5 / 1.55)]
     assert_close(normalised_cross_entropy(LENGTHS, LABELS, reduction="none"), wanted, 1e-12)
     assert_close(normalised_cross_entropy(LENGTHS, LABELS), sum(wanted) / 2, 1e-12)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from support import assert_close, assert_raises
 from torch import Tensor
 
+from support import assert_close, assert_raises
 from torchcaps import safe_norm, squash
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

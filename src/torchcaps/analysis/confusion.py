@@ -53,8 +53,9 @@ def figure_confusion(evaluation: Evaluation, *, title: str | None = None) -> Fig
 
     names = [shorten(name, 1.1, SMALL) for name in evaluation.class_names]
     upright = max(map(len, names)) <= 2 and numbers
-    axes.set_xticks(range(classes), names, fontsize=SMALL if numbers else TINY, rotation=0 if upright else 90)
-    axes.set_yticks(range(classes), names, fontsize=SMALL if numbers else TINY)
+    style = {"fontsize": SMALL if numbers else TINY, "parse_math": False}  # a name is no formula, even with a $
+    axes.set_xticks(range(classes), names, rotation=0 if upright else 90, **style)
+    axes.set_yticks(range(classes), names, **style)
     axes.set_xticks(np.arange(classes + 1) - 0.5, minor=True)
     axes.set_yticks(np.arange(classes + 1) - 0.5, minor=True)
     axes.grid(which="minor", color="0.9", linewidth=0.6)

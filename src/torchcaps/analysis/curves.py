@@ -92,7 +92,9 @@ def figure_curves(runs: Mapping[str, Metrics], *, title: str | None = None) -> F
         style_axes(axes, name, "epoch", unit)
         use_whole_numbers(axes)
         _use_powers(axes)
-    figure.legend(fontsize=SMALL, frameon=False, loc="outside lower center", ncols=4)
+    legend = figure.legend(fontsize=SMALL, frameon=False, loc="outside lower center", ncols=4)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # the name of a run is no formula, even with a $
     return figure
 
 

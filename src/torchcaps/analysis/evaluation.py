@@ -228,8 +228,8 @@ def evaluate(
         model.to(device)
     loader = BatchLoader(image_set, batch_size, shuffle=False, device=next(model.parameters()).device)
     sums, lengths = _judge(model, loader.batches(0), precision)
-    evaluation = Evaluation.from_sums(sums, names)
-    return Evaluation(evaluation.confusion, evaluation.loss, names, lengths.argmax(-1).numpy(), lengths.numpy())
+    predictions = lengths.argmax(-1).numpy()
+    return Evaluation(sums.confusion, sums.loss / sums.num_images, names, predictions, lengths.numpy())
 
 
 def evaluation_sums(

@@ -133,7 +133,8 @@ class Sheet:
 
     def text(self, text: str, x: float, y: float, *, size: float = TEXT, **style: Any) -> None:
         """Write ``text`` with its upper left corner (or as ``ha``, ``va`` say) at (x, y)."""
-        self._axes.text(x, y, text, fontsize=size, **({"ha": "left", "va": "top"} | style))
+        # names of classes are no formulas, even with a dollar sign in them
+        self._axes.text(x, y, text, fontsize=size, parse_math=False, **({"ha": "left", "va": "top"} | style))
 
     def axes(self, x: float, y: float, size: tuple[float, float]) -> Axes:
         """Axes of their own, e.g. for a colour bar."""
@@ -180,7 +181,7 @@ def draw_tiles(
     count, _, height, width = next(iter(images.values())).shape
     columns = min(columns, count)
     tile = tile_size(height, width)
-    pitch = max(tile[0], TILE) + GAP  # narrow images leave the words under them their room
+    pitch = column_width(tile, [caption.text for line in captions.values() for caption in line]) + GAP
     headings = [heading for heading in (*images, *captions) if heading]
     left = MARGIN + (text_width(headings) + GAP if headings else 0)
     top = MARGIN + (0.35 if title else 0)
@@ -202,7 +203,7 @@ def draw_tiles(
             sheet.text(heading, left - GAP, y, ha="right", color=MUTED)
             for n in shown:
                 x = left + (n - start + 0.5) * pitch - GAP / 2
-                sheet.text(shorten(line[n].text, pitch), x, y, ha="center", color=line[n].colour)
+                sheet.text(shorten(line[n].text, pitch - GAP), x, y, ha="center", color=line[n].colour)
             y += LINE
     return sheet.figure
 
@@ -220,9 +221,14 @@ def tile_size(height: int, width: int) -> tuple[float, float]:
     return TILE * width / longer, TILE * height / longer
 
 
+def column_width(tile: tuple[float, float], texts: Sequence[str]) -> float:
+    """Inches for a tile and the words over or under it; very long words will be shortened."""
+    return max(tile[0], TILE, min(text_width(texts), 2 * TILE))
+
+
 def shorten(text: str, width: float, size: float = TEXT) -> str:
     """``text`` cut with an ellipsis to about ``width`` inches at that font size."""
-    fits = max(int(width * 72 / (size * _CHARACTER)), 2)
+    fits = max(int(width * 72 / (size * _CHARACTER) + 1e-6), 2)
     return text if len(text) <= fits else text[: fits - 1] + "…"
 
 

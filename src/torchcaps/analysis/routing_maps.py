@@ -22,9 +22,9 @@ from torchcaps.analysis.figures import (
     MARGIN,
     MUTED,
     SMALL,
-    TILE,
     TITLE,
     Sheet,
+    column_width,
     new_figure,
     shorten,
     style_axes,
@@ -202,14 +202,14 @@ def figure_coupling(
     lengths = trace.lengths[:, index]
 
     title = title or "Routing: where each class takes its input from"
-    places = "the grid of the primary capsules"
+    places = "on the grid of the primary capsules"
     if trace.grouping == "raster":
-        places = "primary capsules in the order of their index, not in space (raster grouping)"
-    subtitle = f"coupling on {places}, averaged over their types; below: length of the capsule"
+        places = "of the primary capsules in the order of their index, not in space (raster grouping)"
+    subtitle = f"coupling {places}, averaged over their types; below: length of the capsule"
     if len(shown) < classes:
         subtitle = f"the {len(shown)} longest of {classes} classes; {subtitle}"
     tile, picture = tile_size(*maps.shape[2:]), tile_size(*trace.images.shape[2:])
-    pitch = (max(tile[0], TILE) + GAP, tile[1] + LINE + 2 * GAP)
+    pitch = (column_width(tile, [names[j] for j in shown]) + GAP, tile[1] + LINE + 2 * GAP)
     rows = [f"iteration {t}" for t in range(1, iterations + 1)]
     left = MARGIN + picture[0] + 2 * MARGIN + text_width(rows) + GAP
     top = MARGIN + 0.3 + 2 * LINE + LINE
@@ -225,7 +225,7 @@ def figure_coupling(
     for column, j in enumerate(shown):
         centre = left + (column + 0.5) * pitch[0] - GAP / 2
         weight = "bold" if j == longest[0] else "normal"
-        sheet.text(shorten(names[j], pitch[0]), centre, top - GAP / 2, ha="center", va="bottom", weight=weight)
+        sheet.text(shorten(names[j], pitch[0] - GAP), centre, top - GAP / 2, ha="center", va="bottom", weight=weight)
         for t in range(iterations):
             y = top + t * pitch[1]
             drawn = sheet.map(maps[t, column], centre - tile[0] / 2, y, tile, colours="RdBu_r", norm=norm)
@@ -240,7 +240,7 @@ def figure_coupling(
             )
     for t, row in enumerate(rows):
         sheet.text(row, left - GAP, top + t * pitch[1] + tile[1] / 2, ha="right", va="center")
-    sheet.text("coupling", right + MARGIN, top - GAP / 2, size=SMALL, va="bottom", color=MUTED)
+    sheet.text("coupling", right + MARGIN, top - 2 * GAP, size=SMALL, va="bottom", color=MUTED)
     bar = sheet.figure.colorbar(drawn, cax=sheet.axes(right + MARGIN, top, (0.13, bottom - top - LINE - 2 * GAP)))
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=SMALL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from torchcaps.cli.output import is_main_process
 from torchcaps.cli.train import train
 from torchcaps.errors import InputError
 
-WRONG_INPUT, FAILED, BUG, INTERRUPTED, BROKEN_PIPE = 2, 1, 70, 130, 141
+WRONG_INPUT, BUG, INTERRUPTED = 2, 70, 130
 
 
 @click.group(cls=Group, invoke_without_command=True)
@@ -45,8 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: What stands after ``torchcaps``; the process's own arguments if None.
 
     Returns:
-        The exit code: 0 done; 1 the training failed; 2 wrong input, a file that cannot be used, or too little memory;
-        70 a bug in torchcaps; 130 interrupted; 141 the reader of the output went away.
+        The exit code: 0 done; 1 the training diverged; 2 wrong input, a file that cannot be used, or too little
+        memory; 70 a bug in torchcaps; 130 interrupted by Ctrl-C, 143 by SIGTERM.
+
+    Raises:
+        SystemExit: With code 1, when the reader of the output (such as ``head``) has gone away.
     """
     session = Session(tuple(sys.argv[1:] if arguments is None else arguments))
     for stream in (sys.stdout, sys.stderr):
@@ -54,7 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     try:
         code = app.main(args=list(session.arguments), prog_name="torchcaps", standalone_mode=False, obj=session)
-        sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         if session.debug:
             traceback.print_exception(error)
@@ -66,12 +67,9 @@ def _report(error: BaseException) -> int:
     """Say in one line what went wrong; the exit code."""
     if isinstance(error, (KeyboardInterrupt, click.Abort)):
         return INTERRUPTED
-    if isinstance(error, BrokenPipeError):
-        # Python flushes stdout once more at its end, which must not meet the broken pipe again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
     if isinstance(error, Stopped):
-        _say(error.message)
+        # codes above 128 are those of signals: what the user asked for is no error
+        (_say if error.exit_code > 128 else _say_error)(error.message)
         return error.exit_code
     if isinstance(error, click.ClickException):
         _say_error(error.format_message())
@@ -96,7 +94,7 @@ def describe_os_error(error: OSError) -> str:
     """What the system says of a file, in one sentence that names it."""
     reason = error.strerror or str(error)
     if error.errno == errno.ENOSPC:
-        reason = "no space left on the device; make room or write elsewhere with --out"
+        reason = "no space left on the device; make room, or choose another place"
     return f"{error.filename}: {reason}" if error.filename is not None else reason
 
 

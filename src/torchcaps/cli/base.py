@@ -24,7 +24,7 @@ class Session:
     """Whether errors show their traceback."""
 
 
-class Stopped(click.ClickException):
+class Stopped(Exception):  # noqa: N818  it may be what the user asked for
     """The end of a command that is neither success nor wrong input.
 
     Args:
@@ -34,7 +34,7 @@ class Stopped(click.ClickException):
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
-        self.exit_code = exit_code
+        self.message, self.exit_code = message, exit_code
 
 
 def debug_option() -> click.Option:
@@ -125,13 +125,14 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+Function = Callable[..., Any]
+Decorator = Callable[[Function], Function]
 
 
 def compose(*decorators: Decorator) -> Decorator:
     """One decorator from several, applied so that the first one's option comes first in the help."""
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function: Function) -> Function:
         for decorator in reversed(decorators):
             function = decorator(function)
         return function

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from torchcaps.cli.base import Command
-from torchcaps.cli.output import add_row, console, count, table, write_figure
+from torchcaps.cli.output import add_row, count, print_table, table, write_figure
 from torchcaps.cli.runs import (
+    FIGURE,
     PATH,
     Fit,
     Split,
@@ -152,7 +153,13 @@ def routing(
 
     The coupling maps of one image go to --out; the statistics of many, unless --image is given, to a file beside it.
     """
-    from torchcaps.analysis import figure_coupling, figure_routing_statistics, load_image, routing_statistics, trace_routing
+    from torchcaps.analysis import (
+        figure_coupling,
+        figure_routing_statistics,
+        load_image,
+        routing_statistics,
+        trace_routing,
+    )
 
     run = open_run(run_folder, which)
     statistics, about = None, ""
@@ -176,7 +183,7 @@ def routing(
 
 
 def _show_trace(trace: RoutingTrace, class_names: tuple[str, ...], words: str) -> None:
-    rows = table("iteration", "longest capsule", "length", "entropy of coupling", "change of logits", title=words)
+    rows = table("iteration", "longest capsule", "length", "entropy of coupling", "change of logits")
     for t, lengths in enumerate(trace.lengths[:, 0]):
         longest = int(lengths.argmax())
         add_row(
@@ -187,14 +194,16 @@ def _show_trace(trace: RoutingTrace, class_names: tuple[str, ...], words: str) -
             f"{trace.entropy[t, 0]:.4f}",
             f"{trace.logit_change[t, 0]:.2e}",
         )
-    console().print(rows)
+    print_table(rows, words)
 
 
 def _show_statistics(statistics: RoutingStatistics, words: str) -> None:
-    rows = table("iteration", "entropy of coupling", "change of logits", title=words)
-    for t, (entropy, change) in enumerate(zip(statistics.entropy.mean(1), statistics.logit_change.mean(1), strict=True)):
+    rows = table("iteration", "entropy of coupling", "change of logits")
+    for t, (entropy, change) in enumerate(
+        zip(statistics.entropy.mean(1), statistics.logit_change.mean(1), strict=True)
+    ):
         add_row(rows, t + 1, f"{entropy:.4f}", f"{change:.2e}")
-    console().print(rows)
+    print_table(rows, words)
 
 
 @click.command(
@@ -208,11 +217,14 @@ def _show_statistics(statistics: RoutingStatistics, words: str) -> None:
 )
 @click.argument("run_folders", metavar="RUN...", nargs=-1, required=True, type=PATH)
 @click.option(
-    "--out", type=PATH, help="Figure, .png, .pdf or .svg.  [default: RUN/figures/curves.png of the first run]"
+    "--out", type=FIGURE, help="Figure, .png, .pdf or .svg.  [default: RUN/figures/curves.png of the first run]"
 )
 def curves(run_folders: tuple[Path, ...], out: Path | None) -> None:
     """Draw loss and accuracy of each epoch, of one run or of several to compare them."""
     from torchcaps.analysis import figure_curves, read_metrics
 
-    metrics = {str(folder): read_metrics(folder) for folder in run_folders}
+    names = [folder.resolve().name for folder in run_folders]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in run_folders]
+    metrics = {name: read_metrics(folder) for name, folder in zip(names, run_folders, strict=True)}
     write_figure(figure_curves(metrics), figure_path(out, run_folders[0], "curves"))

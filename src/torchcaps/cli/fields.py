@@ -5,16 +5,22 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import itertools
 import textwrap
 import types
 import typing
 from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from torchcaps.cli.base import SectionOption
 from torchcaps.models.config import Described
+
+if TYPE_CHECKING:
+    ParamType = click.ParamType[Any, Any]
+else:
+    ParamType = click.ParamType  # takes no parameters before click 8.4
 
 
 def option_name(field: str) -> str:
@@ -81,7 +87,7 @@ def field_descriptions(config_type: type) -> dict[str, str]:
     assert isinstance(class_definition, ast.ClassDef)
     body = class_definition.body
     found = {}
-    for statement, following in zip(body, body[1:], strict=False):
+    for statement, following in itertools.pairwise(body):
         if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
             continue
         if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
@@ -89,7 +95,7 @@ def field_descriptions(config_type: type) -> dict[str, str]:
     return found
 
 
-def option_type(hint: Any) -> click.ParamType:
+def option_type(hint: Any) -> ParamType:
     """How a field of an annotation is read from the command line."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
@@ -99,10 +105,11 @@ def option_type(hint: Any) -> click.ParamType:
         return OrNone(option_type(inner)) if inner is not str else click.STRING
     if origin is tuple:
         return Integers()
-    return {int: click.INT, float: click.FLOAT, str: click.STRING}[hint]
+    plain: dict[Any, ParamType] = {int: click.INT, float: click.FLOAT, str: click.STRING}
+    return plain[hint]
 
 
-class Integers(click.ParamType):
+class Integers(ParamType):
     """Integers with commas between them, ``512,1024``; ``none`` is no integer at all."""
 
     name = "integer,…"
@@ -117,14 +124,14 @@ class Integers(click.ParamType):
             self.fail(f"{value!r} is no list of integers such as 512,1024.", param, ctx)
 
 
-class OrNone(click.ParamType):
+class OrNone(ParamType):
     """Another type, or ``none``.
 
     Args:
         inner: The other type.
     """
 
-    def __init__(self, inner: click.ParamType) -> None:
+    def __init__(self, inner: ParamType) -> None:
         self.inner = inner
         self.name = inner.name
 

@@ -16,17 +16,31 @@ from torchcaps.cli.output import (
     percent,
     print_json,
     print_pairs,
+    print_table,
+    print_title,
     table,
     write_figure,
 )
-from torchcaps.cli.runs import PATH, Fit, Split, Which, data_options, image_options, open_images, open_run, pick_device, run_argument
+from torchcaps.cli.runs import (
+    FIGURE,
+    PATH,
+    Fit,
+    Split,
+    Which,
+    data_options,
+    image_options,
+    open_images,
+    open_run,
+    pick_device,
+    run_argument,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.table import Table
 
-    from torchcaps.analysis import Evaluation
+    from torchcaps.analysis import ClassScore, Evaluation
 
 MOST_CLASSES = 20
 """So many classes at most are shown as a whole; of more, only the most telling ones."""
@@ -55,7 +69,7 @@ MOST_SHOWN = 10
     show_default=True,
     help="Where to compute.",
 )
-@click.option("--figure", type=PATH, help="Draw the confusion matrix to this file too, .png, .pdf or .svg.")
+@click.option("--figure", type=FIGURE, help="Draw the confusion matrix to this file too, .png, .pdf or .svg.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def evaluate(
     run_folder: Path,
@@ -94,9 +108,7 @@ def evaluate(
 
 
 def _show_evaluation(evaluation: Evaluation, what: str) -> None:
-    to = console()
-    to.print(what, style="bold", markup=False, soft_wrap=True)
-    to.print()
+    print_title(what)
     right, images = evaluation.num_correct, evaluation.num_images
     print_pairs(
         [
@@ -105,21 +117,19 @@ def _show_evaluation(evaluation: Evaluation, what: str) -> None:
             ("Loss", f"{evaluation.loss:.4f}"),
         ]
     )
-    to.print()
-    to.print(_class_table(evaluation))
-    if len(evaluation.class_names) <= MOST_CLASSES:
-        to.print(_confusion_table(evaluation))
-    elif right < images:
-        to.print(_most_confused(evaluation))
-
-
-def _class_table(evaluation: Evaluation) -> Table:
     scores = evaluation.per_class
-    title = None
-    if len(scores) > MOST_CLASSES:
-        scores = sorted(scores, key=lambda score: 1.0 if score["f1"] is None else score["f1"])[:MOST_SHOWN]
-        title = f"The {len(scores)} worst of {len(evaluation.class_names)} classes"
-    rows = table("class", "images", "precision", "recall", "F1", title=title)
+    if len(scores) <= MOST_CLASSES:
+        print_table(_class_table(scores))
+        print_table(_confusion_table(evaluation), "Confusion: true classes down, predicted ones across")
+        return
+    worst = sorted(scores, key=lambda score: 1.0 if score["f1"] is None else score["f1"])[:MOST_SHOWN]
+    print_table(_class_table(worst), f"The {len(worst)} worst of {len(scores)} classes (--json has all)")
+    if right < images:
+        print_table(_most_confused(evaluation), "Most frequent confusions")
+
+
+def _class_table(scores: Sequence[ClassScore]) -> Table:
+    rows = table("class", "images", "precision", "recall", "F1")
     for score in scores:
         shares = (score["precision"], score["recall"], score["f1"])
         add_row(rows, score["name"], count(score["images"]), *("–" if s is None else percent(s) for s in shares))
@@ -131,8 +141,7 @@ def _confusion_table(evaluation: Evaluation) -> Table:
 
     names = evaluation.class_names
     short = all(len(name) <= 3 for name in names)
-    headings = names if short else [str(j) for j in range(len(names))]
-    rows = table("true", *headings, title="Confusion: rows are true classes, columns predicted ones")
+    rows = table("true", *(names if short else map(str, range(len(names)))))
     for i, name in enumerate(names):
         cells = []
         for j, number in enumerate(evaluation.confusion[i].tolist()):
@@ -145,7 +154,7 @@ def _confusion_table(evaluation: Evaluation) -> Table:
 def _most_confused(evaluation: Evaluation) -> Table:
     wrong = evaluation.confusion.copy()
     wrong[range(len(wrong)), range(len(wrong))] = 0
-    rows = table("true", "predicted", "images", left=2, title="Most frequent confusions")
+    rows = table("true", "predicted", "images", left=2)
     for place in wrong.argsort(axis=None, kind="stable")[::-1][:MOST_SHOWN].tolist():
         i, j = divmod(place, len(wrong))
         if wrong[i, j]:

@@ -12,8 +12,18 @@ import click
 
 from torchcaps.cli.base import Command
 from torchcaps.cli.fields import field_descriptions
-from torchcaps.cli.output import add_row, console, count, print_json, print_pairs, table, write_figure
-from torchcaps.cli.runs import PATH
+from torchcaps.cli.output import (
+    add_row,
+    console,
+    count,
+    print_json,
+    print_pairs,
+    print_table,
+    print_title,
+    table,
+    write_figure,
+)
+from torchcaps.cli.runs import FIGURE
 from torchcaps.models.config import CapsNetConfig, CNNConfig, Described
 from torchcaps.models.presets import Preset, get_preset, list_presets
 
@@ -98,21 +108,18 @@ def _describe_preset(preset: Preset) -> dict[str, Any]:
 def _show_presets(all_presets: list[Preset]) -> None:
     to = console()
     main = [preset for preset in all_presets if variant_of(preset) is None]
-    to.print("Published networks", style="bold")
-    print_pairs((p.name, f"{p.source}\n{p.published}" if p.published != UNPUBLISHED else p.source) for p in main)
-    to.print()
-    to.print(f"Where they differ (· as {REFERENCE}, – no such field)", style="bold")
+    print_title("Published networks")
+    print_pairs((p.name, _with_result(p.source, p)) for p in main)
+    print_title(f"Where they differ (· as {REFERENCE}, – no such field)")
     for rows in _difference_tables(main, to):
-        to.print(rows)
-        to.print()
-    to.print("Variants", style="bold")
-    print_pairs(
-        (p.name, p.description + (f" Published: {p.published}." if p.published != UNPUBLISHED else ""))
-        for p in all_presets
-        if variant_of(p) is not None
-    )
-    to.print()
-    to.print("Parameters are those on MNIST. One in full: torchcaps presets NAME", soft_wrap=True)
+        print_table(rows)
+    print_title("Variants")
+    print_pairs((p.name, _with_result(p.description, p)) for p in all_presets if variant_of(p) is not None)
+    click.echo("Parameters are those on MNIST. One in full: torchcaps presets NAME")
+
+
+def _with_result(text: str, preset: Preset) -> str:
+    return text if preset.published == UNPUBLISHED else f"{text.removesuffix('.')}. Published: {preset.published}."
 
 
 def _difference_tables(compared: list[Preset], to: Console) -> list[Table]:
@@ -193,11 +200,9 @@ def as_text(value: Any) -> str:
 
 
 def _show_preset(preset: Preset) -> None:
-    to = console()
     with_decoder, without = parameter_counts(preset.model)
     counts = count(without) if with_decoder is None else f"{count(with_decoder)}, {count(without)} without the decoder"
-    to.print(preset.name, style="bold", markup=False)
-    to.print()
+    print_title(preset.name)
     print_pairs(
         [
             ("What", preset.description),
@@ -207,7 +212,7 @@ def _show_preset(preset: Preset) -> None:
         ]
     )
     for heading, config in (("Network", preset.model), ("Recipe", preset.recipe)):
-        to.print(_field_table(heading, config))
+        print_table(_field_table(heading, config))
 
 
 def _field_table(heading: str, config: Described) -> Table:
@@ -232,7 +237,7 @@ def _field_table(heading: str, config: Described) -> Table:
 @click.argument("name", required=False)
 @click.option("--data-dir", metavar="DIR", help="Folder that holds the data set's files.")
 @click.option("--image-size", type=click.IntRange(min=1), help="Resize images to this height and width, pixels.")
-@click.option("--sample", type=PATH, help="Draw the first training images to this file; downloads what is missing.")
+@click.option("--sample", type=FIGURE, help="Draw the first training images to this file; downloads what is missing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def datasets(
     name: str | None, data_dir: str | None, image_size: int | None, sample: Path | None, as_json: bool
@@ -247,7 +252,9 @@ def datasets(
     if name is None:
         for option, value in (("--data-dir", data_dir), ("--image-size", image_size), ("--sample", sample)):
             if value is not None:
-                raise click.UsageError(f"{option} is for one data set; name it, e.g. torchcaps datasets digits {option} …")
+                raise click.UsageError(
+                    f"{option} is for one data set; name it, e.g. torchcaps datasets digits {option} …"
+                )
         if as_json:
             print_json([_describe_dataset(info, info.locate()) for info in list_datasets()])
         else:
@@ -314,20 +321,16 @@ def _show_datasets(infos: list[DatasetInfo]) -> None:
             here = Text("yes", style="green") if info.locate() else Text("no", style="dim")
         classes = "–" if info.num_classes is None else str(info.num_classes)
         add_row(rows, Text(info.spec, style="bold"), info.title, *known, shape, classes, here)
-    to = console()
-    to.print(rows)
-    to.print()
-    to.print(
-        "What is not here is downloaded when it is first trained on, or read from --data-dir or $TORCHCAPS_DATA.\n"
-        "One of them, counted: torchcaps datasets NAME",
-        markup=False,
+    print_table(rows)
+    click.echo(
+        "What is not here is downloaded when it is first trained on, or read from\n"
+        "--data-dir or $TORCHCAPS_DATA.\n"
+        "One of them, counted: torchcaps datasets NAME"
     )
 
 
 def _show_dataset(info: DatasetInfo, found: Path | None, dataset: Dataset | None) -> None:
-    to = console()
-    to.print(info.title, style="bold", markup=False)
-    to.print()
+    print_title(info.title)
     here = str(found) if found else f"not on this machine; torchcaps train --data {info.name} downloads it"
     pairs = [("Source", info.source), ("Terms", info.licence), ("Files", here)]
     shape = info.in_shape if dataset is None else dataset.in_shape
@@ -342,4 +345,4 @@ def _show_dataset(info: DatasetInfo, found: Path | None, dataset: Dataset | None
         add_row(rows, class_name, *map(count, numbers))
     rows.add_section()
     add_row(rows, "all", *(count(len(images)) for _, images in _parts(dataset)), style="bold")
-    to.print(rows)
+    print_table(rows)

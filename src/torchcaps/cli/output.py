@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
     from rich.table import Table
+
+
+# strings in JSON hold no line breaks, so that only those of the layout are found
+PLAIN_LIST, LINE_BREAK = re.compile(r"\[\n\s*([^][{}]*?)\n\s*\]"), re.compile(r"\n\s*")
 
 
 def console() -> Console:
@@ -29,20 +35,17 @@ def is_main_process() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK"))
 
 
-def table(*columns: str, left: int = 1, title: str | None = None) -> Table:
+def table(*columns: str, left: int = 1) -> Table:
     """An empty table.
 
     Args:
         *columns: Headings.
         left: How many columns from the first hold words; those after them hold numbers, set to the right.
-        title: What stands above it.
     """
     from rich import box
     from rich.table import Table
 
-    made = Table(
-        box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), title=title, title_justify="left", title_style="bold"
-    )
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for index, heading in enumerate(columns):
         made.add_column(heading, justify="left" if index < left else "right", overflow="fold")
     return made
@@ -55,17 +58,38 @@ def add_row(to: Table, *cells: Any, style: str | None = None) -> None:
     to.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in cells), style=style)
 
 
+def print_title(text: str) -> None:
+    """What the lines below it are about; never cut, so that paths in it can be copied."""
+    console().print(text, style="bold", markup=False, soft_wrap=True)
+
+
+def print_table(rows: Table, title: str | None = None) -> None:
+    """A table under its title, and an empty line."""
+    if title is not None:
+        print_title(title)
+    to = console()
+    to.print(rows)
+    to.print()
+
+
 def print_pairs(pairs: Iterable[tuple[str, Any]]) -> None:
-    """Lines of a name and what it is; long ones go on under themselves."""
-    from rich.table import Table
+    """Lines of a name and what it is, and an empty line.
+
+    Args:
+        pairs: Names and values. Long values go on under themselves, though no path is cut; a list's items stand each
+            on a line of its own, whole.
+    """
     from rich.text import Text
 
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
+    pairs, to = list(pairs), console()
+    indent = max(len(name) for name, _ in pairs) + 2
+    wrap = textwrap.TextWrapper(max(to.width - indent, 20), break_long_words=False, break_on_hyphens=False)
     for name, value in pairs:
-        grid.add_row(Text(name, style="bold"), value if isinstance(value, Text) else Text(str(value)))
-    console().print(grid)
+        first, *others = value if isinstance(value, list) else wrap.wrap(str(value))
+        to.print(Text.assemble((f"{name:{indent}}", "bold"), first), soft_wrap=True)
+        for line in others:
+            to.print(Text(" " * indent + line), soft_wrap=True)
+    to.print()
 
 
 def bar(share: float, width: int = 30) -> str:
@@ -85,8 +109,9 @@ def count(number: int) -> str:
 
 
 def print_json(value: Any) -> None:
-    """JSON for other programs, and nothing else."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+    """JSON for other programs, and nothing else; lists of plain values stand on one line each."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    click.echo(PLAIN_LIST.sub(lambda found: f"[{LINE_BREAK.sub(' ', found[1])}]", text))
 
 
 def write_figure(figure: Figure, path: Path, *, quiet: bool = False) -> None:

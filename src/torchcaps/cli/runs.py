@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from torchcaps.cli.base import compose
+from torchcaps.cli.base import Decorator, compose
 from torchcaps.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
@@ -22,6 +22,22 @@ Fit = Literal["pad", "stretch"]
 
 PATH = click.Path(path_type=Path)
 
+
+class FigurePath(click.Path):
+    """A file for a figure, refused before anything is computed if its suffix is no figure's."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """From the command line to a path."""
+        from torchcaps.analysis.figures import FORMATS
+
+        path = Path(str(super().convert(value, param, ctx)))
+        if path.suffix and path.suffix[1:].lower() not in FORMATS:
+            self.fail(f"{str(path)!r} is no figure: it must end in .{', .'.join(FORMATS)}.", param, ctx)
+        return path
+
+
+FIGURE = FigurePath()
+
 run_argument = compose(
     click.argument("run_folder", metavar="RUN", type=PATH),
     click.option(
@@ -34,7 +50,9 @@ run_argument = compose(
 )
 
 data_options = compose(
-    click.option("--data", metavar="NAME", help="Other images: a data set, folder:PATH or npz:PATH.  [default: the run's]"),
+    click.option(
+        "--data", metavar="NAME", help="Other images: a data set, folder:PATH or npz:PATH.  [default: the run's]"
+    ),
     click.option("--data-dir", metavar="DIR", help="Folder that holds the data set's files."),
     click.option(
         "--split",
@@ -63,9 +81,9 @@ index_options = compose(
 )
 
 
-def out_option(name: str) -> click.decorators.FC:
+def out_option(name: str) -> Decorator:
     """``--out`` of a command that draws a figure."""
-    return click.option("--out", type=PATH, help=f"Figure, .png, .pdf or .svg.  [default: RUN/figures/{name}.png]")
+    return click.option("--out", type=FIGURE, help=f"Figure, .png, .pdf or .svg.  [default: RUN/figures/{name}.png]")
 
 
 def figure_path(out: Path | None, run: Path, name: str) -> Path:
@@ -143,5 +161,7 @@ def pick_device(accelerator: str) -> str:
         return next(name for name, usable in there.items() if usable)
     if not there[accelerator]:
         usable = ", ".join(name for name in there if there[name])
-        raise InputError(f"this machine has no {accelerator} device that PyTorch can use; --accelerator may be {usable}")
+        raise InputError(
+            f"this machine has no {accelerator} device that PyTorch can use; --accelerator may be {usable}"
+        )
     return accelerator

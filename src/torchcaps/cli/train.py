@@ -11,7 +11,7 @@ import click
 
 from torchcaps.cli.base import Command, Session, Stopped
 from torchcaps.cli.fields import field_options, given_fields, option_name
-from torchcaps.cli.output import add_row, command_line, console, count, is_main_process, percent, print_pairs, table
+from torchcaps.cli.output import add_row, command_line, count, is_main_process, percent, print_pairs, print_table, table
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.models.config import CapsNetConfig, CNNConfig, Recipe
 from torchcaps.training.config import TrainConfig, field_names, make_config, override, read_config
@@ -48,6 +48,7 @@ OPTIONS = [
 @click.pass_context
 def train(
     context: click.Context,
+    /,
     preset: str | None,
     out: Path | None,
     resumed: Path | None,
@@ -123,15 +124,17 @@ def build_config(preset: str | None, config_file: Path | None, overrides: Mappin
 def show_summary(summary: Mapping[str, Any]) -> None:
     """What a run ended with, where it lies, and what to do with it."""
     out, test = Path(summary["out"]), summary["test"]
-    to = console()
+    last, best = summary["epochs"], summary["best_epoch"]
+    shown = {"best": f"epoch {best}, best on validation", "last": f"epoch {last}, last"}
+    if best == last:
+        shown = {"best": f"epoch {best}, best on validation and last"}
     rows = table(f"Test ({count(test['best']['images'])} images)", "accuracy", "error", "loss")
-    epochs = {"best": f"epoch {summary['best_epoch']}, best on validation", "last": f"epoch {summary['epochs']}, last"}
-    for which, words in epochs.items():
+    for which, words in shown.items():
         result = test[which]
         cells = percent(result["accuracy"]), percent(result["error"]), f"{result['loss']:.4f}"
         add_row(rows, words, *cells, style="bold" if which == "best" else None)
-    to.print()
-    to.print(rows)
+    click.echo()
+    print_table(rows)
     figures = sorted(file.name for file in (out / "figures").glob("*.png"))
     decoder = getattr(read_config(out / "config.json").model, "decoder", False)
     following = [command_line("evaluate", out), command_line("reconstruct", out), command_line("perturb", out)]
@@ -140,6 +143,6 @@ def show_summary(summary: Mapping[str, Any]) -> None:
             ("Network", f"{summary['preset']}, {count(summary['parameters'])} parameters"),
             ("Run folder", out),
             *([("Figures", f"{out / 'figures'} ({', '.join(figures)})")] if figures else []),
-            ("Next", "\n".join(following if decoder else following[:1])),
+            ("Next", following if decoder else following[:1]),
         ]
     )

@@ -10,6 +10,7 @@ import csv
 import dataclasses
 import importlib.util
 import io
+import logging
 import math
 import os
 import shlex
@@ -482,6 +483,7 @@ def _launch(config: TrainConfig) -> Fabric:
         num_nodes = int(os.environ["WORLD_SIZE"]) // devices
     if config.tensorboard:
         _Events.check()
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its greetings are not for our users
     try:
         fabric = Fabric(
             accelerator=config.accelerator,

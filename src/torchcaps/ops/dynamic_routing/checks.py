@@ -22,17 +22,19 @@ def check_votes(votes: Tensor, bias: Tensor | None, prior: Tensor | None) -> Non
     _check_extras("dynamic_routing", I, J, D, bias, prior)
 
 
-def check_route(poses: Tensor, weight: Tensor, bias: Tensor | None, prior: Tensor | None) -> None:
+def check_route(
+    poses: Tensor, weight: Tensor, bias: Tensor | None = None, prior: Tensor | None = None, caller: str = "route"
+) -> None:
     """Raise if poses (B, I, K), weight (I, J, D, K), bias (J, D) and prior (I, J) do not fit each other."""
-    _check_tensor("route", "poses", poses, "(B, I, K)", 3)
-    _check_tensor("route", "weight", weight, "(I, J, D, K)", 4)
+    _check_tensor(caller, "poses", poses, "(B, I, K)", 3)
+    _check_tensor(caller, "weight", weight, "(I, J, D, K)", 4)
     _, I, K = poses.shape
     if weight.shape[0] != I or weight.shape[3] != K:
         raise ValueError(
-            f"route: poses {tuple(poses.shape)} = (B, I, K) need a weight of shape ({I}, J, D, {K}), "
+            f"{caller}: poses {tuple(poses.shape)} = (B, I, K) need a weight of shape ({I}, J, D, {K}), "
             f"got {tuple(weight.shape)}"
         )
-    _check_extras("route", I, weight.shape[1], weight.shape[2], bias, prior)
+    _check_extras(caller, I, weight.shape[1], weight.shape[2], bias, prior)
 
 
 def _check_extras(caller: str, I: int, J: int, D: int, bias: Tensor | None, prior: Tensor | None) -> None:

@@ -1,14 +1,15 @@
 """Vote-free dynamic routing with its own backward pass: the votes, B·I·J·D numbers, are never built.
 
-README.md beside this file derives every step; the names in brackets here, such as [logits], are its headings.
-Inside, poses are (B, K, I) and weights (J, D, K, I), so that the long axis is the last and each step a matrix product.
+README.md beside this file derives every step; names in brackets, such as [logits], are the steps' names there.
+Inside, poses are (B, K, I) and weights (J, D, K, I): the long axis comes last, and each step is a matrix product or runs
+along it. A *block* is a part of the weights that is worked on at a time, (j, D, K·i); small letters are a block's sizes.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -16,24 +17,28 @@ from jaxtyping import Float
 from torch import Tensor
 
 MIB = 2**20
-DEFAULT_WORKING_MEMORY = 32.0  # MiB
-MAX_BATCH_TILE = 128
-MIN_INPUT_TILE = 64
+WORKING_MEMORY = 16.0  # MiB, as measured best for layers of MNIST's size: the buffers of a block stay in the caches
+MAX_BATCH_SLICE = 128  # images; more do not make the products faster
+MIN_BATCH_SLICE = 8  # images; with fewer, reading the weights costs more than multiplying by them
+MIN_INPUT_BLOCK = 64  # input capsules; fewer make the inner loops short
+INPUT_MULTIPLE = 16  # input capsules: a vector register of float32
 
 
 class _WorkingMemory:
-    mib = DEFAULT_WORKING_MEMORY
+    mib = WORKING_MEMORY
 
 
 def set_working_memory(mib: float) -> None:
-    """Set how much memory vote-free routing may use for its work buffers.
+    """Set how much memory vote-free routing may use for its work buffers, in one call.
 
-    Layers are routed tile by tile, and the tiles are cut so that their buffers fit. The smallest tile possible (one
-    input capsule with all outputs, or one output with all inputs, depending on ``softmax_over``) is used if even that
-    does not fit. Results and gradients come on top. Applies to the calls that start after it, in all threads.
+    Layers are routed block by block, and the blocks are cut so that the buffers fit. Capsules that compete with each
+    other stay together, so a block is at least one input capsule with all its outputs (``softmax_over="outputs"``) or
+    one output with all its inputs, and up to eight images; if even that does not fit, it is used all the same. The
+    output, the gradients and what is saved for the backward pass come on top. Holds for all threads, from the next
+    call on, and changes results by rounding only.
 
     Args:
-        mib: MiB, positive; 32 at the start.
+        mib: MiB, positive; 16 at the start.
 
     Raises:
         ValueError: ``mib`` is not positive.
@@ -60,191 +65,236 @@ def route_recompute(
     eps: float,
     return_coupling: bool,
 ) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B I J"] | None]:
-    """Output capsules and, if asked for, the last coupling. :func:`torchcaps.route` describes the arguments."""
-    options = _Options(num_iterations, softmax_over == "inputs", stop_gradient, leaky, eps, return_coupling)
-    capsules, coupling, _ = _Route.apply(poses, weight, bias, prior, options)
+    """Output capsules and, if asked for, the last coupling. :func:`torchcaps.route` describes the arguments.
+
+    Both are differentiable once, as in the reference. A second derivative raises an error that says what to do.
+    """
+    tensors = (poses, weight, bias, prior)
+    differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    keep_coupling = return_coupling or (differentiated and stop_gradient and num_iterations > 1)
+    options = _Options(num_iterations, softmax_over == "inputs", stop_gradient, leaky, eps, keep_coupling)
+    if torch.compiler.is_compiling():
+        capsules, coupling, _ = _route_op(*tensors, *options.scalars)
+    else:
+        capsules, coupling, _ = _Route.apply(*tensors, options)
     return capsules, coupling if return_coupling else None
 
 
-class _Options(NamedTuple):
+@dataclass(frozen=True)
+class _Options:
     num_iterations: int
     over_inputs: bool
     stop_gradient: bool
     leaky: bool
     eps: float
-    return_coupling: bool
+    keep_coupling: bool
 
+    @property
+    def scalars(self) -> tuple[int, bool, bool, bool, float, bool]:
+        return (
+            self.num_iterations, self.over_inputs, self.stop_gradient, self.leaky, self.eps, self.keep_coupling
+        )  # fmt: skip
 
-class _Route(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        poses: Tensor, weight: Tensor, bias: Tensor | None, prior: Tensor | None, options: _Options
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return _forward(poses, weight, bias, prior, options)
+    @property
+    def competing_axis(self) -> int:
+        """The axis of logits (j, b, i) that the softmax runs over."""
+        return 2 if self.over_inputs else 0
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        poses, weight, bias, prior, options = inputs
-        _, coupling, sums = output
-        if options.stop_gradient or not options.return_coupling or options.num_iterations == 0:
-            ctx.mark_non_differentiable(coupling, sums)
-        else:
-            ctx.mark_non_differentiable(sums)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(poses, weight, bias, prior, sums)
-        ctx.options = options
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_capsules: Tensor | None, grad_coupling: Tensor | None, _: None) -> Any:
-        poses, weight, bias, prior, sums = ctx.saved_tensors
-        if grad_capsules is None and grad_coupling is None:
-            return None, None, None, None, None
-        grads = _backward(
-            grad_capsules, grad_coupling, poses, weight, bias, prior, sums, ctx.needs_input_grad[:4], ctx.options
-        )
-        return *grads, None
+    @property
+    def constant_coupling(self) -> bool:
+        """No gradient flows through the coupling."""
+        return self.stop_gradient or self.num_iterations == 0
 
 
 class _Layer(NamedTuple):
-    """The tensors of a call as the steps want them, in the dtype that is computed in."""
+    """The arguments of a call as the steps want them, in the dtype that is computed in."""
 
-    poses: Tensor  # (B, K, I)
-    weight: Tensor  # (J, D, K, I)
-    bias: Tensor | None  # (J, D)
-    prior: Tensor | None  # (J, I)
+    poses: Float[Tensor, "B K I"]
+    weight: Float[Tensor, "J D K I"]
+    bias: Float[Tensor, "J D"] | None
+    prior: Float[Tensor, "J I"] | None
     options: _Options
+    blocks: _Blocks
+    buffers: _Buffers
 
-    @property
-    def sizes(self) -> tuple[int, int, int, int, int]:
-        B, K, I = self.poses.shape
+    @classmethod
+    def of(cls, poses: Tensor, weight: Tensor, bias: Tensor | None, prior: Tensor | None, options: _Options) -> _Layer:
+        """Usually without a copy: the project's layers keep poses and weights in this order of memory."""
+        dtype = _working_dtype(poses, weight)
+        u = poses.to(dtype).transpose(1, 2).contiguous()
+        W = weight.to(dtype).permute(1, 2, 3, 0).contiguous()
+        bias = None if bias is None else bias.to(dtype)
+        prior = None if prior is None or options.num_iterations == 0 else prior.to(dtype).t()
+        return cls(u, W, bias, prior, options, _Blocks.of(u, W, options.over_inputs), _Buffers(u))
+
+    def new_sum(self) -> Float[Tensor, "B J D"]:
+        """Where a weighted sum is added up: zeros, or the bias."""
         J, D = self.weight.shape[:2]
-        return B, I, J, D, K
+        start = self.poses.new_zeros(J, D) if self.bias is None else self.bias
+        return start.repeat(self.poses.shape[0], 1, 1)
+
+    def weight_block(self, block: _Block) -> Float[Tensor, "j D Ki"]:
+        """W of a block, contiguous."""
+        return self.buffers.contiguous("weight", self.weight[block.outputs, :, :, block.inputs]).flatten(2)
+
+    def pose_block(self, block: _Block, batch: slice) -> Float[Tensor, "b K i"]:
+        """U of a block for some images, contiguous."""
+        return self.buffers.contiguous("poses", self.poses[batch, :, block.inputs])
 
 
-def _layer(poses: Tensor, weight: Tensor, bias: Tensor | None, prior: Tensor | None, options: _Options) -> _Layer:
-    dtype = torch.promote_types(poses.dtype, weight.dtype)
-    if dtype in (torch.float16, torch.bfloat16):
-        dtype = torch.float32
-    return _Layer(
-        poses.to(dtype).transpose(1, 2).contiguous(),
-        weight.to(dtype).permute(1, 2, 3, 0).contiguous(),
-        None if bias is None else bias.to(dtype),
-        None if prior is None else prior.to(dtype).t().contiguous(),
-        options,
-    )
+# ---- forward
 
 
 def _forward(
     poses: Tensor, weight: Tensor, bias: Tensor | None, prior: Tensor | None, options: _Options
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Capsules (B, J, D), the last coupling (B, I, J) or nothing, and the sums s¹..sʳ (r, B, J, D) for backward."""
+    """Capsules (B, J, D), the last coupling (B, I, J) if it is kept, else empty, and the sums (r, B, J, D)."""
     dtype = torch.promote_types(poses.dtype, weight.dtype)
     with _full_precision(poses.device):
-        layer = _layer(poses, weight, bias, prior, options)
-        B, I, J, D, _ = layer.sizes
-        iterations = options.num_iterations
-        sums = layer.poses.new_empty(max(iterations, 1), B, J, D)
-        coupling = layer.poses.new_empty((J, B, I) if options.return_coupling else (0, 0, 0))
-        buffers = _Buffers(layer.poses)
-        _first_sum(layer, buffers, sums[0])
-        if iterations == 0:
-            return sums[0].to(dtype, copy=True), coupling.fill_(1).permute(1, 2, 0).to(dtype), sums
-        if iterations == 1 and options.return_coupling:
-            coupling.copy_(_first_coupling(layer)[:, None].expand(J, B, I))
-        summed_capsules = torch.zeros_like(sums[0])
-        for t in range(1, iterations):
-            summed_capsules += _squash(sums[t - 1], options.eps)
-            wanted = coupling if options.return_coupling and t == iterations - 1 else None
-            _weighted_sum(layer, buffers, summed_capsules, sums[t], wanted)
-        capsules = _squash(sums[-1], options.eps)
-        coupling = coupling.permute(1, 2, 0)
-        return capsules.to(dtype), coupling.to(dtype), sums
+        layer = _Layer.of(poses, weight, bias, prior, options)
+        coupling = _new_coupling(layer)
+        sums = [_first_sum(layer)]
+        if options.num_iterations == 0:  # the sum itself, not squashed
+            return sums[0].to(dtype, copy=True), coupling.fill_(1).permute(1, 2, 0).to(dtype), torch.stack(sums)
+        if options.num_iterations == 1 and options.keep_coupling:
+            coupling.copy_(_first_coupling(layer)[:, None])
+        capsules = _squash(sums[0], options.eps)
+        summed_capsules = torch.zeros_like(capsules)  # V
+        for t in range(2, options.num_iterations + 1):
+            summed_capsules += capsules
+            wanted = options.keep_coupling and t == options.num_iterations
+            sums.append(_weighted_sum(layer, summed_capsules, coupling if wanted else None))
+            capsules = _squash(sums[-1], options.eps)
+        return capsules.to(dtype), coupling.permute(1, 2, 0).to(dtype), torch.stack(sums)
 
 
-def _first_coupling(layer: _Layer) -> Tensor:
-    """Coupling of the first iteration (J, I), the same for the whole batch. [first sum]"""
-    _, I, J, _, _ = layer.sizes
-    logits = layer.poses.new_zeros(J, 1, I) if layer.prior is None else layer.prior[:, None]
-    return _compete(logits, layer.options, torch.empty_like(logits))[:, 0]
+def _new_coupling(layer: _Layer) -> Float[Tensor, "J B I"]:
+    B, _, I = layer.poses.shape
+    return layer.poses.new_empty((layer.weight.shape[0], B, I) if layer.options.keep_coupling else (0, 0, 0))
+
+
+def _first_coupling(layer: _Layer) -> Float[Tensor, "J I"]:
+    """c¹: the same for the whole batch, as it comes from the prior alone. [first sum]"""
+    logits = layer.poses.new_zeros(layer.weight.shape[0], layer.poses.shape[2])
+    if layer.prior is not None:
+        logits += layer.prior
+    return _compete(logits[:, None], layer.options, torch.empty_like(logits[:, None]))[:, 0]
 
 
 def _uniform_coupling(layer: _Layer) -> float:
-    _, I, J, _, _ = layer.sizes
-    competitors = I if layer.options.over_inputs else J
-    return 1.0 / (competitors + layer.options.leaky) if layer.options.num_iterations else 1.0
+    """c¹ without a prior, one number; 1 if there is no routing at all. [first sum]"""
+    if layer.options.num_iterations == 0:
+        return 1.0
+    competitors = layer.poses.shape[2] if layer.options.over_inputs else layer.weight.shape[0]
+    return 1.0 / (competitors + layer.options.leaky)
 
 
-def _has_uniform_start(layer: _Layer) -> bool:
-    return layer.prior is None or layer.options.num_iterations == 0
-
-
-def _first_sum(layer: _Layer, buffers: _Buffers, out: Tensor) -> None:
-    """s¹ = u (c¹∘W)ᵀ + bias: one product, as the first coupling is the same for the whole batch. [first sum]"""
-    B, I, J, D, K = layer.sizes
-    out.copy_(out.new_zeros(()) if layer.bias is None else layer.bias)
-    flat = out.view(B, J * D)
-    if _has_uniform_start(layer):
-        flat.addmm_(
-            layer.poses.view(B, K * I), layer.weight.view(J * D, K * I).t(), alpha=_uniform_coupling(layer)
+def _first_sum(layer: _Layer) -> Float[Tensor, "B J D"]:
+    """s¹ = u (c¹∘W)ᵀ + bias. [first sum]"""
+    s = layer.new_sum()
+    if layer.prior is None:
+        s.flatten(1).addmm_(
+            layer.poses.flatten(1), layer.weight.flatten(2).flatten(0, 1).t(), alpha=_uniform_coupling(layer)
         )
-        return
+        return s
     coupling = _first_coupling(layer)
-    for tile in _tiles(layer):
-        if tile.batch.start == 0:
-            coupled = buffers.copy("weight", layer.weight[tile.outputs, :, :, tile.inputs])
-            coupled *= coupling[tile.outputs, None, None, tile.inputs]
-            poses = buffers.copy("all poses", layer.poses[:, :, tile.inputs])
-            out[:, tile.outputs].flatten(1).addmm_
-            part = torch.mm(poses.flatten(1), coupled.flatten(2).flatten(0, 1).t())
-            out[:, tile.outputs] += part.view(B, -1, D)
+    for block in layer.blocks:
+        W = layer.weight[block.outputs, :, :, block.inputs] * coupling[block.outputs, None, None, block.inputs]
+        for batch in layer.blocks.batches:
+            u = layer.pose_block(block, batch)
+            s[batch, block.outputs] += (u.flatten(1) @ W.flatten(2).flatten(0, 1).t()).unflatten(1, W.shape[:2])
+    return s
 
 
-def _weighted_sum(
-    layer: _Layer, buffers: _Buffers, summed_capsules: Tensor, out: Tensor, coupling_out: Tensor | None
-) -> None:
-    """s_j = (c_j∘u) W_jᵀ + bias, with c from V: an iteration after the first. [weighted sum]"""
-    out.copy_(out.new_zeros(()) if layer.bias is None else layer.bias)
-    for tile in _tiles(layer):
-        poses, weight = _take(layer, buffers, tile)
-        capsules = summed_capsules[tile.batch, tile.outputs].transpose(0, 1)
-        pulled = buffers.take("pulled capsules", _pulled_shape(capsules, poses))
-        torch.bmm(capsules, weight, out=pulled.flatten(2))
-        coupling = _coupling(layer, buffers, tile, poses, pulled, pulled)
-        if coupling_out is not None:
-            coupling_out[tile.outputs, tile.batch, tile.inputs] = coupling
-        coupled = torch.mul(coupling[:, :, None], poses, out=pulled).flatten(2)
-        out[tile.batch, tile.outputs].transpose(0, 1).baddbmm_(coupled, weight.transpose(1, 2))
+def _weighted_sum(layer: _Layer, summed_capsules: Tensor, coupling_out: Tensor | None) -> Float[Tensor, "B J D"]:
+    """s_j = (c_j∘u) W_jᵀ + bias, with the coupling that the capsules so far ask for. [weighted sum]"""
+    s = layer.new_sum()
+    for block in layer.blocks:
+        W = layer.weight_block(block)
+        for batch in layer.blocks.batches:
+            u = layer.pose_block(block, batch)
+            VW = _pull_back(layer, "VW", summed_capsules[batch, block.outputs], W, u)
+            coupling = _coupling(layer, block, VW, u, scratch=VW)
+            if coupling_out is not None:
+                coupling_out[block.outputs, batch, block.inputs] = coupling
+            coupled = torch.mul(coupling[:, :, None], u, out=VW)  # VW has done its part
+            s[batch, block.outputs] += _product(layer, "sum", coupled.flatten(2), W.transpose(1, 2)).transpose(0, 1)
+    return s
 
 
-def _pulled_shape(capsules: Tensor, poses: Tensor) -> tuple[int, int, int, int]:
-    return (*capsules.shape[:2], *poses.shape[1:])  # (j, b, K, i)
+def _pull_back(
+    layer: _Layer, name: str, vectors: Float[Tensor, "b j D"], W: Float[Tensor, "j D Ki"], u: Float[Tensor, "b K i"]
+) -> Float[Tensor, "j b K i"]:
+    """V_j W_j: an output's vector seen from its inputs. [logits]"""
+    pulled = layer.buffers.take(name, (W.shape[0], *u.shape))
+    torch.bmm(vectors.transpose(0, 1), W, out=pulled.flatten(2))
+    return pulled
+
+
+def _agreement(
+    layer: _Layer, pulled: Float[Tensor, "j b K i"], u: Float[Tensor, "b K i"], scratch: Tensor
+) -> Float[Tensor, "j b i"]:
+    """⟨V_j, û_j|i⟩ = Σ_k (V_j W_j)∘u, without the votes û. [logits]"""
+    j, b, _, i = pulled.shape
+    return torch.sum(torch.mul(pulled, u, out=scratch), 2, out=layer.buffers.take("agreement", (j, b, i)))
 
 
 def _coupling(
-    layer: _Layer, buffers: _Buffers, tile: _Tile, poses: Tensor, pulled: Tensor, scratch: Tensor
-) -> Tensor:
-    """c = softmax of prior_j + Σ_k (V_j W_j)∘u, as (j, b, i). [logits], [coupling]"""
-    J, b, _, i = pulled.shape
-    logits = buffers.take("logits", (J, b, i))
-    torch.sum(torch.mul(pulled, poses, out=scratch), 2, out=logits)
+    layer: _Layer, block: _Block, VW: Float[Tensor, "j b K i"], u: Float[Tensor, "b K i"], scratch: Tensor
+) -> Float[Tensor, "j b i"]:
+    """c = softmax(prior + ⟨V_j, û_j|i⟩). [logits], [coupling]"""
+    logits = _agreement(layer, VW, u, scratch)
     if layer.prior is not None:
-        logits += layer.prior[tile.outputs, None, tile.inputs]
-    return _compete(logits, layer.options, buffers.take("coupling", (J, b, i)))
+        logits += layer.prior[block.outputs, None, block.inputs]
+    return _compete(logits, layer.options, layer.buffers.take("coupling", logits.shape))
 
 
-def _compete(logits: Tensor, options: _Options, out: Tensor) -> Tensor:
-    """Softmax of (J, b, I) over the competing axis; leaky: beside a competitor with logit 0. Overwrites ``logits``."""
-    axis = _competing_axis(options)
+def _compete(logits: Float[Tensor, "j b i"], options: _Options, out: Tensor) -> Float[Tensor, "j b i"]:
+    """Softmax over the capsules that compete; if leaky, beside one more with logit 0. [coupling]"""
+    axis = options.competing_axis
     if not options.leaky:
         return torch.softmax(logits, axis, out=out)
-    top = logits.amax(axis, keepdim=True).clamp_min_(0)
-    torch.sub(logits, top, out=out).exp_()
-    return out.div_(out.sum(axis, keepdim=True).add_(top.neg_().exp_()))
+    highest = logits.amax(axis, keepdim=True).clamp_min_(0)
+    torch.sub(logits, highest, out=out).exp_()
+    return out.div_(out.sum(axis, keepdim=True).add_(highest.neg_().exp_()))
 
 
-def _competing_axis(options: _Options) -> int:
-    return 2 if options.over_inputs else 0
+def _squash(s: Tensor, eps: float) -> Tensor:
+    """h(‖s‖²) s with h(n) = n (n + eps)^(-1/2) / (1 + n). [squash]"""
+    n = s.square().sum(-1, keepdim=True)
+    return s * (n * torch.rsqrt(n + eps) / (1 + n))
+
+
+# ---- backward
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Which of the arguments want a gradient."""
+
+    poses: bool
+    weight: bool
+    bias: bool
+    prior: bool
+
+
+class _Gradients(NamedTuple):
+    """Gradients in the making, as the steps want them; None if not wanted."""
+
+    poses: Float[Tensor, "B K I"] | None
+    weight: Float[Tensor, "J D K I"] | None
+    bias: Float[Tensor, "J D"] | None
+    prior: Float[Tensor, "J I"] | None
+
+    @classmethod
+    def zeros(cls, layer: _Layer, wanted: _Wanted) -> _Gradients:
+        u, W = layer.poses, layer.weight
+        return cls(
+            torch.zeros_like(u) if wanted.poses else None,
+            torch.zeros_like(W) if wanted.weight else None,
+            u.new_zeros(W.shape[:2]) if wanted.bias else None,
+            u.new_zeros(W.shape[0], u.shape[2]) if wanted.prior else None,
+        )
 
 
 def _backward(
@@ -255,245 +305,414 @@ def _backward(
     bias: Tensor | None,
     prior: Tensor | None,
     sums: Tensor,
-    needed: tuple[bool, ...],
+    coupling: Tensor,
+    wanted: _Wanted,
     options: _Options,
-) -> tuple[Tensor | None, ...]:
-    """Gradients of poses, weight, bias and prior, each only if needed. [backward]"""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of poses, weight, bias and prior in their axes and dtypes; empty where none is wanted. [backward]"""
     with _full_precision(poses.device):
-        layer = _layer(poses, weight, bias, prior, options)
-        constant_coupling = options.stop_gradient or options.num_iterations == 0
-        grads = _Gradients.zeros(layer, (*needed[:3], needed[3] and not constant_coupling))
-        pulls = _Buffers(layer.poses)
+        layer = _Layer.of(poses, weight, bias, prior, options)
+        grads = _Gradients.zeros(layer, wanted)
         grad_v = torch.zeros_like(sums[0]) if grad_capsules is None else grad_capsules.to(sums.dtype)
-        if grad_coupling is not None:
-            grad_coupling = grad_coupling.to(sums.dtype).permute(2, 0, 1)
         if options.num_iterations == 0:
-            _first_backward(layer, pulls, grad_v.contiguous(), None, grads)
-            return grads.like(poses, weight, bias, prior)
-
-        capsules = _squash(sums, options.eps)
-        grad_summed = torch.zeros_like(sums[0])  # G: gradient of V
-        for t in range(options.num_iterations - 1, -1, -1):
-            grad_sum = _squash_backward(sums[t], grad_v, options.eps)
-            if grads.bias is not None:
-                grads.bias += grad_sum.sum(0)
-            if t == 0:
-                _first_backward(layer, pulls, grad_sum, grad_coupling, grads)
+            _first_backward(layer, grad_v, None, grads)
+        elif options.stop_gradient:
+            grad_s = _squash_backward(sums[-1], grad_v, options.eps)
+            if options.num_iterations == 1:
+                _first_backward(layer, grad_s, None, grads)
             else:
-                _iteration_backward(
-                    layer, pulls, capsules[:t].sum(0), grad_sum, grad_coupling, grads, grad_summed
-                )
-            if options.stop_gradient:
-                break
-            grad_v, grad_coupling = grad_summed, None
-        return grads.like(poses, weight, bias, prior)
-
-
-@dataclass
-class _Gradients:
-    poses: Tensor | None  # (B, K, I)
-    weight: Tensor | None  # (J, D, K, I)
-    bias: Tensor | None  # (J, D)
-    prior: Tensor | None  # (J, I)
-
-    @classmethod
-    def zeros(cls, layer: _Layer, needed: tuple[bool, ...]) -> _Gradients:
-        B, I, J, D, K = layer.sizes
-        shapes = ((B, K, I), (J, D, K, I), (J, D), (J, I))
-        return cls(
-            *(layer.poses.new_zeros(shape) if need else None for shape, need in zip(shapes, needed, strict=True))
-        )
-
-    def like(self, poses: Tensor, weight: Tensor, bias: Tensor | None, prior: Tensor | None) -> tuple[Any, ...]:
-        """As the caller's tensors: their axes and dtypes."""
+                _stopped_backward(layer, coupling.to(sums.dtype).permute(2, 0, 1), grad_s, grads)
+        else:
+            grad_c = None if grad_coupling is None else grad_coupling.to(sums.dtype).permute(2, 0, 1)
+            _full_backward(layer, sums, grad_v, grad_c, grads)
+        empty = poses.new_empty(0)
         return (
-            None if self.poses is None else self.poses.transpose(1, 2).to(poses.dtype),
-            None if self.weight is None else self.weight.permute(3, 0, 1, 2).to(weight.dtype),
-            None if self.bias is None or bias is None else self.bias.to(bias.dtype),
-            None if self.prior is None or prior is None else self.prior.t().to(prior.dtype),
+            empty if grads.poses is None else grads.poses.transpose(1, 2).to(poses.dtype),
+            empty if grads.weight is None else grads.weight.permute(3, 0, 1, 2).to(weight.dtype),
+            empty if grads.bias is None or bias is None else grads.bias.to(bias.dtype),
+            empty if grads.prior is None or prior is None else grads.prior.t().to(prior.dtype),
         )
 
 
-def _first_backward(
-    layer: _Layer, buffers: _Buffers, grad_sum: Tensor, grad_coupling: Tensor | None, grads: _Gradients
+def _full_backward(
+    layer: _Layer, sums: Tensor, grad_v: Tensor, grad_c: Tensor | None, grads: _Gradients
 ) -> None:
-    """du += gs (c¹∘W), dW += c¹∘(gsᵀ u), and the prior's share. [first sum, backward]"""
-    B, I, J, D, K = layer.sizes
-    if layer.options.num_iterations == 0 and grads.bias is not None:
-        grads.bias += grad_sum.sum(0)
-    if _has_uniform_start(layer):
-        uniform = _uniform_coupling(layer)
-        flat = grad_sum.view(B, J * D)
-        if grads.poses is not None:
-            grads.poses.view(B, K * I).addmm_(flat, layer.weight.view(J * D, K * I), alpha=uniform)
-        if grads.weight is not None:
-            grads.weight.view(J * D, K * I).addmm_(flat.t(), layer.poses.view(B, K * I), alpha=uniform)
-        return
-    coupling = _first_coupling(layer)
-    agreement = torch.zeros_like(coupling)  # Σ_b a, (J, I)
-    if grad_coupling is not None:
-        agreement += grad_coupling.sum(1)
-    for tile in _tiles(layer):
-        if tile.batch.start != 0:
-            continue
-        poses = buffers.copy("all poses", layer.poses[:, :, tile.inputs])
-        weight = layer.weight[tile.outputs, :, :, tile.inputs]
-        gs = grad_sum[:, tile.outputs].flatten(1)
-        share = coupling[tile.outputs, None, None, tile.inputs]
-        product = torch.mm(gs.t(), poses.flatten(1)).view(weight.shape)
-        agreement[tile.outputs, tile.inputs] += (product * weight).sum((1, 2))
-        if grads.weight is not None:
-            grads.weight[tile.outputs, :, :, tile.inputs].addcmul_(product, share)
-        if grads.poses is not None:
-            grads.poses[:, :, tile.inputs] += torch.mm(gs, (weight * share).flatten(2).flatten(0, 1)).view(
-                poses.shape
-            )
-    if grads.prior is not None:
-        agreement -= (coupling * agreement).sum(1 if layer.options.over_inputs else 0, keepdim=True)
-        grads.prior.addcmul_(coupling, agreement)
+    """Back through all iterations, the last first. [backward]"""
+    capsules = _squash(sums, layer.options.eps)
+    grad_summed = torch.zeros_like(grad_v)  # G, the gradient of V
+    for t in range(len(sums), 1, -1):
+        grad_s = _squash_backward(sums[t - 1], grad_v, layer.options.eps)
+        _iteration_backward(layer, capsules[: t - 1].sum(0), grad_s, grad_c, grads, grad_summed)
+        grad_v, grad_c = grad_summed, None
+    _first_backward(layer, _squash_backward(sums[0], grad_v, layer.options.eps), grad_c, grads)
 
 
 def _iteration_backward(
     layer: _Layer,
-    buffers: _Buffers,
-    summed_capsules: Tensor,
-    grad_sum: Tensor,
-    grad_coupling: Tensor | None,
+    summed_capsules: Float[Tensor, "B J D"],
+    grad_s: Float[Tensor, "B J D"],
+    grad_c: Float[Tensor, "J B I"] | None,
     grads: _Gradients,
-    grad_summed: Tensor,
+    grad_summed: Float[Tensor, "B J D"],
 ) -> None:
-    full = not layer.options.stop_gradient
-    for tile in _tiles(layer):
-        poses, weight = _take(layer, buffers, tile)
-        V = summed_capsules[tile.batch, tile.outputs].transpose(0, 1)
-        gs = grad_sum[tile.batch, tile.outputs].transpose(0, 1)
-        shape = _pulled_shape(V, poses)
-        pulled_V, pulled_gs, scratch = (buffers.take(name, shape) for name in ("pulled V", "pulled gs", "scratch"))
-        torch.bmm(V, weight, out=pulled_V.flatten(2))
-        coupling = _coupling(layer, buffers, tile, poses, pulled_V, scratch)
-        if full or grads.poses is not None:
-            torch.bmm(gs, weight, out=pulled_gs.flatten(2))
-        grad_logits = None
-        if full:
-            agreement = buffers.take("logits", coupling.shape)
-            torch.sum(torch.mul(pulled_gs, poses, out=scratch), 2, out=agreement)
-            if grad_coupling is not None:
-                agreement += grad_coupling[tile.outputs, tile.batch, tile.inputs]
-            grad_logits = _softmax_backward(coupling, agreement, layer.options)
+    """An iteration after the first; adds to ``grads`` and to ``grad_summed``. [backward]"""
+    if grads.bias is not None:
+        grads.bias.add_(grad_s.sum(0))
+    for block in layer.blocks:
+        W = layer.weight_block(block)
+        grad_W = None if grads.weight is None else layer.buffers.take("grad_W", W.shape).zero_()
+        for batch in layer.blocks.batches:
+            u = layer.pose_block(block, batch)
+            V, gs = summed_capsules[batch, block.outputs], grad_s[batch, block.outputs]
+            VW = _pull_back(layer, "VW", V, W, u)
+            gsW = _pull_back(layer, "gsW", gs, W, u)
+            scratch = layer.buffers.take("coupled", VW.shape)
+            coupling = _coupling(layer, block, VW, u, scratch)
+
+            grad_logits = _agreement(layer, gsW, u, scratch)  # [coupling, backward]
+            if grad_c is not None:
+                grad_logits += grad_c[block.outputs, batch, block.inputs]
+            _compete_backward(coupling, grad_logits, layer.options)
             if grads.prior is not None:
-                grads.prior[tile.outputs, tile.inputs] += grad_logits.sum(1)
-        if grads.poses is not None:
-            mixed = pulled_gs.mul_(coupling[:, :, None])
-            if grad_logits is not None:
-                mixed.addcmul_(pulled_V, grad_logits[:, :, None])
-            grads.poses[tile.batch, :, tile.inputs] += mixed.sum(0)
-        grad_weight = None
+                grads.prior[block.outputs, block.inputs] += grad_logits.sum(1)
+
+            if grads.poses is not None:  # [poses, backward]
+                mixed = gsW.mul_(coupling[:, :, None]).addcmul_(VW, grad_logits[:, :, None])
+                grads.poses[batch, :, block.inputs] += mixed.sum(0)
+            if grad_W is not None:  # [weight, backward]
+                coupled = torch.mul(coupling[:, :, None], u, out=scratch).flatten(2)
+                grad_W.baddbmm_(gs.permute(1, 2, 0), coupled)
+            coupled = torch.mul(grad_logits[:, :, None], u, out=scratch).flatten(2)
+            if grad_W is not None:
+                grad_W.baddbmm_(V.permute(1, 2, 0), coupled)
+            grad_V = _product(layer, "sum", coupled, W.transpose(1, 2))  # [logits, backward]
+            grad_summed[batch, block.outputs] += grad_V.transpose(0, 1)
+        _add_block(grads.weight, block, grad_W)
+
+
+def _stopped_backward(
+    layer: _Layer, coupling: Float[Tensor, "J B I"], grad_s: Float[Tensor, "B J D"], grads: _Gradients
+) -> None:
+    """Back through the last weighted sum with its coupling held constant. [stopped gradient]"""
+    if grads.bias is not None:
+        grads.bias.add_(grad_s.sum(0))
+    if grads.poses is None and grads.weight is None:
+        return
+    for block in layer.blocks:
+        W = layer.weight_block(block)
+        grad_W = None if grads.weight is None else layer.buffers.take("grad_W", W.shape).zero_()
+        for batch in layer.blocks.batches:
+            u, gs = layer.pose_block(block, batch), grad_s[batch, block.outputs]
+            c = coupling[block.outputs, batch, block.inputs][:, :, None]
+            if grads.poses is not None:  # [poses, backward]
+                grads.poses[batch, :, block.inputs] += _pull_back(layer, "gsW", gs, W, u).mul_(c).sum(0)
+            if grad_W is not None:  # [weight, backward]
+                coupled = torch.mul(c, u, out=layer.buffers.take("coupled", (W.shape[0], *u.shape)))
+                grad_W.baddbmm_(gs.permute(1, 2, 0), coupled.flatten(2))
+        _add_block(grads.weight, block, grad_W)
+
+
+def _first_backward(layer: _Layer, grad_s: Tensor, grad_c: Tensor | None, grads: _Gradients) -> None:
+    """The first iteration: its coupling is the same for the whole batch. [first sum, backward]"""
+    if grads.bias is not None:
+        grads.bias.add_(grad_s.sum(0))
+    if layer.prior is not None:
+        _first_backward_with_prior(layer, layer.prior, grad_s, grad_c, grads)
+        return
+    gs, u, W = grad_s.flatten(1), layer.poses.flatten(1), layer.weight.flatten(2).flatten(0, 1)
+    if grads.poses is not None:
+        grads.poses.flatten(1).addmm_(gs, W, alpha=_uniform_coupling(layer))
+    if grads.weight is not None:
+        grads.weight.flatten(2).flatten(0, 1).addmm_(gs.t(), u, alpha=_uniform_coupling(layer))
+
+
+def _first_backward_with_prior(
+    layer: _Layer, prior: Tensor, grad_s: Tensor, grad_c: Tensor | None, grads: _Gradients
+) -> None:
+    coupling = _first_coupling(layer)
+    agreement = torch.zeros_like(prior) if grad_c is None else grad_c.sum(1)  # (J, I), summed over the batch
+    for block in layer.blocks:
+        W = layer.weight[block.outputs, :, :, block.inputs]
+        c = coupling[block.outputs, None, None, block.inputs]
+        coupled_W = (W * c).flatten(2).flatten(0, 1)
+        product = torch.zeros_like(coupled_W)  # gsᵀ u
+        for batch in layer.blocks.batches:
+            u, gs = layer.pose_block(block, batch), grad_s[batch, block.outputs].flatten(1)
+            product.addmm_(gs.t(), u.flatten(1))
+            if grads.poses is not None:
+                grads.poses[batch, :, block.inputs] += (gs @ coupled_W).view(u.shape)
+        agreement[block.outputs, block.inputs] += (product.view(W.shape) * W).sum((1, 2))
         if grads.weight is not None:
-            grad_weight = buffers.take("grad weight", weight.shape)
-            coupled = torch.mul(coupling[:, :, None], poses, out=scratch).flatten(2)
-            torch.bmm(gs.transpose(1, 2), coupled, out=grad_weight)
-        if grad_logits is not None:
-            coupled = torch.mul(grad_logits[:, :, None], poses, out=scratch).flatten(2)
-            grad_summed[tile.batch, tile.outputs].transpose(0, 1).baddbmm_(coupled, weight.transpose(1, 2))
-            if grad_weight is not None:
-                grad_weight.baddbmm_(V.transpose(1, 2), coupled)
-        if grads.weight is not None and grad_weight is not None:
-            target = grads.weight[tile.outputs, :, :, tile.inputs]
-            target += grad_weight.view(target.shape)
+            grads.weight[block.outputs, :, :, block.inputs].addcmul_(product.view(W.shape), c)
+    if grads.prior is not None:
+        grads.prior.add_(_compete_backward(coupling[:, None], agreement[:, None], layer.options)[:, 0])
 
 
-def _softmax_backward(coupling: Tensor, grad: Tensor, options: _Options) -> Tensor:
-    """db = c∘(a − Σ c a) over the competitors, in place of a."""
-    grad -= (coupling * grad).sum(_competing_axis(options), keepdim=True)
-    return grad.mul_(coupling)
+def _compete_backward(coupling: Tensor, grad: Tensor, options: _Options) -> Tensor:
+    """db = c∘(a − Σ c∘a) over the capsules that compete, in place of a; a leak has a = 0. [coupling, backward]"""
+    return grad.sub_((coupling * grad).sum(options.competing_axis, keepdim=True)).mul_(coupling)
 
 
-def _squash(s: Tensor, eps: float) -> Tensor:
-    squared = s.square().sum(-1, keepdim=True)
-    return s * (squared * torch.rsqrt(squared + eps) / (1 + squared))
-
-
-def _squash_backward(s: Tensor, grad: Tensor, eps: float) -> Tensor:
-    """g_s = h·g_v + 2h'(s·g_v)s, with squash(s) = h(‖s‖²) s. [squash, backward]"""
+def _squash_backward(s: Tensor, grad_v: Tensor, eps: float) -> Tensor:
+    """g_s = h g_v + 2 h' ⟨s, g_v⟩ s. [squash, backward]"""
     n = s.square().sum(-1, keepdim=True)
     q = torch.rsqrt(n + eps)
     h = n * q / (1 + n)
     slope = q / (1 + n).square() - n * q.pow(3) / (2 * (1 + n))
-    return h * grad + 2 * slope * (s * grad).sum(-1, keepdim=True) * s
+    return h * grad_v + 2 * slope * (s * grad_v).sum(-1, keepdim=True) * s
 
 
-class _Buffers:
-    """Work buffers of one call, kept from tile to tile: fresh memory costs more than the arithmetic."""
-
-    def __init__(self, like: Tensor) -> None:
-        self.like = like
-        self.flat: dict[str, Tensor] = {}
-
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The buffer of that name, uninitialised, in ``shape``."""
-        numel = torch.Size(shape).numel()
-        flat = self.flat.get(name)
-        if flat is None or flat.numel() < numel:
-            flat = self.flat[name] = self.like.new_empty(numel)
-        return flat[:numel].view(shape)
-
-    def copy(self, name: str, tensor: Tensor) -> Tensor:
-        """A contiguous copy of ``tensor`` in the buffer of that name."""
-        return self.take(name, tensor.shape).copy_(tensor)
+def _add_block(total: Tensor | None, block: _Block, part: Tensor | None) -> None:
+    if total is not None and part is not None:
+        target = total[block.outputs, :, :, block.inputs]
+        target += part.view(target.shape)
 
 
-class _Tile(NamedTuple):
-    batch: slice
+def _product(layer: _Layer, name: str, left: Tensor, right: Tensor) -> Tensor:
+    """left @ right, one product a capsule, in the buffer of that name."""
+    return torch.bmm(left, right, out=layer.buffers.take(name, (*left.shape[:2], right.shape[2])))
+
+
+# ---- blocks and buffers
+
+
+class _Block(NamedTuple):
+    """Capsules that are worked on together."""
+
     outputs: slice
     inputs: slice
 
 
-def _take(layer: _Layer, buffers: _Buffers, tile: _Tile) -> tuple[Tensor, Tensor]:
-    """Poses (b, K, i) and weight (j, D, K·i) of a tile, contiguous; whole ones are not copied."""
-    poses = layer.poses[tile.batch, :, tile.inputs]
-    weight = layer.weight[tile.outputs, :, :, tile.inputs]
-    poses = poses if poses.is_contiguous() else buffers.copy("poses", poses)
-    weight = weight if weight.is_contiguous() else buffers.copy("weight", weight)
-    return poses, weight.flatten(2)
+@dataclass(frozen=True)
+class _Blocks:
+    """How a layer is cut; iterates over the parts of its weights. [blocks]"""
+
+    outputs: list[slice]
+    inputs: list[slice]
+    batches: list[slice]
+
+    def __iter__(self) -> Iterator[_Block]:
+        return (_Block(j, i) for i in self.inputs for j in self.outputs)
+
+    @classmethod
+    def of(cls, u: Float[Tensor, "B K I"], W: Float[Tensor, "J D K I"], over_inputs: bool) -> _Blocks:
+        """Cut so that a block's buffers fit the working memory and the capsules that compete stay together."""
+        B, I, (J, D, K) = u.shape[0], u.shape[2], W.shape[:3]
+        budget = int(_WorkingMemory.mib * MIB) // u.element_size()
+        link = 3 * K + 3  # of one image, from one input to one output: VW, gsW, coupled; agreement, coupling, spare
+        b = _piece(B, MAX_BATCH_SLICE)
+        if over_inputs:
+            while b > MIN_BATCH_SLICE and b * I * link > budget:
+                b = -(-b // 2)
+            j = _piece(J, budget // (b * I * link))
+            return cls(_slices(J, j), _slices(I, I), _slices(B, b))
+        weights = 2 * J * D * K  # of one input: W, grad_W
+        while b > MIN_BATCH_SLICE and min(I, MIN_INPUT_BLOCK) * (weights + b * J * link) > budget:
+            b = -(-b // 2)
+        i = _piece(I, budget // (weights + b * J * link), INPUT_MULTIPLE)
+        return cls(_slices(J, J), _slices(I, i), _slices(B, b))
 
 
-def _tiles(layer: _Layer) -> Iterator[_Tile]:
-    """Cut a layer so that the capsules that compete with each other stay together. [tiles]"""
-    B, I, J, _, _ = layer.sizes
-    b, i, j = _tile_sizes(layer)
-    for i0 in range(0, I, i):
-        for j0 in range(0, J, j):
-            for b0 in range(0, B, b):
-                yield _Tile(slice(b0, min(b0 + b, B)), slice(j0, min(j0 + j, J)), slice(i0, min(i0 + i, I)))
-
-
-def _tile_sizes(layer: _Layer) -> tuple[int, int, int]:
-    B, I, J, D, K = layer.sizes
-    budget = int(_WorkingMemory.mib * MIB) // layer.poses.element_size()
-    b = _even(B, MAX_BATCH_TILE)
-    per_link = 3 * K + 4
-    if layer.options.over_inputs:
-        while b > 1 and b * I * per_link > budget:
-            b = (b + 1) // 2
-        return b, I, _even(J, max(1, budget // (b * I * per_link)))
-    per_input = 2 * J * D * K
-    while b > 8 and min(MIN_INPUT_TILE, I) * (per_input + b * J * per_link) > budget:
-        b = (b + 1) // 2
-    i = max(1, budget // (per_input + b * J * per_link))
-    return b, _even(I, i, 16), J
-
-
-def _even(size: int, most: int, multiple: int = 1) -> int:
-    """Length of equal pieces of ``size``, at most ``most``, a multiple of ``multiple`` if there are several."""
+def _piece(size: int, most: int, multiple: int = 1) -> int:
+    """Length of the nearly equal pieces, at most ``most`` long, that ``size`` is cut into."""
     if size <= most:
         return max(size, 1)
+    most = max(most // multiple * multiple, 1) if most >= multiple else max(most, 1)
     pieces = -(-size // most)
-    piece = -(-size // pieces)
-    rounded = -(-piece // multiple) * multiple
-    return rounded if rounded <= most else piece
+    return min(most, -(-size // (pieces * multiple)) * multiple)
+
+
+def _slices(size: int, piece: int) -> list[slice]:
+    return [slice(start, min(start + piece, size)) for start in range(0, size, piece)]
+
+
+class _Buffers:
+    """Work buffers of one call, used again and again: fresh memory would cost more than the arithmetic."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._like = like
+        self._flat: dict[str, Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The buffer of that name in ``shape``, with whatever it holds."""
+        size = torch.Size(shape).numel()
+        flat = self._flat.get(name)
+        if flat is None or flat.numel() < size:
+            flat = self._flat[name] = self._like.new_empty(size)
+        return flat[:size].view(shape)
+
+    def contiguous(self, name: str, tensor: Tensor) -> Tensor:
+        """``tensor`` itself if it is contiguous, else its copy in the buffer of that name."""
+        return tensor if tensor.is_contiguous() else self.take(name, tensor.shape).copy_(tensor)
+
+
+def _working_dtype(poses: Tensor, weight: Tensor) -> torch.dtype:
+    dtype = torch.promote_types(poses.dtype, weight.dtype)
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def _full_precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    if torch.is_autocast_enabled(device.type):
+    """Autocast would take the products in half precision, and refuse the buffers."""
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return contextlib.nullcontext()
+
+
+# ---- autograd, torch.func
+
+
+class _Route(torch.autograd.Function):
+    """``_forward`` with ``_backward`` as its gradient."""
+
+    @staticmethod
+    def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return _forward(*args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        *tensors, options = inputs
+        _save(ctx, tuple(tensors), options, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad_capsules: Tensor | None, grad_coupling: Tensor | None, _: None) -> Any:
+        wanted = _wanted(ctx)
+        grads = _RouteBackward.apply(grad_capsules, grad_coupling, *ctx.saved_tensors, wanted, ctx.options)
+        return *_only_wanted(grads, wanted), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        return _one_by_one(_Route.apply, info.batch_size, in_dims, args)
+
+
+class _RouteBackward(torch.autograd.Function):
+    """``_backward`` as a function of its own, so that a second derivative can say what to do."""
+
+    @staticmethod
+    def forward(*args: Any) -> tuple[Tensor, ...]:
+        return _backward(*args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:  # noqa: ARG004
+        raise NotImplementedError(_SECOND_DERIVATIVE)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        return _one_by_one(_RouteBackward.apply, info.batch_size, in_dims, args)
+
+
+_SECOND_DERIVATIVE = 'route: fast routing can be differentiated once; backend="reference" gives second derivatives'
+
+
+def _save(ctx: Any, tensors: tuple[Any, ...], options: _Options, output: tuple[Tensor, Tensor, Tensor]) -> None:
+    _, coupling, sums = output
+    ctx.options = options
+    ctx.set_materialize_grads(False)
+    if options.constant_coupling or not options.keep_coupling:
+        ctx.mark_non_differentiable(coupling, sums)
+    else:
+        ctx.mark_non_differentiable(sums)
+    kept = coupling if options.stop_gradient else coupling.new_empty(0)
+    ctx.save_for_backward(*tensors, sums, kept)
+
+
+def _wanted(ctx: Any) -> _Wanted:
+    poses, weight, bias, prior = ctx.needs_input_grad[:4]
+    return _Wanted(poses, weight, bias, prior and not ctx.options.constant_coupling)
+
+
+def _only_wanted(grads: tuple[Tensor, ...], wanted: _Wanted) -> tuple[Tensor | None, ...]:
+    return tuple(grad if want else None for grad, want in zip(grads, astuple(wanted), strict=True))
+
+
+def _one_by_one(
+    function: Callable[..., tuple[Tensor, ...]], size: int, in_dims: tuple[Any, ...], args: tuple[Any, ...]
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """``torch.vmap`` of a function: a loop, as the members may differ in their weights."""
+    members = [
+        function(*(arg if dim is None else arg.select(dim, n) for arg, dim in zip(args, in_dims, strict=True)))
+        for n in range(size)
+    ]
+    outputs = tuple(torch.stack(parts) for parts in zip(*members, strict=True))
+    return outputs, (0,) * len(outputs)
+
+
+# ---- torch.compile: one operation that it does not look into
+
+
+_OPTIONS_SCHEMA = (
+    "int num_iterations, bool over_inputs, bool stop_gradient, bool leaky, float eps, bool keep_coupling"
+)
+_LAYER_SCHEMA = "Tensor poses, Tensor weight, Tensor? bias, Tensor? prior"
+
+
+def _op_forward(poses: Tensor, weight: Tensor, bias: Tensor | None, prior: Tensor | None, *scalars: Any) -> Any:
+    return _forward(poses, weight, bias, prior, _Options(*scalars))
+
+
+def _op_backward(*args: Any) -> Any:
+    *tensors, wanted = args[:9]
+    return _backward(*tensors, _Wanted(*wanted), _Options(*args[9:]))
+
+
+_route_op = torch.library.custom_op(
+    "torchcaps::route",
+    _op_forward,
+    mutates_args=(),
+    schema=f"({_LAYER_SCHEMA}, {_OPTIONS_SCHEMA}) -> (Tensor, Tensor, Tensor)",
+)
+_route_backward_op = torch.library.custom_op(
+    "torchcaps::route_backward",
+    _op_backward,
+    mutates_args=(),
+    schema=f"(Tensor? grad_capsules, Tensor? grad_coupling, {_LAYER_SCHEMA}, Tensor sums, Tensor coupling, "
+    f"bool[4] wanted, {_OPTIONS_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+@_route_op.register_fake
+def _(poses: Tensor, weight: Tensor, bias: Tensor | None, prior: Tensor | None, *scalars: Any) -> Any:
+    """Shapes, strides and dtypes of ``_forward``'s results."""
+    options = _Options(*scalars)
+    (B, I, _), (_, J, D, _) = poses.shape, weight.shape
+    dtype = torch.promote_types(poses.dtype, weight.dtype)
+    return (
+        poses.new_empty(B, J, D, dtype=dtype),
+        poses.new_empty((J, B, I) if options.keep_coupling else (0, 0, 0), dtype=dtype).permute(1, 2, 0),
+        poses.new_empty(max(options.num_iterations, 1), B, J, D, dtype=_working_dtype(poses, weight)),
+    )
+
+
+@_route_backward_op.register_fake
+def _(*args: Any) -> Any:
+    """Shapes, strides and dtypes of ``_backward``'s results."""
+    _, _, poses, weight, bias, prior, _, _, (for_poses, for_weight, for_bias, for_prior), *_ = args
+    empty = poses.new_empty(0)
+    return (
+        torch.empty_like(poses.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+        if for_poses
+        else empty,
+        torch.empty_like(weight.permute(1, 2, 3, 0), memory_format=torch.contiguous_format).permute(3, 0, 1, 2)
+        if for_weight
+        else poses.new_empty(0),
+        torch.empty_like(bias, memory_format=torch.contiguous_format) if for_bias else poses.new_empty(0),
+        torch.empty_like(prior.t(), memory_format=torch.contiguous_format).t() if for_prior else poses.new_empty(0),
+    )
+
+
+def _op_setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    _save(ctx, inputs[:4], _Options(*inputs[4:]), output)
+
+
+def _op_autograd(ctx: Any, grad_capsules: Tensor | None, grad_coupling: Tensor | None, _: None) -> Any:
+    wanted = _wanted(ctx)
+    grads = _route_backward_op(
+        grad_capsules, grad_coupling, *ctx.saved_tensors, list(astuple(wanted)), *ctx.options.scalars
+    )
+    return *_only_wanted(grads, wanted), *(None for _ in ctx.options.scalars)
+
+
+_route_op.register_autograd(_op_autograd, setup_context=_op_setup_context)

@@ -12,13 +12,28 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from torchcaps.ops.dynamic_routing.checks import check_route
 from torchcaps.ops.squash import squash
 
 
 def compute_votes(poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"]) -> Float[Tensor, "B I J D"]:
-    """Votes û_j|i = W_ij u_i: what input capsule i predicts for output capsule j (equation 2 of the paper)."""
+    """Votes û_j|i = W_ij u_i: what input capsule i predicts for output capsule j (equation 2 of the paper).
+
+    Args:
+        poses: Input capsules u_i.
+        weight: Transformation matrices W_ij.
+
+    Returns:
+        Votes, in the higher of the two precisions.
+
+    Raises:
+        TypeError: A tensor that is not floating-point.
+        ValueError: Shapes that do not fit each other.
+    """
+    check_route(poses, weight, caller="compute_votes")
+    dtype = torch.promote_types(poses.dtype, weight.dtype)
     with full_precision(poses.device):
-        return torch.einsum("ijdk,bik->bijd", weight, poses)
+        return torch.einsum("ijdk,bik->bijd", weight.to(dtype), poses.to(dtype))
 
 
 def route_votes(

@@ -1,0 +1,576 @@
+"""Vote-free dynamic routing on a GPU, as fused Triton kernels with their own backward pass.
+
+The algebra is README.md's; the kernels are in ``triton_kernels.py``. Neither imports Triton until a function is called.
+
+Launches, for r iterations with a softmax over the outputs:
+
+- forward: a weighted sum and a squash an iteration, and from the second on a coupling before them: 3r - 1 large and
+  small kernels, of which 2r - 1 compute. Backward: the squash's, and for each iteration but the first the coupling with
+  its gradient and a weighted sum; then one kernel for the poses' gradient and one for the weights'. With the gradient
+  stopped, four kernels. A softmax over the inputs adds one launch to each coupling.
+- No launch waits for the host, and no size depends on data: a call can be captured in a CUDA graph, once a first call
+  has compiled the kernels (some seconds a layer shape; Triton keeps them on disk).
+
+Traffic, for MNIST's layer (B = 128, I = 1152, J = 10, D = 16, K = 8, float32) as counted, not measured: the weights
+are 5.9 MB, the poses 4.7 MB, one coupling 5.9 MB, and all of it, the backward's four couplings included, stays in an
+H200's 60 MB L2 cache. A weight leaves L2 once for every 32 images, so that a computing kernel moves 30 to 60 MB from
+L2: some 10 µs at 5 TB/s. It computes 0.4 to 0.6 GFLOP in float32 outside the tensor cores (whose tf32 is too coarse
+for routing): 7 to 10 µs at the chip's 60 TFLOP/s. Three iterations have 5 such kernels forward and 6 backward.
+Device memory written: B·J·I numbers forward and 2(r - 1)·B·J·I backward, 1/D of the votes each.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from torchcaps.ops.dynamic_routing.reference import compete
+
+MAX_INPUT_DIM = 32  # K: a lane keeps a pose of each of its images in registers
+MAX_OUTPUT_DIM = 1024  # D: one tile holds an output capsule
+BLOCK_I = 32  # input capsules of a tile: the lanes of a warp
+PROGRAMS = 512  # to keep all multiprocessors of a large GPU busy
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def is_available() -> bool:
+    """Whether Triton can be imported and has a device to run on: a CUDA GPU, or its interpreter on the CPU."""
+    return importlib.util.find_spec("triton") is not None and (torch.cuda.is_available() or _is_interpreted())
+
+
+def supports(poses: Tensor, weight: Tensor, num_iterations: int) -> bool:
+    """Whether :func:`route_triton` serves these tensors.
+
+    They must be on one device that Triton runs on, in float32 or half precision, not empty, with K ≤ 32, D ≤ 1024 and
+    no work array of 2³¹ numbers or more. Other calls are :func:`~torchcaps.ops.dynamic_routing.recompute`'s.
+    """
+    on_device = poses.device == weight.device and (poses.is_cuda or (_is_interpreted() and poses.device.type == "cpu"))
+    if not (on_device and poses.dtype in _DTYPES and weight.dtype in _DTYPES):
+        return False
+    (B, I, K), (_, J, D, _) = poses.shape, weight.shape
+    largest = max(poses.numel(), weight.numel(), B * J * max(I, D) * max(num_iterations, 1))
+    return B > 0 and 0 < K <= MAX_INPUT_DIM and D <= MAX_OUTPUT_DIM and largest < 2**31
+
+
+def route_triton(
+    poses: Float[Tensor, "B I K"],
+    weight: Float[Tensor, "I J D K"],
+    num_iterations: int,
+    softmax_over: str,
+    stop_gradient: bool,
+    bias: Float[Tensor, "J D"] | None,
+    prior: Float[Tensor, "I J"] | None,
+    leaky: bool,
+    eps: float,
+    return_coupling: bool,
+) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B I J"] | None]:
+    """Output capsules and, if asked for, the last coupling. :func:`torchcaps.route` describes the arguments.
+
+    Computes in float32. Poses laid out in memory as (B, K, I) and weights as (J, D, K, I) are read in place; others
+    are copied.
+
+    Raises:
+        ValueError: Tensors that :func:`supports` does not accept.
+    """
+    if not supports(poses, weight, num_iterations):
+        raise ValueError(
+            f"route: the triton backend needs float32 or half-precision tensors on one GPU, K ≤ {MAX_INPUT_DIM}, "
+            f"D ≤ {MAX_OUTPUT_DIM} and work arrays below 2³¹ numbers, got poses {tuple(poses.shape)} and weight "
+            f"{tuple(weight.shape)} in {poses.dtype} and {weight.dtype} on {poses.device} and {weight.device}"
+        )
+    if num_iterations == 0:
+        return _sum_votes(poses, weight, bias, return_coupling)
+    over_outputs = softmax_over == "outputs"
+    capsules, coupling, _, _ = _forward_op(
+        poses, weight, bias, prior, num_iterations, over_outputs, stop_gradient, leaky, eps
+    )
+    if not return_coupling:
+        return capsules, None
+    coupling = coupling.expand(poses.shape[0], -1, -1).transpose(1, 2).to(capsules.dtype)
+    return capsules, coupling.detach() if stop_gradient else coupling
+
+
+def _sum_votes(
+    poses: Tensor, weight: Tensor, bias: Tensor | None, return_coupling: bool
+) -> tuple[Tensor, Tensor | None]:
+    """No routing: Σ_i û_ij + bias, one matrix product over (k, i)."""
+    dtype = torch.promote_types(poses.dtype, weight.dtype)
+    (B, I, _), (_, J, D, _) = poses.shape, weight.shape
+    packed = weight.float().permute(1, 2, 3, 0).reshape(J * D, -1)
+    total = (poses.float().transpose(1, 2).reshape(B, -1) @ packed.t()).view(B, J, D)
+    if bias is not None:
+        total = total + bias.float()
+    return total.to(dtype), poses.new_ones((B, I, J), dtype=dtype) if return_coupling else None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Each pass is one operator to torch: torch.compile leaves it whole, torch.func refuses it in words.
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op(
+    "torchcaps::route_triton",
+    mutates_args=(),
+    schema="(Tensor poses, Tensor weight, Tensor? bias, Tensor? prior, int num_iterations, bool over_outputs, "
+    "bool stop_gradient, bool leaky, float eps) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def _forward_op(
+    poses: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    prior: Tensor | None,
+    num_iterations: int,
+    over_outputs: bool,
+    stop_gradient: bool,  # for the backward
+    leaky: bool,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Capsules, the last coupling (B or 1, J, I), and for the backward s¹..sʳ and V¹..Vʳ, (r, B, J, D) each."""
+    with torch.cuda.device_of(poses):
+        layer = _layer(poses, weight, prior, over_outputs, leaky)
+        sums = poses.new_empty((num_iterations, *layer.state_shape), dtype=torch.float32)
+        summed_capsules = torch.zeros_like(sums)
+        capsules = poses.new_empty(layer.state_shape, dtype=torch.promote_types(poses.dtype, weight.dtype))
+        coupling = _first_coupling(layer)
+        for t in range(num_iterations):
+            if t > 0:
+                coupling = layer.new_links() if t == 1 else coupling
+                _couple(layer, summed_capsules[t], coupling)
+            partial = _weighted_sum(layer, coupling)
+            if t < num_iterations - 1:
+                _squash(partial, bias, summed_capsules[t], sums[t], summed_capsules[t + 1], None, eps)
+            else:
+                _squash(partial, bias, summed_capsules[t], sums[t], None, capsules, eps)
+        return capsules, coupling, sums, summed_capsules
+
+
+@_forward_op.register_fake
+def _(
+    poses: Tensor, weight: Tensor, bias: Tensor | None, prior: Tensor | None, num_iterations: int, *options: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    (B, I, _), (_, J, D, _) = poses.shape, weight.shape
+    return (
+        poses.new_empty((B, J, D), dtype=torch.promote_types(poses.dtype, weight.dtype)),
+        poses.new_empty((1 if num_iterations == 1 else B, J, I), dtype=torch.float32),
+        poses.new_empty((num_iterations, B, J, D), dtype=torch.float32),
+        poses.new_empty((num_iterations, B, J, D), dtype=torch.float32),
+    )
+
+
+@torch.library.custom_op(
+    "torchcaps::route_triton_backward",
+    mutates_args=(),
+    schema="(Tensor? grad_capsules, Tensor? grad_coupling, Tensor poses, Tensor weight, Tensor? bias, Tensor? prior, "
+    "Tensor sums, Tensor summed_capsules, bool over_outputs, bool stop_gradient, bool leaky, float eps, bool[] needed) "
+    "-> Tensor[]",
+)
+def _backward_op(
+    grad_capsules: Tensor | None,
+    grad_coupling: Tensor | None,
+    poses: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    prior: Tensor | None,
+    sums: Tensor,
+    summed_capsules: Tensor,
+    over_outputs: bool,
+    stop_gradient: bool,
+    leaky: bool,
+    eps: float,
+    needed: list[bool],
+) -> list[Tensor]:
+    """Gradients of poses, weight, bias and prior; an empty tensor for one that is not needed. [backward]"""
+    with torch.cuda.device_of(poses):
+        layer = _layer(poses, weight, prior, over_outputs, leaky)
+        grad_capsules = torch.zeros_like(sums[0]) if grad_capsules is None else grad_capsules.contiguous()
+        if stop_gradient:
+            terms = _last_term(layer, grad_capsules, sums, summed_capsules, eps)
+        else:
+            terms = _all_terms(layer, grad_capsules, grad_coupling, sums, summed_capsules, eps)
+        grads = _no_gradients(poses, weight, bias, prior, [False] * 4)
+        if needed[0]:
+            grads[0] = _grad_poses(layer, terms)
+        if needed[1]:
+            grads[1] = _grad_weight(layer, terms)
+        if needed[2] and bias is not None:
+            grads[2] = terms.grad_sums.sum((0, 1)).to(bias.dtype)
+        if needed[3] and prior is not None:
+            first_above = grad_coupling if len(sums) == 1 else None
+            grads[3] = _grad_prior(layer, terms, first_above, stop_gradient).to(prior.dtype)
+        return grads
+
+
+@_backward_op.register_fake
+def _(
+    grad_capsules: Tensor | None,
+    grad_coupling: Tensor | None,
+    poses: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    prior: Tensor | None,
+    *rest: Any,
+) -> list[Tensor]:
+    return _no_gradients(poses, weight, bias, prior, rest[-1])
+
+
+def _no_gradients(
+    poses: Tensor, weight: Tensor, bias: Tensor | None, prior: Tensor | None, needed: list[bool]
+) -> list[Tensor]:
+    """Room for the gradients that are needed, in their memory layouts, and empty tensors for the others."""
+    (B, I, K), (_, J, D, _) = poses.shape, weight.shape
+    grads = [poses.new_empty(0) for _ in needed]
+    if needed[0]:
+        grads[0] = poses.new_empty((B, K, I)).transpose(1, 2)
+    if needed[1]:
+        grads[1] = weight.new_empty((J, D, K, I)).permute(3, 0, 1, 2)
+    if needed[2] and bias is not None:
+        grads[2] = bias.new_empty((J, D))
+    if needed[3] and prior is not None:
+        grads[3] = prior.new_empty((J, I)).t()
+    return grads
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    poses, weight, bias, prior, _, *ctx.options = inputs  # over_outputs, stop_gradient, leaky, eps
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(poses, weight, bias, prior, *output[2:])
+
+
+def _backward(ctx: Any, grad_capsules: Tensor | None, grad_coupling: Tensor | None, *_: None) -> tuple[Any, ...]:
+    needed = list(ctx.needs_input_grad[:4])
+    if grad_capsules is None and grad_coupling is None:
+        return (None,) * 9
+    grads = _backward_op(grad_capsules, grad_coupling, *ctx.saved_tensors, *ctx.options, needed)
+    return *(grad if need else None for grad, need in zip(grads, needed, strict=True)), None, None, None, None, None
+
+
+_forward_op.register_autograd(_backward, setup_context=_setup_context)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The steps
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class _Blocks(NamedTuple):
+    """Tile sizes, from the layer's sizes alone. Registers hold K poses of every image of a lane."""
+
+    images: int  # of a tile; a warp takes every fourth of them
+    images_of_weight_gradient: int  # of a tile there: an image a warp, which leaves its registers to D·K sums
+    outputs: int  # components d of an output that a program sums up; divides D
+    unrolled: int  # components d in the body of a loop; divides D
+
+
+class _Layer(NamedTuple):
+    """A call's tensors as the kernels want them."""
+
+    poses: Tensor  # (B, K, I)
+    weight: Tensor  # (J, D, K, I)
+    prior: Tensor | None  # (J, I)
+    over_outputs: bool
+    leaky: bool
+    sizes: tuple[int, int, int, int, int]  # B, I, J, D, K
+    blocks: _Blocks
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        """Of s, v, V and their gradients: (B, J, D)."""
+        B, _, J, D, _ = self.sizes
+        return B, J, D
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """Tiles along the images and along the input capsules."""
+        B, I, *_ = self.sizes
+        return _ceil_div(B, self.blocks.images), _ceil_div(I, BLOCK_I)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        _, I, J, D, K = self.sizes
+        return {"I": I, "J": J, "D": D, "K": K, "BLOCK_I": BLOCK_I}
+
+    def new_links(self, *count: int) -> Tensor:
+        """An uninitialised number for every image, output and input capsule: (*count, B, J, I)."""
+        B, I, J, *_ = self.sizes
+        return self.poses.new_empty((*count, B, J, I), dtype=torch.float32)
+
+
+def _layer(poses: Tensor, weight: Tensor, prior: Tensor | None, over_outputs: bool, leaky: bool) -> _Layer:
+    (B, I, K), (_, J, D, _) = poses.shape, weight.shape
+    return _Layer(
+        poses.transpose(1, 2).contiguous(),
+        weight.permute(1, 2, 3, 0).contiguous(),
+        None if prior is None else prior.t().contiguous(),
+        over_outputs,
+        leaky,
+        (B, I, J, D, K),
+        _choose_blocks(B, D, K),
+    )
+
+
+def _choose_blocks(B: int, D: int, K: int) -> _Blocks:
+    batch = 1 << (B - 1).bit_length()
+    images_of_a_lane = min(8, 1 << (64 // K).bit_length() - 1)
+    return _Blocks(
+        images=min(4 * images_of_a_lane, batch),
+        images_of_weight_gradient=min(4, batch),
+        outputs=_largest_divisor(D, min(8, 64 // K)),
+        unrolled=_largest_divisor(D, 4),
+    )
+
+
+def _largest_divisor(number: int, limit: int) -> int:
+    return max(divisor for divisor in range(1, limit + 1) if number % divisor == 0)
+
+
+def _first_coupling(layer: _Layer) -> Tensor:
+    """c¹, the same for every image: (1, J, I). [first sum]"""
+    _, I, J, *_ = layer.sizes
+    if layer.prior is None:
+        competitors = (J if layer.over_outputs else I) + layer.leaky
+        return layer.poses.new_full((1, J, I), 1 / competitors, dtype=torch.float32)
+    logits = layer.prior.float().t()[None]
+    return compete(logits, "outputs" if layer.over_outputs else "inputs", layer.leaky).transpose(1, 2).contiguous()
+
+
+def _couple(
+    layer: _Layer,
+    summed_capsules: Tensor,
+    coupling: Tensor,
+    grad_sums: Tensor | None = None,
+    grad_coupling: Tensor | None = None,
+    grad_logits: Tensor | None = None,
+) -> None:
+    """c from V; with gs also db. [logits, coupling, backward]"""
+    kernels = _kernels()
+    B, I, J, *_ = layer.sizes
+    kernels.coupling_kernel[layer.tiles](
+        layer.poses,
+        layer.weight,
+        layer.prior,
+        summed_capsules,
+        grad_sums,
+        grad_coupling,
+        coupling,
+        grad_logits,
+        B,
+        OVER_OUTPUTS=layer.over_outputs,
+        LEAKY=layer.leaky,
+        BLOCK_B=layer.blocks.images,
+        BLOCK_D=layer.blocks.unrolled,
+        num_warps=min(4, layer.blocks.images),
+        **layer.constants,
+    )
+    if not layer.over_outputs:
+        block = min(1024, 1 << (I - 1).bit_length())
+        kernels.compete_over_inputs_kernel[(B * J,)](coupling, grad_logits, I, LEAKY=layer.leaky, BLOCK=block)
+
+
+def _weighted_sum(layer: _Layer, links: Tensor) -> Tensor:
+    """Σ_i links_ij û_ij of splits of the input capsules: (splits, B, J, D). [first sum, weighted sum]"""
+    B, _, J, D, _ = layer.sizes
+    batch_tiles, input_tiles = layer.tiles
+    pieces = J * D // layer.blocks.outputs
+    splits = min(input_tiles, _ceil_div(PROGRAMS, batch_tiles * pieces))
+    tiles_a_split = _ceil_div(input_tiles, splits)
+    splits = _ceil_div(input_tiles, tiles_a_split)  # none of them empty
+    partial = links.new_empty((splits, B, J, D))
+    _kernels().weighted_sum_kernel[(splits, pieces, batch_tiles)](
+        layer.poses,
+        layer.weight,
+        links,
+        partial,
+        B,
+        _batch_stride(links),
+        tiles_a_split,
+        BLOCK_B=layer.blocks.images,
+        BLOCK_D=layer.blocks.outputs,
+        num_warps=min(4, layer.blocks.images),
+        **layer.constants,
+    )
+    return partial
+
+
+def _squash(
+    partial: Tensor,
+    bias: Tensor | None,
+    summed_capsules: Tensor,
+    sums: Tensor,
+    next_summed_capsules: Tensor | None,
+    capsules: Tensor | None,
+    eps: float,
+) -> None:
+    """s and v of an iteration, and V of the next. [weighted sum, squash]"""
+    splits, B, J, D = partial.shape
+    grid, blocks = _row_blocks(B * J, D)
+    _kernels().capsules_kernel[grid](
+        partial,
+        None if bias is None else bias.contiguous(),
+        summed_capsules,
+        sums,
+        next_summed_capsules,
+        capsules,
+        B * J,
+        J,
+        D,
+        splits,
+        eps,
+        **blocks,
+    )
+
+
+def _squash_backward(
+    partial: Tensor, grad_summed: Tensor, accumulate: bool, sums: Tensor, grad_sums: Tensor, eps: float
+) -> None:
+    """G and gs of an iteration. [squash, backward]"""
+    splits, B, J, D = partial.shape
+    grid, blocks = _row_blocks(B * J, D)
+    _kernels().grad_sums_kernel[grid](
+        partial, grad_summed, sums, grad_sums, B * J, D, splits, eps, ACCUMULATE=accumulate, **blocks
+    )
+
+
+def _row_blocks(rows: int, D: int) -> tuple[tuple[int], dict[str, int]]:
+    """Grid and tile of the kernels whose rows are output capsules."""
+    block_d = 1 << (D - 1).bit_length()
+    block_rows = max(1, 256 // block_d)
+    return (_ceil_div(rows, block_rows),), {"BLOCK_ROWS": block_rows, "BLOCK_D": block_d}
+
+
+class _Terms(NamedTuple):
+    """Of what the gradient of the votes is the sum: x_j = Σ_t cᵗ_j gsᵗ_j + dbᵗ_j Vᵗ_j, (B, I, J, D), never built.
+
+    The first term has no db: its logits do not depend on the votes, or the gradient is stopped there.
+    """
+
+    first_coupling: Tensor  # (B or 1, J, I)
+    grad_sums: Tensor  # of the first term and of the T others, (1 + T, B, J, D)
+    coupling: Tensor  # of the others, (T, B, J, I), as are:
+    grad_logits: Tensor
+    summed_capsules: Tensor  # (T, B, J, D)
+
+
+def _last_term(layer: _Layer, grad_capsules: Tensor, sums: Tensor, summed_capsules: Tensor, eps: float) -> _Terms:
+    """With the gradient stopped: the last weighted sum, its coupling a constant. [backward]"""
+    grad_sums = torch.empty_like(sums[:1])
+    _squash_backward(grad_capsules[None], torch.empty_like(sums[0]), False, sums[-1], grad_sums[0], eps)
+    coupling = _first_coupling(layer)
+    if len(sums) > 1:
+        coupling = layer.new_links()
+        _couple(layer, summed_capsules[-1], coupling)
+    no_links = layer.new_links(0)
+    return _Terms(coupling, grad_sums, no_links, no_links, summed_capsules[:0])
+
+
+def _all_terms(
+    layer: _Layer,
+    grad_capsules: Tensor,
+    grad_coupling: Tensor | None,
+    sums: Tensor,
+    summed_capsules: Tensor,
+    eps: float,
+) -> _Terms:
+    """From the last iteration to the first: gs, then c and db, then what V's gradient G gains. [backward]"""
+    r = len(sums)
+    grad_sums = torch.empty_like(sums)
+    grad_summed = torch.empty_like(sums[0])
+    coupling, grad_logits = layer.new_links(r - 1), layer.new_links(r - 1)
+    partial = grad_capsules[None]
+    for t in range(r - 1, -1, -1):
+        # the last capsules are not in any V: G begins with the iteration before
+        _squash_backward(partial, grad_summed, t < r - 2, sums[t], grad_sums[t], eps)
+        if t > 0:
+            above = _packed(grad_coupling) if t == r - 1 else None
+            _couple(layer, summed_capsules[t], coupling[t - 1], grad_sums[t], above, grad_logits[t - 1])
+            partial = _weighted_sum(layer, grad_logits[t - 1])
+    return _Terms(_first_coupling(layer), grad_sums, coupling, grad_logits, summed_capsules[1:])
+
+
+def _packed(grad_coupling: Tensor | None) -> Tensor | None:
+    return None if grad_coupling is None else grad_coupling.contiguous()
+
+
+def _grad_poses(layer: _Layer, terms: _Terms) -> Tensor:
+    B, I, _, _, K = layer.sizes
+    grad_poses = layer.poses.new_empty((B, K, I))
+    _kernels().grad_poses_kernel[layer.tiles](
+        layer.weight,
+        terms.first_coupling,
+        terms.grad_sums[0],
+        terms.coupling,
+        terms.grad_logits,
+        terms.grad_sums[1:],
+        terms.summed_capsules,
+        grad_poses,
+        B,
+        _batch_stride(terms.first_coupling),
+        T=len(terms.coupling),
+        BLOCK_B=layer.blocks.images,
+        BLOCK_D=layer.blocks.unrolled,
+        num_warps=min(4, layer.blocks.images),
+        **layer.constants,
+    )
+    return grad_poses.transpose(1, 2)
+
+
+def _grad_weight(layer: _Layer, terms: _Terms) -> Tensor:
+    B, I, J, D, K = layer.sizes
+    images = layer.blocks.images_of_weight_gradient
+    grad_weight = layer.weight.new_empty((J, D, K, I))
+    _kernels().grad_weight_kernel[(_ceil_div(I, BLOCK_I), J * D // layer.blocks.outputs)](
+        layer.poses,
+        terms.first_coupling,
+        terms.grad_sums[0],
+        terms.coupling,
+        terms.grad_logits,
+        terms.grad_sums[1:],
+        terms.summed_capsules,
+        grad_weight,
+        B,
+        _batch_stride(terms.first_coupling),
+        T=len(terms.coupling),
+        BLOCK_B=images,
+        BLOCK_D=layer.blocks.outputs,
+        num_warps=min(4, images),
+        **layer.constants,
+    )
+    return grad_weight.permute(3, 0, 1, 2)
+
+
+def _grad_prior(layer: _Layer, terms: _Terms, grad_first_coupling: Tensor | None, stop_gradient: bool) -> Tensor:
+    """Σ_t Σ_b dbᵗ, (I, J); the first iteration's logits are the prior itself. [backward]"""
+    if stop_gradient:
+        return torch.zeros_like(terms.first_coupling[0]).t()
+    coupling, grad_logits = layer.new_links(), layer.new_links()
+    no_capsules = torch.zeros_like(terms.grad_sums[0])
+    above = None
+    if grad_first_coupling is not None:  # (1, J, I): already summed over the images
+        above = torch.zeros_like(grad_logits)
+        above[0] = grad_first_coupling[0]
+    _couple(layer, no_capsules, coupling, terms.grad_sums[0], above, grad_logits)
+    return (terms.grad_logits.sum((0, 1)) + grad_logits.sum(0)).t()
+
+
+def _batch_stride(links: Tensor) -> int:
+    """0 for links that all images share."""
+    return 0 if links.shape[0] == 1 else links.stride(0)
+
+
+def _ceil_div(number: int, divisor: int) -> int:
+    return -(-number // divisor)
+
+
+def _is_interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _kernels() -> Any:
+    from torchcaps.ops.dynamic_routing import triton_kernels
+
+    return triton_kernels

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchcaps.models import BaselineCNN, CapsNet, create_model
+
+IN_SHAPE = (1, 8, 10)
+SMALL = {
+    "conv_channels": 6,
+    "conv_kernel": 3,
+    "primary_types": 2,
+    "primary_dim": 3,
+    "primary_kernel": 3,
+    "capsule_dim": 5,
+    "decoder_hidden": (8,),
+}
+
+
+@pytest.fixture
+def make_model():
+    """Capsule networks of 12 primary capsules on a 2×3 grid, for images of 8×10, with four classes."""
+
+    def make(preset: str = "sabour2017", in_shape=IN_SHAPE, num_classes: int = 4, **overrides) -> CapsNet:
+        torch.manual_seed(0)
+        model = create_model(preset, in_shape, num_classes, **{**SMALL, "decoder": True, **overrides})
+        assert isinstance(model, CapsNet)
+        with torch.no_grad():
+            model.class_capsules.weight.mul_(100)  # else coupling hardly differs from uniform
+        return model
+
+    return make
+
+
+@pytest.fixture
+def model(make_model) -> CapsNet:
+    return make_model()
+
+
+@pytest.fixture
+def cnn() -> BaselineCNN:
+    torch.manual_seed(0)
+    model = create_model("baseline-cnn", IN_SHAPE, 4, channels=(4, 4), hidden=(6,), dropout=0.5)
+    assert isinstance(model, BaselineCNN)
+    return model
+
+
+@pytest.fixture
+def make_images():
+    def make(count: int, shape=IN_SHAPE):
+        return torch.randint(0, 256, (count, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+    return make
+
+
+@pytest.fixture
+def words():
+    """Every text of a figure: those placed by hand, titles, axis labels, ticks, legends."""
+    from matplotlib.text import Text
+
+    def find(figure) -> list[str]:
+        return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
+
+    return find

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+
+from torchcaps.analysis import Evaluation, figure_confusion, figure_curves, figure_samples, save_figure
+from torchcaps.analysis.figures import displayable, shorten, tile_size
+from torchcaps.datasets import ImageSet
+from torchcaps.errors import InputError
+
+CURVES = ("epoch", "train_loss", "train_accuracy", "validation_loss", "validation_accuracy")
+STARTS = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
+
+
+@pytest.fixture
+def figure() -> Figure:
+    figure = Figure(figsize=(2, 1))
+    figure.text(0.5, 0.5, "seen")
+    return figure
+
+
+@pytest.mark.parametrize("suffix", STARTS)
+def test_the_suffix_gives_the_format(tmp_path, figure, suffix):
+    path = tmp_path / "new" / "folder" / f"a.{suffix}"
+    assert save_figure(figure, path) == path
+    assert path.read_bytes().startswith(STARTS[suffix])
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_png_is_what_a_path_without_suffix_becomes(tmp_path, figure):
+    assert save_figure(figure, str(tmp_path / "a")) == tmp_path / "a.png"
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.size == (320, 160)
+
+
+def test_an_unknown_suffix_is_refused_before_anything_is_made(tmp_path, figure):
+    with pytest.raises(InputError, match=r"\.png, \.pdf, \.svg, not \.docx"):
+        save_figure(figure, tmp_path / "new" / "a.docx")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_place_that_cannot_be_written_to_is_named(tmp_path, figure):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(InputError, match=r"file/a\.png cannot be written"):
+        save_figure(figure, tmp_path / "file" / "a.png")
+    (tmp_path / "a.png").mkdir()
+    with pytest.raises(InputError, match=r"a\.png cannot be written"):
+        save_figure(figure, tmp_path / "a.png")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.png", "file"]
+
+
+def test_a_failed_save_leaves_the_old_figure(tmp_path, figure, monkeypatch):
+    path = save_figure(figure, tmp_path / "a.png")
+    before = path.read_bytes()
+
+    def fill_the_disk(partial, **_options):
+        partial.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(figure, "savefig", fill_the_disk)
+    with pytest.raises(InputError, match=r"a\.png cannot be written: No space left"):
+        save_figure(figure, path)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["a.png"]
+
+
+def test_channels_become_colours():
+    image = np.array([0.0, 0.5, 1.0]).reshape(3, 1, 1)
+    np.testing.assert_array_equal(displayable(image)[0, 0], [0, 0.5, 1])
+    np.testing.assert_array_equal(displayable(image[1:2])[0, 0], [0.5] * 3)
+    np.testing.assert_array_equal(displayable(image[1:])[0, 0], [0.75] * 3)
+    np.testing.assert_array_equal(displayable(np.array([[[-1.0, 2.0]]]))[0, :, 0], [0, 1])
+
+
+def test_tiles_keep_the_aspect_ratio():
+    for height, width in ((28, 28), (10, 40), (40, 10)):
+        tile = tile_size(height, width)
+        assert tile[0] / tile[1] == pytest.approx(width / height)
+        assert max(tile) == max(tile_size(28, 28))
+
+
+def test_words_are_cut_only_where_they_do_not_fit():
+    assert shorten("ankle boot", 0.8) == "ankle boot"
+    assert shorten("a very long name", 0.8) == "a very lon…"
+    assert shorten("ab", 0.01) == "ab"
+
+
+def test_names_are_no_formulas(tmp_path, make_images):
+    name = r"$\unknown$"
+    runs = {name: {key: np.ones(1) for key in CURVES}}
+    save_figure(figure_curves(runs), tmp_path / "curves.png")
+    save_figure(figure_confusion(Evaluation(np.eye(2, dtype=np.int64), 0.0, (name, "b"))), tmp_path / "confusion.png")
+    images = ImageSet(make_images(1), torch.tensor([0]))
+    save_figure(figure_samples(images, [name]), tmp_path / "samples.png")
+
+
+def test_nothing_global_is_touched_and_nothing_heavy_loaded_early():
+    code = """
+import sys
+import torchcaps.analysis as analysis
+assert not {"torch", "matplotlib"} & set(sys.modules), "heavy imports"
+import numpy as np
+analysis.figure_confusion
+import torchcaps.analysis.routing_maps
+assert "matplotlib" not in sys.modules, "matplotlib before a drawing"
+import matplotlib
+before = matplotlib.rcParams.copy()  # a look at its "backend" would load pyplot
+analysis.figure_confusion(analysis.Evaluation(np.eye(2, dtype=int), 0.0, ("a", "b")))
+analysis.figure_routing_statistics(analysis.RoutingStatistics(np.ones((2, 2)), np.ones((2, 2))))
+assert "matplotlib.pyplot" not in sys.modules, "pyplot"
+assert dict.__eq__(matplotlib.rcParams, before), "rcParams"
+"""
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from torchcaps import analysis
+from torchcaps.analysis.routing_maps import RoutingTrace, agreement, normalised_entropy
+from torchcaps.errors import InputError
+from torchcaps.nn import DynamicRouting, Routing
+from torchcaps.ops.dynamic_routing import compute_votes
+from torchcaps.ops.dynamic_routing.reference import compete
+from torchcaps.ops.squash import squash
+
+VARIANTS = [
+    {},
+    {"softmax_over": "inputs"},
+    {"leaky": True},
+    {"softmax_over": "inputs", "leaky": True, "capsule_bias": True},
+    {"learn_prior": True, "num_iterations": 2},
+    {"num_iterations": 1, "num_classes": 7, "capsule_dim": 3},
+    {"grouping": "raster", "stop_gradient": True},
+]
+
+
+def by_the_equations(model, images):
+    """Logits before each iteration and after the last, coupling and capsules of each: written out once more."""
+    layer, config = model.class_capsules, model.config
+    with torch.no_grad():
+        votes = compute_votes(model.primary_poses(images / 255), layer.weight)
+        bias = 0 if layer.bias is None else layer.bias
+        logits = [torch.zeros(votes.shape[:3]) + (0 if layer.prior is None else layer.prior)]
+        coupling, capsules = [], []
+        for _ in range(config.num_iterations):
+            coupling.append(compete(logits[-1], config.softmax_over, config.leaky))
+            capsules.append(squash((coupling[-1].unsqueeze(-1) * votes).sum(1) + bias))
+            logits.append(logits[-1] + (votes * capsules[-1].unsqueeze(1)).sum(-1))
+    return logits, coupling, capsules
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_each_iteration_is_that_of_the_equations(make_model, make_images, variant):
+    model = make_model(**variant)
+    if model.class_capsules.prior is not None:
+        torch.nn.init.normal_(model.class_capsules.prior)
+    images = make_images(5)
+    model.train()
+    trace = analysis.trace_routing(model, images, batch_size=2)
+    assert model.training
+    logits, coupling, capsules = by_the_equations(model, images)
+    np.testing.assert_allclose(trace.coupling, torch.stack(coupling), atol=1e-5)
+    np.testing.assert_allclose(trace.lengths, torch.stack(capsules).norm(dim=-1), atol=1e-3)
+    change = torch.stack([(after - before).abs().mean((1, 2)) for before, after in itertools.pairwise(logits)])
+    np.testing.assert_allclose(trace.logit_change, change, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(trace.images, images / 255)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_coupling_sums_to_one_over_the_competitors(make_model, make_images, variant):
+    trace = analysis.trace_routing(make_model(**variant), make_images(3))
+    sums = trace.coupling.sum(3 if trace.softmax_over == "outputs" else 2)
+    if trace.leaky:
+        assert ((sums > 0) & (sums < 1)).all()
+    else:
+        np.testing.assert_allclose(sums, 1, rtol=1e-5)
+    if not variant.get("learn_prior"):
+        np.testing.assert_allclose(trace.coupling[0], trace.uniform, rtol=1e-5)
+        np.testing.assert_allclose(trace.entropy[0], 1, rtol=1e-5)
+    assert ((trace.entropy >= 0) & (trace.entropy < 1 + 1e-5)).all()
+    if len(trace.entropy) > 1:
+        assert (trace.entropy[-1] < trace.entropy[0] - 1e-4).all()
+
+
+@pytest.mark.parametrize("softmax_over", ["outputs", "inputs"])
+@pytest.mark.parametrize("leaky", [False, True])
+def test_entropy_of_what_is_decided_is_zero(softmax_over, leaky):
+    routing = DynamicRouting(softmax_over=softmax_over, leaky=leaky)
+    decided = torch.zeros(2, 6, 3)
+    if softmax_over == "outputs":
+        decided[:, :, 1] = 1
+    else:
+        decided[:, 4, :] = 1
+    np.testing.assert_allclose(normalised_entropy(decided, routing), 0, atol=1e-6)
+
+
+def test_entropy_of_half_to_each_of_two_among_four():
+    coupling = torch.tensor([0.5, 0.5, 0, 0]).expand(1, 6, 4)
+    np.testing.assert_allclose(normalised_entropy(coupling, DynamicRouting()), 0.5, rtol=1e-6)  # ln 2 / ln 4
+
+
+def test_none_of_the_above_counts_as_a_competitor():
+    nothing_to_any = torch.zeros(1, 6, 3)
+    np.testing.assert_allclose(normalised_entropy(nothing_to_any, DynamicRouting(leaky=True)), 0, atol=1e-6)
+    even = torch.full((1, 6, 3), 1 / 4)
+    np.testing.assert_allclose(normalised_entropy(even, DynamicRouting(leaky=True)), 1, rtol=1e-6)
+
+
+def test_a_single_competitor_has_no_choice():
+    np.testing.assert_array_equal(normalised_entropy(torch.ones(2, 1, 3), DynamicRouting(softmax_over="inputs")), 0)
+
+
+def test_agreement_is_that_of_the_votes():
+    poses, weight, capsules = torch.randn(3, 7, 4), torch.randn(7, 5, 6, 4), torch.randn(3, 5, 6)
+    expected = torch.einsum("bijd,bjd->bij", compute_votes(poses, weight), capsules)
+    torch.testing.assert_close(agreement(poses, weight, capsules), expected, rtol=1e-4, atol=1e-4)
+
+
+def hand_made(grouping="channels", classes=3) -> RoutingTrace:
+    """Two iterations of one image on a grid of two types, 3×4; in the second all goes to class 1 at two places."""
+    coupling = np.zeros((2, 1, 24, classes), dtype=np.float32)
+    coupling[0] = 1 / classes
+    coupling[1, 0, 0 * 12 + 2 * 4 + 1, 1] = 1  # type 0, row 2, column 1
+    coupling[1, 0, 1 * 12 + 0 * 4 + 3, 1] = 1  # type 1, row 0, column 3
+    lengths = np.zeros((2, 1, classes), dtype=np.float32)
+    lengths[1, 0, :3] = [0.3, 0.9, 0.1]
+    one = np.ones((2, 1), dtype=np.float32)
+    image = np.zeros((1, 1, 8, 10), dtype=np.float32)
+    return RoutingTrace(image, coupling, lengths, one, one, (2, 3, 4), grouping, "outputs", False)
+
+
+def test_maps_put_each_capsule_at_its_place():
+    maps = hand_made().maps
+    assert maps.shape == (2, 1, 3, 2, 3, 4)
+    assert [tuple(place) for place in np.argwhere(maps[1, 0] == 1)] == [(1, 0, 2, 1), (1, 1, 0, 3)]
+
+
+def test_more_iterations_than_the_network_has_can_be_followed(make_model, make_images):
+    images = make_images(2)
+    short, long = (analysis.trace_routing(make_model(num_iterations=n), images, num_iterations=4) for n in (1, 4))
+    np.testing.assert_array_equal(short.coupling, long.coupling)
+    assert short.coupling.shape[0] == 4
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 64])
+def test_statistics_are_those_of_the_trace_for_any_batch_size(model, make_images, batch_size):
+    images = make_images(5)
+    trace = analysis.trace_routing(model, images)
+    statistics = analysis.routing_statistics(model, images, batch_size=batch_size)
+    np.testing.assert_allclose(statistics.entropy, trace.entropy, rtol=1e-5)
+    np.testing.assert_allclose(statistics.logit_change, trace.logit_change, rtol=1e-4)
+    assert statistics.entropy.shape == (3, 5)
+
+
+class Other(Routing):
+    def forward(self, poses, weight, bias=None, prior=None, return_coupling=False):
+        return compute_votes(poses, weight).mean(1), None
+
+
+@pytest.mark.parametrize("function", [analysis.trace_routing, analysis.routing_statistics])
+def test_what_cannot_be_followed(function, model, cnn, make_model, make_images):
+    images = make_images(2)
+    with pytest.raises(InputError, match=r"BaselineCNN.*sabour2017.*keras-tutorial"):
+        function(cnn, images)
+    with pytest.raises(InputError, match=r"num_iterations must be at least 1.*got 0"):
+        function(make_model(num_iterations=0), images)
+    with pytest.raises(InputError, match="got -1"):
+        function(model, images, num_iterations=-1)
+    with pytest.raises(InputError, match="at least one image"):
+        function(model, make_images(0))
+    model.class_capsules.routing = Other()
+    with pytest.raises(InputError, match="not those of Other"):
+        function(model, images)
+
+
+def test_the_figure_has_a_map_for_each_iteration_and_class_on_one_scale(words):
+    trace = hand_made()
+    figure = analysis.figure_coupling(trace, 0, ["ant", "bee", "cow"])
+    image, *maps = figure.axes[0].images
+    assert image.get_array().shape == (8, 10, 3)
+    assert len(maps) == 2 * 3
+    bee = [drawn.get_array() for drawn in maps[2:4]]  # class by class
+    np.testing.assert_allclose(bee[0], 1 / 3, rtol=1e-5)
+    assert [tuple(place) for place in np.argwhere(bee[1] > 0)] == [(0, 3), (2, 1)]
+    np.testing.assert_allclose(bee[1].max(), 0.5)  # mean of two types
+    assert len({drawn.norm for drawn in maps}) == 1
+    assert {"ant", "bee", "cow", "iteration 1", "iteration 2", "0.90", "image", "coupling"} <= set(words(figure))
+    assert "raster" not in " ".join(words(figure))
+
+
+def test_the_figure_of_raster_capsules_says_that_they_have_no_place(words):
+    assert "not in space" in " ".join(words(analysis.figure_coupling(hand_made("raster"))))
+
+
+def test_of_many_classes_the_longest_are_shown(words):
+    figure = analysis.figure_coupling(hand_made(classes=40), max_classes=2)
+    assert len(figure.axes[0].images) == 1 + 2 * 2
+    found = words(figure)
+    assert found.index("0") < found.index("1")
+    assert any("2 longest of 40" in word for word in found)
+    assert "2" not in found
+
+
+def test_bad_figures():
+    with pytest.raises(InputError, match="index must be 0 to 0"):
+        analysis.figure_coupling(hand_made(), 1)
+    with pytest.raises(InputError, match="max_classes"):
+        analysis.figure_coupling(hand_made(), max_classes=0)
+    with pytest.raises(InputError, match="3 names"):
+        analysis.figure_coupling(hand_made(), class_names=["a"])
+
+
+def test_uniform_coupling_can_be_drawn():
+    trace = hand_made()
+    uniform = dataclasses.replace(trace, coupling=np.full_like(trace.coupling, 1 / 3))
+    bar = analysis.figure_coupling(uniform).axes[1]
+    assert bar.get_ylim()[0] < 1 / 3 < bar.get_ylim()[1]
+
+
+def test_the_figure_of_statistics_draws_means_over_images(words):
+    entropy = np.array([[1, 1], [0.8, 0.6]])
+    change = np.array([[2, 4], [1, 3]])
+    figure = analysis.figure_routing_statistics(analysis.RoutingStatistics(entropy, change), title="Two images")
+    first, second = figure.axes
+    np.testing.assert_allclose(first.lines[0].get_ydata(), [1, 0.7])
+    np.testing.assert_allclose(second.lines[0].get_ydata(), [3, 2])
+    np.testing.assert_array_equal(first.lines[0].get_xdata(), [1, 2])
+    assert second.get_ylim()[0] == 0
+    assert {"Two images", "iteration", "mean of 2 images"} <= set(words(figure))

@@ -1,0 +1,92 @@
+"""A tiny trained run, and the command line called in this process."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchcaps.cli import main
+
+TINY = ("--conv-channels", "8", "--primary-types", "2", "--decoder-hidden", "16", "--batch-size", "50")
+SMALL_DATA = ("--limit-train", "200", "--limit-test", "100", "--validation-size", "100")
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Result]
+
+
+def call(*arguments: Any) -> Result:
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main([str(argument) for argument in arguments])
+    return Result(code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="session")
+def cli() -> Cli:
+    return call
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test in a folder of its own, at a width of its own, with no variable of the user's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "TORCHCAPS_DATA"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def tiny() -> tuple[str, ...]:
+    """Options of a run that takes a second or two."""
+    return (*TINY, *SMALL_DATA, "--epochs", "1", "--accelerator", "cpu", "--no-figures")
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory, tiny: tuple[str, ...]) -> Path:
+    """A run of two epochs, not to be changed."""
+    folder = tmp_path_factory.mktemp("cli") / "run"
+    result = call("train", *tiny, "--epochs", "2", "--learning-rate", "0.01", "--out", folder)
+    assert result.code == 0, result.err
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cnn_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network without capsules, as save_pretrained writes it: nothing is known of its data."""
+    from torchcaps.models import create_model
+
+    folder = tmp_path_factory.mktemp("cli") / "cnn"
+    create_model("baseline-cnn", channels=(2, 2), hidden=(4,), dropout=0.0).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def digit_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first test image of the digits."""
+    from PIL import Image
+
+    from torchcaps.datasets import load_dataset
+
+    path = tmp_path_factory.mktemp("cli") / "digit.png"
+    Image.fromarray(load_dataset("digits").test.images[0, 0].numpy()).save(path)
+    return path
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    """For other processes: this one's variables, at one thread."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}

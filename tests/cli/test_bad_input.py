@@ -1,0 +1,268 @@
+"""Bad input: one sentence that names it, exit code 2, no traceback, and nothing left behind."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Cli = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Places:
+    """What the cases below speak of."""
+
+    run: Path
+    cnn: Path
+    digit: Path
+    tiny: tuple[str, ...]
+    broken_run: Callable[..., Path]
+    write: Callable[[str, bytes], Path]
+
+
+@pytest.fixture
+def places(run_folder: Path, cnn_folder: Path, digit_file: Path, tiny: tuple[str, ...], tmp_path: Path) -> Places:
+    def broken_run(part: str, change: Callable[[bytes], bytes] | None) -> Path:
+        """A copy of the run in which a file is changed, or missing."""
+        copy = shutil.copytree(run_folder, tmp_path / "broken")
+        if change is None:
+            (copy / part).unlink()
+        else:
+            (copy / part).write_bytes(change((copy / part).read_bytes()))
+        return copy
+
+    def write(name: str, contents: bytes) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(contents)
+        return path
+
+    return Places(run_folder, cnn_folder, digit_file, tiny, broken_run, write)
+
+
+def half(contents: bytes) -> bytes:
+    return contents[: len(contents) // 2]
+
+
+def without_end(contents: bytes) -> bytes:
+    return contents.replace(b"}", b"")
+
+
+def misspelt(contents: bytes) -> bytes:
+    return contents.replace(b"num_iterations", b"num_iteration", 1)
+
+
+Arguments = Callable[[Places], list[Any]]
+
+# what is typed, and what the error must say
+CASES: dict[str, tuple[Arguments, list[str]]] = {
+    # the command line itself
+    "unknown command": (lambda p: ["trian"], ['"trian"', '"train"']),
+    "unknown option": (lambda p: ["train", "--epoch", "2"], ["--epoch", "--epochs"]),
+    "unknown option elsewhere": (lambda p: ["evaluate", p.run, "--splt", "test"], ["--splt", "--split"]),
+    "no run": (lambda p: ["evaluate"], ["RUN"]),
+    "no image": (lambda p: ["predict", p.run], ["IMAGE"]),
+    "too many arguments": (lambda p: ["train", "sabour2017", "mnist"], ["mnist"]),
+    # names
+    "unknown preset": (lambda p: ["train", "sabour2071"], ['"sabour2071"', '"sabour2017"']),
+    "unknown preset to show": (lambda p: ["presets", "tf-notbook"], ['"tf-notbook"', '"tf-notebook"']),
+    "unknown data set": (lambda p: ["train", *p.tiny, "--data", "mnits"], ['"mnits"', '"mnist"']),
+    "unknown data set to show": (lambda p: ["datasets", "mnits"], ['"mnits"', '"mnist"']),
+    "unknown data set to judge": (lambda p: ["evaluate", p.run, "--data", "digit"], ['"digit"', '"digits"']),
+    "unknown class": (lambda p: ["perturb", p.run, "--capsule", "ten"], ['"ten"']),
+    "class beyond the last": (lambda p: ["perturb", p.run, "--capsule", "10"], ['"10"']),
+    "field of a capsule network for a CNN": (
+        lambda p: ["train", "baseline-cnn", "--conv-kernel", "5"],
+        ["baseline-cnn", '"--conv-kernel"', '"--kernel"'],
+    ),
+    "field of a CNN for a capsule network": (
+        lambda p: ["train", "tf-notebook", "--kernel", "5"],
+        ["tf-notebook", '"--kernel"', '"--conv-kernel"'],
+    ),
+    # values
+    "no number": (lambda p: ["train", "--epochs", "two"], ["--epochs", "two"]),
+    "no choice": (lambda p: ["train", "--softmax-over", "rows"], ["--softmax-over", "rows", "outputs", "inputs"]),
+    "no list": (lambda p: ["train", "--decoder-hidden", "512;1024"], ["--decoder-hidden", "512;1024"]),
+    "no value": (lambda p: ["train", "--epochs"], ["--epochs"]),
+    "zero epochs": (lambda p: ["train", "--epochs", "0"], ["epochs", "1", "0"]),
+    "negative seed": (lambda p: ["train", "--seed", "-1"], ["seed", "-1"]),
+    "learning rate nan": (lambda p: ["train", "--learning-rate", "nan"], ["learning_rate", "nan"]),
+    "dropout of one": (lambda p: ["train", "baseline-cnn", "--dropout", "1"], ["dropout", "1"]),
+    "even kernel": (lambda p: ["train", "baseline-cnn", "--kernel", "4"], ["kernel", "odd", "4"]),
+    "fields that exclude each other": (lambda p: ["train", "--learn-prior", "--stop-gradient"], ["learn_prior"]),
+    "one step": (lambda p: ["perturb", p.run, "--steps", "1"], ["steps", "1"]),
+    "no range": (lambda p: ["perturb", p.run, "--range", "0"], ["amplitude", "0"]),
+    "no such image": (lambda p: ["perturb", p.run, "--index", "100"], ["--index", "100", "digits"]),
+    "negative image": (lambda p: ["routing", p.run, "--index", "-1"], ["--index", "-1"]),
+    "no iteration": (lambda p: ["routing", p.run, "--num-iterations", "0"], ["--num-iterations", "0"]),
+    # what does not fit together
+    "batch larger than the data": (lambda p: ["train", *p.tiny, "--batch-size", "201"], ["201", "200"]),
+    "more images than there are": (lambda p: ["train", *p.tiny, "--limit-train", "9999"], ["limit_train", "9999"]),
+    "no validation images": (lambda p: ["train", *p.tiny, "--validation-size", "9999"], ["validation_size", "9999"]),
+    "images too small": (lambda p: ["train", *p.tiny, "--image-size", "12"], ["12×12", "17×17"]),
+    "shift beyond the image": (lambda p: ["train", *p.tiny, "--max-shift", "28"], ["max_shift", "28"]),
+    "data folder for the digits": (lambda p: ["train", *p.tiny, "--data-dir", "."], ["digits", "--data-dir"]),
+    "resume into another folder": (lambda p: ["train", "--resume", p.run, "--out", "new"], ["--resume", "--out"]),
+    "resume with a file": (lambda p: ["train", "--resume", p.run, "--config", "x"], ["--resume", "--config"]),
+    "resume with another preset": (
+        lambda p: ["train", "tf-notebook", "--resume", p.run],
+        ["sabour2017", "tf-notebook"],
+    ),
+    "resume with another network": (
+        lambda p: ["train", "--resume", p.run, "--num-iterations", "1"],
+        ["num_iterations"],
+    ),
+    "resume with a field of a CNN": (lambda p: ["train", "--resume", p.run, "--dropout", "0.1"], ["dropout"]),
+    "file of another preset": (
+        lambda p: ["train", "tf-notebook", "--config", p.run / "config.json"],
+        ["sabour2017", "tf-notebook", "--config"],
+    ),
+    "sample of no data set": (lambda p: ["datasets", "--sample", "x.png"], ["--sample"]),
+    "data with other shapes": (lambda p: ["evaluate", p.run, "--data", f"npz:{_npz(p)}"], ["(1, 28, 28)"]),
+    "coupling of a CNN": (lambda p: ["routing", p.cnn, "--image", p.digit], ["BaselineCNN"]),
+    "reconstruction by a CNN": (lambda p: ["reconstruct", p.cnn, "--data", "digits"], ["BaselineCNN", "sabour2017"]),
+    "capsule of a CNN": (lambda p: ["perturb", p.cnn, "--image", p.digit], ["BaselineCNN"]),
+    "network that knows no data": (lambda p: ["evaluate", p.cnn], ["--data"]),
+    # files
+    "missing configuration": (lambda p: ["train", "--config", "nowhere.json"], ["nowhere.json"]),
+    "configuration that is no JSON": (lambda p: ["train", "--config", p.write("c.json", b"{")], ["c.json", "JSON"]),
+    "configuration that is a list": (lambda p: ["train", "--config", p.write("c.json", b"[1]")], ["c.json", "object"]),
+    "configuration with an unknown field": (
+        lambda p: ["train", "--config", p.write("c.json", b'{"epoch": 1}')],
+        ["c.json", '"epoch"'],
+    ),
+    "configuration with a wrong value": (
+        lambda p: ["train", "--config", p.write("c.json", b'{"recipe": {"epochs": "two"}}')],
+        ["c.json", "epochs", "two"],
+    ),
+    "missing data folder": (lambda p: ["train", "--data", "mnist", "--data-dir", "nowhere"], ["nowhere"]),
+    "empty data folder": (lambda p: ["datasets", "mnist", "--data-dir", p.run, "--sample", "x.png"], ["train-"]),
+    "missing image folder": (lambda p: ["train", *p.tiny, "--data", "folder:nowhere"], ["nowhere"]),
+    "corrupt arrays": (
+        lambda p: ["train", *p.tiny, "--data", f"npz:{p.write('x.npz', b'PK not really')}"],
+        ["x.npz"],
+    ),
+    "folder of a run in use": (lambda p: ["train", *p.tiny, "--out", p.run], ["--resume", "--out"]),
+    "run folder that is a file": (lambda p: ["train", *p.tiny, "--out", p.digit], ["digit.png"]),
+    "run folder under a file": (lambda p: ["train", *p.tiny, "--out", p.digit / "run"], ["digit.png"]),
+    "resume of nothing": (lambda p: ["train", "--resume", "nowhere"], ["nowhere"]),
+    "resume from a damaged checkpoint": (
+        lambda p: ["train", "--resume", p.broken_run("last.ckpt", half), "--epochs", "3"],
+        ["last.ckpt"],
+    ),
+    "resume from a checkpoint of zeros": (
+        lambda p: ["train", "--resume", p.broken_run("last.ckpt", lambda c: bytes(len(c))), "--epochs", "3"],
+        ["last.ckpt"],
+    ),
+    "missing run": (lambda p: ["evaluate", "nowhere"], ["nowhere"]),
+    "folder that is no run": (lambda p: ["evaluate", p.digit.parent], ["config.json"]),
+    "run with a damaged configuration": (
+        lambda p: ["evaluate", p.broken_run("config.json", without_end)],
+        ["config.json", "JSON"],
+    ),
+    "run with a misspelt field": (
+        lambda p: ["evaluate", p.broken_run("config.json", misspelt)],
+        ["config.json", '"num_iteration"', '"num_iterations"'],
+    ),
+    "network with a misspelt field": (
+        lambda p: ["evaluate", p.broken_run("best/config.json", misspelt)],
+        ["best/config.json", '"num_iteration"'],
+    ),
+    "run with damaged weights": (
+        lambda p: ["evaluate", p.broken_run("best/model.safetensors", half)],
+        ["model.safetensors"],
+    ),
+    "run without weights": (
+        lambda p: ["evaluate", p.broken_run("best/model.safetensors", None)],
+        ["model.safetensors"],
+    ),
+    "run without class names": (lambda p: ["evaluate", p.broken_run("best/classes.json", None)], ["classes.json"]),
+    "run with another list of classes": (
+        lambda p: ["predict", p.broken_run("best/classes.json", lambda _: b"{}"), p.digit],
+        ["classes.json"],
+    ),
+    "run without its last checkpoint": (
+        lambda p: ["evaluate", p.broken_run("last.ckpt", None), "--which", "last"],
+        ["last.ckpt"],
+    ),
+    "curves of nothing": (lambda p: ["curves", "nowhere"], ["nowhere"]),
+    "curves of a run without metrics": (lambda p: ["curves", p.broken_run("metrics.csv", None)], ["metrics.csv"]),
+    "curves of damaged metrics": (
+        lambda p: ["curves", p.broken_run("metrics.csv", lambda _: b"\x00\xff\n")],
+        ["metrics.csv"],
+    ),
+    "missing image": (lambda p: ["predict", p.run, "nowhere.png"], ["nowhere.png"]),
+    "damaged image": (
+        lambda p: ["predict", p.run, p.digit, p.write("half.png", half(p.digit.read_bytes()))],
+        ["half.png"],
+    ),
+    "text for an image": (lambda p: ["predict", p.run, p.write("text.png", b"seven")], ["text.png"]),
+    "folder for an image": (lambda p: ["perturb", p.run, "--image", p.run], ["image"]),
+    "figure of an unknown format": (lambda p: ["reconstruct", p.run, "--out", "x.bmp"], ["x.bmp", ".png"]),
+    "figure under a file": (lambda p: ["curves", p.run, "--out", p.digit / "x.png"], ["x.png"]),
+}
+
+
+def _npz(places: Places) -> Path:
+    import io
+
+    import numpy as np
+
+    contents = io.BytesIO()
+    np.savez(contents, x=np.zeros((60, 28, 28, 3), np.uint8), y=np.arange(60) % 3)
+    return places.write("colour.npz", contents.getvalue())
+
+
+def contents_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def folders_in(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.is_dir()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_sentence_and_nothing_left_behind(cli: Cli, places: Places, tmp_path: Path, case: str) -> None:
+    make, fragments = CASES[case]
+    arguments = make(places)
+    before = [(contents_of(folder), folders_in(folder)) for folder in (tmp_path, places.run)]
+
+    result = cli(*arguments)
+
+    assert result.code == 2, result.err
+    assert_one_sentence(result.err)
+    assert result.out == ""
+    for fragment in fragments:
+        assert fragment in result.err
+    assert [(contents_of(folder), folders_in(folder)) for folder in (tmp_path, places.run)] == before
+
+
+def assert_one_sentence(err: str) -> None:
+    assert err.startswith("Error: ")
+    assert err.endswith("\n")
+    assert err.count("\n") == 1, "more than a line"
+    assert "Traceback" not in err
+    assert "InputError" not in err
+
+
+@pytest.mark.parametrize("wrong", ["", "Error: a\nb\n", "Error: a", "a\n", "Error: Traceback\n"])
+def test_the_assertion_can_fail(wrong: str) -> None:
+    with pytest.raises(AssertionError):
+        assert_one_sentence(wrong)
+
+
+def test_an_accelerator_that_is_not_there(cli: Cli, places: Places) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    for arguments in (["train", *places.tiny], ["evaluate", places.run]):
+        result = cli(*arguments, "--accelerator", "cuda")
+        assert result.code == 2
+        assert_one_sentence(result.err)
+        assert "cuda" in result.err

@@ -1,0 +1,400 @@
+"""Each command on a tiny run: what it prints is what the library computes, and its figures are pictures."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from torchcaps.files import read_json
+from torchcaps.models import create_model, get_preset, list_presets
+
+Cli = Callable[..., Any]
+
+
+def assert_figure(path: Path) -> None:
+    """A picture of a sensible size that shows something."""
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        assert image.width >= 300
+        assert image.height >= 200
+        assert np.asarray(image.convert("L")).std() > 5, "an empty picture"
+
+
+def test_the_assertion_can_fail(tmp_path: Path) -> None:
+    Image.new("RGB", (400, 400), "white").save(tmp_path / "empty.png")
+    Image.effect_noise((100, 100), 80).save(tmp_path / "small.png")
+    for name in ("empty.png", "small.png"):
+        with pytest.raises(AssertionError):
+            assert_figure(tmp_path / name)
+
+
+# train
+
+
+def test_train_ends_with_results_places_and_what_to_do_next(cli: Cli, tiny: tuple[str, ...], tmp_path: Path) -> None:
+    result = cli("train", *tiny, "--figures")
+    assert (result.code, result.err) == (0, "")
+    folder = Path("runs/sabour2017-digits-1")
+    summary = read_json(folder / "summary.json", "summary")
+    assert "Test (100 images)" in result.out
+    assert f"{100 * summary['test']['best']['accuracy']:.2f} %" in result.out
+    assert f"Run folder  {folder}" in result.out
+    for command in ("evaluate", "reconstruct", "perturb"):
+        assert f"  torchcaps {command} {folder}\n" in result.out
+    assert "confusion.png" in result.out
+    for figure in (tmp_path / folder / "figures").iterdir():
+        assert_figure(figure)
+    expected = ["torchcaps", "train", *tiny, "--figures"]
+    assert summary["command"] == " ".join(expected)
+
+
+def test_a_network_without_decoder_has_nothing_to_perturb(cli: Cli, tiny: tuple[str, ...]) -> None:
+    result = cli("train", "sabour2017-r3", *tiny, "--out", "a folder")
+    assert result.code == 0
+    assert "torchcaps evaluate 'a folder'" in result.out
+    assert "torchcaps perturb" not in result.out
+    assert "Figures" not in result.out
+
+
+def test_resume_goes_on_in_the_same_folder(cli: Cli, run_folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run_folder, tmp_path / "copy")
+    result = cli("train", "--resume", copy, "--epochs", "3", "--no-figures")
+    assert (result.code, result.err) == (0, "")
+    assert read_json(copy / "summary.json", "summary")["epochs"] == 3
+    assert len((copy / "metrics.csv").read_text().splitlines()) == 4
+    assert (copy / "metrics.csv").read_text().startswith((run_folder / "metrics.csv").read_text())
+
+
+def test_a_configuration_gives_the_same_run_again(cli: Cli, run_folder: Path) -> None:
+    assert cli("train", "--config", run_folder / "config.json", "--out", "again", "--no-figures").code == 0
+    again, first = (read_json(folder / "summary.json", "summary") for folder in (Path("again"), run_folder))
+    assert again["test"] == first["test"]
+
+
+def test_only_the_first_process_prints_results(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchcaps.training.train", lambda *_, **__: {})
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert cli("train").out == ""
+
+
+# evaluate
+
+
+@pytest.mark.parametrize("which", ["best", "last"])
+def test_evaluate_finds_what_training_found(cli: Cli, run_folder: Path, which: str) -> None:
+    result = cli("evaluate", run_folder, "--which", which, "--json")
+    found, summary = json.loads(result.out), read_json(run_folder / "summary.json", "summary")
+    assert found["accuracy"] == summary["test"][which]["accuracy"]
+    assert found["loss"] == pytest.approx(summary["test"][which]["loss"], rel=1e-5)
+    assert (found["num_images"], found["which"], found["split"], found["data"]) == (100, which, "test", "digits")
+
+
+@pytest.mark.parametrize(("split", "images"), [("test", 100), ("validation", 100), ("train", 200)])
+def test_evaluate_any_part_of_the_data(cli: Cli, run_folder: Path, split: str, images: int) -> None:
+    found = json.loads(cli("evaluate", run_folder, "--split", split, "--json").out)
+    assert np.sum(found["confusion"]) == found["num_images"] == images
+    if split == "validation":
+        best = read_json(run_folder / "summary.json", "summary")["validation"]["best"]
+        assert found["accuracy"] == best["accuracy"]
+
+
+def test_evaluate_prints_every_class_and_the_confusion_matrix(cli: Cli, run_folder: Path) -> None:
+    found = json.loads(cli("evaluate", run_folder, "--json").out)
+    out = cli("evaluate", run_folder, "--figure", "confusion.png").out
+    assert f"Accuracy  {100 * found['accuracy']:.2f} %  ({found['num_correct']} of 100 images right)" in out
+    assert f"Error     {100 * found['error']:.2f} %" in out
+    assert f"Loss      {found['loss']:.4f}" in out
+    classes, matrix = out.split("Confusion")
+    for j, row in enumerate(found["confusion"]):
+        score = found["per_class"][j]
+        assert any(line.split()[:2] == [str(j), str(score["images"])] for line in classes.splitlines())
+        shown = [str(number) if number else "·" for number in row]
+        assert any(line.split() == [str(j), *shown] for line in matrix.splitlines())
+    assert_figure(Path("confusion.png"))
+    assert out.endswith("wrote confusion.png\n")
+
+
+def test_evaluate_keeps_json_clean_beside_a_figure(cli: Cli, run_folder: Path) -> None:
+    result = cli("evaluate", run_folder, "--json", "--figure", "confusion.png")
+    json.loads(result.out)
+    assert result.err == "wrote confusion.png\n"
+
+
+def test_evaluate_a_saved_network_on_named_data(cli: Cli, cnn_folder: Path) -> None:
+    found = json.loads(cli("evaluate", cnn_folder, "--data", "digits", "--json").out)
+    assert (found["num_images"], found["data"]) == (360, "digits")
+
+
+def test_many_classes_are_summed_up(cli: Cli, tmp_path: Path) -> None:
+    classes = 25
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "x.npz", x=rng.integers(0, 256, (300, 28, 28), np.uint8), y=np.arange(300) % classes)
+    model = create_model("baseline-cnn", num_classes=classes, channels=(2,), hidden=(4,))
+    model.save_pretrained(tmp_path / "net")
+    Image.fromarray(rng.integers(0, 256, (28, 28), np.uint8)).save(tmp_path / "image.png")
+    out = cli("evaluate", "net", "--data", "npz:x.npz").out
+    assert "The 10 worst of 25 classes" in out
+    assert "Most frequent confusions" in out
+    assert "true classes down" not in out
+    shown = cli("predict", "net", "image.png").out.splitlines()
+    lengths = [float(line.split()[1]) for line in shown[1:11]]
+    assert lengths == sorted(lengths, reverse=True)
+    assert "and 15 shorter ones" in shown[11]
+
+
+def test_long_paths_are_not_cut(cli: Cli, tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    folder = Path("a-folder-with-a-name", "that-goes-on", "for-longer-than", "the-terminal-is-wide")
+    out = cli("train", *tiny, "--out", folder).out
+    assert f"Run folder  {folder}\n" in out
+    assert f"torchcaps evaluate {folder}\n" in out
+    assert cli("evaluate", folder).out.startswith(f"{folder} (best epoch) on the test images of digits\n")
+
+
+# predict
+
+
+def test_predict_gives_class_and_lengths(cli: Cli, run_folder: Path, digit_file: Path) -> None:
+    import torch
+
+    from torchcaps.analysis import predict
+    from torchcaps.datasets import read_image
+    from torchcaps.training import load_run
+
+    run = load_run(run_folder)
+    expected = predict(run.model, torch.stack([read_image(digit_file)]))
+    (found,) = json.loads(cli("predict", run_folder, digit_file, "--json").out)
+    assert found["image"] == str(digit_file)
+    assert list(found["lengths"]) == list(run.class_names)
+    np.testing.assert_allclose(list(found["lengths"].values()), expected.lengths[0], rtol=1e-6)
+    assert found["class"] == run.class_names[expected.classes[0]]
+    out = cli("predict", run_folder, digit_file).out
+    assert out.splitlines()[0].split() == [str(digit_file), found["class"]]
+    for line, (name, length) in zip(out.splitlines()[1:], found["lengths"].items(), strict=False):
+        assert line.split()[:2] == [name, f"{length:.3f}"]
+
+
+def test_predict_ink_on_paper(cli: Cli, run_folder: Path, digit_file: Path, tmp_path: Path) -> None:
+    with Image.open(digit_file) as image:
+        Image.fromarray(255 - np.asarray(image)).save(tmp_path / "ink.png")
+    light, ink, inverted = (
+        json.loads(cli("predict", run_folder, *arguments, "--json").out)[0]["lengths"]
+        for arguments in ([digit_file], ["ink.png"], ["ink.png", "--invert"])
+    )
+    assert inverted == light != ink
+
+
+def test_predict_several_images_of_any_size(cli: Cli, run_folder: Path, digit_file: Path, tmp_path: Path) -> None:
+    with Image.open(digit_file) as image:
+        image.convert("RGB").resize((90, 45)).save(tmp_path / "wide.jpg")
+    padded, stretched = (
+        json.loads(cli("predict", run_folder, digit_file, "wide.jpg", "--fit", fit, "--json").out)
+        for fit in ("pad", "stretch")
+    )
+    assert [found["image"] for found in padded] == [str(digit_file), "wide.jpg"]
+    assert padded[0] == stretched[0]
+    assert padded[1]["lengths"] != stretched[1]["lengths"]
+
+
+# figures
+
+
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [
+        (["reconstruct"], ["reconstructions"]),
+        (["perturb"], ["perturbation"]),
+        (["routing"], ["routing", "routing-statistics"]),
+        (["curves"], ["curves"]),
+    ],
+)
+def test_figures_go_to_the_run_unless_told(
+    cli: Cli, run_folder: Path, tmp_path: Path, arguments: list[str], written: list[str]
+) -> None:
+    copy = shutil.copytree(run_folder, tmp_path / "copy")
+    result = cli(*arguments, copy)
+    assert (result.code, result.err) == (0, "")
+    files = [copy / "figures" / f"{name}.png" for name in written]
+    assert [line for line in result.out.splitlines() if line.startswith("wrote")] == [f"wrote {f}" for f in files]
+    for file in files:
+        assert_figure(file)
+    assert cli(*arguments, run_folder, "--out", "else/where.png").code == 0
+    assert_figure(Path("else/where.png"))
+    assert not (run_folder / "figures").exists()
+
+
+def test_reconstruct_so_many(cli: Cli, run_folder: Path) -> None:
+    assert (
+        "First 7 train images" in cli("reconstruct", run_folder, "--count", "7", "--split", "train", "--out", "a").out
+    )
+    assert "First 100 test images" in cli("reconstruct", run_folder, "--count", "9999", "--out", "b.png").out
+    heights = [Image.open(name).height for name in ("a.png", "b.png")]
+    assert heights[1] > 3 * heights[0]
+
+
+def test_perturb_options_reach_the_library(cli: Cli, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torchcaps.analysis
+
+    asked = []
+    real = torchcaps.analysis.perturb_capsule
+    monkeypatch.setattr("torchcaps.analysis.perturb_capsule", lambda *a, **k: asked.append((a, k)) or real(*a, **k))
+    options = ["--capsule", "4", "--range", "0.5", "--steps", "3", "--index", "2", "--split", "validation"]
+    result = cli("perturb", run_folder, *options, "--out", "x.png")
+    ((_, image), keywords) = asked[0]
+    assert keywords == {"target": 4, "amplitude": 0.5, "steps": 3}
+    from torchcaps.training import load_run
+
+    assert (image == load_run(run_folder).dataset().validation.images[2]).all()
+    assert "Image 2 of the validation images of digits" in result.out
+    assert "capsule 4" in result.out
+
+
+def test_perturb_an_image_file(cli: Cli, run_folder: Path, digit_file: Path) -> None:
+    result = cli("perturb", run_folder, "--image", digit_file, "--out", "x.png")
+    assert result.out.startswith(f"{digit_file}: capsule ")
+    assert_figure(Path("x.png"))
+
+
+def test_routing_prints_entropy_and_change_of_each_iteration(cli: Cli, run_folder: Path) -> None:
+    from torchcaps.analysis import routing_statistics, trace_routing
+    from torchcaps.training import load_run
+
+    run = load_run(run_folder)
+    images = run.dataset().test.images
+    out = cli("routing", run_folder, "--index", "3", "--num-iterations", "2", "--count", "10", "--out", "x.png").out
+    rows = [line.split() for line in out.splitlines() if line[:1].isdigit()]
+    trace = trace_routing(run.model, images[3:4], num_iterations=2)
+    statistics = routing_statistics(run.model, images[:10], num_iterations=2)
+    assert [row[3:] for row in rows[:2]] == [
+        [f"{trace.entropy[t, 0]:.4f}", f"{trace.logit_change[t, 0]:.2e}"] for t in range(2)
+    ]
+    assert [row[1:] for row in rows[2:]] == [
+        [f"{statistics.entropy[t].mean():.4f}", f"{statistics.logit_change[t].mean():.2e}"] for t in range(2)
+    ]
+    assert "Mean of the first 10 test images of digits" in out
+    assert_figure(Path("x.png"))
+    assert_figure(Path("x-statistics.png"))
+
+
+def test_routing_of_an_image_file_needs_no_data(cli: Cli, run_folder: Path, digit_file: Path, tmp_path: Path) -> None:
+    shutil.copytree(run_folder / "best", tmp_path / "net")
+    result = cli("routing", "net", "--image", digit_file, "--out", "x.png")
+    assert (result.code, result.err) == (0, "")
+    assert_figure(Path("x.png"))
+    assert not Path("x-statistics.png").exists()
+
+
+def test_curves_of_several_runs(cli: Cli, run_folder: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(run_folder, tmp_path / "other" / run_folder.name)
+    assert cli("curves", run_folder, other, "--out", "x.png").out == "wrote x.png\n"
+    assert_figure(Path("x.png"))
+
+
+# presets
+
+
+def test_presets_are_all_there_with_their_parameters(cli: Cli) -> None:
+    out = cli("presets").out
+    for name in list_presets():
+        assert any(line.startswith(f"{name} ") for line in out.splitlines()), name
+    assert "8,215,568" in out
+    assert "6,804,224" in out
+    assert "35,445,522" in out
+    assert "arXiv:1710.09829" in out
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_presets_fit_the_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    for command in ("presets", "datasets"):
+        assert max(map(len, cli(command).out.splitlines())) <= max(width, 80)
+    tables = sum(line.startswith("pixel_scale") for line in cli("presets").out.splitlines())
+    assert (tables == 1) == (width >= 100)
+
+
+def test_presets_show_only_what_differs(cli: Cli) -> None:
+    differences = cli("presets").out.partition("Where they differ")[2].partition("Variants")[0]
+    assert "num_iterations" in differences
+    assert "conv_channels" not in differences  # the same in all
+
+
+def test_one_preset_in_full(cli: Cli) -> None:
+    out = cli("presets", "tf-notebook").out
+    preset = get_preset("tf-notebook")
+    for config in (preset.model, preset.recipe):
+        for name in config.to_dict():
+            assert f"\n{name} " in out
+    assert "8,215,568, 6,804,224 without the decoder" in out
+    assert preset.source in out
+
+
+def test_presets_as_json(cli: Cli) -> None:
+    found = json.loads(cli("presets", "--json").out)
+    assert [preset["name"] for preset in found] == list_presets()
+    by_name = {preset["name"]: preset for preset in found}
+    assert by_name["sabour2017"]["parameters"] == {"with_decoder": 8_215_568, "without_decoder": 6_804_224}
+    assert by_name["sabour2017-code"]["variant_of"] is None
+    assert by_name["sabour2017-r1"]["variant_of"] == "sabour2017"
+    for name in ("sabour2017", "baseline-cnn", "torch-notebook"):
+        real = sum(parameter.numel() for parameter in create_model(name).parameters())
+        shown = by_name[name]["parameters"]
+        assert real == (shown["with_decoder"] or shown["without_decoder"])
+    one = json.loads(cli("presets", "baseline-cnn", "--json").out)
+    assert one == by_name["baseline-cnn"]
+    assert one["model"] == get_preset("baseline-cnn").model.to_dict() | {
+        "channels": [256, 256, 128],
+        "hidden": [328, 192],
+    }
+
+
+# datasets
+
+
+def test_datasets_are_listed(cli: Cli) -> None:
+    from torchcaps.datasets import list_datasets
+
+    out = cli("datasets").out
+    found = json.loads(cli("datasets", "--json").out)
+    for info, described in zip(list_datasets(), found, strict=True):
+        assert any(line.startswith(f"{info.spec} ") for line in out.splitlines())
+        assert (described["name"], described["num_train"]) == (info.spec, info.num_train)
+    assert next(line for line in out.splitlines() if line.startswith("digits")).split()[-1] == "yes"
+
+
+def test_one_data_set_is_counted(cli: Cli) -> None:
+    result = cli("datasets", "digits", "--sample", "sample.png")
+    rows = [line.split() for line in result.out.splitlines()]
+    assert ["all", "1,293", "144", "360"] in rows
+    assert ["0", "128", "14", "36"] in rows
+    assert_figure(Path("sample.png"))
+    loaded = json.loads(cli("datasets", "digits", "--json").out)["loaded"]
+    assert loaded["test"]["images"] == sum(loaded["test"]["per_class"]) == 360
+
+
+def test_a_data_set_that_is_not_here(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    result = cli("datasets", "mnist", "--data-dir", "empty")
+    assert result.code == 0
+    assert "not on this machine" in result.out
+    assert json.loads(cli("datasets", "mnist", "--data-dir", "empty", "--json").out)["found"] is None
+
+
+def test_own_images_are_counted(cli: Cli, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for n in range(10):
+            image = Image.fromarray(rng.integers(0, 256, (20, 30, 3), np.uint8))
+            image.save(tmp_path / "photos" / name / f"{n}.png")
+    result = cli("datasets", "folder:photos", "--image-size", "16", "--sample", "sample.png")
+    assert (result.code, result.err) == (0, "")
+    assert "3×16×16" in result.out
+    assert "cat" in result.out
+    assert_figure(Path("sample.png"))

@@ -1,0 +1,169 @@
+"""CapsNet as a whole: what it returns, whom it decodes, which images it takes."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+from support import assert_close, assert_finite, assert_gradients_reach, assert_raises, assert_sums_to_one, small
+from torchcaps import create_model, dynamic_routing, safe_norm
+from torchcaps.errors import InputError
+from torchcaps.models import CapsNet
+from torchcaps.nn import mask_capsules
+
+IMAGES = torch.rand(3, 1, 20, 20, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([0, 1, 1])
+
+
+def network(preset: str = "sabour2017", in_shape: Any = (1, 20, 20), num_classes: int = 4, **overrides: Any) -> CapsNet:
+    model = create_model(preset, in_shape, num_classes, **small(preset) | overrides)
+    assert isinstance(model, CapsNet)
+    return model
+
+
+def test_the_parts_make_the_whole() -> None:
+    model = network()
+    output = model(IMAGES, LABELS, return_coupling=True)
+    capsules, coupling = model.class_capsules.forward_with_coupling(model.primary_poses(IMAGES))
+    assert_close(output.capsules, capsules)
+    assert_close(output.lengths, safe_norm(capsules))
+    assert_close(output.coupling, coupling)
+    assert_close(output.reconstruction, model.decode(mask_capsules(capsules, LABELS)))
+    assert_sums_to_one(output.coupling, "outputs")
+    assert output.logits is None
+    assert model(IMAGES).coupling is None
+    assert model.primary_grid == (2, 2, 2)
+
+
+def test_coupling_asked_for_or_not_the_rest_is_the_same() -> None:
+    model = network()
+    assert_close(model(IMAGES, LABELS).capsules, model(IMAGES, LABELS, return_coupling=True).capsules)
+
+
+def test_targets_choose_the_capsule_that_is_decoded() -> None:
+    """Only the decoded capsule has an influence on the reconstruction."""
+    model = network(weight_std=1.0)
+    longest = model(IMAGES).lengths.argmax(-1)
+    rows = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0]])
+    for targets, kept in (
+        (None, torch.nn.functional.one_hot(longest, 4)),
+        (LABELS, torch.nn.functional.one_hot(LABELS, 4)),
+        (rows, rows),
+        (rows.bool(), rows),
+    ):
+        output = model(IMAGES, targets)
+        gradient = torch.autograd.grad(output.reconstruction.square().sum(), output.capsules)[0]
+        assert ((gradient.abs().sum(-1) > 0) == (kept > 0)).all()
+
+
+def test_several_classes_in_an_image() -> None:
+    model = network()
+    rows = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0]])
+    losses = model.loss(model(IMAGES, rows), IMAGES, rows)
+    losses.total.backward()
+    assert_finite(losses)
+    assert_gradients_reach(model)
+
+
+def test_bad_images_and_targets() -> None:
+    model = network()
+    assert_raises(
+        TypeError, model, (IMAGES * 255).to(torch.uint8), say="got torch.uint8; uint8 images are divided by 255"
+    )
+    assert_raises(ValueError, model, IMAGES[0], say="images must have shape (B, 1, 20, 20), got (1, 20, 20)")
+    assert_raises(ValueError, model, torch.rand(2, 3, 20, 20), say="(B, 1, 20, 20), got (2, 3, 20, 20)")
+    assert_raises(ValueError, model, torch.rand(2, 1, 20, 21), say="(B, 1, 20, 20), got (2, 1, 20, 21)")
+    assert_raises(ValueError, model, IMAGES, LABELS + 3, say="labels must be in 0..3, got 3..4")
+    assert_raises(ValueError, model, IMAGES, LABELS[:2], say="labels of shape (3,) or multi-hot of shape (3, 4)")
+    without = network(decoder=False)
+    assert_raises(InputError, without.decode, without(IMAGES).capsules, say="this network has no decoder")
+
+
+@pytest.mark.parametrize("in_shape", [(1, 28), (1, 28, 0), (1.0, 28, 28), 28, "abc", None, (1, 28, 28, 1)])
+def test_bad_shapes(in_shape: Any) -> None:
+    assert_raises(InputError, create_model, "sabour2017", in_shape, say="in_shape must be (channels, height, width)")
+
+
+@pytest.mark.parametrize("num_classes", [1, 0, -3, 2.0, "10", True, None])
+def test_bad_class_counts(num_classes: Any) -> None:
+    for preset in ("sabour2017", "baseline-cnn"):
+        assert_raises(
+            InputError,
+            create_model,
+            preset,
+            (1, 28, 28),
+            num_classes,
+            say="num_classes must be an integer of at least 2",
+        )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "smallest"),
+    [
+        ({}, 17),
+        ({"conv_kernel": 5, "primary_kernel": 3}, 7),
+        ({"conv_stride": 2}, 25),
+        ({"conv_stride": 3, "conv_kernel": 4, "primary_kernel": 2, "primary_stride": 5}, 7),
+    ],
+)
+def test_the_smallest_images(overrides: dict[str, int], smallest: int) -> None:
+    for shape in ((1, smallest - 1, smallest), (1, smallest, smallest - 1), (1, 1, 1)):
+        said = f"images of {shape[1]}×{shape[2]} are too small"
+        assert_raises(InputError, network, in_shape=shape, **overrides, say=said)
+        assert_raises(InputError, network, in_shape=shape, **overrides, say=f"fits is {smallest}×{smallest}")
+    model = network(in_shape=(1, smallest, smallest), **overrides)
+    assert model.primary_grid[1:] == (1, 1)
+    assert_finite(model(torch.rand(2, 1, smallest, smallest)))
+
+
+@pytest.mark.parametrize("preset", ["sabour2017", "keras-tutorial", "torch-notebook"])
+def test_autocast(preset: str) -> None:
+    model = network(preset)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(IMAGES, LABELS)
+        losses = model.loss(output, IMAGES, LABELS)
+    losses.total.backward()
+    assert output.capsules.dtype == output.lengths.dtype == losses.total.dtype == torch.float32
+    assert_finite(losses)
+    assert_gradients_reach(model)
+    assert_close(output.lengths, model(IMAGES).lengths, 0.02)
+
+
+def test_copies_and_pickles_and_states() -> None:
+    model = network(capsule_bias=True, learn_prior=True).eval()
+    fresh = network(capsule_bias=True, learn_prior=True).eval()
+    fresh.load_state_dict(model.state_dict())
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), fresh):
+        assert other.config == model.config
+        assert other.class_capsules.weight.stride() == model.class_capsules.weight.stride()
+        assert_close(other(IMAGES).reconstruction, model(IMAGES).reconstruction, 0)
+
+
+def test_the_seed_repeats_the_weights() -> None:
+    models = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        models.append(network())
+    first, again, other = (torch.cat([p.flatten() for p in model.parameters()]) for model in models)
+    assert_close(first, again, 0)
+    assert (first != other).any()
+
+
+def test_channels_last_and_double() -> None:
+    model = network()
+    wanted = model(IMAGES).capsules
+    fast = copy.deepcopy(model).to(memory_format=torch.channels_last)
+    assert_close(fast(IMAGES.contiguous(memory_format=torch.channels_last)).capsules, wanted, 1e-5)
+    assert_close(model.double()(IMAGES.double()).capsules.float(), wanted, 1e-5)
+
+
+def test_leaky_routing_gives_the_rest_to_none_of_the_classes() -> None:
+    model = network(leaky=True)
+    assert (model(IMAGES, return_coupling=True).coupling.sum(-1) < 0.999).all()
+    poses = model.primary_poses(IMAGES)
+    votes = torch.einsum("ijdk,bik->bijd", model.class_capsules.weight, poses)
+    assert_close(model(IMAGES).capsules, dynamic_routing(votes, leaky=True), 1e-5)

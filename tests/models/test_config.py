@@ -1,0 +1,169 @@
+"""Configurations: every field is checked, and every field does something."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from support import assert_raises, small
+from torchcaps import create_model
+from torchcaps.errors import InputError
+from torchcaps.models import CapsNetConfig, CNNConfig, build_model, get_preset
+from torchcaps.models.config import Recipe, replace
+
+# For each field: another value, the first thing that it changes, and what other fields must be for it to matter.
+# weights: parameters as they start < output < loss < gradients
+CHANGES: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "pixel_scale": (2.0, "output", {}),
+    "conv_channels": (6, "weights", {}),
+    "conv_kernel": (7, "weights", {}),
+    "conv_stride": (2, "weights", {}),
+    "conv_activation": ("none", "output", {}),
+    "conv_init": ("glorot", "weights", {}),
+    "primary_types": (3, "weights", {}),
+    "primary_dim": (4, "weights", {}),
+    "primary_kernel": (7, "weights", {}),
+    "primary_stride": (1, "weights", {}),
+    "primary_activation": ("relu", "output", {}),
+    "primary_separate_convs": (True, "weights", {}),
+    "grouping": ("raster", "output", {}),
+    "primary_output": ("unit", "output", {}),
+    "capsule_dim": (8, "weights", {}),
+    "capsule_bias": (True, "weights", {}),
+    "weight_init": ("fan-in", "weights", {}),
+    "weight_std": (0.3, "weights", {}),
+    "num_iterations": (2, "output", {}),
+    "softmax_over": ("inputs", "output", {}),
+    "stop_gradient": (True, "gradients", {}),
+    "leaky": (True, "output", {}),
+    "learn_prior": (True, "weights", {}),
+    "squash_eps": (0.1, "output", {}),
+    "decoder": (False, "weights", {}),
+    "decoder_hidden": ((9,), "weights", {}),
+    "decoder_mask": ("longest", "output", {}),
+    "classification_loss": ("cross-entropy", "loss", {}),
+    "m_plus": (0.8, "loss", {}),
+    "m_minus": (0.2, "loss", {"weight_std": 1.0}),  # capsules must be long for it to matter
+    "margin_lambda": (0.7, "loss", {"weight_std": 1.0}),
+    "margin_power": (1, "loss", {}),
+    "margin_scale": (2.0, "loss", {}),
+    "margin_over_classes": ("mean", "loss", {}),
+    "reconstruction_weight": (0.1, "loss", {}),
+    "reconstruction_over_pixels": ("mean", "loss", {}),
+}
+CNN_CHANGES: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "channels": ((4, 5), "weights", {}),
+    "kernel": (3, "weights", {}),
+    "hidden": ((12, 7), "weights", {}),
+    "dropout": (0.9, "output", {}),
+}
+ALIKE = ("weights", "output", "loss", "gradients")
+
+
+def fingerprint(config: CapsNetConfig | CNNConfig) -> dict[str, list[Tensor]]:
+    """What a network starts from, says, is told, and learns, on the same images with the same seed."""
+    torch.manual_seed(0)
+    model = build_model(config, (1, 28, 28), 3)
+    images, labels = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 2])
+    torch.manual_seed(0)
+    output = model(images, model.decoder_targets(labels))
+    losses = model.loss(output, images, labels)
+    losses.total.backward()
+    parameters = list(model.parameters())
+    return {
+        "weights": [parameter.detach() for parameter in parameters],
+        "output": [tensor.detach() for tensor in output if tensor is not None],
+        "loss": [losses.total.detach()],
+        "gradients": [parameter.grad for parameter in parameters],
+    }
+
+
+def first_change(one: CapsNetConfig | CNNConfig, other: CapsNetConfig | CNNConfig) -> str | None:
+    prints = fingerprint(one), fingerprint(other)
+    for what in ALIKE:
+        before, after = (each[what] for each in prints)
+        if len(before) != len(after) or any(
+            a.shape != b.shape or not torch.allclose(a, b, rtol=1e-4, atol=1e-7)
+            for a, b in zip(before, after, strict=True)
+        ):
+            return what
+    return None
+
+
+def test_every_field_has_a_case() -> None:
+    for config, changes in ((CapsNetConfig, CHANGES), (CNNConfig, CNN_CHANGES)):
+        assert {field.name for field in dataclasses.fields(config)} == set(changes), "add the new field to the table"
+
+
+@pytest.mark.parametrize("field", [*CHANGES, *CNN_CHANGES])
+def test_no_field_is_parsed_and_ignored(field: str) -> None:
+    preset = "sabour2017" if field in CHANGES else "baseline-cnn"
+    value, what, needed = (CHANGES | CNN_CHANGES)[field]
+    base = replace(get_preset(preset).model, small(preset) | needed)
+    assert first_change(base, base) is None
+    assert first_change(base, replace(base, {field: value})) == what
+
+
+@pytest.mark.parametrize("config", [CapsNetConfig, CNNConfig, Recipe])
+def test_dictionaries_and_back(config: Any) -> None:
+    assert config.from_dict(config().to_dict()) == config()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("num_iteration", 3, 'there is no CapsNet field "num_iteration"; did you mean "num_iterations"?'),
+        ("xyz", 3, 'there is no CapsNet field "xyz"; known: capsule_bias, '),
+        ("num_iterations", "3", "num_iterations must be of type int, got '3'"),
+        ("num_iterations", 3.0, "num_iterations must be of type int, got 3.0"),
+        ("num_iterations", True, "num_iterations must be of type int, got True"),
+        ("num_iterations", None, "num_iterations must be of type int, got None"),
+        ("num_iterations", -1, "num_iterations must be at least 0, got -1"),
+        ("leaky", 1, "leaky must be of type bool, got 1"),
+        ("weight_std", "0.1", "weight_std must be of type float, got '0.1'"),
+        ("weight_std", 0, "weight_std must be above 0, got 0"),
+        ("weight_std", float("nan"), "weight_std must be finite, got nan"),
+        ("m_plus", float("inf"), "m_plus must be finite, got inf"),
+        ("reconstruction_weight", -0.1, "reconstruction_weight must be at least 0, got -0.1"),
+        ("softmax_over", "output", "softmax_over must be one of outputs, inputs, got 'output'"),
+        ("softmax_over", ["outputs"], "softmax_over must be one of outputs, inputs"),
+        ("decoder_hidden", 512, "decoder_hidden must be a sequence, got 512"),
+        ("decoder_hidden", [512, "x"], "decoder_hidden must be of type int, got 'x'"),
+        ("decoder_hidden", [0], "decoder_hidden must be at least 1, got 0"),
+        ("conv_channels", 0, "conv_channels must be at least 1, got 0"),
+        ("primary_stride", 0, "primary_stride must be at least 1, got 0"),
+        ("squash_eps", 0.0, "squash_eps must be above 0, got 0.0"),
+    ],
+)
+def test_bad_values(field: str, value: Any, message: str) -> None:
+    assert_raises(InputError, create_model, "sabour2017", **{field: value}, say=message)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("kernel", 4, "kernel must be odd, so that a convolution keeps the size, got 4"),
+        ("dropout", 1.0, "dropout must be at least 0 and below 1, got 1.0"),
+        ("channels", [0], "channels must be at least 1, got 0"),
+        ("num_iterations", 2, 'there is no CNN field "num_iterations"'),
+    ],
+)
+def test_bad_values_of_the_cnn(field: str, value: Any, message: str) -> None:
+    assert_raises(InputError, create_model, "baseline-cnn", **{field: value}, say=message)
+
+
+def test_a_prior_that_could_not_learn_is_refused() -> None:
+    for other in ({"stop_gradient": True}, {"num_iterations": 0}):
+        assert_raises(InputError, CapsNetConfig, learn_prior=True, **other, say="learn_prior needs")
+
+
+def test_whole_numbers_become_floats_and_lists_tuples() -> None:
+    config = CapsNetConfig(weight_std=1, decoder_hidden=[4, 5])  # type: ignore[arg-type]
+    assert isinstance(config.weight_std, float)
+    assert config.decoder_hidden == (4, 5)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.leaky = True  # type: ignore[misc]

@@ -1,0 +1,412 @@
+"""Every preset, found in the registry: it builds, learns, and is what its source is."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from support import (
+    assert_batch_independent,
+    assert_close,
+    assert_differs,
+    assert_finite,
+    assert_gradients_reach,
+    assert_raises,
+    small,
+)
+from torchcaps import create_model, list_presets, margin_loss, reconstruction_loss, safe_norm, squash
+from torchcaps.errors import InputError
+from torchcaps.models import BaselineCNN, CapsNet, CapsNetConfig, Preset, Recipe, get_preset, register_preset
+
+SHAPES = [((1, 28, 28), 10), ((3, 32, 32), 7), ((1, 20, 24), 2)]
+LABELS = torch.tensor([0, 1, 1])
+
+every_preset = pytest.mark.parametrize("name", list_presets())
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+# ---- all of them
+
+
+@every_preset
+@pytest.mark.parametrize(("in_shape", "num_classes"), SHAPES)
+def test_builds_and_learns_at_any_size(name: str, in_shape: tuple[int, int, int], num_classes: int) -> None:
+    model = create_model(name, in_shape, num_classes, **small(name))
+    images = torch.rand(3, *in_shape)
+    output = model(images, LABELS)
+    losses = model.loss(output, images, LABELS)
+    losses.total.backward()
+
+    assert output.lengths.shape == (3, num_classes)
+    assert (model.in_shape, model.num_classes) == (in_shape, num_classes)
+    assert all(loss is None or loss.shape == () for loss in losses)
+    assert_finite([*output, *losses])
+    assert_gradients_reach(model)
+    if isinstance(model, CapsNet):
+        types, rows, columns = model.primary_grid
+        assert output.capsules.shape == (3, num_classes, model.config.capsule_dim)
+        assert model.primary_poses(images).shape == (3, types * rows * columns, model.config.primary_dim)
+        if model.config.decoder:
+            assert output.reconstruction.shape == images.shape
+            assert 0 <= output.reconstruction.min() <= output.reconstruction.max() <= 1
+        else:
+            assert output.reconstruction is model.decoder is losses.reconstruction is None
+        coupling = model(images, return_coupling=True).coupling
+        assert coupling.shape == (3, types * rows * columns, num_classes)
+
+
+@every_preset
+def test_an_image_does_not_see_its_neighbours(name: str) -> None:
+    model = create_model(name, (1, 20, 20), 4, **small(name)).eval()
+    images = torch.rand(3, 1, 20, 20)
+    for field in ("lengths", "reconstruction"):
+        if getattr(model(images), field) is not None:
+            assert_batch_independent(lambda batch, field=field: getattr(model(batch), field), images)
+
+
+@every_preset
+def test_a_few_steps_lower_the_loss(name: str) -> None:
+    model = create_model(name, (1, 20, 20), 2, **small(name))
+    images = torch.rand(8, 1, 20, 20) * 0.2
+    labels = torch.arange(8) % 2
+    images[labels == 0, :, :10] += 0.7  # a bright upper half, or a bright lower half
+    images[labels == 1, :, 10:] += 0.7
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    losses = []
+    for _ in range(25):
+        loss = model.loss(model(images, labels), images, labels).classification
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0], losses
+
+
+@every_preset
+def test_says_what_it_is(name: str) -> None:
+    preset = get_preset(name)
+    assert preset.name == name
+    assert preset.description.endswith(".")
+    assert preset.source
+    assert isinstance(preset.recipe, Recipe)
+
+
+def test_names_are_taken_once_and_unknown_ones_get_the_nearest() -> None:
+    assert len(set(list_presets())) == len(list_presets())
+    assert_raises(ValueError, register_preset, get_preset("sabour2017"), say='there is a preset "sabour2017" already')
+    assert_raises(
+        InputError, create_model, "sabor2017", say='there is no preset "sabor2017"; did you mean "sabour2017"?'
+    )
+    assert_raises(InputError, get_preset, "zzz", say='there is no preset "zzz"; known: baseline-cnn, ')
+
+
+def test_a_new_preset_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchcaps.models.presets._PRESETS", {})
+    register_preset(Preset(name="mine", description="Mine.", source="me", model=CapsNetConfig(conv_channels=4)))
+    assert list_presets() == ["mine"]
+    assert create_model("mine").conv.out_channels == 4
+
+
+# ---- sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "number"),
+    [
+        ("sabour2017", {}, 8_215_568),
+        ("sabour2017", {"decoder": False}, 6_804_224),
+        ("sabour2017-r1", {}, 6_804_224),
+        ("sabour2017-r1-recon", {}, 8_215_568),
+        ("sabour2017-r3", {}, 6_804_224),
+        # in place of the primary convolution's 256 biases those of 32·8 components; another 160 of the class capsules
+        ("sabour2017-code", {}, 8_215_568 - 256 + 256 + 160),
+        ("tf-notebook", {}, 8_215_568),
+        ("keras-tutorial", {}, 6_804_224),
+        ("torch-notebook", {}, 8_215_568),
+        ("torch-tutorial", {}, 8_215_568),
+        ("baseline-cnn", {}, 35_445_522),
+    ],
+)
+def test_parameters_on_mnist(name: str, overrides: dict[str, Any], number: int) -> None:
+    with torch.device("meta"):
+        assert parameters(create_model(name, **overrides)) == number
+
+
+@every_preset
+def test_capsules_on_mnist(name: str) -> None:
+    with torch.device("meta"):
+        model = create_model(name)
+    if isinstance(model, CapsNet):
+        assert model.primary_grid == (32, 6, 6)
+        assert model.class_capsules.weight.shape == (1152, 10, 16, 8)
+
+
+# ---- what is particular about each: the columns of the table
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.rand(3, 1, 28, 28)
+
+
+def network(name: str, **overrides: Any) -> CapsNet:
+    model = create_model(name, **small(name) | overrides)
+    assert isinstance(model, CapsNet)
+    return model
+
+
+def capsnets() -> list[str]:
+    return [name for name in list_presets() if isinstance(get_preset(name).model, CapsNetConfig)]
+
+
+@pytest.mark.parametrize("name", capsnets())
+def test_two_convolutions_of_9_by_9(name: str) -> None:
+    with torch.device("meta"):
+        model = create_model(name)
+    assert model.conv.weight.shape == (256, 1, 9, 9)
+    assert model.conv.stride == (1, 1)
+    assert all(conv.stride == (2, 2) and conv.kernel_size == (9, 9) for conv in model.primary_capsules.convs)
+    assert sum(conv.out_channels for conv in model.primary_capsules.convs) == 256
+    assert len(model.primary_capsules.convs) == (8 if name == "torch-notebook" else 1)
+
+
+@pytest.mark.parametrize("name", capsnets())
+def test_relu_after_the_first_convolution(name: str, images: Tensor) -> None:
+    model = network(name)
+    pixels = images * 255 if name.startswith("keras") else images
+    features = model.conv(pixels)
+    features = features if name == "torch-notebook" else features.relu()
+    assert_close(model.primary_poses(images), model.primary_capsules(features))
+    assert (features < 0).any() == (name == "torch-notebook")
+
+
+@pytest.mark.parametrize("name", capsnets())
+def test_relu_on_the_primary_convolution(name: str, images: Tensor) -> None:
+    negative = (network(name).primary_poses(images) < 0).any()
+    assert negative == (not name.startswith(("tf-notebook", "keras")))
+
+
+@pytest.mark.parametrize("name", capsnets())
+def test_primary_lengths(name: str, images: Tensor) -> None:
+    model = network(name)
+    lengths = model.primary_poses(images).norm(dim=-1)
+    if name.startswith("keras"):
+        alive = lengths[lengths > 1e-3]
+        assert_close(alive, 1.0, 1e-2)
+    else:
+        assert lengths.max() < 0.999
+
+
+@pytest.mark.parametrize(
+    ("name", "std", "cut"),
+    [
+        ("sabour2017", 0.1 * 0.88, 0.2),
+        ("sabour2017-code", 0.1 * 0.88, 0.2),
+        ("tf-notebook", 0.1, None),
+        ("keras-tutorial", (2 / (72 * 8)) ** 0.5, None),  # 2 types x 36 locations here
+        ("torch-notebook", 1.0, None),
+        ("torch-tutorial", 0.01, None),
+    ],
+)
+def test_initial_transformation_matrices(name: str, std: float, cut: float | None) -> None:
+    weight = network(name).class_capsules.weight
+    assert weight.std().item() == pytest.approx(std, rel=0.02)
+    assert cut is None or weight.abs().max() <= cut
+    assert cut is not None or weight.abs().max() > 3 * std
+
+
+ROUTING = {  # iterations, softmax over, gradient stops, bias
+    "sabour2017": (3, "outputs", False, False),
+    "sabour2017-code": (3, "outputs", False, True),
+    "tf-notebook": (2, "outputs", False, False),
+    "keras-tutorial": (4, "inputs", False, False),
+    "torch-notebook": (3, "inputs", False, False),
+    "torch-tutorial": (3, "outputs", True, False),
+    "keras-tutorial-r0": (0, "inputs", False, False),
+    "keras-tutorial-r1": (1, "inputs", False, False),
+    "keras-tutorial-r2": (2, "inputs", False, False),
+    "keras-tutorial-r3": (3, "inputs", False, False),
+    "keras-tutorial-outputs": (4, "outputs", False, False),
+    "sabour2017-r1": (1, "outputs", False, False),
+    "sabour2017-r1-recon": (1, "outputs", False, False),
+    "sabour2017-r3": (3, "outputs", False, False),
+}
+
+
+@pytest.mark.parametrize("name", ROUTING)
+def test_routing(name: str, images: Tensor) -> None:
+    iterations, axis, stops, bias = ROUTING[name]
+    model = network(name)
+    layer = model.class_capsules
+    votes = torch.einsum("ijdk,bik->bijd", layer.weight, model.primary_poses(images))
+    b = votes.new_zeros(votes.shape[:3])
+    v = votes.sum(1)
+    for iteration in range(iterations):
+        u = votes.detach() if stops and iteration < iterations - 1 else votes
+        c = b.softmax(2 if axis == "outputs" else 1)
+        s = ((c.detach() if stops else c)[..., None] * u).sum(1) + (layer.bias if bias else 0)
+        v = squash(s, eps=model.config.squash_eps)
+        b = b + (u * v[:, None]).sum(-1)
+    output = model(images)
+    assert_close(output.capsules, v, 1e-4)
+    assert_close(output.lengths, safe_norm(v), 1e-4)
+    weights = torch.randn_like(v)
+    got, wanted = (torch.autograd.grad((x * weights).sum(), layer.weight)[0] for x in (output.capsules, v))
+    assert_close(got / wanted.abs().max(), wanted / wanted.abs().max(), 1e-4)
+    assert (layer.bias is not None) == bias
+
+
+def test_every_capsule_preset_has_its_routing_checked() -> None:
+    assert set(capsnets()) == set(ROUTING), "a new preset: add its line to ROUTING"
+
+
+LOSSES = {  # classification by hand, from lengths and labels; weight of the sum of squared errors of a 28x28 image
+    "sabour2017": (margin_loss, 0.0005),
+    "sabour2017-code": (lambda x, y: margin_loss(x, y) / 20, 0.0005),
+    "tf-notebook": (margin_loss, 0.0005 / 784),
+    "keras-tutorial": (lambda x, y: F.nll_loss((x / x.sum(-1, keepdim=True)).log(), y), None),
+    "torch-notebook": (lambda x, y: margin_loss(x, y, power=1), 0.0005),
+    "torch-tutorial": (margin_loss, 0.392 / 784),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss(name: str, images: Tensor) -> None:
+    classification, weight = LOSSES[name]
+    model = network(name)
+    output = model(images, LABELS)
+    losses = model.loss(output, images, LABELS)
+    wanted = classification(output.lengths, LABELS)
+    assert_close(losses.classification, wanted, 1e-5)
+    if weight is not None:
+        wanted = wanted + weight * reconstruction_loss(output.reconstruction, images)
+    assert_close(losses.total, wanted, 1e-5)
+
+
+def test_the_codes_margin_loss_is_a_half_and_a_quarter_over_the_classes() -> None:
+    """0.5·present + 0.25·absent, averaged over batch and classes: 1/20 of the paper's, so reconstruction weighs 20x."""
+    paper, code = (network(name, decoder=False) for name in ("sabour2017", "sabour2017-code"))
+    output = paper(torch.rand(3, 1, 28, 28))._replace(lengths=torch.rand(3, 10))
+    present = F.one_hot(LABELS, 10)
+    lengths = output.lengths
+    plus, minus = (0.9 - lengths).clamp_min(0) ** 2, (lengths - 0.1).clamp_min(0) ** 2
+    wanted = (0.5 * present * plus + 0.25 * (1 - present) * minus).mean()
+    assert_close(code.loss(output, lengths, LABELS).total, wanted)
+    assert_close(paper.loss(output, lengths, LABELS).total, 20 * wanted)
+
+
+def test_the_tutorial_weighs_its_reconstruction_as_the_paper_does(images: Tensor) -> None:
+    tutorial, paper = network("torch-tutorial"), network("sabour2017")
+    output = paper(images, LABELS)
+    assert_close(tutorial.loss(output, images, LABELS).total, paper.loss(output, images, LABELS).total, 1e-5)
+
+
+def test_the_tutorials_squash() -> None:
+    s = torch.randn(50, 16, dtype=torch.float64)
+    norm = s.norm(dim=-1, keepdim=True)
+    eps = get_preset("torch-tutorial").model.squash_eps
+    assert_close(squash(s, eps=eps), norm**2 / (1 + norm**2) * s / (norm + 1e-8), 1e-8)
+
+
+def test_keras_multiplies_pixels_by_255(images: Tensor) -> None:
+    tutorial = network("keras-tutorial")
+    plain = network("keras-tutorial", pixel_scale=1)
+    nn.init.constant_(tutorial.conv.bias, 0.5)  # without biases, vectors of length one do not see a scale
+    plain.load_state_dict(tutorial.state_dict())
+    assert_close(tutorial.primary_poses(images), plain.primary_poses(images * 255), 1e-4)
+    assert_differs(tutorial.primary_poses(images), plain.primary_poses(images), by=0.1)
+
+
+def test_keras_without_routing_is_not_squashed(images: Tensor) -> None:
+    assert (network("keras-tutorial-r0", weight_init="normal", weight_std=1.0)(images).lengths > 1).any()
+    assert (network("keras-tutorial-r1", weight_init="normal", weight_std=1.0)(images).lengths < 1).all()
+
+
+def test_initial_convolutions() -> None:
+    code = create_model("sabour2017-code", conv_channels=64, primary_types=8, decoder=False)
+    assert code.conv.weight.abs().max() <= 0.1
+    assert code.conv.weight.std().item() == pytest.approx(0.05 * 0.88, rel=0.05)
+    assert code.primary_capsules.convs[0].weight.abs().max() <= 0.2
+    assert code.primary_capsules.convs[0].weight.std().item() == pytest.approx(0.1 * 0.88, rel=0.05)
+    for bias in (code.conv.bias, code.primary_capsules.bias, code.class_capsules.bias):
+        assert_close(bias, 0.1)
+    keras = create_model("keras-tutorial", conv_channels=64, primary_types=8)
+    for conv in (keras.conv, keras.primary_capsules.convs[0]):
+        assert_close(conv.bias, 0.0)
+        limit = (6 / (81 * (conv.in_channels + conv.out_channels))) ** 0.5  # Glorot
+        assert 0.95 * limit < conv.weight.abs().max() <= limit
+
+
+@pytest.mark.parametrize(
+    ("name", "in_training", "at_inference"),
+    [
+        ("sabour2017", True, False),
+        ("sabour2017-code", True, True),
+        ("tf-notebook", True, False),
+        ("torch-notebook", True, True),
+        ("torch-tutorial", True, False),
+    ],
+)
+def test_whose_capsule_is_decoded(name: str, in_training: bool, at_inference: bool) -> None:
+    model = network(name)
+    assert (model.decoder_targets(LABELS) is LABELS) == in_training
+    assert (model.eval().decoder_targets(LABELS) is LABELS) == at_inference
+    assert network(name, decoder_mask="longest").decoder_targets(LABELS) is None
+
+
+RECIPES: dict[str, dict[str, Any]] = {  # what differs from Adam at a constant 1e-3 without augmentation
+    "sabour2017": {"batch_size": 128, "max_shift": 2},
+    "sabour2017-code": {
+        "batch_size": 128,
+        "max_shift": 2,
+        "schedule": "decay-by-step",
+        "decay": 0.96,
+        "decay_steps": 2000,
+        "min_learning_rate": 1e-6,
+    },
+    "tf-notebook": {"batch_size": 50, "epochs": 10, "select": "loss", "validation_size": 5000},
+    "keras-tutorial": {"batch_size": 10, "epochs": 1, "limit_train": 1000, "limit_test": 1000},
+    "torch-notebook": {"batch_size": 100},
+    "torch-tutorial": {"batch_size": 100, "epochs": 50, "schedule": "decay-by-epoch", "decay": 0.9, "max_shift": 2},
+    "baseline-cnn": {},
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe(name: str) -> None:
+    recipe = get_preset(name).recipe
+    assert recipe.learning_rate == 1e-3
+    for field, value in RECIPES[name].items():
+        assert getattr(recipe, field) == value, field
+    if "schedule" not in RECIPES[name]:
+        assert recipe.schedule == "constant"
+
+
+def test_the_codes_epochs_are_its_300_000_steps() -> None:
+    recipe = get_preset("sabour2017-code").recipe
+    assert recipe.epochs * 55_000 / recipe.batch_size == pytest.approx(300_000, rel=0.1)
+
+
+def test_variants_differ_from_their_source_in_what_they_say_only() -> None:
+    for name, source, fields in (
+        ("keras-tutorial-r0", "keras-tutorial", {"num_iterations"}),
+        ("keras-tutorial-outputs", "keras-tutorial", {"softmax_over"}),
+        ("sabour2017-r1", "sabour2017", {"num_iterations", "decoder"}),
+        ("sabour2017-r1-recon", "sabour2017", {"num_iterations"}),
+        ("sabour2017-r3", "sabour2017", {"decoder"}),
+    ):
+        ours, theirs = (dataclasses.asdict(get_preset(preset).model) for preset in (name, source))
+        assert {field for field in ours if ours[field] != theirs[field]} == fields
+        assert get_preset(name).recipe == get_preset(source).recipe
+
+
+def test_baseline_is_a_cnn() -> None:
+    assert isinstance(create_model("baseline-cnn", **small("baseline-cnn")), BaselineCNN)

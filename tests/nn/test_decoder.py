@@ -1,0 +1,65 @@
+"""The mask and the decoder."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from support import assert_batch_independent, assert_close, assert_gradients_reach, assert_raises
+from torchcaps.nn import Decoder, mask_capsules
+
+CAPSULES = torch.tensor([[[0.3, 0.4], [0.0, 0.6], [0.1, 0.0]], [[0.0, 0.1], [0.2, 0.0], [0.0, -0.9]]])
+
+
+@pytest.mark.parametrize(
+    ("targets", "kept"),
+    [
+        (None, [[0, 1, 0], [0, 0, 1]]),  # lengths 0.5, 0.6, 0.1 and 0.1, 0.2, 0.9
+        (torch.tensor([0, 1]), [[1, 0, 0], [0, 1, 0]]),
+        (torch.tensor([[1, 1, 0], [0, 0, 0]]), [[1, 1, 0], [0, 0, 0]]),
+        (torch.tensor([[True, False, False], [False, True, True]]), [[1, 0, 0], [0, 1, 1]]),
+    ],
+)
+def test_mask(targets: torch.Tensor | None, kept: list[list[int]]) -> None:
+    wanted = CAPSULES * torch.tensor(kept)[..., None]
+    assert_close(mask_capsules(CAPSULES, targets), wanted, 0)
+    assert mask_capsules(CAPSULES.bfloat16(), targets).dtype == torch.bfloat16
+
+
+def test_gradient_flows_through_the_kept_capsule_only() -> None:
+    capsules = CAPSULES.clone().requires_grad_()
+    mask_capsules(capsules, torch.tensor([0, 2])).sum().backward()
+    assert_close(capsules.grad, torch.tensor([[1, 0, 0], [0, 0, 1]])[..., None].expand(2, 3, 2))
+
+
+def test_mask_refuses_what_does_not_fit() -> None:
+    assert_raises(
+        ValueError, mask_capsules, CAPSULES, torch.tensor([0, 3]), say="mask_capsules: labels must be in 0..2"
+    )
+    assert_raises(ValueError, mask_capsules, CAPSULES, torch.tensor([0]), say="labels of shape (2,) or multi-hot")
+    assert_raises(TypeError, mask_capsules, CAPSULES, torch.tensor([0.0, 1.0]), say="must be integer labels")
+
+
+def test_decoder_is_the_papers() -> None:
+    decoder = Decoder(10, 16, (1, 28, 28))
+    linears = [layer for layer in decoder.layers if isinstance(layer, nn.Linear)]
+    assert [(layer.in_features, layer.out_features) for layer in linears] == [(160, 512), (512, 1024), (1024, 784)]
+    kinds = [type(layer) for layer in decoder.layers]
+    assert kinds == [nn.Linear, nn.ReLU, nn.Linear, nn.ReLU, nn.Linear, nn.Sigmoid]
+    assert sum(parameter.numel() for parameter in decoder.parameters()) == 1_411_344
+
+
+@pytest.mark.parametrize("hidden", [(), (7,), (5, 6, 7)])
+def test_decoder_by_matrix_products(hidden: tuple[int, ...]) -> None:
+    decoder = Decoder(3, 4, (2, 5, 3), hidden)
+    capsules = torch.randn(2, 3, 4)
+    x = capsules.reshape(2, 12)
+    linears = [layer for layer in decoder.layers if isinstance(layer, nn.Linear)]
+    for layer in linears[:-1]:
+        x = (x @ layer.weight.T + layer.bias).clamp_min(0)
+    wanted = (x @ linears[-1].weight.T + linears[-1].bias).sigmoid().reshape(2, 2, 5, 3)
+    assert_close(decoder(capsules), wanted)
+    assert_batch_independent(decoder, capsules)
+    decoder(capsules).sum().backward()
+    assert_gradients_reach(decoder)

@@ -1,0 +1,212 @@
+"""Imports point one way, heavy packages load late, and nothing heavy loads with ``import torchcaps``."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import torchcaps
+
+SOURCE = Path(torchcaps.__file__).parent
+
+# What each part of the package may import, besides itself. Right may import left:
+# errors, files, _version <- ops <- nn <- models <- analysis <- training <- cli; datasets stands beside ops.
+BASE = {"errors", "files", "_version"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "_version": set(),
+    "files": {"errors"},
+    "ops": BASE,
+    "nn": BASE | {"ops"},
+    "models": BASE | {"ops", "nn"},
+    "datasets": BASE,
+    "analysis": BASE | {"ops", "nn", "models", "datasets"},
+    "training": BASE | {"ops", "nn", "models", "datasets", "analysis"},
+    "cli": BASE | {"ops", "nn", "models", "datasets", "analysis", "training"},
+    "__init__": {"_version"},
+    "__main__": {"cli"},
+}
+# What a part may import from outside; the standard library always.
+EVERYWHERE = {"torch", "jaxtyping", "lazy_loader"}
+PACKAGES: dict[str, set[str]] = {
+    "errors": set(),
+    "_version": set(),
+    "files": set(),
+    "ops": EVERYWHERE | {"triton"},
+    "nn": EVERYWHERE,
+    "models": EVERYWHERE | {"huggingface_hub", "safetensors"},
+    "datasets": EVERYWHERE | {"numpy", "PIL", "sklearn", "pooch", "requests"},
+}
+# Only inside the function that needs them: slow to import, or optional.
+LATE = {
+    "matplotlib",
+    "sklearn",
+    "pooch",
+    "requests",
+    "tensorboard",
+    "triton",
+    "torchmetrics",
+    "rich",
+    "lightning_fabric",
+}
+LATE_NOT_IN = {  # loaded late themselves: by a run, or by a route on a GPU
+    "ops/dynamic_routing/triton_kernels.py",
+    "training/loop.py",
+    "training/environment.py",
+    "training/progress.py",
+}
+TORCH_FREE = ("errors.py", "files.py", "models/config.py", "models/presets.py", "training/config.py")
+
+
+def imports(tree: ast.AST, package: str) -> Iterator[tuple[str, bool]]:
+    """Dotted names that a module imports, and whether it does so as soon as it is imported itself."""
+    inside_functions = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)) or is_type_checking(function)
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        at_once = id(node) not in inside_functions
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, at_once) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")
+            start = ".".join(parents[: len(parents) - node.level + 1]) if node.level else ""
+            module = ".".join(filter(None, (start, node.module)))
+            for alias in node.names:
+                yield (f"{module}.{alias.name}" if module in ("torchcaps", package) else module), at_once
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def part_of(path: Path) -> str:
+    """The part of the package that a file belongs to: its folder, or its own name."""
+    return path.parts[0] if len(path.parts) > 1 else path.stem
+
+
+def wrong_imports(path: Path, text: str) -> list[str]:
+    """What a file, given relative to the package, imports against the rules."""
+    part, wrong = part_of(path), []
+    package = ".".join(("torchcaps", *path.parts[:-1]))
+    for name, at_once in imports(ast.parse(text), package):
+        top = name.split(".")[0]
+        if top == "torchcaps":
+            target = name.split(".")[1] if "." in name else "__init__"
+            if target != part and target not in MAY_IMPORT[part]:
+                wrong.append(f"{path}: {part} must not import {name}")
+        elif top not in sys.stdlib_module_names:
+            if part in PACKAGES and top not in PACKAGES[part]:
+                wrong.append(f"{path}: {part} must not import {name}")
+            if at_once and top in LATE and path.as_posix() not in LATE_NOT_IN:
+                wrong.append(f"{path}: imports {name} at once instead of in the function that needs it")
+            if top == "torch" and path.as_posix() in TORCH_FREE:
+                wrong.append(f"{path}: must do without torch")
+    return wrong
+
+
+FILES = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_imports_point_one_way(path: Path) -> None:
+    assert not wrong_imports(path, (SOURCE / path).read_text())
+
+
+def test_every_part_has_its_rule() -> None:
+    assert {part_of(path) for path in FILES} <= set(MAY_IMPORT), "a new part of the package: give it its place"
+    assert len(FILES) > 20
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("ops/squash.py", "from torchcaps.nn import Decoder"),
+        ("ops/squash.py", "import torchcaps.models.capsnet as x"),
+        ("ops/squash.py", "from torchcaps import create_model"),
+        ("ops/squash.py", "from ..nn import Decoder"),
+        ("ops/dynamic_routing/fast.py", "from ...nn import Decoder"),
+        ("ops/squash.py", "def f():\n    import torchcaps.training"),
+        ("nn/capsules.py", "from torchcaps.models.config import CapsNetConfig"),
+        ("models/capsnet.py", "from torchcaps.datasets import ImageSet"),
+        ("datasets/loader.py", "from torchcaps.models import CapsNet"),
+        ("datasets/loader.py", "import matplotlib"),
+        ("analysis/figures.py", "import matplotlib.pyplot as plt"),
+        ("analysis/figures.py", "from torchcaps.training import train"),
+        ("errors.py", "from torchcaps.files import read_json"),
+        ("models/config.py", "import torch"),
+        ("training/config.py", "from torch import Tensor"),
+        ("nn/capsules.py", "import scipy"),
+    ],
+)
+def test_a_wrong_arrow_is_seen(path: str, text: str) -> None:
+    assert wrong_imports(Path(path), text)
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("nn/capsules.py", "from torchcaps.ops.squash import squash\nimport math\nimport torch.nn.functional as F"),
+        ("ops/dynamic_routing/fast.py", "from .reference import compute_votes\nfrom ..squash import squash"),
+        ("analysis/figures.py", "def draw():\n    import matplotlib.pyplot as plt"),
+        ("analysis/figures.py", "if TYPE_CHECKING:\n    from matplotlib.figure import Figure"),
+        ("training/loop.py", "from torchcaps.datasets import load_dataset"),
+        ("cli.py", "from torchcaps.training import train"),
+    ],
+)
+def test_a_right_arrow_is_let_through(path: str, text: str) -> None:
+    assert not wrong_imports(Path(path), text)
+
+
+HEAVY = (
+    "torch",
+    "numpy",
+    "matplotlib",
+    "sklearn",
+    "lightning",
+    "lightning_fabric",
+    "rich",
+    "torchmetrics",
+    "pooch",
+    "PIL",
+)
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Which heavy packages a fresh interpreter has loaded after a statement."""
+    code = f"{statement}\nimport sys\nprint(*(name for name in {HEAVY} if name in sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(run.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import torchcaps",
+        "import torchcaps; dir(torchcaps); torchcaps.__version__",
+        "import torchcaps.errors, torchcaps.files",
+        "import torchcaps.models.config, torchcaps.models.presets",
+        "import torchcaps; torchcaps.list_presets()",
+        "import torchcaps.training.config",
+        "import torchcaps.models, torchcaps.datasets, torchcaps.training, torchcaps.analysis",
+    ],
+)
+def test_nothing_heavy_is_loaded(statement: str) -> None:
+    assert loaded_by(statement) == set()
+
+
+def test_only_what_is_used_is_loaded() -> None:
+    assert loaded_by("import torch, numpy, torchcaps; torchcaps.squash") == {"torch", "numpy"}
+    unwanted = {"matplotlib", "sklearn", "lightning", "lightning_fabric", "rich", "torchmetrics", "pooch", "PIL"}
+    assert not loaded_by("import torchcaps; torchcaps.create_model") & unwanted
+
+
+def test_a_loaded_package_is_seen() -> None:
+    assert "torch" in loaded_by("import torchcaps.ops.squash")

@@ -1,0 +1,133 @@
+"""The public names: they resolve, say what they are, and keep to the shapes in their signatures."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+import types
+
+import pytest
+
+import torchcaps
+import torchcaps.models
+import torchcaps.nn
+
+# The names that others call: adding one is fine, losing one breaks their code.
+PROMISED = {
+    "CapsNet",
+    "InputError",
+    "__version__",
+    "analysis",
+    "compute_votes",
+    "create_model",
+    "datasets",
+    "dynamic_routing",
+    "list_presets",
+    "margin_loss",
+    "models",
+    "nn",
+    "ops",
+    "reconstruction_loss",
+    "route",
+    "safe_norm",
+    "squash",
+    "training",
+}
+
+
+def test_promised_names_are_there() -> None:
+    assert set(torchcaps.__all__) >= PROMISED
+    assert set(dir(torchcaps)) >= PROMISED - {"__version__"}
+
+
+@pytest.mark.parametrize("name", sorted(set(torchcaps.__all__) - {"__version__"}))
+def test_name_resolves_and_is_described(name: str) -> None:
+    value = getattr(torchcaps, name)
+    assert inspect.getdoc(value)
+    assert value.__name__.split(".")[-1] == name
+
+
+@pytest.mark.parametrize("module", [torchcaps.nn, torchcaps.models], ids=lambda module: module.__name__)
+def test_names_of_the_parts_are_described(module: types.ModuleType) -> None:
+    for name in module.__all__:
+        value = getattr(module, name)
+        if not isinstance(value, types.UnionType):
+            assert inspect.getdoc(value), name
+        if not inspect.isclass(value):
+            continue
+        for method_name, method in vars(value).items():
+            if inspect.isfunction(method) and not method_name.startswith("_") and method_name != "forward":
+                assert inspect.getdoc(method), f"{name}.{method_name}"
+
+
+def test_what_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = torchcaps.no_such_name
+
+
+def test_options_go_by_name() -> None:
+    """The order of options is no promise."""
+    for function in (torchcaps.dynamic_routing, torchcaps.route, torchcaps.margin_loss):
+        options = list(inspect.signature(function).parameters.values())[3:]
+        assert all(option.kind is option.KEYWORD_ONLY for option in options)
+
+
+def test_errors_are_value_errors() -> None:
+    assert issubclass(torchcaps.InputError, ValueError)
+
+
+# A fresh interpreter, in which beartype checks every argument and result of ops, nn and the networks against the shapes
+# in its signature. (Not in all tests: our own messages about wrong shapes are tested, and beartype would come first.)
+SHAPES_AT_RUN_TIME = """
+from jaxtyping import TypeCheckError, install_import_hook
+
+CHECKED = ["torchcaps.ops", "torchcaps.nn", "torchcaps.models.capsnet", "torchcaps.models.baseline"]
+
+with install_import_hook(CHECKED, "beartype.beartype"):
+    import itertools
+    import torch
+    import torchcaps
+    from torchcaps.models import CNNConfig, get_preset
+    from torchcaps.ops.dynamic_routing import BACKENDS
+
+    torchcaps.create_model
+
+torch.set_num_threads(1)
+poses, weight = torch.randn(2, 5, 3), torch.randn(5, 4, 6, 3)
+extras = dict(bias=torch.randn(4, 6), prior=torch.randn(5, 4))
+for backend, axis, stop, leaky, extra in itertools.product(
+    BACKENDS, ("outputs", "inputs"), (False, True), (False, True), ({}, extras)
+):
+    options = dict(softmax_over=axis, stop_gradient=stop, leaky=leaky, **extra)
+    torchcaps.route(poses, weight, backend=backend, **options)
+    torchcaps.route(poses, weight, backend=backend, return_coupling=True, **options)
+    torchcaps.dynamic_routing(torchcaps.compute_votes(poses, weight), return_coupling=True, **options)
+
+labels = torch.tensor([0, 2])
+rows = torch.tensor([[True, False, True], [False, False, False]])
+for preset, targets in itertools.product(torchcaps.list_presets(), (None, labels, rows)):
+    cnn = isinstance(get_preset(preset).model, CNNConfig)
+    small = dict(channels=(4, 6), hidden=(8,)) if cnn else dict(conv_channels=8, primary_types=2)
+    model = torchcaps.create_model(preset, (2, 18, 21), 3, **small)
+    images = torch.rand(2, 2, 18, 21)
+    output = model(images, targets) if cnn else model(images, targets, return_coupling=True)
+    model.loss(output, images, labels if targets is None else targets).total.backward()
+
+for wrong in (
+    lambda: torchcaps.route(poses, weight[:4]),
+    lambda: torchcaps.margin_loss(torch.rand(2, 3), torch.rand(2)),
+    lambda: torchcaps.squash([1.0, 2.0]),
+):
+    try:
+        wrong()
+    except TypeCheckError:
+        continue
+    raise SystemExit("the shapes were not checked")
+print("checked")
+"""
+
+
+def test_shapes_are_those_of_the_signatures() -> None:
+    run = subprocess.run([sys.executable, "-c", SHAPES_AT_RUN_TIME], capture_output=True, text=True, check=False)
+    assert run.stdout.strip() == "checked", run.stderr[-3000:]
