@@ -121,6 +121,16 @@ def test_evaluate_prints_every_class_and_the_confusion_matrix(cli: Cli, run_fold
     assert out.endswith("wrote confusion.png\n")
 
 
+def test_evaluate_breaks_no_numbers_on_a_narrow_terminal(
+    cli: Cli, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "34")
+    out = cli("evaluate", run_folder, "--which", "last").out
+    assert "Most frequent confusions" in out
+    assert "true classes down" not in out
+    assert max(map(len, out.splitlines()[8:])) <= 50
+
+
 def test_evaluate_keeps_json_clean_beside_a_figure(cli: Cli, run_folder: Path) -> None:
     result = cli("evaluate", run_folder, "--json", "--figure", "confusion.png")
     json.loads(result.out)

@@ -195,6 +195,24 @@ def test_relu_on_the_primary_convolution(name: str, images: Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", capsnets())
+def test_grouping(name: str) -> None:
+    model = network(name)
+    layer = model.primary_capsules
+    features = torch.randn(3, 8, 20, 20)
+    maps = torch.cat([conv(features) for conv in layer.convs], 1)  # (B, 16, 6, 6)
+    if layer.activation == "relu":
+        maps = maps.relu()
+    if name in ("torch-notebook", "torch-tutorial"):  # neighbours in the flattened map
+        poses = maps.reshape(3, 72, 8)
+    else:  # the channels of one location
+        poses = maps.reshape(3, 2, 8, 36).permute(0, 1, 3, 2).reshape(3, 72, 8)
+    if name == "sabour2017-code":
+        poses = poses / 2 + 0.1
+    aligned = torch.cosine_similarity(layer(features), poses, dim=-1)
+    assert_close(aligned[poses.norm(dim=-1) > 0.1], 1.0, 1e-4)
+
+
+@pytest.mark.parametrize("name", capsnets())
 def test_primary_lengths(name: str, images: Tensor) -> None:
     model = network(name)
     lengths = model.primary_poses(images).norm(dim=-1)
@@ -246,6 +264,7 @@ def test_routing(name: str, images: Tensor) -> None:
     iterations, axis, stops, bias = ROUTING[name]
     model = network(name)
     layer = model.class_capsules
+    nn.init.normal_(layer.weight)  # votes that are long enough for the coupling, and its gradient, to matter
     votes = torch.einsum("ijdk,bik->bijd", layer.weight, model.primary_poses(images))
     b = votes.new_zeros(votes.shape[:3])
     v = votes.sum(1)

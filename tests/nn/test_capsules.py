@@ -107,6 +107,12 @@ def test_kernel_and_stride_set_the_number_of_capsules() -> None:
         assert PrimaryCapsules(3, 2, 8, kernel_size=kernel, stride=stride)(features).shape == (2, 2 * rows * columns, 8)
 
 
+def test_epsilon_of_the_squash(maps: Tensor) -> None:
+    wanted = squash(by_channels(maps, lambda t, k: t * K + k), eps=0.5)
+    assert_close(transparent(eps=0.5)(maps), wanted)
+    assert_differs(transparent()(maps), wanted)
+
+
 def test_unit_output_has_length_one(maps: Tensor) -> None:
     poses = transparent(output="unit")(maps)
     wanted = by_channels(maps, lambda t, k: t * K + k)
@@ -251,6 +257,8 @@ def test_bad_sizes_and_options() -> None:
         sizes = [2, 2, 2, 2]
         sizes[place] = 0
         assert_raises(ValueError, DenseCapsules, *sizes, say=f"{name} must be at least 1, got 0")
+    for name in ("num_types", "dim", "kernel_size", "stride"):
+        assert_raises(ValueError, PrimaryCapsules, 3, **{name: 0}, say=f"{name} must be at least 1, got 0")
     assert_raises(ValueError, DenseCapsules, 2, 2, 2, 2, weight_init="x", say="weight_init must be one of balanced")
     assert_raises(ValueError, DenseCapsules(6, 3, 4, 5), torch.ones(2, 5, 3), say="need a weight of shape (5, J, D, 3)")
 

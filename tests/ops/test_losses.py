@@ -117,6 +117,8 @@ def test_bad_targets(loss: Callable[..., Tensor]) -> None:
         assert_raises(ValueError, loss, LENGTHS, targets, say=f"(2,) or multi-hot of shape (2, 3), got {shape}")
     for dtype in (torch.float32, torch.bool):
         assert_raises(TypeError, loss, LENGTHS, torch.zeros(2, dtype=dtype), say="must be integer labels")
+    for value in (2.0, -1.0, math.nan):
+        assert_raises(ValueError, loss, LENGTHS, torch.full((2, 3), value), say="multi-hot targets must lie in 0..1")
     assert_raises(TypeError, loss, torch.ones(2, 3, dtype=torch.int64), LABELS, say="lengths must be a floating-point")
     assert_raises(ValueError, loss, torch.ones(2, 3, 1), LABELS, say="lengths must have shape (B, J), got (2, 3, 1)")
 

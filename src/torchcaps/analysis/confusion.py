@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -53,7 +53,7 @@ def figure_confusion(evaluation: Evaluation, *, title: str | None = None) -> Fig
 
     names = [shorten(name, 1.1, SMALL) for name in evaluation.class_names]
     upright = max(map(len, names)) <= 2 and numbers
-    style = {"fontsize": SMALL if numbers else TINY, "parse_math": False}  # a name is no formula, even with a $
+    style: dict[str, Any] = {"fontsize": SMALL if numbers else TINY, "parse_math": False}  # names are no formulas
     axes.set_xticks(range(classes), names, rotation=0 if upright else 90, **style)
     axes.set_yticks(range(classes), names, **style)
     axes.set_xticks(np.arange(classes + 1) - 0.5, minor=True)

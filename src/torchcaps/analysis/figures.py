@@ -6,8 +6,6 @@ touched; matplotlib is imported by the functions that draw.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from torchcaps.errors import InputError
+from torchcaps.files import atomic_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,15 +58,9 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     kind = path.suffix[1:].lower()
     if kind not in FORMATS:
         raise InputError(f"{path} cannot be written: figures are saved as .{', .'.join(FORMATS)}, not {path.suffix}")
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            figure.savefig(partial, format=kind, dpi=DPI)
-            partial.replace(path)
-        finally:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
+        with atomic_path(path) as temporary:
+            figure.savefig(temporary, format=kind, dpi=DPI)
     except OSError as error:
         raise InputError(f"the figure {path} cannot be written: {error.strerror or error}") from error
     return path

@@ -15,6 +15,7 @@ from torchcaps.cli.runs import (
     Fit,
     Split,
     Which,
+    check_image_options,
     class_number,
     data_options,
     figure_path,
@@ -104,6 +105,7 @@ def perturb(
     """Change each component of a class capsule a little, decode, and draw what it encodes."""
     from torchcaps.analysis import figure_perturbation, load_image, perturb_capsule
 
+    check_image_options(image_file)
     run = open_run(run_folder, which)
     target = None if capsule is None else class_number(capsule, run.class_names)
     if image_file is not None:
@@ -161,6 +163,7 @@ def routing(
         trace_routing,
     )
 
+    check_image_options(image_file, "number")
     run = open_run(run_folder, which)
     statistics, about = None, ""
     if image_file is not None:
@@ -211,7 +214,7 @@ def _show_statistics(statistics: RoutingStatistics, words: str) -> None:
     cls=Command,
     short_help="Loss and error of each epoch, of one run or several.",
     examples=(
-        ("curves runs/sabour2017-digits-1", "loss and accuracy of each epoch"),
+        ("curves runs/sabour2017-digits-1", "loss and error of each epoch"),
         ("curves runs/* --out compare.png", "several runs in one figure"),
     ),
 )
@@ -220,7 +223,7 @@ def _show_statistics(statistics: RoutingStatistics, words: str) -> None:
     "--out", type=FIGURE, help="Figure, .png, .pdf or .svg.  [default: RUN/figures/curves.png of the first run]"
 )
 def curves(run_folders: tuple[Path, ...], out: Path | None) -> None:
-    """Draw loss and accuracy of each epoch, of one run or of several to compare them."""
+    """Draw loss and error of each epoch, of one run or of several to compare them."""
     from torchcaps.analysis import figure_curves, read_metrics
 
     names = [folder.resolve().name for folder in run_folders]

@@ -46,13 +46,16 @@ def field_options(
         if field.name in skip:
             continue
         name, hint = option_name(field.name), hints[field.name]
+        kind = None if hint is bool else option_type(hint)
         text = words.get(field.name, "")
         if show_defaults and field.default is not None:
-            text += f"  [default: {_as_typed(field.name, field.default)}]"
+            text += f"  [default: {_shown(field.default)}]"
         options.append(
             SectionOption(
                 [f"{name}/--no-{name[2:]}" if hint is bool else name, field.name],
-                type=None if hint is bool else option_type(hint),
+                type=kind,
+                # click writes names of types in capitals, which "none" must not be typed in
+                metavar=f"{kind.inner.name.upper()}|none" if isinstance(kind, OrNone) else None,
                 default=None,
                 help=text,
                 section=section,
@@ -61,10 +64,10 @@ def field_options(
     return options
 
 
-def _as_typed(field: str, value: Any) -> str:
-    """A value as it would stand on the command line."""
+def _shown(value: Any) -> str:
+    """A default as the help shows it."""
     if isinstance(value, bool):
-        return option_name(field)[2:] if value else f"no-{option_name(field)[2:]}"
+        return "on" if value else "off"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -133,11 +136,7 @@ class OrNone(ParamType):
 
     def __init__(self, inner: ParamType) -> None:
         self.inner = inner
-        self.name = inner.name
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """How the help shows a value."""
-        return f"{self.inner.get_metavar(param, ctx) or self.inner.name.upper()}|none"
+        self.name = f"{inner.name}|none"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """None for ``none``, else as the other type has it."""

@@ -13,6 +13,7 @@ from torchcaps.cli.output import (
     bar,
     console,
     count,
+    fits,
     percent,
     print_json,
     print_pairs,
@@ -120,12 +121,14 @@ def _show_evaluation(evaluation: Evaluation, what: str) -> None:
     scores = evaluation.per_class
     if len(scores) <= MOST_CLASSES:
         print_table(_class_table(scores))
-        print_table(_confusion_table(evaluation), "Confusion: true classes down, predicted ones across")
-        return
-    worst = sorted(scores, key=lambda score: 1.0 if score["f1"] is None else score["f1"])[:MOST_SHOWN]
-    print_table(_class_table(worst), f"The {len(worst)} worst of {len(scores)} classes (--json has all)")
-    if right < images:
-        print_table(_most_confused(evaluation), "Most frequent confusions")
+    else:
+        worst = sorted(scores, key=lambda score: 1.0 if score["f1"] is None else score["f1"])[:MOST_SHOWN]
+        print_table(_class_table(worst), f"The {len(worst)} worst of {len(scores)} classes (--json has all)")
+    confusion = _confusion_table(evaluation)
+    if len(scores) <= MOST_CLASSES and fits(confusion):
+        print_table(confusion, "Confusion: true classes down, predicted ones across")
+    elif right < images:
+        print_table(_most_confused(evaluation), "Most frequent confusions (--json has all)")
 
 
 def _class_table(scores: Sequence[ClassScore]) -> Table:

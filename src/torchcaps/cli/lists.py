@@ -14,8 +14,8 @@ from torchcaps.cli.base import Command
 from torchcaps.cli.fields import field_descriptions
 from torchcaps.cli.output import (
     add_row,
-    console,
     count,
+    fits,
     print_json,
     print_pairs,
     print_table,
@@ -28,7 +28,6 @@ from torchcaps.models.config import CapsNetConfig, CNNConfig, Described
 from torchcaps.models.presets import Preset, get_preset, list_presets
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from torchcaps.datasets import Dataset, DatasetInfo
@@ -106,12 +105,11 @@ def _describe_preset(preset: Preset) -> dict[str, Any]:
 
 
 def _show_presets(all_presets: list[Preset]) -> None:
-    to = console()
     main = [preset for preset in all_presets if variant_of(preset) is None]
     print_title("Published networks")
     print_pairs((p.name, _with_result(p.source, p)) for p in main)
     print_title(f"Where they differ (· as {REFERENCE}, – no such field)")
-    for rows in _difference_tables(main, to):
+    for rows in _difference_tables(main):
         print_table(rows)
     print_title("Variants")
     print_pairs((p.name, _with_result(p.description, p)) for p in all_presets if variant_of(p) is not None)
@@ -122,11 +120,8 @@ def _with_result(text: str, preset: Preset) -> str:
     return text if preset.published == UNPUBLISHED else f"{text.removesuffix('.')}. Published: {preset.published}."
 
 
-def _difference_tables(compared: list[Preset], to: Console) -> list[Table]:
+def _difference_tables(compared: list[Preset]) -> list[Table]:
     """As few tables as the width of the terminal allows, each with the reference at its left."""
-    from rich.measure import Measurement
-
-    unbounded = to.options.update(max_width=1000)  # else the measure is that of the terminal at most
     reference = next(preset for preset in compared if preset.name == REFERENCE)
     others = [preset for preset in compared if preset is not reference]
     for blocks in range(1, len(others) + 1):
@@ -134,7 +129,7 @@ def _difference_tables(compared: list[Preset], to: Console) -> list[Table]:
         shares = [others[start : start + size] for start in range(0, len(others), size)]
         for name_width in (26, 18, 14):
             tables = [_difference_table([reference, *share], compared, name_width) for share in shares]
-            if all(Measurement.get(to, unbounded, rows).maximum <= to.width for rows in tables):
+            if all(map(fits, tables)):
                 return tables
     return tables
 

@@ -58,6 +58,15 @@ def add_row(to: Table, *cells: Any, style: str | None = None) -> None:
     to.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in cells), style=style)
 
 
+def fits(rows: Table) -> bool:
+    """Whether a table is narrow enough to be printed without breaking its cells."""
+    from rich.measure import Measurement
+
+    to = console()
+    unbounded = to.options.update(max_width=10_000)  # else the measure is that of the terminal at most
+    return Measurement.get(to, unbounded, rows).maximum <= to.width
+
+
 def print_title(text: str) -> None:
     """What the lines below it are about; never cut, so that paths in it can be copied."""
     console().print(text, style="bold", markup=False, soft_wrap=True)
@@ -85,7 +94,7 @@ def print_pairs(pairs: Iterable[tuple[str, Any]]) -> None:
     indent = max(len(name) for name, _ in pairs) + 2
     wrap = textwrap.TextWrapper(max(to.width - indent, 20), break_long_words=False, break_on_hyphens=False)
     for name, value in pairs:
-        first, *others = value if isinstance(value, list) else wrap.wrap(str(value))
+        first, *others = value if isinstance(value, list) else wrap.wrap(str(value)) or [""]
         to.print(Text.assemble((f"{name:{indent}}", "bold"), first), soft_wrap=True)
         for line in others:
             to.print(Text(" " * indent + line), soft_wrap=True)

@@ -118,6 +118,25 @@ def first_of(images: ImageSet, number: int) -> ImageSet:
     return images.take(min(number, len(images)))
 
 
+def check_image_options(image_file: Path | None, *more: str) -> None:
+    """Refuse options that would do nothing: those of a data set beside --image, those of a file without it.
+
+    Args:
+        image_file: The option --image.
+        *more: Parameters of the running command, beside the usual ones, that have no meaning for an image file.
+
+    Raises:
+        UsageError: One of them stands on the command line.
+    """
+    context = click.get_current_context()
+    idle = ("invert", "fit") if image_file is None else ("index", "data", "data_dir", "split", *more)
+    for parameter in context.command.params:
+        given = context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
+        if parameter.name in idle and given:
+            why = "is for a file given with --image" if image_file is None else "is for a data set, not for --image"
+            raise click.UsageError(f"{parameter.opts[0]} {why}; leave it out")
+
+
 def image_at(images: ImageSet, index: int, class_names: tuple[str, ...], where: str) -> tuple[Tensor, str]:
     """An image (C, H, W) of a set, uint8, and what it is, in words.
 

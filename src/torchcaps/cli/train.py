@@ -44,7 +44,7 @@ OPTIONS = [
 @click.option("--out", type=click.Path(path_type=Path), help="Run folder, a new one.  [default: runs/PRESET-DATA-N]")
 @click.option("--resume", "resumed", type=click.Path(path_type=Path), help="Go on with the run in this folder.")
 @click.option("--config", "config_file", type=click.Path(path_type=Path), help="Start from a run's config.json.")
-@click.option("--figures/--no-figures", default=True, help="Draw figures at the end.  [default: figures]")
+@click.option("--figures/--no-figures", default=True, help="Draw figures at the end.  [default: on]")
 @click.pass_context
 def train(
     context: click.Context,

@@ -5,6 +5,7 @@ A new one is a call of :func:`register_preset`; it is then listed, built, traine
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,14 +37,7 @@ class Preset:
         Raises:
             InputError: An unknown field (the nearest known one is named), or a value that does not fit.
         """
-        return Preset(
-            name=self.name,
-            description=self.description,
-            source=self.source,
-            model=replace(self.model, overrides),
-            recipe=self.recipe,
-            published=self.published,
-        )
+        return dataclasses.replace(self, model=replace(self.model, overrides))
 
 
 _PRESETS: dict[str, Preset] = {}
@@ -226,11 +220,16 @@ register_preset(
 )
 
 # The variants that the sources compare.
-for _iterations, _result in ((0, "no routing"), (1, "one iteration"), (2, "two"), (3, "three")):
+for _iterations, _what in (
+    (0, "no routing: the plain sum of the votes, not squashed"),
+    (1, "one routing iteration: uniform coupling"),
+    (2, "two routing iterations"),
+    (3, "three routing iterations"),
+):
     register_preset(
         Preset(
             name=f"keras-tutorial-r{_iterations}",
-            description=f"keras-tutorial with {_iterations} routing iterations ({_result}).",
+            description=f"keras-tutorial with {_what}.",
             source=KERAS_TUTORIAL.source,
             model=replace(KERAS_TUTORIAL.model, {"num_iterations": _iterations}),
             recipe=KERAS_TUTORIAL.recipe,

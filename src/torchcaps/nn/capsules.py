@@ -39,7 +39,7 @@ class PrimaryCapsules(nn.Module):
         eps: Epsilon of the squash or of the unit length.
 
     Raises:
-        ValueError: An option that does not exist.
+        ValueError: A size below one, or an option that does not exist.
 
     Source: Sabour, Frosst, Hinton 2017, section 4 (arXiv:1710.09829).
     """
@@ -62,6 +62,7 @@ class PrimaryCapsules(nn.Module):
         _check_choice("activation", activation, ("none", "relu"))
         _check_choice("grouping", grouping, ("channels", "raster"))
         _check_choice("output", output, ("squash", "unit", "routed"))
+        _check_sizes(in_channels=in_channels, num_types=num_types, dim=dim, kernel_size=kernel_size, stride=stride)
         self.num_types, self.dim = num_types, dim
         self.activation, self.grouping, self.output, self.eps = activation, grouping, output, eps
         num_convs = dim if separate_convs else 1
@@ -136,14 +137,7 @@ class DenseCapsules(nn.Module):
     ) -> None:
         super().__init__()
         _check_choice("weight_init", weight_init, ("balanced", "normal", "truncated-normal", "fan-in"))
-        for name, size in (
-            ("in_capsules", in_capsules),
-            ("in_dim", in_dim),
-            ("out_capsules", out_capsules),
-            ("out_dim", out_dim),
-        ):
-            if size < 1:
-                raise ValueError(f"DenseCapsules: {name} must be at least 1, got {size}")
+        _check_sizes(in_capsules=in_capsules, in_dim=in_dim, out_capsules=out_capsules, out_dim=out_dim)
         self.in_capsules, self.in_dim = in_capsules, in_dim
         self.out_capsules, self.out_dim = out_capsules, out_dim
         self.weight_init, self.weight_std = weight_init, weight_std
@@ -216,3 +210,9 @@ class DenseCapsules(nn.Module):
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}")

@@ -128,7 +128,7 @@ def multi_hot(
 
     Raises:
         TypeError: Labels (B,) that are not integers, or lengths that are not floating-point.
-        ValueError: Shapes or labels that do not fit.
+        ValueError: Shapes, labels or values that do not fit; values on a GPU are not looked at.
     """
     if not lengths.is_floating_point():
         raise TypeError(f"{caller}: lengths must be a floating-point tensor, got {lengths.dtype}")
@@ -136,8 +136,15 @@ def multi_hot(
         raise ValueError(f"{caller}: lengths must have shape (B, J), got {tuple(lengths.shape)}")
     batch, classes = lengths.shape
     dtype = torch.float32 if lengths.dtype in (torch.float16, torch.bfloat16) else lengths.dtype
+    # a look at values waits for the device, so it is taken on the CPU only
+    look = targets.device.type == "cpu" and batch > 0
     if targets.shape == (batch, classes):
-        return targets.to(dtype)
+        present = targets.to(dtype)
+        if look and not (present.min() >= 0 and present.max() <= 1):
+            raise ValueError(
+                f"{caller}: multi-hot targets must lie in 0..1, got {present.min().item()}..{present.max().item()}"
+            )
+        return present
     if targets.shape != (batch,):
         raise ValueError(
             f"{caller}: targets must be labels of shape ({batch},) or multi-hot of shape ({batch}, {classes}), "
@@ -145,8 +152,7 @@ def multi_hot(
         )
     if targets.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8):
         raise TypeError(f"{caller}: targets of shape (B,) must be integer labels, got {targets.dtype}")
-    # the look at the values waits for the device; on a GPU one_hot's own assertion catches what is out of range
-    if targets.device.type == "cpu" and batch and (targets.min() < 0 or targets.max() >= classes):
+    if look and (targets.min() < 0 or targets.max() >= classes):  # on a GPU one_hot's own assertion catches it
         raise ValueError(
             f"{caller}: labels must be in 0..{classes - 1}, got {int(targets.min())}..{int(targets.max())}"
         )

@@ -1,8 +1,8 @@
 """Vote-free dynamic routing with its own backward pass: the votes, B·I·J·D numbers, are never built.
 
 README.md beside this file derives every step; names in brackets, such as [logits], are the steps' names there.
-Inside, poses are (B, K, I) and weights (J, D, K, I): the long axis comes last, and each step is a matrix product or runs
-along it. A *block* is a part of the weights that is worked on at a time, (j, D, K·i); small letters are a block's sizes.
+Inside, poses are (B, K, I) and weights (J, D, K, I): the long axis comes last, and each step is a matrix product or
+runs along it. A block is the part of the weights that is worked on at a time, (j, D, K·i); small letters are its sizes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor
 MIB = 2**20
 WORKING_MEMORY = 16.0  # MiB, as measured best for layers of MNIST's size: the buffers of a block stay in the caches
 MAX_BATCH_SLICE = 128  # images; more do not make the products faster
-MIN_BATCH_SLICE = 8  # images; with fewer, reading the weights costs more than multiplying by them
-MIN_INPUT_BLOCK = 64  # input capsules; fewer make the inner loops short
+MIN_BATCH_SLICE = 16  # images; with fewer, reading the weights costs more than multiplying by them
+MIN_INPUT_BLOCK = 32  # input capsules; fewer make the inner loops short
 INPUT_MULTIPLE = 16  # input capsules: a vector register of float32
 
 
@@ -33,7 +33,7 @@ def set_working_memory(mib: float) -> None:
 
     Layers are routed block by block, and the blocks are cut so that the buffers fit. Capsules that compete with each
     other stay together, so a block is at least one input capsule with all its outputs (``softmax_over="outputs"``) or
-    one output with all its inputs, and up to eight images; if even that does not fit, it is used all the same. The
+    one output with all its inputs, and up to 16 images; if even that does not fit, it is used all the same. The
     output, the gradients and what is saved for the backward pass come on top. Holds for all threads, from the next
     call on, and changes results by rounding only.
 
@@ -174,7 +174,7 @@ def _new_coupling(layer: _Layer) -> Float[Tensor, "J B I"]:
 
 
 def _first_coupling(layer: _Layer) -> Float[Tensor, "J I"]:
-    """c¹: the same for the whole batch, as it comes from the prior alone. [first sum]"""
+    """[first sum] c¹: the same for the whole batch, as it comes from the prior alone."""
     logits = layer.poses.new_zeros(layer.weight.shape[0], layer.poses.shape[2])
     if layer.prior is not None:
         logits += layer.prior
@@ -182,7 +182,7 @@ def _first_coupling(layer: _Layer) -> Float[Tensor, "J I"]:
 
 
 def _uniform_coupling(layer: _Layer) -> float:
-    """c¹ without a prior, one number; 1 if there is no routing at all. [first sum]"""
+    """[first sum] c¹ without a prior, one number; 1 if there is no routing at all."""
     if layer.options.num_iterations == 0:
         return 1.0
     competitors = layer.poses.shape[2] if layer.options.over_inputs else layer.weight.shape[0]
@@ -190,7 +190,7 @@ def _uniform_coupling(layer: _Layer) -> float:
 
 
 def _first_sum(layer: _Layer) -> Float[Tensor, "B J D"]:
-    """s¹ = u (c¹∘W)ᵀ + bias. [first sum]"""
+    """[first sum] s¹ = u (c¹∘W)ᵀ + bias."""
     s = layer.new_sum()
     if layer.prior is None:
         s.flatten(1).addmm_(
@@ -207,7 +207,7 @@ def _first_sum(layer: _Layer) -> Float[Tensor, "B J D"]:
 
 
 def _weighted_sum(layer: _Layer, summed_capsules: Tensor, coupling_out: Tensor | None) -> Float[Tensor, "B J D"]:
-    """s_j = (c_j∘u) W_jᵀ + bias, with the coupling that the capsules so far ask for. [weighted sum]"""
+    """[weighted sum] s_j = (c_j∘u) W_jᵀ + bias, with the coupling that the capsules so far ask for."""
     s = layer.new_sum()
     for block in layer.blocks:
         W = layer.weight_block(block)
@@ -225,7 +225,7 @@ def _weighted_sum(layer: _Layer, summed_capsules: Tensor, coupling_out: Tensor |
 def _pull_back(
     layer: _Layer, name: str, vectors: Float[Tensor, "b j D"], W: Float[Tensor, "j D Ki"], u: Float[Tensor, "b K i"]
 ) -> Float[Tensor, "j b K i"]:
-    """V_j W_j: an output's vector seen from its inputs. [logits]"""
+    """[logits] V_j W_j: an output's vector seen from its inputs."""
     pulled = layer.buffers.take(name, (W.shape[0], *u.shape))
     torch.bmm(vectors.transpose(0, 1), W, out=pulled.flatten(2))
     return pulled
@@ -234,7 +234,7 @@ def _pull_back(
 def _agreement(
     layer: _Layer, pulled: Float[Tensor, "j b K i"], u: Float[Tensor, "b K i"], scratch: Tensor
 ) -> Float[Tensor, "j b i"]:
-    """⟨V_j, û_j|i⟩ = Σ_k (V_j W_j)∘u, without the votes û. [logits]"""
+    """[logits] ⟨V_j, û_j|i⟩ = Σ_k (V_j W_j)∘u, without the votes û."""
     j, b, _, i = pulled.shape
     return torch.sum(torch.mul(pulled, u, out=scratch), 2, out=layer.buffers.take("agreement", (j, b, i)))
 
@@ -242,7 +242,7 @@ def _agreement(
 def _coupling(
     layer: _Layer, block: _Block, VW: Float[Tensor, "j b K i"], u: Float[Tensor, "b K i"], scratch: Tensor
 ) -> Float[Tensor, "j b i"]:
-    """c = softmax(prior + ⟨V_j, û_j|i⟩). [logits], [coupling]"""
+    """[logits], [coupling] c = softmax(prior + ⟨V_j, û_j|i⟩)."""
     logits = _agreement(layer, VW, u, scratch)
     if layer.prior is not None:
         logits += layer.prior[block.outputs, None, block.inputs]
@@ -250,7 +250,7 @@ def _coupling(
 
 
 def _compete(logits: Float[Tensor, "j b i"], options: _Options, out: Tensor) -> Float[Tensor, "j b i"]:
-    """Softmax over the capsules that compete; if leaky, beside one more with logit 0. [coupling]"""
+    """[coupling] Softmax over the capsules that compete; if leaky, beside one more with logit 0."""
     axis = options.competing_axis
     if not options.leaky:
         return torch.softmax(logits, axis, out=out)
@@ -260,7 +260,7 @@ def _compete(logits: Float[Tensor, "j b i"], options: _Options, out: Tensor) -> 
 
 
 def _squash(s: Tensor, eps: float) -> Tensor:
-    """h(‖s‖²) s with h(n) = n (n + eps)^(-1/2) / (1 + n). [squash]"""
+    """[squash] h(‖s‖²) s with h(n) = n (n + eps)^(-1/2) / (1 + n)."""
     n = s.square().sum(-1, keepdim=True)
     return s * (n * torch.rsqrt(n + eps) / (1 + n))
 
@@ -287,11 +287,13 @@ class _Gradients(NamedTuple):
     prior: Float[Tensor, "J I"] | None
 
     @classmethod
-    def zeros(cls, layer: _Layer, wanted: _Wanted) -> _Gradients:
+    def start(cls, layer: _Layer, wanted: _Wanted) -> _Gradients:
+        """Zeros; the weight's, when the last iteration is going to write it block by block, uninitialised."""
         u, W = layer.poses, layer.weight
+        iterated = layer.options.num_iterations > 1
         return cls(
             torch.zeros_like(u) if wanted.poses else None,
-            torch.zeros_like(W) if wanted.weight else None,
+            None if not wanted.weight else torch.empty_like(W) if iterated else torch.zeros_like(W),
             u.new_zeros(W.shape[:2]) if wanted.bias else None,
             u.new_zeros(W.shape[0], u.shape[2]) if wanted.prior else None,
         )
@@ -309,10 +311,10 @@ def _backward(
     wanted: _Wanted,
     options: _Options,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of poses, weight, bias and prior in their axes and dtypes; empty where none is wanted. [backward]"""
+    """[backward] Gradients of poses, weight, bias and prior in their axes and dtypes; empty where none is wanted."""
     with _full_precision(poses.device):
         layer = _Layer.of(poses, weight, bias, prior, options)
-        grads = _Gradients.zeros(layer, wanted)
+        grads = _Gradients.start(layer, wanted)
         grad_v = torch.zeros_like(sums[0]) if grad_capsules is None else grad_capsules.to(sums.dtype)
         if options.num_iterations == 0:
             _first_backward(layer, grad_v, None, grads)
@@ -334,15 +336,13 @@ def _backward(
         )
 
 
-def _full_backward(
-    layer: _Layer, sums: Tensor, grad_v: Tensor, grad_c: Tensor | None, grads: _Gradients
-) -> None:
-    """Back through all iterations, the last first. [backward]"""
+def _full_backward(layer: _Layer, sums: Tensor, grad_v: Tensor, grad_c: Tensor | None, grads: _Gradients) -> None:
+    """[backward] Back through all iterations, the last first."""
     capsules = _squash(sums, layer.options.eps)
     grad_summed = torch.zeros_like(grad_v)  # G, the gradient of V
     for t in range(len(sums), 1, -1):
         grad_s = _squash_backward(sums[t - 1], grad_v, layer.options.eps)
-        _iteration_backward(layer, capsules[: t - 1].sum(0), grad_s, grad_c, grads, grad_summed)
+        _iteration_backward(layer, capsules[: t - 1].sum(0), grad_s, grad_c, grads, grad_summed, last=t == len(sums))
         grad_v, grad_c = grad_summed, None
     _first_backward(layer, _squash_backward(sums[0], grad_v, layer.options.eps), grad_c, grads)
 
@@ -354,8 +354,9 @@ def _iteration_backward(
     grad_c: Float[Tensor, "J B I"] | None,
     grads: _Gradients,
     grad_summed: Float[Tensor, "B J D"],
+    last: bool,
 ) -> None:
-    """An iteration after the first; adds to ``grads`` and to ``grad_summed``. [backward]"""
+    """[backward] An iteration after the first; adds to ``grads`` and to ``grad_summed``."""
     if grads.bias is not None:
         grads.bias.add_(grad_s.sum(0))
     for block in layer.blocks:
@@ -387,13 +388,13 @@ def _iteration_backward(
                 grad_W.baddbmm_(V.permute(1, 2, 0), coupled)
             grad_V = _product(layer, "sum", coupled, W.transpose(1, 2))  # [logits, backward]
             grad_summed[batch, block.outputs] += grad_V.transpose(0, 1)
-        _add_block(grads.weight, block, grad_W)
+        _put_block(grads.weight, block, grad_W, add=not last)
 
 
 def _stopped_backward(
     layer: _Layer, coupling: Float[Tensor, "J B I"], grad_s: Float[Tensor, "B J D"], grads: _Gradients
 ) -> None:
-    """Back through the last weighted sum with its coupling held constant. [stopped gradient]"""
+    """[stopped gradient] Back through the last weighted sum with its coupling held constant."""
     if grads.bias is not None:
         grads.bias.add_(grad_s.sum(0))
     if grads.poses is None and grads.weight is None:
@@ -409,11 +410,11 @@ def _stopped_backward(
             if grad_W is not None:  # [weight, backward]
                 coupled = torch.mul(c, u, out=layer.buffers.take("coupled", (W.shape[0], *u.shape)))
                 grad_W.baddbmm_(gs.permute(1, 2, 0), coupled.flatten(2))
-        _add_block(grads.weight, block, grad_W)
+        _put_block(grads.weight, block, grad_W, add=False)
 
 
 def _first_backward(layer: _Layer, grad_s: Tensor, grad_c: Tensor | None, grads: _Gradients) -> None:
-    """The first iteration: its coupling is the same for the whole batch. [first sum, backward]"""
+    """[first sum, backward] The first iteration: its coupling is the same for the whole batch."""
     if grads.bias is not None:
         grads.bias.add_(grad_s.sum(0))
     if layer.prior is not None:
@@ -449,12 +450,12 @@ def _first_backward_with_prior(
 
 
 def _compete_backward(coupling: Tensor, grad: Tensor, options: _Options) -> Tensor:
-    """db = c∘(a − Σ c∘a) over the capsules that compete, in place of a; a leak has a = 0. [coupling, backward]"""
+    """[coupling, backward] db = c∘(a − Σ c∘a) over the capsules that compete, in place of a; a leak has a = 0."""
     return grad.sub_((coupling * grad).sum(options.competing_axis, keepdim=True)).mul_(coupling)
 
 
 def _squash_backward(s: Tensor, grad_v: Tensor, eps: float) -> Tensor:
-    """g_s = h g_v + 2 h' ⟨s, g_v⟩ s. [squash, backward]"""
+    """[squash, backward] g_s = h g_v + 2 h' ⟨s, g_v⟩ s."""
     n = s.square().sum(-1, keepdim=True)
     q = torch.rsqrt(n + eps)
     h = n * q / (1 + n)
@@ -462,14 +463,17 @@ def _squash_backward(s: Tensor, grad_v: Tensor, eps: float) -> Tensor:
     return h * grad_v + 2 * slope * (s * grad_v).sum(-1, keepdim=True) * s
 
 
-def _add_block(total: Tensor | None, block: _Block, part: Tensor | None) -> None:
-    if total is not None and part is not None:
-        target = total[block.outputs, :, :, block.inputs]
-        target += part.view(target.shape)
+def _put_block(total: Tensor | None, block: _Block, part: Tensor | None, add: bool) -> None:
+    """Write a block of the weight's gradient, or add to it."""
+    if total is None or part is None:
+        return
+    target = total[block.outputs, :, :, block.inputs]
+    part = part.view(target.shape)
+    target.add_(part) if add else target.copy_(part)
 
 
 def _product(layer: _Layer, name: str, left: Tensor, right: Tensor) -> Tensor:
-    """left @ right, one product a capsule, in the buffer of that name."""
+    """The product left @ right, one product a capsule, in the buffer of that name."""
     return torch.bmm(left, right, out=layer.buffers.take(name, (*left.shape[:2], right.shape[2])))
 
 
@@ -485,7 +489,7 @@ class _Block(NamedTuple):
 
 @dataclass(frozen=True)
 class _Blocks:
-    """How a layer is cut; iterates over the parts of its weights. [blocks]"""
+    """[blocks] How a layer is cut; iterates over the parts of its weights."""
 
     outputs: list[slice]
     inputs: list[slice]
@@ -499,17 +503,19 @@ class _Blocks:
         """Cut so that a block's buffers fit the working memory and the capsules that compete stay together."""
         B, I, (J, D, K) = u.shape[0], u.shape[2], W.shape[:3]
         budget = int(_WorkingMemory.mib * MIB) // u.element_size()
-        link = 3 * K + 3  # of one image, from one input to one output: VW, gsW, coupled; agreement, coupling, spare
+        link = 3 * K + 3  # numbers an image, input and output: VW, gsW, coupled; agreement, coupling, spare
         b = _piece(B, MAX_BATCH_SLICE)
         if over_inputs:
             while b > MIN_BATCH_SLICE and b * I * link > budget:
                 b = -(-b // 2)
             j = _piece(J, budget // (b * I * link))
             return cls(_slices(J, j), _slices(I, I), _slices(B, b))
-        weights = 2 * J * D * K  # of one input: W, grad_W
-        while b > MIN_BATCH_SLICE and min(I, MIN_INPUT_BLOCK) * (weights + b * J * link) > budget:
+        if I * J * (D * K + b * link) <= budget:  # whole: the weights are used where they are
+            return cls(_slices(J, J), _slices(I, I), _slices(B, b))
+        weights = 2 * D * K  # numbers an input and output: W, grad_W
+        while b > MIN_BATCH_SLICE and min(I, MIN_INPUT_BLOCK) * J * (weights + b * link) > budget:
             b = -(-b // 2)
-        i = _piece(I, budget // (weights + b * J * link), INPUT_MULTIPLE)
+        i = _piece(I, budget // (J * (weights + b * link)), INPUT_MULTIPLE)
         return cls(_slices(J, J), _slices(I, i), _slices(B, b))
 
 
@@ -596,7 +602,7 @@ class _RouteBackward(torch.autograd.Function):
         pass
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:  # noqa: ARG004
+    def backward(ctx: Any, *grads: Tensor) -> Any:
         raise NotImplementedError(_SECOND_DERIVATIVE)
 
     @staticmethod
@@ -643,9 +649,7 @@ def _one_by_one(
 # ---- torch.compile: one operation that it does not look into
 
 
-_OPTIONS_SCHEMA = (
-    "int num_iterations, bool over_inputs, bool stop_gradient, bool leaky, float eps, bool keep_coupling"
-)
+_OPTIONS_SCHEMA = "int num_iterations, bool over_inputs, bool stop_gradient, bool leaky, float eps, bool keep_coupling"
 _LAYER_SCHEMA = "Tensor poses, Tensor weight, Tensor? bias, Tensor? prior"
 
 
@@ -654,8 +658,8 @@ def _op_forward(poses: Tensor, weight: Tensor, bias: Tensor | None, prior: Tenso
 
 
 def _op_backward(*args: Any) -> Any:
-    *tensors, wanted = args[:9]
-    return _backward(*tensors, _Wanted(*wanted), _Options(*args[9:]))
+    arguments = (*args[:8], _Wanted(*args[8]), _Options(*args[9:]))
+    return _backward(*arguments)
 
 
 _route_op = torch.library.custom_op(
@@ -674,9 +678,9 @@ _route_backward_op = torch.library.custom_op(
 
 
 @_route_op.register_fake
-def _(poses: Tensor, weight: Tensor, bias: Tensor | None, prior: Tensor | None, *scalars: Any) -> Any:
+def _(*args: Any) -> Any:
     """Shapes, strides and dtypes of ``_forward``'s results."""
-    options = _Options(*scalars)
+    poses, weight, options = args[0], args[1], _Options(*args[4:])
     (B, I, _), (_, J, D, _) = poses.shape, weight.shape
     dtype = torch.promote_types(poses.dtype, weight.dtype)
     return (
@@ -689,18 +693,17 @@ def _(poses: Tensor, weight: Tensor, bias: Tensor | None, prior: Tensor | None, 
 @_route_backward_op.register_fake
 def _(*args: Any) -> Any:
     """Shapes, strides and dtypes of ``_backward``'s results."""
-    _, _, poses, weight, bias, prior, _, _, (for_poses, for_weight, for_bias, for_prior), *_ = args
-    empty = poses.new_empty(0)
-    return (
-        torch.empty_like(poses.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
-        if for_poses
-        else empty,
-        torch.empty_like(weight.permute(1, 2, 3, 0), memory_format=torch.contiguous_format).permute(3, 0, 1, 2)
-        if for_weight
-        else poses.new_empty(0),
-        torch.empty_like(bias, memory_format=torch.contiguous_format) if for_bias else poses.new_empty(0),
-        torch.empty_like(prior.t(), memory_format=torch.contiguous_format).t() if for_prior else poses.new_empty(0),
+    tensors, wanted = args[2:6], args[8]
+    orders = ((0, 2, 1), (1, 2, 3, 0), (0, 1), (1, 0))  # of memory
+    return tuple(
+        _empty_in_order(tensor, order) if want else args[2].new_empty(0)
+        for tensor, order, want in zip(tensors, orders, wanted, strict=True)
     )
+
+
+def _empty_in_order(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
+    memory = tensor.new_empty([tensor.shape[axis] for axis in order])
+    return memory.permute([order.index(axis) for axis in range(tensor.ndim)])
 
 
 def _op_setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:

@@ -61,14 +61,12 @@ def route_votes(
     coupling = logits
     with full_precision(votes.device):
         for iteration in range(1, num_iterations + 1):
-            last = iteration == num_iterations
-            u_hat = votes if last or not stop_gradient else votes.detach()
             coupling = compete(logits, softmax_over, leaky)  # (B, I, J)
-            if stop_gradient:
+            if stop_gradient:  # what made the coupling gets no gradient, so only the last weighted sum does
                 coupling = coupling.detach()
-            capsules = squash(torch.einsum("bij,bijd->bjd", coupling, u_hat) + bias, eps=eps)
-            if not last:
-                agreement = torch.einsum("bijd,bjd->bij", u_hat, capsules)
+            capsules = squash(torch.einsum("bij,bijd->bjd", coupling, votes) + bias, eps=eps)
+            if iteration < num_iterations:
+                agreement = torch.einsum("bijd,bjd->bij", votes, capsules)
                 logits = logits + agreement
     return capsules.to(dtype), coupling.to(dtype)
 

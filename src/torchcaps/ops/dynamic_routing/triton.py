@@ -33,8 +33,10 @@ from torchcaps.ops.dynamic_routing.reference import compete
 
 MAX_INPUT_DIM = 32  # K: a lane keeps a pose of each of its images in registers
 MAX_OUTPUT_DIM = 1024  # D: one tile holds an output capsule
-BLOCK_I = 32  # input capsules of a tile: the lanes of a warp
-PROGRAMS = 512  # to keep all multiprocessors of a large GPU busy
+LANES = 32  # of a warp, each with an input capsule of its own
+WARPS = 4  # of a program at most; they share its input capsules and divide its images
+ROW_BLOCK = 2048  # input capsules that a program normalises at a time
+PROGRAMS = 256  # of a launch: about two for each of the 132 multiprocessors of an H200
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -127,7 +129,7 @@ def _forward_op(
     prior: Tensor | None,
     num_iterations: int,
     over_outputs: bool,
-    stop_gradient: bool,  # for the backward
+    _stop_gradient: bool,  # asked for by the backward
     leaky: bool,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -152,7 +154,7 @@ def _forward_op(
 
 @_forward_op.register_fake
 def _(
-    poses: Tensor, weight: Tensor, bias: Tensor | None, prior: Tensor | None, num_iterations: int, *options: Any
+    poses: Tensor, weight: Tensor, _bias: Tensor | None, _prior: Tensor | None, num_iterations: int, *_options: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     (B, I, _), (_, J, D, _) = poses.shape, weight.shape
     return (
@@ -185,7 +187,7 @@ def _backward_op(
     eps: float,
     needed: list[bool],
 ) -> list[Tensor]:
-    """Gradients of poses, weight, bias and prior; an empty tensor for one that is not needed. [backward]"""
+    """Gradients of poses, weight, bias and prior; an empty tensor for one that is not needed [backward]."""
     with torch.cuda.device_of(poses):
         layer = _layer(poses, weight, prior, over_outputs, leaky)
         grad_capsules = torch.zeros_like(sums[0]) if grad_capsules is None else grad_capsules.contiguous()
@@ -202,14 +204,14 @@ def _backward_op(
             grads[2] = terms.grad_sums.sum((0, 1)).to(bias.dtype)
         if needed[3] and prior is not None:
             first_above = grad_coupling if len(sums) == 1 else None
-            grads[3] = _grad_prior(layer, terms, first_above, stop_gradient).to(prior.dtype)
+            grads[3] = _grad_prior(layer, terms, first_above).to(prior.dtype)
         return grads
 
 
 @_backward_op.register_fake
 def _(
-    grad_capsules: Tensor | None,
-    grad_coupling: Tensor | None,
+    _grad_capsules: Tensor | None,
+    _grad_coupling: Tensor | None,
     poses: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -243,7 +245,9 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 
 def _backward(ctx: Any, grad_capsules: Tensor | None, grad_coupling: Tensor | None, *_: None) -> tuple[Any, ...]:
+    _, stop_gradient, _, _ = ctx.options
     needed = list(ctx.needs_input_grad[:4])
+    needed[3] &= not stop_gradient  # the coupling is a constant then
     if grad_capsules is None and grad_coupling is None:
         return (None,) * 9
     grads = _backward_op(grad_capsules, grad_coupling, *ctx.saved_tensors, *ctx.options, needed)
@@ -259,12 +263,12 @@ _forward_op.register_autograd(_backward, setup_context=_setup_context)
 
 
 class _Blocks(NamedTuple):
-    """Tile sizes, from the layer's sizes alone. Registers hold K poses of every image of a lane."""
+    """Sizes of a program, from the layer's alone. A thread's registers hold K poses of each of its images."""
 
-    images: int  # of a tile; a warp takes every fourth of them
-    images_of_weight_gradient: int  # of a tile there: an image a warp, which leaves its registers to D·K sums
-    outputs: int  # components d of an output that a program sums up; divides D
-    unrolled: int  # components d in the body of a loop; divides D
+    warps: int  # of a program
+    images: int  # of a thread, where a program takes its input capsules through all outputs
+    images_of_sum: int  # of a thread in a weighted sum, which is cut along j, d and i besides
+    components: int  # d of an output that a thread sums up; divides D
 
 
 class _Layer(NamedTuple):
@@ -286,14 +290,15 @@ class _Layer(NamedTuple):
 
     @property
     def tiles(self) -> tuple[int, int]:
-        """Tiles along the images and along the input capsules."""
+        """Programs along the images and along the input capsules, where they take these through all outputs."""
         B, I, *_ = self.sizes
-        return _ceil_div(B, self.blocks.images), _ceil_div(I, BLOCK_I)
+        return _ceil_div(B, self.blocks.warps * self.blocks.images), _ceil_div(I, LANES)
 
     @property
     def constants(self) -> dict[str, int]:
+        """What every large kernel is compiled for."""
         _, I, J, D, K = self.sizes
-        return {"I": I, "J": J, "D": D, "K": K, "BLOCK_I": BLOCK_I}
+        return {"I": I, "J": J, "D": D, "K": K, "WARPS": self.blocks.warps, "num_warps": self.blocks.warps}
 
     def new_links(self, *count: int) -> Tensor:
         """An uninitialised number for every image, output and input capsule: (*count, B, J, I)."""
@@ -310,19 +315,18 @@ def _layer(poses: Tensor, weight: Tensor, prior: Tensor | None, over_outputs: bo
         over_outputs,
         leaky,
         (B, I, J, D, K),
-        _choose_blocks(B, D, K),
+        _choose_blocks(B, I, D, K),
     )
 
 
-def _choose_blocks(B: int, D: int, K: int) -> _Blocks:
-    batch = 1 << (B - 1).bit_length()
-    images_of_a_lane = min(8, 1 << (64 // K).bit_length() - 1)
-    return _Blocks(
-        images=min(4 * images_of_a_lane, batch),
-        images_of_weight_gradient=min(4, batch),
-        outputs=_largest_divisor(D, min(8, 64 // K)),
-        unrolled=_largest_divisor(D, 4),
-    )
+def _choose_blocks(B: int, I: int, D: int, K: int) -> _Blocks:
+    warps = min(WARPS, 1 << (B - 1).bit_length())
+    images_of_sum = min(8, 1 << (64 // K).bit_length() - 1, 1 << (_ceil_div(B, warps) - 1).bit_length())
+    images = images_of_sum
+    # more images of a thread share a loaded weight, fewer make more programs
+    while images > 1 and _ceil_div(B, images * warps) * _ceil_div(I, LANES) < PROGRAMS:
+        images //= 2
+    return _Blocks(warps, images, images_of_sum, components=_largest_divisor(D, min(8, 64 // K)))
 
 
 def _largest_divisor(number: int, limit: int) -> int:
@@ -330,7 +334,7 @@ def _largest_divisor(number: int, limit: int) -> int:
 
 
 def _first_coupling(layer: _Layer) -> Tensor:
-    """c¹, the same for every image: (1, J, I). [first sum]"""
+    """The first coupling c¹, (1, J, I), the same for every image [first sum]."""
     _, I, J, *_ = layer.sizes
     if layer.prior is None:
         competitors = (J if layer.over_outputs else I) + layer.leaky
@@ -347,9 +351,9 @@ def _couple(
     grad_coupling: Tensor | None = None,
     grad_logits: Tensor | None = None,
 ) -> None:
-    """c from V; with gs also db. [logits, coupling, backward]"""
+    """Coupling c from V; with gs also db [coupling, backward]."""
     kernels = _kernels()
-    B, I, J, *_ = layer.sizes
+    B, I, J, D, _ = layer.sizes
     kernels.coupling_kernel[layer.tiles](
         layer.poses,
         layer.weight,
@@ -362,22 +366,22 @@ def _couple(
         B,
         OVER_OUTPUTS=layer.over_outputs,
         LEAKY=layer.leaky,
-        BLOCK_B=layer.blocks.images,
-        BLOCK_D=layer.blocks.unrolled,
-        num_warps=min(4, layer.blocks.images),
+        IMAGES=layer.blocks.images,
+        BLOCK_D=_largest_divisor(D, 4),
         **layer.constants,
     )
     if not layer.over_outputs:
-        block = min(1024, 1 << (I - 1).bit_length())
+        block = min(ROW_BLOCK, 1 << (I - 1).bit_length())
         kernels.compete_over_inputs_kernel[(B * J,)](coupling, grad_logits, I, LEAKY=layer.leaky, BLOCK=block)
 
 
 def _weighted_sum(layer: _Layer, links: Tensor) -> Tensor:
-    """Σ_i links_ij û_ij of splits of the input capsules: (splits, B, J, D). [first sum, weighted sum]"""
-    B, _, J, D, _ = layer.sizes
-    batch_tiles, input_tiles = layer.tiles
-    pieces = J * D // layer.blocks.outputs
-    splits = min(input_tiles, _ceil_div(PROGRAMS, batch_tiles * pieces))
+    """Σ_i links_ij û_ij of splits of the input capsules: (splits, B, J, D) [first sum, weighted sum]."""
+    B, I, J, D, _ = layer.sizes
+    images = layer.blocks.images_of_sum
+    batch_tiles, input_tiles = _ceil_div(B, layer.blocks.warps * images), _ceil_div(I, LANES)
+    pieces = J * D // layer.blocks.components
+    splits = min(input_tiles, max(1, PROGRAMS // (batch_tiles * pieces)))
     tiles_a_split = _ceil_div(input_tiles, splits)
     splits = _ceil_div(input_tiles, tiles_a_split)  # none of them empty
     partial = links.new_empty((splits, B, J, D))
@@ -389,9 +393,8 @@ def _weighted_sum(layer: _Layer, links: Tensor) -> Tensor:
         B,
         _batch_stride(links),
         tiles_a_split,
-        BLOCK_B=layer.blocks.images,
-        BLOCK_D=layer.blocks.outputs,
-        num_warps=min(4, layer.blocks.images),
+        IMAGES=images,
+        BLOCK_D=layer.blocks.components,
         **layer.constants,
     )
     return partial
@@ -406,7 +409,7 @@ def _squash(
     capsules: Tensor | None,
     eps: float,
 ) -> None:
-    """s and v of an iteration, and V of the next. [weighted sum, squash]"""
+    """Sum s and capsules v of an iteration, and V of the next [weighted sum, squash]."""
     splits, B, J, D = partial.shape
     grid, blocks = _row_blocks(B * J, D)
     _kernels().capsules_kernel[grid](
@@ -428,7 +431,7 @@ def _squash(
 def _squash_backward(
     partial: Tensor, grad_summed: Tensor, accumulate: bool, sums: Tensor, grad_sums: Tensor, eps: float
 ) -> None:
-    """G and gs of an iteration. [squash, backward]"""
+    """G and gs of an iteration [backward]."""
     splits, B, J, D = partial.shape
     grid, blocks = _row_blocks(B * J, D)
     _kernels().grad_sums_kernel[grid](
@@ -457,7 +460,7 @@ class _Terms(NamedTuple):
 
 
 def _last_term(layer: _Layer, grad_capsules: Tensor, sums: Tensor, summed_capsules: Tensor, eps: float) -> _Terms:
-    """With the gradient stopped: the last weighted sum, its coupling a constant. [backward]"""
+    """With the gradient stopped: the last weighted sum, its coupling a constant [backward]."""
     grad_sums = torch.empty_like(sums[:1])
     _squash_backward(grad_capsules[None], torch.empty_like(sums[0]), False, sums[-1], grad_sums[0], eps)
     coupling = _first_coupling(layer)
@@ -476,7 +479,7 @@ def _all_terms(
     summed_capsules: Tensor,
     eps: float,
 ) -> _Terms:
-    """From the last iteration to the first: gs, then c and db, then what V's gradient G gains. [backward]"""
+    """From the last iteration to the first: gs, then c and db, then what V's gradient G gains [backward]."""
     r = len(sums)
     grad_sums = torch.empty_like(sums)
     grad_summed = torch.empty_like(sums[0])
@@ -486,18 +489,15 @@ def _all_terms(
         # the last capsules are not in any V: G begins with the iteration before
         _squash_backward(partial, grad_summed, t < r - 2, sums[t], grad_sums[t], eps)
         if t > 0:
-            above = _packed(grad_coupling) if t == r - 1 else None
+            above = grad_coupling.contiguous() if grad_coupling is not None and t == r - 1 else None
             _couple(layer, summed_capsules[t], coupling[t - 1], grad_sums[t], above, grad_logits[t - 1])
             partial = _weighted_sum(layer, grad_logits[t - 1])
     return _Terms(_first_coupling(layer), grad_sums, coupling, grad_logits, summed_capsules[1:])
 
 
-def _packed(grad_coupling: Tensor | None) -> Tensor | None:
-    return None if grad_coupling is None else grad_coupling.contiguous()
-
-
 def _grad_poses(layer: _Layer, terms: _Terms) -> Tensor:
-    B, I, _, _, K = layer.sizes
+    """du, (B, I, K) [backward]."""
+    B, I, _, D, K = layer.sizes
     grad_poses = layer.poses.new_empty((B, K, I))
     _kernels().grad_poses_kernel[layer.tiles](
         layer.weight,
@@ -511,19 +511,18 @@ def _grad_poses(layer: _Layer, terms: _Terms) -> Tensor:
         B,
         _batch_stride(terms.first_coupling),
         T=len(terms.coupling),
-        BLOCK_B=layer.blocks.images,
-        BLOCK_D=layer.blocks.unrolled,
-        num_warps=min(4, layer.blocks.images),
+        IMAGES=layer.blocks.images,
+        BLOCK_D=_largest_divisor(D, 2),
         **layer.constants,
     )
     return grad_poses.transpose(1, 2)
 
 
 def _grad_weight(layer: _Layer, terms: _Terms) -> Tensor:
+    """dW, (I, J, D, K) [backward]."""
     B, I, J, D, K = layer.sizes
-    images = layer.blocks.images_of_weight_gradient
     grad_weight = layer.weight.new_empty((J, D, K, I))
-    _kernels().grad_weight_kernel[(_ceil_div(I, BLOCK_I), J * D // layer.blocks.outputs)](
+    _kernels().grad_weight_kernel[(_ceil_div(I, LANES), J * D // layer.blocks.components)](
         layer.poses,
         terms.first_coupling,
         terms.grad_sums[0],
@@ -535,18 +534,14 @@ def _grad_weight(layer: _Layer, terms: _Terms) -> Tensor:
         B,
         _batch_stride(terms.first_coupling),
         T=len(terms.coupling),
-        BLOCK_B=images,
-        BLOCK_D=layer.blocks.outputs,
-        num_warps=min(4, images),
+        BLOCK_D=layer.blocks.components,
         **layer.constants,
     )
     return grad_weight.permute(3, 0, 1, 2)
 
 
-def _grad_prior(layer: _Layer, terms: _Terms, grad_first_coupling: Tensor | None, stop_gradient: bool) -> Tensor:
-    """Σ_t Σ_b dbᵗ, (I, J); the first iteration's logits are the prior itself. [backward]"""
-    if stop_gradient:
-        return torch.zeros_like(terms.first_coupling[0]).t()
+def _grad_prior(layer: _Layer, terms: _Terms, grad_first_coupling: Tensor | None) -> Tensor:
+    """Σ_t Σ_b dbᵗ, (I, J); the first iteration's logits are the prior itself [backward]."""
     coupling, grad_logits = layer.new_links(), layer.new_links()
     no_capsules = torch.zeros_like(terms.grad_sums[0])
     above = None

@@ -1,21 +1,26 @@
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: ignore-errors
+# (this file is in Triton's language, which has Python's grammar and not its types)
 """The Triton kernels of vote-free routing; :mod:`torchcaps.ops.dynamic_routing.triton` launches them.
 
 README.md beside this file derives every step; the names in brackets here, such as [logits], are its headings.
 Poses are read as (B, K, I), weights as (J, D, K, I), coupling as (B, J, I): the input capsules lie next to each other.
 
-Every large kernel has the same shape. A tile is BLOCK_B images by BLOCK_I input capsules; a warp's 32 lanes hold 32
-neighbouring input capsules, its registers several images. Hence
+The large kernels are written thread by thread: a Triton tensor holds one number for each of a program's WARPS · 32
+threads, and what a thread holds several of is a tuple. The 32 lanes of a warp hold 32 neighbouring input capsules, its
+registers IMAGES images, and the program's warps further images of the same input capsules. Hence
 
-- a lane computes its votes alone, out of registers: no shared memory and no barrier inside a loop;
-- a weight, once loaded, serves all images of its lane, and the warps of a program find it in the L1 cache;
-- sums over j, d and k are a lane's own; those over images or input capsules cross lanes once, at the end, in a fixed
-  order, so that two runs give the same bits. There are no atomics.
+- a thread computes its votes alone, out of registers: no shared memory and no barrier inside a loop, and no layout for
+  the compiler to choose (with two-dimensional tiles, Triton 3.6 and 3.7 choose different ones, one of them slow);
+- a weight, once loaded, serves all images of its thread, and the other warps find it in the L1 cache;
+- sums over j, d and k are a thread's own; those over images or input capsules cross threads once, at the end, in a
+  fixed order, so that two runs give the same bits. There are no atomics.
 
-A value (J, D) of an image, such as v_j, is one address for all lanes: it is read as a broadcast, which costs one access.
+Poses, weights, bias and prior may be in half precision; everything is computed, and kept between kernels, in float32.
 
-Past the edge of the batch or of the input capsules, a tile repeats the last one (:func:`_tile`): loads need no mask,
-sums over such an axis take the coupling of the repeated ones as zero, and stores leave them out.
+A value (J, D) of an image, such as v_j, is one address for a whole warp: it is read as a broadcast.
+
+Past the edge of the batch or of the input capsules, threads repeat the last one (:func:`_place`): loads need no mask,
+sums over such an axis take the repeated ones as zero, and stores leave them out.
 """
 
 from __future__ import annotations
@@ -25,41 +30,57 @@ import triton.language as tl
 
 
 @triton.jit
-def _tile(block_b, block_i, B, I: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_I: tl.constexpr):
-    """Images (BLOCK_B, BLOCK_I) and input capsules (BLOCK_I,) of a tile, cut off at the last; which ones are real."""
-    image = block_b * BLOCK_B + tl.arange(0, BLOCK_B)
-    capsule = block_i * BLOCK_I + tl.arange(0, BLOCK_I)
-    real = (image < B)[:, None] & (capsule < I)[None, :]
-    images = tl.broadcast_to(tl.minimum(image, B - 1)[:, None], (BLOCK_B, BLOCK_I))
-    return images, tl.minimum(capsule, I - 1), real
+def _place(block_b, block_i, B, I: tl.constexpr, IMAGES: tl.constexpr, WARPS: tl.constexpr):
+    """The input capsule of every thread, its images (a tuple), and for each image whether the two are real."""
+    thread = tl.arange(0, WARPS * 32)
+    capsule = block_i * 32 + thread % 32
+    images = ()
+    real = ()
+    for n in tl.static_range(IMAGES):
+        image = (block_b * IMAGES + n) * WARPS + thread // 32
+        images += (tl.minimum(image, B - 1),)
+        real += ((image < B) & (capsule < I),)
+    return tl.minimum(capsule, I - 1), images, real
 
 
 @triton.jit
-def _load(pointers):
-    """Values in float32, in which everything is computed."""
-    return tl.load(pointers).to(tl.float32)
+def _zeros(COUNT: tl.constexpr, WARPS: tl.constexpr):
+    zeros = ()
+    for _ in tl.static_range(COUNT):
+        zeros += (tl.zeros((WARPS * 32,), tl.float32),)
+    return zeros
 
 
 @triton.jit
-def _load_poses(poses, images, capsules, I: tl.constexpr, K: tl.constexpr):
-    """u of a tile, one (BLOCK_B, BLOCK_I) a component."""
-    at = poses + images * (K * I) + capsules[None, :]
+def _load_poses(poses, images, capsule, I: tl.constexpr, K: tl.constexpr, IMAGES: tl.constexpr):
+    """u_k of every image of a thread; component k of image n is number n·K + k."""
     u = ()
-    for k in tl.static_range(K):
-        u += (_load(at + k * I),)
+    for n in tl.static_range(IMAGES):
+        at = poses + images[n] * (K * I) + capsule
+        for k in tl.static_range(K):
+            u += (tl.load(at + k * I).to(tl.float32),)
     return u
 
 
 @triton.jit
-def _vote(u, weight, I: tl.constexpr, K: tl.constexpr):
-    """Component d of û_j = W_j u, (BLOCK_B, BLOCK_I); ``weight`` points at W_jd of the tile's input capsules."""
-    vote = _load(weight)[None, :] * u[0]
-    for k in tl.static_range(1, K):
-        vote += _load(weight + k * I)[None, :] * u[k]
-    return vote
+def _load_row(weight, I: tl.constexpr, K: tl.constexpr):
+    """W_jdk for all k; ``weight`` points at the first."""
+    row = ()
+    for k in tl.static_range(K):
+        row += (tl.load(weight + k * I).to(tl.float32),)
+    return row
 
 
 @triton.jit
+def _vote(row, u, n: tl.constexpr, K: tl.constexpr):
+    """Component d of û_j = W_j u of image n."""
+    vote = row[0] * u[n * K]
+    for k in tl.static_range(1, K):
+        vote += row[k] * u[n * K + k]
+    return vote
+
+
+@triton.jit(do_not_specialize=["B"])
 def coupling_kernel(
     poses,  # (B, K, I)
     weight,  # (J, D, K, I)
@@ -76,58 +97,75 @@ def coupling_kernel(
     K: tl.constexpr,
     OVER_OUTPUTS: tl.constexpr,
     LEAKY: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_I: tl.constexpr,
+    IMAGES: tl.constexpr,
+    WARPS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """b = prior + V·û and c = softmax(b) [logits, coupling]; backward also a = gs·û and db = c∘(a − Σ c a) [backward].
+    """Logits b = prior + V·û, c = softmax(b) [coupling]; backward also a = gs·û, db = c∘(a − Σ c a) [backward].
 
     With a softmax over the inputs, whose sums cross the programs, it leaves b in ``coupling`` and a in ``grad_logits``
     for :func:`compete_over_inputs_kernel`.
     """
-    images, capsules, real = _tile(tl.program_id(0), tl.program_id(1), B, I, BLOCK_B, BLOCK_I)
-    u = _load_poses(poses, images, capsules, I, K)
+    capsule, images, real = _place(tl.program_id(0), tl.program_id(1), B, I, IMAGES, WARPS)
+    u = _load_poses(poses, images, capsule, I, K, IMAGES)
     # over the outputs seen so far: the largest logit, Σ exp(b − largest), Σ exp(b − largest) a
-    largest = tl.full((BLOCK_B, BLOCK_I), 0.0 if LEAKY else -float("inf"), tl.float32)
-    total = tl.full((BLOCK_B, BLOCK_I), 1.0 if LEAKY else 0.0, tl.float32)
-    total_agreement = tl.zeros((BLOCK_B, BLOCK_I), tl.float32)
+    largest = ()
+    totals = ()
+    for _ in tl.static_range(IMAGES):
+        largest += (tl.full((WARPS * 32,), 0.0 if LEAKY else -float("inf"), tl.float32),)
+        totals += (tl.full((WARPS * 32,), 1.0 if LEAKY else 0.0, tl.float32),)
+    total_agreements = _zeros(IMAGES, WARPS)
 
     for j in range(J):
-        logit = tl.zeros((BLOCK_B, BLOCK_I), tl.float32)
-        agreement = tl.zeros((BLOCK_B, BLOCK_I), tl.float32)
-        if prior is not None:
-            logit += _load(prior + j * I + capsules)[None, :]
-        link = (images * J + j) * I + capsules[None, :]
-        if grad_coupling is not None:
-            agreement += _load(grad_coupling + link)
+        logits = _zeros(IMAGES, WARPS)
+        agreements = _zeros(IMAGES, WARPS)
         for first_d in range(0, D, BLOCK_D):
-            weight_at = weight + (j * D + first_d) * (K * I) + capsules
-            state = (images * J + j) * D + first_d
             for d in tl.static_range(BLOCK_D):
-                vote = _vote(u, weight_at + d * (K * I), I, K)
-                logit += _load(summed_capsules + state + d) * vote
+                row = _load_row(weight + (j * D + first_d + d) * (K * I) + capsule, I, K)
+                more_logits = ()
+                more_agreements = ()
+                for n in tl.static_range(IMAGES):
+                    vote = _vote(row, u, n, K)
+                    state = (images[n] * J + j) * D + first_d + d
+                    more_logits += (logits[n] + tl.load(summed_capsules + state) * vote,)
+                    if grad_logits is not None:
+                        more_agreements += (agreements[n] + tl.load(grad_sums + state) * vote,)
+                logits = more_logits
                 if grad_logits is not None:
-                    agreement += _load(grad_sums + state + d) * vote
-        tl.store(coupling + link, logit, mask=real)
-        if grad_logits is not None:
-            tl.store(grad_logits + link, agreement, mask=real)
-        if OVER_OUTPUTS:
-            larger = tl.maximum(largest, logit)
-            rescale = tl.exp(largest - larger)
-            share = tl.exp(logit - larger)
-            total = total * rescale + share
-            total_agreement = total_agreement * rescale + share * agreement
-            largest = larger
+                    agreements = more_agreements
+
+        larger = ()
+        more_totals = ()
+        more_agreements = ()
+        for n in tl.static_range(IMAGES):
+            logit, agreement = logits[n], agreements[n]
+            link = (images[n] * J + j) * I + capsule
+            if prior is not None:
+                logit += tl.load(prior + j * I + capsule).to(tl.float32)
+            if grad_coupling is not None:
+                agreement += tl.load(grad_coupling + link)
+            tl.store(coupling + link, logit, mask=real[n])
+            if grad_logits is not None:
+                tl.store(grad_logits + link, agreement, mask=real[n])
+            larger += (tl.maximum(largest[n], logit),)
+            rescale = tl.exp(largest[n] - larger[n])
+            share = tl.exp(logit - larger[n])
+            more_totals += (totals[n] * rescale + share,)
+            more_agreements += (total_agreements[n] * rescale + share * agreement,)
+        largest = larger
+        totals = more_totals
+        total_agreements = more_agreements
 
     if OVER_OUTPUTS:
-        tl.debug_barrier()  # what was stored above is read below, perhaps by another thread of the program
         for j in range(J):
-            link = (images * J + j) * I + capsules[None, :]
-            share = tl.exp(tl.load(coupling + link, mask=real, other=0.0) - largest) / total
-            tl.store(coupling + link, share, mask=real)
-            if grad_logits is not None:
-                agreement = tl.load(grad_logits + link, mask=real, other=0.0)
-                tl.store(grad_logits + link, share * (agreement - total_agreement / total), mask=real)
+            for n in tl.static_range(IMAGES):  # every thread reads what it has stored itself
+                link = (images[n] * J + j) * I + capsule
+                share = tl.exp(tl.load(coupling + link, mask=real[n], other=0.0) - largest[n]) / totals[n]
+                tl.store(coupling + link, share, mask=real[n])
+                if grad_logits is not None:
+                    agreement = tl.load(grad_logits + link, mask=real[n], other=0.0)
+                    grad = share * (agreement - total_agreements[n] / totals[n])
+                    tl.store(grad_logits + link, grad, mask=real[n])
 
 
 @triton.jit
@@ -138,7 +176,7 @@ def compete_over_inputs_kernel(
     LEAKY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """c = softmax of b over i, and backward db = c∘(a − Σ_i c a): one program a row. [coupling, backward]"""
+    """Coupling c = softmax of b over i, and db = c∘(a − Σ_i c a): one program a row [coupling, backward]."""
     row = tl.program_id(0) * I
     largest = tl.full((BLOCK,), 0.0 if LEAKY else -float("inf"), tl.float32)
     for start in range(0, I, BLOCK):
@@ -168,7 +206,7 @@ def compete_over_inputs_kernel(
             tl.store(grad_logits + row + i, share * (agreement - mean_agreement), mask=i < I)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B", "links_stride_b", "tiles_a_split"])
 def weighted_sum_kernel(
     poses,  # (B, K, I)
     weight,  # (J, D, K, I)
@@ -176,13 +214,13 @@ def weighted_sum_kernel(
     partial,  # out: (splits, B, J, D)
     B,
     links_stride_b,
-    blocks_per_split,
+    tiles_a_split,
     I: tl.constexpr,
     J: tl.constexpr,
     D: tl.constexpr,
     K: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_I: tl.constexpr,
+    IMAGES: tl.constexpr,
+    WARPS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     """Σ_i c_ij û_ij = Σ_ik (c_ij u_ik) W_ijk over a split of the input capsules, for BLOCK_D components of one output.
@@ -192,31 +230,40 @@ def weighted_sum_kernel(
     split = tl.program_id(0)
     j = tl.program_id(1) // (D // BLOCK_D)
     first_d = tl.program_id(1) % (D // BLOCK_D) * BLOCK_D
-    totals = ()
-    for _ in tl.static_range(BLOCK_D):
-        totals += (tl.zeros((BLOCK_B, BLOCK_I), tl.float32),)
-
-    first_block = split * blocks_per_split
-    for block in range(first_block, tl.minimum(first_block + blocks_per_split, tl.cdiv(I, BLOCK_I))):
-        images, capsules, real = _tile(tl.program_id(2), block, B, I, BLOCK_B, BLOCK_I)
-        link = _load(links + images * links_stride_b + j * I + capsules[None, :])
-        link = tl.where(real, link, 0.0)
-        poses_at = poses + images * (K * I) + capsules[None, :]
-        weight_at = weight + (j * D + first_d) * (K * I) + capsules
+    block_b = tl.program_id(2)
+    totals = _zeros(BLOCK_D * IMAGES, WARPS)
+    first_tile = split * tiles_a_split
+    for tile in range(first_tile, tl.minimum(first_tile + tiles_a_split, tl.cdiv(I, 32))):
+        capsule, images, real = _place(block_b, tile, B, I, IMAGES, WARPS)
+        link = ()
+        for n in tl.static_range(IMAGES):
+            link += (tl.where(real[n], tl.load(links + images[n] * links_stride_b + j * I + capsule), 0.0),)
+        weight_at = weight + (j * D + first_d) * (K * I) + capsule
         for k in tl.static_range(K):
-            linked = link * _load(poses_at + k * I)
-            added = ()
+            linked = ()
+            for n in tl.static_range(IMAGES):
+                pose = tl.load(poses + images[n] * (K * I) + capsule + k * I).to(tl.float32)
+                linked += (link[n] * pose,)
+            more = ()
             for d in tl.static_range(BLOCK_D):
-                added += (totals[d] + _load(weight_at + (d * K + k) * I)[None, :] * linked,)
-            totals = added
+                w = tl.load(weight_at + (d * K + k) * I).to(tl.float32)
+                for n in tl.static_range(IMAGES):
+                    more += (totals[d * IMAGES + n] + w * linked[n],)
+            totals = more
 
-    image = tl.program_id(2) * BLOCK_B + tl.arange(0, BLOCK_B)
-    for d in tl.static_range(BLOCK_D):
-        state = ((split * B + image) * J + j) * D + first_d + d
-        tl.store(partial + state, tl.sum(totals[d], 1), mask=image < B)
+    thread = tl.arange(0, WARPS * 32)
+    for n in tl.static_range(IMAGES):
+        own = tl.zeros((WARPS * 32,), tl.float32)
+        for d in tl.static_range(BLOCK_D):  # lane d keeps component d, so that one store writes them all
+            total = tl.sum(tl.reshape(totals[d * IMAGES + n], (WARPS, 32)), 1)
+            total = tl.reshape(tl.broadcast_to(total[:, None], (WARPS, 32)), (WARPS * 32,))
+            own = tl.where(thread % 32 == d, total, own)
+        image = (block_b * IMAGES + n) * WARPS + thread // 32
+        state = ((split * B + image) * J + j) * D + first_d + thread % 32
+        tl.store(partial + state, own, mask=(image < B) & (thread % 32 < BLOCK_D))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "splits"])
 def capsules_kernel(
     partial,  # (splits, B·J, D)
     bias,  # (J, D), or None
@@ -232,7 +279,7 @@ def capsules_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """s = Σ partial sums + bias, v = squash(s), V += v. [weighted sum, squash]"""
+    """Sum s = Σ partial sums + bias, v = squash(s), V += v [weighted sum, squash]."""
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     d = tl.arange(0, BLOCK_D)
     real = (row < rows)[:, None] & (d < D)[None, :]
@@ -252,7 +299,7 @@ def capsules_kernel(
         tl.store(next_summed_capsules + state, summed, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "splits"])
 def grad_sums_kernel(
     partial,  # (splits, B·J, D): parts of the gradient of V, or the gradient of the capsules
     grad_summed,  # G, (B·J, D), in and out; read only if ACCUMULATE
@@ -266,7 +313,7 @@ def grad_sums_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """G += Σ partial sums; gs = h·G + 2h'(s·G)s, the squash's backward. [squash, backward]"""
+    """G += Σ partial sums; gs = h·G + 2h'(s·G)s, the squash's backward [backward]."""
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     d = tl.arange(0, BLOCK_D)
     real = (row < rows)[:, None] & (d < D)[None, :]
@@ -292,19 +339,19 @@ def _load_links(
     first_stride_b,
     coupling,
     grad_logits,
-    images,
+    image,
     j,
-    capsules,
+    capsule,
     B,
-    I,
-    J,
+    I: tl.constexpr,
+    J: tl.constexpr,
     T: tl.constexpr,
 ):
-    """c of the first term, then c and db of the T others, in turn: (BLOCK_B, BLOCK_I) each."""
-    links = (_load(first_coupling + images * first_stride_b + j * I + capsules[None, :]),)
-    link = (images * J + j) * I + capsules[None, :]
+    """Of one image, c of the first term, then c and db of the T others in turn."""
+    links = (tl.load(first_coupling + image * first_stride_b + j * I + capsule),)
+    link = (image * J + j) * I + capsule
     for t in tl.static_range(T):
-        links += (_load(coupling + t * B * J * I + link), _load(grad_logits + t * B * J * I + link))
+        links += (tl.load(coupling + t * B * J * I + link), tl.load(grad_logits + t * B * J * I + link))
     return links
 
 
@@ -316,19 +363,19 @@ def _grad_vote(
     summed_capsules,
     state,
     B,
-    J,
-    D,
+    J: tl.constexpr,
+    D: tl.constexpr,
     T: tl.constexpr,
 ):
-    """Component d of the gradient of the votes, x_j = Σ_t cᵗ_j gsᵗ_j + dbᵗ_j Vᵗ_j, (BLOCK_B, BLOCK_I)."""
-    grad = links[0] * _load(first_grad_sums + state)
+    """Component d of the gradient of the votes, x_j = Σ_t cᵗ_j gsᵗ_j + dbᵗ_j Vᵗ_j, of one image."""
+    grad = links[0] * tl.load(first_grad_sums + state)
     for t in tl.static_range(T):
-        grad += links[1 + 2 * t] * _load(grad_sums + t * B * J * D + state)
-        grad += links[2 + 2 * t] * _load(summed_capsules + t * B * J * D + state)
+        grad += links[1 + 2 * t] * tl.load(grad_sums + t * B * J * D + state)
+        grad += links[2 + 2 * t] * tl.load(summed_capsules + t * B * J * D + state)
     return grad
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B", "first_stride_b"])
 def grad_poses_kernel(
     weight,  # (J, D, K, I)
     first_coupling,  # (B, J, I); or (1, J, I) with first_stride_b = 0
@@ -345,31 +392,36 @@ def grad_poses_kernel(
     D: tl.constexpr,
     K: tl.constexpr,
     T: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_I: tl.constexpr,
+    IMAGES: tl.constexpr,
+    WARPS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """du_k = Σ_jd x_jd W_jdk with x the gradient of the votes: all iterations at once. [backward]"""
-    images, capsules, real = _tile(tl.program_id(0), tl.program_id(1), B, I, BLOCK_B, BLOCK_I)
-    totals = ()
-    for _ in tl.static_range(K):
-        totals += (tl.zeros((BLOCK_B, BLOCK_I), tl.float32),)
+    """du_k = Σ_jd x_jd W_jdk with x the gradient of the votes: all iterations at once [backward]."""
+    capsule, images, real = _place(tl.program_id(0), tl.program_id(1), B, I, IMAGES, WARPS)
+    totals = _zeros(IMAGES * K, WARPS)
     for j in range(J):
-        links = _load_links(first_coupling, first_stride_b, coupling, grad_logits, images, j, capsules, B, I, J, T)
+        links = ()
+        for n in tl.static_range(IMAGES):
+            links += (
+                _load_links(first_coupling, first_stride_b, coupling, grad_logits, images[n], j, capsule, B, I, J, T),
+            )
         for first_d in range(0, D, BLOCK_D):
-            weight_at = weight + (j * D + first_d) * (K * I) + capsules
-            state = (images * J + j) * D + first_d
             for d in tl.static_range(BLOCK_D):
-                x = _grad_vote(links, first_grad_sums, grad_sums, summed_capsules, state + d, B, J, D, T)
-                added = ()
-                for k in tl.static_range(K):
-                    added += (totals[k] + _load(weight_at + (d * K + k) * I)[None, :] * x,)
-                totals = added
-    for k in tl.static_range(K):
-        tl.store(grad_poses + (images * K + k) * I + capsules[None, :], totals[k], mask=real)
+                row = _load_row(weight + (j * D + first_d + d) * (K * I) + capsule, I, K)
+                more = ()
+                for n in tl.static_range(IMAGES):
+                    state = (images[n] * J + j) * D + first_d + d
+                    x = _grad_vote(links[n], first_grad_sums, grad_sums, summed_capsules, state, B, J, D, T)
+                    for k in tl.static_range(K):
+                        more += (totals[n * K + k] + row[k] * x,)
+                totals = more
+    for n in tl.static_range(IMAGES):
+        at = grad_poses + images[n] * (K * I) + capsule
+        for k in tl.static_range(K):
+            tl.store(at + k * I, totals[n * K + k], mask=real[n])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B", "first_stride_b"])
 def grad_weight_kernel(
     poses,  # (B, K, I)
     first_coupling,  # (B, J, I); or (1, J, I) with first_stride_b = 0
@@ -386,33 +438,31 @@ def grad_weight_kernel(
     D: tl.constexpr,
     K: tl.constexpr,
     T: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_I: tl.constexpr,
+    WARPS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """dW_jdk = Σ_b x_jd u_k with x the gradient of the votes: a program walks over the whole batch. [backward]"""
-    block = tl.program_id(0)
+    """dW_jdk = Σ_b x_jd u_k with x the gradient of the votes: a program walks over the whole batch [backward]."""
+    tile = tl.program_id(0)
     j = tl.program_id(1) // (D // BLOCK_D)
     first_d = tl.program_id(1) % (D // BLOCK_D) * BLOCK_D
-    totals = ()
-    for _ in tl.static_range(BLOCK_D * K):
-        totals += (tl.zeros((BLOCK_B, BLOCK_I), tl.float32),)
-
-    for block_b in range(tl.cdiv(B, BLOCK_B)):
-        images, capsules, real = _tile(block_b, block, B, I, BLOCK_B, BLOCK_I)
-        u = _load_poses(poses, images, capsules, I, K)
-        links = _load_links(first_coupling, first_stride_b, coupling, grad_logits, images, j, capsules, B, I, J, T)
-        added = ()
+    totals = _zeros(BLOCK_D * K, WARPS)
+    for block_b in range(tl.cdiv(B, WARPS)):
+        capsule, images, real = _place(block_b, tile, B, I, 1, WARPS)
+        image = images[0]
+        u = _load_poses(poses, images, capsule, I, K, 1)
+        links = _load_links(first_coupling, first_stride_b, coupling, grad_logits, image, j, capsule, B, I, J, T)
+        more = ()
         for d in tl.static_range(BLOCK_D):
-            state = (images * J + j) * D + first_d + d
+            state = (image * J + j) * D + first_d + d
             x = _grad_vote(links, first_grad_sums, grad_sums, summed_capsules, state, B, J, D, T)
-            x = tl.where(real, x, 0.0)
+            x = tl.where(real[0], x, 0.0)
             for k in tl.static_range(K):
-                added += (totals[d * K + k] + x * u[k],)
-        totals = added
+                more += (totals[d * K + k] + x * u[k],)
+        totals = more
 
-    capsule = block * BLOCK_I + tl.arange(0, BLOCK_I)
+    capsule = tile * 32 + tl.arange(0, 32)
     for d in tl.static_range(BLOCK_D):
         for k in tl.static_range(K):
             place = ((j * D + first_d + d) * K + k) * I + capsule
-            tl.store(grad_weight + place, tl.sum(totals[d * K + k], 0), mask=capsule < I)
+            total = tl.sum(tl.reshape(totals[d * K + k], (WARPS, 32)), 0)
+            tl.store(grad_weight + place, total, mask=capsule < I)
