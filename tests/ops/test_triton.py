@@ -100,10 +100,10 @@ def results(
 
 
 def assert_as_exact(got: Tensor, plain: Tensor, exact: Tensor) -> None:
-    """The error is at most twice that of plain PyTorch in the same precision, or a rounding."""
+    """The error is at most twice that of plain PyTorch in the same precision, or three roundings."""
     scale = exact.double().norm()
     ours, theirs = ((x.double() - exact.double()).norm() for x in (got, plain))
-    assert ours <= 2 * theirs + torch.finfo(got.dtype).eps * scale, (ours / scale, theirs / scale)
+    assert ours <= max(2 * theirs, 3 * torch.finfo(got.dtype).eps * scale), (ours / scale, theirs / scale)
 
 
 def check(layer: Layer, dtype: torch.dtype = torch.float32, **options: Any) -> None:
@@ -164,7 +164,7 @@ def test_sizes(size: tuple[int, int, int, int, int]) -> None:
 def test_several_images_a_thread_and_tiles_a_split(
     monkeypatch: pytest.MonkeyPatch, softmax_over: str, programs: int
 ) -> None:
-    blocks = backend._Blocks(warps=2, images=2, images_of_sum=4, components=2)
+    blocks = backend._Blocks(warps=2, images=2, warps_of_sum=1, images_of_sum=4, components=2)
     monkeypatch.setattr(backend, "_choose_blocks", lambda *_: blocks)
     monkeypatch.setattr(backend, "PROGRAMS", programs)  # the 3 tiles of input capsules in 1, 2 and 3 splits
     check(make(5, 70, 2, 2, 1, extras=True), num_iterations=2, softmax_over=softmax_over)
@@ -173,7 +173,7 @@ def test_several_images_a_thread_and_tiles_a_split(
 @pytest.mark.parametrize("leaky", [False, True])
 def test_long_rows_are_normalised_in_pieces(monkeypatch: pytest.MonkeyPatch, leaky: bool) -> None:
     monkeypatch.setattr(backend, "ROW_BLOCK", 16)
-    check(make(1, 37, 2, 1, 1), num_iterations=2, softmax_over="inputs", leaky=leaky)
+    check(make(1, 37, 2, 2, 1), num_iterations=2, softmax_over="inputs", leaky=leaky)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -326,8 +326,12 @@ def test_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_available()
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert is_available()
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(backend, "_HAS_TRITON", False)
     assert not is_available()
+    poses, weight, *_ = make(1, 1, 1, 1, 1)
+    assert_raises(
+        ValueError, route_triton, poses, weight, 1, "outputs", False, None, None, False, 1e-7, False, say="pip install"
+    )
 
 
 COMPILE = """
@@ -400,6 +404,7 @@ def test_in_a_cuda_graph() -> None:
         return torch.autograd.grad(capsules.square().sum(), (poses, weight))
 
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):  # compiles the kernels
         step()
     torch.cuda.synchronize()

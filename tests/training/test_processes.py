@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import tiny_config
 
+from tiny_runs import tiny_config
 from torchcaps.training import resume, train
 from torchcaps.training.progress import Silence
 from torchcaps.training.run import read_checkpoint

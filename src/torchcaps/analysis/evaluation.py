@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from torchcaps.analysis.inference import as_pixels, check_image_shape, class_labels, inference, label_mask
+from torchcaps.analysis.inference import as_pixels, check_image_shape, class_labels, inference
 from torchcaps.datasets import BatchLoader, ImageSet
 from torchcaps.errors import InputError
 from torchcaps.models import Model
@@ -268,7 +268,7 @@ def _judge(
                 continue
             images, labels = as_pixels(model, images), labels.to(device)
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-                output = model(images, label_mask(model, labels))
+                output = model(images, model.decoder_targets(labels))
             losses.append(model.loss(output, images, labels).total * len(labels))
             counts += torch.bincount(labels * classes + output.lengths.argmax(-1), minlength=classes * classes)
             lengths.append(output.lengths.float().cpu())

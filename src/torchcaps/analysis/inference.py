@@ -105,11 +105,6 @@ def class_labels(class_names: Sequence[str] | None, num_classes: int) -> list[st
     return names
 
 
-def label_mask(model: Model, labels: Int[Tensor, "B"] | None) -> Int[Tensor, "B"] | None:
-    """The classes whose capsules the network's source decodes at inference: the labels, or None for the longest."""
-    return labels if getattr(model.config, "decoder_mask", None) == "label" else None
-
-
 def require_capsules(model: Model, purpose: str) -> CapsNet:
     """The model, if it is a capsule network.
 

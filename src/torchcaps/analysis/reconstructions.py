@@ -11,7 +11,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from torchcaps.analysis.figures import MUTED, WRONG, Caption, draw_tiles
-from torchcaps.analysis.inference import as_pixels, class_labels, label_mask, require_decoder
+from torchcaps.analysis.inference import as_pixels, class_labels, require_decoder
 from torchcaps.analysis.predictions import predict
 from torchcaps.errors import InputError
 from torchcaps.models import Model
@@ -76,7 +76,8 @@ def reconstruct(
         raise InputError(f'capsule must be "source", "longest" or "label", got {capsule!r}')
     if capsule == "label" and labels is None:
         raise InputError('capsule="label" needs the labels of the images, got none')
-    targets = {"source": label_mask(network, labels), "longest": None, "label": labels}[capsule]
+    source = labels if network.config.decoder_mask == "label" else None
+    targets = {"source": source, "longest": None, "label": labels}[capsule]
     predictions = predict(network, images, targets, batch_size=batch_size)
     assert predictions.reconstructions is not None  # there is a decoder
     return Reconstructions(

@@ -6,6 +6,7 @@ from .config import Recipe as Recipe
 from .create import Model as Model
 from .create import build_model as build_model
 from .create import create_model as create_model
+from .create import load_pretrained as load_pretrained
 from .output import Losses as Losses
 from .output import ModelOutput as ModelOutput
 from .presets import Preset as Preset

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from torchcaps.files import read_json
 from torchcaps.models.baseline import BaselineCNN
 from torchcaps.models.capsnet import CapsNet
 from torchcaps.models.config import CapsNetConfig, CNNConfig
 from torchcaps.models.presets import get_preset
+from torchcaps.models.pretrained import CONFIG
 
 Model = CapsNet | BaselineCNN
 
@@ -43,3 +47,14 @@ def build_model(config: CapsNetConfig | CNNConfig, in_shape: Sequence[int], num_
     if isinstance(config, CNNConfig):
         return BaselineCNN(config, in_shape, num_classes)
     return CapsNet(config, in_shape, num_classes)
+
+
+def load_pretrained(folder: Path) -> Model:
+    """Read a network of any kind that ``save_pretrained`` wrote, in evaluation mode; nothing in it is executed.
+
+    Raises:
+        InputError: There is no such folder, or a file in it is missing, damaged, or does not fit the others.
+    """
+    description = read_json(folder / CONFIG, "configuration")
+    is_cnn = {field.name for field in dataclasses.fields(CNNConfig)} <= description.keys()
+    return (BaselineCNN if is_cnn else CapsNet).from_pretrained(folder)

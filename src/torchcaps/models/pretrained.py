@@ -35,10 +35,22 @@ class Pretrained(nn.Module, PyTorchModelHubMixin):
         """What ``config.json`` holds: the fields of the config, ``in_shape`` and ``num_classes``."""
         return self.config.to_dict() | {"in_shape": self.in_shape, "num_classes": self.num_classes}
 
+    def save_files(self, folder: Path) -> None:
+        """Write ``config.json`` and ``model.safetensors``, each whole or not at all, and no model card.
+
+        Raises:
+            OSError: The folder cannot be written, or the disk is full.
+        """
+        write_json(folder / CONFIG, self.description())
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        with atomic_path(folder / WEIGHTS) as temporary:
+            try:
+                save_file(tensors, temporary)
+            except SafetensorError as error:  # hides the operating system's reason, such as a full disk
+                raise OSError(f"the weights {folder / WEIGHTS} could not be written: {error}") from error
+
     def _save_pretrained(self, save_directory: Path) -> None:
-        write_json(save_directory / CONFIG, self.description())
-        with atomic_path(save_directory / WEIGHTS) as temporary:
-            save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, temporary)
+        self.save_files(save_directory)
 
     @classmethod
     def from_pretrained(

@@ -32,18 +32,17 @@ from torchcaps.analysis import Evaluation, EvaluationSums, evaluation_sums
 from torchcaps.datasets import BatchLoader, Dataset, ImageSet, load_dataset
 from torchcaps.errors import InputError
 from torchcaps.files import commit, write_json, write_text
-from torchcaps.models import Model, ModelOutput, build_model
+from torchcaps.models import Model, ModelOutput, build_model, load_pretrained
 from torchcaps.models.output import Losses
+from torchcaps.models.pretrained import CONFIG
 from torchcaps.training.config import TrainConfig, field_names, override, read_config
 from torchcaps.training.environment import hardware, peak_memory_mib, versions
 from torchcaps.training.progress import Progress, Silence, choose_progress
 from torchcaps.training.run import (
     BEST,
     CHECKPOINT,
-    CONFIG,
     METRICS,
     SUMMARY,
-    load_pretrained,
     read_checkpoint,
     save_best,
 )
@@ -146,9 +145,11 @@ def train(
         Diverged: The loss became NaN or infinite.
         Interrupted: Ctrl-C or SIGTERM; the checkpoint is written.
     """
-    fabric = _launch(config)
-    folder = fabric.broadcast(_new_folder(config, out) if fabric.is_global_zero else Path())
-    return _run(fabric, config, folder, None, progress, figures, command)
+    if out is not None and (Path(out) / CONFIG).exists():
+        raise InputError(f"there is a run in {out} already; go on with it by --resume {out}, or choose another --out")
+    trainer = _prepare(config, None, progress)
+    folder = Path(out) if out is not None else _next_folder(config)
+    return trainer.run(folder, figures=figures, command=command)
 
 
 def resume(
@@ -181,45 +182,35 @@ def resume(
     out = Path(out)
     config = _resumed_config(out, preset, overrides or {})
     checkpoint = read_checkpoint(out / CHECKPOINT) if (out / CHECKPOINT).exists() else None
-    return _run(_launch(config), config, out, checkpoint, progress, figures, command)
+    return _prepare(config, checkpoint, progress).run(out, figures=figures, command=command)
 
 
-def _run(
-    fabric: Fabric,
-    config: TrainConfig,
-    out: Path,
-    checkpoint: dict[str, Any] | None,
-    progress: Progress | None,
-    figures: bool,
-    command: str | None,
-) -> dict[str, Any]:
-    with fabric.rank_zero_first(local=True):  # one process downloads, the others find the files there
-        dataset = _load_data(config)
+def _prepare(config: TrainConfig, checkpoint: dict[str, Any] | None, progress: Progress | None) -> Trainer:
+    """All that can be found wrong is found here, before processes start and before anything is written."""
+    if config.tensorboard:
+        _Events.check()
+    dataset = _load_data(config)
     torch.manual_seed(config.seed)
     network = build_model(config.model, dataset.in_shape, dataset.num_classes)
     if checkpoint is not None:
-        _check_fits(checkpoint, network, out)
-    trainer = Trainer(fabric, config, out, dataset, network, _progress(fabric, progress))
-    if fabric.is_global_zero:
-        write_json(out / CONFIG, config.to_dict())
+        _check_fits(checkpoint, network)
+    fabric = _launch(config)
+    trainer = Trainer(fabric, config, dataset, network, _progress(fabric, progress))
     if checkpoint is not None:
         trainer.restore(checkpoint)
-    with trainer.events:
-        trainer.fit()
-    return trainer.finish(figures=figures, command=command)
+    return trainer
 
 
 class Trainer:
     """The state of a run, and the loop over its epochs and batches."""
 
     def __init__(
-        self, fabric: Fabric, config: TrainConfig, out: Path, dataset: Dataset, network: Model, progress: Progress
+        self, fabric: Fabric, config: TrainConfig, dataset: Dataset, network: Model, progress: Progress
     ) -> None:
         recipe = config.recipe
-        self.fabric, self.config, self.recipe, self.out = fabric, config, recipe, out
+        self.fabric, self.config, self.recipe = fabric, config, recipe
         self.dataset, self.progress = dataset, progress
         self.position = Position()
-        self.events = _Events(out, config.tensorboard and fabric.is_global_zero)
         self.loader = BatchLoader(
             dataset.train,
             recipe.batch_size,
@@ -240,6 +231,16 @@ class Trainer:
         self._pending: list[tuple[int, Tensor]] = []
         self._shown_loss: float | None = None
         self._last_save = time.monotonic()
+
+    def run(self, out: Path, *, figures: bool, command: str | None) -> dict[str, Any]:
+        """Train, test and sum up in the folder ``out``, the first process's choice."""
+        self.out = self.fabric.broadcast(out)
+        self.events = _Events(self.out, self.config.tensorboard and self.fabric.is_global_zero)
+        if self.fabric.is_global_zero:
+            write_json(self.out / CONFIG, self.config.to_dict())
+        with self.events:
+            self.fit()
+        return self.finish(figures=figures, command=command)
 
     def fit(self) -> None:
         """Train until the configured number of epochs is done."""
@@ -289,8 +290,7 @@ class Trainer:
             group["lr"] = learning_rate(self.recipe, position.step, len(self.loader))
         # dropout's randomness, too, is a function of the step: nothing of it needs saving
         torch.manual_seed((self.config.seed * 1_000_003 + position.step) * 1_009 + self.fabric.global_rank)
-        mask_by_label = getattr(self.config.model, "decoder_mask", "label") != "longest"
-        output = self.model(images, labels if mask_by_label else None)
+        output = self.model(images, self.network.decoder_targets(labels))
         losses = self.network.loss(output, images, labels)
         self.fabric.backward(losses.total)
         self._check_before_update(losses.total)
@@ -316,8 +316,13 @@ class Trainer:
                     f"the loss became {loss} at step {step + 1} (epoch {step // len(self.loader) + 1}, batch "
                     f"{step % len(self.loader) + 1} of {len(self.loader)}); try a smaller --learning-rate (now "
                     f"{learning_rate(self.recipe, step, len(self.loader)):.2g}), a smaller --weight-std, or "
-                    f"--precision 32; {self.out} keeps the last good checkpoint"
+                    f"--precision 32; {self._kept()}"
                 )
+
+    def _kept(self) -> str:
+        if (self.out / CHECKPOINT).exists():
+            return f"{self.out} keeps the last good checkpoint"
+        return f"there was no checkpoint yet in {self.out}"
 
     def _calls(self, stop: list[int]) -> int:
         """What calls for a checkpoint now: a stop signal's number, OVERDUE, or 0.
@@ -481,8 +486,6 @@ def _launch(config: TrainConfig) -> Fabric:
     if TorchElasticEnvironment.detect():
         devices = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         num_nodes = int(os.environ["WORLD_SIZE"]) // devices
-    if config.tensorboard:
-        _Events.check()
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its greetings are not for our users
     try:
         fabric = Fabric(
@@ -510,21 +513,13 @@ def _load_data(config: TrainConfig) -> Dataset:
     )
 
 
-def _new_folder(config: TrainConfig, out: str | Path | None) -> Path:
-    """A folder without a run in it."""
-    if out is not None:
-        if (Path(out) / CONFIG).exists():
-            raise InputError(
-                f"there is a run in {out} already; go on with it by --resume {out}, or choose another --out"
-            )
-        Path(out).mkdir(parents=True, exist_ok=True)
-        return Path(out)
+def _next_folder(config: TrainConfig) -> Path:
+    """``runs/PRESET-DATA-N`` with the next free N."""
     # folder:PATH and npz:PATH become the name of what they point to
     data = Path(config.data.partition(":")[2] or config.data).stem
     number = 1
     while (folder := Path("runs") / f"{config.preset}-{data}-{number}").exists():
         number += 1
-    folder.mkdir(parents=True)
     return folder
 
 
@@ -553,10 +548,10 @@ def _resumed_config(out: Path, preset: str | None, overrides: Mapping[str, Any])
     return changed
 
 
-def _check_fits(checkpoint: dict[str, Any], network: Model, out: Path) -> None:
+def _check_fits(checkpoint: dict[str, Any], network: Model) -> None:
     shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     if shapes != {name: tuple(tensor.shape) for name, tensor in checkpoint["model"].items()}:
-        raise InputError(f"the checkpoint {out / CHECKPOINT} is not of the network that {out / CONFIG} describes")
+        raise InputError(f"the run's {CHECKPOINT} is not of the network that its {CONFIG} describes")
 
 
 def _progress(fabric: Fabric, progress: Progress | None) -> Progress:

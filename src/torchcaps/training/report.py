@@ -41,7 +41,7 @@ def draw_figures(run: Path, model: Model, dataset: Dataset, evaluation: Evaluati
         The files written.
 
     Raises:
-        OSError: The folder cannot be written.
+        InputError: The folder cannot be written.
     """
     names, test = dataset.class_names, dataset.test
     figures = {

@@ -21,19 +21,13 @@ import torch
 
 from torchcaps.datasets import Dataset, load_dataset
 from torchcaps.errors import InputError
-from torchcaps.files import atomic_path, read_json, write_json
-from torchcaps.models import BaselineCNN, CapsNet, CapsNetConfig, CNNConfig, Model, build_model
+from torchcaps.files import read_json, write_json
+from torchcaps.models import Model, load_pretrained
+from torchcaps.models.pretrained import CONFIG, WEIGHTS, load_weights
 from torchcaps.training.config import TrainConfig, read_config
 
-CONFIG, METRICS, SUMMARY, CHECKPOINT, BEST, FIGURES = (
-    "config.json",
-    "metrics.csv",
-    "summary.json",
-    "last.ckpt",
-    "best",
-    "figures",
-)
-WEIGHTS = "model.safetensors"
+METRICS, SUMMARY, CHECKPOINT, BEST, FIGURES = "metrics.csv", "summary.json", "last.ckpt", "best", "figures"
+CLASSES = "classes.json"
 
 
 @dataclass(frozen=True)
@@ -99,9 +93,10 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
     if not (path / CONFIG).exists():
         raise InputError(f"{path} is no run folder: it holds no {CONFIG}")
     if (path / WEIGHTS).exists():
-        model = load_pretrained(path)
-        names = tuple(map(str, range(model.num_classes)))
-        return Run(path, model.to(device).eval(), None, None, names)
+        model = load_pretrained(path).to(device)
+        named = (path / CLASSES).exists()
+        names = _class_names(path, model.num_classes) if named else tuple(map(str, range(model.num_classes)))
+        return Run(path, model, None, None, names)
 
     config = read_config(path / CONFIG)
     if not (path / BEST).is_dir():
@@ -111,65 +106,26 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
         checkpoint = read_checkpoint(path / CHECKPOINT)
         load_weights(model, checkpoint["model"], path / CHECKPOINT)
     summary = read_json(path / SUMMARY, "summary") if (path / SUMMARY).exists() else None
-    names = read_json(path / BEST / "classes.json", "list of classes")["class_names"]
-    return Run(path, model.to(device).eval(), config, summary, tuple(names))
+    return Run(path, model.to(device), config, summary, _class_names(path / BEST, model.num_classes))
 
 
 def save_best(folder: Path, model: Model, class_names: tuple[str, ...]) -> None:
-    """Write a network so that :func:`load_pretrained` and ``from_pretrained`` read it; weights change at once."""
-    from safetensors.torch import save_file
-
-    if not (folder / CONFIG).exists():
-        write_json(folder / "classes.json", {"class_names": list(class_names)})
-        description = model.config.to_dict() | {"in_shape": model.in_shape, "num_classes": model.num_classes}
-        write_json(folder / CONFIG, description)
-    with atomic_path(folder / WEIGHTS) as temporary:
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-        save_file(tensors, temporary)
-
-
-def load_pretrained(folder: Path) -> Model:
-    """Read a network from ``config.json`` and ``model.safetensors``; nothing in them is executed.
+    """Write a network and the names of its classes; :func:`~torchcaps.models.load_pretrained` reads it.
 
     Raises:
-        InputError: A file that is missing, damaged, or does not fit the other.
+        OSError: The folder cannot be written, or the disk is full.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    description = read_json(folder / CONFIG, "configuration")
-    try:
-        in_shape, num_classes = description.pop("in_shape"), description.pop("num_classes")
-        config = (CNNConfig if "dropout" in description else CapsNetConfig).from_dict(description)
-        model = build_model(config, in_shape, num_classes)
-    except KeyError as error:
-        raise InputError(f"configuration {folder / CONFIG} has no {error}") from None
-    except (InputError, TypeError) as error:
-        raise InputError(f"configuration {folder / CONFIG}: {error}") from None
-    weights = folder / WEIGHTS
-    try:
-        tensors = load_file(weights)
-    except FileNotFoundError:
-        raise InputError(f"there are no weights {weights}") from None
-    except SafetensorError as error:
-        raise InputError(f"weights {weights} are damaged: {error}") from None
-    load_weights(model, tensors, weights)
-    return model
+    model.save_files(folder)
+    write_json(folder / CLASSES, {"class_names": list(class_names)})
 
 
-def load_weights(model: CapsNet | BaselineCNN, tensors: dict[str, torch.Tensor], source: Path) -> None:
-    """Put tensors into a network.
-
-    Raises:
-        InputError: They are not this network's; the first that differs is named.
-    """
-    own = model.state_dict()
-    for name in [*own, *tensors]:
-        got = tuple(tensors[name].shape) if name in tensors else "nothing"
-        wanted = tuple(own[name].shape) if name in own else "nothing"
-        if got != wanted:
-            raise InputError(f"{source} does not fit the network: {name} has shape {got}, wanted {wanted}")
-    model.load_state_dict(tensors)
+def _class_names(folder: Path, num_classes: int) -> tuple[str, ...]:
+    """The names of the classes, kept beside a network's weights."""
+    path = folder / CLASSES
+    names = read_json(path, "list of classes").get("class_names")
+    if not isinstance(names, list) or len(names) != num_classes or not all(isinstance(name, str) for name in names):
+        raise InputError(f'list of classes {path} must hold "class_names", {num_classes} names, got {names!r}')
+    return tuple(names)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

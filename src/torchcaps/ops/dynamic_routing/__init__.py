@@ -11,15 +11,25 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from torchcaps.ops.dynamic_routing import triton
 from torchcaps.ops.dynamic_routing.checks import check_options, check_route, check_votes
-from torchcaps.ops.dynamic_routing.recompute import route_recompute
+from torchcaps.ops.dynamic_routing.recompute import get_working_memory, route_recompute, set_working_memory
 from torchcaps.ops.dynamic_routing.reference import compute_votes, route_votes
 
 SoftmaxOver = Literal["outputs", "inputs"]
-Backend = Literal["auto", "reference", "recompute"]
-BACKENDS: tuple[Backend, ...] = ("auto", "reference", "recompute")
+Backend = Literal["auto", "reference", "recompute", "triton"]
+BACKENDS: tuple[Backend, ...] = ("auto", "reference", "recompute", "triton")
 
-__all__ = ["BACKENDS", "Backend", "SoftmaxOver", "compute_votes", "dynamic_routing", "route"]
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "SoftmaxOver",
+    "compute_votes",
+    "dynamic_routing",
+    "get_working_memory",
+    "route",
+    "set_working_memory",
+]
 
 
 @overload
@@ -170,8 +180,11 @@ def route(
         leaky: See :func:`dynamic_routing`.
         eps: See :func:`dynamic_routing`.
         return_coupling: Also return the coupling of the last iteration.
-        backend: ``"reference"`` builds the votes and follows the equations; ``"recompute"`` never builds them;
-            ``"auto"`` takes the fastest that serves the device and options.
+        backend: ``"reference"`` builds the votes and follows the equations, and can be differentiated any number of
+            times. ``"recompute"`` never builds them, on any device, within :func:`set_working_memory`; it can be
+            differentiated once. ``"triton"`` does it in fused kernels on a GPU. ``"auto"`` takes Triton where it
+            serves, else recompute; while a model is being exported, the reference, which is made of torch's own
+            operations.
 
     Returns:
         Output capsules v_j; with ``return_coupling`` also c_ij (B, I, J).
@@ -185,9 +198,22 @@ def route(
     if backend not in BACKENDS:
         raise ValueError(f"route: backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     options = (num_iterations, softmax_over, stop_gradient, bias, prior, leaky, eps)
-    if backend == "reference" or (num_iterations == 0 and backend == "auto"):
-        dtype = torch.promote_types(poses.dtype, weight.dtype)
-        capsules, coupling = route_votes(compute_votes(poses.to(dtype), weight.to(dtype)), *options)
-    else:
+    if backend == "auto":
+        backend = _fastest(poses, weight, num_iterations)
+    coupling: Tensor | None
+    if backend == "reference":
+        capsules, coupling = route_votes(compute_votes(poses, weight), *options)
+        coupling = coupling if return_coupling else None
+    elif backend == "recompute":
         capsules, coupling = route_recompute(poses, weight, *options, return_coupling)
-    return (capsules, coupling) if return_coupling else capsules
+    else:
+        capsules, coupling = triton.route_triton(poses, weight, *options, return_coupling)
+    return capsules if coupling is None else (capsules, coupling)
+
+
+def _fastest(poses: Tensor, weight: Tensor, num_iterations: int) -> Backend:
+    if torch.jit.is_tracing() or torch.compiler.is_exporting():  # type: ignore[attr-defined]
+        return "reference"
+    if poses.is_cuda and triton.is_available() and triton.supports(poses, weight, num_iterations):
+        return "triton"
+    return "recompute"

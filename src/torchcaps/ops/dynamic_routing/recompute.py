@@ -7,7 +7,6 @@ runs along it. A block is the part of the weights that is worked on at a time, (
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple
@@ -15,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from torchcaps.ops.dynamic_routing.reference import full_precision
 
 MIB = 2**20
 WORKING_MEMORY = 16.0  # MiB, as measured best for layers of MNIST's size: the buffers of a block stay in the caches
@@ -150,7 +151,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Capsules (B, J, D), the last coupling (B, I, J) if it is kept, else empty, and the sums (r, B, J, D)."""
     dtype = torch.promote_types(poses.dtype, weight.dtype)
-    with _full_precision(poses.device):
+    with full_precision(poses.device):
         layer = _Layer.of(poses, weight, bias, prior, options)
         coupling = _new_coupling(layer)
         sums = [_first_sum(layer)]
@@ -312,7 +313,7 @@ def _backward(
     options: _Options,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """[backward] Gradients of poses, weight, bias and prior in their axes and dtypes; empty where none is wanted."""
-    with _full_precision(poses.device):
+    with full_precision(poses.device):
         layer = _Layer.of(poses, weight, bias, prior, options)
         grads = _Gradients.start(layer, wanted)
         grad_v = torch.zeros_like(sums[0]) if grad_capsules is None else grad_capsules.to(sums.dtype)
@@ -503,19 +504,19 @@ class _Blocks:
         """Cut so that a block's buffers fit the working memory and the capsules that compete stay together."""
         B, I, (J, D, K) = u.shape[0], u.shape[2], W.shape[:3]
         budget = int(_WorkingMemory.mib * MIB) // u.element_size()
-        link = 3 * K + 3  # numbers an image, input and output: VW, gsW, coupled; agreement, coupling, spare
+        matrix = D * K  # numbers of an input and output: W, and as many of grad_W
+        link = 3 * K + 3  # numbers of an image, input and output: VW, gsW, coupled; agreement, coupling, spare
         b = _piece(B, MAX_BATCH_SLICE)
-        if over_inputs:
-            while b > MIN_BATCH_SLICE and b * I * link > budget:
+        if over_inputs:  # the weights of an output are one piece of memory, and used where they are
+            while b > MIN_BATCH_SLICE and I * (matrix + b * link) > budget:
                 b = -(-b // 2)
-            j = _piece(J, budget // (b * I * link))
+            j = _piece(J, budget // (I * (matrix + b * link)))
             return cls(_slices(J, j), _slices(I, I), _slices(B, b))
-        if I * J * (D * K + b * link) <= budget:  # whole: the weights are used where they are
+        if I * J * (matrix + b * link) <= budget:
             return cls(_slices(J, J), _slices(I, I), _slices(B, b))
-        weights = 2 * D * K  # numbers an input and output: W, grad_W
-        while b > MIN_BATCH_SLICE and min(I, MIN_INPUT_BLOCK) * J * (weights + b * link) > budget:
+        while b > MIN_BATCH_SLICE and min(I, MIN_INPUT_BLOCK) * (J * (2 * matrix + b * link) + b * K) > budget:
             b = -(-b // 2)
-        i = _piece(I, budget // (J * (weights + b * link)), INPUT_MULTIPLE)
+        i = _piece(I, budget // (J * (2 * matrix + b * link) + b * K), INPUT_MULTIPLE)
         return cls(_slices(J, J), _slices(I, i), _slices(B, b))
 
 
@@ -555,13 +556,6 @@ class _Buffers:
 def _working_dtype(poses: Tensor, weight: Tensor) -> torch.dtype:
     dtype = torch.promote_types(poses.dtype, weight.dtype)
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
-def _full_precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Autocast would take the products in half precision, and refuse the buffers."""
-    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return contextlib.nullcontext()
 
 
 # ---- autograd, torch.func

@@ -1,22 +1,27 @@
 """Vote-free dynamic routing on a GPU, as fused Triton kernels with their own backward pass.
 
-The algebra is README.md's; the kernels are in ``triton_kernels.py``. Neither imports Triton until a function is called.
+The algebra is README.md's; the kernels are in ``triton_kernels.py``, which is imported, and Triton with it, by the
+first call.
 
 Launches, for r iterations with a softmax over the outputs:
 
-- forward: a weighted sum and a squash an iteration, and from the second on a coupling before them: 3r - 1 large and
-  small kernels, of which 2r - 1 compute. Backward: the squash's, and for each iteration but the first the coupling with
-  its gradient and a weighted sum; then one kernel for the poses' gradient and one for the weights'. With the gradient
-  stopped, four kernels. A softmax over the inputs adds one launch to each coupling.
-- No launch waits for the host, and no size depends on data: a call can be captured in a CUDA graph, once a first call
-  has compiled the kernels (some seconds a layer shape; Triton keeps them on disk).
+- forward: a weighted sum and a squash an iteration, and from the second on a coupling before them. That is 3r - 1, of
+  which the r squashes are tiny, and two fills;
+- backward: a squash an iteration, from the second on a coupling with its gradient and a weighted sum, at the end the
+  gradients of poses and weights: 3r. With the gradient stopped 4. A softmax over the inputs adds one launch to each
+  coupling.
 
-Traffic, for MNIST's layer (B = 128, I = 1152, J = 10, D = 16, K = 8, float32) as counted, not measured: the weights
-are 5.9 MB, the poses 4.7 MB, one coupling 5.9 MB, and all of it, the backward's four couplings included, stays in an
-H200's 60 MB L2 cache. A weight leaves L2 once for every 32 images, so that a computing kernel moves 30 to 60 MB from
-L2: some 10 µs at 5 TB/s. It computes 0.4 to 0.6 GFLOP in float32 outside the tensor cores (whose tf32 is too coarse
-for routing): 7 to 10 µs at the chip's 60 TFLOP/s. Three iterations have 5 such kernels forward and 6 backward.
-Device memory written: B·J·I numbers forward and 2(r - 1)·B·J·I backward, 1/D of the votes each.
+None waits for the host, and no size depends on data: a call can be captured in a CUDA graph once a first call has
+compiled the kernels (half a minute for a layer shape; Triton keeps them on disk).
+
+Traffic, for MNIST's layer (B = 128, I = 1152, J = 10, D = 16, K = 8, float32, r = 3), as counted, not measured. Weights
+are 5.9 MB, poses 4.7 MB, one coupling 5.9 MB: with the backward's four couplings about 35 MB, which stay in an H200's
+60 MB L2 cache. From L2 to the multiprocessors go, a launch: coupling 60 MB (each weight once for 16 images), weighted
+sum 80 MB (each weight once for 32 images, each pose once for an output), gradient of poses 75 MB, of weights 80 MB:
+10 to 16 µs each at 5 TB/s. They compute 0.4 to 0.6 GFLOP each, in float32 outside the tensor cores, whose tf32 is too
+coarse for routing: 7 to 10 µs at 60 TFLOP/s. Loads are about as many as the load units can issue meanwhile, at most
+twice as many in the gradients. So 5 launches of 10 to 15 µs forward, and 6 of 12 to 25 µs backward.
+Device memory beside results: B·J·I numbers forward, 2 (r - 1) B·J·I backward, 1/D of the votes each.
 """
 
 from __future__ import annotations
@@ -29,25 +34,25 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.dynamic_routing.reference import compete
+from torchcaps.ops.dynamic_routing.reference import compete, full_precision
 
 MAX_INPUT_DIM = 32  # K: a lane keeps a pose of each of its images in registers
 MAX_OUTPUT_DIM = 1024  # D: one tile holds an output capsule
 LANES = 32  # of a warp, each with an input capsule of its own
-WARPS = 4  # of a program at most; they share its input capsules and divide its images
 ROW_BLOCK = 2048  # input capsules that a program normalises at a time
 PROGRAMS = 256  # of a launch: about two for each of the 132 multiprocessors of an H200
 
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def is_available() -> bool:
     """Whether Triton can be imported and has a device to run on: a CUDA GPU, or its interpreter on the CPU."""
-    return importlib.util.find_spec("triton") is not None and (torch.cuda.is_available() or _is_interpreted())
+    return _HAS_TRITON and (torch.cuda.is_available() or _is_interpreted())
 
 
 def supports(poses: Tensor, weight: Tensor, num_iterations: int) -> bool:
-    """Whether :func:`route_triton` serves these tensors.
+    """Whether :func:`route_triton` serves these tensors, if Triton is there.
 
     They must be on one device that Triton runs on, in float32 or half precision, not empty, with K ≤ 32, D ≤ 1024 and
     no work array of 2³¹ numbers or more. Other calls are :func:`~torchcaps.ops.dynamic_routing.recompute`'s.
@@ -78,8 +83,10 @@ def route_triton(
     are copied.
 
     Raises:
-        ValueError: Tensors that :func:`supports` does not accept.
+        ValueError: Triton cannot be imported, or :func:`supports` does not accept the tensors.
     """
+    if not _HAS_TRITON:
+        raise ValueError("route: the triton backend needs Triton: pip install triton")
     if not supports(poses, weight, num_iterations):
         raise ValueError(
             f"route: the triton backend needs float32 or half-precision tensors on one GPU, K ≤ {MAX_INPUT_DIM}, "
@@ -105,7 +112,8 @@ def _sum_votes(
     dtype = torch.promote_types(poses.dtype, weight.dtype)
     (B, I, _), (_, J, D, _) = poses.shape, weight.shape
     packed = weight.float().permute(1, 2, 3, 0).reshape(J * D, -1)
-    total = (poses.float().transpose(1, 2).reshape(B, -1) @ packed.t()).view(B, J, D)
+    with full_precision(poses.device):
+        total = (poses.float().transpose(1, 2).reshape(B, -1) @ packed.t()).view(B, J, D)
     if bias is not None:
         total = total + bias.float()
     return total.to(dtype), poses.new_ones((B, I, J), dtype=dtype) if return_coupling else None
@@ -263,12 +271,17 @@ _forward_op.register_autograd(_backward, setup_context=_setup_context)
 
 
 class _Blocks(NamedTuple):
-    """Sizes of a program, from the layer's alone. A thread's registers hold K poses of each of its images."""
+    """Sizes of a program, from the layer's alone.
 
-    warps: int  # of a program
-    images: int  # of a thread, where a program takes its input capsules through all outputs
-    images_of_sum: int  # of a thread in a weighted sum, which is cut along j, d and i besides
-    components: int  # d of an output that a thread sums up; divides D
+    A weight that is loaded serves all images of a program, and a pose all components that it sums up. What a thread
+    sums up and the poses of its images lie in its registers: about 64 numbers each.
+    """
+
+    warps: int  # of a program whose input capsules are its own: coupling, gradient of poses; of weights
+    images: int  # of a thread there; fewer make more programs
+    warps_of_sum: int  # of a program in a weighted sum, which is cut along j, d and i besides
+    images_of_sum: int  # of a thread there
+    components: int  # d that a thread of a weighted sum or of the weights' gradient sums up; divides D
 
 
 class _Layer(NamedTuple):
@@ -298,7 +311,7 @@ class _Layer(NamedTuple):
     def constants(self) -> dict[str, int]:
         """What every large kernel is compiled for."""
         _, I, J, D, K = self.sizes
-        return {"I": I, "J": J, "D": D, "K": K, "WARPS": self.blocks.warps, "num_warps": self.blocks.warps}
+        return {"I": I, "J": J, "D": D, "K": K}
 
     def new_links(self, *count: int) -> Tensor:
         """An uninitialised number for every image, output and input capsule: (*count, B, J, I)."""
@@ -320,13 +333,21 @@ def _layer(poses: Tensor, weight: Tensor, prior: Tensor | None, over_outputs: bo
 
 
 def _choose_blocks(B: int, I: int, D: int, K: int) -> _Blocks:
-    warps = min(WARPS, 1 << (B - 1).bit_length())
-    images_of_sum = min(8, 1 << (64 // K).bit_length() - 1, 1 << (_ceil_div(B, warps) - 1).bit_length())
-    images = images_of_sum
-    # more images of a thread share a loaded weight, fewer make more programs
+    warps, warps_of_sum = min(4, _power_above(B)), min(8, _power_above(B))
+    images = min(8, _power_below(64 // K), _power_above(_ceil_div(B, warps)))
     while images > 1 and _ceil_div(B, images * warps) * _ceil_div(I, LANES) < PROGRAMS:
         images //= 2
-    return _Blocks(warps, images, images_of_sum, components=_largest_divisor(D, min(8, 64 // K)))
+    components = _largest_divisor(D, min(16, 128 // K))
+    images_of_sum = min(8, _power_below(64 // components), _power_above(_ceil_div(B, warps_of_sum)))
+    return _Blocks(warps, images, warps_of_sum, images_of_sum, components)
+
+
+def _power_above(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def _power_below(number: int) -> int:
+    return 1 << number.bit_length() - 1
 
 
 def _largest_divisor(number: int, limit: int) -> int:
@@ -351,7 +372,7 @@ def _couple(
     grad_coupling: Tensor | None = None,
     grad_logits: Tensor | None = None,
 ) -> None:
-    """Coupling c from V; with gs also db [coupling, backward]."""
+    """Coupling c from V; with gs also db [logits; coupling; coupling, backward]."""
     kernels = _kernels()
     B, I, J, D, _ = layer.sizes
     kernels.coupling_kernel[layer.tiles](
@@ -367,6 +388,8 @@ def _couple(
         OVER_OUTPUTS=layer.over_outputs,
         LEAKY=layer.leaky,
         IMAGES=layer.blocks.images,
+        WARPS=layer.blocks.warps,
+        num_warps=layer.blocks.warps,
         BLOCK_D=_largest_divisor(D, 4),
         **layer.constants,
     )
@@ -376,10 +399,10 @@ def _couple(
 
 
 def _weighted_sum(layer: _Layer, links: Tensor) -> Tensor:
-    """Σ_i links_ij û_ij of splits of the input capsules: (splits, B, J, D) [first sum, weighted sum]."""
+    """Σ_i links_ij û_ij of splits of the input capsules, (splits, B, J, D) [first sum; weighted sum; logits, backward]."""
     B, I, J, D, _ = layer.sizes
-    images = layer.blocks.images_of_sum
-    batch_tiles, input_tiles = _ceil_div(B, layer.blocks.warps * images), _ceil_div(I, LANES)
+    warps, images = layer.blocks.warps_of_sum, layer.blocks.images_of_sum
+    batch_tiles, input_tiles = _ceil_div(B, warps * images), _ceil_div(I, LANES)
     pieces = J * D // layer.blocks.components
     splits = min(input_tiles, max(1, PROGRAMS // (batch_tiles * pieces)))
     tiles_a_split = _ceil_div(input_tiles, splits)
@@ -394,6 +417,8 @@ def _weighted_sum(layer: _Layer, links: Tensor) -> Tensor:
         _batch_stride(links),
         tiles_a_split,
         IMAGES=images,
+        WARPS=warps,
+        num_warps=warps,
         BLOCK_D=layer.blocks.components,
         **layer.constants,
     )
@@ -409,7 +434,7 @@ def _squash(
     capsules: Tensor | None,
     eps: float,
 ) -> None:
-    """Sum s and capsules v of an iteration, and V of the next [weighted sum, squash]."""
+    """Sum s and capsules v of an iteration, and V of the next [weighted sum; squash]."""
     splits, B, J, D = partial.shape
     grid, blocks = _row_blocks(B * J, D)
     _kernels().capsules_kernel[grid](
@@ -431,7 +456,7 @@ def _squash(
 def _squash_backward(
     partial: Tensor, grad_summed: Tensor, accumulate: bool, sums: Tensor, grad_sums: Tensor, eps: float
 ) -> None:
-    """G and gs of an iteration [backward]."""
+    """G and gs of an iteration [squash, backward]."""
     splits, B, J, D = partial.shape
     grid, blocks = _row_blocks(B * J, D)
     _kernels().grad_sums_kernel[grid](
@@ -460,7 +485,7 @@ class _Terms(NamedTuple):
 
 
 def _last_term(layer: _Layer, grad_capsules: Tensor, sums: Tensor, summed_capsules: Tensor, eps: float) -> _Terms:
-    """With the gradient stopped: the last weighted sum, its coupling a constant [backward]."""
+    """With the gradient stopped: the last weighted sum, its coupling a constant [stopped gradient]."""
     grad_sums = torch.empty_like(sums[:1])
     _squash_backward(grad_capsules[None], torch.empty_like(sums[0]), False, sums[-1], grad_sums[0], eps)
     coupling = _first_coupling(layer)
@@ -496,7 +521,7 @@ def _all_terms(
 
 
 def _grad_poses(layer: _Layer, terms: _Terms) -> Tensor:
-    """du, (B, I, K) [backward]."""
+    """du, (B, I, K) [poses, backward]."""
     B, I, _, D, K = layer.sizes
     grad_poses = layer.poses.new_empty((B, K, I))
     _kernels().grad_poses_kernel[layer.tiles](
@@ -512,6 +537,8 @@ def _grad_poses(layer: _Layer, terms: _Terms) -> Tensor:
         _batch_stride(terms.first_coupling),
         T=len(terms.coupling),
         IMAGES=layer.blocks.images,
+        WARPS=layer.blocks.warps,
+        num_warps=layer.blocks.warps,
         BLOCK_D=_largest_divisor(D, 2),
         **layer.constants,
     )
@@ -519,7 +546,7 @@ def _grad_poses(layer: _Layer, terms: _Terms) -> Tensor:
 
 
 def _grad_weight(layer: _Layer, terms: _Terms) -> Tensor:
-    """dW, (I, J, D, K) [backward]."""
+    """dW, (I, J, D, K) [weight, backward]."""
     B, I, J, D, K = layer.sizes
     grad_weight = layer.weight.new_empty((J, D, K, I))
     _kernels().grad_weight_kernel[(_ceil_div(I, LANES), J * D // layer.blocks.components)](
@@ -534,6 +561,8 @@ def _grad_weight(layer: _Layer, terms: _Terms) -> Tensor:
         B,
         _batch_stride(terms.first_coupling),
         T=len(terms.coupling),
+        WARPS=layer.blocks.warps,
+        num_warps=layer.blocks.warps,
         BLOCK_D=layer.blocks.components,
         **layer.constants,
     )
@@ -541,7 +570,7 @@ def _grad_weight(layer: _Layer, terms: _Terms) -> Tensor:
 
 
 def _grad_prior(layer: _Layer, terms: _Terms, grad_first_coupling: Tensor | None) -> Tensor:
-    """Σ_t Σ_b dbᵗ, (I, J); the first iteration's logits are the prior itself [backward]."""
+    """Σ_t Σ_b dbᵗ, (I, J); at t = 1 the logits are the prior itself [coupling, backward]."""
     coupling, grad_logits = layer.new_links(), layer.new_links()
     no_capsules = torch.zeros_like(terms.grad_sums[0])
     above = None

@@ -2,7 +2,11 @@
 # (this file is in Triton's language, which has Python's grammar and not its types)
 """The Triton kernels of vote-free routing; :mod:`torchcaps.ops.dynamic_routing.triton` launches them.
 
-README.md beside this file derives every step; the names in brackets here, such as [logits], are its headings.
+README.md beside this file derives every step; the names in brackets here, such as [logits], are its headings. Here û
+is made link by link in registers, J·D·K products, where a processor would rather pull V back to the inputs by a matrix
+product; and the gradient of the votes, x_j = Σ_t cᵗ_j gsᵗ_j + dbᵗ_j Vᵗ_j, gives du and dW for all iterations at once. In
+the README's words gs is g_s, db is g_b, du is g_u, dW is g_W.
+
 Poses are read as (B, K, I), weights as (J, D, K, I), coupling as (B, J, I): the input capsules lie next to each other.
 
 The large kernels are written thread by thread: a Triton tensor holds one number for each of a program's WARPS · 32
@@ -49,6 +53,12 @@ def _zeros(COUNT: tl.constexpr, WARPS: tl.constexpr):
     for _ in tl.static_range(COUNT):
         zeros += (tl.zeros((WARPS * 32,), tl.float32),)
     return zeros
+
+
+@triton.jit
+def _spread(total, WARPS: tl.constexpr):
+    """A sum over lanes (WARPS, 1) or over warps (1, 32) back to every thread."""
+    return tl.reshape(tl.broadcast_to(total, (WARPS, 32)), (WARPS * 32,))
 
 
 @triton.jit
@@ -101,7 +111,9 @@ def coupling_kernel(
     WARPS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Logits b = prior + V·û, c = softmax(b) [coupling]; backward also a = gs·û, db = c∘(a − Σ c a) [backward].
+    """Logits b = prior + ⟨û, V⟩ and c = softmax(b); backward also a = ⟨û, gs⟩ and db = c∘(a − Σ c a).
+
+    [logits; coupling; coupling, backward].
 
     With a softmax over the inputs, whose sums cross the programs, it leaves b in ``coupling`` and a in ``grad_logits``
     for :func:`compete_over_inputs_kernel`.
@@ -176,7 +188,7 @@ def compete_over_inputs_kernel(
     LEAKY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Coupling c = softmax of b over i, and db = c∘(a − Σ_i c a): one program a row [coupling, backward]."""
+    """Coupling c = softmax of b over i, and db = c∘(a − Σ_i c a): a program a row [coupling; coupling, backward]."""
     row = tl.program_id(0) * I
     largest = tl.full((BLOCK,), 0.0 if LEAKY else -float("inf"), tl.float32)
     for start in range(0, I, BLOCK):
@@ -225,7 +237,7 @@ def weighted_sum_kernel(
 ):
     """Σ_i c_ij û_ij = Σ_ik (c_ij u_ik) W_ijk over a split of the input capsules, for BLOCK_D components of one output.
 
-    [first sum, weighted sum]; with db in place of c, the gradient of V [backward].
+    [first sum; weighted sum]; with db in place of c it gives the gradient of V [logits, backward].
     """
     split = tl.program_id(0)
     j = tl.program_id(1) // (D // BLOCK_D)
@@ -256,8 +268,7 @@ def weighted_sum_kernel(
         own = tl.zeros((WARPS * 32,), tl.float32)
         for d in tl.static_range(BLOCK_D):  # lane d keeps component d, so that one store writes them all
             total = tl.sum(tl.reshape(totals[d * IMAGES + n], (WARPS, 32)), 1)
-            total = tl.reshape(tl.broadcast_to(total[:, None], (WARPS, 32)), (WARPS * 32,))
-            own = tl.where(thread % 32 == d, total, own)
+            own = tl.where(thread % 32 == d, _spread(total[:, None], WARPS), own)
         image = (block_b * IMAGES + n) * WARPS + thread // 32
         state = ((split * B + image) * J + j) * D + first_d + thread % 32
         tl.store(partial + state, own, mask=(image < B) & (thread % 32 < BLOCK_D))
@@ -279,7 +290,7 @@ def capsules_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Sum s = Σ partial sums + bias, v = squash(s), V += v [weighted sum, squash]."""
+    """Sum s = Σ partial sums + bias, v = squash(s), V += v [weighted sum; squash]."""
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     d = tl.arange(0, BLOCK_D)
     real = (row < rows)[:, None] & (d < D)[None, :]
@@ -313,7 +324,7 @@ def grad_sums_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """G += Σ partial sums; gs = h·G + 2h'(s·G)s, the squash's backward [backward]."""
+    """G += Σ partial sums; gs = h·G + 2h'(s·G)s, the squash's backward [squash, backward]."""
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     d = tl.arange(0, BLOCK_D)
     real = (row < rows)[:, None] & (d < D)[None, :]
@@ -396,7 +407,7 @@ def grad_poses_kernel(
     WARPS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """du_k = Σ_jd x_jd W_jdk with x the gradient of the votes: all iterations at once [backward]."""
+    """du_k = Σ_jd x_jd W_jdk with x the gradient of the votes: all iterations at once [poses, backward]."""
     capsule, images, real = _place(tl.program_id(0), tl.program_id(1), B, I, IMAGES, WARPS)
     totals = _zeros(IMAGES * K, WARPS)
     for j in range(J):
@@ -441,7 +452,7 @@ def grad_weight_kernel(
     WARPS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """dW_jdk = Σ_b x_jd u_k with x the gradient of the votes: a program walks over the whole batch [backward]."""
+    """dW_jdk = Σ_b x_jd u_k with x the gradient of the votes: a program walks over the whole batch [weight, backward]."""
     tile = tl.program_id(0)
     j = tl.program_id(1) // (D // BLOCK_D)
     first_d = tl.program_id(1) % (D // BLOCK_D) * BLOCK_D
@@ -460,9 +471,10 @@ def grad_weight_kernel(
                 more += (totals[d * K + k] + x * u[k],)
         totals = more
 
-    capsule = tile * 32 + tl.arange(0, 32)
+    thread = tl.arange(0, WARPS * 32)
+    capsule = tile * 32 + thread % 32
+    first_warp = (capsule < I) & (thread < 32)
     for d in tl.static_range(BLOCK_D):
         for k in tl.static_range(K):
-            place = ((j * D + first_d + d) * K + k) * I + capsule
-            total = tl.sum(tl.reshape(totals[d * K + k], (WARPS, 32)), 0)
-            tl.store(grad_weight + place, total, mask=capsule < I)
+            total = _spread(tl.sum(tl.reshape(totals[d * K + k], (WARPS, 32)), 0)[None, :], WARPS)
+            tl.store(grad_weight + ((j * D + first_d + d) * K + k) * I + capsule, total, mask=first_warp)
