@@ -74,6 +74,7 @@ def step_of(routing: Routing, case: str, tensors: tuple[Tensor, Tensor, Tensor])
 def capture(step: Step) -> Step:
     """The same pass, replayed from a CUDA graph."""
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(WARM_UP):  # compiles the kernels, which cannot be done while capturing
             step()
@@ -100,10 +101,8 @@ def check(size: Size, device: torch.device) -> list[str]:
         plain = step_of(ROUTINGS["reference"], case, inputs(size, device))()
         step = step_of(ROUTINGS["triton"], case, inputs(size, device))
         ours, again = step(), step()
-        for name, *results in zip(
-            ("capsules", "poses' gradient", "weights' gradient"), exact, plain, ours, strict=True
-        ):
-            error, plain_error = (((x - results[0]).norm() / results[0].norm()).item() for x in results[2:0:-1])
+        for n, name in enumerate(("capsules", "poses' gradient", "weights' gradient")):
+            error, plain_error = (((x[n] - exact[n]).norm() / exact[n].norm()).item() for x in (ours, plain))
             if not error <= 2 * plain_error:
                 wrong.append(f"{size}, {case}: {name} is {error:.2e} off, plain float32 {plain_error:.2e}")
         if not all(map(torch.equal, ours, again)):
@@ -126,6 +125,7 @@ class Row(NamedTuple):
 
     @property
     def median_us(self) -> float:
+        """Of the rounds."""
         return statistics.median(self.times_us)
 
 
@@ -227,7 +227,8 @@ def tune(size: Size, device: torch.device, rounds: int) -> None:
         for changes in (
             *({"warps": n} for n in (2, 4, 8)),
             *({"images": n} for n in (1, 2, 4, 8)),
-            *({"images_of_sum": n} for n in (2, 4, 8)),
+            *({"warps_of_sum": n} for n in (2, 4, 8, 16)),
+            *({"images_of_sum": n} for n in (1, 2, 4, 8)),
             *({"components": n} for n in (2, 4, 8, 16) if size.D % n == 0),
             *({"PROGRAMS": n} for n in (128, 256, 384, 512, 1024)),
         ):

@@ -75,9 +75,7 @@ def test_torchrun_gives_the_same(config: Path, alone: Path, tmp_path: Path) -> N
     assert_close(rows(out), rows(alone))
 
 
-def test_a_run_goes_on_with_another_number_of_processes(
-    bars: Path, config: Path, alone: Path, tmp_path: Path
-) -> None:
+def test_a_run_goes_on_with_another_number_of_processes(bars: Path, config: Path, alone: Path, tmp_path: Path) -> None:
     two_then_one, one_then_two = tmp_path / "two-then-one", tmp_path / "one-then-two"
     shared = ("--config", str(config), "--epochs", "2", "--no-figures")
     command_line("train", *shared, "--devices", "2", "--out", str(two_then_one))

@@ -14,6 +14,7 @@ from torchcaps.cli.base import Group, Session, Stopped
 from torchcaps.cli.explain import curves, perturb, reconstruct, routing
 from torchcaps.cli.judge import evaluate, predict
 from torchcaps.cli.lists import datasets, presets
+from torchcaps.cli.memory import memory
 from torchcaps.cli.output import is_main_process
 from torchcaps.cli.train import train
 from torchcaps.errors import InputError
@@ -33,7 +34,7 @@ def app(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for _command in (train, evaluate, predict, reconstruct, perturb, routing, curves, presets, datasets):
+for _command in (train, evaluate, predict, reconstruct, perturb, routing, curves, presets, datasets, memory):
     app.add_command(_command)
 
 

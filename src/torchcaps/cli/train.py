@@ -39,7 +39,7 @@ OPTIONS = [
 ]
 
 
-@click.command("train", cls=Command, short_help="Train a network and test it.", examples=EXAMPLES, params=OPTIONS)
+@click.command("train", cls=Command, short_help="Train a network and test it.", examples=EXAMPLES, params=list(OPTIONS))
 @click.argument("preset", required=False)
 @click.option("--out", type=click.Path(path_type=Path), help="Run folder, a new one.  [default: runs/PRESET-DATA-N]")
 @click.option("--resume", "resumed", type=click.Path(path_type=Path), help="Go on with the run in this folder.")

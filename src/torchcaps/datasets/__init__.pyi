@@ -2,6 +2,8 @@ from .images import read_image as read_image
 from .images import resize_images as resize_images
 from .loader import Batch as Batch
 from .loader import BatchLoader as BatchLoader
+from .loading import DataShape as DataShape
+from .loading import data_shape as data_shape
 from .loading import list_datasets as list_datasets
 from .loading import load_dataset as load_dataset
 from .registry import DataRequest as DataRequest

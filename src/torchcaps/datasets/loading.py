@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -132,3 +133,36 @@ def _divide(
         raise InputError(f"{spec}: validation_size is {size}, but 1 to {most} images can be set apart{why}")
     rest, held = stratified_split(images.labels[begin:], size, seed=seed, leave_one=limit is None)
     return (images.select(rest) if limit is None else train), images.select(held + begin)
+
+
+class DataShape(NamedTuple):
+    """How large a data set is."""
+
+    in_shape: tuple[int, int, int]
+    """Channels, height and width of the images."""
+    num_classes: int
+    """How many classes there are: J."""
+    num_images: int
+    """All images together."""
+
+
+def data_shape(
+    spec: str, *, data_dir: str | Path | None = None, image_size: int | Sequence[int] | None = None
+) -> DataShape:
+    """How large a data set is; one with a name of its own need not be here for that, files of a path are read.
+
+    Args:
+        spec: A name (see `list_datasets`), ``"folder:PATH"`` or ``"npz:PATH"``.
+        data_dir: As for `load_dataset`.
+        image_size: As for `load_dataset`.
+
+    Raises:
+        InputError: As for `load_dataset`.
+    """
+    info, _ = look_up(spec)
+    if info.in_shape is not None and info.num_train is not None and info.num_test is not None:
+        size = _size(image_size) or info.in_shape[1:]
+        return DataShape((info.in_shape[0], *size), len(info.class_names or ()), info.num_train + info.num_test)
+    loaded = load_dataset(spec, data_dir=data_dir, image_size=image_size)
+    parts = (loaded.train, loaded.validation, loaded.test)
+    return DataShape(loaded.in_shape, loaded.num_classes, sum(map(len, parts)))

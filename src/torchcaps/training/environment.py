@@ -42,6 +42,14 @@ def peak_memory_mib(device: torch.device) -> float | None:
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
+def resident_memory_mib() -> float | None:
+    """Memory that this process takes now, MiB; its peak so far where only that is known; None on Windows."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return peak_memory_mib(torch.device("cpu"))
+
+
 def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():

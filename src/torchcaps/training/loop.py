@@ -37,6 +37,7 @@ from torchcaps.models.output import Losses
 from torchcaps.models.pretrained import CONFIG
 from torchcaps.training.config import TrainConfig, field_names, override, read_config
 from torchcaps.training.environment import hardware, peak_memory_mib, versions
+from torchcaps.training.memory import memory_warning
 from torchcaps.training.progress import Progress, Silence, choose_progress
 from torchcaps.training.run import (
     BEST,
@@ -194,8 +195,12 @@ def _prepare(config: TrainConfig, checkpoint: dict[str, Any] | None, progress: P
     network = build_model(config.model, dataset.in_shape, dataset.num_classes)
     if checkpoint is not None:
         _check_fits(checkpoint, network)
+    num_images = sum(len(part) for part in (dataset.train, dataset.validation, dataset.test))
+    warning = memory_warning(config, dataset.in_shape, dataset.num_classes, num_images)
     fabric = _launch(config)
     trainer = Trainer(fabric, config, dataset, network, _progress(fabric, progress))
+    if warning is not None and fabric.device.type == "cpu":
+        trainer.progress.message(f"Warning: {warning}")
     if checkpoint is not None:
         trainer.restore(checkpoint)
     return trainer

@@ -399,7 +399,7 @@ def _couple(
 
 
 def _weighted_sum(layer: _Layer, links: Tensor) -> Tensor:
-    """Σ_i links_ij û_ij of splits of the input capsules, (splits, B, J, D) [first sum; weighted sum; logits, backward]."""
+    """Σ_i links_ij û_ij by splits of the inputs, (splits, B, J, D) [first sum; weighted sum; logits, backward]."""
     B, I, J, D, _ = layer.sizes
     warps, images = layer.blocks.warps_of_sum, layer.blocks.images_of_sum
     batch_tiles, input_tiles = _ceil_div(B, warps * images), _ceil_div(I, LANES)

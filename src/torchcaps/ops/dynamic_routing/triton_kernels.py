@@ -2,10 +2,10 @@
 # (this file is in Triton's language, which has Python's grammar and not its types)
 """The Triton kernels of vote-free routing; :mod:`torchcaps.ops.dynamic_routing.triton` launches them.
 
-README.md beside this file derives every step; the names in brackets here, such as [logits], are its headings. Here û
-is made link by link in registers, J·D·K products, where a processor would rather pull V back to the inputs by a matrix
-product; and the gradient of the votes, x_j = Σ_t cᵗ_j gsᵗ_j + dbᵗ_j Vᵗ_j, gives du and dW for all iterations at once. In
-the README's words gs is g_s, db is g_b, du is g_u, dW is g_W.
+README.md beside this file derives every step; the names in brackets here, such as [logits], are its headings, and gs,
+db, du and dW its g_s, g_b, g_u and g_W. Where it pulls V back to the inputs by a matrix product, the kernels make a
+vote when they need it, in registers; and the gradient of the votes, x_j = Σ_t cᵗ_j gsᵗ_j + dbᵗ_j Vᵗ_j, gives du and dW
+for all iterations at once.
 
 Poses are read as (B, K, I), weights as (J, D, K, I), coupling as (B, J, I): the input capsules lie next to each other.
 
@@ -452,7 +452,7 @@ def grad_weight_kernel(
     WARPS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """dW_jdk = Σ_b x_jd u_k with x the gradient of the votes: a program walks over the whole batch [weight, backward]."""
+    """dW_jdk = Σ_b x_jd u_k, x the gradient of the votes: a program walks over the whole batch [weight, backward]."""
     tile = tl.program_id(0)
     j = tl.program_id(1) // (D // BLOCK_D)
     first_d = tl.program_id(1) % (D // BLOCK_D) * BLOCK_D

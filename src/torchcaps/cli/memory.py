@@ -1,0 +1,54 @@
+"""``torchcaps memory``: what training will need, before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from torchcaps.cli.base import Command
+from torchcaps.cli.fields import given_fields
+from torchcaps.cli.output import add_row, count, print_pairs, print_table, table
+from torchcaps.cli.train import OPTIONS, build_config
+
+EXAMPLES = (
+    ("memory sabour2017 --data mnist --batch-size 512", "the paper's network on MNIST, a larger batch"),
+    ("memory sabour2017 --data mnist --image-size 64", "larger images"),
+    ("memory baseline-cnn --precision bf16", "the paper's CNN in half precision"),
+)
+
+
+@click.command(
+    "memory",
+    cls=Command,
+    short_help="What memory training will need, by part.",
+    examples=EXAMPLES,
+    params=list(OPTIONS),
+)
+@click.argument("preset", required=False)
+@click.option("--config", "config_file", type=click.Path(path_type=Path), help="Take a run's config.json.")
+@click.pass_context
+def memory(context: click.Context, /, preset: str | None, config_file: Path | None, **fields: Any) -> None:
+    """Estimate the peak memory of training on the CPU, by part, before anything runs.
+
+    It takes the options of `torchcaps train`.
+    """
+    config = build_config(preset, config_file, given_fields(context, fields))
+
+    from torchcaps.datasets import data_shape
+    from torchcaps.training import available_memory_mib, estimate_memory, largest_batch, loop  # noqa: F401  its weight
+
+    shape = data_shape(config.data, data_dir=config.data_dir, image_size=config.image_size)
+    estimate = estimate_memory(config, *shape)
+    rows = table("part", "MiB")
+    for name, mib in estimate.parts.items():
+        add_row(rows, name, f"{mib:,.0f}")
+    add_row(rows, "peak", f"{estimate.total:,.0f}", style="bold")
+    print_table(rows)
+    available = available_memory_mib()
+    facts: list[tuple[str, object]] = [("Batch", f"{count(estimate.batch_size)} images a step and process")]
+    if available is not None:
+        most = largest_batch(config, *shape, available)
+        facts += [("There is", f"{available:,.0f} MiB"), ("Largest batch", f"about {count(most)} images")]
+    print_pairs(facts)

@@ -1,0 +1,31 @@
+import subprocess
+import sys
+
+import pytest
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error", "-m", "torchcaps", "memory", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_it_names_parts_and_the_largest_batch() -> None:
+    done = run("sabour2017", "--data", "mnist", "--batch-size", "512")
+    assert done.returncode == 0, done.stderr
+    for words in ("feature maps", "Adam's moments", "peak", "512 images", "Largest batch"):
+        assert words in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("sabour",), 'did you mean "sabour2017"'),
+        (("sabour2017", "--image-size", "10"), "smallest size that fits is 17×17"),
+        (("baseline-cnn", "--num-iterations", "3"), "no option of baseline-cnn"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: tuple[str, ...], words: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1

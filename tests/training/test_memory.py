@@ -1,0 +1,66 @@
+from pathlib import Path
+
+import pytest
+
+from tiny_runs import tiny_config
+from torchcaps.errors import InputError
+from torchcaps.models import create_model, list_presets
+from torchcaps.training import estimate_memory, largest_batch, make_config, memory, train
+from torchcaps.training.progress import Silence
+
+MNIST = ((1, 28, 28), 10)
+
+
+class Listener(Silence):
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.heard.append(text)
+
+
+@pytest.mark.parametrize("preset", list_presets())
+def test_weights_are_counted_exactly(preset: str) -> None:
+    parts = estimate_memory(make_config(preset), *MNIST).parts
+    numbers = sum(p.numel() for p in create_model(preset).parameters())
+    assert parts["weights"] == parts["gradients"] == parts["Adam's moments"] / 2 == 4 * numbers / 2**20
+
+
+def test_maps_are_worked_by_hand() -> None:
+    # conv: 256 maps of 20×20; primary conv: 256 of 6×6; float32, two images
+    parts = estimate_memory(make_config("sabour2017", batch_size=2), *MNIST).parts
+    assert parts["feature maps"] == 2 * 4 * (256 * 400 + 256 * 36) / 2**20
+    assert parts["work space of convolutions"] == 2 * 4 * 3 * 256 * 400 / 2**20
+    # 10 images of 28×28, and again in a frame of 2 pixels
+    with_images = estimate_memory(make_config("sabour2017", max_shift=2), *MNIST, num_images=10).parts
+    assert with_images["images of the data set"] == 10 * (784 + 32 * 32) / 2**20
+
+
+def test_processes_share_a_batch_and_bf16_halves_the_maps() -> None:
+    one, two = (estimate_memory(make_config("sabour2017", devices=n), *MNIST) for n in (1, 2))
+    assert (one.batch_size, two.batch_size) == (128, 64)
+    assert two.parts["feature maps"] == one.parts["feature maps"] / 2
+    half = estimate_memory(make_config("sabour2017", precision="bf16"), *MNIST)
+    assert half.parts["feature maps"] == one.parts["feature maps"] / 2
+
+
+@pytest.mark.parametrize("preset", ["sabour2017", "baseline-cnn"])
+def test_the_largest_batch_just_fits(preset: str) -> None:
+    available = 3000.0
+    most = largest_batch(make_config(preset), *MNIST, 0, available)
+    fits, does_not = (estimate_memory(make_config(preset, batch_size=b), *MNIST).total for b in (most - 2, most + 2))
+    assert fits <= available <= does_not
+    assert largest_batch(make_config(preset), *MNIST, 0, available=10.0) == 0
+
+
+def test_images_too_small_are_refused() -> None:
+    with pytest.raises(InputError, match="smallest size that fits is 17×17"):
+        estimate_memory(make_config("sabour2017"), (1, 12, 12), 10)
+
+
+def test_train_warns_when_memory_is_short(bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for available, warns in ((1.0, True), (1e6, False)):
+        monkeypatch.setattr(memory, "available_memory_mib", lambda available=available: available)
+        listener = Listener()
+        train(tiny_config(bars, epochs=1), tmp_path / str(warns), progress=listener, figures=False)
+        assert any("training will need about" in text for text in listener.heard) is warns
