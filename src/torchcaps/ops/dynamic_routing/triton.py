@@ -12,7 +12,7 @@ Launches, for r iterations with a softmax over the outputs:
   coupling.
 
 None waits for the host, and no size depends on data: a call can be captured in a CUDA graph once a first call has
-compiled the kernels (half a minute for a layer shape; Triton keeps them on disk).
+compiled the kernels (up to half a minute for a new layer shape; Triton keeps them on disk).
 
 Traffic, for MNIST's layer (B = 128, I = 1152, J = 10, D = 16, K = 8, float32, r = 3), as counted, not measured. Weights
 are 5.9 MB, poses 4.7 MB, one coupling 5.9 MB: with the backward's four couplings about 35 MB, which stay in an H200's
@@ -120,7 +120,7 @@ def _sum_votes(
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Each pass is one operator to torch: torch.compile leaves it whole, torch.func refuses it in words.
+# Each pass is one operator to torch, which torch.compile leaves whole.
 # ---------------------------------------------------------------------------------------------------------------------
 
 
