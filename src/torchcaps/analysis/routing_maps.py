@@ -355,4 +355,5 @@ def _around(uniform: float, values: Float[np.ndarray, "..."]) -> TwoSlopeNorm:
     """A colour scale with uniform coupling in the middle, and room on both sides even where all is uniform."""
     from matplotlib.colors import TwoSlopeNorm
 
-    return TwoSlopeNorm(uniform, min(float(values.min()), 0.5 * uniform), max(float(values.max()), 1.5 * uniform))
+    reach = max(float(np.abs(values - uniform).max()), 0.02 * uniform)  # equal shades for equal distances
+    return TwoSlopeNorm(uniform, uniform - reach, uniform + reach)

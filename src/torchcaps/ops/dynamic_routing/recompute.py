@@ -16,9 +16,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.ops.dynamic_routing.reference import full_precision
+from torchcaps.ops.squash import squash
 
 MIB = 2**20
-WORKING_MEMORY = 16.0  # MiB, as measured best for layers of MNIST's size: the buffers of a block stay in the caches
+WORKING_MEMORY = (
+    16.0  # MiB: a block's buffers stay in the caches; measured best for a large layer, near best for MNIST's
+)
 MAX_BATCH_SLICE = 128  # images; more do not make the products faster
 MIN_BATCH_SLICE = 16  # images; with fewer, reading the weights costs more than multiplying by them
 MIN_INPUT_BLOCK = 32  # input capsules; fewer make the inner loops short
@@ -39,13 +42,13 @@ def set_working_memory(mib: float) -> None:
     call on, and changes results by rounding only.
 
     Args:
-        mib: MiB, positive; 16 at the start.
+        mib: MiB, positive and finite; 16 at the start.
 
     Raises:
-        ValueError: ``mib`` is not positive.
+        ValueError: ``mib`` is not positive and finite.
     """
-    if not mib > 0:
-        raise ValueError(f"set_working_memory: mib must be positive, got {mib}")
+    if not 0 < mib < float("inf"):
+        raise ValueError(f"set_working_memory: mib must be positive and finite, got {mib}")
     _WorkingMemory.mib = float(mib)
 
 
@@ -78,7 +81,7 @@ def route_recompute(
         capsules, coupling, _ = _route_op(*tensors, *options.scalars)
     else:
         capsules, coupling, _ = _Route.apply(*tensors, options)
-    return capsules, coupling if return_coupling else None
+    return capsules, coupling.to(capsules.dtype) if return_coupling else None
 
 
 @dataclass(frozen=True)
@@ -149,24 +152,27 @@ class _Layer(NamedTuple):
 def _forward(
     poses: Tensor, weight: Tensor, bias: Tensor | None, prior: Tensor | None, options: _Options
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Capsules (B, J, D), the last coupling (B, I, J) if it is kept, else empty, and the sums (r, B, J, D)."""
+    """Capsules (B, J, D), the last coupling (B, I, J) if it is kept, else empty, and the sums (r, B, J, D).
+
+    Coupling and sums are in the dtype that is computed in, the capsules in that of the arguments.
+    """
     dtype = torch.promote_types(poses.dtype, weight.dtype)
     with full_precision(poses.device):
         layer = _Layer.of(poses, weight, bias, prior, options)
         coupling = _new_coupling(layer)
         sums = [_first_sum(layer)]
         if options.num_iterations == 0:  # the sum itself, not squashed
-            return sums[0].to(dtype, copy=True), coupling.fill_(1).permute(1, 2, 0).to(dtype), torch.stack(sums)
+            return sums[0].to(dtype, copy=True), coupling.fill_(1).permute(1, 2, 0), torch.stack(sums)
         if options.num_iterations == 1 and options.keep_coupling:
             coupling.copy_(_first_coupling(layer)[:, None])
-        capsules = _squash(sums[0], options.eps)
+        capsules = squash(sums[0], eps=options.eps)
         summed_capsules = torch.zeros_like(capsules)  # V
         for t in range(2, options.num_iterations + 1):
             summed_capsules += capsules
-            wanted = options.keep_coupling and t == options.num_iterations
-            sums.append(_weighted_sum(layer, summed_capsules, coupling if wanted else None))
-            capsules = _squash(sums[-1], options.eps)
-        return capsules.to(dtype), coupling.permute(1, 2, 0).to(dtype), torch.stack(sums)
+            keep = options.keep_coupling and t == options.num_iterations
+            sums.append(_weighted_sum(layer, summed_capsules, coupling if keep else None))
+            capsules = squash(sums[-1], eps=options.eps)
+        return capsules.to(dtype), coupling.permute(1, 2, 0), torch.stack(sums)
 
 
 def _new_coupling(layer: _Layer) -> Float[Tensor, "J B I"]:
@@ -260,12 +266,6 @@ def _compete(logits: Float[Tensor, "j b i"], options: _Options, out: Tensor) -> 
     return out.div_(out.sum(axis, keepdim=True).add_(highest.neg_().exp_()))
 
 
-def _squash(s: Tensor, eps: float) -> Tensor:
-    """[squash] h(‖s‖²) s with h(n) = n (n + eps)^(-1/2) / (1 + n)."""
-    n = s.square().sum(-1, keepdim=True)
-    return s * (n * torch.rsqrt(n + eps) / (1 + n))
-
-
 # ---- backward
 
 
@@ -324,9 +324,9 @@ def _backward(
             if options.num_iterations == 1:
                 _first_backward(layer, grad_s, None, grads)
             else:
-                _stopped_backward(layer, coupling.to(sums.dtype).permute(2, 0, 1), grad_s, grads)
+                _stopped_backward(layer, coupling.permute(2, 0, 1), grad_s, grads)
         else:
-            grad_c = None if grad_coupling is None else grad_coupling.to(sums.dtype).permute(2, 0, 1)
+            grad_c = None if grad_coupling is None else grad_coupling.permute(2, 0, 1)
             _full_backward(layer, sums, grad_v, grad_c, grads)
         empty = poses.new_empty(0)
         return (
@@ -339,7 +339,7 @@ def _backward(
 
 def _full_backward(layer: _Layer, sums: Tensor, grad_v: Tensor, grad_c: Tensor | None, grads: _Gradients) -> None:
     """[backward] Back through all iterations, the last first."""
-    capsules = _squash(sums, layer.options.eps)
+    capsules = squash(sums, eps=layer.options.eps)
     grad_summed = torch.zeros_like(grad_v)  # G, the gradient of V
     for t in range(len(sums), 1, -1):
         grad_s = _squash_backward(sums[t - 1], grad_v, layer.options.eps)
@@ -676,11 +676,11 @@ def _(*args: Any) -> Any:
     """Shapes, strides and dtypes of ``_forward``'s results."""
     poses, weight, options = args[0], args[1], _Options(*args[4:])
     (B, I, _), (_, J, D, _) = poses.shape, weight.shape
-    dtype = torch.promote_types(poses.dtype, weight.dtype)
+    working = poses.new_empty(0, dtype=_working_dtype(poses, weight))
     return (
-        poses.new_empty(B, J, D, dtype=dtype),
-        poses.new_empty((J, B, I) if options.keep_coupling else (0, 0, 0), dtype=dtype).permute(1, 2, 0),
-        poses.new_empty(max(options.num_iterations, 1), B, J, D, dtype=_working_dtype(poses, weight)),
+        poses.new_empty(B, J, D, dtype=torch.promote_types(poses.dtype, weight.dtype)),
+        working.new_empty((J, B, I) if options.keep_coupling else (0, 0, 0)).permute(1, 2, 0),
+        working.new_empty(max(options.num_iterations, 1), B, J, D),
     )
 
 
