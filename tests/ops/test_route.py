@@ -163,3 +163,10 @@ def test_votes_refuse_what_does_not_fit() -> None:
     assert_raises(
         TypeError, compute_votes, leaves["poses"].long(), leaves["weight"], say="poses must be a floating-point"
     )
+
+
+@pytest.mark.parametrize("backend", ["reference", "recompute"])
+def test_shapes_without_numbers(backend: Any) -> None:
+    # the meta device knows no autocast; sizes and parameter counts are asked for on it
+    poses, weight = torch.empty(2, 6, 4, device="meta"), torch.empty(6, 3, 5, 4, device="meta")
+    assert route(poses, weight, backend=backend).shape == (2, 3, 5)

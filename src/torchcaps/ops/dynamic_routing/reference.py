@@ -86,6 +86,6 @@ def compete(logits: Float[Tensor, "B I J"], softmax_over: str, leaky: bool) -> F
 
 def full_precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Autocast off on ``device``: the softmax and the squash magnify the rounding of half-precision products."""
-    if torch.is_autocast_enabled(device.type):
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return contextlib.nullcontext()
