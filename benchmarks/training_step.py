@@ -85,7 +85,9 @@ class Contender:
             self.network.class_capsules.routing = NaiveRouting(stop)
         self.module: nn.Module = Convolutions(self.network) if kind == "cnn" else self.network
         if self.half:
-            self.module.to(memory_format=torch.channels_last)  # as the trainer does
+            for module in self.module.modules():
+                if isinstance(module, nn.Conv2d):  # as the trainer does
+                    module.to(memory_format=torch.channels_last)
         self.optimizer = torch.optim.Adam(self.module.parameters(), fused=True)
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:

@@ -1,12 +1,15 @@
-"""Every Python block of the README and the documentation runs, each page from top to bottom."""
+"""Every Python block of the README, the documentation and CONTRIBUTING runs, each page from top to bottom."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -30,13 +33,48 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
     run_blocks(page.read_text(encoding="utf-8"), str(page))
 
 
+# what the page says of its examples: they are listed, built, loaded
+REGISTERED = """
+from torchcaps.datasets import list_datasets
+
+assert "my-variant" in torchcaps.list_presets()
+assert torchcaps.create_model("my-variant").config.num_iterations == 2
+assert torch.allclose(coupling, torch.tensor(1 / 32))
+assert "my-data" in [info.spec for info in list_datasets()]
+assert load_dataset("my-data").class_names == ("empty", "square")
+(info,) = (info for info in list_datasets() if info.name == "my-data")
+splits = info.load(DataRequest())
+assert (len(splits.train), len(splits.test)) == (info.num_train, info.num_test)
+assert splits.train.in_shape == info.in_shape
+print("registered")
+"""
+
+
+def test_the_examples_for_contributors_run(tmp_path: Path) -> None:
+    """In a process of their own: what they register must not be there for the other tests."""
+    blocks = BLOCK.findall(CONTRIBUTING.read_text(encoding="utf-8"))
+    assert len(blocks) == 3
+    script = "\n".join([*blocks, REGISTERED])
+    run = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert run.stdout == "registered\n", run.stderr[-3000:]
+
+
+def test_contributors_are_told_what_registers_a_new_file() -> None:
+    loading = "src/torchcaps/datasets/loading.py"
+    mark = "imported for what they register"
+    page = " ".join(CONTRIBUTING.read_text(encoding="utf-8").split())
+    assert f"`{loading}`" in page
+    assert f'"{mark}"' in page
+    assert f"# {mark}\n" in (ROOT / loading).read_text(encoding="utf-8")
+
+
 def test_the_pages_with_code_have_it() -> None:
     counts = {page.name: len(BLOCK.findall(page.read_text(encoding="utf-8"))) for page in PAGES}
     assert counts["README.md"] >= 1
     assert counts["routing.md"] >= 8
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, CONTRIBUTING], ids=lambda page: page.name)
 def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
         if "://" not in target:

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from torchcaps.analysis import Evaluation, figure_confusion
+from torchcaps.analysis import Evaluation, figure_confusion, save_figure
 
 
 def evaluation(confusion, names=None) -> Evaluation:
@@ -38,3 +39,23 @@ def test_many_classes_have_names_but_no_numbers(tmp_path, classes):
     assert (len(axes.texts) > 0) == (classes <= 20)
     assert len(axes.get_xticklabels()) == len(axes.get_yticklabels()) == classes
     figure.savefig(tmp_path / "a.png", dpi=30)
+
+
+def test_a_thousand_classes_are_a_picture_of_bounded_size_without_names(tmp_path, words):
+    confusion = np.diag(np.full(1000, 9))
+    confusion[700, 200] = 1
+    figure = figure_confusion(evaluation(confusion, [f"name {j}" for j in range(1000)]))
+    assert len(words(figure)) < 50
+    assert not [text for text in words(figure) if text.startswith("name")]
+    with Image.open(save_figure(figure, tmp_path / "a.png")) as image:
+        assert 2000 < max(image.size) < 4000
+        red, green, blue = np.asarray(image.convert("RGB")).astype(int).transpose(2, 0, 1)[:, :, :2800]
+    rows, columns = np.nonzero((red > 100) & (red - green > 80) & (red - blue > 80))
+    assert 1 <= np.ptp(rows) <= 4  # the one wrong cell, in its own colour
+    assert 1 <= np.ptp(columns) <= 4
+
+
+def test_the_size_never_falls_as_classes_are_added():
+    sizes = [figure_confusion(evaluation(np.eye(n, dtype=np.int64))).get_figheight() for n in (21, 120, 180, 181)]
+    assert sizes == sorted(sizes)
+    assert sizes[-1] < 20

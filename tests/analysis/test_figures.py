@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import string
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -55,19 +58,28 @@ def test_a_place_that_cannot_be_written_to_is_named(tmp_path, figure):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.png", "file"]
 
 
-def test_a_failed_save_leaves_the_old_figure(tmp_path, figure, monkeypatch):
-    path = save_figure(figure, tmp_path / "a.png")
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file may grow beyond 100 bytes meanwhile: a write fails in the middle, as on a full disk."""
+    resource = pytest.importorskip("resource", reason="file sizes can be limited on Unix only")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("suffix", STARTS)
+def test_a_failed_save_is_one_sentence_and_leaves_the_old_figure(tmp_path, figure, suffix):
+    figure.text(0, 0, string.printable[:94], parse_math=False)  # many glyphs: written in many pieces
+    path = save_figure(figure, tmp_path / f"a.{suffix}")
     before = path.read_bytes()
-
-    def fill_the_disk(partial, **_options):
-        partial.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(figure, "savefig", fill_the_disk)
-    with pytest.raises(InputError, match=r"a\.png cannot be written: No space left"):
+    with pytest.raises(InputError, match=rf"a\.{suffix} cannot be written: ") as raised, full_disk():
         save_figure(figure, path)
+    assert "\n" not in str(raised.value)
     assert path.read_bytes() == before
-    assert [file.name for file in tmp_path.iterdir()] == ["a.png"]
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
 def test_channels_become_colours():

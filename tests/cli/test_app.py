@@ -14,7 +14,18 @@ import pytest
 from torchcaps import __version__
 from torchcaps.cli.app import app
 
-COMMANDS = ["train", "evaluate", "predict", "reconstruct", "perturb", "routing", "curves", "presets", "datasets"]
+COMMANDS = [
+    "train",
+    "evaluate",
+    "predict",
+    "reconstruct",
+    "perturb",
+    "routing",
+    "curves",
+    "presets",
+    "datasets",
+    "memory",
+]
 HEAVY = (
     "torch",
     "matplotlib",
@@ -142,12 +153,38 @@ def test_how_training_may_end(
     assert (result.code, result.out, result.err) == (code, "", message)
 
 
-def test_not_enough_memory_on_a_device(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def too_much(*_: Any, **__: Any) -> None:
     import torch
 
-    monkeypatch.setattr("torchcaps.training.train", raising(torch.OutOfMemoryError("CUDA out of memory")))
+    torch.empty(2**58, dtype=torch.uint8)  # more than an address can name: refused by any machine
+
+
+def device_is_full(*_: Any, **__: Any) -> None:
+    import torch
+
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [
+        too_much,
+        device_is_full,
+        raising(RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes.")),
+        raising(RuntimeError("[enforce fail at x] DefaultCPUAllocator: can't allocate memory: you tried\nto allocate")),
+        raising(RuntimeError("MPS backend out of memory (MPS allocated: 18.00 GB)")),
+    ],
+)
+def test_not_enough_memory(cli: Cli, monkeypatch: pytest.MonkeyPatch, fail: Callable[..., None]) -> None:
+    monkeypatch.setattr("torchcaps.training.train", fail)
     result = cli("train")
-    assert (result.code, "--batch-size" in result.err) == (2, True)
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert result.err.startswith("Error: there is not enough memory; take a smaller --batch-size")
+
+
+def test_other_runtime_errors_are_no_lack_of_memory(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchcaps.training.train", raising(RuntimeError("shared memory is inconsistent")))
+    assert cli("train").code == 70
 
 
 def test_a_bug_is_called_one(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,7 @@ CASES: dict[str, tuple[Arguments, list[str]]] = {
     "no iteration": (lambda p: ["routing", p.run, "--num-iterations", "0"], ["--num-iterations", "0"]),
     # what does not fit together
     "batch larger than the data": (lambda p: ["train", *p.tiny, "--batch-size", "201"], ["201", "200"]),
-    "more images than there are": (lambda p: ["train", *p.tiny, "--limit-train", "9999"], ["limit_train", "9999"]),
+    "fewer images than classes": (lambda p: ["train", *p.tiny, "--limit-train", "3"], ["first 3 training", '"']),
     "no validation images": (lambda p: ["train", *p.tiny, "--validation-size", "9999"], ["validation_size", "9999"]),
     "images too small": (lambda p: ["train", *p.tiny, "--image-size", "12"], ["12×12", "17×17"]),
     "shift beyond the image": (lambda p: ["train", *p.tiny, "--max-shift", "28"], ["max_shift", "28"]),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from torchcaps.files import read_json
+from torchcaps.files import read_json, write_json
 from torchcaps.models import create_model, get_preset, list_presets
 
 Cli = Callable[..., Any]
@@ -174,12 +174,11 @@ def test_long_paths_are_not_cut(cli: Cli, tiny: tuple[str, ...], monkeypatch: py
 def test_predict_gives_class_and_lengths(cli: Cli, run_folder: Path, digit_file: Path) -> None:
     import torch
 
-    from torchcaps.analysis import predict
-    from torchcaps.datasets import read_image
+    from torchcaps.analysis import load_image, predict
     from torchcaps.training import load_run
 
     run = load_run(run_folder)
-    expected = predict(run.model, torch.stack([read_image(digit_file)]))
+    expected = predict(run.model, torch.stack([load_image(digit_file, run.model.in_shape)]))
     (found,) = json.loads(cli("predict", run_folder, digit_file, "--json").out)
     assert found["image"] == str(digit_file)
     assert list(found["lengths"]) == list(run.class_names)
@@ -211,6 +210,29 @@ def test_predict_several_images_of_any_size(cli: Cli, run_folder: Path, digit_fi
     assert [found["image"] for found in padded] == [str(digit_file), "wide.jpg"]
     assert padded[0] == stretched[0]
     assert padded[1]["lengths"] != stretched[1]["lengths"]
+
+
+@pytest.mark.parametrize(("data", "fit"), [("digits", "pad"), ("folder:photos", "stretch"), ("npz:x.npz", "pad")])
+def test_image_files_are_brought_to_size_as_the_runs_images_were(
+    cli: Cli, run_folder: Path, digit_file: Path, tmp_path: Path, data: str, fit: str
+) -> None:
+    with Image.open(digit_file) as image:
+        image.resize((90, 45)).save(tmp_path / "wide.png")
+    copy = shutil.copytree(run_folder, tmp_path / "copy")
+    config = read_json(copy / "config.json", "configuration")
+    write_json(copy / "config.json", config | {"data": data})
+
+    def lengths(*options: str) -> list[dict[str, float]]:
+        return [found["lengths"] for found in json.loads(cli("predict", copy, "wide.png", "--json", *options).out)]
+
+    assert lengths() == lengths("--fit", fit)
+    assert lengths("--fit", "pad") != lengths("--fit", "stretch")
+    for command in ("perturb", "routing"):
+        pictures = []
+        for options in ([], ["--fit", "pad"], ["--fit", "stretch"]):
+            assert cli(command, copy, "--image", "wide.png", *options, "--out", "x.png").code == 0
+            pictures.append(Path("x.png").read_bytes())
+        assert pictures[0] == pictures[1 if fit == "pad" else 2] != pictures[2 if fit == "pad" else 1]
 
 
 # figures

@@ -8,7 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from torchcaps.datasets import read_image, resize_images
+from torchcaps.datasets import resize_images
+from torchcaps.datasets.images import read_pixels, with_channels
 from torchcaps.errors import InputError
 
 GREY = np.arange(30, dtype=np.uint8).reshape(6, 5) * 8
@@ -17,15 +18,15 @@ COLOUR = np.stack([GREY, GREY[::-1], GREY[:, ::-1]], axis=-1)
 
 @pytest.mark.parametrize("suffix", [".png", ".bmp", ".tif", ".gif"])
 def test_grey_and_colour_files_keep_their_pixels(tmp_path: Path, save_image: Callable[..., Path], suffix: str) -> None:
-    grey = read_image(save_image(tmp_path / f"grey{suffix}", GREY))
+    grey = read_pixels(save_image(tmp_path / f"grey{suffix}", GREY))
     assert torch.equal(grey, torch.from_numpy(GREY)[None])
-    colour = read_image(save_image(tmp_path / f"colour{suffix}", COLOUR))
+    colour = read_pixels(save_image(tmp_path / f"colour{suffix}", COLOUR))
     assert torch.equal(colour, torch.from_numpy(COLOUR).permute(2, 0, 1))
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".webp"])
 def test_lossy_files_are_read(tmp_path: Path, save_image: Callable[..., Path], suffix: str) -> None:
-    image = read_image(save_image(tmp_path / f"a{suffix}", np.full((8, 8), 128, np.uint8)))
+    image = read_pixels(save_image(tmp_path / f"a{suffix}", np.full((8, 8), 128, np.uint8)))
     assert image.shape[1:] == (8, 8)
     assert (image.int() - 128).abs().max() <= 2
 
@@ -33,60 +34,60 @@ def test_lossy_files_are_read(tmp_path: Path, save_image: Callable[..., Path], s
 @pytest.mark.parametrize("mode", ["RGB", "P", "RGBA", "LA", "CMYK"])
 def test_grey_pixels_make_one_channel_in_any_mode(tmp_path: Path, save_image: Callable[..., Path], mode: str) -> None:
     path = save_image(tmp_path / f"a{'.tif' if mode == 'CMYK' else '.png'}", GREY, mode)
-    assert torch.equal(read_image(path), torch.from_numpy(GREY)[None])
+    assert torch.equal(read_pixels(path), torch.from_numpy(GREY)[None])
 
 
 def test_bilevel_images_are_black_and_white(tmp_path: Path, save_image: Callable[..., Path]) -> None:
     path = save_image(tmp_path / "a.png", np.array([[0, 255], [255, 0]], np.uint8), "1")
-    assert read_image(path).tolist() == [[[0, 255], [255, 0]]]
+    assert read_pixels(path).tolist() == [[[0, 255], [255, 0]]]
 
 
 def test_sixteen_bit_greys_are_scaled_not_clipped(tmp_path: Path, save_image: Callable[..., Path]) -> None:
     path = save_image(tmp_path / "a.png", np.array([[0, 257, 32896, 65535]], np.uint16))
-    assert read_image(path).tolist() == [[[0, 1, 128, 255]]]
+    assert read_pixels(path).tolist() == [[[0, 1, 128, 255]]]
 
 
 def test_float_images_run_from_0_to_1(tmp_path: Path, save_image: Callable[..., Path]) -> None:
     path = save_image(tmp_path / "a.tif", np.array([[0, 0.5, 1]], np.float32))
-    assert read_image(path).tolist() == [[[0, 128, 255]]]
+    assert read_pixels(path).tolist() == [[[0, 128, 255]]]
     with pytest.raises(InputError, match=r"from 0 to 7 instead of 0\.\.1"):
-        read_image(save_image(tmp_path / "b.tif", np.array([[0, 7]], np.float32)))
+        read_pixels(save_image(tmp_path / "b.tif", np.array([[0, 7]], np.float32)))
 
 
 def test_transparent_parts_show_white(tmp_path: Path, save_image: Callable[..., Path]) -> None:
     pixels = np.array([[[0, 0, 0, 255], [0, 0, 0, 0]]], np.uint8)  # black ink, and nothing
-    assert read_image(save_image(tmp_path / "a.png", pixels)).tolist() == [[[0, 255]]]
+    assert read_pixels(save_image(tmp_path / "a.png", pixels)).tolist() == [[[0, 255]]]
 
 
 def test_photos_are_turned_upright(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # taken with the camera on its side
     Image.fromarray(GREY).save(tmp_path / "a.png", exif=exif)
-    assert torch.equal(read_image(tmp_path / "a.png")[0], torch.from_numpy(np.rot90(GREY, -1).copy()))
+    assert torch.equal(read_pixels(tmp_path / "a.png")[0], torch.from_numpy(np.rot90(GREY, -1).copy()))
 
 
-def test_read_into_a_shape(tmp_path: Path, save_image: Callable[..., Path]) -> None:
-    grey = save_image(tmp_path / "grey.png", GREY)
-    colour = save_image(tmp_path / "colour.png", COLOUR)
-    assert read_image(grey, (3, 28, 20)).shape == (3, 28, 20)
-    assert torch.equal(read_image(grey, (3, 6, 5)), torch.from_numpy(GREY).expand(3, -1, -1))
-    luma = torch.from_numpy(COLOUR).double() @ torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64)
-    assert (read_image(colour, (1, 6, 5))[0] - luma).abs().max() <= 1
-    assert torch.equal(read_image(grey, (1, 6, 5), invert=True), 255 - read_image(grey))
+def test_grey_is_repeated_and_colour_becomes_its_luma() -> None:
+    grey, colour = torch.from_numpy(GREY)[None], torch.from_numpy(COLOUR).permute(2, 0, 1)
+    assert torch.equal(with_channels(grey, 3), grey.expand(3, -1, -1))
+    assert with_channels(grey, 1) is grey
+    assert with_channels(colour, 3) is colour
+    weights = torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64)
+    luma = torch.from_numpy(COLOUR).double() @ weights
+    assert (with_channels(colour, 1)[0] - luma).abs().max() <= 1
     with pytest.raises(InputError, match="1 channel or 3, not 2"):
-        read_image(grey, (2, 6, 5))
+        with_channels(grey, 2)
 
 
 def test_files_that_are_no_images(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"there is no image file .*gone\.png"):
-        read_image(tmp_path / "gone.png")
+        read_pixels(tmp_path / "gone.png")
     text = tmp_path / "text.png"
     text.write_text("not an image")
     with pytest.raises(InputError, match=r"text\.png cannot be read as an image"):
-        read_image(text)
+        read_pixels(text)
     (tmp_path / "empty.png").touch()
     with pytest.raises(InputError, match=r"empty\.png cannot be read"):
-        read_image(tmp_path / "empty.png")
+        read_pixels(tmp_path / "empty.png")
 
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".gif", ".bmp", ".tif", ".webp"])
@@ -96,11 +97,11 @@ def test_half_an_image_and_a_garbled_one(tmp_path: Path, save_image: Callable[..
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(InputError, match="cannot be read as an image"):
-        read_image(path)
+        read_pixels(path)
     for begin in (4, 12, 30):  # whatever the decoder makes of it, nothing but an InputError may come out
         path.write_bytes(whole[:begin] + b"\xff\x00\x7f" * 8 + whole[begin + 24 :])
         try:
-            read_image(path)
+            read_pixels(path)
         except InputError as error:
             assert str(path) in str(error)  # noqa: PT017
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -105,6 +106,27 @@ def test_the_default_validation_size_yields_to_a_limit() -> None:
 def test_options_that_cannot_be(options: dict[str, int], words: str) -> None:
     with pytest.raises(InputError, match=words):
         load_dataset("toy", **options)  # type: ignore[arg-type]
+
+
+def test_validation_images_of_their_own_stand_in_the_way_of_a_size_only(toy: Splits, make_set: MakeSet) -> None:
+    own = dataclasses.replace(toy, validation=make_set(8, classes=4))
+    register_dataset("whole", title="Whole", source="here", licence="none")(lambda _: own)
+    for limit in (None, 40, 100):  # all images may be trained on: none of them is needed for validation
+        data = load_dataset("whole", limit_train=limit)
+        assert (len(data.train), data.validation) == (limit or 100, own.validation)
+    with pytest.raises(InputError, match="whole has validation images of its own; leave validation_size out"):
+        load_dataset("whole", validation_size=8)
+    with pytest.raises(InputError, match="whole: limit_train is 101, but there are 1 to 100 train images"):
+        load_dataset("whole", limit_train=101)
+
+
+def test_labels_beyond_all_bounds(toy: Splits) -> None:
+    labels = toy.train.labels.clone()
+    labels[0] = 10**13
+    wrong = dataclasses.replace(toy, train=ImageSet(toy.train.images, labels))
+    register_dataset("wrong", title="Wrong", source="here", licence="none")(lambda _: wrong)
+    with pytest.raises(InputError, match="wrong: a train label is 10000000000000, but the 4 classes"):
+        load_dataset("wrong", limit_train=99)
 
 
 @pytest.mark.usefixtures("toy")

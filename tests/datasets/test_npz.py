@@ -96,6 +96,9 @@ def test_arrays_that_are_not_used_are_not_read(tmp_path: Path) -> None:
         ({"x": X, "y": Y - 1}, "y has the label -1"),
         ({"x": X, "y": Y + 1}, "y has no image of class 0; every class from 0 to 4"),
         ({"x": X, "y": Y * 2}, "y has no image of class 1"),
+        ({"x": X, "y": Y + 10**13}, "y has the label 10000000000003, but the 40 images of x .*0 to 39"),
+        ({"x": X, "y": Y.astype(np.uint64) + 2**63}, "y has the label 9223372036854775811"),
+        ({"x": X, "y": Y, "x_val": X, "y_val": Y.astype(np.uint64) + 2**63}, "y_val has the label 9223372036854775811"),
         ({"x": X, "y": Y * 0}, "only the class 0; at least two"),
         (
             {"x": X, "y": Y, "x_test": X, "y_test": Y + 1},
@@ -104,6 +107,7 @@ def test_arrays_that_are_not_used_are_not_read(tmp_path: Path) -> None:
         ({"x": X, "y": Y, "x_test": X[:, 1:], "y_test": Y}, r"test images are \(1, 5, 5\)"),
         ({"x": X, "y": Y, "class_names": np.array(["a", "b"])}, "class_names must be 4 texts"),
         ({"x": X, "y": Y, "class_names": np.arange(4)}, "class_names must be 4 texts.*int64"),
+        ({"x": X, "y": Y, "class_names": np.array(list("abca"))}, r'a\.npz: two classes are called "a"'),
         ({"x": X, "y": Y, "class_names": np.array(list("abcde"))}, "y has no image of class 4"),
         ({"x": X[:4], "y": Y[:4]}, "4 images of 4 classes, too few"),
         ({"x": np.array([{}] * 40), "y": Y}, "no .npz file of plain arrays"),

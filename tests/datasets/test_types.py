@@ -67,3 +67,5 @@ def test_dataset_checks_that_its_parts_fit(make_set: Callable[..., ImageSet]) ->
         Dataset("x", make_set(9), make_set(3), make_set(6, (1, 5, 5)), ("a", "b", "c"))
     with pytest.raises(InputError, match=r"validation label is 3.*0 to 2"):
         Dataset("x", make_set(9), make_set(8, classes=4), make_set(6), ("a", "b", "c"))
+    with pytest.raises(InputError, match='x: two classes are called "b"'):
+        Dataset("x", make_set(9), make_set(3), make_set(6), ("a", "b", "b"))

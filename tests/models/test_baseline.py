@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from support import assert_close, assert_raises, small
+from support import assert_close, assert_gradients_reach, assert_raises, small
 from torchcaps import create_model
 from torchcaps.errors import InputError
 from torchcaps.models import BaselineCNN
@@ -53,6 +53,17 @@ def test_the_papers_layers() -> None:
         model = create_model("baseline-cnn")
     assert [tuple(conv.weight.shape) for conv in model.convs] == [(256, 1, 5, 5), (256, 256, 5, 5), (128, 256, 5, 5)]
     assert [layer.out_features for layer in (*model.dense, model.classify)] == [328, 192, 10]
+
+
+def test_without_dense_layers_the_map_is_classified_directly() -> None:
+    model = network(hidden=()).eval()
+    losses = model.loss(model(IMAGES), IMAGES, LABELS)
+    losses.total.backward()
+    assert len(model.dense) == 0
+    assert model.classify.in_features == 6 * 12 * 10
+    assert_gradients_reach(model)
+    features = model.convs[1](model.convs[0](IMAGES).relu()).relu().flatten(1)
+    assert_close(model(IMAGES).logits, model.classify(features))
 
 
 def test_bad_input() -> None:

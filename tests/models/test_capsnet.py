@@ -133,6 +133,23 @@ def test_autocast(preset: str) -> None:
     assert_close(output.lengths, model(IMAGES).lengths, 0.02)
 
 
+@pytest.mark.parametrize("preset", ["sabour2017", "sabour2017-code", "keras-tutorial", "torch-notebook"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_network_converted_as_a_whole(preset: str, dtype: torch.dtype) -> None:
+    model = network(preset, num_iterations=1 if preset == "torch-notebook" else 3)  # W of deviation 1 magnifies errors
+    wanted = model(IMAGES, LABELS)
+    model = model.to(dtype)
+    output = model(IMAGES.to(dtype), LABELS)
+    losses = model.loss(output, IMAGES.to(dtype), LABELS)
+    losses.total.backward()
+    assert all(parameter.grad.dtype == dtype for parameter in model.parameters())
+    assert_finite([*losses, *(parameter.grad for parameter in model.parameters())])
+    assert_close(output.lengths.float(), wanted.lengths, 0.02)
+    if model.decoder is not None:
+        assert output.reconstruction.dtype == dtype
+        assert_close(output.reconstruction.float(), wanted.reconstruction, 0.02)
+
+
 def test_copies_and_pickles_and_states() -> None:
     model = network(capsule_bias=True, learn_prior=True).eval()
     fresh = network(capsule_bias=True, learn_prior=True).eval()

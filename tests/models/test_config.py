@@ -149,6 +149,7 @@ def test_bad_values(field: str, value: Any, message: str) -> None:
         ("kernel", 4, "kernel must be odd, so that a convolution keeps the size, got 4"),
         ("dropout", 1.0, "dropout must be at least 0 and below 1, got 1.0"),
         ("channels", [0], "channels must be at least 1, got 0"),
+        ("channels", (), "channels must name at least one convolution, got none"),
         ("num_iterations", 2, 'there is no CNN field "num_iterations"'),
     ],
 )

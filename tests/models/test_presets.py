@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -106,6 +107,10 @@ def test_names_are_taken_once_and_unknown_ones_get_the_nearest() -> None:
         InputError, create_model, "sabor2017", say='there is no preset "sabor2017"; did you mean "sabour2017"?'
     )
     assert_raises(InputError, get_preset, "zzz", say='there is no preset "zzz"; known: baseline-cnn, ')
+    for name in (5, ["sabour2017"], None, {}):
+        said = f'preset must be a name such as "sabour2017", got {name!r}'
+        assert_raises(InputError, get_preset, name, say=said)
+        assert_raises(InputError, create_model, name, say=said)
 
 
 def test_a_new_preset_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,6 +340,17 @@ def test_the_tutorials_squash() -> None:
     assert_close(squash(s, eps=eps), norm**2 / (1 + norm**2) * s / (norm + 1e-8), 1e-8)
 
 
+def test_the_tutorials_squash_differs_by_what_its_description_says() -> None:
+    preset = get_preset("torch-tutorial")
+    said = re.search(r"longer by (\S+) at most \(at ‖s‖ = 1\)", preset.description)
+    assert said
+    r = torch.cat([torch.logspace(-12, 4, 2001, dtype=torch.float64), torch.ones(1, dtype=torch.float64)])
+    longer = squash(r[:, None], eps=preset.model.squash_eps)[:, 0] - r**2 / (1 + r**2) * r / (r + 1e-8)
+    assert longer.max() == pytest.approx(float(said[1]), rel=1e-3)
+    assert r[longer.argmax()] == pytest.approx(1, abs=0.1)
+    assert longer.min() > -1e-15
+
+
 def test_keras_multiplies_pixels_by_255(images: Tensor) -> None:
     tutorial = network("keras-tutorial")
     plain = network("keras-tutorial", pixel_scale=1)
@@ -391,7 +407,7 @@ RECIPES: dict[str, dict[str, Any]] = {  # what differs from Adam at a constant 1
         "decay_steps": 2000,
         "min_learning_rate": 1e-6,
     },
-    "tf-notebook": {"batch_size": 50, "epochs": 10, "select": "loss", "validation_size": 5000},
+    "tf-notebook": {"batch_size": 50, "epochs": 10, "select": "loss"},
     "keras-tutorial": {"batch_size": 10, "epochs": 1, "limit_train": 1000, "limit_test": 1000},
     "torch-notebook": {"batch_size": 100},
     "torch-tutorial": {"batch_size": 100, "epochs": 50, "schedule": "decay-by-epoch", "decay": 0.9, "max_shift": 2},
@@ -407,6 +423,19 @@ def test_recipe(name: str) -> None:
         assert getattr(recipe, field) == value, field
     if "schedule" not in RECIPES[name]:
         assert recipe.schedule == "constant"
+
+
+@every_preset
+def test_recipes_fit_data_of_any_size(name: str) -> None:
+    """How many images are set apart is the data set's own affair: 5,000 of MNIST, a tenth of the digits."""
+    assert get_preset(name).recipe.validation_size is None
+
+
+def test_the_codes_shifts_are_drawn_and_not_listed() -> None:
+    preset = get_preset("sabour2017-code")
+    assert preset.recipe.max_shift == 2
+    assert "all 25 shifts" in preset.description
+    assert "at random" in preset.description
 
 
 def test_the_codes_epochs_are_its_300_000_steps() -> None:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from safetensors.torch import load_file, save_file
 
 from support import assert_close, assert_raises, small
 from torchcaps import create_model, list_presets
 from torchcaps.errors import InputError
-from torchcaps.models import BaselineCNN, CapsNet
+from torchcaps.models import BaselineCNN, CapsNet, load_pretrained
 
 SHAPE, CLASSES = (3, 18, 21), 4
 
@@ -127,6 +134,51 @@ def test_the_wrong_kind_of_network(folder: Path) -> None:
     assert_raises(InputError, BaselineCNN.from_pretrained, folder, say="does not describe a BaselineCNN")
     network("baseline-cnn").save_pretrained(folder)
     assert_raises(InputError, CapsNet.from_pretrained, folder, say="does not describe a CapsNet")
+
+
+def test_any_kind_by_a_path_in_words(folder: Path) -> None:
+    assert isinstance(load_pretrained(str(folder)), CapsNet)
+    network("baseline-cnn").save_pretrained(folder)
+    assert isinstance(load_pretrained(str(folder)), BaselineCNN)
+    assert isinstance(load_pretrained(folder), BaselineCNN)
+
+
+def answer(status: int, kind: type[HfHubHTTPError]) -> HfHubHTTPError:
+    """What the hub's client raises after an answer; of the answer it keeps the request and the headers."""
+    response = types.SimpleNamespace(headers={}, request=None, status_code=status)
+    return kind(f"{status} Client Error.\n\nMore lines.", response=response)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (answer(404, RepositoryNotFoundError), "the hub has no repository runs/sabuor that you may read"),
+        (answer(404, RevisionNotFoundError), "that name: RevisionNotFoundError: 404 Client Error."),
+        (LocalEntryNotFoundError("Offline.\nMore."), "the hub could not be reached to look for it there"),
+        (ConnectionError("Broken.\nMore."), "the hub gave no repository of that name: ConnectionError: Broken."),
+        (RuntimeError("Proxy."), "the hub gave no repository of that name: RuntimeError: Proxy."),
+    ],
+)
+def test_a_mistyped_folder_that_could_be_a_repository(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(*_: object, **__: object) -> str:
+        raise error
+
+    monkeypatch.setattr("torchcaps.models.pretrained.snapshot_download", download)
+    with pytest.raises(InputError) as caught:
+        CapsNet.from_pretrained("runs/sabuor")
+    assert str(caught.value).startswith("there is no folder runs/sabuor, and ")
+    assert str(caught.value).endswith(said)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_real_client_without_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    said = "there is no folder runs/sabuor, and the hub could not be reached"
+    assert_raises(InputError, CapsNet.from_pretrained, "runs/sabuor", cache_dir=tmp_path, say=said)
+    with pytest.raises(TypeError, match="no_such_option"):
+        CapsNet.from_pretrained("runs/sabuor", no_such_option=1)
 
 
 def test_from_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import math
 import pickle
@@ -172,6 +173,21 @@ def test_primary_options_that_do_not_exist() -> None:
         assert_raises(ValueError, PrimaryCapsules, 3, **{name: "x"}, say=f"{name} must be one of {known}, got 'x'")
 
 
+@pytest.mark.parametrize("options", [{}, {"separate_convs": True}, {"grouping": "raster"}, {"output": "routed"}])
+def test_maps_that_do_not_fit(options: Any) -> None:
+    layer = PrimaryCapsules(3, T, K, kernel_size=4, **options)
+    said = "PrimaryCapsules: features must have shape (B, 3, H, W)"
+    for shape in ((2, 5, 9, 9), (3, 9, 9), (2, 3, 9), (1, 2, 3, 9, 9)):
+        assert_raises(ValueError, layer, torch.rand(shape), say=f"{said}, got {shape}")
+    for shape in ((2, 3, 3, 9), (2, 3, 9, 3), (2, 3, 0, 0)):
+        wanted = f"{said} with H and W of at least 4, the kernel's size, got {shape}"
+        assert_raises(ValueError, layer, torch.rand(shape), say=wanted)
+    said = "PrimaryCapsules: features must be a floating-point tensor, got "
+    assert_raises(TypeError, layer, torch.ones(2, 3, 9, 9, dtype=torch.uint8), say=said + "torch.uint8")
+    assert_raises(TypeError, layer, [1.0], say=said + "list")
+    assert layer(torch.rand(2, 3, 4, 5)).shape[0] == 2
+
+
 # ---- dense capsules
 
 
@@ -306,6 +322,25 @@ def test_stacks_train_from_their_default_initialisation(depth: str, axis: Any) -
     for layer in network:  # no output capsule is dead: each one's length depends on the image
         poses = layer(poses)
         assert (poses.norm(dim=-1).std(0) > 1e-3).all()
+
+
+@pytest.mark.parametrize(("axis", "trains"), [("outputs", True), ("inputs", False)])
+def test_a_stack_of_three_fed_with_short_poses(axis: Any, trains: bool) -> None:
+    """What DenseCapsules says of itself; if short poses come to train over inputs, too, it must say so."""
+    assert "of length 0.2, over outputs they trained, over inputs they stayed" in inspect.cleandoc(
+        DenseCapsules.__doc__ or ""
+    ).replace("\n", " ")
+    network = stack(STACKS["three"], axis)
+    poses, labels = problem(0.2)
+    optimizer = torch.optim.Adam(network.parameters(), 5e-3)
+    losses = []
+    for _ in range(200):
+        loss = margin_loss(safe_norm(network(poses)), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0] if trains else losses[-1] > 0.99 * losses[0], losses[::20]
 
 
 @pytest.mark.parametrize("axis", ["outputs", "inputs"])

@@ -39,6 +39,12 @@ def test_mask_refuses_what_does_not_fit() -> None:
     )
     assert_raises(ValueError, mask_capsules, CAPSULES, torch.tensor([0]), say="labels of shape (2,) or multi-hot")
     assert_raises(TypeError, mask_capsules, CAPSULES, torch.tensor([0.0, 1.0]), say="must be integer labels")
+    for capsules in (CAPSULES[0], CAPSULES[None]):
+        said = f"mask_capsules: capsules must have shape (B, J, D), got {tuple(capsules.shape)}"
+        assert_raises(ValueError, mask_capsules, capsules, say=said)
+    said = "mask_capsules: capsules must be a floating-point tensor, got "
+    assert_raises(TypeError, mask_capsules, CAPSULES.long(), say=said + "torch.int64")
+    assert_raises(TypeError, mask_capsules, CAPSULES.tolist(), say=said + "list")
 
 
 def test_decoder_is_the_papers() -> None:
@@ -63,3 +69,27 @@ def test_decoder_by_matrix_products(hidden: tuple[int, ...]) -> None:
     assert_batch_independent(decoder, capsules)
     decoder(capsules).sum().backward()
     assert_gradients_reach(decoder)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5), (2, 4, 4), (3, 4), (2, 12), (1, 2, 3, 4)])
+def test_decoder_refuses_other_shapes(shape: tuple[int, ...]) -> None:
+    """(2, 12) and (1, 2, 3, 4) have, flattened, the right number of components, or the right axes at the end."""
+    said = f"Decoder: capsules must have shape (B, 3, 4), got {shape}"
+    assert_raises(ValueError, Decoder(3, 4, (2, 5, 3), (7,)), torch.rand(shape), say=said)
+
+
+def test_decoder_refuses_what_is_no_floating_point_tensor() -> None:
+    decoder = Decoder(3, 4, (2, 5, 3), (7,))
+    said = "Decoder: capsules must be a floating-point tensor, got "
+    assert_raises(TypeError, decoder, torch.ones(2, 3, 4, dtype=torch.int32), say=said + "torch.int32")
+    assert_raises(TypeError, decoder, None, say=said + "NoneType")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_decoder_brings_capsules_to_its_own_dtype(dtype: torch.dtype) -> None:
+    decoder = Decoder(3, 4, (2, 5, 3), (7,))
+    capsules = torch.randn(2, 3, 4)
+    wanted = decoder(capsules)
+    images = decoder.to(dtype)(capsules)
+    assert images.dtype == dtype
+    assert_close(images.float(), wanted, 0.01)

@@ -64,3 +64,7 @@ def test_options_are_printed_and_checked() -> None:
     assert_raises(ValueError, DynamicRouting, -1, say="DynamicRouting: num_iterations must be")
     assert_raises(ValueError, DynamicRouting, softmax_over="x", say='softmax_over must be "outputs" or "inputs"')
     assert_raises(ValueError, DynamicRouting, eps=0, say="eps must be positive")
+    known = "auto, reference, recompute, triton"
+    for backend in ("x", None, ["auto"]):
+        said = f"DynamicRouting: backend must be one of {known}, got {backend!r}"
+        assert_raises(ValueError, DynamicRouting, backend=backend, say=said)

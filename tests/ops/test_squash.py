@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -112,5 +113,7 @@ def test_float16_does_not_overflow_in_the_square() -> None:
 def test_bad_input(function: Callable[..., Tensor]) -> None:
     name = function.__name__
     assert_raises(TypeError, function, torch.ones(3, dtype=torch.int64), say=f"{name}: x must be a floating-point")
+    for other, kind in (([1.0, 2.0], "list"), (None, "NoneType"), (np.ones(3), "ndarray")):
+        assert_raises(TypeError, function, other, say=f"{name}: x must be a floating-point tensor, got {kind}")
     for eps in (0.0, -1e-7, math.nan):
         assert_raises(ValueError, function, torch.ones(3), eps=eps, say=f"{name}: eps must be positive")

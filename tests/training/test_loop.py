@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -14,7 +15,8 @@ from safetensors.torch import load_file
 from tiny_runs import tiny_config
 from torchcaps.datasets import load_dataset
 from torchcaps.errors import InputError
-from torchcaps.training import Diverged, Interrupted, TrainConfig, load_run, resume, train
+from torchcaps.models import CapsNet, Losses, get_preset, list_presets
+from torchcaps.training import Diverged, Interrupted, TrainConfig, load_run, make_config, resume, train
 from torchcaps.training.loop import Position, Trainer
 from torchcaps.training.progress import Silence
 from torchcaps.training.run import read_checkpoint
@@ -223,17 +225,170 @@ def test_a_full_disk_is_an_os_error_that_names_the_file(
     assert not (tmp_path / "run" / "last.ckpt").exists()
 
 
-@pytest.mark.parametrize("rate", [1e30])
-def test_a_loss_that_is_not_finite_stops_the_run(bars: Path, tmp_path: Path, rate: float) -> None:
-    config = tiny_config(bars, learning_rate=rate, batch_size=108)
+def test_a_loss_that_is_not_finite_stops_the_run(
+    tiny: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = CapsNet.loss
+
+    def ruined(network: CapsNet, *args: object) -> Losses:
+        losses = own(network, *args)  # type: ignore[arg-type]
+        calls.append(1)
+        return losses._replace(total=losses.total * float("nan")) if network.training and len(calls) == 10 else losses
+
+    calls: list[int] = []
+    monkeypatch.setattr(CapsNet, "loss", ruined)
+    with pytest.raises(Diverged) as caught:
+        train(tiny, tmp_path / "run", progress=Silence(), figures=False)
+    words = str(caught.value)
+    # six steps and one batch of validation, then the third of the second epoch
+    assert "the loss became NaN or infinite at step 9 (epoch 2, batch 3 of 6)" in words
+    assert "--learning-rate" in words
+    assert "keeps the last good checkpoint" in words
+    assert "\n" not in words
+    checkpoint = read_checkpoint(tmp_path / "run" / "last.ckpt")
+    assert checkpoint["progress"]["epoch"] == 1
+    assert all(tensor.isfinite().all() for tensor in checkpoint["model"].values())
+
+
+@pytest.mark.parametrize("batch_size", [108, 36])
+def test_an_update_that_ruins_the_weights_is_not_kept(bars: Path, tmp_path: Path, batch_size: int) -> None:
+    config = tiny_config(bars, learning_rate=1e38, batch_size=batch_size, epochs=1)
     with pytest.raises(Diverged) as caught:
         train(config, tmp_path / "run", progress=Silence(), figures=False)
-    words = str(caught.value)
-    assert "the loss became nan at step 2 (epoch 2, batch 1 of 1)" in words
-    assert "--learning-rate" in words
-    assert "\n" not in words
-    # the checkpoint before the loss was lost is there, and holds finite numbers or those of the one step before
-    assert read_checkpoint(tmp_path / "run" / "last.ckpt")["progress"]["epoch"] == 1
+    assert "became NaN or infinite" in str(caught.value)
+    assert "there was no checkpoint yet" in str(caught.value)
+    assert not (tmp_path / "run" / "last.ckpt").exists()
+    assert not (tmp_path / "run" / "best").exists()
+
+
+def test_the_advice_names_only_options_that_the_network_has(bars: Path, tmp_path: Path) -> None:
+    config = tiny_config(bars, "baseline-cnn", channels=(4,), hidden=(8,), learning_rate=1e38)
+    with pytest.raises(Diverged) as caught:
+        train(config, tmp_path / "run", progress=Silence(), figures=False)
+    assert "--weight-std" not in str(caught.value)
+
+
+@pytest.mark.parametrize("preset", list_presets())
+def test_every_preset_trains_on_a_small_data_set_by_its_own_recipe(preset: str, tmp_path: Path) -> None:
+    small = {"channels": (4,), "hidden": (8,)} if preset == "baseline-cnn" else {"conv_channels": 4, "primary_types": 1}
+    summary = train(make_config(preset, epochs=1, **small), tmp_path / "run", progress=Silence(), figures=False)
+    recipe = get_preset(preset).recipe
+    assert summary["images"]["train"] == min(recipe.limit_train or 1293, 1293)
+    assert summary["images"]["test"] == 360  # fewer than keras-tutorial's 1,000
+
+
+def test_capsule_weights_keep_their_order_in_half_precision(
+    bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    own = Trainer.fit
+
+    def spy(trainer: Trainer) -> None:
+        seen.append(trainer.network)
+        own(trainer)
+
+    monkeypatch.setattr(Trainer, "fit", spy)
+    train(tiny_config(bars, precision="bf16", epochs=1), tmp_path / "run", progress=Silence(), figures=False)
+    (network,) = seen
+    assert network.class_capsules.weight.permute(1, 2, 3, 0).is_contiguous()
+    assert network.primary_capsules.convs[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_half_precision_run_goes_on_exactly(bars: Path, tmp_path: Path) -> None:
+    config = tiny_config(bars, precision="bf16")
+    train(config, tmp_path / "whole", progress=Silence(), figures=False)
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "broken", progress=StopAt(8), figures=False)
+    resume(tmp_path / "broken", progress=Silence(), figures=False)
+    assert_same_weights(weights(tmp_path / "broken"), weights(tmp_path / "whole"))
+
+
+def test_a_run_goes_on_exactly_from_a_checkpoint_that_time_called_for(
+    bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class KilledError(Exception):
+        pass
+
+    class KillAt(Silence):
+        def step(self, *, epoch: int, step: int, images_per_second: float, loss: float | None) -> None:
+            if step == 10:
+                raise KilledError
+
+    config = tiny_config(bars, checkpoint_minutes=1e-9)  # overdue after each step
+    with pytest.raises(KilledError):
+        train(config, tmp_path / "broken", progress=KillAt(), figures=False)
+    assert read_checkpoint(tmp_path / "broken" / "last.ckpt")["progress"]["step"] == 9
+    resume(tmp_path / "broken", progress=Silence(), figures=False)
+    train(tiny_config(bars), tmp_path / "whole", progress=Silence(), figures=False)
+    assert_same_weights(weights(tmp_path / "broken"), weights(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("part", ["validation", "test"])
+def test_ctrl_c_while_images_are_judged(
+    tiny: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    own = Trainer._evaluate
+
+    def stopped(trainer: Trainer, network: object, images: object) -> object:
+        if images is getattr(trainer.dataset, part) and trainer.position.epoch >= 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return own(trainer, network, images)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Trainer, "_evaluate", stopped)
+    with pytest.raises(Interrupted) as caught:
+        train(tiny, tmp_path / "run", progress=Silence(), figures=False)
+    assert caught.value.exit_code == 130
+    assert "--resume" in str(caught.value)
+    monkeypatch.undo()
+    assert resume(tmp_path / "run", progress=Silence(), figures=False)["epochs"] == 3
+
+
+def test_a_run_does_not_go_on_with_other_data_or_fewer_epochs(bars: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "bars.npz"
+    copy.write_bytes(bars.read_bytes())
+    train(tiny_config(copy, epochs=2), tmp_path / "run", progress=Silence(), figures=False)
+    with pytest.raises(InputError, match="the run has finished 2 epochs already; it cannot go on to 1"):
+        resume(tmp_path / "run", overrides={"epochs": 1}, progress=Silence(), figures=False)
+    with np.load(copy) as arrays:
+        x, y = arrays["x"].copy(), arrays["y"]
+    x[0, 0, 0] ^= 1
+    np.savez(copy, x=x, y=y)
+    with pytest.raises(InputError, match="are not those that the run was trained on"):
+        resume(tmp_path / "run", overrides={"epochs": 3}, progress=Silence(), figures=False)
+
+
+def test_the_summary_keeps_the_command_that_started_the_run(bars: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train(tiny_config(bars, epochs=1), out, progress=Silence(), figures=False, command="first")
+    summary = resume(out, overrides={"epochs": 2}, progress=Silence(), figures=False, command="second")
+    assert (summary["command"], summary["resumed_with"]) == ("first", ["second"])
+
+
+def test_one_wrong_bit_in_a_checkpoint_is_noticed(finished: Path, tmp_path: Path) -> None:
+    bits = bytearray((finished / "last.ckpt").read_bytes())
+    bits[len(bits) // 2] ^= 16
+    path = tmp_path / "last.ckpt"
+    path.write_bytes(bits)
+    with pytest.raises(InputError, match="is damaged"):
+        read_checkpoint(path)
+
+
+def test_a_checkpoint_of_another_version_is_one_sentence(bars: Path, tmp_path: Path) -> None:
+    train(tiny_config(bars, epochs=1), tmp_path / "run", progress=Silence(), figures=False)
+    checkpoint = read_checkpoint(tmp_path / "run" / "last.ckpt")
+    checkpoint["progress"]["unknown"] = 1
+    torch.save(checkpoint, tmp_path / "run" / "last.ckpt")
+    with pytest.raises(InputError, match="not of this version of torchcaps"):
+        resume(tmp_path / "run", overrides={"epochs": 2}, progress=Silence(), figures=False)
+
+
+def test_another_data_set_is_looked_for_in_its_own_place(bars: Path, finished: Path, tmp_path: Path) -> None:
+    run = load_run(finished)
+    assert len(run.dataset().test) == 30
+    other = run.dataset(f"npz:{bars}")
+    assert other.in_shape == run.model.in_shape
+    with pytest.raises(InputError, match="digits has images of shape"):
+        run.dataset("digits")
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,13 @@ from torchcaps.analysis.evaluation import Evaluation
 from torchcaps.analysis.figures import SMALL, TEXT, TINY, TITLE, new_figure, shorten
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
 
 _MOST_WITH_NUMBERS = 20  # classes; with more, numbers in the cells can no longer be read
+# Inches: a cell with a number in it, without, the least one that a name fits beside, and all cells together at most.
+_NUMBERED, _PLAIN, _NAMED, _MOST = 0.42, 0.15, 0.1, 18.0
 
 
 def figure_confusion(evaluation: Evaluation, *, title: str | None = None) -> Figure:
@@ -21,7 +24,8 @@ def figure_confusion(evaluation: Evaluation, *, title: str | None = None) -> Fig
 
     What is right (blue, the diagonal) and what is wrong (red) have each their own scale, in percent of the images of
     the true class, so that few errors are seen beside many right ones. Up to 20 classes have the number of images in
-    each cell.
+    each cell, up to 180 their names at the sides; of more, the axes count the classes. The figure is 20 inches wide
+    at most.
 
     Args:
         evaluation: From :func:`~torchcaps.analysis.evaluate`.
@@ -32,7 +36,8 @@ def figure_confusion(evaluation: Evaluation, *, title: str | None = None) -> Fig
     share = 100 * confusion / np.maximum(confusion.sum(1, keepdims=True), 1)
     right = np.eye(classes, dtype=bool)
     numbers = classes <= _MOST_WITH_NUMBERS
-    size = 1.8 + classes * (0.42 if numbers else 0.15)
+    cell = min(_NUMBERED if numbers else _PLAIN, _MOST / classes)
+    size = 1.8 + classes * cell
     figure = new_figure(size + 1.8, size)
     axes = figure.subplots()
     wrong = evaluation.num_images - evaluation.num_correct
@@ -42,7 +47,8 @@ def figure_confusion(evaluation: Evaluation, *, title: str | None = None) -> Fig
     if worst := float(np.where(right, 0, share).max()):
         scales = {"wrong": (~right & (confusion > 0), "Reds", worst), **scales}  # the last bar is the nearest one
     for name, (cells, colours, highest) in scales.items():
-        shown = axes.imshow(np.ma.masked_where(~cells, share), cmap=_middle_of(colours), vmin=0, vmax=highest)
+        masked = np.ma.masked_where(~cells, share)  # smoothing would mix a cell with the black of masked ones
+        shown = axes.imshow(masked, cmap=_middle_of(colours), vmin=0, vmax=highest, interpolation="nearest")
         bar = figure.colorbar(shown, ax=axes, shrink=0.8, aspect=30, pad=0.02)
         bar.set_label(f"{name}, % of the true class", fontsize=SMALL)
         bar.ax.tick_params(labelsize=SMALL)
@@ -51,19 +57,25 @@ def figure_confusion(evaluation: Evaluation, *, title: str | None = None) -> Fig
             colour = "white" if share[true, given] > 0.6 * highest else "black"
             axes.text(given, true, str(confusion[true, given]), ha="center", va="center", fontsize=SMALL, color=colour)
 
-    names = [shorten(name, 1.1, SMALL) for name in evaluation.class_names]
-    upright = max(map(len, names)) <= 2 and numbers
-    style: dict[str, Any] = {"fontsize": SMALL if numbers else TINY, "parse_math": False}  # names are no formulas
-    axes.set_xticks(range(classes), names, rotation=0 if upright else 90, **style)
-    axes.set_yticks(range(classes), names, **style)
-    axes.set_xticks(np.arange(classes + 1) - 0.5, minor=True)
-    axes.set_yticks(np.arange(classes + 1) - 0.5, minor=True)
-    axes.grid(which="minor", color="0.9", linewidth=0.6)
+    if cell >= _NAMED:
+        _name_cells(axes, [shorten(name, 1.1, SMALL) for name in evaluation.class_names], large=numbers)
     axes.tick_params(which="both", length=0)
     axes.spines[:].set_color("0.8")
     axes.set_xlabel("class given", fontsize=TEXT)
     axes.set_ylabel("true class", fontsize=TEXT)
     return figure
+
+
+def _name_cells(axes: Axes, names: list[str], *, large: bool) -> None:
+    """The classes' names at both sides, and a grid around the cells."""
+    upright = max(map(len, names)) <= 2 and large
+    style: dict[str, Any] = {"fontsize": SMALL if large else TINY, "parse_math": False}  # names are no formulas
+    places, edges = range(len(names)), np.arange(len(names) + 1) - 0.5
+    axes.set_xticks(places, names, rotation=0 if upright else 90, **style)
+    axes.set_yticks(places, names, **style)
+    axes.set_xticks(edges, minor=True)
+    axes.set_yticks(edges, minor=True)
+    axes.grid(which="minor", color="0.9", linewidth=0.6)
 
 
 def _middle_of(colours: str) -> ListedColormap:

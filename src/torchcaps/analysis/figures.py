@@ -6,6 +6,7 @@ touched; matplotlib is imported by the functions that draw.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -58,9 +59,12 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     kind = path.suffix[1:].lower()
     if kind not in FORMATS:
         raise InputError(f"{path} cannot be written: figures are saved as .{', .'.join(FORMATS)}, not {path.suffix}")
+    # drawn in memory first: where the disk is full, matplotlib's PDF writer fails on its own half-written stream
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=kind, dpi=DPI)
     try:
         with atomic_path(path) as temporary:
-            figure.savefig(temporary, format=kind, dpi=DPI)
+            temporary.write_bytes(drawn.getvalue())
     except OSError as error:
         raise InputError(f"the figure {path} cannot be written: {error.strerror or error}") from error
     return path

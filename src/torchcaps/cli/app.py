@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ from torchcaps.cli.train import train
 from torchcaps.errors import InputError
 
 WRONG_INPUT, BUG, INTERRUPTED = 2, 70, 130
+# torch's words on the CPU, MPS and CUDA
+OUT_OF_MEMORY = re.compile(r"DefaultCPUAllocator|not enough memory|can't allocate memory|out of memory", re.IGNORECASE)
 
 
 @click.group(cls=Group, invoke_without_command=True)
@@ -81,7 +84,7 @@ def _report(error: BaseException) -> int:
     if isinstance(error, OSError):
         _say_error(describe_os_error(error))
         return WRONG_INPUT
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, by name: not imported
+    if is_out_of_memory(error):
         _say_error("there is not enough memory; take a smaller --batch-size, smaller images or a smaller network")
         return WRONG_INPUT
     _say_error(
@@ -89,6 +92,13 @@ def _report(error: BaseException) -> int:
         "This is a bug in torchcaps, please report it with the command; --debug shows the traceback."
     )
     return BUG
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out; torch says so by a RuntimeError, on the CPU a plain one that only its words tell."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error)) is not None
+    )
 
 
 def describe_os_error(error: OSError) -> str:

@@ -25,6 +25,7 @@ from torchcaps.cli.runs import (
     open_images,
     open_run,
     out_option,
+    read_image,
     run_argument,
 )
 
@@ -96,20 +97,20 @@ def perturb(
     index: int,
     image_file: Path | None,
     invert: bool,
-    fit: Fit,
+    fit: Fit | None,
     capsule: str | None,
     amplitude: float,
     steps: int,
     out: Path | None,
 ) -> None:
     """Change each component of a class capsule a little, decode, and draw what it encodes."""
-    from torchcaps.analysis import figure_perturbation, load_image, perturb_capsule
+    from torchcaps.analysis import figure_perturbation, perturb_capsule
 
     check_image_options(image_file)
     run = open_run(run_folder, which)
     target = None if capsule is None else class_number(capsule, run.class_names)
     if image_file is not None:
-        pixels, words = load_image(image_file, run.model.in_shape, invert=invert, fit=fit), str(image_file)
+        pixels, words = read_image(run, image_file, invert=invert, fit=fit), str(image_file)
     else:
         images, dataset, where = open_images(run, data, data_dir, split)
         pixels, words = image_at(images, index, dataset.class_names, where)
@@ -146,7 +147,7 @@ def routing(
     index: int,
     image_file: Path | None,
     invert: bool,
-    fit: Fit,
+    fit: Fit | None,
     num_iterations: int | None,
     number: int,
     out: Path | None,
@@ -158,7 +159,6 @@ def routing(
     from torchcaps.analysis import (
         figure_coupling,
         figure_routing_statistics,
-        load_image,
         routing_statistics,
         trace_routing,
     )
@@ -167,7 +167,7 @@ def routing(
     run = open_run(run_folder, which)
     statistics, about = None, ""
     if image_file is not None:
-        pixels, words = load_image(image_file, run.model.in_shape, invert=invert, fit=fit), str(image_file)
+        pixels, words = read_image(run, image_file, invert=invert, fit=fit), str(image_file)
     else:
         images, dataset, where = open_images(run, data, data_dir, split)
         pixels, words = image_at(images, index, dataset.class_names, where)

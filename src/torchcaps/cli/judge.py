@@ -33,6 +33,7 @@ from torchcaps.cli.runs import (
     open_images,
     open_run,
     pick_device,
+    read_image,
     run_argument,
 )
 
@@ -184,17 +185,16 @@ def predict(
     which: Which,
     image_files: tuple[Path, ...],
     invert: bool,
-    fit: Fit,
+    fit: Fit | None,
     as_json: bool,
 ) -> None:
     """Classify image files of any size: the class and the length of every capsule."""
     import torch
 
-    from torchcaps.analysis import load_image
     from torchcaps.analysis import predict as classify
 
     run = open_run(run_folder, which)
-    images = [load_image(file, run.model.in_shape, invert=invert, fit=fit) for file in image_files]
+    images = [read_image(run, file, invert=invert, fit=fit) for file in image_files]
     predictions = classify(run.model, torch.stack(images))
     results = [
         {

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 REFERENCE = "sabour2017"
 """The preset that the others are compared with."""
-UNPUBLISHED = "–"
-"""What a preset has for the result of a source that reports none."""
 
 
 @click.command(
@@ -117,7 +115,7 @@ def _show_presets(all_presets: list[Preset]) -> None:
 
 
 def _with_result(text: str, preset: Preset) -> str:
-    return text if preset.published == UNPUBLISHED else f"{text.removesuffix('.')}. Published: {preset.published}."
+    return text if preset.published == Preset.published else f"{text.removesuffix('.')}. Published: {preset.published}."
 
 
 def _difference_tables(compared: list[Preset]) -> list[Table]:

@@ -68,9 +68,8 @@ image_options = compose(
     click.option(
         "--fit",
         type=click.Choice(["pad", "stretch"]),
-        default="pad",
-        show_default=True,
-        help="Bring an image to the network's size with a border, or by stretching it.",
+        help="Bring an image to the network's size with a border, or by stretching it.  "
+        "[default: stretch for a run on folder: data, whose images were; else pad]",
     ),
 )
 
@@ -88,7 +87,9 @@ def out_option(name: str) -> Decorator:
 
 def figure_path(out: Path | None, run: Path, name: str) -> Path:
     """Where a figure goes: to --out, or among the run's own."""
-    return run / "figures" / f"{name}.png" if out is None else out
+    from torchcaps.training.run import FIGURES
+
+    return run / FIGURES / f"{name}.png" if out is None else out
 
 
 def open_run(run_folder: Path, which: Which, device: str = "cpu") -> Run:
@@ -111,6 +112,26 @@ def open_images(run: Run, data: str | None, data_dir: str | None, split: Split) 
     dataset = run.dataset(data, data_dir)
     parts = {"test": dataset.test, "validation": dataset.validation, "train": dataset.train}
     return parts[split], dataset, f"{split} images of {dataset.name}"
+
+
+def read_image(run: Run, file: Path, *, invert: bool, fit: Fit | None) -> Tensor:
+    """An image file as the run's network takes it, uint8 (C, H, W).
+
+    Args:
+        run: Whose network.
+        file: The image.
+        invert: The option --invert.
+        fit: The option --fit; None brings the image to size as the images of the run's data set were.
+
+    Raises:
+        InputError: The file is missing, or no image.
+    """
+    from torchcaps.analysis import load_image
+
+    if fit is None:
+        of_folder = run.config is not None and run.config.data.startswith("folder:")
+        fit = "stretch" if of_folder else "pad"
+    return load_image(file, run.model.in_shape, invert=invert, fit=fit)
 
 
 def first_of(images: ImageSet, number: int) -> ImageSet:

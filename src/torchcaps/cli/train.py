@@ -123,6 +123,9 @@ def build_config(preset: str | None, config_file: Path | None, overrides: Mappin
 
 def show_summary(summary: Mapping[str, Any]) -> None:
     """What a run ended with, where it lies, and what to do with it."""
+    from torchcaps.models.pretrained import CONFIG
+    from torchcaps.training.run import FIGURES
+
     out, test = Path(summary["out"]), summary["test"]
     last, best = summary["epochs"], summary["best_epoch"]
     shown = {"best": f"epoch {best}, best on validation", "last": f"epoch {last}, last"}
@@ -135,14 +138,14 @@ def show_summary(summary: Mapping[str, Any]) -> None:
         add_row(rows, words, *cells, style="bold" if which == "best" else None)
     click.echo()
     print_table(rows)
-    figures = sorted(file.name for file in (out / "figures").glob("*.png"))
-    decoder = getattr(read_config(out / "config.json").model, "decoder", False)
+    figures = sorted(file.name for file in (out / FIGURES).glob("*.png"))
+    decoder = getattr(read_config(out / CONFIG).model, "decoder", False)
     following = [command_line("evaluate", out), command_line("reconstruct", out), command_line("perturb", out)]
     print_pairs(
         [
             ("Network", f"{summary['preset']}, {count(summary['parameters'])} parameters"),
             ("Run folder", out),
-            *([("Figures", f"{out / 'figures'} ({', '.join(figures)})")] if figures else []),
+            *([("Figures", f"{out / FIGURES} ({', '.join(figures)})")] if figures else []),
             ("Next", following if decoder else following[:1]),
         ]
     )

@@ -1,4 +1,3 @@
-from .images import read_image as read_image
 from .images import resize_images as resize_images
 from .loader import Batch as Batch
 from .loader import BatchLoader as BatchLoader

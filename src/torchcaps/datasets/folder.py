@@ -8,11 +8,10 @@ import torch
 
 from torchcaps.datasets.images import SUFFIXES, read_pixels, resize_images, with_channels
 from torchcaps.datasets.registry import DataRequest, Splits, register_dataset
-from torchcaps.datasets.splits import FIXED_SEED, generator, stratified_split
+from torchcaps.datasets.splits import FIXED_SEED, generator, with_test_set
 from torchcaps.datasets.types import ImageSet
 from torchcaps.errors import InputError
 
-_TEST_SHARE = 0.2
 _VALIDATION_NAMES = ("val", "valid", "validation")
 
 ClassFiles = dict[str, list[Path]]
@@ -50,12 +49,7 @@ def load_folder(request: DataRequest) -> Splits:
     reader = _Reader(request.image_size)
     images = {part: reader.read(by_class, class_names) for part, by_class in files.items()}
     sets = {part: _stack(pixels, labels, reader.channels) for part, (pixels, labels) in images.items()}
-    train, validation = sets["train"], sets.get("validation")
-    if "test" in sets:
-        return Splits(train, sets["test"], class_names, validation)
-    size = max(round(_TEST_SHARE * len(train)), len(class_names))
-    rest, held = stratified_split(train.labels, size, seed=FIXED_SEED)
-    return Splits(train.select(rest), train.select(held), class_names, validation)
+    return with_test_set(root, sets, class_names)
 
 
 def _parts(root: Path) -> dict[str, Path]:

@@ -24,37 +24,17 @@ _DECODER_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zli
 _CHUNK = 1024  # images resized at once: bounds the float copy to a few MiB at the sizes used here
 
 
-def read_image(
-    path: str | Path, in_shape: tuple[int, int, int] | None = None, *, invert: bool = False
-) -> UInt8[Tensor, "C H W"]:
-    """Read one image file.
+def read_pixels(path: Path) -> UInt8[Tensor, "C H W"]:
+    """Read one image file at its own size.
 
     Of several frames the first counts; a photo is turned upright as its EXIF data say; transparent parts show white,
     as on a page; 16-bit greys are scaled to 8 bit.
 
     Args:
         path: A PNG, JPEG, BMP, GIF, WebP or TIFF file.
-        in_shape: (C, H, W) to bring it to: C is 1 (grey by ITU-R 601 luma) or 3, height and width are resized each by
-            its own factor. None leaves the size, with one channel where all pixels are grey and three otherwise.
-        invert: Whether to turn dark on light into light on dark, as MNIST has it.
 
     Returns:
-        Pixels of 0..255, (C, H, W).
-
-    Raises:
-        InputError: When the file is missing, is no image or a broken one, or C is neither 1 nor 3.
-    """
-    image = read_pixels(Path(path))
-    if invert:
-        image = 255 - image
-    if in_shape is None:
-        return image
-    channels, height, width = in_shape
-    return resize_images(with_channels(image, channels)[None], (height, width))[0]
-
-
-def read_pixels(path: Path) -> UInt8[Tensor, "C H W"]:
-    """The file's pixels at its own size: one channel where all of them are grey, else three.
+        Pixels of 0..255: one channel where all of them are grey, else three.
 
     Raises:
         InputError: When the file is missing, or no image or a broken one.

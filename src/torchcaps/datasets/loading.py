@@ -109,7 +109,7 @@ def _divide(
     """The training and the validation images."""
     images, num_classes = splits.train, len(splits.class_names)
     train = images if limit is None else _first(spec, "train", images, limit)
-    missing = (torch.bincount(train.labels, minlength=num_classes) == 0).nonzero()
+    missing = (~torch.isin(torch.arange(num_classes), train.labels)).nonzero()
     if len(missing):
         raise InputError(
             f"{spec}: the first {len(train)} training images have none of the class "

@@ -42,9 +42,10 @@ class IdxFamily:
         licence: Its terms.
         class_names: The name of each label.
         mirrors: Where the gzipped files can be had.
-        sha256: The hash of each gzipped file as the mirrors have it, by the file's name without ``.gz``.
-        md5: The hash of each file's decompressed contents, as published, where it is known. It also knows a file
-            that was gzipped anew, which has another SHA-256.
+        sha256: The hash of each gzipped file as the mirrors have it, by the file's name without ``.gz``. Downloads
+            are held to it. A user's own file is not: decompressed, or gzipped anew, it is right and has another.
+        md5: The hash of each file's decompressed contents, as published, where it is known. It knows a right file
+            however it was packed.
         shapes: The shape of the array in each file, by the file's name without ``.gz``.
     """
 
@@ -137,9 +138,7 @@ FAMILIES = (
             f"t10k-{_IMAGES}": "edd7a857845ad6bb1d0ba43fe7e794d164fe2dce499a1694695a792adfac43c5",
             f"t10k-{_LABELS}": "20bb9a0ef54c7db3efc55a92eef5582c109615df22683c380526788f98e42a1c",
         },
-        # No hash of the decompressed files is published. Downloads are held to the SHA-256 above; files from a user's
-        # folder to their shape and to what its paper says of it: as many images of each class as of any other.
-        md5={},
+        md5={},  # nobody has published any; load_family says what is checked instead
     ),
 )
 
@@ -159,7 +158,13 @@ def find_files(family: IdxFamily, data_dir: Path | None) -> Path | None:
 
 
 def load_family(family: IdxFamily, request: DataRequest) -> Splits:
-    """Read a family's four files from a folder, else download them, and check them whichever way they came.
+    """Read a family's four files from a folder, else download them, and check them.
+
+    A download is held to the SHA-256 of the mirrors' file before it is kept. Every file that is read, wherever it
+    lay, must be whole (a gzipped one down to its checksum), of the family's shapes, with labels of its classes, and
+    not another family's. Its contents must be the published ones where a hash of them is known, as for MNIST and
+    Fashion-MNIST. For KMNIST none is: there, as its paper says, all classes must be of the same size, but pixels that
+    were changed before the file was packed are not noticed in a file of the user's own.
 
     Raises:
         InputError: When files are missing, truncated, corrupt, or another data set's; or could not be downloaded.

@@ -11,11 +11,10 @@ import numpy as np
 import torch
 
 from torchcaps.datasets.registry import DataRequest, Splits, register_dataset
-from torchcaps.datasets.splits import FIXED_SEED, stratified_split
+from torchcaps.datasets.splits import with_test_set
 from torchcaps.datasets.types import ImageSet
 from torchcaps.errors import InputError
 
-_TEST_SHARE = 0.2
 _MAX_CHANNELS = 4
 _PAIRS = {"train": ("x", "y"), "test": ("x_test", "y_test"), "validation": ("x_val", "y_val")}
 _NAMES = "class_names"
@@ -51,17 +50,7 @@ def load_npz(request: DataRequest) -> Splits:
                 f"{path}: {_PAIRS[part][1]} has the label {int(images.labels.max())}, but the "
                 f"{len(class_names)} classes of y go from 0 to {len(class_names) - 1}"
             )
-    train, validation = sets["train"], sets.get("validation")
-    if "test" in sets:
-        return Splits(train, sets["test"], class_names, validation)
-    size = max(round(_TEST_SHARE * len(train)), len(class_names))
-    if len(train) - size < len(class_names):
-        raise InputError(
-            f"{path} has {len(train)} images of {len(class_names)} classes, too few to set a test set aside; "
-            "give more, or x_test and y_test"
-        )
-    rest, held = stratified_split(train.labels, size, seed=FIXED_SEED)
-    return Splits(train.select(rest), train.select(held), class_names, validation)
+    return with_test_set(path, sets, class_names)
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -100,6 +89,12 @@ def _image_set(path: Path, arrays: dict[str, np.ndarray], x: str, y: str) -> Ima
         )
     if labels.min() < 0:
         raise InputError(f"{path}: {y} has the label {labels.min()}, but labels are whole numbers from 0")
+    most = len(arrays[_PAIRS["train"][0]])  # every class needs an image to train on; counting relies on this bound
+    if labels.max() >= most:
+        raise InputError(
+            f"{path}: {y} has the label {labels.max()}, but the {most} images of x can be of {most} classes at most, "
+            f"0 to {most - 1}"
+        )
     return ImageSet(torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64)))
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from torchcaps.datasets.registry import Splits
+from torchcaps.datasets.types import ImageSet
 from torchcaps.errors import InputError
 
 FIXED_SEED = 0
 """The seed of splits that must not follow the user's: test images and the order of a folder's files."""
+_TEST_SHARE = 0.2
 
 
 def generator(seed: int) -> np.random.RandomState:
@@ -64,6 +70,30 @@ def stratified_split(
         members = np.flatnonzero(labels.numpy() == label)
         held[random.permutation(members)[:quota]] = True
     return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))
+
+
+def with_test_set(source: Path, parts: Mapping[str, ImageSet], class_names: tuple[str, ...]) -> Splits:
+    """The parts of a user's own images; the test set, where there is none, is a fixed stratified fifth of training.
+
+    Args:
+        source: Where they are from, for the error.
+        parts: ``"train"``, and ``"test"`` and ``"validation"`` where they are there.
+        class_names: The name of each label.
+
+    Raises:
+        InputError: When there are too few images to leave one of each class to train on.
+    """
+    train, validation = parts["train"], parts.get("validation")
+    if "test" in parts:
+        return Splits(train, parts["test"], class_names, validation)
+    size = max(round(_TEST_SHARE * len(train)), len(class_names))
+    if len(train) - size < len(class_names):
+        raise InputError(
+            f"{source} has {len(train)} images of {len(class_names)} classes, too few to set a test set aside; "
+            "give more, or a test set of their own"
+        )
+    rest, held = stratified_split(train.labels, size, seed=FIXED_SEED)
+    return Splits(train.select(rest), train.select(held), class_names, validation)
 
 
 def _quotas(counts: np.ndarray, size: int, leave_one: bool) -> np.ndarray:

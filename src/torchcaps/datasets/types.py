@@ -82,10 +82,10 @@ class Dataset:
         train: Images to learn from.
         validation: Images that choose the best epoch and the settings.
         test: Images for the one figure at the end; nothing is ever chosen by them.
-        class_names: The name of each label, in the order of the labels.
+        class_names: The name of each label, in the order of the labels, no two alike.
 
     Raises:
-        InputError: When the parts differ in image shape, or a label has no class name.
+        InputError: When the parts differ in image shape, a label has no class name, or two have the same.
     """
 
     name: str
@@ -95,6 +95,11 @@ class Dataset:
     class_names: tuple[str, ...]
 
     def __post_init__(self) -> None:
+        repeated = [name for n, name in enumerate(self.class_names) if name in self.class_names[:n]]
+        if repeated:
+            raise InputError(
+                f'{self.name}: two classes are called "{repeated[0]}"; results are given by name, so each needs its own'
+            )
         for part in ("validation", "test"):
             shape = getattr(self, part).in_shape
             if shape != self.train.in_shape:

@@ -167,6 +167,8 @@ class CNNConfig(Described):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.channels:
+            raise InputError("channels must name at least one convolution, got none")
         for name in ("channels", "hidden"):
             for width in getattr(self, name):
                 at_least(name, width, 1)
@@ -204,9 +206,9 @@ class Recipe(Described):
     validation_size: int | None = None
     """Images kept from training to choose the best epoch; the data set's default if none is given."""
     limit_train: int | None = None
-    """Train on the first so many images only."""
+    """Train on the first so many images at most; on all if none is given."""
     limit_test: int | None = None
-    """Test on the first so many images only."""
+    """Test on the first so many images at most; on all if none is given."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

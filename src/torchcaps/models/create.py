@@ -49,12 +49,12 @@ def build_model(config: CapsNetConfig | CNNConfig, in_shape: Sequence[int], num_
     return CapsNet(config, in_shape, num_classes)
 
 
-def load_pretrained(folder: Path) -> Model:
+def load_pretrained(folder: str | Path) -> Model:
     """Read a network of any kind that ``save_pretrained`` wrote, in evaluation mode; nothing in it is executed.
 
     Raises:
         InputError: There is no such folder, or a file in it is missing, damaged, or does not fit the others.
     """
-    description = read_json(folder / CONFIG, "configuration")
+    description = read_json(Path(folder) / CONFIG, "configuration")
     is_cnn = {field.name for field in dataclasses.fields(CNNConfig)} <= description.keys()
     return (BaselineCNN if is_cnn else CapsNet).from_pretrained(folder)

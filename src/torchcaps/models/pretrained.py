@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from huggingface_hub import PyTorchModelHubMixin, snapshot_download
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -65,15 +65,12 @@ class Pretrained(nn.Module, PyTorchModelHubMixin):
                 as :func:`huggingface_hub.snapshot_download` takes them.
 
         Raises:
-            InputError: There is no such folder, or a file in it is missing, damaged, or does not fit the others.
+            InputError: There is no such folder, and the hub has no such repository or cannot be reached; or a file in
+                it is missing, damaged, or does not fit the others.
         """
         folder = Path(pretrained_model_name_or_path)
         if not folder.is_dir():
-            try:
-                repository = str(pretrained_model_name_or_path)
-                folder = Path(snapshot_download(repository, allow_patterns=[CONFIG, WEIGHTS], **download))
-            except HFValidationError:
-                raise InputError(f"there is no folder {pretrained_model_name_or_path}") from None
+            folder = _from_hub(str(pretrained_model_name_or_path), download)
         network = cls._from_description(folder / CONFIG)
         load_weights(network, _read_weights(folder / WEIGHTS), folder / WEIGHTS)
         return network.to(device).eval()
@@ -108,6 +105,23 @@ def load_weights(network: nn.Module, tensors: dict[str, Tensor], source: Path) -
         if got != wanted:
             raise InputError(f"weights {source} do not fit the network: {name} has shape {got}, wanted {wanted}")
     network.load_state_dict(tensors)
+
+
+def _from_hub(name: str, options: dict[str, Any]) -> Path:
+    """The folder that a repository of the hub was downloaded to; ``name`` is known to be no folder here."""
+    try:
+        return Path(snapshot_download(name, allow_patterns=[CONFIG, WEIGHTS], **options))
+    except HFValidationError:
+        raise InputError(f"there is no folder {name}") from None
+    except RepositoryNotFoundError:  # said of private repositories, too
+        raise InputError(f"there is no folder {name}, and the hub has no repository {name} that you may read") from None
+    except LocalEntryNotFoundError:
+        raise InputError(f"there is no folder {name}, and the hub could not be reached to look for it there") from None
+    except TypeError:  # an option that snapshot_download does not take
+        raise
+    except Exception as error:  # whatever the HTTP library of the installed huggingface_hub raises
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise InputError(f"there is no folder {name}, and the hub gave no repository of that name: {reason}") from error
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from torchcaps.nn.checks import check_tensor
 from torchcaps.nn.routing import DynamicRouting, Routing
 from torchcaps.ops.squash import safe_norm, squash
 
@@ -63,7 +64,8 @@ class PrimaryCapsules(nn.Module):
         _check_choice("grouping", grouping, ("channels", "raster"))
         _check_choice("output", output, ("squash", "unit", "routed"))
         _check_sizes(in_channels=in_channels, num_types=num_types, dim=dim, kernel_size=kernel_size, stride=stride)
-        self.num_types, self.dim = num_types, dim
+        self.in_channels, self.num_types, self.dim = in_channels, num_types, dim
+        self.kernel_size = kernel_size
         self.activation, self.grouping, self.output, self.eps = activation, grouping, output, eps
         num_convs = dim if separate_convs else 1
         self.convs = nn.ModuleList(
@@ -75,7 +77,21 @@ class PrimaryCapsules(nn.Module):
         self.bias = nn.Parameter(torch.full((num_types, dim), 0.1)) if output == "routed" else None
 
     def forward(self, features: Float[Tensor, "B C H W"]) -> Float[Tensor, "B I K"]:
-        """Poses of the primary capsules; their memory is laid out as (B, K, I), as fast routing wants it."""
+        """Poses of the primary capsules; their memory is laid out as (B, K, I), as fast routing wants it.
+
+        Args:
+            features: Maps of ``in_channels`` channels, no smaller than the kernel.
+
+        Raises:
+            TypeError: Maps that are not floating-point.
+            ValueError: Another number of channels, or maps smaller than the kernel.
+        """
+        check_tensor("PrimaryCapsules", "features", features, ("B", self.in_channels, "H", "W"))
+        if min(features.shape[2:]) < self.kernel_size:
+            raise ValueError(
+                f"PrimaryCapsules: features must have shape (B, {self.in_channels}, H, W) with H and W of at least "
+                f"{self.kernel_size}, the kernel's size, got {tuple(features.shape)}"
+            )
         maps = torch.cat([conv(features) for conv in self.convs], 1) if len(self.convs) > 1 else self.convs[0](features)
         if self.activation == "relu":
             maps = maps.relu()
@@ -101,6 +117,11 @@ class DenseCapsules(nn.Module):
     """Fully connected capsule layer: every input capsule votes for every output capsule, routing decides.
 
     Usable alone and stacked: poses (B, I, K) in, capsules (B, J, D) out.
+
+    A stack needs poses that are not too short: every squash shortens short capsules further. In an experiment with
+    three stacked layers (32 → 16 → 8 → 4 capsules, default initialisation, Adam), fed with poses of length 0.1, both
+    softmax axes stayed at their initial loss for 1,000 steps; of length 0.2, over outputs they trained, over inputs
+    they stayed for 400 steps; of length 0.3, both trained, over outputs better.
 
     Args:
         in_capsules: I.

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
+from torchcaps.nn.checks import check_tensor
 from torchcaps.ops.losses import multi_hot
 from torchcaps.ops.squash import safe_norm
 
@@ -23,11 +24,12 @@ def mask_capsules(
         targets: Labels (B,), multi-hot rows (B, J), or None.
 
     Raises:
-        TypeError: Labels that are not integers.
-        ValueError: Targets that do not fit the capsules.
+        TypeError: Capsules that are not floating-point, or labels that are not integers.
+        ValueError: Capsules that are not (B, J, D), or targets that do not fit them.
 
     Source: Sabour, Frosst, Hinton 2017, section 4.1 (arXiv:1710.09829).
     """
+    check_tensor("mask_capsules", "capsules", capsules, ("B", "J", "D"))
     lengths = safe_norm(capsules)
     if targets is None:
         targets = lengths.argmax(-1)
@@ -55,6 +57,7 @@ class Decoder(nn.Module):
         hidden: Sequence[int] = (512, 1024),
     ) -> None:
         super().__init__()
+        self.num_capsules, self.capsule_dim = num_capsules, capsule_dim
         self.out_shape = tuple(out_shape)
         widths = [num_capsules * capsule_dim, *hidden]
         layers: list[nn.Module] = []
@@ -63,5 +66,16 @@ class Decoder(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], math.prod(self.out_shape)), nn.Sigmoid())
 
     def forward(self, capsules: Float[Tensor, "B J D"]) -> Float[Tensor, "B C H W"]:
-        """Decode capsules, of which all but the wanted ones are zero (:func:`mask_capsules`), to images in 0..1."""
-        return self.layers(capsules.flatten(1)).unflatten(1, self.out_shape)
+        """Decode capsules, of which all but the wanted ones are zero (:func:`mask_capsules`), to images in 0..1.
+
+        Args:
+            capsules: J capsules of D components, of any floating dtype: routing returns float32 in a network that was
+                converted to half precision, and they are brought to the decoder's own dtype.
+
+        Raises:
+            TypeError: Capsules that are not floating-point.
+            ValueError: Another shape.
+        """
+        check_tensor("Decoder", "capsules", capsules, ("B", self.num_capsules, self.capsule_dim))
+        dtype = next(self.parameters(), capsules).dtype  # a quantised decoder has no parameters
+        return self.layers(capsules.flatten(1).to(dtype)).unflatten(1, self.out_shape)

@@ -8,7 +8,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.ops.dynamic_routing import Backend, SoftmaxOver, route
+from torchcaps.ops.dynamic_routing import BACKENDS, Backend, SoftmaxOver, route
 from torchcaps.ops.dynamic_routing.checks import check_options
 
 
@@ -54,6 +54,9 @@ class DynamicRouting(Routing):
         eps: The squash's epsilon.
         backend: See :func:`torchcaps.route`.
 
+    Raises:
+        ValueError: A value that is out of its range, or an option that does not exist.
+
     Source: Sabour, Frosst, Hinton 2017, procedure 1 (arXiv:1710.09829).
     """
 
@@ -69,6 +72,8 @@ class DynamicRouting(Routing):
     ) -> None:
         super().__init__()
         check_options(num_iterations, softmax_over, eps, "DynamicRouting")
+        if backend not in BACKENDS:
+            raise ValueError(f"DynamicRouting: backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
         self.num_iterations = num_iterations
         self.softmax_over: SoftmaxOver = softmax_over
         self.stop_gradient = stop_gradient

@@ -57,8 +57,9 @@ def safe_norm(x: Float[Tensor, "..."], dim: int = -1, keepdim: bool = False, eps
 
 
 def _in_full_precision(x: Tensor, eps: float, function: str) -> Tensor:
-    if not x.is_floating_point():
-        raise TypeError(f"{function}: x must be a floating-point tensor, got {x.dtype}")
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"{function}: x must be a floating-point tensor, got {got}")
     if not eps > 0:
         raise ValueError(f"{function}: eps must be positive, got {eps}")
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

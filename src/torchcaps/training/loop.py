@@ -26,16 +26,18 @@ from typing import Any
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
 from torchcaps.analysis import Evaluation, EvaluationSums, evaluation_sums
-from torchcaps.datasets import BatchLoader, Dataset, ImageSet, load_dataset
+from torchcaps.datasets import BatchLoader, Dataset, ImageSet
 from torchcaps.errors import InputError
 from torchcaps.files import commit, write_json, write_text
 from torchcaps.models import Model, ModelOutput, build_model, load_pretrained
 from torchcaps.models.output import Losses
 from torchcaps.models.pretrained import CONFIG
 from torchcaps.training.config import TrainConfig, field_names, override, read_config
+from torchcaps.training.data import fingerprint, load_run_data
 from torchcaps.training.environment import hardware, peak_memory_mib, versions
 from torchcaps.training.memory import memory_warning
 from torchcaps.training.progress import Progress, Silence, choose_progress
@@ -52,11 +54,17 @@ from torchcaps.training.schedule import learning_rate
 #: Settings that may change when a run goes on: they do not change what is computed (epochs: only how long).
 RESUMABLE = ("epochs", "devices", "num_nodes", "accelerator", "data_dir", "checkpoint_minutes", "tensorboard")
 
-#: On a GPU the losses are looked at once in so many steps, so that the device need not wait for each.
+#: On a GPU, or where processes must ask each other, losses and signals are looked at once in so many steps.
 CHECK_EVERY = 32
+
+#: A step that no run reaches.
+NEVER = 2**62
 
 #: Images judged at a time, over all processes.
 EVALUATION_BATCH = 256
+
+#: What torch's writer says instead of the operating system's reason, such as a full disk.
+WRITER_ERRORS = ("PytorchStreamWriter", "cannot be opened", "does not exist")
 
 #: The time between two checkpoints is over; smaller than the number of any signal that is handled.
 OVERDUE = 1
@@ -108,11 +116,20 @@ class Position:
     sums: EpochSums = field(default_factory=EpochSums)
     history: list[dict[str, Any]] = field(default_factory=list)
     """The rows of metrics.csv."""
+    commands: list[str] = field(default_factory=list)
+    """What started the run, and what it went on with."""
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Position:
-        """The inverse of ``dataclasses.asdict``."""
-        return cls(**{**values, "sums": EpochSums(**values["sums"])})
+        """The inverse of ``dataclasses.asdict``.
+
+        Raises:
+            InputError: The values are not those of a position.
+        """
+        try:
+            return cls(**{**values, "sums": EpochSums(**values["sums"])})
+        except (TypeError, KeyError) as error:
+            raise InputError(f"the run's {CHECKPOINT} is not of this version of torchcaps: {error}") from None
 
     def best(self, select: str) -> dict[str, Any]:
         """The row of the epoch that the validation images chose."""
@@ -190,13 +207,13 @@ def _prepare(config: TrainConfig, checkpoint: dict[str, Any] | None, progress: P
     """All that can be found wrong is found here, before processes start and before anything is written."""
     if config.tensorboard:
         _Events.check()
-    dataset = _load_data(config)
+    dataset = load_run_data(config)
+    num_images = sum(len(part) for part in (dataset.train, dataset.validation, dataset.test))
+    warning = memory_warning(config, dataset.in_shape, dataset.num_classes, num_images)
     torch.manual_seed(config.seed)
     network = build_model(config.model, dataset.in_shape, dataset.num_classes)
     if checkpoint is not None:
-        _check_fits(checkpoint, network)
-    num_images = sum(len(part) for part in (dataset.train, dataset.validation, dataset.test))
-    warning = memory_warning(config, dataset.in_shape, dataset.num_classes, num_images)
+        _check_fits(checkpoint, config, dataset, network)
     fabric = _launch(config)
     trainer = Trainer(fabric, config, dataset, network, _progress(fabric, progress))
     if warning is not None and fabric.device.type == "cpu":
@@ -216,6 +233,7 @@ class Trainer:
         self.fabric, self.config, self.recipe = fabric, config, recipe
         self.dataset, self.progress = dataset, progress
         self.position = Position()
+        self._fingerprint = fingerprint(dataset)
         self.loader = BatchLoader(
             dataset.train,
             recipe.batch_size,
@@ -229,7 +247,9 @@ class Trainer:
         )
         self.network = network
         if config.precision == "bf16" or fabric.device.type == "cuda":
-            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
+            for module in network.modules():
+                if isinstance(module, torch.nn.Conv2d):  # W of a capsule layer has an order of its own, also in 4 axes
+                    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
         fused = fabric.device.type in ("cpu", "cuda")
         optimizer = torch.optim.Adam(network.parameters(), lr=recipe.learning_rate, fused=fused)
         self.model, self.optimizer = fabric.setup(network, optimizer)
@@ -240,12 +260,16 @@ class Trainer:
     def run(self, out: Path, *, figures: bool, command: str | None) -> dict[str, Any]:
         """Train, test and sum up in the folder ``out``, the first process's choice."""
         self.out = self.fabric.broadcast(out)
+        self.position.commands.append(command or f"torchcaps train --config {self.out / CONFIG}")
         self.events = _Events(self.out, self.config.tensorboard and self.fabric.is_global_zero)
         if self.fabric.is_global_zero:
             write_json(self.out / CONFIG, self.config.to_dict())
         with self.events:
             self.fit()
-        return self.finish(figures=figures, command=command)
+        try:
+            return self.finish(figures=figures)
+        except KeyboardInterrupt:
+            raise Interrupted(self.out, self.position.step, 128 + signal.SIGINT) from None
 
     def fit(self) -> None:
         """Train until the configured number of epochs is done."""
@@ -256,6 +280,7 @@ class Trainer:
                 while position.epoch < recipe.epochs:
                     self._train_epoch(stop)
                     self._end_epoch()
+                    self._raise_if_stopped(self._calls(stop))
         finally:
             self.progress.stop()
 
@@ -277,16 +302,17 @@ class Trainer:
                 images_per_second=(position.batch - first_batch) * self.recipe.batch_size / elapsed,
                 loss=self._shown_loss,
             )
-            call = self._calls(stop)
-            if call and position.batch < len(self.loader):
+            if position.batch == len(self.loader) or not self._is_check_point:
+                continue  # an epoch that is whole is ended first, so that it counts
+            if call := self._calls(stop):
                 begin, first_batch = self._add_sums(sums, begin), position.batch
                 self._save_checkpoint()
-            if call > OVERDUE:
-                if position.batch == len(self.loader):  # the epoch is whole: end it, so that it counts
-                    self._add_sums(sums, begin)
-                    self._end_epoch()
-                raise Interrupted(self.out, position.step, 128 + call)
+                self._raise_if_stopped(call)
         self._add_sums(sums, begin)
+
+    def _raise_if_stopped(self, call: int) -> None:
+        if call > OVERDUE:
+            raise Interrupted(self.out, self.position.step, 128 + call)
 
     def _step(self, images: Tensor, labels: Tensor) -> tuple[ModelOutput, Losses]:
         """One update of the weights."""
@@ -298,31 +324,49 @@ class Trainer:
         output = self.model(images, self.network.decoder_targets(labels))
         losses = self.network.loss(output, images, labels)
         self.fabric.backward(losses.total)
-        self._check_before_update(losses.total)
+        self._pending.append((position.step, losses.total.detach()))
+        if self._is_check_point:
+            self._check_pending()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return output, losses
 
-    def _check_before_update(self, loss: Tensor) -> None:
-        """Keep the loss; look at the kept ones at once where that is free, else once in a while."""
-        self._pending.append((self.position.step, loss.detach()))
-        if loss.device.type == "cpu" or len(self._pending) >= CHECK_EVERY:
-            self._check_pending()
+    @property
+    def _is_check_point(self) -> bool:
+        """Whether losses and signals are looked at after this step: each time where that is free, else once in a while.
+
+        It is the same for all processes.
+        """
+        free = self.fabric.world_size == 1 and self.fabric.device.type == "cpu"
+        return free or self.position.step % CHECK_EVERY == 0
 
     def _check_pending(self) -> None:
+        """Look at the losses since the last check; all processes stop if one has lost its way."""
         if not self._pending:
             return
         steps, losses = zip(*self._pending, strict=True)
         self._pending.clear()
-        for step, loss in zip(steps, torch.stack(losses).tolist(), strict=True):
-            self._shown_loss = loss
-            if not math.isfinite(loss):
-                raise Diverged(
-                    f"the loss became {loss} at step {step + 1} (epoch {step // len(self.loader) + 1}, batch "
-                    f"{step % len(self.loader) + 1} of {len(self.loader)}); try a smaller --learning-rate (now "
-                    f"{learning_rate(self.recipe, step, len(self.loader)):.2g}), a smaller --weight-std, or "
-                    f"--precision 32; {self._kept()}"
-                )
+        values = torch.stack(losses).tolist()
+        self._shown_loss = values[-1]
+        bad = [step for step, value in zip(steps, values, strict=True) if not math.isfinite(value)]
+        first = -int(self._over_processes(torch.tensor(-min(bad, default=NEVER)), "max"))
+        if first < NEVER:
+            raise Diverged(f"the loss became NaN or infinite at step {first + 1} {self._advice(first)}")
+
+    def _check_weights(self) -> None:
+        """An update may ruin the weights after a good loss: then nothing is written any more."""
+        if not all(bool(p.isfinite().all()) for p in self.network.parameters()):
+            step = self.position.step - 1
+            raise Diverged(f"the weights became NaN or infinite by step {step + 1} {self._advice(step)}")
+
+    def _advice(self, step: int) -> str:
+        """Where a step was, and what to try."""
+        scale = "a smaller --weight-std, " if hasattr(self.config.model, "weight_std") else ""
+        return (
+            f"(epoch {step // len(self.loader) + 1}, batch {step % len(self.loader) + 1} of {len(self.loader)}); try a "
+            f"smaller --learning-rate (now {learning_rate(self.recipe, step, len(self.loader)):.2g}), {scale}or "
+            f"--precision 32; {self._kept()}"
+        )
 
     def _kept(self) -> str:
         if (self.out / CHECKPOINT).exists():
@@ -336,8 +380,6 @@ class Trainer:
         """
         overdue = time.monotonic() - self._last_save > 60 * self.config.checkpoint_minutes
         own = stop[0] if stop else OVERDUE * overdue
-        if self.fabric.world_size == 1:
-            return own
         return int(self._over_processes(torch.tensor(own), "max"))
 
     def _add_sums(self, sums: Tensor, begin: float) -> float:
@@ -358,6 +400,7 @@ class Trainer:
 
     def _end_epoch(self) -> None:
         """Validate, keep the best, write metrics and checkpoint."""
+        self._check_weights()
         position = self.position
         begin = time.monotonic()
         validation = self._evaluate(self.network, self.dataset.validation)
@@ -404,6 +447,8 @@ class Trainer:
 
     def _over_processes(self, own: Tensor, reduction: str) -> Tensor:
         """The sum or maximum over all processes, the same in each; elementwise."""
+        if self.fabric.world_size == 1:
+            return own
         reduced = self.fabric.all_reduce(own.to(self.fabric.device, copy=True), reduce_op=reduction)
         assert isinstance(reduced, Tensor)
         return reduced
@@ -411,18 +456,22 @@ class Trainer:
     def _save_checkpoint(self) -> None:
         """Write ``last.ckpt``, whole or not at all."""
         self._check_pending()
+        self._check_weights()
         state = {
             "model": self.model,
             "optimizer": self.optimizer,
             "progress": dataclasses.asdict(self.position),
-            "config": self.config.to_dict(),
+            "data": self._fingerprint,
         }
         final, temporary = self.out / CHECKPOINT, self.out / f".{CHECKPOINT}.tmp"
         try:
             self.fabric.save(temporary, state)
             if self.fabric.is_global_zero:
                 commit(temporary, final)
-        except RuntimeError as error:  # torch's writer hides the operating system's reason, such as a full disk
+            self.fabric.barrier()  # nobody leaves before the checkpoint is whole
+        except RuntimeError as error:
+            if not any(words in str(error) for words in WRITER_ERRORS):
+                raise
             raise OSError(f"the checkpoint {final} could not be written: {str(error).partition(chr(10))[0]}") from error
         finally:
             if self.fabric.is_global_zero:
@@ -435,7 +484,7 @@ class Trainer:
         self.optimizer.load_state_dict(checkpoint["optimizer"])
         self.position = Position.from_dict(checkpoint["progress"])
 
-    def finish(self, *, figures: bool, command: str | None) -> dict[str, Any]:
+    def finish(self, *, figures: bool) -> dict[str, Any]:
         """The one look at the test images, the summary and the pictures."""
         position = self.position
         best_row, last_row = position.best(self.recipe.select), position.history[-1]
@@ -473,7 +522,8 @@ class Trainer:
             "peak_memory_mib": _rounded(peak_memory_mib(self.fabric.device)),
             "hardware": hardware(self.fabric.device) | {"processes": self.fabric.world_size},
             "versions": versions(),
-            "command": command or f"torchcaps train --config {self.out / CONFIG}",
+            "command": position.commands[0],
+            "resumed_with": position.commands[1:],
         }
         if self.fabric.is_global_zero:
             write_json(self.out / SUMMARY, summary)
@@ -500,28 +550,21 @@ def _launch(config: TrainConfig) -> Fabric:
             strategy="ddp" if devices * num_nodes > 1 else "auto",
             precision="bf16-mixed" if config.precision == "bf16" else "32-true",
         )
-    except (RuntimeError, ValueError) as error:  # Fabric's own words for a device that is not there
+    except (
+        RuntimeError,
+        ValueError,
+        MisconfigurationException,
+    ) as error:  # Fabric's own words for a device that is not there
         raise InputError(f"accelerator {config.accelerator} with {devices} devices is not to be had: {error}") from None
     fabric.launch()
     return fabric
 
 
-def _load_data(config: TrainConfig) -> Dataset:
-    return load_dataset(
-        config.data,
-        data_dir=config.data_dir,
-        image_size=config.image_size,
-        validation_size=config.recipe.validation_size,
-        seed=config.seed,
-        limit_train=config.recipe.limit_train,
-        limit_test=config.recipe.limit_test,
-    )
-
-
 def _next_folder(config: TrainConfig) -> Path:
     """``runs/PRESET-DATA-N`` with the next free N."""
     # folder:PATH and npz:PATH become the name of what they point to
-    data = Path(config.data.partition(":")[2] or config.data).stem
+    kind, _, path = config.data.partition(":")
+    data = Path(path).resolve().stem if path else kind
     number = 1
     while (folder := Path("runs") / f"{config.preset}-{data}-{number}").exists():
         number += 1
@@ -553,10 +596,18 @@ def _resumed_config(out: Path, preset: str | None, overrides: Mapping[str, Any])
     return changed
 
 
-def _check_fits(checkpoint: dict[str, Any], network: Model) -> None:
+def _check_fits(checkpoint: dict[str, Any], config: TrainConfig, dataset: Dataset, network: Model) -> None:
+    """Raise InputError unless a checkpoint is of this network, these data, and no more epochs than asked for."""
     shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     if shapes != {name: tuple(tensor.shape) for name, tensor in checkpoint["model"].items()}:
         raise InputError(f"the run's {CHECKPOINT} is not of the network that its {CONFIG} describes")
+    if checkpoint.get("data") != fingerprint(dataset):
+        raise InputError(
+            f"the images of {config.data} are not those that the run was trained on; it goes on with the same ones only"
+        )
+    done = Position.from_dict(checkpoint["progress"]).epoch
+    if config.recipe.epochs < done:
+        raise InputError(f"the run has finished {done} epochs already; it cannot go on to {config.recipe.epochs}")
 
 
 def _progress(fabric: Fabric, progress: Progress | None) -> Progress:
@@ -568,9 +619,10 @@ def _progress(fabric: Fabric, progress: Progress | None) -> Progress:
 def _batch_sums(output: ModelOutput, losses: Losses, labels: Tensor) -> Tensor:
     """Losses times images, and right answers, of one batch: (total, classification, reconstruction, right)."""
     reconstruction = torch.zeros_like(losses.total) if losses.reconstruction is None else losses.reconstruction
-    correct = (output.lengths.detach().argmax(-1) == labels).sum() / len(labels)
-    means = torch.stack([losses.total.detach(), losses.classification.detach(), reconstruction.detach(), correct])
-    return means.double() * len(labels) if means.device.type != "mps" else means * len(labels)
+    means = torch.stack([losses.total, losses.classification, reconstruction]).detach()
+    correct = (output.lengths.detach().argmax(-1) == labels).sum()
+    wide = torch.float64 if means.device.type != "mps" else torch.float32  # MPS has no float64
+    return torch.cat([means.to(wide) * len(labels), correct.to(wide)[None]])
 
 
 def _as_csv(rows: list[dict[str, Any]]) -> str:

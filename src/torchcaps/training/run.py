@@ -13,6 +13,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +27,7 @@ from torchcaps.files import read_json, write_json
 from torchcaps.models import Model, load_pretrained
 from torchcaps.models.pretrained import CONFIG, WEIGHTS, load_weights
 from torchcaps.training.config import TrainConfig, read_config
+from torchcaps.training.data import load_run_data
 
 METRICS, SUMMARY, CHECKPOINT, BEST, FIGURES = "metrics.csv", "summary.json", "last.ckpt", "best", "figures"
 CLASSES = "classes.json"
@@ -46,7 +49,7 @@ class Run:
     """Names of the classes."""
 
     def dataset(self, data: str | None = None, data_dir: str | None = None) -> Dataset:
-        """The data set of the run, or another one with the same image shape and number of classes.
+        """The data set of the run, or another one of as many classes, whose images are resized to the network's.
 
         Args:
             data: Another data set than the run's.
@@ -55,19 +58,14 @@ class Run:
         Raises:
             InputError: The data does not fit the network, or none is known.
         """
-        recipe = None if self.config is None else self.config.recipe
-        if data is None and self.config is None:
+        own = self.config is not None and data in (None, self.config.data)
+        if own:
+            assert self.config is not None
+            loaded = load_run_data(dataclasses.replace(self.config, data_dir=data_dir or self.config.data_dir))
+        elif data is not None:
+            loaded = load_dataset(data, data_dir=data_dir, image_size=self.model.in_shape[1:])
+        else:
             raise InputError(f"{self.path} does not say what it was trained on; name a data set with --data")
-        own = data is None or (self.config is not None and data == self.config.data)
-        loaded = load_dataset(
-            self.config.data if self.config is not None and data is None else str(data),
-            data_dir=data_dir or (self.config.data_dir if self.config is not None else None),
-            image_size=self.model.in_shape[1:],
-            seed=0 if self.config is None else self.config.seed,
-            validation_size=recipe.validation_size if recipe is not None and own else None,
-            limit_train=recipe.limit_train if recipe is not None and own else None,
-            limit_test=recipe.limit_test if recipe is not None and own else None,
-        )
         if loaded.in_shape != self.model.in_shape or loaded.num_classes != self.model.num_classes:
             raise InputError(
                 f"{loaded.name} has images of shape {loaded.in_shape} in {loaded.num_classes} classes; the network of "
@@ -135,10 +133,13 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         InputError: It is missing, damaged, or not a checkpoint of torchcaps.
     """
     try:
+        with zipfile.ZipFile(path) as archive:  # torch does not compare the checksums of what it reads
+            if (damaged := archive.testzip()) is not None:
+                raise InputError(f"checkpoint {path} is damaged: the checksum of its part {damaged} is wrong")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise InputError(f"there is no checkpoint {path}") from None
-    except OSError:
+    except (OSError, InputError):
         raise
     except Exception as error:  # torch.load raises anything from pickle's errors to RuntimeError on damaged files
         reason = str(error).partition("\n")[0]
