@@ -6,6 +6,7 @@ import math
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -92,7 +93,7 @@ class PrimaryCapsules(nn.Module):
                 f"PrimaryCapsules: features must have shape (B, {self.in_channels}, H, W) with H and W of at least "
                 f"{self.kernel_size}, the kernel's size, got {tuple(features.shape)}"
             )
-        maps = torch.cat([conv(features) for conv in self.convs], 1) if len(self.convs) > 1 else self.convs[0](features)
+        maps = self._convolve(features)
         if self.activation == "relu":
             maps = maps.relu()
         poses = self._group(maps.float() if maps.dtype in (torch.float16, torch.bfloat16) else maps)  # (B, K, I)
@@ -102,6 +103,19 @@ class PrimaryCapsules(nn.Module):
         if self.output == "unit":
             return (poses / safe_norm(poses, 1, keepdim=True, eps=self.eps)).transpose(1, 2)
         return squash(poses, 1, self.eps).transpose(1, 2)
+
+    def _convolve(self, features: Float[Tensor, "B C H W"]) -> Float[Tensor, "B TK H W"]:
+        """All convolutions; separate ones are one with their weights joined, which is faster than one by one."""
+        first = self.convs[0]
+        assert isinstance(first, nn.Conv2d)
+        if len(self.convs) == 1:
+            return first(features)
+        weight, bias = (
+            None if getattr(first, name) is None else torch.cat([getattr(conv, name) for conv in self.convs])
+            for name in ("weight", "bias")
+        )
+        assert weight is not None
+        return F.conv2d(features, weight, bias, first.stride)
 
     def _group(self, maps: Float[Tensor, "B TK H W"]) -> Float[Tensor, "B K I"]:
         """The one place where channels become capsules."""
