@@ -104,7 +104,7 @@ class PrimaryCapsules(nn.Module):
             return (poses / safe_norm(poses, 1, keepdim=True, eps=self.eps)).transpose(1, 2)
         return squash(poses, 1, self.eps).transpose(1, 2)
 
-    def _convolve(self, features: Float[Tensor, "B C H W"]) -> Float[Tensor, "B TK H W"]:
+    def _convolve(self, features: Float[Tensor, "B C H W"]) -> Float[Tensor, "B TK h w"]:
         """All convolutions; separate ones are one with their weights joined, which is faster than one by one."""
         first = self.convs[0]
         assert isinstance(first, nn.Conv2d)
