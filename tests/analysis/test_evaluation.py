@@ -11,7 +11,7 @@ from torch import nn
 from torchcaps.analysis import Evaluation, EvaluationSums, evaluate, evaluation_sums
 from torchcaps.datasets import BatchLoader, ImageSet
 from torchcaps.errors import InputError
-from torchcaps.models import Losses, ModelOutput
+from torchcaps.models import CNNConfig, Losses, ModelOutput
 
 
 class Oracle(nn.Module):
@@ -21,7 +21,7 @@ class Oracle(nn.Module):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        self.num_classes = num_classes
+        self.config, self.num_classes = CNNConfig(), num_classes
         self.weight = nn.Parameter(torch.zeros(1))
         self.seen: list[int] = []
 
@@ -190,18 +190,132 @@ def test_bad_options(model, image_set, change, message):
 
 
 def test_images_and_labels_of_another_network(model, make_images):
-    with pytest.raises(InputError, match=r"\(2, 1, 8, 9\).*\(B, 1, 8, 10\)"):
+    with pytest.raises(InputError, match=r"\(B, 1, 8, 10\).*\(2, 1, 8, 9\)"):
         evaluate(model, ImageSet(make_images(2, (1, 8, 9)), torch.tensor([0, 1])))
-    with pytest.raises(InputError, match=r"label is 4.*0 to 3"):
+    with pytest.raises(InputError, match=r"0 to 3.*0\.\.4"):
         evaluate(model, ImageSet(make_images(2), torch.tensor([0, 4])))
+    with pytest.raises(InputError, match=r"\(2,\), one for each image, as the network sees 1 in it, got \(2, 2\)"):
+        evaluate(model, ImageSet(make_images(2), torch.tensor([[0, 1], [2, 3]])))
 
 
 def test_sums_that_do_not_fit():
     two, three = (EvaluationSums(np.eye(n, dtype=np.int64), 0.0) for n in (2, 3))
     with pytest.raises(InputError, match="2 and of 3 classes"):
         two + three
+    pairs = EvaluationSums(2 * np.eye(2, dtype=np.int64), 0.0, objects=2, right=2)
+    with pytest.raises(InputError, match="with 1 and 2 objects in an image"):
+        two + pairs
     with pytest.raises(InputError, match=r"\(J, J\)"):
         EvaluationSums(np.zeros((2, 3), dtype=np.int64), 0.0)
-    for length in (0, 3):
-        with pytest.raises(InputError, match=r"J·J \+ 1"):
+    for length in (0, 2, 5):
+        with pytest.raises(InputError, match=r"J·J \+ 3"):
             EvaluationSums.from_tensor(torch.zeros(length))
+    for objects, right in ((2, None), (1, 3), (0, None)):
+        with pytest.raises(InputError, match="objects"):
+            EvaluationSums(np.eye(2, dtype=np.int64), 0.0, objects, right)
+
+
+# ---- several objects in an image
+
+
+class PairOracle(nn.Module):
+    """Gives each image the three classes whose numbers its pixels are, the first with the longest capsule."""
+
+    in_shape = (1, 1, 3)
+    num_classes = 6
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = CNNConfig(objects=3)
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, images, targets=None):
+        given = (images[:, 0, 0] * 255).round().long()
+        lengths = torch.tensor([0.9, 0.8, 0.7]).expand_as(given)
+        return ModelOutput(lengths=torch.zeros(len(images), 6).scatter(1, given, lengths))
+
+    def decoder_targets(self, targets):
+        return None
+
+    def loss(self, output, images, targets):
+        total = images[:, 0, 0, 0].mean() * 255
+        return Losses(total, total)
+
+
+@pytest.fixture
+def triples() -> ImageSet:
+    """One image is right, one lacks a class, one lacks two."""
+    given = torch.tensor([[2, 0, 1], [0, 3, 5], [4, 1, 5]], dtype=torch.uint8)
+    return ImageSet(given.view(3, 1, 1, 3), torch.tensor([[0, 1, 2], [5, 2, 0], [3, 1, 0]]))
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 100])
+def test_an_image_counts_only_with_all_its_classes_and_each_object_by_itself(triples, batch_size):
+    result = evaluate(PairOracle(), triples, batch_size=batch_size)
+    assert (result.num_images, result.num_correct, result.objects) == (3, 1, 3)
+    assert (result.accuracy, result.error) == (1 / 3, 2 / 3)
+    assert result.object_accuracy == 6 / 9
+    assert result.loss == pytest.approx((2 + 0 + 4) / 3)
+    assert result.predictions.tolist() == [[2, 0, 1], [0, 3, 5], [4, 1, 5]]
+    confusion = np.zeros((6, 6), dtype=np.int64)
+    for true, given in ((0, 0), (1, 1), (2, 2), (5, 5), (2, 3), (0, 0), (3, 4), (1, 1), (0, 5)):
+        confusion[true, given] += 1
+    np.testing.assert_array_equal(result.confusion, confusion)
+    scores = result.per_class
+    assert [score["images"] for score in scores] == [3, 2, 2, 1, 0, 1]  # images with the class in them
+    assert scores[0]["recall"] == 2 / 3
+    assert scores[5]["precision"] == 1 / 2
+    assert result.to_dict()["object_accuracy"] == 6 / 9
+
+
+def test_sums_of_shares_with_several_objects(triples):
+    shares = [
+        evaluation_sums(PairOracle(), BatchLoader(triples, 3, shuffle=False, rank=rank, world_size=4).batches(0))
+        for rank in range(4)  # one of them has no image
+    ]
+    vectors = torch.stack([share.to_tensor() for share in shares])
+    whole = evaluate(PairOracle(), triples)
+    for total in (sum(shares[1:], shares[0]), EvaluationSums.from_tensor(vectors.sum(0))):
+        result = Evaluation.from_sums(total)
+        np.testing.assert_array_equal(result.confusion, whole.confusion)
+        assert (result.num_images, result.num_correct, result.objects) == (3, 1, 3)
+        assert result.loss == pytest.approx(whole.loss)
+        assert str(result) == str(whole)
+    for share in shares:
+        again = EvaluationSums.from_tensor(share.to_tensor())
+        if share.num_images:  # of none, the number of objects is not known
+            assert (again.objects, again.right, again.num_images) == (3, share.right, share.num_images)
+
+
+@pytest.fixture
+def pairs(make_images) -> ImageSet:
+    parts = make_images(10).view(5, 2, *make_images(1).shape[1:])
+    images = parts.int().sum(1).clamp(max=255).byte()
+    return ImageSet(images, torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0], [0, 2]]), parts)
+
+
+@pytest.mark.parametrize("decoder_mask", ["label-in-training", "label"])
+def test_the_loss_compares_each_object_with_its_part(make_model, pairs, decoder_mask):
+    model = make_model(objects=2, decoder_mask=decoder_mask, reconstruction_weight=1.0).eval()
+    images, parts, labels = pairs.images / 255, pairs.parts / 255, pairs.labels
+    with torch.no_grad():
+        wanted = model.loss(model(images, labels if decoder_mask == "label" else None), parts, labels).total.item()
+        other = model.loss(model(images, labels), parts.flip(1), labels).total.item()
+    assert abs(wanted - other) > 1e-4  # else this test could not fail
+    for batch_size in (2, 5):
+        assert evaluate(model, pairs, batch_size=batch_size).loss == pytest.approx(wanted, rel=1e-5)
+
+
+def test_without_parts_only_a_network_that_draws_none_is_judged(make_model, pairs):
+    without = ImageSet(pairs.images, pairs.labels)
+    with pytest.raises(InputError, match="reconstructs each of 2 objects by itself, so its images need parts"):
+        evaluate(make_model(objects=2), without)
+    with pytest.raises(InputError, match="need parts"):
+        evaluation_sums(make_model(objects=2), [(pairs.images, pairs.labels)])
+    assert evaluate(make_model(objects=2, decoder=False), without).num_images == 5
+
+
+def test_labels_of_another_number_of_objects(make_model, pairs):
+    one = ImageSet(pairs.images, pairs.labels[:, 0])
+    with pytest.raises(InputError, match=r"\(5, 2\), 2 for each image, as the network sees 2 in it, got \(5,\)"):
+        evaluate(make_model(objects=2), one)

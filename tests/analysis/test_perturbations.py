@@ -111,3 +111,12 @@ def test_offsets_are_written_with_as_few_decimals_as_tell_them(model, make_image
     found = words(figure)
     place = found.index(expected[0])
     assert found[place : place + 3] == expected
+
+
+def test_one_capsule_of_several_objects_is_changed_and_decoded_alone(make_model, make_images):
+    model, image = make_model(objects=2).eval(), make_images(1)[0]
+    output = model(image[None] / 255)
+    for target, place in ((None, 0), (int(output.decoded[0, 1]), 1)):
+        result = perturb_capsule(model, image, target=target)
+        assert result.target == output.decoded[0, place]
+        np.testing.assert_allclose(result.reconstruction, output.reconstruction[0, place].detach(), atol=1e-6)

@@ -184,3 +184,18 @@ def test_what_cannot_be_predicted(model, make_images):
         predict(model, make_images(2), torch.tensor([0, 4]))
     with pytest.raises(TypeError, match="integers"):
         predict(model, make_images(2), torch.tensor([0.0, 1.0]))
+
+
+def test_several_objects_in_an_image(make_model, make_images):
+    model, images = make_model(objects=2).eval(), make_images(5)
+    targets = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0], [0, 2]])
+    free, told = predict(model, images, batch_size=2), predict(model, images, targets, batch_size=2)
+    output = model(images / 255)
+    np.testing.assert_array_equal(free.classes, output.lengths.argsort(1, descending=True)[:, :2])
+    np.testing.assert_array_equal(told.classes, free.classes)
+    np.testing.assert_allclose(free.reconstructions, output.reconstruction.detach(), atol=1e-6)
+    np.testing.assert_allclose(told.reconstructions, model(images / 255, targets).reconstruction.detach(), atol=1e-6)
+    with pytest.raises(InputError, match=r"\(5, 2\), 2 for each image"):
+        predict(model, images, targets[:, 0])
+    with pytest.raises(InputError, match="with a class twice"):
+        predict(model, images, targets[:, :1].expand(5, 2))

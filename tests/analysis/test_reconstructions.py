@@ -104,3 +104,69 @@ def test_bad_figures(result):
         figure_reconstructions(result, columns=0)
     with pytest.raises(InputError, match="2 names"):
         figure_reconstructions(result, ["cat"])
+
+
+# ---- several objects in an image
+
+PAIRS = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0], [0, 2], [1, 3]])
+
+
+@pytest.mark.parametrize("capsule", ["source", "label"])
+def test_each_object_is_reconstructed_by_itself(make_model, make_images, capsule):
+    model, images = make_model(objects=2).eval(), make_images(6)
+    result = reconstruct(model, images, PAIRS, capsule=capsule, batch_size=4)
+    output = model(images / 255, PAIRS if capsule == "label" else None)
+    np.testing.assert_allclose(result.reconstructions, output.reconstruction.detach(), atol=1e-6)
+    np.testing.assert_array_equal(result.decoded, output.decoded)
+    np.testing.assert_array_equal(result.classes, output.lengths.argsort(1, descending=True)[:, :2])
+    whole = output.reconstruction.detach().sum(1).clamp(max=1)
+    np.testing.assert_allclose(result.whole, whole, atol=1e-6)
+    np.testing.assert_allclose(result.squared_error, ((whole - images / 255) ** 2).sum((1, 2, 3)), rtol=1e-5)
+
+
+@pytest.fixture
+def pair_result() -> Reconstructions:
+    """One pair right, in the other order; one wrong. Object 1 is bright on the left, object 2 on the right."""
+    drawn = np.zeros((2, 2, 1, 4, 6), dtype=np.float32)
+    drawn[:, 0, :, :, :4], drawn[:, 1, :, :, 2:] = 1.0, 0.5
+    classes, lengths = np.array([[1, 0], [2, 0]]), np.array([[0.8, 0.9, 0.1], [0.6, 0.2, 0.7]])
+    return Reconstructions(drawn.max(1), drawn, np.array([[0, 1], [2, 1]]), classes, lengths, classes)
+
+
+def test_pairs_are_drawn_apart_in_two_colours_and_overlaid(pair_result, words):
+    assert pair_result.right.tolist() == [True, False]
+    figure = figure_reconstructions(pair_result, ["ant", "bee", "cow"])
+    found = words(figure)
+    assert {"image", "object 1", "object 2", "both", "ant + bee", "bee + ant", "cow + bee", "cow + ant"} <= set(found)
+    assert {"0.90 0.80", "0.70 0.60"} <= set(found)
+    red = [text.get_text() for text in figure.findobj(Text) if to_hex(text.get_color()) == WRONG]
+    assert red == ["cow + ant"]
+    shown = [image.get_array() for image in figure.axes[0].images]
+    assert len(shown) == 2 * 4
+    first, second, both = shown[2], shown[4], shown[6]
+    np.testing.assert_allclose(first[0, 0], [0, 1, 0])  # green
+    np.testing.assert_allclose(second[0, 5], [0.5, 0, 0.5])  # magenta
+    np.testing.assert_allclose(both[0, 0], [0, 1, 0])
+    np.testing.assert_allclose(both[0, 3], [0.5, 1, 0.5])  # where they overlap, towards white
+    np.testing.assert_allclose(both[0, 5], [0.5, 0, 0.5])
+
+
+def test_more_than_two_objects_and_colour_images(words):
+    drawn = np.random.default_rng(0).random((2, 3, 3, 4, 4), dtype=np.float32)
+    classes, lengths = np.array([[0, 1, 2], [3, 2, 1]]), np.random.default_rng(1).random((2, 4))
+    figure = figure_reconstructions(Reconstructions(drawn[:, 0], drawn, None, classes, lengths, classes))
+    assert {"object 3", "together", "3 + 2 + 1"} <= set(words(figure))
+    assert len(figure.axes[0].images) == 2 * 5
+    for image in figure.axes[0].images[2:]:
+        assert 0 <= image.get_array().min() <= image.get_array().max() <= 1
+
+
+def test_right_needs_labels(model, make_images):
+    with pytest.raises(InputError, match="without labels"):
+        _ = reconstruct(model, make_images(2)).right
+
+
+def test_too_many_images_for_one_figure(result):
+    many = Reconstructions(*(np.repeat(part, 400, 0) for part in vars(result).values()))
+    with pytest.raises(InputError, match="at most 1,000 images are drawn in one figure, got 1,200"):
+        figure_reconstructions(many)

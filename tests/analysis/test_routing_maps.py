@@ -219,3 +219,15 @@ def test_the_figure_of_statistics_draws_means_over_images(words):
     np.testing.assert_array_equal(first.lines[0].get_xdata(), [1, 2])
     assert second.get_ylim()[0] == 0
     assert {"Two images", "iteration", "mean of 2 images"} <= set(words(figure))
+
+
+def test_routing_does_not_depend_on_the_number_of_objects(make_model, make_images):
+    one, two = make_model(), make_model(objects=2)
+    two.load_state_dict(one.state_dict())
+    images = make_images(3)
+    np.testing.assert_array_equal(
+        analysis.trace_routing(one, images).coupling, analysis.trace_routing(two, images).coupling
+    )
+    np.testing.assert_array_equal(
+        analysis.routing_statistics(one, images).entropy, analysis.routing_statistics(two, images).entropy
+    )

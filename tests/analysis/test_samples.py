@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from torchcaps.analysis import figure_samples
-from torchcaps.datasets import ImageSet
+from torchcaps.datasets import ImageSet, PairSet
 from torchcaps.errors import InputError
 
 
@@ -47,3 +47,16 @@ def test_bad_sheets(image_set):
         figure_samples(image_set, columns=0)
     with pytest.raises(InputError, match="label is 2, but there are only 2"):
         figure_samples(image_set, ["ant", "bee"])
+
+
+def test_several_objects_in_an_image_are_all_named(make_images, words):
+    pairs = ImageSet(make_images(2), torch.tensor([[0, 2], [1, 0]]))
+    assert words(figure_samples(pairs, ["ant", "bee", "cow"])) == ["ant + cow", "bee + ant"]
+
+
+def test_pairs_that_are_made_when_asked_for(image_set, words):
+    pairs = PairSet(image_set, max_shift=1)
+    figure = figure_samples(pairs, ["ant", "bee", "cow"], rows=1, columns=4)
+    shown = pairs.preview(4)
+    assert [word.split(" + ")[0] for word in words(figure)] == ["ant", "bee", "cow", "ant"]
+    np.testing.assert_allclose(figure.axes[0].images[3].get_array(), shown.images[3].permute(1, 2, 0) / 255)

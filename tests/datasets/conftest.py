@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -29,9 +32,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def mnist_dir() -> Path:
     """The real MNIST files."""
-    from torchcaps.datasets.mnist import FAMILIES, find_files
+    from torchcaps.datasets.mnist import FAMILIES, source_of
 
-    if not _NAMED or find_files(FAMILIES[0], Path(_NAMED)) is None:
+    if not _NAMED or source_of(FAMILIES[0]).find(Path(_NAMED)) is None:
         pytest.skip("the environment variable TORCHCAPS_DATA names no folder with the four MNIST files")
     return Path(_NAMED)
 
@@ -59,3 +62,50 @@ def save_image() -> Callable[..., Path]:
         return path
 
     return save
+
+
+@pytest.fixture
+def small_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that passes for MNIST's, of 100 training and 40 test digits: an L of ink where MNIST has its digits."""
+    from torchcaps.datasets import mnist
+
+    shapes, folder = {}, tmp_path / "mnist"
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    for part, n in (("train", 100), ("t10k", 40)):
+        images = np.zeros((n, 28, 28), np.uint8)
+        images[:, 4:24, 8:11] = images[:, 21:24, 8:20] = random.integers(1, 256, (n, 1, 1))
+        for name, array in (("images-idx3-ubyte", images), ("labels-idx1-ubyte", np.arange(n, dtype=np.uint8) % 10)):
+            shapes[f"{part}-{name}"] = array.shape
+            header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
+            (folder / f"{part}-{name}").write_bytes(header + array.tobytes())
+    family = dataclasses.replace(mnist.FAMILIES[0], shapes=shapes, md5={})
+    monkeypatch.setattr(mnist, "FAMILIES", (family,))
+    return folder
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[dict[str, bytes]], str]]:
+    """Serves files over HTTP on this machine; gives the address to put before their names."""
+    served: dict[str, bytes] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = served.get(self.path[1:])
+            self.send_response(404 if body is None else 200)
+            self.send_header("Content-Length", str(len(body or b"")))
+            self.end_headers()
+            self.wfile.write(body or b"")
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Says nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+        def start(files: dict[str, bytes]) -> str:
+            served.update(files)
+            return f"http://127.0.0.1:{http.server_port}/"
+
+        yield start
+        http.shutdown()

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchcaps.datasets import Batch, BatchLoader, ImageSet
+from torchcaps.datasets import Batch, BatchLoader, ImageSet, PairSet
 from torchcaps.errors import InputError
 
 MakeSet = Callable[..., ImageSet]
@@ -29,6 +29,11 @@ def test_moved_by_hand() -> None:
     assert moved(image, 1, 0).tolist() == [[[0, 0], [1, 2]]]
     assert moved(image, 0, -1).tolist() == [[[2, 0], [4, 0]]]
     assert moved(image, 1, 1).tolist() == [[[0, 0], [0, 1]]]
+
+
+def shifts_of(loader: BatchLoader, epoch: int, batch: int) -> torch.Tensor:
+    """How far each image of a whole batch is moved (down, to the right)."""
+    return loader.augmentation.max_shift - loader.changes(epoch, batch).corners
 
 
 def same(first: list[Batch], second: list[Batch]) -> bool:
@@ -61,7 +66,7 @@ def test_each_image_is_moved_by_its_own_shift(make_set: MakeSet, shape: tuple[in
     loader = BatchLoader(images, 8, shuffle=True, max_shift=3, seed=5)
     for number, batch in enumerate(loader.batches(2)):
         index = loader.order(2)[number * 8 : (number + 1) * 8]
-        shifts = loader.shifts(2, number)
+        shifts = shifts_of(loader, 2, number)
         for place, i in enumerate(index):
             down, right = shifts[place].tolist()
             assert torch.equal(batch.images[place], moved(images.images[i], down, right).float() / 255)
@@ -70,7 +75,7 @@ def test_each_image_is_moved_by_its_own_shift(make_set: MakeSet, shape: tuple[in
 
 def test_shifts_are_uniform_over_the_whole_range_on_both_axes(make_set: MakeSet) -> None:
     loader = BatchLoader(make_set(6000, (1, 5, 5)), 6000, shuffle=True, max_shift=2)
-    shifts = loader.shifts(0, 0)
+    shifts = shifts_of(loader, 0, 0)
     pairs = (shifts[:, 0] + 2) * 5 + shifts[:, 1] + 2
     counts = pairs.bincount(minlength=25)
     assert len(counts) == 25
@@ -99,8 +104,8 @@ def test_seed_and_epoch_do_not_add_up(make_set: MakeSet) -> None:
     """Seed 1's epoch 0 is not seed 0's epoch 1, or runs that should be independent would share their orders."""
     a, b = (BatchLoader(make_set(40), 8, shuffle=True, max_shift=2, seed=seed) for seed in (0, 1))
     assert not torch.equal(a.order(1), b.order(0))
-    assert not torch.equal(a.shifts(1, 0), b.shifts(0, 0))
-    assert not torch.equal(a.shifts(0, 1), a.shifts(1, 0))
+    assert not torch.equal(shifts_of(a, 1, 0), shifts_of(b, 0, 0))
+    assert not torch.equal(shifts_of(a, 0, 1), shifts_of(a, 1, 0))
 
 
 def test_the_order_does_not_depend_on_whether_images_are_shifted(make_set: MakeSet) -> None:
@@ -197,8 +202,93 @@ def test_epochs_and_starts_that_cannot_be(make_set: MakeSet, epoch: int, start: 
         BatchLoader(make_set(12), 4, shuffle=True).batches(epoch, start)
 
 
+def test_an_epoch_of_pairs_has_one_for_each_object(make_set: MakeSet) -> None:
+    pairs = PairSet(make_set(30, classes=4), max_shift=2)
+    loader = BatchLoader(pairs, 8, shuffle=True, seed=3)
+    assert (loader.num_images, len(loader), loader.in_shape) == (30, 4, (1, 10, 9))
+    order, batches = loader.order(0), list(loader.batches(0))
+    labels = torch.cat([batch.labels for batch in batches])
+    assert torch.equal(labels[:, 0], pairs.labels[order])
+    assert (labels[:, 0] != labels[:, 1]).all()
+    for batch in batches:
+        assert batch.parts is not None
+        assert batch.parts.dtype == torch.float32
+        assert torch.equal(batch.images, (batch.parts * 255).round().sum(1).clamp(max=255) / 255)
+    first = batches[0].parts
+    assert first is not None
+    for place, i in enumerate(order[:8]):  # the first object of each pair, somewhere on the canvas
+        assert first[place, 0].sum().item() == pytest.approx(pairs.objects.images[i].sum().item() / 255, rel=1e-5)
+
+
+def test_pairs_are_new_in_every_epoch_and_the_same_for_a_seed(make_set: MakeSet) -> None:
+    pairs = PairSet(make_set(30), max_shift=2)
+
+    def batches(seed: int, epoch: int, start: int = 0) -> list[Batch]:
+        return list(BatchLoader(pairs, 10, shuffle=True, seed=seed).batches(epoch, start))
+
+    assert same(batches(1, 0), batches(1, 0))
+    assert same(batches(1, 0)[1:], batches(1, 0, 1))
+    assert not same(batches(1, 0), batches(1, 1))
+    assert not same(batches(1, 1), batches(2, 0))
+
+
+def test_every_batch_of_pairs_has_shifts_and_partners_of_its_own() -> None:
+    images = torch.zeros(40, 1, 1, 1, dtype=torch.uint8)
+    images[:, 0, 0, 0] = torch.arange(1, 41)  # one pixel each, which tells the object and its shift
+    loader = BatchLoader(PairSet(ImageSet(images, torch.arange(40) % 2), max_shift=2), 20, shuffle=True)
+    seen = [batch.parts for epoch in (0, 1) for batch in loader.batches(epoch)]
+    places = [parts.flatten(2).argmax(2) for parts in seen if parts is not None]  # (20, 2)
+    partners = [parts.flatten(2).amax(2)[:, 1] for parts in seen if parts is not None]
+    for values in (places, partners):
+        assert len(values) == 4
+        assert all(not torch.equal(a, b) for i, a in enumerate(values) for b in values[:i])
+    for shifts in places:
+        assert not torch.equal(shifts[:, 0], shifts[:, 1])
+
+
+@pytest.mark.parametrize("options", [{}, {"max_shift": 1, "crop": 7, "flip": True}, {"max_rotation": 10.0}])
+def test_many_processes_see_the_same_pairs(make_set: MakeSet, options: dict[str, float]) -> None:
+    pairs = PairSet(make_set(26), max_shift=2)
+
+    def batches(rank: int, size: int) -> list[Batch]:
+        loader = BatchLoader(pairs, 9, shuffle=True, rank=rank, world_size=size, **options)  # type: ignore[arg-type]
+        return list(loader.batches(1))
+
+    shares = [batches(rank, 3) for rank in range(3)]
+    for number, whole in enumerate(batches(0, 1)):
+        for which in range(3):
+            assert torch.equal(torch.cat([share[number][which] for share in shares]), whole[which])  # type: ignore[misc]
+
+
+def test_pairs_do_not_depend_on_what_else_is_done(make_set: MakeSet) -> None:
+    pairs = PairSet(make_set(12), max_shift=2)
+    (plain,), (mirrored,) = (BatchLoader(pairs, 12, shuffle=True, flip=flip).batches(0) for flip in (False, True))
+    assert torch.equal(plain.labels, mirrored.labels)
+    whole = (plain.images == mirrored.images).flatten(1).all(1)
+    turned = (plain.images.flip(-1) == mirrored.images).flatten(1).all(1)
+    assert (whole | turned).all()
+    assert 0 < turned.sum() < 12
+
+
+def test_pairs_made_on_the_fly_judge_nothing(make_set: MakeSet) -> None:
+    with pytest.raises(InputError, match=r"are to train on \(shuffle=True\); judge by fixed_pairs"):
+        BatchLoader(PairSet(make_set(12)), 4, shuffle=False)
+
+
+def test_images_of_one_object_have_no_parts(make_set: MakeSet) -> None:
+    for shuffle in (True, False):
+        assert all(batch.parts is None for batch in BatchLoader(make_set(12), 4, shuffle=shuffle).batches(0))
+
+
+def test_batches_are_those_of_earlier_versions() -> None:
+    """A run that began with an earlier version goes on with the same batches: whatever moves them is a break."""
+    images = torch.arange(1, 13, dtype=torch.uint8).view(12, 1, 1, 1).repeat(1, 1, 3, 3)
+    loader = BatchLoader(ImageSet(images, torch.arange(12)), 6, shuffle=True, max_shift=1, seed=5)
+    assert loader.order(2).tolist() == [0, 11, 4, 9, 6, 8, 5, 1, 10, 7, 3, 2]
+    assert shifts_of(loader, 2, 1).tolist() == [[0, 1], [0, -1], [0, 1], [-1, -1], [-1, 0], [0, 0]]
+
+
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_same_batches_on_the_gpu(make_set: MakeSet) -> None:
     cpu, gpu = (BatchLoader(make_set(40), 8, shuffle=True, max_shift=2, device=d) for d in ("cpu", "cuda"))
     for a, b in zip(cpu.batches(1), gpu.batches(1), strict=True):

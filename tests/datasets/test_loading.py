@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import dataclasses
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from torchcaps.datasets import (
     DatasetInfo,
     ImageSet,
     Splits,
+    data_shape,
     list_datasets,
     load_dataset,
     register_dataset,
@@ -81,20 +83,28 @@ def test_limits_take_the_first_images_and_validation_comes_after_them(toy: Split
     assert identities(data.validation) <= identities(toy.train.select(torch.arange(40, 100)))
 
 
-@pytest.mark.usefixtures("toy")
-def test_the_default_validation_size_yields_to_a_limit() -> None:
-    assert len(load_dataset("toy", limit_train=90).validation) == 10
-    assert len(load_dataset("toy", limit_train=97).validation) == 3
+@pytest.mark.parametrize("size", [None, 20])
+def test_limits_are_caps(toy: Splits, size: int | None) -> None:
+    whole = load_dataset("toy", validation_size=size)
+    left = 100 - (size or 10)
+    assert len(whole.train) == left
+    for limit in (left, left + 1, 100, 10**9):  # none of these leaves out an image that would be trained on
+        data = load_dataset("toy", validation_size=size, limit_train=limit, limit_test=limit)
+        assert torch.equal(data.train.images, whole.train.images)
+        assert torch.equal(data.validation.images, whole.validation.images)
+        assert data.test is toy.test
+    data = load_dataset("toy", validation_size=size, limit_train=left - 1)
+    assert torch.equal(data.train.images, toy.train.images[: left - 1])
+    assert len(data.validation) == len(whole.validation)
+    assert identities(data.validation) <= identities(toy.train.select(torch.arange(left - 1, 100)))
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"limit_train": 0}, "limit_train is 0, but there are 1 to 100 train images"),
-        ({"limit_train": 101}, "limit_train is 101"),
-        ({"limit_test": 13}, "limit_test is 13, but there are 1 to 12 test images"),
-        ({"limit_train": 100}, "100 training images of 100 leave none for validation"),
-        ({"limit_train": 90, "validation_size": 11}, "validation_size is 11, but 1 to 10"),
+        ({"limit_train": 0}, "limit_train is 0, but at least 1 train image is needed"),
+        ({"limit_test": -1}, "limit_test is -1, but at least 1 test image is needed"),
+        ({"limit_train": 90, "validation_size": 97}, "validation_size is 97, but 1 to 96"),
         ({"limit_train": 3}, 'first 3 training images have none of the class "a"'),
         ({"image_size": 0}, "image_size must be .* from 1, got 0"),
         ({"image_size": (3, 4, 5)}, "image_size must be"),
@@ -111,13 +121,18 @@ def test_options_that_cannot_be(options: dict[str, int], words: str) -> None:
 def test_validation_images_of_their_own_stand_in_the_way_of_a_size_only(toy: Splits, make_set: MakeSet) -> None:
     own = dataclasses.replace(toy, validation=make_set(8, classes=4))
     register_dataset("whole", title="Whole", source="here", licence="none")(lambda _: own)
-    for limit in (None, 40, 100):  # all images may be trained on: none of them is needed for validation
+    for limit in (None, 40, 100, 101):  # all images may be trained on: none of them is needed for validation
         data = load_dataset("whole", limit_train=limit)
-        assert (len(data.train), data.validation) == (limit or 100, own.validation)
+        assert (len(data.train), data.validation) == (min(limit or 100, 100), own.validation)
     with pytest.raises(InputError, match="whole has validation images of its own; leave validation_size out"):
         load_dataset("whole", validation_size=8)
-    with pytest.raises(InputError, match="whole: limit_train is 101, but there are 1 to 100 train images"):
-        load_dataset("whole", limit_train=101)
+
+
+def test_a_set_that_leaves_no_validation_image(toy: Splits, make_set: MakeSet) -> None:
+    few = dataclasses.replace(toy, train=make_set(4, classes=4))
+    register_dataset("few", title="Few", source="here", licence="none")(lambda _: few)
+    with pytest.raises(InputError, match="few: 4 training images leave none for validation; give more"):
+        load_dataset("few")
 
 
 def test_labels_beyond_all_bounds(toy: Splits) -> None:
@@ -141,7 +156,10 @@ def test_every_part_is_resized() -> None:
     ("spec", "words"),
     [
         ("mnits", 'there is no data set "mnits"; did you mean "mnist"'),
-        ("zzz", "known: digits, fashion-mnist, folder:PATH, kmnist, mnist, npz:PATH"),
+        (
+            "zzz",
+            r"known: affnist, cifar10, digits, fashion-mnist, folder:PATH, kmnist, mnist, mnist-40, multimnist, npz",
+        ),
         ("", "there is no data set"),
         ("folder", 'needs a path: write "folder:PATH"'),
         ("npz:", 'needs a path: write "npz:PATH"'),
@@ -186,7 +204,8 @@ def test_what_the_list_says_is_so(info: DatasetInfo, request: pytest.FixtureRequ
         assert info.spec == f"{info.name}:PATH"
         return
     assert info.num_classes == len(info.class_names or ())
-    if info.name == "mnist":
+    assert len(info.title) <= 45  # a line or two of the list
+    if info.name in ("mnist", "mnist-40", "affnist", "multimnist"):
         where = request.getfixturevalue("mnist_dir")
     elif info.name == "digits":
         where = None
@@ -194,20 +213,42 @@ def test_what_the_list_says_is_so(info: DatasetInfo, request: pytest.FixtureRequ
     else:
         assert info.locate() is None
         return
-    splits = info.load(DataRequest(data_dir=where))
-    assert (len(splits.train), len(splits.test)) == (info.num_train, info.num_test)
-    assert splits.train.in_shape == info.in_shape
+    splits = info.load(DataRequest(data_dir=where, limit_test=100))
+    train, validation = splits.as_train(splits.train), splits.as_validation(splits.train.take(100))
+    assert len(train) == info.num_train
+    assert len(splits.test) in (info.num_test, 100)  # a set that makes its images may make no more than asked for
+    assert train.in_shape == splits.test.in_shape == validation.in_shape == info.in_shape
+    assert train.num_objects == splits.test.num_objects == validation.num_objects == info.num_objects
     assert splits.class_names == info.class_names
 
 
-def test_sets_with_a_name_come_before_those_with_a_path() -> None:
-    specs = [info.spec for info in list_datasets()]
-    assert specs == ["digits", "mnist", "fashion-mnist", "kmnist", "folder:PATH", "npz:PATH"]
+@pytest.mark.parametrize(
+    ("name", "in_shape", "classes", "images", "objects"),
+    [
+        ("mnist-40", (1, 40, 40), 10, 70_000, 1),
+        ("affnist", (1, 40, 40), 10, 60_000 + 320_000, 1),
+        ("multimnist", (1, 36, 36), 10, 70_000, 2),
+        ("smallnorb", (2, 48, 48), 5, 2 * 24_300, 1),
+        ("svhn", (3, 32, 32), 10, 73_257 + 26_032, 1),
+        ("cifar10", (3, 32, 32), 10, 60_000, 1),
+    ],
+)
+def test_published_shapes_are_known_without_the_files(
+    name: str, in_shape: tuple[int, int, int], classes: int, images: int, objects: int
+) -> None:
+    assert data_shape(name) == (in_shape, classes, images, objects)
+    assert data_shape(name, image_size=20).in_shape == (in_shape[0], 20, 20)
 
 
-def test_importing_the_package_loads_nothing_heavy() -> None:
-    code = (
-        "import sys, torchcaps.datasets; print([m for m in ('torch', 'numpy', 'PIL', 'sklearn') if m in sys.modules])"
-    )
+def test_importing_loads_nothing_heavy_and_the_list_has_its_order() -> None:
+    # in a process of its own, where nothing was imported before
+    code = """import sys, torchcaps.datasets
+print([m for m in ("torch", "numpy", "PIL", "sklearn", "scipy") if m in sys.modules])
+print([info.spec for info in torchcaps.datasets.list_datasets()])
+print([m for m in ("sklearn", "scipy", "pooch") if m in sys.modules])"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    at_once, specs, later = map(ast.literal_eval, done.stdout.splitlines())
+    assert at_once == later == []
+    made_of_mnist = ["mnist-40", "affnist", "multimnist"]
+    others = ["smallnorb", "svhn", "cifar10"]
+    assert specs == ["digits", "mnist", "fashion-mnist", "kmnist", *made_of_mnist, *others, "folder:PATH", "npz:PATH"]

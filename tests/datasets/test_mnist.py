@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from torchcaps.datasets import list_datasets, load_dataset, mnist
-from torchcaps.datasets.mnist import FAMILIES, IdxFamily, find_files, load_family
+from torchcaps.datasets.mnist import FAMILIES, IdxFamily, load_family, source_of
 from torchcaps.datasets.registry import DataRequest
 from torchcaps.errors import InputError
 
@@ -81,13 +81,13 @@ def test_files_are_found_and_read(tmp_path: Path, sub: str, zipped: bool) -> Non
     assert torch.equal(splits.train.images, torch.from_numpy(pixels.copy()))
     assert splits.train.labels.tolist() == list(ONE["train-labels-idx1-ubyte"][8:])
     assert splits.test.labels.tolist() == list(ONE["t10k-labels-idx1-ubyte"][8:])
-    assert find_files(SMALL, tmp_path / "data") == tmp_path / "data" / sub
+    assert source_of(SMALL).find(tmp_path / "data") == tmp_path / "data" / sub
 
 
 def test_the_variable_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHCAPS_DATA", str(write(tmp_path / "data", ONE)))
     assert len(load(SMALL)) == 60
-    assert find_files(SMALL, None) == tmp_path / "data"
+    assert source_of(SMALL).find(None) == tmp_path / "data"
 
 
 def test_the_argument_comes_before_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def test_the_cache_is_the_last_place(cache: Path, tmp_path: Path, monkeypatch: p
     write(cache / "small", ONE, zipped=True)
     (tmp_path / "data").mkdir()
     monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path / "data"))  # which holds other things
-    assert find_files(SMALL, None) == cache / "small"
+    assert source_of(SMALL).find(None) == cache / "small"
     assert len(load(SMALL)) == 60
     assert len(load(SMALL, download=True)) == 60  # needs no network either
 
@@ -108,8 +108,8 @@ def test_another_sets_files_of_the_same_names_are_not_taken_for_this_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHCAPS_DATA", str(write(tmp_path / "data", ONE)))
-    assert find_files(OTHER, None) is None
-    assert find_files(UNKNOWN, None) is None
+    assert source_of(OTHER).find(None) is None
+    assert source_of(UNKNOWN).find(None) is None
     with pytest.raises(InputError, match="other is not on this machine"):
         load(OTHER)
     write(tmp_path / "data" / "other", ONE)  # put where only the other's belong
@@ -190,7 +190,7 @@ def test_a_missing_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path / "data"))
     with pytest.raises(InputError, match=f"has no {stem}"):  # half a set there is a mistake, not a wish to download
         load(SMALL)
-    assert find_files(SMALL, tmp_path / "data") is None
+    assert source_of(SMALL).find(tmp_path / "data") is None
 
 
 def test_a_folder_that_is_none_or_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ def test_a_folder_that_is_none_or_empty(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path / "no"))
     with pytest.raises(InputError, match=r"TORCHCAPS_DATA is .*no folder"):
         load(SMALL)
-    assert find_files(SMALL, None) is None
+    assert source_of(SMALL).find(None) is None
 
 
 def test_no_network_and_no_wish_for_one() -> None:

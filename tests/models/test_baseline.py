@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
+import pytest
 import torch
 
 from support import assert_close, assert_gradients_reach, assert_raises, small
 from torchcaps import create_model
 from torchcaps.errors import InputError
-from torchcaps.models import BaselineCNN
+from torchcaps.files import read_json, write_json
+from torchcaps.models import BaselineCNN, load_pretrained
 
 IMAGES = torch.rand(3, 1, 12, 10, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 1, 1])
@@ -70,7 +73,7 @@ def test_bad_input() -> None:
     model = network()
     assert_raises(InputError, model, IMAGES, return_coupling=True, say="a convolutional network has no coupling")
     assert_raises(TypeError, model, (IMAGES * 255).to(torch.uint8), say="uint8 images are divided by 255")
-    assert_raises(ValueError, model, IMAGES[:, :, 1:], say="images must have shape (B, 1, 12, 10)")
+    assert_raises(InputError, model, IMAGES[:, :, 1:], say="images must have shape (B, 1, 12, 10)")
     assert_raises(
         ValueError, model.loss, model(IMAGES), IMAGES, LABELS + 3, say="BaselineCNN.loss: labels must be in 0..3"
     )
@@ -80,3 +83,58 @@ def test_bad_input() -> None:
 def test_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert network()(IMAGES).logits.dtype == torch.float32
+
+
+# ---- pooling, and several objects in an image
+
+
+def test_pooling_halves_the_maps_and_keeps_the_last_odd_pixel() -> None:
+    model = network(channels=(4, 6), first_kernel=9, kernel=3, pool=2, hidden=(7,)).eval()
+    assert [conv.kernel_size for conv in model.convs] == [(9, 9), (3, 3)]
+    assert model.dense[0].in_features == 6 * 3 * 3  # 12×10 → 6×5 → 3×3
+    hidden = IMAGES
+    for conv in model.convs:
+        hidden = torch.nn.functional.max_pool2d(conv(hidden).relu(), 2, ceil_mode=True)
+    hidden = model.dense[0](hidden.flatten(1)).relu()
+    assert_close(model(IMAGES).logits, model.classify(hidden))
+    changed = IMAGES.clone()
+    changed[..., -1] = 1 - changed[..., -1]
+    assert (model(changed).logits != model(IMAGES).logits).any()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_pooling_fits_images_of_any_size(size: int) -> None:
+    model = create_model("cnn-matched", (2, size, size + 1), 3, channels=(2, 2, 2), hidden=(4,), pool=3)
+    assert model(torch.rand(2, 2, size, size + 1)).lengths.shape == (2, 3)
+
+
+def test_several_objects_have_probabilities_of_their_own() -> None:
+    model = network(objects=2).eval()
+    labels = torch.tensor([[0, 1], [3, 2], [1, 3]])
+    output = model(IMAGES, labels)
+    assert_close(output.lengths, output.logits.sigmoid())
+    present = torch.zeros(3, 4).scatter(1, labels, 1)
+    wanted = -(present * output.lengths.log() + (1 - present) * (1 - output.lengths).log()).sum() / 3
+    assert_close(model.loss(output, IMAGES, labels).total, wanted, 1e-5)
+    assert_close(model.loss(output, IMAGES, labels.flip(1)).total, wanted, 1e-5)
+
+
+def test_labels_of_several_objects_that_do_not_fit() -> None:
+    model = network(objects=2)
+    output = model(IMAGES)
+    twice = torch.tensor([[0, 1], [2, 2], [1, 3]])
+    assert_raises(ValueError, model.loss, output, IMAGES, twice, say="of different classes, got [2, 2] for image 1")
+    assert_raises(ValueError, model.loss, output, IMAGES, LABELS, say="sees 2 objects in an image")
+    assert_raises(InputError, network, objects=4, say="objects must be below num_classes")
+
+
+def test_a_network_saved_before_there_was_pooling(tmp_path: Path) -> None:
+    model = network().eval()
+    model.save_pretrained(tmp_path)
+    config = read_json(tmp_path / "config.json", "configuration")
+    for name in ("objects", "first_kernel", "pool"):
+        del config[name]
+    write_json(tmp_path / "config.json", config)
+    again = load_pretrained(tmp_path)
+    assert isinstance(again, BaselineCNN)
+    assert_close(again(IMAGES).logits, model(IMAGES).logits, 0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from support import assert_raises, small
+from support import assert_raises, drawn_for, labels_for, small
 from torchcaps import create_model
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNetConfig, CNNConfig, build_model, get_preset
@@ -18,7 +18,9 @@ from torchcaps.models.config import Recipe, replace
 # For each field: another value, the first thing that it changes, and what other fields must be for it to matter.
 # weights: parameters as they start < output < loss < gradients
 CHANGES: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "objects": (2, "output", {}),
     "pixel_scale": (2.0, "output", {}),
+    "standardise": (True, "output", {}),
     "conv_channels": (6, "weights", {}),
     "conv_kernel": (7, "weights", {}),
     "conv_stride": (2, "weights", {}),
@@ -56,8 +58,11 @@ CHANGES: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "reconstruction_over_pixels": ("mean", "loss", {}),
 }
 CNN_CHANGES: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "objects": (2, "output", {}),
     "channels": ((4, 5), "weights", {}),
     "kernel": (3, "weights", {}),
+    "first_kernel": (7, "weights", {}),
+    "pool": (2, "weights", {}),
     "hidden": ((12, 7), "weights", {}),
     "dropout": (0.9, "output", {}),
 }
@@ -68,10 +73,10 @@ def fingerprint(config: CapsNetConfig | CNNConfig) -> dict[str, list[Tensor]]:
     """What a network starts from, says, is told, and learns, on the same images with the same seed."""
     torch.manual_seed(0)
     model = build_model(config, (1, 28, 28), 3)
-    images, labels = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 2])
+    images, labels = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(1)), labels_for(model, 2)
     torch.manual_seed(0)
     output = model(images, model.decoder_targets(labels))
-    losses = model.loss(output, images, labels)
+    losses = model.loss(output, drawn_for(model, images), labels)
     losses.total.backward()
     parameters = list(model.parameters())
     return {
@@ -137,6 +142,8 @@ def test_dictionaries_and_back(config: Any) -> None:
         ("conv_channels", 0, "conv_channels must be at least 1, got 0"),
         ("primary_stride", 0, "primary_stride must be at least 1, got 0"),
         ("squash_eps", 0.0, "squash_eps must be above 0, got 0.0"),
+        ("objects", 0, "objects must be at least 1, got 0"),
+        ("objects", 10, "objects must be below num_classes"),
     ],
 )
 def test_bad_values(field: str, value: Any, message: str) -> None:
@@ -146,7 +153,11 @@ def test_bad_values(field: str, value: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("kernel", 4, "kernel must be odd, so that a convolution keeps the size, got 4"),
+        ("kernel", 4, "kernel must be 1 or an odd number above, so that the size is kept, got 4"),
+        ("kernel", -1, "kernel must be 1 or an odd number above"),
+        ("first_kernel", 0, "first_kernel must be 1 or an odd number above"),
+        ("pool", 0, "pool must be at least 1, got 0"),
+        ("objects", 0, "objects must be at least 1, got 0"),
         ("dropout", 1.0, "dropout must be at least 0 and below 1, got 1.0"),
         ("channels", [0], "channels must be at least 1, got 0"),
         ("channels", (), "channels must name at least one convolution, got none"),
@@ -155,6 +166,28 @@ def test_bad_values(field: str, value: Any, message: str) -> None:
 )
 def test_bad_values_of_the_cnn(field: str, value: Any, message: str) -> None:
     assert_raises(InputError, create_model, "baseline-cnn", **{field: value}, say=message)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("crop", 0, "crop must be at least 1, got 0"),
+        ("flip", 1, "flip must be of type bool, got 1"),
+        ("brightness", -0.1, "brightness must be 0 to 1, got -0.1"),
+        ("brightness", 63, "brightness must be 0 to 1, got 63"),
+        ("contrast", 1.8, "contrast must be 0 to 1, got 1.8"),
+        ("max_rotation", 181, "max_rotation must be 0 to 180, got 181"),
+        ("max_scaling", 1, "max_scaling must be below 1, got 1"),
+        ("max_scaling", -0.1, "max_scaling must be at least 0, got -0.1"),
+        ("max_shift", -1, "max_shift must be at least 0, got -1"),
+    ],
+)
+def test_bad_values_of_the_recipe(field: str, value: Any, message: str) -> None:
+    assert_raises(InputError, Recipe, **{field: value}, say=message)
+
+
+def test_standardising_undoes_a_scale() -> None:
+    assert_raises(InputError, CapsNetConfig, standardise=True, pixel_scale=255, say="pixel_scale must be 1 with")
 
 
 def test_a_prior_that_could_not_learn_is_refused() -> None:

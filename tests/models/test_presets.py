@@ -18,13 +18,16 @@ from support import (
     assert_finite,
     assert_gradients_reach,
     assert_raises,
+    drawn_for,
+    labels_for,
     small,
 )
 from torchcaps import create_model, list_presets, margin_loss, reconstruction_loss, safe_norm, squash
 from torchcaps.errors import InputError
 from torchcaps.models import BaselineCNN, CapsNet, CapsNetConfig, Preset, Recipe, get_preset, register_preset
+from torchcaps.models.images import standardise
 
-SHAPES = [((1, 28, 28), 10), ((3, 32, 32), 7), ((1, 20, 24), 2)]
+SHAPES = [((1, 28, 28), 10), ((3, 32, 32), 7), ((1, 20, 24), 3)]
 LABELS = torch.tensor([0, 1, 1])
 
 every_preset = pytest.mark.parametrize("name", list_presets())
@@ -41,9 +44,10 @@ def parameters(model: nn.Module) -> int:
 @pytest.mark.parametrize(("in_shape", "num_classes"), SHAPES)
 def test_builds_and_learns_at_any_size(name: str, in_shape: tuple[int, int, int], num_classes: int) -> None:
     model = create_model(name, in_shape, num_classes, **small(name))
-    images = torch.rand(3, *in_shape)
-    output = model(images, LABELS)
-    losses = model.loss(output, images, LABELS)
+    images, labels = torch.rand(3, *in_shape), labels_for(model, 3)
+    drawn = drawn_for(model, images)
+    output = model(images, labels)
+    losses = model.loss(output, drawn, labels)
     losses.total.backward()
 
     assert output.lengths.shape == (3, num_classes)
@@ -56,7 +60,7 @@ def test_builds_and_learns_at_any_size(name: str, in_shape: tuple[int, int, int]
         assert output.capsules.shape == (3, num_classes, model.config.capsule_dim)
         assert model.primary_poses(images).shape == (3, types * rows * columns, model.config.primary_dim)
         if model.config.decoder:
-            assert output.reconstruction.shape == images.shape
+            assert output.reconstruction.shape == drawn.shape
             assert 0 <= output.reconstruction.min() <= output.reconstruction.max() <= 1
         else:
             assert output.reconstruction is model.decoder is losses.reconstruction is None
@@ -75,15 +79,14 @@ def test_an_image_does_not_see_its_neighbours(name: str) -> None:
 
 @every_preset
 def test_a_few_steps_lower_the_loss(name: str) -> None:
-    model = create_model(name, (1, 20, 20), 2, **small(name))
-    images = torch.rand(8, 1, 20, 20) * 0.2
-    labels = torch.arange(8) % 2
-    images[labels == 0, :, :10] += 0.7  # a bright upper half, or a bright lower half
-    images[labels == 1, :, 10:] += 0.7
+    model = create_model(name, (1, 20, 20), 3, **small(name))
+    images, labels = torch.rand(8, 1, 20, 20) * 0.2, labels_for(model, 8)
+    for kind in range(3):  # a bright band at the top, in the middle, or at the bottom
+        images[torch.arange(8) % 3 == kind, :, 7 * kind : 7 * kind + 6] += 0.7
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     losses = []
     for _ in range(25):
-        loss = model.loss(model(images, labels), images, labels).classification
+        loss = model.loss(model(images, labels), drawn_for(model, images), labels).classification
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -98,6 +101,16 @@ def test_says_what_it_is(name: str) -> None:
     assert preset.description.endswith(".")
     assert preset.source
     assert isinstance(preset.recipe, Recipe)
+    assert preset.recipe.crop in (None, *preset.in_shape[1:])
+
+
+@every_preset
+def test_builds_for_the_images_of_its_source_unless_told(name: str) -> None:
+    preset = get_preset(name)
+    with torch.device("meta"):
+        model, other = create_model(name), create_model(name, (2, 40, 41), 4)
+    assert (model.in_shape, model.num_classes) == (preset.in_shape, preset.num_classes)
+    assert (other.in_shape, other.num_classes) == ((2, 40, 41), 4)
 
 
 def test_names_are_taken_once_and_unknown_ones_get_the_nearest() -> None:
@@ -123,6 +136,20 @@ def test_a_new_preset_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- sizes
 
 
+# convolutions (weights, biases) + transformation matrices + decoder (weights and biases of three layers)
+MULTIMNIST = (
+    (81 * 256 + 256) + (81 * 256 * 256 + 256) + (32 * 10 * 10) * 8 * 160 + (161 * 512 + 513 * 1024 + 1025 * 1296)
+)
+CIFAR10 = (243 * 256 + 256) + (81 * 256 * 512 + 512) + (64 * 4 * 4) * 8 * 160 + (161 * 512 + 513 * 1024 + 1025 * 1728)
+SMALLNORB = (162 * 256 + 256) + (81 * 256 * 256 + 256) + (32 * 8 * 8) * 8 * 80 + (81 * 512 + 513 * 1024 + 1025 * 2048)
+SVHN = (243 * 64 + 64) + (81 * 64 * 96 + 96) + (16 * 8 * 8) * 6 * 80 + (81 * 512 + 513 * 1024 + 1025 * 3072)
+COMPACT = (81 * 64 + 64) + (81 * 64 * 64 + 64) + (8 * 6 * 6) * 8 * 160 + (161 * 256 + 257 * 512 + 513 * 784)
+# maps of 36×36, pooled twice, are 9×9
+BASELINE_MULTIMNIST = (81 * 512 + 512) + (25 * 512 * 256 + 256) + (9 * 9 * 256 + 1) * 1024 + 1025 * 10
+# maps of 28×28, pooled three times, are 4×4 (14, 7, and 3.5 rounded up)
+MATCHED = (25 * 64 + 64) + (25 * 64 * 128 + 128) + (25 * 128 * 256 + 256) + (4 * 4 * 256 + 1) * 1750 + 1751 * 10
+
+
 @pytest.mark.parametrize(
     ("name", "overrides", "number"),
     [
@@ -137,21 +164,54 @@ def test_a_new_preset_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
         ("keras-tutorial", {}, 6_804_224),
         ("torch-notebook", {}, 8_215_568),
         ("torch-tutorial", {}, 8_215_568),
+        ("compact", {}, COMPACT),
+        ("sabour2017-multimnist", {}, MULTIMNIST),
+        ("sabour2017-cifar10", {}, CIFAR10),
+        ("sabour2017-smallnorb", {}, SMALLNORB),
+        ("sabour2017-svhn", {}, SVHN),
         ("baseline-cnn", {}, 35_445_522),
+        ("baseline-cnn-multimnist", {}, BASELINE_MULTIMNIST),
+        ("cnn-matched", {}, MATCHED),
     ],
 )
-def test_parameters_on_mnist(name: str, overrides: dict[str, Any], number: int) -> None:
+def test_parameters_on_the_images_of_the_source(name: str, overrides: dict[str, Any], number: int) -> None:
     with torch.device("meta"):
         assert parameters(create_model(name, **overrides)) == number
 
 
+def test_the_papers_own_counts() -> None:
+    """35.4 M, 11.36 M and 24.56 M: the last only if the convolutions keep the size."""
+    assert round(MULTIMNIST / 1e6, 2) == 11.36
+    assert round(BASELINE_MULTIMNIST / 1e6, 2) == 24.56
+    for name in ("sabour2017-multimnist", "baseline-cnn-multimnist"):
+        assert re.search(r"(\S+) M ", get_preset(name).description)[1] in ("11.36", "24.56")
+
+
+def test_the_matched_cnn_has_as_many_parameters_as_the_capsules() -> None:
+    assert pytest.approx(8_215_568, rel=0.0003) == MATCHED
+
+
+def test_compact_is_compact() -> None:
+    assert COMPACT <= 1_500_000
+    assert get_preset("compact").model.num_iterations >= 2
+
+
 @every_preset
-def test_capsules_on_mnist(name: str) -> None:
+def test_primary_capsules(name: str) -> None:
     with torch.device("meta"):
         model = create_model(name)
+    grids = {
+        "compact": (8, 6, 6),
+        "sabour2017-multimnist": (32, 10, 10),
+        "sabour2017-cifar10": (64, 4, 4),
+        "sabour2017-smallnorb": (32, 8, 8),
+        "sabour2017-svhn": (16, 8, 8),
+    }
     if isinstance(model, CapsNet):
-        assert model.primary_grid == (32, 6, 6)
-        assert model.class_capsules.weight.shape == (1152, 10, 16, 8)
+        types, rows, columns = model.primary_grid
+        assert model.primary_grid == grids.get(name, (32, 6, 6))
+        dims = (8, 6) if name == "sabour2017-svhn" else (16, 8)
+        assert model.class_capsules.weight.shape == (types * rows * columns, model.num_classes, *dims)
 
 
 # ---- what is particular about each: the columns of the table
@@ -163,7 +223,8 @@ def images() -> Tensor:
 
 
 def network(name: str, **overrides: Any) -> CapsNet:
-    model = create_model(name, **small(name) | overrides)
+    """A preset's network, smaller, for images of 28×28 in ten classes."""
+    model = create_model(name, (1, 28, 28), 10, **small(name) | overrides)
     assert isinstance(model, CapsNet)
     return model
 
@@ -172,14 +233,18 @@ def capsnets() -> list[str]:
     return [name for name in list_presets() if isinstance(get_preset(name).model, CapsNetConfig)]
 
 
+CHANNELS = {"sabour2017-svhn": (64, 96), "compact": (64, 64), "sabour2017-cifar10": (256, 512)}
+
+
 @pytest.mark.parametrize("name", capsnets())
 def test_two_convolutions_of_9_by_9(name: str) -> None:
     with torch.device("meta"):
         model = create_model(name)
-    assert model.conv.weight.shape == (256, 1, 9, 9)
+    first, second = CHANNELS.get(name, (256, 256))
+    assert model.conv.weight.shape == (first, model.in_shape[0], 9, 9)
     assert model.conv.stride == (1, 1)
     assert all(conv.stride == (2, 2) and conv.kernel_size == (9, 9) for conv in model.primary_capsules.convs)
-    assert sum(conv.out_channels for conv in model.primary_capsules.convs) == 256
+    assert sum(conv.out_channels for conv in model.primary_capsules.convs) == second
     assert len(model.primary_capsules.convs) == (8 if name == "torch-notebook" else 1)
 
 
@@ -187,6 +252,8 @@ def test_two_convolutions_of_9_by_9(name: str) -> None:
 def test_relu_after_the_first_convolution(name: str, images: Tensor) -> None:
     model = network(name)
     pixels = images * 255 if name.startswith("keras") else images
+    if name in ("sabour2017-cifar10", "sabour2017-smallnorb"):
+        pixels = standardise(pixels)
     features = model.conv(pixels)
     features = features if name == "torch-notebook" else features.relu()
     assert_close(model.primary_poses(images), model.primary_capsules(features))
@@ -207,10 +274,11 @@ def test_grouping(name: str) -> None:
     maps = torch.cat([conv(features) for conv in layer.convs], 1)  # (B, 16, 6, 6)
     if layer.activation == "relu":
         maps = maps.relu()
+    dim = layer.dim
     if name in ("torch-notebook", "torch-tutorial"):  # neighbours in the flattened map
-        poses = maps.reshape(3, 72, 8)
+        poses = maps.reshape(3, 72, dim)
     else:  # the channels of one location
-        poses = maps.reshape(3, 2, 8, 36).permute(0, 1, 3, 2).reshape(3, 72, 8)
+        poses = maps.reshape(3, 2, dim, 36).permute(0, 1, 3, 2).reshape(3, 72, dim)
     if name == "sabour2017-code":
         poses = poses / 2 + 0.1
     aligned = torch.cosine_similarity(layer(features), poses, dim=-1)
@@ -232,6 +300,11 @@ def test_primary_lengths(name: str, images: Tensor) -> None:
     ("name", "std", "cut"),
     [
         ("sabour2017", 0.1 * 0.88, 0.2),
+        ("sabour2017-multimnist", 0.1 * 0.88, 0.2),
+        ("sabour2017-cifar10", 0.1 * 0.88, 0.2),
+        ("sabour2017-smallnorb", 0.1 * 0.88, 0.2),
+        ("sabour2017-svhn", 0.1 * 0.88, 0.2),
+        ("compact", 0.1 * 0.88, 0.2),
         ("sabour2017-code", 0.1 * 0.88, 0.2),
         ("tf-notebook", 0.1, None),
         ("keras-tutorial", (2 / (72 * 8)) ** 0.5, None),  # 2 types x 36 locations here
@@ -261,7 +334,13 @@ ROUTING = {  # iterations, softmax over, gradient stops, bias
     "sabour2017-r1": (1, "outputs", False, False),
     "sabour2017-r1-recon": (1, "outputs", False, False),
     "sabour2017-r3": (3, "outputs", False, False),
+    "sabour2017-multimnist": (3, "outputs", False, False),
+    "sabour2017-cifar10": (3, "outputs", False, False),
+    "sabour2017-smallnorb": (3, "outputs", False, False),
+    "sabour2017-svhn": (3, "outputs", False, False),
+    "compact": (3, "outputs", False, False),
 }
+LEAKY = ("sabour2017-cifar10",)
 
 
 @pytest.mark.parametrize("name", ROUTING)
@@ -275,7 +354,8 @@ def test_routing(name: str, images: Tensor) -> None:
     v = votes.sum(1)
     for iteration in range(iterations):
         u = votes.detach() if stops and iteration < iterations - 1 else votes
-        c = b.softmax(2 if axis == "outputs" else 1)
+        competing = torch.cat([b, b.new_zeros(*b.shape[:2], 1)], 2) if name in LEAKY else b  # "none of the above"
+        c = competing.softmax(2 if axis == "outputs" else 1)[..., :10]
         s = ((c.detach() if stops else c)[..., None] * u).sum(1) + (layer.bias if bias else 0)
         v = squash(s, eps=model.config.squash_eps)
         b = b + (u * v[:, None]).sum(-1)
@@ -286,6 +366,7 @@ def test_routing(name: str, images: Tensor) -> None:
     got, wanted = (torch.autograd.grad((x * weights).sum(), layer.weight)[0] for x in (output.capsules, v))
     assert_close(got / wanted.abs().max(), wanted / wanted.abs().max(), 1e-4)
     assert (layer.bias is not None) == bias
+    assert model.config.leaky == (name in LEAKY)
 
 
 def test_every_capsule_preset_has_its_routing_checked() -> None:
@@ -411,18 +492,30 @@ RECIPES: dict[str, dict[str, Any]] = {  # what differs from Adam at a constant 1
     "keras-tutorial": {"batch_size": 10, "epochs": 1, "limit_train": 1000, "limit_test": 1000},
     "torch-notebook": {"batch_size": 100},
     "torch-tutorial": {"batch_size": 100, "epochs": 50, "schedule": "decay-by-epoch", "decay": 0.9, "max_shift": 2},
-    "baseline-cnn": {},
+    "compact": {"batch_size": 128, "epochs": 12, "schedule": "one-cycle", "learning_rate": 3e-3, "max_shift": 2},
+    "sabour2017-multimnist": {
+        "batch_size": 128,
+        "max_shift": 0,  # of the digits, not of the pair
+        "schedule": "decay-by-step",
+        "decay": 0.96,
+        "decay_steps": 20_000,
+        "min_learning_rate": 1e-6,
+    },
+    "sabour2017-cifar10": {"max_shift": 0, "crop": 24, "flip": True, "brightness": 63 / 255, "contrast": 0.8},
+    "sabour2017-smallnorb": {"max_shift": 0, "crop": 32, "flip": False, "brightness": 63 / 255, "contrast": 0.8},
+    "sabour2017-svhn": {"max_shift": 0},
+    "baseline-cnn": {"max_shift": 2},
+    "baseline-cnn-multimnist": {"max_shift": 0},
+    "cnn-matched": {"max_shift": 2},
 }
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipe(name: str) -> None:
     recipe = get_preset(name).recipe
-    assert recipe.learning_rate == 1e-3
-    for field, value in RECIPES[name].items():
+    unless_told = {"learning_rate": 1e-3, "schedule": "constant", "crop": None, "flip": False, "brightness": 0}
+    for field, value in (unless_told | RECIPES[name]).items():
         assert getattr(recipe, field) == value, field
-    if "schedule" not in RECIPES[name]:
-        assert recipe.schedule == "constant"
 
 
 @every_preset
@@ -450,11 +543,27 @@ def test_variants_differ_from_their_source_in_what_they_say_only() -> None:
         ("sabour2017-r1", "sabour2017", {"num_iterations", "decoder"}),
         ("sabour2017-r1-recon", "sabour2017", {"num_iterations"}),
         ("sabour2017-r3", "sabour2017", {"decoder"}),
+        ("compact", "sabour2017", {"conv_channels", "primary_types", "decoder_hidden"}),
+        ("sabour2017-multimnist", "sabour2017", {"objects"}),
+        ("sabour2017-cifar10", "sabour2017", {"primary_types", "leaky", "standardise"}),
+        ("sabour2017-smallnorb", "sabour2017", {"standardise"}),
+        ("sabour2017-svhn", "sabour2017", {"conv_channels", "primary_types", "primary_dim", "capsule_dim"}),
     ):
         ours, theirs = (dataclasses.asdict(get_preset(preset).model) for preset in (name, source))
         assert {field for field in ours if ours[field] != theirs[field]} == fields
-        assert get_preset(name).recipe == get_preset(source).recipe
+        if name not in RECIPES:
+            assert get_preset(name).recipe == get_preset(source).recipe
 
 
-def test_baseline_is_a_cnn() -> None:
-    assert isinstance(create_model("baseline-cnn", **small("baseline-cnn")), BaselineCNN)
+def test_baselines_are_cnns() -> None:
+    for name in ("baseline-cnn", "baseline-cnn-multimnist", "cnn-matched"):
+        assert isinstance(create_model(name, **small(name)), BaselineCNN)
+
+
+def test_the_papers_layers_for_multimnist() -> None:
+    with torch.device("meta"):
+        model = create_model("baseline-cnn-multimnist")
+    assert [tuple(conv.weight.shape) for conv in model.convs] == [(512, 1, 9, 9), (256, 512, 5, 5)]
+    assert [layer.out_features for layer in (*model.dense, model.classify)] == [1024, 10]
+    assert model.pool.kernel_size == model.pool.stride == 2
+    assert model.config.objects == get_preset("sabour2017-multimnist").model.objects == 2

@@ -20,7 +20,9 @@ from safetensors.torch import load_file, save_file
 from support import assert_close, assert_raises, small
 from torchcaps import create_model, list_presets
 from torchcaps.errors import InputError
-from torchcaps.models import BaselineCNN, CapsNet, load_pretrained
+from torchcaps.models import BaselineCNN, CapsNet, load_pretrained, pretrained
+from torchcaps.models.pretrained import SHIPPED, is_shipped, shipped_folder
+from torchcaps.training import load_run
 
 SHAPE, CLASSES = (3, 18, 21), 4
 
@@ -197,3 +199,114 @@ def test_from_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "revision": "v1",
         "allow_patterns": ["config.json", "model.safetensors"],
     }
+
+
+def test_class_names_and_card_stand_beside_the_weights(tmp_path: Path) -> None:
+    network().save_pretrained(tmp_path, class_names=["a", "b", "c", "d"], source="someone/net")
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "README.md",
+        "classes.json",
+    }
+    assert load_run(tmp_path).class_names == ("a", "b", "c", "d")
+    card = (tmp_path / "README.md").read_text()
+    assert "Classes: a, b, c, d." in card
+    assert 'load_pretrained("someone/net")' in card
+    said = "class_names must be 4 names, one for each class, got 3"
+    assert_raises(InputError, network().save_pretrained, tmp_path / "x", class_names=["a", "b", "c"], say=said)
+    assert not (tmp_path / "x").exists()
+
+
+# half precision
+
+
+def test_half_precision_takes_half_the_room_and_is_read_into_float32(tmp_path: Path) -> None:
+    model = network()
+    for name, dtype in (("whole", None), ("half", torch.float16)):
+        model.save_pretrained(tmp_path / name, dtype=dtype)
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("whole", "half")]
+    assert sizes[1] < 0.55 * sizes[0]
+    again = load_pretrained(tmp_path / "half")
+    for ours, theirs in zip(again.parameters(), model.parameters(), strict=True):
+        assert ours.dtype == torch.float32
+        assert ours.stride() == theirs.stride()
+        assert_close(ours, theirs.half().float(), 0)
+    images = torch.rand(3, *SHAPE)
+    assert_close(again(images).lengths, model(images).lengths, 2e-3)
+    assert "half precision" in (tmp_path / "half" / "README.md").read_text()
+    assert "half precision" not in (tmp_path / "whole" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("weight", [1e5, float("nan")])
+def test_weights_that_half_precision_cannot_hold(tmp_path: Path, weight: float) -> None:
+    model = network()
+    with torch.no_grad():
+        model.conv.bias[0] = weight
+    said = "conv.bias has weights that torch.float16 cannot hold; store them as they are"
+    assert_raises(InputError, model.save_pretrained, tmp_path / "x", dtype=torch.float16, say=said)
+    assert not (tmp_path / "x").exists()
+
+
+def test_weights_that_are_no_floats(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    save_file(load_file(weights) | {"conv.bias": torch.zeros(8, dtype=torch.int64)}, weights)
+    assert_raises(InputError, CapsNet.from_pretrained, folder, say="conv.bias is torch.int64, wanted floats")
+
+
+# networks that come with torchcaps
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installation with the weights of a tiny network in place of the real one."""
+    network(num_iterations=1).save_pretrained(tmp_path / "compact", class_names="abcd", dtype=torch.float16)
+    monkeypatch.setattr(pretrained, "_SHIPPED_FOLDER", tmp_path)
+    return tmp_path / "compact"
+
+
+def test_a_shipped_network_is_loaded_by_its_name(
+    shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for model in (load_pretrained(), load_pretrained("compact"), CapsNet.from_pretrained("compact")):
+        assert model.config.num_iterations == 1
+        assert model.training is False
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    network(num_iterations=2).save_pretrained("compact")
+    assert load_pretrained("compact").config.num_iterations == 1, "the name is that of the shipped one"
+    for folder in ("./compact", Path("compact")):
+        assert load_pretrained(folder).config.num_iterations == 2
+    assert (is_shipped(shipped), is_shipped(Path("compact").resolve())) == (True, False)
+
+
+def test_an_installation_without_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretrained, "_SHIPPED_FOLDER", tmp_path)
+    said = 'this installation of torchcaps has no weights of "compact"; give a run folder, such as one that'
+    assert_raises(InputError, load_pretrained, say=said)
+    assert_raises(InputError, shipped_folder, say=said)
+    said = 'there is no network with shipped weights "compat"; did you mean "compact"?'
+    assert_raises(InputError, shipped_folder, "compat", say=said)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_what_is_shipped_is_small_whole_and_described(name: str) -> None:
+    try:
+        folder = shipped_folder(name)
+    except InputError as error:
+        pytest.skip(str(error))
+    assert {path.name for path in folder.iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "classes.json",
+        "README.md",
+    }
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 3_000_000
+    run = load_run(folder)
+    assert sum(parameter.numel() for parameter in run.model.parameters()) <= 1_500_000
+    assert {tensor.dtype for tensor in load_file(folder / "model.safetensors").values()} == {torch.float16}
+    card = (folder / "README.md").read_text()
+    for heading in ("## Results", "## Training", "## Limits", "## Citation"):
+        assert heading in card
+    assert "measured after rounding" in card

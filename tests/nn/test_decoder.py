@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from support import assert_batch_independent, assert_close, assert_gradients_reach, assert_raises
-from torchcaps.nn import Decoder, mask_capsules
+from torchcaps.nn import Decoder, mask_capsules, separate_capsules
 
 CAPSULES = torch.tensor([[[0.3, 0.4], [0.0, 0.6], [0.1, 0.0]], [[0.0, 0.1], [0.2, 0.0], [0.0, -0.9]]])
 
@@ -93,3 +93,17 @@ def test_decoder_brings_capsules_to_its_own_dtype(dtype: torch.dtype) -> None:
     images = decoder.to(dtype)(capsules)
     assert images.dtype == dtype
     assert_close(images.float(), wanted, 0.01)
+
+
+def test_each_object_stands_alone() -> None:
+    capsules = torch.rand(3, 4, 5)
+    classes = torch.tensor([[0, 3], [2, 1], [1, 0]])
+    alone = separate_capsules(capsules, classes)
+    assert alone.shape == (3, 2, 4, 5)
+    for p in range(2):
+        assert_close(alone[:, p], mask_capsules(capsules, classes[:, p]), 0)
+    assert separate_capsules(capsules.half(), classes.int()).dtype == torch.float16
+    assert_raises(TypeError, separate_capsules, capsules.long(), classes, say="separate_capsules: capsules must be")
+    assert_raises(ValueError, separate_capsules, capsules[0], classes, say="must have shape (B, J, D), got (4, 5)")
+    for wrong in (classes[0], classes[:2]):
+        assert_raises(ValueError, separate_capsules, capsules, wrong, say="classes must have shape (3, P), got")

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tiny_runs import tiny_config
-from torchcaps.training import TrainConfig
+from torchcaps.datasets import Dataset, PairSet, fixed_pairs, load_dataset
+from torchcaps.training import TrainConfig, data
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +27,17 @@ def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny(bars: Path) -> TrainConfig:
     """Three epochs of six steps."""
     return tiny_config(bars)
+
+
+@pytest.fixture
+def two_bars(bars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever data set is asked for, a run gets images of two bars each: 22×22 pixels, pairs made anew to train on."""
+    single = load_dataset(f"npz:{bars}", validation_size=12)
+    pairs = Dataset(
+        "pairs",
+        PairSet(single.train, max_shift=2),
+        fixed_pairs(single.validation, max_shift=2),
+        fixed_pairs(single.test, max_shift=2),
+        single.class_names,
+    )
+    monkeypatch.setattr(data, "load_dataset", lambda *_, **__: pairs)

@@ -12,36 +12,29 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tiny_runs import tiny_config
+from support import small
+from tiny_runs import StopAt, tiny_config
 from torchcaps.datasets import load_dataset
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, Losses, get_preset, list_presets
-from torchcaps.training import Diverged, Interrupted, TrainConfig, load_run, make_config, resume, train
-from torchcaps.training.loop import Position, Trainer
+from torchcaps.training import Diverged, Interrupted, TrainConfig, load_run, loop, make_config, resume, train
+from torchcaps.training.checkpoint import read_checkpoint
+from torchcaps.training.loop import Trainer
+from torchcaps.training.position import Position
 from torchcaps.training.progress import Silence
-from torchcaps.training.run import read_checkpoint
+from torchcaps.training.step import Counted, Tally
 
 SCRIPT = """
 import sys, torch
-from torchcaps.training import PlainProgress, resume, train, read_config
+from torchcaps.training import PlainProgress, loop, resume, train, read_config
 torch.set_num_threads(1)
+loop.YOUNG = 0.0  # a checkpoint at the end of every epoch
 what, out, config = sys.argv[1:4]
 if what == "resume":
     resume(out, progress=PlainProgress(), figures=False)
 else:
     train(read_config(config), out, progress=PlainProgress(), figures=False)
 """
-
-
-class StopAt(Silence):
-    """Sends this process a signal after a step."""
-
-    def __init__(self, step: int, number: int = signal.SIGINT) -> None:
-        self.at, self.number = step, number
-
-    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float | None) -> None:
-        if step == self.at:
-            os.kill(os.getpid(), self.number)
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
@@ -268,13 +261,40 @@ def test_the_advice_names_only_options_that_the_network_has(bars: Path, tmp_path
     assert "--weight-std" not in str(caught.value)
 
 
-@pytest.mark.parametrize("preset", list_presets())
+@pytest.mark.parametrize("preset", [name for name in list_presets() if get_preset(name).model.objects == 1])
 def test_every_preset_trains_on_a_small_data_set_by_its_own_recipe(preset: str, tmp_path: Path) -> None:
-    small = {"channels": (4,), "hidden": (8,)} if preset == "baseline-cnn" else {"conv_channels": 4, "primary_types": 1}
-    summary = train(make_config(preset, epochs=1, **small), tmp_path / "run", progress=Silence(), figures=False)
     recipe = get_preset(preset).recipe
-    assert summary["images"]["train"] == min(recipe.limit_train or 1293, 1293)
+    size = None if recipe.crop is None else recipe.crop + 4
+    limit = recipe.limit_train or 300
+    config = make_config(preset, epochs=1, image_size=size, limit_train=limit, **small(preset))
+    summary = train(config, tmp_path / "run", progress=Silence(), figures=False)
+    assert summary["images"]["train"] == limit
     assert summary["images"]["test"] == 360  # fewer than keras-tutorial's 1,000
+    side = recipe.crop or 28
+    assert summary["in_shape"] == [1, side, side]
+
+
+@pytest.mark.parametrize("preset", [name for name in list_presets() if get_preset(name).model.objects == 2])
+@pytest.mark.usefixtures("two_bars")
+def test_presets_for_two_objects_train_on_pairs(preset: str, tmp_path: Path) -> None:
+    narrow = small(preset) | ({} if "cnn" in preset else {"capsule_dim": 4})
+    out = tmp_path / "run"
+    summary = train(make_config(preset, epochs=2, batch_size=16, **narrow), out, progress=Silence(), figures=False)
+    assert (summary["objects"], summary["in_shape"]) == (2, [1, 22, 22])
+    rows = list(csv.DictReader((out / "metrics.csv").open()))
+    assert float(rows[1]["train_loss"]) < float(rows[0]["train_loss"])
+    assert summary["test"]["best"]["images"] == 30
+    assert load_run(out).dataset().num_objects == 2
+
+
+@pytest.mark.usefixtures("two_bars")
+def test_an_image_of_two_counts_only_if_both_are_right(bars: Path, tmp_path: Path) -> None:
+    config = tiny_config(bars, max_shift=0, objects=2, epochs=12, learning_rate=5e-3)
+    summary = train(config, tmp_path / "run", progress=Silence(), figures=False)
+    row = list(csv.DictReader((tmp_path / "run" / "metrics.csv").open()))[-1]
+    # of three classes chance finds both in a third
+    assert float(row["train_accuracy"]) > 0.6
+    assert summary["test"]["last"]["accuracy"] > 0.5
 
 
 def test_capsule_weights_keep_their_order_in_half_precision(
@@ -321,6 +341,54 @@ def test_a_run_goes_on_exactly_from_a_checkpoint_that_time_called_for(
     resume(tmp_path / "broken", progress=Silence(), figures=False)
     train(tiny_config(bars), tmp_path / "whole", progress=Silence(), figures=False)
     assert_same_weights(weights(tmp_path / "broken"), weights(tmp_path / "whole"))
+
+
+def test_short_epochs_write_a_checkpoint_when_they_are_the_best_or_the_last(
+    bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[int] = []
+    own = Trainer._save_checkpoint
+
+    def spy(trainer: Trainer) -> None:
+        saved.append(trainer.position.epoch)
+        own(trainer)
+
+    monkeypatch.setattr(Trainer, "_save_checkpoint", spy)
+    for young, every in ((1e9, False), (0.0, True)):
+        saved.clear()
+        monkeypatch.setattr(loop, "YOUNG", young)
+        out = tmp_path / str(young)
+        train(tiny_config(bars, epochs=6, learning_rate=1e-5), out, progress=Silence(), figures=False)
+        rows = list(csv.DictReader((out / "metrics.csv").open()))
+        keys = [(float(row["validation_accuracy"]), -float(row["validation_loss"])) for row in rows]
+        best = [n for n in range(1, 7) if n == 1 or keys[n - 1] > max(keys[: n - 1])]
+        assert saved == (list(range(1, 7)) if every else sorted({*best, 6}))
+
+
+def test_a_device_that_works_by_itself_is_looked_at_once_in_a_while(
+    bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    own_read, own_fit = Tally.read, Trainer.fit
+
+    def spy(tally: Tally) -> Counted:
+        counted = own_read(tally)
+        reads.append(int(counted.steps))
+        return counted
+
+    def fit(trainer: Trainer) -> None:
+        trainer.look_every = 4
+        own_fit(trainer)
+
+    monkeypatch.setattr(Tally, "read", spy)
+    monkeypatch.setattr(Trainer, "fit", fit)
+    train(tiny_config(bars), tmp_path / "seldom", progress=Silence(), figures=False)
+    assert reads == [4, 6, 2, 6, 6, 4, 6]  # after steps 4, 8, 12 and 16, and at the end of each epoch of six
+    monkeypatch.undo()
+    train(tiny_config(bars), tmp_path / "often", progress=Silence(), figures=False)
+    assert_same_weights(weights(tmp_path / "seldom"), weights(tmp_path / "often"))
+    seldom, often = (list(csv.DictReader((tmp_path / name / "metrics.csv").open())) for name in ("seldom", "often"))
+    assert [row["train_loss"] for row in seldom] == [row["train_loss"] for row in often]
 
 
 @pytest.mark.parametrize("part", ["validation", "test"])
@@ -380,6 +448,23 @@ def test_a_checkpoint_of_another_version_is_one_sentence(bars: Path, tmp_path: P
     torch.save(checkpoint, tmp_path / "run" / "last.ckpt")
     with pytest.raises(InputError, match="not of this version of torchcaps"):
         resume(tmp_path / "run", overrides={"epochs": 2}, progress=Silence(), figures=False)
+
+
+def test_a_run_of_an_earlier_version_goes_on_exactly(bars: Path, finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        train(tiny_config(bars), out, progress=StopAt(8), figures=False)
+    config = json.loads((out / "config.json").read_text())
+    for part, name in (("model", "objects"), ("model", "standardise"), ("recipe", "crop"), ("recipe", "flip")):
+        del config[part][name]
+    del config["capture"]
+    (out / "config.json").write_text(json.dumps(config))
+    checkpoint = read_checkpoint(out / "last.ckpt")
+    for group in checkpoint["optimizer"]["param_groups"]:
+        group["lr"] = float(group["lr"])  # a number, where now there is a tensor
+    torch.save(checkpoint, out / "last.ckpt")
+    resume(out, progress=Silence(), figures=False)
+    assert_same_weights(weights(out), weights(finished))
 
 
 def test_another_data_set_is_looked_for_in_its_own_place(bars: Path, finished: Path, tmp_path: Path) -> None:

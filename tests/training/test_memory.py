@@ -4,7 +4,7 @@ import pytest
 
 from tiny_runs import tiny_config
 from torchcaps.errors import InputError
-from torchcaps.models import create_model, list_presets
+from torchcaps.models import create_model, get_preset, list_presets
 from torchcaps.training import estimate_memory, largest_batch, make_config, memory, train
 from torchcaps.training.progress import Silence
 
@@ -21,7 +21,11 @@ class Listener(Silence):
 
 @pytest.mark.parametrize("preset", list_presets())
 def test_weights_are_counted_exactly(preset: str) -> None:
-    parts = estimate_memory(make_config(preset), *MNIST).parts
+    source = get_preset(preset)
+    channels, height, width = source.in_shape
+    margin = 0 if source.recipe.crop is None else 8  # the network sees what is cut out of larger images
+    whole = (channels, height + margin, width + margin)
+    parts = estimate_memory(make_config(preset), whole, source.num_classes).parts
     numbers = sum(p.numel() for p in create_model(preset).parameters())
     assert parts["weights"] == parts["gradients"] == parts["Adam's moments"] / 2 == 4 * numbers / 2**20
 
@@ -34,6 +38,29 @@ def test_maps_are_worked_by_hand() -> None:
     # 10 images of 28×28, and again in a frame of 2 pixels
     with_images = estimate_memory(make_config("sabour2017", max_shift=2), *MNIST, num_images=10).parts
     assert with_images["images of the data set"] == 10 * (784 + 32 * 32) / 2**20
+
+
+def test_objects_and_what_is_done_to_images_are_counted() -> None:
+    # of two digits each is there by itself besides, on the disk's scale and in a batch; each is drawn
+    two = estimate_memory(make_config("sabour2017-multimnist", batch_size=3), (1, 36, 36), 10, num_images=10).parts
+    assert two["images of the data set"] == 10 * 3 * 2 * 36 * 36 / 2**20
+    assert two["images of a batch"] == 4 * 3 * 3 * 36 * 36 / 2**20
+    assert two["decoder"] == 4 * 3 * 2 * (2 * (512 + 1024) + 4 * 36 * 36) / 2**20
+    # 24×24 out of 32×32, standardised: conv to 256 maps of 16×16, primary conv to 512 of 4×4
+    cut = estimate_memory(make_config("sabour2017-cifar10", batch_size=2), (3, 32, 32), 10, num_images=10).parts
+    assert cut["feature maps"] == 2 * 4 * (256 * 256 + 512 * 16) / 2**20
+    assert cut["images of a batch"] == 4 * 2 * 4 * 3 * 24 * 24 / 2**20
+    assert cut["images of the data set"] == 10 * 2 * 3 * 32 * 32 / 2**20
+    with pytest.raises(InputError, match="crop is 24 pixels"):
+        estimate_memory(make_config("sabour2017-cifar10"), (3, 20, 20), 10)
+
+
+def test_pooled_maps_are_worked_by_hand() -> None:
+    # 512 maps of 36×36, pooled to 18×18; 256 of these, pooled to 9×9; the pixels that were chosen take 8 bytes each
+    parts = estimate_memory(make_config("baseline-cnn-multimnist", batch_size=2), (1, 36, 36), 10).parts
+    pooled = 512 * 18**2, 256 * 9**2
+    kept = 512 * 36**2 + pooled[0] + 256 * 18**2 + pooled[1]
+    assert parts["feature maps"] == 2 * (4 * kept + 8 * sum(pooled)) / 2**20
 
 
 def test_processes_share_a_batch_and_bf16_halves_the_maps() -> None:

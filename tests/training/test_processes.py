@@ -12,8 +12,8 @@ import torch
 
 from tiny_runs import tiny_config
 from torchcaps.training import resume, train
+from torchcaps.training.checkpoint import read_checkpoint
 from torchcaps.training.progress import Silence
-from torchcaps.training.run import read_checkpoint
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch was built without gloo")
 

@@ -30,3 +30,11 @@ def test_a_run_draws_what_its_network_has(
             assert picture.format == "PNG"
             assert min(picture.size) > 200
             assert len(picture.convert("L").getcolors(1 << 20) or []) > 10, "the picture is empty"
+
+
+@pytest.mark.usefixtures("two_bars")
+def test_a_run_with_two_objects_in_an_image_draws_the_same(bars: Path, tmp_path: Path) -> None:
+    config = tiny_config(bars, max_shift=0, objects=2, epochs=1)
+    train(config, tmp_path / "run", progress=Silence())
+    pictures = {path.stem for path in (tmp_path / "run" / "figures").iterdir()}
+    assert pictures == ALWAYS | {"reconstructions", "perturbation", "routing", "routing-statistics"}

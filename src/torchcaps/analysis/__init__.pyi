@@ -17,6 +17,13 @@ from .predictions import predict as predict
 from .reconstructions import Reconstructions as Reconstructions
 from .reconstructions import figure_reconstructions as figure_reconstructions
 from .reconstructions import reconstruct as reconstruct
+from .robustness import RobustnessCurve as RobustnessCurve
+from .robustness import attack_curve as attack_curve
+from .robustness import fgsm as fgsm
+from .robustness import figure_robustness as figure_robustness
+from .robustness import pgd as pgd
+from .robustness import rotate as rotate
+from .robustness import rotation_curve as rotation_curve
 from .routing_maps import RoutingStatistics as RoutingStatistics
 from .routing_maps import RoutingTrace as RoutingTrace
 from .routing_maps import figure_coupling as figure_coupling

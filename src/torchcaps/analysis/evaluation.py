@@ -1,7 +1,13 @@
 """How good a network is on a set of images: accuracy, loss, confusion matrix, a table of the classes.
 
-All of it follows from two sums, the confusion counts and the loss, which can be taken over any share of the images
-and added: over batches, and over processes.
+All of it follows from sums, the confusion counts and the loss, which can be taken over any share of the images and
+added: over batches, and over processes.
+
+With P objects in an image, P capsules are read off: the longest. An image is right only if they are exactly its P
+classes. The confusion matrix, and with it the table of the classes, counts objects: an object whose class is among the
+P longest was given its class; one that was missed was given the class that came in its place (of several missed in one
+image, the first label goes with the longest of those capsules, and so on). So a row sums to the images with that class
+in them, a column to the images that were given it.
 """
 
 from __future__ import annotations
@@ -16,10 +22,12 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from torchcaps.analysis.inference import as_pixels, check_image_shape, class_labels, inference
-from torchcaps.datasets import BatchLoader, ImageSet
+from torchcaps.analysis.inference import as_pixels, check_classes, class_labels, classes_of, inference, to_pixels
+from torchcaps.datasets import Batch, BatchLoader, ImageSet
 from torchcaps.errors import InputError
-from torchcaps.models import Model
+from torchcaps.models import CapsNet, Model
+from torchcaps.models.images import check_image_shape
+from torchcaps.models.objects import is_right, match
 
 Precision = Literal["32", "bf16"]
 
@@ -29,7 +37,7 @@ class ClassScore(TypedDict):
 
     name: str
     images: int
-    """How many images are of this class."""
+    """How many images are of this class, or have an object of it."""
     precision: float | None
     """Share of the images given this class that are of it; None where none was given it."""
     recall: float | None
@@ -38,78 +46,117 @@ class ClassScore(TypedDict):
     """Harmonic mean of the two, 2·TP / (2·TP + FP + FN); None without images."""
 
 
-@dataclass(frozen=True, eq=False)
-class EvaluationSums:
-    """What evaluating some images adds up to. The sums of a set's shares add to those of the set.
-
-    Args:
-        confusion: How many images of class (row) were given class (column).
-        loss: The sum of the images' losses.
-
-    Raises:
-        InputError: ``confusion`` is not square.
-    """
+class _Counted:
+    """What confusion counts say of whole images."""
 
     confusion: Int[np.ndarray, "J J"]
-    loss: float
+    objects: int
+    right: int | None
 
     def __post_init__(self) -> None:
         if self.confusion.ndim != 2 or self.confusion.shape[0] != self.confusion.shape[1]:
             raise InputError(f"confusion must have shape (J, J), got {self.confusion.shape}")
+        if self.objects < 1:
+            raise InputError(f"objects must be at least 1, got {self.objects}")
+        if (self.right is None) != (self.objects == 1):
+            raise InputError(
+                "right must be given for several objects in an image, and for one only the confusion counts, got "
+                f"right={self.right} for objects={self.objects}"
+            )
 
     @property
     def num_images(self) -> int:
-        """Images counted."""
-        return int(self.confusion.sum())
+        """How many images were looked at."""
+        return int(self.confusion.sum()) // self.objects
+
+    @property
+    def num_correct(self) -> int:
+        """How many of them were given their class, or exactly the classes of all their objects."""
+        return int(self.confusion.trace()) if self.right is None else self.right
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationSums(_Counted):
+    """What evaluating some images adds up to. The sums of a set's shares add to those of the set.
+
+    Args:
+        confusion: How many objects of class (row) were given class (column); see the module's description.
+        loss: The sum of the images' losses.
+        objects: P, the objects in an image.
+        right: With several objects, how many images were given exactly their classes; with one, None.
+
+    Raises:
+        InputError: ``confusion`` is not square, or ``right`` does not fit ``objects``.
+    """
+
+    confusion: Int[np.ndarray, "J J"]
+    loss: float
+    objects: int = 1
+    right: int | None = None
 
     def __add__(self, other: EvaluationSums) -> EvaluationSums:
-        if self.confusion.shape != other.confusion.shape:
+        ours, theirs = ((len(sums.confusion), sums.objects) for sums in (self, other))
+        if ours != theirs:
             raise InputError(
-                f"evaluations of {len(self.confusion)} and of {len(other.confusion)} classes cannot be added; "
-                "both must be of the same network"
+                f"evaluations of {ours[0]} and of {theirs[0]} classes, with {ours[1]} and {theirs[1]} objects in an "
+                "image, cannot be added; both must be of the same network"
             )
-        return EvaluationSums(self.confusion + other.confusion, self.loss + other.loss)
+        right = None if self.right is None or other.right is None else self.right + other.right
+        return EvaluationSums(self.confusion + other.confusion, self.loss + other.loss, self.objects, right)
 
     def to_tensor(self) -> Float[Tensor, "n"]:
-        """The J·J counts and the loss in one float64 vector on the CPU, to be summed over processes at once."""
-        return torch.tensor([*self.confusion.ravel().tolist(), self.loss], dtype=torch.float64)
+        """The J·J counts, the images, the right ones and the loss in one float64 vector on the CPU.
+
+        So all of them are summed over processes at once.
+        """
+        numbers = [*self.confusion.ravel().tolist(), self.num_images, self.num_correct, self.loss]
+        return torch.tensor(numbers, dtype=torch.float64)
 
     @classmethod
     def from_tensor(cls, vector: Float[Tensor, "n"]) -> EvaluationSums:
         """The inverse of :meth:`to_tensor`.
 
         Raises:
-            InputError: The vector's length is not J·J + 1.
+            InputError: The vector's length is not J·J + 3.
         """
-        classes = math.isqrt(max(vector.numel() - 1, 0))
-        if vector.shape != (classes * classes + 1,):
-            raise InputError(f"a vector of sums has shape (J·J + 1,), got {tuple(vector.shape)}")
-        numbers = vector.cpu().double().numpy()
-        return cls(numbers[:-1].round().astype(np.int64).reshape(classes, classes), float(numbers[-1]))
+        classes = math.isqrt(max(vector.numel() - 3, 0))
+        if vector.shape != (classes * classes + 3,):
+            raise InputError(f"a vector of sums has shape (J·J + 3,), got {tuple(vector.shape)}")
+        *counts, images, right, loss = vector.cpu().double().tolist()
+        confusion = np.array(counts).round().astype(np.int64).reshape(classes, classes)
+        objects = round(int(confusion.sum()) / images) if images else 1
+        return cls(confusion, loss, objects, None if objects == 1 else round(right))
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluation:
+class Evaluation(_Counted):
     """How good a network is on a set of images.
 
     Args:
-        confusion: How many images of class (row) were given class (column).
+        confusion: How many objects of class (row) were given class (column); see the module's description. With one
+            object in an image, these are images.
         loss: Mean loss of an image, by the network's own loss.
         class_names: The name of each class.
-        predictions: The class given to each image; None where only sums are known.
+        predictions: The class given to each image, or, with several objects, the classes of the longest capsules, the
+            longest first; None where only sums are known.
         lengths: The scores ‖v_j‖ of each image; None where only sums are known.
+        objects: P, the objects in an image.
+        right: With several objects, how many images were given exactly their classes; with one, None.
 
     Raises:
-        InputError: There is no image, or not one name for each class.
+        InputError: There is no image, not one name for each class, or ``right`` does not fit ``objects``.
     """
 
     confusion: Int[np.ndarray, "J J"]
     loss: float
     class_names: tuple[str, ...]
-    predictions: Int[np.ndarray, "N"] | None = None
+    predictions: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"] | None = None
     lengths: Float[np.ndarray, "N J"] | None = None
+    objects: int = 1
+    right: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         class_labels(self.class_names, len(self.confusion))
         if self.num_images == 0:
             raise InputError("there must be at least one image to evaluate on, got none")
@@ -126,22 +173,16 @@ class Evaluation:
             InputError: There is no image, or not one name for each class.
         """
         return cls(
-            sums.confusion, sums.loss / max(sums.num_images, 1), tuple(class_labels(class_names, len(sums.confusion)))
+            sums.confusion,
+            sums.loss / max(sums.num_images, 1),
+            tuple(class_labels(class_names, len(sums.confusion))),
+            objects=sums.objects,
+            right=sums.right,
         )
 
     @property
-    def num_images(self) -> int:
-        """How many images were looked at."""
-        return int(self.confusion.sum())
-
-    @property
-    def num_correct(self) -> int:
-        """How many of them were given their class."""
-        return int(self.confusion.trace())
-
-    @property
     def accuracy(self) -> float:
-        """Share of the images that were given their class, 0..1."""
+        """Share of the images that were given their class, or exactly the classes of all their objects, 0..1."""
         return self.num_correct / self.num_images
 
     @property
@@ -150,8 +191,13 @@ class Evaluation:
         return (self.num_images - self.num_correct) / self.num_images
 
     @property
+    def object_accuracy(self) -> float:
+        """Share of the objects that were given their class, 0..1; with one in an image, that of the images."""
+        return int(self.confusion.trace()) / int(self.confusion.sum())
+
+    @property
     def per_class(self) -> list[ClassScore]:
-        """Images, precision, recall and F1 of each class."""
+        """Images with the class in them, precision, recall and F1 of each class."""
         correct, images, given = self.confusion.diagonal(), self.confusion.sum(1), self.confusion.sum(0)
         return [
             ClassScore(
@@ -171,6 +217,8 @@ class Evaluation:
             "num_correct": self.num_correct,
             "accuracy": self.accuracy,
             "error": self.error,
+            "objects": self.objects,
+            "object_accuracy": self.object_accuracy,
             "loss": self.loss if math.isfinite(self.loss) else None,
             "class_names": list(self.class_names),
             "per_class": [dict(score) for score in self.per_class],
@@ -206,74 +254,106 @@ def evaluate(
         precision: ``"32"``, or ``"bf16"``: the network under bfloat16 autocast, its loss in float32.
 
     Returns:
-        Accuracy, error, mean loss, confusion matrix, a table of the classes, and each image's class and lengths. For
-        the loss, the decoder is masked by the labels only where the network's source does so at inference too
-        (``decoder_mask="label"``), otherwise by the longest capsule; lengths do not depend on it.
+        Accuracy, error, mean loss, confusion matrix, a table of the classes, and each image's class (or classes) and
+        lengths. For the loss, the decoder is masked by the labels only where the network's source does so at
+        inference too (``decoder_mask="label"``), otherwise by the longest capsule; lengths do not depend on it.
 
     Raises:
-        InputError: Images or labels that the network was not built for, not one name for each class, or an option
-            out of its range.
+        InputError: Images or labels that the network was not built for, several objects in an image without their
+            parts where the network reconstructs them, not one name for each class, or an option out of its range.
 
     Example:
         >>> evaluate(model, load_dataset("digits").test).accuracy
     """
     names = tuple(class_labels(class_names, model.num_classes))
-    check_image_shape(model, image_set.images.shape)
-    highest = int(image_set.labels.max())
-    if highest >= model.num_classes:
-        raise InputError(
-            f"a label is {highest}, but the network has {model.num_classes} classes, 0 to {model.num_classes - 1}"
-        )
+    check_image_shape(image_set.images.shape, model.in_shape)
+    check_classes(model, image_set.labels, len(image_set))
     if device is not None:
         model.to(device)
     loader = BatchLoader(image_set, batch_size, shuffle=False, device=next(model.parameters()).device)
     sums, lengths = _judge(model, loader.batches(0), precision)
-    predictions = lengths.argmax(-1).numpy()
-    return Evaluation(sums.confusion, sums.loss / sums.num_images, names, predictions, lengths.numpy())
+    return Evaluation(
+        sums.confusion,
+        sums.loss / sums.num_images,
+        names,
+        classes_of(lengths, sums.objects).numpy(),
+        lengths.numpy(),
+        sums.objects,
+        sums.right,
+    )
 
 
 def evaluation_sums(
-    model: Model, batches: Iterable[tuple[Shaped[Tensor, "B C H W"], Int[Tensor, "B"]]], *, precision: Precision = "32"
+    model: Model,
+    batches: Iterable[Batch | tuple[Shaped[Tensor, "B C H W"], Int[Tensor, "B"]]],
+    *,
+    precision: Precision = "32",
 ) -> EvaluationSums:
     """Evaluate a share of the images, e.g. one process's: ``Evaluation.from_sums(share_1 + share_2)``.
 
     Args:
         model: The network; in evaluation mode meanwhile, and afterwards as it was.
-        batches: Images (uint8 of 0..255 or floating-point of 0..1) and labels; a batch may be empty.
+        batches: Images (uint8 of 0..255 or floating-point of 0..1), labels, and the parts where an image has several
+            objects; a batch may be empty.
         precision: See :func:`evaluate`.
 
     Returns:
         Sums that can be added.
 
     Raises:
-        InputError: Images that the network was not built for, or an unknown precision.
-        ValueError: Labels out of range.
+        InputError: Images that the network was not built for, several objects in an image without their parts where
+            the network reconstructs them, or an unknown precision.
+        ValueError: Labels that do not fit.
     """
     return _judge(model, batches, precision)[0]
 
 
 def _judge(
-    model: Model, batches: Iterable[tuple[Tensor, Tensor]], precision: str
+    model: Model, batches: Iterable[Batch | tuple[Tensor, Tensor]], precision: str
 ) -> tuple[EvaluationSums, Float[Tensor, "N J"]]:
     """Sums over the batches, and the lengths of their images, on the CPU."""
     if precision not in ("32", "bf16"):
         raise InputError(f'precision must be "32" or "bf16", got {precision!r}')
     device = next(model.parameters()).device
-    classes = model.num_classes
+    classes, objects = model.num_classes, model.config.objects
     counts = torch.zeros(classes * classes, dtype=torch.int64, device=device)
+    right = torch.zeros((), dtype=torch.int64, device=device)
     losses, lengths = [], [torch.empty(0, classes)]
     with inference(model):
-        for images, labels in batches:
+        for images, labels, *more in batches:
             if len(labels) == 0:  # a share of a small last batch; the mean of nothing would be NaN
                 continue
             images, labels = as_pixels(model, images), labels.to(device)
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
                 output = model(images, model.decoder_targets(labels))
-            losses.append(model.loss(output, images, labels).total * len(labels))
-            counts += torch.bincount(labels * classes + output.lengths.argmax(-1), minlength=classes * classes)
+            drawn = images if objects == 1 else _parts(model, images, more)
+            losses.append(model.loss(output, drawn, labels).total * len(labels))
+            given = classes_of(output.lengths, objects)
+            counts += _confusion(given, labels, classes)
+            right += is_right(output.lengths, labels).sum()
             lengths.append(output.lengths.float().cpu())
     loss = float(torch.stack(losses).cpu().double().sum()) if losses else 0.0
-    return EvaluationSums(counts.view(classes, classes).cpu().numpy(), loss), torch.cat(lengths)
+    confusion = counts.view(classes, classes).cpu().numpy()
+    return EvaluationSums(confusion, loss, objects, None if objects == 1 else int(right)), torch.cat(lengths)
+
+
+def _parts(model: Model, images: Float[Tensor, "B C H W"], more: Sequence[Tensor | None]) -> Float[Tensor, "..."]:
+    """The objects of images, each alone, where the network's loss looks at them."""
+    if not isinstance(model, CapsNet) or model.decoder is None:
+        return images
+    if not more or more[0] is None:
+        raise InputError(
+            f"the network reconstructs each of {model.config.objects} objects by itself, so its images need parts, "
+            "each object alone on the same canvas, but these have none"
+        )
+    return to_pixels(model, more[0])
+
+
+def _confusion(given: Tensor, labels: Tensor, classes: int) -> Int[Tensor, "n"]:
+    """The J·J counts of a batch."""
+    if labels.ndim == 2:
+        labels = labels.gather(1, match(given, labels))
+    return torch.bincount((labels * classes + given).flatten(), minlength=classes * classes)
 
 
 def _share(part: int, whole: int) -> float | None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, CapsNetConfig, Model, get_preset, list_presets
+from torchcaps.models.images import check_image_shape
+from torchcaps.models.objects import longest
 
 
 @contextmanager
@@ -37,7 +40,12 @@ def as_pixels(model: Model, images: Shaped[Tensor, "B C H W"]) -> Float[Tensor, 
         TypeError: Images of another dtype.
         InputError: Images of a shape the network was not built for.
     """
-    check_image_shape(model, images.shape)
+    check_image_shape(images.shape, model.in_shape)
+    return to_pixels(model, images)
+
+
+def to_pixels(model: Model, images: Shaped[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """:func:`as_pixels` for images of any shape, such as the objects of images."""
     weight = next(model.parameters())
     if images.dtype == torch.uint8:
         return images.to(weight.device).to(weight.dtype).div_(255)
@@ -47,8 +55,11 @@ def as_pixels(model: Model, images: Shaped[Tensor, "B C H W"]) -> Float[Tensor, 
 
 
 def in_batches(
-    model: Model, images: Shaped[Tensor, "N C H W"], labels: Int[Tensor, "N"] | None, batch_size: int
-) -> Iterator[tuple[Float[Tensor, "B C H W"], Int[Tensor, "B"] | None]]:
+    model: Model,
+    images: Shaped[Tensor, "N C H W"],
+    labels: Int[Tensor, "N"] | Int[Tensor, "N P"] | None,
+    batch_size: int,
+) -> Iterator[tuple[Float[Tensor, "B C H W"], Int[Tensor, "B"] | Int[Tensor, "B P"] | None]]:
     """Images as :func:`as_pixels` gives them and their labels, ``batch_size`` at a time.
 
     Raises:
@@ -56,41 +67,45 @@ def in_batches(
         InputError: No image, images of a shape the network was not built for, labels that do not fit, or a batch size
             below one.
     """
-    check_image_shape(model, images.shape)
+    check_image_shape(images.shape, model.in_shape)
     if len(images) == 0:
         raise InputError("there must be at least one image, got none")
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
     if labels is not None:
-        _check_labels(labels, len(images), model.num_classes)
+        if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+            raise TypeError(f"labels must be integers, got {labels.dtype}")
+        check_classes(model, labels, len(images))
     for start in range(0, len(images), batch_size):
         pixels = as_pixels(model, images[start : start + batch_size])
         yield pixels, None if labels is None else labels[start : start + batch_size].to(pixels.device)
 
 
-def _check_labels(labels: Tensor, num_images: int, num_classes: int) -> None:
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise TypeError(f"labels must be integers, got {labels.dtype}")
-    if labels.shape != (num_images,):
-        raise InputError(f"labels must have shape ({num_images},), one for each image, got {tuple(labels.shape)}")
-    if labels.min() < 0 or labels.max() >= num_classes:
-        raise InputError(
-            f"labels must be 0 to {num_classes - 1}, as the network has {num_classes} classes, got "
-            f"{int(labels.min())}..{int(labels.max())}"
-        )
-
-
-def check_image_shape(model: Model, shape: Sequence[int]) -> None:
-    """Raise unless ``shape`` is (B, C, H, W) with the C, H, W of the network.
+def check_classes(model: Model, labels: Int[Tensor, "N"] | Int[Tensor, "N P"], num_images: int) -> None:
+    """Raise unless labels are a network's classes, one for each object that it sees in an image.
 
     Raises:
-        InputError: It is not.
+        InputError: They are not.
     """
-    if len(shape) != 4 or tuple(shape[1:]) != tuple(model.in_shape):
+    objects = model.config.objects
+    if labels.shape != ((num_images,) if objects == 1 else (num_images, objects)):
+        wanted = f"({num_images},), one" if objects == 1 else f"({num_images}, {objects}), {objects}"
         raise InputError(
-            f"images have shape {tuple(shape)}, but the network was built for "
-            f"(B, {', '.join(map(str, model.in_shape))}) (channels, height, width)"
+            f"labels must have shape {wanted} for each image, as the network sees {objects} in it, got "
+            f"{tuple(labels.shape)}"
         )
+    if labels.min() < 0 or labels.max() >= model.num_classes:
+        raise InputError(
+            f"labels must be 0 to {model.num_classes - 1}, as the network has {model.num_classes} classes, got "
+            f"{int(labels.min())}..{int(labels.max())}"
+        )
+    if objects > 1 and (labels.sort(1).values.diff(dim=1) == 0).any():
+        raise InputError("the objects of an image must be of different classes, got labels with a class twice")
+
+
+def classes_of(lengths: Float[Tensor, "B J"], objects: int) -> Int[Tensor, "B"] | Int[Tensor, "B P"]:
+    """The class of the longest capsule, or, for several objects, the classes of the longest ones, the longest first."""
+    return lengths.argmax(-1) if objects == 1 else longest(lengths, objects)
 
 
 def class_labels(class_names: Sequence[str] | None, num_classes: int) -> list[str]:
@@ -103,6 +118,11 @@ def class_labels(class_names: Sequence[str] | None, num_classes: int) -> list[st
     if len(names) != num_classes:
         raise InputError(f"class_names must be {num_classes} names, one for each class, got {len(names)}")
     return names
+
+
+def join_names(names: Sequence[str], classes: Int[Tensor, "*P"] | Int[np.ndarray, "*P"]) -> str:
+    """The name of an image's class, or of the classes of all its objects, as a person reads them: ``3 + 7``."""
+    return " + ".join(names[int(j)] for j in classes.reshape(-1))
 
 
 def require_capsules(model: Model, purpose: str) -> CapsNet:

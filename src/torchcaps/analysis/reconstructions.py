@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from torchcaps.analysis.figures import MUTED, WRONG, Caption, draw_tiles
-from torchcaps.analysis.inference import as_pixels, class_labels, require_decoder
+from torchcaps.analysis.figures import COLOURS, MUTED, WRONG, Caption, draw_tiles
+from torchcaps.analysis.inference import as_pixels, class_labels, join_names, require_decoder
 from torchcaps.analysis.predictions import predict
 from torchcaps.errors import InputError
 from torchcaps.models import Model
@@ -19,42 +20,67 @@ from torchcaps.models import Model
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+MOST_SHOWN = 1000
+"""Images in one figure: in rows of ten, more would make it higher than the 65,535 pixels that viewers take."""
+OVERLAID = ("#00ff00", "#ff00ff")
+"""Colours of two objects laid over each other, told apart by colour-blind readers too; together they are white."""
+
 
 @dataclass(frozen=True, eq=False)
 class Reconstructions:
-    """Images, and what the decoder makes of one of their capsules.
+    """Images, and what the decoder makes of one of their capsules; of P objects in an image, of one capsule each.
 
     Args:
         images: Pixels 0..1.
-        reconstructions: Pixels 0..1.
+        reconstructions: Pixels 0..1; of P objects each by itself.
         labels: The images' classes, where known.
-        classes: The class of the longest capsule.
+        classes: The class of the longest capsule, or of the P longest, the longest first.
         lengths: All lengths ‖v_j‖.
-        decoded: The class whose capsule was decoded.
+        decoded: The class whose capsule was decoded, or those of the objects, as ``reconstructions`` has them.
     """
 
     images: Float[np.ndarray, "N C H W"]
-    reconstructions: Float[np.ndarray, "N C H W"]
-    labels: Int[np.ndarray, "N"] | None
-    classes: Int[np.ndarray, "N"]
+    reconstructions: Float[np.ndarray, "N C H W"] | Float[np.ndarray, "N P C H W"]
+    labels: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"] | None
+    classes: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"]
     lengths: Float[np.ndarray, "N J"]
-    decoded: Int[np.ndarray, "N"]
+    decoded: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"]
+
+    @property
+    def whole(self) -> Float[np.ndarray, "N C H W"]:
+        """Reconstructions of whole images: the objects of each laid over each other, added and cut off at 1."""
+        if self.reconstructions.ndim == 4:
+            return self.reconstructions
+        return self.reconstructions.sum(1).clip(max=1)
+
+    @property
+    def right(self) -> Bool[np.ndarray, "N"]:
+        """Whether an image was given its class, or exactly the classes of its objects.
+
+        Raises:
+            InputError: The labels are not known.
+        """
+        if self.labels is None:
+            raise InputError("without labels nobody knows which images were given their class; give the labels")
+        if self.labels.ndim == 1:
+            return self.classes == self.labels
+        return (np.sort(self.classes, 1) == np.sort(self.labels, 1)).all(1)
 
     @property
     def squared_error(self) -> Float[np.ndarray, "N"]:
-        """Squared error of each reconstruction, summed over its pixels."""
-        return np.square(self.reconstructions - self.images).reshape(len(self.images), -1).sum(1)
+        """Squared error of each whole image's reconstruction, summed over its pixels."""
+        return np.square(self.whole - self.images).reshape(len(self.images), -1).sum(1)
 
 
 def reconstruct(
     model: Model,
     images: Shaped[Tensor, "N C H W"],
-    labels: Int[Tensor, "N"] | None = None,
+    labels: Int[Tensor, "N"] | Int[Tensor, "N P"] | None = None,
     *,
     capsule: Literal["source", "longest", "label"] = "source",
     batch_size: int = 256,
 ) -> Reconstructions:
-    """Decode images from one capsule each.
+    """Decode images from one capsule each; of several objects in an image, each from its own capsule alone.
 
     Args:
         model: A network with a decoder; in evaluation mode meanwhile, and afterwards as it was.
@@ -69,7 +95,7 @@ def reconstruct(
         InputError: A network without decoder, images or labels that do not fit it, ``capsule="label"`` without
             labels, or an unknown ``capsule``.
 
-    Source: Sabour, Frosst, Hinton 2017, figure 3 (arXiv:1710.09829).
+    Source: Sabour, Frosst, Hinton 2017, figures 3 and 5 (arXiv:1710.09829).
     """
     network = require_decoder(model, "a reconstruction")
     if capsule not in ("source", "longest", "label"):
@@ -95,25 +121,52 @@ def figure_reconstructions(
 ) -> Figure:
     """Images over their reconstructions; under each its label, the class it was given and that capsule's length.
 
+    Of several objects in an image, each reconstruction has a row and a colour of its own, and one more row lays them
+    over each other: where two objects overlap, green and magenta add to white.
+
     Args:
-        result: From :func:`reconstruct`.
+        result: From :func:`reconstruct`; at most 1,000 images.
         class_names: The name of each class; its number if None.
         columns: Images side by side; the others go below.
         title: Above the figure.
 
     Returns:
-        A figure; a class that is not the label is red.
+        A figure; a class that is not the label, or not one of the labels, is red.
+
+    Raises:
+        InputError: Too many images, not one name for each class, or ``columns`` below one.
+
+    Source: Sabour, Frosst, Hinton 2017, figures 3 and 5 (arXiv:1710.09829).
     """
+    if len(result.images) > MOST_SHOWN:
+        raise InputError(f"at most {MOST_SHOWN:,} images are drawn in one figure, got {len(result.images):,}")
     names = class_labels(class_names, result.lengths.shape[1])
+    classes = result.classes.reshape(len(result.classes), -1)  # (N, P)
+    wrong = np.zeros(len(classes), dtype=bool) if result.labels is None else ~result.right
+    lengths = [" ".join(f"{length:.2f}" for length in row) for row in np.take_along_axis(result.lengths, classes, 1)]
     lines = {
-        "class": [
-            Caption(names[j], WRONG if result.labels is not None and j != result.labels[n] else None)
-            for n, j in enumerate(result.classes)
-        ],
-        "length": [Caption(f"{length:.2f}", MUTED) for length in result.lengths.max(1)],
+        "class": [Caption(join_names(names, row), WRONG if wrong[n] else None) for n, row in enumerate(classes)],
+        "length": [Caption(length, MUTED) for length in lengths],
     }
     if result.labels is not None:
-        lines = {"label": [Caption(names[j]) for j in result.labels], **lines}
+        lines = {"label": [Caption(join_names(names, row)) for row in result.labels], **lines}
     if (result.decoded != result.classes).any():
-        lines["decoded"] = [Caption(names[j], MUTED) for j in result.decoded]
-    return draw_tiles({"image": result.images, "reconstruction": result.reconstructions}, lines, columns, title)
+        lines["decoded"] = [Caption(join_names(names, row), MUTED) for row in result.decoded]
+    return draw_tiles({"image": result.images, **_rows(result)}, lines, columns, title)
+
+
+def _rows(result: Reconstructions) -> dict[str, Float[np.ndarray, "N C H W"]]:
+    """What stands under the images, by its heading: the reconstruction, or those of the objects and all together."""
+    if result.reconstructions.ndim == 4:
+        return {"reconstruction": result.reconstructions}
+    greys = result.reconstructions.mean(2)  # (N, P, H, W)
+    colours = OVERLAID if greys.shape[1] == len(OVERLAID) else COLOURS
+    tints = np.array([_rgb(colour) for colour in itertools.islice(itertools.cycle(colours), greys.shape[1])])
+    tinted = greys[:, :, None] * tints[:, :, None, None]  # (N, P, 3, H, W)
+    objects = {f"object {p + 1}": tinted[:, p] for p in range(greys.shape[1])}
+    return objects | {"both" if len(objects) == 2 else "together": tinted.sum(1).clip(max=1)}
+
+
+def _rgb(colour: str) -> tuple[float, ...]:
+    """``"#rrggbb"`` as three numbers of 0..1."""
+    return tuple(int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torchcaps.analysis.figures import Caption, draw_tiles
-from torchcaps.analysis.inference import class_labels
-from torchcaps.datasets import ImageSet
+from torchcaps.analysis.inference import class_labels, join_names
+from torchcaps.datasets import ImageSet, PairSet
 from torchcaps.errors import InputError
 
 if TYPE_CHECKING:
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def figure_samples(
-    image_set: ImageSet,
+    image_set: ImageSet | PairSet,
     class_names: Sequence[str] | None = None,
     *,
     rows: int = 4,
     columns: int = 10,
     title: str | None = None,
 ) -> Figure:
-    """The first images of a set, each with its label under it.
+    """The first images of a set, each with its label, or those of all its objects, under it.
 
     Args:
         image_set: Images and their classes; the first ``rows`` · ``columns`` are shown, or all if there are fewer.
@@ -36,10 +36,10 @@ def figure_samples(
     """
     if rows < 1:
         raise InputError(f"rows must be at least 1, got {rows}")
-    shown = image_set.take(min(max(rows * columns, 1), len(image_set)))
+    shown = image_set.preview(max(rows * columns, 1))
     highest = int(shown.labels.max())
     names = class_labels(None, highest + 1) if class_names is None else list(class_names)
     if highest >= len(names):
         raise InputError(f"a label is {highest}, but there are only {len(names)} class names")
-    captions = [Caption(names[label]) for label in shown.labels.tolist()]
+    captions = [Caption(join_names(names, labels)) for labels in shown.labels]
     return draw_tiles({"": shown.images.cpu().numpy() / 255}, {"": captions}, columns, title)

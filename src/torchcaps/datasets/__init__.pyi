@@ -1,3 +1,5 @@
+from .augmentation import center_crop as center_crop
+from .image_files import read_image as read_image
 from .images import resize_images as resize_images
 from .loader import Batch as Batch
 from .loader import BatchLoader as BatchLoader
@@ -5,6 +7,8 @@ from .loading import DataShape as DataShape
 from .loading import data_shape as data_shape
 from .loading import list_datasets as list_datasets
 from .loading import load_dataset as load_dataset
+from .pairs import PairSet as PairSet
+from .pairs import fixed_pairs as fixed_pairs
 from .registry import DataRequest as DataRequest
 from .registry import DatasetInfo as DatasetInfo
 from .registry import Splits as Splits

@@ -16,7 +16,7 @@ from torchcaps.datasets.types import ImageSet
 _NUM_TEST = 360  # a fifth of 1,797
 
 
-def find_digits(data_dir: Path | None) -> Path | None:  # noqa: ARG001
+def find_digits(data_dir: Path | None) -> Path | None:  # noqa: ARG001  they lie in one place only
     """The folder of the installed scikit-learn, which holds the images."""
     found = importlib.util.find_spec("sklearn")
     return Path(found.origin).parent if found and found.origin else None
@@ -33,7 +33,7 @@ def find_digits(data_dir: Path | None) -> Path | None:  # noqa: ARG001
     class_names=tuple("0123456789"),
     find=find_digits,
 )
-def load_digits(request: DataRequest) -> Splits:  # noqa: ARG001
+def load_digits(request: DataRequest) -> Splits:  # noqa: ARG001  there is nothing to ask for
     """1,797 digits: 8×8 pixels of 0..16, resized to 20×20 and set in 28×28 with a margin of 4, as MNIST's are.
 
     The 360 test images are a fixed stratified choice that no seed moves. scikit-learn's copy tells no writers, so

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from torchcaps.datasets.images import SUFFIXES, read_pixels, resize_images, with_channels
+from torchcaps.datasets.image_files import SUFFIXES, read_pixels, with_channels
+from torchcaps.datasets.images import resize_images
 from torchcaps.datasets.registry import DataRequest, Splits, register_dataset
 from torchcaps.datasets.splits import FIXED_SEED, generator, with_test_set
 from torchcaps.datasets.types import ImageSet
@@ -135,18 +137,18 @@ class _Reader:
         self._resize_to = image_size
         self._first: tuple[Path, tuple[int, int]] | None = None
 
-    def read(self, by_class: ClassFiles, class_names: tuple[str, ...]) -> tuple[list[torch.Tensor], list[int]]:
+    def read(self, by_class: ClassFiles, class_names: tuple[str, ...]) -> tuple[list[np.ndarray], list[int]]:
         """Pixels, each (1 or 3, H, W), and labels, in a fixed random order."""
         files = [(file, label) for label, name in enumerate(class_names) for file in by_class[name]]
         order = generator(FIXED_SEED).permutation(len(files))
         pixels = [self._read_one(file) for file, _ in files]
         return [pixels[i] for i in order], [files[i][1] for i in order]
 
-    def _read_one(self, file: Path) -> torch.Tensor:
+    def _read_one(self, file: Path) -> np.ndarray:
         image = read_pixels(file)
         self.channels = max(self.channels, len(image))
         if self._resize_to:
-            return resize_images(image[None], self._resize_to)[0]
+            return resize_images(torch.from_numpy(image)[None], self._resize_to)[0].numpy()
         size = (image.shape[1], image.shape[2])
         self._first = self._first or (file, size)
         if size != self._first[1]:
@@ -157,5 +159,6 @@ class _Reader:
         return image
 
 
-def _stack(pixels: list[torch.Tensor], labels: list[int], channels: int) -> ImageSet:
-    return ImageSet(torch.stack([with_channels(image, channels) for image in pixels]), torch.tensor(labels))
+def _stack(pixels: list[np.ndarray], labels: list[int], channels: int) -> ImageSet:
+    images = np.stack([with_channels(image, channels) for image in pixels])
+    return ImageSet(torch.from_numpy(images), torch.tensor(labels))

@@ -1,51 +1,63 @@
-"""Batches from a set that lives on the device as uint8: gathered, shifted and scaled there."""
+"""Batches from a set that lives on the device as uint8: gathered, changed and scaled there."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
+from torchcaps.datasets.augmentation import Augmentation, Changes, mirrored, recoloured, turned
+from torchcaps.datasets.pairs import Pairs, PairSet
 from torchcaps.datasets.splits import check_seed
+from torchcaps.datasets.streams import ORDER, stream
 from torchcaps.datasets.types import ImageSet
+from torchcaps.datasets.windows import look_through, windows
 from torchcaps.errors import InputError
-
-# Which of its random streams a generator is for, so that the order and the shifts are independent of each other.
-_ORDER, _SHIFTS = 0, 1
 
 
 class Batch(NamedTuple):
-    """Images and their classes.
-
-    Args:
-        images: Pixels of 0..1, float32, (B, C, H, W).
-        labels: (B,) int64.
-    """
+    """Images and their classes."""
 
     images: Float[Tensor, "B C H W"]
-    labels: Int64[Tensor, "B"]
+    """Pixels of 0..1, float32."""
+    labels: Int64[Tensor, "B"] | Int64[Tensor, "B P"]
+    """The class of each image, or of each of its P objects."""
+    parts: Float[Tensor, "B P C H W"] | None = None
+    """Pixels of each object alone, 0..1; None for images of one object."""
 
 
 class BatchLoader:
     """Gives the batches of any epoch, from any of them on, the same every time.
 
-    The images stay uint8 on the device. For each batch they are gathered, each moved by its own whole number of
-    pixels with zeros moving in, and scaled to 0..1 there. Order and shifts of batch n of epoch e depend on nothing but
-    (seed, e, n): a run that was resumed sees what it would have seen, on any device, and N processes see together what
-    one does.
+    The images stay uint8 on the device; the pairs of a `PairSet` are made there. For each batch they are gathered,
+    each moved by its own whole number of pixels with zeros moving in, cropped, changed in the other ways asked for, and
+    scaled to 0..1 there. Batch n of epoch e depends on nothing but (seed, e, n): a run that was resumed sees what it
+    would have seen, on any device, and N processes see together what one does.
+
+    Images are turned and scaled first, about their centres; then moved, cropped, mirrored, and changed in contrast and
+    brightness. The parts of an image with several objects go where it goes.
 
     Args:
         image_set: The images.
         batch_size: Images a batch, over all processes together; the last batch of an epoch may be smaller.
-        shuffle: Whether this is for training: a new order in every epoch. Otherwise the images come in their order.
+        shuffle: Whether this is for training: a new order in every epoch. Otherwise the images come in their order,
+            and as they are: of all that follows only ``crop`` is possible then.
         max_shift: Largest shift in pixels; each image's shifts down and to the right are uniform in
-            -max_shift..max_shift. For training only: images are judged as they are.
-        seed: Of order and shifts, 0 to 2³² - 1.
+            -max_shift..max_shift.
+        crop: Side in pixels of the squares to cut out of the images, at a random place for training, else in the
+            middle (of two middles the upper left one); None for whole images.
+        flip: Whether to mirror an image left to right, with probability 1/2.
+        brightness: Largest change of all pixels (0..1) of an image, 0 to 1; the change is uniform in ± that, and the
+            result clipped to 0..1.
+        contrast: Largest change of the contrast, 0 to 1: the distance of an image's pixels from their mean is
+            multiplied by a factor uniform in 1 ± that, and the result clipped to 0..1.
+        max_rotation: Largest angle that an image is turned by, degrees, 0 to 180; the angle is uniform in ± that.
+        max_scaling: Largest change of size, 0 to below 1; the factor is uniform in 1 ± that. Turned and scaled images
+            are interpolated bilinearly, with zeros outside of the image.
+        seed: Of all that is random, 0 to 2³² - 1.
         device: Where images are kept and batches are made.
         rank: Which process this is, 0 to world_size - 1. Each gets its contiguous share of every batch; shares differ
             by one image at most, and those of a small last batch may be empty.
@@ -54,16 +66,23 @@ class BatchLoader:
 
     Raises:
         InputError: When a training batch is larger than the set or cannot be shared out evenly, evaluation images are
-            to be shifted, a shift is as large as the image, or a number is out of its range.
+            to be changed or pairs to be evaluated on, a shift or a crop does not go with the size of the images, or a
+            number is out of its range.
     """
 
     def __init__(
         self,
-        image_set: ImageSet,
+        image_set: ImageSet | PairSet,
         batch_size: int,
         *,
         shuffle: bool,
         max_shift: int = 0,
+        crop: int | None = None,
+        flip: bool = False,
+        brightness: float = 0.0,
+        contrast: float = 0.0,
+        max_rotation: float = 0.0,
+        max_scaling: float = 0.0,
         seed: int = 0,
         device: torch.device | str = "cpu",
         rank: int = 0,
@@ -71,22 +90,30 @@ class BatchLoader:
         drop_last: bool = False,
     ) -> None:
         check_seed(seed)
-        _check_sizes(image_set, batch_size, shuffle=shuffle, drop_last=drop_last, rank=rank, world_size=world_size)
-        _check_shift(image_set, max_shift, shuffle=shuffle)
-        self.batch_size, self.shuffle, self.max_shift, self.seed = batch_size, shuffle, max_shift, seed
+        _check_sizes(len(image_set), batch_size, shuffle=shuffle, drop_last=drop_last, rank=rank, world_size=world_size)
+        self.augmentation = Augmentation(max_shift, crop, flip, brightness, contrast, max_rotation, max_scaling)
+        self.augmentation.check(image_set.in_shape, image_set.num_objects)
+        if not shuffle:
+            _check_as_they_are(image_set, self.augmentation)
+        self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         self.rank, self.world_size, self.drop_last = rank, world_size, drop_last
         self.device = torch.device(device)
-        self._labels = image_set.labels.to(self.device)
-        self._windows = _windows(image_set.images.to(self.device), max_shift)
+        self.num_images = len(image_set)
+        """Images in the set."""
+        self._whole_shape = image_set.in_shape
+        there = image_set.to(self.device)
+        self._pairs = there if isinstance(there, PairSet) else None
+        if isinstance(there, ImageSet):
+            self._labels, self._layers = there.labels, self._prepared(_layers(there.images, there.parts))
 
     def __len__(self) -> int:
         """Batches an epoch."""
         return self.num_images // self.batch_size if self.drop_last else -(-self.num_images // self.batch_size)
 
     @property
-    def num_images(self) -> int:
-        """Images in the set."""
-        return len(self._labels)
+    def in_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of the images in the batches: (C, H, W)."""
+        return self._whole_shape[0], *self.augmentation.window(self._whole_shape)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """This process's share of the batches of an epoch, in turn.
@@ -108,14 +135,13 @@ class BatchLoader:
         """The indices of all images in the order of an epoch, on the CPU."""
         if not self.shuffle:
             return torch.arange(self.num_images)
-        return torch.randperm(self.num_images, generator=_generator(self.seed, epoch, _ORDER))
+        return torch.randperm(self.num_images, generator=stream(self.seed, epoch, ORDER))
 
-    def shifts(self, epoch: int, batch: int) -> Int64[Tensor, "batch_size 2"]:
-        """How far each image of a whole batch is moved (down, to the right), in pixels, on the CPU."""
-        shape, m = (self.batch_size, 2), self.max_shift
-        if m == 0:
-            return torch.zeros(shape, dtype=torch.int64)
-        return torch.randint(-m, m + 1, shape, generator=_generator(self.seed, epoch, _SHIFTS, batch))
+    def changes(self, epoch: int, batch: int) -> Changes:
+        """What is done to each image of a whole batch, on the CPU."""
+        if not self.shuffle:
+            return self.augmentation.none(self._whole_shape, self.batch_size)
+        return self.augmentation.draw(self._whole_shape, self.batch_size, (self.seed, epoch, batch))
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         order = self.order(epoch)
@@ -123,37 +149,51 @@ class BatchLoader:
             whole = order[number * self.batch_size : (number + 1) * self.batch_size]
             # the place in the whole batch decides, so that one process and many see the same images
             share = slice(len(whole) * self.rank // self.world_size, len(whole) * (self.rank + 1) // self.world_size)
-            # a window that begins at m - shift shows the image moved by the shift
-            corners = self.max_shift - self.shifts(epoch, number)[: len(whole)][share]
-            yield self._gather(whole[share].to(self.device), corners.to(self.device))
+            index = whole[share].to(self.device, non_blocking=True)
+            changes = self.changes(epoch, number).share(share)
+            if self._pairs is None:
+                yield self._batch(self._layers, index, self._labels[index], changes)
+            else:
+                pairs = self._composed(self._pairs, index, epoch, number, share)
+                layers = self._prepared(_layers(pairs.images, pairs.parts))
+                yield self._batch(layers, torch.arange(len(index), device=self.device), pairs.labels, changes)
 
-    def _gather(self, index: Int64[Tensor, "b"], corners: Int64[Tensor, "b 2"]) -> Batch:
-        pixels = self._windows[index, :, corners[:, 0], corners[:, 1]]  # (b, C, H, W)
-        return Batch(pixels.to(torch.float32).div_(255), self._labels[index])
+    def _composed(self, pairs: PairSet, index: Tensor, epoch: int, number: int, share: slice) -> Pairs:
+        """The objects at ``index``, each with another one, both at their places."""
+        dice, shifts = pairs.draw(self.batch_size, (self.seed, epoch, number))
+        dice, shifts = (drawn[share].to(self.device, non_blocking=True) for drawn in (dice, shifts))
+        return pairs.compose(index, pairs.partners(index, dice), shifts)
+
+    def _prepared(self, layers: Tensor) -> Tensor:
+        """What batches are gathered from: the layers where they are turned, else all windows onto them."""
+        augmentation = self.augmentation
+        return layers if augmentation.turns else windows(layers, augmentation.max_shift, self.in_shape[1:])
+
+    def _batch(self, layers: Tensor, index: Tensor, labels: Tensor, changes: Changes) -> Batch:
+        if changes.linear is None:
+            pixels = look_through(layers, index, changes.corners.to(self.device, non_blocking=True)).to(torch.float32)
+        else:
+            pixels = turned(layers[index], changes, self.augmentation.max_shift, self.in_shape[1:])
+        pixels = recoloured(mirrored(pixels, changes), changes)
+        channels = self._whole_shape[0]
+        if pixels.shape[1] == channels:
+            return Batch(pixels, labels)
+        return Batch(pixels[:, :channels], labels, pixels[:, channels:].unflatten(1, (-1, channels)))
 
 
-def _windows(images: Tensor, max_shift: int) -> Tensor:
-    """A view (N, C, 2m+1, 2m+1, H, W) of the images at every shift; [..., m, m, :, :] is the image unmoved."""
-    height, width = images.shape[2:]
-    padded = F.pad(images, (max_shift,) * 4) if max_shift else images
-    return padded.unfold(2, height, 1).unfold(3, width, 1)
-
-
-def _generator(*key: int) -> torch.Generator:
-    """A generator on the CPU, whatever the device, for one key; any two keys' streams are unrelated."""
-    (state,) = np.random.SeedSequence(key).generate_state(1, np.uint64)
-    return torch.Generator().manual_seed(int(state >> np.uint64(1)))
+def _layers(images: UInt8[Tensor, "N C H W"], parts: UInt8[Tensor, "N P C H W"] | None) -> UInt8[Tensor, "N L H W"]:
+    """Images and their parts, one over the other, so that whatever moves the one moves the other."""
+    return images if parts is None else torch.cat([images, parts.flatten(1, 2)], 1)
 
 
 def _check_sizes(
-    image_set: ImageSet, batch_size: int, *, shuffle: bool, drop_last: bool, rank: int, world_size: int
+    num_images: int, batch_size: int, *, shuffle: bool, drop_last: bool, rank: int, world_size: int
 ) -> None:
     if batch_size < 1:
         raise InputError(f"the batch size must be at least 1, got {batch_size}")
-    if (shuffle or drop_last) and batch_size > len(image_set):
+    if (shuffle or drop_last) and batch_size > num_images:
         raise InputError(
-            f"the batch size is {batch_size}, but there are only {len(image_set)} images to train on; "
-            "choose a smaller one"
+            f"the batch size is {batch_size}, but there are only {num_images} images to train on; choose a smaller one"
         )
     if not 0 <= rank < world_size:
         raise InputError(f"rank must be from 0 to world_size - 1 ({world_size - 1}), got {rank}")
@@ -164,11 +204,11 @@ def _check_sizes(
         )
 
 
-def _check_shift(image_set: ImageSet, max_shift: int, *, shuffle: bool) -> None:
-    smallest = min(image_set.in_shape[1:])
-    if not 0 <= max_shift < smallest:
+def _check_as_they_are(image_set: ImageSet | PairSet, augmentation: Augmentation) -> None:
+    """Raise InputError where images that are judged would be random."""
+    if isinstance(image_set, PairSet):
+        raise InputError("pairs that are made anew each time are to train on (shuffle=True); judge by fixed_pairs")
+    for name in augmentation.training_only:
         raise InputError(
-            f"max_shift is {max_shift} pixels, but images of {smallest} pixels can be moved by 0 to {smallest - 1}"
+            f"{name} is {getattr(augmentation, name)}, but only training images (shuffle=True) are changed at random"
         )
-    if max_shift and not shuffle:
-        raise InputError(f"max_shift is {max_shift}, but only training images (shuffle=True) are shifted")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,8 +9,11 @@ from typing import NamedTuple
 import torch
 
 # imported for what they register
-from torchcaps.datasets import digits, folder, mnist, npz  # noqa: F401
-from torchcaps.datasets.images import resize_images
+# isort: off
+# in the order of the list
+from torchcaps.datasets import digits, mnist, affnist, multimnist, smallnorb, svhn, cifar10, folder, npz  # noqa: F401
+
+# isort: on
 from torchcaps.datasets.registry import DataRequest, DatasetInfo, Splits, look_up, registered
 from torchcaps.datasets.splits import check_seed, stratified_split
 from torchcaps.datasets.types import Dataset, ImageSet
@@ -39,8 +41,9 @@ def load_dataset(
     """Load a data set and set its validation images apart.
 
     The test images depend on nothing but the data set: neither on ``seed`` nor on ``validation_size``. The validation
-    images are a stratified random choice from the training images. With ``limit_train=n`` the training part is
-    exactly the first n training images in their original order, and the validation images come from those after them.
+    images are a stratified random choice from the training images. Limits are caps: with ``limit_train=n`` the
+    training part is exactly the first n training images in their original order, and the validation images come from
+    those after them; where no more than n images are left to train on anyway, the limit changes nothing.
 
     Args:
         spec: A name (see `list_datasets`), ``"folder:PATH"`` or ``"npz:PATH"``.
@@ -52,8 +55,8 @@ def load_dataset(
             test images, whose result would then be too good.
         seed: Which images are chosen for validation, 0 to 2³² - 1.
         download: Whether files that are missing may be downloaded.
-        limit_train: Train on the first so many training images only.
-        limit_test: Test on the first so many test images only.
+        limit_train: Train on the first so many training images at most, from 1.
+        limit_test: Test on the first so many test images at most, from 1.
 
     Returns:
         The data set, on the CPU.
@@ -70,10 +73,15 @@ def load_dataset(
         data_dir=None if data_dir is None else Path(data_dir).expanduser(),
         image_size=_size(image_size),
         download=download,
+        limit_test=limit_test,
     )
-    splits = _resized(info.load(request), request.image_size)
-    train, validation = _divide(spec, splits, validation_size, info.validation_size, seed, limit_train)
-    test = splits.test if limit_test is None else _first(spec, "test", splits.test, limit_test)
+    _check_limits(spec, train=limit_train, test=limit_test)
+    splits = info.load(request)
+    to_train_on, to_choose_by = _divide(spec, splits, validation_size, info.validation_size, seed, limit_train)
+    train, validation = splits.as_train(to_train_on), splits.as_validation(to_choose_by)
+    test = _at_most(splits.test, limit_test)
+    if (size := request.image_size) is not None:
+        train, validation, test = train.resize(size), validation.resize(size), test.resize(size)
     return Dataset(spec, train, validation, test, splits.class_names)
 
 
@@ -86,21 +94,14 @@ def _size(image_size: int | Sequence[int] | None) -> tuple[int, int] | None:
     return sizes[0], sizes[1]
 
 
-def _resized(splits: Splits, size: tuple[int, int] | None) -> Splits:
-    if size is None:
-        return splits
-
-    def resize(images: ImageSet) -> ImageSet:
-        return ImageSet(resize_images(images.images, size), images.labels)
-
-    validation = None if splits.validation is None else resize(splits.validation)
-    return dataclasses.replace(splits, train=resize(splits.train), test=resize(splits.test), validation=validation)
+def _check_limits(spec: str, **limits: int | None) -> None:
+    for part, limit in limits.items():
+        if limit is not None and limit < 1:
+            raise InputError(f"{spec}: limit_{part} is {limit}, but at least 1 {part} image is needed")
 
 
-def _first(spec: str, part: str, images: ImageSet, limit: int) -> ImageSet:
-    if not 1 <= limit <= len(images):
-        raise InputError(f"{spec}: limit_{part} is {limit}, but there are 1 to {len(images)} {part} images to take")
-    return images.take(limit)
+def _at_most(images: ImageSet, limit: int | None) -> ImageSet:
+    return images if limit is None or limit >= len(images) else images.take(limit)
 
 
 def _divide(
@@ -108,31 +109,33 @@ def _divide(
 ) -> tuple[ImageSet, ImageSet]:
     """The training and the validation images."""
     images, num_classes = splits.train, len(splits.class_names)
-    train = images if limit is None else _first(spec, "train", images, limit)
-    missing = (~torch.isin(torch.arange(num_classes), train.labels)).nonzero()
+    limited = _at_most(images, limit)
+    missing = (~torch.isin(torch.arange(num_classes), limited.labels)).nonzero()
     if len(missing):
         raise InputError(
-            f"{spec}: the first {len(train)} training images have none of the class "
+            f"{spec}: the first {len(limited)} training images have none of the class "
             f'"{splits.class_names[missing[0]]}"; take more of them'
         )
     if splits.validation is not None:
         if size is not None:
             raise InputError(f"{spec} has validation images of its own; leave validation_size out")
-        return train, splits.validation
+        return limited, splits.validation
 
-    begin = 0 if limit is None else limit  # the images before it are trained on in any case
-    most = len(images) - begin if limit is not None else len(images) - num_classes
+    most = len(images) - num_classes
     if most < 1:
-        raise InputError(
-            f"{spec}: {len(train)} training images of {len(images)} leave none for validation; take fewer, or give more"
-        )
+        raise InputError(f"{spec}: {len(images)} training images leave none for validation; give more")
     if size is None:
         size = min(default or max(round(_VALIDATION_SHARE * len(images)), num_classes), most)
     if not 1 <= size <= most:
         why = "; the best epoch is chosen by them, never by the test images" if size < 1 else ""
         raise InputError(f"{spec}: validation_size is {size}, but 1 to {most} images can be set apart{why}")
-    rest, held = stratified_split(images.labels[begin:], size, seed=seed, leave_one=limit is None)
-    return (images.select(rest) if limit is None else train), images.select(held + begin)
+    strata = images.labels.view(len(images), -1)[:, 0]  # of several objects the first one's class
+    if len(limited) >= len(images) - size:  # the limit leaves out no image that would be trained on
+        rest, held = stratified_split(strata, size, seed=seed)
+        return images.select(rest), images.select(held)
+    begin = len(limited)  # the images before it are trained on in any case
+    _, held = stratified_split(strata[begin:], size, seed=seed, leave_one=False)
+    return limited, images.select(held + begin)
 
 
 class DataShape(NamedTuple):
@@ -144,6 +147,8 @@ class DataShape(NamedTuple):
     """How many classes there are: J."""
     num_images: int
     """All images together."""
+    num_objects: int = 1
+    """How many objects are in an image: P."""
 
 
 def data_shape(
@@ -162,7 +167,8 @@ def data_shape(
     info, _ = look_up(spec)
     if info.in_shape is not None and info.num_train is not None and info.num_test is not None:
         size = _size(image_size) or info.in_shape[1:]
-        return DataShape((info.in_shape[0], *size), len(info.class_names or ()), info.num_train + info.num_test)
+        num_images, num_classes = info.num_train + info.num_test, len(info.class_names or ())
+        return DataShape((info.in_shape[0], *size), num_classes, num_images, info.num_objects)
     loaded = load_dataset(spec, data_dir=data_dir, image_size=image_size)
     parts = (loaded.train, loaded.validation, loaded.test)
-    return DataShape(loaded.in_shape, loaded.num_classes, sum(map(len, parts)))
+    return DataShape(loaded.in_shape, loaded.num_classes, sum(map(len, parts)), loaded.num_objects)

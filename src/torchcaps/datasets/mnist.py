@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from torchcaps.datasets.download import cache_folder, fetch
 from torchcaps.datasets.idx import parse_idx, read_contents
 from torchcaps.datasets.registry import DataRequest, Splits, register_dataset
+from torchcaps.datasets.source import Source
 from torchcaps.datasets.types import ImageSet
 from torchcaps.errors import InputError
-
-DATA_VARIABLE = "TORCHCAPS_DATA"
-"""The environment variable that names the folder to look in when the user names none."""
 
 _IMAGES = "images-idx3-ubyte"
 _LABELS = "labels-idx1-ubyte"
@@ -143,18 +140,14 @@ FAMILIES = (
 )
 
 
-def find_files(family: IdxFamily, data_dir: Path | None) -> Path | None:
-    """The folder that holds all four files of a family, or None.
+def load_mnist(request: DataRequest) -> Splits:
+    """MNIST, for the data sets that are made of its digits; see `load_family`."""
+    return load_family(FAMILIES[0], request)
 
-    Args:
-        family: Which data set.
-        data_dir: The folder to look in; None for that of TORCHCAPS_DATA, then the cache of downloads.
-    """
-    for root in _roots(data_dir):
-        folder, found = _search(family, root)
-        if len(found) == len(family.shapes):
-            return folder
-    return None
+
+def find_mnist(data_dir: Path | None) -> Path | None:
+    """The folder that holds MNIST's files, or None; see `Source.find`."""
+    return source_of(FAMILIES[0]).find(data_dir)
 
 
 def load_family(family: IdxFamily, request: DataRequest) -> Splits:
@@ -169,8 +162,8 @@ def load_family(family: IdxFamily, request: DataRequest) -> Splits:
     Raises:
         InputError: When files are missing, truncated, corrupt, or another data set's; or could not be downloaded.
     """
-    files = _paths(family, request)
-    arrays = {stem: _read(family, stem, files[stem]) for stem in family.shapes}
+    files = source_of(family).paths(request)
+    arrays = {stem: _read(family, stem, files[f"{stem}.gz"]) for stem in family.shapes}
     train, test = (
         ImageSet(
             torch.tensor(arrays[f"{part}-{_IMAGES}"])[:, None],
@@ -181,36 +174,25 @@ def load_family(family: IdxFamily, request: DataRequest) -> Splits:
     return Splits(train, test, class_names=family.class_names)
 
 
-def _roots(data_dir: Path | None) -> list[Path]:
-    """Where files may lie, best first."""
-    if data_dir is not None:
-        return [data_dir]
-    named = os.environ.get(DATA_VARIABLE)
-    return [*([Path(named).expanduser()] if named else []), cache_folder()]
+def source_of(family: IdxFamily) -> Source:
+    """The four files of a family, gzipped or not."""
+    return Source(
+        name=family.name,
+        mirrors=family.mirrors,
+        sha256={f"{stem}.gz": family.sha256[stem] for stem in family.shapes},
+        unpacked={f"{stem}.gz": stem for stem in family.shapes},
+        folders=(f"{family.torchvision}/raw",),
+        is_anothers=functools.partial(_of_another, family),  # the families share the names of their files
+    )
 
 
-def _search(family: IdxFamily, root: Path) -> tuple[Path, dict[str, Path]]:
-    """The first folder under ``root`` with files of the family, and those files by their names without ``.gz``."""
-    for folder in (root / family.name, root / family.torchvision / "raw", root):
-        found = {
-            stem: path
-            for stem in family.shapes
-            for path in (folder / f"{stem}.gz", folder / stem)  # of two the one that is decompressed already counts
-            if path.is_file()
-        }
-        # The families share their file names: files that lie in ``root`` itself may be another one's.
-        if found and not (folder == root and _of_another(family, found)):
-            return folder, found
-    return root, {}
-
-
-def _of_another(family: IdxFamily, found: dict[str, Path]) -> bool:
+def _of_another(family: IdxFamily, found: Mapping[str, Path]) -> bool:
     """Whether the test labels, the smallest of the files, are known to be another family's."""
-    stem = f"t10k-{_LABELS}"
-    if stem not in found:
+    name = f"t10k-{_LABELS}.gz"
+    if name not in found:
         return False
     try:
-        owner = _owner(hashlib.md5(read_contents(found[stem]), usedforsecurity=False).hexdigest())
+        owner = _owner(hashlib.md5(read_contents(found[name]), usedforsecurity=False).hexdigest())
     except InputError:  # unreadable, which is for the reader to say
         return False
     return owner not in (None, family)
@@ -219,36 +201,6 @@ def _of_another(family: IdxFamily, found: dict[str, Path]) -> bool:
 def _owner(md5: str) -> IdxFamily | None:
     """The family one of whose files has these contents."""
     return next((family for family in FAMILIES if md5 in family.md5.values()), None)
-
-
-def _paths(family: IdxFamily, request: DataRequest) -> dict[str, Path]:
-    """The four files: from the user's folder, from the cache, or downloaded."""
-    *named, last = _roots(request.data_dir)
-    for root in [last] if request.data_dir else named:
-        if not root.is_dir():
-            origin = "data_dir" if request.data_dir else DATA_VARIABLE
-            raise InputError(f"{origin} is {root}, which is no folder; it should hold the files of {family.name}")
-        folder, found = _search(family, root)
-        missing = [stem for stem in family.shapes if stem not in found]
-        if not missing:
-            return found
-        if found or request.data_dir:
-            raise InputError(
-                f"{folder} has no {' and no '.join(missing)} (or .gz); put all four files of {family.name} there "
-                f"or in {root / family.name}, or leave the folder out to have them downloaded"
-            )
-    return _cached(family, last / family.name, download=request.download)
-
-
-def _cached(family: IdxFamily, folder: Path, *, download: bool) -> dict[str, Path]:
-    """The four files in the cache of downloads, where those that are missing are put."""
-    advice = f"where there is no network, name a folder with its four files: --data-dir FOLDER, or {DATA_VARIABLE}"
-    if not download:
-        missing = [f"{stem}.gz" for stem in family.shapes if not (folder / f"{stem}.gz").is_file()]
-        if missing:
-            raise InputError(f"{family.name} is not on this machine ({missing[0]} is not in {folder}); {advice}")
-        return {stem: folder / f"{stem}.gz" for stem in family.shapes}
-    return {stem: fetch(f"{stem}.gz", family.mirrors, family.sha256[stem], folder, advice) for stem in family.shapes}
 
 
 def _read(family: IdxFamily, stem: str, path: Path) -> np.ndarray:
@@ -295,5 +247,5 @@ for _family in FAMILIES:
         class_names=_family.class_names,
         takes_data_dir=True,
         validation_size=5_000,
-        find=functools.partial(find_files, _family),
+        find=source_of(_family).find,
     )(functools.partial(load_family, _family))

@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchcaps.datasets.types import ImageSet
 from torchcaps.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from torchcaps.datasets.pairs import PairSet
 
 
 @dataclass(frozen=True)
@@ -27,18 +30,25 @@ class DataRequest:
         image_size: Height and width to bring images to, in pixels; None to leave them. A function whose files may
             differ in size has to heed it; the others are resized after them.
         download: Whether files that are missing may be downloaded.
+        limit_test: How many test images are wanted at most; None for all. A function that makes its test images may
+            make no more than these, which have to be the first ones.
     """
 
     path: Path | None = None
     data_dir: Path | None = None
     image_size: tuple[int, int] | None = None
     download: bool = True
+    limit_test: int | None = None
 
     @property
     def source(self) -> Path:
         """``path`` of a data set registered with ``takes_path``, where there always is one."""
         assert self.path is not None
         return self.path
+
+
+def _unchanged(images: ImageSet) -> ImageSet:
+    return images
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,15 +60,19 @@ class Splits:
         test: The test images, the same whatever the user's seed.
         class_names: The name of each label.
         validation: Validation images, only where the source has them apart from the others.
+        as_train: What becomes of the training images when the validation images are taken out.
+        as_validation: What becomes of these.
     """
 
     train: ImageSet
     test: ImageSet
     class_names: tuple[str, ...]
     validation: ImageSet | None = None
+    as_train: Callable[[ImageSet], ImageSet | PairSet] = _unchanged
+    as_validation: Callable[[ImageSet], ImageSet] = _unchanged
 
 
-def _nowhere(data_dir: Path | None) -> Path | None:  # noqa: ARG001
+def _nowhere(data_dir: Path | None) -> Path | None:  # noqa: ARG001  what all such functions are given
     return None
 
 
@@ -75,6 +89,7 @@ class DatasetInfo:
         num_test: Test images; None where the files decide.
         in_shape: (C, H, W) of the images; None where the files decide.
         class_names: The names of the classes; None where the files decide.
+        num_objects: How many objects are in an image.
         takes_path: Whether it is asked for as ``name:PATH``.
         takes_data_dir: Whether its files are looked for in ``data_dir``.
         validation_size: Validation images when the user names no number; None for a tenth of the training images.
@@ -91,6 +106,7 @@ class DatasetInfo:
     num_test: int | None = None
     in_shape: tuple[int, int, int] | None = None
     class_names: tuple[str, ...] | None = None
+    num_objects: int = 1
     takes_path: bool = False
     takes_data_dir: bool = False
     validation_size: int | None = None

@@ -3,45 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
+from torchcaps.datasets.images import resize_images
 from torchcaps.errors import InputError
+
+if TYPE_CHECKING:
+    from torchcaps.datasets.pairs import PairSet
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Images and the class of each, whole in memory.
+    """Images and the class of each, or the classes of the P objects in each, whole in memory.
 
     Args:
         images: Pixels, uint8 from 0 (no ink) to 255, shape (N, C, H, W), N at least 1.
-        labels: The class of each image, int64 from 0, shape (N,).
+        labels: The class of each image, int64 from 0, shape (N,); with P objects an image, P at least 2, their
+            classes, (N, P), no two of one image alike.
+        parts: Each of the P objects alone on the same canvas, uint8, (N, P, C, H, W); None for images of one object,
+            or where nobody knows.
 
     Raises:
         TypeError: When a dtype is another one.
-        InputError: When the shapes do not fit each other, there is no image, or a label is negative.
+        InputError: When the shapes do not fit each other, there is no image, a label is negative, or two of one image
+            are alike.
     """
 
     images: UInt8[Tensor, "N C H W"]
-    labels: Int64[Tensor, "N"]
+    labels: Int64[Tensor, "N"] | Int64[Tensor, "N P"]
+    parts: UInt8[Tensor, "N P C H W"] | None = None
 
     def __post_init__(self) -> None:
-        if self.images.dtype != torch.uint8:
-            raise TypeError(f"images must be uint8 pixels of 0..255, got {self.images.dtype}")
-        if self.labels.dtype != torch.int64:
-            raise TypeError(f"labels must be int64, got {self.labels.dtype}")
-        if self.images.ndim != 4 or 0 in self.images.shape:
-            raise InputError(
-                f"images must have the shape (N, C, H, W) with no axis empty, got {tuple(self.images.shape)}"
-            )
-        if self.labels.shape != self.images.shape[:1]:
-            raise InputError(
-                f"labels must have the shape ({len(self.images)},), one for each image, got {tuple(self.labels.shape)}"
-            )
-        if self.labels.min() < 0:
-            raise InputError(f"labels must be 0 or greater, got {int(self.labels.min())}")
+        _check_images(self.images)
+        _check_labels(self.labels, len(self.images))
+        if self.parts is not None:
+            _check_parts(self)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -52,11 +52,21 @@ class ImageSet:
         _, channels, height, width = self.images.shape
         return channels, height, width
 
+    @property
+    def num_objects(self) -> int:
+        """How many objects are in every image: P."""
+        return self.labels.shape[1] if self.labels.ndim == 2 else 1
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that it is made of: images, labels, and parts where there are any."""
+        return (self.images, self.labels) if self.parts is None else (self.images, self.labels, self.parts)
+
     def to(self, device: torch.device | str) -> ImageSet:
         """The same images on another device (itself when they are there already)."""
         if self.images.device == torch.device(device):
             return self
-        return ImageSet(self.images.to(device), self.labels.to(device))
+        return ImageSet(*(tensor.to(device) for tensor in self.tensors))
 
     def take(self, n: int) -> ImageSet:
         """The first ``n`` images; ``n`` from 1 to all of them.
@@ -66,11 +76,60 @@ class ImageSet:
         """
         if not 1 <= n <= len(self):
             raise InputError(f"the first {n} images were asked for, but 1 to {len(self)} can be taken")
-        return ImageSet(self.images[:n], self.labels[:n])
+        return ImageSet(*(tensor[:n] for tensor in self.tensors))
+
+    def preview(self, n: int) -> ImageSet:
+        """At most ``n`` images to look at: the first ones."""
+        return self.take(min(n, len(self)))
 
     def select(self, indices: Int64[Tensor, "n"]) -> ImageSet:
         """The images at ``indices``, in that order, as a copy."""
-        return ImageSet(self.images[indices], self.labels[indices])
+        return ImageSet(*(tensor[indices] for tensor in self.tensors))
+
+    def resize(self, size: tuple[int, int]) -> ImageSet:
+        """The images, and their parts, brought to another height and width, as by `resize_images`."""
+        parts = None
+        if self.parts is not None:
+            parts = resize_images(self.parts.flatten(0, 1), size).unflatten(0, self.parts.shape[:2])
+        return ImageSet(resize_images(self.images, size), self.labels, parts)
+
+
+def _check_images(images: Tensor) -> None:
+    if images.dtype != torch.uint8:
+        raise TypeError(f"images must be uint8 pixels of 0..255, got {images.dtype}")
+    if images.ndim != 4 or 0 in images.shape:
+        raise InputError(f"images must have the shape (N, C, H, W) with no axis empty, got {tuple(images.shape)}")
+
+
+def _check_labels(labels: Tensor, num_images: int) -> None:
+    if labels.dtype != torch.int64:
+        raise TypeError(f"labels must be int64, got {labels.dtype}")
+    if labels.shape[:1] != (num_images,) or labels.ndim > 2 or labels.shape[1:] in ((0,), (1,)):
+        raise InputError(
+            f"labels must have the shape ({num_images},), one for each image, or ({num_images}, P), one for each of "
+            f"P objects from 2, got {tuple(labels.shape)}"
+        )
+    if labels.min() < 0:
+        raise InputError(f"labels must be 0 or greater, got {int(labels.min())}")
+    if labels.ndim == 2:
+        rows = labels.sort(1).values
+        alike = (rows[:, 1:] == rows[:, :-1]).any(1).nonzero()
+        if len(alike):
+            i = int(alike[0])
+            raise InputError(f"the labels of one image must all differ, got {labels[i].tolist()} for image {i}")
+
+
+def _check_parts(image_set: ImageSet) -> None:
+    parts, images = image_set.parts, image_set.images
+    assert parts is not None
+    if parts.dtype != torch.uint8:
+        raise TypeError(f"parts must be uint8 pixels of 0..255, got {parts.dtype}")
+    wanted = (len(images), image_set.num_objects, *image_set.in_shape)
+    if image_set.labels.ndim == 1 or parts.shape != wanted:
+        raise InputError(
+            f"parts must have the shape (N, P, C, H, W) and labels (N, P), of images (N, C, H, W); got "
+            f"{tuple(parts.shape)}, {tuple(image_set.labels.shape)} and {tuple(images.shape)}"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,17 +138,18 @@ class Dataset:
 
     Args:
         name: What it was loaded as, e.g. ``"mnist"`` or ``"folder:photos"``.
-        train: Images to learn from.
+        train: Images to learn from; a `PairSet` makes them as they are asked for.
         validation: Images that choose the best epoch and the settings.
         test: Images for the one figure at the end; nothing is ever chosen by them.
         class_names: The name of each label, in the order of the labels, no two alike.
 
     Raises:
-        InputError: When the parts differ in image shape, a label has no class name, or two have the same.
+        InputError: When the parts differ in image shape or in the objects an image, a label has no class name, or two
+            have the same.
     """
 
     name: str
-    train: ImageSet
+    train: ImageSet | PairSet
     validation: ImageSet
     test: ImageSet
     class_names: tuple[str, ...]
@@ -101,11 +161,16 @@ class Dataset:
                 f'{self.name}: two classes are called "{repeated[0]}"; results are given by name, so each needs its own'
             )
         for part in ("validation", "test"):
-            shape = getattr(self, part).in_shape
-            if shape != self.train.in_shape:
+            images = getattr(self, part)
+            if images.in_shape != self.train.in_shape:
                 raise InputError(
-                    f"{self.name}: the {part} images are {shape}, the training images {self.train.in_shape} "
+                    f"{self.name}: the {part} images are {images.in_shape}, the training images {self.train.in_shape} "
                     "(channels, height, width); both must be the same"
+                )
+            if images.num_objects != self.train.num_objects:
+                raise InputError(
+                    f"{self.name}: the {part} images have {images.num_objects} objects each, the training images "
+                    f"{self.train.num_objects}; both must be the same"
                 )
         for part in ("train", "validation", "test"):
             highest = int(getattr(self, part).labels.max())
@@ -124,3 +189,8 @@ class Dataset:
     def num_classes(self) -> int:
         """How many classes there are: J."""
         return len(self.class_names)
+
+    @property
+    def num_objects(self) -> int:
+        """How many objects are in every image: P."""
+        return self.train.num_objects

@@ -1,5 +1,7 @@
 from .baseline import BaselineCNN as BaselineCNN
 from .capsnet import CapsNet as CapsNet
+from .card import SeedResult as SeedResult
+from .card import TrainingRecord as TrainingRecord
 from .config import CapsNetConfig as CapsNetConfig
 from .config import CNNConfig as CNNConfig
 from .config import Recipe as Recipe

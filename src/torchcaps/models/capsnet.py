@@ -10,15 +10,16 @@ from torch import Tensor, nn
 
 from torchcaps.errors import InputError
 from torchcaps.models.config import CapsNetConfig
-from torchcaps.models.images import check_images, check_num_classes, check_shape
+from torchcaps.models.images import check_images, check_num_classes, check_objects, check_shape, standardise
+from torchcaps.models.objects import check_labels, label_rows, longest, match
 from torchcaps.models.output import Losses, ModelOutput
 from torchcaps.models.pretrained import Pretrained
-from torchcaps.nn import Decoder, DenseCapsules, DynamicRouting, PrimaryCapsules, mask_capsules
+from torchcaps.nn import Decoder, DenseCapsules, DynamicRouting, PrimaryCapsules, mask_capsules, separate_capsules
 from torchcaps.ops.losses import margin_loss, normalised_cross_entropy, reconstruction_loss
 from torchcaps.ops.squash import safe_norm
 
 
-class CapsNet(Pretrained, library_name="torchcaps", tags=["capsule-network", "image-classification"]):
+class CapsNet(Pretrained):
     """A capsule network for images of any size, channels and class count that its convolutions fit.
 
     Args:
@@ -27,7 +28,8 @@ class CapsNet(Pretrained, library_name="torchcaps", tags=["capsule-network", "im
         num_classes: J.
 
     Raises:
-        InputError: Images smaller than the convolutions need; the message gives the smallest size that fits.
+        InputError: Images smaller than the convolutions need (the message gives the smallest size that fits), or as
+            many objects in an image as there are classes.
 
     Source: Sabour, Frosst, Hinton 2017 (arXiv:1710.09829).
     """
@@ -40,6 +42,7 @@ class CapsNet(Pretrained, library_name="torchcaps", tags=["capsule-network", "im
         self.config = config
         self.in_shape = check_shape(in_shape)
         self.num_classes = check_num_classes(num_classes)
+        check_objects(config.objects, num_classes)
         height, width = (_grid_size(config, self.in_shape, axis) for axis in (1, 2))
         #: types, height, width of the primary capsules
         self.primary_grid = (config.primary_types, height, width)
@@ -82,20 +85,21 @@ class CapsNet(Pretrained, library_name="torchcaps", tags=["capsule-network", "im
     def forward(
         self,
         images: Float[Tensor, "B C H W"],
-        targets: Int[Tensor, "B"] | Shaped[Tensor, "B J"] | None = None,
+        targets: Int[Tensor, "B"] | Shaped[Tensor, "B J"] | Int[Tensor, "B P"] | None = None,
         return_coupling: bool = False,
     ) -> ModelOutput:
-        """Classify images, and reconstruct them from one capsule each.
+        """Classify images, and reconstruct them from one capsule each; several objects in an image each from its own.
 
         Args:
             images: Pixels 0..1.
-            targets: Labels (B,) or multi-hot rows (B, J) that choose the capsules to decode; without them, the
-                longest capsule is decoded.
+            targets: Choose the capsules to decode: labels (B,) or multi-hot rows (B, J), or, where the network sees
+                P objects in an image, their labels (B, P). Without them, the longest capsule is decoded, or the P
+                longest, each by itself, the longest first.
             return_coupling: Also return the coupling of the last routing iteration.
 
         Raises:
             TypeError: Images that are not floating-point.
-            ValueError: Images or targets whose shape does not fit.
+            ValueError: Images or targets that do not fit, or two objects of one class in an image.
         """
         poses = self.primary_poses(images)
         coupling = None
@@ -103,14 +107,21 @@ class CapsNet(Pretrained, library_name="torchcaps", tags=["capsule-network", "im
             capsules, coupling = self.class_capsules.forward_with_coupling(poses)
         else:
             capsules = self.class_capsules(poses)
-        reconstruction = None
-        if self.decoder is not None:
+        lengths = safe_norm(capsules)
+        reconstruction = decoded = None
+        if self.decoder is not None and self.config.objects == 1:
             reconstruction = self.decode(mask_capsules(capsules, targets))
-        return ModelOutput(safe_norm(capsules), capsules, reconstruction, coupling)
+        elif self.decoder is not None:
+            decoded = self._objects(lengths, targets)
+            alone = separate_capsules(capsules, decoded)  # (B, P, J, D)
+            reconstruction = self.decode(alone.flatten(0, 1)).unflatten(0, decoded.shape)
+        return ModelOutput(lengths, capsules, reconstruction, coupling, decoded=decoded)
 
     def primary_poses(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B I K"]:
         """The primary capsules u_i of images with pixels 0..1."""
         check_images(images, self.in_shape)
+        if self.config.standardise:
+            images = standardise(images)
         features = self.conv(images if self.config.pixel_scale == 1 else images * self.config.pixel_scale)
         if self.config.conv_activation == "relu":
             features = features.relu()
@@ -127,14 +138,14 @@ class CapsNet(Pretrained, library_name="torchcaps", tags=["capsule-network", "im
         return self.decoder(capsules)
 
     def decoder_targets(
-        self, targets: Int[Tensor, "B"] | Shaped[Tensor, "B J"]
-    ) -> Int[Tensor, "B"] | Shaped[Tensor, "B J"] | None:
+        self, targets: Int[Tensor, "B"] | Shaped[Tensor, "B J"] | Int[Tensor, "B P"]
+    ) -> Int[Tensor, "B"] | Shaped[Tensor, "B J"] | Int[Tensor, "B P"] | None:
         """The targets whose capsules the network's source decodes, to be given to :meth:`forward`; None: the longest.
 
         ``config.decoder_mask`` decides: the label's capsule always, in training mode only, or never.
 
         Args:
-            targets: Labels (B,) or multi-hot rows (B, J).
+            targets: As for :meth:`loss`.
         """
         mask = self.config.decoder_mask
         by_label = mask == "label" or (mask == "label-in-training" and self.training)
@@ -143,37 +154,69 @@ class CapsNet(Pretrained, library_name="torchcaps", tags=["capsule-network", "im
     def loss(
         self,
         output: ModelOutput,
-        images: Float[Tensor, "B C H W"],
-        targets: Int[Tensor, "B"] | Shaped[Tensor, "B J"],
+        images: Float[Tensor, "B C H W"] | Float[Tensor, "B P C H W"],
+        targets: Int[Tensor, "B"] | Shaped[Tensor, "B J"] | Int[Tensor, "B P"],
     ) -> Losses:
         """The loss of this network's source, with its weights and scales.
 
+        With P objects in an image, the reconstruction error is the sum of those of its objects. Each reconstruction
+        is compared with the object of its own class; where the capsules decoded are not those of the labels, what is
+        left over is compared in the order in which it comes.
+
         Args:
             output: What the network returned for ``images``.
-            images: Pixels 0..1.
-            targets: Labels (B,) or multi-hot rows (B, J).
+            images: Pixels 0..1; of P objects in an image each alone, (B, P, C, H, W). A network without decoder does
+                not look at them.
+            targets: Labels (B,) or multi-hot rows (B, J); of P objects their labels (B, P).
+
+        Raises:
+            TypeError: Labels that are not integers.
+            ValueError: Images or targets that do not fit, or two objects of one class in an image.
         """
-        config = self.config
-        if config.classification_loss == "cross-entropy":
-            classification = normalised_cross_entropy(output.lengths, targets)
-        else:
-            classification = config.margin_scale * margin_loss(
-                output.lengths,
-                targets,
-                m_plus=config.m_plus,
-                m_minus=config.m_minus,
-                lam=config.margin_lambda,
-                power=config.margin_power,
-            )
-            if config.margin_over_classes == "mean":
-                classification = classification / self.num_classes
+        classification = self._classification_loss(output.lengths, targets)
         if output.reconstruction is None:
             return Losses(classification, classification)
+        config, reconstruction = self.config, output.reconstruction
+        if output.decoded is not None:
+            if images.shape != reconstruction.shape:
+                raise ValueError(
+                    f"CapsNet.loss: images must be the objects of each image, each alone, of shape "
+                    f"{tuple(reconstruction.shape)}, got {tuple(images.shape)}"
+                )
+            beside = match(output.decoded, targets)
+            images = images.take_along_dim(beside[..., None, None, None], 1)
         over_pixels: Literal["sum_per_image", "mean"] = (
             "sum_per_image" if config.reconstruction_over_pixels == "sum" else "mean"
         )
-        reconstruction = reconstruction_loss(output.reconstruction, images, reduction=over_pixels)
-        return Losses(classification + config.reconstruction_weight * reconstruction, classification, reconstruction)
+        error = reconstruction_loss(reconstruction, images, reduction=over_pixels)
+        return Losses(classification + config.reconstruction_weight * error, classification, error)
+
+    def _classification_loss(
+        self,
+        lengths: Float[Tensor, "B J"],
+        targets: Int[Tensor, "B"] | Shaped[Tensor, "B J"] | Int[Tensor, "B P"],
+    ) -> Float[Tensor, ""]:
+        config = self.config
+        if config.objects > 1:
+            targets = label_rows(lengths, targets, config.objects, "CapsNet.loss")
+        if config.classification_loss == "cross-entropy":
+            return normalised_cross_entropy(lengths, targets)
+        loss = config.margin_scale * margin_loss(
+            lengths,
+            targets,
+            m_plus=config.m_plus,
+            m_minus=config.m_minus,
+            lam=config.margin_lambda,
+            power=config.margin_power,
+        )
+        return loss / self.num_classes if config.margin_over_classes == "mean" else loss
+
+    def _objects(self, lengths: Float[Tensor, "B J"], labels: Int[Tensor, "B P"] | None) -> Int[Tensor, "B P"]:
+        """The classes of the objects to decode: the labels, or else the longest capsules'."""
+        if labels is None:
+            return longest(lengths, self.config.objects)
+        check_labels(labels, (len(lengths), self.config.objects), self.num_classes, "CapsNet")
+        return labels
 
     def _init_convolutions(self) -> None:
         if self.config.conv_init == "torch":

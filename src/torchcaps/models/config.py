@@ -48,8 +48,12 @@ class CapsNetConfig(Described):
 
     kind: ClassVar[str] = "CapsNet field"
 
+    objects: int = 1
+    """Objects in an image, each of another class; with several, each is decoded from its own capsule alone."""
     pixel_scale: float = 1.0
     """What pixels of 0..1 are multiplied with before the network: 255.0 for networks fed with unscaled pixels."""
+    standardise: bool = False
+    """Bring each image to mean 0 and deviation 1 before the network; the decoder still draws pixels of 0..1."""
     conv_channels: int = 256
     """Channels of the first convolution."""
     conv_kernel: int = 9
@@ -126,6 +130,7 @@ class CapsNetConfig(Described):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in (
+            "objects",
             "conv_channels",
             "conv_kernel",
             "conv_stride",
@@ -144,6 +149,8 @@ class CapsNetConfig(Described):
             at_least(name, getattr(self, name), 0)
         for width in self.decoder_hidden:
             at_least("decoder_hidden", width, 1)
+        if self.standardise and self.pixel_scale != 1:
+            raise InputError(f"pixel_scale must be 1 with standardise=True, which undoes it, got {self.pixel_scale}")
         if self.learn_prior and (self.stop_gradient or self.num_iterations == 0):
             raise InputError(
                 "learn_prior needs stop_gradient=False and num_iterations of at least 1: else no gradient reaches it"
@@ -152,14 +159,20 @@ class CapsNetConfig(Described):
 
 @dataclass(frozen=True, kw_only=True)
 class CNNConfig(Described):
-    """The paper's baseline: convolutions of stride 1 that keep the size, two dense layers, dropout, cross-entropy."""
+    """A convolutional network: convolutions of stride 1 that keep the size, max pooling, dense layers, dropout."""
 
     kind: ClassVar[str] = "CNN field"
 
+    objects: int = 1
+    """Objects in an image, each of another class: softmax cross-entropy for one, sigmoid cross-entropy for more."""
     channels: tuple[int, ...] = (256, 256, 128)
     """Channels of the convolutions."""
     kernel: int = 5
     """Kernel of the convolutions, pixels."""
+    first_kernel: int | None = None
+    """Kernel of the first convolution, pixels; that of the others if none is given."""
+    pool: int = 1
+    """Max pooling after each convolution: size and stride, pixels; 1 is none."""
     hidden: tuple[int, ...] = (328, 192)
     """Widths of the dense layers."""
     dropout: float = 0.5
@@ -167,14 +180,17 @@ class CNNConfig(Described):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("objects", "pool"):
+            at_least(name, getattr(self, name), 1)
         if not self.channels:
             raise InputError("channels must name at least one convolution, got none")
         for name in ("channels", "hidden"):
             for width in getattr(self, name):
                 at_least(name, width, 1)
-        at_least("kernel", self.kernel, 1)
-        if self.kernel % 2 == 0:
-            raise InputError(f"kernel must be odd, so that a convolution keeps the size, got {self.kernel}")
+        for name in ("kernel", "first_kernel"):
+            size = getattr(self, name)
+            if size is not None and (size < 1 or size % 2 == 0):
+                raise InputError(f"{name} must be 1 or an odd number above, so that the size is kept, got {size}")
         if not 0 <= self.dropout < 1:
             raise InputError(f"dropout must be at least 0 and below 1, got {self.dropout}")
 
@@ -201,6 +217,19 @@ class Recipe(Described):
     """The decaying schedules stop here."""
     max_shift: int = 0
     """Training images are shifted by up to so many pixels each way, zeros coming in."""
+    crop: int | None = None
+    """Squares of so many pixels are cut out of the images: at random places in training, else the centre; whole
+    images if none is given."""
+    flip: bool = False
+    """Half of the training images are mirrored left to right."""
+    brightness: float = 0.0
+    """Training pixels (0..1) are changed by a number of up to this, one an image, up or down."""
+    contrast: float = 0.0
+    """Training images' contrast is multiplied by 1 ± up to this, about the image's mean."""
+    max_rotation: float = 0.0
+    """Training images are turned by up to so many degrees either way."""
+    max_scaling: float = 0.0
+    """Training images are made larger or smaller by up to this share: times 1 ± up to this."""
     select: Literal["accuracy", "loss"] = "accuracy"
     """What chooses the best epoch on the validation images (the loss breaks ties of the accuracy)."""
     validation_size: int | None = None
@@ -214,13 +243,17 @@ class Recipe(Described):
         super().__post_init__()
         for name in ("epochs", "batch_size", "decay_steps"):
             at_least(name, getattr(self, name), 1)
-        for name in ("validation_size", "limit_train", "limit_test"):
+        for name in ("crop", "validation_size", "limit_train", "limit_test"):
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 1)
         for name in ("learning_rate", "decay"):
             above(name, getattr(self, name), 0)
         for name in ("max_shift", "min_learning_rate"):
             at_least(name, getattr(self, name), 0)
+        for name, most in (("brightness", 1), ("contrast", 1), ("max_rotation", 180)):
+            between(name, getattr(self, name), 0, most)
+        at_least("max_scaling", self.max_scaling, 0)
+        below("max_scaling", self.max_scaling, 1)  # times 0 nothing would be left
 
 
 ConfigT = TypeVar("ConfigT", bound=Described)
@@ -248,6 +281,18 @@ def at_least(name: str, value: float, least: float) -> None:
     """Raise InputError if a field's value is below its least."""
     if not value >= least:
         raise InputError(f"{name} must be at least {least}, got {value}")
+
+
+def between(name: str, value: float, least: float, most: float) -> None:
+    """Raise InputError if a field's value is not in a range, its ends included."""
+    if not least <= value <= most:
+        raise InputError(f"{name} must be {least} to {most}, got {value}")
+
+
+def below(name: str, value: float, bound: float) -> None:
+    """Raise InputError if a field's value is not below a bound."""
+    if not value < bound:
+        raise InputError(f"{name} must be below {bound}, got {value}")
 
 
 def above(name: str, value: float, bound: float) -> None:

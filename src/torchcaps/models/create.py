@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from torchcaps.files import read_json
 from torchcaps.models.baseline import BaselineCNN
 from torchcaps.models.capsnet import CapsNet
 from torchcaps.models.config import CapsNetConfig, CNNConfig
 from torchcaps.models.presets import get_preset
-from torchcaps.models.pretrained import CONFIG
+from torchcaps.models.pretrained import CONFIG, SHIPPED, find_pretrained
 
 Model = CapsNet | BaselineCNN
 
 
 def create_model(
-    preset: str, in_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **overrides: Any
+    preset: str, in_shape: Sequence[int] | None = None, num_classes: int | None = None, **overrides: Any
 ) -> CapsNet | BaselineCNN:
     """Build a published network for images of any size.
 
     Args:
         preset: A name from :func:`torchcaps.list_presets`.
-        in_shape: Images (C, H, W).
-        num_classes: J.
+        in_shape: Images (C, H, W); those of the preset's source if None: (1, 28, 28) for MNIST's.
+        num_classes: J; that of the preset's source if None: 10 for MNIST's.
         **overrides: Other values for fields of the preset's :class:`~torchcaps.models.CapsNetConfig` (or CNNConfig).
 
     Returns:
@@ -39,7 +40,12 @@ def create_model(
     Example:
         >>> model = create_model("sabour2017", in_shape=(3, 32, 32), num_iterations=2)
     """
-    return build_model(get_preset(preset).with_overrides(overrides).model, in_shape, num_classes)
+    chosen = get_preset(preset).with_overrides(overrides)
+    return build_model(
+        chosen.model,
+        chosen.in_shape if in_shape is None else in_shape,
+        chosen.num_classes if num_classes is None else num_classes,
+    )
 
 
 def build_model(config: CapsNetConfig | CNNConfig, in_shape: Sequence[int], num_classes: int) -> CapsNet | BaselineCNN:
@@ -49,12 +55,25 @@ def build_model(config: CapsNetConfig | CNNConfig, in_shape: Sequence[int], num_
     return CapsNet(config, in_shape, num_classes)
 
 
-def load_pretrained(folder: str | Path) -> Model:
-    """Read a network of any kind that ``save_pretrained`` wrote, in evaluation mode; nothing in it is executed.
+def load_pretrained(
+    source: str | Path = SHIPPED[0], *, device: torch.device | str = "cpu", **download: Any
+) -> CapsNet | BaselineCNN:
+    """Read a trained network of any kind, in evaluation mode; nothing in its files is executed.
+
+    Args:
+        source: A folder that ``save_pretrained`` wrote; the name of a network that comes with torchcaps,
+            ``"compact"``; or a repository of the Hugging Face hub such as ``"someone/capsnet-mnist"``.
+        device: Where to put the network.
+        **download: For the hub, as for :meth:`torchcaps.CapsNet.from_pretrained`.
 
     Raises:
-        InputError: There is no such folder, or a file in it is missing, damaged, or does not fit the others.
+        InputError: There is no such folder, and the hub has no such repository or cannot be reached; or a file in it
+            is missing, damaged, or does not fit the others; or torchcaps was installed without its weights.
+
+    Example:
+        >>> model = load_pretrained("compact")
     """
-    description = read_json(Path(folder) / CONFIG, "configuration")
-    is_cnn = {field.name for field in dataclasses.fields(CNNConfig)} <= description.keys()
-    return (BaselineCNN if is_cnn else CapsNet).from_pretrained(folder)
+    folder = find_pretrained(source, **download)
+    description = read_json(folder / CONFIG, "configuration")
+    is_cnn = "channels" in description  # a field that capsule networks do not have, and every version of CNNs had
+    return (BaselineCNN if is_cnn else CapsNet).from_pretrained(folder, device=device)

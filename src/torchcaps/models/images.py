@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.errors import InputError
@@ -32,17 +35,59 @@ def check_num_classes(num_classes: int) -> int:
     return num_classes
 
 
+def check_objects(objects: int, num_classes: int) -> None:
+    """Raise unless some classes can be absent from an image.
+
+    Raises:
+        InputError: As many objects in an image as there are classes, or more.
+    """
+    if objects >= num_classes:
+        raise InputError(
+            f"objects must be below num_classes, as they are of different classes, got {objects} objects and "
+            f"{num_classes} classes"
+        )
+
+
 def check_images(images: Tensor, in_shape: tuple[int, int, int]) -> None:
     """Raise unless ``images`` is a floating-point batch (B, C, H, W) of ``in_shape``.
 
     Raises:
         TypeError: Not floating-point.
-        ValueError: Another shape.
+        InputError: Another shape.
     """
     if not images.is_floating_point():
         raise TypeError(
             f"images must be floating-point with pixels 0..1, got {images.dtype}; uint8 images are divided by 255 first"
         )
-    if tuple(images.shape[1:]) != in_shape:
+    check_image_shape(images.shape, in_shape)
+
+
+def check_image_shape(shape: Sequence[int], in_shape: tuple[int, int, int]) -> None:
+    """Raise unless ``shape`` is (B, C, H, W) with the C, H, W that a network was built for.
+
+    Raises:
+        InputError: It is not.
+    """
+    if len(shape) != 4 or tuple(shape[1:]) != in_shape:
         wanted = ", ".join(map(str, in_shape))
-        raise ValueError(f"images must have shape (B, {wanted}), got {tuple(images.shape)}")
+        raise InputError(
+            f"images must have shape (B, {wanted}), as the network was built for (channels, height, width), "
+            f"got {tuple(shape)}"
+        )
+
+
+def standardise(images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
+    """Each image with mean 0 and deviation 1 over all its channels and pixels.
+
+        (x − mean(x)) / max(std(x), 1 / (255 √(C·H·W)))
+
+    Args:
+        images: Pixels 0..1. An image of one colour becomes zero.
+
+    Source: TensorFlow's ``per_image_standardization``, which the authors' code applies to pixels of 0..255.
+    """
+    pixels = images.float() if images.dtype in (torch.float16, torch.bfloat16) else images
+    centred = pixels - pixels.mean((1, 2, 3), keepdim=True)
+    variance = centred.square().mean((1, 2, 3), keepdim=True)
+    least = 1 / (255**2 * math.prod(images.shape[1:]))  # clamped before the root, whose gradient at zero is infinite
+    return (centred / variance.clamp_min(least).sqrt()).to(images.dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 
@@ -15,12 +15,14 @@ class ModelOutput(NamedTuple):
     """Class scores: ‖v_j‖, or a CNN's probabilities."""
     capsules: Float[Tensor, "B J D"] | None = None
     """Class capsules v_j."""
-    reconstruction: Float[Tensor, "B C H W"] | None = None
-    """Decoded images, pixels 0..1."""
+    reconstruction: Float[Tensor, "B C H W"] | Float[Tensor, "B P C H W"] | None = None
+    """Decoded images, pixels 0..1; with several objects in an image, each by itself."""
     coupling: Float[Tensor, "B I J"] | None = None
     """Coupling c_ij of the last routing iteration, where asked for."""
     logits: Float[Tensor, "B J"] | None = None
-    """A CNN's scores before the softmax."""
+    """A CNN's scores before the softmax or sigmoid."""
+    decoded: Int[Tensor, "B P"] | None = None
+    """With several objects in an image, the classes whose capsules were decoded, as ``reconstruction`` has them."""
 
 
 class Losses(NamedTuple):
@@ -31,4 +33,4 @@ class Losses(NamedTuple):
     classification: Float[Tensor, ""]
     """Margin loss or cross-entropy, with its scale."""
     reconstruction: Float[Tensor, ""] | None = None
-    """Squared error of the reconstruction, before its weight."""
+    """Squared error of the reconstruction, of all objects together, before its weight."""

@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-from huggingface_hub import PyTorchModelHubMixin, snapshot_download
-from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    LocalTokenNotFoundError,
+    RepositoryNotFoundError,
+)
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from torchcaps.errors import InputError
-from torchcaps.files import atomic_path, read_json, write_json
+from torchcaps.errors import InputError, unknown_name
+from torchcaps.files import atomic_path, read_json, write_json, write_text
+from torchcaps.models.card import CardSubject, TrainingRecord, model_card
 from torchcaps.models.config import Described
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG, WEIGHTS, CLASSES, CARD = "config.json", "model.safetensors", "classes.json", "README.md"
+
+SHIPPED = ("compact",)
+"""Networks whose weights come with torchcaps."""
+_SHIPPED_FOLDER = Path(__file__).parent / "weights"
 
 
-class Pretrained(nn.Module, PyTorchModelHubMixin):
+class Pretrained(nn.Module):
     """``save_pretrained``, ``from_pretrained``, ``push_to_hub`` for networks made of config, in_shape and num_classes.
 
-    The mixin alone forgets ``in_shape`` and ``num_classes`` where there is a dataclass ``config``, skips fields that it
-    does not know, and leaves weights that a file lacks as they were drawn; here all of these are kept or refused.
+    Nothing is guessed: a field, a tensor or a file too many, too few or of another shape is refused.
     """
 
     config_type: ClassVar[type[Described]]
@@ -35,31 +48,112 @@ class Pretrained(nn.Module, PyTorchModelHubMixin):
         """What ``config.json`` holds: the fields of the config, ``in_shape`` and ``num_classes``."""
         return self.config.to_dict() | {"in_shape": self.in_shape, "num_classes": self.num_classes}
 
-    def save_files(self, folder: Path) -> None:
+    def save_files(self, folder: Path, dtype: torch.dtype | None = None) -> None:
         """Write ``config.json`` and ``model.safetensors``, each whole or not at all, and no model card.
 
+        Args:
+            folder: Where to.
+            dtype: See :meth:`save_pretrained`.
+
         Raises:
+            InputError: A weight that ``dtype`` cannot hold.
             OSError: The folder cannot be written, or the disk is full.
         """
+        tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in self.state_dict().items()}
+        for name, tensor in tensors.items():
+            if dtype is not None and not tensor.isfinite().all():
+                raise InputError(f"{name} has weights that {dtype} cannot hold; store them as they are")
         write_json(folder / CONFIG, self.description())
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         with atomic_path(folder / WEIGHTS) as temporary:
             try:
                 save_file(tensors, temporary)
             except SafetensorError as error:  # hides the operating system's reason, such as a full disk
                 raise OSError(f"the weights {folder / WEIGHTS} could not be written: {error}") from error
 
-    def _save_pretrained(self, save_directory: Path) -> None:
-        self.save_files(save_directory)
-
-    @classmethod
-    def from_pretrained(
-        cls, pretrained_model_name_or_path: str | Path, *, device: torch.device | str = "cpu", **download: Any
-    ) -> Self:
-        """Read a network, in evaluation mode, that ``save_pretrained`` or ``push_to_hub`` wrote.
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        *,
+        class_names: Sequence[str] | None = None,
+        training: TrainingRecord | None = None,
+        dtype: torch.dtype | None = None,
+        source: str | None = None,
+    ) -> None:
+        """Write the network, the names of its classes if given, and a model card; :meth:`from_pretrained` reads it.
 
         Args:
-            pretrained_model_name_or_path: A folder, or a repository of the hub such as ``"someone/capsnet-mnist"``.
+            folder: Where to; it is made if it is not there, and what is in it is replaced, file by file.
+            class_names: The name of each class.
+            training: What the card says of the training; :func:`torchcaps.export.training_record` takes it from a run.
+            dtype: ``torch.float16`` stores the weights in half the room; they are read back into float32. None stores
+                them as they are.
+            source: What the card tells its readers to load: a repository of the hub, or the name of a network that
+                comes with torchcaps; its own folder if None.
+
+        Raises:
+            InputError: Not one name for each class, or a weight that ``dtype`` cannot hold.
+            OSError: The folder cannot be written, or the disk is full.
+        """
+        if class_names is not None and len(class_names) != self.num_classes:
+            raise InputError(
+                f"class_names must be {self.num_classes} names, one for each class, got {len(class_names)}"
+            )
+        folder = Path(folder)
+        self.save_files(folder, dtype)
+        if class_names is not None:
+            write_json(folder / CLASSES, {"class_names": list(class_names)})
+        subject = CardSubject(
+            config=self.config,
+            in_shape=self.in_shape,
+            num_classes=self.num_classes,
+            class_names=class_names,
+            parameters=sum(parameter.numel() for parameter in self.parameters()),
+            half=dtype == torch.float16,
+        )
+        write_text(folder / CARD, model_card(subject, training, source))
+
+    def push_to_hub(
+        self,
+        repository: str,
+        *,
+        class_names: Sequence[str] | None = None,
+        training: TrainingRecord | None = None,
+        dtype: torch.dtype | None = None,
+        private: bool = False,
+        commit_message: str = "A network made with torchcaps",
+        token: str | None = None,
+    ) -> str:
+        """Put what :meth:`save_pretrained` writes into a repository of the Hugging Face hub, in one commit.
+
+        Args:
+            repository: Its owner and name, such as ``"someone/capsnet-mnist"``; it is made if it is not there.
+            class_names: See :meth:`save_pretrained`.
+            training: See :meth:`save_pretrained`.
+            dtype: See :meth:`save_pretrained`.
+            private: Make a new repository that only you can read.
+            commit_message: What the hub's history says.
+            token: One that may write; else that of ``hf auth login`` or of the environment variable HF_TOKEN.
+
+        Returns:
+            The address of the repository.
+
+        Raises:
+            InputError: The hub cannot be reached, does not know you, or refuses; or as for :meth:`save_pretrained`.
+        """
+        check_repository(repository)
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder, class_names=class_names, training=training, dtype=dtype, source=repository)
+            return upload(Path(folder), repository, private=private, commit_message=commit_message, token=token)
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path, *, device: torch.device | str = "cpu", **download: Any) -> Self:
+        """Read a network, in evaluation mode, that ``save_pretrained`` or ``push_to_hub`` wrote.
+
+        Weights stored in half precision become float32. Nothing in the files is executed.
+
+        Args:
+            source: A folder; the name of a network that comes with torchcaps, ``"compact"``; or a repository of the
+                hub such as ``"someone/capsnet-mnist"``.
             device: Where to put the network.
             **download: For the hub: ``revision``, ``token``, ``cache_dir``, ``force_download``, ``local_files_only``,
                 as :func:`huggingface_hub.snapshot_download` takes them.
@@ -68,9 +162,7 @@ class Pretrained(nn.Module, PyTorchModelHubMixin):
             InputError: There is no such folder, and the hub has no such repository or cannot be reached; or a file in
                 it is missing, damaged, or does not fit the others.
         """
-        folder = Path(pretrained_model_name_or_path)
-        if not folder.is_dir():
-            folder = _from_hub(str(pretrained_model_name_or_path), download)
+        folder = find_pretrained(source, **download)
         network = cls._from_description(folder / CONFIG)
         load_weights(network, _read_weights(folder / WEIGHTS), folder / WEIGHTS)
         return network.to(device).eval()
@@ -88,7 +180,7 @@ class Pretrained(nn.Module, PyTorchModelHubMixin):
 
 
 def load_weights(network: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
-    """Put tensors into a network.
+    """Put tensors into a network, in the network's own precision.
 
     Args:
         network: Takes the tensors.
@@ -104,7 +196,94 @@ def load_weights(network: nn.Module, tensors: dict[str, Tensor], source: Path) -
         wanted = tuple(own[name].shape) if name in own else "nothing"
         if got != wanted:
             raise InputError(f"weights {source} do not fit the network: {name} has shape {got}, wanted {wanted}")
+        if not tensors[name].is_floating_point():
+            raise InputError(f"weights {source} do not fit the network: {name} is {tensors[name].dtype}, wanted floats")
     network.load_state_dict(tensors)
+
+
+def shipped_folder(name: str = SHIPPED[0]) -> Path:
+    """The folder of a network whose weights come with torchcaps.
+
+    Args:
+        name: One of ``SHIPPED``.
+
+    Raises:
+        InputError: There is none of that name, or this installation was made without its weights.
+    """
+    if name not in SHIPPED:
+        raise unknown_name("network with shipped weights", name, SHIPPED)
+    folder = _SHIPPED_FOLDER / name
+    if not (folder / WEIGHTS).exists():
+        raise InputError(
+            f'this installation of torchcaps has no weights of "{name}"; give a run folder, such as one that '
+            f"`torchcaps train {name}` writes"
+        )
+    return folder
+
+
+def is_shipped(folder: Path) -> bool:
+    """Whether a folder is one of :func:`shipped_folder`."""
+    return folder.parent == _SHIPPED_FOLDER
+
+
+def find_pretrained(source: str | Path, **download: Any) -> Path:
+    """The folder that holds a network's files: itself, one that comes with torchcaps, or a download from the hub.
+
+    Args:
+        source: As for :meth:`Pretrained.from_pretrained`. A name of ``SHIPPED`` as a plain string is that network,
+            even where a folder is called so too: write ``Path("compact")`` or ``"./compact"`` for the folder.
+        **download: As for :meth:`Pretrained.from_pretrained`.
+
+    Raises:
+        InputError: There is no such folder, and the hub has no such repository or cannot be reached.
+    """
+    if source in SHIPPED:
+        return shipped_folder(str(source))
+    if Path(source).is_dir():
+        return Path(source)
+    return _from_hub(str(source), download)
+
+
+def upload(folder: Path, repository: str, *, private: bool, commit_message: str, token: str | None = None) -> str:
+    """Put the files of a folder into a repository of the hub; :meth:`Pretrained.push_to_hub` describes the arguments.
+
+    Returns:
+        The address of the repository.
+
+    Raises:
+        InputError: The hub cannot be reached, does not know you, or refuses.
+    """
+    with _refusals_in_a_sentence(repository):
+        api = HfApi(token=token)
+        made = api.create_repo(repository, private=private, exist_ok=True)
+        api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message=commit_message)
+        return str(made)
+
+
+def check_repository(repository: str) -> None:
+    """Raise InputError unless ``repository`` is a name with its owner, which those who load it need too."""
+    owner, _, name = repository.partition("/")
+    if not owner or not name:
+        raise InputError(f"{repository} is no name of a repository with its owner, such as someone/capsnet-mnist")
+
+
+@contextmanager
+def _refusals_in_a_sentence(repository: str) -> Iterator[None]:
+    """What the hub's client raises while something is written to a repository, as an InputError."""
+    login = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
+    try:
+        yield
+    except HFValidationError as error:
+        raise InputError(f"{repository} is no name of a repository, such as someone/capsnet-mnist: {error}") from None
+    except LocalTokenNotFoundError:
+        raise InputError(f"the hub takes {repository} only from its owner; {login}") from None
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        if status in (401, 403):
+            raise InputError(f"the hub does not let you write to {repository}; {login}") from error
+        raise InputError(f"the hub refused {repository}: {_first_line(error)}") from error
+    except Exception as error:  # the connection errors of whichever HTTP library the client uses
+        raise InputError(f"the hub could not be reached to write {repository}: {_first_line(error)}") from error
 
 
 def _from_hub(name: str, options: dict[str, Any]) -> Path:
@@ -120,8 +299,13 @@ def _from_hub(name: str, options: dict[str, Any]) -> Path:
     except TypeError:  # an option that snapshot_download does not take
         raise
     except Exception as error:  # whatever the HTTP library of the installed huggingface_hub raises
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise InputError(f"there is no folder {name}, and the hub gave no repository of that name: {reason}") from error
+        raise InputError(
+            f"there is no folder {name}, and the hub gave no repository of that name: {_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:

@@ -1,7 +1,15 @@
 """Modules: capsule layers, the decoder, and routing algorithms, usable alone and stacked."""
 
 from torchcaps.nn.capsules import DenseCapsules, PrimaryCapsules
-from torchcaps.nn.decoder import Decoder, mask_capsules
+from torchcaps.nn.decoder import Decoder, mask_capsules, separate_capsules
 from torchcaps.nn.routing import DynamicRouting, Routing
 
-__all__ = ["Decoder", "DenseCapsules", "DynamicRouting", "PrimaryCapsules", "Routing", "mask_capsules"]
+__all__ = [
+    "Decoder",
+    "DenseCapsules",
+    "DynamicRouting",
+    "PrimaryCapsules",
+    "Routing",
+    "mask_capsules",
+    "separate_capsules",
+]

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
@@ -35,6 +36,29 @@ def mask_capsules(
         targets = lengths.argmax(-1)
     keep = multi_hot(lengths, targets, "mask_capsules").to(capsules.dtype)
     return capsules * keep.unsqueeze(-1)
+
+
+def separate_capsules(capsules: Float[Tensor, "B J D"], classes: Int[Tensor, "B P"]) -> Float[Tensor, "B P J D"]:
+    """The capsules of P objects in an image, each alone: all others are zero.
+
+    ``separate_capsules(capsules, classes).flatten(0, 1)`` is what :class:`Decoder` takes.
+
+    Args:
+        capsules: Output capsules v_j.
+        classes: The classes of the objects, in 0..J-1.
+
+    Raises:
+        TypeError: Capsules that are not floating-point.
+        ValueError: Capsules that are not (B, J, D), or classes that are not (B, P).
+
+    Source: Sabour, Frosst, Hinton 2017, section 6 (arXiv:1710.09829).
+    """
+    check_tensor("separate_capsules", "capsules", capsules, ("B", "J", "D"))
+    batch = capsules.shape[0]  # len() would fix the batch size of an exported graph
+    if classes.ndim != 2 or classes.shape[0] != batch:
+        raise ValueError(f"separate_capsules: classes must have shape ({batch}, P), got {tuple(classes.shape)}")
+    keep = F.one_hot(classes.long(), capsules.shape[1]).to(capsules.dtype)  # (B, P, J)
+    return capsules.unsqueeze(1) * keep.unsqueeze(-1)
 
 
 class Decoder(nn.Module):

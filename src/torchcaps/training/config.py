@@ -38,6 +38,9 @@ class TrainConfig(Described):
     """float32, or bfloat16 convolutions and dense layers with routing in float32."""
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to compute."""
+    capture: Literal["auto", "on", "off"] = "auto"
+    """Record the training step as a CUDA graph and replay it, which keeps a GPU busy: wherever it can be done, which is
+    on CUDA with one process; for certain, or an error; or never."""
     devices: int = 1
     """Processes (one a device) on each machine."""
     num_nodes: int = 1

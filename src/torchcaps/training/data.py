@@ -1,49 +1,132 @@
-"""The data of a run: loaded as its configuration says, and known again when it goes on."""
+"""The data of a run: loaded and cropped as its configuration says, and known again when it goes on."""
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
+from typing import NamedTuple
 
-from torchcaps.datasets import Dataset, load_dataset
+import torch
+
+from torchcaps.datasets import BatchLoader, Dataset, ImageSet, PairSet, center_crop, list_datasets, load_dataset
+from torchcaps.errors import InputError
+from torchcaps.models import get_preset, list_presets
+from torchcaps.models.config import CapsNetConfig
 from torchcaps.training.config import TrainConfig
 
 
-def load_run_data(config: TrainConfig) -> Dataset:
-    """The data set of a run, with the limits of its recipe as far as they bite.
+class RunData(NamedTuple):
+    """What a run trains on and is judged by."""
 
-    A recipe made for a large data set trains on a small one too: a limit that leaves no image out is none.
+    dataset: Dataset
+    """All parts as the network sees them: with a crop, their centres."""
+    train: ImageSet | PairSet
+    """The training images whole, from which batches are made."""
+
+
+def load_run_data(config: TrainConfig) -> RunData:
+    """Load the data set of a run.
 
     Raises:
-        InputError: As for :func:`torchcaps.datasets.load_dataset`.
+        InputError: As for :func:`torchcaps.datasets.load_dataset`; or the images do not go with the recipe's crop, or
+            not with the objects that the network looks for.
     """
     recipe = config.recipe
-
-    def load(limit_train: int | None, limit_test: int | None) -> Dataset:
-        return load_dataset(
-            config.data,
-            data_dir=config.data_dir,
-            image_size=config.image_size,
-            validation_size=recipe.validation_size,
-            seed=config.seed,
-            limit_train=limit_train,
-            limit_test=limit_test,
-        )
-
-    whole = load(None, None)
-    limit_train = _biting(recipe.limit_train, len(whole.train))
-    limit_test = _biting(recipe.limit_test, len(whole.test))
-    return whole if limit_train is None and limit_test is None else load(limit_train, limit_test)
+    loaded = load_dataset(
+        config.data,
+        data_dir=config.data_dir,
+        image_size=config.image_size,
+        validation_size=recipe.validation_size,
+        seed=config.seed,
+        limit_train=recipe.limit_train,
+        limit_test=recipe.limit_test,
+    )
+    check_objects(loaded.name, loaded.num_objects, config)
+    _check_parts(loaded, config)
+    return RunData(loaded if recipe.crop is None else _cropped(loaded, recipe.crop), loaded.train)
 
 
-def _biting(limit: int | None, size: int) -> int | None:
-    return limit if limit is not None and limit < size else None
+def training_loader(
+    config: TrainConfig, train: ImageSet | PairSet, device: torch.device | str, rank: int = 0, processes: int = 1
+) -> BatchLoader:
+    """The batches that a run trains on, changed as its recipe says.
+
+    Args:
+        config: The run.
+        train: Its training images.
+        device: Where batches are made.
+        rank: Which process this is.
+        processes: How many share the batches.
+
+    Raises:
+        InputError: As for :class:`torchcaps.datasets.BatchLoader`.
+    """
+    recipe = config.recipe
+    return BatchLoader(
+        train,
+        recipe.batch_size,
+        shuffle=True,
+        max_shift=recipe.max_shift,
+        crop=recipe.crop,
+        flip=recipe.flip,
+        brightness=recipe.brightness,
+        contrast=recipe.contrast,
+        max_rotation=recipe.max_rotation,
+        max_scaling=recipe.max_scaling,
+        seed=config.seed,
+        device=device,
+        rank=rank,
+        world_size=processes,
+        drop_last=True,
+    )
 
 
-def fingerprint(dataset: Dataset) -> list[int]:
+def fingerprint(data: RunData) -> list[int]:
     """Numbers that change when the data do: sizes of the parts, and a checksum of images and labels."""
-    parts = (dataset.train, dataset.validation, dataset.test)
+    parts = (data.train, data.dataset.validation, data.dataset.test)
     checksum = 0
     for part in parts:
-        for tensor in (part.images, part.labels):
+        for tensor in part.tensors:
             checksum = zlib.crc32(tensor.contiguous().numpy().data, checksum)
     return [*(len(part) for part in parts), checksum]
+
+
+def _cropped(dataset: Dataset, size: int) -> Dataset:
+    if isinstance(dataset.train, PairSet):
+        raise InputError(f"{dataset.name} makes its training images when they are asked for; leave --crop out")
+    train, validation, test = (center_crop(part, size) for part in (dataset.train, dataset.validation, dataset.test))
+    return dataclasses.replace(dataset, train=train, validation=validation, test=test)
+
+
+def check_objects(data: str, objects: int, config: TrainConfig) -> None:
+    """Raise InputError unless the network looks for as many objects as there are in an image.
+
+    Args:
+        data: The name of the data set.
+        objects: In each of its images.
+        config: The run.
+    """
+    wanted = config.model.objects
+    if objects == wanted:
+        return
+    ways = [f"set --objects {objects}"]
+    if objects > 1:
+        fit = [name for name in list_presets() if get_preset(name).model.objects == objects]
+        ways += [f"take a preset made for that ({', '.join(fit)})"] * bool(fit)
+    if wanted > 1:
+        ways += [f"give --data {info.spec}" for info in list_datasets() if info.num_objects == wanted]
+    raise InputError(
+        f"an image of {data} holds {objects} object{'s' * (objects > 1)}, but the network looks for {wanted}; "
+        f"{', or '.join(ways)}"
+    )
+
+
+def _check_parts(dataset: Dataset, config: TrainConfig) -> None:
+    """Raise InputError if the network is to reconstruct objects that are nowhere shown alone."""
+    decodes = isinstance(config.model, CapsNetConfig) and config.model.decoder
+    sets = (dataset.train, dataset.validation, dataset.test)
+    if dataset.num_objects > 1 and decodes and any(isinstance(each, ImageSet) and each.parts is None for each in sets):
+        raise InputError(
+            f"the images of {dataset.name} hold {dataset.num_objects} objects, but none of them alone, which the "
+            "network is to reconstruct; set --no-decoder"
+        )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import os
 import platform
+import subprocess
 import sys
 from pathlib import Path
 
@@ -25,9 +28,25 @@ def hardware(device: torch.device) -> dict[str, str | int]:
     return found
 
 
-def versions() -> dict[str, str]:
+def versions(device: torch.device) -> dict[str, str]:
     """Versions of what decides the numbers."""
-    return {"torchcaps": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    found = {"torchcaps": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    if device.type == "cuda":
+        found["cuda"] = str(torch.version.cuda)
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found["triton"] = importlib.metadata.version("triton")
+    return found
+
+
+def commit() -> str | None:
+    """The commit of torchcaps's own source tree, with ``-dirty`` where files differ from it; None where installed."""
+    root = Path(__file__).parents[3]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=10"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    return None
 
 
 def peak_memory_mib(device: torch.device) -> float | None:

@@ -1,4 +1,4 @@
-"""The training loop: one file, read from top to bottom.
+"""The training loop: one file, read from top to bottom. A single step is in ``step.py``.
 
 Everything random is a function of (seed, epoch, batch), and the learning rate of the step, so that a run that was
 stopped at any step goes on exactly as if it had not been.
@@ -6,53 +6,41 @@ stopped at any step goes on exactly as if it had not been.
 
 from __future__ import annotations
 
-import csv
-import dataclasses
-import importlib.util
-import io
-import logging
-import math
-import os
 import shlex
 import signal
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
 from torchcaps.analysis import Evaluation, EvaluationSums, evaluation_sums
-from torchcaps.datasets import BatchLoader, Dataset, ImageSet
+from torchcaps.datasets import BatchLoader, ImageSet
 from torchcaps.errors import InputError
-from torchcaps.files import commit, write_json, write_text
-from torchcaps.models import Model, ModelOutput, build_model, load_pretrained
-from torchcaps.models.output import Losses
+from torchcaps.files import write_json, write_text
+from torchcaps.models import Model, build_model, load_pretrained
 from torchcaps.models.pretrained import CONFIG
+from torchcaps.training.capture import CapturedStep, choose_capture
+from torchcaps.training.checkpoint import CHECKPOINT, check_fits, read_checkpoint, write_checkpoint
 from torchcaps.training.config import TrainConfig, field_names, override, read_config
-from torchcaps.training.data import fingerprint, load_run_data
-from torchcaps.training.environment import hardware, peak_memory_mib, versions
+from torchcaps.training.data import RunData, fingerprint, load_run_data, training_loader
+from torchcaps.training.events import Events
+from torchcaps.training.launch import launch, stop_signals
 from torchcaps.training.memory import memory_warning
+from torchcaps.training.position import Position
 from torchcaps.training.progress import Progress, Silence, choose_progress
-from torchcaps.training.run import (
-    BEST,
-    CHECKPOINT,
-    METRICS,
-    SUMMARY,
-    read_checkpoint,
-    save_best,
-)
+from torchcaps.training.run import BEST, METRICS, SUMMARY, save_best
 from torchcaps.training.schedule import learning_rate
+from torchcaps.training.step import TrainStep, use_channels_last
+from torchcaps.training.summary import summarise
 
 #: Settings that may change when a run goes on: they do not change what is computed (epochs: only how long).
-RESUMABLE = ("epochs", "devices", "num_nodes", "accelerator", "data_dir", "checkpoint_minutes", "tensorboard")
+RESUMABLE = (
+    "epochs", "devices", "num_nodes", "accelerator", "capture", "data_dir", "checkpoint_minutes", "tensorboard"
+)  # fmt: skip
 
 #: On a GPU, or where processes must ask each other, losses and signals are looked at once in so many steps.
 CHECK_EVERY = 32
@@ -63,8 +51,8 @@ NEVER = 2**62
 #: Images judged at a time, over all processes.
 EVALUATION_BATCH = 256
 
-#: What torch's writer says instead of the operating system's reason, such as a full disk.
-WRITER_ERRORS = ("PytorchStreamWriter", "cannot be opened", "does not exist")
+#: Seconds. At an epoch's end, a checkpoint younger than this will do: writing one can take as long as a short epoch.
+YOUNG = 10.0
 
 #: The time between two checkpoints is over; smaller than the number of any signal that is handled.
 OVERDUE = 1
@@ -86,56 +74,6 @@ class Interrupted(Exception):  # noqa: N818  no error: the user asked for it
 
 class Diverged(Exception):  # noqa: N818  the word the field uses
     """The loss became NaN or infinite; the last good checkpoint stays."""
-
-
-@dataclass
-class EpochSums:
-    """Sums over the images of the running epoch."""
-
-    images: int = 0
-    loss: float = 0.0
-    classification_loss: float = 0.0
-    reconstruction_loss: float = 0.0
-    correct: float = 0.0
-
-
-@dataclass
-class Position:
-    """Where a run is, and what it has seen so far."""
-
-    epoch: int = 0
-    """Finished epochs."""
-    batch: int = 0
-    """Finished batches of the running epoch."""
-    step: int = 0
-    """Finished steps."""
-    seconds: float = 0.0
-    """Spent in training and validation, over all sittings."""
-    epoch_seconds: float = 0.0
-    """Spent in the training steps of the running epoch."""
-    sums: EpochSums = field(default_factory=EpochSums)
-    history: list[dict[str, Any]] = field(default_factory=list)
-    """The rows of metrics.csv."""
-    commands: list[str] = field(default_factory=list)
-    """What started the run, and what it went on with."""
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Position:
-        """The inverse of ``dataclasses.asdict``.
-
-        Raises:
-            InputError: The values are not those of a position.
-        """
-        try:
-            return cls(**{**values, "sums": EpochSums(**values["sums"])})
-        except (TypeError, KeyError) as error:
-            raise InputError(f"the run's {CHECKPOINT} is not of this version of torchcaps: {error}") from None
-
-    def best(self, select: str) -> dict[str, Any]:
-        """The row of the epoch that the validation images chose."""
-        if select == "loss":
-            return min(self.history, key=lambda row: row["validation_loss"])
-        return max(self.history, key=lambda row: (row["validation_accuracy"], -row["validation_loss"]))
 
 
 def train(
@@ -204,18 +142,19 @@ def resume(
 
 
 def _prepare(config: TrainConfig, checkpoint: dict[str, Any] | None, progress: Progress | None) -> Trainer:
-    """All that can be found wrong is found here, before processes start and before anything is written."""
+    """All that can be found wrong is found here, before anything is written."""
     if config.tensorboard:
-        _Events.check()
-    dataset = load_run_data(config)
+        Events.check()
+    data = load_run_data(config)
+    dataset, marks = data.dataset, fingerprint(data)
     num_images = sum(len(part) for part in (dataset.train, dataset.validation, dataset.test))
-    warning = memory_warning(config, dataset.in_shape, dataset.num_classes, num_images)
+    warning = memory_warning(config, data.train.in_shape, dataset.num_classes, num_images)
     torch.manual_seed(config.seed)
     network = build_model(config.model, dataset.in_shape, dataset.num_classes)
     if checkpoint is not None:
-        _check_fits(checkpoint, config, dataset, network)
-    fabric = _launch(config)
-    trainer = Trainer(fabric, config, dataset, network, _progress(fabric, progress))
+        check_fits(checkpoint, config, marks, network)
+    fabric = launch(config)
+    trainer = Trainer(fabric, config, data, marks, network, _progress(fabric, progress))
     if warning is not None and fabric.device.type == "cpu":
         trainer.progress.message(f"Warning: {warning}")
     if checkpoint is not None:
@@ -224,44 +163,55 @@ def _prepare(config: TrainConfig, checkpoint: dict[str, Any] | None, progress: P
 
 
 class Trainer:
-    """The state of a run, and the loop over its epochs and batches."""
+    """The state of a run, and the loop over its epochs and batches.
+
+    Args:
+        fabric: Devices, precision and processes.
+        config: The run.
+        data: What it trains on and is judged by.
+        marks: The fingerprint of ``data``.
+        network: What is trained, on the CPU.
+        progress: Told what happens.
+    """
 
     def __init__(
-        self, fabric: Fabric, config: TrainConfig, dataset: Dataset, network: Model, progress: Progress
+        self,
+        fabric: Fabric,
+        config: TrainConfig,
+        data: RunData,
+        marks: list[int],
+        network: Model,
+        progress: Progress,
     ) -> None:
-        recipe = config.recipe
-        self.fabric, self.config, self.recipe = fabric, config, recipe
-        self.dataset, self.progress = dataset, progress
+        self.fabric, self.config, self.recipe = fabric, config, config.recipe
+        self.dataset, self.progress = data.dataset, progress
         self.position = Position()
-        self._fingerprint = fingerprint(dataset)
-        self.loader = BatchLoader(
-            dataset.train,
-            recipe.batch_size,
-            shuffle=True,
-            max_shift=recipe.max_shift,
-            seed=config.seed,
-            device=fabric.device,
-            rank=fabric.global_rank,
-            world_size=fabric.world_size,
-            drop_last=True,
-        )
+        self._fingerprint = marks
+        device = fabric.device
+        self.loader = training_loader(config, data.train, device, fabric.global_rank, fabric.world_size)
+        if config.precision == "bf16" or device.type == "cuda":
+            use_channels_last(network)
         self.network = network
-        if config.precision == "bf16" or fabric.device.type == "cuda":
-            for module in network.modules():
-                if isinstance(module, torch.nn.Conv2d):  # W of a capsule layer has an order of its own, also in 4 axes
-                    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
-        fused = fabric.device.type in ("cpu", "cuda")
-        optimizer = torch.optim.Adam(network.parameters(), lr=recipe.learning_rate, fused=fused)
-        self.model, self.optimizer = fabric.setup(network, optimizer)
-        self._pending: list[tuple[int, Tensor]] = []
-        self._shown_loss: float | None = None
+        capture = choose_capture(config.capture, device, fabric.world_size)
+        self.plain_step = TrainStep(fabric, network, seed=config.seed, capturable=capture is not None)
+        self.captured = capture is not None
+        self.step = (
+            self.plain_step if capture is None else CapturedStep(self.plain_step, capture, self.recipe.batch_size)
+        )
+        #: Each time where a look is free, else once in a while. It is the same for all processes.
+        self.look_every = 1 if fabric.world_size == 1 and device.type == "cpu" else CHECK_EVERY
         self._last_save = time.monotonic()
+
+    def restore(self, checkpoint: dict[str, Any]) -> None:
+        """Go to where the checkpoint was written."""
+        self.plain_step.restore(checkpoint["model"], checkpoint["optimizer"])
+        self.position = Position.from_dict(checkpoint["progress"])
 
     def run(self, out: Path, *, figures: bool, command: str | None) -> dict[str, Any]:
         """Train, test and sum up in the folder ``out``, the first process's choice."""
         self.out = self.fabric.broadcast(out)
         self.position.commands.append(command or f"torchcaps train --config {self.out / CONFIG}")
-        self.events = _Events(self.out, self.config.tensorboard and self.fabric.is_global_zero)
+        self.events = Events(self.out, self.config.tensorboard and self.fabric.is_global_zero)
         if self.fabric.is_global_zero:
             write_json(self.out / CONFIG, self.config.to_dict())
         with self.events:
@@ -274,13 +224,14 @@ class Trainer:
     def fit(self) -> None:
         """Train until the configured number of epochs is done."""
         position, recipe = self.position, self.recipe
+        if position.history:  # a kill may have come between the checkpoint and what follows from it
+            self._publish()
         self.progress.start(epochs=recipe.epochs, steps_per_epoch=len(self.loader), done=position.step)
         try:
-            with _stop_signals() as stop:
+            with stop_signals() as stop:
                 while position.epoch < recipe.epochs:
                     self._train_epoch(stop)
-                    self._end_epoch()
-                    self._raise_if_stopped(self._calls(stop))
+                    self._end_epoch(stop)
         finally:
             self.progress.stop()
 
@@ -288,118 +239,29 @@ class Trainer:
         position = self.position
         self.network.train()
         begin, first_batch = time.monotonic(), position.batch
-        sums = torch.zeros(4, dtype=torch.float64 if self.fabric.device.type != "mps" else torch.float32)
-        sums = sums.to(self.fabric.device)
-        for images, labels in self.loader.batches(position.epoch, start=position.batch):
-            output, losses = self._step(images, labels)
-            sums += _batch_sums(output, losses, labels)
+        for batch in self.loader.batches(position.epoch, start=position.batch):
+            self.step(batch, position.step, learning_rate(self.recipe, position.step, len(self.loader)))
             position.batch += 1
             position.step += 1
-            elapsed = time.monotonic() - begin
+            if position.step % self.look_every:
+                continue
+            loss = self._check_loss()
             self.progress.step(
                 epoch=position.epoch + 1,
                 step=position.step,
-                images_per_second=(position.batch - first_batch) * self.recipe.batch_size / elapsed,
-                loss=self._shown_loss,
+                images_per_second=(position.batch - first_batch) * self.recipe.batch_size / (time.monotonic() - begin),
+                loss=loss,
             )
-            if position.batch == len(self.loader) or not self._is_check_point:
+            if position.batch == len(self.loader):
                 continue  # an epoch that is whole is ended first, so that it counts
-            if call := self._calls(stop):
-                begin, first_batch = self._add_sums(sums, begin), position.batch
+            if call := self._calls(stop, 60 * self.config.checkpoint_minutes):
+                begin, first_batch = self._add_sums(begin), position.batch
                 self._save_checkpoint()
                 self._raise_if_stopped(call)
-        self._add_sums(sums, begin)
+        self._add_sums(begin)
 
-    def _raise_if_stopped(self, call: int) -> None:
-        if call > OVERDUE:
-            raise Interrupted(self.out, self.position.step, 128 + call)
-
-    def _step(self, images: Tensor, labels: Tensor) -> tuple[ModelOutput, Losses]:
-        """One update of the weights."""
-        position = self.position
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.recipe, position.step, len(self.loader))
-        # dropout's randomness, too, is a function of the step: nothing of it needs saving
-        torch.manual_seed((self.config.seed * 1_000_003 + position.step) * 1_009 + self.fabric.global_rank)
-        output = self.model(images, self.network.decoder_targets(labels))
-        losses = self.network.loss(output, images, labels)
-        self.fabric.backward(losses.total)
-        self._pending.append((position.step, losses.total.detach()))
-        if self._is_check_point:
-            self._check_pending()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return output, losses
-
-    @property
-    def _is_check_point(self) -> bool:
-        """Whether losses and signals are looked at after this step: each time where that is free, else once in a while.
-
-        It is the same for all processes.
-        """
-        free = self.fabric.world_size == 1 and self.fabric.device.type == "cpu"
-        return free or self.position.step % CHECK_EVERY == 0
-
-    def _check_pending(self) -> None:
-        """Look at the losses since the last check; all processes stop if one has lost its way."""
-        if not self._pending:
-            return
-        steps, losses = zip(*self._pending, strict=True)
-        self._pending.clear()
-        values = torch.stack(losses).tolist()
-        self._shown_loss = values[-1]
-        bad = [step for step, value in zip(steps, values, strict=True) if not math.isfinite(value)]
-        first = -int(self._over_processes(torch.tensor(-min(bad, default=NEVER)), "max"))
-        if first < NEVER:
-            raise Diverged(f"the loss became NaN or infinite at step {first + 1} {self._advice(first)}")
-
-    def _check_weights(self) -> None:
-        """An update may ruin the weights after a good loss: then nothing is written any more."""
-        if not all(bool(p.isfinite().all()) for p in self.network.parameters()):
-            step = self.position.step - 1
-            raise Diverged(f"the weights became NaN or infinite by step {step + 1} {self._advice(step)}")
-
-    def _advice(self, step: int) -> str:
-        """Where a step was, and what to try."""
-        scale = "a smaller --weight-std, " if hasattr(self.config.model, "weight_std") else ""
-        return (
-            f"(epoch {step // len(self.loader) + 1}, batch {step % len(self.loader) + 1} of {len(self.loader)}); try a "
-            f"smaller --learning-rate (now {learning_rate(self.recipe, step, len(self.loader)):.2g}), {scale}or "
-            f"--precision 32; {self._kept()}"
-        )
-
-    def _kept(self) -> str:
-        if (self.out / CHECKPOINT).exists():
-            return f"{self.out} keeps the last good checkpoint"
-        return f"there was no checkpoint yet in {self.out}"
-
-    def _calls(self, stop: list[int]) -> int:
-        """What calls for a checkpoint now: a stop signal's number, OVERDUE, or 0.
-
-        All processes get the same answer, though a signal may have reached only some of them.
-        """
-        overdue = time.monotonic() - self._last_save > 60 * self.config.checkpoint_minutes
-        own = stop[0] if stop else OVERDUE * overdue
-        return int(self._over_processes(torch.tensor(own), "max"))
-
-    def _add_sums(self, sums: Tensor, begin: float) -> float:
-        """Move what was counted since ``begin`` into the position; return the new beginning."""
-        self._check_pending()
-        total = self._over_processes(sums, "sum").tolist()
-        sums.zero_()
-        now = time.monotonic()
-        kept, position = self.position.sums, self.position
-        kept.images = position.batch * self.recipe.batch_size
-        kept.loss += total[0]
-        kept.classification_loss += total[1]
-        kept.reconstruction_loss += total[2]
-        kept.correct += total[3]
-        position.seconds += now - begin
-        position.epoch_seconds += now - begin
-        return now
-
-    def _end_epoch(self) -> None:
-        """Validate, keep the best, write metrics and checkpoint."""
+    def _end_epoch(self, stop: list[int]) -> None:
+        """Validate, write checkpoint, best weights and metrics."""
         self._check_weights()
         position = self.position
         begin = time.monotonic()
@@ -420,16 +282,96 @@ class Trainer:
             "validation_loss": validation.loss,
             "validation_accuracy": validation.accuracy,
         }
-        position.history.append(row)
-        position.epoch, position.batch = position.epoch + 1, 0
-        position.epoch_seconds, position.sums = 0.0, EpochSums()
-        if self.fabric.is_global_zero:
-            if position.best(self.recipe.select) is row:
-                save_best(self.out / BEST, self.network, self.dataset.class_names)
-            write_text(self.out / METRICS, _as_csv(position.history))
-        self._save_checkpoint()
+        position.end_epoch(row)
+        call = self._calls(stop, min(YOUNG, 60 * self.config.checkpoint_minutes))
+        if call or self._is_best or position.epoch == self.recipe.epochs:
+            self._save_checkpoint()
+        self._publish()
         self.events.write(row)
         self.progress.epoch(row)
+        self._raise_if_stopped(call)
+
+    @property
+    def _is_best(self) -> bool:
+        """Whether the weights are those of the best epoch so far."""
+        position = self.position
+        return position.batch == 0 and position.best(self.recipe.select) is position.history[-1]
+
+    def _publish(self) -> None:
+        """Write what follows from the checkpoint: the metrics, and the best weights while they are the network's.
+
+        So a kill at any time leaves the best weights in the checkpoint or in the run folder.
+        """
+        if not self.fabric.is_global_zero:
+            return
+        if self._is_best:
+            save_best(self.out / BEST, self.network, self.dataset.class_names)
+        write_text(self.out / METRICS, self.position.metrics())
+
+    def _save_checkpoint(self) -> None:
+        """Write ``last.ckpt``, whole or not at all."""
+        self._check_weights()
+        write_checkpoint(self.fabric, self.out, self.plain_step, self.position, self._fingerprint)
+        self._last_save = time.monotonic()
+
+    def _calls(self, stop: list[int], seconds: float) -> int:
+        """What calls for a checkpoint now: a stop signal's number, OVERDUE after so many seconds without one, or 0.
+
+        All processes get the same answer, though a signal may have reached only some of them.
+        """
+        overdue = time.monotonic() - self._last_save > seconds
+        own = stop[0] if stop else OVERDUE * overdue
+        return int(self._over_processes(torch.tensor(own), "max"))
+
+    def _raise_if_stopped(self, call: int) -> None:
+        if call > OVERDUE:
+            raise Interrupted(self.out, self.position.step, 128 + call)
+
+    def _add_sums(self, begin: float) -> float:
+        """Move what was counted since ``begin`` into the position; return the new beginning."""
+        self._check_loss()
+        tally = self.plain_step.tally
+        loss, classification, reconstruction, correct = self._over_processes(tally.sums, "sum").tolist()
+        tally.clear()
+        now = time.monotonic()
+        sums, position = self.position.sums, self.position
+        sums.images = position.batch * self.recipe.batch_size
+        sums.loss += loss
+        sums.classification_loss += classification
+        sums.reconstruction_loss += reconstruction
+        sums.correct += correct
+        position.seconds += now - begin
+        position.epoch_seconds += now - begin
+        return now
+
+    def _check_loss(self) -> float:
+        """Look at the losses that were counted, and return the last one; all processes stop if one has lost its way."""
+        counted = self.plain_step.tally.read()
+        first_bad = self.position.step - counted.steps + counted.first_bad
+        first_bad = -int(self._over_processes(torch.tensor(-int(min(first_bad, NEVER))), "max"))
+        if first_bad < NEVER:
+            raise Diverged(f"the loss became NaN or infinite at step {first_bad + 1} {self._advice(first_bad)}")
+        return counted.last_loss
+
+    def _check_weights(self) -> None:
+        """An update may ruin the weights after a good loss: then nothing is written any more."""
+        if not torch.stack([p.isfinite().all() for p in self.network.parameters()]).all():
+            step = self.position.step - 1
+            raise Diverged(f"the weights became NaN or infinite by step {step + 1} {self._advice(step)}")
+
+    def _advice(self, step: int) -> str:
+        """Where a step was, and what to try."""
+        scale = "a smaller --weight-std, " if hasattr(self.config.model, "weight_std") else ""
+        return (
+            f"(epoch {step // len(self.loader) + 1}, batch {step % len(self.loader) + 1} of {len(self.loader)}); try a "
+            f"smaller --learning-rate (now {learning_rate(self.recipe, step, len(self.loader)):.2g}), {scale}or "
+            f"--precision 32; {self._kept()}"
+        )
+
+    def _kept(self) -> str:
+        if (self.out / CHECKPOINT).exists():
+            return f"{self.out} keeps the last good checkpoint"
+        return f"there was no checkpoint yet in {self.out}"
 
     def _evaluate(self, network: Model, images: ImageSet) -> Evaluation:
         """Judge a network; each process takes its share of the images, and every image counts once."""
@@ -453,111 +395,21 @@ class Trainer:
         assert isinstance(reduced, Tensor)
         return reduced
 
-    def _save_checkpoint(self) -> None:
-        """Write ``last.ckpt``, whole or not at all."""
-        self._check_pending()
-        self._check_weights()
-        state = {
-            "model": self.model,
-            "optimizer": self.optimizer,
-            "progress": dataclasses.asdict(self.position),
-            "data": self._fingerprint,
-        }
-        final, temporary = self.out / CHECKPOINT, self.out / f".{CHECKPOINT}.tmp"
-        try:
-            self.fabric.save(temporary, state)
-            if self.fabric.is_global_zero:
-                commit(temporary, final)
-            self.fabric.barrier()  # nobody leaves before the checkpoint is whole
-        except RuntimeError as error:
-            if not any(words in str(error) for words in WRITER_ERRORS):
-                raise
-            raise OSError(f"the checkpoint {final} could not be written: {str(error).partition(chr(10))[0]}") from error
-        finally:
-            if self.fabric.is_global_zero:
-                temporary.unlink(missing_ok=True)
-        self._last_save = time.monotonic()
-
-    def restore(self, checkpoint: dict[str, Any]) -> None:
-        """Go to where the checkpoint was written."""
-        self.network.load_state_dict(checkpoint["model"])
-        self.optimizer.load_state_dict(checkpoint["optimizer"])
-        self.position = Position.from_dict(checkpoint["progress"])
-
     def finish(self, *, figures: bool) -> dict[str, Any]:
         """The one look at the test images, the summary and the pictures."""
-        position = self.position
-        best_row, last_row = position.best(self.recipe.select), position.history[-1]
         best_network = load_pretrained(self.out / BEST).to(self.fabric.device).eval()
-        judged = {"best": self._evaluate(best_network, self.dataset.test)}
-        judged["last"] = (
-            judged["best"] if best_row is last_row else self._evaluate(self.network.eval(), self.dataset.test)
-        )
-        summary = {
-            "preset": self.config.preset,
-            "data": self.config.data,
-            "out": str(self.out),
-            "seed": self.config.seed,
-            "precision": self.config.precision,
-            "epochs": position.epoch,
-            "best_epoch": best_row["epoch"],
-            "select": self.recipe.select,
-            "parameters": sum(p.numel() for p in self.network.parameters()),
-            "images": {part: len(getattr(self.dataset, part)) for part in ("train", "validation", "test")},
-            "validation": {
-                name: {"accuracy": row["validation_accuracy"], "loss": row["validation_loss"]}
-                for name, row in (("best", best_row), ("last", last_row))
-            },
-            "test": {
-                name: {
-                    "accuracy": result.accuracy,
-                    "error": result.error,
-                    "loss": result.loss,
-                    "images": result.num_images,
-                }
-                for name, result in judged.items()
-            },
-            "seconds": round(position.seconds, 1),
-            "images_per_second": last_row["images_per_second"],
-            "peak_memory_mib": _rounded(peak_memory_mib(self.fabric.device)),
-            "hardware": hardware(self.fabric.device) | {"processes": self.fabric.world_size},
-            "versions": versions(),
-            "command": position.commands[0],
-            "resumed_with": position.commands[1:],
-        }
+        best = self._evaluate(best_network, self.dataset.test)
+        # while the last epoch is the best one, both networks are the same
+        last = best if self._is_best else self._evaluate(self.network.eval(), self.dataset.test)
+        summary = summarise(self, {"best": best, "last": last})
         if self.fabric.is_global_zero:
             write_json(self.out / SUMMARY, summary)
             if figures:
                 from torchcaps.training.report import draw_figures
 
-                draw_figures(self.out, best_network, self.dataset, judged["best"])
+                draw_figures(self.out, best_network, self.dataset, best)
         self.fabric.barrier()
         return summary
-
-
-def _launch(config: TrainConfig) -> Fabric:
-    """Start the processes, or find out that torchrun has started them."""
-    devices, num_nodes = config.devices, config.num_nodes
-    if TorchElasticEnvironment.detect():
-        devices = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        num_nodes = int(os.environ["WORLD_SIZE"]) // devices
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its greetings are not for our users
-    try:
-        fabric = Fabric(
-            accelerator=config.accelerator,
-            devices=devices,
-            num_nodes=num_nodes,
-            strategy="ddp" if devices * num_nodes > 1 else "auto",
-            precision="bf16-mixed" if config.precision == "bf16" else "32-true",
-        )
-    except (
-        RuntimeError,
-        ValueError,
-        MisconfigurationException,
-    ) as error:  # Fabric's own words for a device that is not there
-        raise InputError(f"accelerator {config.accelerator} with {devices} devices is not to be had: {error}") from None
-    fabric.launch()
-    return fabric
 
 
 def _next_folder(config: TrainConfig) -> Path:
@@ -596,97 +448,7 @@ def _resumed_config(out: Path, preset: str | None, overrides: Mapping[str, Any])
     return changed
 
 
-def _check_fits(checkpoint: dict[str, Any], config: TrainConfig, dataset: Dataset, network: Model) -> None:
-    """Raise InputError unless a checkpoint is of this network, these data, and no more epochs than asked for."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    if shapes != {name: tuple(tensor.shape) for name, tensor in checkpoint["model"].items()}:
-        raise InputError(f"the run's {CHECKPOINT} is not of the network that its {CONFIG} describes")
-    if checkpoint.get("data") != fingerprint(dataset):
-        raise InputError(
-            f"the images of {config.data} are not those that the run was trained on; it goes on with the same ones only"
-        )
-    done = Position.from_dict(checkpoint["progress"]).epoch
-    if config.recipe.epochs < done:
-        raise InputError(f"the run has finished {done} epochs already; it cannot go on to {config.recipe.epochs}")
-
-
 def _progress(fabric: Fabric, progress: Progress | None) -> Progress:
     if not fabric.is_global_zero:
         return Silence()
     return choose_progress() if progress is None else progress
-
-
-def _batch_sums(output: ModelOutput, losses: Losses, labels: Tensor) -> Tensor:
-    """Losses times images, and right answers, of one batch: (total, classification, reconstruction, right)."""
-    reconstruction = torch.zeros_like(losses.total) if losses.reconstruction is None else losses.reconstruction
-    means = torch.stack([losses.total, losses.classification, reconstruction]).detach()
-    correct = (output.lengths.detach().argmax(-1) == labels).sum()
-    wide = torch.float64 if means.device.type != "mps" else torch.float32  # MPS has no float64
-    return torch.cat([means.to(wide) * len(labels), correct.to(wide)[None]])
-
-
-def _as_csv(rows: list[dict[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 1)
-
-
-@contextmanager
-def _stop_signals() -> Iterator[list[int]]:
-    """A list that takes up the number of the first stop signal; a second one acts as usual."""
-    received: list[int] = []
-    previous: dict[signal.Signals, Any] = {}
-
-    def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  the signature signal handlers have
-        received.append(number)
-        for each, handler in previous.items():
-            signal.signal(each, handler)
-
-    try:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            previous[each] = signal.signal(each, note)
-    except ValueError:  # not the main thread: signals go elsewhere
-        previous.clear()
-    try:
-        yield received
-    finally:
-        for each, handler in previous.items():
-            signal.signal(each, handler)
-
-
-class _Events:
-    """TensorBoard events of the run, where asked for."""
-
-    def __init__(self, out: Path, wanted: bool) -> None:
-        self._folder, self._wanted = out / "tensorboard", wanted
-
-    @staticmethod
-    def check() -> None:
-        """Raise InputError if TensorBoard is not installed."""
-        if importlib.util.find_spec("tensorboard") is None:
-            raise InputError('--tensorboard needs the package tensorboard: pip install "torchcaps[tensorboard]"')
-
-    def __enter__(self) -> None:
-        if self._wanted:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(str(self._folder))
-
-    def __exit__(self, *_: object) -> None:
-        if self._wanted:
-            self._writer.close()
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        """An epoch's metrics."""
-        if not self._wanted:
-            return
-        for name, value in row.items():
-            if name not in ("epoch", "step") and value is not None:
-                self._writer.add_scalar(name.replace("_", "/", 1), value, row["step"])
-        self._writer.flush()

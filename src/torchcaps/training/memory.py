@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
+from torchcaps.datasets.augmentation import check_crop
 from torchcaps.models import BaselineCNN, Model, build_model
 from torchcaps.models.config import CapsNetConfig
 from torchcaps.ops.dynamic_routing.recompute import get_working_memory
@@ -24,6 +27,10 @@ WORK_COPIES = 3
 WEIGHT_COPIES = 2
 #: Copies of the primary capsules' map: the convolution's output, the poses before and after the squash, their gradient.
 PRIMARY_COPIES = 4
+#: Copies of a batch's images while they are standardised: centred, squared, divided.
+STANDARDISE_COPIES = 3
+#: Copies of what is drawn: before and after the sigmoid, its distance from the image, and a gradient.
+DRAWN_COPIES = 4
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,7 @@ def estimate_memory(
 
     Args:
         config: The run. Its global batch is shared out among its devices.
-        in_shape: Images (C, H, W).
+        in_shape: Images of the data set (C, H, W), whole; the network sees them cropped where the recipe crops.
         num_classes: J.
         num_images: Images of the data set, all parts together.
 
@@ -56,33 +63,39 @@ def estimate_memory(
         Parts whose sum is the peak of resident memory; the first is what this process takes already.
 
     Raises:
-        InputError: Images too small for the network's convolutions.
+        InputError: Images too small for the network's convolutions or for the recipe's crop.
     """
     batch = -(-config.recipe.batch_size // (config.devices * config.num_nodes))
+    crop, objects = config.recipe.crop, config.model.objects
+    check_crop(in_shape, crop)
+    seen = in_shape if crop is None else (in_shape[0], crop, crop)
     with torch.device("meta"):
-        network = build_model(config.model, in_shape, num_classes)
-        maps = _feature_maps(network, in_shape)
+        network = build_model(config.model, seen, num_classes)
+        maps = _feature_maps(network, seen)
     half = config.precision == "bf16"
     value = 2 if half else 4
     weights = 4 * sum(p.numel() for p in network.parameters()) / MIB
     convolutions = [m.weight.numel() for m in network.modules() if isinstance(m, nn.Conv2d)]
     low_precision_copies = 2 * sum(p.numel() for p in network.parameters() if p.ndim > 1) / MIB if half else 0.0
-    side = 2 * config.recipe.max_shift
-    pixels = in_shape[0] * (in_shape[1] * in_shape[2] + (in_shape[1] + side) * (in_shape[2] + side))
+    alone = objects if objects > 1 else 0  # each object by itself, beside the whole image
+    copies = 1 + alone + STANDARDISE_COPIES * bool(getattr(config.model, "standardise", False))
     parts = {
         "Python and PyTorch": resident_memory_mib() or 0.0,
-        "images of the data set": num_images * pixels / MIB,
+        "images of the data set": num_images * (1 + alone) * _bytes_an_image(in_shape, config.recipe.max_shift) / MIB,
+        "images of a batch": 4 * batch * copies * math.prod(seen) / MIB,
         "weights": weights,
         "gradients": weights,
         "Adam's moments": 2 * weights,
         "weights in other layouts": 4 * WEIGHT_COPIES * max(convolutions) / MIB + low_precision_copies,
-        "feature maps": batch * value * sum(maps) / MIB,
-        "work space of convolutions": batch * value * WORK_COPIES * max(maps) / MIB,
+        "feature maps": batch * (value * sum(maps.numbers) + 8 * maps.indices) / MIB,
+        "work space of convolutions": batch * value * WORK_COPIES * max(maps.numbers) / MIB,
     }
     if isinstance(config.model, CapsNetConfig):
-        primary = 4 * PRIMARY_COPIES * maps[-1] * batch / MIB
-        parts["primary capsules"] = primary
+        parts["primary capsules"] = 4 * PRIMARY_COPIES * maps.numbers[-1] * batch / MIB
         parts["routing"] = get_working_memory()
+        if config.model.decoder:
+            numbers = 2 * sum(config.model.decoder_hidden) + DRAWN_COPIES * math.prod(seen)
+            parts["decoder"] = 4 * batch * objects * numbers / MIB
     return MemoryEstimate(parts, batch)
 
 
@@ -131,10 +144,31 @@ def _with_batch(config: TrainConfig, per_device: int) -> TrainConfig:
     return override(config, {"batch_size": per_device * config.devices * config.num_nodes})
 
 
-def _feature_maps(network: Model, in_shape: tuple[int, int, int]) -> list[int]:
-    """Numbers in the map of each convolution of a network on the meta device, for one image, the last map last."""
+class _Maps(NamedTuple):
+    """What is kept of one image for the backward pass."""
+
+    numbers: list[int]
+    """In the map of each convolution, and in what is pooled of it, the last one last."""
+    indices: int = 0
+    """Of the pixels that pooling chose, 8 bytes each."""
+
+
+def _feature_maps(network: Model, in_shape: tuple[int, int, int]) -> _Maps:
+    """What a network on the meta device keeps of one image."""
     value = torch.empty(1, *in_shape)
     if isinstance(network, BaselineCNN):
-        return [(value := conv(value)).numel() for conv in network.convs]
+        numbers, indices = [], 0
+        for conv in network.convs:
+            numbers.append((value := conv(value)).numel())
+            if network.config.pool > 1:
+                numbers.append((value := network.pool(value)).numel())
+                indices += value.numel()
+        return _Maps(numbers, indices)
     features = network.conv(value)
-    return [features.numel(), sum(conv(features).numel() for conv in network.primary_capsules.convs)]
+    return _Maps([features.numel(), sum(conv(features).numel() for conv in network.primary_capsules.convs)])
+
+
+def _bytes_an_image(in_shape: tuple[int, int, int], max_shift: int) -> int:
+    """Its pixels, and once more in a frame of zeros that it is shifted in."""
+    channels, height, width = in_shape
+    return channels * (height * width + (height + 2 * max_shift) * (width + 2 * max_shift))

@@ -1,7 +1,5 @@
 """The run folder: what lies where, and a trained network read back from it.
 
-.. code-block:: text
-
     RUN/config.json      the complete configuration; torchcaps train --config runs it again
         metrics.csv      one line an epoch
         last.ckpt        everything needed to go on, written whole or not at all
@@ -14,7 +12,6 @@
 from __future__ import annotations
 
 import dataclasses
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,12 +22,12 @@ from torchcaps.datasets import Dataset, load_dataset
 from torchcaps.errors import InputError
 from torchcaps.files import read_json, write_json
 from torchcaps.models import Model, load_pretrained
-from torchcaps.models.pretrained import CONFIG, WEIGHTS, load_weights
+from torchcaps.models.pretrained import CLASSES, CONFIG, WEIGHTS, load_weights
+from torchcaps.training.checkpoint import CHECKPOINT, read_checkpoint
 from torchcaps.training.config import TrainConfig, read_config
 from torchcaps.training.data import load_run_data
 
-METRICS, SUMMARY, CHECKPOINT, BEST, FIGURES = "metrics.csv", "summary.json", "last.ckpt", "best", "figures"
-CLASSES = "classes.json"
+METRICS, SUMMARY, BEST, FIGURES = "metrics.csv", "summary.json", "best", "figures"
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ class Run:
     """Names of the classes."""
 
     def dataset(self, data: str | None = None, data_dir: str | None = None) -> Dataset:
-        """The data set of the run, or another one of as many classes, whose images are resized to the network's.
+        """The data set of the run as the network sees it, or another one, whose images are resized to the network's.
 
         Args:
             data: Another data set than the run's.
@@ -61,7 +58,7 @@ class Run:
         own = self.config is not None and data in (None, self.config.data)
         if own:
             assert self.config is not None
-            loaded = load_run_data(dataclasses.replace(self.config, data_dir=data_dir or self.config.data_dir))
+            loaded = load_run_data(dataclasses.replace(self.config, data_dir=data_dir or self.config.data_dir)).dataset
         elif data is not None:
             loaded = load_dataset(data, data_dir=data_dir, image_size=self.model.in_shape[1:])
         else:
@@ -70,6 +67,11 @@ class Run:
             raise InputError(
                 f"{loaded.name} has images of shape {loaded.in_shape} in {loaded.num_classes} classes; the network of "
                 f"{self.path} was made for {self.model.in_shape} in {self.model.num_classes}"
+            )
+        if loaded.num_objects != self.model.config.objects:
+            raise InputError(
+                f"{loaded.name} has images of {loaded.num_objects} objects; the network of {self.path} was made for "
+                f"{self.model.config.objects}"
             )
         return loaded
 
@@ -124,26 +126,3 @@ def _class_names(folder: Path, num_classes: int) -> tuple[str, ...]:
     if not isinstance(names, list) or len(names) != num_classes or not all(isinstance(name, str) for name in names):
         raise InputError(f'list of classes {path} must hold "class_names", {num_classes} names, got {names!r}')
     return tuple(names)
-
-
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read ``last.ckpt``; only tensors and plain values are accepted, nothing in it is executed.
-
-    Raises:
-        InputError: It is missing, damaged, or not a checkpoint of torchcaps.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:  # torch does not compare the checksums of what it reads
-            if (damaged := archive.testzip()) is not None:
-                raise InputError(f"checkpoint {path} is damaged: the checksum of its part {damaged} is wrong")
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise InputError(f"there is no checkpoint {path}") from None
-    except (OSError, InputError):
-        raise
-    except Exception as error:  # torch.load raises anything from pickle's errors to RuntimeError on damaged files
-        reason = str(error).partition("\n")[0]
-        raise InputError(f"checkpoint {path} is damaged or no checkpoint: {reason}") from None
-    if not isinstance(checkpoint, dict) or not {"model", "optimizer", "progress"} <= checkpoint.keys():
-        raise InputError(f"checkpoint {path} is not one of torchcaps: it must hold model, optimizer and progress")
-    return checkpoint

@@ -1,0 +1,382 @@
+"""How a network's accuracy falls when images are turned, or changed by an adversary who knows its gradient.
+
+Capsule networks and CNNs are attacked alike, through their own loss or through their scores. The two differ: a margin
+loss is exactly zero, and so is its gradient, for an image that is classified with enough margin. An attack that follows
+the loss then stands still, and the network looks more robust than it is; one that follows the scores goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+
+from torchcaps.analysis.figures import COLOURS, SMALL, TITLE, new_figure, style_axes
+from torchcaps.analysis.inference import as_pixels, in_batches, inference
+from torchcaps.datasets import ImageSet
+from torchcaps.errors import InputError
+from torchcaps.models import Model
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+Attack = Literal["fgsm", "pgd"]
+Objective = Literal["loss", "scores"]
+
+#: Degrees, counter-clockwise.
+ANGLES = tuple(range(-90, 91, 15))
+#: Largest change of a pixel of 0..1.
+EPSILONS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
+PGD_STEPS = 20
+
+#: What each kind of curve is called, and the unit of its strengths.
+KINDS = {
+    "rotation": ("Rotation", "degrees"),
+    "fgsm": ("FGSM", "largest change of a pixel"),
+    "fgsm-scores": ("FGSM on the scores", "largest change of a pixel"),
+    "pgd": ("PGD", "largest change of a pixel"),
+    "pgd-scores": ("PGD on the scores", "largest change of a pixel"),
+}
+
+
+@dataclass(frozen=True)
+class RobustnessCurve:
+    """Accuracy at each strength of a disturbance.
+
+    Args:
+        kind: One of ``KINDS``: ``"rotation"``; ``"fgsm"`` and ``"pgd"`` along the network's own loss; the same with
+            ``"-scores"`` along its scores.
+        strengths: Degrees of a rotation, or the largest change of a pixel of 0..1.
+        accuracy: Share of the images that were given their class at each strength, 0..1.
+        num_images: How many images were looked at.
+
+    Raises:
+        InputError: Another kind, or not one accuracy for each strength.
+    """
+
+    kind: str
+    strengths: tuple[float, ...]
+    accuracy: tuple[float, ...]
+    num_images: int
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InputError(f"the kind of a curve must be one of {', '.join(KINDS)}, got {self.kind!r}")
+        if not 0 < len(self.strengths) == len(self.accuracy):
+            raise InputError(
+                f"a curve must have one accuracy for each strength, got {len(self.accuracy)} for {len(self.strengths)}"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, as JSON takes them."""
+        return dataclasses.asdict(self) | {"strengths": list(self.strengths), "accuracy": list(self.accuracy)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of :meth:`to_dict`.
+
+        Raises:
+            InputError: The values are not those of a curve.
+        """
+        try:
+            sequences = {name: tuple(map(float, values[name])) for name in ("strengths", "accuracy")}
+            return cls(kind=values["kind"], num_images=int(values["num_images"]), **sequences)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"no robustness curve: {error}") from None
+
+
+def rotate(images: Float[Tensor, "B C H W"], degrees: float) -> Float[Tensor, "B C H W"]:
+    """Turn images counter-clockwise about their centre: bilinear between pixels, zeros from outside.
+
+    Args:
+        images: Floating-point pixels.
+        degrees: How far; 90 is a quarter turn to the left.
+    """
+    height, width = images.shape[2:]
+    angle = math.radians(degrees)
+    cosine, sine = math.cos(angle), math.sin(angle)
+    # from a place in the turned image to that in the original, both in -1..1 across and down, of which the units differ
+    matrix = torch.tensor([[cosine, -sine * height / width, 0.0], [sine * width / height, cosine, 0.0]])
+    places = matrix.to(images).expand(len(images), 2, 3)
+    grid = F.affine_grid(places, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+
+def rotation_curve(
+    model: Model, image_set: ImageSet, *, angles: Sequence[float] = ANGLES, batch_size: int = 256
+) -> RobustnessCurve:
+    """Accuracy on images that are turned by each of some angles.
+
+    Args:
+        model: A network of one object an image; in evaluation mode meanwhile, and afterwards as it was.
+        image_set: Images and their classes.
+        angles: Degrees, counter-clockwise.
+        batch_size: Images at a time.
+
+    Raises:
+        InputError: A network of several objects, images that it was not built for, or no angle.
+    """
+    _check(model, angles, "angle")
+    correct = np.zeros(len(angles), dtype=np.int64)
+    with inference(model):
+        for images, labels in _batches(model, image_set, batch_size):
+            correct += [_num_correct(model, rotate(images, angle), labels) for angle in angles]
+    return _curve("rotation", angles, correct, len(image_set))
+
+
+def fgsm(
+    model: Model,
+    images: Shaped[Tensor, "B C H W"],
+    labels: Int[Tensor, "B"],
+    epsilon: float,
+    *,
+    objective: Objective = "loss",
+) -> Float[Tensor, "B C H W"]:
+    """Images changed by one step of ``epsilon`` along the sign of the gradient: x + ε·sign ∇L, kept in 0..1.
+
+    Args:
+        model: A network of one object an image; in evaluation mode meanwhile, and afterwards as it was.
+        images: uint8 of 0..255 or floating-point of 0..1.
+        labels: Their classes.
+        epsilon: Largest change of a pixel, 0..1.
+        objective: What grows: the network's own ``"loss"``, or the difference of ``"scores"`` between the best wrong
+            class and the right one (lengths of capsules, a CNN's logits), which does not flatten out.
+
+    Raises:
+        TypeError: Images of another dtype.
+        InputError: A network of several objects, images it was not built for, or a number out of its range.
+
+    Source: Goodfellow, Shlens, Szegedy 2014 (arXiv:1412.6572).
+    """
+    _check(model, [epsilon], "epsilon", most=1)
+    pixels, labels = as_pixels(model, images), labels.to(next(model.parameters()).device)
+    with _frozen(model):
+        return _step(model, pixels, labels, epsilon, objective).clamp_(0, 1)
+
+
+def pgd(
+    model: Model,
+    images: Shaped[Tensor, "B C H W"],
+    labels: Int[Tensor, "B"],
+    epsilon: float,
+    *,
+    steps: int = PGD_STEPS,
+    step_size: float | None = None,
+    objective: Objective = "loss",
+    seed: int = 0,
+) -> Float[Tensor, "B C H W"]:
+    """Images changed by many small steps of :func:`fgsm` from a random start, never by more than ``epsilon``.
+
+    Args:
+        model: As for :func:`fgsm`.
+        images: As for :func:`fgsm`.
+        labels: As for :func:`fgsm`.
+        epsilon: As for :func:`fgsm`.
+        steps: How many.
+        step_size: The change of a pixel in one of them; 2.5·ε/steps if None.
+        objective: As for :func:`fgsm`.
+        seed: Of the start, uniform in ±ε.
+
+    Raises:
+        TypeError: Images of another dtype.
+        InputError: A network of several objects, images it was not built for, or a number out of its range.
+
+    Source: Madry, Makelov, Schmidt, Tsipras, Vladu 2017 (arXiv:1706.06083).
+    """
+    _check(model, [epsilon], "epsilon", most=1)
+    _check_steps(steps, step_size)
+    pixels, labels = as_pixels(model, images), labels.to(next(model.parameters()).device)
+    generator = torch.Generator().manual_seed(seed)
+    with _frozen(model):
+        return _descend(model, pixels, labels, epsilon, steps, step_size, objective, generator)
+
+
+def attack_curve(
+    model: Model,
+    image_set: ImageSet,
+    attack: Attack,
+    *,
+    epsilons: Sequence[float] = EPSILONS,
+    steps: int = PGD_STEPS,
+    objective: Objective = "loss",
+    seed: int = 0,
+    batch_size: int = 256,
+) -> RobustnessCurve:
+    """Accuracy on images that an adversary has changed by at most each of some amounts.
+
+    Args:
+        model: As for :func:`fgsm`.
+        image_set: Images and their classes.
+        attack: ``"fgsm"`` or ``"pgd"``.
+        epsilons: Largest changes of a pixel, 0..1; at 0 the images are as they are.
+        steps: Of PGD.
+        objective: As for :func:`fgsm`.
+        seed: Of PGD's starts.
+        batch_size: Images at a time; PGD's starts depend on it.
+
+    Raises:
+        InputError: A network of several objects, images it was not built for, or an option out of its range.
+    """
+    _check(model, epsilons, "epsilon", most=1)
+    _check_steps(steps, None)
+    if attack not in ("fgsm", "pgd"):
+        raise InputError(f'attack must be "fgsm" or "pgd", got {attack!r}')
+    correct = np.zeros(len(epsilons), dtype=np.int64)
+    generators = [torch.Generator().manual_seed(seed) for _ in epsilons]
+    for images, labels in _batches(model, image_set, batch_size):
+        for n, epsilon in enumerate(epsilons):
+            with _frozen(model):
+                if epsilon == 0:
+                    changed = images
+                elif attack == "fgsm":
+                    changed = _step(model, images, labels, epsilon, objective).clamp_(0, 1)
+                else:
+                    changed = _descend(model, images, labels, epsilon, steps, None, objective, generators[n])
+            with inference(model):
+                correct[n] += _num_correct(model, changed, labels)
+    return _curve(attack if objective == "loss" else f"{attack}-scores", epsilons, correct, len(image_set))
+
+
+def figure_robustness(networks: Mapping[str, Sequence[RobustnessCurve]], *, title: str | None = None) -> Figure:
+    """Accuracy against the strength of each kind of disturbance, one line a network.
+
+    Args:
+        networks: The curves of each network, by the name to show. Several curves of one kind, such as those of several
+            seeds, are drawn as their mean within a band of one standard deviation.
+        title: Above the figure.
+
+    Raises:
+        InputError: There is no curve, or the curves of one kind and network differ in their strengths.
+    """
+    kinds = list(dict.fromkeys(curve.kind for curves in networks.values() for curve in curves))
+    if not kinds:
+        raise InputError("there must be at least one curve to draw, got none")
+    columns = min(len(kinds), 3)
+    rows = -(-len(kinds) // columns)
+    figure = new_figure(3.6 * columns + 0.4, 3.2 * rows + 0.5)
+    if title:
+        figure.suptitle(title, fontsize=TITLE)
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    lines: dict[str, Line2D] = {}
+    for panel, kind in itertools.zip_longest(panels, kinds):
+        if kind is None:
+            panel.set_axis_off()
+            continue
+        name, unit = KINDS[kind]
+        style_axes(panel, name, unit, "accuracy, %")
+        panel.set_ylim(0, 102)
+        for (network, curves), colour in zip(networks.items(), itertools.cycle(COLOURS)):
+            mine = [curve for curve in curves if curve.kind == kind]
+            if not mine:
+                continue
+            if len({curve.strengths for curve in mine}) > 1:
+                raise InputError(f"the curves of {network} for {name} must have the same strengths to be averaged")
+            strengths, accuracy = mine[0].strengths, 100 * np.array([curve.accuracy for curve in mine])
+            mean = accuracy.mean(0)
+            (lines[network],) = panel.plot(strengths, mean, color=colour, marker="o", markersize=3, linewidth=1.6)
+            if len(mine) > 1:
+                spread = accuracy.std(0, ddof=1)
+                panel.fill_between(strengths, mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
+    shown = [network for network in networks if network in lines]
+    legend = figure.legend(
+        [lines[network] for network in shown], shown, fontsize=SMALL, frameon=False, loc="outside lower center", ncols=3
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # the name of a run is no formula, even with a $
+    return figure
+
+
+def _step(model: Model, pixels: Tensor, labels: Tensor, size: float, objective: Objective) -> Tensor:
+    """One step of ``size`` along the sign of the gradient of the objective."""
+    with torch.enable_grad():
+        variable = pixels.detach().requires_grad_()
+        output = model(variable, model.decoder_targets(labels))
+        if objective == "loss":
+            goal = model.loss(output, variable, labels).total
+        else:
+            scores = output.lengths if output.logits is None else output.logits
+            right = F.one_hot(labels, scores.shape[1]).bool()
+            goal = (scores.masked_fill(right, -math.inf).amax(1) - scores[right]).sum()
+        (gradient,) = torch.autograd.grad(goal, variable)
+    return pixels.detach() + size * gradient.sign()
+
+
+def _descend(
+    model: Model,
+    pixels: Tensor,
+    labels: Tensor,
+    epsilon: float,
+    steps: int,
+    step_size: float | None,
+    objective: Objective,
+    generator: torch.Generator,
+) -> Tensor:
+    size = 2.5 * epsilon / steps if step_size is None else step_size
+    noise = torch.rand(pixels.shape, generator=generator).to(pixels)  # drawn on the CPU: alike on every device
+    changed = (pixels + epsilon * (2 * noise - 1)).clamp_(0, 1)
+    for _ in range(steps):
+        moved = _step(model, changed, labels, size, objective)
+        changed = torch.clamp(moved, pixels - epsilon, pixels + epsilon).clamp_(0, 1)
+    return changed
+
+
+@contextmanager
+def _frozen(model: Model) -> Iterator[None]:
+    """Evaluation mode, and no gradient into the weights; afterwards all is as it was."""
+    training = [module for module in model.modules() if module.training]
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    model.eval()
+    for parameter in learning:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+        for parameter in learning:
+            parameter.requires_grad_(True)
+
+
+def _batches(model: Model, image_set: ImageSet, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    for pixels, labels in in_batches(model, image_set.images, image_set.labels, batch_size):
+        assert labels is not None
+        yield pixels, labels
+
+
+def _num_correct(model: Model, pixels: Tensor, labels: Tensor) -> int:
+    return int((model(pixels).lengths.argmax(-1) == labels).sum())
+
+
+def _curve(kind: str, strengths: Sequence[float], correct: np.ndarray, num_images: int) -> RobustnessCurve:
+    accuracy = tuple((correct / num_images).tolist())
+    return RobustnessCurve(kind, tuple(map(float, strengths)), accuracy, num_images)
+
+
+def _check(model: Model, strengths: Sequence[float], name: str, most: float = math.inf) -> None:
+    if model.config.objects != 1:
+        raise InputError(
+            f"robustness is measured on images of one object, but this network finds {model.config.objects} in each"
+        )
+    if not strengths:
+        raise InputError(f"there must be at least one {name}, got none")
+    for strength in strengths:
+        if not math.isfinite(strength) or (most < math.inf and not 0 <= strength <= most):
+            raise InputError(f"{name} must be {'finite' if most == math.inf else f'0 to {most:g}'}, got {strength}")
+
+
+def _check_steps(steps: int, step_size: float | None) -> None:
+    if steps < 1:
+        raise InputError(f"steps must be at least 1, got {steps}")
+    if step_size is not None and not (math.isfinite(step_size) and step_size > 0):
+        raise InputError(f"step_size must be above 0, got {step_size}")

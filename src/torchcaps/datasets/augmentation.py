@@ -1,0 +1,202 @@
+"""What is done to training images at random: moved, cropped, mirrored, turned, scaled, made brighter, of more contrast.
+
+Every number is drawn on the CPU, for a whole batch at a time, from a stream of its own: a batch looks the same on any
+device, in one process or in many, and each change is the same whatever else is done.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Float32, Int64, UInt8
+from torch import Tensor
+
+from torchcaps.datasets.affine import FARTHEST, inverse_maps, linear_maps, sample
+from torchcaps.datasets.streams import BRIGHTNESS, CONTRAST, CROPS, FLIPS, ROTATIONS, SCALINGS, SHIFTS, Key, stream_of
+from torchcaps.datasets.types import ImageSet
+from torchcaps.errors import InputError
+
+
+class Changes(NamedTuple):
+    """What is done to each image of a batch; None where nothing of the kind is."""
+
+    corners: Int64[Tensor, "B 2"]
+    """Row and column at which the window onto the image begins, counted from its margin's corner."""
+    linear: Float[Tensor, "B 2 2"] | None = None
+    """How the image is turned and scaled about its centre, before it is looked at through the window."""
+    flips: Int64[Tensor, "B"] | None = None
+    """1 where the image is mirrored left to right."""
+    brightness: Float32[Tensor, "B"] | None = None
+    """What is added to every pixel (0..1)."""
+    contrast: Float32[Tensor, "B"] | None = None
+    """The factor of the distance of every pixel from the image's mean."""
+
+    def share(self, part: slice) -> Changes:
+        """Those of some of the images."""
+        return Changes(*(None if each is None else each[part] for each in self))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """How training images are changed at random. Each field is described at `BatchLoader`."""
+
+    max_shift: int = 0
+    crop: int | None = None
+    flip: bool = False
+    brightness: float = 0.0
+    contrast: float = 0.0
+    max_rotation: float = 0.0
+    max_scaling: float = 0.0
+
+    def check(self, in_shape: tuple[int, int, int], num_objects: int) -> None:
+        """Raise InputError where a number is out of its range, or does not go with these images."""
+        smallest = min(in_shape[1:])
+        if not 0 <= self.max_shift < smallest:
+            raise InputError(
+                f"max_shift is {self.max_shift} pixels, but images of {smallest} pixels can be moved by 0 to "
+                f"{smallest - 1}"
+            )
+        check_crop(in_shape, self.crop)
+        for name, least, most in (("brightness", 0, 1), ("contrast", 0, 1), ("max_rotation", 0, 180)):
+            if not least <= getattr(self, name) <= most:
+                raise InputError(f"{name} must be {least} to {most}, got {getattr(self, name)}")
+        if not 0 <= self.max_scaling < 1:
+            raise InputError(f"max_scaling must be from 0 to below 1, got {self.max_scaling}")
+        # an image made very small is read very far from its centre
+        farthest = math.hypot(*in_shape[1:]) / 2 + math.hypot(self.max_shift, self.max_shift)
+        if farthest > FARTHEST * (1 - self.max_scaling):
+            raise InputError(
+                f"max_scaling is {self.max_scaling}, which makes images of {in_shape[1]}×{in_shape[2]} pixels vanish; "
+                f"choose at most {math.floor((1 - farthest / FARTHEST) * 1000) / 1000}"
+            )
+        if num_objects > 1 and (self.brightness or self.contrast):
+            raise InputError(
+                f"brightness and contrast are for images of one object, got {num_objects} an image: changed, the whole "
+                "would not be the sum of its parts any more"
+            )
+
+    @property
+    def training_only(self) -> list[str]:
+        """What is asked for that is never done to images that are judged."""
+        names = ("max_shift", "flip", "brightness", "contrast", "max_rotation", "max_scaling")
+        return [name for name in names if getattr(self, name)]
+
+    @property
+    def turns(self) -> bool:
+        """Whether images are turned or scaled, hence interpolated."""
+        return self.max_rotation > 0 or self.max_scaling > 0
+
+    def window(self, in_shape: tuple[int, int, int]) -> tuple[int, int]:
+        """Height and width of what is given of images of this shape."""
+        return in_shape[1:] if self.crop is None else (self.crop, self.crop)
+
+    def none(self, in_shape: tuple[int, int, int], n: int) -> Changes:
+        """Nothing but a look at the middle of each of ``n`` images."""
+        return Changes(torch.tensor(middle(in_shape, self.window(in_shape))).expand(n, 2))
+
+    def draw(self, in_shape: tuple[int, int, int], n: int, key: Key) -> Changes:
+        """What happens to the ``n`` images of a batch.
+
+        Args:
+            in_shape: Channels, height and width of the whole images.
+            n: How many images.
+            key: (seed, epoch, batch).
+        """
+
+        def uniform(which: int, most: float) -> Tensor | None:
+            return (2 * torch.rand(n, generator=stream_of(which, key)) - 1) * most if most else None
+
+        rotation, scaling = uniform(ROTATIONS, self.max_rotation), uniform(SCALINGS, self.max_scaling)
+        contrast = uniform(CONTRAST, self.contrast)
+        return Changes(
+            self._corners(in_shape, n, key),
+            linear=_linear(rotation, scaling),
+            flips=torch.randint(2, (n,), generator=stream_of(FLIPS, key)) if self.flip else None,
+            brightness=uniform(BRIGHTNESS, self.brightness),
+            contrast=None if contrast is None else 1 + contrast,
+        )
+
+    def _corners(self, in_shape: tuple[int, int, int], n: int, key: Key) -> Tensor:
+        m = self.max_shift
+        corners = torch.zeros(n, 2, dtype=torch.int64)
+        if m:  # from m - shift on the image is seen moved by the shift
+            corners += m - torch.randint(-m, m + 1, (n, 2), generator=stream_of(SHIFTS, key))
+        if self.crop is not None:
+            generator, free = stream_of(CROPS, key), [length - self.crop + 1 for length in in_shape[1:]]
+            corners += torch.stack([torch.randint(each, (n,), generator=generator) for each in free], 1)
+        return corners
+
+
+def _linear(rotation: Tensor | None, scaling: Tensor | None) -> Tensor | None:
+    given = rotation if rotation is not None else scaling
+    if given is None:
+        return None
+    none = torch.zeros_like(given)
+    scale = 1 + (none if scaling is None else scaling)
+    return linear_maps(none if rotation is None else rotation, scale[:, None].expand(-1, 2))
+
+
+def turned(
+    images: UInt8[Tensor, "B C H W"], changes: Changes, max_shift: int, size: tuple[int, int]
+) -> Float32[Tensor, "B C h w"]:
+    """Images turned and scaled about their centres, looked at through their windows; pixels of 0..255."""
+    assert changes.linear is not None
+    lengths = torch.tensor(images.shape[2:])
+    # from the centre of the image to that of the window, (down, right), turned round to (x, y)
+    offset = (changes.corners - max_shift).double() + (torch.tensor(size) - lengths) / 2
+    return sample(images, inverse_maps(changes.linear, -offset.flip(1)), size)
+
+
+def mirrored(pixels: Float32[Tensor, "B C H W"], changes: Changes) -> Float32[Tensor, "B C H W"]:
+    """Pixels with some of the images mirrored left to right."""
+    if changes.flips is None:
+        return pixels
+    return torch.where(
+        changes.flips.to(pixels.device, non_blocking=True).bool()[:, None, None, None], pixels.flip(-1), pixels
+    )
+
+
+def recoloured(pixels: Float32[Tensor, "B C H W"], changes: Changes) -> Float32[Tensor, "B C H W"]:
+    """Pixels of 0..255 brought to 0..1, with their changes of contrast and brightness; they are overwritten."""
+    if changes.brightness is None and changes.contrast is None:
+        return pixels.div_(255)
+    if changes.contrast is not None:
+        # sums of such values are exact in float64, so that no order of summation makes a difference
+        wide = torch.float32 if pixels.device.type == "mps" else torch.float64
+        mean = pixels.mean((1, 2, 3), keepdim=True, dtype=wide).float()
+        pixels.sub_(mean).mul_(changes.contrast.to(pixels.device, non_blocking=True)[:, None, None, None]).add_(mean)
+    pixels.div_(255)
+    if changes.brightness is not None:
+        pixels.add_(changes.brightness.to(pixels.device, non_blocking=True)[:, None, None, None])
+    return pixels.clamp_(0, 1)
+
+
+def center_crop(image_set: ImageSet, size: int) -> ImageSet:
+    """The squares of ``size`` pixels in the middle of images and parts; of two middles the upper left one.
+
+    Returns:
+        A set that shares its pixels with the given one.
+
+    Raises:
+        InputError: When ``size`` is below 1 or larger than the images.
+    """
+    check_crop(image_set.in_shape, size)
+    y, x = middle(image_set.in_shape, (size, size))
+    square = (..., slice(y, y + size), slice(x, x + size))
+    parts = None if image_set.parts is None else image_set.parts[square]
+    return ImageSet(image_set.images[square], image_set.labels, parts)
+
+
+def check_crop(in_shape: tuple[int, int, int], size: int | None) -> None:
+    """Raise InputError unless squares of ``size`` pixels can be cut out of images of this shape."""
+    smallest = min(in_shape[1:])
+    if size is not None and not 1 <= size <= smallest:
+        raise InputError(f"crop is {size} pixels, but squares of 1 to {smallest} can be cut out of these images")
+
+
+def middle(in_shape: tuple[int, int, int], size: tuple[int, int]) -> tuple[int, int]:
+    """Where a window in the middle of an image begins; of two middles the one nearer to the upper left."""
+    return (in_shape[1] - size[0]) // 2, (in_shape[2] - size[1]) // 2

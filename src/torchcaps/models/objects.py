@@ -1,0 +1,112 @@
+"""Several objects in one image: which classes its labels name, which its longest capsules do, and which of them match.
+
+P is the number of objects in an image, each of another class.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+def longest(lengths: Float[Tensor, "B J"], objects: int) -> Int[Tensor, "B P"]:
+    """The classes of the P longest capsules, the longest first.
+
+    Args:
+        lengths: ‖v_j‖, or any other score of the classes.
+        objects: P, 1 to J.
+    """
+    return lengths.topk(objects, -1).indices
+
+
+def is_right(lengths: Float[Tensor, "B J"], labels: Int[Tensor, "B"] | Int[Tensor, "B P"]) -> Bool[Tensor, "B"]:
+    """Whether an image's longest capsule is its class, or its P longest capsules are exactly its P classes.
+
+    Args:
+        lengths: ‖v_j‖, or any other score of the classes.
+        labels: The class of each image, or of each of its objects.
+
+    Source: Sabour, Frosst, Hinton 2017, section 6 (arXiv:1710.09829).
+    """
+    if labels.ndim == 1:
+        return lengths.argmax(-1) == labels
+    given = longest(lengths, labels.shape[1])
+    return (given.sort(-1).values == labels.sort(-1).values).all(-1)
+
+
+def match(given: Int[Tensor, "B P"], labels: Int[Tensor, "B P"]) -> Int[Tensor, "B P"]:
+    """Which of an image's objects stands beside each of those that it was given.
+
+    A class that is in both stands beside itself; those that were missed stand beside those that were given in their
+    place, in the order in which either came.
+
+    Args:
+        given: Classes, all different in a row.
+        labels: Classes, all different in a row.
+
+    Returns:
+        A permutation of 0..P-1 in each row: ``labels.gather(1, match(given, labels))`` stands beside ``given``.
+    """
+    same = given.unsqueeze(2) == labels.unsqueeze(1)  # (B, P given, P labels)
+    # both in one order: the classes that are in both by their number, then the others as they came
+    last = torch.iinfo(torch.int32).max + torch.arange(given.shape[1], device=given.device)
+    first = torch.where(same.any(2), given, last).argsort(1)
+    second = torch.where(same.any(1), labels, last).argsort(1)
+    return second.gather(1, first.argsort(1))
+
+
+def label_rows(
+    lengths: Float[Tensor, "B J"], labels: Int[Tensor, "B P"], objects: int, caller: str
+) -> Float[Tensor, "B J"]:
+    """Labels of several objects as one row of zeros and ones an image.
+
+    Args:
+        lengths: Gives the shape (B, J).
+        labels: The class of each object; see :func:`check_labels`.
+        objects: P.
+        caller: The function to name in an error.
+
+    Raises:
+        TypeError: Labels that are not integers.
+        ValueError: Labels that do not fit.
+    """
+    check_labels(labels, (len(lengths), objects), lengths.shape[1], caller)
+    dtype = torch.float32 if lengths.dtype in (torch.float16, torch.bfloat16) else lengths.dtype
+    return torch.zeros(lengths.shape, dtype=dtype, device=lengths.device).scatter_(1, labels.long(), 1)
+
+
+def check_labels(labels: Tensor, shape: tuple[int, int], num_classes: int, caller: str) -> None:
+    """Raise unless ``labels`` are the classes of P different objects in each image.
+
+    Args:
+        labels: What to check. Values are looked at on the CPU only: on a GPU that would wait for the device.
+        shape: (B, P).
+        num_classes: J.
+        caller: The function to name in an error.
+
+    Raises:
+        TypeError: Labels that are not integers.
+        ValueError: Another shape, labels that are no classes, or two objects of one class in an image.
+    """
+    if tuple(labels.shape) != shape:
+        raise ValueError(
+            f"{caller}: this network sees {shape[1]} objects in an image, so targets must be their labels, of shape "
+            f"{shape}, got {tuple(labels.shape)}"
+        )
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise TypeError(f"{caller}: labels must be integers, got {labels.dtype}")
+    if labels.device.type != "cpu" or labels.numel() == 0:
+        return
+    if labels.min() < 0 or labels.max() >= num_classes:
+        raise ValueError(
+            f"{caller}: labels must be in 0..{num_classes - 1}, got {int(labels.min())}..{int(labels.max())}"
+        )
+    ordered = labels.sort(-1).values
+    twice = (ordered[:, 1:] == ordered[:, :-1]).any(1)
+    if twice.any():
+        image = int(twice.nonzero()[0])
+        raise ValueError(
+            f"{caller}: the objects of an image must be of different classes, got {labels[image].tolist()} for "
+            f"image {image}"
+        )

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from torchcaps.datasets import cifar10, smallnorb, svhn
+from torchcaps.datasets.registry import DataRequest
+from torchcaps.datasets.source import Source, roots
+from torchcaps.errors import InputError
+
+FILES = {"a.gz": b"first", "b.tar": b"second"}
+SOURCE = Source(
+    name="things",
+    mirrors=("http://127.0.0.1:9/",),  # the discard port, where nobody listens
+    sha256={name: hashlib.sha256(contents).hexdigest() for name, contents in FILES.items()},
+    unpacked={"a.gz": "a", "b.tar": "b-folder"},
+    folders=("Other/raw",),
+)
+
+
+def put(folder: Path, *names: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        if name.endswith("folder"):
+            (folder / name).mkdir()
+        else:
+            (folder / name).write_bytes(FILES.get(name, b"unpacked"))
+    return folder
+
+
+def paths(source: Source, data_dir: Path | None = None, *, download: bool = False) -> Mapping[str, Path]:
+    return source.paths(DataRequest(data_dir=data_dir, download=download))
+
+
+@pytest.mark.parametrize("sub", [".", "things", "Other/raw"])
+def test_files_are_found_packed_or_not(tmp_path: Path, sub: str) -> None:
+    folder = put(tmp_path / sub, "a.gz", "b-folder")
+    assert SOURCE.find(tmp_path) == folder
+    assert paths(SOURCE, tmp_path) == {"a.gz": folder / "a.gz", "b.tar": folder / "b-folder"}
+    put(folder, "a", "b.tar")
+    assert paths(SOURCE, tmp_path) == {"a.gz": folder / "a", "b.tar": folder / "b-folder"}  # unpacked comes first
+
+
+def test_missing_files_are_named_with_what_stands_for_them(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"has no a and no b-folder \(or a\.gz, b\.tar\); put all files of things"):
+        paths(SOURCE, tmp_path)
+    put(tmp_path / "things", "a")
+    with pytest.raises(InputError, match=rf"{tmp_path / 'things'} has no b-folder \(or b\.tar\); put all"):
+        paths(SOURCE, tmp_path)
+    assert SOURCE.find(tmp_path) is None
+
+
+def test_places_are_looked_at_in_turn(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert roots(None) == [cache]
+    assert roots(tmp_path) == [tmp_path]
+    monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path / "named"))
+    assert roots(None) == [tmp_path / "named", cache]
+    assert roots(tmp_path) == [tmp_path]
+    put(tmp_path / "named")
+    put(cache / "things", "a.gz", "b.tar")
+    assert SOURCE.find(None) == cache / "things"
+    assert paths(SOURCE)["b.tar"] == cache / "things" / "b.tar"
+    put(tmp_path / "named", "a.gz", "b.tar")
+    assert SOURCE.find(None) == tmp_path / "named"
+
+
+def test_files_of_another_set_in_the_folder_itself_are_left(tmp_path: Path) -> None:
+    picky = dataclasses.replace(SOURCE, is_anothers=lambda found: found["a.gz"].read_bytes() == FILES["a.gz"])
+    put(tmp_path, "a.gz", "b.tar")
+    assert SOURCE.find(tmp_path) == tmp_path
+    assert picky.find(tmp_path) is None
+    put(tmp_path / "things", "a.gz", "b.tar")  # there nobody else's are
+    assert picky.find(tmp_path) == tmp_path / "things"
+
+
+def test_what_is_missing_is_downloaded(serve: Callable[[dict[str, bytes]], str], cache: Path) -> None:
+    with pytest.raises(InputError, match=r"things is not on this machine \(a\.gz is not in .*--data-dir FOLDER"):
+        paths(SOURCE)
+    with pytest.raises(InputError, match=r"a\.gz could not be downloaded .*127\.0\.0\.1:9.*--data-dir FOLDER"):
+        paths(SOURCE, download=True)
+    there = dataclasses.replace(SOURCE, mirrors=(serve(FILES),))
+    assert paths(there, download=True)["a.gz"].read_bytes() == b"first"
+    assert paths(SOURCE) == {name: cache / "things" / name for name in FILES}  # needs no network any more
+
+
+@pytest.mark.parametrize("published", [cifar10.SOURCE, svhn.SOURCE, smallnorb.SOURCE], ids=lambda source: source.name)
+def test_published_sources_are_complete(published: Source) -> None:
+    assert published.mirrors
+    assert all(mirror.endswith("/") for mirror in published.mirrors)
+    assert all(len(bytes.fromhex(sha256)) == 32 for sha256 in published.sha256.values())
+    assert set(published.unpacked) <= set(published.sha256)

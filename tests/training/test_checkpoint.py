@@ -1,0 +1,90 @@
+"""A kill at any moment leaves a run folder that a resumed run makes right, also where it does not compute the same."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tiny_runs import tiny_config
+from torchcaps import files
+from torchcaps.analysis import Evaluation
+from torchcaps.datasets import ImageSet
+from torchcaps.models import Model
+from torchcaps.training import checkpoint, resume, train
+from torchcaps.training.loop import Trainer
+from torchcaps.training.progress import Silence
+
+#: Accuracy on the validation images in a first try and in the second one, by epoch: epochs are not computed alike.
+ACCURACY = {1: {0: 0.5, 1: 0.7, 2: 0.6}, 2: {1: 0.3, 2: 0.4}}
+
+#: Files written in the first epoch: config.json, last.ckpt, three of best/, metrics.csv.
+FIRST_EPOCH = 6
+
+
+class KilledError(Exception):
+    pass
+
+
+class Run:
+    """A run that is killed before a file takes its place, and goes on with other results."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.attempt, self.written, self.kill_before = 1, 0, 0
+        self.weights: dict[float, dict[str, torch.Tensor]] = {}
+        own_commit, own_evaluate = files.commit, Trainer._evaluate
+
+        def commit(temporary: Path, path: Path) -> None:
+            self.written += 1
+            if self.written == self.kill_before:
+                raise KilledError
+            own_commit(temporary, path)
+
+        def evaluate(trainer: Trainer, network: Model, images: ImageSet) -> Evaluation:
+            result = own_evaluate(trainer, network, images)
+            if images is not trainer.dataset.validation:
+                return result
+            accuracy = ACCURACY[self.attempt][trainer.position.epoch]
+            self.weights[accuracy] = {name: each.clone() for name, each in network.state_dict().items()}
+            right = round(100 * accuracy)
+            counts = [[right, 100 - right, 0], [0, 0, 0], [0, 0, 0]]
+            return Evaluation(torch.tensor(counts).numpy(), result.loss, result.class_names)
+
+        for module in (files, checkpoint):
+            monkeypatch.setattr(module, "commit", commit)
+        monkeypatch.setattr(Trainer, "_evaluate", evaluate)
+
+
+@pytest.mark.parametrize("written", range(1, 6))  # last.ckpt, the files of best/, metrics.csv
+def test_best_holds_the_weights_of_the_epoch_that_the_metrics_call_best(
+    bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    run, out = Run(monkeypatch), tmp_path / "run"
+    run.kill_before = FIRST_EPOCH + written
+    with pytest.raises(KilledError):
+        train(tiny_config(bars), out, progress=Silence(), figures=False)
+    run.attempt = 2
+    summary = resume(out, progress=Silence(), figures=False)
+    rows = {
+        int(row["epoch"]): float(row["validation_accuracy"]) for row in csv.DictReader((out / "metrics.csv").open())
+    }
+    # killed before the checkpoint, the second epoch is done again and is worse; killed after it, it counts
+    assert rows == ({1: 0.5, 2: 0.3, 3: 0.4} if written == 1 else {1: 0.5, 2: 0.7, 3: 0.4})
+    assert summary["best_epoch"] == (1 if written == 1 else 2)
+    best, wanted = load_file(out / "best" / "model.safetensors"), run.weights[max(rows.values())]
+    assert best.keys() == wanted.keys()
+    assert all(torch.equal(best[name], wanted[name]) for name in best)
+
+
+def test_resuming_a_run_that_was_killed_at_its_very_end_writes_what_is_missing(
+    bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, out = Run(monkeypatch), tmp_path / "run"
+    run.kill_before = 3  # config.json and last.ckpt are written
+    with pytest.raises(KilledError):
+        train(tiny_config(bars, epochs=1), out, progress=Silence(), figures=False)
+    assert not (out / "best" / "model.safetensors").exists()
+    assert not (out / "metrics.csv").exists()
+    assert resume(out, progress=Silence(), figures=False)["epochs"] == 1
+    assert len(list(csv.DictReader((out / "metrics.csv").open()))) == 1
