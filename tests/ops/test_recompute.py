@@ -13,10 +13,12 @@ from torch import Tensor
 
 from support import assert_close, assert_differs, assert_finite, assert_raises, holds
 from torchcaps import route
-from torchcaps.ops.dynamic_routing import get_working_memory, recompute, set_working_memory
+from torchcaps.ops.dynamic_routing import get_working_memory, set_working_memory
+from torchcaps.ops.dynamic_routing.options import Options
+from torchcaps.ops.dynamic_routing.recompute import autograd, backward, blocks, layer, route_recompute
 from torchcaps.ops.dynamic_routing.reference import compute_votes, route_votes
 
-SIZE = (5, 63, 7, 5, 3)  # B, I, J, D, K
+SIZE = (7, 63, 7, 5, 3)  # B, I, J, D, K; too many images for the votes to be held
 
 either_axis = pytest.mark.parametrize("axis", ["outputs", "inputs"])
 either_gradient = pytest.mark.parametrize("stop", [False, True])
@@ -32,8 +34,8 @@ def _working_memory() -> Iterator[None]:
 @pytest.fixture
 def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let even small layers be cut along every axis."""
-    monkeypatch.setattr(recompute, "MAX_BATCH_SLICE", 2)
-    monkeypatch.setattr(recompute, "INPUT_MULTIPLE", 4)
+    monkeypatch.setattr(blocks, "MAX_BATCH_SLICE", 2)
+    monkeypatch.setattr(blocks, "INPUT_MULTIPLE", 4)
 
 
 Leaves = dict[str, Tensor]
@@ -48,9 +50,9 @@ def make(size: tuple[int, ...] = SIZE, dtype: torch.dtype = torch.float64, extra
 
 def vote_free(leaves: Leaves, r: int = 3, axis: str = "outputs", stop: bool = False, leaky: bool = False) -> Any:
     """Capsules and coupling of the code under test."""
-    return recompute.route_recompute(
-        leaves["poses"], leaves["weight"], r, axis, stop, leaves.get("bias"), leaves.get("prior"), leaky, 1e-7, True
-    )
+    options = Options(r, axis == "inputs", stop, leaky, 1e-7)
+    tensors = (leaves.get(name) for name in ("poses", "weight", "bias", "prior"))
+    return route_recompute(*tensors, options, True)
 
 
 def plain(leaves: Leaves, r: int = 3, axis: str = "outputs", stop: bool = False, leaky: bool = False) -> Any:
@@ -115,20 +117,20 @@ def test_outputs_and_gradients_are_the_reference_s(mib: float, r: int, axis: str
 @pytest.mark.parametrize(
     ("mib", "axis", "pieces"),
     [
-        (16, "outputs", (1, 1, 3)),
-        (0.05, "outputs", (1, 4, 3)),
-        (1e-6, "outputs", (1, 63, 3)),
-        (16, "inputs", (1, 1, 3)),
-        (0.05, "inputs", (4, 1, 3)),
-        (1e-6, "inputs", (7, 1, 3)),
+        (16, "outputs", (1, 1, 4)),
+        (0.05, "outputs", (1, 4, 4)),
+        (1e-6, "outputs", (1, 63, 4)),
+        (16, "inputs", (1, 1, 4)),
+        (0.05, "inputs", (4, 1, 4)),
+        (1e-6, "inputs", (7, 1, 4)),
     ],
 )
 def test_the_cuts_above_are_what_they_are_meant_to_be(mib: float, axis: str, pieces: tuple[int, int, int]) -> None:
     set_working_memory(mib)
     B, I, J, D, K = SIZE
     poses, weight = torch.empty(B, K, I, dtype=torch.float64), torch.empty(J, D, K, I, dtype=torch.float64)
-    blocks = recompute._Blocks.of(poses, weight, axis == "inputs")
-    assert (len(blocks.outputs), len(blocks.inputs), len(blocks.batches)) == pieces
+    cut = blocks.Blocks.of(poses, weight, axis == "inputs")
+    assert (len(cut.outputs), len(cut.inputs), len(cut.batches)) == pieces
 
 
 @pytest.mark.parametrize("size", [(1, 4, 3, 2, 2), (0, 5, 2, 3, 2), (3, 1, 1, 1, 1), (33, 40, 2, 3, 4)])
@@ -236,7 +238,7 @@ def test_inputs_are_not_written_to() -> None:
 # ---- memory
 
 
-class _Watched(recompute._Buffers):
+class _Watched(blocks.Buffers):
     """Buffers that remember all of their kind."""
 
     calls: list[_Watched]
@@ -247,7 +249,7 @@ class _Watched(recompute._Buffers):
 
     @property
     def mib(self) -> float:
-        return sum(flat.numel() * flat.element_size() for flat in self._flat.values()) / recompute.MIB
+        return sum(flat.numel() * flat.element_size() for flat in self._flat.values()) / blocks.MIB
 
 
 @pytest.mark.parametrize("size", [(64, 288, 10, 16, 8), (16, 256, 40, 16, 8), (200, 30, 5, 4, 4)])
@@ -257,7 +259,7 @@ def test_buffers_keep_within_the_working_memory(
     size: tuple[int, ...], mib: float, axis: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_Watched, "calls", [], raising=False)
-    monkeypatch.setattr(recompute, "_Buffers", _Watched)
+    monkeypatch.setattr(layer, "Buffers", _Watched)
     set_working_memory(mib)
     with_gradients(vote_free, make(size, torch.float32, extras=False), 3, axis)
     forward, backward = _Watched.calls
@@ -283,7 +285,7 @@ def test_no_votes_are_saved_for_the_backward_pass(stop: bool) -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        recompute.route_recompute(*leaves.values(), 3, "outputs", stop, None, None, False, 1e-7, False)
+        route_recompute(*leaves.values(), None, None, Options(3, False, stop, False, 1e-7), False)
     ours = sum(t.numel() for t in saved if all(t.data_ptr() != leaf.data_ptr() for leaf in leaves.values()))
     assert ours == 3 * B * J * D + (B * I * J if stop else 0)  # s¹ s² s³; with a constant coupling, that
 
@@ -302,8 +304,8 @@ def test_only_the_gradients_that_are_wanted_are_computed(
     wanted: str, axis: str, stop: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[Any] = []
-    start = recompute._Gradients.start
-    monkeypatch.setattr(recompute._Gradients, "start", lambda *args: started.append(start(*args)) or started[-1])
+    start = backward.Gradients.start
+    monkeypatch.setattr(backward.Gradients, "start", lambda *args: started.append(start(*args)) or started[-1])
     leaves = make()
     grads = with_gradients(plain, leaves, 3, axis, stop)
     alone = {name: leaf.detach().requires_grad_(name == wanted) for name, leaf in leaves.items()}
@@ -343,22 +345,25 @@ def test_inference_mode() -> None:
     with torch.inference_mode():
         for ours, theirs in zip(vote_free(leaves), wanted, strict=True):
             assert_close(ours, theirs, 1e-10)
+        poses, weight, *rest = leaves.values()
+        turned = torch.vmap(lambda u: route(u, weight, 3, bias=rest[0], prior=rest[1]))(torch.stack([poses, -poses]))
+        assert_close(turned[0], wanted[0], 1e-10)
+        assert_differs(turned[0], turned[1])
 
 
 @either_axis
 @either_gradient
-@pytest.mark.parametrize("coupling", [False, True])
-def test_compiles_into_one_graph(axis: str, stop: bool, coupling: bool) -> None:
-    def layer(leaves: Leaves, doubled: int) -> Any:
-        poses, weight, *rest = leaves.values()
-        capsules, shares = recompute.route_recompute(
-            doubled * poses, weight, 3, axis, stop, *rest, True, 1e-7, coupling
-        )
-        return 2 * capsules, shares if coupling else capsules.detach()
+@pytest.mark.parametrize("extras", [False, True])
+def test_compiles_into_one_graph(axis: str, stop: bool, extras: bool) -> None:
+    def routed(leaves: Leaves, doubled: int) -> Any:
+        options = Options(3, axis == "inputs", stop, True, 1e-7)
+        bias, prior = leaves.get("bias"), leaves.get("prior")
+        capsules, shares = route_recompute(doubled * leaves["poses"], leaves["weight"], bias, prior, options, extras)
+        return 2 * capsules, capsules.detach() if shares is None else shares
 
-    leaves = make()
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    assert_same(with_gradients(compiled, leaves, 2), with_gradients(layer, leaves, 2), 1e-12)
+    leaves = make(extras=extras)
+    compiled = torch.compile(routed, backend="aot_eager" if extras else "eager", fullgraph=True)
+    assert_same(with_gradients(compiled, leaves, 2), with_gradients(routed, leaves, 2), 1e-12)
 
 
 @pytest.mark.parametrize("r", [0, 2])
@@ -366,9 +371,9 @@ def test_compiles_into_one_graph(axis: str, stop: bool, coupling: bool) -> None:
 def test_the_registered_operation_is_what_it_says(r: int, stop: bool) -> None:
     leaves = make((2, 4, 3, 2, 2))
     scalars = (r, False, stop, False, 1e-7, True)
-    torch.library.opcheck(recompute._route_op, (*leaves.values(), *scalars))
+    torch.library.opcheck(autograd._route_op, (*leaves.values(), *scalars))
     half = {name: leaf.detach().bfloat16() for name, leaf in leaves.items()}
-    torch.library.opcheck(recompute._route_op, (*half.values(), *scalars))
+    torch.library.opcheck(autograd._route_op, (*half.values(), *scalars))
 
 
 def test_exported_graphs_hold_torch_s_own_operations() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from support import assert_close, assert_finite, assert_raises, holds
 from torchcaps.ops.dynamic_routing import triton as backend
+from torchcaps.ops.dynamic_routing.options import Options
 from torchcaps.ops.dynamic_routing.reference import compute_votes, route_votes
 from torchcaps.ops.dynamic_routing.triton import is_available, route_triton, supports
 
@@ -61,6 +62,11 @@ def make(B: int, I: int, J: int, D: int, K: int, extras: bool = False) -> Layer:
     )
 
 
+def iterated(number: int) -> Options:
+    """The paper's options."""
+    return Options(number, over_inputs=False, stop_gradient=False, leaky=False, eps=1e-7)
+
+
 def results(
     layer: Layer,
     dtype: torch.dtype,
@@ -78,11 +84,12 @@ def results(
     poses, weight, bias, prior = leaves.values()
     assert poses is not None
     assert weight is not None
-    options = (num_iterations, softmax_over, stop_gradient, bias, prior, leaky, 1e-7)
     if use_triton:
-        capsules, coupling = route_triton(poses, weight, *options, True)
+        options = Options(num_iterations, softmax_over == "inputs", stop_gradient, leaky, 1e-7)
+        capsules, coupling = route_triton(poses, weight, bias, prior, options, True)
     else:
-        capsules, coupling = route_votes(compute_votes(poses, weight), *options)
+        votes = compute_votes(poses, weight)
+        capsules, coupling = route_votes(votes, num_iterations, softmax_over, stop_gradient, bias, prior, leaky, 1e-7)
     assert coupling is not None
     assert capsules.dtype == coupling.dtype == dtype
     generator = torch.Generator().manual_seed(1)
@@ -186,7 +193,7 @@ def test_mixed_inputs_give_the_wider_type() -> None:
     layer = make(2, 5, 3, 2, 2)
     poses, weight = layer.poses.to(DEVICE, torch.bfloat16), layer.weight.to(DEVICE, torch.float32)
     poses.requires_grad_()
-    capsules, _ = route_triton(poses, weight, 2, "outputs", False, None, None, False, 1e-7, False)
+    capsules, _ = route_triton(poses, weight, None, None, iterated(2), False)
     wanted, _ = route_votes(compute_votes(poses.float(), weight), 2, "outputs", False, None, None, False, 1e-7)
     assert capsules.dtype == torch.float32
     assert_close(capsules, wanted, 1e-5)
@@ -198,7 +205,7 @@ def test_mixed_inputs_give_the_wider_type() -> None:
 @pytest.mark.parametrize("return_coupling", [False, True])
 def test_no_routing_is_the_sum_of_the_votes(return_coupling: bool) -> None:
     poses, weight, bias, prior = (tensor.to(DEVICE, torch.float32) for tensor in make(2, 5, 3, 2, 4, True))
-    got, coupling = route_triton(poses, weight, 0, "outputs", False, bias, prior, False, 1e-7, return_coupling)
+    got, coupling = route_triton(poses, weight, bias, prior, iterated(0), return_coupling)
     wanted, ones = route_votes(compute_votes(poses, weight), 0, "outputs", False, bias, prior, False, 1e-7)
     assert_close(got, wanted, 1e-5)
     assert coupling is None if not return_coupling else torch.equal(coupling, ones)
@@ -235,14 +242,14 @@ def test_memory_layouts() -> None:
     poses, weight = layer.poses.to(DEVICE, torch.float32), layer.weight.to(DEVICE, torch.float32)
     packed_poses = poses.transpose(1, 2).contiguous().transpose(1, 2)
     packed_weight = weight.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
-    inside = backend._layer(packed_poses, packed_weight, None, True, False)
+    inside = backend._Layer.of(packed_poses, packed_weight, None, iterated(3))
     assert inside.poses.data_ptr() == packed_poses.data_ptr(), "poses (B, K, I) are copied"
     assert inside.weight.data_ptr() == packed_weight.data_ptr(), "a weight (J, D, K, I) is copied"
     found = []
     every_second = [torch.stack([tensor, tensor], -1)[..., 0] for tensor in (poses, weight)]
     for u, w in ((poses, weight), (packed_poses, packed_weight), every_second):
         w = w.detach().requires_grad_()
-        capsules, _ = route_triton(u, w, 2, "outputs", False, None, None, False, 1e-7, False)
+        capsules, _ = route_triton(u, w, None, None, iterated(2), False)
         capsules.sum().backward()  # a gradient that is expanded, not contiguous
         found.append((capsules, w.grad))
     for capsules, grad in found[1:]:
@@ -250,7 +257,7 @@ def test_memory_layouts() -> None:
         assert torch.equal(grad, found[0][1])
     packed_weight.requires_grad_()
     (grad,) = torch.autograd.grad(
-        route_triton(poses, packed_weight, 2, "outputs", False, None, None, False, 1e-7, False)[0].sum(), packed_weight
+        route_triton(poses, packed_weight, None, None, iterated(2), False)[0].sum(), packed_weight
     )
     assert grad.stride() == packed_weight.stride(), "an optimiser would have to copy the gradient"
 
@@ -260,7 +267,7 @@ def test_only_the_gradients_that_are_asked_for(wanted: str) -> None:
     leaves = {name: tensor.to(DEVICE, torch.float32) for name, tensor in make(2, 5, 3, 2, 2, True)._asdict().items()}
     leaves[wanted].requires_grad_()
     poses, weight, bias, prior = leaves.values()
-    capsules, _ = route_triton(poses, weight, 2, "outputs", False, bias, prior, False, 1e-7, False)
+    capsules, _ = route_triton(poses, weight, bias, prior, iterated(2), False)
     expected, _ = route_votes(compute_votes(poses, weight), 2, "outputs", False, bias, prior, False, 1e-7)
     grads = [torch.autograd.grad((x * x.detach()).sum(), leaves[wanted])[0] for x in (capsules, expected)]
     assert_close(grads[0], grads[1], 1e-4)
@@ -272,7 +279,7 @@ def test_a_second_derivative_is_refused() -> None:
     )
     assert poses is not None
     assert weight is not None
-    capsules, _ = route_triton(poses, weight, 2, "outputs", False, None, None, False, 1e-7, False)
+    capsules, _ = route_triton(poses, weight, None, None, iterated(2), False)
     (grad,) = torch.autograd.grad(capsules.sum(), poses, create_graph=True)
     with pytest.raises(RuntimeError, match="no autograd formula"):
         grad.sum().backward()
@@ -281,15 +288,15 @@ def test_a_second_derivative_is_refused() -> None:
 def test_operators_keep_torchs_rules() -> None:
     layer = make(2, 5, 3, 2, 2, extras=True)
     poses, weight, bias, prior = (tensor.to(DEVICE, torch.float32).requires_grad_() for tensor in layer)
-    torch.library.opcheck(backend._forward_op, (poses, weight, bias, prior, 2, True, False, False, 1e-7))
-    torch.library.opcheck(backend._forward_op, (poses, weight, None, None, 1, False, True, True, 1e-7))
+    torch.library.opcheck(backend._forward_op, (poses, weight, bias, prior, 2, False, False, False, 1e-7))
+    torch.library.opcheck(backend._forward_op, (poses, weight, None, None, 1, True, True, True, 1e-7))
 
 
 def test_compiles_without_breaking_the_graph() -> None:
     poses, weight = (x.to(DEVICE, torch.float32).requires_grad_() for x in make(2, 5, 3, 2, 2)[:2])
 
     def loss(poses: Tensor, weight: Tensor) -> Tensor:
-        capsules, coupling = route_triton(2 * poses, weight, 2, "outputs", False, None, None, False, 1e-7, True)
+        capsules, coupling = route_triton(2 * poses, weight, None, None, iterated(2), True)
         assert coupling is not None
         return capsules.square().sum() + coupling[:, 0].sum()
 
@@ -314,7 +321,7 @@ def test_supports() -> None:
     assert_raises(
         ValueError,
         route_triton,
-        *(poses.double(), weight.double(), 3, "outputs", False, None, None, False, 1e-7, False),
+        *(poses.double(), weight.double(), None, None, iterated(3), False),
         say="needs float32 or half-precision tensors",
     )
 
@@ -329,9 +336,7 @@ def test_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "_HAS_TRITON", False)
     assert not is_available()
     poses, weight, *_ = make(1, 1, 1, 1, 1)
-    assert_raises(
-        ValueError, route_triton, poses, weight, 1, "outputs", False, None, None, False, 1e-7, False, say="pip install"
-    )
+    assert_raises(ValueError, route_triton, poses, weight, None, None, iterated(1), False, say="pip install")
 
 
 COMPILE = """
@@ -400,7 +405,7 @@ def test_in_a_cuda_graph() -> None:
     poses, weight = (x.to(DEVICE, torch.float32).requires_grad_() for x in make(*MNIST)[:2])
 
     def step() -> tuple[Tensor, ...]:
-        capsules, _ = route_triton(poses, weight, 3, "outputs", False, None, None, False, 1e-7, False)
+        capsules, _ = route_triton(poses, weight, None, None, iterated(3), False)
         return torch.autograd.grad(capsules.square().sum(), (poses, weight))
 
     side = torch.cuda.Stream()

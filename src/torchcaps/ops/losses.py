@@ -24,8 +24,6 @@ def margin_loss(
 ) -> Float[Tensor, "..."]:
     """Margin loss: a present class wants a long capsule, an absent one a short capsule.
 
-    .. code-block:: text
-
         L = Σ_j  T_j max(0, m_plus − ‖v_j‖)^power + lam (1 − T_j) max(0, ‖v_j‖ − m_minus)^power
 
     Args:
@@ -60,8 +58,6 @@ def normalised_cross_entropy(
     reduction: Reduction = "mean",
 ) -> Float[Tensor, "..."]:
     """Categorical cross-entropy of the lengths divided by their sum.
-
-    .. code-block:: text
 
         L = −Σ_j T_j log clip(‖v_j‖ / Σ_k ‖v_k‖, clip, 1 − clip)
 
@@ -136,8 +132,8 @@ def multi_hot(
         raise ValueError(f"{caller}: lengths must have shape (B, J), got {tuple(lengths.shape)}")
     batch, classes = lengths.shape
     dtype = torch.float32 if lengths.dtype in (torch.float16, torch.bfloat16) else lengths.dtype
-    # a look at values waits for the device, so it is taken on the CPU only
-    look = targets.device.type == "cpu" and batch > 0
+    # a look at values waits for the device, so it is taken on the CPU only; in an exported graph there are none yet
+    look = targets.device.type == "cpu" and batch > 0 and not torch.compiler.is_exporting()
     if targets.shape == (batch, classes):
         present = targets.to(dtype)
         if look and not (present.min() >= 0 and present.max() <= 1):

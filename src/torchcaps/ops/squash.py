@@ -10,8 +10,6 @@ from torch import Tensor
 def squash(x: Float[Tensor, "..."], dim: int = -1, eps: float = 1e-7) -> Float[Tensor, "..."]:
     """Shrink vectors to lengths in [0, 1) and keep their directions: the capsule's non-linearity.
 
-    .. code-block:: text
-
         squash(s) = n / (1 + n) · s / √(n + eps),    n = ‖s‖²
 
     Short vectors go to almost zero, long ones to almost one. ``squash(0) = 0`` with a finite gradient, which the

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchcaps.ops.dynamic_routing import triton
 from torchcaps.ops.dynamic_routing.checks import check_options, check_route, check_votes
+from torchcaps.ops.dynamic_routing.options import Options
 from torchcaps.ops.dynamic_routing.recompute import get_working_memory, route_recompute, set_working_memory
 from torchcaps.ops.dynamic_routing.reference import compute_votes, route_votes
 
@@ -75,8 +76,6 @@ def dynamic_routing(
     return_coupling: bool = False,
 ) -> Float[Tensor, "B J D"] | tuple[Float[Tensor, "B J D"], Float[Tensor, "B I J"]]:
     """Routing by agreement: each input capsule sends its vote to the outputs that agree with it.
-
-    .. code-block:: text
 
         b_ij ← prior_ij (or 0)
         repeat num_iterations times:
@@ -166,7 +165,8 @@ def route(
 ) -> Float[Tensor, "B J D"] | tuple[Float[Tensor, "B J D"], Float[Tensor, "B I J"]]:
     """Routing by agreement from poses and transformation matrices, without storing the votes.
 
-    The result of ``dynamic_routing(compute_votes(poses, weight), ...)``; the votes, B·I·J·D numbers, are never built.
+    The result of ``dynamic_routing(compute_votes(poses, weight), ...)``; the votes, B·I·J·D numbers, are not built, but
+    for those of very few images, which stay in the processor's caches.
 
     Args:
         poses: Input capsules u_i.
@@ -181,7 +181,7 @@ def route(
         eps: See :func:`dynamic_routing`.
         return_coupling: Also return the coupling of the last iteration.
         backend: ``"reference"`` builds the votes and follows the equations, and can be differentiated any number of
-            times. ``"recompute"`` never builds them, on any device, within :func:`set_working_memory`; it can be
+            times. ``"recompute"`` does without them, on any device, within :func:`set_working_memory`; it can be
             differentiated once. ``"triton"`` does it in fused kernels on a GPU. ``"auto"`` takes Triton where it
             serves, else recompute; while a model is being exported, the reference, which is made of torch's own
             operations.
@@ -197,17 +197,17 @@ def route(
     check_route(poses, weight, bias, prior)
     if backend not in BACKENDS:
         raise ValueError(f"route: backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    options = (num_iterations, softmax_over, stop_gradient, bias, prior, leaky, eps)
     if backend == "auto":
         backend = _fastest(poses, weight, num_iterations)
     coupling: Tensor | None
     if backend == "reference":
-        capsules, coupling = route_votes(compute_votes(poses, weight), *options)
+        votes = compute_votes(poses, weight)
+        capsules, coupling = route_votes(votes, num_iterations, softmax_over, stop_gradient, bias, prior, leaky, eps)
         coupling = coupling if return_coupling else None
-    elif backend == "recompute":
-        capsules, coupling = route_recompute(poses, weight, *options, return_coupling)
     else:
-        capsules, coupling = triton.route_triton(poses, weight, *options, return_coupling)
+        options = Options(num_iterations, softmax_over == "inputs", stop_gradient, leaky, eps)
+        fast = route_recompute if backend == "recompute" else triton.route_triton
+        capsules, coupling = fast(poses, weight, bias, prior, options, return_coupling)
     return capsules if coupling is None else (capsules, coupling)
 
 

@@ -34,6 +34,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from torchcaps.ops.dynamic_routing.options import LAYER_SCHEMA, OPTIONS_SCHEMA, Options, Wanted, in_memory_order
 from torchcaps.ops.dynamic_routing.reference import compete, full_precision
 
 MAX_INPUT_DIM = 32  # K: a lane keeps a pose of each of its images in registers
@@ -68,13 +69,9 @@ def supports(poses: Tensor, weight: Tensor, num_iterations: int) -> bool:
 def route_triton(
     poses: Float[Tensor, "B I K"],
     weight: Float[Tensor, "I J D K"],
-    num_iterations: int,
-    softmax_over: str,
-    stop_gradient: bool,
     bias: Float[Tensor, "J D"] | None,
     prior: Float[Tensor, "I J"] | None,
-    leaky: bool,
-    eps: float,
+    options: Options,
     return_coupling: bool,
 ) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B I J"] | None]:
     """Output capsules and, if asked for, the last coupling. :func:`torchcaps.route` describes the arguments.
@@ -87,22 +84,19 @@ def route_triton(
     """
     if not _HAS_TRITON:
         raise ValueError("route: the triton backend needs Triton: pip install triton")
-    if not supports(poses, weight, num_iterations):
+    if not supports(poses, weight, options.num_iterations):
         raise ValueError(
             f"route: the triton backend needs float32 or half-precision tensors on one GPU, K ≤ {MAX_INPUT_DIM}, "
             f"D ≤ {MAX_OUTPUT_DIM} and work arrays below 2³¹ numbers, got poses {tuple(poses.shape)} and weight "
             f"{tuple(weight.shape)} in {poses.dtype} and {weight.dtype} on {poses.device} and {weight.device}"
         )
-    if num_iterations == 0:
+    if options.num_iterations == 0:
         return _sum_votes(poses, weight, bias, return_coupling)
-    over_outputs = softmax_over == "outputs"
-    capsules, coupling, _, _ = _forward_op(
-        poses, weight, bias, prior, num_iterations, over_outputs, stop_gradient, leaky, eps
-    )
+    capsules, coupling, _, _ = _forward_op(poses, weight, bias, prior, *options.scalars)
     if not return_coupling:
         return capsules, None
     coupling = coupling.expand(poses.shape[0], -1, -1).transpose(1, 2).to(capsules.dtype)
-    return capsules, coupling.detach() if stop_gradient else coupling
+    return capsules, coupling.detach() if options.constant_coupling else coupling
 
 
 def _sum_votes(
@@ -127,36 +121,29 @@ def _sum_votes(
 @torch.library.custom_op(
     "torchcaps::route_triton",
     mutates_args=(),
-    schema="(Tensor poses, Tensor weight, Tensor? bias, Tensor? prior, int num_iterations, bool over_outputs, "
-    "bool stop_gradient, bool leaky, float eps) -> (Tensor, Tensor, Tensor, Tensor)",
+    schema=f"({LAYER_SCHEMA}, {OPTIONS_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def _forward_op(
-    poses: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    prior: Tensor | None,
-    num_iterations: int,
-    over_outputs: bool,
-    _stop_gradient: bool,  # asked for by the backward
-    leaky: bool,
-    eps: float,
+    poses: Tensor, weight: Tensor, bias: Tensor | None, prior: Tensor | None, *scalars: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Capsules, the last coupling (B or 1, J, I), and for the backward s¹..sʳ and V¹..Vʳ, (r, B, J, D) each."""
+    options = Options(*scalars)
+    r = options.num_iterations
     with torch.cuda.device_of(poses):
-        layer = _layer(poses, weight, prior, over_outputs, leaky)
-        sums = poses.new_empty((num_iterations, *layer.state_shape), dtype=torch.float32)
+        layer = _Layer.of(poses, weight, prior, options)
+        sums = poses.new_empty((r, *layer.state_shape), dtype=torch.float32)
         summed_capsules = torch.zeros_like(sums)
         capsules = poses.new_empty(layer.state_shape, dtype=torch.promote_types(poses.dtype, weight.dtype))
         coupling = _first_coupling(layer)
-        for t in range(num_iterations):
+        for t in range(r):
             if t > 0:
                 coupling = layer.new_links() if t == 1 else coupling
                 _couple(layer, summed_capsules[t], coupling)
             partial = _weighted_sum(layer, coupling)
-            if t < num_iterations - 1:
-                _squash(partial, bias, summed_capsules[t], sums[t], summed_capsules[t + 1], None, eps)
+            if t < r - 1:
+                _squash(partial, bias, summed_capsules[t], sums[t], summed_capsules[t + 1], None, options.eps)
             else:
-                _squash(partial, bias, summed_capsules[t], sums[t], None, capsules, eps)
+                _squash(partial, bias, summed_capsules[t], sums[t], None, capsules, options.eps)
         return capsules, coupling, sums, summed_capsules
 
 
@@ -176,9 +163,8 @@ def _(
 @torch.library.custom_op(
     "torchcaps::route_triton_backward",
     mutates_args=(),
-    schema="(Tensor? grad_capsules, Tensor? grad_coupling, Tensor poses, Tensor weight, Tensor? bias, Tensor? prior, "
-    "Tensor sums, Tensor summed_capsules, bool over_outputs, bool stop_gradient, bool leaky, float eps, bool[] needed) "
-    "-> Tensor[]",
+    schema=f"(Tensor? grad_capsules, Tensor? grad_coupling, {LAYER_SCHEMA}, Tensor sums, Tensor summed_capsules, "
+    f"bool[4] wanted, {OPTIONS_SCHEMA}) -> Tensor[]",
 )
 def _backward_op(
     grad_capsules: Tensor | None,
@@ -189,77 +175,49 @@ def _backward_op(
     prior: Tensor | None,
     sums: Tensor,
     summed_capsules: Tensor,
-    over_outputs: bool,
-    stop_gradient: bool,
-    leaky: bool,
-    eps: float,
-    needed: list[bool],
+    wanted: list[bool],
+    *scalars: Any,
 ) -> list[Tensor]:
-    """Gradients of poses, weight, bias and prior; an empty tensor for one that is not needed [backward]."""
+    """Gradients of poses, weight, bias and prior; an empty tensor for one that is not wanted [backward]."""
+    options = Options(*scalars)
+    want_poses, want_weight, want_bias, want_prior = wanted
     with torch.cuda.device_of(poses):
-        layer = _layer(poses, weight, prior, over_outputs, leaky)
+        layer = _Layer.of(poses, weight, prior, options)
         grad_capsules = torch.zeros_like(sums[0]) if grad_capsules is None else grad_capsules.contiguous()
-        if stop_gradient:
-            terms = _last_term(layer, grad_capsules, sums, summed_capsules, eps)
+        if options.stop_gradient:
+            terms = _last_term(layer, grad_capsules, sums, summed_capsules)
         else:
-            terms = _all_terms(layer, grad_capsules, grad_coupling, sums, summed_capsules, eps)
-        grads = _no_gradients(poses, weight, bias, prior, [False] * 4)
-        if needed[0]:
+            terms = _all_terms(layer, grad_capsules, grad_coupling, sums, summed_capsules)
+        grads = [poses.new_empty(0) for _ in wanted]
+        if want_poses:
             grads[0] = _grad_poses(layer, terms)
-        if needed[1]:
+        if want_weight:
             grads[1] = _grad_weight(layer, terms)
-        if needed[2] and bias is not None:
+        if want_bias and bias is not None:
             grads[2] = terms.grad_sums.sum((0, 1)).to(bias.dtype)
-        if needed[3] and prior is not None:
+        if want_prior and prior is not None:
             first_above = grad_coupling if len(sums) == 1 else None
             grads[3] = _grad_prior(layer, terms, first_above).to(prior.dtype)
         return grads
 
 
 @_backward_op.register_fake
-def _(
-    _grad_capsules: Tensor | None,
-    _grad_coupling: Tensor | None,
-    poses: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    prior: Tensor | None,
-    *rest: Any,
-) -> list[Tensor]:
-    return _no_gradients(poses, weight, bias, prior, rest[-1])
-
-
-def _no_gradients(
-    poses: Tensor, weight: Tensor, bias: Tensor | None, prior: Tensor | None, needed: list[bool]
-) -> list[Tensor]:
-    """Room for the gradients that are needed, in their memory layouts, and empty tensors for the others."""
-    (B, I, K), (_, J, D, _) = poses.shape, weight.shape
-    grads = [poses.new_empty(0) for _ in needed]
-    if needed[0]:
-        grads[0] = poses.new_empty((B, K, I)).transpose(1, 2)
-    if needed[1]:
-        grads[1] = weight.new_empty((J, D, K, I)).permute(3, 0, 1, 2)
-    if needed[2] and bias is not None:
-        grads[2] = bias.new_empty((J, D))
-    if needed[3] and prior is not None:
-        grads[3] = prior.new_empty((J, I)).t()
-    return grads
+def _(*args: Any) -> list[Tensor]:
+    return Wanted(*args[8]).empty(*args[2:6])
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    poses, weight, bias, prior, _, *ctx.options = inputs  # over_outputs, stop_gradient, leaky, eps
+    ctx.options = Options(*inputs[4:])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(poses, weight, bias, prior, *output[2:])
+    ctx.save_for_backward(*inputs[:4], *output[2:])
 
 
 def _backward(ctx: Any, grad_capsules: Tensor | None, grad_coupling: Tensor | None, *_: None) -> tuple[Any, ...]:
-    _, stop_gradient, _, _ = ctx.options
-    needed = list(ctx.needs_input_grad[:4])
-    needed[3] &= not stop_gradient  # the coupling is a constant then
+    wanted, scalars = Wanted.of(ctx, ctx.options), ctx.options.scalars
     if grad_capsules is None and grad_coupling is None:
-        return (None,) * 9
-    grads = _backward_op(grad_capsules, grad_coupling, *ctx.saved_tensors, *ctx.options, needed)
-    return *(grad if need else None for grad, need in zip(grads, needed, strict=True)), None, None, None, None, None
+        return (None,) * (4 + len(scalars))
+    grads = _backward_op(grad_capsules, grad_coupling, *ctx.saved_tensors, wanted.flags, *scalars)
+    return *wanted.pick(grads), *[None] * len(scalars)
 
 
 _forward_op.register_autograd(_backward, setup_context=_setup_context)
@@ -290,10 +248,15 @@ class _Layer(NamedTuple):
     poses: Tensor  # (B, K, I)
     weight: Tensor  # (J, D, K, I)
     prior: Tensor | None  # (J, I)
-    over_outputs: bool
-    leaky: bool
+    options: Options
     sizes: tuple[int, int, int, int, int]  # B, I, J, D, K
     blocks: _Blocks
+
+    @classmethod
+    def of(cls, poses: Tensor, weight: Tensor, prior: Tensor | None, options: Options) -> _Layer:
+        (B, I, K), (_, J, D, _) = poses.shape, weight.shape
+        u, W, prior = in_memory_order(poses, weight, prior)
+        return cls(u, W, prior, options, (B, I, J, D, K), _choose_blocks(B, I, D, K))
 
     @property
     def state_shape(self) -> tuple[int, int, int]:
@@ -317,19 +280,6 @@ class _Layer(NamedTuple):
         """An uninitialised number for every image, output and input capsule: (*count, B, J, I)."""
         B, I, J, *_ = self.sizes
         return self.poses.new_empty((*count, B, J, I), dtype=torch.float32)
-
-
-def _layer(poses: Tensor, weight: Tensor, prior: Tensor | None, over_outputs: bool, leaky: bool) -> _Layer:
-    (B, I, K), (_, J, D, _) = poses.shape, weight.shape
-    return _Layer(
-        poses.transpose(1, 2).contiguous(),
-        weight.permute(1, 2, 3, 0).contiguous(),
-        None if prior is None else prior.t().contiguous(),
-        over_outputs,
-        leaky,
-        (B, I, J, D, K),
-        _choose_blocks(B, I, D, K),
-    )
 
 
 def _choose_blocks(B: int, I: int, D: int, K: int) -> _Blocks:
@@ -357,11 +307,12 @@ def _largest_divisor(number: int, limit: int) -> int:
 def _first_coupling(layer: _Layer) -> Tensor:
     """The first coupling c¹, (1, J, I), the same for every image [first sum]."""
     _, I, J, *_ = layer.sizes
+    options = layer.options
     if layer.prior is None:
-        competitors = (J if layer.over_outputs else I) + layer.leaky
-        return layer.poses.new_full((1, J, I), 1 / competitors, dtype=torch.float32)
+        return layer.poses.new_full((1, J, I), options.uniform_coupling(I, J), dtype=torch.float32)
     logits = layer.prior.float().t()[None]
-    return compete(logits, "outputs" if layer.over_outputs else "inputs", layer.leaky).transpose(1, 2).contiguous()
+    coupling = compete(logits, "inputs" if options.over_inputs else "outputs", options.leaky)
+    return coupling.transpose(1, 2).contiguous()
 
 
 def _couple(
@@ -385,17 +336,17 @@ def _couple(
         coupling,
         grad_logits,
         B,
-        OVER_OUTPUTS=layer.over_outputs,
-        LEAKY=layer.leaky,
+        OVER_OUTPUTS=not layer.options.over_inputs,
+        LEAKY=layer.options.leaky,
         IMAGES=layer.blocks.images,
         WARPS=layer.blocks.warps,
         num_warps=layer.blocks.warps,
         BLOCK_D=_largest_divisor(D, 4),
         **layer.constants,
     )
-    if not layer.over_outputs:
+    if layer.options.over_inputs:
         block = min(ROW_BLOCK, 1 << (I - 1).bit_length())
-        kernels.compete_over_inputs_kernel[(B * J,)](coupling, grad_logits, I, LEAKY=layer.leaky, BLOCK=block)
+        kernels.compete_over_inputs_kernel[(B * J,)](coupling, grad_logits, I, LEAKY=layer.options.leaky, BLOCK=block)
 
 
 def _weighted_sum(layer: _Layer, links: Tensor) -> Tensor:
@@ -484,10 +435,10 @@ class _Terms(NamedTuple):
     summed_capsules: Tensor  # (T, B, J, D)
 
 
-def _last_term(layer: _Layer, grad_capsules: Tensor, sums: Tensor, summed_capsules: Tensor, eps: float) -> _Terms:
+def _last_term(layer: _Layer, grad_capsules: Tensor, sums: Tensor, summed_capsules: Tensor) -> _Terms:
     """With the gradient stopped: the last weighted sum, its coupling a constant [stopped gradient]."""
     grad_sums = torch.empty_like(sums[:1])
-    _squash_backward(grad_capsules[None], torch.empty_like(sums[0]), False, sums[-1], grad_sums[0], eps)
+    _squash_backward(grad_capsules[None], torch.empty_like(sums[0]), False, sums[-1], grad_sums[0], layer.options.eps)
     coupling = _first_coupling(layer)
     if len(sums) > 1:
         coupling = layer.new_links()
@@ -497,12 +448,7 @@ def _last_term(layer: _Layer, grad_capsules: Tensor, sums: Tensor, summed_capsul
 
 
 def _all_terms(
-    layer: _Layer,
-    grad_capsules: Tensor,
-    grad_coupling: Tensor | None,
-    sums: Tensor,
-    summed_capsules: Tensor,
-    eps: float,
+    layer: _Layer, grad_capsules: Tensor, grad_coupling: Tensor | None, sums: Tensor, summed_capsules: Tensor
 ) -> _Terms:
     """From the last iteration to the first: gs, then c and db, then what V's gradient G gains [backward]."""
     r = len(sums)
@@ -512,7 +458,7 @@ def _all_terms(
     partial = grad_capsules[None]
     for t in range(r - 1, -1, -1):
         # the last capsules are not in any V: G begins with the iteration before
-        _squash_backward(partial, grad_summed, t < r - 2, sums[t], grad_sums[t], eps)
+        _squash_backward(partial, grad_summed, t < r - 2, sums[t], grad_sums[t], layer.options.eps)
         if t > 0:
             above = grad_coupling.contiguous() if grad_coupling is not None and t == r - 1 else None
             _couple(layer, summed_capsules[t], coupling[t - 1], grad_sums[t], above, grad_logits[t - 1])
