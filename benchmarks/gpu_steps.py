@@ -1,0 +1,211 @@
+"""The whole training step on a GPU, plain, captured and compiled, and an epoch of MNIST's size; `gpu.py` runs it."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from typing import NamedTuple
+
+import torch
+from machine import Machine, Row
+from training_step import NaiveRouting
+
+from torchcaps.datasets import Batch, Dataset, ImageSet
+from torchcaps.models import CapsNet, create_model
+from torchcaps.training import TrainConfig, make_config
+from torchcaps.training.capture import WARM_UP, CapturedStep
+from torchcaps.training.data import RunData, training_loader
+from torchcaps.training.launch import launch
+from torchcaps.training.loop import Trainer
+from torchcaps.training.progress import Silence
+from torchcaps.training.step import TrainStep, use_channels_last
+
+PRECISIONS = {"fp32": "32", "bf16": "bf16"}
+CONTENDERS = ("plain", "captured", "compiled", "compiled, captured", "naive")
+
+# each compiled network counts: with too many, torch.compile would leave the later ones as they are
+torch._dynamo.config.recompile_limit = 64
+
+#: Batches that are trained on in turn, random and resident on the device.
+BATCHES = 8
+#: Steps between two looks at the clock.
+IN_A_ROW = 20
+#: Steps after which weights are compared.
+CHECKED = 8
+#: How far losses of a compiled network may be from the plain ones': its sums are in another order.
+COMPILED_TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}
+
+#: Images of MNIST to train on and to validate by, and the same for a dry run.
+MNIST, TINY = (55_000, 5_000), (64, 16)
+EPOCHS = 5
+
+
+class Contender:
+    """A network with its way of making steps.
+
+    Args:
+        machine: Where.
+        precision: ``"fp32"`` or ``"bf16"``.
+        name: One of `CONTENDERS`; the naive routing is captured, too.
+        batch: Images a step.
+    """
+
+    def __init__(self, machine: Machine, precision: str, name: str, batch: int) -> None:
+        torch.manual_seed(0)
+        network = new_network(machine).train()
+        if name == "naive":
+            network.class_capsules.routing = NaiveRouting(stop_gradient=False)
+        use_channels_last(network)
+        fabric = launch(config_of(machine, precision, batch))
+        captured = name in ("captured", "compiled, captured", "naive")
+        compiled = torch.compile(network, backend="eager" if machine.dry else "inductor")
+        self.step = TrainStep(fabric, compiled if "compiled" in name else network, seed=0, capturable=captured)
+        self.network, self.done = network, 0
+        self._make = CapturedStep(self.step, machine.new_capture(), batch) if captured else self.step
+        self._batches = new_batches(machine, batch, network.in_shape)
+
+    def train(self, steps: int) -> None:
+        """Make so many steps, at a rate that changes."""
+        for _ in range(steps):
+            self._make(self._batches[self.done % BATCHES], self.done, 1e-3 / (1 + self.done / 1000))
+            self.done += 1
+
+    def weights(self) -> torch.Tensor:
+        """All of them in one row."""
+        return torch.cat([p.detach().flatten() for p in self.network.parameters()])
+
+    def losses(self, steps: int) -> torch.Tensor:
+        """The loss of each of so many steps."""
+        found = []
+        for _ in range(steps):
+            self.train(1)
+            found.append(self.step.tally.read().last_loss)
+        return torch.tensor(found)
+
+
+def config_of(machine: Machine, precision: str, batch: int) -> TrainConfig:
+    """A run of sabour2017 here."""
+    overrides = {"batch_size": batch, "precision": PRECISIONS[precision], "accelerator": machine.device.type}
+    return make_config("sabour2017", max_shift=2, checkpoint_minutes=1e6, **overrides)  # there is no run folder
+
+
+def new_network(machine: Machine) -> CapsNet:
+    """sabour2017 for MNIST, or a tiny one."""
+    tiny = {"in_shape": (1, 18, 18), "conv_channels": 4, "primary_types": 1, "decoder_hidden": (8,)}
+    network = create_model("sabour2017", **(tiny if machine.dry else {}))
+    assert isinstance(network, CapsNet)
+    return network
+
+
+def new_batches(machine: Machine, size: int, in_shape: tuple[int, int, int]) -> list[Batch]:
+    """Random images and labels on the device."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        Batch(
+            torch.rand(size, *in_shape, generator=generator).to(machine.device),
+            torch.randint(10, (size,), generator=generator).to(machine.device),
+        )
+        for _ in range(BATCHES)
+    ]
+
+
+def check(machine: Machine, batch: int, *, compiled: bool) -> list[str]:
+    """What is wrong with captured and compiled steps; empty if nothing is."""
+    wrong = []
+    for precision in PRECISIONS:
+        plain, again, captured = (Contender(machine, precision, name, batch) for name in ("plain", "plain", "captured"))
+        for contender in (plain, again, captured):
+            contender.train(CHECKED)
+        exact = plain.weights()
+        noise, error = (((other.weights() - exact).norm() / exact.norm()).item() for other in (again, captured))
+        found = (
+            f"{precision}: captured weights are {error:.1e} off after {CHECKED} steps, another plain run's {noise:.1e}"
+        )
+        print(found)
+        if not error <= 2 * max(noise, 1e-6):
+            wrong.append(found)
+        names = ("plain", "compiled", "compiled, captured") if compiled else ()
+        losses = {name: Contender(machine, precision, name, batch).losses(CHECKED) for name in names}
+        for name in names[1:]:
+            if not torch.allclose(losses[name], losses["plain"], rtol=COMPILED_TOLERANCE[precision]):
+                wrong.append(f"{precision}: losses {name} {losses[name].tolist()}, plain {losses['plain'].tolist()}")
+    return wrong
+
+
+def time_all(machine: Machine, batch: int, rounds: int, *, compiled: bool) -> list[Row]:
+    """Every contender in both precisions, in turns."""
+    contenders = []
+    for precision, name in itertools.product(PRECISIONS, CONTENDERS):
+        if "compiled" in name and not compiled:
+            continue
+        contender = Contender(machine, precision, name, batch)
+        peak = machine.peak_mib(lambda contender=contender: contender.train(WARM_UP + 2))
+        contenders.append((Row(f"training step, {precision}", name, batch, [], peak), contender))
+    in_a_row = 2 if machine.dry else IN_A_ROW
+    for _ in range(rounds):
+        for row, contender in contenders:
+            seconds = machine.wall_seconds(lambda contender=contender: contender.train(in_a_row))
+            row.times_us.append(1e6 * seconds / in_a_row)
+    return [row for row, _ in contenders]
+
+
+class Epoch(NamedTuple):
+    """The training loop over one epoch, bf16, captured where it can be."""
+
+    steps: int
+    seconds: float
+    """Of the training steps."""
+    validation_seconds: float
+    rows: list[Row]
+    """Both, for the table."""
+
+
+def time_epoch(machine: Machine, batch: int) -> Epoch:
+    """Run `torchcaps train`'s own loop over random images, shifted by up to two pixels, and its validation."""
+    network = new_network(machine)
+    train, validation = (random_images(n, network.in_shape) for n in (TINY if machine.dry else MNIST))
+    dataset = Dataset("random", train, validation, validation, tuple("0123456789"))
+    config = config_of(machine, "bf16", batch)
+    trainer = Trainer(launch(config), config, RunData(dataset, train), [], network, Silence())
+    print_waits(machine, config, train)
+    rows = [Row(f"epoch of {len(train):,} images, bf16", what, batch, [], 0.0) for what in ("training", "validation")]
+    for n in range(EPOCHS + 1):
+        seconds = (
+            machine.wall_seconds(lambda: trainer._train_epoch([])),
+            machine.wall_seconds(lambda: trainer._evaluate(trainer.network, validation)),
+        )
+        trainer.position.end_epoch({})
+        for row, each in zip(rows, seconds, strict=True):
+            if n > 0:  # the first epoch warms up and records
+                row.times_us.append(1e6 * each)
+    return Epoch(len(trainer.loader), *(statistics.median(row.times_us) / 1e6 for row in rows), rows)
+
+
+def print_waits(machine: Machine, config: TrainConfig, train: ImageSet) -> None:
+    """How often the host waits for the device within an epoch, where it should never do so."""
+    batch = config.recipe.batch_size
+    plain, captured = (Contender(machine, "bf16", name, batch) for name in ("plain", "captured"))
+    for contender in (plain, captured):
+        contender.train(WARM_UP + 1)
+    batches = training_loader(config, train, machine.device).batches(0)
+    next(batches)
+    waits = {
+        "a plain step": machine.waits(lambda: plain.train(1)),
+        "a captured step": machine.waits(lambda: captured.train(1)),
+        "the making of a batch": machine.waits(lambda: next(batches)),
+    }
+    print("the host waits for the device: " + ", ".join(f"{n} times in {what}" for what, n in waits.items()))
+
+
+def random_images(number: int, in_shape: tuple[int, int, int]) -> ImageSet:
+    """Noise with labels."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (number, *in_shape), dtype=torch.uint8, generator=generator)
+    return ImageSet(images, torch.randint(10, (number,), generator=generator))
+
+
+def print_kernels(machine: Machine, batch: int) -> None:
+    """Device time of every kernel of a plain step."""
+    contender = Contender(machine, "bf16", "plain", batch)
+    contender.train(WARM_UP)
+    machine.profile(lambda: contender.train(1), "a training step, bf16")
