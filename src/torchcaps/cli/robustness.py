@@ -1,0 +1,173 @@
+"""``torchcaps robustness``: accuracy on turned images, and on images that an adversary has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchcaps.cli.base import Command
+from torchcaps.cli.fields import ParamType
+from torchcaps.cli.output import add_row, count, percent, print_json, print_table, table, write_figure
+from torchcaps.cli.runs import FIGURE, PATH, Split, Which, data_options, first_of, open_images, open_run, pick_device
+from torchcaps.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from torchcaps.analysis import RobustnessCurve
+    from torchcaps.analysis.robustness import Attack, Objective
+    from torchcaps.datasets import ImageSet
+    from torchcaps.models import Model
+
+_KINDS = ("rotation", "fgsm", "pgd")
+
+
+class Numbers(ParamType):
+    """Numbers with commas between them, ``0,0.1,0.2``."""
+
+    name = "number,…"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        """From the command line to a tuple."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(float(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is no list of numbers such as 0,0.1,0.2.", param, ctx)
+
+
+@click.command(
+    "robustness",
+    cls=Command,
+    short_help="Accuracy on rotated and on adversarially changed images.",
+    examples=(
+        ("robustness runs/sabour2017-mnist-1", "rotations, FGSM and PGD on the first 1,000 test images"),
+        ("robustness runs/capsules runs/cnn --figure compare.png", "two networks side by side"),
+        ("robustness runs/capsules --kind pgd --objective scores --steps 50", "a stronger attack"),
+    ),
+)
+@click.argument("run_folders", metavar="RUN...", nargs=-1, required=True, type=PATH)
+@click.option(
+    "--which",
+    type=click.Choice(["best", "last"]),
+    default="best",
+    show_default=True,
+    help="The epoch that the validation images chose, or the last one.",
+)
+@data_options
+@click.option(
+    "--kind",
+    "kinds",
+    type=click.Choice(_KINDS),
+    multiple=True,
+    help="What is done to the images; may be given several times.  [default: all]",
+)
+@click.option(
+    "--angles", type=Numbers(), default=",".join(map(str, range(-90, 91, 15))), show_default=True, help="Degrees."
+)
+@click.option(
+    "--epsilons",
+    type=Numbers(),
+    default="0,0.05,0.1,0.15,0.2,0.25,0.3",
+    show_default=True,
+    help="Largest changes of a pixel (0..1) by FGSM and PGD.",
+)
+@click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="Steps of PGD.")
+@click.option(
+    "--objective",
+    type=click.Choice(["loss", "scores"]),
+    default="loss",
+    show_default=True,
+    help="What the attacks follow: the network's own loss, which is flat where an image is classified with enough "
+    "margin, or the scores, which are not.",
+)
+@click.option("--limit", type=click.IntRange(min=1), default=1000, show_default=True, help="The first so many images.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of PGD's random starts.")
+@click.option(
+    "--accelerator",
+    type=click.Choice(["auto", "cpu", "cuda", "mps"]),
+    default="auto",
+    show_default=True,
+    help="Where to compute.",
+)
+@click.option("--figure", type=FIGURE, help="Draw the curves to this file, .png, .pdf or .svg.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def robustness(
+    run_folders: tuple[Path, ...],
+    which: Which,
+    data: str | None,
+    data_dir: str | None,
+    split: Split,
+    kinds: tuple[str, ...],
+    limit: int,
+    accelerator: str,
+    figure: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Measure how accuracy falls when images are turned, or changed along the network's gradient (FGSM and PGD).
+
+    RUN is a run folder, or a folder written by save_pretrained; several are compared.
+    """
+    from torchcaps.analysis import figure_robustness
+
+    networks: dict[str, list[RobustnessCurve]] = {}
+    about = []
+    for folder, name in zip(run_folders, _names(run_folders), strict=True):
+        run = open_run(folder, which, pick_device(accelerator))
+        images, dataset, where = open_images(run, data, data_dir, split)
+        images = first_of(images, limit)
+        networks[name] = _measure(run.model, images, kinds or _KINDS, **options)
+        about.append({"run": str(folder), "which": which, "data": dataset.name, "split": split})
+    if as_json:
+        curves = [{"curves": [curve.to_dict() for curve in found]} for found in networks.values()]
+        print_json([each | found for each, found in zip(about, curves, strict=True)])
+    else:
+        _show(networks, f"Accuracy on the first {count(len(images))} {where}")
+    if figure is not None:
+        write_figure(figure_robustness(networks), figure, quiet=as_json)
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """What to call the networks: their folders' names, or whole paths where two are the same."""
+    if len(set(folders)) < len(folders):
+        raise InputError(f"each run may be given once, got {', '.join(map(str, folders))}")
+    names = [folder.resolve().name for folder in folders]
+    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
+
+
+def _measure(
+    model: Model,
+    images: ImageSet,
+    kinds: Sequence[str],
+    *,
+    angles: tuple[float, ...],
+    epsilons: tuple[float, ...],
+    steps: int,
+    objective: Objective,
+    seed: int,
+) -> list[RobustnessCurve]:
+    from torchcaps.analysis import attack_curve, rotation_curve
+
+    found = [rotation_curve(model, images, angles=angles)] if "rotation" in kinds else []
+    attacks: tuple[Attack, ...] = ("fgsm", "pgd")
+    return found + [
+        attack_curve(model, images, attack, epsilons=epsilons, steps=steps, objective=objective, seed=seed)
+        for attack in attacks
+        if attack in kinds
+    ]
+
+
+def _show(networks: dict[str, list[RobustnessCurve]], title: str) -> None:
+    from torchcaps.analysis.robustness import KINDS
+
+    for curves in zip(*networks.values(), strict=True):
+        name, unit = KINDS[curves[0].kind]
+        rows: Table = table(unit, *networks, left=0)
+        for n, strength in enumerate(curves[0].strengths):
+            add_row(rows, f"{strength:g}", *(percent(curve.accuracy[n]) for curve in curves))
+        print_table(rows, f"{name}. {title}")

@@ -1,0 +1,183 @@
+"""The figures of a table, drawn from its logs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from torchcaps.analysis.figures import COLOURS, MUTED, SMALL, TITLE, new_figure, style_axes, use_whole_numbers
+from torchcaps.models.config import CapsNetConfig
+from torchcaps.reproduce.logs import RunLog
+from torchcaps.reproduce.table import FigureKind
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: The runs of each row that did not diverge, by the row's name.
+Logs = Mapping[str, Sequence[RunLog]]
+Curve = dict[float, list[float]]
+
+_AXES_WORDS = {"outputs": "over outputs", "inputs": "over inputs"}
+
+
+def draw_errors(logs: Logs, published: Mapping[str, float]) -> Figure:
+    """A line a row: each run's test error as a dot, their mean as a bar, the published error as an open diamond.
+
+    Args:
+        logs: Of the table's rows.
+        published: Test errors that the sources report, percent, by row.
+    """
+    figure = new_figure(8.0, 1.0 + 0.27 * len(logs))
+    axes = figure.subplots()
+    style_axes(axes, "", "test error of the last epoch, %", "")
+    for place, (name, runs) in enumerate(logs.items()):
+        errors = [run.error("last") for run in runs]
+        colour = COLOURS[place % len(COLOURS)]
+        axes.plot(errors, [place] * len(errors), "o", color=colour, markersize=4, alpha=0.7)
+        axes.plot([np.mean(errors)], [place], "|", color=colour, markersize=13, markeredgewidth=2)
+        if name in published:
+            axes.plot([published[name]], [place], "D", color=MUTED, markersize=6, fillstyle="none")
+    if published.keys() & logs.keys():
+        axes.plot([], [], "D", color=MUTED, markersize=6, fillstyle="none", label="published")
+        figure.legend(fontsize=SMALL, frameon=False, loc="outside lower right")
+    axes.set_yticks(range(len(logs)), list(logs), fontsize=SMALL)
+    axes.set_ylim(len(logs) - 0.5, -0.5)
+    _use_logarithm_where_wide(axes, "x")
+    return figure
+
+
+def draw_iterations(logs: Logs, published: Mapping[str, float]) -> Figure:  # noqa: ARG001  as all of them
+    """Test error against routing iterations: a panel for each scale of W, a line for each softmax axis and gradient.
+
+    Without routing, and with one iteration, some of these settings make no difference; such a run is then part of
+    each line that it belongs to.
+    """
+    networks = {name: _capsules(runs) for name, runs in logs.items()}
+    scales = sorted({network.weight_std for network in networks.values() if network is not None})
+    figure = new_figure(3.1 * max(len(scales), 1) + 0.5, 3.6)
+    figure.suptitle("Error against the number of routing iterations", fontsize=TITLE)
+    for panel, scale in zip(figure.subplots(1, len(scales), squeeze=False, sharey=True).ravel(), scales, strict=True):
+        style_axes(panel, f"W of deviation {scale:g}", "routing iterations", "test error of the last epoch, %")
+        lines = itertools.product(("outputs", "inputs"), (False, True))
+        for (axis, stop), colour in zip(lines, COLOURS, strict=False):
+            points: Curve = {}
+            for name, network in networks.items():
+                if network is None or network.weight_std != scale:
+                    continue
+                count = network.num_iterations
+                of_axis = network.softmax_over == axis or count == 0
+                of_gradient = network.stop_gradient == stop or count <= 1
+                if of_axis and of_gradient:
+                    points.setdefault(count, []).extend(run.error("last") for run in logs[name])
+            label = f"softmax {_AXES_WORDS[axis]}, gradient {'stopped' if stop else 'through all iterations'}"
+            _draw_mean(panel, points, colour, label if scale == scales[0] else None, dashed=stop)
+        use_whole_numbers(panel)
+        _use_logarithm_where_wide(panel, "y")
+    figure.legend(fontsize=SMALL, frameon=False, loc="outside lower center", ncols=2)
+    return figure
+
+
+def draw_epochs(logs: Logs, published: Mapping[str, float]) -> Figure:  # noqa: ARG001  as all of them
+    """Validation error epoch by epoch: a panel for each scale of W and softmax axis, a line for each iteration count.
+
+    Gradients are those through all iterations.
+    """
+    networks = {name: _capsules(runs) for name, runs in logs.items()}
+    shown = {name: net for name, net in networks.items() if net is not None and not net.stop_gradient}
+    scales = sorted({net.weight_std for net in shown.values()})
+    counts = sorted({net.num_iterations for net in shown.values()})
+    figure = new_figure(3.1 * max(len(scales), 1) + 0.5, 6.2)
+    figure.suptitle("Error on the validation images, epoch by epoch", fontsize=TITLE)
+    panels = figure.subplots(2, len(scales), squeeze=False, sharex=True, sharey=True)
+    for (row, axis), (column, scale) in itertools.product(enumerate(("outputs", "inputs")), enumerate(scales)):
+        panel = panels[row, column]
+        style_axes(panel, f"{_AXES_WORDS[axis]}, W of deviation {scale:g}", "epoch", "validation error, %")
+        for count, colour in zip(counts, COLOURS, strict=False):
+            points: Curve = {}
+            for name, net in shown.items():
+                if net.weight_std == scale and net.num_iterations == count and (net.softmax_over == axis or count == 0):
+                    for run in logs[name]:
+                        for epoch, accuracy in zip(
+                            run.metrics["epoch"], run.metrics["validation_accuracy"], strict=True
+                        ):
+                            points.setdefault(float(epoch), []).append(100 * (1 - accuracy))
+            label = f"{count} iterations" if count != 1 else "1 iteration"
+            _draw_mean(panel, points, colour, label if row == column == 0 else None)
+        use_whole_numbers(panel)
+        _use_logarithm_where_wide(panel, "y")
+    figure.legend(fontsize=SMALL, frameon=False, loc="outside lower center", ncols=5)
+    return figure
+
+
+def draw_affnist(logs: Logs, published: Mapping[str, float]) -> Figure:  # noqa: ARG001  as all of them
+    """Accuracy on affNIST against the validation accuracy at which training ended, a dot a run."""
+    figure = new_figure(6.5, 3.8)
+    axes = figure.subplots()
+    style_axes(axes, "", "validation accuracy at the end of training, %", "accuracy on affNIST, %")
+    for (name, runs), colour in zip(logs.items(), itertools.cycle(COLOURS)):
+        points = [
+            (100 * run.summary["validation"]["best"]["accuracy"], 100 * run.measures["affnist"]["accuracy"])
+            for run in runs
+            if "affnist" in run.measures
+        ]
+        if points:
+            axes.plot(*zip(*points, strict=True), "o", color=colour, markersize=5, label=name)
+    figure.legend(fontsize=SMALL, frameon=False, loc="outside lower center", ncols=3)
+    return figure
+
+
+def draw_robustness(logs: Logs, published: Mapping[str, float]) -> Figure | None:  # noqa: ARG001  as all of them
+    """Accuracy against the strength of each disturbance, a line a row: mean and deviation over its seeds."""
+    from torchcaps.analysis import RobustnessCurve, figure_robustness
+    from torchcaps.analysis.robustness import KINDS
+
+    curves = {
+        name: [RobustnessCurve.from_dict(run.measures[kind]) for run in runs for kind in KINDS if kind in run.measures]
+        for name, runs in logs.items()
+    }
+    return figure_robustness(curves) if any(curves.values()) else None
+
+
+#: Each makes a figure of the rows of one budget, or None where they have nothing to draw.
+DRAW: dict[FigureKind, Callable[[Logs, Mapping[str, float]], Figure | None]] = {
+    "errors": draw_errors,
+    "iterations": draw_iterations,
+    "epochs": draw_epochs,
+    "affnist": draw_affnist,
+    "robustness": draw_robustness,
+}
+
+
+def _capsules(runs: Sequence[RunLog]) -> CapsNetConfig | None:
+    """The network of a row, if it has capsules."""
+    model = runs[0].config.model
+    return model if isinstance(model, CapsNetConfig) else None
+
+
+def _draw_mean(axes: Axes, points: Curve, colour: str, label: str | None, *, dashed: bool = False) -> None:
+    """The mean at each place within a band of one standard deviation."""
+    places = sorted(points)
+    mean = np.array([np.mean(points[place]) for place in places])
+    spread = np.array([np.std(points[place], ddof=1) if len(points[place]) > 1 else 0.0 for place in places])
+    style: dict[str, Any] = {"linestyle": "--"} if dashed else {}
+    axes.plot(places, mean, color=colour, label=label, marker="o", markersize=3, linewidth=1.5, **style)
+    axes.fill_between(places, np.maximum(mean - spread, 0), mean + spread, color=colour, alpha=0.15, linewidth=0)
+
+
+def _use_logarithm_where_wide(axes: Axes, which: Literal["x", "y"]) -> None:
+    """A logarithmic scale where what is drawn spans more than a factor of ten."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    drawn = [line.get_xdata() if which == "x" else line.get_ydata() for line in axes.lines]
+    values = np.concatenate([np.asarray(each, dtype=float) for each in drawn])
+    if len(values) == 0 or values.min() <= 0 or values.max() < 10 * values.min():
+        return
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(lambda value, _: f"{value:g}")

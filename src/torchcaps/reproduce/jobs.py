@@ -1,0 +1,246 @@
+"""One (row, seed) of a table: trained or resumed as an ordinary run, measured, and logged."""
+
+from __future__ import annotations
+
+import enum
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from torchcaps.errors import InputError
+from torchcaps.reproduce.logs import (
+    CONFIG,
+    DIVERGED,
+    METRICS,
+    SUMMARY,
+    is_whole,
+    log_folder,
+    publish,
+    publish_divergence,
+    same_run,
+)
+from torchcaps.reproduce.table import Row
+from torchcaps.training.config import TrainConfig, override, read_config
+from torchcaps.training.progress import Progress, choose_progress
+
+
+class Outcome(enum.Enum):
+    """How working on a job ended."""
+
+    DONE = "done"
+    DIVERGED = "diverged"
+    BUSY = "another process works on it"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A run of a table's row with one seed, and where it goes."""
+
+    table: str
+    """The table's name."""
+    row: Row
+    """What to run."""
+    seed: int
+    """Of the run."""
+    out: Path
+    """Folder of the run folders."""
+    results: Path
+    """Folder of the logs."""
+    data_dir: str | None = None
+    """Folder that holds the data sets' files; the usual places if None."""
+    accelerator: str = "auto"
+    """Where to compute."""
+
+    def __str__(self) -> str:
+        return f"{self.table}/{self.row.name}, seed {self.seed}"
+
+    @property
+    def here(self) -> dict[str, str]:
+        """Fields of the run that say where it is computed, not what."""
+        return {"accelerator": self.accelerator} | ({} if self.data_dir is None else {"data_dir": self.data_dir})
+
+    @property
+    def config(self) -> TrainConfig:
+        """What is trained."""
+        return override(self.row.config(self.seed), self.here)
+
+    @property
+    def run(self) -> Path:
+        """Its run folder."""
+        return log_folder(self.out, self.table, self.row.name, self.seed)
+
+    @property
+    def log(self) -> Path:
+        """The folder of its log."""
+        return log_folder(self.results, self.table, self.row.name, self.seed)
+
+    @property
+    def command(self) -> str:
+        """What runs it again, with the seeds before it."""
+        return row_command(self.table, self.row.name, self.seed + 1)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its log is whole."""
+        return is_whole(self.log, self.row)
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether another process works on it now."""
+        try:
+            with self._lock():
+                return False
+        except Timeout:
+            return True
+
+    def check(self) -> None:
+        """See that what is there of it already is of the same configuration.
+
+        Raises:
+            InputError: It is not; the folder is named.
+        """
+        for folder in (self.log, self.run):
+            if (folder / CONFIG).exists() and not same_run(read_config(folder / CONFIG), self.row, self.seed):
+                raise InputError(
+                    f"{folder} holds a run with other settings than row {self.row.name} of table {self.table} has "
+                    "now; move it away to run the row anew"
+                )
+
+    def _lock(self) -> FileLock:
+        # the system's own lock: it ends with the process that holds it, so none is ever left behind
+        self.run.parent.mkdir(parents=True, exist_ok=True)
+        return FileLock(self.run.with_name(f".{self.run.name}.lock"), timeout=0)
+
+
+def row_command(table: str, row: str, seeds: int) -> str:
+    """The command that runs a row again, beside the runs and logs that there are."""
+    again = ["--out", "runs/again", "--results", "runs/again/logs"]
+    return shlex.join(["torchcaps", "reproduce", table, "--row", row, "--seeds", str(seeds), *again])
+
+
+def execute(job: Job, progress: Progress | None = None) -> Outcome:
+    """Train what is not trained yet, measure it, and write its log. One process at a time works on a job.
+
+    Args:
+        job: What to do.
+        progress: Where to show the training; a live display or plain lines if None.
+
+    Raises:
+        InputError: Data or settings that do not fit.
+    """
+    try:
+        with job._lock():
+            # without a look at the log, what another process has just finished would be done again
+            return _outcome(job) if job.is_done else _work(job, choose_progress() if progress is None else progress)
+    except Timeout:
+        return Outcome.BUSY
+
+
+def _work(job: Job, progress: Progress) -> Outcome:
+    from torchcaps.training import Diverged, Interrupted
+
+    try:
+        _train(job, progress)
+        publish(job.run, job.log, _measure(job), job.command)
+    except Diverged as failure:
+        publish_divergence(job.run, job.log, str(failure).partition("; ")[0])  # the rest names places on this machine
+    except Interrupted:
+        return Outcome.INTERRUPTED
+    return _outcome(job)
+
+
+def _outcome(job: Job) -> Outcome:
+    return Outcome.DIVERGED if (job.log / DIVERGED).exists() else Outcome.DONE
+
+
+def estimate_jobs(jobs: list[Job]) -> list[float]:
+    """Seconds that jobs will take, see :func:`torchcaps.reproduce.estimate.estimate_seconds`."""
+    from torchcaps.reproduce.estimate import estimate_seconds
+
+    return estimate_seconds([job.config for job in jobs])
+
+
+class _TargetReached(Exception):  # noqa: N818  it is what was wanted
+    """The validation accuracy at which training is to end was reached."""
+
+
+class _StopAt(Progress):
+    """Ends the training with the first epoch that reaches a validation accuracy.
+
+    Args:
+        target: The accuracy, 0..1.
+        inner: What shows the training.
+    """
+
+    def __init__(self, target: float, inner: Progress) -> None:
+        self.target, self.inner = target, inner
+
+    def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:
+        self.inner.start(epochs=epochs, steps_per_epoch=steps_per_epoch, done=done)
+
+    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float | None) -> None:
+        self.inner.step(epoch=epoch, step=step, images_per_second=images_per_second, loss=loss)
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        self.inner.epoch(row)
+        if row["validation_accuracy"] >= self.target:
+            raise _TargetReached
+
+    def message(self, text: str) -> None:
+        self.inner.message(text)
+
+    def stop(self) -> None:
+        self.inner.stop()
+
+
+def _train(job: Job, progress: Progress) -> None:
+    """Bring the run to its end: the last epoch, or the first that reaches the row's validation accuracy."""
+    if (job.run / SUMMARY).exists():
+        return
+    target = job.row.stop_at
+    epochs = _epochs_to_target(job)
+    if target is None or epochs is not None:
+        _start_or_resume(job, progress, epochs)
+        return
+    try:
+        _start_or_resume(job, _StopAt(target, progress), None)
+    except _TargetReached:  # its checkpoint is written; now the run ends there, and the test images are looked at
+        _start_or_resume(job, progress, _epochs_to_target(job))
+
+
+def _start_or_resume(job: Job, progress: Progress, epochs: int | None) -> None:
+    from torchcaps.training import resume, train
+
+    if (job.run / CONFIG).exists():
+        changes = job.here if epochs is None else job.here | {"epochs": epochs}
+        resume(job.run, overrides=changes, progress=progress, figures=False, command=job.command)
+    else:
+        train(job.config, job.run, progress=progress, figures=False, command=job.command)
+
+
+def _epochs_to_target(job: Job) -> int | None:
+    """The first epoch that reached the row's validation accuracy; None if it has none, or none did so far."""
+    from torchcaps.analysis import read_metrics
+
+    if job.row.stop_at is None or not (job.run / METRICS).exists():
+        return None
+    metrics = read_metrics(job.run)
+    reached = metrics["validation_accuracy"] >= job.row.stop_at
+    return int(metrics["epoch"][reached][0]) if reached.any() else None
+
+
+def _measure(job: Job) -> dict[str, Any]:
+    """What the row asks for beside the test error, on the network of the validation-chosen epoch."""
+    if not job.row.measures:
+        return {}
+    from torchcaps.reproduce.device import device_of
+    from torchcaps.reproduce.measures import measure
+    from torchcaps.training import load_run
+
+    run = load_run(job.run, device=device_of(job.accelerator))
+    return {each.kind: measure(run, each, job.data_dir) for each in job.row.measures}

@@ -1,0 +1,47 @@
+"""What is measured on a trained network beside its test error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torchcaps.analysis import attack_curve, evaluate, rotation_curve
+from torchcaps.analysis.robustness import Attack, Objective
+from torchcaps.datasets import ImageSet, load_dataset
+from torchcaps.reproduce.table import Measure
+from torchcaps.training import Run
+
+
+def measure(run: Run, wanted: Measure, data_dir: str | None = None) -> dict[str, Any]:
+    """Measure a trained network.
+
+    Args:
+        run: The trained network and its data.
+        wanted: What to measure.
+        data_dir: Folder that holds the data sets' files; the usual places if None.
+
+    Returns:
+        For ``affnist``, ``accuracy``, ``error`` and ``images``; else a
+        :class:`~torchcaps.analysis.RobustnessCurve` as a dictionary.
+
+    Raises:
+        InputError: Data that cannot be loaded, or that the network was not built for.
+    """
+    if wanted.kind == "affnist":
+        dataset = load_dataset("affnist", data_dir=data_dir, limit_test=wanted.images)
+        found = evaluate(run.model, dataset.test)
+        return {"accuracy": found.accuracy, "error": found.error, "images": found.num_images}
+    test = _spread(run.dataset(data_dir=data_dir).test, wanted.images)
+    if wanted.kind == "rotation":
+        return rotation_curve(run.model, test).to_dict()
+    attack: Attack = "fgsm" if wanted.kind.startswith("fgsm") else "pgd"
+    objective: Objective = "scores" if wanted.kind.endswith("-scores") else "loss"
+    return attack_curve(run.model, test, attack, objective=objective).to_dict()
+
+
+def _spread(images: ImageSet, number: int | None) -> ImageSet:
+    """So many images, evenly from all over the set; all if there are fewer or None is given."""
+    if number is None or number >= len(images):
+        return images
+    return images.select(torch.arange(number) * len(images) // number)

@@ -1,0 +1,318 @@
+"""The page of results and its figures, made from the logs alone: the same logs give the same bytes."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torchcaps.files import write_text
+from torchcaps.reproduce.jobs import row_command
+from torchcaps.reproduce.logs import FINDINGS, RunLog, read_logs, same_run
+from torchcaps.reproduce.table import BUDGETS, SEEDS, Budget, MeasureKind, Row, Table
+from torchcaps.reproduce.tables import get_table, list_tables
+from torchcaps.training.progress import duration
+
+IMAGES = "images"
+
+_HEAD = """\
+<!-- Written by `torchcaps reproduce --report` from the logs in results/; changes made here are lost. -->
+
+# Results
+
+Every figure on this page is computed from the logs in `results/`, one folder a run; the words under "What was found"
+stand beside them in `results/TABLE/findings.md`.
+
+**Protocol.** Each network is trained on the training images. The validation images choose an epoch. The test images
+are looked at once, after the last epoch, with two networks: that of the *last* epoch and that of the *chosen* one. Both
+are reported, as mean ± standard deviation (n − 1) over the seeds; the seed decides initial weights, order, augmentation
+and the validation images. Every seed that was run is counted. *Time* is that of training and validation of one run;
+*memory* is the peak of its process (on a GPU: of what was allocated there), the largest of the seeds.
+
+**Budgets.** *Small* rows are made for a computer without a GPU: small networks, subsets, or few epochs, as stated; they
+answer the same questions at another size, and their errors are not the paper's. *Full* rows are the published settings,
+where there are any; they are made for a GPU.
+"""
+
+#: Commands, and rows that were not run, stand there one by one up to so many.
+_MANY = 15
+
+_Cell = Callable[[Sequence[RunLog]], str]
+
+
+def default_page(results: Path) -> Path:
+    """The page of the logs in a folder: that of the documentation for ``results``, else one of their own."""
+    return Path("docs/results.md") if results == Path("results") else results / "results.md"
+
+
+def write_report(
+    results: str | Path = "results", page: str | Path | None = None, *, redraw: Collection[str] | None = None
+) -> list[Path]:
+    """Write the page and its figures, ``images/results-TABLE-BUDGET-FIGURE.png`` beside it.
+
+    Several processes may do so at the same time: each looks again whether the logs are still those that it has read.
+
+    Args:
+        results: Folder of the logs.
+        page: The page; ``docs/results.md`` for the logs in ``results``, else ``RESULTS/results.md``, if None.
+        redraw: Draw the figures of the tables of these names anew, and those that are missing; all if None.
+
+    Returns:
+        The page, and the figures on it.
+
+    Raises:
+        InputError: A log that is damaged, or a place that cannot be written to.
+    """
+    results = Path(results)
+    page = default_page(results) if page is None else Path(page)
+    while True:
+        before = _stamp(results)
+        written = _write(results, page, redraw)
+        if _stamp(results) == before:
+            return written
+
+
+def _write(results: Path, page: Path, redraw: Collection[str] | None) -> list[Path]:
+    parts, figures = [_HEAD], []
+    for name in list_tables():
+        table = get_table(name)
+        logs, left_out = _table_logs(results, table)
+        images = page.parent / IMAGES
+        drawn = {budget: _figures(table, budget, logs, images, redraw is None or name in redraw) for budget in BUDGETS}
+        figures += [file for files in drawn.values() for file in files]
+        findings = results / name / FINDINGS
+        found = findings.read_text(encoding="utf-8").strip() if findings.exists() else ""
+        parts.append(_table_text(table, logs, left_out, drawn, found))
+    write_text(page, "\n".join(parts))
+    return [page, *figures]
+
+
+def _figures(table: Table, budget: Budget, logs: Mapping[str, list[RunLog]], folder: Path, draw: bool) -> list[Path]:
+    """The figures of a budget's rows, drawn anew if asked for or missing."""
+    from torchcaps.analysis import save_figure
+    from torchcaps.reproduce.figures import DRAW
+
+    shown = {row.name: whole for row in table.rows_of(budget) if (whole := _whole(logs[row.name]))}
+    published = {row.name: row.published_error for row in table.rows if row.published_error is not None}
+    files = []
+    for kind in table.figures if shown else ():
+        file = folder / f"results-{table.name}-{budget}-{kind}.png"
+        if not draw and file.exists():
+            files.append(file)
+        elif (figure := DRAW[kind](shown, published)) is not None:
+            files.append(save_figure(figure, file))
+    return files
+
+
+def _stamp(results: Path) -> list[tuple[str, int, int]]:
+    """Changes when a log or a finding does."""
+    files = [path for name in list_tables() for path in (results / name).glob("*/seed-*/*")]
+    files += [path for name in list_tables() for path in (results / name).glob(FINDINGS)]
+    files = sorted(path for path in files if not path.name.startswith("."))  # those are still being written
+    return [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files]
+
+
+def _table_logs(results: Path, table: Table) -> tuple[dict[str, list[RunLog]], list[Path]]:
+    """The logs of each row, and the folders of those that were run with other settings than the row has now."""
+    logs: dict[str, list[RunLog]] = {}
+    left_out = []
+    for row in table.rows:
+        found = read_logs(results, table, row)
+        logs[row.name] = [run for run in found if same_run(run.config, row, run.seed)]
+        left_out += [run.folder for run in found if run not in logs[row.name]]
+    return logs, left_out
+
+
+# the text of a table
+
+
+def _table_text(
+    table: Table,
+    logs: Mapping[str, list[RunLog]],
+    left_out: Sequence[Path],
+    figures: Mapping[Budget, Sequence[Path]],
+    findings: str,
+) -> str:
+    parts = [f"## {table.title}", table.question, f"**Protocol.** {table.protocol}"]
+    if findings:
+        parts += ["### What was found", findings]
+    for budget in BUDGETS:
+        parts += _budget_text(table, budget, logs, figures[budget])
+    if left_out:
+        folders = ", ".join(f"`{'/'.join(folder.parts[-3:])}`" for folder in left_out)
+        parts.append(f"Logs of runs with other settings than their rows have now, not counted above: {folders}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _budget_text(
+    table: Table, budget: Budget, logs: Mapping[str, list[RunLog]], figures: Sequence[Path]
+) -> Iterable[str]:
+    rows = table.rows_of(budget)
+    if not rows:
+        return
+    yield f"### {budget.capitalize()} budget"
+    yield f"{table.budgets[budget]} Whole: `torchcaps reproduce {table.name} --budget {budget}`."
+    for file in figures:
+        yield f"![{table.title}, {budget} budget: {file.stem.rpartition('-')[2]}]({IMAGES}/{file.name})"
+    run = [row for row in rows if logs[row.name]]
+    if run:
+        yield _grid(_columns(run, logs), run, logs)
+    if any(_whole(logs[row.name]) for row in run):
+        yield _hardware({row.name: logs[row.name] for row in run})
+    if run:
+        yield _commands(table, {row.name: len(logs[row.name]) for row in run})
+    missing = [row for row in rows if not logs[row.name]]
+    if missing:
+        yield _missing_text(table, missing, SEEDS[budget])
+
+
+def _grid(columns: Mapping[str, _Cell], rows: Sequence[Row], logs: Mapping[str, list[RunLog]]) -> str:
+    headings = ["row", "what", "seeds", *columns, "published"]
+    lines = [headings, ["---"] * len(headings)]
+    for row in rows:
+        whole = _whole(logs[row.name])
+        cells = [cell(whole) if whole else "–" for cell in columns.values()]
+        lines.append([f"`{row.name}`", row.title, _seeds(logs[row.name]), *cells, row.published])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _commands(table: Table, seeds: Mapping[str, int]) -> str:
+    """What runs each row again."""
+    commands = [row_command(table.name, name, count) for name, count in seeds.items()]
+    if len(commands) > _MANY:
+        commands = [row_command(table.name, "ROW", max(seeds.values()))]
+    return "\n".join(["Each row again, beside the runs and logs that there are:\n", "```bash", *commands, "```"])
+
+
+def _missing_text(table: Table, rows: Sequence[Row], seeds: int) -> str:
+    """What was not run, and how long it would train: row by row, or in short where there are many."""
+    if len(rows) > _MANY:
+        epochs = " or ".join(dict.fromkeys(_length(row) for row in rows))
+        return (
+            f"Not run yet: {len(rows)} rows, {seeds} seeds each, {epochs}; "
+            f"`torchcaps reproduce {table.name} --list` names them."
+        )
+    lines = []
+    for row in rows:
+        published = "" if row.published == "–" else f"; published: {row.published}"
+        lines.append(f"- `{row.name}`: {row.title}, {_length(row)}{published}")
+    return "\n".join([f"Not run yet, {seeds} seeds each:\n", *lines])
+
+
+def _length(row: Row) -> str:
+    recipe = row.config(0).recipe
+    most = "up to " if row.stop_at is not None else ""
+    return f"{most}{_plural(recipe.epochs, 'epoch')} at batch {recipe.batch_size}"
+
+
+def _whole(runs: Sequence[RunLog]) -> list[RunLog]:
+    """Those that did not diverge."""
+    return [run for run in runs if run.diverged is None]
+
+
+# the cells of a row, from its logs
+
+
+def _columns(rows: Sequence[Row], logs: Mapping[str, list[RunLog]]) -> dict[str, _Cell]:
+    """What is said of each row's runs, by its heading; runs that diverged are left out."""
+    columns: dict[str, _Cell] = {
+        "test error, last epoch": lambda runs: _percent([run.error("last") for run in runs]),
+        "test error, chosen epoch": lambda runs: _percent([run.error("best") for run in runs]),
+    }
+    if any(row.stop_at is not None for row in rows):
+        columns["validation accuracy at the end"] = lambda runs: _percent(
+            [100 * run.summary["validation"]["last"]["accuracy"] for run in runs]
+        )
+    for kind in dict.fromkeys(measure.kind for row in rows for measure in row.measures):
+        columns |= _measure_columns(kind, [run for row in rows for run in logs[row.name]])
+    return columns | {
+        "epochs": lambda runs: _range([run.summary["epochs"] for run in runs]),
+        "parameters": lambda runs: f"{runs[0].summary['parameters']:,}",
+        "time": lambda runs: duration(statistics.mean(run.summary["seconds"] for run in runs)),
+        "memory, MiB": _memory,
+    }
+
+
+def _measure_columns(kind: MeasureKind, runs: Sequence[RunLog]) -> dict[str, _Cell]:
+    """A column for a figure, a few for a curve."""
+    if kind == "affnist":
+        return {"affNIST accuracy": _measured(kind, lambda found: 100 * float(found["accuracy"]))}
+    from torchcaps.analysis.robustness import KINDS
+
+    curves = [run.measures[kind] for run in runs if kind in run.measures]
+    strengths = curves[0]["strengths"] if curves else []
+    if kind == "rotation":
+        return {
+            f"accuracy, turned by ±{angle}°": _measured(kind, partial(_at, strengths=(-angle, angle)))
+            for angle in (30, 60, 90)
+            if angle in strengths and -angle in strengths
+        }
+    return {
+        f"{KINDS[kind][0]}, ε = {epsilon:g}": _measured(kind, partial(_at, strengths=(epsilon,)))
+        for epsilon in (0.1, 0.2)
+        if epsilon in strengths
+    }
+
+
+def _measured(kind: MeasureKind, number: Callable[[Mapping[str, Any]], float]) -> _Cell:
+    """A number taken from a measure, of the runs that have it."""
+
+    def cell(runs: Sequence[RunLog]) -> str:
+        found = [number(run.measures[kind]) for run in runs if kind in run.measures]
+        return _percent(found) if found else "–"
+
+    return cell
+
+
+def _at(curve: Mapping[str, Any], strengths: Collection[float]) -> float:
+    """Mean accuracy at some strengths, percent."""
+    pairs = zip(curve["strengths"], curve["accuracy"], strict=True)
+    return 100 * statistics.mean(accuracy for strength, accuracy in pairs if strength in strengths)
+
+
+def _seeds(runs: Sequence[RunLog]) -> str:
+    diverged = sum(run.diverged is not None for run in runs)
+    return f"{len(runs)}, of which {diverged} diverged" if diverged else str(len(runs))
+
+
+def _percent(values: Sequence[float]) -> str:
+    """Mean ± standard deviation; a single value alone."""
+    mean = statistics.mean(values)
+    digits = 3 if mean < 1 and len(values) > 1 else 2
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{mean:.{digits}f}{spread} %"
+
+
+def _memory(runs: Sequence[RunLog]) -> str:
+    known = [run.summary["peak_memory_mib"] for run in runs if run.summary["peak_memory_mib"] is not None]
+    return f"{max(known):,.0f}" if known else "–"
+
+
+def _range(numbers: Sequence[int]) -> str:
+    return str(min(numbers)) if min(numbers) == max(numbers) else f"{min(numbers)}–{max(numbers)}"
+
+
+def _hardware(rows: Mapping[str, Sequence[RunLog]]) -> str:
+    """What the rows were computed on, those on the same together."""
+    groups: dict[str, list[str]] = {}
+    for name, runs in rows.items():
+        for words in dict.fromkeys(_machine(run) for run in _whole(runs)):
+            groups.setdefault(words, []).append(f"`{name}`")
+    if len(groups) == 1:
+        return f"Computed on {next(iter(groups))}."
+    return "\n".join(["Computed on:\n", *(f"- {words}: {', '.join(names)}" for words, names in groups.items())])
+
+
+def _machine(run: RunLog) -> str:
+    hardware, versions = run.summary["hardware"], run.summary["versions"]
+    where = hardware.get("gpu") or f"{hardware['processor']}, {_plural(hardware['threads'], 'thread')}"
+    processes = "" if hardware.get("processes", 1) == 1 else f", {hardware['processes']} processes"
+    precision = {"32": "float32", "bf16": "bfloat16"}[run.summary["precision"]]
+    made = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return f"{where}{processes}, {precision}; {made}"
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count:,} {word}{'s' * (count != 1)}"

@@ -1,0 +1,102 @@
+"""What a table of results is: a question, a protocol, and rows that are ordinary runs. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torchcaps.training.config import TrainConfig, make_config
+
+Budget = Literal["small", "full"]
+BUDGETS: tuple[Budget, ...] = ("small", "full")
+#: Seeds of each row where the user names no number.
+SEEDS: dict[Budget, int] = {"small": 3, "full": 5}
+
+MeasureKind = Literal["affnist", "rotation", "fgsm", "fgsm-scores", "pgd", "pgd-scores"]
+#: Figures that a table can ask for; :mod:`torchcaps.reproduce.figures` draws them.
+FigureKind = Literal["errors", "iterations", "epochs", "affnist", "robustness"]
+
+NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """What is measured on the network of the validation-chosen epoch, beside the test error, once training is over."""
+
+    kind: MeasureKind
+    """Accuracy on affNIST, or one of the curves of :mod:`torchcaps.analysis.robustness`."""
+    images: int | None = None
+    """On so many test images; on all if None."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of a table: a configuration, run with several seeds."""
+
+    name: str
+    """Names its folder: lower-case words with hyphens between them; no two rows of a table share it."""
+    title: str
+    """What it is, in a few words."""
+    preset: str
+    """The network and the recipe that it starts from."""
+    data: str
+    """What it is trained and tested on."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the network, the recipe and the run that differ from the preset."""
+    budgets: tuple[Budget, ...]
+    """The budgets that it is part of."""
+    published: str = "–"
+    """The figure that its source reports, in words."""
+    published_error: float | None = None
+    """The same as a test error, percent, where it is one: drawn beside ours."""
+    measures: tuple[Measure, ...] = ()
+    """What is measured after training."""
+    stop_at: float | None = None
+    """Training ends with the first epoch whose validation accuracy (0..1) is at least this."""
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise ValueError(f"a row's name is lower-case words with hyphens between them, got {self.name!r}")
+        if not self.budgets:
+            raise ValueError(f"row {self.name} must be part of a budget")
+
+    def config(self, seed: int) -> TrainConfig:
+        """The run of one seed.
+
+        Raises:
+            InputError: An unknown preset or field, or a value that does not fit.
+        """
+        return make_config(self.preset, data=self.data, seed=seed, **self.overrides)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A question, and the rows that answer it."""
+
+    name: str
+    """What the user types."""
+    title: str
+    """What it is about, in a few words."""
+    question: str
+    """What it is to find out."""
+    protocol: str
+    """How: data, choice of the epoch, what is counted."""
+    budgets: Mapping[Budget, str]
+    """What each budget spends, in words."""
+    rows: tuple[Row, ...]
+    """In the order in which they are shown."""
+    figures: tuple[FigureKind, ...] = ("errors",)
+    """Drawn from its logs."""
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise ValueError(f"a table's name is lower-case words with hyphens between them, got {self.name!r}")
+        names = [row.name for row in self.rows]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two rows of table {self.name} share a name: {', '.join(names)}")
+
+    def rows_of(self, budget: Budget) -> tuple[Row, ...]:
+        """The rows that are part of a budget."""
+        return tuple(row for row in self.rows if budget in row.budgets)

@@ -1,0 +1,195 @@
+"""A job from training to its log, in this process; test_runner.py gives each a process of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from torchcaps.analysis import RobustnessCurve
+from torchcaps.errors import InputError
+from torchcaps.files import read_json
+from torchcaps.reproduce import Job, Outcome, Row, Table
+from torchcaps.reproduce.jobs import estimate_jobs, execute
+from torchcaps.training import load_run
+from torchcaps.training.progress import Silence
+
+
+def job(row: Row, seed: int = 0, **fields: Any) -> Job:
+    return Job("tiny", row, seed, Path("runs"), Path("results"), accelerator="cpu", **fields)
+
+
+class StopAtStep(Silence):
+    """Sends this process a Ctrl-C after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.at = step
+
+    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float | None) -> None:
+        if step == self.at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+class Epochs(Silence):
+    """Takes up which epochs are trained."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def epoch(self, row: Any) -> None:
+        self.seen.append(row["epoch"])
+
+
+def test_a_job_becomes_an_ordinary_run_and_its_log(tiny: Table) -> None:
+    made = job(tiny.rows[0], seed=1)
+    assert execute(made, Silence()) is Outcome.DONE
+    assert made.run == Path("runs/tiny/plain/seed-1")
+    run = load_run(made.run)
+    assert run.config is not None
+    assert run.config == made.config
+    log = Path("results/tiny/plain/seed-1")
+    summary = read_json(log / "summary.json", "summary")
+    assert summary["test"] == read_json(made.run / "summary.json", "summary")["test"]
+    assert (
+        summary["command"]
+        == "torchcaps reproduce tiny --row plain --seeds 2 --out runs/again --results runs/again/logs"
+    )
+    assert read_json(log / "measures.json", "measures") == {}
+    assert made.is_done
+
+
+def test_what_is_done_is_not_done_again(tiny: Table) -> None:
+    made, epochs = job(tiny.rows[0]), Epochs()
+    assert execute(made, epochs) is Outcome.DONE
+    before = {path: path.stat().st_mtime_ns for path in made.log.iterdir()}
+    assert execute(made, epochs) is Outcome.DONE
+    assert epochs.seen == [1, 2]
+    assert {path: path.stat().st_mtime_ns for path in made.log.iterdir()} == before
+
+
+def test_a_run_without_its_log_is_logged_without_training(tiny: Table) -> None:
+    import shutil
+
+    made, epochs = job(tiny.rows[0]), Epochs()
+    execute(made, Silence())
+    shutil.rmtree(made.log)
+    assert execute(made, epochs) is Outcome.DONE
+    assert epochs.seen == []
+    assert made.is_done
+
+
+def test_an_interrupted_job_goes_on_where_it_stopped(tiny: Table) -> None:
+    made, epochs = job(tiny.rows[0]), Epochs()
+    assert execute(made, StopAtStep(3)) is Outcome.INTERRUPTED  # two steps an epoch
+    assert not made.is_done
+    assert execute(made, epochs) is Outcome.DONE
+    assert epochs.seen == [2]
+    whole = job(tiny.rows[0])
+    whole = dataclasses.replace(whole, out=Path("others"), results=Path("others-results"))
+    execute(whole, Silence())
+    assert read_json(made.log / "summary.json", "s")["test"] == read_json(whole.log / "summary.json", "s")["test"]
+
+
+def test_training_ends_with_the_first_epoch_that_reaches_the_target(tiny: Table) -> None:
+    stopping = dataclasses.replace(tiny.rows[0], stop_at=0.0)
+    made, epochs = job(stopping), Epochs()
+    assert execute(made, epochs) is Outcome.DONE
+    assert epochs.seen == [1]
+    summary = read_json(made.log / "summary.json", "summary")
+    assert (summary["epochs"], summary["best_epoch"]) == (1, 1)
+    assert read_json(made.log / "config.json", "configuration")["recipe"]["epochs"] == 1
+    made.check()  # the length that it found is no other setting
+
+
+def test_a_target_that_is_not_reached_ends_with_the_last_epoch(tiny: Table) -> None:
+    made = job(dataclasses.replace(tiny.rows[0], stop_at=1.0))
+    assert execute(made, Silence()) is Outcome.DONE
+    assert read_json(made.log / "summary.json", "summary")["epochs"] == 2
+
+
+def test_a_run_that_had_reached_its_target_when_it_was_stopped_is_not_trained_on(
+    tiny: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, epochs = job(dataclasses.replace(tiny.rows[0], stop_at=0.0)), Epochs()
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("torchcaps.training.resume", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            execute(made, epochs)
+    assert epochs.seen == [1]
+    assert execute(made, epochs) is Outcome.DONE
+    assert epochs.seen == [1]
+    assert read_json(made.log / "summary.json", "summary")["epochs"] == 1
+
+
+def test_a_divergence_is_logged_and_is_an_end(tiny: Table) -> None:
+    row = tiny.rows[0]
+    made = job(dataclasses.replace(row, overrides={**row.overrides, "learning_rate": 1e30}))
+    assert execute(made, Silence()) is Outcome.DIVERGED
+    reason = json.loads((made.log / "diverged.json").read_text())["reason"]
+    assert "became NaN or infinite" in reason
+    assert "runs" not in reason
+    assert made.is_done
+    assert execute(made, Silence()) is Outcome.DIVERGED
+
+
+def test_what_a_row_measures_is_measured(tiny: Table) -> None:
+    made = job(tiny.rows[1])
+    assert execute(made, Silence()) is Outcome.DONE
+    measures = read_json(made.log / "measures.json", "measures")
+    assert list(measures) == ["rotation", "pgd-scores"]
+    rotation, attack = (RobustnessCurve.from_dict(found) for found in measures.values())
+    assert (rotation.kind, rotation.num_images) == ("rotation", 10)
+    assert (attack.kind, attack.num_images) == ("pgd-scores", 5)
+
+
+# locks
+
+
+def test_one_process_at_a_time_works_on_a_job(tiny: Table) -> None:
+    made = job(tiny.rows[0])
+    made.run.parent.mkdir(parents=True)
+    assert not made.is_locked
+    lock = made.run.with_name(f".{made.run.name}.lock")
+    with FileLock(lock):
+        assert made.is_locked
+        assert execute(made, Silence()) is Outcome.BUSY
+        assert not made.run.exists()
+    assert not made.is_locked
+    assert lock.exists(), "a lock file that is left behind is no lock"
+    assert execute(made, Silence()) is Outcome.DONE
+
+
+# other settings
+
+
+@pytest.mark.parametrize("place", ["run", "log"])
+def test_a_run_of_other_settings_is_seen_before_anything_is_done(tiny: Table, place: str) -> None:
+    from torchcaps.files import write_json
+
+    made = job(tiny.rows[0])
+    made.check()
+    other = job(dataclasses.replace(tiny.rows[0], overrides={**tiny.rows[0].overrides, "epochs": 7}))
+    folder = getattr(made, place)
+    write_json(folder / "config.json", other.config.to_dict())
+    other.check()
+    with pytest.raises(InputError, match=f"{folder}.*other settings"):
+        made.check()
+
+
+def test_the_time_of_a_job_is_estimated_from_its_images(tiny: Table) -> None:
+    row = tiny.rows[0]
+    long = dataclasses.replace(row, overrides={**row.overrides, "epochs": 2000})
+    short, much = estimate_jobs([job(row), job(long)])
+    assert 0 < short < much
+    with pytest.raises(InputError, match="no data set"):
+        estimate_jobs([job(dataclasses.replace(row, data="dogits"))])

@@ -1,0 +1,241 @@
+"""The page follows from the logs, and from nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from torchcaps.errors import InputError
+from torchcaps.reproduce import Table, write_report
+from torchcaps.reproduce.report import default_page
+
+ROOT = Path(__file__).parents[2]
+CURVE = {"kind": "rotation", "strengths": [-30.0, 0.0, 30.0], "accuracy": [0.5, 0.9, 0.7], "num_images": 10}
+ATTACK = {"kind": "pgd-scores", "strengths": [0.0, 0.1], "accuracy": [0.9, 0.25], "num_images": 5}
+
+
+def page_of(results: str = "results") -> str:
+    return write_report(results, "docs/results.md")[0].read_text(encoding="utf-8")
+
+
+def cells(page: str, row: str) -> dict[str, str]:
+    """The cells of a row by their heading."""
+    lines = page.splitlines()
+    here = next(n for n, line in enumerate(lines) if line.startswith(f"| `{row}` |"))
+    head = next(line for line in reversed(lines[:here]) if line.startswith("| row |"))
+    names, values = ([cell.strip() for cell in line.strip("|").split("|")] for line in (head, lines[here]))
+    return dict(zip(names, values, strict=True))
+
+
+def test_a_row_is_the_mean_and_deviation_of_its_seeds(only_tiny: Table, write_log) -> None:
+    for seed, error in enumerate((2.0, 3.0, 4.0)):
+        write_log(only_tiny, "plain", seed, last=error, best=0.5 + error / 10)
+    assert cells(page_of(), "plain") == {
+        "row": "`plain`",
+        "what": "the plain",
+        "seeds": "3",
+        "test error, last epoch": "3.00 ± 1.00 %",
+        "test error, chosen epoch": "0.800 ± 0.100 %",
+        "epochs": "2",
+        "parameters": "1,234,567",
+        "time": "1 min 01 s",
+        "memory, MiB": "502",
+        "published": "0.25 %",
+    }
+
+
+def test_one_seed_has_no_deviation(only_tiny: Table, write_log) -> None:
+    write_log(only_tiny, "plain", last=0.25)
+    row = cells(page_of(), "plain")
+    assert (row["seeds"], row["test error, last epoch"]) == ("1", "0.25 %")
+
+
+def test_runs_that_diverged_are_counted_but_not_averaged(only_tiny: Table, write_log) -> None:
+    write_log(only_tiny, "plain", 0, last=2.0)
+    write_log(only_tiny, "plain", 1, diverged="NaN")
+    row = cells(page_of(), "plain")
+    assert (row["seeds"], row["test error, last epoch"]) == ("2, of which 1 diverged", "2.00 %")
+    write_log(only_tiny, "measured", 0, diverged="NaN")
+    row = cells(page_of(), "measured")
+    assert (row["seeds"], row["test error, last epoch"]) == ("1, of which 1 diverged", "–")
+
+
+def test_measures_have_columns(only_tiny: Table, write_log) -> None:
+    write_log(only_tiny, "measured", measures={"rotation": CURVE, "pgd-scores": ATTACK})
+    write_log(only_tiny, "plain")
+    page = page_of()
+    row = cells(page, "measured")
+    assert (row["accuracy, turned by ±30°"], row["PGD on the scores, ε = 0.1"]) == ("60.00 %", "25.00 %")
+    assert cells(page, "plain")["accuracy, turned by ±30°"] == "–"
+
+
+def test_matched_accuracy_and_affnist_have_columns(
+    only_tiny: Table, write_log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import dataclasses
+
+    from torchcaps.reproduce import Measure
+
+    row = dataclasses.replace(only_tiny.rows[0], stop_at=0.98, measures=(Measure(kind="affnist"),))
+    table = dataclasses.replace(only_tiny, rows=(row,), figures=("affnist",))
+    monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", {"tiny": table})
+    for seed, epochs in enumerate((3, 5)):
+        write_log(table, "plain", seed, measures={"affnist": {"accuracy": 0.79}}, epochs=epochs)
+    found = cells(page_of(), "plain")
+    assert found["validation accuracy at the end"] == "98.50 ± 0.00 %"
+    assert found["affNIST accuracy"] == "79.00 ± 0.00 %"
+    assert found["epochs"] == "3–5"
+    assert Path("docs/images/results-tiny-small-affnist.png").exists()
+
+
+def test_the_page_says_what_was_asked_and_how_and_what_it_ran_on(only_tiny: Table, write_log) -> None:
+    write_log(only_tiny, "plain")
+    page = page_of()
+    for words in ("## Tiny networks", "Is it small?", "**Protocol.** As little as can be.", "Seconds.", "Minutes."):
+        assert words in page
+    assert "torchcaps reproduce tiny --row plain --seeds 1 --out runs/again --results runs/again/logs\n" in page
+    assert "Computed on Abacus, 1 thread, float32; torchcaps 9.9, torch 3.1, python 3.14." in page
+    assert "- `measured`: the measured, 1 epoch at batch 50" in page
+    assert "- `large`: the large, 9 epochs at batch 50; published: 8.1 %" in page
+
+
+def test_other_hardware_stands_beside_its_rows(only_tiny: Table, write_log) -> None:
+    write_log(only_tiny, "plain", 0)
+    hardware = {"processor": "x", "cores": 1, "threads": 16, "device": "cuda", "processes": 2, "gpu": "Big GPU"}
+    write_log(only_tiny, "plain", 1, hardware=hardware, precision="bf16")
+    write_log(only_tiny, "measured", 0, measures={"rotation": CURVE, "pgd-scores": ATTACK})
+    page = page_of()
+    assert "- Abacus, 1 thread, float32; torchcaps 9.9, torch 3.1, python 3.14: `plain`, `measured`\n" in page
+    assert "- Big GPU, 2 processes, bfloat16; torchcaps 9.9, torch 3.1, python 3.14: `plain`\n" in page
+
+
+def test_many_rows_are_named_in_short(only_tiny: Table, write_log, monkeypatch: pytest.MonkeyPatch) -> None:
+    import dataclasses
+
+    rows = tuple(dataclasses.replace(only_tiny.rows[0], name=f"row-{n}") for n in range(40))
+    table = dataclasses.replace(only_tiny, rows=rows, figures=())
+    monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", {"tiny": table})
+    for n in range(20):
+        write_log(table, f"row-{n}")
+    page = page_of()
+    assert "Not run yet: 20 rows, 3 seeds each, 2 epochs at batch 50; `torchcaps reproduce tiny --list`" in page
+    assert re.findall(r"torchcaps reproduce tiny --row (\S+)", page) == ["ROW"]
+
+
+def test_findings_are_taken_over_word_by_word(only_tiny: Table, write_log) -> None:
+    folder = write_log(only_tiny, "plain").parents[1]
+    assert "What was found" not in page_of().partition("## Tiny")[2]
+    (folder / "findings.md").write_text("Capsules do **not** help here.\n", encoding="utf-8")
+    assert "### What was found\n\nCapsules do **not** help here.\n\n### Small budget" in page_of()
+
+
+def test_a_run_of_other_settings_is_not_counted(only_tiny: Table, write_log) -> None:
+    config = write_log(only_tiny, "plain", 0) / "config.json"
+    write_log(only_tiny, "plain", 1, last=5.0)
+    values = json.loads(config.read_text())
+    values["recipe"]["epochs"] = 100
+    config.write_text(json.dumps(values))
+    page = page_of()
+    assert cells(page, "plain")["seeds"] == "1"
+    assert "with other settings than their rows have now, not counted above: `tiny/plain/seed-0`." in page
+
+
+# from the logs alone
+
+
+def test_the_same_logs_give_the_same_bytes(drawn_tiny: Table, write_log) -> None:
+    for seed in range(2):
+        write_log(drawn_tiny, "plain", seed, last=1.0 + seed)
+        write_log(drawn_tiny, "measured", seed, measures={"rotation": CURVE, "pgd-scores": ATTACK})
+    first = {path: path.read_bytes() for path in write_report("results", "docs/results.md")}
+    kinds = ("errors", "iterations", "epochs", "robustness")
+    assert [path.name for path in first] == [
+        "results.md",
+        *(f"results-tiny-small-{kind}.png" for kind in kinds),
+    ]
+    for path in first:
+        path.unlink()
+    second = {path: path.read_bytes() for path in write_report("results", "docs/results.md")}
+    assert second == first
+    for target in re.findall(r"\]\((images/[^)]+)\)", first[Path("docs/results.md")].decode()):
+        assert Path("docs", target) in first
+
+
+def test_a_changed_log_changes_the_page_and_its_figures(drawn_tiny: Table, write_log) -> None:
+    write_log(drawn_tiny, "plain", last=1.0)
+    before = {path.name: path.read_bytes() for path in write_report("results", "docs/results.md")}
+    write_log(drawn_tiny, "plain", last=9.0)
+    after = {path.name: path.read_bytes() for path in write_report("results", "docs/results.md")}
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {"results.md", "results-tiny-small-errors.png", "results-tiny-small-iterations.png"}
+
+
+def test_only_the_figures_asked_for_are_drawn_again(drawn_tiny: Table, write_log) -> None:
+    write_log(drawn_tiny, "plain")
+    page, *figures = write_report("results", "docs/results.md")
+    for figure in figures:
+        figure.write_bytes(b"old")
+    figures[0].unlink()
+    write_report("results", page, redraw=["another"])
+    assert figures[0].stat().st_size > 1000, "a missing figure is drawn"
+    assert all(figure.read_bytes() == b"old" for figure in figures[1:])
+    write_report("results", page, redraw=["tiny"])
+    assert all(figure.stat().st_size > 1000 for figure in figures)
+
+
+def test_a_log_that_comes_while_the_page_is_written_is_not_missed(
+    only_tiny: Table, write_log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when another process writes a newer page first, and this one an older page over it."""
+    from torchcaps.reproduce import report
+
+    write_log(only_tiny, "plain", 0)
+    write, calls = report.write_text, []
+
+    def slow(path: Path, text: str) -> None:
+        calls.append(text)
+        if len(calls) == 1:
+            write_log(only_tiny, "plain", 1)
+        write(path, text)
+
+    monkeypatch.setattr(report, "write_text", slow)
+    assert cells(page_of(), "plain")["seeds"] == "2"
+    assert len(calls) == 2
+
+
+def test_without_logs_the_page_says_what_could_be_run(only_tiny: Table) -> None:
+    page = page_of("nowhere")
+    assert "- `plain`: the plain, 2 epochs at batch 50; published: 0.25 %" in page
+    assert not Path("docs/images").exists()
+
+
+def test_a_damaged_log_is_named(only_tiny: Table, write_log) -> None:
+    (write_log(only_tiny, "plain") / "summary.json").write_text("{")
+    with pytest.raises(InputError, match=r"plain/seed-0/summary.json is not valid JSON"):
+        page_of()
+
+
+def test_other_logs_have_a_page_of_their_own_beside_them(drawn_tiny: Table, write_log) -> None:
+    assert default_page(Path("results")) == Path("docs/results.md")
+    write_log(drawn_tiny, "plain", results=Path("again"))
+    page, *figures = write_report("again")
+    assert page == Path("again/results.md")
+    assert {figure.parent for figure in figures} == {Path("again/images")}
+
+
+# the page of this repository
+
+
+def test_the_committed_page_is_what_its_logs_give(tmp_path: Path) -> None:
+    if not (ROOT / "results").exists():
+        pytest.skip("no results/ here: a source distribution does not hold it")
+    committed = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    shutil.copytree(ROOT / "docs" / "images", tmp_path / "docs" / "images")
+    page, *figures = write_report(ROOT / "results", tmp_path / "docs" / "results.md", redraw=())
+    assert page.read_text(encoding="utf-8") == committed, "write it again: torchcaps reproduce --report"
+    for figure in figures:
+        assert (ROOT / "docs" / "images" / figure.name).exists(), figure.name

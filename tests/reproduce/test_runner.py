@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from torchcaps.errors import InputError
+from torchcaps.reproduce import Interrupted, Job, Outcome, Table, plan, runner
+
+
+def test_every_row_gets_its_first_seed_before_any_its_second(tiny: Table) -> None:
+    planned = plan(tiny, seeds=2, out="o", results="r", accelerator="cpu", data_dir="d")
+    assert [(job.row.name, job.seed) for job in planned.jobs] == [
+        ("plain", 0),
+        ("measured", 0),
+        ("plain", 1),
+        ("measured", 1),
+    ]
+    job = planned.jobs[2]
+    assert (job.run, job.log) == (Path("o/tiny/plain/seed-1"), Path("r/tiny/plain/seed-1"))
+    assert (job.config.seed, job.config.accelerator, job.config.data_dir) == (1, "cpu", "d")
+
+
+def test_budgets_have_their_own_rows_and_seeds(tiny: Table) -> None:
+    assert len(plan(tiny).jobs) == 2 * 3
+    assert [job.row.name for job in plan(tiny, budget="full").jobs] == ["large"] * 5
+    named = plan(tiny, rows=("large", "plain", "large"), seeds=1)
+    assert [job.row.name for job in named.jobs] == ["large", "plain"]
+
+
+def test_a_plan_that_cannot_be(tiny: Table) -> None:
+    with pytest.raises(InputError, match='no row of table tiny "plane"; did you mean "plain"'):
+        plan(tiny, rows=("plane",))
+    with pytest.raises(InputError, match="seeds must be at least 1"):
+        plan(tiny, seeds=0)
+
+
+# the order of work, without working
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Job], Any]], None]:
+    """Let a function stand in for the work on a job."""
+
+    def replace(work: Callable[[Job], Any]) -> None:
+        monkeypatch.setattr(runner, "in_process", lambda _function, job: work(job))
+
+    return replace
+
+
+def test_all_jobs_are_worked_on_and_told_of(tiny: Table, here, write_log) -> None:
+    def work(job: Job) -> Outcome:
+        write_log(tiny, job.row.name, job.seed, measures={"rotation": {}, "pgd-scores": {}})
+        return Outcome.DIVERGED if job.row.name == "measured" else Outcome.DONE
+
+    here(work)
+    write_log(tiny, "plain", 0)  # done before
+    told = []
+    tally = plan(tiny, seeds=2).run(
+        before=lambda job, left: told.append((str(job), left)), after=lambda job, _: told.append((job.row.name, -1))
+    )
+    assert told == [
+        ("tiny/measured, seed 0", 3),
+        ("measured", -1),
+        ("tiny/plain, seed 1", 2),
+        ("plain", -1),
+        ("tiny/measured, seed 1", 1),
+        ("measured", -1),
+    ]
+    assert [len(jobs) for jobs in (tally.done, tally.diverged, tally.busy)] == [1, 2, 0]
+
+
+def test_what_others_work_on_is_left_to_them_and_looked_at_again(tiny: Table, here, write_log) -> None:
+    calls = []
+
+    def work(job: Job) -> Outcome:
+        calls.append(str(job))
+        if job.row.name == "plain" and len(calls) < 3:
+            return Outcome.BUSY
+        write_log(tiny, job.row.name, job.seed, measures={"rotation": {}, "pgd-scores": {}})
+        return Outcome.DONE
+
+    here(work)
+    tally = plan(tiny, seeds=1).run()
+    assert calls == ["tiny/plain, seed 0", "tiny/measured, seed 0", "tiny/plain, seed 0"]
+    assert (len(tally.done), tally.busy) == (2, [])
+
+
+def test_when_only_others_work_there_is_nothing_to_wait_for(tiny: Table, here) -> None:
+    here(lambda job: Outcome.BUSY)
+    tally = plan(tiny, seeds=1).run()
+    assert [str(job) for job in tally.busy] == ["tiny/plain, seed 0", "tiny/measured, seed 0"]
+    assert tally.done == []
+
+
+def test_a_stopped_run_stops_the_table(tiny: Table, here) -> None:
+    here(lambda job: Outcome.INTERRUPTED)
+    with pytest.raises(Interrupted):
+        plan(tiny, seeds=1).run()
+
+
+def test_other_settings_are_seen_before_the_first_run(tiny: Table, write_log) -> None:
+    folder = write_log(tiny, "measured", 1)
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"epochs": 1', '"epochs": 5'))
+    with pytest.raises(InputError, match="measured/seed-1 holds a run with other settings"):
+        plan(tiny, seeds=2)
+
+
+def test_the_time_left_is_estimated_for_each_row(tiny: Table, here, write_log) -> None:
+    here(lambda jobs: [10.0 * job.row.config(0).recipe.epochs for job in jobs])
+    write_log(tiny, "plain", 0)
+    planned = plan(tiny, seeds=2)
+    found = [(each.row.name, each.runs, each.seconds) for each in planned.estimate()]
+    assert found == [("measured", 2, 10.0), ("plain", 1, 20.0)]
+    for job in planned.pending:
+        write_log(tiny, job.row.name, job.seed, measures={"rotation": {}, "pgd-scores": {}})
+    assert planned.estimate() == []
+
+
+def test_ctrl_c_stops_the_run_in_its_own_process_which_can_go_on(tiny: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr("torchcaps.training.train", lambda *_, **__: pytest.fail("trained in this process"))
+    row = dataclasses.replace(tiny.rows[0], overrides={**tiny.rows[0].overrides, "epochs": 1_000_000})
+    planned = plan(dataclasses.replace(tiny, rows=(row,)), seeds=1, accelerator="cpu")
+    (job,) = planned.jobs
+
+    def interrupt() -> None:
+        while not (job.run / "metrics.csv").exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(Interrupted) as caught:
+        planned.run()
+    assert caught.value.exit_code == 130
+    assert (job.run / "last.ckpt").exists()
+    assert not (job.run / "summary.json").exists()
+    assert not job.is_locked
+    assert planned.pending == [job]

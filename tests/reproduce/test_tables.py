@@ -1,0 +1,160 @@
+"""The tables as they are: every row is a run that can be made, and the questions of the paper are among them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchcaps.datasets import list_datasets
+from torchcaps.errors import InputError
+from torchcaps.models import CNNConfig, build_model, get_preset
+from torchcaps.reproduce import Row, Table, get_table, list_tables, register_table
+from torchcaps.reproduce.figures import DRAW
+from torchcaps.reproduce.table import BUDGETS
+
+TABLES = ["mnist", "routing", "multimnist", "affnist", "tutorials", "robustness"]
+ROWS = [(name, row) for name in TABLES for row in get_table(name).rows]
+SHAPES = {"mnist": (1, 28, 28), "mnist-40": (1, 40, 40), "multimnist": (1, 36, 36)}
+
+
+def rows_of(table: str) -> dict[str, Row]:
+    return {row.name: row for row in get_table(table).rows}
+
+
+def test_the_paper_s_tables_are_there() -> None:
+    assert list_tables() == TABLES
+
+
+@pytest.mark.parametrize(("table", "row"), ROWS, ids=lambda value: value.name if isinstance(value, Row) else value)
+def test_every_row_is_a_run_that_can_be_made(table: str, row: Row) -> None:
+    config = row.config(3)
+    assert config.seed == 3
+    assert row.data in {info.name for info in list_datasets()}
+    with torch.device("meta"):  # shapes only
+        build_model(config.model, SHAPES[row.data], 10)
+    if row.stop_at is not None:
+        assert config.recipe.schedule != "one-cycle", "its length must be known before"
+        assert config.recipe.select == "accuracy", "the chosen epoch must be the one that reached the target"
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_has_rows_words_and_figures_for_each_budget(name: str) -> None:
+    table = get_table(name)
+    for budget in BUDGETS:
+        assert table.rows_of(budget), budget
+        assert table.budgets[budget].endswith(".")
+        titles = [row.title for row in table.rows_of(budget)]
+        assert len(set(titles)) == len(titles), "two rows are described alike"
+    assert set(table.figures) <= DRAW.keys()
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_no_two_rows_are_the_same_run(name: str) -> None:
+    configs = [(row.config(0), row.stop_at) for row in get_table(name).rows]
+    assert all(configs.count(config) == 1 for config in configs)
+
+
+def test_the_paper_s_figures_stand_beside_the_full_rows() -> None:
+    mnist = rows_of("mnist")
+    assert [mnist[f"sabour2017-{name}"].published_error for name in ("r1", "r1-recon", "r3", "r3-recon")] == [
+        0.34,
+        0.29,
+        0.35,
+        0.25,
+    ]
+    assert mnist["baseline-cnn"].published_error == 0.39
+    pairs = rows_of("multimnist")
+    names = ("baseline-cnn", "sabour2017-r1", "sabour2017-r3")
+    assert [pairs[name].published_error for name in names] == [8.1, 7.5, 5.2]
+
+
+@pytest.mark.parametrize(
+    ("plain", "changed", "factor"),
+    [
+        ("compact-r3-recon", "compact-r3-recon-strong", 20),
+        ("compact-code-r3-recon", "compact-code-r3-recon-weak", 1 / 20),
+        ("sabour2017-r3-recon", "sabour2017-r3-recon-strong", 20),
+        ("code-r3-recon", "code-r3-recon-weak", 1 / 20),
+    ],
+)
+def test_the_question_of_the_reconstruction_changes_its_weight_alone(plain: str, changed: str, factor: float) -> None:
+    mnist = rows_of("mnist")
+    one, other = (mnist[name].config(0).to_dict() for name in (plain, changed))
+    differing = {part: {k for k in one[part] if one[part][k] != other[part][k]} for part in ("model", "recipe")}
+    assert differing == {"model": {"reconstruction_weight"}, "recipe": set()}
+    assert other["model"]["reconstruction_weight"] == pytest.approx(factor * one["model"]["reconstruction_weight"])
+
+
+def test_every_combination_of_the_routing_table_is_there_once() -> None:
+    for prefix in ("compact", "sabour2017"):
+        found = [row.config(0).model for row in get_table("routing").rows if row.name.startswith(prefix)]
+        assert len(found) == 3 * (1 + 2 + 3 * 2 * 2)
+        settings = [
+            (net.weight_std, net.num_iterations, net.softmax_over, net.stop_gradient)
+            for net in found
+            if not isinstance(net, CNNConfig) and net.num_iterations > 1
+        ]
+        assert len(set(settings)) == len(settings) == 3 * 3 * 2 * 2
+
+
+def num_parameters(table: str, name: str) -> int:
+    row = rows_of(table)[name]
+    with torch.device("meta"):
+        network = build_model(row.config(0).model, SHAPES[row.data], 10)
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+@pytest.mark.parametrize(
+    ("table", "cnn", "capsules"),
+    [
+        ("mnist", "cnn-small", "compact-r3-recon"),
+        ("multimnist", "cnn-small", "compact-r3"),
+        ("affnist", "cnn-small", "compact-r3"),
+        ("affnist", "cnn-matched", "sabour2017"),
+        ("robustness", "cnn-small", "compact-r3"),
+        ("robustness", "baseline-small", "compact-r3"),
+    ],
+)
+def test_networks_that_are_compared_have_as_many_parameters(table: str, cnn: str, capsules: str) -> None:
+    assert num_parameters(table, cnn) == pytest.approx(num_parameters(table, capsules), rel=0.01)
+
+
+def test_the_tutorials_run_as_their_presets_say() -> None:
+    for name, row in rows_of("tutorials").items():
+        if name.endswith("-3-epochs"):
+            continue
+        preset, config = get_preset(name), row.config(0)
+        assert (config.model, config.recipe) == (preset.model, preset.recipe)
+
+
+def test_a_table_is_registered_once(tiny: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", {})
+    register_table(tiny)
+    assert get_table("tiny") is tiny
+    with pytest.raises(ValueError, match="already"):
+        register_table(tiny)
+    with pytest.raises(InputError, match='did you mean "tiny"'):
+        get_table("tny")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"name": "Two Words"}, "lower-case"),
+        ({"name": "../up"}, "lower-case"),
+        ({"budgets": ()}, "budget"),
+    ],
+)
+def test_rows_that_cannot_be(fields: dict[str, object], message: str) -> None:
+    right = {"name": "a", "title": "t", "preset": "sabour2017", "data": "digits", "budgets": ("small",)}
+    with pytest.raises(ValueError, match=message):
+        Row(**(right | fields))
+
+
+def test_a_table_names_each_row_once(tiny: Table) -> None:
+    import dataclasses
+
+    with pytest.raises(ValueError, match="share a name"):
+        dataclasses.replace(tiny, rows=(*tiny.rows, tiny.rows[0]))
+    with pytest.raises(ValueError, match="lower-case"):
+        dataclasses.replace(tiny, name="a/b")
