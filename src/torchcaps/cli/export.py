@@ -1,0 +1,90 @@
+"""``torchcaps export``: a trained network as a file that runs elsewhere, or as a folder to pass on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from torchcaps.cli.base import Command, compose
+from torchcaps.cli.runs import PATH, Which, open_run, optional_run_argument
+
+if TYPE_CHECKING:
+    from torchcaps.training import Run
+
+Format = Literal["onnx", "torch", "folder"]
+
+NAMES: dict[Format, str] = {"onnx": "model.onnx", "torch": "model.pt2", "folder": "pretrained"}
+"""What each format's file is called where the user gives no name."""
+
+card_options = compose(
+    click.option(
+        "--half", is_flag=True, help="Store the weights in half precision, and test them again after rounding."
+    ),
+    click.option(
+        "--other-seed",
+        "others",
+        metavar="RUN",
+        multiple=True,
+        type=PATH,
+        help="Another run of the same training with another seed: the model card gives the mean over all. May be "
+        "given several times.",
+    ),
+)
+
+
+@click.command(
+    "export",
+    cls=Command,
+    short_help="Write an ONNX file, a torch program, or a folder to pass on.",
+    examples=(
+        ("export runs/sabour2017-digits-1", "RUN/model.onnx, checked against PyTorch by onnxruntime"),
+        ("export runs/sabour2017-digits-1 --format torch --out digits.pt2", "for torch.export.load, without torchcaps"),
+        ("export runs/sabour2017-digits-1 --format folder --half", "weights, classes and model card, to pass on"),
+        ("export --out compact.onnx", "the network that comes with torchcaps"),
+    ),
+)
+@optional_run_argument
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(list(NAMES)),
+    default="onnx",
+    show_default=True,
+    help="ONNX, a torch.export program, or a folder such as save_pretrained writes with a model card of the run.",
+)
+@click.option(
+    "--out", type=PATH, help="File (.onnx or .pt2) or new folder.  [default: model.onnx, model.pt2, pretrained in RUN]"
+)
+@card_options
+def export(
+    run_folder: Path | None, which: Which, kind: Format, out: Path | None, half: bool, others: tuple[Path, ...]
+) -> None:
+    """Write a trained network so that it runs elsewhere; without RUN, the network that comes with torchcaps.
+
+    A file takes any number of images (B, C, H, W) with pixels 0 to 1 and gives `lengths` and, where the network has a
+    decoder, `reconstruction`. Its output is compared with the network's on test images, one at a time and many
+    together; a file that differs by more than 1e-4 is not left behind. `torchcaps predict` takes an .onnx file.
+    """
+    if kind != "folder" and (half or others):
+        raise click.UsageError(f"{'--half' if half else '--other-seed'} is for --format folder; leave it out")
+    run = open_run(run_folder, which)
+    path = (run_folder or Path()) / NAMES[kind] if out is None else out
+    if kind == "folder":
+        from torchcaps.export import export_folder
+
+        export_folder(run, path, which, half=half, others=others)
+        click.echo(f"wrote {path}; its README.md is the model card, torchcaps share puts it on the hub")
+    else:
+        _write_file(run, path, kind)
+
+
+def _write_file(run: Run, path: Path, kind: Literal["onnx", "torch"]) -> None:
+    from torchcaps.export import describe_run, export_onnx, export_program, sample_images
+
+    images, words = sample_images(run)
+    write = export_onnx if kind == "onnx" else export_program
+    agreement = write(run.model, path, describe_run(run), images)
+    click.echo(f"Compared with the network on {words}: {agreement}")
+    click.echo(f"wrote {path} ({path.stat().st_size / 2**20:.1f} MiB)")

@@ -1,0 +1,144 @@
+"""``torchcaps predict``: what a network says of image files. With an ONNX file it does without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchcaps.cli.base import Command
+from torchcaps.cli.output import MOST_CLASSES, MOST_SHOWN, bar, console, print_json
+from torchcaps.cli.runs import PATH, Fit, Which, image_options, open_run, which_option
+from torchcaps.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from torchcaps.export import Description
+
+ONNX, CONFIG = ".onnx", "config.json"
+
+
+@click.command(
+    "predict",
+    cls=Command,
+    short_help="Classify image files.",
+    examples=(
+        ("predict runs/sabour2017-digits-1 seven.png", "one image, light on dark"),
+        ("predict runs/sabour2017-digits-1 scans/*.jpg --invert", "ink on paper"),
+        ("predict runs/sabour2017-digits-1 seven.png --json", "for other programs"),
+        ("predict model.onnx seven.png", "by a network that torchcaps export wrote, without torch"),
+        ("predict seven.png", "by the network that comes with torchcaps"),
+    ),
+)
+@click.argument("arguments", metavar="[RUN] IMAGE...", nargs=-1, type=PATH)
+@which_option
+@image_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def predict(arguments: tuple[Path, ...], which: Which, invert: bool, fit: Fit | None, as_json: bool) -> None:
+    """Classify image files of any size: the class (or those of several objects) and the length of every capsule.
+
+    RUN is a run folder, a folder written by save_pretrained, or an .onnx file written by `torchcaps export`. Without
+    it, the network that comes with torchcaps classifies.
+    """
+    run_path, image_files = split_arguments(arguments)
+
+    import numpy as np
+
+    from torchcaps.datasets import read_image
+
+    description, lengths_of = _classifier(run_path, which)
+    shape, fit = description.in_shape, fit or description.fit
+    images = np.stack([read_image(file, shape, invert=invert, fit=fit) for file in image_files])
+    lengths = lengths_of(images)
+    longest = (-lengths).argsort(axis=1, kind="stable")[:, : description.objects]
+    names = description.class_names
+    results = [
+        {
+            "image": str(file),
+            "classes": [names[j] for j in chosen],
+            "lengths": dict(zip(names, row, strict=True)),
+        }
+        for file, chosen, row in zip(image_files, longest.tolist(), lengths.tolist(), strict=True)
+    ]
+    if as_json:
+        print_json([_one_class(result) for result in results])
+        return
+    for result in results:
+        _show_prediction(result)
+
+
+def split_arguments(arguments: Sequence[Path]) -> tuple[Path | None, Sequence[Path]]:
+    """What stands on the command line as the network and the images.
+
+    The first argument is the network if it is a folder or ends in ``.onnx``, else an image.
+
+    Returns:
+        The network, None for the one that comes with torchcaps; and the images.
+
+    Raises:
+        UsageError: There is no image.
+        InputError: The first argument is a folder that holds no network; or there is nothing at all there.
+    """
+    first = arguments[0] if arguments else None
+    is_network = first is not None and (first.is_dir() or first.suffix.lower() == ONNX)
+    if len(arguments) == is_network:
+        raise click.UsageError("Missing argument 'IMAGE...'.")
+    assert first is not None
+    if is_network:
+        if first.is_dir() and not (first / CONFIG).exists():
+            raise InputError(f"{first} is no run folder: it holds no {CONFIG}")
+        return first, arguments[1:]
+    if not first.exists():
+        raise InputError(f"there is no run folder and no image file {first}")
+    return None, arguments
+
+
+def _classifier(run_path: Path | None, which: Which) -> tuple[Description, Callable[[np.ndarray], np.ndarray]]:
+    """What is known of a network, and a function from uint8 images (N, C, H, W) to class scores (N, J)."""
+    if run_path is not None and run_path.suffix.lower() == ONNX:
+        from torchcaps.export import OnnxModel
+
+        given = click.get_current_context().get_parameter_source("which")
+        if given is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError("--which is for a run folder, not for an ONNX file; leave it out")
+        model = OnnxModel(run_path)
+        return model.description, lambda images: model(images)[0]
+
+    import torch
+
+    from torchcaps.analysis import predict as classify
+    from torchcaps.export import describe_run
+
+    run = open_run(run_path, which)
+    return describe_run(run), lambda images: classify(run.model, torch.from_numpy(images)).lengths
+
+
+def _one_class(result: dict[str, Any]) -> dict[str, Any]:
+    """With one class, ``class`` in place of the list ``classes``."""
+    if len(result["classes"]) > 1:
+        return result
+    (name,) = result["classes"]
+    return {"image": result["image"], "class": name, "lengths": result["lengths"]}
+
+
+def _show_prediction(result: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    to = console()
+    given = result["classes"]
+    to.print(Text.assemble(str(result["image"]), "  ", (" + ".join(given), "bold green")), soft_wrap=True)
+    lengths: Sequence[tuple[str, float]] = list(result["lengths"].items())
+    hidden = 0
+    if len(lengths) > MOST_CLASSES:
+        lengths = sorted(lengths, key=lambda item: -item[1])[:MOST_SHOWN]
+        hidden = len(result["lengths"]) - MOST_SHOWN
+    wide = max(len(name) for name, _ in lengths)
+    for name, length in lengths:
+        style = "bold green" if name in given else ""
+        to.print(Text(f"  {name:>{wide}}  {length:.3f}  {bar(length)}", style=style), soft_wrap=True)
+    if hidden:
+        to.print(f"  … and {hidden} shorter ones (--json shows all)")
+    to.print()

@@ -1,0 +1,67 @@
+"""What an exported file says of its network. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from torchcaps._version import __version__
+from torchcaps.errors import InputError
+
+PREFIX = "torchcaps."
+"""What the names of all entries begin with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What must be known to use an exported network: it stands in the file, each field as JSON under its own name."""
+
+    in_shape: tuple[int, int, int]
+    """Images (C, H, W)."""
+    class_names: tuple[str, ...]
+    """The name of each class."""
+    preset: str | None = None
+    """The preset that the network started from, if known."""
+    objects: int = 1
+    """Objects in an image."""
+    fit: Literal["pad", "stretch"] = "pad"
+    """How image files are brought to size, as those of the training were."""
+    version: str = __version__
+    """Of the torchcaps that wrote the file."""
+
+    def to_metadata(self) -> dict[str, str]:
+        """Entries for a file's metadata."""
+        return {PREFIX + name: json.dumps(value, ensure_ascii=False) for name, value in vars(self).items()}
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, str]) -> Self:
+        """The inverse of :meth:`to_metadata`; entries of others are passed over.
+
+        Raises:
+            InputError: An entry is missing, or does not fit.
+        """
+        values: dict[str, Any] = {}
+        for name in cls.__dataclass_fields__:
+            try:
+                values[name] = json.loads(metadata[PREFIX + name])
+            except KeyError:
+                raise InputError(f"it has no entry {PREFIX}{name}") from None
+            except json.JSONDecodeError:
+                raise InputError(f"its entry {PREFIX}{name} is not valid JSON") from None
+        shape, names = values["in_shape"], values["class_names"]
+        fits = {
+            "in_shape": isinstance(shape, list)
+            and len(shape) == 3
+            and all(isinstance(size, int) and size > 0 for size in shape),
+            "class_names": isinstance(names, list) and len(names) > 1 and all(isinstance(name, str) for name in names),
+            "preset": values["preset"] is None or isinstance(values["preset"], str),
+            "objects": isinstance(values["objects"], int) and values["objects"] > 0,
+            "fit": values["fit"] in ("pad", "stretch"),
+            "version": isinstance(values["version"], str),
+        }
+        for name, fitting in fits.items():
+            if not fitting:
+                raise InputError(f"its entry {PREFIX}{name} must not be {values[name]!r}")
+        return cls(**values | {"in_shape": tuple(shape), "class_names": tuple(names)})

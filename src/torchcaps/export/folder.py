@@ -1,0 +1,110 @@
+"""A trained network as a folder with its model card, and that folder on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from torchcaps.analysis import evaluate
+from torchcaps.errors import InputError
+from torchcaps.export.images import is_here
+from torchcaps.export.record import training_record
+from torchcaps.models import TrainingRecord, load_pretrained
+from torchcaps.models.pretrained import check_repository, is_shipped, upload
+from torchcaps.training import Run
+
+
+def export_folder(
+    run: Run,
+    path: str | Path,
+    which: Literal["best", "last"] = "best",
+    *,
+    half: bool = False,
+    others: Sequence[str | Path] = (),
+    source: str | None = None,
+) -> TrainingRecord:
+    """Write a run's network as a folder: config.json, model.safetensors, classes.json and a model card, README.md.
+
+    The folder is there whole or not at all. :func:`torchcaps.load_pretrained` reads it, and every command takes it as
+    RUN.
+
+    Args:
+        run: The run, finished.
+        path: The folder, a new one.
+        which: The epoch whose weights ``run.model`` has.
+        half: Store the weights in half precision, and test them again as they were stored.
+        others: Folders of runs of the same configuration with other seeds, for a mean over seeds in the card.
+        source: What the card tells its readers to load; see :meth:`torchcaps.CapsNet.save_pretrained`.
+
+    Returns:
+        What the card says of the training.
+
+    Raises:
+        InputError: Something is at ``path`` already; the runs do not go together; or, with ``half``, the data of the
+            run are not there to test on.
+        OSError: The folder cannot be written.
+    """
+    path = Path(path)
+    if path.exists():
+        raise InputError(f"there is something at {path} already; choose another place, or remove it first")
+    if is_shipped(path.resolve()):
+        source = path.name
+    record = training_record(run, which, others)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as temporary:
+        folder = Path(temporary) / path.name
+        dtype = torch.float16 if half else None
+        if half:
+            run.model.save_files(folder, dtype)
+            record = dataclasses.replace(record, stored_error=_test_error(run, folder))
+        run.model.save_pretrained(folder, class_names=run.class_names, training=record, dtype=dtype, source=source)
+        folder.rename(path)
+    return record
+
+
+def share(
+    run: Run,
+    repository: str,
+    which: Literal["best", "last"] = "best",
+    *,
+    private: bool = False,
+    half: bool = False,
+    others: Sequence[str | Path] = (),
+    token: str | None = None,
+) -> str:
+    """Put what :func:`export_folder` writes into a repository of the Hugging Face hub.
+
+    Args:
+        run: The run, finished.
+        repository: Its owner and name, such as ``"someone/capsnet-mnist"``; it is made if it is not there.
+        which: The epoch whose weights ``run.model`` has.
+        private: Make a new repository that only you can read.
+        half: See :func:`export_folder`.
+        others: See :func:`export_folder`.
+        token: One that may write; else that of ``hf auth login`` or of the environment variable HF_TOKEN.
+
+    Returns:
+        The address of the repository.
+
+    Raises:
+        InputError: As for :func:`export_folder`; or the hub cannot be reached, does not know you, or refuses.
+    """
+    check_repository(repository)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "network"
+        record = export_folder(run, folder, which, half=half, others=others, source=repository)
+        message = f"{record.preset} on {record.data_title}, made with torchcaps"
+        return upload(folder, repository, private=private, commit_message=message, token=token)
+
+
+def _test_error(run: Run, folder: Path) -> float:
+    """Share of the test images that the network in a folder gives another class."""
+    assert run.config is not None
+    if not is_here(run.config):
+        raise InputError(f"rounded weights are tested again, but {run.config.data} is not on this machine")
+    return evaluate(load_pretrained(folder), run.dataset().test, precision=run.config.precision).error

@@ -1,0 +1,288 @@
+"""ONNX files and torch.export programs, compared with the network before they are left behind."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+import json
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from torchcaps.analysis.inference import as_pixels, inference
+from torchcaps.errors import InputError
+from torchcaps.export.description import Description
+from torchcaps.export.images import random_images
+from torchcaps.export.onnx_model import INPUT, LENGTHS, RECONSTRUCTION, OnnxModel
+from torchcaps.files import atomic_path
+from torchcaps.models import Model, ModelOutput
+
+if TYPE_CHECKING:
+    import onnx
+
+OPSET = 18
+"""ONNX's version of operators: the oldest that torch's exporter writes, for the most runtimes."""
+TOLERANCE = 1e-4
+"""The largest difference from the network's own output that a file may have; of numbers above 1, relative to them."""
+DESCRIPTION = "torchcaps.json"
+"""Where a torch.export program keeps its description."""
+ONNX_LIMIT = 2**31 - 2**20
+"""Bytes of weights that an ONNX file holds, less room for the graph: protobuf takes no more than 2 GiB."""
+
+Outputs = tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far a file's output is from the network's."""
+
+    images: int
+    """How many images were compared."""
+    batch_sizes: tuple[int, ...]
+    """How many at a time."""
+    lengths: float
+    """Largest difference of the class scores."""
+    reconstruction: float | None
+    """Largest difference of the reconstructed pixels; None without a decoder."""
+
+    def __str__(self) -> str:
+        drawn = "" if self.reconstruction is None else f", of a reconstructed pixel {self.reconstruction:.1e}"
+        sizes = " and ".join(map(str, self.batch_sizes))
+        return f"largest difference of a length {self.lengths:.1e}{drawn}, in batches of {sizes}"
+
+
+def export_onnx(
+    network: Model, path: str | Path, description: Description, images: UInt8[Tensor, "N C H W"] | None = None
+) -> Agreement:
+    """Write a network as an ONNX file for any batch size, and compare it with the network.
+
+    The file takes ``images`` (B, C, H, W), float32 pixels 0..1, and gives ``lengths`` (B, J) and, with a decoder,
+    ``reconstruction`` (B, C, H, W), or (B, P, C, H, W) of P objects in an image, from the longest capsules. All weights
+    are in it; it names no file, no path and no line of source.
+
+    Args:
+        network: Its weights are written as float32.
+        path: Where to; it must end in ``.onnx``.
+        description: What the file says of the network.
+        images: Images to compare on, at least one; random ones if None.
+
+    Raises:
+        InputError: The file's output differs from the network's by more than 1e-4, and is not left behind; the
+            network is too large for one file; the description is not of this network; or a package of the extra
+            ``export`` is not installed.
+        OSError: The file cannot be written.
+    """
+    path = _with_suffix(path, ".onnx")
+    _check_description(description, network)
+    try:
+        import onnx
+        import onnxruntime  # noqa: F401  found missing before the work, not after it
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise InputError(f'an ONNX file needs the package {error.name}: pip install "torchcaps[export]"') from None
+    size = sum(parameter.numel() * 4 for parameter in network.parameters())
+    if size > ONNX_LIMIT:
+        raise InputError(f"the weights take {size / 2**30:.1f} GiB, an ONNX file holds 2 GiB; take a torch program")
+    program = trace(network)
+    with _quiet():
+        written = torch.onnx.export(
+            program,
+            (),
+            input_names=[INPUT],
+            output_names=[LENGTHS, RECONSTRUCTION][: len(_outputs_of(program))],
+            opset_version=OPSET,
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+    assert written is not None
+    model = written.model_proto
+    _tidy(model)
+    onnx.helper.set_model_props(model, description.to_metadata())
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(model.SerializeToString())
+        return _compare(network, _runner_of_onnx(temporary), images, path)
+
+
+def export_program(
+    network: Model, path: str | Path, description: Description, images: UInt8[Tensor, "N C H W"] | None = None
+) -> Agreement:
+    """Write a network as a torch.export program for any batch size, and compare it with the network.
+
+    ``torch.export.load(path).module()`` takes images (B, C, H, W), float32 pixels 0..1, and gives the tuple
+    ``(lengths, reconstruction)``, or ``(lengths,)`` without a decoder. It needs torch, but not torchcaps.
+
+    Args:
+        network: Its weights are written as float32.
+        path: Where to; it must end in ``.pt2``.
+        description: What the file says of the network, as JSON in its extra file ``torchcaps.json``.
+        images: Images to compare on, at least one; random ones if None.
+
+    Raises:
+        InputError: The program's output differs from the network's by more than 1e-4, and is not left behind; or the
+            description is not of this network.
+        OSError: The file cannot be written.
+    """
+    path = _with_suffix(path, ".pt2")
+    _check_description(description, network)
+    program = trace(network)
+    contents = io.BytesIO()
+    with _quiet():
+        torch.export.save(program, contents, extra_files={DESCRIPTION: json.dumps(dataclasses.asdict(description))})
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(contents.getvalue())
+        return _compare(network, _runner_of_program(temporary), images, path)
+
+
+class _Outputs(nn.Module):
+    """A network that takes images alone and gives what it has of (lengths, reconstruction), for inference."""
+
+    def __init__(self, network: Model) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Float[Tensor, "B C H W"]) -> tuple[Tensor, ...]:
+        output = self.network(images)
+        return (output.lengths,) if output.reconstruction is None else (output.lengths, output.reconstruction)
+
+
+def trace(network: Model) -> ExportedProgram:
+    """The network as torch.export sees it, made of torch's own operations, for any number of images.
+
+    Lines of source, which would name paths of this machine, are left out.
+    """
+    traced = _Outputs(copy.deepcopy(network).float().cpu()).eval()
+    example = as_pixels(network, random_images(network.in_shape, 2))  # a single image would fix the batch size
+    with torch.no_grad(), _quiet():
+        program = torch.export.export(
+            traced, (example.float().cpu(),), dynamic_shapes=({0: Dim("batch")},), strict=False
+        )
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)
+    return program
+
+
+def _outputs_of(program: ExportedProgram) -> list[str]:
+    return program.graph_signature.user_outputs
+
+
+def _tidy(model: onnx.ModelProto) -> None:
+    """Call the batch axis by its name, and leave out the exporter's notes, among them paths of this machine."""
+    graph = model.graph
+    del graph.value_info[:]
+    for each in (*graph.input, *graph.output):
+        each.type.tensor_type.shape.dim[0].dim_param = "batch"
+    for part in (model, graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
+        del part.metadata_props[:]
+        part.doc_string = ""
+
+
+def _runner_of_onnx(path: Path) -> Callable[[Tensor], Outputs]:
+    model = OnnxModel(path)
+
+    def run(pixels: Tensor) -> Outputs:
+        lengths, reconstruction = model(pixels.numpy())
+        return (lengths,) if reconstruction is None else (lengths, reconstruction)
+
+    return run
+
+
+def _runner_of_program(path: Path) -> Callable[[Tensor], Outputs]:
+    with _quiet():
+        module = torch.export.load(path).module()
+
+    def run(pixels: Tensor) -> Outputs:
+        with torch.inference_mode():
+            return tuple(output.numpy() for output in module(pixels))
+
+    return run
+
+
+def _compare(
+    network: Model, run: Callable[[Tensor], Outputs], images: UInt8[Tensor, "N C H W"] | None, path: Path
+) -> Agreement:
+    """How far a file's output is from the network's, one image at a time and all at once.
+
+    The network decodes the capsules that the file found longest: where two are equally long, rounding may choose
+    either.
+
+    Raises:
+        InputError: Further than ``TOLERANCE``.
+    """
+    pixels = as_pixels(network, random_images(network.in_shape) if images is None else images)
+    batch_sizes = tuple(sorted({1, len(pixels)}))
+    differences = []
+    for size in batch_sizes:
+        got = run(pixels[:size].float().cpu())
+        with inference(network):
+            wanted = network(pixels[:size], _longest(got[0], network.config.objects).to(pixels.device))
+        differences.append(_differences(got, wanted))
+    largest = np.max(differences, axis=0).tolist()  # NaN stays NaN
+    for name, difference in zip((LENGTHS, RECONSTRUCTION), largest, strict=False):
+        if not difference <= TOLERANCE:
+            raise InputError(
+                f"{path} was not written: its {name} would differ by {difference:.1e} from the network's; "
+                f"{TOLERANCE:.0e} is allowed"
+            )
+    return Agreement(len(pixels), batch_sizes, largest[0], largest[1] if len(largest) > 1 else None)
+
+
+def _longest(lengths: Float[np.ndarray, "B J"], objects: int) -> Int[Tensor, "B"] | Int[Tensor, "B P"]:
+    """The class of the longest capsule, or of the P longest, the longest first."""
+    order = torch.from_numpy((-lengths).argsort(axis=1, kind="stable"))
+    return order[:, 0] if objects == 1 else order[:, :objects]
+
+
+def _differences(got: Outputs, wanted: ModelOutput) -> list[float]:
+    expected = [wanted.lengths] if wanted.reconstruction is None else [wanted.lengths, wanted.reconstruction]
+    return [_difference(ours, theirs.float().cpu().numpy()) for ours, theirs in zip(got, expected, strict=True)]
+
+
+def _difference(got: np.ndarray, wanted: np.ndarray) -> float:
+    """The largest difference; of numbers above 1, in relation to the largest of them."""
+    if got.shape != wanted.shape:
+        return math.inf
+    return float(np.abs(got - wanted).max() / max(1.0, np.abs(wanted).max()))
+
+
+def _with_suffix(path: str | Path, suffix: str) -> Path:
+    path = Path(path)
+    if path.suffix.lower() != suffix:
+        raise InputError(f"the file must end in {suffix}, got {path}")
+    return path
+
+
+def _check_description(description: Description, network: Model) -> None:
+    said = (description.in_shape, len(description.class_names), description.objects)
+    wanted = (network.in_shape, network.num_classes, network.config.objects)
+    if said != wanted:
+        raise InputError(
+            "the description must be of the network: its in_shape, number of class_names and objects are "
+            f"{said}, the network's {wanted}"
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch's exporters say to their developers."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

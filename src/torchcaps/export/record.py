@@ -1,0 +1,126 @@
+"""From a run, and others of its kind, to what its model card says."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from torchcaps.datasets import DatasetInfo, list_datasets
+from torchcaps.errors import InputError
+from torchcaps.files import read_json
+from torchcaps.models import SeedResult, TrainingRecord, get_preset
+from torchcaps.models.pretrained import CONFIG
+from torchcaps.training import Run, TrainConfig, read_config
+from torchcaps.training.run import SUMMARY
+
+NOT_COMPUTED = ("seed", "data_dir", "accelerator", "devices", "num_nodes", "checkpoint_minutes", "tensorboard")
+"""Settings in which runs of the same training may differ; those after the seed are of no use to others."""
+
+
+def training_record(
+    run: Run, which: Literal["best", "last"] = "best", others: Sequence[str | Path] = ()
+) -> TrainingRecord:
+    """What a model card says of a run's training.
+
+    Args:
+        run: The run, finished.
+        which: The epoch whose weights ``run.model`` has.
+        others: Folders of finished runs of the same configuration with other seeds, for a mean over seeds.
+
+    Raises:
+        InputError: The run is not finished, or another one is not of the same training, or of the same seed.
+    """
+    if run.config is None:
+        raise InputError(
+            f"{run.path} is a saved network without its training; a model card is written from a run folder"
+        )
+    summary = _finished(run.path, run.summary)
+    summaries = [summary, *(_same_training(run.path, run.config, Path(folder)) for folder in others)]
+    seeds = [each["seed"] for each in summaries]
+    for seed in seeds:
+        if seeds.count(seed) > 1:
+            raise InputError(f"two of the runs have the seed {seed}; a mean over seeds needs different ones")
+    info = _dataset(run.config)
+    return TrainingRecord(
+        preset=run.config.preset,
+        data=None if info.takes_path else info.name,
+        data_title="own images" if info.takes_path else info.title,
+        data_source="not published" if info.takes_path else info.source,
+        data_licence="not published" if info.takes_path else info.licence,
+        images=summary["images"],
+        recipe=dataclasses.replace(run.config.recipe, epochs=summary["epochs"]),
+        precision=run.config.precision,
+        which=which,
+        results=tuple(
+            SeedResult(
+                seed=each["seed"],
+                best_epoch=each["best_epoch"],
+                best_error=each["test"]["best"]["error"],
+                last_error=each["test"]["last"]["error"],
+            )
+            for each in summaries
+        ),
+        command=_command(run.config, info),
+        seconds=summary["seconds"],
+        hardware=_hardware(summary["hardware"]),
+        versions=summary["versions"],
+    )
+
+
+def _finished(folder: Path, summary: dict[str, Any] | None) -> dict[str, Any]:
+    if summary is None:
+        raise InputError(
+            f"{folder} has no {SUMMARY}, so there is no result for its card; finish it with "
+            f"torchcaps train --resume {folder}"
+        )
+    return summary
+
+
+def _same_training(first: Path, config: TrainConfig, folder: Path) -> dict[str, Any]:
+    """The summary of another run of the same configuration.
+
+    Raises:
+        InputError: It is none.
+    """
+    other = read_config(folder / CONFIG).to_dict()
+    for name, value in config.to_dict().items():
+        if name not in NOT_COMPUTED and other[name] != value:
+            raise InputError(f"{folder} is not of the same training as {first}: they differ in {name}")
+    return _finished(folder, read_json(folder / SUMMARY, "summary") if (folder / SUMMARY).exists() else None)
+
+
+def _dataset(config: TrainConfig) -> DatasetInfo:
+    name = config.data.partition(":")[0]
+    return next(info for info in list_datasets() if info.name == name)
+
+
+def _command(config: TrainConfig, info: DatasetInfo) -> str:
+    """What trains the run again, with nothing of this machine in it."""
+    preset = get_preset(config.preset)
+    plain = TrainConfig(preset=preset.name, model=preset.model, recipe=preset.recipe)
+    words = ["torchcaps", "train", preset.name, "--data", info.spec, "--seed", str(config.seed)]
+    for own, usual in ((config.model, plain.model), (config.recipe, plain.recipe), (config, plain)):
+        for field in dataclasses.fields(own):
+            value = getattr(own, field.name)
+            said = field.name in ("preset", "model", "recipe", "data", *NOT_COMPUTED)
+            if not said and value != getattr(usual, field.name):
+                words += _option(field.name, value)
+    return " ".join(words)
+
+
+def _option(name: str, value: Any) -> list[str]:
+    words = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{words}" if value else f"--no-{words}"]
+    if value is None or value == ():
+        return [f"--{words}", "none"]
+    return [f"--{words}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+
+
+def _hardware(hardware: dict[str, Any]) -> str:
+    where = hardware.get("gpu", hardware["processor"])
+    processes = hardware.get("processes", 1)
+    threads = f"{hardware['threads']} thread{'s' * (hardware['threads'] > 1)}"
+    return f"{where} ({threads})" + (f", {processes} processes" if processes > 1 else "")

@@ -1,0 +1,66 @@
+"""What a file says of its network survives, and what is not ours is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from support import assert_raises
+from torchcaps import __version__
+from torchcaps.errors import InputError
+from torchcaps.export import Description
+
+FULL = Description(
+    in_shape=(3, 32, 28), class_names=("Katze", "犬"), preset="sabour2017", objects=2, fit="stretch", version="0.0.1"
+)
+
+
+@pytest.mark.parametrize("description", [FULL, Description(in_shape=(1, 9, 9), class_names=("a", "b"))])
+def test_round_trip(description: Description) -> None:
+    metadata = description.to_metadata()
+    assert all(isinstance(value, str) and name.startswith("torchcaps.") for name, value in metadata.items())
+    assert Description.from_metadata(metadata | {"author": "somebody"}) == description
+
+
+def test_what_is_not_said_is_plain() -> None:
+    plain = Description(in_shape=(1, 9, 9), class_names=("a", "b"))
+    assert (plain.preset, plain.objects, plain.fit, plain.version) == (None, 1, "pad", __version__)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("in_shape", "[1, 28]"),
+        ("in_shape", "[1, 28, 0]"),
+        ("in_shape", '"big"'),
+        ("class_names", '["one"]'),
+        ("class_names", "[1, 2]"),
+        ("preset", "7"),
+        ("objects", "0"),
+        ("objects", '"two"'),
+        ("fit", '"crop"'),
+        ("version", "1"),
+        ("fit", "{not json"),
+    ],
+)
+def test_entries_that_do_not_fit(name: str, value: str) -> None:
+    metadata = FULL.to_metadata() | {f"torchcaps.{name}": value}
+    assert_raises(InputError, Description.from_metadata, metadata, say=f"its entry torchcaps.{name} ")
+
+
+@pytest.mark.parametrize("name", FULL.to_metadata())
+def test_entries_that_are_missing(name: str) -> None:
+    metadata = FULL.to_metadata()
+    del metadata[name]
+    assert_raises(InputError, Description.from_metadata, metadata, say=f"it has no entry {name}")
+
+
+def test_no_torch_is_needed() -> None:
+    code = (
+        "import sys, torchcaps.export.onnx_model, torchcaps.export.description\n"
+        "from torchcaps.export import Description, OnnxModel\nprint('torch' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n"

@@ -1,0 +1,223 @@
+"""From runs to a folder with a model card, and to the hub."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hub_stub import Hub, hub_stub
+from support import assert_close, assert_raises
+from torchcaps import load_pretrained
+from torchcaps.analysis import evaluate
+from torchcaps.errors import InputError
+from torchcaps.export import export_folder, share, training_record
+from torchcaps.files import read_json, write_json
+from torchcaps.training import Run, load_run
+
+FILES = {"config.json", "model.safetensors", "classes.json", "README.md"}
+
+
+@pytest.fixture
+def run(runs: tuple[Path, Path]) -> Run:
+    return load_run(runs[0])
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with hub_stub() as stub:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", stub.url)
+        template = stub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setenv("HF_TOKEN", stub.token)
+        yield stub
+
+
+# the record
+
+
+def test_what_a_card_says_of_a_run(run: Run, runs: tuple[Path, Path]) -> None:
+    record = training_record(run, "last", [runs[1]])
+    summaries = [read_json(folder / "summary.json", "summary") for folder in runs]
+    assert [result.seed for result in record.results] == [0, 1]
+    assert [result.best_error for result in record.results] == [each["test"]["best"]["error"] for each in summaries]
+    assert [result.last_error for result in record.results] == [each["test"]["last"]["error"] for each in summaries]
+    assert [result.best_epoch for result in record.results] == [each["best_epoch"] for each in summaries]
+    assert (record.preset, record.data, record.which, record.precision) == ("sabour2017", None, "last", "32")
+    assert record.images == summaries[0]["images"]
+    assert record.recipe.epochs == 2
+    assert record.versions["torch"] == torch.__version__
+    assert "1 thread)" in record.hardware
+
+
+def test_the_command_trains_it_again_anywhere(run: Run) -> None:
+    """It is the run's configuration, without what is of this machine."""
+    from torchcaps.cli.train import OPTIONS
+
+    assert run.config is not None
+    changed = dataclasses.replace(
+        run.config,
+        data_dir="/home/me",
+        checkpoint_minutes=1.0,
+        recipe=dataclasses.replace(run.config.recipe, flip=True, limit_train=None),
+        model=dataclasses.replace(run.config.model, decoder_hidden=(), decoder=False),
+    )
+    command = training_record(dataclasses.replace(run, config=changed)).command
+    assert command.startswith("torchcaps train sabour2017 --data npz:PATH --seed 0 --conv-channels 8 ")
+    for option in ("--primary-types 2", "--decoder-hidden none", "--no-decoder", "--flip", "--validation-size 12"):
+        assert f" {option}" in command
+    for local in ("/", "cpu", "--checkpoint-minutes"):
+        assert local not in command.replace("bars", "")
+    known = {name for option in OPTIONS for name in (*option.opts, *option.secondary_opts)}
+    assert {word for word in command.split() if word.startswith("--")} <= known
+
+
+def copied(run: Path, to: Path, config: dict[str, Any] | None = None, summary: dict[str, Any] | None = None) -> Path:
+    """A copy of a run with other values in its configuration and its summary."""
+    shutil.copytree(run, to)
+    for name, changes in (("config", config), ("summary", summary)):
+        write_json(to / f"{name}.json", read_json(to / f"{name}.json", name) | (changes or {}))
+    return to
+
+
+def test_a_data_set_with_a_name_is_described(run: Run) -> None:
+    assert run.config is not None
+    record = training_record(dataclasses.replace(run, config=dataclasses.replace(run.config, data="digits")))
+    assert (record.data, record.data_title.split()[0], record.data_licence) == ("digits", "UCI", "CC BY 4.0")
+
+
+def test_runs_that_do_not_go_together(run: Run, runs: tuple[Path, Path], tmp_path: Path) -> None:
+    again = copied(runs[1], tmp_path / "again")
+    assert_raises(InputError, training_record, run, others=[runs[1], again], say="two of the runs have the seed 1")
+    assert_raises(InputError, training_record, run, others=[runs[0]], say="two of the runs have the seed 0")
+    other = copied(runs[1], tmp_path / "other", config={"precision": "bf16"})
+    said = f"{other} is not of the same training as {runs[0]}: they differ in precision"
+    assert_raises(InputError, training_record, run, others=[other], say=said)
+    elsewhere = copied(runs[1], tmp_path / "elsewhere", config={"devices": 2, "data_dir": "x"})
+    assert len(training_record(run, others=[elsewhere]).results) == 2
+    (again / "summary.json").unlink()
+    said = f"finish it with torchcaps train --resume {again}"
+    assert_raises(InputError, training_record, run, others=[again], say=said)
+    assert_raises(InputError, training_record, load_run(again), say=said)
+    saved = load_run(runs[0] / "best")
+    assert_raises(InputError, training_record, saved, say="a model card is written from a run folder")
+
+
+# the folder
+
+
+def test_a_folder_is_the_network_with_its_card(run: Run, runs: tuple[Path, Path], tmp_path: Path) -> None:
+    record = export_folder(run, tmp_path / "a" / "net", others=[runs[1]])
+    assert {path.name for path in (tmp_path / "a" / "net").iterdir()} == FILES
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["net"]
+    again = load_run(tmp_path / "a" / "net")
+    assert again.class_names == run.class_names
+    for ours, theirs in zip(again.model.parameters(), run.model.parameters(), strict=True):
+        assert_close(ours, theirs, 0)
+    card = (tmp_path / "a" / "net" / "README.md").read_text()
+    assert record.command in card
+    assert "over the seeds 0, 1" in card
+    assert str(tmp_path) not in card
+
+
+def test_half_precision_is_measured_as_it_is_stored(run: Run, tmp_path: Path) -> None:
+    record = export_folder(run, tmp_path / "net", half=True)
+    stored = load_file(tmp_path / "net" / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.float16}
+    model = load_pretrained(tmp_path / "net")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert record.stored_error == evaluate(model, run.dataset().test).error
+    assert (
+        f"{100 * record.stored_error:.2f} % test error, measured after rounding"
+        in (tmp_path / "net" / "README.md").read_text()
+    )
+
+
+def test_half_precision_needs_the_data(run: Run, tmp_path: Path) -> None:
+    assert run.config is not None
+    elsewhere = dataclasses.replace(run.config, data="mnist", data_dir=str(tmp_path))
+    run = dataclasses.replace(run, config=elsewhere)
+    said = "rounded weights are tested again, but mnist is not on this machine"
+    assert_raises(InputError, export_folder, run, tmp_path / "net", half=True, say=said)
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_for_the_package(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written to where shipped networks lie, the card says that it comes with torchcaps."""
+    monkeypatch.setattr("torchcaps.models.pretrained._SHIPPED_FOLDER", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    export_folder(run, "compact", half=True)
+    assert 'load_pretrained("compact")' in (tmp_path / "compact" / "README.md").read_text()
+    assert_close(load_pretrained().conv.weight, run.model.conv.weight, 1e-3)
+
+
+def test_nothing_is_overwritten(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "net").mkdir()
+    assert_raises(InputError, export_folder, run, tmp_path / "net", say=f"there is something at {tmp_path / 'net'}")
+    assert not list((tmp_path / "net").iterdir())
+
+
+# the hub
+
+
+def test_shared_and_read_back(run: Run, hub: Hub, tmp_path: Path) -> None:
+    assert share(run, "someone/net", private=True) == f"{hub.url}/someone/net"
+    files = hub.files["someone/net"]
+    assert files.keys() == FILES
+    assert hub.private["someone/net"] is True
+    assert hub.messages == ["sabour2017 on own images, made with torchcaps"]
+    assert 'load_pretrained("someone/net")' in files["README.md"].decode()
+    assert json.loads(files["classes.json"]) == {"class_names": ["0", "1", "2"]}
+    again = load_pretrained("someone/net", cache_dir=tmp_path)
+    for ours, theirs in zip(again.parameters(), run.model.parameters(), strict=True):
+        assert_close(ours, theirs, 0)
+
+
+def test_sharing_again_replaces(run: Run, hub: Hub) -> None:
+    share(run, "someone/net")
+    before = hub.files["someone/net"]["model.safetensors"]
+    share(run, "someone/net", half=True)
+    assert len(hub.files["someone/net"]["model.safetensors"]) < 0.6 * len(before)
+    assert hub.private["someone/net"] is False
+
+
+def test_a_network_alone_can_be_pushed(run: Run, hub: Hub) -> None:
+    assert run.model.push_to_hub("someone/alone", class_names=run.class_names) == f"{hub.url}/someone/alone"
+    assert hub.files["someone/alone"].keys() == FILES
+    assert "not recorded" in hub.files["someone/alone"]["README.md"].decode()
+
+
+@pytest.mark.parametrize(
+    ("refuse_with", "repository", "said"),
+    [
+        (401, "someone/net", "the hub does not let you write to someone/net; log in with `hf auth login`, or set"),
+        (403, "someone/net", "the hub does not let you write to someone/net; log in"),
+        (500, "someone/net", "the hub refused someone/net: HfHubHTTPError: "),
+        (None, "some/one?", "some/one? is no name of a repository, such as someone/capsnet-mnist: "),
+        (None, "someone", "someone is no name of a repository with its owner, such as someone/capsnet-mnist"),
+    ],
+)
+def test_refusals(run: Run, hub: Hub, refuse_with: int | None, repository: str, said: str) -> None:
+    hub.refuse_with = refuse_with
+    with pytest.raises(InputError) as caught:
+        share(run, repository)
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+    assert hub.token not in str(caught.value)
+    assert not hub.files
+
+
+def test_a_token_of_somebody_else(run: Run, hub: Hub) -> None:
+    assert_raises(InputError, share, run, "someone/net", token="hf_wrong", say="the hub does not let you write")
+
+
+def test_no_hub_at_all(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    assert_raises(InputError, share, run, "someone/net", say="the hub could not be reached to write someone/net: ")

@@ -1,0 +1,207 @@
+"""ONNX files and torch.export programs give what the network gives, for any number of images, or are not written."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from support import assert_raises
+from torchcaps.errors import InputError
+from torchcaps.export import Agreement, OnnxModel, export_onnx, export_program, graphs
+from torchcaps.models import Model
+
+for package in ("onnx", "onnxruntime", "onnxscript"):
+    pytest.importorskip(package, reason="the extra torchcaps[export] is not installed")
+
+Make = Callable[..., Any]
+
+# a capsule network with decoder, two objects in an image with standardised pixels, and one with lengths only
+KINDS: dict[str, dict[str, Any]] = {
+    "capsules": {"preset": "sabour2017"},
+    "objects": {"preset": "sabour2017", "objects": 2, "standardise": True, "num_iterations": 2},
+    "cnn": {"preset": "baseline-cnn"},
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def exported(
+    request: pytest.FixtureRequest, make_network: Make, describe: Make, make_images: Make, tmp_path_factory: Any
+) -> tuple[Model, Path, Agreement]:
+    """A network, its ONNX file, and how they agree."""
+    model = make_network(**KINDS[request.param])
+    path = tmp_path_factory.mktemp("onnx") / "model.onnx"
+    description = describe(preset=KINDS[request.param]["preset"], objects=model.config.objects)
+    return model, path, export_onnx(model.train(), path, description, make_images(5))
+
+
+def outputs(model: Model, images: Tensor) -> list[np.ndarray]:
+    was_training = model.training
+    with torch.no_grad():
+        output = model.eval()(images)
+    model.train(was_training)
+    return [each.numpy() for each in (output.lengths, output.reconstruction) if each is not None]
+
+
+@pytest.mark.parametrize("count", [1, 3, 300])
+def test_an_onnx_file_gives_what_the_network_gives(
+    exported: tuple[Model, Path, Agreement], make_images: Make, count: int
+) -> None:
+    model, path, _ = exported
+    images = make_images(count)
+    lengths, reconstruction = OnnxModel(path)(images.numpy())
+    wanted = outputs(model, images / 255)
+    assert (reconstruction is None) == (len(wanted) == 1)
+    for got, expected in zip((lengths, reconstruction), wanted, strict=False):
+        assert got is not None
+        np.testing.assert_allclose(got, expected, atol=1e-5)
+    assert np.ptp(wanted[0], axis=1).min() > 1e-3, "lengths that differ, so that decoding is tested"
+
+
+def test_what_an_onnx_file_is(exported: tuple[Model, Path, Agreement]) -> None:
+    """One file with all weights, ONNX's own operators only, names that can be relied on, and no line of source."""
+    import onnx
+
+    model, path, _ = exported
+    assert [file.name for file in path.parent.iterdir()] == ["model.onnx"]
+    onnx.checker.check_model(path, full_check=True)
+    proto = onnx.load(path)
+    assert {(each.domain, each.version) for each in proto.opset_import} == {("", graphs.OPSET)}
+    assert {node.domain for node in proto.graph.node} == {""}
+    assert len(proto.functions) == 0
+    shapes = {
+        each.name: [dim.dim_param or dim.dim_value for dim in each.type.tensor_type.shape.dim]
+        for each in (*proto.graph.input, *proto.graph.output)
+    }
+    expected: dict[str, list[str | int]] = {"images": ["batch", 1, 18, 20], "lengths": ["batch", 4]}
+    if getattr(model, "decoder", None) is not None:
+        expected["reconstruction"] = ["batch", *([2] if model.config.objects == 2 else []), 1, 18, 20]
+    assert shapes == expected
+    contents = path.read_bytes()
+    assert b".py" not in contents
+    assert str(Path.cwd()).encode() not in contents
+    assert len(contents) < 1.1 * sum(4 * p.numel() for p in model.parameters()) + 50_000
+
+
+def test_it_says_what_the_network_is(exported: tuple[Model, Path, Agreement], describe: Make) -> None:
+    model, path, _ = exported
+    preset = "baseline-cnn" if getattr(model, "decoder", None) is None else "sabour2017"
+    assert OnnxModel(path).description == describe(preset=preset, objects=model.config.objects)
+
+
+def test_the_network_stays_as_it_was(exported: tuple[Model, Path, Agreement]) -> None:
+    model, _, _ = exported
+    assert all(module.training for module in model.modules())
+
+
+def test_how_far_they_agree_is_told(exported: tuple[Model, Path, Agreement]) -> None:
+    model, _, agreement = exported
+    assert (agreement.images, agreement.batch_sizes) == (5, (1, 5))
+    assert 0 <= agreement.lengths < 1e-6
+    assert (agreement.reconstruction is None) == (getattr(model, "decoder", None) is None)
+    assert f"largest difference of a length {agreement.lengths:.1e}" in str(agreement)
+    assert "in batches of 1 and 5" in str(agreement)
+
+
+@pytest.mark.parametrize("kind", ["capsules", "cnn"])
+def test_a_program_gives_what_the_network_gives(
+    make_network: Make, describe: Make, make_images: Make, tmp_path: Path, kind: str
+) -> None:
+    model = make_network(**KINDS[kind])
+    path, extra = tmp_path / "model.pt2", {graphs.DESCRIPTION: ""}
+    agreement = export_program(model, path, describe())
+    assert (agreement.images, agreement.batch_sizes) == (32, (1, 32))
+    program = torch.export.load(path, extra_files=extra)
+    assert json.loads(extra[graphs.DESCRIPTION]) == json.loads(json.dumps(vars(describe())))
+    assert json.loads(extra[graphs.DESCRIPTION])["class_names"] == list(describe().class_names)
+    for count in (1, 7):
+        images = make_images(count) / 255
+        for got, wanted in zip(program.module()(images), outputs(model, images), strict=True):
+            np.testing.assert_allclose(got.detach(), wanted, atol=1e-6)
+    assert "torchcaps" not in str(program.graph), "operators of torch only"
+    assert b".py" not in path.read_bytes()
+
+
+WRITERS = {"onnx": (export_onnx, "model.onnx"), "torch": (export_program, "model.pt2")}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("wrong", [2e-3, math.nan])
+def test_a_file_that_differs_is_not_left_behind(
+    make_network: Make, describe: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, wrong: float
+) -> None:
+    write, name = WRITERS[kind]
+    model = make_network("baseline-cnn", hidden=())
+    real = graphs.trace
+
+    def trace_another(network: Model) -> Any:
+        other = copy.deepcopy(network)
+        with torch.no_grad():
+            other.classify.bias[0] += wrong
+        return real(other)
+
+    monkeypatch.setattr(graphs, "trace", trace_another)
+    (tmp_path / name).write_bytes(b"what was there")
+    said = f"{tmp_path / name} was not written: its lengths would differ by "
+    assert_raises(InputError, write, model, tmp_path / name, describe(), say=said)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"what was there"]
+
+
+def test_differences_are_absolute_up_to_one_and_relative_beyond() -> None:
+    row = np.array([[0.5, -3.0]])
+    assert graphs._difference(row + 0.03, row) == pytest.approx(0.01)
+    assert graphs._difference(row / 10 + 0.03, row / 10) == pytest.approx(0.03)
+    assert graphs._difference(row[0], row) == math.inf
+    assert math.isnan(graphs._difference(row * math.nan, row))
+    assert math.isnan(graphs._difference(row, row * math.nan))
+
+
+def test_equally_long_capsules_are_decoded_as_the_file_chose() -> None:
+    lengths = np.array([[0.1, 0.7, 0.7, 0.2], [0.9, 0.1, 0.2, 0.3]], np.float32)
+    assert graphs._longest(lengths, 1).tolist() == [1, 0]
+    assert graphs._longest(lengths, 3).tolist() == [[1, 2, 3], [0, 3, 2]]
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_names_of_files(make_network: Make, describe: Make, tmp_path: Path, kind: str) -> None:
+    write, name = WRITERS[kind]
+    said = f"the file must end in {Path(name).suffix}, got {tmp_path / 'model.bin'}"
+    assert_raises(InputError, write, make_network(), tmp_path / "model.bin", describe(), say=said)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("wrong", [{"in_shape": (1, 18, 21)}, {"class_names": ("a", "b")}, {"objects": 2}])
+@pytest.mark.parametrize("kind", WRITERS)
+def test_descriptions_of_another_network(
+    make_network: Make, describe: Make, tmp_path: Path, kind: str, wrong: dict[str, Any]
+) -> None:
+    write, name = WRITERS[kind]
+    said = "the description must be of the network: its in_shape, number of class_names and objects are "
+    assert_raises(InputError, write, make_network(), tmp_path / name, describe(**wrong), say=said)
+
+
+def test_networks_that_one_file_cannot_hold(
+    make_network: Make, describe: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "ONNX_LIMIT", 1000)
+    assert_raises(
+        InputError, export_onnx, make_network(), tmp_path / "x.onnx", describe(), say="an ONNX file holds 2 GiB"
+    )
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxruntime", "onnxscript"])
+def test_a_package_that_is_missing(
+    make_network: Make, describe: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    said = f'an ONNX file needs the package {package}: pip install "torchcaps[export]"'
+    assert_raises(InputError, export_onnx, make_network(), tmp_path / "x.onnx", describe(), say=said)

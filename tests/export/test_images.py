@@ -1,0 +1,64 @@
+"""What a file is compared on: the run's own test images where they are at hand, else noise, and never a download."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchcaps.export import describe_run, image_fit, random_images, sample_images
+from torchcaps.training import Run, load_run
+
+
+@pytest.fixture
+def run(runs: tuple[Path, Path]) -> Run:
+    return load_run(runs[0])
+
+
+def with_data(run: Run, data: str, data_dir: str | None = None) -> Run:
+    assert run.config is not None
+    return dataclasses.replace(run, config=dataclasses.replace(run.config, data=data, data_dir=data_dir))
+
+
+def test_test_images_of_the_run(run: Run) -> None:
+    assert run.config is not None
+    images, words = sample_images(run, 5)
+    assert torch.equal(images, run.dataset().test.images[:5])
+    assert words == f"the first 5 test images of {run.config.data}"
+    images, words = sample_images(run, 10_000)
+    assert words.startswith(f"the first {len(images)} test images")
+
+
+def test_data_that_are_not_here(run: Run, tmp_path: Path) -> None:
+    images, words = sample_images(with_data(run, "mnist", str(tmp_path)), 6)
+    assert torch.equal(images, random_images(run.model.in_shape, 6))
+    assert words == "6 random images (mnist is not on this machine)"
+
+
+def test_data_that_cannot_be_read(run: Run, tmp_path: Path) -> None:
+    images, words = sample_images(with_data(run, f"npz:{tmp_path / 'gone.npz'}"))
+    assert torch.equal(images, random_images(run.model.in_shape))
+    assert words.startswith("32 random images (the data cannot be read: ")
+
+
+def test_a_network_that_knows_no_data(runs: tuple[Path, Path]) -> None:
+    _, words = sample_images(load_run(runs[0] / "best"))
+    assert words == f"32 random images ({runs[0] / 'best'} does not say what it was trained on)"
+
+
+def test_noise_is_the_same_each_time() -> None:
+    images = random_images((3, 9, 8), 4)
+    assert images.shape == (4, 3, 9, 8)
+    assert torch.equal(images, random_images((3, 9, 8), 4))
+    assert images.float().std() > 50
+
+
+def test_what_a_run_says_of_itself(run: Run, runs: tuple[Path, Path]) -> None:
+    described = describe_run(run)
+    assert (described.in_shape, described.class_names) == ((1, 18, 18), ("0", "1", "2"))
+    assert (described.preset, described.objects, described.fit) == ("sabour2017", 1, "pad")
+    assert describe_run(load_run(runs[0] / "best")).preset is None
+    assert describe_run(with_data(run, "folder:photos")).fit == "stretch"
+    assert image_fit(None) == "pad"

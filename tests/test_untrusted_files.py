@@ -1,0 +1,108 @@
+"""Files of others are read, never executed: whatever is put in their place."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from support import assert_raises
+from tiny_runs import tiny_config
+from torchcaps import CapsNet, load_pretrained
+from torchcaps.errors import InputError
+from torchcaps.export import OnnxModel
+from torchcaps.training import load_run, resume, train
+
+
+class Payload:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return Path.touch, (self.path,)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("untrusted")
+    labels = np.arange(90) % 3
+    np.savez(folder / "x.npz", x=np.full((90, 18, 18), 80, np.uint8), y=labels)
+    train(tiny_config(folder / "x.npz", epochs=1), folder / "run", figures=False)
+    return folder / "run"
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def write_pickle(payload: Payload, path: Path) -> None:
+    path.write_bytes(pickle.dumps(payload))
+
+
+def write_torch(payload: Payload, path: Path) -> None:
+    torch.save({"model": payload, "optimizer": payload, "progress": payload}, path)
+
+
+WRITERS = {"pickle": write_pickle, "torch.save": write_torch}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_the_payload_works(tmp_path: Path, kind: str) -> None:
+    WRITERS[kind](Payload(tmp_path / "executed"), tmp_path / "x")
+    if kind == "pickle":
+        pickle.loads((tmp_path / "x").read_bytes())
+    else:
+        torch.load(tmp_path / "x", weights_only=False)
+    assert (tmp_path / "executed").exists()
+
+
+# a file of a run, and who reads it
+READERS: dict[str, list[Callable[[Path], object]]] = {
+    "config.json": [load_run, resume],
+    "summary.json": [load_run],
+    "last.ckpt": [lambda run: load_run(run, "last"), lambda run: resume(run, overrides={"epochs": 2})],
+    "best/config.json": [load_run, lambda run: load_pretrained(run / "best")],
+    "best/classes.json": [load_run],
+    "best/model.safetensors": [
+        load_run,
+        lambda run: load_pretrained(run / "best"),
+        lambda run: CapsNet.from_pretrained(run / "best"),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("name", READERS)
+def test_nothing_in_a_run_is_executed(
+    run: Path, tmp_path: Path, name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", raising=False)
+    WRITERS[kind](Payload(tmp_path / "executed"), run / name)
+    for read in READERS[name]:
+        assert_raises(InputError, read, run, say=name)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_other_formats_beside_the_weights_are_no_way_in(run: Path, tmp_path: Path) -> None:
+    for name in ("pytorch_model.bin", "model.pt", "model.pkl"):
+        write_torch(Payload(tmp_path / "executed"), run / "best" / name)
+    (run / "best" / "model.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    load_pretrained(run / "best")
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_nothing_in_an_onnx_file_is_executed(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("onnxruntime", reason="the extra torchcaps[export] is not installed")
+    WRITERS[kind](Payload(tmp_path / "executed"), tmp_path / "model.onnx")
+    assert_raises(InputError, OnnxModel, tmp_path / "model.onnx", say="model.onnx is damaged or no ONNX file")
+    assert not (tmp_path / "executed").exists()
