@@ -1,0 +1,236 @@
+"""What the explorer shows of an image: lengths, capsules, coupling, and what a changed capsule decodes to.
+
+No page and no server in it. J classes, D components, T routing iterations, P objects in an image.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+
+from torchcaps.analysis import load_image, trace_routing
+from torchcaps.analysis.inference import as_pixels, class_labels, inference, require_decoder
+from torchcaps.datasets import ImageSet
+from torchcaps.errors import InputError
+from torchcaps.models import CapsNet, Model
+
+MOST_MAPS = 10
+"""Of more classes, only those of the longest capsules have their coupling shown."""
+
+# Red, green, blue of the first object and of the second: orange and blue, which every colour vision tells apart, and
+# together white, so that a pixel that both objects explain is white. Further objects repeat them.
+OBJECT_COLOURS = ((1.0, 0.5, 0.0), (0.2, 0.6, 1.0))
+# Coupling below and above what uniform coupling would be; white between them.
+_BELOW, _ABOVE = (0.13, 0.40, 0.67), (0.70, 0.09, 0.17)
+
+
+@dataclass(frozen=True, eq=False)
+class Routing:
+    """The coupling of one image, iteration by iteration.
+
+    Args:
+        classes: Whose maps these are, in the order of their numbers: all classes, or those of the longest capsules.
+        maps: The coupling on the grid of the primary capsules, averaged over their types.
+        lengths: ‖v_j‖ after each iteration.
+        uniform: What uniform coupling would be.
+    """
+
+    classes: tuple[int, ...]
+    maps: Float[np.ndarray, "T shown H W"]
+    lengths: Float[np.ndarray, "T shown"]
+    uniform: float
+
+    @property
+    def reach(self) -> float:
+        """How far the coupling goes from uniform at most; a hundredth of uniform coupling at least."""
+        return max(float(np.abs(self.maps - self.uniform).max()), 0.02 * self.uniform)
+
+    def colours(self) -> UInt8[np.ndarray, "T shown 3 H W"]:
+        """The maps in colours: blue below uniform coupling, white at it, red above, all maps on one scale."""
+        share = ((self.maps - self.uniform) / self.reach)[:, :, None]  # -1..1, (T, shown, 1, H, W)
+        towards = np.where(share < 0, _column(_BELOW), _column(_ABOVE))
+        return to_bytes(1 - np.abs(share) * (1 - towards))
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """What a network says about one image.
+
+    Args:
+        lengths: Class scores ‖v_j‖, or a CNN's probabilities.
+        present: The classes of the P longest capsules, the longest first.
+        capsules: Class capsules v_j; None for a network without.
+        routing: None where routing cannot be followed.
+    """
+
+    lengths: Float[np.ndarray, "J"]
+    present: tuple[int, ...]
+    capsules: Float[np.ndarray, "J D"] | None
+    routing: Routing | None
+
+
+class Explorer:
+    """A network, and images to pick from.
+
+    Args:
+        model: Any network of torchcaps, in evaluation mode.
+        class_names: The name of each class; its number if None.
+        title: What the network is, in words.
+        images: To pick from; None if there are none.
+        no_images: Why there are none, in a sentence.
+        fit: How an image file is brought to the network's size, see :func:`torchcaps.analysis.load_image`.
+
+    Attributes:
+        no_pose: Why capsules cannot be decoded, in a sentence; None where they can.
+        no_routing: Why routing cannot be followed, in a sentence; None where it can.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        class_names: Sequence[str] | None = None,
+        *,
+        title: str = "",
+        images: ImageSet | None = None,
+        no_images: str = "There are no images to pick from.",
+        fit: Literal["pad", "stretch"] = "pad",
+    ) -> None:
+        self.model, self.title, self.images, self.no_images, self.fit = model, title, images, no_images, fit
+        self.class_names = class_labels(class_names, model.num_classes)
+        blank = torch.zeros(1, *model.in_shape, dtype=torch.uint8)
+        self.no_pose = _why_not("Capsules cannot be decoded", lambda: require_decoder(model, "a reconstruction"))
+        self.no_routing = _why_not("Routing cannot be followed", lambda: trace_routing(model, blank))
+
+    @property
+    def num_objects(self) -> int:
+        """P, how many objects an image shows."""
+        return self.model.config.objects
+
+    @property
+    def capsule_dim(self) -> int:
+        """D, the components of a capsule; 0 for a network without capsules."""
+        return self.model.config.capsule_dim if isinstance(self.model, CapsNet) else 0
+
+    def look(self, pixels: UInt8[np.ndarray, "C H W"]) -> View:
+        """What the network says about an image.
+
+        Args:
+            pixels: 0..255.
+
+        Raises:
+            InputError: An image of another shape than the network's.
+        """
+        image = torch.from_numpy(pixels)[None]
+        with inference(self.model):
+            output = self.model(as_pixels(self.model, image))
+        lengths = output.lengths[0].float().cpu().numpy()
+        capsules = None if output.capsules is None else output.capsules[0].float().cpu().numpy()
+        longest = np.argsort(-lengths, kind="stable")
+        routing = None
+        if self.no_routing is None:
+            trace = trace_routing(self.model, image)
+            shown = np.sort(longest[:MOST_MAPS])
+            maps = trace.maps[:, 0, shown].mean(2)
+            routing = Routing(tuple(shown.tolist()), maps, trace.lengths[:, 0, shown], trace.uniform)
+        return View(lengths, tuple(longest[: self.num_objects].tolist()), capsules, routing)
+
+    def decode(self, classes: Sequence[int], poses: Float[np.ndarray, "P D"]) -> Float[np.ndarray, "P C H W"]:
+        """Images decoded from one capsule each, the other capsules being zero; pixels 0..1.
+
+        Args:
+            classes: Whose capsules they are.
+            poses: The capsules.
+
+        Raises:
+            InputError: A network without decoder, a class that is none, or capsules of another shape.
+        """
+        network = require_decoder(self.model, "a reconstruction")
+        for j in classes:
+            if not 0 <= j < network.num_classes:
+                raise InputError(f"a class must be from 0 to {network.num_classes - 1}, got {j}")
+        wanted = (len(classes), self.capsule_dim)
+        if not classes or poses.shape != wanted:
+            raise InputError(
+                f"capsules must have shape {wanted}, one row of components for each of at least one class, "
+                f"got {poses.shape}"
+            )
+        with inference(network):
+            weight = next(network.parameters())
+            capsules = weight.new_zeros(len(classes), network.num_classes, self.capsule_dim)
+            capsules[range(len(classes)), list(classes)] = torch.from_numpy(poses).to(weight)
+            return network.decode(capsules).float().cpu().numpy()
+
+    def pick(self, index: int) -> tuple[UInt8[np.ndarray, "C H W"], str]:
+        """One of the images, and what it shows, in words.
+
+        Args:
+            index: Which one, from 0.
+
+        Raises:
+            InputError: There are no images, or not so many.
+        """
+        if self.images is None:
+            raise InputError(self.no_images)
+        if not 0 <= index < len(self.images):
+            raise InputError(f"test images go from 0 to {len(self.images) - 1}, got {index}")
+        labels = self.images.labels[index].reshape(-1).tolist()
+        return self.images.images[index].numpy(), " and ".join(self.class_names[j] for j in labels)
+
+    def read(self, name: str, data: bytes) -> UInt8[np.ndarray, "C H W"]:
+        """An image file as the network takes it.
+
+        Args:
+            name: Of the file, for the error.
+            data: What is in it.
+
+        Raises:
+            InputError: It is no image or a broken one, or the network's images have other channels than files have.
+        """
+        channels = self.model.in_shape[0]
+        if channels not in (1, 3):
+            raise InputError(f"this network takes images of {channels} channels, but an image file has 1 or 3")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "image"
+            path.write_bytes(data)
+            try:
+                return load_image(path, self.model.in_shape, fit=self.fit).numpy()
+            except InputError:  # names a file that the user has never seen
+                raise InputError(
+                    f"“{name}” cannot be read as an image; PNG, JPEG, BMP, GIF, WebP and TIFF files can"
+                ) from None
+
+
+def colour_apart(images: Float[np.ndarray, "P C H W"]) -> Float[np.ndarray, "P 3 H W"]:
+    """Images of objects, each in the colour of its own; pixels 0..1."""
+    colours = np.array([OBJECT_COLOURS[p % len(OBJECT_COLOURS)] for p in range(len(images))], dtype=images.dtype)
+    return images.mean(1, keepdims=True) * colours[:, :, None, None]
+
+
+def overlay(coloured: Float[np.ndarray, "P 3 H W"]) -> Float[np.ndarray, "3 H W"]:
+    """Coloured images as lights that shine on one place."""
+    return coloured.sum(0).clip(0, 1)
+
+
+def to_bytes(images: Float[np.ndarray, "..."]) -> UInt8[np.ndarray, "..."]:
+    """Pixels 0..1 as 0..255, rounded."""
+    return np.round(images.clip(0, 1) * 255).astype(np.uint8)
+
+
+def _column(colour: tuple[float, float, float]) -> Float[np.ndarray, "3 1 1"]:
+    return np.array(colour, dtype=np.float32)[:, None, None]
+
+
+def _why_not(outcome: str, attempt: Callable[[], object]) -> str | None:
+    """What an attempt says when its input is wrong, as a sentence; None if it succeeds."""
+    try:
+        attempt()
+    except InputError as error:
+        return f"{outcome}: {error}."
+    return None

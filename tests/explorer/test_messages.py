@@ -1,0 +1,168 @@
+"""Questions from the browser: answered in plain JSON, and by a sentence where they are wrong."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from explorer_support import small_network
+from torchcaps.datasets import ImageSet
+from torchcaps.explorer import Explorer, messages
+from torchcaps.explorer.messages import answers, describe
+from torchcaps.explorer.state import OBJECT_COLOURS, to_bytes
+
+SHAPE = (1, 18, 20)
+PIXELS = np.random.default_rng(0).integers(0, 256, SHAPE, dtype=np.uint8)
+
+
+def encode(array: np.ndarray | bytes) -> str:
+    return base64.b64encode(array).decode()
+
+
+def decode(text: str, channels: int = 1) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), np.uint8).reshape(channels, *SHAPE[1:])
+
+
+class Page:
+    """Asks as the page does: through JSON, both ways."""
+
+    def __init__(self, explorer: Explorer) -> None:
+        self.functions = {function.__name__: function for function in answers(explorer)}
+
+    def __call__(self, name: str, /, **question: Any) -> Any:
+        return json.loads(json.dumps(self.functions[name](json.loads(json.dumps(question)))))
+
+
+def explorer_with(**fields: Any) -> Explorer:
+    images = ImageSet(torch.from_numpy(PIXELS)[None], torch.tensor([2]))
+    return Explorer(small_network(**fields), ["a", "b", "c", "d"], title="small", images=images)
+
+
+@pytest.fixture
+def explorer() -> Explorer:
+    return explorer_with()
+
+
+@pytest.fixture
+def ask(explorer: Explorer) -> Page:
+    return Page(explorer)
+
+
+def test_the_page_is_told_what_to_show(explorer: Explorer) -> None:
+    about = json.loads(json.dumps(describe(explorer)))
+    assert about["title"] == "small"
+    assert about["classes"] == ["a", "b", "c", "d"]
+    assert (about["shape"], about["objects"], about["components"], about["images"]) == ([1, 18, 20], 1, 5, 1)
+    assert (about["noPose"], about["noRouting"]) == (None, None)
+    assert about["colours"] == ["rgb(255, 128, 0)", "rgb(51, 153, 255)"]
+    assert describe(Explorer(small_network("baseline-cnn")))["noPose"].startswith("Capsules cannot be decoded")
+
+
+def test_looking(explorer: Explorer, ask: Page) -> None:
+    view, answer = explorer.look(PIXELS), ask("look", pixels=encode(PIXELS))
+    np.testing.assert_allclose(answer["lengths"], view.lengths, atol=1e-4)
+    np.testing.assert_allclose(answer["capsules"], view.capsules, atol=1e-4)
+    assert answer["present"] == list(view.present)
+    routing = answer["routing"]
+    assert view.routing is not None
+    iterations, shown, height, width = view.routing.maps.shape
+    assert (routing["size"], routing["classes"]) == ([height, width], [0, 1, 2, 3])
+    assert np.shape(routing["means"]) == np.shape(routing["lengths"]) == (iterations, shown)
+    last = np.frombuffer(base64.b64decode(routing["maps"][-1][2]), np.uint8).reshape(3, height, width)
+    np.testing.assert_array_equal(last, view.routing.colours()[-1, 2])
+    np.testing.assert_allclose(routing["range"], [view.routing.maps.min(), view.routing.maps.max()], atol=1e-4)
+
+
+def test_looking_without_capsules() -> None:
+    answer = Page(Explorer(small_network("baseline-cnn")))("look", pixels=encode(PIXELS))
+    assert (answer["capsules"], answer["routing"]) == (None, None)
+    assert len(answer["lengths"]) == 4
+
+
+def test_decoding_one_capsule(explorer: Explorer, ask: Page) -> None:
+    pose = [0.1, -0.2, 0, 1, 0.5]
+    answer = ask("decode", classes=[1], poses=[pose])
+    wanted = to_bytes(explorer.decode([1], np.array([pose], np.float32))[0])
+    np.testing.assert_array_equal(decode(answer["whole"]), wanted)
+    assert answer["apart"] == []
+
+
+def test_decoding_two_capsules(explorer: Explorer, ask: Page) -> None:
+    poses = [[0.1, -0.2, 0, 1, 0.5], [1, 0, 0, 0, -1]]
+    answer = ask("decode", classes=[1, 3], poses=poses)
+    alone = explorer.decode([1, 3], np.array(poses, np.float32))
+    coloured = [one * np.array(colour)[:, None, None] for one, colour in zip(alone, OBJECT_COLOURS, strict=True)]
+    for text, wanted in zip(answer["apart"], coloured, strict=True):
+        np.testing.assert_allclose(decode(text, 3), 255 * wanted, atol=1)
+    np.testing.assert_allclose(decode(answer["whole"], 3), 255 * sum(coloured).clip(0, 1), atol=1)
+
+
+def test_picking(ask: Page) -> None:
+    answer = ask("pick", index=0)
+    np.testing.assert_array_equal(decode(answer["pixels"]), PIXELS)
+    assert answer["label"] == "c"
+
+
+def test_pixels_come_back_as_they_went(ask: Page) -> None:
+    """What is read from a file can be looked at, and an image of the right size is not changed."""
+    buffer = io.BytesIO()
+    Image.fromarray(PIXELS[0]).save(buffer, "PNG")
+    answer = ask("read", name="x.png", data=encode(buffer.getvalue()))
+    np.testing.assert_array_equal(decode(answer["pixels"]), PIXELS)
+    assert ask("look", pixels=answer["pixels"]) == ask("look", pixels=encode(PIXELS))
+
+
+@pytest.mark.parametrize(
+    ("name", "question", "sentence"),
+    [
+        ("look", {}, "The question must have 'pixels' of type str, got NoneType."),
+        ("look", {"pixels": "AAAA"}, "may be from a link for another network."),
+        ("look", {"pixels": "!"}, "The image is not valid base64; it may be from a link that was cut."),
+        ("look", {"pixels": "ä"}, "The image is not valid base64; it may be from a link that was cut."),
+        ("decode", {"classes": [9], "poses": [[0] * 5]}, "A class must be from 0 to 3, got 9."),
+        ("decode", {"classes": [True], "poses": [[0] * 5]}, "A whole number was expected, got True."),
+        ("decode", {"classes": [0.5], "poses": [[0] * 5]}, "A whole number was expected, got 0.5."),
+        ("decode", {"classes": [0], "poses": [[0] * 4]}, "Capsules must have shape (1, 5)"),
+        ("decode", {"classes": [0], "poses": [[0, 0], [0]]}, "Capsules must be rows of finite numbers"),
+        ("decode", {"classes": [0], "poses": [0]}, "Capsules must be rows of finite numbers"),
+        ("decode", {"classes": [0], "poses": [["1"] * 5]}, "Capsules must be rows of finite numbers"),
+        ("decode", {"classes": [0], "poses": [[float("nan")] * 5]}, "Capsules must be rows of finite numbers"),
+        ("decode", {"classes": [], "poses": []}, "at least one class"),
+        ("pick", {"index": 1}, "Test images go from 0 to 0, got 1."),
+        ("pick", {"index": "0"}, "The question must have 'index' of type int, got str."),
+        ("read", {"name": "cat.png", "data": encode(b"no image")}, "“cat.png” cannot be read as an image"),
+    ],
+)
+def test_a_wrong_question_gets_a_sentence(ask: Page, name: str, question: dict[str, Any], sentence: str) -> None:
+    answer = ask(name, **question)
+    assert list(answer) == ["error"]
+    assert sentence in answer["error"]
+    assert answer["error"][0].isupper() or answer["error"][0] == "“"
+    assert answer["error"].endswith(".")
+
+
+def test_what_is_no_object_is_answered_too(ask: Page) -> None:
+    for question in (None, [], "pixels"):
+        assert "must have 'pixels'" in ask.functions["look"](question)["error"]
+
+
+def test_a_file_that_is_too_large(ask: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "LARGEST_FILE", 2**20)
+    answer = ask("read", name="huge.png", data=encode(bytes(2**20 + 1)))
+    assert answer == {"error": "“huge.png” is larger than 1 MiB; choose a smaller image."}
+
+
+def test_a_mistake_of_ours_is_no_sentence(explorer: Explorer, ask: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(pixels: np.ndarray) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(explorer, "look", broken)
+    with pytest.raises(ZeroDivisionError):
+        ask("look", pixels=encode(PIXELS))

@@ -1,0 +1,91 @@
+"""What is explored of a run: its network, and its test images as far as they are here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from support import assert_raises
+from tiny_runs import tiny_config
+from torchcaps.errors import InputError
+from torchcaps.explorer import open_explorer
+from torchcaps.training import Run, load_run, train
+
+
+@pytest.fixture(scope="module")
+def bars_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on 18×18 images of a file that can be removed."""
+    folder = tmp_path_factory.mktemp("sources")
+    images = np.random.default_rng(0).integers(0, 256, (60, 18, 18), dtype=np.uint8)
+    np.savez(folder / "bars.npz", x=images, y=np.arange(60) % 3)
+    train(tiny_config(folder / "bars.npz", epochs=1), folder / "run", figures=False)
+    return folder / "run"
+
+
+def copy_with(run: Run, **fields: object) -> Run:
+    """The run as if its configuration had other values."""
+    import dataclasses
+
+    assert run.config is not None
+    return dataclasses.replace(run, config=dataclasses.replace(run.config, **fields))
+
+
+def test_a_run_brings_its_network_and_test_images(run_folder: Path) -> None:
+    run = load_run(run_folder)
+    explorer = open_explorer(run)
+    assert explorer.model is run.model
+    assert explorer.title == "digits-run: sabour2017, trained on digits"
+    assert explorer.class_names == [str(j) for j in range(10)]
+    assert explorer.images is not None
+    np.testing.assert_array_equal(explorer.pick(5)[0], run.dataset().test.images[5])
+    assert explorer.fit == "pad"
+
+
+def test_the_trained_network_knows_most_digits(run_folder: Path) -> None:
+    explorer = open_explorer(load_run(run_folder))
+    right = 0
+    for index in range(40):
+        pixels, label = explorer.pick(index)
+        right += explorer.class_names[explorer.look(pixels).present[0]] == label
+    assert right >= 30
+
+
+def test_a_folder_without_data_says_so(bars_run: Path, tmp_path: Path) -> None:
+    load_run(bars_run).model.save_pretrained(tmp_path / "pretrained")
+    explorer = open_explorer(load_run(tmp_path / "pretrained"))
+    assert explorer.title == "pretrained"
+    assert explorer.images is None
+    assert explorer.no_images.startswith("There are no test images to pick from: ")
+    assert "--data" in explorer.no_images
+    assert_raises(InputError, explorer.pick, 0, say=explorer.no_images)
+
+
+def test_data_that_have_gone_are_left_out(bars_run: Path, tmp_path: Path) -> None:
+    run = copy_with(load_run(bars_run), data=f"npz:{tmp_path / 'gone.npz'}")
+    explorer = open_explorer(run)
+    assert explorer.images is None
+    assert "gone.npz" in explorer.no_images
+    assert_raises(InputError, open_explorer, run, f"npz:{tmp_path / 'gone.npz'}", say="gone.npz")
+
+
+def test_nothing_is_downloaded(bars_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a download")
+
+    monkeypatch.setattr("pooch.retrieve", refuse)
+    run = copy_with(load_run(bars_run), data="mnist", data_dir=str(tmp_path))
+    explorer = open_explorer(run)
+    assert "the files of mnist are not on this machine" in explorer.no_images
+    assert_raises(InputError, open_explorer, run, "kmnist", str(tmp_path), say="downloads nothing")
+
+
+def test_images_of_a_folder_are_stretched(bars_run: Path, tmp_path: Path) -> None:
+    assert open_explorer(copy_with(load_run(bars_run), data=f"folder:{tmp_path}")).fit == "stretch"
+
+
+def test_other_data_may_be_named(bars_run: Path) -> None:
+    explorer = open_explorer(load_run(bars_run), f"npz:{bars_run.parent / 'bars.npz'}")
+    assert explorer.images is not None
+    assert explorer.images.in_shape == (1, 18, 18)

@@ -1,0 +1,207 @@
+"""What is shown of an image: the same as the analysis says, for every kind of network."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from explorer_support import small_network
+from support import assert_raises
+from torchcaps.analysis import load_image, perturb_capsule, predict, trace_routing
+from torchcaps.datasets import ImageSet
+from torchcaps.errors import InputError
+from torchcaps.explorer import Explorer, Routing
+from torchcaps.explorer.state import MOST_MAPS, OBJECT_COLOURS, colour_apart, overlay, to_bytes
+
+
+def pixels_for(explorer: Explorer, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, explorer.model.in_shape, dtype=np.uint8)
+
+
+@pytest.fixture
+def small() -> Explorer:
+    return Explorer(small_network())
+
+
+def test_looking_says_what_predict_and_trace_say(small: Explorer) -> None:
+    pixels = pixels_for(small)
+    view = small.look(pixels)
+    images = torch.from_numpy(pixels)[None]
+    predictions, trace = predict(small.model, images), trace_routing(small.model, images)
+    np.testing.assert_allclose(view.lengths, predictions.lengths[0], rtol=1e-6)
+    assert view.present == (int(predictions.classes[0]),)
+    assert view.capsules is not None
+    np.testing.assert_allclose(np.linalg.norm(view.capsules, axis=1), view.lengths, rtol=1e-3)
+    assert view.routing is not None
+    assert view.routing.classes == (0, 1, 2, 3)
+    np.testing.assert_allclose(view.routing.maps, trace.maps[:, 0].mean(2), rtol=1e-6)
+    np.testing.assert_allclose(view.routing.lengths, trace.lengths[:, 0], rtol=1e-6)
+    assert view.routing.uniform == trace.uniform == 0.25
+
+
+def test_another_image_looks_otherwise(small: Explorer) -> None:
+    first, second = (small.look(pixels_for(small, seed)) for seed in (0, 1))
+    assert np.abs(first.lengths - second.lengths).max() > 1e-3
+
+
+def test_a_capsule_decodes_as_perturb_has_it(small: Explorer) -> None:
+    pixels = pixels_for(small)
+    view = small.look(pixels)
+    assert view.capsules is not None
+    wanted = perturb_capsule(small.model, torch.from_numpy(pixels), target=2, amplitude=0.3, steps=2)
+    np.testing.assert_allclose(small.decode([2], view.capsules[2:3])[0], wanted.reconstruction, atol=1e-6)
+    changed = view.capsules[2:3].copy()
+    changed[0, 4] += 0.3
+    np.testing.assert_allclose(small.decode([2], changed)[0], wanted.images[4, 1], atol=1e-6)
+
+
+def test_each_capsule_is_decoded_alone(small: Explorer) -> None:
+    poses = np.random.default_rng(0).normal(size=(2, 5)).astype(np.float32)
+    both = small.decode([3, 0], poses)
+    assert both.shape == (2, 1, 18, 20)
+    for n, j in enumerate((3, 0)):
+        np.testing.assert_allclose(both[n], small.decode([j], poses[n : n + 1])[0], atol=1e-6)
+    assert np.abs(both[0] - both[1]).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("classes", "shape", "say"),
+    [
+        ([4], (1, 5), "a class must be from 0 to 3, got 4"),
+        ([-1], (1, 5), "a class must be from 0 to 3, got -1"),
+        ([0], (1, 4), "capsules must have shape (1, 5)"),
+        ([0, 1], (1, 5), "capsules must have shape (2, 5)"),
+        ([], (0, 5), "at least one class"),
+    ],
+)
+def test_wrong_capsules_are_refused(small: Explorer, classes: list[int], shape: tuple[int, int], say: str) -> None:
+    assert_raises(InputError, small.decode, classes, np.zeros(shape, np.float32), say=say)
+
+
+def test_several_objects_are_the_longest_capsules() -> None:
+    explorer = Explorer(small_network("sabour2017-multimnist", num_classes=5))
+    assert explorer.num_objects == 2
+    view = explorer.look(pixels_for(explorer))
+    assert view.present == tuple(np.argsort(-view.lengths)[:2])
+
+
+def test_the_longest_of_many_classes_have_maps() -> None:
+    explorer = Explorer(small_network(num_classes=MOST_MAPS + 3))
+    view = explorer.look(pixels_for(explorer))
+    assert view.routing is not None
+    longest = np.argsort(-view.lengths)[:MOST_MAPS]
+    assert view.routing.classes == tuple(sorted(longest.tolist()))
+    assert view.routing.maps.shape[1] == view.routing.lengths.shape[1] == MOST_MAPS
+    np.testing.assert_allclose(view.routing.lengths[-1], view.lengths[np.sort(longest)], rtol=1e-5)
+
+
+def test_what_a_network_lacks_is_said() -> None:
+    complete = Explorer(small_network())
+    assert (complete.no_pose, complete.no_routing) == (None, None)
+
+    blind = Explorer(small_network(decoder=False))
+    assert blind.no_pose is not None
+    assert blind.no_pose.startswith("Capsules cannot be decoded: a reconstruction needs a decoder, but this network")
+    assert blind.no_routing is None
+    assert_raises(InputError, blind.decode, [0], np.zeros((1, 5), np.float32), say="needs a decoder")
+
+    unrouted = Explorer(small_network(num_iterations=0))
+    assert unrouted.no_routing is not None
+    assert "num_iterations must be at least 1" in unrouted.no_routing
+    assert unrouted.look(pixels_for(unrouted)).routing is None
+
+    cnn = Explorer(small_network("baseline-cnn"))
+    assert cnn.no_pose is not None
+    assert "a BaselineCNN has no decoder" in cnn.no_pose
+    assert cnn.no_routing is not None
+    assert "needs capsules" in cnn.no_routing
+    view = cnn.look(pixels_for(cnn))
+    assert (view.capsules, view.routing, cnn.capsule_dim) == (None, None, 0)
+    assert view.lengths.sum() == pytest.approx(1)
+
+
+def routing_of(*values: float, uniform: float = 0.25) -> Routing:
+    maps = np.array(values, np.float32).reshape(1, 1, 1, -1)
+    return Routing((0,), maps, np.zeros((1, 1)), uniform)
+
+
+def test_coupling_is_white_where_uniform_red_above_blue_below() -> None:
+    colours = routing_of(0.25, 0.45, 0.15, 0.35).colours()[0, 0, :, 0].T  # pixels, (red, green, blue)
+    white, strong_red, blue, red = colours.astype(int)
+    assert white.tolist() == [255, 255, 255]
+    assert strong_red.tolist() == to_bytes(np.array([0.70, 0.09, 0.17])).tolist()
+    assert strong_red[0] > strong_red[2]
+    assert blue[2] > blue[0]
+    # half as far from uniform, half as far from white, on both sides
+    np.testing.assert_allclose(255 - red, (255 - strong_red) / 2, atol=1)
+    np.testing.assert_allclose(255 - blue, (255 - to_bytes(np.array([0.13, 0.40, 0.67])).astype(int)) / 2, atol=1)
+
+
+def test_uniform_coupling_is_not_blown_up() -> None:
+    assert (routing_of(0.25, 0.25).colours() == 255).all()
+    nearly = routing_of(0.25, 0.2501)
+    assert nearly.reach == pytest.approx(0.005)
+    assert (nearly.colours() > 245).all()
+
+
+def test_objects_are_coloured_apart_and_white_together() -> None:
+    images = np.zeros((2, 1, 1, 3), np.float32)
+    images[0, 0, 0] = 1, 0, 1
+    images[1, 0, 0] = 0, 1, 1
+    apart = colour_apart(images)
+    np.testing.assert_allclose(apart[0, :, 0, 0], OBJECT_COLOURS[0], rtol=1e-6)
+    np.testing.assert_allclose(apart[1, :, 0, 1], OBJECT_COLOURS[1], rtol=1e-6)
+    assert (apart[0, :, 0, 1] == 0).all()
+    together = overlay(apart)
+    np.testing.assert_allclose(together[:, 0, 0], OBJECT_COLOURS[0], rtol=1e-6)
+    assert to_bytes(together)[:, 0, 2].tolist() == [255, 255, 255]
+
+
+def test_picking_gives_the_image_and_its_label() -> None:
+    images = torch.arange(3, dtype=torch.uint8).reshape(3, 1, 1, 1).expand(3, 1, 18, 20)
+    one = Explorer(small_network(), ["a", "b", "c", "d"], images=ImageSet(images, torch.tensor([3, 0, 1])))
+    pixels, label = one.pick(1)
+    assert (pixels.shape, label) == ((1, 18, 20), "a")
+    assert (pixels == 1).all()
+    for index in (-1, 3):
+        assert_raises(InputError, one.pick, index, say=f"test images go from 0 to 2, got {index}")
+    pair = Explorer(small_network(), images=ImageSet(images, torch.tensor([[3, 0], [0, 1], [2, 1]])))
+    assert pair.pick(2)[1] == "2 and 1"
+    assert_raises(InputError, Explorer(small_network(), no_images="none here").pick, 0, say="none here")
+
+
+def png(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(array).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_an_image_file_is_read_as_predict_reads_it(small: Explorer, tmp_path: Path) -> None:
+    wide = np.random.default_rng(0).integers(0, 256, (30, 60), dtype=np.uint8)
+    (tmp_path / "wide.png").write_bytes(png(wide))
+    for fit in ("pad", "stretch"):
+        reader = Explorer(small.model, fit=fit)
+        wanted = load_image(tmp_path / "wide.png", small.model.in_shape, fit=fit)
+        np.testing.assert_array_equal(reader.read("wide.png", png(wide)), wanted)
+    same = np.random.default_rng(1).integers(0, 256, (18, 20), dtype=np.uint8)
+    np.testing.assert_array_equal(small.read("same.png", png(same))[0], same)
+
+
+NOISE = np.random.default_rng(0).integers(0, 256, (40, 40), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("data", [b"", b"no image", png(NOISE)[:900]], ids=["empty", "text", "cut"])
+def test_a_broken_file_is_named_as_its_giver_knows_it(small: Explorer, data: bytes) -> None:
+    with pytest.raises(InputError) as caught:
+        small.read("my cat.png", data)
+    assert str(caught.value) == "“my cat.png” cannot be read as an image; PNG, JPEG, BMP, GIF, WebP and TIFF files can"
+
+
+def test_channels_that_no_file_has_are_refused() -> None:
+    explorer = Explorer(small_network(in_shape=(2, 18, 20)))
+    assert_raises(InputError, explorer.read, "x.png", png(np.zeros((18, 20), np.uint8)), say="images of 2 channels")

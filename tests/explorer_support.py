@@ -1,0 +1,72 @@
+"""What the explorer's tests share: small networks, the page served beside them, and whether there is a browser."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchcaps.models import Model, create_model
+
+if TYPE_CHECKING:
+    from torchcaps.explorer import Explorer
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+def no_gradio() -> str | None:
+    """Why the page cannot be made here; None where it can."""
+    return None if importlib.util.find_spec("gradio") else "needs gradio: pip install 'torchcaps[explore]'"
+
+
+def no_browser() -> str | None:
+    """Why the page cannot be tried in a browser here; None where it can."""
+    if importlib.util.find_spec("playwright") is None:
+        return "needs playwright: pip install playwright"
+    if not any(shutil.which(name) for name in BROWSERS):
+        return f"needs a browser: none of {', '.join(BROWSERS)} is installed (apt-get install chromium)"
+    return no_gradio()
+
+
+def browser_path() -> str:
+    """The first browser that is installed."""
+    return next(found for name in BROWSERS if (found := shutil.which(name)))
+
+
+def small_network(
+    preset: str = "sabour2017", num_classes: int = 4, in_shape: tuple[int, int, int] = (1, 18, 20), **fields: Any
+) -> Model:
+    """An untrained network, in evaluation mode, whose coupling differs from uniform."""
+    torch.manual_seed(0)
+    small: dict[str, Any] = {"channels": (2, 2), "hidden": (6,)}
+    if preset != "baseline-cnn":
+        small = {"conv_channels": 6, "primary_types": 3, "capsule_dim": 5, "decoder_hidden": (8,)}
+    model = create_model(preset, in_shape, num_classes, **(small | fields)).eval()
+    if hasattr(model, "class_capsules"):
+        with torch.no_grad():
+            model.class_capsules.weight.mul_(100)
+    return model
+
+
+@contextmanager
+def served(explorer: Explorer) -> Iterator[str]:
+    """The address of the page, served in a thread meanwhile."""
+    import uvicorn
+
+    from torchcaps.explorer.page import make_app
+    from torchcaps.explorer.server import listen
+
+    server = uvicorn.Server(uvicorn.Config(make_app(explorer), log_level="error", timeout_graceful_shutdown=1))
+    with listen(0) as listening:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        finally:
+            server.should_exit = True
+            thread.join()
