@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
+import inspect
 import json
+import re
 import statistics
+import sys
 import types
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
+from torchcaps.datasets import ImageSet
 from torchcaps.training import read_config
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -26,6 +33,26 @@ def example(name: str) -> types.ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_every_example_has_a_test() -> None:
+    tests = [name for name in globals() if name.startswith("test_")]
+    names = [path.stem for path in EXAMPLES.glob("*.py")]
+    assert len(names) >= 7
+    assert all(any(test.startswith(f"test_{name}") for test in tests) for name in names)
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(EXAMPLES.glob("*.py"))])
+def test_help_says_what_an_example_shows(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module = example(name)
+    with pytest.raises(SystemExit) as caught:
+        module.main(["--help"])
+    assert caught.value.code == 0
+    assert (module.__doc__ or "no description").strip() in capsys.readouterr().out
+    assert f"python examples/{name}.py" in (module.__doc__ or "")
+
+
+# ---- compare_routing
 
 
 @pytest.fixture
@@ -110,3 +137,221 @@ def test_compare_routing_refuses_in_a_sentence(
 )
 def test_values_of_fields(text: str, value: Any) -> None:
     assert example("compare_routing").override(text) == ("a", value)
+
+
+# ---- capsule_head
+
+
+def test_capsule_head(capsys: pytest.CaptureFixture[str]) -> None:
+    example("capsule_head").main(["--backbone", "small", "--epochs", "4", "--images", "400"])
+    printed = capsys.readouterr().out
+    assert "images (1, 28, 28) → feature map (64, 4, 4)" in printed
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", printed)]
+    assert len(losses) == 4
+    assert losses[-1] < losses[0]
+    assert accuracy_in(printed) > 40
+
+
+def test_capsule_head_without_other_packages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = example("capsule_head")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert isinstance(head.make_backbone("resnet18"), head.SmallBackbone)
+    assert capsys.readouterr().out.startswith("neither timm nor torchvision is installed, so the small backbone")
+
+
+class FakeTimm(nn.Module):
+    """What timm gives for features_only: a list of maps."""
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        return [nn.functional.avg_pool2d(images, 8).repeat(1, 8, 1, 1)]
+
+
+class FakeTorchvision(FakeTimm):
+    """What torchvision's extractor gives: maps by the names of their layers."""
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        return {"layer2": super().forward(images)[0]}
+
+
+@pytest.mark.parametrize("package", ["timm", "torchvision"])
+def test_capsule_head_on_other_packages(
+    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With stand-ins that take and give what the real ones do."""
+    asked: dict[str, Any] = {}
+
+    def create_model(name: str, **options: Any) -> nn.Module:
+        asked.update(options, name=name)
+        return FakeTimm()
+
+    def get_model(name: str, weights: str | None) -> str:
+        asked.update(name=name, weights=weights)
+        return "the whole model"
+
+    def create_feature_extractor(model: str, names: list[str]) -> nn.Module:
+        asked.update(model=model, names=names)
+        return FakeTorchvision()
+
+    fakes: dict[str, dict[str, Any]] = {
+        "timm": {"create_model": create_model},
+        "torchvision": {},
+        "torchvision.models": {"get_model": get_model},
+        "torchvision.models.feature_extraction": {"create_feature_extractor": create_feature_extractor},
+    }
+    for name, members in fakes.items():
+        module = types.ModuleType(name)
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        vars(module).update(members)
+        monkeypatch.setitem(sys.modules, name, module)
+    if package == "torchvision":
+        monkeypatch.setitem(sys.modules, "timm", None)
+        find_spec = importlib.util.find_spec
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "timm" else find_spec(name))
+    example("capsule_head").main(["--backbone", "resnet34", "--pretrained", "--epochs", "1", "--images", "64"])
+    printed = capsys.readouterr().out
+    assert f"resnet34 of {package}" in printed
+    assert "feature map (24, 3, 3)" in printed
+    wanted: dict[str, dict[str, Any]] = {
+        "timm": {"name": "resnet34", "features_only": True, "out_indices": (2,), "pretrained": True},
+        "torchvision": {"name": "resnet34", "weights": "DEFAULT", "model": "the whole model", "names": ["layer2"]},
+    }
+    assert asked == wanted[package]
+
+
+# ---- stacked_capsules
+
+
+@pytest.mark.parametrize("primary", ["unit", "squash"])
+def test_stacked_capsules(primary: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--primary", primary, "--epochs", "1", "--images", "64", "--hidden", "8", "8", "8"]
+    example("stacked_capsules").main(arguments)
+    printed = capsys.readouterr().out
+    (line,) = re.findall("mean lengths at the start: (.*)", printed)
+    lengths = [float(length) for length in line.split()]
+    assert len(lengths) == 5
+    if primary == "unit":
+        assert lengths[0] == 1
+        assert min(lengths) > 0.1
+    else:  # as the text says: short at the start, nothing in the end
+        assert 0.05 < lengths[0] < 0.2
+        assert lengths[-1] < 0.001
+    assert "epoch 1: loss" in printed
+    assert 0 <= accuracy_in(printed) <= 100
+
+
+# ---- own_routing
+
+
+def test_own_routing(capsys: pytest.CaptureFixture[str]) -> None:
+    module = example("own_routing")
+    module.main(["--epochs", "1", "--seeds", "0", "--images", "64"])
+    printed = capsys.readouterr().out
+    assert "batch independence   differs by" in printed
+    assert "coupling             sums to one over the outputs" in printed
+    for routing in ("SelfAttentionRouting", "DynamicRouting"):
+        assert re.search(rf"{routing} +test accuracy [\d.]+ %; [\d.]+ s a run", printed)
+    assert len(inspect.getsource(module.SelfAttentionRouting.forward).splitlines()) <= 30
+
+
+def test_own_routing_by_loops() -> None:
+    """The equations of its description, number by number."""
+    module = example("own_routing")
+    poses, weight, bias, prior = torch.randn(2, 3, 6), torch.randn(3, 4, 5, 6), torch.randn(4, 5), torch.randn(3, 4)
+    capsules, coupling = module.SelfAttentionRouting()(poses, weight, bias, prior, return_coupling=True)
+    for b in range(2):
+        votes = [[weight[i, j] @ poses[b, i] for j in range(4)] for i in range(3)]
+        logits = torch.tensor(
+            [
+                [sum(float(votes[i][j] @ votes[k][j]) for k in range(3)) / 5**0.5 + prior[i, j] for j in range(4)]
+                for i in range(3)
+            ]
+        )
+        c = logits.exp() / logits.exp().sum(1, keepdim=True)
+        assert torch.allclose(coupling[b], c, atol=1e-5)
+        for j in range(4):
+            s = torch.stack([c[i, j] * votes[i][j] for i in range(3)]).sum(0) + bias[j]
+            assert torch.allclose(capsules[b, j], (1 - torch.exp(-s.norm())) * s / s.norm(), atol=1e-5)
+
+
+# ---- own_images
+
+
+def test_own_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images = example("own_images")
+    out = tmp_path / "first"
+    images.main(["--number", "12", "--epochs", "1", "--out", str(out)])
+    printed = capsys.readouterr().out
+    assert sorted(folder.name for folder in (out / "shapes").iterdir()) == list(images.SHAPES)
+    assert 0 <= accuracy_in(printed) <= 100
+    lines = re.findall(r"(\S+\.png): (\w+), its capsule (0\.\d\d) long", printed)
+    assert [Path(file).parent.name for file, _, _ in lines] == list(images.SHAPES)
+    assert {word for _, word, _ in lines} <= set(images.SHAPES)
+
+    file = out / "shapes" / "square" / "003.png"
+    again = ["--epochs", "1", "--out", str(tmp_path / "second"), "--size", "20", "--predict", str(file)]
+    images.main([str(out / "shapes"), *again])
+    assert f"{file}: " in capsys.readouterr().out
+    assert read_config(tmp_path / "second" / "run" / "config.json").image_size == 20
+
+
+def test_own_images_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        example("own_images").main([str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")])
+    assert caught.value.code == 2
+    assert "there is no folder" in capsys.readouterr().err
+
+
+# ---- multi_label
+
+
+def test_multi_label(capsys: pytest.CaptureFixture[str]) -> None:
+    example("multi_label").main(["--epochs", "1", "--images", "128"])
+    printed = capsys.readouterr().out
+    assert re.search(r"all classes of an image right: [\d.]+ % of 500 images", printed)
+    assert len(re.findall("lengths of 0 to 9:(?: 0\\.\\d\\d){10}\n", printed)) == 3
+    assert "there: nothing " in printed
+
+
+def test_multi_label_targets_say_what_is_in_the_image() -> None:
+    """Digits that show their class: a square of that grey."""
+    labels = torch.arange(10)
+    grey = (20 * (labels + 1)).to(torch.uint8)
+    digits = ImageSet(grey[:, None, None, None].expand(-1, 1, 28, 28).contiguous(), labels)
+    images, targets = example("multi_label").compose(digits, 200, seed=0)
+    for image, target in zip(images, targets, strict=True):
+        halves = {round(float(image[0, 0, x]) * 255) for x in (0, 55)} - {0}
+        assert halves == {20 * (int(j) + 1) for j in target.nonzero()}
+    assert set(targets.sum(1).tolist()) == {0, 1, 2}
+
+
+def test_multi_label_report_by_hand() -> None:
+    lengths = torch.tensor([[0.9, 0.1], [0.6, 0.7], [0.2, 0.1], [0.4, 0.9]])
+    targets = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
+    lines = example("multi_label").report(lengths, targets).splitlines()
+    assert lines == [
+        "all classes of an image right: 50.00 % of 4 images",
+        "  with no digit: 100.00 % of 1",
+        "  with one class: 50.00 % of 2",
+        "  with two classes: 0.00 % of 1",
+        "precision 0.7500, recall 0.7500",
+    ]
+
+
+# ---- sklearn_estimator
+
+
+def test_sklearn_estimator(capsys: pytest.CaptureFixture[str]) -> None:
+    example("sklearn_estimator").main(["--epochs", "1", "--images", "200"])
+    printed = capsys.readouterr().out
+    assert re.search(r"accuracy of three folds:( [01]\.\d{4}){3}\n", printed)
+    assert re.findall(r"[\d.]+ (\d) (\w+)\n", printed) == [(n, axis) for n in "13" for axis in ("outputs", "inputs")]
+    assert re.search(r"lengths of an image's capsules:( \d\.\d\d){10}\n", printed)
+    (shares,) = re.findall(r"probabilities made of them: (.*)", printed)
+    assert abs(sum(float(share) for share in shares.split()) - 1) < 0.06
+
+
+def accuracy_in(printed: str) -> float:
+    (percent,) = re.findall(r"test accuracy ([\d.]+) %", printed)
+    return float(percent)

@@ -1,0 +1,261 @@
+"""A capsule network as a scikit-learn classifier: fit, predict, score, in pipelines and grid searches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import assert_all_finite, check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, column_or_1d, validate_data
+
+from torchcaps.analysis import predict
+from torchcaps.datasets import BatchLoader, ImageSet
+from torchcaps.errors import InputError
+from torchcaps.models import Model, Recipe, create_model
+from torchcaps.training import learning_rate
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+    from sklearn.utils import Tags
+
+__all__ = ["CapsNetClassifier"]
+
+#: What arrays are left as; others, integers above all, become the first.
+DTYPES = (np.float64, np.float32, np.uint8)
+
+#: How far rounding may bring pixels out of 0..1.
+ROUNDING = 1e-6
+
+
+class CapsNetClassifier(ClassifierMixin, BaseEstimator):
+    """A network from :func:`torchcaps.create_model`, trained with Adam on a one-cycle schedule.
+
+    Images are an array (N, H, W), (N, C, H, W), or, with ``image_shape``, flat (N, C·H·W); uint8 of 0..255, or
+    floating-point of 0..1, which is rounded to 256 levels. Labels are of any kind, strings too.
+
+    The scores of the classes are the lengths of their capsules. They are no probabilities: each lies in 0..1, but they
+    do not sum to one, and nothing has made 0.9 mean nine times in ten. Hence there is :meth:`decision_function` and no
+    ``predict_proba``; :class:`sklearn.calibration.CalibratedClassifierCV` makes probabilities of the lengths.
+
+    Args:
+        preset: A name from :func:`torchcaps.list_presets`.
+        options: Other values for fields of the preset's network, e.g. ``{"conv_channels": 64}``.
+        num_iterations: Routing iterations; the preset's if None.
+        softmax_over: ``"outputs"`` or ``"inputs"``; the preset's if None.
+        image_shape: (H, W) or (C, H, W) of the images in the rows of a flat array; None for arrays of images.
+        epochs: Passes over the training images.
+        batch_size: Images a step; fewer where there are fewer images.
+        learning_rate: The peak of the one-cycle schedule.
+        max_shift: Training images are shifted by up to so many pixels each way.
+        device: Where to compute, e.g. ``"cuda"``.
+        random_state: An int, a RandomState or None: of the weights, the order of images and their shifts. The same int
+            gives the same network; torch's own random generator of the CPU is left as it was.
+
+    Attributes:
+        classes_: The labels, sorted.
+        network_: The trained network, in evaluation mode, on the CPU.
+        loss_curve_: Mean loss of each epoch.
+        n_features_in_: Numbers a row; only where the images were given flat.
+
+    Example:
+        >>> digits = sklearn.datasets.load_digits()
+        >>> small = {"conv_kernel": 3, "primary_kernel": 3, "primary_stride": 1, "conv_channels": 32, "decoder": False}
+        >>> network = CapsNetClassifier(options=small, learning_rate=5e-3, random_state=0)
+        >>> network.fit(digits.images[:1500] / 16, digits.target[:1500])
+        >>> network.score(digits.images[1500:] / 16, digits.target[1500:])
+    """
+
+    def __init__(
+        self,
+        preset: str = "sabour2017",
+        *,
+        options: Mapping[str, Any] | None = None,
+        num_iterations: int | None = None,
+        softmax_over: str | None = None,
+        image_shape: Sequence[int] | None = None,
+        epochs: int = 10,
+        batch_size: int = 64,
+        learning_rate: float = 2e-3,
+        max_shift: int = 0,
+        device: str = "cpu",
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.preset = preset
+        self.options = options
+        self.num_iterations = num_iterations
+        self.softmax_over = softmax_over
+        self.image_shape = image_shape
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.max_shift = max_shift
+        self.device = device
+        self.random_state = random_state
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Train a new network on images and their labels.
+
+        Args:
+            X: Images; see the class.
+            y: The label of each image.
+
+        Raises:
+            InputError: An image shape, pixels or an option that do not fit; a ValueError, as scikit-learn expects.
+            ValueError: What scikit-learn says of arrays: NaN, lengths that differ, a continuous target.
+        """
+        images = self._to_images(X, fitting=True)
+        labels = column_or_1d(y, warn=True)
+        assert_all_finite(labels, input_name="y")
+        check_consistent_length(images, labels)
+        check_classification_targets(labels)
+        self.classes_, codes = np.unique(labels, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise InputError(f"there must be at least two classes to tell apart, got one class: {self.classes_[0]!r}")
+        seed = check_random_state(self.random_state).randint(2**31)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.network_ = self._build(images.shape[1:]).to(self.device)
+            self.loss_curve_ = self._train(ImageSet(images, torch.from_numpy(codes)), seed)
+        self.network_.cpu().eval()
+        return self
+
+    def capsule_lengths(self, X: ArrayLike) -> Float[np.ndarray, "N J"]:
+        """The lengths ‖v_j‖ of the class capsules, in the order of ``classes_``: 0..1, but no probabilities.
+
+        Raises:
+            NotFittedError: ``fit`` was not called.
+            InputError: Images of another shape than those of ``fit``, or pixels that do not fit.
+        """
+        check_is_fitted(self)
+        images = self._to_images(X, fitting=False)
+        if tuple(images.shape[1:]) != self.network_.in_shape:
+            raise InputError(
+                f"the images are {tuple(images.shape[1:])}, but fit saw {self.network_.in_shape} "
+                "(channels, height, width)"
+            )
+        lengths = predict(self.network_.to(self.device), images).lengths
+        self.network_.cpu()
+        return lengths
+
+    def decision_function(self, X: ArrayLike) -> Float[np.ndarray, "N J"] | Float[np.ndarray, "N"]:
+        """Scores of the classes: the lengths of their capsules; of two classes, the second's minus the first's.
+
+        Raises:
+            NotFittedError: ``fit`` was not called.
+            InputError: See :meth:`capsule_lengths`.
+        """
+        lengths = self.capsule_lengths(X)
+        return lengths[:, 1] - lengths[:, 0] if lengths.shape[1] == 2 else lengths
+
+    def predict(self, X: ArrayLike) -> np.ndarray:
+        """The label of the longest capsule of each image.
+
+        Raises:
+            NotFittedError: ``fit`` was not called.
+            InputError: See :meth:`capsule_lengths`.
+        """
+        lengths = self.capsule_lengths(X)
+        return self.classes_[lengths.argmax(1)]
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        return tags
+
+    def _build(self, in_shape: Sequence[int]) -> Model:
+        named = {"num_iterations": self.num_iterations, "softmax_over": self.softmax_over}
+        options = {**(self.options or {}), **{name: value for name, value in named.items() if value is not None}}
+        network = create_model(self.preset, in_shape, len(self.classes_), **options)
+        if network.config.objects > 1:
+            raise InputError(
+                f"{self.preset} is for images with {network.config.objects} objects, but here each has one label; "
+                "take another preset, or options={'objects': 1}"
+            )
+        return network
+
+    def _train(self, image_set: ImageSet, seed: int) -> list[float]:
+        recipe = Recipe(
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+            max_shift=self.max_shift,
+            schedule="one-cycle",
+        )
+        loader = BatchLoader(
+            image_set,
+            min(recipe.batch_size, len(image_set)),
+            shuffle=True,
+            max_shift=recipe.max_shift,
+            seed=seed,
+            device=self.device,
+        )
+        network = self.network_.train()
+        optimizer = torch.optim.Adam(network.parameters(), lr=recipe.learning_rate)
+        curve = []
+        for epoch in range(recipe.epochs):
+            total = 0.0
+            for number, batch in enumerate(loader.batches(epoch)):
+                step = epoch * len(loader) + number
+                optimizer.param_groups[0]["lr"] = learning_rate(recipe, step, len(loader))
+                output = network(batch.images, network.decoder_targets(batch.labels))
+                loss = network.loss(output, batch.images, batch.labels).total
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                total += float(loss.detach()) * len(batch.labels)
+            if not math.isfinite(total):
+                raise InputError(f"the loss became NaN or infinite; learning_rate must be below {self.learning_rate}")
+            curve.append(total / len(image_set))
+        return curve
+
+    def _to_images(self, X: ArrayLike, *, fitting: bool) -> UInt8[torch.Tensor, "N C H W"]:
+        """Any array that the class takes, as the network's pixels."""
+        if self.image_shape is None:
+            array = check_array(X, ensure_2d=False, allow_nd=True, dtype=DTYPES)
+        else:
+            array = validate_data(self, X, reset=fitting, dtype=DTYPES)
+            array = array.reshape(len(array), *_flat_shape(self.image_shape, array.shape[1]))
+        if array.ndim == 3:
+            array = array[:, None]
+        if array.ndim != 4:
+            raise InputError(
+                f"images have the shape {array.shape}; give (N, H, W), (N, C, H, W), or flat rows with image_shape"
+            )
+        return torch.from_numpy(np.ascontiguousarray(_to_bytes(array)))
+
+
+def _flat_shape(image_shape: Sequence[int], features: int) -> tuple[int, ...]:
+    """Shape of the image in a row of so many numbers.
+
+    Raises:
+        InputError: They are not as many as ``image_shape`` says.
+    """
+    shape = tuple(image_shape)
+    if len(shape) not in (2, 3) or min(shape) < 1:
+        raise InputError(f"image_shape must be (H, W) or (C, H, W), got {image_shape!r}")
+    if math.prod(shape) != features:
+        raise InputError(f"image_shape {shape} has {math.prod(shape)} numbers an image, but X has {features} features")
+    return shape
+
+
+def _to_bytes(array: np.ndarray) -> UInt8[np.ndarray, "N C H W"]:
+    """Pixels of 0..1 as 0..255; uint8 as it is.
+
+    Raises:
+        InputError: Floating-point pixels out of 0..1.
+    """
+    if array.dtype == np.uint8:
+        return array
+    low, high = float(array.min()), float(array.max())
+    if low < -ROUNDING or high > 1 + ROUNDING:
+        raise InputError(
+            f"pixels that are not uint8 must lie in 0..1, got {low:g}..{high:g}; divide by the largest value, "
+            "or put a MinMaxScaler(clip=True) before"
+        )
+    return (array.clip(0, 1) * 255).round().astype(np.uint8)

@@ -1,0 +1,709 @@
+"""Tests of properties for a routing algorithm or a capsule layer of one's own, to be called from one's own tests.
+
+    def test_my_routing():
+        check_routing(MyRouting())
+
+Every check states one property that accuracy does not show, and was shown to fail on a routing that lacks it.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.errors import InputError, unknown_name
+from torchcaps.ops.dynamic_routing import SoftmaxOver
+
+__all__ = ["check_capsule_layer", "check_routing"]
+
+#: Largest difference, relative to the largest number, of two results in float64 that should be equal.
+TOLERANCE = 1e-6
+#: The same for a gradient and its finite difference.
+GRADIENT_TOLERANCE = 1e-4
+#: The same for float32 against float64; iterations magnify rounding.
+SINGLE_TOLERANCE = 1e-2
+
+BATCH = 3
+
+Inputs = dict[str, Tensor]
+
+
+class Routed(NamedTuple):
+    """What a call gave."""
+
+    capsules: Tensor
+    coupling: Tensor | None
+
+
+class Sizes(NamedTuple):
+    """Capsules and components that go in and that come out; None where a layer does not say it."""
+
+    I: int
+    K: int
+    J: int | None
+    D: int | None
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is checked."""
+
+    module: nn.Module
+    sizes: Sizes
+    device: torch.device
+    softmax_over: SoftmaxOver | None = None
+    """The axis over which coupling sums to one, if it is known."""
+    is_layer: bool = False
+    """Called with poses alone, instead of with poses, weight, bias and prior."""
+    accepted: tuple[str, ...] = ()
+    """Of bias and prior, what the routing does not refuse."""
+
+    def inputs(self, dtype: torch.dtype = torch.float64, *, batch: int = BATCH, sizes: Sizes | None = None) -> Inputs:
+        """Random inputs, the same every time, of lengths near one."""
+        I, K, J, D = sizes or self.sizes
+        shapes: dict[str, tuple[int, ...]] = {"poses": (batch, I, K)}
+        if not self.is_layer:
+            assert J is not None
+            assert D is not None
+            shapes |= {"weight": (I, J, D, K), "bias": (J, D), "prior": (I, J)}
+        random = torch.Generator().manual_seed(0)
+        drawn = {name: torch.randn(shape, generator=random, dtype=torch.float64) for name, shape in shapes.items()}
+        drawn["poses"] /= drawn["poses"].norm(dim=-1, keepdim=True)
+        kept = ("poses", "weight", *self.accepted)
+        return {name: tensor.to(self.device, dtype) for name, tensor in drawn.items() if name in kept}
+
+    def call(self, inputs: Inputs) -> Routed:
+        """Capsules, and the coupling where there is one, as :class:`torchcaps.nn.DenseCapsules` calls a routing."""
+        if self.is_layer:
+            return Routed(self.module(inputs["poses"]), None)
+        arguments = (inputs["poses"], inputs["weight"], inputs.get("bias"), inputs.get("prior"))
+        returned = self.module(*arguments, return_coupling=True)
+        require(
+            isinstance(returned, tuple) and len(returned) == 2,
+            f"forward must return a pair (capsules, coupling or None), got a {type(returned).__name__}",
+        )
+        return Routed(*returned)
+
+    def to(self, dtype: torch.dtype) -> Subject:
+        """The same with the module's parameters in another precision."""
+        return self.replaced(copy.deepcopy(self.module).to(dtype))
+
+    def replaced(self, module: nn.Module) -> Subject:
+        """The same with another module."""
+        return dataclasses.replace(self, module=module)
+
+
+Finder = Callable[[Subject], str]
+"""Says what it found, or fails."""
+
+
+class Check(NamedTuple):
+    """One property."""
+
+    function: Finder
+    cause: str
+    """What usually breaks it."""
+
+
+_ROUTING: dict[str, Check] = {}
+_LAYER: dict[str, Check] = {}
+
+
+def check(name: str, cause: str, *, layers: bool = False) -> Callable[[Finder], Finder]:
+    """Register a check: a function that returns what it found, or fails by :func:`require`.
+
+    Args:
+        name: The property.
+        cause: What usually breaks it.
+        layers: Whether a capsule layer has the property too.
+    """
+
+    def register(function: Finder) -> Finder:
+        _ROUTING[name] = Check(function, cause)
+        if layers:
+            _LAYER[name] = _ROUTING[name]
+        return function
+
+    return register
+
+
+def check_routing(
+    routing: nn.Module,
+    *,
+    softmax_over: SoftmaxOver | None = None,
+    in_capsules: int = 7,
+    in_dim: int = 6,
+    out_capsules: int = 5,
+    out_dim: int = 4,
+    device: torch.device | str = "cpu",
+    skip: Collection[str] = (),
+) -> dict[str, str]:
+    """Check that a routing algorithm of one's own does what a capsule layer relies on; in less than a second.
+
+    The properties, by the names that ``skip`` takes:
+
+    - ``shapes``: capsules (B, J, D) and coupling (B, I, J), also for a batch of one; no coupling unless asked for.
+    - ``sizes of one``: the same with one input capsule, one output capsule, one component.
+    - ``memory layout``: the weight as :class:`torchcaps.nn.DenseCapsules` keeps it and poses as
+      :class:`torchcaps.nn.PrimaryCapsules` gives them, neither of them contiguous, change nothing.
+    - ``state``: ``state_dict`` saves all of it, and ``load_state_dict`` brings all of it back.
+    - ``dtypes``: after ``.to(float32)`` and ``.to(float64)`` the result has that dtype, and both agree; it runs under
+      bfloat16 autocast.
+    - ``untouched inputs``: nothing that it is given changes.
+    - ``determinism``: the same input gives the same result again.
+    - ``batch independence``: an image's capsules do not depend on its neighbours in the batch.
+    - ``input order``: another order of the input capsules changes nothing (the coupling is reordered with them).
+    - ``output order``: another order of the output capsules reorders the result in the same way.
+    - ``rotation``: votes rotated in pose space give capsules rotated alike. Routing by dot products, distances and
+      lengths has it; one that treats components differently (layer normalisation, a variance for each component)
+      has not, and skips it.
+    - ``lengths``: capsules are not longer than one, as losses on lengths expect.
+    - ``coupling``: where it is returned, it lies in 0..1 and sums to one over the axis that ``softmax_over`` names.
+    - ``bias``, ``prior``: each is used, or refused with a ValueError or NotImplementedError that names it.
+    - ``finite numbers``: capsules and gradients, for poses of zero, of 1e-20 and of 1e6, and for votes that all agree.
+    - ``gradients``: those of poses, weight, bias, prior and the routing's own parameters are those of finite
+      differences in float64, and neither poses nor weight are without effect. Skip it for a gradient that is stopped
+      on purpose.
+    - ``used parameters``: every parameter of the routing gets a gradient.
+    - ``torch.func.vmap``: gives what a loop gives, or an error that says that it cannot.
+
+    Args:
+        routing: A :class:`torchcaps.nn.Routing`. A copy is checked, in the mode it is in: call ``.eval()`` before if it
+            has dropout.
+        softmax_over: The axis over which its coupling sums to one, ``"outputs"`` or ``"inputs"``; its own attribute
+            ``softmax_over`` if None, and either of both if it has none.
+        in_capsules: I to check with, for a routing whose parameters fix it; at least 2, as all sizes.
+        in_dim: K.
+        out_capsules: J.
+        out_dim: D.
+        device: Where to check, e.g. ``"cuda"``; it must have float64.
+        skip: Properties that it does not have on purpose.
+
+    Returns:
+        What was found for each property, in words.
+
+    Raises:
+        AssertionError: It lacks a property; one sentence with the property, the numbers and the usual cause.
+        InputError: An unknown name in ``skip``, or a size below 2.
+        TypeError: ``routing`` is no module.
+
+    Example:
+        >>> check_routing(DynamicRouting(num_iterations=2))["coupling"]
+        'sums to one over the outputs'
+    """
+    _check_module("check_routing", routing)
+    given = {"in_capsules": in_capsules, "in_dim": in_dim, "out_capsules": out_capsules, "out_dim": out_dim}
+    for name, size in given.items():
+        _check_size("check_routing", name, size, 2)
+    sizes = Sizes(in_capsules, in_dim, out_capsules, out_dim)
+    if softmax_over not in (None, "outputs", "inputs"):
+        raise InputError(f'check_routing: softmax_over must be "outputs" or "inputs", got {softmax_over!r}')
+    named = softmax_over or getattr(routing, "softmax_over", None)
+    subject = Subject(routing, sizes, torch.device(device), named if named in ("outputs", "inputs") else None)
+    refused = {name: words for name in ("bias", "prior") if (words := _refusal(subject, name))}
+    accepted = tuple(name for name in ("bias", "prior") if name not in refused)
+    return _run(_ROUTING, dataclasses.replace(subject, accepted=accepted), skip, refused)
+
+
+def check_capsule_layer(
+    layer: nn.Module,
+    *,
+    in_capsules: int | None = None,
+    in_dim: int | None = None,
+    device: torch.device | str = "cpu",
+    skip: Collection[str] = (),
+) -> dict[str, str]:
+    """Check that a layer from capsules (B, I, K) to capsules (B, J, D) can stand in a network.
+
+    Of the properties of :func:`check_routing`, those of a layer: ``shapes``, ``memory layout``, ``state``, ``dtypes``,
+    ``untouched inputs``, ``determinism``, ``batch independence``, ``lengths``, ``finite numbers``, ``gradients``,
+    ``used parameters`` and ``torch.func.vmap``.
+
+    Args:
+        layer: Called with poses (B, I, K). A copy is checked, in the mode it is in.
+        in_capsules: I; the layer's attribute of that name if None.
+        in_dim: K; the layer's attribute of that name if None.
+        device: Where to check; it must have float64.
+        skip: Properties that it does not have on purpose.
+
+    Returns:
+        What was found for each property, in words.
+
+    Raises:
+        AssertionError: It lacks a property; one sentence with the property, the numbers and the usual cause.
+        InputError: An unknown name in ``skip``, or ``in_capsules`` or ``in_dim`` that nobody says.
+        TypeError: ``layer`` is no module.
+    """
+    _check_module("check_capsule_layer", layer)
+    own = (getattr(layer, name, None) for name in ("in_capsules", "in_dim", "out_capsules", "out_dim"))
+    I, K, J, D = (size if isinstance(size, int) else None for size in own)
+    sizes = Sizes(_known(layer, "in_capsules", in_capsules, I), _known(layer, "in_dim", in_dim, K), J, D)
+    return _run(_LAYER, Subject(layer, sizes, torch.device(device), is_layer=True), skip, {})
+
+
+# ---- the properties
+
+
+@check("shapes", "a squeeze() that also drops a batch of one, or axes in another order", layers=True)
+def _shapes(subject: Subject) -> str:
+    for batch in (BATCH, 1):
+        inputs = subject.inputs(batch=batch)
+        routed = subject.call(inputs)
+        _require_shapes(routed, subject.sizes, batch)
+        if not subject.is_layer:
+            arguments = (inputs["poses"], inputs["weight"], inputs.get("bias"), inputs.get("prior"))
+            capsules, coupling = subject.module(*arguments)
+            require(coupling is None, "it returns a coupling that was not asked for (return_coupling=False)")
+            _require_equal(capsules, routed.capsules, "capsules with and without the coupling returned differ")
+    return f"capsules {tuple(routed.capsules.shape)} for a batch of one"
+
+
+@check("sizes of one", "a squeeze(), or broadcasting that takes an axis of size one for another")
+def _sizes_of_one(subject: Subject) -> str:
+    for axis in range(len(subject.sizes)):
+        numbers = [1 if n == axis else size for n, size in enumerate(subject.sizes)]
+        sizes = Sizes(*numbers)  # type: ignore[arg-type]  # all of them are known for a routing
+        _require_shapes(subject.call(subject.inputs(sizes=sizes)), sizes, BATCH)
+    return "one capsule and one component are fine"
+
+
+@check("memory layout", "view() where reshape(), flatten() or unflatten() is needed", layers=True)
+def _memory_layout(subject: Subject) -> str:
+    inputs = subject.inputs()
+    laid_out = inputs | {"poses": inputs["poses"].transpose(1, 2).contiguous().transpose(1, 2)}
+    if not subject.is_layer:  # in memory as (J, D, K, I)
+        laid_out["weight"] = inputs["weight"].permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
+    wanted, got = subject.call(inputs).capsules, subject.call(laid_out).capsules
+    return _require_equal(got, wanted, "capsules of tensors that are not contiguous differ")
+
+
+@check("state", "a tensor kept as a plain attribute; make it a parameter or call register_buffer", layers=True)
+def _state(subject: Subject) -> str:
+    plain = {name for name, value in _attributes(subject.module) if isinstance(value, Tensor)}
+    require(not plain, f"{', '.join(sorted(plain))} holds a tensor that is neither a parameter nor a buffer")
+    inputs = subject.inputs()
+    wanted = subject.call(inputs).capsules
+    file = io.BytesIO()
+    torch.save(subject.module.state_dict(), file)
+    file.seek(0)
+    other = copy.deepcopy(subject.module)
+    with torch.no_grad():
+        for tensor in (*other.parameters(), *other.buffers()):
+            tensor.zero_()
+    other.load_state_dict(torch.load(file, map_location=subject.device, weights_only=True))
+    got = subject.replaced(other).call(inputs).capsules
+    return _require_equal(got, wanted, "capsules after saving and loading the state_dict differ")
+
+
+@check(
+    "dtypes",
+    "a constant made without dtype and device of the poses, or a .float() or .double() that is not undone",
+    layers=True,
+)
+def _dtypes(subject: Subject) -> str:
+    results = {}
+    for dtype in (torch.float64, torch.float32):
+        routed = subject.to(dtype).call(subject.inputs(dtype))
+        for name, tensor in (("capsules", routed.capsules), ("coupling", routed.coupling)):
+            if tensor is not None:
+                require(tensor.dtype == dtype, f"inputs of {dtype} give {name} of {tensor.dtype}")
+        results[dtype] = routed.capsules
+    with torch.autocast(subject.device.type, torch.bfloat16), torch.no_grad():
+        halved = subject.to(torch.float32).call(subject.inputs(torch.float32)).capsules
+    require(halved.is_floating_point(), f"under bfloat16 autocast, capsules are of {halved.dtype}")
+    require(bool(halved.isfinite().all()), "under bfloat16 autocast, capsules are not finite")
+    single, double = results[torch.float32].double(), results[torch.float64]
+    return _require_equal(single, double, "capsules in float32 and in float64 differ", SINGLE_TOLERANCE)
+
+
+@check("untouched inputs", "an operation in place, such as logits += agreement on the prior", layers=True)
+def _untouched_inputs(subject: Subject) -> str:
+    inputs = subject.inputs()
+    before = {name: tensor.clone() for name, tensor in inputs.items()}
+    subject.call(inputs)
+    changed = [name for name in inputs if not torch.equal(inputs[name], before[name])]
+    require(not changed, f"its call changes the {' and the '.join(changed)} that it is given")
+    return ", ".join(inputs) + " stay as they are"
+
+
+@check(
+    "determinism",
+    "a random start, dropout in training mode, or logits kept from one call to the next",
+    layers=True,
+)
+def _determinism(subject: Subject) -> str:
+    inputs = subject.inputs()
+    first, second = (subject.call(inputs).capsules for _ in range(2))
+    return _require_equal(second, first, "capsules of a second call differ")
+
+
+@check(
+    "batch independence",
+    "logits shared or averaged over the batch, a softmax over axis 0, or a normalisation by the batch",
+    layers=True,
+)
+def _batch_independence(subject: Subject) -> str:
+    inputs = subject.inputs()
+    together = subject.call(inputs)
+    largest = 0.0
+    for n in range(BATCH):
+        alone = subject.call(inputs | {"poses": inputs["poses"][n : n + 1]})
+        for name, one, all_ in zip(Routed._fields, alone, together, strict=True):
+            if one is not None and all_ is not None:
+                what = f"the {name} of image {n} of {BATCH} and of the same image alone differ"
+                largest = max(largest, _require_close(one[0], all_[n], what))
+    return f"differs by {largest:.2g} at most"
+
+
+@check(
+    "input order",
+    "a reshape or view where a permute or transpose is meant, or a start from the first input capsule",
+)
+def _input_order(subject: Subject) -> str:
+    inputs = subject.inputs()
+    order = torch.arange(subject.sizes.I, device=subject.device).roll(1)
+    moved = inputs | {"poses": inputs["poses"][:, order], "weight": inputs["weight"][order]}
+    if "prior" in inputs:
+        moved["prior"] = inputs["prior"][order]
+    wanted, got = subject.call(inputs), subject.call(moved)
+    if wanted.coupling is not None and got.coupling is not None:
+        what = "the coupling of reordered input capsules differs from the reordered coupling"
+        _require_close(got.coupling, wanted.coupling[:, order], what)
+    return _require_equal(got.capsules, wanted.capsules, "capsules of reordered input capsules differ")
+
+
+@check(
+    "output order",
+    "a reshape or view where a permute or transpose is meant, or an output capsule with a part of its own",
+)
+def _output_order(subject: Subject) -> str:
+    inputs = subject.inputs()
+    assert subject.sizes.J is not None
+    order = torch.arange(subject.sizes.J, device=subject.device).roll(1)
+    moved = inputs | {"weight": inputs["weight"][:, order]}
+    if "bias" in inputs:
+        moved["bias"] = inputs["bias"][order]
+    if "prior" in inputs:
+        moved["prior"] = inputs["prior"][:, order]
+    wanted, got = subject.call(inputs), subject.call(moved)
+    if wanted.coupling is not None and got.coupling is not None:
+        what = "the coupling to reordered output capsules differs from the reordered coupling"
+        _require_close(got.coupling, wanted.coupling[..., order], what)
+    what = "the capsules of reordered outputs differ from the reordered capsules"
+    return _require_equal(got.capsules, wanted.capsules[:, order], what)
+
+
+@check("rotation", "a squash, norm or dot product over another axis than the components', or over one of size one")
+def _rotation(subject: Subject) -> str:
+    inputs = subject.inputs()
+    assert subject.sizes.D is not None
+    random = torch.Generator().manual_seed(1)
+    square = torch.randn(subject.sizes.D, subject.sizes.D, generator=random, dtype=torch.float64)
+    rotation = torch.linalg.qr(square).Q.to(subject.device)
+    turned = inputs | {"weight": torch.einsum("ed,ijdk->ijek", rotation, inputs["weight"])}
+    if "bias" in inputs:
+        turned["bias"] = inputs["bias"] @ rotation.T
+    wanted, got = subject.call(inputs).capsules @ rotation.T, subject.call(turned).capsules
+    return _require_equal(got, wanted, "the capsules of rotated votes differ from the rotated capsules")
+
+
+@check("lengths", "no squash, or one over another axis than the components'", layers=True)
+def _lengths(subject: Subject) -> str:
+    inputs = subject.inputs()
+    longest = 0.0
+    for factor in (1.0, 100.0):
+        scaled = inputs | {"poses": factor * inputs["poses"]}
+        longest = max(longest, float(subject.call(scaled).capsules.detach().norm(dim=-1).max()))
+    require(longest <= 1 + TOLERANCE, f"the longest capsule has the length {longest:.4g}, more than one")
+    return f"{longest:.6g} at most"
+
+
+@check("coupling", "a softmax over another axis than the one that competes, or a coupling of another iteration's shape")
+def _coupling(subject: Subject) -> str:
+    coupling = subject.call({name: t for name, t in subject.inputs().items() if name != "prior"}).coupling
+    if coupling is None:
+        return "not returned"
+    coupling = coupling.detach()
+    low, high = float(coupling.min()), float(coupling.max())
+    require(low >= -TOLERANCE and high <= 1 + TOLERANCE, f"coupling lies in {low:.4g}..{high:.4g} instead of 0..1")
+    sums: dict[SoftmaxOver, Tensor] = {"outputs": coupling.sum(2), "inputs": coupling.sum(1)}
+    off = {axis: float((total - 1).abs().max()) for axis, total in sums.items()}
+    axis = subject.softmax_over
+    if axis is None:
+        axis = "outputs" if off["outputs"] <= off["inputs"] else "inputs"
+    low, high = float(sums[axis].min()), float(sums[axis].max())
+    other: SoftmaxOver = "inputs" if axis == "outputs" else "outputs"
+    instead = f", but to one over the {other}" if off[other] <= TOLERANCE else ""
+    require(off[axis] <= TOLERANCE, f"coupling sums to {low:.4g}..{high:.4g} over the {axis}{instead}")
+    return f"sums to one over the {axis}"
+
+
+@check("bias", "an argument that is taken and ignored; use it, or refuse it with a ValueError that names it")
+def _bias(subject: Subject) -> str:
+    return _require_used(subject, "bias")
+
+
+@check("prior", "an argument that is taken and ignored; use it, or refuse it with a ValueError that names it")
+def _prior(subject: Subject) -> str:
+    return _require_used(subject, "prior")
+
+
+@check(
+    "finite numbers",
+    "norm() or sqrt() without epsilon, whose gradient at zero is not finite, a division by a length or a variance, "
+    "or exp() where softmax() is meant",
+    layers=True,
+)
+def _finite_numbers(subject: Subject) -> str:
+    subject = subject.to(torch.float32)
+    inputs = subject.inputs(torch.float32)
+    poses = inputs["poses"]
+    cases = {
+        "poses of zero": 0 * poses,
+        "one image of zeros": torch.cat([0 * poses[:1], poses[1:]]),
+        "poses of length 1e-20": 1e-20 * poses,
+        "poses of length 1e6": 1e6 * poses,
+        "input capsules that all agree": poses[:, :1].expand_as(poses),
+    }
+    for case, changed in cases.items():
+        given = inputs | {"poses": changed}
+        if case.endswith("agree") and not subject.is_layer:
+            given["weight"] = inputs["weight"][:1].expand_as(inputs["weight"])
+        plain = {name: tensor for name, tensor in given.items() if name in ("poses", "weight")}
+        for chosen in (plain, given):  # a bias hides what happens at zero
+            leaves = {name: tensor.clone().requires_grad_() for name, tensor in chosen.items()}
+            routed = subject.call(leaves)
+            gradients = _gradients(routed.capsules, leaves | _parameters(subject))
+            _require_finite(routed.capsules, f"capsules for {case}")
+            _require_finite(routed.coupling, f"coupling for {case}")
+            for name, gradient in gradients.items():
+                _require_finite(gradient, f"the gradient of the {name} for {case}")
+    return f"for {', '.join(cases)}"
+
+
+@check(
+    "gradients",
+    "a detach() or no_grad() that should not be there, an operation in place, or float32 inside",
+    layers=True,
+)
+def _gradients_agree(subject: Subject) -> str:
+    inputs = {name: tensor.requires_grad_() for name, tensor in subject.inputs().items()}
+    capsules = subject.call(inputs).capsules
+    cotangent = _cotangent(capsules)
+    gradients = _gradients(capsules, inputs | _parameters(subject))
+    random = torch.Generator().manual_seed(2)
+    largest = 0.0
+    for name, tensor in (inputs | _parameters(subject)).items():
+        direction = torch.randn(tensor.shape, generator=random, dtype=torch.float64).to(subject.device)
+        direction /= direction.norm()
+        step = 1e-5 * max(1.0, float(tensor.detach().norm()))
+        ends = []
+        for end in (step, -step):
+            with torch.no_grad():
+                tensor += end * direction
+                ends.append(float((subject.call(inputs).capsules * cotangent).sum()))
+                tensor -= end * direction
+        slope, difference = float((gradients[name] * direction).sum()), (ends[0] - ends[1]) / (2 * step)
+        if name in ("poses", "weight"):
+            require(max(abs(slope), abs(difference)) > 1e-12, f"capsules do not depend on the {name}")
+        typical = float(gradients[name].norm()) / tensor.numel() ** 0.5
+        off = abs(slope - difference) / max(typical, abs(difference), 1e-6)
+        require(
+            off <= GRADIENT_TOLERANCE,
+            f"along a random direction, the gradient of the {name} is {slope:.6g}, finite differences give "
+            f"{difference:.6g}",
+        )
+        largest = max(largest, off)
+    return f"off by {largest:.2g} at most"
+
+
+@check("used parameters", "a parameter that was left over, or cut off by detach()", layers=True)
+def _used_parameters(subject: Subject) -> str:
+    gradients = _gradients(subject.call(subject.inputs()).capsules, _parameters(subject))
+    idle = [name for name, gradient in gradients.items() if not gradient.count_nonzero()]
+    require(not idle, f"no gradient reaches the {' and the '.join(idle)}")
+    return f"{len(gradients)} parameters"
+
+
+@check("torch.func.vmap", "a decision on the values of a tensor, or a result kept outside of the call", layers=True)
+def _vmap(subject: Subject) -> str:
+    inputs = subject.inputs()
+    stacked = torch.stack([inputs["poses"], inputs["poses"].flip(0)])
+
+    def capsules(poses: Tensor) -> Tensor:
+        return subject.call(inputs | {"poses": poses}).capsules
+
+    wanted = torch.stack([capsules(poses) for poses in stacked])
+    try:
+        got = torch.func.vmap(capsules)(stacked)
+    except Exception as error:
+        return f"not supported: {type(error).__name__}: {_first_line(error)}"
+    return _require_equal(got, wanted, "capsules under torch.func.vmap and from a loop differ")
+
+
+# ---- running them, and what they share
+
+
+def _run(checks: dict[str, Check], subject: Subject, skip: Collection[str], known: dict[str, str]) -> dict[str, str]:
+    """What each check finds; ``known`` was found before."""
+    for name in skip:
+        if name not in checks:
+            raise unknown_name("check", name, checks)
+    found = {}
+    for name, (function, cause) in checks.items():
+        if name in skip:
+            found[name] = "skipped"
+        elif name in known:
+            found[name] = known[name]
+        else:
+            with _described(subject, name, cause):
+                found[name] = function(_fresh(subject))
+    return found
+
+
+def _fresh(subject: Subject) -> Subject:
+    """A copy in float64: no check is misled by what another one left behind, nor is the user's module changed."""
+    return subject.replaced(copy.deepcopy(subject.module).to(subject.device, torch.float64))
+
+
+@contextmanager
+def _described(subject: Subject, name: str, cause: str) -> Iterator[None]:
+    """Failures as one sentence: what lacks which property, the numbers, the usual cause."""
+    failure = f"{type(subject.module).__name__} fails “{name}”"
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(f"{failure}: {error}; usual cause: {cause}") from None
+    except Exception as error:
+        raised = f"it raises {type(error).__name__}: {_first_line(error)}"
+        raise AssertionError(f"{failure}: {raised}; usual cause: {cause}") from error
+
+
+def _refusal(subject: Subject, name: str) -> str | None:
+    """What a routing says that is given a bias or a prior and takes none."""
+    with _described(subject, "shapes", "a forward without the arguments of torchcaps.nn.Routing, in their order"):
+        fresh = _fresh(subject)
+        fresh.call(fresh.inputs())  # without both it must work
+    given = dataclasses.replace(_fresh(subject), accepted=(name,))
+    try:
+        given.call(given.inputs())
+    except (ValueError, NotImplementedError) as error:
+        if name in str(error):
+            return f"refused: {_first_line(error)}"
+    except Exception:
+        return None  # no refusal but a mistake, which the checks meet again and describe
+    return None
+
+
+def require(condition: bool, otherwise: str) -> None:
+    """Fail a check; also under ``python -O``, which removes assert statements."""
+    if not condition:
+        raise AssertionError(otherwise)
+
+
+def _require_shapes(routed: Routed, sizes: Sizes, batch: int) -> None:
+    I, _, J, D = sizes
+    capsules, coupling = routed
+    require(isinstance(capsules, Tensor), f"capsules are a {type(capsules).__name__} instead of a tensor")
+    shape = tuple(capsules.shape)
+    fits = len(shape) == 3 and all(wanted in (None, size) for size, wanted in zip(shape, (batch, J, D), strict=True))
+    wanted = f"({batch}, {J or 'J'}, {D or 'D'}) = (B, J, D)"
+    require(fits, f"capsules have the shape {shape} instead of {wanted}")
+    if coupling is not None:
+        shape = tuple(coupling.shape)
+        require(shape == (batch, I, J), f"coupling has the shape {shape} instead of ({batch}, {I}, {J}) = (B, I, J)")
+
+
+def _require_used(subject: Subject, name: str) -> str:
+    inputs = subject.inputs()
+    wanted = subject.call(inputs).capsules
+    without = {key: tensor for key, tensor in inputs.items() if key != name}
+    for what, changed in ((f"another {name}", inputs | {name: inputs[name].flip(0)}), (f"no {name}", without)):
+        apart = _apart(subject.call(changed).capsules, wanted)
+        require(apart > TOLERANCE, f"capsules with {what} are the same (they differ by {apart:.2g})")
+    return "used"
+
+
+def _apart(got: Tensor, wanted: Tensor) -> float:
+    """The largest difference relative to the largest number; infinite where there is a NaN."""
+    got, wanted = got.detach(), wanted.detach()
+    scale = max(float(wanted.abs().max()), 1e-30)
+    return float(((got - wanted).abs() / scale).nan_to_num(float("inf")).max())
+
+
+def _require_close(got: Tensor, wanted: Tensor, what: str, tolerance: float = TOLERANCE) -> float:
+    require(got.shape == wanted.shape, f"{what}: their shapes are {tuple(got.shape)} and {tuple(wanted.shape)}")
+    apart = _apart(got, wanted)
+    require(apart <= tolerance, f"{what} by {apart:.2g} of the largest number, more than {tolerance:.0e}")
+    return apart
+
+
+def _require_equal(got: Tensor, wanted: Tensor, what: str, tolerance: float = TOLERANCE) -> str:
+    return f"differs by {_require_close(got, wanted, what, tolerance):.2g} at most"
+
+
+def _require_finite(tensor: Tensor | None, what: str) -> None:
+    if tensor is not None:
+        bad = int((~tensor.isfinite()).sum())
+        require(bad == 0, f"{what}: {bad} of {tensor.numel()} numbers are NaN or infinite")
+
+
+def _cotangent(capsules: Tensor) -> Tensor:
+    """Fixed random weights, whose sum with the capsules is the number that is differentiated."""
+    random = torch.Generator().manual_seed(3)
+    return torch.randn(capsules.shape, generator=random, dtype=torch.float64).to(capsules)
+
+
+def _parameters(subject: Subject) -> Inputs:
+    """The module's own parameters that are trained, by names that no input has."""
+    return {f"parameter {name}": tensor for name, tensor in subject.module.named_parameters() if tensor.requires_grad}
+
+
+def _gradients(capsules: Tensor, leaves: Inputs) -> Inputs:
+    """The gradient of each leaf, zeros where none arrives."""
+    if not capsules.requires_grad or not leaves:
+        return {name: torch.zeros_like(tensor) for name, tensor in leaves.items()}
+    total = (capsules * _cotangent(capsules)).sum()
+    gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(leaves, gradients, strict=True))
+
+
+def _attributes(module: nn.Module) -> Iterator[tuple[str, object]]:
+    """Plain attributes of a module and its parts, lists and tuples opened."""
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            if not name.startswith("_"):
+                for each in value if isinstance(value, (list, tuple)) else (value,):
+                    yield ".".join(filter(None, (path, name))), each
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")
+
+
+def _check_module(caller: str, module: object) -> None:
+    if not isinstance(module, nn.Module):
+        hint = "; give an instance, not the class" if isinstance(module, type) else ""
+        raise TypeError(f"{caller}: expected a torch.nn.Module, got {module!r}{hint}")
+
+
+def _known(layer: nn.Module, name: str, given: int | None, own: int | None) -> int:
+    """A size that is given, or else the layer's own."""
+    size = own if given is None else given
+    if size is None:
+        raise InputError(f"check_capsule_layer: a {type(layer).__name__} does not say its {name}; give it by name")
+    _check_size("check_capsule_layer", name, size, 1)
+    return size
+
+
+def _check_size(caller: str, name: str, size: int, least: int) -> None:
+    if size < least:
+        raise InputError(f"{caller}: {name} must be at least {least}, got {size}")

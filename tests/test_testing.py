@@ -1,0 +1,573 @@
+"""The shipped tests of properties pass what is right and fail what is wrong, each by the property that is lacking."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from support import assert_raises
+from torchcaps import InputError, compute_votes, dynamic_routing, squash
+from torchcaps.nn import DenseCapsules, DynamicRouting, Routing
+from torchcaps.testing import _LAYER, _ROUTING, check_capsule_layer, check_routing
+
+
+class Plain(Routing):
+    """Routing by agreement in pieces, for others to get one of them wrong."""
+
+    def votes(self, poses: Tensor, weight: Tensor) -> Tensor:
+        return compute_votes(poses, weight)
+
+    def start(self, votes: Tensor, prior: Tensor | None) -> Tensor:
+        logits = votes.new_zeros(votes.shape[:3])
+        return logits if prior is None else logits + prior
+
+    def compete(self, logits: Tensor) -> Tensor:
+        return logits.softmax(2)
+
+    def gather(self, coupling: Tensor, votes: Tensor, bias: Tensor | None) -> Tensor:
+        total = torch.einsum("bij,bijd->bjd", coupling, votes)
+        return self.shorten(total if bias is None else total + bias)
+
+    def shorten(self, total: Tensor) -> Tensor:
+        return squash(total)
+
+    def agree(self, logits: Tensor, votes: Tensor, capsules: Tensor) -> Tensor:
+        return logits + torch.einsum("bijd,bjd->bij", votes, capsules)
+
+    def forward(
+        self,
+        poses: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        prior: Tensor | None = None,
+        return_coupling: bool = False,
+    ) -> Any:
+        votes = self.votes(poses, weight)
+        logits = self.start(votes, prior)
+        for _ in range(2):
+            coupling = self.compete(logits)
+            capsules = self.gather(coupling, votes, bias)
+            logits = self.agree(logits, votes, capsules)
+        return capsules, coupling if return_coupling else None
+
+
+# ---- what is right passes
+
+
+def test_plain_routing_passes() -> None:
+    found = check_routing(Plain())
+    assert list(found) == list(_ROUTING)
+    assert found["coupling"] == "sums to one over the outputs"
+    assert found["shapes"] == "capsules (1, 5, 4) for a batch of one"
+    assert found["bias"] == found["prior"] == "used"
+    assert not any("not supported" in words for words in found.values())
+
+
+@pytest.mark.parametrize("backend", ["reference", "recompute"])
+@pytest.mark.parametrize("axis", ["outputs", "inputs"])
+def test_the_librarys_routing_passes(axis: Any, backend: Any) -> None:
+    for iterations, stop, leaky in itertools.product((0, 3), (False, True), (False, True)):
+        skip = {"gradients"} if stop and iterations else set()
+        if leaky or iterations == 0:
+            skip.add("coupling")
+        if iterations == 0:  # the plain sum of the votes
+            skip |= {"lengths", "prior"}
+        routing = DynamicRouting(iterations, softmax_over=axis, stop_gradient=stop, leaky=leaky, backend=backend)
+        found = check_routing(routing, skip=skip)
+        assert {name for name, words in found.items() if words == "skipped"} == skip
+        if "coupling" not in skip:
+            assert found["coupling"] == f"sums to one over the {axis}"
+
+
+def test_other_sizes_and_the_users_module_stays_as_it_is() -> None:
+    class PerOutput(Plain):
+        """With parameters of its own that fix J."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.temperature = nn.Parameter(torch.ones(3))
+
+        def compete(self, logits: Tensor) -> Tensor:
+            return (logits / self.temperature).softmax(2)
+
+    routing = PerOutput()
+    before = copy.deepcopy(routing.state_dict())
+    skip = ("sizes of one",)
+    found = check_routing(routing, in_capsules=4, in_dim=2, out_capsules=3, out_dim=6, skip=skip)
+    assert found["used parameters"] == "1 parameters"
+    assert routing.temperature.dtype == torch.float32
+    assert routing.temperature.grad is None
+    assert torch.equal(routing.temperature, before["temperature"])
+
+
+def test_a_refusal_is_fine_and_noted() -> None:
+    class Refusing(Plain):
+        def start(self, votes: Tensor, prior: Tensor | None) -> Tensor:
+            if prior is not None:
+                raise ValueError("Refusing: there are no logits for a prior to start. Leave it out.")
+            return super().start(votes, prior)
+
+    found = check_routing(Refusing())
+    assert found["prior"] == "refused: Refusing: there are no logits for a prior to start. Leave it out"
+    assert found["bias"] == "used"
+
+
+def test_no_coupling_is_fine_and_noted() -> None:
+    class Silent(Plain):
+        def forward(self, *args: Any, **options: Any) -> Any:
+            return super().forward(*args, **options)[0], None
+
+    assert check_routing(Silent())["coupling"] == "not returned"
+
+
+def test_what_vmap_cannot_do_is_noted() -> None:
+    class Deciding(Plain):
+        def start(self, votes: Tensor, prior: Tensor | None) -> Tensor:
+            if votes.sum() > 0:  # a decision on values
+                return super().start(votes, prior)
+            return super().start(votes, prior) + 0
+
+    assert check_routing(Deciding())["torch.func.vmap"].startswith("not supported: RuntimeError: ")
+    assert check_routing(Plain())["torch.func.vmap"] == "differs by 0 at most"
+
+
+# ---- what is wrong fails, and says so
+
+
+class SoftmaxOverInputs(Plain):
+    """Competes over the inputs, but says outputs."""
+
+    softmax_over = "outputs"
+
+    def compete(self, logits: Tensor) -> Tensor:
+        return logits.softmax(1)
+
+
+class SoftmaxOverBatch(Plain):
+    """``F.softmax(logits)`` without dim, on logits of a rank where that means axis 0."""
+
+    def compete(self, logits: Tensor) -> Tensor:
+        return logits.softmax(0)
+
+
+class Sigmoid(Plain):
+    """Coupling that competes nowhere."""
+
+    def compete(self, logits: Tensor) -> Tensor:
+        return logits.sigmoid()
+
+
+class CouplingTransposed(Plain):
+    def forward(self, *args: Any, **options: Any) -> Any:
+        capsules, coupling = super().forward(*args, **options)
+        return capsules, None if coupling is None else coupling.transpose(1, 2)
+
+
+class CouplingWhenNotAsked(Plain):
+    def forward(self, *args: Any, return_coupling: bool = False) -> Any:
+        return super().forward(*args, return_coupling=True)
+
+
+class CapsulesOnly(Plain):
+    def forward(self, *args: Any, **options: Any) -> Any:
+        return super().forward(*args, **options)[0]
+
+
+class OtherSignature(Plain):
+    def forward(self, poses: Tensor, weight: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(poses, weight)
+
+
+class Squeezed(Plain):
+    """A batch of one loses its axis."""
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        capsules, coupling = super().forward(*args, **options)
+        return capsules.squeeze(), coupling
+
+
+class SqueezedComponents(Plain):
+    """Capsules of one component lose theirs."""
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        capsules, coupling = super().forward(*args, **options)
+        return capsules.squeeze(-1), coupling
+
+
+class View(Plain):
+    def votes(self, poses: Tensor, weight: Tensor) -> Tensor:
+        I, J, D, K = weight.shape
+        return (weight.view(I * J, D, K).view(I, J, D, K) @ poses[:, :, None, :, None]).squeeze(-1)
+
+
+class ReshapedWeight(Plain):
+    """A reshape where a permute was meant: input and output capsules are mixed up."""
+
+    def votes(self, poses: Tensor, weight: Tensor) -> Tensor:
+        I, J, D, K = weight.shape
+        mixed = weight.reshape(J, I, D, K)
+        return torch.einsum("jidk,bik->bijd", mixed, poses)
+
+
+class ReshapedVotes(Plain):
+    def votes(self, poses: Tensor, weight: Tensor) -> Tensor:
+        votes = compute_votes(poses, weight)
+        B, I, J, D = votes.shape
+        return votes.reshape(B, J, I, D).transpose(1, 2)
+
+
+class FromTheFirst(Plain):
+    """Starts from the votes of the first input capsule, as a careless k-means does."""
+
+    def start(self, votes: Tensor, prior: Tensor | None) -> Tensor:
+        return super().start(votes, prior) + torch.einsum("bijd,bjd->bij", votes, votes[:, 0])
+
+
+class FavouredOutput(Plain):
+    def start(self, votes: Tensor, prior: Tensor | None) -> Tensor:
+        return super().start(votes, prior) - torch.arange(votes.shape[2], device=votes.device)
+
+
+class SharedLogits(Plain):
+    """One set of logits for the whole batch: agreement averaged over it."""
+
+    def agree(self, logits: Tensor, votes: Tensor, capsules: Tensor) -> Tensor:
+        return logits + torch.einsum("bijd,bjd->bij", votes, capsules).mean(0)
+
+
+class BatchNormalised(Plain):
+    def votes(self, poses: Tensor, weight: Tensor) -> Tensor:
+        votes = compute_votes(poses, weight)
+        return votes - votes.mean(0)
+
+
+class SquashOverCapsules(Plain):
+    def shorten(self, total: Tensor) -> Tensor:
+        return squash(total, 1)
+
+
+class SquashOverOne(Plain):
+    """Squash over an axis of size one: each component by itself."""
+
+    def shorten(self, total: Tensor) -> Tensor:
+        return squash(total.unsqueeze(-1)).squeeze(-1)
+
+
+class NoSquash(Plain):
+    def shorten(self, total: Tensor) -> Tensor:
+        return total
+
+
+class NaiveSquash(Plain):
+    """As printed in the paper."""
+
+    def shorten(self, total: Tensor) -> Tensor:
+        length = total.norm(dim=-1, keepdim=True)
+        return length**2 / (1 + length**2) * total / length
+
+
+class NaiveLength(Plain):
+    """Finite at zero, but for the gradient."""
+
+    def shorten(self, total: Tensor) -> Tensor:
+        return total / (1 + total.square().sum(-1, keepdim=True).sqrt())
+
+
+class NaiveSoftmax(Plain):
+    def compete(self, logits: Tensor) -> Tensor:
+        return logits.exp() / logits.exp().sum(2, keepdim=True)
+
+
+class NaiveVariance(Plain):
+    """Agreement measured in deviations, of which there are none when all votes agree."""
+
+    def agree(self, logits: Tensor, votes: Tensor, capsules: Tensor) -> Tensor:
+        return logits - (votes - votes.mean(1, keepdim=True)).square().sum(-1) / votes.var(
+            1, correction=0, keepdim=True
+        ).sum(-1)
+
+
+class IgnoresBias(Plain):
+    def gather(self, coupling: Tensor, votes: Tensor, bias: Tensor | None) -> Tensor:
+        return super().gather(coupling, votes, None)
+
+
+class IgnoresPrior(Plain):
+    def start(self, votes: Tensor, prior: Tensor | None) -> Tensor:
+        return super().start(votes, None)
+
+
+class BreaksAtPrior(Plain):
+    """No refusal, a mistake."""
+
+    def start(self, votes: Tensor, prior: Tensor | None) -> Tensor:
+        return votes.new_zeros(votes.shape[:3]) if prior is None else votes + prior
+
+
+class ChangesPrior(Plain):
+    def start(self, votes: Tensor, prior: Tensor | None) -> Tensor:
+        if prior is None:
+            return super().start(votes, None)
+        with torch.no_grad():
+            prior += 0.1
+        return super().start(votes, prior)
+
+
+class RandomStart(Plain):
+    def start(self, votes: Tensor, prior: Tensor | None) -> Tensor:
+        logits = super().start(votes, prior)
+        return logits + torch.randn_like(logits)
+
+
+class Remembers(Plain):
+    """Goes on with the logits of the last call."""
+
+    last: Any = None
+
+    def start(self, votes: Tensor, prior: Tensor | None) -> Tensor:
+        logits = super().start(votes, prior)
+        return logits if self.last is None or self.last[0].shape != logits.shape else logits + self.last[0]
+
+    def agree(self, logits: Tensor, votes: Tensor, capsules: Tensor) -> Tensor:
+        self.last = [super().agree(logits, votes, capsules).detach()]
+        return self.last[0]
+
+
+class PlainTensor(Plain):
+    """A constant that neither .to() nor state_dict sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = [torch.ones(1), torch.ones(1)]
+
+    def shorten(self, total: Tensor) -> Tensor:
+        return squash(total * self.scales[0])
+
+
+class Unsaved(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.full((), 2.0), persistent=False)
+
+    def shorten(self, total: Tensor) -> Tensor:
+        return squash(total * self.scale)
+
+
+class SingleInside(Plain):
+    def votes(self, poses: Tensor, weight: Tensor) -> Tensor:
+        return compute_votes(poses.float(), weight.float())
+
+
+class RoundedInside(Plain):
+    """float32 on the way, float64 at both ends: only finite differences see it."""
+
+    def votes(self, poses: Tensor, weight: Tensor) -> Tensor:
+        return compute_votes(poses.float(), weight.float()).to(poses.dtype)
+
+
+class SingleOut(Plain):
+    def forward(self, *args: Any, **options: Any) -> Any:
+        capsules, coupling = super().forward(*args, **options)
+        return capsules.float(), coupling
+
+
+class DoubleConstant(Plain):
+    def compete(self, logits: Tensor) -> Tensor:
+        return logits.softmax(2) * torch.ones(logits.shape[2], dtype=torch.float64)
+
+
+class Detached(Plain):
+    def votes(self, poses: Tensor, weight: Tensor) -> Tensor:
+        return compute_votes(poses.detach(), weight)
+
+
+class StopsGradient(Plain):
+    def compete(self, logits: Tensor) -> Tensor:
+        return super().compete(logits).detach()
+
+
+class Constant(Plain):
+    def votes(self, poses: Tensor, weight: Tensor) -> Tensor:
+        return compute_votes(torch.ones_like(poses), weight)
+
+
+class Idle(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.beta = nn.Parameter(torch.ones(2))
+
+
+class FixedWhenMapped(Plain):
+    """A result that depends on how it is called."""
+
+    def start(self, votes: Tensor, prior: Tensor | None) -> Tensor:
+        mapped = torch._C._functorch.is_batchedtensor(votes)
+        return super().start(votes, prior) * (0 if mapped else 1) + (votes.sum(-1) if mapped else 0)
+
+
+WRONG: list[tuple[type[Plain], str, str]] = [
+    (SoftmaxOverInputs, "coupling", "over the outputs, but to one over the inputs; usual cause: a softmax over"),
+    (SoftmaxOverBatch, "batch independence", "the capsules of image 0 of 3 and of the same image alone differ by"),
+    (Sigmoid, "coupling", r"coupling sums to [\d.]+..[\d.]+ over the (in|out)puts"),
+    (CouplingTransposed, "shapes", r"coupling has the shape \(3, 5, 7\) instead of \(3, 7, 5\) = \(B, I, J\)"),
+    (CouplingWhenNotAsked, "shapes", "returns a coupling that was not asked for"),
+    (CapsulesOnly, "shapes", r"must return a pair \(capsules, coupling or None\), got a Tensor"),
+    (OtherSignature, "shapes", "raises TypeError: .*; usual cause: a forward without the arguments of"),
+    (Squeezed, "shapes", r"capsules have the shape \(5, 4\) instead of \(1, 5, 4\) = \(B, J, D\)"),
+    (SqueezedComponents, "sizes of one", r"capsules have the shape \(3, 5\) instead of \(3, 5, 1\)"),
+    (View, "memory layout", "raises RuntimeError: view size is not compatible.*; usual cause: view"),
+    (ReshapedWeight, "input order", "the coupling of reordered input capsules differs from the reordered coupling by"),
+    (ReshapedVotes, "input order", "differ.*; usual cause: a reshape or view where a permute"),
+    (FromTheFirst, "input order", "differ.* a start from the first input capsule"),
+    (FavouredOutput, "output order", "coupling to reordered output capsules differs"),
+    (SharedLogits, "batch independence", "differ by .*; usual cause: logits shared or averaged over the batch"),
+    (BatchNormalised, "batch independence", "a normalisation by the batch"),
+    (SquashOverCapsules, "rotation", "the capsules of rotated votes differ from the rotated capsules by"),
+    (SquashOverOne, "rotation", "usual cause: a squash, norm or dot product over another axis"),
+    (NoSquash, "lengths", r"the longest capsule has the length \d+.*, more than one; usual cause: no squash"),
+    (NaiveSquash, "finite numbers", r"capsules for poses of zero: 60 of 60 numbers are NaN or infinite"),
+    (NaiveLength, "finite numbers", "the gradient of the poses for poses of zero: 126 of 126 numbers are NaN"),
+    (NaiveSoftmax, "finite numbers", "capsules for poses of length 1e6"),
+    (NaiveVariance, "finite numbers", "for (poses of zero|input capsules that all agree): .* a variance"),
+    (IgnoresBias, "bias", "capsules with another bias are the same .* an argument that is taken and ignored"),
+    (IgnoresPrior, "prior", "capsules with another prior are the same"),
+    (BreaksAtPrior, "shapes", "raises RuntimeError: The size of tensor"),
+    (
+        ChangesPrior,
+        "untouched inputs",
+        "its call changes the prior that it is given; usual cause: an operation in place",
+    ),
+    (RandomStart, "determinism", "differ by .*; usual cause: a random start"),
+    (Remembers, "determinism", "logits kept from one call to the next"),
+    (PlainTensor, "state", "scales holds a tensor that is neither a parameter nor a buffer"),
+    (Unsaved, "state", "capsules after saving and loading the state_dict differ by"),
+    (SingleInside, "dtypes", "raises RuntimeError: expected scalar type Double but found Float"),
+    (SingleOut, "dtypes", "inputs of torch.float64 give capsules of torch.float32"),
+    (DoubleConstant, "dtypes", "raises RuntimeError: expected scalar type"),
+    (RoundedInside, "gradients", "finite differences give .*float32 inside"),
+    (Detached, "gradients", "along a random direction, the gradient of the poses is 0, finite differences give"),
+    (
+        StopsGradient,
+        "gradients",
+        r"the gradient of the (poses|weight) is -?[\d.e-]+, finite differences give -?[\d.e-]+",
+    ),
+    (Constant, "gradients", "capsules do not depend on the poses"),
+    (Idle, "used parameters", "no gradient reaches the parameter beta"),
+    (FixedWhenMapped, "torch.func.vmap", "capsules under torch.func.vmap and from a loop differ by"),
+]
+
+
+def failure(check: Callable[..., Any], *args: Any, **options: Any) -> str:
+    with pytest.raises(AssertionError) as caught:
+        check(*args, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("wrong", "name", "says"), WRONG, ids=[wrong.__name__ for wrong, _, _ in WRONG])
+def test_a_wrong_routing_fails(wrong: type[Plain], name: str, says: str) -> None:
+    """By the property that it lacks: with all others skipped, and as the first that is met of those it lacks."""
+    skip = set(_ROUTING) - {name}
+    for said in (failure(check_routing, wrong(), skip=skip), failure(check_routing, wrong())):
+        assert said.count("\n") == 0
+        assert "; usual cause: " in said
+    said = failure(check_routing, wrong(), skip=skip)
+    assert said.startswith(f"{wrong.__name__} fails “{name}”: ")
+    assert re.search(says, said), said
+
+
+def test_every_check_was_shown_to_fail() -> None:
+    assert {name for _, name, _ in WRONG} == set(_ROUTING)
+
+
+def test_a_stopped_gradient_is_skipped_by_name() -> None:
+    assert check_routing(StopsGradient(), skip=["gradients"])["gradients"] == "skipped"
+
+
+# ---- layers
+
+
+def test_the_librarys_layer_passes() -> None:
+    layer = DenseCapsules(7, 6, 5, 4, bias=True, learn_prior=True)
+    found = check_capsule_layer(layer)
+    assert list(found) == list(_LAYER)
+    assert found["used parameters"] == "3 parameters"
+    assert all(parameter.grad is None for parameter in layer.parameters())
+    stack = nn.Sequential(DenseCapsules(6, 4, 5, 3), DenseCapsules(5, 3, 2, 8))
+    assert check_capsule_layer(stack, in_capsules=6, in_dim=4)["shapes"] == "capsules (1, 2, 8) for a batch of one"
+
+
+class Batched(DenseCapsules):
+    def forward(self, poses: Tensor) -> Tensor:
+        return super().forward(poses - poses.mean(0))
+
+
+class Lengths(DenseCapsules):
+    def forward(self, poses: Tensor) -> Tensor:
+        return super().forward(poses).square().sum(-1)
+
+
+class Unrouted(DenseCapsules):
+    def forward(self, poses: Tensor) -> Tensor:
+        return dynamic_routing(compute_votes(poses, self.weight), 0)
+
+
+class Halved(DenseCapsules):
+    """Says J = 5, gives 2."""
+
+    def forward(self, poses: Tensor) -> Tensor:
+        return super().forward(poses)[:, :2]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "options", "name", "says"),
+    [
+        (Batched, {}, "batch independence", "image 0 of 3"),
+        (Lengths, {}, "shapes", r"\(3, 5\) instead of \(3, 5, 4\)"),
+        (Halved, {}, "shapes", r"\(3, 2, 4\) instead of \(3, 5, 4\)"),
+        (Unrouted, {}, "lengths", "more than one"),
+        (DenseCapsules, {"routing": DynamicRouting(stop_gradient=True)}, "gradients", "finite differences"),
+        (DenseCapsules, {"routing": NaiveSquash()}, "finite numbers", "NaN"),
+        (
+            DenseCapsules,
+            {"routing": DynamicRouting(0), "learn_prior": True},
+            "used parameters",
+            "no gradient reaches the parameter prior",
+        ),
+    ],
+)
+def test_a_wrong_layer_fails(wrong: type[DenseCapsules], options: dict[str, Any], name: str, says: str) -> None:
+    layer = wrong(7, 6, 5, 4, **options)
+    said = failure(check_capsule_layer, layer, skip=set(_LAYER) - {name})
+    assert said.startswith(f"{wrong.__name__} fails “{name}”: ")
+    assert re.search(says, said), said
+    failure(check_capsule_layer, layer)
+
+
+# ---- what it is asked
+
+
+def test_wrong_questions() -> None:
+    assert_raises(InputError, check_routing, Plain(), skip=["gradient"], say='did you mean "gradients"?')
+    assert_raises(InputError, check_routing, Plain(), in_capsules=1, say="in_capsules must be at least 2, got 1")
+    assert_raises(InputError, check_routing, Plain(), softmax_over=1, say='"outputs" or "inputs", got 1')
+    assert_raises(TypeError, check_routing, Plain, say="give an instance, not the class")
+    assert_raises(TypeError, check_routing, lambda: None, say="expected a torch.nn.Module")
+    assert_raises(TypeError, check_capsule_layer, DenseCapsules, say="give an instance")
+    stack = nn.Sequential(DenseCapsules(6, 4, 5, 3))
+    assert_raises(InputError, check_capsule_layer, stack, in_capsules=6, say="a Sequential does not say its in_dim")
+    layer = DenseCapsules(6, 4, 5, 3)
+    assert_raises(InputError, check_capsule_layer, layer, in_dim=0, say="in_dim must be at least 1, got 0")
+    assert_raises(InputError, check_capsule_layer, layer, skip=["rotation"], say='there is no check "rotation"')
+
+
+@pytest.mark.gpu
+def test_on_a_gpu() -> None:
+    check_routing(DynamicRouting(), device="cuda")
+    check_capsule_layer(DenseCapsules(7, 6, 5, 4), device="cuda")
