@@ -1,0 +1,68 @@
+"""What the documentation site needs beyond its plugins: pages that lie elsewhere in the repository, and formulas.
+
+Formulas become MathML when the site is built, so that no script has to be fetched to read them.
+"""
+
+from __future__ import annotations
+
+import html
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+
+#: Files outside docs/ and the page each becomes.
+PAGES = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "results/README.md": "measured-runs.md",
+    "src/torchcaps/ops/dynamic_routing/README.md": "derivation.md",
+}
+LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
+FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+#: What formulas in notebooks do not stand in, and the formulas.
+CODE_OR_TAG = re.compile(r"(<(pre|code|script|style)\b.*?</\2>|<[^>]+>)", re.DOTALL)
+NOTEBOOK_FORMULA = re.compile(r"\$([^$\n]+)\$")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that lie outside docs/."""
+    for source, page in PAGES.items():
+        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Turn links between files of the repository into links between pages of the site."""
+    here = page.file.src_uri
+    origin = next((source for source, target in PAGES.items() if target == here), f"docs/{here}")
+
+    def site_link(link: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(origin), link[1]))
+        target = PAGES.get(target, target.removeprefix("docs/"))
+        return posixpath.relpath(target, posixpath.dirname(here) or ".")
+
+    return LINK.sub(site_link, markdown)
+
+
+def on_page_content(html_text: str, page: Page, **_: Any) -> str:
+    """Formulas as MathML."""
+    if page.file.src_uri.endswith(".ipynb"):
+        # split at tags and code: every third piece is text, the others stay as they are
+        pieces = CODE_OR_TAG.split(html_text)
+        for n in range(0, len(pieces), 3):
+            pieces[n] = NOTEBOOK_FORMULA.sub(lambda formula: _mathml(formula[1], "inline"), pieces[n])
+        return "".join(piece for n, piece in enumerate(pieces) if n % 3 != 2)  # the third is the name of the tag
+    return FORMULA.sub(lambda formula: _mathml(formula[2], "block" if formula[1] == "div" else "inline"), html_text)
+
+
+def _mathml(latex: str, display: str) -> str:
+    return convert(html.unescape(latex), display=display)
