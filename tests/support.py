@@ -85,3 +85,16 @@ def small(preset: str) -> dict[str, Any]:
     if isinstance(get_preset(preset).model, CNNConfig):
         return {"channels": (4, 6), "hidden": (12, 8)}
     return {"conv_channels": 8, "primary_types": 2, "decoder_hidden": (16, 24)}
+
+
+def labels_for(model: Any, batch: int) -> Tensor:
+    """Labels (B,) that count up through the classes; for a network of P objects an image (B, P), all different."""
+    first = torch.arange(batch)
+    objects = model.config.objects
+    return first % model.num_classes if objects == 1 else (first[:, None] + torch.arange(objects)) % model.num_classes
+
+
+def drawn_for(model: Any, images: Tensor) -> Tensor:
+    """What a network's loss compares its reconstructions with: the images, or P different parts of each."""
+    objects = model.config.objects
+    return images if objects == 1 else torch.stack([images * (p + 1) / objects for p in range(objects)], 1)

@@ -27,7 +27,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "datasets": BASE,
     "analysis": BASE | {"ops", "nn", "models", "datasets"},
     "training": BASE | {"ops", "nn", "models", "datasets", "analysis"},
-    "cli": BASE | {"ops", "nn", "models", "datasets", "analysis", "training"},
+    "testing": BASE | {"ops"},
+    "sklearn": BASE | {"models", "datasets", "analysis", "training"},
+    "reproduce": BASE | {"ops", "nn", "models", "datasets", "analysis", "training"},
+    "export": BASE | {"ops", "nn", "models", "datasets", "analysis", "training"},
+    "explorer": BASE | {"ops", "nn", "models", "datasets", "analysis", "training"},
+    "cli": BASE | {"ops", "nn", "models", "datasets", "analysis", "training", "reproduce", "export", "explorer"},
     "__init__": {"_version"},
     "__main__": {"cli"},
 }
@@ -40,12 +45,13 @@ PACKAGES: dict[str, set[str]] = {
     "ops": EVERYWHERE | {"triton"},
     "nn": EVERYWHERE,
     "models": EVERYWHERE | {"huggingface_hub", "safetensors"},
-    "datasets": EVERYWHERE | {"numpy", "PIL", "sklearn", "pooch", "requests"},
+    "datasets": EVERYWHERE | {"numpy", "PIL", "sklearn", "scipy", "pooch", "requests"},
 }
 # Only inside the function that needs them: slow to import, or optional.
 LATE = {
     "matplotlib",
     "sklearn",
+    "scipy",
     "pooch",
     "requests",
     "tensorboard",
@@ -53,14 +59,37 @@ LATE = {
     "torchmetrics",
     "rich",
     "lightning_fabric",
+    "onnx",
+    "onnxruntime",
+    "gradio",
+    "fastapi",
+    "starlette",
+    "uvicorn",
+    "onnxscript",
 }
-LATE_NOT_IN = {  # loaded late themselves: by a run, or by a route on a GPU
+LATE_NOT_IN = {  # loaded late themselves: by a run, by a route on a GPU, or by who imports them
     "ops/dynamic_routing/triton_kernels.py",
+    "sklearn.py",
+    "training/launch.py",
     "training/loop.py",
     "training/environment.py",
     "training/progress.py",
 }
-TORCH_FREE = ("errors.py", "files.py", "models/config.py", "models/presets.py", "training/config.py")
+TORCH_FREE = (
+    "errors.py",
+    "files.py",
+    "models/config.py",
+    "models/presets.py",
+    "training/config.py",
+    "datasets/image_files.py",
+    "export/description.py",
+    "export/onnx_model.py",
+    "reproduce/table.py",
+    "reproduce/tables.py",
+    "reproduce/logs.py",
+    "reproduce/jobs.py",
+    "reproduce/runner.py",
+)
 
 
 def imports(tree: ast.AST, package: str) -> Iterator[tuple[str, bool]]:
@@ -176,6 +205,8 @@ HEAVY = (
     "torchmetrics",
     "pooch",
     "PIL",
+    "onnx",
+    "onnxruntime",
 )
 
 

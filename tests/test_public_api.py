@@ -108,13 +108,18 @@ for backend, axis, stop, leaky, extra in itertools.product(
 
 labels = torch.tensor([0, 2])
 rows = torch.tensor([[True, False, True], [False, False, False]])
-for preset, targets in itertools.product(torchcaps.list_presets(), (None, labels, rows)):
+pairs = torch.tensor([[0, 2], [2, 1]])
+for preset, targets in itertools.product(torchcaps.list_presets(), (None, labels, rows, pairs)):
+    several = get_preset(preset).model.objects > 1
+    if targets is not None and several != (targets is pairs):
+        continue
     cnn = isinstance(get_preset(preset).model, CNNConfig)
     small = dict(channels=(4, 6), hidden=(8,)) if cnn else dict(conv_channels=8, primary_types=2)
     model = torchcaps.create_model(preset, (2, 18, 21), 3, **small)
     images = torch.rand(2, 2, 18, 21)
     output = model(images, targets) if cnn else model(images, targets, return_coupling=True)
-    model.loss(output, images, labels if targets is None else targets).total.backward()
+    wanted = (pairs if several else labels) if targets is None else targets
+    model.loss(output, torch.stack([images, images], 1) if several else images, wanted).total.backward()
 
 for wrong in (
     lambda: torchcaps.route(poses, weight[:4]),

@@ -1,13 +1,17 @@
 from . import analysis as analysis
 from . import datasets as datasets
+from . import export as export
 from . import models as models
 from . import nn as nn
 from . import ops as ops
+from . import reproduce as reproduce
+from . import testing as testing
 from . import training as training
 from .errors import InputError as InputError
 from .models import CapsNet as CapsNet
 from .models import create_model as create_model
 from .models import list_presets as list_presets
+from .models import load_pretrained as load_pretrained
 from .ops.dynamic_routing import compute_votes as compute_votes
 from .ops.dynamic_routing import dynamic_routing as dynamic_routing
 from .ops.dynamic_routing import route as route

@@ -90,3 +90,14 @@ def digit_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environment() -> dict[str, str]:
     """For other processes: this one's variables, at one thread."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+
+
+@pytest.fixture(scope="session")
+def onnx_file(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run as an ONNX file."""
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(package, reason="the extra torchcaps[export] is not installed")
+    path = tmp_path_factory.mktemp("cli") / "model.onnx"
+    result = call("export", run_folder, "--out", path)
+    assert result.code == 0, result.err
+    return path

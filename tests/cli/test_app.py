@@ -25,6 +25,11 @@ COMMANDS = [
     "presets",
     "datasets",
     "memory",
+    "export",
+    "share",
+    "explore",
+    "robustness",
+    "reproduce",
 ]
 HEAVY = (
     "torch",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -266,9 +268,15 @@ def test_reconstruct_so_many(cli: Cli, run_folder: Path) -> None:
     assert (
         "First 7 train images" in cli("reconstruct", run_folder, "--count", "7", "--split", "train", "--out", "a").out
     )
-    assert "First 100 test images" in cli("reconstruct", run_folder, "--count", "9999", "--out", "b.png").out
+    assert "First 100 test images" in cli("reconstruct", run_folder, "--count", "1000", "--out", "b.png").out
     heights = [Image.open(name).height for name in ("a.png", "b.png")]
     assert heights[1] > 3 * heights[0]
+
+
+def test_a_figure_holds_so_many_and_no_more(cli: Cli, run_folder: Path) -> None:
+    result = cli("reconstruct", run_folder, "--count", "1001")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == "Error: --count must be at most 1,000, more do not fit one figure, got 1,001\n"
 
 
 def test_perturb_options_reach_the_library(cli: Cli, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,9 +360,31 @@ def test_presets_fit_the_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch, wid
 
 
 def test_presets_show_only_what_differs(cli: Cli) -> None:
-    differences = cli("presets").out.partition("Where they differ")[2].partition("Variants")[0]
-    assert "num_iterations" in differences
-    assert "conv_channels" not in differences  # the same in all
+    out = cli("presets").out
+    titles = ("Capsule networks: where", "sabour2017 for other data", "Convolutional networks", "Variants")
+    capsules, elsewhere, convolutional = (
+        out[out.index(start) : out.index(end)] for start, end in itertools.pairwise(titles)
+    )
+    assert "num_iterations" in capsules
+    assert "conv_kernel" not in capsules  # the same in all
+    assert "softmax_over" in capsules
+    assert "softmax_over" not in elsewhere
+    for word in ("standardise", "2×32×32", "11,361,808", "4,720,480"):
+        assert word in elsewhere
+    for word in ("first_kernel", "35,445,522", "24,563,978", "8,213,308"):
+        assert word in convolutional
+    assert "without decoder" not in convolutional
+
+
+def test_presets_of_several_kinds_of_data(cli: Cli) -> None:
+    found = {preset["name"]: preset for preset in json.loads(cli("presets", "--json").out)}
+    cifar, pairs = found["sabour2017-cifar10"], found["baseline-cnn-multimnist"]
+    assert (cifar["data"], cifar["in_shape"], cifar["num_classes"]) == ("cifar10", [3, 24, 24], 10)
+    assert cifar["variant_of"] == "sabour2017"
+    assert pairs["parameters"] == {"with_decoder": None, "without_decoder": 24_563_978}
+    out = cli("presets", "sabour2017-smallnorb").out
+    assert "smallnorb, 2×32×32 in 5 classes" in out
+    assert "9,327,104, 6,661,120 without the decoder" in out
 
 
 def test_one_preset_in_full(cli: Cli) -> None:
@@ -429,4 +459,72 @@ def test_own_images_are_counted(cli: Cli, tmp_path: Path) -> None:
     assert (result.code, result.err) == (0, "")
     assert "3×16×16" in result.out
     assert "cat" in result.out
+    assert_figure(Path("sample.png"))
+
+
+# several objects in an image
+
+
+@pytest.fixture
+def pair_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A network that sees two objects in an image, and a data set of such images called digits."""
+    from torchcaps.datasets import Dataset, PairSet, load_dataset
+
+    digits = load_dataset("digits")
+    train = PairSet(digits.train.take(40))
+    dataset = Dataset("pairs", train, train.preview(20), train.preview(30), digits.class_names)
+    monkeypatch.setattr("torchcaps.training.run.load_dataset", lambda *_, **__: dataset)
+    small = {"conv_channels": 4, "primary_types": 1, "decoder_hidden": (8,)}
+    create_model("sabour2017-multimnist", **small).save_pretrained(tmp_path / "pairs")
+    return tmp_path / "pairs"
+
+
+def test_evaluate_pairs(cli: Cli, pair_folder: Path) -> None:
+    found = json.loads(cli("evaluate", pair_folder, "--data", "digits", "--json").out)
+    assert (found["num_images"], found["objects"], np.sum(found["confusion"])) == (30, 2, 60)
+    out = cli("evaluate", pair_folder, "--data", "digits", "--figure", "confusion.png").out
+    assert f"({found['num_correct']} of 30 images right)" in out
+    objects = sum(found["confusion"][j][j] for j in range(10))
+    assert f"Objects   {100 * found['object_accuracy']:.2f} %  ({objects} of 60 found, 2 an image)" in out
+    assert "Confusion (objects): true classes down" in out
+    assert_figure(Path("confusion.png"))
+    trained = json.loads(cli("evaluate", pair_folder, "--data", "digits", "--split", "train", "--json").out)
+    assert trained["num_images"] == 40  # made for it, always the same
+
+
+def test_pictures_of_pairs(cli: Cli, pair_folder: Path) -> None:
+    for split in ("test", "train"):
+        result = cli("reconstruct", pair_folder, "--data", "digits", "--split", split, "--count", "6", "--out", "a.png")
+        assert (result.code, result.err) == (0, "")
+        assert f"First 6 {split} images of pairs: " in result.out
+        assert "were given exactly their classes" in result.out
+        assert_figure(Path("a.png"))
+    for command in ("perturb", "routing"):
+        result = cli(command, pair_folder, "--data", "digits", "--index", "3", "--out", f"{command}.png")
+        assert (result.code, result.err) == (0, "")
+        assert re.search(r"Image 3 of the test images of pairs, class \d \+ \d", result.out)
+        assert_figure(Path(f"{command}.png"))
+
+
+def test_predict_pairs(cli: Cli, pair_folder: Path, digit_file: Path) -> None:
+    (found,) = json.loads(cli("predict", pair_folder, digit_file, "--json").out)
+    longest = sorted(found["lengths"], key=lambda name: -found["lengths"][name])[:2]
+    assert found["classes"] == longest
+    assert cli("predict", pair_folder, digit_file).out.splitlines()[0] == f"{digit_file}  {' + '.join(longest)}"
+
+
+def test_a_data_set_of_pairs_is_counted(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchcaps.datasets import Dataset, PairSet, load_dataset
+
+    digits = load_dataset("digits")
+    train = PairSet(digits.train.take(40))
+    pairs = Dataset("pairs", train, train.preview(20), train.preview(30), digits.class_names)
+    monkeypatch.setattr("torchcaps.datasets.load_dataset", lambda *_, **__: pairs)
+    result = cli("datasets", "digits", "--sample", "sample.png")
+    assert (result.code, result.err) == (0, "")
+    rows = [line.split() for line in result.out.splitlines()]
+    assert ["all", "40", "20", "30"] in rows
+    counts = [[int(cell) for cell in row[1:]] for row in rows if row and row[0] in digits.class_names]
+    assert np.sum(counts, 0).tolist() == [40, 40, 60]  # every image of the test has two objects
+    assert "Each image holds 2 objects" in result.out
     assert_figure(Path("sample.png"))

@@ -87,9 +87,13 @@ def test_every_field_has_an_option_that_reaches_the_configuration(
     assert (dataclasses.replace(config, **{part: others}) if part else others) == base, "another field changed too"
 
 
-def test_no_two_fields_share_a_name() -> None:
-    names = [name for _, name in FIELDS]
+def test_only_fields_of_both_networks_share_a_name() -> None:
+    names = [name for config_type, name in FIELDS if config_type is not CNNConfig]
     assert len(names) == len(set(names))
+    shared = {name for config_type, name in FIELDS if config_type is CNNConfig} & set(names)
+    assert shared <= {field.name for field in dataclasses.fields(CapsNetConfig)}
+    types_of = [typing.get_type_hints(config_type) for config_type in (CapsNetConfig, CNNConfig)]
+    assert all(types_of[0][name] == types_of[1][name] for name in shared)  # one option for both
 
 
 def test_the_preset_is_sabour2017_unless_named(configured: Callable[..., TrainConfig]) -> None:
@@ -123,11 +127,11 @@ def test_every_field_has_words_for_the_help(config_type: type) -> None:
 
 def test_the_help_has_every_option_under_its_heading(cli: Callable[..., Any]) -> None:
     text = cli("train", "--help").out
-    headings = ["\nOptions:", "\nRun:", "\nRecipe", "\nCapsule network", "\nBaseline CNN", "\nExamples:"]
-    places = [text.index(heading) for heading in headings]
+    headings = ["Options:", "Run:", "Recipe", "Any network", "Capsule network", "Baseline CNN", "Examples:"]
+    places = [text.index(f"\n{heading}") for heading in headings]
     assert places == sorted(places)
-    for heading, part in ((1, "run"), (2, "recipe"), (3, "model")):
-        section = text[places[heading] : places[heading + 1]]
+    for start, end, part in ((1, 2, "run"), (2, 3, "recipe"), (3, 5, "model")):
+        section = text[places[start] : places[end]]
         for name in field_names(make_config())[part]:
             assert f"  {option_name(name)} " in section, name
 

@@ -16,9 +16,22 @@ def test_it_names_parts_and_the_largest_batch() -> None:
         assert words in done.stdout
 
 
+def test_it_knows_several_objects_crops_and_pooling() -> None:
+    for arguments, words in (
+        (("sabour2017-multimnist", "--data", "multimnist"), "decoder"),
+        (("sabour2017-cifar10", "--data", "cifar10"), "primary capsules"),
+        (("cnn-matched", "--data", "mnist"), "feature maps"),
+    ):
+        done = run(*arguments)
+        assert done.returncode == 0, done.stderr
+        assert words in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("sabour2017-multimnist", "--data", "mnist"), "an image of mnist holds 1 object, but the network looks for 2"),
+        (("sabour2017", "--data", "mnist", "--crop", "29"), "crop is 29 pixels"),
         (("sabour",), 'did you mean "sabour2017"'),
         (("sabour2017", "--image-size", "10"), "smallest size that fits is 17×17"),
         (("baseline-cnn", "--num-iterations", "3"), "no option of baseline-cnn"),

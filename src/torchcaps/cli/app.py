@@ -13,10 +13,16 @@ import click
 from torchcaps._version import __version__
 from torchcaps.cli.base import Group, Session, Stopped
 from torchcaps.cli.explain import curves, perturb, reconstruct, routing
-from torchcaps.cli.judge import evaluate, predict
+from torchcaps.cli.explore import explore
+from torchcaps.cli.export import export
+from torchcaps.cli.judge import evaluate
 from torchcaps.cli.lists import datasets, presets
 from torchcaps.cli.memory import memory
 from torchcaps.cli.output import is_main_process
+from torchcaps.cli.predict import predict
+from torchcaps.cli.reproduce import reproduce
+from torchcaps.cli.robustness import robustness
+from torchcaps.cli.share import share
 from torchcaps.cli.train import train
 from torchcaps.errors import InputError
 
@@ -37,7 +43,23 @@ def app(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for _command in (train, evaluate, predict, reconstruct, perturb, routing, curves, presets, datasets, memory):
+for _command in (
+    train,
+    evaluate,
+    predict,
+    reconstruct,
+    perturb,
+    routing,
+    curves,
+    presets,
+    datasets,
+    memory,
+    export,
+    share,
+    explore,
+    robustness,
+    reproduce,
+):
     app.add_command(_command)
 
 

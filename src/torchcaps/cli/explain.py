@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -24,13 +25,80 @@ from torchcaps.cli.runs import (
     index_options,
     open_images,
     open_run,
+    optional_run_argument,
     out_option,
     read_image,
-    run_argument,
 )
+from torchcaps.errors import InputError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from torchcaps.analysis import RoutingStatistics, RoutingTrace
+    from torchcaps.datasets import Dataset, ImageSet
+    from torchcaps.training import Run
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What the options name: a run, and a part of a data set."""
+
+    run_folder: Path | None
+    which: Which
+    data: str | None
+    data_dir: str | None
+    split: Split
+
+    def open_run(self) -> Run:
+        """The trained network.
+
+        Raises:
+            InputError: There is none, or it is damaged.
+        """
+        return open_run(self.run_folder, self.which)
+
+    def open_images(self, run: Run) -> tuple[ImageSet, Dataset, str]:
+        """The images, the data set they are of, and what they are, in words.
+
+        Raises:
+            InputError: Data that do not fit the network, or cannot be read.
+        """
+        return open_images(run, self.data, self.data_dir, self.split)
+
+
+@dataclass(frozen=True)
+class ChosenImage(Chosen):
+    """What the options name: a run, and one image of a data set, or an image file."""
+
+    index: int
+    image_file: Path | None
+    invert: bool
+    fit: Fit | None
+
+    def read(self, run: Run) -> Picture:
+        """The image as the run's network takes it.
+
+        Raises:
+            InputError: There is none, or it does not fit the network.
+        """
+        if self.image_file is not None:
+            pixels = read_image(run, self.image_file, invert=self.invert, fit=self.fit)
+            return Picture(pixels, str(self.image_file), None, "")
+        images, dataset, where = self.open_images(run)
+        return Picture(*image_at(images, self.index, dataset.class_names, where), images, where)
+
+
+class Picture(NamedTuple):
+    """An image to look into."""
+
+    pixels: Tensor
+    """uint8 (C, H, W)."""
+    words: str
+    """What it is."""
+    images: ImageSet | None
+    """The set that it is from; None for a file."""
+    where: str
+    """What the set is, in words."""
 
 
 @click.command(
@@ -42,33 +110,32 @@ if TYPE_CHECKING:
         ("reconstruct runs/sabour2017-digits-1 --count 50 --out many.pdf", "more of them, as a PDF"),
     ),
 )
-@run_argument
+@optional_run_argument
 @data_options
 @click.option("--count", "number", type=click.IntRange(min=1), default=20, show_default=True, help="How many images.")
 @out_option("reconstructions")
-def reconstruct(
-    run_folder: Path,
-    which: Which,
-    data: str | None,
-    data_dir: str | None,
-    split: Split,
-    number: int,
-    out: Path | None,
-) -> None:
-    """Draw images over what the decoder makes of their capsules."""
+def reconstruct(number: int, out: Path | None, **options: Any) -> None:
+    """Draw images over what the decoder makes of their capsules; several objects in an image each in its colour."""
     from torchcaps.analysis import figure_reconstructions
     from torchcaps.analysis import reconstruct as decode
+    from torchcaps.analysis.reconstructions import MOST_SHOWN
 
-    run = open_run(run_folder, which)
-    images, dataset, where = open_images(run, data, data_dir, split)
+    if number > MOST_SHOWN:
+        raise InputError(
+            f"--count must be at most {count(MOST_SHOWN)}, more do not fit one figure, got {count(number)}"
+        )
+    chosen = Chosen(**options)
+    run = chosen.open_run()
+    images, dataset, where = chosen.open_images(run)
     images = first_of(images, number)
     result = decode(run.model, images.images, images.labels)
-    right = int((result.classes == result.labels).sum())
+    given = "their class" if result.classes.ndim == 1 else "exactly their classes"
     click.echo(
-        f"First {count(len(images))} {where}: {count(right)} were given their class; "
+        f"First {count(len(images))} {where}: {count(int(result.right.sum()))} were given {given}; "
         f"squared error {result.squared_error.mean():.2f} an image"
     )
-    write_figure(figure_reconstructions(result, dataset.class_names), figure_path(out, run_folder, "reconstructions"))
+    path = figure_path(out, chosen.run_folder, "reconstructions")
+    write_figure(figure_reconstructions(result, dataset.class_names), path)
 
 
 @click.command(
@@ -81,43 +148,27 @@ def reconstruct(
         ("perturb runs/sabour2017-digits-1 --image seven.png --capsule 9", "what the capsule of 9 makes of a 7"),
     ),
 )
-@run_argument
+@optional_run_argument
 @data_options
 @index_options
 @click.option("--capsule", metavar="CLASS", help="Whose capsule, by name or number.  [default: the longest]")
 @click.option("--range", "amplitude", type=float, default=0.25, show_default=True, help="Largest change.")
 @click.option("--steps", type=int, default=11, show_default=True, help="Values of each component.")
 @out_option("perturbation")
-def perturb(
-    run_folder: Path,
-    which: Which,
-    data: str | None,
-    data_dir: str | None,
-    split: Split,
-    index: int,
-    image_file: Path | None,
-    invert: bool,
-    fit: Fit | None,
-    capsule: str | None,
-    amplitude: float,
-    steps: int,
-    out: Path | None,
-) -> None:
+def perturb(capsule: str | None, amplitude: float, steps: int, out: Path | None, **options: Any) -> None:
     """Change each component of a class capsule a little, decode, and draw what it encodes."""
     from torchcaps.analysis import figure_perturbation, perturb_capsule
 
-    check_image_options(image_file)
-    run = open_run(run_folder, which)
+    chosen = ChosenImage(**options)
+    check_image_options(chosen.image_file)
+    run = chosen.open_run()
     target = None if capsule is None else class_number(capsule, run.class_names)
-    if image_file is not None:
-        pixels, words = read_image(run, image_file, invert=invert, fit=fit), str(image_file)
-    else:
-        images, dataset, where = open_images(run, data, data_dir, split)
-        pixels, words = image_at(images, index, dataset.class_names, where)
-    result = perturb_capsule(run.model, pixels, target=target, amplitude=amplitude, steps=steps)
+    picture = chosen.read(run)
+    result = perturb_capsule(run.model, picture.pixels, target=target, amplitude=amplitude, steps=steps)
     length = result.lengths[result.target]
-    click.echo(f"{words}: capsule {run.class_names[result.target]}, length {length:.3f}")
-    write_figure(figure_perturbation(result, run.class_names), figure_path(out, run_folder, "perturbation"))
+    click.echo(f"{picture.words}: capsule {run.class_names[result.target]}, length {length:.3f}")
+    path = figure_path(out, chosen.run_folder, "perturbation")
+    write_figure(figure_perturbation(result, run.class_names), path)
 
 
 @click.command(
@@ -130,7 +181,7 @@ def perturb(
         ("routing runs/sabour2017-digits-1 --image seven.png", "an image of your own"),
     ),
 )
-@run_argument
+@optional_run_argument
 @data_options
 @index_options
 @click.option("--num-iterations", type=click.IntRange(min=1), help="Iterations to follow.  [default: the network's]")
@@ -138,20 +189,7 @@ def perturb(
     "--count", "number", type=click.IntRange(min=1), default=100, show_default=True, help="Images of the statistics."
 )
 @out_option("routing")
-def routing(
-    run_folder: Path,
-    which: Which,
-    data: str | None,
-    data_dir: str | None,
-    split: Split,
-    index: int,
-    image_file: Path | None,
-    invert: bool,
-    fit: Fit | None,
-    num_iterations: int | None,
-    number: int,
-    out: Path | None,
-) -> None:
+def routing(num_iterations: int | None, number: int, out: Path | None, **options: Any) -> None:
     """Draw where each class takes its input from, iteration by iteration, and whether routing settles.
 
     The coupling maps of one image go to --out; the statistics of many, unless --image is given, to a file beside it.
@@ -163,23 +201,19 @@ def routing(
         trace_routing,
     )
 
-    check_image_options(image_file, "number")
-    run = open_run(run_folder, which)
-    statistics, about = None, ""
-    if image_file is not None:
-        pixels, words = read_image(run, image_file, invert=invert, fit=fit), str(image_file)
-    else:
-        images, dataset, where = open_images(run, data, data_dir, split)
-        pixels, words = image_at(images, index, dataset.class_names, where)
-        many = first_of(images, number)
+    chosen = ChosenImage(**options)
+    check_image_options(chosen.image_file, "number")
+    run = chosen.open_run()
+    picture = chosen.read(run)
+    trace = trace_routing(run.model, picture.pixels[None], num_iterations=num_iterations)
+    _show_trace(trace, run.class_names, picture.words)
+    statistics = None
+    if picture.images is not None:
+        many = first_of(picture.images, number)
         statistics = routing_statistics(run.model, many.images, num_iterations=num_iterations)
-        about = f"Mean of the first {count(len(many))} {where}"
-    trace = trace_routing(run.model, pixels[None], num_iterations=num_iterations)
-    _show_trace(trace, run.class_names, words)
-    path = figure_path(out, run_folder, "routing")
-    if statistics is not None:
-        _show_statistics(statistics, about)
+        _show_statistics(statistics, f"Mean of the first {count(len(many))} {picture.where}")
     click.echo("Entropy: 1 is uniform coupling, 0 is all to one. Change: what the iteration adds to the logits.\n")
+    path = figure_path(out, chosen.run_folder, "routing")
     write_figure(figure_coupling(trace, class_names=run.class_names), path)
     if statistics is not None:
         write_figure(figure_routing_statistics(statistics), path.with_stem(path.stem + "-statistics"))

@@ -1,17 +1,17 @@
-"""``torchcaps evaluate`` and ``torchcaps predict``: how good a network is, and what it says of single images."""
+"""``torchcaps evaluate``: how good a network is."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from torchcaps.cli.base import Command
 from torchcaps.cli.output import (
+    MOST_CLASSES,
+    MOST_SHOWN,
     add_row,
-    bar,
-    console,
     count,
     fits,
     percent,
@@ -24,16 +24,12 @@ from torchcaps.cli.output import (
 )
 from torchcaps.cli.runs import (
     FIGURE,
-    PATH,
-    Fit,
     Split,
     Which,
     data_options,
-    image_options,
     open_images,
     open_run,
     pick_device,
-    read_image,
     run_argument,
 )
 
@@ -43,11 +39,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from torchcaps.analysis import ClassScore, Evaluation
-
-MOST_CLASSES = 20
-"""So many classes at most are shown as a whole; of more, only the most telling ones."""
-MOST_SHOWN = 10
-"""How many are shown of more classes."""
 
 
 @click.command(
@@ -112,13 +103,18 @@ def evaluate(
 def _show_evaluation(evaluation: Evaluation, what: str) -> None:
     print_title(what)
     right, images = evaluation.num_correct, evaluation.num_images
-    print_pairs(
-        [
-            ("Accuracy", f"{percent(evaluation.accuracy)}  ({count(right)} of {count(images)} images right)"),
-            ("Error", f"{percent(evaluation.error)}  ({count(images - right)} wrong)"),
-            ("Loss", f"{evaluation.loss:.4f}"),
-        ]
-    )
+    pairs = [
+        ("Accuracy", f"{percent(evaluation.accuracy)}  ({count(right)} of {count(images)} images right)"),
+        ("Error", f"{percent(evaluation.error)}  ({count(images - right)} wrong)"),
+        ("Loss", f"{evaluation.loss:.4f}"),
+    ]
+    if evaluation.objects > 1:
+        found, objects = int(evaluation.confusion.trace()), int(evaluation.confusion.sum())
+        share = percent(evaluation.object_accuracy)
+        pairs.insert(
+            2, ("Objects", f"{share}  ({count(found)} of {count(objects)} found, {evaluation.objects} an image)")
+        )
+    print_pairs(pairs)
     scores = evaluation.per_class
     if len(scores) <= MOST_CLASSES:
         print_table(_class_table(scores))
@@ -127,7 +123,8 @@ def _show_evaluation(evaluation: Evaluation, what: str) -> None:
         print_table(_class_table(worst), f"The {len(worst)} worst of {len(scores)} classes (--json has all)")
     confusion = _confusion_table(evaluation)
     if len(scores) <= MOST_CLASSES and fits(confusion):
-        print_table(confusion, "Confusion: true classes down, predicted ones across")
+        counted = "Confusion" if evaluation.objects == 1 else "Confusion (objects)"
+        print_table(confusion, f"{counted}: true classes down, predicted ones across")
     elif right < images:
         print_table(_most_confused(evaluation), "Most frequent confusions (--json has all)")
 
@@ -158,75 +155,9 @@ def _confusion_table(evaluation: Evaluation) -> Table:
 def _most_confused(evaluation: Evaluation) -> Table:
     wrong = evaluation.confusion.copy()
     wrong[range(len(wrong)), range(len(wrong))] = 0
-    rows = table("true", "predicted", "images", left=2)
+    rows = table("true", "predicted", "images" if evaluation.objects == 1 else "objects", left=2)
     for place in wrong.argsort(axis=None, kind="stable")[::-1][:MOST_SHOWN].tolist():
         i, j = divmod(place, len(wrong))
         if wrong[i, j]:
             add_row(rows, evaluation.class_names[i], evaluation.class_names[j], count(int(wrong[i, j])))
     return rows
-
-
-@click.command(
-    "predict",
-    cls=Command,
-    short_help="Classify image files.",
-    examples=(
-        ("predict runs/sabour2017-digits-1 seven.png", "one image, light on dark"),
-        ("predict runs/sabour2017-digits-1 scans/*.jpg --invert", "ink on paper"),
-        ("predict runs/sabour2017-digits-1 seven.png --json", "for other programs"),
-    ),
-)
-@run_argument
-@click.argument("image_files", metavar="IMAGE...", nargs=-1, required=True, type=PATH)
-@image_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def predict(
-    run_folder: Path,
-    which: Which,
-    image_files: tuple[Path, ...],
-    invert: bool,
-    fit: Fit | None,
-    as_json: bool,
-) -> None:
-    """Classify image files of any size: the class and the length of every capsule."""
-    import torch
-
-    from torchcaps.analysis import predict as classify
-
-    run = open_run(run_folder, which)
-    images = [read_image(run, file, invert=invert, fit=fit) for file in image_files]
-    predictions = classify(run.model, torch.stack(images))
-    results = [
-        {
-            "image": str(file),
-            "class": run.class_names[chosen],
-            "lengths": dict(zip(run.class_names, lengths, strict=True)),
-        }
-        for file, chosen, lengths in zip(
-            image_files, predictions.classes.tolist(), predictions.lengths.tolist(), strict=True
-        )
-    ]
-    if as_json:
-        print_json(results)
-        return
-    for result in results:
-        _show_prediction(result)
-
-
-def _show_prediction(result: dict[str, Any]) -> None:
-    from rich.text import Text
-
-    to = console()
-    to.print(Text.assemble(str(result["image"]), "  ", (result["class"], "bold green")), soft_wrap=True)
-    lengths: Sequence[tuple[str, float]] = list(result["lengths"].items())
-    hidden = 0
-    if len(lengths) > MOST_CLASSES:
-        lengths = sorted(lengths, key=lambda item: -item[1])[:MOST_SHOWN]
-        hidden = len(result["lengths"]) - MOST_SHOWN
-    wide = max(len(name) for name, _ in lengths)
-    for name, length in lengths:
-        style = "bold green" if name == result["class"] else ""
-        to.print(Text(f"  {name:>{wide}}  {length:.3f}  {bar(length)}", style=style), soft_wrap=True)
-    if hidden:
-        to.print(f"  … and {hidden} shorter ones (--json shows all)")
-    to.print()

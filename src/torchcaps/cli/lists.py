@@ -30,7 +30,7 @@ from torchcaps.models.presets import Preset, get_preset, list_presets
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from torchcaps.datasets import Dataset, DatasetInfo
+    from torchcaps.datasets import Dataset, DatasetInfo, ImageSet, PairSet
 
 REFERENCE = "sabour2017"
 """The preset that the others are compared with."""
@@ -70,32 +70,36 @@ def variant_of(preset: Preset) -> Preset | None:
 
 
 @functools.cache
-def count_parameters(model: CapsNetConfig | CNNConfig) -> int:
-    """Learned numbers of a network for MNIST's images and classes, from its shapes alone."""
+def count_parameters(model: CapsNetConfig | CNNConfig, in_shape: tuple[int, int, int], num_classes: int) -> int:
+    """Learned numbers of a network, from its shapes alone."""
     import torch
 
     from torchcaps.models import build_model
 
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in build_model(model, (1, 28, 28), 10).parameters())
+        return sum(parameter.numel() for parameter in build_model(model, in_shape, num_classes).parameters())
 
 
-def parameter_counts(model: CapsNetConfig | CNNConfig) -> tuple[int | None, int]:
-    """Learned numbers on MNIST with the decoder (None where the network has none) and without."""
+def parameter_counts(preset: Preset) -> tuple[int | None, int]:
+    """Learned numbers on its source's images with the decoder (None where the network has none) and without."""
+    model, images = preset.model, (preset.in_shape, preset.num_classes)
     if isinstance(model, CapsNetConfig) and model.decoder:
-        return count_parameters(model), count_parameters(dataclasses.replace(model, decoder=False))
-    return None, count_parameters(model)
+        return count_parameters(model, *images), count_parameters(dataclasses.replace(model, decoder=False), *images)
+    return None, count_parameters(model, *images)
 
 
 def _describe_preset(preset: Preset) -> dict[str, Any]:
     base = variant_of(preset)
-    with_decoder, without = parameter_counts(preset.model)
+    with_decoder, without = parameter_counts(preset)
     return {
         "name": preset.name,
         "variant_of": base.name if base else None,
         "description": preset.description,
         "source": preset.source,
         "published": preset.published,
+        "data": preset.data,
+        "in_shape": preset.in_shape,
+        "num_classes": preset.num_classes,
         "parameters": {"with_decoder": with_decoder, "without_decoder": without},
         "model": preset.model.to_dict(),
         "recipe": preset.recipe.to_dict(),
@@ -103,15 +107,28 @@ def _describe_preset(preset: Preset) -> dict[str, Any]:
 
 
 def _show_presets(all_presets: list[Preset]) -> None:
-    main = [preset for preset in all_presets if variant_of(preset) is None]
-    print_title("Published networks")
-    print_pairs((p.name, _with_result(p.source, p)) for p in main)
-    print_title(f"Where they differ (· as {REFERENCE}, – no such field)")
-    for rows in _difference_tables(main):
-        print_table(rows)
+    reference = get_preset(REFERENCE)
+    networks = [preset for preset in all_presets if variant_of(preset) is None]
+    variants = [preset for preset in all_presets if variant_of(preset) is not None]
+    capsules, convolutional = (
+        [preset for preset in all_presets if isinstance(preset.model, kind)] for kind in (CapsNetConfig, CNNConfig)
+    )
+    compared = {
+        f"Capsule networks: where they differ (· as {REFERENCE})": [p for p in capsules if p in networks],
+        f"{REFERENCE} for other data (· as {REFERENCE})": [
+            reference, *(p for p in capsules if p in variants and p.data != reference.data)
+        ],
+        "Convolutional networks": convolutional,
+    }  # fmt: skip
+    print_title("Networks")
+    print_pairs((p.name, _with_result(p.source, p)) for p in networks)
+    for title, presets_compared in compared.items():
+        print_title(title)
+        for rows in _difference_tables(presets_compared):
+            print_table(rows)
     print_title("Variants")
-    print_pairs((p.name, _with_result(p.description, p)) for p in all_presets if variant_of(p) is not None)
-    click.echo("Parameters are those on MNIST. One in full: torchcaps presets NAME")
+    print_pairs((p.name, _with_result(p.description.partition(". ")[0], p)) for p in variants)
+    click.echo("Parameters are those for the images of the table.\nOne in full: torchcaps presets NAME")
 
 
 def _with_result(text: str, preset: Preset) -> str:
@@ -119,9 +136,8 @@ def _with_result(text: str, preset: Preset) -> str:
 
 
 def _difference_tables(compared: list[Preset]) -> list[Table]:
-    """As few tables as the width of the terminal allows, each with the reference at its left."""
-    reference = next(preset for preset in compared if preset.name == REFERENCE)
-    others = [preset for preset in compared if preset is not reference]
+    """As few tables as the width of the terminal allows, each with the first preset at its left."""
+    reference, *others = compared
     for blocks in range(1, len(others) + 1):
         size = -(-len(others) // blocks)
         shares = [others[start : start + size] for start in range(0, len(others), size)]
@@ -133,20 +149,17 @@ def _difference_tables(compared: list[Preset]) -> list[Table]:
 
 
 def differing_fields(compared: list[Preset]) -> list[tuple[str, str]]:
-    """The fields, as (part, name), that are not the same in all capsule networks, or in all recipes."""
-    found = []
-    for part in ("model", "recipe"):
-        configs = [c for c in (getattr(p, part) for p in compared) if not isinstance(c, CNNConfig)]
-        for field in dataclasses.fields(configs[0]):
-            if len({getattr(config, field.name) for config in configs}) > 1:
-                found.append((part, field.name))
-    return found
+    """The fields, as (part, name), that are not the same in all of the networks or their recipes."""
+    return [
+        (part, field.name)
+        for part in ("model", "recipe")
+        for field in dataclasses.fields(getattr(compared[0], part))
+        if len({getattr(getattr(preset, part), field.name) for preset in compared}) > 1
+    ]
 
 
 def _difference_table(shown: list[Preset], compared: list[Preset], name_width: int) -> Table:
     """The first preset's values, and those of the others that differ from them."""
-    from rich.text import Text
-
     rows = table("", *(_broken(preset.name, 10) for preset in shown), left=len(shown) + 1)
     rows.padding = 0
     last = "model"
@@ -154,27 +167,35 @@ def _difference_table(shown: list[Preset], compared: list[Preset], name_width: i
         if part != last:
             rows.add_section()
             last = part
-        base = getattr(getattr(shown[0], part), name)
-        cells = [Text(_broken(as_text(base), 10))]
-        for config in (getattr(preset, part) for preset in shown[1:]):
-            if not hasattr(config, name):
-                cells.append(Text("–", style="dim"))
-            elif getattr(config, name) == base:
-                cells.append(Text("·", style="dim"))
-            else:
-                cells.append(Text(_broken(as_text(getattr(config, name)), 10), style="bold"))
-        add_row(rows, _broken(name, name_width), *cells)
+        _add_differences(rows, _broken(name, name_width), [getattr(getattr(preset, part), name) for preset in shown])
     rows.add_section()
-    counts = [parameter_counts(preset.model) for preset in shown]
-    add_row(rows, "parameters", *("–" if with_decoder is None else count(with_decoder) for with_decoder, _ in counts))
-    add_row(rows, "without decoder", *(count(without) for _, without in counts))
+    _add_differences(rows, "data", [preset.data for preset in shown])
+    _add_differences(rows, "images", [_shape(preset.in_shape) for preset in shown])
+    counts = [parameter_counts(preset) for preset in shown]
+    if any(with_decoder is not None for with_decoder, _ in counts):
+        with_decoders = [with_decoder for with_decoder, _ in counts]
+        add_row(rows, "parameters", *("–" if number is None else count(number) for number in with_decoders))
+        add_row(
+            rows, _broken("without_decoder", name_width).replace("_", " "), *(count(number) for _, number in counts)
+        )
+    else:
+        add_row(rows, "parameters", *(count(number) for _, number in counts))
     return rows
 
 
+def _add_differences(rows: Table, name: str, values: list[Any]) -> None:
+    """A row of the first value, and of those others that differ from it."""
+    from rich.text import Text
+
+    first, *others = (as_text(value) for value in values)
+    cells = [Text("·", style="dim") if text == first else Text(_broken(text, 10), style="bold") for text in others]
+    add_row(rows, name, Text(_broken(first, 10)), *cells)
+
+
 def _broken(text: str, width: int) -> str:
-    """Text with line breaks after hyphens and underscores where it is longer than ``width``."""
+    """Text with line breaks after hyphens, underscores and commas where it is longer than ``width``."""
     lines = [""]
-    for piece in re.findall(r"[^-_]+[-_]?", text):
+    for piece in re.findall(r"[^-_,]+[-_,]?", text):
         if lines[-1] and len(lines[-1] + piece) > width:
             lines.append("")
         lines[-1] += piece
@@ -193,7 +214,7 @@ def as_text(value: Any) -> str:
 
 
 def _show_preset(preset: Preset) -> None:
-    with_decoder, without = parameter_counts(preset.model)
+    with_decoder, without = parameter_counts(preset)
     counts = count(without) if with_decoder is None else f"{count(with_decoder)}, {count(without)} without the decoder"
     print_title(preset.name)
     print_pairs(
@@ -201,7 +222,8 @@ def _show_preset(preset: Preset) -> None:
             ("What", preset.description),
             ("Source", preset.source),
             ("Published", preset.published),
-            ("Parameters", f"{counts} (MNIST)"),
+            ("Data", f"{preset.data}, {_shape(preset.in_shape)} in {preset.num_classes} classes"),
+            ("Parameters", counts),
         ]
     )
     for heading, config in (("Network", preset.model), ("Recipe", preset.recipe)):
@@ -286,16 +308,19 @@ def _describe_dataset(info: DatasetInfo, found: Path | None) -> dict[str, Any]:
 def _describe_loaded(dataset: Dataset) -> dict[str, Any]:
     return {
         "in_shape": dataset.in_shape,
+        "objects": dataset.num_objects,
         "class_names": dataset.class_names,
-        **{
-            part: {"images": len(images), "per_class": images.labels.bincount(minlength=dataset.num_classes).tolist()}
-            for part, images in _parts(dataset)
-        },
+        **{part: {"images": len(images), "per_class": _per_class(images, dataset)} for part, images in _parts(dataset)},
     }
 
 
-def _parts(dataset: Dataset) -> list[tuple[str, Any]]:
+def _parts(dataset: Dataset) -> list[tuple[str, ImageSet | PairSet]]:
     return [("train", dataset.train), ("validation", dataset.validation), ("test", dataset.test)]
+
+
+def _per_class(images: ImageSet | PairSet, dataset: Dataset) -> list[int]:
+    """How many objects of each class there are: in the images, or for them to be made of."""
+    return images.labels.flatten().bincount(minlength=dataset.num_classes).tolist()
 
 
 def _shape(in_shape: tuple[int, int, int]) -> str:
@@ -333,9 +358,14 @@ def _show_dataset(info: DatasetInfo, found: Path | None, dataset: Dataset | None
     if dataset is None:
         return
     rows = table("class", "train", "validation", "test")
-    counts = [images.labels.bincount(minlength=dataset.num_classes).tolist() for _, images in _parts(dataset)]
+    counts = [_per_class(images, dataset) for _, images in _parts(dataset)]
     for class_name, *numbers in zip(dataset.class_names, *counts, strict=True):
         add_row(rows, class_name, *map(count, numbers))
     rows.add_section()
     add_row(rows, "all", *(count(len(images)) for _, images in _parts(dataset)), style="bold")
     print_table(rows)
+    if dataset.num_objects > 1:
+        click.echo(
+            f"Each image holds {dataset.num_objects} objects, and all of them are counted; of images that are\n"
+            "made in training, the objects that they are made of."
+        )

@@ -16,6 +16,7 @@ EXAMPLES = (
     ("memory sabour2017 --data mnist --batch-size 512", "the paper's network on MNIST, a larger batch"),
     ("memory sabour2017 --data mnist --image-size 64", "larger images"),
     ("memory baseline-cnn --precision bf16", "the paper's CNN in half precision"),
+    ("memory sabour2017-multimnist --data multimnist", "two digits in an image"),
 )
 
 
@@ -38,8 +39,13 @@ def memory(context: click.Context, /, preset: str | None, config_file: Path | No
 
     from torchcaps.datasets import data_shape
     from torchcaps.training import available_memory_mib, estimate_memory, largest_batch, loop  # noqa: F401  its weight
+    from torchcaps.training.data import check_objects
 
-    shape = data_shape(config.data, data_dir=config.data_dir, image_size=config.image_size)
+    in_shape, num_classes, num_images, objects = data_shape(
+        config.data, data_dir=config.data_dir, image_size=config.image_size
+    )
+    check_objects(config.data, objects, config)
+    shape = in_shape, num_classes, num_images
     estimate = estimate_memory(config, *shape)
     rows = table("part", "MiB")
     for name, mib in estimate.parts.items():

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+MOST_CLASSES = 20
+"""So many classes at most are shown as a whole; of more, only the most telling ones."""
+MOST_SHOWN = 10
+"""How many are shown of more classes."""
 
 # strings in JSON hold no line breaks, so that only those of the layout are found
 PLAIN_LIST, LINE_BREAK = re.compile(r"\[\n\s*([^][{}]*?)\n\s*\]"), re.compile(r"\n\s*")

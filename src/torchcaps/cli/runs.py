@@ -38,16 +38,21 @@ class FigurePath(click.Path):
 
 FIGURE = FigurePath()
 
-run_argument = compose(
-    click.argument("run_folder", metavar="RUN", type=PATH),
-    click.option(
-        "--which",
-        type=click.Choice(["best", "last"]),
-        default="best",
-        show_default=True,
-        help="The epoch that the validation images chose, or the last one.",
-    ),
+SHIPPED_DATA = "digits"
+"""The images that stand for those of the network that comes with torchcaps: embedded, and handwritten digits too."""
+
+which_option = click.option(
+    "--which",
+    type=click.Choice(["best", "last"]),
+    default="best",
+    show_default=True,
+    help="The epoch that the validation images chose, or the last one.",
 )
+
+run_argument = compose(click.argument("run_folder", metavar="RUN", type=PATH), which_option)
+
+# without RUN, the network that comes with torchcaps
+optional_run_argument = compose(click.argument("run_folder", metavar="[RUN]", required=False, type=PATH), which_option)
 
 data_options = compose(
     click.option(
@@ -82,36 +87,49 @@ index_options = compose(
 
 def out_option(name: str) -> Decorator:
     """``--out`` of a command that draws a figure."""
-    return click.option("--out", type=FIGURE, help=f"Figure, .png, .pdf or .svg.  [default: RUN/figures/{name}.png]")
+    default = f"RUN/figures/{name}.png; {name}.png without RUN"
+    return click.option("--out", type=FIGURE, help=f"Figure, .png, .pdf or .svg.  [default: {default}]")
 
 
-def figure_path(out: Path | None, run: Path, name: str) -> Path:
-    """Where a figure goes: to --out, or among the run's own."""
+def figure_path(out: Path | None, run: Path | None, name: str) -> Path:
+    """Where a figure goes: to --out, or among the run's own; without a run, into the folder one is in."""
     from torchcaps.training.run import FIGURES
 
-    return run / FIGURES / f"{name}.png" if out is None else out
+    if out is not None:
+        return out
+    return Path(f"{name}.png") if run is None else run / FIGURES / f"{name}.png"
 
 
-def open_run(run_folder: Path, which: Which, device: str = "cpu") -> Run:
-    """The trained network in a run folder.
+def open_run(run_folder: Path | None, which: Which, device: str = "cpu") -> Run:
+    """The trained network in a run folder; without one, the network that comes with torchcaps.
 
     Raises:
         InputError: There is none, or it is damaged.
     """
+    from torchcaps.models.pretrained import shipped_folder
     from torchcaps.training import load_run
 
-    return load_run(run_folder, which, device=device)
+    if run_folder is not None and run_folder.is_file():
+        raise InputError(f"{run_folder} is a file; this command needs a run folder")
+    return load_run(shipped_folder() if run_folder is None else run_folder, which, device=device)
 
 
 def open_images(run: Run, data: str | None, data_dir: str | None, split: Split) -> tuple[ImageSet, Dataset, str]:
     """The images that the options name, the data set they are of, and what they are, in words.
 
+    For the network that comes with torchcaps, whose own data are not embedded, they are the digits unless named. Of
+    training images that are made as they are asked for, these are always the same ones.
+
     Raises:
         InputError: Data that do not fit the network, or cannot be read.
     """
+    from torchcaps.models.pretrained import is_shipped
+
+    if data is None and is_shipped(run.path):
+        data = SHIPPED_DATA
     dataset = run.dataset(data, data_dir)
-    parts = {"test": dataset.test, "validation": dataset.validation, "train": dataset.train}
-    return parts[split], dataset, f"{split} images of {dataset.name}"
+    images = {"test": dataset.test, "validation": dataset.validation, "train": dataset.train}[split]
+    return images.preview(len(images)), dataset, f"{split} images of {dataset.name}"
 
 
 def read_image(run: Run, file: Path, *, invert: bool, fit: Fit | None) -> Tensor:
@@ -127,11 +145,9 @@ def read_image(run: Run, file: Path, *, invert: bool, fit: Fit | None) -> Tensor
         InputError: The file is missing, or no image.
     """
     from torchcaps.analysis import load_image
+    from torchcaps.export import image_fit
 
-    if fit is None:
-        of_folder = run.config is not None and run.config.data.startswith("folder:")
-        fit = "stretch" if of_folder else "pad"
-    return load_image(file, run.model.in_shape, invert=invert, fit=fit)
+    return load_image(file, run.model.in_shape, invert=invert, fit=fit or image_fit(run.config))
 
 
 def first_of(images: ImageSet, number: int) -> ImageSet:
@@ -170,9 +186,11 @@ def image_at(images: ImageSet, index: int, class_names: tuple[str, ...], where: 
     Raises:
         InputError: An index beyond the images.
     """
+    from torchcaps.analysis.inference import join_names
+
     if index >= len(images):
         raise InputError(f"--index must be below {len(images)}, the number of {where}, got {index}")
-    return images.images[index], f"Image {index} of the {where}, class {class_names[int(images.labels[index])]}"
+    return images.images[index], f"Image {index} of the {where}, class {join_names(class_names, images.labels[index])}"
 
 
 def class_number(name: str, class_names: tuple[str, ...]) -> int:

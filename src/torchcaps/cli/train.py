@@ -18,6 +18,7 @@ from torchcaps.training.config import TrainConfig, field_names, make_config, ove
 
 RUN_FIELDS = "Run"
 RECIPE_FIELDS = "Recipe (default: the preset's)"
+NETWORK_FIELDS = "Any network (default: the preset's)"
 CAPSNET_FIELDS = "Capsule network (default: the preset's)"
 CNN_FIELDS = "Baseline CNN (default: the preset's)"
 
@@ -30,12 +31,15 @@ EXAMPLES = (
     ("train --config runs/sabour2017-digits-1/config.json --seed 1", "the same run again, with another seed"),
 )
 
+_CAPSNET, _CNN = ({field.name for field in dataclasses.fields(network)} for network in (CapsNetConfig, CNNConfig))
+
 # the field `preset` is the argument PRESET; `model` and `recipe` are given field by field
 OPTIONS = [
     *field_options(TrainConfig, RUN_FIELDS, skip=("preset", "model", "recipe"), show_defaults=True),
     *field_options(Recipe, RECIPE_FIELDS),
-    *field_options(CapsNetConfig, CAPSNET_FIELDS),
-    *field_options(CNNConfig, CNN_FIELDS),
+    *field_options(CapsNetConfig, NETWORK_FIELDS, skip=_CAPSNET - _CNN),
+    *field_options(CapsNetConfig, CAPSNET_FIELDS, skip=_CNN),
+    *field_options(CNNConfig, CNN_FIELDS, skip=_CAPSNET),
 ]
 
 

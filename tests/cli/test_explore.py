@@ -1,0 +1,171 @@
+"""``torchcaps explore``: what it opens, what it says, and that it talks to nobody."""
+
+from __future__ import annotations
+
+import http.client
+import signal
+import subprocess
+import sys
+import threading
+import webbrowser
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from explorer_support import no_gradio, small_network
+from torchcaps.explorer import Explorer
+from torchcaps.explorer.server import listen
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Explorer, int | None]]:
+    """What would have been served, and where."""
+    calls: list[tuple[Explorer, int | None]] = []
+
+    def serve(explorer: Explorer, port: int | None, ready: Callable[[str], None]) -> None:
+        calls.append((explorer, port))
+        ready("http://127.0.0.1:7860")
+
+    monkeypatch.setattr("torchcaps.explorer.serve", serve)
+    return calls
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the browser was asked to open."""
+    addresses: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", addresses.append)
+    return addresses
+
+
+def test_the_page_is_opened(cli: Cli, run_folder: Path, served: list[Any], opened: list[str]) -> None:
+    result = cli("explore", run_folder)
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and thread.daemon:
+            thread.join(5)
+    title = "run: sabour2017, trained on digits"
+    assert (result.code, result.out) == (
+        0,
+        f"Exploring {title} at http://127.0.0.1:7860\nCtrl-C ends it.\n",
+    )
+    assert opened == ["http://127.0.0.1:7860"]
+    [(explorer, port)] = served
+    assert (explorer.title, port) == (title, None)
+    assert explorer.images is not None
+
+
+def test_the_browser_may_be_left_out(cli: Cli, run_folder: Path, served: list[Any], opened: list[str]) -> None:
+    assert cli("explore", run_folder, "--no-browser", "--port", "8000", "--which", "last").code == 0
+    assert opened == []
+    assert served[0][1] == 8000
+
+
+def test_without_a_run_the_shipped_network_is_shown(
+    cli: Cli, served: list[Any], opened: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchcaps.models.pretrained._SHIPPED_FOLDER", tmp_path)
+    missing = cli("explore", "--no-browser")
+    assert (missing.code, missing.out, served) == (2, "", [])
+    assert "give a run folder" in missing.err
+    assert missing.err.count("\n") == 1
+
+    small_network(num_classes=10, in_shape=(1, 28, 28)).save_pretrained(tmp_path / "compact")
+    assert cli("explore", "--no-browser").code == 0
+    [(explorer, _)] = served
+    assert explorer.title == "compact"
+    assert explorer.images is not None
+    assert explorer.images.in_shape == (1, 28, 28)
+
+
+def test_last_is_another_network_than_best(cli: Cli, run_folder: Path, served: list[Any], opened: list[str]) -> None:
+    from torchcaps.training import load_run
+
+    for which in ("best", "last"):
+        assert cli("explore", run_folder, "--no-browser", "--which", which).code == 0
+        wanted = load_run(run_folder, which).model.state_dict()
+        got = served[-1][0].model.state_dict()
+        assert all(bool((got[name] == wanted[name]).all()) for name in wanted)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "there is no run folder nothing"),
+        (["RUN", "--data", "mnits"], 'there is no data set "mnits"; did you mean "mnist"?'),
+        (["RUN", "--port", "99999"], "is not in the range 0<=x<=65535"),
+        (["RUN", "--which", "worst"], "Invalid value for '--which'"),
+    ],
+)
+def test_wrong_input(cli: Cli, run_folder: Path, served: list[Any], arguments: list[str], message: str) -> None:
+    result = cli("explore", *(run_folder if argument == "RUN" else argument for argument in arguments))
+    assert (result.code, served) == (2, [])
+    assert message in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_a_port_that_is_taken(cli: Cli, run_folder: Path) -> None:
+    with listen(0) as taken:
+        port = taken.getsockname()[1]
+        result = cli("explore", run_folder, "--no-browser", "--port", port)
+    assert (result.code, result.out) == (2, "")
+    assert f"port {port} is taken by another program" in result.err
+
+
+def test_without_gradio_the_extra_is_named(cli: Cli, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    result = cli("explore", run_folder, "--no-browser", "--port", "0")
+    assert result.code == 2
+    assert result.err == (
+        "Error: the explorer needs gradio, which is not installed; pip install 'torchcaps[explore]'\n"
+    )
+
+
+# Says on stderr whom the process looks up or connects to.
+WATCHED = """
+import sys
+def watch(event, arguments):
+    if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname"):
+        print("TALKS", event, arguments[1:] if event == "socket.connect" else arguments, file=sys.stderr, flush=True)
+sys.addaudithook(watch)
+from torchcaps.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def get(port: int, **headers: str) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("GET", "/", headers=headers)
+    return connection.getresponse()
+
+
+@pytest.mark.skipif(no_gradio() is not None, reason=no_gradio() or "")
+def test_it_serves_this_machine_only_talks_to_nobody_and_ends_quietly(
+    run_folder: Path, environment: dict[str, str]
+) -> None:
+    command = [sys.executable, "-c", WATCHED, "explore", run_folder, "--no-browser", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        address, port = line.rpartition(" at ")[2].strip(), int(line.rpartition(":")[2])
+        assert address == f"http://127.0.0.1:{port}"
+        assert process.stdout.readline() == "Ctrl-C ends it.\n"
+        response = get(port)
+        assert response.status == 200
+        policy = response.headers["Content-Security-Policy"]
+        assert "default-src 'self'" in policy
+        assert "connect-src 'self'" in policy
+        assert "http" not in policy
+        assert b"torchcaps explorer" in response.read()
+        assert get(port, Host="evil.example").status == 400
+        assert get(port, Host=f"localhost:{port}").status == 200
+    finally:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (0, "")
+    assert "TALKS" not in err
+    assert "Traceback" not in err

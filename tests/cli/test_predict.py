@@ -1,0 +1,194 @@
+"""``predict``: by a run, by an ONNX file without torch, and by the network that comes with torchcaps."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from torchcaps.cli.predict import split_arguments
+from torchcaps.cli.runs import figure_path, open_images, open_run
+from torchcaps.errors import InputError
+from torchcaps.export import Description
+from torchcaps.models import create_model, load_pretrained, pretrained
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture
+def wide_file(digit_file: Path, tmp_path: Path) -> Path:
+    """The digit in another shape, as ink on paper, in colour."""
+    with Image.open(digit_file) as image:
+        wide = Image.fromarray(255 - np.asarray(image)).resize((90, 45)).convert("RGB")
+    wide.save(tmp_path / "wide.png")
+    return tmp_path / "wide.png"
+
+
+@pytest.fixture
+def shipped(run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installation with the run's network in place of the one that comes with torchcaps."""
+    names = [f"digit {n}" for n in range(10)]
+    folder = tmp_path / "installed" / "compact"
+    load_pretrained(run_folder / "best").save_pretrained(folder, class_names=names, dtype=torch.float16)
+    monkeypatch.setattr(pretrained, "_SHIPPED_FOLDER", folder.parent)
+    return folder
+
+
+# an ONNX file
+
+
+@pytest.mark.parametrize("options", [[], ["--invert"], ["--fit", "stretch"], ["--invert", "--fit", "pad"]])
+def test_an_onnx_file_says_what_the_run_says(
+    cli: Cli, run_folder: Path, onnx_file: Path, digit_file: Path, wide_file: Path, options: list[str]
+) -> None:
+    arguments = [digit_file, wide_file, *options]
+    by_run, by_file = (cli("predict", network, *arguments) for network in (run_folder, onnx_file))
+    assert (by_file.code, by_file.err) == (0, "")
+    assert by_file == by_run
+    by_run, by_file = (json.loads(cli("predict", n, *arguments, "--json").out) for n in (run_folder, onnx_file))
+    for ours, theirs in zip(by_file, by_run, strict=True):
+        assert (ours["image"], ours["class"]) == (theirs["image"], theirs["class"])
+        assert ours["lengths"].keys() == theirs["lengths"].keys()
+        np.testing.assert_allclose(list(ours["lengths"].values()), list(theirs["lengths"].values()), atol=1e-5)
+    assert by_file[0]["lengths"] != by_file[1]["lengths"]
+
+
+def test_an_onnx_file_needs_no_torch(cli: Cli, onnx_file: Path, digit_file: Path, environment: dict[str, str]) -> None:
+    program = (
+        "import sys\nfrom torchcaps.cli import main\n"
+        f"code = main(['predict', {str(onnx_file)!r}, {str(digit_file)!r}])\n"
+        "print(code, [name for name in ('torch', 'safetensors', 'huggingface_hub') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == cli("predict", onnx_file, digit_file).out + "0 []\n"
+
+
+def half(contents: bytes) -> bytes:
+    return contents[: len(contents) // 2]
+
+
+@pytest.mark.parametrize("name", ["gone.png", "text.png", "half.png", "folder"])
+def test_errors_of_images_are_the_same(
+    cli: Cli, run_folder: Path, onnx_file: Path, digit_file: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text.png").write_text("seven")
+    (tmp_path / "half.png").write_bytes(half(digit_file.read_bytes()))
+    by_run, by_file = (cli("predict", network, digit_file, name) for network in (run_folder, onnx_file))
+    assert (by_file.code, by_file.out, by_file.err.count("\n")) == (2, "", 1)
+    assert name in by_file.err
+    assert by_file == by_run
+
+
+def test_a_damaged_onnx_file(cli: Cli, onnx_file: Path, digit_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "half.onnx").write_bytes(half(onnx_file.read_bytes()))
+    result = cli("predict", "half.onnx", digit_file)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert "half.onnx is damaged or no ONNX file" in result.err
+    assert "there is no file gone.onnx" in cli("predict", "gone.onnx", digit_file).err
+
+
+def test_an_epoch_is_not_chosen_from_a_file(cli: Cli, onnx_file: Path, digit_file: Path) -> None:
+    result = cli("predict", onnx_file, digit_file, "--which", "last")
+    assert (result.code, result.out) == (2, "")
+    assert "--which is for a run folder, not for an ONNX file" in result.err
+
+
+def test_a_file_is_no_run(cli: Cli, onnx_file: Path) -> None:
+    result = cli("perturb", onnx_file)
+    assert result.code == 2
+    assert result.err == f"Error: {onnx_file} is a file; this command needs a run folder\n"
+
+
+def test_several_objects_in_an_image(cli: Cli, digit_file: Path, tmp_path: Path) -> None:
+    names = list("abcdefghij")
+    torch.manual_seed(0)
+    model = create_model("sabour2017", objects=2, conv_channels=8, primary_types=2, decoder=False)
+    model.save_pretrained("net", class_names=names)
+    (found,) = json.loads(cli("predict", "net", digit_file, "--json").out)
+    longest = sorted(found["lengths"], key=lambda name: -found["lengths"][name])
+    assert found["classes"] == longest[:2]
+    assert "class" not in found
+    assert cli("predict", "net", digit_file).out.splitlines()[0] == f"{digit_file}  {longest[0]} + {longest[1]}"
+
+
+# the network that comes with torchcaps
+
+
+def test_without_a_run_the_shipped_network_predicts(cli: Cli, shipped: Path, digit_file: Path, wide_file: Path) -> None:
+    for images in ([digit_file], [digit_file, wide_file]):
+        result = cli("predict", *images)
+        assert (result.code, result.err) == (0, "")
+        assert result == cli("predict", shipped, *images)
+        assert result.out.count("  digit 3  ") >= len(images)
+
+
+def test_an_installation_without_weights_says_so(
+    cli: Cli, digit_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pretrained, "_SHIPPED_FOLDER", tmp_path)
+    result = cli("predict", digit_file)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert 'no weights of "compact"; give a run folder' in result.err
+
+
+def test_what_other_commands_take_for_a_missing_run(shipped: Path) -> None:
+    run = open_run(None, "best")
+    assert (run.path, run.class_names[3]) == (shipped, "digit 3")
+    images, dataset, words = open_images(run, None, None, "test")
+    assert (len(images), dataset.name, words) == (360, "digits", "test images of digits")
+    assert figure_path(None, None, "perturbation") == Path("perturbation.png")
+    assert figure_path(None, shipped, "perturbation") == shipped / "figures" / "perturbation.png"
+    assert figure_path(Path("x.pdf"), None, "perturbation") == Path("x.pdf")
+
+
+# what is a run and what an image
+
+
+def test_the_first_argument_is_a_run_if_it_is_one(run_folder: Path, digit_file: Path) -> None:
+    assert split_arguments([run_folder, digit_file, digit_file]) == (run_folder, [digit_file, digit_file])
+    assert split_arguments([run_folder / "best", digit_file]) == (run_folder / "best", [digit_file])
+    assert split_arguments([Path("gone.ONNX"), digit_file]) == (Path("gone.ONNX"), [digit_file])
+    assert split_arguments([digit_file]) == (None, [digit_file])
+    assert split_arguments([digit_file, run_folder]) == (None, [digit_file, run_folder])
+
+
+def test_arguments_that_name_nothing(run_folder: Path, digit_file: Path) -> None:
+    for arguments in ([], [run_folder], [Path("x.onnx")]):
+        with pytest.raises(click.UsageError, match=r"Missing argument 'IMAGE\.\.\.'"):
+            split_arguments(arguments)
+    with pytest.raises(InputError, match=r"is no run folder: it holds no config\.json"):
+        split_arguments([digit_file.parent, digit_file])
+    with pytest.raises(InputError, match="there is no run folder and no image file runs/sabuor"):
+        split_arguments([Path("runs/sabuor"), digit_file])
+
+
+def test_a_description_gives_the_fit(
+    cli: Cli, run_folder: Path, wide_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ONNX file of a run on folder: data stretches, as the run does."""
+
+    class Stand:
+        description = Description(in_shape=(1, 28, 28), class_names=("a", "b"), fit="stretch")
+
+        def __init__(self, path: Path) -> None:
+            pass
+
+        def __call__(self, images: np.ndarray) -> tuple[np.ndarray, None]:
+            return np.stack([images.mean((1, 2, 3)), images.std((1, 2, 3))], 1), None
+
+    monkeypatch.setattr("torchcaps.export.OnnxModel", Stand)
+    plain, stretched, padded = (
+        cli("predict", "x.onnx", wide_file, "--json", *options).out
+        for options in ([], ["--fit", "stretch"], ["--fit", "pad"])
+    )
+    assert plain == stretched != padded

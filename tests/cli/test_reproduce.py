@@ -1,0 +1,154 @@
+"""``torchcaps reproduce`` on a table of tiny runs, in this process."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchcaps.files import read_json
+from torchcaps.reproduce import Interrupted, Measure, Outcome, Row, Table, list_tables, runner
+
+Cli = Callable[..., Any]
+
+TINY = {
+    "conv_channels": 4,
+    "primary_types": 2,
+    "decoder": False,
+    "limit_train": 100,
+    "limit_test": 40,
+    "validation_size": 40,
+    "batch_size": 50,
+    "epochs": 1,
+}
+
+
+def make_table() -> Table:
+    common: dict[str, Any] = {"preset": "sabour2017", "data": "digits", "budgets": ("small",)}
+    return Table(
+        name="tiny",
+        title="Tiny networks",
+        question="Is it small?",
+        protocol="As little as can be.",
+        budgets={"small": "Seconds.", "full": "Minutes."},
+        rows=(
+            Row(name="plain", title="plain", overrides=TINY, measures=(Measure(kind="rotation", images=5),), **common),
+            Row(name="wild", title="wild", overrides=TINY | {"learning_rate": 1e30}, **common),
+        ),
+    )
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Table:
+    table = make_table()
+    monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", {"tiny": table})
+    return table
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "in_process", lambda function, *args: function(*args))
+
+
+@pytest.mark.usefixtures("tiny", "in_this_process")
+def test_a_table_is_run_logged_and_reported(cli: Cli) -> None:
+    result = cli("reproduce", "tiny", "--seeds", "2", "--accelerator", "cpu")
+    assert (result.code, result.err) == (0, "")
+    before, *parts = re.split(r"\n(?=tiny/)", result.out)
+    assert [line.split()[:2] for line in before.splitlines() if line.startswith(("plain", "wild", "all"))] == [
+        ["plain", "2"],
+        ["wild", "2"],
+        ["all", "4"],
+    ]
+    assert [part.partition("\n")[0] for part in parts] == [
+        "tiny/plain, seed 0: 4 of 4 runs left",
+        "tiny/wild, seed 0: 3 of 4 runs left",
+        "tiny/wild, seed 0 diverged, which is logged; the others go on",
+        "tiny/plain, seed 1: 2 of 4 runs left",
+        "tiny/wild, seed 1: 1 of 4 runs left",
+        "tiny/wild, seed 1 diverged, which is logged; the others go on",
+    ]
+    assert "All 4 runs of tiny are done (4 now, of which 2 diverged)" in result.out
+    page = Path("docs/results.md").read_text(encoding="utf-8")
+    assert "| `plain` | plain | 2 |" in page
+    assert "| `wild` | wild | 2, of which 2 diverged |" in page
+    assert Path("docs/images/results-tiny-small-errors.png").exists()
+    assert read_json("results/tiny/plain/seed-1/measures.json", "measures")["rotation"]["num_images"] == 5
+
+    again = cli("reproduce", "tiny", "--seeds", "2", "--accelerator", "cpu")
+    assert again.out == "\nAll 4 runs of tiny are done (0 now). Logs: results/tiny, page: docs/results.md\n"
+
+
+@pytest.mark.usefixtures("tiny")
+def test_what_others_work_on_is_said(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner.Reproduction, "estimate", lambda self: [])
+    monkeypatch.setattr(runner, "in_process", lambda function, job: Outcome.BUSY)
+    result = cli("reproduce", "tiny", "--seeds", "1")
+    assert result.code == 0
+    assert result.out.endswith("Other processes still work on tiny/plain, seed 0, tiny/wild, seed 0.\n")
+
+
+def test_the_paper_s_tables_are_listed(cli: Cli) -> None:
+    out = cli("reproduce", "--list").out
+    for name in list_tables():
+        assert re.search(rf"^{name}$", out, re.MULTILINE)
+    assert "routing" in out
+    assert "45 rows in the small budget, 45 in the full one." in out
+
+
+@pytest.mark.usefixtures("tiny", "in_this_process")
+def test_rows_are_listed_with_what_is_done(cli: Cli) -> None:
+    assert cli("reproduce", "tiny", "--row", "wild", "--seeds", "2", "--accelerator", "cpu").code == 0
+    lines = [line.split() for line in cli("reproduce", "tiny", "--list").out.splitlines()]
+    assert ["plain", "plain", "small", "–"] in lines
+    assert ["wild", "wild", "small", "2"] in lines
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_report_alone(cli: Cli) -> None:
+    result = cli("reproduce", "--report", "--results", "logs")
+    assert result.out == "wrote logs/results.md and 0 figures\n"
+    assert "Not run yet" in Path("logs/results.md").read_text(encoding="utf-8")
+    assert cli("reproduce", "--report", "--page", "elsewhere.md").out.startswith("wrote elsewhere.md")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["tny"], ['no table "tny"', '"tiny"']),
+        ([], ["name a table", "tiny", "--list"]),
+        (["tiny", "--row", "plane"], ['"plane"', '"plain"']),
+        (["tiny", "--report"], ["--report"]),
+        (["tiny", "--seeds", "0"], ["--seeds", "0"]),
+        (["tiny", "--budget", "large"], ["--budget", "large", "small", "full"]),
+    ],
+)
+@pytest.mark.usefixtures("tiny")
+def test_bad_input(cli: Cli, arguments: list[str], words: list[str]) -> None:
+    result = cli("reproduce", *arguments)
+    assert result.code == 2
+    assert all(word in result.err for word in words), result.err
+    assert not list(Path().iterdir()), "nothing is written"
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_data_that_are_missing_are_seen_before_the_first_run(cli: Cli, tiny: Table, monkeypatch: Any) -> None:
+    row = dataclasses.replace(tiny.rows[0], name="missing", data="npz:nowhere.npz")
+    table = dataclasses.replace(tiny, rows=(*tiny.rows, row))
+    monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", {"tiny": table})
+    result = cli("reproduce", "tiny", "--accelerator", "cpu")
+    assert (result.code, "nowhere.npz" in result.err) == (2, True)
+    assert not Path("runs").exists()
+
+
+def test_a_stopped_table_says_how_it_goes_on(cli: Cli, tiny: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> None:
+        raise Interrupted(130)
+
+    monkeypatch.setattr(runner, "in_process", stopped)
+    result = cli("reproduce", "tiny")
+    assert (result.code, result.err) == (130, "stopped; the same command goes on from here\n")

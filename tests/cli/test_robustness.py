@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchcaps.analysis import attack_curve, rotation_curve
+from torchcaps.training import load_run
+
+Cli = Callable[..., Any]
+QUICK = ("--limit", "20", "--angles=-30,0", "--epsilons", "0,0.2", "--steps", "2")
+
+
+def test_the_table_has_what_the_library_computes(cli: Cli, run_folder: Path) -> None:
+    result = cli("robustness", run_folder, *QUICK)
+    assert (result.code, result.err) == (0, "")
+    run = load_run(run_folder)
+    images = run.dataset().test.take(20)
+    curves = {
+        "Rotation": rotation_curve(run.model, images, angles=(-30, 0)),
+        "FGSM": attack_curve(run.model, images, "fgsm", epsilons=(0, 0.2)),
+        "PGD": attack_curve(run.model, images, "pgd", epsilons=(0, 0.2), steps=2),
+    }
+    for part, (title, curve) in zip(result.out.split("\n\n"), curves.items(), strict=False):
+        assert part.startswith(f"{title}. Accuracy on the first 20 test images of digits")
+        rows = [line.split() for line in part.splitlines()[-2:]]
+        assert rows == [
+            [f"{strength:g}", f"{100 * accuracy:.2f}", "%"]
+            for strength, accuracy in zip(curve.strengths, curve.accuracy, strict=True)
+        ]
+
+
+def test_networks_are_compared_side_by_side(cli: Cli, run_folder: Path, cnn_folder: Path) -> None:
+    options = ("--data", "digits", "--kind", "fgsm", "--objective", "scores", "--figure", "both.png")
+    result = cli("robustness", run_folder, cnn_folder, *QUICK, *options)
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith("FGSM on the scores.")
+    assert "Rotation" not in result.out
+    heading = result.out.splitlines()[1].split()
+    assert heading[-2:] == ["run", "cnn"]
+    assert Path("both.png").stat().st_size > 1000
+
+
+def test_json_for_other_programs(cli: Cli, run_folder: Path) -> None:
+    result = cli("robustness", run_folder, *QUICK, "--json", "--kind", "pgd", "--seed", "3", "--figure", "x.png")
+    (found,) = json.loads(result.out)
+    assert found["run"] == str(run_folder)
+    assert (found["data"], found["split"], found["which"]) == ("digits", "test", "best")
+    (curve,) = found["curves"]
+    assert (curve["kind"], curve["strengths"], curve["num_images"]) == ("pgd", [0.0, 0.2], 20)
+    assert result.err == "wrote x.png\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--angles", "ten"), ["--angles", "ten"]),
+        (("--epsilons", "2"), ["epsilon", "2"]),
+        (("--kind", "noise"), ["--kind", "noise"]),
+        (("--steps", "0"), ["--steps", "0"]),
+    ],
+)
+def test_bad_options(cli: Cli, run_folder: Path, options: tuple[str, ...], words: list[str]) -> None:
+    result = cli("robustness", run_folder, *options)
+    assert result.code == 2
+    assert all(word in result.err for word in words)
+
+
+def test_a_run_is_given_once(cli: Cli, run_folder: Path) -> None:
+    assert "given once" in cli("robustness", run_folder, run_folder).err
