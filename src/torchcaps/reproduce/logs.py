@@ -1,11 +1,13 @@
 """The logs of reproduced runs in results/: written once a run is over, read to make the page.
 
-    RESULTS/TABLE/findings.md             what was found, written by hand
-                  ROW/seed-N/config.json     the run; torchcaps train --config runs it again
-                             metrics.csv     each epoch
-                             summary.json    test error, seconds, memory, hardware, versions
-                             measures.json   what else was measured; written last, so that a log that has it is whole
-                             diverged.json   instead of the last two, where the loss became NaN or infinite
+```text
+RESULTS/TABLE/findings.md             what was found, written by hand
+              ROW/seed-N/config.json     the run; torchcaps train --config runs it again
+                         metrics.csv     each epoch
+                         summary.json    test error, seconds, memory, hardware, versions
+                         measures.json   what else was measured; written last, so that a log that has it is whole
+                         diverged.json   instead of the last two, where the loss became NaN or infinite
+```
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 """The run folder: what lies where, and a trained network read back from it.
 
-    RUN/config.json      the complete configuration; torchcaps train --config runs it again
-        metrics.csv      one line an epoch
-        last.ckpt        everything needed to go on, written whole or not at all
-        best/            weights of the epoch chosen on the validation images, as save_pretrained writes them
-        summary.json     results, hardware, versions, command
-        figures/         pictures
-        tensorboard/     events, where asked for
+```text
+RUN/config.json      the complete configuration; torchcaps train --config runs it again
+    metrics.csv      one line an epoch
+    last.ckpt        everything needed to go on, written whole or not at all
+    best/            weights of the epoch chosen on the validation images, as save_pretrained writes them
+    summary.json     results, hardware, versions, command
+    figures/         pictures
+    tensorboard/     events, where asked for
+```
 """
 
 from __future__ import annotations
