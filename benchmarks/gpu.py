@@ -36,7 +36,7 @@ import gpu_routing
 import gpu_steps
 import torch
 from machine import Machine, Row
-from routing import Size, environment
+from measuring import Size, environment
 
 #: Steps of the authors' code.
 AUTHORS_STEPS = 300_000

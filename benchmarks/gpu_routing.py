@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import torch
 from machine import Machine, Row
+from measuring import Size
 from naive import naive_routing
-from routing import Size, make
+from routing import make
 from torch import Tensor
 
 from torchcaps import route

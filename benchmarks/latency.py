@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from routing import environment
+from measuring import environment
 
 from torchcaps.errors import InputError
 from torchcaps.export import Description, OnnxModel, export_onnx, random_images

@@ -29,7 +29,6 @@ from measuring import (
     summary,
     timed,
 )
-from measuring import environment as environment  # for the benchmarks that are no part of run.py
 from naive import naive_routing
 from torch import Tensor
 

@@ -4,6 +4,8 @@ import os
 import signal
 from pathlib import Path
 
+import numpy as np
+
 from torchcaps.training import TrainConfig, make_config
 from torchcaps.training.progress import Silence
 
@@ -17,6 +19,17 @@ class StopAt(Silence):
     def step(self, *, epoch: int, step: int, images_per_second: float, loss: float | None) -> None:
         if step == self.at:
             os.kill(os.getpid(), self.number)
+
+
+def write_bars(path: Path) -> Path:
+    """Write 18×18 images of three classes: a bar on top, in the middle, or at the bottom, in noise."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(150) % 3
+    images = rng.integers(0, 80, (150, 18, 18))
+    for image, label in zip(images, labels, strict=True):
+        image[3 + 5 * label : 6 + 5 * label, 2:16] += 150
+    np.savez(path, x=images.astype(np.uint8), y=labels)
+    return path
 
 
 def tiny_config(bars: Path, preset: str = "sabour2017", **overrides: object) -> TrainConfig:

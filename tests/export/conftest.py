@@ -6,12 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from support import small
-from tiny_runs import tiny_config
+from tiny_runs import tiny_config, write_bars
 from torchcaps import create_model
 from torchcaps.export import Description
 from torchcaps.models import BaselineCNN, CapsNet
@@ -55,15 +54,8 @@ def make_images() -> Callable[[int], torch.Tensor]:
 
 @pytest.fixture(scope="session")
 def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """18×18 images of three classes: a bar on top, in the middle, or at the bottom, in noise."""
-    rng = np.random.default_rng(0)
-    labels = np.arange(150) % 3
-    images = rng.integers(0, 80, (150, 18, 18))
-    for image, label in zip(images, labels, strict=True):
-        image[3 + 5 * label : 6 + 5 * label, 2:16] += 150
-    path = tmp_path_factory.mktemp("data") / "bars.npz"
-    np.savez(path, x=images.astype(np.uint8), y=labels)
-    return path
+    """The data set of tiny runs, as a file."""
+    return write_bars(tmp_path_factory.mktemp("data") / "bars.npz")
 
 
 @pytest.fixture(scope="session")

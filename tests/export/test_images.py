@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchcaps.export import describe_run, image_fit, random_images, sample_images
+from torchcaps.export import describe_run, random_images, sample_images
 from torchcaps.training import Run, load_run
 
 
@@ -61,4 +61,4 @@ def test_what_a_run_says_of_itself(run: Run, runs: tuple[Path, Path]) -> None:
     assert (described.preset, described.objects, described.fit) == ("sabour2017", 1, "pad")
     assert describe_run(load_run(runs[0] / "best")).preset is None
     assert describe_run(with_data(run, "folder:photos")).fit == "stretch"
-    assert image_fit(None) == "pad"
+    assert load_run(runs[0] / "best").image_fit == "pad"

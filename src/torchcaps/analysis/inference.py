@@ -17,16 +17,22 @@ from torchcaps.models.objects import longest
 
 
 @contextmanager
-def inference(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no gradients; afterwards each module trains or not as it did before."""
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; afterwards each module trains or not as it did before."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        with torch.inference_mode():
-            yield
+        yield
     finally:
         for module in training:
             module.training = True
+
+
+@contextmanager
+def inference(model: nn.Module) -> Iterator[None]:
+    """:func:`evaluating`, and no gradients."""
+    with evaluating(model), torch.inference_mode():
+        yield
 
 
 def as_pixels(model: Model, images: Shaped[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:

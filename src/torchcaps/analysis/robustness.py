@@ -22,7 +22,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from torchcaps.analysis.figures import COLOURS, SMALL, TITLE, new_figure, style_axes
-from torchcaps.analysis.inference import as_pixels, in_batches, inference
+from torchcaps.analysis.inference import as_pixels, evaluating, in_batches, inference
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
 from torchcaps.models import Model
@@ -334,16 +334,13 @@ def _descend(
 @contextmanager
 def _frozen(model: Model) -> Iterator[None]:
     """Evaluation mode, and no gradient into the weights; afterwards all is as it was."""
-    training = [module for module in model.modules() if module.training]
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    model.eval()
     for parameter in learning:
         parameter.requires_grad_(False)
     try:
-        yield
+        with evaluating(model):
+            yield
     finally:
-        for module in training:
-            module.training = True
         for parameter in learning:
             parameter.requires_grad_(True)
 

@@ -12,7 +12,6 @@ from torchcaps.cli.base import Command
 from torchcaps.cli.output import add_row, count, print_table, table, write_figure
 from torchcaps.cli.runs import (
     FIGURE,
-    PATH,
     Fit,
     Split,
     Which,
@@ -23,11 +22,13 @@ from torchcaps.cli.runs import (
     first_of,
     image_at,
     index_options,
+    names_of,
     open_images,
     open_run,
     optional_run_argument,
     out_option,
     read_image,
+    runs_argument,
 )
 from torchcaps.errors import InputError
 
@@ -252,7 +253,7 @@ def _show_statistics(statistics: RoutingStatistics, words: str) -> None:
         ("curves runs/* --out compare.png", "several runs in one figure"),
     ),
 )
-@click.argument("run_folders", metavar="RUN...", nargs=-1, required=True, type=PATH)
+@runs_argument
 @click.option(
     "--out", type=FIGURE, help="Figure, .png, .pdf or .svg.  [default: RUN/figures/curves.png of the first run]"
 )
@@ -260,8 +261,5 @@ def curves(run_folders: tuple[Path, ...], out: Path | None) -> None:
     """Draw loss and error of each epoch, of one run or of several to compare them."""
     from torchcaps.analysis import figure_curves, read_metrics
 
-    names = [folder.resolve().name for folder in run_folders]
-    if len(set(names)) < len(names):
-        names = [str(folder) for folder in run_folders]
-    metrics = {name: read_metrics(folder) for name, folder in zip(names, run_folders, strict=True)}
+    metrics = {name: read_metrics(folder) for name, folder in zip(names_of(run_folders), run_folders, strict=True)}
     write_figure(figure_curves(metrics), figure_path(out, run_folders[0], "curves"))

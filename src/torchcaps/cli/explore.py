@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from torchcaps.cli.base import Command
-from torchcaps.cli.runs import SHIPPED_DATA, Which, open_run, optional_run_argument
+from torchcaps.cli.runs import Which, dataset_options, images_for, open_run, optional_run_argument
 
 
 @click.command(
@@ -23,10 +23,7 @@ from torchcaps.cli.runs import SHIPPED_DATA, Which, open_run, optional_run_argum
     ),
 )
 @optional_run_argument
-@click.option(
-    "--data", metavar="NAME", help="Other test images: a data set, folder:PATH or npz:PATH.  [default: the run's]"
-)
-@click.option("--data-dir", metavar="DIR", help="Folder that holds the data set's files.")
+@dataset_options
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Where to listen on 127.0.0.1.  [default: 7860 or another free one]"
 )
@@ -42,13 +39,10 @@ def explore(
     import torch
 
     from torchcaps.explorer import open_explorer, serve
-    from torchcaps.models.pretrained import is_shipped
 
     torch.set_num_threads(1)  # an image at a time is no quicker with more, and much slower while others compute
     run = open_run(run_folder, which)
-    if data is None and is_shipped(run.path):
-        data = SHIPPED_DATA
-    explorer = open_explorer(run, data, data_dir)
+    explorer = open_explorer(run, images_for(run, data), data_dir)
 
     def ready(address: str) -> None:
         click.echo(f"Exploring {explorer.title} at {address}\nCtrl-C ends it.")

@@ -26,10 +26,10 @@ from torchcaps.cli.runs import (
     FIGURE,
     Split,
     Which,
+    accelerator_option,
     data_options,
     open_images,
     open_run,
-    pick_device,
     run_argument,
 )
 
@@ -55,13 +55,7 @@ if TYPE_CHECKING:
 @run_argument
 @data_options
 @click.option("--batch-size", type=click.IntRange(min=1), default=256, show_default=True, help="Images at a time.")
-@click.option(
-    "--accelerator",
-    type=click.Choice(["auto", "cpu", "cuda", "mps"]),
-    default="auto",
-    show_default=True,
-    help="Where to compute.",
-)
+@accelerator_option
 @click.option("--figure", type=FIGURE, help="Draw the confusion matrix to this file too, .png, .pdf or .svg.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def evaluate(
@@ -82,7 +76,7 @@ def evaluate(
     from torchcaps.analysis import evaluate as judge
     from torchcaps.analysis import figure_confusion
 
-    run = open_run(run_folder, which, pick_device(accelerator))
+    run = open_run(run_folder, which, accelerator)
     images, dataset, where = open_images(run, data, data_dir, split)
     evaluation = judge(
         run.model,

@@ -9,12 +9,11 @@ import click
 
 from torchcaps.cli.base import Command, Stopped
 from torchcaps.cli.output import add_row, count, print_pairs, print_table, print_title, table
+from torchcaps.cli.runs import PATH, accelerator_option
 from torchcaps.errors import InputError
 
 if TYPE_CHECKING:
     from torchcaps.reproduce import Budget, Job, Outcome, Reproduction, Table
-
-PATH = click.Path(path_type=Path)
 
 
 @click.command(
@@ -51,13 +50,7 @@ PATH = click.Path(path_type=Path)
     help="The page of results.  [default: docs/results.md for the logs in results, else RESULTS/results.md]",
 )
 @click.option("--data-dir", metavar="DIR", help="Folder that holds the data sets' files.")
-@click.option(
-    "--accelerator",
-    type=click.Choice(["auto", "cpu", "cuda", "mps"]),
-    default="auto",
-    show_default=True,
-    help="Where to compute.",
-)
+@accelerator_option
 @click.option("--list", "listed", is_flag=True, help="List the tables, or the rows of TABLE, and what is done.")
 @click.option("--report", is_flag=True, help="Only write the page of results and its figures from the logs.")
 def reproduce(

@@ -11,8 +11,19 @@ import click
 from torchcaps.cli.base import Command
 from torchcaps.cli.fields import ParamType
 from torchcaps.cli.output import add_row, count, percent, print_json, print_table, table, write_figure
-from torchcaps.cli.runs import FIGURE, PATH, Split, Which, data_options, first_of, open_images, open_run, pick_device
-from torchcaps.errors import InputError
+from torchcaps.cli.runs import (
+    FIGURE,
+    Split,
+    Which,
+    accelerator_option,
+    data_options,
+    first_of,
+    names_of,
+    open_images,
+    open_run,
+    runs_argument,
+    which_option,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,14 +61,8 @@ class Numbers(ParamType):
         ("robustness runs/capsules --kind pgd --objective scores --steps 50", "a stronger attack"),
     ),
 )
-@click.argument("run_folders", metavar="RUN...", nargs=-1, required=True, type=PATH)
-@click.option(
-    "--which",
-    type=click.Choice(["best", "last"]),
-    default="best",
-    show_default=True,
-    help="The epoch that the validation images chose, or the last one.",
-)
+@runs_argument
+@which_option
 @data_options
 @click.option(
     "--kind",
@@ -87,13 +92,7 @@ class Numbers(ParamType):
 )
 @click.option("--limit", type=click.IntRange(min=1), default=1000, show_default=True, help="The first so many images.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of PGD's random starts.")
-@click.option(
-    "--accelerator",
-    type=click.Choice(["auto", "cpu", "cuda", "mps"]),
-    default="auto",
-    show_default=True,
-    help="Where to compute.",
-)
+@accelerator_option
 @click.option("--figure", type=FIGURE, help="Draw the curves to this file, .png, .pdf or .svg.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def robustness(
@@ -117,8 +116,8 @@ def robustness(
 
     networks: dict[str, list[RobustnessCurve]] = {}
     about = []
-    for folder, name in zip(run_folders, _names(run_folders), strict=True):
-        run = open_run(folder, which, pick_device(accelerator))
+    for folder, name in zip(run_folders, names_of(run_folders), strict=True):
+        run = open_run(folder, which, accelerator)
         images, dataset, where = open_images(run, data, data_dir, split)
         images = first_of(images, limit)
         networks[name] = _measure(run.model, images, kinds or _KINDS, **options)
@@ -130,14 +129,6 @@ def robustness(
         _show(networks, f"Accuracy on the first {count(len(images))} {where}")
     if figure is not None:
         write_figure(figure_robustness(networks), figure, quiet=as_json)
-
-
-def _names(folders: Sequence[Path]) -> list[str]:
-    """What to call the networks: their folders' names, or whole paths where two are the same."""
-    if len(set(folders)) < len(folders):
-        raise InputError(f"each run may be given once, got {', '.join(map(str, folders))}")
-    names = [folder.resolve().name for folder in folders]
-    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
 
 
 def _measure(

@@ -11,6 +11,8 @@ from torchcaps.cli.base import Decorator, compose
 from torchcaps.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from torchcaps.datasets import Dataset, ImageSet
@@ -54,11 +56,25 @@ run_argument = compose(click.argument("run_folder", metavar="RUN", type=PATH), w
 # without RUN, the network that comes with torchcaps
 optional_run_argument = compose(click.argument("run_folder", metavar="[RUN]", required=False, type=PATH), which_option)
 
-data_options = compose(
+runs_argument = click.argument("run_folders", metavar="RUN...", nargs=-1, required=True, type=PATH)
+
+accelerator_option = click.option(
+    "--accelerator",
+    type=click.Choice(["auto", "cpu", "cuda", "mps"]),
+    default="auto",
+    show_default=True,
+    help="Where to compute.",
+)
+
+dataset_options = compose(
     click.option(
         "--data", metavar="NAME", help="Other images: a data set, folder:PATH or npz:PATH.  [default: the run's]"
     ),
     click.option("--data-dir", metavar="DIR", help="Folder that holds the data set's files."),
+)
+
+data_options = compose(
+    dataset_options,
     click.option(
         "--split",
         type=click.Choice(["test", "validation", "train"]),
@@ -100,36 +116,54 @@ def figure_path(out: Path | None, run: Path | None, name: str) -> Path:
     return Path(f"{name}.png") if run is None else run / FIGURES / f"{name}.png"
 
 
-def open_run(run_folder: Path | None, which: Which, device: str = "cpu") -> Run:
+def open_run(run_folder: Path | None, which: Which, accelerator: str = "cpu") -> Run:
     """The trained network in a run folder; without one, the network that comes with torchcaps.
 
     Raises:
-        InputError: There is none, or it is damaged.
+        InputError: There is none, or it is damaged; or this machine has no such accelerator.
     """
     from torchcaps.models.pretrained import shipped_folder
     from torchcaps.training import load_run
+    from torchcaps.training.device import pick_device
 
     if run_folder is not None and run_folder.is_file():
         raise InputError(f"{run_folder} is a file; this command needs a run folder")
-    return load_run(shipped_folder() if run_folder is None else run_folder, which, device=device)
+    return load_run(shipped_folder() if run_folder is None else run_folder, which, device=pick_device(accelerator))
 
 
 def open_images(run: Run, data: str | None, data_dir: str | None, split: Split) -> tuple[ImageSet, Dataset, str]:
     """The images that the options name, the data set they are of, and what they are, in words.
 
-    For the network that comes with torchcaps, whose own data are not embedded, they are the digits unless named. Of
-    training images that are made as they are asked for, these are always the same ones.
+    Of training images that are made as they are asked for, these are always the same ones.
 
     Raises:
         InputError: Data that do not fit the network, or cannot be read.
     """
-    from torchcaps.models.pretrained import is_shipped
-
-    if data is None and is_shipped(run.path):
-        data = SHIPPED_DATA
-    dataset = run.dataset(data, data_dir)
+    dataset = run.dataset(images_for(run, data), data_dir)
     images = {"test": dataset.test, "validation": dataset.validation, "train": dataset.train}[split]
     return images.preview(len(images)), dataset, f"{split} images of {dataset.name}"
+
+
+def images_for(run: Run, data: str | None) -> str | None:
+    """The data set to look at: the one named, else the run's own, which is None.
+
+    For the network that comes with torchcaps, whose own data are not embedded, it is the digits unless one is named.
+    """
+    from torchcaps.models.pretrained import is_shipped
+
+    return SHIPPED_DATA if data is None and is_shipped(run.path) else data
+
+
+def names_of(run_folders: Sequence[Path]) -> list[str]:
+    """What to call several runs beside each other: their folders' names, or whole paths where two are the same.
+
+    Raises:
+        InputError: One is given twice.
+    """
+    if len(set(run_folders)) < len(run_folders):
+        raise InputError(f"each run may be given once, got {', '.join(map(str, run_folders))}")
+    names = [folder.resolve().name for folder in run_folders]
+    return names if len(set(names)) == len(names) else [str(folder) for folder in run_folders]
 
 
 def read_image(run: Run, file: Path, *, invert: bool, fit: Fit | None) -> Tensor:
@@ -145,9 +179,8 @@ def read_image(run: Run, file: Path, *, invert: bool, fit: Fit | None) -> Tensor
         InputError: The file is missing, or no image.
     """
     from torchcaps.analysis import load_image
-    from torchcaps.export import image_fit
 
-    return load_image(file, run.model.in_shape, invert=invert, fit=fit or image_fit(run.config))
+    return load_image(file, run.model.in_shape, invert=invert, fit=fit or run.image_fit)
 
 
 def first_of(images: ImageSet, number: int) -> ImageSet:
@@ -204,22 +237,3 @@ def class_number(name: str, class_names: tuple[str, ...]) -> int:
     if name.isdecimal() and int(name) < len(class_names):
         return int(name)
     raise unknown_name("class", name, class_names)
-
-
-def pick_device(accelerator: str) -> str:
-    """The device that an accelerator's name stands for; ``auto`` is the fastest there is.
-
-    Raises:
-        InputError: This machine has none such.
-    """
-    import torch
-
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if accelerator == "auto":
-        return next(name for name, usable in there.items() if usable)
-    if not there[accelerator]:
-        usable = ", ".join(name for name in there if there[name])
-        raise InputError(
-            f"this machine has no {accelerator} device that PyTorch can use; --accelerator may be {usable}"
-        )
-    return accelerator

@@ -122,6 +122,10 @@ class DatasetInfo:
         """How many classes it has; None where the files decide."""
         return None if self.class_names is None else len(self.class_names)
 
+    def is_here(self, data_dir: str | Path | None = None) -> bool:
+        """Whether it can be loaded without a download: its files are on this machine, or a path is given with it."""
+        return self.takes_path or self.locate(data_dir) is not None
+
     def locate(self, data_dir: str | Path | None = None) -> Path | None:
         """The folder on this machine that holds all its files, or None when it would have to be downloaded.
 

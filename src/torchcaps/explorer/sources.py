@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from torchcaps.datasets import ImageSet
-from torchcaps.datasets.registry import look_up
 from torchcaps.errors import InputError
 from torchcaps.explorer.state import Explorer
 from torchcaps.training import Run
@@ -29,27 +28,23 @@ def open_explorer(run: Run, data: str | None = None, data_dir: str | None = None
         if data is not None:
             raise
         no_images = f"There are no test images to pick from: {error}."
-    of_folder = run.config is not None and run.config.data.startswith("folder:")
     return Explorer(
         run.model,
         run.class_names,
         title=_title(run),
         images=images,
         no_images=no_images,
-        fit="stretch" if of_folder else "pad",
+        fit=run.image_fit,
     )
 
 
 def _test_images(run: Run, data: str | None, data_dir: str | None) -> ImageSet:
     name = run.config.data if data is None and run.config is not None else data
-    if name is not None:
-        info, path = look_up(name)
-        folder = data_dir or (None if data is not None or run.config is None else run.config.data_dir)
-        if path is None and info.locate(folder) is None:
-            raise InputError(
-                f"the files of {name} are not on this machine and the explorer downloads nothing; name their folder "
-                "with --data-dir or TORCHCAPS_DATA"
-            )
+    if name is not None and not run.has_data(data, data_dir):
+        raise InputError(
+            f"the files of {name} are not on this machine and the explorer downloads nothing; name their folder "
+            "with --data-dir or TORCHCAPS_DATA"
+        )
     return run.dataset(data, data_dir).test
 
 

@@ -5,7 +5,6 @@ from .graphs import Agreement as Agreement
 from .graphs import export_onnx as export_onnx
 from .graphs import export_program as export_program
 from .images import describe_run as describe_run
-from .images import image_fit as image_fit
 from .images import random_images as random_images
 from .images import sample_images as sample_images
 from .onnx_model import OnnxModel as OnnxModel

@@ -12,7 +12,6 @@ import torch
 
 from torchcaps.analysis import evaluate
 from torchcaps.errors import InputError
-from torchcaps.export.images import is_here
 from torchcaps.export.record import training_record
 from torchcaps.models import TrainingRecord, load_pretrained
 from torchcaps.models.pretrained import check_repository, is_shipped, upload
@@ -105,6 +104,6 @@ def share(
 def _test_error(run: Run, folder: Path) -> float:
     """Share of the test images that the network in a folder gives another class."""
     assert run.config is not None
-    if not is_here(run.config):
+    if not run.has_data():
         raise InputError(f"rounded weights are tested again, but {run.config.data} is not on this machine")
     return evaluate(load_pretrained(folder), run.dataset().test, precision=run.config.precision).error

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from torchcaps.datasets import list_datasets
 from torchcaps.errors import InputError
 from torchcaps.export.description import Description
-from torchcaps.training import Run, TrainConfig
+from torchcaps.training import Run
 
 SAMPLE = 32
 """Images that a file is compared on."""
@@ -25,13 +23,8 @@ def describe_run(run: Run) -> Description:
         class_names=run.class_names,
         preset=None if run.config is None else run.config.preset,
         objects=run.model.config.objects,
-        fit=image_fit(run.config),
+        fit=run.image_fit,
     )
-
-
-def image_fit(config: TrainConfig | None) -> Literal["pad", "stretch"]:
-    """How a run's images were brought to size: those of a ``folder:`` data set are stretched."""
-    return "stretch" if config is not None and config.data.startswith("folder:") else "pad"
 
 
 def sample_images(run: Run, count: int = SAMPLE) -> tuple[UInt8[Tensor, "N C H W"], str]:
@@ -50,9 +43,9 @@ def sample_images(run: Run, count: int = SAMPLE) -> tuple[UInt8[Tensor, "N C H W
     if run.config is None:
         return random_images(shape, count), f"{count} random images ({run.path} does not say what it was trained on)"
     data = run.config.data
-    if not is_here(run.config):
-        return random_images(shape, count), f"{count} random images ({data} is not on this machine)"
     try:
+        if not run.has_data():
+            return random_images(shape, count), f"{count} random images ({data} is not on this machine)"
         images = run.dataset().test.images[:count]
     except InputError as error:
         return random_images(shape, count), f"{count} random images (the data cannot be read: {error})"
@@ -63,11 +56,3 @@ def random_images(in_shape: Sequence[int], count: int = SAMPLE) -> UInt8[Tensor,
     """Noise, the same each time."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, 256, (count, *in_shape), dtype=torch.uint8, generator=generator)
-
-
-def is_here(config: TrainConfig) -> bool:
-    """Whether a run's data can be loaded without a download."""
-    name = config.data.partition(":")[0]
-    return any(
-        info.name == name and (info.takes_path or info.locate(config.data_dir) is not None) for info in list_datasets()
-    )

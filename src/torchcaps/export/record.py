@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from torchcaps.datasets import DatasetInfo, list_datasets
+from torchcaps.datasets import DatasetInfo
+from torchcaps.datasets.registry import look_up
 from torchcaps.errors import InputError
 from torchcaps.files import read_json
 from torchcaps.models import SeedResult, TrainingRecord, get_preset
 from torchcaps.models.pretrained import CONFIG
 from torchcaps.training import Run, TrainConfig, read_config
+from torchcaps.training.config import ELSEWHERE
 from torchcaps.training.run import SUMMARY
 
-NOT_COMPUTED = ("seed", "data_dir", "accelerator", "devices", "num_nodes", "checkpoint_minutes", "tensorboard")
+MAY_DIFFER = ("seed", *ELSEWHERE)
 """Settings in which runs of the same training may differ; those after the seed are of no use to others."""
 
 
@@ -30,7 +32,8 @@ def training_record(
         others: Folders of finished runs of the same configuration with other seeds, for a mean over seeds.
 
     Raises:
-        InputError: The run is not finished, or another one is not of the same training, or of the same seed.
+        InputError: The run is not finished, or another one is not of the same training, or of the same seed; or its
+            data set is none that is known here.
     """
     if run.config is None:
         raise InputError(
@@ -42,7 +45,7 @@ def training_record(
     for seed in seeds:
         if seeds.count(seed) > 1:
             raise InputError(f"two of the runs have the seed {seed}; a mean over seeds needs different ones")
-    info = _dataset(run.config)
+    info, _ = look_up(run.config.data)
     return TrainingRecord(
         preset=run.config.preset,
         data=None if info.takes_path else info.name,
@@ -86,14 +89,9 @@ def _same_training(first: Path, config: TrainConfig, folder: Path) -> dict[str, 
     """
     other = read_config(folder / CONFIG).to_dict()
     for name, value in config.to_dict().items():
-        if name not in NOT_COMPUTED and other[name] != value:
+        if name not in MAY_DIFFER and other[name] != value:
             raise InputError(f"{folder} is not of the same training as {first}: they differ in {name}")
     return _finished(folder, read_json(folder / SUMMARY, "summary") if (folder / SUMMARY).exists() else None)
-
-
-def _dataset(config: TrainConfig) -> DatasetInfo:
-    name = config.data.partition(":")[0]
-    return next(info for info in list_datasets() if info.name == name)
 
 
 def _command(config: TrainConfig, info: DatasetInfo) -> str:
@@ -104,7 +102,7 @@ def _command(config: TrainConfig, info: DatasetInfo) -> str:
     for own, usual in ((config.model, plain.model), (config.recipe, plain.recipe), (config, plain)):
         for field in dataclasses.fields(own):
             value = getattr(own, field.name)
-            said = field.name in ("preset", "model", "recipe", "data", *NOT_COMPUTED)
+            said = field.name in ("preset", "model", "recipe", "data", *MAY_DIFFER)
             if not said and value != getattr(usual, field.name):
                 words += _option(field.name, value)
     return " ".join(words)

@@ -9,9 +9,9 @@ import torch
 
 from torchcaps.datasets import Batch
 from torchcaps.models import Model, build_model
-from torchcaps.reproduce.device import device_of
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.data import RunData, load_run_data, training_loader
+from torchcaps.training.device import pick_device
 
 #: Images of the timed step on a CPU, where the time of an image hardly depends on how many there are.
 CPU_IMAGES = 32
@@ -37,7 +37,7 @@ def estimate_seconds(configs: list[TrainConfig]) -> list[float]:
         data, epochs = datasets[key], config.recipe.epochs
         judged = epochs * len(data.dataset.validation) + 2 * len(data.dataset.test)
         images = epochs * len(data.train) + JUDGING * judged
-        found.append(images * _seconds_an_image(config, data, device_of(config.accelerator)))
+        found.append(images * _seconds_an_image(config, data, pick_device(config.accelerator)))
     return found
 
 

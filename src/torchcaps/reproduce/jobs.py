@@ -238,9 +238,9 @@ def _measure(job: Job) -> dict[str, Any]:
     """What the row asks for beside the test error, on the network of the validation-chosen epoch."""
     if not job.row.measures:
         return {}
-    from torchcaps.reproduce.device import device_of
     from torchcaps.reproduce.measures import measure
     from torchcaps.training import load_run
+    from torchcaps.training.device import pick_device
 
-    run = load_run(job.run, device=device_of(job.accelerator))
+    run = load_run(job.run, device=pick_device(job.accelerator))
     return {each.kind: measure(run, each, job.data_dir) for each in job.row.measures}

@@ -21,16 +21,13 @@ from typing import TYPE_CHECKING, Any
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path, read_json, write_json
 from torchcaps.reproduce.table import Row, Table
-from torchcaps.training.config import TrainConfig, read_config
+from torchcaps.training.config import ELSEWHERE, TrainConfig, read_config
 
 if TYPE_CHECKING:
     from torchcaps.analysis.curves import Metrics
 
 CONFIG, METRICS, SUMMARY, MEASURES = "config.json", "metrics.csv", "summary.json", "measures.json"
 DIVERGED, FINDINGS = "diverged.json", "findings.md"
-
-#: Fields that say where and how a run is computed, not what.
-ELSEWHERE = ("data_dir", "accelerator", "capture", "devices", "num_nodes", "checkpoint_minutes", "tensorboard")
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,12 +6,12 @@ import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from types import FrameType
 from typing import Any, ParamSpec, TypeVar, cast
+
+from torchcaps.training.signals import noted_signals
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,7 +46,12 @@ def in_process(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_serve, args=(sender, function, args, kwargs))
-    with _forwarding(process) as received:
+
+    def forward() -> None:
+        if process.is_alive():
+            process.terminate()
+
+    with noted_signals(forward) as received:
         _start(process)
         sender.close()
         if received:  # between the handlers and the start
@@ -92,26 +97,3 @@ def _start(process: SpawnProcess) -> None:
         process.start()
     finally:
         signal.signal(signal.SIGINT, previous)
-
-
-@contextmanager
-def _forwarding(process: SpawnProcess) -> Iterator[list[int]]:
-    """A list that takes up the numbers of stop signals, each of which is passed on to the process."""
-    received: list[int] = []
-    previous: dict[signal.Signals, Any] = {}
-
-    def forward(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  the signature signal handlers have
-        received.append(number)
-        if process.is_alive():
-            process.terminate()
-
-    try:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            previous[each] = signal.signal(each, forward)
-    except ValueError:
-        previous.clear()
-    try:
-        yield received
-    finally:
-        for each, handler in previous.items():
-            signal.signal(each, handler)

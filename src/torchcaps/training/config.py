@@ -13,6 +13,9 @@ from torchcaps.files import read_json
 from torchcaps.models.config import CapsNetConfig, CNNConfig, Described, Recipe, above, at_least, check_fields, replace
 from torchcaps.models.presets import get_preset
 
+#: Settings that say where and how a run is computed, not what.
+ELSEWHERE = ("data_dir", "accelerator", "capture", "devices", "num_nodes", "checkpoint_minutes", "tensorboard")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Described):

@@ -1,14 +1,9 @@
-"""The processes of a run, and the signals that stop it."""
+"""The processes of a run."""
 
 from __future__ import annotations
 
 import logging
 import os
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
-from typing import Any
 
 from lightning_fabric import Fabric
 from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
@@ -45,26 +40,3 @@ def launch(config: TrainConfig) -> Fabric:
         raise InputError(f"accelerator {config.accelerator} with {devices} devices is not to be had: {error}") from None
     fabric.launch()
     return fabric
-
-
-@contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """A list that takes up the number of the first stop signal; a second one acts as usual."""
-    received: list[int] = []
-    previous: dict[signal.Signals, Any] = {}
-
-    def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  the signature signal handlers have
-        received.append(number)
-        for each, handler in previous.items():
-            signal.signal(each, handler)
-
-    try:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            previous[each] = signal.signal(each, note)
-    except ValueError:  # not the main thread: signals go elsewhere
-        previous.clear()
-    try:
-        yield received
-    finally:
-        for each, handler in previous.items():
-            signal.signal(each, handler)

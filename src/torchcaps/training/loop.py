@@ -25,22 +25,21 @@ from torchcaps.models import Model, build_model, load_pretrained
 from torchcaps.models.pretrained import CONFIG
 from torchcaps.training.capture import CapturedStep, choose_capture
 from torchcaps.training.checkpoint import CHECKPOINT, check_fits, read_checkpoint, write_checkpoint
-from torchcaps.training.config import TrainConfig, field_names, override, read_config
+from torchcaps.training.config import ELSEWHERE, TrainConfig, field_names, override, read_config
 from torchcaps.training.data import RunData, fingerprint, load_run_data, training_loader
 from torchcaps.training.events import Events
-from torchcaps.training.launch import launch, stop_signals
+from torchcaps.training.launch import launch
 from torchcaps.training.memory import memory_warning
 from torchcaps.training.position import Position
 from torchcaps.training.progress import Progress, Silence, choose_progress
 from torchcaps.training.run import BEST, METRICS, SUMMARY, save_best
 from torchcaps.training.schedule import learning_rate
+from torchcaps.training.signals import noted_signals
 from torchcaps.training.step import TrainStep, use_channels_last
 from torchcaps.training.summary import summarise
 
 #: Settings that may change when a run goes on: they do not change what is computed (epochs: only how long).
-RESUMABLE = (
-    "epochs", "devices", "num_nodes", "accelerator", "capture", "data_dir", "checkpoint_minutes", "tensorboard"
-)  # fmt: skip
+RESUMABLE = ("epochs", *ELSEWHERE)
 
 #: On a GPU, or where processes must ask each other, losses and signals are looked at once in so many steps.
 CHECK_EVERY = 32
@@ -228,7 +227,7 @@ class Trainer:
             self._publish()
         self.progress.start(epochs=recipe.epochs, steps_per_epoch=len(self.loader), done=position.step)
         try:
-            with stop_signals() as stop:
+            with noted_signals() as stop:
                 while position.epoch < recipe.epochs:
                     self._train_epoch(stop)
                     self._end_epoch(stop)
@@ -256,6 +255,7 @@ class Trainer:
                 continue  # an epoch that is whole is ended first, so that it counts
             if call := self._calls(stop, 60 * self.config.checkpoint_minutes):
                 begin, first_batch = self._add_sums(begin), position.batch
+                self._check_weights()
                 self._save_checkpoint()
                 self._raise_if_stopped(call)
         self._add_sums(begin)
@@ -309,8 +309,7 @@ class Trainer:
         write_text(self.out / METRICS, self.position.metrics())
 
     def _save_checkpoint(self) -> None:
-        """Write ``last.ckpt``, whole or not at all."""
-        self._check_weights()
+        """Write ``last.ckpt``, whole or not at all; the weights have been checked."""
         write_checkpoint(self.fabric, self.out, self.plain_step, self.position, self._fingerprint)
         self._last_save = time.monotonic()
 

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import torch
 
 from torchcaps.datasets import Dataset, load_dataset
+from torchcaps.datasets.registry import look_up
 from torchcaps.errors import InputError
 from torchcaps.files import read_json, write_json
 from torchcaps.models import Model, load_pretrained
@@ -46,6 +47,25 @@ class Run:
     """None while the run is not finished."""
     class_names: tuple[str, ...]
     """Names of the classes."""
+
+    @property
+    def image_fit(self) -> Literal["pad", "stretch"]:
+        """How its images were brought to size: those of a ``folder:`` data set are stretched."""
+        return "stretch" if self.config is not None and self.config.data.startswith("folder:") else "pad"
+
+    def has_data(self, data: str | None = None, data_dir: str | None = None) -> bool:
+        """Whether :meth:`dataset` needs no download.
+
+        Args:
+            data: As for :meth:`dataset`.
+            data_dir: As for :meth:`dataset`.
+
+        Raises:
+            InputError: A data set that is not known.
+        """
+        if self.config is not None and data in (None, self.config.data):
+            data, data_dir = self.config.data, data_dir or self.config.data_dir
+        return data is not None and look_up(data)[0].is_here(data_dir)
 
     def dataset(self, data: str | None = None, data_dir: str | None = None) -> Dataset:
         """The data set of the run as the network sees it, or another one, whose images are resized to the network's.

@@ -1,0 +1,43 @@
+"""The signals that stop a run: Ctrl-C and SIGTERM. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+
+@contextmanager
+def noted_signals(react: Callable[[], object] | None = None) -> Iterator[list[int]]:
+    """A list that takes up the numbers of stop signals; nothing stops but what looks at it.
+
+    Outside the main thread, where no signal arrives, it stays empty.
+
+    Args:
+        react: Called at every signal. Without it, only the first one is noted, and a second one acts as usual.
+    """
+    received: list[int] = []
+    previous: dict[signal.Signals, Any] = {}
+
+    def put_back() -> None:
+        for each, handler in previous.items():
+            signal.signal(each, handler)
+
+    def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  the signature signal handlers have
+        received.append(number)
+        if react is None:
+            put_back()
+        else:
+            react()
+
+    try:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            previous[each] = signal.signal(each, note)
+    except ValueError:  # not the main thread
+        previous.clear()
+    try:
+        yield received
+    finally:
+        put_back()
