@@ -366,7 +366,7 @@ def test_presets_show_only_what_differs(cli: Cli) -> None:
         out[out.index(start) : out.index(end)] for start, end in itertools.pairwise(titles)
     )
     assert "num_iterations" in capsules
-    assert "conv_kernel" not in capsules  # the same in all
+    assert "conv_stride" not in capsules  # the same in all
     assert "softmax_over" in capsules
     assert "softmax_over" not in elsewhere
     for word in ("standardise", "2×32×32", "11,361,808", "4,720,480"):

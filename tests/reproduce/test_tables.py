@@ -119,6 +119,13 @@ def test_networks_that_are_compared_have_as_many_parameters(table: str, cnn: str
     assert num_parameters(table, cnn) == pytest.approx(num_parameters(table, capsules), rel=0.01)
 
 
+@pytest.mark.parametrize("name", ["mnist", "routing", "multimnist", "affnist", "robustness"])
+def test_networks_that_are_compared_see_the_same_changes(name: str) -> None:
+    """All but `compact` with a recipe of its own."""
+    recipes = [row.config(0).recipe for row in rows_of(name).values() if row.name != "compact"]
+    assert len({(recipe.max_shift, recipe.max_rotation, recipe.max_scaling) for recipe in recipes}) == 1
+
+
 def test_the_tutorials_run_as_their_presets_say() -> None:
     for name, row in rows_of("tutorials").items():
         if name.endswith("-3-epochs"):

@@ -1,4 +1,4 @@
-"""The capsule network: convolution → primary capsules → routing → class capsules → decoder."""
+"""The capsule network: (stem →) convolution → primary capsules → routing → class capsules → decoder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,17 @@ from torchcaps.models.images import check_images, check_num_classes, check_objec
 from torchcaps.models.objects import check_labels, label_rows, longest, match
 from torchcaps.models.output import Losses, ModelOutput
 from torchcaps.models.pretrained import Pretrained
-from torchcaps.nn import Decoder, DenseCapsules, DynamicRouting, PrimaryCapsules, mask_capsules, separate_capsules
+from torchcaps.nn import (
+    ChannelNorm,
+    ConvStem,
+    Decoder,
+    DenseCapsules,
+    DynamicRouting,
+    PrimaryCapsules,
+    mask_capsules,
+    separate_capsules,
+)
+from torchcaps.nn.convolutions import STEM_KERNEL, stem_strides
 from torchcaps.ops.losses import margin_loss, normalised_cross_entropy, reconstruction_loss
 from torchcaps.ops.squash import safe_norm
 
@@ -47,7 +57,15 @@ class CapsNet(Pretrained):
         #: types, height, width of the primary capsules
         self.primary_grid = (config.primary_types, height, width)
 
-        self.conv = nn.Conv2d(self.in_shape[0], config.conv_channels, config.conv_kernel, config.conv_stride)
+        norm = config.conv_norm == "channel"
+        self.stem = (
+            ConvStem(self.in_shape[0], config.stem_channels, stride=config.stem_stride, norm=norm)
+            if config.stem_channels
+            else nn.Identity()
+        )
+        before = (self.in_shape[0], *config.stem_channels)[-1]
+        self.conv = nn.Conv2d(before, config.conv_channels, config.conv_kernel, config.conv_stride, bias=not norm)
+        self.conv_norm = ChannelNorm(config.conv_channels) if norm else nn.Identity()
         self.primary_capsules = PrimaryCapsules(
             config.conv_channels,
             config.primary_types,
@@ -122,7 +140,8 @@ class CapsNet(Pretrained):
         check_images(images, self.in_shape)
         if self.config.standardise:
             images = standardise(images)
-        features = self.conv(images if self.config.pixel_scale == 1 else images * self.config.pixel_scale)
+        pixels = images if self.config.pixel_scale == 1 else images * self.config.pixel_scale
+        features = self.conv_norm(self.conv(self.stem(pixels)))
         if self.config.conv_activation == "relu":
             features = features.relu()
         return self.primary_capsules(features)
@@ -221,7 +240,8 @@ class CapsNet(Pretrained):
     def _init_convolutions(self) -> None:
         if self.config.conv_init == "torch":
             return
-        for convs, std in (([self.conv], 0.05), (self.primary_capsules.convs, 0.1)):
+        before = [module for module in self.stem.modules() if isinstance(module, nn.Conv2d)]
+        for convs, std in (([*before, self.conv], 0.05), (self.primary_capsules.convs, 0.1)):
             for conv in convs:
                 assert isinstance(conv, nn.Conv2d)
                 if self.config.conv_init == "glorot":
@@ -234,12 +254,19 @@ class CapsNet(Pretrained):
 
 def _grid_size(config: CapsNetConfig, in_shape: tuple[int, int, int], axis: int) -> int:
     """Height (axis 1) or width (axis 2) of the grid of primary capsules."""
-    features = (in_shape[axis] - config.conv_kernel) // config.conv_stride + 1
+    strides = stem_strides(len(config.stem_channels), config.stem_stride)
+    size = in_shape[axis]
+    for stride in strides:
+        size = (size - STEM_KERNEL) // stride + 1
+    features = (size - config.conv_kernel) // config.conv_stride + 1
     if features < config.primary_kernel:
         smallest = config.conv_kernel + (config.primary_kernel - 1) * config.conv_stride
+        for stride in reversed(strides):
+            smallest = STEM_KERNEL + (smallest - 1) * stride
+        stem = f"a stem of {len(strides)}, " if strides else ""
         raise InputError(
-            f"images of {in_shape[1]}×{in_shape[2]} are too small for a {config.conv_kernel}×{config.conv_kernel} "
-            f"convolution followed by a {config.primary_kernel}×{config.primary_kernel} one; "
+            f"images of {in_shape[1]}×{in_shape[2]} are too small for {stem}a {config.conv_kernel}×"
+            f"{config.conv_kernel} convolution followed by a {config.primary_kernel}×{config.primary_kernel} one; "
             f"the smallest size that fits is {smallest}×{smallest}"
         )
     return (features - config.primary_kernel) // config.primary_stride + 1

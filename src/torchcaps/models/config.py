@@ -44,7 +44,7 @@ class Described:
 
 @dataclass(frozen=True, kw_only=True)
 class CapsNetConfig(Described):
-    """A capsule network: convolution → primary capsules → routing → class capsules → decoder, and its loss."""
+    """A capsule network: (stem →) convolution → primary capsules → routing → class capsules → decoder, and its loss."""
 
     kind: ClassVar[str] = "CapsNet field"
 
@@ -54,16 +54,23 @@ class CapsNetConfig(Described):
     """What pixels of 0..1 are multiplied with before the network: 255.0 for networks fed with unscaled pixels."""
     standardise: bool = False
     """Bring each image to mean 0 and deviation 1 before the network; the decoder still draws pixels of 0..1."""
+    stem_channels: tuple[int, ...] = ()
+    """Channels of 3x3 convolutions with ReLU before the first convolution; the published networks have none."""
+    stem_stride: int = 1
+    """Stride of the last of them, pixels."""
     conv_channels: int = 256
     """Channels of the first convolution."""
     conv_kernel: int = 9
     """Kernel of the first convolution, pixels."""
     conv_stride: int = 1
     """Stride of the first convolution, pixels."""
+    conv_norm: Literal["none", "channel"] = "none"
+    """Before the activations of the stem and the first convolution: nothing, or layer normalisation over the channels
+    of each location."""
     conv_activation: Literal["relu", "none"] = "relu"
     """Activation after the first convolution."""
     conv_init: Literal["torch", "glorot", "truncated-normal"] = "torch"
-    """How both convolutions start: torch's default; Keras's (Glorot uniform, bias 0); or the authors' code's
+    """How the convolutions start: torch's default; Keras's (Glorot uniform, bias 0); or the authors' code's
     (truncated normal of deviation 0.05 and 0.1, bias 0.1)."""
     primary_types: int = 32
     """Types of primary capsules; their number is types x height x width of the second convolution's output."""
@@ -131,6 +138,7 @@ class CapsNetConfig(Described):
         super().__post_init__()
         for name in (
             "objects",
+            "stem_stride",
             "conv_channels",
             "conv_kernel",
             "conv_stride",
@@ -147,8 +155,9 @@ class CapsNetConfig(Described):
             above(name, getattr(self, name), 0)
         for name in ("margin_lambda", "reconstruction_weight"):
             at_least(name, getattr(self, name), 0)
-        for width in self.decoder_hidden:
-            at_least("decoder_hidden", width, 1)
+        for name in ("stem_channels", "decoder_hidden"):
+            for width in getattr(self, name):
+                at_least(name, width, 1)
         if self.standardise and self.pixel_scale != 1:
             raise InputError(f"pixel_scale must be 1 with standardise=True, which undoes it, got {self.pixel_scale}")
         if self.learn_prior and (self.stop_gradient or self.num_iterations == 0):

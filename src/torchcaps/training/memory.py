@@ -164,8 +164,13 @@ def _feature_maps(network: Model, in_shape: tuple[int, int, int]) -> _Maps:
                 numbers.append((value := network.pool(value)).numel())
                 indices += value.numel()
         return _Maps(numbers, indices)
-    features = network.conv(value)
-    return _Maps([features.numel(), sum(conv(features).numel() for conv in network.primary_capsules.convs)])
+    numbers = []
+    for layer in (*network.stem.children(), network.conv, network.conv_norm, nn.ReLU()):
+        value = layer(value)
+        # what a convolution gives is kept if it is normalised, what a normalisation gives is not
+        if isinstance(layer, nn.ReLU) or (isinstance(layer, nn.Conv2d) and network.config.conv_norm != "none"):
+            numbers.append(value.numel())
+    return _Maps([*numbers, sum(conv(value).numel() for conv in network.primary_capsules.convs)])
 
 
 def _bytes_an_image(in_shape: tuple[int, int, int], max_shift: int) -> int:

@@ -1,0 +1,64 @@
+"""Convolutions before the capsules: a stem of small ones, and a normalisation that knows one image at a time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from torchcaps.nn.checks import check_tensor
+
+STEM_KERNEL = 3
+"""Of the stem's convolutions, pixels."""
+
+
+class ChannelNorm(nn.LayerNorm):
+    """Layer normalisation over the channels of each location, with a learned scale and shift for each channel.
+
+    Unlike batch normalisation it knows one image at a time: what becomes of an image does not depend on its
+    neighbours, in training neither, nor on how a batch is shared out among processes.
+
+    Args:
+        channels: C.
+
+    Source: Ba, Kiros, Hinton 2016 (arXiv:1607.06450), placed as in Liu et al. 2022 (arXiv:2201.03545).
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+
+    def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
+        """Normalise feature maps.
+
+        Raises:
+            TypeError: Maps that are not floating-point.
+            ValueError: Maps that are not (B, C, H, W).
+        """
+        check_tensor("ChannelNorm", "input", input, ("B", self.normalized_shape[0], "H", "W"))
+        return super().forward(input.movedim(1, -1)).movedim(-1, 1)
+
+
+class ConvStem(nn.Sequential):
+    """3×3 convolutions without padding, each with a ReLU, from images to feature maps.
+
+    Args:
+        in_channels: Of the images.
+        channels: Of the convolutions, one after the other; at least one.
+        stride: Of the last one, pixels; the others have 1.
+        norm: Put :class:`ChannelNorm` before each ReLU.
+    """
+
+    def __init__(self, in_channels: int, channels: Sequence[int], *, stride: int = 1, norm: bool = False) -> None:
+        layers: list[nn.Module] = []
+        widths = itertools.pairwise([in_channels, *channels])
+        for (before, width), step in zip(widths, stem_strides(len(channels), stride), strict=True):
+            layers.append(nn.Conv2d(before, width, STEM_KERNEL, step, bias=not norm))
+            layers += [ChannelNorm(width), nn.ReLU()] if norm else [nn.ReLU()]
+        super().__init__(*layers)
+
+
+def stem_strides(number: int, stride: int) -> list[int]:
+    """The strides of so many convolutions of a stem."""
+    return [1] * (number - 1) + [stride] if number else []
