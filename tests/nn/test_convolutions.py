@@ -48,7 +48,7 @@ def test_what_it_refuses() -> None:
 
 @pytest.mark.parametrize("norm", [True, False])
 def test_a_stem_in_training_does_not_mix_images(norm: bool) -> None:
-    stem = ConvStem(2, (4, 6), stride=2, norm=norm).train()
+    stem = ConvStem(2, (4, 6), (1, 2), norm=norm).train()
     images = torch.rand(3, 2, 12, 13)
     assert stem(images).shape == (3, 6, 4, 5)
     assert (stem(images) >= 0).all()
@@ -57,14 +57,15 @@ def test_a_stem_in_training_does_not_mix_images(norm: bool) -> None:
     assert_gradients_reach(stem)
 
 
-def test_the_last_convolution_of_a_stem_has_the_stride() -> None:
-    strides = [layer.stride for layer in ConvStem(1, (4, 4, 4), stride=3) if isinstance(layer, nn.Conv2d)]
-    assert strides == [(1, 1), (1, 1), (3, 3)]
+def test_each_convolution_of_a_stem_has_its_stride() -> None:
+    for given, wanted in ((None, [1, 1, 1]), ((1, 3, 2), [1, 3, 2])):
+        convs = [layer for layer in ConvStem(1, (4, 4, 4), given) if isinstance(layer, nn.Conv2d)]
+        assert [conv.stride[0] for conv in convs] == wanted
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_the_smallest_image_that_a_network_with_a_stem_takes(stride: int) -> None:
-    overrides = {"stem_channels": (4, 4), "stem_stride": stride, "conv_kernel": 3, "primary_kernel": 3}
+    overrides = {"stem_channels": (4, 4), "stem_strides": (1, stride), "conv_kernel": 3, "primary_kernel": 3}
     overrides |= {"conv_channels": 4, "primary_types": 1, "decoder": False}
     smallest = 3 + 3 + (5 - 1) * stride - 1  # 5 into the convolutions
     assert create_model("sabour2017", (1, smallest, smallest), 3, **overrides).primary_grid == (1, 1, 1)
@@ -74,11 +75,13 @@ def test_the_smallest_image_that_a_network_with_a_stem_takes(stride: int) -> Non
 
 def test_values_that_do_not_fit() -> None:
     assert_raises(InputError, CapsNetConfig, stem_channels=(8, 0), say="stem_channels must be at least 1, got 0")
-    assert_raises(InputError, CapsNetConfig, stem_stride=0, say="stem_stride must be at least 1, got 0")
+    assert_raises(InputError, CapsNetConfig, stem_strides=(0,), say="stem_strides must be at least 1, got 0")
+    said = "stem_strides must be 2 numbers, one for each of stem_channels, got 1"
+    assert_raises(InputError, CapsNetConfig, stem_channels=(4, 8), stem_strides=(2,), say=said)
 
 
 @pytest.mark.parametrize(("init", "std"), [("glorot", (2 / (9 * (8 + 512))) ** 0.5), ("truncated-normal", 0.05 * 0.88)])
 def test_a_stem_starts_as_the_first_convolution_does(init: str, std: float) -> None:
     torch.manual_seed(0)
-    model = create_model("sabour2017", stem_channels=(8, 512), conv_init=init)
+    model = create_model("sabour2017", stem_channels=(8, 512), stem_strides=(1, 1), conv_init=init)
     assert model.stem[2].weight.std().item() == pytest.approx(std, rel=0.1)

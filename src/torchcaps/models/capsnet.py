@@ -24,7 +24,7 @@ from torchcaps.nn import (
     mask_capsules,
     separate_capsules,
 )
-from torchcaps.nn.convolutions import STEM_KERNEL, stem_strides
+from torchcaps.nn.convolutions import STEM_KERNEL
 from torchcaps.ops.losses import margin_loss, normalised_cross_entropy, reconstruction_loss
 from torchcaps.ops.squash import safe_norm
 
@@ -59,7 +59,7 @@ class CapsNet(Pretrained):
 
         norm = config.conv_norm == "channel"
         self.stem = (
-            ConvStem(self.in_shape[0], config.stem_channels, stride=config.stem_stride, norm=norm)
+            ConvStem(self.in_shape[0], config.stem_channels, config.stem_strides, norm=norm)
             if config.stem_channels
             else nn.Identity()
         )
@@ -254,16 +254,15 @@ class CapsNet(Pretrained):
 
 def _grid_size(config: CapsNetConfig, in_shape: tuple[int, int, int], axis: int) -> int:
     """Height (axis 1) or width (axis 2) of the grid of primary capsules."""
-    strides = stem_strides(len(config.stem_channels), config.stem_stride)
     size = in_shape[axis]
-    for stride in strides:
+    for stride in config.stem_strides:
         size = (size - STEM_KERNEL) // stride + 1
     features = (size - config.conv_kernel) // config.conv_stride + 1
     if features < config.primary_kernel:
         smallest = config.conv_kernel + (config.primary_kernel - 1) * config.conv_stride
-        for stride in reversed(strides):
+        for stride in reversed(config.stem_strides):
             smallest = STEM_KERNEL + (smallest - 1) * stride
-        stem = f"a stem of {len(strides)}, " if strides else ""
+        stem = f"a stem of {len(config.stem_channels)}, " if config.stem_channels else ""
         raise InputError(
             f"images of {in_shape[1]}×{in_shape[2]} are too small for {stem}a {config.conv_kernel}×"
             f"{config.conv_kernel} convolution followed by a {config.primary_kernel}×{config.primary_kernel} one; "

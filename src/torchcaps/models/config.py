@@ -56,8 +56,8 @@ class CapsNetConfig(Described):
     """Bring each image to mean 0 and deviation 1 before the network; the decoder still draws pixels of 0..1."""
     stem_channels: tuple[int, ...] = ()
     """Channels of 3x3 convolutions with ReLU before the first convolution; the published networks have none."""
-    stem_stride: int = 1
-    """Stride of the last of them, pixels."""
+    stem_strides: tuple[int, ...] = ()
+    """Their strides, pixels, one for each."""
     conv_channels: int = 256
     """Channels of the first convolution."""
     conv_kernel: int = 9
@@ -138,7 +138,6 @@ class CapsNetConfig(Described):
         super().__post_init__()
         for name in (
             "objects",
-            "stem_stride",
             "conv_channels",
             "conv_kernel",
             "conv_stride",
@@ -155,9 +154,14 @@ class CapsNetConfig(Described):
             above(name, getattr(self, name), 0)
         for name in ("margin_lambda", "reconstruction_weight"):
             at_least(name, getattr(self, name), 0)
-        for name in ("stem_channels", "decoder_hidden"):
-            for width in getattr(self, name):
-                at_least(name, width, 1)
+        for name in ("stem_channels", "stem_strides", "decoder_hidden"):
+            for number in getattr(self, name):
+                at_least(name, number, 1)
+        if len(self.stem_strides) != len(self.stem_channels):
+            raise InputError(
+                f"stem_strides must be {len(self.stem_channels)} numbers, one for each of stem_channels, got "
+                f"{len(self.stem_strides)}"
+            )
         if self.standardise and self.pixel_scale != 1:
             raise InputError(f"pixel_scale must be 1 with standardise=True, which undoes it, got {self.pixel_scale}")
         if self.learn_prior and (self.stop_gradient or self.num_iterations == 0):

@@ -46,19 +46,16 @@ class ConvStem(nn.Sequential):
     Args:
         in_channels: Of the images.
         channels: Of the convolutions, one after the other; at least one.
-        stride: Of the last one, pixels; the others have 1.
+        strides: Of each of them, pixels; 1 if none are given.
         norm: Put :class:`ChannelNorm` before each ReLU.
     """
 
-    def __init__(self, in_channels: int, channels: Sequence[int], *, stride: int = 1, norm: bool = False) -> None:
+    def __init__(
+        self, in_channels: int, channels: Sequence[int], strides: Sequence[int] | None = None, *, norm: bool = False
+    ) -> None:
         layers: list[nn.Module] = []
         widths = itertools.pairwise([in_channels, *channels])
-        for (before, width), step in zip(widths, stem_strides(len(channels), stride), strict=True):
-            layers.append(nn.Conv2d(before, width, STEM_KERNEL, step, bias=not norm))
+        for (before, width), stride in zip(widths, strides or [1] * len(channels), strict=True):
+            layers.append(nn.Conv2d(before, width, STEM_KERNEL, stride, bias=not norm))
             layers += [ChannelNorm(width), nn.ReLU()] if norm else [nn.ReLU()]
         super().__init__(*layers)
-
-
-def stem_strides(number: int, stride: int) -> list[int]:
-    """The strides of so many convolutions of a stem."""
-    return [1] * (number - 1) + [stride] if number else []

@@ -50,7 +50,7 @@ _COMPACT_SIZE = {
     name: getattr(get_preset("compact").model, name)
     for name in (
         "stem_channels",
-        "stem_stride",
+        "stem_strides",
         "conv_channels",
         "conv_kernel",
         "conv_stride",
