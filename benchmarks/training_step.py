@@ -100,6 +100,8 @@ class Contender:
         with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=self.half):
             if self.kind == "cnn":
                 self.module(images)
+            elif self.kind == "naive":  # published code convolves the whole batch at once
+                self.network.class_capsules(self.network.primary_capsules(self.network.conv(images).relu()))
             else:
                 self.network.class_capsules(self.network.primary_poses(images))
 

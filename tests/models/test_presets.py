@@ -508,7 +508,15 @@ RECIPES: dict[str, dict[str, Any]] = {  # what differs from Adam at a constant 1
     "keras-tutorial": {"batch_size": 10, "epochs": 1, "limit_train": 1000, "limit_test": 1000},
     "torch-notebook": {"batch_size": 100},
     "torch-tutorial": {"batch_size": 100, "epochs": 50, "schedule": "decay-by-epoch", "decay": 0.9, "max_shift": 2},
-    "compact": {"batch_size": 128, "epochs": 12, "schedule": "one-cycle", "learning_rate": 3e-3, "max_shift": 2},
+    "compact": {
+        "batch_size": 128,
+        "epochs": 16,
+        "schedule": "one-cycle",
+        "learning_rate": 3e-3,
+        "max_shift": 2,
+        "max_rotation": 10,
+        "max_scaling": 0.1,
+    },
     "sabour2017-multimnist": {
         "batch_size": 128,
         "max_shift": 0,  # of the digits, not of the pair

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
+import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
@@ -25,6 +27,8 @@ from torchcaps.nn import (
     separate_capsules,
 )
 from torchcaps.nn.convolutions import STEM_KERNEL
+from torchcaps.nn.inference import in_parts, only_infers
+from torchcaps.ops.dynamic_routing.recompute.blocks import MIB, get_working_memory
 from torchcaps.ops.losses import margin_loss, normalised_cross_entropy, reconstruction_loss
 from torchcaps.ops.squash import safe_norm
 
@@ -53,9 +57,12 @@ class CapsNet(Pretrained):
         self.in_shape = check_shape(in_shape)
         self.num_classes = check_num_classes(num_classes)
         check_objects(config.objects, num_classes)
-        height, width = (_grid_size(config, self.in_shape, axis) for axis in (1, 2))
+        heights, widths = (_map_sizes(config, self.in_shape, axis) for axis in (1, 2))
+        height, width = heights[-1], widths[-1]
         #: types, height, width of the primary capsules
         self.primary_grid = (config.primary_types, height, width)
+        channels = (*config.stem_channels, config.conv_channels)
+        self._largest_map = max(math.prod(each) for each in zip(channels, heights[:-1], widths[:-1], strict=True))
 
         norm = config.conv_norm == "channel"
         self.stem = (
@@ -136,8 +143,19 @@ class CapsNet(Pretrained):
         return ModelOutput(lengths, capsules, reconstruction, coupling, decoded=decoded)
 
     def primary_poses(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B I K"]:
-        """The primary capsules u_i of images with pixels 0..1."""
+        """The primary capsules u_i of images with pixels 0..1.
+
+        On a CPU, where nothing is learned, so many images at a time that the largest map of a convolution before the
+        primary one keeps within :func:`torchcaps.set_working_memory`.
+        """
         check_images(images, self.in_shape)
+        if not only_infers(images):
+            return self._poses(images)
+        number = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else images.dtype
+        at_once = int(get_working_memory() * MIB / (self._largest_map * number.itemsize))
+        return in_parts(self._poses, images, max(at_once, 1))
+
+    def _poses(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B I K"]:
         if self.config.standardise:
             images = standardise(images)
         pixels = images if self.config.pixel_scale == 1 else images * self.config.pixel_scale
@@ -252,20 +270,21 @@ class CapsNet(Pretrained):
                     nn.init.constant_(conv.bias, 0.0 if self.config.conv_init == "glorot" else 0.1)
 
 
-def _grid_size(config: CapsNetConfig, in_shape: tuple[int, int, int], axis: int) -> int:
-    """Height (axis 1) or width (axis 2) of the grid of primary capsules."""
-    size = in_shape[axis]
-    for stride in config.stem_strides:
-        size = (size - STEM_KERNEL) // stride + 1
-    features = (size - config.conv_kernel) // config.conv_stride + 1
-    if features < config.primary_kernel:
-        smallest = config.conv_kernel + (config.primary_kernel - 1) * config.conv_stride
-        for stride in reversed(config.stem_strides):
-            smallest = STEM_KERNEL + (smallest - 1) * stride
-        stem = f"a stem of {len(config.stem_channels)}, " if config.stem_channels else ""
-        raise InputError(
-            f"images of {in_shape[1]}×{in_shape[2]} are too small for {stem}a {config.conv_kernel}×"
-            f"{config.conv_kernel} convolution followed by a {config.primary_kernel}×{config.primary_kernel} one; "
-            f"the smallest size that fits is {smallest}×{smallest}"
-        )
-    return (features - config.primary_kernel) // config.primary_stride + 1
+def _map_sizes(config: CapsNetConfig, in_shape: tuple[int, int, int], axis: int) -> list[int]:
+    """Height (axis 1) or width (axis 2) of the map of each convolution; the last are the primary capsules."""
+    kernels = [STEM_KERNEL] * len(config.stem_channels) + [config.conv_kernel, config.primary_kernel]
+    strides = [*config.stem_strides, config.conv_stride, config.primary_stride]
+    sizes = [in_shape[axis]]
+    for kernel, stride in zip(kernels, strides, strict=True):
+        if sizes[-1] < kernel:
+            smallest = 1
+            for each, step in zip(reversed(kernels), reversed(strides), strict=True):
+                smallest = each + (smallest - 1) * step
+            stem = f"a stem of {len(config.stem_channels)}, " if config.stem_channels else ""
+            raise InputError(
+                f"images of {in_shape[1]}×{in_shape[2]} are too small for {stem}a {config.conv_kernel}×"
+                f"{config.conv_kernel} convolution followed by a {config.primary_kernel}×{config.primary_kernel} one; "
+                f"the smallest size that fits is {smallest}×{smallest}"
+            )
+        sizes.append((sizes[-1] - kernel) // stride + 1)
+    return sizes[1:]

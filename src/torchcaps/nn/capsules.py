@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.nn.checks import check_tensor
+from torchcaps.nn.inference import convolve_few, suits_few
 from torchcaps.nn.routing import DynamicRouting, Routing
 from torchcaps.ops.squash import safe_norm, squash
 
@@ -109,7 +110,7 @@ class PrimaryCapsules(nn.Module):
         first = self.convs[0]
         assert isinstance(first, nn.Conv2d)
         if len(self.convs) == 1:
-            return first(features)
+            return convolve_few(features, first) if suits_few(features, first) else first(features)
         weight, bias = (
             None if getattr(first, name) is None else torch.cat([getattr(conv, name) for conv in self.convs])
             for name in ("weight", "bias")

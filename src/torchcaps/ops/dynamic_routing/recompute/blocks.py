@@ -33,6 +33,9 @@ def set_working_memory(mib: float) -> None:
     output, the gradients and what is saved for the backward pass come on top. Holds for all threads, from the next
     call on, and changes results by rounding only.
 
+    Networks heed it too, on a CPU where nothing is learned: so many images go through the convolutions at a time that
+    the largest feature map before the primary capsules fits.
+
     Args:
         mib: MiB, positive and finite; 16 at the start.
 
