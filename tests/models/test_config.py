@@ -27,6 +27,7 @@ CHANGES: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "conv_kernel": (7, "weights", {}),
     "conv_stride": (2, "weights", {}),
     "conv_norm": ("channel", "weights", {}),
+    "conv_dropout": (0.5, "output", {}),
     "conv_activation": ("none", "output", {}),
     "conv_init": ("glorot", "weights", {}),
     "primary_types": (3, "weights", {}),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
@@ -159,10 +160,14 @@ class CapsNet(Pretrained):
         if self.config.standardise:
             images = standardise(images)
         pixels = images if self.config.pixel_scale == 1 else images * self.config.pixel_scale
-        features = self.conv_norm(self.conv(self.stem(pixels)))
+        before = self._dropped(self.stem(pixels)) if self.config.stem_channels else pixels
+        features = self.conv_norm(self.conv(before))
         if self.config.conv_activation == "relu":
             features = features.relu()
-        return self.primary_capsules(features)
+        return self.primary_capsules(self._dropped(features))
+
+    def _dropped(self, maps: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
+        return F.dropout2d(maps, self.config.conv_dropout, self.training) if self.config.conv_dropout else maps
 
     def decode(self, capsules: Float[Tensor, "B J D"]) -> Float[Tensor, "B C H W"]:
         """Images from class capsules of which the unwanted ones are zero (:func:`torchcaps.nn.mask_capsules`).

@@ -67,6 +67,8 @@ class CapsNetConfig(Described):
     conv_norm: Literal["none", "channel"] = "none"
     """Before the activations of the stem and the first convolution: nothing, or layer normalisation over the channels
     of each location."""
+    conv_dropout: float = 0.0
+    """Dropout after the stem and after the first convolution, a probability: whole channels of an image."""
     conv_activation: Literal["relu", "none"] = "relu"
     """Activation after the first convolution."""
     conv_init: Literal["torch", "glorot", "truncated-normal"] = "torch"
@@ -152,6 +154,8 @@ class CapsNetConfig(Described):
         at_least("num_iterations", self.num_iterations, 0)
         for name in ("pixel_scale", "weight_std", "squash_eps", "margin_scale"):
             above(name, getattr(self, name), 0)
+        at_least("conv_dropout", self.conv_dropout, 0)
+        below("conv_dropout", self.conv_dropout, 1)
         for name in ("margin_lambda", "reconstruction_weight"):
             at_least(name, getattr(self, name), 0)
         for name in ("stem_channels", "stem_strides", "decoder_hidden"):
