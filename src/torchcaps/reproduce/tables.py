@@ -74,7 +74,7 @@ _SMALL_BASELINE_PAIRS = {"channels": (64, 96), "hidden": (235,)}
 _NOT_TURNED: dict[str, Any] = {"max_rotation": 0.0, "max_scaling": 0.0}
 #: The small budget's recipe on whole MNIST; a CNN takes a third of the learning rate.
 _SHORT: dict[str, Any] = _NOT_TURNED | {
-    "epochs": 4,
+    "epochs": 3,
     "batch_size": 128,
     "schedule": "one-cycle",
     "learning_rate": 3e-3,
@@ -167,7 +167,7 @@ register_table(
         ),
         budgets={
             "small": (
-                "Networks of `compact`'s size, 4 epochs of one-cycle, bfloat16: an hour and a half on 2 cores for 3 "
+                "Networks of `compact`'s size, 3 epochs of one-cycle, bfloat16: an hour on 2 cores for 3 "
                 "seeds. Then `compact` with its own recipe, and the paper's network for 3 epochs: two hours more."
             ),
             "full": "The paper's network and the authors' code for their 300,000 steps; the paper's CNN.",
@@ -281,14 +281,14 @@ register_table(
             "without squash; 1 is uniform coupling. Where a setting makes no difference the run is made once."
         ),
         budgets={
-            "small": "`compact` on the first 5,000 training images, 8 epochs: about an hour on 2 cores for 3 seeds.",
+            "small": "`compact` on the first 3,000 training images, 6 epochs: about an hour on 2 cores for 3 seeds.",
             "full": "The paper's network on all training images, 20 epochs.",
         },
         rows=(
             *_routing_rows(
                 "compact",
                 "compact",
-                _SHORT | {"limit_train": 5000, "epochs": 8, "batch_size": 64, "learning_rate": 2e-3},
+                _SHORT | {"limit_train": 3000, "epochs": 6, "batch_size": 64, "learning_rate": 2e-3},
                 _SMALL,
             ),
             *_routing_rows("sabour2017", "sabour2017", _SHORT | {"epochs": 20}, _FULL),
@@ -300,7 +300,7 @@ register_table(
 
 # (c) MultiMNIST
 
-_PAIRS_SHORT = _SHORT | {"epochs": 6, "max_shift": 0}  # the digits are shifted where they are put together
+_PAIRS_SHORT = _SHORT | {"epochs": 4, "max_shift": 0}  # the digits are shifted where they are put together
 _PAIRS_LONG: dict[str, Any] = {"epochs": 1000, "precision": "bf16"}
 
 register_table(
@@ -315,7 +315,7 @@ register_table(
             "its two classes. Each digit is reconstructed from its own capsule."
         ),
         budgets={
-            "small": "Networks of `compact`'s size, 6 epochs: about an hour on 2 cores for 3 seeds.",
+            "small": "Networks of `compact`'s size, 4 epochs: about 40 minutes on 2 cores for 3 seeds.",
             "full": "The paper's networks, 1,000 epochs of 55,000 pairs: about one pass over the paper's 60 million.",
         },
         rows=(
@@ -387,7 +387,7 @@ _CONSTANT: dict[str, Any] = _NOT_TURNED | {
     "max_shift": 6,  # training digits lie in the middle of 40×40; those to validate and test by are moved already
     "precision": "bf16",
 }
-_AFFNIST_SHORT = _CONSTANT | {"epochs": 12}
+_AFFNIST_SHORT = _CONSTANT | {"epochs": 8}
 _AFFNIST_LONG = _CONSTANT | {"epochs": 300}
 _SMALL_TARGET, _FULL_TARGET = 0.985, 0.9923
 _SOME, _ALL = (Measure(kind="affnist", images=32_000),), (Measure(kind="affnist"),)
@@ -409,7 +409,7 @@ register_table(
         ),
         budgets={
             "small": (
-                f"Networks of `compact`'s size, target {100 * _SMALL_TARGET:g} % (the paper: 99.23 %) within 12 "
+                f"Networks of `compact`'s size, target {100 * _SMALL_TARGET:g} % (the paper: 99.23 %) within 8 "
                 "epochs, 32,000 of the 320,000 affNIST images: about an hour on 2 cores for 3 seeds."
             ),
             "full": "The paper's network and a CNN of its parameter count, target 99.23 %, all 320,000 affNIST images.",
@@ -491,11 +491,11 @@ def _tutorial_row(name: str, title: str, published: str, error: float | None = N
 
 
 def _other_tutorial_rows(preset: str, title: str, published: str, error: float | None) -> tuple[Row, Row]:
-    """A preset's own run in the full budget, and its first three epochs in the small one."""
+    """A preset's own run in the full budget, and its first epoch in the small one."""
     common: dict[str, Any] = {"preset": preset, "data": "mnist", "published": published, "published_error": error}
-    short = {"epochs": 3, "precision": "bf16"}
+    short = {"epochs": 1, "precision": "bf16"}
     return (
-        Row(name=f"{preset}-3-epochs", title=f"{title}: 3 epochs", overrides=short, budgets=_SMALL, **common),
+        Row(name=f"{preset}-1-epoch", title=f"{title}: 1 epoch", overrides=short, budgets=_SMALL, **common),
         Row(name=preset, title=title, overrides={"precision": "bf16"}, budgets=_FULL, **common),
     )
 
@@ -512,7 +512,7 @@ register_table(
         budgets={
             "small": (
                 "The Keras tutorial's runs and the TensorFlow notebook's 10 epochs are the sources' own, the PyTorch "
-                "networks have 3 epochs: about four hours on 2 cores for 3 seeds, most of them the notebook's."
+                "networks have one epoch: about three hours on 2 cores for 3 seeds, most of them the notebook's."
             ),
             "full": "All as in their sources.",
         },
@@ -558,7 +558,7 @@ register_table(
         ),
         budgets={
             "small": (
-                "Networks of `compact`'s size, 4 epochs; rotations of 2,000, attacks on 500 test images: about an hour "
+                "Networks of `compact`'s size, 3 epochs; rotations of 2,000, attacks on 500 test images: about an hour "
                 "on 2 cores for 3 seeds."
             ),
             "full": "The paper's network and CNN, and a CNN of its parameter count; attacks on 2,000 test images.",
