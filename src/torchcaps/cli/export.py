@@ -52,7 +52,9 @@ card_options = compose(
     type=click.Choice(list(NAMES)),
     default="onnx",
     show_default=True,
-    help="ONNX, a torch.export program, or a folder such as save_pretrained writes with a model card of the run.",
+    help="ONNX, a torch.export program, or a folder such as save_pretrained writes with a model card of the run. "
+    "Reading a torch.export program can execute code: load one only from people you trust, and pass on one of the "
+    "other two.",
 )
 @click.option(
     "--out", type=PATH, help="File (.onnx or .pt2) or new folder.  [default: model.onnx, model.pt2, pretrained in RUN]"

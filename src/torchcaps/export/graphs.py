@@ -122,7 +122,8 @@ def export_program(
     """Write a network as a torch.export program for any batch size, and compare it with the network.
 
     ``torch.export.load(path).module()`` takes images (B, C, H, W), float32 pixels 0..1, and gives the tuple
-    ``(lengths, reconstruction)``, or ``(lengths,)`` without a decoder. It needs torch, but not torchcaps.
+    ``(lengths, reconstruction)``, or ``(lengths,)`` without a decoder. It needs torch, but not torchcaps. It also
+    unpickles, so a file made for it can execute code: load one only from people you trust.
 
     Args:
         network: Its weights are written as float32.
