@@ -1,7 +1,11 @@
-"""What the README tells its readers to type is what the command line takes, and what every commit is checked with."""
+"""What the README and the documentation tell their readers to type is what the command line takes.
+
+And what the README checks is what every commit is checked with.
+"""
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -14,17 +18,25 @@ from torchcaps.cli.fields import given_fields
 from torchcaps.cli.train import OPTIONS, build_config
 from torchcaps.errors import InputError
 from torchcaps.models import get_preset
+from torchcaps.reproduce import get_table
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *ROOT.glob("results/README.md"), *sorted((ROOT / "docs").rglob("*.md"))]
 CI = ROOT / ".ci" / "run"
 CHECKERS = ("ruff", "mypy", "pytest")
+#: What pages write where any value may stand, and one that may. Paths, such as RUN, are taken as they are.
+PLACEHOLDERS = {"PRESET": "sabour2017", "NAME": "digits", "TABLE": "mnist", "B": "64", "N": "1"}
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
 
 
 def commands_in(script: str) -> list[list[str]]:
     """The words of each command of a shell script, the program without its folder."""
     found = []
-    for line in script.splitlines():
+    for line in script.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         while words:
             end = words.index("&&") if "&&" in words else len(words)
@@ -39,17 +51,32 @@ def bash_blocks(text: str) -> list[str]:
 
 
 def calls_in(text: str) -> list[str]:
-    """What stands after ``torchcaps`` in the bash blocks and between backticks."""
-    inline = re.findall(r"(?<!`)`(torchcaps [^`\n]+)`", text)
-    commands = commands_in("\n".join([*bash_blocks(text), *inline]))
-    return [shlex.join(arguments) for program, *arguments in commands if program == "torchcaps"]
+    """What stands after ``torchcaps`` or ``-m torchcaps`` in the bash blocks and between backticks, each once."""
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    inline = [" ".join(call.split()) for call in re.findall(r"`(torchcaps\s[^-`][^`]*)`", outside)]
+    calls = []
+    for program, *arguments in commands_in("\n".join([*bash_blocks(text), *inline])):
+        if program != "torchcaps":
+            if ("-m", "torchcaps") not in itertools.pairwise(arguments):
+                continue  # not ours
+            arguments = arguments[arguments.index("torchcaps") + 1 :]
+        calls.append(shlex.join(PLACEHOLDERS.get(word, word) for word in arguments))
+    return list(dict.fromkeys(calls))
+
+
+def scripts_in(text: str) -> list[str]:
+    """The files that the bash blocks and the words between backticks give to ``python``."""
+    commands = commands_in("\n".join([*bash_blocks(text), *re.findall(r"`(python [^`\n]+)`", text)]))
+    return [
+        arguments[0] for program, *arguments in commands if program == "python" and not arguments[0].startswith("-")
+    ]
 
 
 def check(call: str) -> None:
     """Parse a call of the command line as far as it goes without running it.
 
     Raises:
-        InputError: An unknown command, preset, data set, or field of the preset.
+        InputError: An unknown command, preset, data set, table, or field of the preset.
         click.UsageError: An unknown option, or a value that it does not take.
     """
     from torchcaps.datasets import list_datasets
@@ -65,17 +92,35 @@ def check(call: str) -> None:
         fields = {option.name: values[option.name] for option in OPTIONS if option.name is not None}
         config = build_config(values["preset"], None, given_fields(parsed, fields))
         look_up(config.data)
-    elif name == "presets" and values["name"] not in (None, "NAME"):
+    elif name == "presets" and values["name"] is not None:
         get_preset(values["name"])
-    elif name == "datasets" and values["name"] not in (None, "NAME"):
+    elif name == "datasets" and values["name"] is not None:
         look_up(values["name"])
+    elif name == "reproduce" and values["table_name"] is not None:
+        get_table(values["table_name"])
     elif values.get("data"):
         look_up(values["data"])
 
 
-@pytest.mark.parametrize("call", calls_in(README))
-def test_every_call_in_the_readme_parses(call: str) -> None:
+CALLS = [(name_of(page), call) for page in PAGES for call in calls_in(page.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize(("page", "call"), CALLS)
+def test_every_call_on_a_page_parses(page: str, call: str) -> None:
     check(call)
+
+
+def test_pages_of_the_documentation_have_calls() -> None:
+    assert {"README.md", "docs/index.md", "docs/scaling.md"} <= {page for page, _ in CALLS}
+    assert [call for page, call in CALLS if page == "docs/scaling.md" and "/shared/run" in call] == [
+        "train sabour2017 --data mnist --batch-size 2048 --out /shared/run"
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_scripts_on_a_page_are_there(page: Path) -> None:
+    for script in scripts_in(page.read_text(encoding="utf-8")):
+        assert (ROOT / script).is_file(), script
 
 
 def test_the_readme_shows_every_command() -> None:
@@ -97,6 +142,7 @@ def test_the_readme_shows_every_command() -> None:
         "curves run --out x.bmp",
         "presets sabour",
         "datasets mnits",
+        "reproduce mnits",
     ],
 )
 def test_the_check_can_fail(call: str) -> None:
@@ -105,8 +151,16 @@ def test_the_check_can_fail(call: str) -> None:
 
 
 def test_calls_are_found_wherever_they_stand() -> None:
-    text = "`torchcaps presets`\n```bash\na && .venv/bin/torchcaps train x  # y\n```\n```\ntorchcaps no\n```\n"
-    assert calls_in(text) == ["train x", "presets"]
+    text = (
+        "`torchcaps presets`\n"
+        "```bash\na && .venv/bin/torchcaps train x  # y\ntorchrun -n 2 \\\n    -m torchcaps memory\n```\n"
+        "```\ntorchcaps no `torchcaps no`\n```\n`torchcaps train\nPRESET`, `torchcaps --version`, `torchcaps train x`\n"
+    )
+    assert calls_in(text) == ["train x", "memory", "presets", "train sabour2017"]
+
+
+def test_scripts_are_found() -> None:
+    assert scripts_in("`python a.py --x`\n```bash\npython -m b\npython c.py\n```\n") == ["c.py", "a.py"]
 
 
 def checks_in(script: str) -> set[str]:
