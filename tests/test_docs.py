@@ -1,5 +1,10 @@
-"""Every Python block of the README, the documentation and CONTRIBUTING runs, each page from top to bottom."""
+"""Every Python block of the README, the documentation and CONTRIBUTING runs, each page from top to bottom.
 
+And so does every example in a docstring.
+"""
+
+import doctest
+import importlib
 import re
 import subprocess
 import sys
@@ -10,6 +15,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+SOURCE = ROOT / "src"
+MODULES = [
+    ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+    for path in sorted(SOURCE.rglob("*.py"))
+    if ">>> " in path.read_text(encoding="utf-8")
+]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -31,6 +42,19 @@ def test_a_wrong_block_is_seen() -> None:
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_blocks(page.read_text(encoding="utf-8"), str(page))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_in_docstrings_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a reader would run them: with no names but those that they bring themselves."""
+    monkeypatch.chdir(tmp_path)
+    failed, attempted = doctest.testmod(importlib.import_module(name), globs={})
+    assert attempted
+    assert not failed
+
+
+def test_there_are_examples_in_docstrings() -> None:
+    assert {"torchcaps.models.create", "torchcaps.sklearn"} <= set(MODULES)
 
 
 # what the page says of its examples: they are listed, built, loaded

@@ -64,11 +64,15 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         n_features_in_: Numbers a row; only where the images were given flat.
 
     Example:
-        >>> digits = sklearn.datasets.load_digits()
+        >>> from sklearn.datasets import load_digits
+        >>> from torchcaps.sklearn import CapsNetClassifier
+        >>> digits = load_digits()
+        >>> images, labels = digits.images / 16, digits.target
         >>> small = {"conv_kernel": 3, "primary_kernel": 3, "primary_stride": 1, "conv_channels": 32, "decoder": False}
-        >>> network = CapsNetClassifier(options=small, learning_rate=5e-3, random_state=0)
-        >>> network.fit(digits.images[:1500] / 16, digits.target[:1500])
-        >>> network.score(digits.images[1500:] / 16, digits.target[1500:])
+        >>> network = CapsNetClassifier(options=small, epochs=4, learning_rate=5e-3, random_state=0)
+        >>> network = network.fit(images[:600], labels[:600])
+        >>> network.score(images[600:800], labels[600:800]) > 0.5
+        True
     """
 
     def __init__(

@@ -196,6 +196,8 @@ def check_routing(
         TypeError: ``routing`` is no module.
 
     Example:
+        >>> from torchcaps.nn import DynamicRouting
+        >>> from torchcaps.testing import check_routing
         >>> check_routing(DynamicRouting(num_iterations=2))["coupling"]
         'sums to one over the outputs'
     """

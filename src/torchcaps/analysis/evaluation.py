@@ -263,7 +263,12 @@ def evaluate(
             parts where the network reconstructs them, not one name for each class, or an option out of its range.
 
     Example:
-        >>> evaluate(model, load_dataset("digits").test).accuracy
+        >>> from torchcaps import create_model
+        >>> from torchcaps.analysis import evaluate
+        >>> from torchcaps.datasets import load_dataset
+        >>> evaluation = evaluate(create_model("compact"), load_dataset("digits").test)
+        >>> evaluation.accuracy < 0.5, evaluation.confusion.shape  # nothing is learned yet
+        (True, (10, 10))
     """
     names = tuple(class_labels(class_names, model.num_classes))
     check_image_shape(image_set.images.shape, model.in_shape)

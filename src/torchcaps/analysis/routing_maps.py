@@ -120,7 +120,12 @@ def trace_routing(
             built for, or a number out of its range.
 
     Example:
-        >>> trace_routing(model, test.images[:4]).maps[-1].mean(2)  # last iteration, averaged over capsule types
+        >>> from torchcaps import create_model
+        >>> from torchcaps.analysis import trace_routing
+        >>> from torchcaps.datasets import load_dataset
+        >>> trace = trace_routing(create_model("sabour2017"), load_dataset("digits").test.images[:4])
+        >>> trace.maps[-1].mean(2).shape  # last iteration, averaged over capsule types: images, classes, places
+        (4, 10, 6, 6)
     """
     network, routing, iterations = _check(model, num_iterations)
     pixels, steps = [], []

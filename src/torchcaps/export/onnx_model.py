@@ -31,8 +31,14 @@ class OnnxModel:
         InputError: There is no such file, it is damaged, or not one of torchcaps; or onnxruntime is not installed.
 
     Example:
-        >>> model = OnnxModel("model.onnx")
-        >>> lengths, reconstructions = model(images)
+        >>> import numpy as np
+        >>> from torchcaps import create_model
+        >>> from torchcaps.export import Description, OnnxModel, export_onnx
+        >>> about = Description(in_shape=(1, 28, 28), class_names=tuple("0123456789"))
+        >>> agreement = export_onnx(create_model("compact"), "model.onnx", about)
+        >>> lengths, reconstructions = OnnxModel("model.onnx")(np.zeros((2, 1, 28, 28), dtype=np.uint8))
+        >>> lengths.shape, reconstructions.shape
+        ((2, 10), (2, 1, 28, 28))
     """
 
     def __init__(self, path: str | Path, threads: int | None = None) -> None:

@@ -38,7 +38,10 @@ def create_model(
             images too small for the convolutions.
 
     Example:
+        >>> from torchcaps import create_model
         >>> model = create_model("sabour2017", in_shape=(3, 32, 32), num_iterations=2)
+        >>> model.in_shape, model.num_classes
+        ((3, 32, 32), 10)
     """
     chosen = get_preset(preset).with_overrides(overrides)
     return build_model(
@@ -71,7 +74,10 @@ def load_pretrained(
             is missing, damaged, or does not fit the others; or torchcaps was installed without its weights.
 
     Example:
-        >>> model = load_pretrained("compact")
+        >>> from torchcaps import create_model, load_pretrained
+        >>> create_model("compact").save_pretrained("my-network")
+        >>> load_pretrained("my-network").in_shape
+        (1, 28, 28)
     """
     folder = find_pretrained(source, **download)
     description = read_json(folder / CONFIG, "configuration")

@@ -91,6 +91,7 @@ def make_config(preset: str = "sabour2017", **overrides: Any) -> TrainConfig:
         InputError: An unknown preset or field (the nearest name is given), or a value that does not fit.
 
     Example:
+        >>> from torchcaps.training import make_config
         >>> make_config("sabour2017", data="mnist", epochs=3, num_iterations=1).recipe.epochs
         3
     """
