@@ -8,10 +8,8 @@ import importlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import griffe
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +21,6 @@ MODULES = [
     for path in sorted(SOURCE.rglob("*.py"))
     if ">>> " in path.read_text(encoding="utf-8")
 ]
-ROLE = re.compile(r":[a-z]+:`")
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -106,25 +103,3 @@ def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (page.parent / target).exists(), target
-
-
-def docstrings_of(module: griffe.Object) -> Iterator[str]:
-    if module.docstring is not None:
-        yield module.docstring.value
-    for member in module.members.values():
-        if not member.is_alias:
-            yield from docstrings_of(member)
-
-
-def test_roles_in_docstrings_are_links_on_the_site() -> None:
-    """As mkdocs.yml loads them; Markdown would show them as they are."""
-    read, shown = (
-        list(docstrings_of(griffe.load("torchcaps", search_paths=[SOURCE], extensions=extensions)))
-        for extensions in (None, griffe.load_extensions(str(ROOT / "docs" / "roles.py")))
-    )
-    roles = sum(len(ROLE.findall(docstring)) for docstring in read)
-    assert roles > 100
-    assert not any(ROLE.search(docstring) for docstring in shown)
-    assert sum(docstring.count("<autoref ") for docstring in shown) > 0.9 * roles
-    route = '<autoref optional identifier="torchcaps.ops.dynamic_routing.route"><code>torchcaps.route</code></autoref>'
-    assert any(route in docstring for docstring in shown)

@@ -30,6 +30,7 @@ from torchcaps.models.images import check_image_shape
 from torchcaps.models.objects import is_right, match
 
 Precision = Literal["32", "bf16"]
+"""float32, or bfloat16 where autocast takes it."""
 
 
 class ClassScore(TypedDict):

@@ -16,6 +16,7 @@ from torchcaps.models.presets import get_preset
 from torchcaps.models.pretrained import CONFIG, SHIPPED, find_pretrained
 
 Model = CapsNet | BaselineCNN
+"""A network of either kind."""
 
 
 def create_model(

@@ -18,8 +18,11 @@ from torchcaps.ops.dynamic_routing.recompute import get_working_memory, route_re
 from torchcaps.ops.dynamic_routing.reference import compute_votes, route_votes
 
 SoftmaxOver = Literal["outputs", "inputs"]
+"""The axis on which capsules compete."""
 Backend = Literal["auto", "reference", "recompute", "triton"]
+"""How votes are routed; see :func:`route`."""
 BACKENDS: tuple[Backend, ...] = ("auto", "reference", "recompute", "triton")
+"""All of them."""
 
 __all__ = [
     "BACKENDS",

@@ -1,0 +1,78 @@
+"""The pages of the API reference, built as on the site: every public name stands on one, and is linked to."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import types
+import zlib
+from pathlib import Path
+
+import griffe
+import pytest
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+
+import torchcaps
+
+ROOT = Path(__file__).parents[1]
+CONFIG = ROOT / "mkdocs.yml"
+PAGES = ROOT / "docs" / "api"
+PACKAGES = [
+    "torchcaps",
+    "torchcaps.ops.dynamic_routing",
+    *(f"torchcaps.{module.name}" for module in pkgutil.iter_modules(torchcaps.__path__)),
+]
+
+pytestmark = pytest.mark.skipif(not CONFIG.exists(), reason="no mkdocs.yml: a source distribution does not hold it")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """These pages alone, with the site's own settings of mkdocstrings and without the plugins that run notebooks."""
+    folder = tmp_path_factory.mktemp("site")
+    handlers = load_config(str(CONFIG)).plugins["mkdocstrings"].config["handlers"]
+    plugins = [{"mkdocstrings": {"handlers": handlers}}]
+    build(load_config(str(CONFIG), docs_dir=str(PAGES), site_dir=str(folder), nav=[], theme="mkdocs", plugins=plugins))
+    return folder
+
+
+def names_on_pages(site: Path) -> set[str]:
+    """Everything that has a place of its own on a page, from the inventory that other sites link by."""
+    lines = zlib.decompress((site / "objects.inv").read_bytes().partition(b"zlib.\n")[2]).decode().splitlines()
+    return {line.split()[0] for line in lines}
+
+
+def public_names() -> list[str]:
+    found = []
+    for package in PACKAGES:
+        if package != "torchcaps.cli":
+            module = importlib.import_module(package)
+            names = [name for name in getattr(module, "__all__", ()) if not name.startswith("_")]
+            found += [f"{package}.{name}" for name in names if not isinstance(getattr(module, name), types.ModuleType)]
+    return found
+
+
+def test_every_public_name_stands_on_a_page(site: Path) -> None:
+    there, package = names_on_pages(site), griffe.load("torchcaps", search_paths=[ROOT / "src"])
+    public = public_names()
+    assert {"torchcaps.InputError", "torchcaps.export.share", "torchcaps.datasets.read_image"} <= set(public)
+    places = {name: {name, package[name.partition(".")[2]].canonical_path} for name in public}
+    assert [name for name in public if not places[name] & there] == []
+    assert "torchcaps.errors.unknown_name" not in there
+
+
+def test_every_page_is_in_the_index_and_the_navigation() -> None:
+    index, navigation = (PAGES / "index.md").read_text(encoding="utf-8"), CONFIG.read_text(encoding="utf-8")
+    for page in PAGES.glob("*.md"):
+        assert f"api/{page.name}" in navigation
+        assert page.name == "index.md" or f"({page.name})" in index
+
+
+def test_roles_in_docstrings_are_links(site: Path) -> None:
+    for page in site.glob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert not re.search(r":(attr|class|func|meth|mod):", text), page.name
+        assert "<autoref" not in text, page.name
+    assert re.search(r'href="ops.html#[\w.]+\.route"[^>]*><code>torchcaps.route</code>', (site / "nn.html").read_text())
