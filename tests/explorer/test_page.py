@@ -311,6 +311,16 @@ def test_a_link_brings_everything_back(open_page: Callable[..., Page], address: 
         page.get_by_text(sentence).wait_for()
 
 
+def test_a_link_whose_image_is_not_there_changes_nothing(open_page: Callable[..., Page], address: str) -> None:
+    page = open_page(f"{address}#test=99999&class=5&pose={','.join(['0.4'] * 16)}")
+    assert message(page).startswith("Test images go from 0 to ")
+    assert page.get_by_role("radio", name="the longest").is_checked()
+    draw(page)
+    sliders = page.get_by_role("slider").all()
+    assert {float(slider.input_value()) for slider in sliders} != {0.4}
+    assert "changed by the sliders" not in page.locator(".source").inner_text()
+
+
 def test_the_picture_can_be_downloaded(open_page: Callable[..., Page], address: str, tmp_path: Path) -> None:
     page = open_page(address)
     draw(page)
@@ -442,6 +452,30 @@ def test_a_phone_is_wide_enough(open_page: Callable[..., Page], address: str) ->
     page.touchscreen.tap(area["x"] + 100, area["y"] + 100)
     page.locator(".verdict strong").wait_for()
     assert pixels(page, ".drawing").max() > 200
+
+
+def test_a_second_finger_draws_nothing(open_page: Callable[..., Page], address: str) -> None:
+    page = open_page(address, 390, 844, has_touch=True, is_mobile=True)
+    area = page.locator(".drawing").bounding_box()
+    assert area is not None
+    fingers = page.context.new_cdp_session(page)
+
+    def touch(kind: str, *places: tuple[float, float]) -> None:
+        points = [
+            {"id": n, "x": area["x"] + x * area["width"], "y": area["y"] + y * area["height"]}
+            for n, (x, y) in enumerate(places)
+        ]
+        fingers.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    touch("touchStart", (0.2, 0.2))
+    touch("touchStart", (0.2, 0.2), (0.8, 0.8))
+    for y in (0.3, 0.4, 0.5):
+        touch("touchMove", (0.2, y), (0.8, 0.8 - y / 4))
+    touch("touchEnd")
+    settle(page)
+    ink = pixels(page, ".drawing")[..., 0]
+    assert ink[6:14, 5].min() > 100
+    assert ink[:, 10:].max() == 0
 
 
 @pytest.mark.parametrize("site", SITES)

@@ -12,7 +12,7 @@ const state = {
   view: null, // what the network says about it
   chosen: null, // the class whose capsule is edited; null for the longest
   pose: null, // that capsule as the sliders have it
-  wanted: null, // a capsule that a link brought, until the image it belongs to is there
+  wanted: null, // the capsule that a link brought with the image; null for an image that none brought
 };
 
 // ---- asking the network ----
@@ -67,7 +67,7 @@ const look = latest(async () => {
   if (state.pixels === null) return; // cleared meanwhile
   state.view = view;
   say("");
-  takePose();
+  takePose(pixels === state.pixels ? state.wanted : null);
   showView();
 });
 
@@ -96,10 +96,8 @@ const capsuleWords = (classes) =>
   (classes.length > 1 ? "capsules " : "capsule ") + classes.map((j) => about.classes[j]).join(" and ");
 
 // The sliders take the capsule that the image gives, unless a link brought another.
-function takePose() {
+function takePose(wanted = null) {
   if (!state.view.capsules) return;
-  const wanted = state.wanted;
-  state.wanted = null;
   state.pose = [...state.view.capsules[ownClass()]];
   if (!wanted) return;
   if (wanted.length === state.pose.length) state.pose = wanted;
@@ -148,8 +146,8 @@ function figure(bytes, j, colour) {
 
 // ---- the image ----
 
-function setImage(pixels, { test = null, label = "" } = {}) {
-  Object.assign(state, { pixels, test });
+function setImage({ pixels, test = null, label = "", wanted = null }) {
+  Object.assign(state, { pixels, test, wanted });
   paint(drawing, pixels);
   $(".prompt").hidden = true;
   $("[name=test]").value = test ?? "";
@@ -158,7 +156,7 @@ function setImage(pixels, { test = null, label = "" } = {}) {
 }
 
 function takeDrawing() {
-  Object.assign(state, { pixels: readDrawing(), test: null });
+  Object.assign(state, { pixels: readDrawing(), test: null, wanted: null });
   $(".prompt").hidden = true;
   $("[name=test]").value = "";
   $(".label").textContent = "";
@@ -175,11 +173,13 @@ function blank() {
   showNothing();
 }
 
-async function pick(index) {
+async function testImage(index) {
   if (!Number.isInteger(index)) throw new Error(`Give the number of a test image, 0 to ${about.images - 1}.`);
   const { pixels, label } = await ask("pick", { index });
-  await setImage(decodeBytes(pixels), { test: index, label: `Its label is ${label}.` });
+  return { pixels: decodeBytes(pixels), test: index, label: `Its label is ${label}.` };
 }
+
+const pick = async (index) => setImage(await testImage(index));
 
 async function upload(file) {
   if (file.size > about.largestFile)
@@ -191,7 +191,7 @@ async function upload(file) {
     reader.readAsDataURL(file);
   });
   const { pixels } = await ask("read", { name: file.name, data: address.slice(address.indexOf(",") + 1) });
-  await setImage(decodeBytes(pixels), { label: file.name });
+  await setImage({ pixels: decodeBytes(pixels), label: file.name });
 }
 
 // ---- the pen ----
@@ -213,7 +213,7 @@ function place(event) {
 }
 
 drawing.addEventListener("pointerdown", (event) => {
-  if (event.button !== 0) return;
+  if (event.button !== 0 || !event.isPrimary) return; // one pen: a second finger draws nothing
   drawing.setPointerCapture(event.pointerId);
   const [x, y] = place(event);
   Object.assign(pen, { x, y, down: true });
@@ -222,11 +222,12 @@ drawing.addEventListener("pointerdown", (event) => {
   takeDrawing();
 });
 drawing.addEventListener("pointermove", (event) => {
-  if (!drawing.hasPointerCapture(event.pointerId)) return;
+  if (!event.isPrimary || !drawing.hasPointerCapture(event.pointerId)) return;
   for (const step of event.getCoalescedEvents?.() ?? [event]) strokeTo(...place(step));
   takeDrawing();
 });
-for (const end of ["pointerup", "pointercancel"]) drawing.addEventListener(end, () => (pen.down = false));
+for (const end of ["pointerup", "pointercancel"])
+  drawing.addEventListener(end, (event) => (pen.down &&= !event.isPrimary));
 
 const STEPS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 drawing.addEventListener("keydown", (event) => {
@@ -419,21 +420,24 @@ const restore = safely(async () => {
   if (!parts.has("test") && !parts.has("pixels")) return;
   const name = parts.get("class"), j = name === null ? null : about.classes.indexOf(name);
   if (j === -1) throw new Error(`The link names the class “${name}”, which this network has not.`);
-  choose(j);
   const wanted = parts.get("pose")?.split(",").map(Number) ?? null;
   if (wanted && !wanted.every(Number.isFinite)) throw new Error("The link is broken: its components are no numbers.");
-  state.wanted = wanted;
-  if (parts.has("test")) return pick(Number(parts.get("test")));
-  let bytes;
+  const image = parts.has("test") ? await testImage(Number(parts.get("test"))) : linkedImage(parts.get("pixels"));
+  choose(j);
+  return setImage({ ...image, wanted });
+});
+
+function linkedImage(text) {
+  let pixels;
   try {
-    bytes = decodeBytes(parts.get("pixels"));
+    pixels = decodeBytes(text);
   } catch {
     throw new Error("The link is broken: its image was cut.");
   }
-  if (bytes.length !== channels * height * width)
+  if (pixels.length !== channels * height * width)
     throw new Error(`The link is for another network: this one takes images of ${about.shape.join("×")} pixels.`);
-  return setImage(bytes);
-});
+  return { pixels };
+}
 
 // The drawing and the reconstruction side by side, ten times as large.
 function download() {
