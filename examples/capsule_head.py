@@ -22,6 +22,9 @@ from torchcaps import margin_loss, safe_norm
 from torchcaps.datasets import BatchLoader, ImageSet, load_dataset
 from torchcaps.nn import DenseCapsules, PrimaryCapsules
 
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Of red, green and blue, pixels 0..1: what downloaded weights expect their images to be standardised with."""
+
 
 class CapsuleHead(nn.Module):
     """Feature maps (B, C, H, W) of a known shape to class capsules (B, num_classes, 16)."""
@@ -46,6 +49,19 @@ class SmallBackbone(nn.Sequential):
         for fan_in, fan_out in ((3, 16), (16, 32), (32, 64)):
             layers += [nn.Conv2d(fan_in, fan_out, 3, stride=2, padding=1), nn.BatchNorm2d(fan_out), nn.ReLU()]
         super().__init__(*layers)
+
+
+class Standardize(nn.Module):
+    """Pixels 0..1 as a backbone trained on ImageNet was given them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN)[:, None, None])
+        self.register_buffer("std", torch.tensor(IMAGENET_STD)[:, None, None])
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Less the mean, over the standard deviation, channel by channel."""
+        return (images - self.mean) / self.std
 
 
 class TimmBackbone(nn.Module):
@@ -79,12 +95,13 @@ class TorchvisionBackbone(nn.Module):
 
 
 def make_backbone(name: str, pretrained: bool = False) -> nn.Module:
-    """A backbone for images of three channels, from whatever is installed."""
+    """A backbone for images of three channels with pixels 0..1, from whatever is installed."""
     if name != "small":
         for package, backbone in (("timm", TimmBackbone), ("torchvision", TorchvisionBackbone)):
             if importlib.util.find_spec(package):
                 print(f"{name} of {package}")
-                return backbone(name, pretrained)
+                model = backbone(name, pretrained)
+                return nn.Sequential(Standardize(), model) if pretrained else model
         print(f"neither timm nor torchvision is installed, so the small backbone stands in for {name}")
     return SmallBackbone()
 

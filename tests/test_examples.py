@@ -209,7 +209,8 @@ def test_capsule_head_on_other_packages(
         monkeypatch.setitem(sys.modules, "timm", None)
         find_spec = importlib.util.find_spec
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "timm" else find_spec(name))
-    example("capsule_head").main(["--backbone", "resnet34", "--pretrained", "--epochs", "1", "--images", "64"])
+    head = example("capsule_head")
+    head.main(["--backbone", "resnet34", "--pretrained", "--epochs", "1", "--images", "64"])
     printed = capsys.readouterr().out
     assert f"resnet34 of {package}" in printed
     assert "feature map (24, 3, 3)" in printed
@@ -218,6 +219,16 @@ def test_capsule_head_on_other_packages(
         "torchvision": {"name": "resnet34", "weights": "DEFAULT", "model": "the whole model", "names": ["layer2"]},
     }
     assert asked == wanted[package]
+
+    # the stand-ins' first three channels are those they were given: ImageNet's weights want standardised ones
+    black, white = torch.zeros(1, 3, 8, 8), torch.ones(1, 3, 8, 8)
+    for pretrained, low, high in (
+        (False, [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]),
+        (True, [-2.1179, -2.0357, -1.8044], [2.2489, 2.4286, 2.64]),
+    ):
+        backbone = head.make_backbone("resnet34", pretrained)
+        for image, expected in ((black, low), (white, high)):
+            torch.testing.assert_close(backbone(image)[0, :3, 0, 0], torch.tensor(expected), atol=1e-4, rtol=0)
 
 
 # ---- stacked_capsules
