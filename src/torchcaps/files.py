@@ -1,4 +1,4 @@
-"""Writing files so that a reader never meets a half-written one, even after a kill or a power cut."""
+"""Files and their names: written so that a reader never meets a half-written one, even after a kill or a power cut."""
 
 from __future__ import annotations
 
@@ -60,6 +60,11 @@ def write_text(path: str | Path, text: str) -> None:
 def write_json(path: str | Path, value: Any) -> None:
     """Write a JSON file, whole or not at all."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def could_be_repository(path: Path) -> bool:
+    """Whether a path is of nothing here, but may name a repository of the Hugging Face hub: its owner and its name."""
+    return len(path.parts) == 2 and not path.anchor and ".." not in path.parts and not path.exists()
 
 
 def read_json(path: str | Path, what: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import click
 import numpy as np
 import pytest
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 from PIL import Image
 
 from torchcaps.cli.predict import split_arguments
@@ -151,6 +153,51 @@ def test_what_other_commands_take_for_a_missing_run(shipped: Path) -> None:
     assert figure_path(Path("x.pdf"), None, "perturbation") == Path("x.pdf")
 
 
+# a network of the hub
+
+
+@pytest.fixture
+def on_hub(run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The run's network as what was downloaded of the repository someone/letters; there is no other."""
+    folder = tmp_path / "cache" / "0123456789abcdef"
+    load_pretrained(run_folder / "best").save_pretrained(folder, class_names="abcdefghij")
+
+    def download(repository: str, **_: Any) -> str:
+        if repository != "someone/letters":
+            raise LocalEntryNotFoundError("Offline.\nMore.")
+        return str(folder)
+
+    monkeypatch.setattr(pretrained, "snapshot_download", download)
+    return folder
+
+
+def test_a_repository_of_the_hub_is_a_run(cli: Cli, on_hub: Path, digit_file: Path) -> None:
+    result = cli("predict", "someone/letters", digit_file)
+    assert result == cli("predict", on_hub, digit_file)
+    assert (result.code, result.err) == (0, "")
+    assert "  d  0." in result.out
+    judged = cli("evaluate", "someone/letters")
+    assert (judged.code, judged.out) == (2, "")
+    assert "someone/letters does not say what it was trained on; name a data set with --data" in judged.err
+    assert cli("evaluate", "someone/letters", "--data", "digits", "--json").code == 0
+
+
+def test_what_is_made_of_it_goes_into_the_folder_one_is_in(cli: Cli, on_hub: Path, digit_file: Path) -> None:
+    assert cli("perturb", "someone/letters", "--image", digit_file).code == 0
+    assert cli("export", "someone/letters", "--format", "torch").code == 0
+    assert Path("perturbation.png").exists()
+    assert Path("model.pt2").exists()
+    assert not Path("someone").exists()
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate", "explore"])
+def test_a_hub_that_cannot_be_reached(cli: Cli, on_hub: Path, digit_file: Path, command: str) -> None:
+    result = cli(command, "someone/else", *([digit_file] if command == "predict" else []))
+    assert (result.code, result.out) == (2, "")
+    said = "there is no folder someone/else, and the hub could not be reached to look for it there"
+    assert result.err == f"Error: {said}\n"
+
+
 # what is a run and what an image
 
 
@@ -158,18 +205,20 @@ def test_the_first_argument_is_a_run_if_it_is_one(run_folder: Path, digit_file: 
     assert split_arguments([run_folder, digit_file, digit_file]) == (run_folder, [digit_file, digit_file])
     assert split_arguments([run_folder / "best", digit_file]) == (run_folder / "best", [digit_file])
     assert split_arguments([Path("gone.ONNX"), digit_file]) == (Path("gone.ONNX"), [digit_file])
+    assert split_arguments([Path("someone/net-1.5"), digit_file]) == (Path("someone/net-1.5"), [digit_file])
     assert split_arguments([digit_file]) == (None, [digit_file])
     assert split_arguments([digit_file, run_folder]) == (None, [digit_file, run_folder])
 
 
 def test_arguments_that_name_nothing(run_folder: Path, digit_file: Path) -> None:
-    for arguments in ([], [run_folder], [Path("x.onnx")]):
+    for arguments in ([], [run_folder], [Path("x.onnx")], [Path("someone/net")]):
         with pytest.raises(click.UsageError, match=r"Missing argument 'IMAGE\.\.\.'"):
             split_arguments(arguments)
     with pytest.raises(InputError, match=r"is no run folder: it holds no config\.json"):
         split_arguments([digit_file.parent, digit_file])
-    with pytest.raises(InputError, match="there is no run folder and no image file runs/sabuor"):
-        split_arguments([Path("runs/sabuor"), digit_file])
+    for name in ("sabuor", "scans/seven.png", "a/b/c", "../sabuor", "/sabuor"):
+        with pytest.raises(InputError, match=re.escape(f"no image file {Path(name)}")):
+            split_arguments([Path(name), digit_file])
 
 
 def test_a_description_gives_the_fit(

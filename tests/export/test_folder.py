@@ -180,6 +180,15 @@ def test_shared_and_read_back(run: Run, hub: Hub, tmp_path: Path) -> None:
         assert_close(ours, theirs, 0)
 
 
+def test_the_names_of_the_classes_come_from_the_hub_too(
+    run: Run, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    run.model.push_to_hub("someone/letters", class_names="abc")
+    again = load_run("someone/letters")
+    assert (again.path, again.class_names, again.config) == (Path("someone/letters"), ("a", "b", "c"), None)
+
+
 def test_sharing_again_replaces(run: Run, hub: Hub) -> None:
     share(run, "someone/net")
     before = hub.files["someone/net"]["model.safetensors"]

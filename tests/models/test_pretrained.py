@@ -184,7 +184,7 @@ def test_the_real_client_without_a_network(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_from_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is no folder is a repository of the hub; only the two files are asked for."""
+    """What is no folder is a repository of the hub; only the files that are read are asked for."""
     asked: dict[str, Any] = {}
 
     def download(repository: str, **options: Any) -> str:
@@ -197,7 +197,7 @@ def test_from_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == {
         "repository": "someone/capsnet-mnist",
         "revision": "v1",
-        "allow_patterns": ["config.json", "model.safetensors"],
+        "allow_patterns": ["config.json", "model.safetensors", "classes.json"],
     }
 
 

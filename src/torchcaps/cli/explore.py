@@ -33,8 +33,9 @@ def explore(
 ) -> None:
     """Draw, upload or pick an image and watch the capsules: lengths, reconstruction, components, routing.
 
-    The page is served on this machine only, needs no internet, and sends nothing anywhere. Without RUN it shows the
-    network that comes with torchcaps. It needs the extra torchcaps[explore].
+    The page is served on this machine only, needs no internet, and sends nothing anywhere. RUN is a run folder, a
+    folder written by save_pretrained, or a repository of the hub such as someone/capsnet; without it, the page shows
+    the network that comes with torchcaps. It needs the extra torchcaps[explore].
     """
     import torch
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from torchcaps.cli.base import Command, compose
-from torchcaps.cli.runs import PATH, Which, open_run, optional_run_argument
+from torchcaps.cli.runs import PATH, Which, has_folder, open_run, optional_run_argument
 
 if TYPE_CHECKING:
     from torchcaps.training import Run
@@ -65,6 +65,7 @@ def export(
 ) -> None:
     """Write a trained network so that it runs elsewhere; without RUN, the network that comes with torchcaps.
 
+    RUN is a run folder, a folder written by save_pretrained, or a repository of the hub such as someone/capsnet.
     A file takes any number of images (B, C, H, W) with pixels 0 to 1 and gives `lengths` and, where the network has a
     decoder, `reconstruction`. Its output is compared with the network's on test images, one at a time and many
     together; a file that differs by more than 1e-4 is not left behind. `torchcaps predict` takes an .onnx file.
@@ -72,7 +73,7 @@ def export(
     if kind != "folder" and (half or others):
         raise click.UsageError(f"{'--half' if half else '--other-seed'} is for --format folder; leave it out")
     run = open_run(run_folder, which)
-    path = (run_folder or Path()) / NAMES[kind] if out is None else out
+    path = (run_folder if has_folder(run_folder) else Path()) / NAMES[kind] if out is None else out
     if kind == "folder":
         from torchcaps.export import export_folder
 

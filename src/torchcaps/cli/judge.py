@@ -71,7 +71,7 @@ def evaluate(
 ) -> None:
     """Judge the network in a run folder: accuracy, error, loss, each class, and the confusion matrix.
 
-    RUN is a run folder, or a folder written by save_pretrained.
+    RUN is a run folder, a folder written by save_pretrained, or a repository of the hub such as someone/capsnet.
     """
     from torchcaps.analysis import evaluate as judge
     from torchcaps.analysis import figure_confusion

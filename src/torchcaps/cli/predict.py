@@ -12,6 +12,7 @@ from torchcaps.cli.base import Command
 from torchcaps.cli.output import MOST_CLASSES, MOST_SHOWN, bar, console, print_json
 from torchcaps.cli.runs import PATH, Fit, Which, image_options, open_run, which_option
 from torchcaps.errors import InputError
+from torchcaps.files import could_be_repository
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,6 +31,7 @@ ONNX, CONFIG = ".onnx", "config.json"
         ("predict runs/sabour2017-digits-1 scans/*.jpg --invert", "ink on paper"),
         ("predict runs/sabour2017-digits-1 seven.png --json", "for other programs"),
         ("predict model.onnx seven.png", "by a network that torchcaps export wrote, without torch"),
+        ("predict someone/capsnet-digits seven.png", "by a network on the Hugging Face hub"),
         ("predict seven.png", "by the network that comes with torchcaps"),
     ),
 )
@@ -40,8 +42,8 @@ ONNX, CONFIG = ".onnx", "config.json"
 def predict(arguments: tuple[Path, ...], which: Which, invert: bool, fit: Fit | None, as_json: bool) -> None:
     """Classify image files of any size: the class (or those of several objects) and the length of every capsule.
 
-    RUN is a run folder, a folder written by save_pretrained, or an .onnx file written by `torchcaps export`. Without
-    it, the network that comes with torchcaps classifies.
+    RUN is a run folder, a folder written by save_pretrained, a repository of the hub such as someone/capsnet, or an
+    .onnx file written by `torchcaps export`. Without it, the network that comes with torchcaps classifies.
     """
     run_path, image_files = split_arguments(arguments)
 
@@ -73,7 +75,8 @@ def predict(arguments: tuple[Path, ...], which: Which, invert: bool, fit: Fit | 
 def split_arguments(arguments: Sequence[Path]) -> tuple[Path | None, Sequence[Path]]:
     """What stands on the command line as the network and the images.
 
-    The first argument is the network if it is a folder or ends in ``.onnx``, else an image.
+    The first argument is the network if it is a folder, ends in ``.onnx``, or is nothing here and could be a repository
+    of the hub; else it is an image.
 
     Returns:
         The network, None for the one that comes with torchcaps; and the images.
@@ -82,8 +85,14 @@ def split_arguments(arguments: Sequence[Path]) -> tuple[Path | None, Sequence[Pa
         UsageError: There is no image.
         InputError: The first argument is a folder that holds no network; or there is nothing at all there.
     """
+    from torchcaps.datasets.image_files import SUFFIXES
+
     first = arguments[0] if arguments else None
-    is_network = first is not None and (first.is_dir() or first.suffix.lower() == ONNX)
+    is_network = first is not None and (
+        first.is_dir()
+        or first.suffix.lower() == ONNX
+        or (could_be_repository(first) and first.suffix.lower() not in SUFFIXES)
+    )
     if len(arguments) == is_network:
         raise click.UsageError("Missing argument 'IMAGE...'.")
     assert first is not None

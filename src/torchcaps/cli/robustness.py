@@ -110,7 +110,8 @@ def robustness(
 ) -> None:
     """Measure how accuracy falls when images are turned, or changed along the network's gradient (FGSM and PGD).
 
-    RUN is a run folder, or a folder written by save_pretrained; several are compared.
+    RUN is a run folder, a folder written by save_pretrained, or a repository of the hub such as someone/capsnet;
+    several are compared.
     """
     from torchcaps.analysis import figure_robustness
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import click
 
@@ -103,21 +103,26 @@ index_options = compose(
 
 def out_option(name: str) -> Decorator:
     """``--out`` of a command that draws a figure."""
-    default = f"RUN/figures/{name}.png; {name}.png without RUN"
+    default = f"RUN/figures/{name}.png; {name}.png without a folder RUN"
     return click.option("--out", type=FIGURE, help=f"Figure, .png, .pdf or .svg.  [default: {default}]")
 
 
 def figure_path(out: Path | None, run: Path | None, name: str) -> Path:
-    """Where a figure goes: to --out, or among the run's own; without a run, into the folder one is in."""
+    """Where a figure goes: to --out, or among the run's own; without a run folder, into the folder one is in."""
     from torchcaps.training.run import FIGURES
 
     if out is not None:
         return out
-    return Path(f"{name}.png") if run is None else run / FIGURES / f"{name}.png"
+    return run / FIGURES / f"{name}.png" if has_folder(run) else Path(f"{name}.png")
+
+
+def has_folder(run: Path | None) -> TypeGuard[Path]:
+    """Whether there is a folder for what is made of a run: neither without RUN, nor of a repository of the hub."""
+    return run is not None and run.is_dir()
 
 
 def open_run(run_folder: Path | None, which: Which, accelerator: str = "cpu") -> Run:
-    """The trained network in a run folder; without one, the network that comes with torchcaps.
+    """The trained network in a run folder or a repository of the hub; without one, that which comes with torchcaps.
 
     Raises:
         InputError: There is none, or it is damaged; or this machine has no such accelerator.

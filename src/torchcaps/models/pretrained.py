@@ -289,7 +289,7 @@ def _refusals_in_a_sentence(repository: str) -> Iterator[None]:
 def _from_hub(name: str, options: dict[str, Any]) -> Path:
     """The folder that a repository of the hub was downloaded to; ``name`` is known to be no folder here."""
     try:
-        return Path(snapshot_download(name, allow_patterns=[CONFIG, WEIGHTS], **options))
+        return Path(snapshot_download(name, allow_patterns=[CONFIG, WEIGHTS, CLASSES], **options))
     except HFValidationError:
         raise InputError(f"there is no folder {name}") from None
     except RepositoryNotFoundError:  # said of private repositories, too

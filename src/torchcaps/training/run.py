@@ -23,9 +23,9 @@ import torch
 from torchcaps.datasets import Dataset, load_dataset
 from torchcaps.datasets.registry import look_up
 from torchcaps.errors import InputError
-from torchcaps.files import read_json, write_json
+from torchcaps.files import could_be_repository, read_json, write_json
 from torchcaps.models import Model, load_pretrained
-from torchcaps.models.pretrained import CLASSES, CONFIG, WEIGHTS, load_weights
+from torchcaps.models.pretrained import CLASSES, CONFIG, WEIGHTS, find_pretrained, load_weights
 from torchcaps.training.checkpoint import CHECKPOINT, read_checkpoint
 from torchcaps.training.config import TrainConfig, read_config
 from torchcaps.training.data import load_run_data
@@ -38,11 +38,11 @@ class Run:
     """A trained network with what is known of its training."""
 
     path: Path
-    """The run folder, or a folder written by save_pretrained."""
+    """The run folder, a folder written by save_pretrained, or the name of a repository of the hub."""
     model: Model
     """In evaluation mode."""
     config: TrainConfig | None
-    """None for a folder written by save_pretrained."""
+    """None for what save_pretrained wrote."""
     summary: dict[str, Any] | None
     """None while the run is not finished."""
     class_names: tuple[str, ...]
@@ -99,25 +99,27 @@ class Run:
 
 
 def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: torch.device | str = "cpu") -> Run:
-    """Read a trained network from its run folder, or from a folder written by ``save_pretrained``.
+    """Read a trained network from its run folder, or from what ``save_pretrained`` or ``push_to_hub`` wrote.
 
     Args:
-        path: The folder.
+        path: The folder; or a repository of the hub such as ``"someone/capsnet-mnist"``, where no folder is called so.
         which: The epoch chosen on the validation images, or the last one.
         device: Where to put the network.
 
     Raises:
-        InputError: No such folder, or a file in it that is missing, damaged, or does not fit the others.
+        InputError: No such folder, and the hub has no such repository or cannot be reached; or a file in it that is
+            missing, damaged, or does not fit the others.
     """
     path = Path(path)
-    if not path.is_dir():
+    folder = find_pretrained(path.as_posix()) if could_be_repository(path) else path
+    if not folder.is_dir():
         raise InputError(f"there is no run folder {path}")
-    if not (path / CONFIG).exists():
+    if not (folder / CONFIG).exists():
         raise InputError(f"{path} is no run folder: it holds no {CONFIG}")
-    if (path / WEIGHTS).exists():
-        model = load_pretrained(path).to(device)
-        named = (path / CLASSES).exists()
-        names = _class_names(path, model.num_classes) if named else tuple(map(str, range(model.num_classes)))
+    if (folder / WEIGHTS).exists():
+        model = load_pretrained(folder).to(device)
+        named = (folder / CLASSES).exists()
+        names = _class_names(folder, model.num_classes) if named else tuple(map(str, range(model.num_classes)))
         return Run(path, model, None, None, names)
 
     config = read_config(path / CONFIG)
