@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import datetime
 import json
+import math
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -155,13 +155,22 @@ def set_up(threads: int, working_memory: float) -> None:
 
 
 def resident(field: str) -> float:
-    """MiB of this process now (VmRSS) or at its highest (VmHWM)."""
+    """MiB of this process now (VmRSS) or at its highest (VmHWM); NaN on Windows, which says neither."""
     status = Path("/proc/self/status")
     if status.exists():
         line = next(line for line in status.read_text().splitlines() if line.startswith(field))
         return int(line.split()[1]) / 1024
+    if sys.platform == "win32":
+        return math.nan
+    import resource
+
     highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return highest / MIB if sys.platform == "darwin" else highest / 1024
+
+
+def load() -> float:
+    """Processes that wanted to run in the minute before; NaN on Windows, which does not count them."""
+    return round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else math.nan
 
 
 def available_gib() -> float:
@@ -244,7 +253,7 @@ def environment() -> Record:
         "cpu": cpu,
         "threads": torch.get_num_threads(),
         "working_memory_mib": get_working_memory(),
-        "load": round(os.getloadavg()[0], 1),  # processes that wanted to run in the minute before
+        "load": load(),
     }
 
 
