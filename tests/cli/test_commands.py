@@ -411,6 +411,8 @@ def test_presets_as_json(cli: Cli) -> None:
     one = json.loads(cli("presets", "baseline-cnn", "--json").out)
     assert one == by_name["baseline-cnn"]
     assert one["model"] == get_preset("baseline-cnn").model.to_dict() | {
+        "stem_channels": [],
+        "stem_strides": [],
         "channels": [256, 256, 128],
         "hidden": [328, 192],
     }

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from support import assert_close, assert_gradients_reach, assert_raises, small
+from support import assert_batch_independent, assert_close, assert_gradients_reach, assert_raises, small
 from torchcaps import create_model
 from torchcaps.errors import InputError
 from torchcaps.files import read_json, write_json
 from torchcaps.models import BaselineCNN, load_pretrained
+from torchcaps.nn import ChannelNorm
 
 IMAGES = torch.rand(3, 1, 12, 10, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 1, 1])
@@ -100,6 +101,33 @@ def test_pooling_halves_the_maps_and_keeps_the_last_odd_pixel() -> None:
     changed = IMAGES.clone()
     changed[..., -1] = 1 - changed[..., -1]
     assert (model(changed).logits != model(IMAGES).logits).any()
+
+
+def test_a_stem_comes_first() -> None:
+    options = {"stem_channels": (4, 6), "stem_strides": (1, 2), "conv_norm": "channel", "conv_dropout": 0.5}
+    model = network(**options)
+    features = model.stem(IMAGES)
+    height, width = ((size - 2 - 3) // 2 + 1 for size in IMAGES.shape[2:])
+    assert features.shape == (len(IMAGES), 6, height, width)
+    assert any(isinstance(layer, ChannelNorm) for layer in model.stem)
+    model.eval()
+    assert_batch_independent(lambda images: model(images).logits, IMAGES)
+    hidden = features
+    for conv, norm in zip(model.convs, model.norms, strict=True):
+        hidden = model.pool(norm(conv(hidden)).relu())
+    hidden = hidden.flatten(1)
+    for dense in model.dense:
+        hidden = dense(hidden).relu()
+    assert_close(model(IMAGES).logits, model.classify(hidden))
+    model.train().dropout.p = 0.0
+    assert (model(IMAGES).logits != model(IMAGES).logits).any()  # channels of the stem are dropped
+
+
+def test_the_smallest_image_that_a_stem_takes() -> None:
+    options = {"stem_channels": (4, 4, 4), "stem_strides": (1, 2, 1), "channels": (2,), "hidden": ()}
+    assert create_model("baseline-cnn", (1, 9, 10), 3, **options)(torch.rand(1, 1, 9, 10)).lengths.shape == (1, 3)
+    said = "images of 8×10 are too small for a stem of 3; the smallest size that fits is 9×9"
+    assert_raises(InputError, create_model, "baseline-cnn", (1, 8, 10), 3, **options, say=said)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])

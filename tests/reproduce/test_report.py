@@ -83,12 +83,20 @@ def test_matched_accuracy_and_affnist_have_columns(
     row = dataclasses.replace(only_tiny.rows[0], stop_at=0.98, measures=(Measure(kind="affnist"),))
     table = dataclasses.replace(only_tiny, rows=(row,), figures=("affnist",))
     monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", {"tiny": table})
+    measures = {"affnist": {"accuracy": 0.79, "source": "made"}}
     for seed, epochs in enumerate((3, 5)):
-        write_log(table, "plain", seed, measures={"affnist": {"accuracy": 0.79}}, epochs=epochs)
+        validation = {"best": {"accuracy": 0.985}, "last": {"accuracy": 0.9}}
+        write_log(table, "plain", seed, measures=measures, epochs=epochs, validation=validation)
     found = cells(page_of(), "plain")
-    assert found["validation accuracy at the end"] == "98.50 ± 0.00 %"
-    assert found["affNIST accuracy"] == "79.00 ± 0.00 %"
+    assert found["validation accuracy reached"] == "98.50 ± 0.00 %"
+    assert found["affNIST accuracy (made images)"] == "79.00 ± 0.00 %"
     assert found["epochs"] == "3–5"
+    validation = {"best": {"accuracy": 0.97}, "last": {"accuracy": 0.99}}
+    measures["affnist"]["source"] = "original"
+    write_log(table, "plain", 2, measures=measures, validation=validation)
+    found = cells(page_of(), "plain")
+    assert found["validation accuracy reached"] == "98.00 ± 0.87 %; 2 of 3 reached the target"
+    assert found["affNIST accuracy (made and original images)"] == "79.00 ± 0.00 %"
     assert Path("docs/images/results-tiny-small-affnist.png").exists()
 
 

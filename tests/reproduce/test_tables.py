@@ -88,13 +88,13 @@ def test_the_question_of_the_reconstruction_changes_its_weight_alone(plain: str,
 def test_every_combination_of_the_routing_table_is_there_once() -> None:
     for prefix in ("compact", "sabour2017"):
         found = [row.config(0).model for row in get_table("routing").rows if row.name.startswith(prefix)]
-        assert len(found) == 3 * (1 + 2 + 3 * 2 * 2)
+        assert len(found) == 3 * (1 + 2 + 3 * 2 * 2) + 4 * 2
         settings = [
-            (net.weight_std, net.num_iterations, net.softmax_over, net.stop_gradient)
+            (net.weight_std, net.weight_init, net.num_iterations, net.softmax_over, net.stop_gradient)
             for net in found
             if not isinstance(net, CNNConfig) and net.num_iterations > 1
         ]
-        assert len(set(settings)) == len(settings) == 3 * 3 * 2 * 2
+        assert len(set(settings)) == len(settings) == 3 * 3 * 2 * 2 + 3 * 2
 
 
 def num_parameters(table: str, name: str) -> int:
@@ -107,11 +107,14 @@ def num_parameters(table: str, name: str) -> int:
 @pytest.mark.parametrize(
     ("table", "cnn", "capsules"),
     [
-        ("mnist", "cnn-small", "compact-r3-recon"),
-        ("multimnist", "cnn-small", "compact-r3"),
-        ("affnist", "cnn-small", "compact-r3"),
+        ("mnist", "baseline-small", "compact-r3-recon"),
+        ("mnist", "cnn-twin", "compact-r3-recon"),
+        ("mnist", "cnn-twin-long", "compact"),
+        ("multimnist", "baseline-small", "compact-r3"),
+        ("multimnist", "cnn-twin", "compact-r3"),
+        ("affnist", "cnn-twin", "compact-r3"),
         ("affnist", "cnn-matched", "sabour2017"),
-        ("robustness", "cnn-small", "compact-r3"),
+        ("robustness", "cnn-twin", "compact-r3"),
         ("robustness", "baseline-small", "compact-r3"),
     ],
 )
@@ -121,8 +124,10 @@ def test_networks_that_are_compared_have_as_many_parameters(table: str, cnn: str
 
 @pytest.mark.parametrize("name", ["mnist", "routing", "multimnist", "affnist", "robustness"])
 def test_networks_that_are_compared_see_the_same_changes(name: str) -> None:
-    """All but `compact` with a recipe of its own."""
-    recipes = [row.config(0).recipe for row in rows_of(name).values() if row.name != "compact"]
+    """Those of `compact`'s own recipe are compared with one another."""
+    own = [row.config(0).recipe for row in rows_of(name).values() if row.name == "compact" or "-long" in row.name]
+    assert all(recipe == own[0] for recipe in own)
+    recipes = [row.config(0).recipe for row in rows_of(name).values() if row.config(0).recipe not in own]
     assert len({(recipe.max_shift, recipe.max_rotation, recipe.max_scaling) for recipe in recipes}) == 1
 
 

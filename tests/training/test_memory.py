@@ -63,6 +63,13 @@ def test_pooled_maps_are_worked_by_hand() -> None:
     assert parts["feature maps"] == 2 * (4 * kept + 8 * sum(pooled)) / 2**20
 
 
+def test_maps_of_a_stem_before_a_cnn_are_worked_by_hand() -> None:
+    # 4 maps of 26×26 and 8 of 12×12, each before its normalisation and after its ReLU; as many of the convolution
+    stem = {"stem_channels": (4, 8), "stem_strides": (1, 2), "conv_norm": "channel"}
+    parts = estimate_memory(make_config("baseline-cnn", batch_size=1, channels=(6,), **stem), *MNIST).parts
+    assert parts["feature maps"] == 4 * 2 * (4 * 26**2 + 8 * 12**2 + 6 * 12**2) / 2**20
+
+
 def test_processes_share_a_batch_and_bf16_halves_the_maps() -> None:
     one, two = (estimate_memory(make_config("sabour2017", devices=n), *MNIST) for n in (1, 2))
     assert (one.batch_size, two.batch_size) == (128, 64)

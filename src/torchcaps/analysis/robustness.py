@@ -2,7 +2,8 @@
 
 Capsule networks and CNNs are attacked alike, through their own loss or through their scores. The two differ: a margin
 loss is exactly zero, and so is its gradient, for an image that is classified with enough margin. An attack that follows
-the loss then stands still, and the network looks more robust than it is; one that follows the scores goes on.
+the loss then stands still, or, where there is a decoder, follows the reconstruction error alone, and the network looks
+more robust than it is; one that follows the scores goes on.
 """
 
 from __future__ import annotations

@@ -16,11 +16,15 @@ from torchcaps.models.images import check_images, check_num_classes, check_objec
 from torchcaps.models.objects import label_rows
 from torchcaps.models.output import Losses, ModelOutput
 from torchcaps.models.pretrained import Pretrained
+from torchcaps.nn import ChannelNorm, ConvStem
+from torchcaps.nn.convolutions import STEM_KERNEL, map_sizes, smallest_size
 from torchcaps.ops.losses import multi_hot
 
 
 class BaselineCNN(Pretrained):
     """Convolutions of stride 1 that keep the size, each followed by max pooling where wanted, dense layers, dropout.
+
+    Before them, where wanted, the stem that :class:`~torchcaps.models.CapsNet` may have too.
 
     It is called like :class:`~torchcaps.models.CapsNet`; its ``lengths`` are probabilities: of a softmax, or, for
     several objects in an image, of sigmoids.
@@ -31,7 +35,7 @@ class BaselineCNN(Pretrained):
         num_classes: J.
 
     Raises:
-        InputError: As many objects in an image as there are classes.
+        InputError: As many objects in an image as there are classes, or images smaller than the stem needs.
 
     Source: Sabour, Frosst, Hinton 2017, sections 5 and 6 (arXiv:1710.09829). The paper does not give the padding;
     only convolutions that keep the size have its 35.4 M parameters on MNIST and its 24.56 M on MultiMNIST's 36×36.
@@ -47,12 +51,19 @@ class BaselineCNN(Pretrained):
         self.num_classes = check_num_classes(num_classes)
         check_objects(config.objects, num_classes)
         channels, height, width = self.in_shape
+        norm = config.conv_norm == "channel"
+        self.stem: nn.Module = nn.Identity()
+        if config.stem_channels:
+            self.stem = ConvStem(channels, config.stem_channels, config.stem_strides, norm=norm)
+            channels = config.stem_channels[-1]
+            height, width = (_after_stem(config, self.in_shape, axis) for axis in (1, 2))
         widths = [channels, *config.channels]
         kernels = [config.first_kernel or config.kernel, *[config.kernel] * (len(config.channels) - 1)]
         self.convs = nn.ModuleList(
-            nn.Conv2d(fan_in, fan_out, kernel, padding=kernel // 2)
+            nn.Conv2d(fan_in, fan_out, kernel, padding=kernel // 2, bias=not norm)
             for (fan_in, fan_out), kernel in zip(itertools.pairwise(widths), kernels, strict=True)
         )
+        self.norms = nn.ModuleList(ChannelNorm(width) if norm else nn.Identity() for width in config.channels)
         # odd sizes are rounded up, so that an image of any size fits
         self.pool = nn.MaxPool2d(config.pool, ceil_mode=True) if config.pool > 1 else nn.Identity()
         for _ in self.convs:
@@ -83,14 +94,17 @@ class BaselineCNN(Pretrained):
         if return_coupling:
             raise InputError("a convolutional network has no coupling; use a preset with capsules")
         check_images(images, self.in_shape)
-        hidden = images
-        for conv in self.convs:
-            hidden = self.pool(conv(hidden).relu())
+        hidden = self._dropped(self.stem(images)) if self.config.stem_channels else images
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            hidden = self._dropped(self.pool(norm(conv(hidden)).relu()))
         hidden = hidden.flatten(1)
         for dense in self.dense:
             hidden = dense(hidden).relu()
         logits = self.classify(self.dropout(hidden)).float()
         return ModelOutput(lengths=logits.softmax(-1) if self.config.objects == 1 else logits.sigmoid(), logits=logits)
+
+    def _dropped(self, maps: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
+        return F.dropout2d(maps, self.config.conv_dropout, self.training) if self.config.conv_dropout else maps
 
     def decoder_targets(
         self,
@@ -125,3 +139,16 @@ class BaselineCNN(Pretrained):
         wanted = present / present.sum(-1, keepdim=True).clamp_min(1)
         loss = -(wanted * F.log_softmax(output.logits, -1)).sum(-1).mean()
         return Losses(loss, loss)
+
+
+def _after_stem(config: CNNConfig, in_shape: tuple[int, int, int], axis: int) -> int:
+    """Height (axis 1) or width (axis 2) of the stem's last map."""
+    kernels = [STEM_KERNEL] * len(config.stem_strides)
+    sizes = map_sizes(in_shape[axis], kernels, config.stem_strides)
+    if sizes is None:
+        smallest = smallest_size(kernels, config.stem_strides)
+        raise InputError(
+            f"images of {in_shape[1]}×{in_shape[2]} are too small for a stem of {len(kernels)}; the smallest size that "
+            f"fits is {smallest}×{smallest}"
+        )
+    return sizes[-1]

@@ -27,7 +27,7 @@ from torchcaps.nn import (
     mask_capsules,
     separate_capsules,
 )
-from torchcaps.nn.convolutions import STEM_KERNEL
+from torchcaps.nn.convolutions import STEM_KERNEL, map_sizes, smallest_size
 from torchcaps.nn.inference import in_parts, only_infers
 from torchcaps.ops.dynamic_routing.recompute.blocks import MIB, get_working_memory
 from torchcaps.ops.losses import margin_loss, normalised_cross_entropy, reconstruction_loss
@@ -279,17 +279,13 @@ def _map_sizes(config: CapsNetConfig, in_shape: tuple[int, int, int], axis: int)
     """Height (axis 1) or width (axis 2) of the map of each convolution; the last are the primary capsules."""
     kernels = [STEM_KERNEL] * len(config.stem_channels) + [config.conv_kernel, config.primary_kernel]
     strides = [*config.stem_strides, config.conv_stride, config.primary_stride]
-    sizes = [in_shape[axis]]
-    for kernel, stride in zip(kernels, strides, strict=True):
-        if sizes[-1] < kernel:
-            smallest = 1
-            for each, step in zip(reversed(kernels), reversed(strides), strict=True):
-                smallest = each + (smallest - 1) * step
-            stem = f"a stem of {len(config.stem_channels)}, " if config.stem_channels else ""
-            raise InputError(
-                f"images of {in_shape[1]}×{in_shape[2]} are too small for {stem}a {config.conv_kernel}×"
-                f"{config.conv_kernel} convolution followed by a {config.primary_kernel}×{config.primary_kernel} one; "
-                f"the smallest size that fits is {smallest}×{smallest}"
-            )
-        sizes.append((sizes[-1] - kernel) // stride + 1)
-    return sizes[1:]
+    sizes = map_sizes(in_shape[axis], kernels, strides)
+    if sizes is None:
+        smallest = smallest_size(kernels, strides)
+        stem = f"a stem of {len(config.stem_channels)}, " if config.stem_channels else ""
+        raise InputError(
+            f"images of {in_shape[1]}×{in_shape[2]} are too small for {stem}a {config.conv_kernel}×"
+            f"{config.conv_kernel} convolution followed by a {config.primary_kernel}×{config.primary_kernel} one; "
+            f"the smallest size that fits is {smallest}×{smallest}"
+        )
+    return sizes

@@ -154,18 +154,11 @@ class CapsNetConfig(Described):
         at_least("num_iterations", self.num_iterations, 0)
         for name in ("pixel_scale", "weight_std", "squash_eps", "margin_scale"):
             above(name, getattr(self, name), 0)
-        at_least("conv_dropout", self.conv_dropout, 0)
-        below("conv_dropout", self.conv_dropout, 1)
+        _check_stem(self)
         for name in ("margin_lambda", "reconstruction_weight"):
             at_least(name, getattr(self, name), 0)
-        for name in ("stem_channels", "stem_strides", "decoder_hidden"):
-            for number in getattr(self, name):
-                at_least(name, number, 1)
-        if len(self.stem_strides) != len(self.stem_channels):
-            raise InputError(
-                f"stem_strides must be {len(self.stem_channels)} numbers, one for each of stem_channels, got "
-                f"{len(self.stem_strides)}"
-            )
+        for number in self.decoder_hidden:
+            at_least("decoder_hidden", number, 1)
         if self.standardise and self.pixel_scale != 1:
             raise InputError(f"pixel_scale must be 1 with standardise=True, which undoes it, got {self.pixel_scale}")
         if self.learn_prior and (self.stop_gradient or self.num_iterations == 0):
@@ -176,12 +169,21 @@ class CapsNetConfig(Described):
 
 @dataclass(frozen=True, kw_only=True)
 class CNNConfig(Described):
-    """A convolutional network: convolutions of stride 1 that keep the size, max pooling, dense layers, dropout."""
+    """A convolutional network: (stem →) convolutions that keep the size, max pooling, dense layers, dropout."""
 
     kind: ClassVar[str] = "CNN field"
 
     objects: int = 1
     """Objects in an image, each of another class: softmax cross-entropy for one, sigmoid cross-entropy for more."""
+    stem_channels: tuple[int, ...] = ()
+    """Channels of 3x3 convolutions with ReLU before the others; the published networks have none."""
+    stem_strides: tuple[int, ...] = ()
+    """Their strides, pixels, one for each."""
+    conv_norm: Literal["none", "channel"] = "none"
+    """Before the activations of all convolutions: nothing, or layer normalisation over the channels of each
+    location."""
+    conv_dropout: float = 0.0
+    """Dropout after the stem and after each other convolution, a probability: whole channels of an image."""
     channels: tuple[int, ...] = (256, 256, 128)
     """Channels of the convolutions."""
     kernel: int = 5
@@ -199,6 +201,7 @@ class CNNConfig(Described):
         super().__post_init__()
         for name in ("objects", "pool"):
             at_least(name, getattr(self, name), 1)
+        _check_stem(self)
         if not self.channels:
             raise InputError("channels must name at least one convolution, got none")
         for name in ("channels", "hidden"):
@@ -210,6 +213,19 @@ class CNNConfig(Described):
                 raise InputError(f"{name} must be 1 or an odd number above, so that the size is kept, got {size}")
         if not 0 <= self.dropout < 1:
             raise InputError(f"dropout must be at least 0 and below 1, got {self.dropout}")
+
+
+def _check_stem(config: CapsNetConfig | CNNConfig) -> None:
+    at_least("conv_dropout", config.conv_dropout, 0)
+    below("conv_dropout", config.conv_dropout, 1)
+    for name in ("stem_channels", "stem_strides"):
+        for number in getattr(config, name):
+            at_least(name, number, 1)
+    if len(config.stem_strides) != len(config.stem_channels):
+        raise InputError(
+            f"stem_strides must be {len(config.stem_channels)} numbers, one for each of stem_channels, got "
+            f"{len(config.stem_strides)}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

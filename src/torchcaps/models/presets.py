@@ -223,7 +223,8 @@ register_preset(
         description=(
             "A small network of our own, with capsules and dynamic routing throughout: four normalised 3×3 "
             "convolutions in place of sabour2017's first one, a fifth into a quarter of its capsule types, half of its "
-            "decoder."
+            "decoder. It was chosen among nine networks and recipes whose errors on MNIST's test images were seen, so "
+            "its own error there flatters it by an unknown, small amount."
         ),
         source="torchcaps: a small network, chosen by experiment",
         model=replace(

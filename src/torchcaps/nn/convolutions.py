@@ -14,6 +14,33 @@ STEM_KERNEL = 3
 """Of the stem's convolutions, pixels."""
 
 
+def map_sizes(size: int, kernels: Sequence[int], strides: Sequence[int]) -> list[int] | None:
+    """Heights, or widths, of the maps of convolutions without padding, one after the other.
+
+    Args:
+        size: Of the image, pixels.
+        kernels: Of the convolutions, pixels.
+        strides: Of the convolutions, pixels.
+
+    Returns:
+        One for each convolution, pixels; None if the image is too small for them.
+    """
+    sizes = [size]
+    for kernel, stride in zip(kernels, strides, strict=True):
+        if sizes[-1] < kernel:
+            return None
+        sizes.append((sizes[-1] - kernel) // stride + 1)
+    return sizes[1:]
+
+
+def smallest_size(kernels: Sequence[int], strides: Sequence[int]) -> int:
+    """Of the images that convolutions without padding take, pixels."""
+    smallest = 1
+    for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
+        smallest = kernel + (smallest - 1) * stride
+    return smallest
+
+
 class ChannelNorm(nn.LayerNorm):
     """Layer normalisation over the channels of each location, with a learned scale and shift for each channel.
 

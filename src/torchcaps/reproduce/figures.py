@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -57,16 +58,16 @@ def draw_iterations(logs: Logs, published: Mapping[str, float]) -> Figure:  # no
     each line that it belongs to.
     """
     networks = {name: _capsules(runs) for name, runs in logs.items()}
-    scales = sorted({network.weight_std for network in networks.values() if network is not None})
+    scales = sorted({_scale(network) for network in networks.values() if network is not None})
     figure = new_figure(3.1 * max(len(scales), 1) + 0.5, 3.6)
     figure.suptitle("Error against the number of routing iterations", fontsize=TITLE)
     for panel, scale in zip(figure.subplots(1, len(scales), squeeze=False, sharey=True).ravel(), scales, strict=True):
-        style_axes(panel, f"W of deviation {scale:g}", "routing iterations", "test error of the last epoch, %")
+        style_axes(panel, _scale_words(scale), "routing iterations", "test error of the last epoch, %")
         lines = itertools.product(("outputs", "inputs"), (False, True))
         for (axis, stop), colour in zip(lines, COLOURS, strict=False):
             points: Curve = {}
             for name, network in networks.items():
-                if network is None or network.weight_std != scale:
+                if network is None or _scale(network) != scale:
                     continue
                 count = network.num_iterations
                 of_axis = network.softmax_over == axis or count == 0
@@ -88,18 +89,18 @@ def draw_epochs(logs: Logs, published: Mapping[str, float]) -> Figure:  # noqa: 
     """
     networks = {name: _capsules(runs) for name, runs in logs.items()}
     shown = {name: net for name, net in networks.items() if net is not None and not net.stop_gradient}
-    scales = sorted({net.weight_std for net in shown.values()})
+    scales = sorted({_scale(net) for net in shown.values()})
     counts = sorted({net.num_iterations for net in shown.values()})
     figure = new_figure(3.1 * max(len(scales), 1) + 0.5, 6.2)
     figure.suptitle("Error on the validation images, epoch by epoch", fontsize=TITLE)
     panels = figure.subplots(2, len(scales), squeeze=False, sharex=True, sharey=True)
     for (row, axis), (column, scale) in itertools.product(enumerate(("outputs", "inputs")), enumerate(scales)):
         panel = panels[row, column]
-        style_axes(panel, f"{_AXES_WORDS[axis]}, W of deviation {scale:g}", "epoch", "validation error, %")
+        style_axes(panel, f"{_AXES_WORDS[axis]}, {_scale_words(scale)}", "epoch", "validation error, %")
         for count, colour in zip(counts, COLOURS, strict=False):
             points: Curve = {}
             for name, net in shown.items():
-                if net.weight_std == scale and net.num_iterations == count and (net.softmax_over == axis or count == 0):
+                if _scale(net) == scale and net.num_iterations == count and (net.softmax_over == axis or count == 0):
                     for run in logs[name]:
                         for epoch, accuracy in zip(
                             run.metrics["epoch"], run.metrics["validation_accuracy"], strict=True
@@ -114,10 +115,10 @@ def draw_epochs(logs: Logs, published: Mapping[str, float]) -> Figure:  # noqa: 
 
 
 def draw_affnist(logs: Logs, published: Mapping[str, float]) -> Figure:  # noqa: ARG001  as all of them
-    """Accuracy on affNIST against the validation accuracy at which training ended, a dot a run."""
+    """Accuracy on affNIST against the validation accuracy of the epoch tested, a dot a run."""
     figure = new_figure(6.5, 3.8)
     axes = figure.subplots()
-    style_axes(axes, "", "validation accuracy at the end of training, %", "accuracy on affNIST, %")
+    style_axes(axes, "", "validation accuracy reached, %", "accuracy on affNIST, %")
     for (name, runs), colour in zip(logs.items(), itertools.cycle(COLOURS)):
         points = [
             (100 * run.summary["validation"]["best"]["accuracy"], 100 * run.measures["affnist"]["accuracy"])
@@ -156,6 +157,15 @@ def _capsules(runs: Sequence[RunLog]) -> CapsNetConfig | None:
     """The network of a row, if it has capsules."""
     model = runs[0].config.model
     return model if isinstance(model, CapsNetConfig) else None
+
+
+def _scale(network: CapsNetConfig) -> float:
+    """The deviation of W at the start; infinity, so that it comes last, where the layer computes its own."""
+    return math.inf if network.weight_init == "balanced" else network.weight_std
+
+
+def _scale_words(scale: float) -> str:
+    return "W balanced" if math.isinf(scale) else f"W of deviation {scale:g}"
 
 
 def _draw_mean(axes: Axes, points: Curve, colour: str, label: str | None, *, dashed: bool = False) -> None:

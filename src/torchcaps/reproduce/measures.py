@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from torchcaps.analysis import attack_curve, evaluate, rotation_curve
 from torchcaps.analysis.robustness import Attack, Objective
 from torchcaps.datasets import ImageSet, load_dataset
+from torchcaps.datasets.affnist import find_originals
 from torchcaps.reproduce.table import Measure
 from torchcaps.training import Run
 
@@ -22,7 +24,8 @@ def measure(run: Run, wanted: Measure, data_dir: str | None = None) -> dict[str,
         data_dir: Folder that holds the data sets' files; the usual places if None.
 
     Returns:
-        For ``affnist``, ``accuracy``, ``error`` and ``images``; else a
+        For ``affnist``, ``accuracy``, ``error``, ``images`` and their ``source``, which are made here (``"made"``)
+        or read from the ``"original"`` files; else a
         :class:`~torchcaps.analysis.RobustnessCurve` as a dictionary.
 
     Raises:
@@ -31,7 +34,8 @@ def measure(run: Run, wanted: Measure, data_dir: str | None = None) -> dict[str,
     if wanted.kind == "affnist":
         dataset = load_dataset("affnist", data_dir=data_dir, limit_test=wanted.images)
         found = evaluate(run.model, dataset.test)
-        return {"accuracy": found.accuracy, "error": found.error, "images": found.num_images}
+        source = "made" if find_originals(None if data_dir is None else Path(data_dir)) is None else "original"
+        return {"accuracy": found.accuracy, "error": found.error, "images": found.num_images, "source": source}
     test = _spread(run.dataset(data_dir=data_dir).test, wanted.images)
     if wanted.kind == "rotation":
         return rotation_curve(run.model, test).to_dict()

@@ -27,6 +27,7 @@ from torchcaps.training.capture import CapturedStep, choose_capture
 from torchcaps.training.checkpoint import CHECKPOINT, check_fits, read_checkpoint, write_checkpoint
 from torchcaps.training.config import ELSEWHERE, TrainConfig, field_names, override, read_config
 from torchcaps.training.data import RunData, fingerprint, load_run_data, training_loader
+from torchcaps.training.environment import peak_memory_mib
 from torchcaps.training.events import Events
 from torchcaps.training.launch import launch
 from torchcaps.training.memory import memory_warning
@@ -310,6 +311,7 @@ class Trainer:
 
     def _save_checkpoint(self) -> None:
         """Write ``last.ckpt``, whole or not at all; the weights have been checked."""
+        self.position.note_peak(peak_memory_mib(self.fabric.device))
         write_checkpoint(self.fabric, self.out, self.plain_step, self.position, self._fingerprint)
         self._last_save = time.monotonic()
 

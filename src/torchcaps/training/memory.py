@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from torchcaps.datasets.augmentation import check_crop
 from torchcaps.models import BaselineCNN, Model, build_model
@@ -157,20 +158,31 @@ def _feature_maps(network: Model, in_shape: tuple[int, int, int]) -> _Maps:
     """What a network on the meta device keeps of one image."""
     value = torch.empty(1, *in_shape)
     if isinstance(network, BaselineCNN):
-        numbers, indices = [], 0
-        for conv in network.convs:
-            numbers.append((value := conv(value)).numel())
+        numbers, value = _kept(network.stem.children(), value, network.config.conv_norm)
+        indices = 0
+        for conv, normed in zip(network.convs, network.norms, strict=True):
+            more, value = _kept((conv, normed, nn.ReLU()), value, network.config.conv_norm)
+            numbers += more
             if network.config.pool > 1:
                 numbers.append((value := network.pool(value)).numel())
                 indices += value.numel()
         return _Maps(numbers, indices)
-    numbers = []
-    for layer in (*network.stem.children(), network.conv, network.conv_norm, nn.ReLU()):
-        value = layer(value)
-        # what a convolution gives is kept if it is normalised, what a normalisation gives is not
-        if isinstance(layer, nn.ReLU) or (isinstance(layer, nn.Conv2d) and network.config.conv_norm != "none"):
-            numbers.append(value.numel())
+    layers = (*network.stem.children(), network.conv, network.conv_norm, nn.ReLU())
+    numbers, value = _kept(layers, value, network.config.conv_norm)
     return _Maps([*numbers, sum(conv(value).numel() for conv in network.primary_capsules.convs)])
+
+
+def _kept(layers: Iterable[nn.Module], value: Tensor, norm: str) -> tuple[list[int], Tensor]:
+    """Numbers in the maps that convolutions, each with its ReLU, keep for backward; and the last map.
+
+    What a convolution gives is kept if it is normalised, what a normalisation gives is not.
+    """
+    numbers = []
+    for layer in layers:
+        value = layer(value)
+        if isinstance(layer, nn.ReLU) or (isinstance(layer, nn.Conv2d) and norm != "none"):
+            numbers.append(value.numel())
+    return numbers, value
 
 
 def _bytes_an_image(in_shape: tuple[int, int, int], max_shift: int) -> int:

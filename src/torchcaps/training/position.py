@@ -38,6 +38,8 @@ class Position:
     sums: EpochSums = field(default_factory=EpochSums)
     history: list[dict[str, Any]] = field(default_factory=list)
     """The rows of metrics.csv."""
+    peak_memory_mib: float | None = None
+    """Of a process, over all sittings up to the last checkpoint; None where unknown."""
     commands: list[str] = field(default_factory=list)
     """What started the run, and what it went on with."""
 
@@ -58,6 +60,11 @@ class Position:
         if select == "loss":
             return min(self.history, key=lambda row: row["validation_loss"])
         return max(self.history, key=lambda row: (row["validation_accuracy"], -row["validation_loss"]))
+
+    def note_peak(self, mib: float | None) -> None:
+        """Remember how much memory this sitting's process has needed so far."""
+        known = [each for each in (self.peak_memory_mib, mib) if each is not None]
+        self.peak_memory_mib = max(known, default=None)
 
     def end_epoch(self, row: dict[str, Any]) -> None:
         """Add the row of the epoch that is done, and stand at the beginning of the next one."""

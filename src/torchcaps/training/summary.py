@@ -21,7 +21,8 @@ def summarise(trainer: Trainer, judged: Mapping[str, Evaluation]) -> dict[str, A
     """
     config, position, fabric, dataset = trainer.config, trainer.position, trainer.fabric, trainer.dataset
     best_row, last_row = position.best(config.recipe.select), position.history[-1]
-    peak = peak_memory_mib(fabric.device)
+    position.note_peak(peak_memory_mib(fabric.device))
+    peak = position.peak_memory_mib
     return {
         "preset": config.preset,
         "data": config.data,
