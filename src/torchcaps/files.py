@@ -63,8 +63,11 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def could_be_repository(path: Path) -> bool:
-    """Whether a path is of nothing here, but may name a repository of the Hugging Face hub: its owner and its name."""
-    return len(path.parts) == 2 and not path.anchor and ".." not in path.parts and not path.exists()
+    """Whether a path may name a repository of the Hugging Face hub: an owner, of which no folder is here, and a name.
+
+    So ``runs/sabour2017-mnst-1``, mistyped where there is a folder ``runs``, is asked of nobody.
+    """
+    return len(path.parts) == 2 and not path.anchor and ".." not in path.parts and not path.parent.is_dir()
 
 
 def read_json(path: str | Path, what: str) -> dict[str, Any]:

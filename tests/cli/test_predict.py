@@ -198,6 +198,12 @@ def test_a_hub_that_cannot_be_reached(cli: Cli, on_hub: Path, digit_file: Path, 
     assert result.err == f"Error: {said}\n"
 
 
+def test_a_mistyped_run_is_asked_of_nobody(cli: Cli, on_hub: Path) -> None:
+    Path("someone").mkdir()
+    result = cli("evaluate", "someone/letters")
+    assert (result.code, result.err) == (2, f"Error: there is no run folder {Path('someone/letters')}\n")
+
+
 # what is a run and what an image
 
 
