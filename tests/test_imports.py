@@ -146,7 +146,7 @@ FILES = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))
 
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_imports_point_one_way(path: Path) -> None:
-    assert not wrong_imports(path, (SOURCE / path).read_text())
+    assert not wrong_imports(path, (SOURCE / path).read_text(encoding="utf-8"))
 
 
 def test_every_part_has_its_rule() -> None:

@@ -50,7 +50,7 @@ def test_an_unknown_suffix_is_refused_before_anything_is_made(tmp_path, figure):
 
 def test_a_place_that_cannot_be_written_to_is_named(tmp_path, figure):
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(InputError, match=r"file/a\.png cannot be written"):
+    with pytest.raises(InputError, match=r"file.a\.png cannot be written"):
         save_figure(figure, tmp_path / "file" / "a.png")
     (tmp_path / "a.png").mkdir()
     with pytest.raises(InputError, match=r"a\.png cannot be written"):

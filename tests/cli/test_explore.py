@@ -142,6 +142,7 @@ def get(port: int, **headers: str) -> http.client.HTTPResponse:
     return connection.getresponse()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="on Windows no Ctrl-C can be sent to another process alone")
 @pytest.mark.skipif(no_gradio() is not None, reason=no_gradio() or "")
 def test_it_serves_this_machine_only_talks_to_nobody_and_ends_quietly(
     run_folder: Path, environment: dict[str, str]

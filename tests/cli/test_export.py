@@ -106,7 +106,7 @@ def test_a_folder_to_pass_on(cli: Cli, run_folder: Path, digit_file: Path, tmp_p
     result = cli("export", copy, "--format", "folder", "--half", "--other-seed", other)
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith(f"wrote {copy / 'pretrained'}; ")
-    assert "over the seeds 0, 7" in (copy / "pretrained" / "README.md").read_text()
+    assert "over the seeds 0, 7" in (copy / "pretrained" / "README.md").read_text(encoding="utf-8")
     assert cli("predict", copy / "pretrained", digit_file).code == 0
     assert_one_sentence(cli("export", copy, "--format", "folder"), "there is something at")
 

@@ -70,7 +70,9 @@ def test_an_onnx_file_needs_no_torch(cli: Cli, onnx_file: Path, digit_file: Path
         f"code = main(['predict', {str(onnx_file)!r}, {str(digit_file)!r}])\n"
         "print(code, [name for name in ('torch', 'safetensors', 'huggingface_hub') if name in sys.modules])\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    environment |= {"PYTHONIOENCODING": "utf-8"}  # bars are made of blocks
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", env=environment, check=True)
     assert done.stdout == cli("predict", onnx_file, digit_file).out + "0 []\n"
 
 

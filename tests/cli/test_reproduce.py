@@ -111,7 +111,7 @@ def test_rows_are_listed_with_what_is_done(cli: Cli) -> None:
 @pytest.mark.usefixtures("tiny")
 def test_the_report_alone(cli: Cli) -> None:
     result = cli("reproduce", "--report", "--results", "logs")
-    assert result.out == "wrote logs/results.md and 0 figures\n"
+    assert result.out == f"wrote {Path('logs/results.md')} and 0 figures\n"
     assert "Not run yet" in Path("logs/results.md").read_text(encoding="utf-8")
     assert cli("reproduce", "--report", "--page", "elsewhere.md").out.startswith("wrote elsewhere.md")
 

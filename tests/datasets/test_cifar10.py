@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+import re
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -93,14 +94,18 @@ def test_it_is_downloaded_and_found_again(
 @pytest.mark.parametrize("as_archive", [True, False])
 def test_a_short_file_is_named(tmp_path: Path, as_archive: bool) -> None:
     place = put(tmp_path, FILES | {"data_batch_3.bin": FILES["data_batch_3.bin"][:-1]}, as_archive=as_archive)
-    with pytest.raises(InputError, match=f"data_batch_3.bin in {place} has 61,459 bytes, but .* make 61,460; fetch"):
+    with pytest.raises(
+        InputError, match=f"data_batch_3.bin in {re.escape(str(place))} has 61,459 bytes, but .* make 61,460; fetch"
+    ):
         load_dataset("cifar10", data_dir=tmp_path)
 
 
 @pytest.mark.parametrize("as_archive", [True, False])
 def test_a_label_beyond_the_classes_is_named(tmp_path: Path, as_archive: bool) -> None:
     place = put(tmp_path, FILES | {"test_batch.bin": b"\x0a" + FILES["test_batch.bin"][1:]}, as_archive=as_archive)
-    with pytest.raises(InputError, match=f"test_batch.bin in {place} has a label 10, but those of CIFAR-10 are 0 to 9"):
+    with pytest.raises(
+        InputError, match=f"test_batch.bin in {re.escape(str(place))} has a label 10, but those of CIFAR-10 are 0 to 9"
+    ):
         load_dataset("cifar10", data_dir=tmp_path)
 
 
@@ -108,7 +113,7 @@ def test_a_label_beyond_the_classes_is_named(tmp_path: Path, as_archive: bool) -
 def test_a_missing_file_is_named(tmp_path: Path, as_archive: bool) -> None:
     files = {name: contents for name, contents in FILES.items() if name != "data_batch_2.bin"}
     place = put(tmp_path, files, as_archive=as_archive)
-    with pytest.raises(InputError, match=rf"{place}.*data_batch_2\.bin"):
+    with pytest.raises(InputError, match=rf"{re.escape(str(place))}.*data_batch_2\.bin"):
         load_dataset("cifar10", data_dir=tmp_path)
 
 
@@ -118,7 +123,7 @@ def test_damaged_archives_and_other_files(tmp_path: Path) -> None:
     damaged = whole[:5000] + bytes(200) + whole[5200:]
     for contents in (b"", b"<html>", whole[:50], whole[: len(whole) // 2], damaged):
         place.write_bytes(contents)
-        with pytest.raises(InputError, match=f"{place}") as raised:
+        with pytest.raises(InputError, match=re.escape(str(place))) as raised:
             load_dataset("cifar10", data_dir=tmp_path)
         assert "\n" not in str(raised.value)
 

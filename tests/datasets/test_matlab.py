@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,7 @@ def test_truncated_and_garbled_files(tmp_path: Path, compressed: bool) -> None:
     whole = path.read_bytes()
     for length in (100, 130, 140, 180, len(whole) // 2, len(whole) - 9):
         path.write_bytes(whole[:length])
-        with pytest.raises(InputError, match=str(path)):
+        with pytest.raises(InputError, match=re.escape(str(path))):
             read_mat(path, "X")
     for begin in range(124, 240, 4):  # whatever the reader makes of it, nothing but an InputError may come out
         path.write_bytes(whole[:begin] + b"\xff\x00\x7f\x03" + whole[begin + 4 :])

@@ -121,7 +121,7 @@ def test_a_folder_is_the_network_with_its_card(run: Run, runs: tuple[Path, Path]
     assert again.class_names == run.class_names
     for ours, theirs in zip(again.model.parameters(), run.model.parameters(), strict=True):
         assert_close(ours, theirs, 0)
-    card = (tmp_path / "a" / "net" / "README.md").read_text()
+    card = (tmp_path / "a" / "net" / "README.md").read_text(encoding="utf-8")
     assert record.command in card
     assert "over the seeds 0, 1" in card
     assert str(tmp_path) not in card
@@ -134,10 +134,9 @@ def test_half_precision_is_measured_as_it_is_stored(run: Run, tmp_path: Path) ->
     model = load_pretrained(tmp_path / "net")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert record.stored_error == evaluate(model, run.dataset().test).error
-    assert (
-        f"{100 * record.stored_error:.2f} % test error, measured after rounding"
-        in (tmp_path / "net" / "README.md").read_text()
-    )
+    assert f"{100 * record.stored_error:.2f} % test error, measured after rounding" in (
+        tmp_path / "net" / "README.md"
+    ).read_text(encoding="utf-8")
 
 
 def test_half_precision_needs_the_data(run: Run, tmp_path: Path) -> None:
@@ -154,7 +153,7 @@ def test_weights_for_the_package(run: Run, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("torchcaps.models.pretrained._SHIPPED_FOLDER", tmp_path)
     monkeypatch.chdir(tmp_path)
     export_folder(run, "compact", half=True)
-    assert 'load_pretrained("compact")' in (tmp_path / "compact" / "README.md").read_text()
+    assert 'load_pretrained("compact")' in (tmp_path / "compact" / "README.md").read_text(encoding="utf-8")
     assert_close(load_pretrained().conv.weight, run.model.conv.weight, 1e-3)
 
 

@@ -186,7 +186,7 @@ def test_every_preset_has_a_card_and_its_code_runs(
     monkeypatch.chdir(tmp_path)
     small_network = create_model(preset, **small(preset))
     small_network.save_pretrained("path/to/this/folder", training=training(preset=preset))
-    card = Path("path/to/this/folder/README.md").read_text()
+    card = Path("path/to/this/folder/README.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)

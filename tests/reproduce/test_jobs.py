@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ class StopAtStep(Silence):
 
     def step(self, *, epoch: int, step: int, images_per_second: float, loss: float | None) -> None:
         if step == self.at:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
 
 class Epochs(Silence):
@@ -164,8 +164,8 @@ def test_one_process_at_a_time_works_on_a_job(tiny: Table) -> None:
         assert made.is_locked
         assert execute(made, Silence()) is Outcome.BUSY
         assert not made.run.exists()
-    assert not made.is_locked
-    assert lock.exists(), "a lock file that is left behind is no lock"
+    lock.touch()
+    assert not made.is_locked, "a lock file that is left behind is no lock"
     assert execute(made, Silence()) is Outcome.DONE
 
 
@@ -182,7 +182,7 @@ def test_a_run_of_other_settings_is_seen_before_anything_is_done(tiny: Table, pl
     folder = getattr(made, place)
     write_json(folder / "config.json", other.config.to_dict())
     other.check()
-    with pytest.raises(InputError, match=f"{folder}.*other settings"):
+    with pytest.raises(InputError, match=f"{re.escape(str(folder))}.*other settings"):
         made.check()
 
 

@@ -223,7 +223,7 @@ def test_without_logs_the_page_says_what_could_be_run(only_tiny: Table) -> None:
 
 def test_a_damaged_log_is_named(only_tiny: Table, write_log) -> None:
     (write_log(only_tiny, "plain") / "summary.json").write_text("{")
-    with pytest.raises(InputError, match=r"plain/seed-0/summary.json is not valid JSON"):
+    with pytest.raises(InputError, match=r"plain.seed-0.summary\.json is not valid JSON"):
         page_of()
 
 

@@ -15,7 +15,10 @@ from torchcaps.training import resume, train
 from torchcaps.training.checkpoint import read_checkpoint
 from torchcaps.training.progress import Silence
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch was built without gloo")
+pytestmark = [
+    pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch was built without gloo"),
+    pytest.mark.skipif(sys.platform == "win32", reason="torch's wheels for Windows lack the libuv that this needs"),
+]
 
 
 def command_line(*arguments: str, launcher: tuple[str, ...] = ("-m", "torchcaps")) -> str:
