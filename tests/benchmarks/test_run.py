@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import sys
 from collections.abc import Callable
+from math import isnan
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -204,4 +206,4 @@ def test_a_process_of_its_own(run: ModuleType, measuring: ModuleType) -> None:
     finally:
         set_working_memory(before)
     assert elapsed > 0
-    assert 3 < peak < 300  # MiB; weights and their gradient are 5.9
+    assert isnan(peak) if sys.platform == "win32" else 3 < peak < 300  # MiB; weights and their gradient are 5.9
