@@ -66,7 +66,7 @@ _COMPACT_SIZE = {
 }
 #: Two CNNs with as many parameters as `compact` on the same images, to 1 %. One has `compact`'s own convolutions before
 #: the primary one, with their normalisation and dropout, and dense layers where `compact` has capsules and a decoder:
-#: what differs from it is the capsules. The other is the paper's baseline, narrower.
+#: what differs from it is the capsules. The other is the paper's baseline with fewer channels.
 _TWIN: dict[str, Any] = {
     "stem_channels": (*_COMPACT_SIZE["stem_channels"], _COMPACT_SIZE["conv_channels"]),
     "stem_strides": (*_COMPACT_SIZE["stem_strides"], _COMPACT_SIZE["conv_stride"]),
@@ -80,9 +80,9 @@ _TWIN: dict[str, Any] = {
 _TWIN_40 = _TWIN | {"hidden": (592,)}
 _TWIN_PAIRS = _TWIN | {"hidden": (580,)}
 _TWIN_TITLE = "CNN: compact's convolutions and parameter count, dense layers for capsules"
-_SMALL_BASELINE = {"channels": (64, 70, 32), "hidden": (36, 48)}
-_SMALL_BASELINE_PAIRS = {"channels": (64, 96), "hidden": (235,)}
-_BASELINE_TITLE = "the paper's CNN, narrower, of compact's parameter count"
+_SMALL_BASELINE = {"channels": (32, 32, 16), "hidden": (82, 48)}
+_SMALL_BASELINE_PAIRS = {"channels": (32, 16), "hidden": (1513,)}
+_BASELINE_TITLE = "the paper's CNN with fewer channels, of compact's parameter count"
 
 #: What networks that are compared leave out, though `compact`'s own recipe has it.
 _NOT_TURNED: dict[str, Any] = {"max_rotation": 0.0, "max_scaling": 0.0}
@@ -181,10 +181,11 @@ register_table(
             "augmentation, but for `compact` and the *long* rows: those have `compact`'s own 20 epochs, in which "
             "digits are turned by up to 10° and scaled by up to 10 % as well. The rows that end in *strong* and "
             "*weak* differ from those above them in the weight of the reconstruction alone. The learning rate rises "
-            "to 3e-3 and falls again, in the paper's CNN, narrower, to 1e-3; it was not tuned for any row. "
-            "**`compact` was chosen among nine networks and recipes whose test errors had been seen** (docs/lab- "
-            "notebook.md), so its own test error is better than a new test set would show, by what nobody can tell; "
-            "the comparisons within the table do not depend on that choice."
+            "to 3e-3 and falls again; in the paper's CNN to 1e-3. (The CNN with compact's convolutions had 99.44 % of "
+            "the validation images at 3e-3, 99.40 % at 1e-3; seed 100.) **`compact` was chosen among nine networks "
+            "and recipes whose test errors had been seen** ([lab notebook](lab-notebook.md)), so its own test error "
+            "is better than a new test set would show, by what nobody can tell; the comparisons within the table do "
+            "not depend on that choice."
         ),
         budgets={
             "small": (
@@ -393,7 +394,7 @@ register_table(
         rows=(
             Row(
                 name="baseline-small",
-                title="the paper's CNN for MultiMNIST, narrower, of compact's parameter count",
+                title="the paper's CNN for MultiMNIST with fewer channels, of compact's parameter count",
                 preset="baseline-cnn-multimnist",
                 data="multimnist",
                 overrides=_SMALL_BASELINE_PAIRS | _PAIRS_SHORT | {"learning_rate": 1e-3},
