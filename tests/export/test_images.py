@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from torchcaps.export import describe_run, random_images, sample_images
+from torchcaps.models.pretrained import shipped_folder
 from torchcaps.training import Run, load_run
 
 
@@ -46,6 +47,11 @@ def test_data_that_cannot_be_read(run: Run, tmp_path: Path) -> None:
 def test_a_network_that_knows_no_data(runs: tuple[Path, Path]) -> None:
     _, words = sample_images(load_run(runs[0] / "best"))
     assert words == f"32 random images ({runs[0] / 'best'} does not say what it was trained on)"
+
+
+def test_the_network_that_comes_with_torchcaps_is_shown_the_embedded_digits() -> None:
+    images, words = sample_images(load_run(shipped_folder()))
+    assert (images.shape, words) == ((32, 1, 28, 28), "the first 32 test images of digits")
 
 
 def test_noise_is_the_same_each_time() -> None:

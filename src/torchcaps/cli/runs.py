@@ -40,9 +40,6 @@ class FigurePath(click.Path):
 
 FIGURE = FigurePath()
 
-SHIPPED_DATA = "digits"
-"""The images that stand for those of the network that comes with torchcaps: embedded, and handwritten digits too."""
-
 which_option = click.option(
     "--which",
     type=click.Choice(["best", "last"]),
@@ -154,7 +151,7 @@ def images_for(run: Run, data: str | None) -> str | None:
 
     For the network that comes with torchcaps, whose own data are not embedded, it is the digits unless one is named.
     """
-    from torchcaps.models.pretrained import is_shipped
+    from torchcaps.models.pretrained import SHIPPED_DATA, is_shipped
 
     return SHIPPED_DATA if data is None and is_shipped(run.path) else data
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchcaps.errors import InputError
 from torchcaps.export.description import Description
+from torchcaps.models.pretrained import SHIPPED_DATA, is_shipped
 from torchcaps.training import Run
 
 SAMPLE = 32
@@ -30,6 +31,8 @@ def describe_run(run: Run) -> Description:
 def sample_images(run: Run, count: int = SAMPLE) -> tuple[UInt8[Tensor, "N C H W"], str]:
     """The first test images of a run's data, or random ones where the data are not on this machine.
 
+    For a network that comes with torchcaps they are the embedded digits.
+
     Nothing is downloaded.
 
     Args:
@@ -40,13 +43,13 @@ def sample_images(run: Run, count: int = SAMPLE) -> tuple[UInt8[Tensor, "N C H W
         The images, and what they are, in words.
     """
     shape = run.model.in_shape
-    if run.config is None:
+    data = run.config.data if run.config is not None else SHIPPED_DATA if is_shipped(run.path) else None
+    if data is None:
         return random_images(shape, count), f"{count} random images ({run.path} does not say what it was trained on)"
-    data = run.config.data
     try:
-        if not run.has_data():
+        if run.config is not None and not run.has_data():
             return random_images(shape, count), f"{count} random images ({data} is not on this machine)"
-        images = run.dataset().test.images[:count]
+        images = run.dataset(data).test.images[:count]
     except InputError as error:
         return random_images(shape, count), f"{count} random images (the data cannot be read: {error})"
     return images, f"the first {len(images)} test images of {data}"

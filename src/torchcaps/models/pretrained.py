@@ -30,6 +30,8 @@ CONFIG, WEIGHTS, CLASSES, CARD = "config.json", "model.safetensors", "classes.js
 
 SHIPPED = ("compact",)
 """Networks whose weights come with torchcaps."""
+SHIPPED_DATA = "digits"
+"""The images that stand for those that they were trained on: embedded, and handwritten digits too."""
 _SHIPPED_FOLDER = Path(__file__).parent / "weights"
 
 
