@@ -97,7 +97,7 @@ def test_the_paper_s_tables_are_listed(cli: Cli) -> None:
     for name in list_tables():
         assert re.search(rf"^{name}$", out, re.MULTILINE)
     assert "routing" in out
-    assert "45 rows in the small budget, 45 in the full one." in out
+    assert "53 rows in the small budget, 53 in the full one." in out
 
 
 @pytest.mark.usefixtures("tiny", "in_this_process")
