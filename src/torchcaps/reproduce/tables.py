@@ -482,11 +482,12 @@ register_table(
             "scaled and sheared better than a CNN of as many parameters?"
         ),
         protocol=(
-            "Training on MNIST digits at random places in 40×40, with Adam at a constant 1e-3. Training ends with the "
-            "first epoch whose validation accuracy, on digits placed likewise, reaches the target; then the network "
-            "of that epoch is tested on affNIST, once. The paper stopped on its test set of moved digits; here the "
-            "validation images decide. Epochs are whole, so the accuracy reached may lie above the target; it stands "
-            "beside the result."
+            "Training on MNIST digits at random places in 40×40, with Adam at a constant 1e-3; the CNN with compact's "
+            "convolutions at 3e-4, as it does not leave its initial loss at 1e-3. Training ends with the first epoch "
+            "whose validation accuracy, on digits placed likewise, reaches the target; then the network of that epoch "
+            "is tested on affNIST, once. The paper stopped on its test set of moved digits; here the validation "
+            "images decide. Epochs are whole, so the accuracy reached may lie above the target; it stands beside the "
+            "result."
         ),
         budgets={
             "small": (
@@ -501,7 +502,7 @@ register_table(
                 title=_TWIN_TITLE,
                 preset="cnn-matched",
                 data="mnist-40",
-                overrides=_TWIN_40 | _AFFNIST_SHORT,
+                overrides=_TWIN_40 | _AFFNIST_SHORT | {"learning_rate": 3e-4},
                 budgets=_SMALL,
                 measures=_SOME,
                 stop_at=_SMALL_TARGET,
