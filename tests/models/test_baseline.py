@@ -105,12 +105,11 @@ def test_pooling_halves_the_maps_and_keeps_the_last_odd_pixel() -> None:
 
 def test_a_stem_comes_first() -> None:
     options = {"stem_channels": (4, 6), "stem_strides": (1, 2), "conv_norm": "channel", "conv_dropout": 0.5}
-    model = network(**options)
+    model = network(**options).eval()
     features = model.stem(IMAGES)
     height, width = ((size - 2 - 3) // 2 + 1 for size in IMAGES.shape[2:])
     assert features.shape == (len(IMAGES), 6, height, width)
     assert any(isinstance(layer, ChannelNorm) for layer in model.stem)
-    model.eval()
     assert_batch_independent(lambda images: model(images).logits, IMAGES)
     hidden = features
     for conv, norm in zip(model.convs, model.norms, strict=True):

@@ -147,13 +147,8 @@ def open_images(run: Run, data: str | None, data_dir: str | None, split: Split) 
 
 
 def images_for(run: Run, data: str | None) -> str | None:
-    """The data set to look at: the one named, else the run's own, which is None.
-
-    For the network that comes with torchcaps, whose own data are not embedded, it is the digits unless one is named.
-    """
-    from torchcaps.models.pretrained import SHIPPED_DATA, is_shipped
-
-    return SHIPPED_DATA if data is None and is_shipped(run.path) else data
+    """The data set to look at: the one named, else the run's own, which is None; else what the network shows."""
+    return run.shown_data if data is None and run.config is None else data
 
 
 def names_of(run_folders: Sequence[Path]) -> list[str]:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from torchcaps.errors import InputError
 from torchcaps.export.description import Description
-from torchcaps.models.pretrained import SHIPPED_DATA, is_shipped
 from torchcaps.training import Run
 
 SAMPLE = 32
@@ -42,12 +41,11 @@ def sample_images(run: Run, count: int = SAMPLE) -> tuple[UInt8[Tensor, "N C H W
     Returns:
         The images, and what they are, in words.
     """
-    shape = run.model.in_shape
-    data = run.config.data if run.config is not None else SHIPPED_DATA if is_shipped(run.path) else None
+    shape, data = run.model.in_shape, run.shown_data
     if data is None:
         return random_images(shape, count), f"{count} random images ({run.path} does not say what it was trained on)"
     try:
-        if run.config is not None and not run.has_data():
+        if not run.has_data(data):
             return random_images(shape, count), f"{count} random images ({data} is not on this machine)"
         images = run.dataset(data).test.images[:count]
     except InputError as error:

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from torchcaps.errors import InputError
 from torchcaps.models.config import CNNConfig
-from torchcaps.models.images import check_images, check_num_classes, check_objects, check_shape
+from torchcaps.models.images import check_images, check_num_classes, check_objects, check_shape, map_sizes
 from torchcaps.models.objects import label_rows
 from torchcaps.models.output import Losses, ModelOutput
 from torchcaps.models.pretrained import Pretrained
 from torchcaps.nn import ChannelNorm, ConvStem
-from torchcaps.nn.convolutions import STEM_KERNEL, map_sizes, smallest_size
+from torchcaps.nn.convolutions import STEM_KERNEL
 from torchcaps.ops.losses import multi_hot
 
 
@@ -54,9 +54,11 @@ class BaselineCNN(Pretrained):
         norm = config.conv_norm == "channel"
         self.stem: nn.Module = nn.Identity()
         if config.stem_channels:
-            self.stem = ConvStem(channels, config.stem_channels, config.stem_strides, norm=norm)
+            depth, dropout = len(config.stem_channels), config.conv_dropout
+            self.stem = ConvStem(channels, config.stem_channels, config.stem_strides, norm=norm, dropout=dropout)
             channels = config.stem_channels[-1]
-            height, width = (_after_stem(config, self.in_shape, axis) for axis in (1, 2))
+            heights, widths = map_sizes(self.in_shape, [STEM_KERNEL] * depth, config.stem_strides, f"a stem of {depth}")
+            height, width = heights[-1], widths[-1]
         widths = [channels, *config.channels]
         kernels = [config.first_kernel or config.kernel, *[config.kernel] * (len(config.channels) - 1)]
         self.convs = nn.ModuleList(
@@ -64,6 +66,7 @@ class BaselineCNN(Pretrained):
             for (fan_in, fan_out), kernel in zip(itertools.pairwise(widths), kernels, strict=True)
         )
         self.norms = nn.ModuleList(ChannelNorm(width) if norm else nn.Identity() for width in config.channels)
+        self.conv_dropout = nn.Dropout2d(config.conv_dropout) if config.conv_dropout else nn.Identity()
         # odd sizes are rounded up, so that an image of any size fits
         self.pool = nn.MaxPool2d(config.pool, ceil_mode=True) if config.pool > 1 else nn.Identity()
         for _ in self.convs:
@@ -94,17 +97,14 @@ class BaselineCNN(Pretrained):
         if return_coupling:
             raise InputError("a convolutional network has no coupling; use a preset with capsules")
         check_images(images, self.in_shape)
-        hidden = self._dropped(self.stem(images)) if self.config.stem_channels else images
+        hidden = self.stem(images)
         for conv, norm in zip(self.convs, self.norms, strict=True):
-            hidden = self._dropped(self.pool(norm(conv(hidden)).relu()))
+            hidden = self.conv_dropout(self.pool(norm(conv(hidden)).relu()))
         hidden = hidden.flatten(1)
         for dense in self.dense:
             hidden = dense(hidden).relu()
         logits = self.classify(self.dropout(hidden)).float()
         return ModelOutput(lengths=logits.softmax(-1) if self.config.objects == 1 else logits.sigmoid(), logits=logits)
-
-    def _dropped(self, maps: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
-        return F.dropout2d(maps, self.config.conv_dropout, self.training) if self.config.conv_dropout else maps
 
     def decoder_targets(
         self,
@@ -139,16 +139,3 @@ class BaselineCNN(Pretrained):
         wanted = present / present.sum(-1, keepdim=True).clamp_min(1)
         loss = -(wanted * F.log_softmax(output.logits, -1)).sum(-1).mean()
         return Losses(loss, loss)
-
-
-def _after_stem(config: CNNConfig, in_shape: tuple[int, int, int], axis: int) -> int:
-    """Height (axis 1) or width (axis 2) of the stem's last map."""
-    kernels = [STEM_KERNEL] * len(config.stem_strides)
-    sizes = map_sizes(in_shape[axis], kernels, config.stem_strides)
-    if sizes is None:
-        smallest = smallest_size(kernels, config.stem_strides)
-        raise InputError(
-            f"images of {in_shape[1]}×{in_shape[2]} are too small for a stem of {len(kernels)}; the smallest size that "
-            f"fits is {smallest}×{smallest}"
-        )
-    return sizes[-1]

@@ -7,13 +7,19 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from torchcaps.errors import InputError
 from torchcaps.models.config import CapsNetConfig
-from torchcaps.models.images import check_images, check_num_classes, check_objects, check_shape, standardise
+from torchcaps.models.images import (
+    check_images,
+    check_num_classes,
+    check_objects,
+    check_shape,
+    map_sizes,
+    standardise,
+)
 from torchcaps.models.objects import check_labels, label_rows, longest, match
 from torchcaps.models.output import Losses, ModelOutput
 from torchcaps.models.pretrained import Pretrained
@@ -27,7 +33,7 @@ from torchcaps.nn import (
     mask_capsules,
     separate_capsules,
 )
-from torchcaps.nn.convolutions import STEM_KERNEL, map_sizes, smallest_size
+from torchcaps.nn.convolutions import STEM_KERNEL
 from torchcaps.nn.inference import in_parts, only_infers
 from torchcaps.ops.dynamic_routing.recompute.blocks import MIB, get_working_memory
 from torchcaps.ops.losses import margin_loss, normalised_cross_entropy, reconstruction_loss
@@ -58,7 +64,7 @@ class CapsNet(Pretrained):
         self.in_shape = check_shape(in_shape)
         self.num_classes = check_num_classes(num_classes)
         check_objects(config.objects, num_classes)
-        heights, widths = (_map_sizes(config, self.in_shape, axis) for axis in (1, 2))
+        heights, widths = _map_sizes(config, self.in_shape)
         height, width = heights[-1], widths[-1]
         #: types, height, width of the primary capsules
         self.primary_grid = (config.primary_types, height, width)
@@ -67,13 +73,16 @@ class CapsNet(Pretrained):
 
         norm = config.conv_norm == "channel"
         self.stem = (
-            ConvStem(self.in_shape[0], config.stem_channels, config.stem_strides, norm=norm)
+            ConvStem(
+                self.in_shape[0], config.stem_channels, config.stem_strides, norm=norm, dropout=config.conv_dropout
+            )
             if config.stem_channels
             else nn.Identity()
         )
         before = (self.in_shape[0], *config.stem_channels)[-1]
         self.conv = nn.Conv2d(before, config.conv_channels, config.conv_kernel, config.conv_stride, bias=not norm)
         self.conv_norm = ChannelNorm(config.conv_channels) if norm else nn.Identity()
+        self.conv_dropout = nn.Dropout2d(config.conv_dropout) if config.conv_dropout else nn.Identity()
         self.primary_capsules = PrimaryCapsules(
             config.conv_channels,
             config.primary_types,
@@ -160,14 +169,10 @@ class CapsNet(Pretrained):
         if self.config.standardise:
             images = standardise(images)
         pixels = images if self.config.pixel_scale == 1 else images * self.config.pixel_scale
-        before = self._dropped(self.stem(pixels)) if self.config.stem_channels else pixels
-        features = self.conv_norm(self.conv(before))
+        features = self.conv_norm(self.conv(self.stem(pixels)))
         if self.config.conv_activation == "relu":
             features = features.relu_()  # its map is the network's largest: in place, a step is 2 % faster
-        return self.primary_capsules(self._dropped(features))
-
-    def _dropped(self, maps: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
-        return F.dropout2d(maps, self.config.conv_dropout, self.training) if self.config.conv_dropout else maps
+        return self.primary_capsules(self.conv_dropout(features))
 
     def decode(self, capsules: Float[Tensor, "B J D"]) -> Float[Tensor, "B C H W"]:
         """Images from class capsules of which the unwanted ones are zero (:func:`torchcaps.nn.mask_capsules`).
@@ -275,17 +280,11 @@ class CapsNet(Pretrained):
                     nn.init.constant_(conv.bias, 0.0 if self.config.conv_init == "glorot" else 0.1)
 
 
-def _map_sizes(config: CapsNetConfig, in_shape: tuple[int, int, int], axis: int) -> list[int]:
-    """Height (axis 1) or width (axis 2) of the map of each convolution; the last are the primary capsules."""
+def _map_sizes(config: CapsNetConfig, in_shape: tuple[int, int, int]) -> tuple[list[int], list[int]]:
+    """Heights and widths of the map of each convolution; the last are the primary capsules."""
     kernels = [STEM_KERNEL] * len(config.stem_channels) + [config.conv_kernel, config.primary_kernel]
     strides = [*config.stem_strides, config.conv_stride, config.primary_stride]
-    sizes = map_sizes(in_shape[axis], kernels, strides)
-    if sizes is None:
-        smallest = smallest_size(kernels, strides)
-        stem = f"a stem of {len(config.stem_channels)}, " if config.stem_channels else ""
-        raise InputError(
-            f"images of {in_shape[1]}×{in_shape[2]} are too small for {stem}a {config.conv_kernel}×"
-            f"{config.conv_kernel} convolution followed by a {config.primary_kernel}×{config.primary_kernel} one; "
-            f"the smallest size that fits is {smallest}×{smallest}"
-        )
-    return sizes
+    stem = f"a stem of {len(config.stem_channels)}, " if config.stem_channels else ""
+    first, primary = config.conv_kernel, config.primary_kernel
+    words = f"{stem}a {first}×{first} convolution followed by a {primary}×{primary} one"
+    return map_sizes(in_shape, kernels, strides, words)

@@ -48,6 +48,40 @@ def check_objects(objects: int, num_classes: int) -> None:
         )
 
 
+def map_sizes(
+    in_shape: tuple[int, int, int], kernels: Sequence[int], strides: Sequence[int], convolutions: str
+) -> tuple[list[int], list[int]]:
+    """Heights and widths of the maps of convolutions without padding, one after the other.
+
+    Args:
+        in_shape: Images (C, H, W).
+        kernels: Of the convolutions, pixels.
+        strides: Of the convolutions, pixels.
+        convolutions: What they are, for the message.
+
+    Raises:
+        InputError: The images are too small for them; the message gives the smallest size that fits.
+    """
+    heights, widths = [in_shape[1]], [in_shape[2]]
+    for kernel, stride in zip(kernels, strides, strict=True):
+        if min(heights[-1], widths[-1]) < kernel:
+            smallest = _smallest_size(kernels, strides)
+            raise InputError(
+                f"images of {in_shape[1]}×{in_shape[2]} are too small for {convolutions}; the smallest size that fits "
+                f"is {smallest}×{smallest}"
+            )
+        for sizes in (heights, widths):
+            sizes.append((sizes[-1] - kernel) // stride + 1)
+    return heights[1:], widths[1:]
+
+
+def _smallest_size(kernels: Sequence[int], strides: Sequence[int]) -> int:
+    smallest = 1
+    for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
+        smallest = kernel + (smallest - 1) * stride
+    return smallest
+
+
 def check_images(images: Tensor, in_shape: tuple[int, int, int]) -> None:
     """Raise unless ``images`` is a floating-point batch (B, C, H, W) of ``in_shape``.
 

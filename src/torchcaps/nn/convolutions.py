@@ -14,33 +14,6 @@ STEM_KERNEL = 3
 """Of the stem's convolutions, pixels."""
 
 
-def map_sizes(size: int, kernels: Sequence[int], strides: Sequence[int]) -> list[int] | None:
-    """Heights, or widths, of the maps of convolutions without padding, one after the other.
-
-    Args:
-        size: Of the image, pixels.
-        kernels: Of the convolutions, pixels.
-        strides: Of the convolutions, pixels.
-
-    Returns:
-        One for each convolution, pixels; None if the image is too small for them.
-    """
-    sizes = [size]
-    for kernel, stride in zip(kernels, strides, strict=True):
-        if sizes[-1] < kernel:
-            return None
-        sizes.append((sizes[-1] - kernel) // stride + 1)
-    return sizes[1:]
-
-
-def smallest_size(kernels: Sequence[int], strides: Sequence[int]) -> int:
-    """Of the images that convolutions without padding take, pixels."""
-    smallest = 1
-    for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
-        smallest = kernel + (smallest - 1) * stride
-    return smallest
-
-
 class ChannelNorm(nn.LayerNorm):
     """Layer normalisation over the channels of each location, with a learned scale and shift for each channel.
 
@@ -75,14 +48,23 @@ class ConvStem(nn.Sequential):
         channels: Of the convolutions, one after the other; at least one.
         strides: Of each of them, pixels; 1 if none are given.
         norm: Put :class:`ChannelNorm` before each ReLU.
+        dropout: Of whole channels of the last maps, a probability.
     """
 
     def __init__(
-        self, in_channels: int, channels: Sequence[int], strides: Sequence[int] | None = None, *, norm: bool = False
+        self,
+        in_channels: int,
+        channels: Sequence[int],
+        strides: Sequence[int] | None = None,
+        *,
+        norm: bool = False,
+        dropout: float = 0.0,
     ) -> None:
         layers: list[nn.Module] = []
         widths = itertools.pairwise([in_channels, *channels])
         for (before, width), stride in zip(widths, strides or [1] * len(channels), strict=True):
             layers.append(nn.Conv2d(before, width, STEM_KERNEL, stride, bias=not norm))
             layers += [ChannelNorm(width), nn.ReLU()] if norm else [nn.ReLU()]
+        if dropout:
+            layers.append(nn.Dropout2d(dropout))
         super().__init__(*layers)

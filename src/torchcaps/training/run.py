@@ -25,7 +25,15 @@ from torchcaps.datasets.registry import look_up
 from torchcaps.errors import InputError
 from torchcaps.files import could_be_repository, read_json, write_json
 from torchcaps.models import Model, load_pretrained
-from torchcaps.models.pretrained import CLASSES, CONFIG, WEIGHTS, find_pretrained, load_weights
+from torchcaps.models.pretrained import (
+    CLASSES,
+    CONFIG,
+    SHIPPED_DATA,
+    WEIGHTS,
+    find_pretrained,
+    is_shipped,
+    load_weights,
+)
 from torchcaps.training.checkpoint import CHECKPOINT, read_checkpoint
 from torchcaps.training.config import TrainConfig, read_config
 from torchcaps.training.data import load_run_data
@@ -52,6 +60,13 @@ class Run:
     def image_fit(self) -> Literal["pad", "stretch"]:
         """How its images were brought to size: those of a ``folder:`` data set are stretched."""
         return "stretch" if self.config is not None and self.config.data.startswith("folder:") else "pad"
+
+    @property
+    def shown_data(self) -> str | None:
+        """The data set to look at: its own; of a network that comes with torchcaps the embedded one; or none."""
+        if self.config is not None:
+            return self.config.data
+        return SHIPPED_DATA if is_shipped(self.path) else None
 
     def has_data(self, data: str | None = None, data_dir: str | None = None) -> bool:
         """Whether :meth:`dataset` needs no download.
