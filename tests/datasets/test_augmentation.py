@@ -105,10 +105,12 @@ def test_recoloured_by_hand() -> None:
     assert (bright == 1).all()
 
 
-def test_the_mean_is_the_images_own_over_all_channels() -> None:
-    pixels = torch.stack([torch.zeros(2, 2), torch.full((2, 2), 100.0)])[None]  # the mean of both channels is 50
-    got = recoloured(pixels, Changes(torch.zeros(1, 2).long(), contrast=torch.tensor([0.0])))
-    assert (got - 50 / 255).abs().max() < 1e-6
+def test_contrast_is_about_the_mean_of_each_channel() -> None:
+    """As TensorFlow's, which the authors' code for CIFAR-10 uses: a change of contrast moves no channel's mean."""
+    pixels = torch.tensor([[[[0.0, 40.0]], [[100.0, 200.0]]]])  # means of 20 and 150
+    got = recoloured(pixels, Changes(torch.zeros(1, 2).long(), contrast=torch.tensor([0.5])))
+    wanted = torch.tensor([[[[10.0, 30.0]], [[125.0, 175.0]]]]) / 255
+    assert (got - wanted).abs().max() < 1e-6
 
 
 def test_turned_without_a_turn_is_the_window(make_set: MakeSet) -> None:
@@ -164,7 +166,7 @@ def test_brightness_and_contrast_in_batches(make_set: MakeSet) -> None:
         assert changes.brightness is not None
         assert changes.contrast is not None
         plain = images.images[loader.order(0)[number * 10 : (number + 1) * 10]].double() / 255
-        mean = plain.mean((1, 2, 3), keepdim=True)
+        mean = plain.mean((2, 3), keepdim=True)
         factor, added = (each.double()[:, None, None, None] for each in (changes.contrast, changes.brightness))
         wanted = ((plain - mean) * factor + mean + added).clamp(0, 1)
         assert (batch.images - wanted).abs().max() < 1e-6

@@ -32,7 +32,7 @@ class Changes(NamedTuple):
     brightness: Float32[Tensor, "B"] | None = None
     """What is added to every pixel (0..1)."""
     contrast: Float32[Tensor, "B"] | None = None
-    """The factor of the distance of every pixel from the image's mean."""
+    """The factor of the distance of every pixel from the mean of its channel of the image."""
 
     def share(self, part: slice) -> Changes:
         """Those of some of the images."""
@@ -166,7 +166,7 @@ def recoloured(pixels: Float32[Tensor, "B C H W"], changes: Changes) -> Float32[
     if changes.contrast is not None:
         # sums of such values are exact in float64, so that no order of summation makes a difference
         wide = torch.float32 if pixels.device.type == "mps" else torch.float64
-        mean = pixels.mean((1, 2, 3), keepdim=True, dtype=wide).float()
+        mean = pixels.mean((2, 3), keepdim=True, dtype=wide).float()
         pixels.sub_(mean).mul_(changes.contrast.to(pixels.device, non_blocking=True)[:, None, None, None]).add_(mean)
     pixels.div_(255)
     if changes.brightness is not None:

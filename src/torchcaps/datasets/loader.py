@@ -52,8 +52,8 @@ class BatchLoader:
         flip: Whether to mirror an image left to right, with probability 1/2.
         brightness: Largest change of all pixels (0..1) of an image, 0 to 1; the change is uniform in ± that, and the
             result clipped to 0..1.
-        contrast: Largest change of the contrast, 0 to 1: the distance of an image's pixels from their mean is
-            multiplied by a factor uniform in 1 ± that, and the result clipped to 0..1.
+        contrast: Largest change of the contrast, 0 to 1: the distance of an image's pixels from the mean of
+            their channel is multiplied by a factor uniform in 1 ± that, one an image, and the result clipped to 0..1.
         max_rotation: Largest angle that an image is turned by, degrees, 0 to 180; the angle is uniform in ± that.
         max_scaling: Largest change of size, 0 to below 1; the factor is uniform in 1 ± that. Turned and scaled images
             are interpolated bilinearly, with zeros outside of the image.

@@ -258,7 +258,7 @@ class Recipe(Described):
     brightness: float = 0.0
     """Training pixels (0..1) are changed by a number of up to this, one an image, up or down."""
     contrast: float = 0.0
-    """Training images' contrast is multiplied by 1 ± up to this, about the image's mean."""
+    """Training images' contrast is multiplied by 1 ± up to this, about the mean of each channel."""
     max_rotation: float = 0.0
     """Training images are turned by up to so many degrees either way."""
     max_scaling: float = 0.0
