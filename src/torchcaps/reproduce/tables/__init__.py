@@ -1,0 +1,44 @@
+"""The paper's tables, as typed data, a file each. A new one is a call of :func:`register_table`.
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from torchcaps.errors import unknown_name
+from torchcaps.reproduce.table import Table
+from torchcaps.reproduce.tables import affnist, mnist, multimnist, robustness, routing, tutorials
+
+_TABLES: dict[str, Table] = {}
+
+
+def register_table(table: Table) -> Table:
+    """Add a table, so that it is listed, run and reported.
+
+    Raises:
+        ValueError: The name is taken.
+    """
+    if table.name in _TABLES:
+        raise ValueError(f'there is a table "{table.name}" already')
+    _TABLES[table.name] = table
+    return table
+
+
+def list_tables() -> list[str]:
+    """Names of all tables, in the order of their registration."""
+    return list(_TABLES)
+
+
+def get_table(name: str) -> Table:
+    """The table of that name.
+
+    Raises:
+        InputError: There is none (the nearest name is given).
+    """
+    if name not in _TABLES:
+        raise unknown_name("table", name, _TABLES)
+    return _TABLES[name]
+
+
+for _each in (mnist, routing, multimnist, affnist, tutorials, robustness):
+    register_table(_each.TABLE)

@@ -1,0 +1,63 @@
+"""What several tables share: sizes of networks, and the small budget's recipe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchcaps.models.presets import get_preset
+from torchcaps.reproduce.table import Budget
+
+SMALL: tuple[Budget, ...] = ("small",)
+FULL: tuple[Budget, ...] = ("full",)
+BOTH: tuple[Budget, ...] = ("small", "full")
+
+#: What brings another preset to the size of `compact`.
+COMPACT_SIZE = {
+    name: getattr(get_preset("compact").model, name)
+    for name in (
+        "stem_channels",
+        "stem_strides",
+        "conv_channels",
+        "conv_kernel",
+        "conv_stride",
+        "conv_norm",
+        "conv_dropout",
+        "primary_types",
+        "primary_dim",
+        "primary_kernel",
+        "primary_stride",
+        "capsule_dim",
+        "decoder_hidden",
+    )
+}
+
+# Two CNNs with as many parameters as `compact` on the same images, to 1 %. The twin has `compact`'s own convolutions
+# before the primary one, with their normalisation and dropout, and dense layers where `compact` has capsules and a
+# decoder: what differs from it is the capsules. The other is the paper's baseline with fewer channels.
+TWIN: dict[str, Any] = {
+    "stem_channels": (*COMPACT_SIZE["stem_channels"], COMPACT_SIZE["conv_channels"]),
+    "stem_strides": (*COMPACT_SIZE["stem_strides"], COMPACT_SIZE["conv_stride"]),
+    "conv_norm": COMPACT_SIZE["conv_norm"],
+    "conv_dropout": COMPACT_SIZE["conv_dropout"],
+    "channels": (64,),
+    "kernel": 5,
+    "pool": 2,
+    "hidden": (563,),
+}
+TWIN_TITLE = "CNN: compact's convolutions and parameter count, dense layers for capsules"
+SMALL_BASELINE = {"channels": (32, 32, 16), "hidden": (82, 48)}
+SMALL_BASELINE_TITLE = "the paper's CNN with fewer channels, of compact's parameter count"
+MATCHED_TITLE = "CNN that pools, of sabour2017's parameter count"
+
+#: What networks that are compared leave out, though `compact`'s own recipe has it.
+NOT_TURNED: dict[str, Any] = {"max_rotation": 0.0, "max_scaling": 0.0}
+#: The small budget's recipe on whole MNIST; the paper's CNN takes a third of the learning rate.
+SHORT: dict[str, Any] = NOT_TURNED | {
+    "epochs": 3,
+    "batch_size": 128,
+    "schedule": "one-cycle",
+    "learning_rate": 3e-3,
+    "max_shift": 2,
+    "precision": "bf16",
+}
+SHORT_BASELINE = SHORT | {"learning_rate": 1e-3}
