@@ -205,27 +205,24 @@ class DenseCapsules(nn.Module):
 
     @property
     def balanced_std(self) -> float:
-        """Deviation of W under which a layer's output capsules start neither short nor saturated.
+        """Deviation σ of W under which a layer's output capsules start neither short nor saturated.
 
         Under uniform coupling c the sum of votes has D components of variance I·c²·σ²·‖u‖², where c = 1/J (softmax
         over outputs), 1/I (over inputs) or 1 (no routing): σ = 1 / (c·√(I·D)) makes its length near one for inputs
         of length one. Too small a deviation halves the lengths again and again in a stack until nothing is left; too
         large a one saturates the squash.
 
-        Over inputs, that deviation makes votes of length √I, of which the second iteration chooses a single one, and
-        the squash is saturated. Votes of length I^0.4 leave room on both sides: of the exponents from 0.25 to 0.5,
-        stacks of two and three layers trained best with this one.
+        Over inputs, such votes are of length √I, of which the second iteration chooses a single one, and the squash
+        is saturated. There the sum grows from one iteration to the next: of short sums, the t-th has about the length
+        s_t = σ²·s²_{t-1}, and s_1 = σ·√(D/I). The last one, s_r, is of length one for σ = (I/D)^(1/(6 - 2^(3-r))).
         """
         routing = self.routing
         iterations = routing.num_iterations if isinstance(routing, DynamicRouting) else 1
-        over_inputs = isinstance(routing, DynamicRouting) and routing.softmax_over == "inputs"
         if iterations == 0:
-            votes_length = self.in_capsules**-0.5
-        elif over_inputs:
-            votes_length = self.in_capsules ** (0.5 if iterations == 1 else 0.4)
-        else:
-            votes_length = self.out_capsules * self.in_capsules**-0.5
-        return votes_length * self.out_dim**-0.5
+            return (self.in_capsules * self.out_dim) ** -0.5
+        if isinstance(routing, DynamicRouting) and routing.softmax_over == "inputs":
+            return (self.in_capsules / self.out_dim) ** (1 / (6 - 2.0 ** (3 - iterations)))
+        return self.out_capsules * (self.in_capsules * self.out_dim) ** -0.5
 
     def forward(self, poses: Float[Tensor, "B I K"]) -> Float[Tensor, "B J D"]:
         """Output capsules v_j."""
