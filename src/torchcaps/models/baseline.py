@@ -57,8 +57,8 @@ class BaselineCNN(Pretrained):
             depth, dropout = len(config.stem_channels), config.conv_dropout
             self.stem = ConvStem(channels, config.stem_channels, config.stem_strides, norm=norm, dropout=dropout)
             channels = config.stem_channels[-1]
-            heights, widths = map_sizes(self.in_shape, [STEM_KERNEL] * depth, config.stem_strides, f"a stem of {depth}")
-            height, width = heights[-1], widths[-1]
+            sizes = map_sizes(self.in_shape, [STEM_KERNEL] * depth, config.stem_strides, f"a stem of {depth}")
+            height, width = (each[-1] for each in sizes)
         widths = [channels, *config.channels]
         kernels = [config.first_kernel or config.kernel, *[config.kernel] * (len(config.channels) - 1)]
         self.convs = nn.ModuleList(
