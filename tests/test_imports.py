@@ -15,12 +15,13 @@ import torchcaps
 SOURCE = Path(torchcaps.__file__).parent
 
 # What each part of the package may import, besides itself. Right may import left:
-# errors, files, _version <- ops <- nn <- models <- analysis <- training <- cli; datasets stands beside ops.
-BASE = {"errors", "files", "_version"}
+# errors, files, registry, _version <- ops <- nn <- models <- analysis <- training <- cli; datasets stands beside ops.
+BASE = {"errors", "files", "_version", "registry"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "_version": set(),
     "files": {"errors"},
+    "registry": {"errors"},
     "ops": BASE,
     "nn": BASE | {"ops"},
     "models": BASE | {"ops", "nn"},
@@ -42,6 +43,7 @@ PACKAGES: dict[str, set[str]] = {
     "errors": set(),
     "_version": set(),
     "files": set(),
+    "registry": set(),
     "ops": EVERYWHERE | {"triton"},
     "nn": EVERYWHERE,
     "models": EVERYWHERE | {"huggingface_hub", "safetensors"},
@@ -78,6 +80,7 @@ LATE_NOT_IN = {  # loaded late themselves: by a run, by a route on a GPU, or by 
 TORCH_FREE = (
     "errors.py",
     "files.py",
+    "registry.py",
     "models/config.py",
     "models/presets.py",
     "training/config.py",

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from torchcaps.files import read_json
+from torchcaps.registry import Registry
 from torchcaps.reproduce import Interrupted, Measure, Outcome, Row, Table, list_tables, runner
 
 Cli = Callable[..., Any]
@@ -45,7 +46,7 @@ def make_table() -> Table:
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Table:
     table = make_table()
-    monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", {"tiny": table})
+    monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", Registry("table", {"tiny": table}))
     return table
 
 
@@ -139,7 +140,7 @@ def test_bad_input(cli: Cli, arguments: list[str], words: list[str]) -> None:
 def test_data_that_are_missing_are_seen_before_the_first_run(cli: Cli, tiny: Table, monkeypatch: Any) -> None:
     row = dataclasses.replace(tiny.rows[0], name="missing", data="npz:nowhere.npz")
     table = dataclasses.replace(tiny, rows=(*tiny.rows, row))
-    monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", {"tiny": table})
+    monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", Registry("table", {"tiny": table}))
     result = cli("reproduce", "tiny", "--accelerator", "cpu")
     assert (result.code, "nowhere.npz" in result.err) == (2, True)
     assert not Path("runs").exists()

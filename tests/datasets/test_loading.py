@@ -23,6 +23,7 @@ from torchcaps.datasets import (
     registry,
 )
 from torchcaps.errors import InputError
+from torchcaps.registry import Registry
 
 MakeSet = Callable[..., ImageSet]
 
@@ -30,7 +31,7 @@ MakeSet = Callable[..., ImageSet]
 @pytest.fixture
 def toy(make_set: MakeSet, monkeypatch: pytest.MonkeyPatch) -> Iterator[Splits]:
     """A registered set of 100 training and 12 test images whose first label of 4 comes late."""
-    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    monkeypatch.setattr(registry, "_DATASETS", Registry("data set", registry._DATASETS))
     train = make_set(100, classes=4)
     train = train.select(torch.cat([torch.arange(1, 100), torch.tensor([0])]))
     splits = Splits(train, make_set(12, classes=4), class_names=("a", "b", "c", "d"))
@@ -190,7 +191,7 @@ def test_the_home_folder_may_be_written_short(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.usefixtures("toy")
 def test_names_that_cannot_be_registered() -> None:
     with pytest.raises(InputError, match='there is a data set "toy" already'):
-        register_dataset("toy", title="x", source="x", licence="x")
+        register_dataset("toy", title="x", source="x", licence="x")(lambda _: pytest.fail("registered"))
     with pytest.raises(InputError, match="what follows a colon is a path"):
         register_dataset("a:b", title="x", source="x", licence="x")
 

@@ -27,6 +27,7 @@ from torchcaps.errors import InputError
 from torchcaps.models import BaselineCNN, CapsNet, CapsNetConfig, Preset, Recipe, get_preset, register_preset
 from torchcaps.models.images import standardise
 from torchcaps.nn import ChannelNorm
+from torchcaps.registry import Registry
 
 SHAPES = [((1, 28, 28), 10), ((3, 32, 32), 7), ((1, 20, 24), 3)]
 LABELS = torch.tensor([0, 1, 1])
@@ -116,7 +117,7 @@ def test_builds_for_the_images_of_its_source_unless_told(name: str) -> None:
 
 def test_names_are_taken_once_and_unknown_ones_get_the_nearest() -> None:
     assert len(set(list_presets())) == len(list_presets())
-    assert_raises(ValueError, register_preset, get_preset("sabour2017"), say='there is a preset "sabour2017" already')
+    assert_raises(InputError, register_preset, get_preset("sabour2017"), say='there is a preset "sabour2017" already')
     assert_raises(
         InputError, create_model, "sabor2017", say='there is no preset "sabor2017"; did you mean "sabour2017"?'
     )
@@ -128,7 +129,7 @@ def test_names_are_taken_once_and_unknown_ones_get_the_nearest() -> None:
 
 
 def test_a_new_preset_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchcaps.models.presets._PRESETS", {})
+    monkeypatch.setattr("torchcaps.models.presets._PRESETS", Registry("preset"))
     register_preset(Preset(name="mine", description="Mine.", source="me", model=CapsNetConfig(conv_channels=4)))
     assert list_presets() == ["mine"]
     assert create_model("mine").conv.out_channels == 4

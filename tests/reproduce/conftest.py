@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from torchcaps.files import write_json, write_text
+from torchcaps.registry import Registry
 from torchcaps.reproduce import Measure, Row, Table
 from torchcaps.reproduce.logs import log_folder
 
@@ -55,7 +56,7 @@ def tiny() -> Table:
 @pytest.fixture
 def only_tiny(tiny: Table, monkeypatch: pytest.MonkeyPatch) -> Table:
     """The only table that is registered."""
-    monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", {"tiny": tiny})
+    monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", Registry("table", {"tiny": tiny}))
     return tiny
 
 
@@ -63,7 +64,7 @@ def only_tiny(tiny: Table, monkeypatch: pytest.MonkeyPatch) -> Table:
 def drawn_tiny(tiny: Table, monkeypatch: pytest.MonkeyPatch) -> Table:
     """The only table that is registered, with figures."""
     table = dataclasses.replace(tiny, figures=("errors", "iterations", "epochs", "robustness"))
-    monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", {"tiny": table})
+    monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", Registry("table", {"tiny": table}))
     return table
 
 

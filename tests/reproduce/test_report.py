@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from torchcaps.errors import InputError
+from torchcaps.registry import Registry
 from torchcaps.reproduce import Table, write_report
 from torchcaps.reproduce.report import default_page
 
@@ -82,7 +83,7 @@ def test_matched_accuracy_and_affnist_have_columns(
 
     row = dataclasses.replace(only_tiny.rows[0], stop_at=0.98, measures=(Measure(kind="affnist"),))
     table = dataclasses.replace(only_tiny, rows=(row,), figures=("affnist",))
-    monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", {"tiny": table})
+    monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", Registry("table", {"tiny": table}))
     measures = {"affnist": {"accuracy": 0.79, "source": "made"}}
     for seed, epochs in enumerate((3, 5)):
         validation = {"best": {"accuracy": 0.985}, "last": {"accuracy": 0.9}}
@@ -126,7 +127,7 @@ def test_many_rows_are_named_in_short(only_tiny: Table, write_log, monkeypatch: 
 
     rows = tuple(dataclasses.replace(only_tiny.rows[0], name=f"row-{n}") for n in range(40))
     table = dataclasses.replace(only_tiny, rows=rows, figures=())
-    monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", {"tiny": table})
+    monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", Registry("table", {"tiny": table}))
     for n in range(20):
         write_log(table, f"row-{n}")
     page = page_of()

@@ -8,6 +8,7 @@ import torch
 from torchcaps.datasets import list_datasets
 from torchcaps.errors import InputError
 from torchcaps.models import CNNConfig, build_model, get_preset
+from torchcaps.registry import Registry
 from torchcaps.reproduce import Row, Table, get_table, list_tables, register_table
 from torchcaps.reproduce.figures import DRAW
 from torchcaps.reproduce.table import BUDGETS
@@ -140,10 +141,10 @@ def test_the_tutorials_run_as_their_presets_say() -> None:
 
 
 def test_a_table_is_registered_once(tiny: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", {})
+    monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", Registry("table"))
     register_table(tiny)
     assert get_table("tiny") is tiny
-    with pytest.raises(ValueError, match="already"):
+    with pytest.raises(InputError, match='there is a table "tiny" already'):
         register_table(tiny)
     with pytest.raises(InputError, match='did you mean "tiny"'):
         get_table("tny")

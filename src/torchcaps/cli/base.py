@@ -108,7 +108,7 @@ class Group(click.Group):
         self.params.append(debug_option())
         self.context_settings = {"max_content_width": WIDTH, "help_option_names": ["-h", "--help"]}
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  the signature click has
         """Names, as they were added."""
         return list(self.commands)
 

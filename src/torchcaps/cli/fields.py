@@ -42,7 +42,7 @@ def field_options(
     hints = typing.get_type_hints(config_type)
     words = field_descriptions(config_type)
     options: list[click.Option] = []
-    for field in dataclasses.fields(config_type):  # type: ignore[arg-type]
+    for field in dataclasses.fields(config_type):
         if field.name in skip:
             continue
         name, hint = option_name(field.name), hints[field.name]

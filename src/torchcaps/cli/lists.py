@@ -233,7 +233,7 @@ def _show_preset(preset: Preset) -> None:
 def _field_table(heading: str, config: Described) -> Table:
     words = field_descriptions(type(config))
     rows = table(heading, "value", "", left=3)
-    for field in dataclasses.fields(config):  # type: ignore[arg-type]
+    for field in dataclasses.fields(config):
         add_row(rows, field.name, as_text(getattr(config, field.name)), words.get(field.name, ""))
     return rows
 

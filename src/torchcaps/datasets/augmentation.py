@@ -36,7 +36,7 @@ class Changes(NamedTuple):
 
     def share(self, part: slice) -> Changes:
         """Those of some of the images."""
-        return Changes(*(None if each is None else each[part] for each in self))  # type: ignore[arg-type]
+        return Changes._make(None if each is None else each[part] for each in self)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcaps.datasets.types import ImageSet
 from torchcaps.errors import InputError, unknown_name
+from torchcaps.registry import Registry
 
 if TYPE_CHECKING:
     from torchcaps.datasets.pairs import PairSet
@@ -136,7 +137,7 @@ class DatasetInfo:
         return self.find(None if data_dir is None else Path(data_dir).expanduser())
 
 
-_REGISTRY: dict[str, DatasetInfo] = {}
+_DATASETS: Registry[DatasetInfo] = Registry("data set")
 
 
 def register_dataset(
@@ -156,11 +157,9 @@ def register_dataset(
     """
     if ":" in name:
         raise InputError(f'a data set cannot be called "{name}": what follows a colon is a path')
-    if name in _REGISTRY:
-        raise InputError(f'there is a data set "{name}" already ({_REGISTRY[name].title}); choose another name')
 
     def register(load: Callable[[DataRequest], Splits]) -> Callable[[DataRequest], Splits]:
-        _REGISTRY[name] = DatasetInfo(name=name, load=load, **info)
+        _DATASETS.add(name, DatasetInfo(name=name, load=load, **info))
         return load
 
     return register
@@ -168,7 +167,7 @@ def register_dataset(
 
 def registered() -> list[DatasetInfo]:
     """All entries: first those with a name only, then those with a path, each in the order of registration."""
-    return sorted(_REGISTRY.values(), key=lambda info: info.takes_path)
+    return sorted(_DATASETS.values(), key=lambda info: info.takes_path)
 
 
 def look_up(spec: str) -> tuple[DatasetInfo, Path | None]:
@@ -181,12 +180,12 @@ def look_up(spec: str) -> tuple[DatasetInfo, Path | None]:
         InputError: When the name is not known (the nearest is named), a path is missing, or one is too many.
     """
     name, colon, path = spec.partition(":")
-    if name not in _REGISTRY:
+    if name not in _DATASETS:
         if Path(spec).expanduser().exists():
             kind = "folder" if Path(spec).expanduser().is_dir() else "npz"
             raise InputError(f'there is no data set "{spec}"; for the files at that path write "{kind}:{spec}"')
         raise unknown_name("data set", name, [info.spec for info in registered()])
-    info = _REGISTRY[name]
+    info = _DATASETS[name]
     if info.takes_path and not path:
         raise InputError(f'the data set "{name}" needs a path: write "{name}:PATH"')
     if colon and not info.takes_path:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from torchcaps.errors import InputError, unknown_name
 
 
+@dataclass(frozen=True)
 class Described:
     """A frozen dataclass whose fields are checked against their annotations when one is made."""
 
@@ -23,13 +24,13 @@ class Described:
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+        for field in dataclasses.fields(self):
             value = _checked(field.name, getattr(self, field.name), hints[field.name])
             object.__setattr__(self, field.name, value)
 
     def to_dict(self) -> dict[str, Any]:
         """Fields and values, as JSON takes them."""
-        return dataclasses.asdict(self)  # type: ignore[call-overload]
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> typing.Self:
@@ -299,12 +300,12 @@ def replace(config: ConfigT, overrides: Mapping[str, Any]) -> ConfigT:
         InputError: An unknown field (the nearest known one is named), or a value that does not fit its field.
     """
     check_fields(type(config), overrides)
-    return dataclasses.replace(config, **overrides)  # type: ignore[type-var]
+    return dataclasses.replace(config, **overrides)
 
 
 def check_fields(config_type: type[Described], names: typing.Iterable[str]) -> None:
     """Raise InputError at the first name that is no field of ``config_type``."""
-    known = [field.name for field in dataclasses.fields(config_type)]  # type: ignore[arg-type]
+    known = [field.name for field in dataclasses.fields(config_type)]
     for name in names:
         if name not in known:
             raise unknown_name(config_type.kind, name, known)

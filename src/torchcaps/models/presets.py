@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchcaps.errors import InputError, unknown_name
+from torchcaps.errors import InputError
 from torchcaps.models.config import CapsNetConfig, CNNConfig, Recipe, replace
+from torchcaps.registry import Registry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,18 +47,16 @@ class Preset:
         return dataclasses.replace(self, model=replace(self.model, overrides))
 
 
-_PRESETS: dict[str, Preset] = {}
+_PRESETS: Registry[Preset] = Registry("preset")
 
 
 def register_preset(preset: Preset) -> Preset:
     """Add a preset to the registry, so that it is listed, built and tested.
 
     Raises:
-        ValueError: The name is taken.
+        InputError: The name is taken.
     """
-    if preset.name in _PRESETS:
-        raise ValueError(f'there is a preset "{preset.name}" already')
-    _PRESETS[preset.name] = preset
+    _PRESETS.add(preset.name, preset)
     return preset
 
 
@@ -74,8 +73,6 @@ def get_preset(name: str) -> Preset:
     """
     if not isinstance(name, str):
         raise InputError(f'preset must be a name such as "{SABOUR2017.name}", got {name!r}')
-    if name not in _PRESETS:
-        raise unknown_name("preset", name, _PRESETS)
     return _PRESETS[name]
 
 

@@ -215,7 +215,7 @@ def route(
 
 
 def _fastest(poses: Tensor, weight: Tensor, num_iterations: int) -> Backend:
-    if torch.jit.is_tracing() or torch.compiler.is_exporting():  # type: ignore[attr-defined]
+    if torch.jit.is_tracing() or torch.compiler.is_exporting():  # type: ignore[attr-defined]  # torch's types lack it
         return "reference"
     if poses.is_cuda and triton.is_available() and triton.supports(poses, weight, num_iterations):
         return "triton"

@@ -5,22 +5,20 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
-from torchcaps.errors import unknown_name
+from torchcaps.registry import Registry
 from torchcaps.reproduce.table import Table
 from torchcaps.reproduce.tables import affnist, mnist, multimnist, robustness, routing, tutorials
 
-_TABLES: dict[str, Table] = {}
+_TABLES: Registry[Table] = Registry("table")
 
 
 def register_table(table: Table) -> Table:
     """Add a table, so that it is listed, run and reported.
 
     Raises:
-        ValueError: The name is taken.
+        InputError: The name is taken.
     """
-    if table.name in _TABLES:
-        raise ValueError(f'there is a table "{table.name}" already')
-    _TABLES[table.name] = table
+    _TABLES.add(table.name, table)
     return table
 
 
@@ -35,8 +33,6 @@ def get_table(name: str) -> Table:
     Raises:
         InputError: There is none (the nearest name is given).
     """
-    if name not in _TABLES:
-        raise unknown_name("table", name, _TABLES)
     return _TABLES[name]
 
 
