@@ -32,8 +32,9 @@ COMPACT_SIZE = {
 }
 
 # Two CNNs with as many parameters as `compact` on the same images, to 1 %. The twin has `compact`'s own convolutions
-# before the primary one, with their normalisation and dropout, and dense layers where `compact` has capsules and a
-# decoder: what differs from it is the capsules. The other is the paper's baseline with fewer channels.
+# before the primary one, with their normalisation and dropout; then a pooled 5×5 convolution, dense layers and
+# cross-entropy where `compact` has primary capsules, class capsules and a decoder. The other is the paper's baseline
+# with fewer channels.
 TWIN: dict[str, Any] = {
     "stem_channels": (*COMPACT_SIZE["stem_channels"], COMPACT_SIZE["conv_channels"]),
     "stem_strides": (*COMPACT_SIZE["stem_strides"], COMPACT_SIZE["conv_stride"]),
@@ -44,7 +45,7 @@ TWIN: dict[str, Any] = {
     "pool": 2,
     "hidden": (563,),
 }
-TWIN_TITLE = "CNN: compact's convolutions and parameter count, dense layers for capsules"
+TWIN_TITLE = "CNN: compact's stem and parameter count, then a 5×5 convolution and dense layers"
 SMALL_BASELINE = {"channels": (32, 32, 16), "hidden": (82, 48)}
 SMALL_BASELINE_TITLE = "the paper's CNN with fewer channels, of compact's parameter count"
 MATCHED_TITLE = "CNN that pools, of sabour2017's parameter count"
