@@ -90,6 +90,14 @@ def test_several_objects_are_the_longest_capsules() -> None:
     assert view.present == tuple(np.argsort(-view.lengths)[:2])
 
 
+def test_capsules_in_raster_order_have_no_place() -> None:
+    for grouping, in_space in (("channels", True), ("raster", False)):
+        explorer = Explorer(small_network(grouping=grouping, primary_dim=4))
+        routing = explorer.look(pixels_for(explorer)).routing
+        assert routing is not None
+        assert routing.in_space is in_space
+
+
 def test_the_longest_of_many_classes_have_maps() -> None:
     explorer = Explorer(small_network(num_classes=MOST_MAPS + 3))
     view = explorer.look(pixels_for(explorer))
@@ -127,7 +135,7 @@ def test_what_a_network_lacks_is_said() -> None:
 
 def routing_of(*values: float, uniform: float = 0.25) -> Routing:
     maps = np.array(values, np.float32).reshape(1, 1, 1, -1)
-    return Routing((0,), maps, np.zeros((1, 1)), uniform)
+    return Routing((0,), maps, np.zeros((1, 1)), uniform, in_space=True)
 
 
 def test_coupling_is_white_where_uniform_red_above_blue_below() -> None:

@@ -88,6 +88,12 @@ def test_files_that_are_none_of_ours(tmp_path: Path, describe: Make) -> None:
     assert_raises(InputError, OnnxModel, other, say=f"{other} was not written by torchcaps export: it has no entry")
     other = write_mean(tmp_path / "other.onnx", metadata, output="scores")
     assert_raises(InputError, OnnxModel, other, say="it takes ['images'] and gives ['scores']")
+    for changed, said in (
+        ({"class_names": ("a", "b")}, "gives lengths (2,), by its graph (1, 18, 20) and (4,)"),
+        ({"in_shape": (3, 18, 20)}, "takes images (3, 18, 20)"),
+    ):
+        write_mean(other, describe(**changed).to_metadata())
+        assert_raises(InputError, OnnxModel, other, say=said)
 
 
 def test_without_onnxruntime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

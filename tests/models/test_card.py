@@ -107,6 +107,13 @@ def test_rounded_weights() -> None:
     assert "As stored, rounded to half precision, the weights have 0.36 % test error, measured after rounding." in card
 
 
+def test_the_preset_is_described_within_a_sentence() -> None:
+    notebook = get_preset("tf-notebook")
+    card = model_card(subject(config=notebook.model), dataclasses.replace(training(), preset="tf-notebook"))
+    assert f"({notebook.source}): ReLU on the primary convolution" in card
+    assert "): the paper's network." in model_card(subject(), training())
+
+
 def test_what_was_changed_of_the_preset() -> None:
     config = dataclasses.replace(get_preset("sabour2017").model, num_iterations=2, decoder_hidden=(), leaky=True)
     card = model_card(subject(config=config), training())

@@ -190,6 +190,8 @@ def test_bad_values_of_the_cnn(field: str, value: Any, message: str) -> None:
         ("max_scaling", 1, "max_scaling must be below 1, got 1"),
         ("max_scaling", -0.1, "max_scaling must be at least 0, got -0.1"),
         ("max_shift", -1, "max_shift must be at least 0, got -1"),
+        ("crop", True, "crop must be of type int, got True"),
+        ("learning_rate", 10**400, "learning_rate must be finite, got inf"),
     ],
 )
 def test_bad_values_of_the_recipe(field: str, value: Any, message: str) -> None:

@@ -114,12 +114,37 @@ def test_weights_that_do_not_fit(folder: Path) -> None:
         ({"num_classes": 1}, "num_classes must be an integer of at least 2"),
         ({"in_shape": [3, 9, 9]}, "images of 9×9 are too small"),
         ({"num_classes": 5}, "do not fit the network"),
+        ({"decoder_hidden": [10**6, 10**6]}, "do not fit the network"),  # 4 TB, for which nothing is asked
+        ({"decoder_hidden": [10**12, 10**12]}, "describes no CapsNet that could be"),
     ],
 )
 def test_configurations_that_do_not_fit(folder: Path, change: dict[str, Any], said: str) -> None:
     config = folder / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | change))
     assert_raises(InputError, CapsNet.from_pretrained, folder, say=said)
+
+
+def test_a_path_is_never_looked_for_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pretrained, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
+    assert_raises(InputError, load_pretrained, Path("run/best"), say="there is no folder run/best")
+
+
+def test_reading_draws_no_random_numbers(folder: Path) -> None:
+    torch.manual_seed(0)
+    wanted = torch.rand(1)
+    torch.manual_seed(0)
+    again = CapsNet.from_pretrained(folder)
+    assert torch.equal(torch.rand(1), wanted)
+    made = network()
+    for (name, read), new in zip(again.named_parameters(), made.parameters(), strict=True):
+        assert (read.requires_grad, read.stride()) == (True, new.stride()), name
+
+
+def test_names_of_classes_go_with_the_network_they_were_of(tmp_path: Path) -> None:
+    network().save_pretrained(tmp_path, class_names=["ant", "bee", "cat", "dog"])
+    network().save_pretrained(tmp_path)
+    assert load_run(tmp_path).class_names == ("0", "1", "2", "3")
 
 
 def test_missing_pieces(folder: Path, tmp_path: Path) -> None:

@@ -99,6 +99,18 @@ def test_a_convolution_as_one_product(bias: bool, kernel: int, stride: int, size
     assert_close(got, wanted, 1e-5)
 
 
+@pytest.mark.parametrize("separate", [False, True])
+def test_who_listens_to_a_convolution_hears_it(separate: bool) -> None:
+    layer, heard = PrimaryCapsules(32, 32, separate_convs=separate), []
+    features = torch.randn(1, 32, 9, 9)
+    with torch.no_grad():
+        wanted = layer(features)
+        for conv in layer.convs:
+            conv.register_forward_hook(lambda *_: heard.append(1))
+        assert_close(layer(features), wanted, 1e-5)
+    assert len(heard) == len(layer.convs)
+
+
 def test_only_for_few_locations_and_a_large_weight() -> None:
     layer = PrimaryCapsules(256)
     conv = layer.convs[0]

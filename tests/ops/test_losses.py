@@ -87,6 +87,8 @@ def test_reconstruction_loss_by_hand() -> None:
     assert_close(reconstruction_loss(decoded, images), (1.25 + 0.25) / 2)
     assert_close(reconstruction_loss(decoded, images, reduction="mean"), 1.5 / 8)
     assert reconstruction_loss(decoded.bfloat16(), images).dtype == torch.float32
+    assert reconstruction_loss(decoded.double(), images.double()).dtype == torch.float64
+    torch.autograd.gradcheck(reconstruction_loss, (decoded.double().requires_grad_(), images.double()))
 
 
 def test_lengths_softmax_loss_and_mask_by_hand() -> None:

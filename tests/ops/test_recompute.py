@@ -331,6 +331,20 @@ def test_second_derivatives_say_what_to_do() -> None:
     assert_raises(NotImplementedError, grad.sum().backward, say='backend="reference"')
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`")  # torch.func.jvp uses it
+def test_forward_mode_says_what_to_do() -> None:
+    leaves = {name: each.detach() for name, each in make().items()}
+    poses = leaves.pop("poses")
+    assert_raises(
+        NotImplementedError,
+        torch.func.jvp,
+        lambda poses: vote_free(leaves | {"poses": poses})[0],
+        (poses,),
+        (torch.ones_like(poses),),
+        say='backend="reference"',
+    )
+
+
 @either_axis
 def test_autocast_does_not_reach_into_routing(axis: str) -> None:
     leaves = make(dtype=torch.float32)

@@ -1,6 +1,7 @@
 """A kill at any moment leaves a run folder that a resumed run makes right, also where it does not compute the same."""
 
 import csv
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from tiny_runs import tiny_config
 from torchcaps import files
 from torchcaps.analysis import Evaluation
 from torchcaps.datasets import ImageSet
+from torchcaps.errors import InputError
 from torchcaps.models import Model
 from torchcaps.training import checkpoint, resume, train
 from torchcaps.training.loop import Trainer
+from torchcaps.training.position import Position
 from torchcaps.training.progress import Silence
 
 #: Accuracy on the validation images in a first try and in the second one, by epoch: epochs are not computed alike.
@@ -88,3 +91,21 @@ def test_resuming_a_run_that_was_killed_at_its_very_end_writes_what_is_missing(
     assert not (out / "metrics.csv").exists()
     assert resume(out, progress=Silence(), figures=False)["epochs"] == 1
     assert len(list(csv.DictReader((out / "metrics.csv").open()))) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model": 1}, "must hold model, optimizer and progress"),
+        ({"model": {"conv.weight": 1}}, "its model must be made of tensors"),
+        ({"optimizer": {}}, "its optimizer must hold state and param_groups"),
+        ({"progress": {"epoch": 1}}, "not of this version of torchcaps"),
+    ],
+)
+def test_a_checkpoint_of_other_parts_is_refused(tmp_path: Path, change: dict[str, object], said: str) -> None:
+    whole = {"model": {}, "optimizer": {"state": {}, "param_groups": []}, "progress": dataclasses.asdict(Position())}
+    torch.save(whole, tmp_path / "whole.ckpt")
+    assert checkpoint.read_checkpoint(tmp_path / "whole.ckpt").keys() == whole.keys()
+    torch.save(whole | change, tmp_path / "other.ckpt")
+    with pytest.raises(InputError, match=said):
+        checkpoint.read_checkpoint(tmp_path / "other.ckpt")

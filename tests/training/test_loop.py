@@ -425,6 +425,28 @@ def test_a_run_does_not_go_on_with_other_data_or_fewer_epochs(bars: Path, tmp_pa
         resume(tmp_path / "run", overrides={"epochs": 3}, progress=Silence(), figures=False)
 
 
+def test_a_run_within_an_epoch_does_not_go_back_to_its_beginning(bars: Path, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        train(tiny_config(bars), tmp_path / "run", progress=StopAt(8), figures=False)
+    with pytest.raises(InputError, match="the run is within epoch 2 already; it cannot go back to the end of epoch 1"):
+        resume(tmp_path / "run", overrides={"epochs": 1}, progress=Silence(), figures=False)
+
+
+def test_a_run_that_goes_on_has_no_summary_of_the_shorter_one(bars: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train(tiny_config(bars, epochs=1), out, progress=Silence(), figures=False)
+    assert load_run(out).summary is not None
+    with pytest.raises(Interrupted):
+        resume(out, overrides={"epochs": 3}, progress=StopAt(8), figures=False)
+    assert load_run(out).summary is None
+    resume(out, progress=Silence(), figures=False)
+    summary = load_run(out).summary
+    assert summary is not None
+    assert summary["epochs"] == 3
+    resume(out, progress=Silence(), figures=False)  # nothing is left to do, and nothing gets lost
+    assert load_run(out).summary is not None
+
+
 def test_the_summary_keeps_the_command_that_started_the_run(bars: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     train(tiny_config(bars, epochs=1), out, progress=Silence(), figures=False, command="first")

@@ -6,6 +6,7 @@ from tiny_runs import tiny_config
 from torchcaps.errors import InputError
 from torchcaps.models import create_model, get_preset, list_presets
 from torchcaps.training import estimate_memory, largest_batch, make_config, memory, train
+from torchcaps.training.launch import count_processes
 from torchcaps.training.progress import Silence
 
 MNIST = ((1, 28, 28), 10)
@@ -98,3 +99,38 @@ def test_train_warns_when_memory_is_short(bars: Path, tmp_path: Path, monkeypatc
         listener = Listener()
         train(tiny_config(bars, epochs=1), tmp_path / str(warns), progress=listener, figures=False)
         assert any("training will need about" in text for text in listener.heard) is warns
+
+
+def test_processes_share_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = largest_batch(make_config("sabour2017"), *MNIST, 0, 3000.0)
+    two = largest_batch(make_config("sabour2017", devices=2), *MNIST, 0, 6000.0)
+    assert two == pytest.approx(2 * one, rel=0.02)
+    four = largest_batch(make_config("sabour2017", devices=2, num_nodes=2), *MNIST, 0, 6000.0)
+    assert four == 2 * two, "the other machine has memory of its own"
+    for name, value in (("TORCHELASTIC_RUN_ID", "1"), ("LOCAL_WORLD_SIZE", "2"), ("WORLD_SIZE", "4")):
+        monkeypatch.setenv(name, value)
+    assert count_processes(make_config("sabour2017")) == (2, 2), "torchrun's"
+    assert largest_batch(make_config("sabour2017"), *MNIST, 0, 6000.0) == four
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"memory.max": "104857600", "memory.current": "52428800", "memory.stat": "anon 3\ninactive_file 10485760"},
+        {
+            "memory/memory.limit_in_bytes": "104857600",
+            "memory/memory.usage_in_bytes": "52428800",
+            "memory/memory.stat": "inactive_file 3\ntotal_inactive_file 10485760",
+        },
+    ],
+    ids=["v2", "v1"],
+)
+def test_the_limit_of_a_container_counts(tmp_path: Path, files: dict[str, str]) -> None:
+    assert memory._allowed_by_container(tmp_path) is None
+    (tmp_path / "memory").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert memory._allowed_by_container(tmp_path) == 60.0  # 100 less 50, of which 10 can be had
+    if "memory.max" in files:
+        (tmp_path / "memory.max").write_text("max")
+        assert memory._allowed_by_container(tmp_path) is None

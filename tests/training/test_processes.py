@@ -89,3 +89,31 @@ def test_a_run_goes_on_with_another_number_of_processes(bars: Path, config: Path
     command_line("train", "--resume", str(one_then_two), "--epochs", "3", "--devices", "2", "--no-figures")
     assert_close(rows(one_then_two), rows(alone))
     assert read_checkpoint(one_then_two / "last.ckpt")["progress"]["epoch"] == 3
+
+
+SLOW_TO_PUBLISH = """
+import time
+from torchcaps.cli import main
+from torchcaps.training import loop
+
+own = loop.save_best
+
+def save_best(*arguments):
+    time.sleep(2)
+    own(*arguments)
+
+loop.save_best = save_best
+main()
+"""
+
+
+def test_no_process_tests_the_best_weights_before_they_are_there(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW_TO_PUBLISH)
+    out = tmp_path / "run"
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(tmp_path / "slow.py"))
+    command_line(
+        "train", "--config", str(config), "--epochs", "1", "--out", str(out), "--no-figures", launcher=launcher
+    )
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["test"]["best"]["images"] == 30
+    assert (out / "best" / "model.safetensors").exists()

@@ -38,8 +38,11 @@ def memory(context: click.Context, /, preset: str | None, config_file: Path | No
     config = build_config(preset, config_file, given_fields(context, fields))
 
     from torchcaps.datasets import data_shape
-    from torchcaps.training import available_memory_mib, estimate_memory, largest_batch, loop  # noqa: F401  its weight
+
+    # loop: what training imports counts too, as the first part
+    from torchcaps.training import available_memory_mib, estimate_memory, largest_batch, loop  # noqa: F401
     from torchcaps.training.data import check_objects
+    from torchcaps.training.launch import count_processes
 
     in_shape, num_classes, num_images, objects = data_shape(
         config.data, data_dir=config.data_dir, image_size=config.image_size
@@ -53,8 +56,12 @@ def memory(context: click.Context, /, preset: str | None, config_file: Path | No
     add_row(rows, "peak", f"{estimate.total:,.0f}", style="bold")
     print_table(rows)
     available = available_memory_mib()
+    devices, shared = count_processes(config).devices, ""
     facts: list[tuple[str, object]] = [("Batch", f"{count(estimate.batch_size)} images a step and process")]
+    if devices > 1:
+        shared = ", over all processes"
+        facts.append(("Processes", f"{devices} on this machine, {devices * estimate.total:,.0f} MiB together"))
     if available is not None:
         most = largest_batch(config, *shape, available)
-        facts += [("There is", f"{available:,.0f} MiB"), ("Largest batch", f"about {count(most)} images")]
+        facts += [("There is", f"{available:,.0f} MiB"), ("Largest batch", f"about {count(most)} images{shared}")]
     print_pairs(facts)

@@ -21,6 +21,8 @@ from torchcaps.explorer.state import OBJECT_COLOURS, Explorer, Routing, colour_a
 Answer = dict[str, Any]
 LARGEST_FILE = 32 * 2**20
 """Bytes of an uploaded image at most."""
+LARGEST_COMPONENT = 1000
+"""Of a capsule to decode. Those of a network are below one; decoded images stay finite."""
 
 
 def describe(explorer: Explorer) -> Answer:
@@ -101,6 +103,7 @@ def _routing(routing: Routing) -> Answer:
         "lengths": routing.lengths.round(4).tolist(),
         "uniform": round(routing.uniform, 4),
         "range": [round(float(end), 4) for end in (routing.maps.min(), routing.maps.max())],
+        "inSpace": routing.in_space,
     }
 
 
@@ -121,13 +124,13 @@ def _matrix(rows: list[Any]) -> np.ndarray:
     """Rows of finite numbers, all of one length, as float32."""
     lengths = {len(row) if isinstance(row, list) else -1 for row in rows}
     numbers = [number for row in rows if isinstance(row, list) for number in row]
-    if len(lengths) > 1 or -1 in lengths or not all(_is_finite(number) for number in numbers):
-        raise InputError("capsules must be rows of finite numbers, all of one length")
+    if len(lengths) > 1 or -1 in lengths or not all(_is_small(number) for number in numbers):
+        raise InputError(f"capsules must be rows of numbers of at most ±{LARGEST_COMPONENT}, all of one length")
     return np.array(rows, dtype=np.float32).reshape(len(rows), max(lengths, default=0))
 
 
-def _is_finite(number: Any) -> bool:
-    return isinstance(number, (int, float)) and not isinstance(number, bool) and math.isfinite(number)
+def _is_small(number: Any) -> bool:
+    return isinstance(number, (int, float)) and not isinstance(number, bool) and abs(number) <= LARGEST_COMPONENT
 
 
 def _image(question: Any, shape: tuple[int, int, int]) -> UInt8[np.ndarray, "C H W"]:

@@ -79,10 +79,13 @@ const decode = latest(async () => {
   if (!state.view) return; // cleared meanwhile
   paint(whole, decodeBytes(bytes));
   whole.setAttribute("aria-label", `Reconstruction from ${capsuleWords(classes)}`);
-  $(".apart").replaceChildren(...apart.map((one, n) => figure(one, classes[n], about.colours[n])));
+  $(".apart").replaceChildren(...apart.map((one, n) => figure(one, classes[n], colour(n))));
 });
 
 // ---- which capsules ----
+
+// Of the n-th object; there are fewer colours than there may be objects.
+const colour = (n) => about.colours[n % about.colours.length];
 
 const ownClass = () => state.chosen ?? state.view.present[0];
 
@@ -307,7 +310,7 @@ function showBars(lengths, present) {
     row.hidden = !listed.has(j);
     row.classList.toggle("present", n >= 0);
     row.style.setProperty("--share", Math.min(lengths[j], 1));
-    row.style.setProperty("--own", about.objects > 1 && n >= 0 ? about.colours[n] : "");
+    row.style.setProperty("--own", about.objects > 1 && n >= 0 ? colour(n) : "");
     row.querySelector(".number").textContent = lengths[j].toFixed(2);
     row.querySelector("input").setAttribute("aria-label", `${about.classes[j]}, length ${lengths[j].toFixed(2)}`);
   }
@@ -347,8 +350,9 @@ function showDecoded() {
 
 function showRouting(routing, present) {
   $(".routing .hint").textContent =
-    `Where each capsule takes its input from: coupling on the grid of the primary capsules, red above uniform ` +
-    `(${routing.uniform}), blue below; here ${routing.range[0]} to ${routing.range[1]}. Under each map, the capsule's ` +
+    `${routing.inSpace ? "Where each capsule takes its input from: coupling on the grid of the primary capsules" :
+      "Coupling with the primary capsules in the order of their index, not in space (raster grouping)"}, red above ` +
+    `uniform (${routing.uniform}), blue below; here ${routing.range[0]} to ${routing.range[1]}. Under each map, the capsule's ` +
     `length after that iteration.`;
   const table = document.createElement("table");
   const head = table.createTHead().insertRow();

@@ -40,12 +40,14 @@ class Routing:
         maps: The coupling on the grid of the primary capsules, averaged over their types.
         lengths: ‖v_j‖ after each iteration.
         uniform: What uniform coupling would be.
+        in_space: Whether a place on the grid is one in the image; not where capsules were grouped in raster order.
     """
 
     classes: tuple[int, ...]
     maps: Float[np.ndarray, "T shown H W"]
     lengths: Float[np.ndarray, "T shown"]
     uniform: float
+    in_space: bool
 
     @property
     def reach(self) -> float:
@@ -138,7 +140,13 @@ class Explorer:
             trace = trace_routing(self.model, image)
             shown = np.sort(longest[:MOST_MAPS])
             maps = trace.maps[:, 0, shown].mean(2)
-            routing = Routing(tuple(shown.tolist()), maps, trace.lengths[:, 0, shown], trace.uniform)
+            routing = Routing(
+                classes=tuple(shown.tolist()),
+                maps=maps,
+                lengths=trace.lengths[:, 0, shown],
+                uniform=trace.uniform,
+                in_space=trace.grouping == "channels",
+            )
         return View(lengths, tuple(longest[: self.num_objects].tolist()), capsules, routing)
 
     def decode(self, classes: Sequence[int], poses: Float[np.ndarray, "P D"]) -> Float[np.ndarray, "P C H W"]:

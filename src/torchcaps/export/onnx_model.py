@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 INPUT, LENGTHS, RECONSTRUCTION = "images", "lengths", "reconstruction"
 """Names of the input and the outputs in an exported file."""
-BATCH_SIZE = 256
-"""Images at a time at most."""
+BATCH_SIZE = 32
+"""Images at a time at most: an exported graph builds their votes."""
 
 
 class OnnxModel:
@@ -48,7 +48,7 @@ class OnnxModel:
             self.description = Description.from_metadata(self._session.get_modelmeta().custom_metadata_map)
         except InputError as error:
             raise InputError(f"{self.path} was not written by torchcaps export: {error}") from None
-        self._check_names()
+        self._check_graph()
 
     def __call__(
         self, images: Shaped[np.ndarray, "N C H W"]
@@ -79,11 +79,20 @@ class OnnxModel:
         lengths, *others = (np.concatenate(parts) for parts in zip(*outputs, strict=True))
         return lengths, others[0] if others else None
 
-    def _check_names(self) -> None:
-        inputs = [each.name for each in self._session.get_inputs()]
-        outputs = [each.name for each in self._session.get_outputs()]
-        if inputs != [INPUT] or outputs not in ([LENGTHS], [LENGTHS, RECONSTRUCTION]):
-            raise InputError(f"{self.path} was not written by torchcaps export: it takes {inputs} and gives {outputs}")
+    def _check_graph(self) -> None:
+        """Raise InputError unless inputs and outputs are those that the description speaks of."""
+        said = f"{self.path} was not written by torchcaps export"
+        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
+        given = [each.name for each in inputs], [each.name for each in outputs]
+        if given[0] != [INPUT] or given[1] not in ([LENGTHS], [LENGTHS, RECONSTRUCTION]):
+            raise InputError(f"{said}: it takes {given[0]} and gives {given[1]}")
+        shapes = tuple(inputs[0].shape[1:]), tuple(outputs[0].shape[1:])
+        described = self.description.in_shape, (len(self.description.class_names),)
+        if shapes != described:
+            raise InputError(
+                f"{said}: by its description it takes images {described[0]} and gives lengths "
+                f"{described[1]}, by its graph {shapes[0]} and {shapes[1]}"
+            )
 
 
 def _as_pixels(images: Shaped[np.ndarray, "N C H W"]) -> Float[np.ndarray, "N C H W"]:

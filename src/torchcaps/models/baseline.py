@@ -19,6 +19,7 @@ from torchcaps.models.pretrained import Pretrained
 from torchcaps.nn import ChannelNorm, ConvStem
 from torchcaps.nn.convolutions import STEM_KERNEL
 from torchcaps.ops.losses import multi_hot
+from torchcaps.ops.precision import in_full_precision
 
 
 class BaselineCNN(Pretrained):
@@ -103,7 +104,7 @@ class BaselineCNN(Pretrained):
         hidden = hidden.flatten(1)
         for dense in self.dense:
             hidden = dense(hidden).relu()
-        logits = self.classify(self.dropout(hidden)).float()
+        logits = in_full_precision(self.classify(self.dropout(hidden)))
         return ModelOutput(lengths=logits.softmax(-1) if self.config.objects == 1 else logits.sigmoid(), logits=logits)
 
     def decoder_targets(

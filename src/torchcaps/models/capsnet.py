@@ -206,9 +206,9 @@ class CapsNet(Pretrained):
     ) -> Losses:
         """The loss of this network's source, with its weights and scales.
 
-        With P objects in an image, the reconstruction error is the sum of those of its objects. Each reconstruction
-        is compared with the object of its own class; where the capsules decoded are not those of the labels, what is
-        left over is compared in the order in which it comes.
+        With P objects in an image, the reconstruction error is the sum, or the mean, over the pixels of all of them, as
+        ``reconstruction_over_pixels`` says. Each reconstruction is compared with the object of its own class; where the
+        capsules decoded are not those of the labels, what is left over is compared in the order in which it comes.
 
         Args:
             output: What the network returned for ``images``.

@@ -170,7 +170,7 @@ def _introduction(subject: CardSubject, training: TrainingRecord | None) -> str:
         own, published = subject.config.to_dict(), preset.model.to_dict()
         changed = ", ".join(f"`{name}` {_shown(value)}" for name, value in own.items() if value != published.get(name))
         lines.append(
-            f"Preset `{preset.name}` ({preset.source}): {preset.description[0].lower() + preset.description[1:]}"
+            f"Preset `{preset.name}` ({preset.source}): {_in_a_sentence(preset.description)}"
             + (f" Here changed: {changed}." if changed else "")
         )
     if subject.class_names is not None and len(subject.class_names) <= MOST_CLASSES:
@@ -178,6 +178,12 @@ def _introduction(subject: CardSubject, training: TrainingRecord | None) -> str:
     if subject.half:
         lines.append("The weights are stored in half precision (float16) and computed with in float32.")
     return "\n\n".join(lines)
+
+
+def _in_a_sentence(words: str) -> str:
+    """Words that began a sentence, after a colon: those such as ReLU stay as they are."""
+    first = words.partition(" ")[0]
+    return words if first[1:] != first[1:].lower() else words[0].lower() + words[1:]
 
 
 def _usage(source: str | None) -> str:

@@ -343,15 +343,17 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
             raise InputError(f"{name} must be one of {', '.join(args)}, got {value!r}")
         return value
     if origin in (typing.Union, types.UnionType):
-        if any(isinstance(value, arg) for arg in args if isinstance(arg, type)):
+        if value is None and type(None) in args:
             return value
-        return _checked(name, value, next(arg for arg in args if arg is not type(None)))
+        kinds = [arg for arg in args if arg is not type(None)]
+        fitting = (arg for arg in kinds if isinstance(arg, type) and isinstance(value, arg))
+        return _checked(name, value, next(fitting, kinds[0]))
     if origin is tuple:
         if not isinstance(value, (tuple, list)):
             raise InputError(f"{name} must be a sequence, got {value!r}")
         return tuple(_checked(name, item, args[0]) for item in value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        value = float(value) if abs(value) < 2**63 else math.inf
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise InputError(f"{name} must be of type {hint.__name__}, got {value!r}")
     if isinstance(value, float) and not math.isfinite(value):

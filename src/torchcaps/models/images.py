@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.errors import InputError
+from torchcaps.ops.precision import in_full_precision
 
 
 def check_shape(in_shape: Sequence[int]) -> tuple[int, int, int]:
@@ -120,7 +120,7 @@ def standardise(images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
 
     Source: TensorFlow's ``per_image_standardization``, which the authors' code applies to pixels of 0..255.
     """
-    pixels = images.float() if images.dtype in (torch.float16, torch.bfloat16) else images
+    pixels = in_full_precision(images)
     centred = pixels - pixels.mean((1, 2, 3), keepdim=True)
     variance = centred.square().mean((1, 2, 3), keepdim=True)
     least = 1 / (255**2 * math.prod(images.shape[1:]))  # clamped before the root, whose gradient at zero is infinite

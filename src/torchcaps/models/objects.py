@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from torchcaps.ops.precision import full_dtype
+
 
 def longest(lengths: Float[Tensor, "B J"], objects: int) -> Int[Tensor, "B P"]:
     """The classes of the P longest capsules, the longest first.
@@ -72,8 +74,9 @@ def label_rows(
         ValueError: Labels that do not fit.
     """
     check_labels(labels, (len(lengths), objects), lengths.shape[1], caller)
-    dtype = torch.float32 if lengths.dtype in (torch.float16, torch.bfloat16) else lengths.dtype
-    return torch.zeros(lengths.shape, dtype=dtype, device=lengths.device).scatter_(1, labels.long(), 1)
+    return torch.zeros(lengths.shape, dtype=full_dtype(lengths.dtype), device=lengths.device).scatter_(
+        1, labels.long(), 1
+    )
 
 
 def check_labels(labels: Tensor, shape: tuple[int, int], num_classes: int, caller: str) -> None:

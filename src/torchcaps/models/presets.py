@@ -97,7 +97,8 @@ register_preset(
             "The authors' released code: biases of 0.1, primary capsules from one routing pass, a margin loss 20 "
             "times smaller relative to the reconstruction, a decaying learning rate, the decoder always masked by the "
             "label. 700 epochs of MNIST are its 300,000 steps. Its training set holds all 25 shifts of every image; "
-            "here the shift is drawn at random within the same ±2 px."
+            "here the shift is drawn at random within the same ±2 px. Its decoder starts from a truncated normal of "
+            "deviation 0.1 with biases of 0.1, here as PyTorch's layers do."
         ),
         source="the authors' TensorFlow code, 2018",
         model=CapsNetConfig(
@@ -127,7 +128,8 @@ register_preset(
         name="tf-notebook",
         description=(
             "ReLU on the primary convolution, so that no component of a primary capsule is negative before the squash; "
-            "two routing iterations; the mean reconstruction error at the paper's weight, 784 times weaker."
+            "two routing iterations; the mean reconstruction error at the paper's weight, 784 times weaker. Its "
+            "decoder starts by Glorot with biases of zero, here as PyTorch's layers do."
         ),
         source="Aurélien Géron's TensorFlow notebook on capsule networks, 2017",
         model=CapsNetConfig(
@@ -149,7 +151,8 @@ KERAS_TUTORIAL = register_preset(
         description=(
             "Pixels 0..255, ReLU on both convolutions, primary capsules of length one without squash, softmax over "
             "the input capsules, cross-entropy of the lengths divided by their sum, no decoder, four iterations; "
-            "trained one epoch on the first 1,000 images, tested on the first 1,000."
+            "trained one epoch on the first 1,000 images, tested on the first 1,000. Keras's Adam adds 1e-7 to the "
+            "root, here 1e-8."
         ),
         source='the Keras tutorial "Capsule Networks Part II: Dynamic Routing", 2023',
         model=CapsNetConfig(

@@ -102,7 +102,9 @@ class Pretrained(nn.Module):
             )
         folder = Path(folder)
         self.save_files(folder, dtype)
-        if class_names is not None:
+        if class_names is None:
+            (folder / CLASSES).unlink(missing_ok=True)
+        else:
             write_json(folder / CLASSES, {"class_names": list(class_names)})
         subject = CardSubject(
             config=self.config,
@@ -166,15 +168,21 @@ class Pretrained(nn.Module):
         """
         folder = find_pretrained(source, **download)
         network = cls._from_description(folder / CONFIG)
-        load_weights(network, _read_weights(folder / WEIGHTS), folder / WEIGHTS)
+        tensors = _read_weights(folder / WEIGHTS)
+        check_weights(network, tensors, folder / WEIGHTS)
+        network.to_empty(device="cpu").load_state_dict(tensors)
         return network.to(device).eval()
 
     @classmethod
     def _from_description(cls, path: Path) -> Self:
+        """The network without memory for its weights: what a file claims need not be true."""
         description = read_json(path, "configuration")
         try:
             in_shape, num_classes = description.pop("in_shape"), description.pop("num_classes")
-            return cls(cls.config_type.from_dict(description), in_shape, num_classes)
+            with torch.device("meta"):
+                return cls(cls.config_type.from_dict(description), in_shape, num_classes)
+        except (RuntimeError, OverflowError) as error:  # torch's, where a size is beyond all numbers
+            raise InputError(f"configuration {path} describes no {cls.__name__} that could be: {error}") from None
         except KeyError as error:
             raise InputError(f"configuration {path} has no {error}") from None
         except InputError as error:
@@ -186,11 +194,23 @@ def load_weights(network: nn.Module, tensors: dict[str, Tensor], source: Path) -
 
     Args:
         network: Takes the tensors.
-        tensors: One for each entry of its ``state_dict()``, and no other.
-        source: The file they are from, for the error.
+        tensors: As for :func:`check_weights`.
+        source: As for :func:`check_weights`.
 
     Raises:
         InputError: They are not this network's; the first that differs is named.
+    """
+    check_weights(network, tensors, source)
+    network.load_state_dict(tensors)
+
+
+def check_weights(network: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
+    """Raise InputError unless tensors are those of a network; the first that differs is named.
+
+    Args:
+        network: Would take the tensors.
+        tensors: One for each entry of its ``state_dict()``, and no other.
+        source: The file they are from, for the error.
     """
     own = network.state_dict()
     for name in [*own, *tensors]:
@@ -200,7 +220,6 @@ def load_weights(network: nn.Module, tensors: dict[str, Tensor], source: Path) -
             raise InputError(f"weights {source} do not fit the network: {name} has shape {got}, wanted {wanted}")
         if not tensors[name].is_floating_point():
             raise InputError(f"weights {source} do not fit the network: {name} is {tensors[name].dtype}, wanted floats")
-    network.load_state_dict(tensors)
 
 
 def shipped_folder(name: str = SHIPPED[0]) -> Path:
@@ -233,7 +252,8 @@ def find_pretrained(source: str | Path, **download: Any) -> Path:
 
     Args:
         source: As for :meth:`Pretrained.from_pretrained`. A name of ``SHIPPED`` as a plain string is that network,
-            even where a folder is called so too: write ``Path("compact")`` or ``"./compact"`` for the folder.
+            even where a folder is called so too: write ``Path("compact")`` or ``"./compact"`` for the folder. The hub
+            is asked for plain strings only.
         **download: As for :meth:`Pretrained.from_pretrained`.
 
     Raises:
@@ -243,7 +263,9 @@ def find_pretrained(source: str | Path, **download: Any) -> Path:
         return shipped_folder(str(source))
     if Path(source).is_dir():
         return Path(source)
-    return _from_hub(str(source), download)
+    if isinstance(source, Path):
+        raise InputError(f"there is no folder {source}")
+    return _from_hub(source, download)
 
 
 def upload(folder: Path, repository: str, *, private: bool, commit_message: str, token: str | None = None) -> str:

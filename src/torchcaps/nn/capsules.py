@@ -11,8 +11,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.nn.checks import check_tensor
-from torchcaps.nn.inference import convolve_few, suits_few
+from torchcaps.nn.inference import convolve_few, has_hooks, suits_few
 from torchcaps.nn.routing import DynamicRouting, Routing
+from torchcaps.ops.precision import in_full_precision
 from torchcaps.ops.squash import safe_norm, squash
 
 Grouping = Literal["channels", "raster"]
@@ -97,7 +98,7 @@ class PrimaryCapsules(nn.Module):
         maps = self._convolve(features)
         if self.activation == "relu":
             maps = maps.relu()
-        poses = self._group(maps.float() if maps.dtype in (torch.float16, torch.bfloat16) else maps)  # (B, K, I)
+        poses = self._group(in_full_precision(maps))  # (B, K, I)
         if self.bias is not None:
             locations = poses.shape[2] // self.num_types
             poses = poses / self.num_types + self.bias.t().repeat_interleave(locations, 1)
@@ -111,6 +112,8 @@ class PrimaryCapsules(nn.Module):
         assert isinstance(first, nn.Conv2d)
         if len(self.convs) == 1:
             return convolve_few(features, first) if suits_few(features, first) else first(features)
+        if any(map(has_hooks, self.convs)):
+            return torch.cat([conv(features) for conv in self.convs], 1)
         weight, bias = (
             None if getattr(first, name) is None else torch.cat([getattr(conv, name) for conv in self.convs])
             for name in ("weight", "bias")

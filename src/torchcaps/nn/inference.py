@@ -35,9 +35,16 @@ def in_parts(
     return torch.cat([function(part).transpose(1, 2) for part in images.split(largest)]).transpose(1, 2)
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether somebody listens to the module, which then has to be called."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 def suits_few(features: Float[Tensor, "B C H W"], conv: nn.Conv2d) -> bool:
     """Whether :func:`convolve_few` is the faster way: what it copies is much smaller than the weight."""
     if not only_infers(features) or features.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
+        return False
+    if has_hooks(conv):
         return False
     (kernel, _), (stride, _) = conv.kernel_size, conv.stride
     locations = math.prod((size - kernel) // stride + 1 for size in features.shape[2:])

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from torchcaps.ops.precision import full_dtype, in_full_precision
+
 Reduction = Literal["mean", "sum", "none"]
 
 
@@ -90,7 +92,7 @@ def reconstruction_loss(
 
     Args:
         reconstruction: Decoded images, pixels 0..1, any shape with the batch first.
-        images: The images to compare with, the same shape.
+        images: The images to compare with, the same shape. Half precision is computed in float32.
         reduction: ``"sum_per_image"``: the sum over an image's pixels, averaged over the batch, as in the paper;
             ``"mean"``: the mean over all pixels, 784 times less on MNIST.
 
@@ -104,7 +106,7 @@ def reconstruction_loss(
             f"reconstruction_loss: reconstruction has shape {tuple(reconstruction.shape)}, "
             f"images {tuple(images.shape)}; they must be equal"
         )
-    squared = (reconstruction.float() - images.float()).square()
+    squared = (in_full_precision(reconstruction) - in_full_precision(images)).square()
     if reduction == "sum_per_image":
         return squared.flatten(1).sum(1).mean()
     if reduction == "mean":
@@ -131,7 +133,7 @@ def multi_hot(
     if lengths.ndim != 2:
         raise ValueError(f"{caller}: lengths must have shape (B, J), got {tuple(lengths.shape)}")
     batch, classes = lengths.shape
-    dtype = torch.float32 if lengths.dtype in (torch.float16, torch.bfloat16) else lengths.dtype
+    dtype = full_dtype(lengths.dtype)
     # a look at values waits for the device, so it is taken on the CPU only; in an exported graph there are none yet
     look = targets.device.type == "cpu" and batch > 0 and not torch.compiler.is_exporting()
     if targets.shape == (batch, classes):

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from torchcaps.ops.precision import in_full_precision
+
 
 def squash(x: Float[Tensor, "..."], dim: int = -1, eps: float = 1e-7) -> Float[Tensor, "..."]:
     """Shrink vectors to lengths in [0, 1) and keep their directions: the capsule's non-linearity.
@@ -16,7 +18,8 @@ def squash(x: Float[Tensor, "..."], dim: int = -1, eps: float = 1e-7) -> Float[T
     formula with ‖s‖ in place of the root does not have. Half precision is computed in float32.
 
     Args:
-        x: Vectors along ``dim``, any shape, any floating dtype.
+        x: Vectors along ``dim``, any shape, any floating dtype. Their squared lengths must be finite in the precision
+            computed in: lengths below 1.8e19 in float32.
         dim: The axis that holds a vector's components.
         eps: Added under the root; positive.
 
@@ -29,7 +32,8 @@ def squash(x: Float[Tensor, "..."], dim: int = -1, eps: float = 1e-7) -> Float[T
 
     Source: Sabour, Frosst, Hinton 2017, equation 1 (arXiv:1710.09829), with ``eps`` added.
     """
-    s = _in_full_precision(x, eps, "squash")
+    _check(x, eps, "squash")
+    s = in_full_precision(x)
     squared = s.square().sum(dim, keepdim=True)
     return (squared / (1 + squared) * torch.rsqrt(squared + eps) * s).to(x.dtype)
 
@@ -50,14 +54,14 @@ def safe_norm(x: Float[Tensor, "..."], dim: int = -1, keepdim: bool = False, eps
         TypeError: ``x`` is not a floating-point tensor.
         ValueError: ``eps`` is not positive.
     """
-    s = _in_full_precision(x, eps, "safe_norm")
+    _check(x, eps, "safe_norm")
+    s = in_full_precision(x)
     return (s.square().sum(dim, keepdim=keepdim) + eps).sqrt().to(x.dtype)
 
 
-def _in_full_precision(x: Tensor, eps: float, function: str) -> Tensor:
+def _check(x: Tensor, eps: float, function: str) -> None:
     if not isinstance(x, Tensor) or not x.is_floating_point():
         got = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(f"{function}: x must be a floating-point tensor, got {got}")
     if not eps > 0:
         raise ValueError(f"{function}: eps must be positive, got {eps}")
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

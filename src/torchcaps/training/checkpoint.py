@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from torchcaps.errors import InputError
 from torchcaps.files import commit
@@ -77,8 +78,14 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     except Exception as error:  # torch.load raises anything from pickle's errors to RuntimeError on damaged files
         reason = str(error).partition("\n")[0]
         raise InputError(f"checkpoint {path} is damaged or no checkpoint: {reason}") from None
-    if not isinstance(checkpoint, dict) or not {"model", "optimizer", "progress"} <= checkpoint.keys():
+    parts = ("model", "optimizer", "progress")
+    if not isinstance(checkpoint, dict) or not all(isinstance(checkpoint.get(part), dict) for part in parts):
         raise InputError(f"checkpoint {path} is not one of torchcaps: it must hold model, optimizer and progress")
+    if not all(isinstance(tensor, Tensor) for tensor in checkpoint["model"].values()):
+        raise InputError(f"checkpoint {path} is not one of torchcaps: its model must be made of tensors")
+    if not {"state", "param_groups"} <= checkpoint["optimizer"].keys():
+        raise InputError(f"checkpoint {path} is not one of torchcaps: its optimizer must hold state and param_groups")
+    Position.from_dict(checkpoint["progress"])
     return checkpoint
 
 
@@ -98,6 +105,10 @@ def check_fits(checkpoint: dict[str, Any], config: TrainConfig, data: list[int],
         raise InputError(
             f"the images of {config.data} are not those that the run was trained on; it goes on with the same ones only"
         )
-    done = Position.from_dict(checkpoint["progress"]).epoch
-    if config.recipe.epochs < done:
-        raise InputError(f"the run has finished {done} epochs already; it cannot go on to {config.recipe.epochs}")
+    position, epochs = Position.from_dict(checkpoint["progress"]), config.recipe.epochs
+    if epochs < position.epoch:
+        raise InputError(f"the run has finished {position.epoch} epochs already; it cannot go on to {epochs}")
+    if epochs == position.epoch and position.batch > 0:
+        raise InputError(
+            f"the run is within epoch {epochs + 1} already; it cannot go back to the end of epoch {epochs}"
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import NamedTuple
 
 from lightning_fabric import Fabric
 from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
@@ -13,23 +14,42 @@ from torchcaps.errors import InputError
 from torchcaps.training.config import TrainConfig
 
 
+class Processes(NamedTuple):
+    """How many processes a run has; its batches are shared out among them."""
+
+    devices: int
+    """On this machine, one a device."""
+    num_nodes: int
+    """Machines."""
+
+    @property
+    def total(self) -> int:
+        """On all machines."""
+        return self.devices * self.num_nodes
+
+
+def count_processes(config: TrainConfig) -> Processes:
+    """Those that the configuration asks for, or those that torchrun has started."""
+    if not TorchElasticEnvironment.detect():
+        return Processes(config.devices, config.num_nodes)
+    devices = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return Processes(devices, int(os.environ["WORLD_SIZE"]) // devices)
+
+
 def launch(config: TrainConfig) -> Fabric:
     """Start the processes, or find out that torchrun has started them.
 
     Raises:
         InputError: The devices that the configuration asks for are not there.
     """
-    devices, num_nodes = config.devices, config.num_nodes
-    if TorchElasticEnvironment.detect():
-        devices = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        num_nodes = int(os.environ["WORLD_SIZE"]) // devices
+    processes = count_processes(config)
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its greetings are not for our users
     try:
         fabric = Fabric(
             accelerator=config.accelerator,
-            devices=devices,
-            num_nodes=num_nodes,
-            strategy="ddp" if devices * num_nodes > 1 else "auto",
+            devices=processes.devices,
+            num_nodes=processes.num_nodes,
+            strategy="ddp" if processes.total > 1 else "auto",
             precision="bf16-mixed" if config.precision == "bf16" else "32-true",
         )
     except (
@@ -37,6 +57,7 @@ def launch(config: TrainConfig) -> Fabric:
         ValueError,
         MisconfigurationException,
     ) as error:  # Fabric's own words for a device that is not there
-        raise InputError(f"accelerator {config.accelerator} with {devices} devices is not to be had: {error}") from None
+        wanted = f"accelerator {config.accelerator} with {processes.devices} devices"
+        raise InputError(f"{wanted} is not to be had: {error}") from None
     fabric.launch()
     return fabric

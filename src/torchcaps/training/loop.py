@@ -39,7 +39,8 @@ from torchcaps.training.signals import noted_signals
 from torchcaps.training.step import TrainStep, use_channels_last
 from torchcaps.training.summary import summarise
 
-#: Settings that may change when a run goes on: they do not change what is computed (epochs: only how long).
+#: Settings that may change when a run goes on: they do not change what is computed. (``epochs`` changes only how long;
+#: other devices or another number of processes draw other dropout.)
 RESUMABLE = ("epochs", *ELSEWHERE)
 
 #: On a GPU, or where processes must ask each other, losses and signals are looked at once in so many steps.
@@ -118,6 +119,8 @@ def resume(
     command: str | None = None,
 ) -> dict[str, Any]:
     """Go on with a run from its last checkpoint, exactly as if it had not stopped.
+
+    With more epochs than it had, a finished run goes on too; its summary is removed until there is a new one.
 
     Args:
         out: The run folder.
@@ -214,6 +217,8 @@ class Trainer:
         self.events = Events(self.out, self.config.tensorboard and self.fabric.is_global_zero)
         if self.fabric.is_global_zero:
             write_json(self.out / CONFIG, self.config.to_dict())
+            if self.position.epoch < self.recipe.epochs:
+                (self.out / SUMMARY).unlink(missing_ok=True)  # of a shorter run, which this one goes on with
         with self.events:
             self.fit()
         try:
@@ -362,11 +367,15 @@ class Trainer:
 
     def _advice(self, step: int) -> str:
         """Where a step was, and what to try."""
-        scale = "a smaller --weight-std, " if hasattr(self.config.model, "weight_std") else ""
+        rate = learning_rate(self.recipe, step, len(self.loader))
+        to_try = [f"a smaller --learning-rate (now {rate:.2g})"]
+        if hasattr(self.config.model, "weight_std"):
+            to_try.append("a smaller --weight-std")
+        if self.config.precision != "32":
+            to_try.append("--precision 32")
         return (
-            f"(epoch {step // len(self.loader) + 1}, batch {step % len(self.loader) + 1} of {len(self.loader)}); try a "
-            f"smaller --learning-rate (now {learning_rate(self.recipe, step, len(self.loader)):.2g}), {scale}or "
-            f"--precision 32; {self._kept()}"
+            f"(epoch {step // len(self.loader) + 1}, batch {step % len(self.loader) + 1} of {len(self.loader)}); try "
+            f"{' or '.join(to_try)}; {self._kept()}"
         )
 
     def _kept(self) -> str:
@@ -398,6 +407,7 @@ class Trainer:
 
     def finish(self, *, figures: bool) -> dict[str, Any]:
         """The one look at the test images, the summary and the pictures."""
+        self.fabric.barrier()  # the first process has published the best weights
         best_network = load_pretrained(self.out / BEST).to(self.fabric.device).eval()
         best = self._evaluate(best_network, self.dataset.test)
         # while the last epoch is the best one, both networks are the same

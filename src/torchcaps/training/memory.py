@@ -19,6 +19,7 @@ from torchcaps.models.config import CapsNetConfig
 from torchcaps.ops.dynamic_routing.recompute import get_working_memory
 from torchcaps.training.config import TrainConfig, override
 from torchcaps.training.environment import resident_memory_mib
+from torchcaps.training.launch import count_processes
 
 MIB = 2**20
 #: Copies of the largest feature map that live at the height of the backward pass, beside those that are kept for it:
@@ -41,7 +42,7 @@ class MemoryEstimate:
     parts: dict[str, float]
     """What needs it, and how much: MiB."""
     batch_size: int
-    """Images a step on one device."""
+    """Images a step of this process."""
 
     @property
     def total(self) -> float:
@@ -55,7 +56,7 @@ def estimate_memory(
     """Estimate the peak memory of a training process on the CPU, by part.
 
     Args:
-        config: The run. Its global batch is shared out among its devices.
+        config: The run. Its global batch is shared out among its processes.
         in_shape: Images of the data set (C, H, W), whole; the network sees them cropped where the recipe crops.
         num_classes: J.
         num_images: Images of the data set, all parts together.
@@ -66,7 +67,7 @@ def estimate_memory(
     Raises:
         InputError: Images too small for the network's convolutions or for the recipe's crop.
     """
-    batch = -(-config.recipe.batch_size // (config.devices * config.num_nodes))
+    batch = -(-config.recipe.batch_size // count_processes(config).total)
     crop, objects = config.recipe.crop, config.model.objects
     check_crop(in_shape, crop)
     seen = in_shape if crop is None else (in_shape[0], crop, crop)
@@ -103,23 +104,48 @@ def estimate_memory(
 def largest_batch(
     config: TrainConfig, in_shape: tuple[int, int, int], num_classes: int, num_images: int, available: float
 ) -> int:
-    """The largest batch on one device whose estimate fits into ``available`` MiB; 0 if not even one image does."""
-    one, two = (
-        estimate_memory(_with_batch(config, size), in_shape, num_classes, num_images).total for size in (1, 1001)
-    )
-    per_image = (two - one) / 1000
-    return max(0, int((available - one) / per_image) + 1)
+    """The largest batch, over all processes, with which those of this machine fit into ``available`` MiB together.
+
+    0 if not even one image a process does.
+    """
+    processes = count_processes(config)
+    sizes = (override(config, {"batch_size": size * processes.total}) for size in (1, 1001))
+    one, many = (estimate_memory(each, in_shape, num_classes, num_images).total for each in sizes)
+    per_image = (many - one) / 1000
+    return max(0, int((available / processes.devices - one) / per_image) + 1) * processes.total
 
 
 def available_memory_mib() -> float | None:
     """Memory that this process can still take, with what it has: MiB; None where unknown."""
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
-        fields = dict(line.split(":") for line in meminfo.read_text().splitlines() if ":" in line)
-        return int(fields["MemAvailable"].split()[0]) / 1024 + (resident_memory_mib() or 0.0)
+        free = int(_numbers(meminfo)["MemAvailable:"]) / 1024
+        allowed = _allowed_by_container(Path("/sys/fs/cgroup"))
+        return (free if allowed is None else min(free, allowed)) + (resident_memory_mib() or 0.0)
     if sys.platform == "darwin":
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / MIB
     return None
+
+
+def _allowed_by_container(cgroup: Path) -> float | None:
+    """What a container's limit leaves: MiB; None where there is none. Both versions of Linux's control groups."""
+    for folder, limit, used, cache in (
+        (cgroup, "memory.max", "memory.current", "inactive_file"),
+        (cgroup / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            most = (folder / limit).read_text().strip()
+            taken = int((folder / used).read_text()) - _numbers(folder / "memory.stat").get(cache, 0)
+        except OSError:
+            continue
+        return None if most == "max" else max(0.0, (int(most) - taken) / MIB)
+    return None
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """The second word of each line, a number, by the first."""
+    lines = (line.split() for line in path.read_text().splitlines())
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1}
 
 
 def memory_warning(
@@ -127,22 +153,17 @@ def memory_warning(
 ) -> str | None:
     """A sentence if the estimate for this machine exceeds what is there, with the largest batch that fits."""
     available = available_memory_mib()
-    processes = config.devices
     if available is None:
         return None
-    estimate = estimate_memory(config, in_shape, num_classes, num_images)
-    if estimate.total * processes <= available:
+    needed = estimate_memory(config, in_shape, num_classes, num_images).total * count_processes(config).devices
+    if needed <= available:
         return None
-    fits = largest_batch(config, in_shape, num_classes, num_images, available / processes) * processes
-    advice = f"the largest --batch-size that fits is about {fits}" if fits >= processes else "no batch fits"
+    fits = largest_batch(config, in_shape, num_classes, num_images, available)
+    advice = f"the largest --batch-size that fits is about {fits}" if fits else "no batch fits"
     return (
-        f"training will need about {estimate.total * processes:,.0f} MiB, and {available:,.0f} MiB are there; {advice} "
+        f"training will need about {needed:,.0f} MiB, and {available:,.0f} MiB are there; {advice} "
         "(torchcaps memory shows the parts)"
     )
-
-
-def _with_batch(config: TrainConfig, per_device: int) -> TrainConfig:
-    return override(config, {"batch_size": per_device * config.devices * config.num_nodes})
 
 
 class _Maps(NamedTuple):

@@ -52,7 +52,7 @@ class Run:
     config: TrainConfig | None
     """None for what save_pretrained wrote."""
     summary: dict[str, Any] | None
-    """None while the run is not finished."""
+    """None while the run is not finished, or goes on for more epochs."""
     class_names: tuple[str, ...]
     """Names of the classes."""
 
@@ -97,7 +97,9 @@ class Run:
             assert self.config is not None
             loaded = load_run_data(dataclasses.replace(self.config, data_dir=data_dir or self.config.data_dir)).dataset
         elif data is not None:
-            loaded = load_dataset(data, data_dir=data_dir, image_size=self.model.in_shape[1:])
+            # the same seed: data sets made of the same images set the same ones apart for validation
+            seed = 0 if self.config is None else self.config.seed
+            loaded = load_dataset(data, data_dir=data_dir, image_size=self.model.in_shape[1:], seed=seed)
         else:
             raise InputError(f"{self.path} does not say what it was trained on; name a data set with --data")
         if loaded.in_shape != self.model.in_shape or loaded.num_classes != self.model.num_classes:
@@ -118,7 +120,8 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
 
     Args:
         path: The folder; or a repository of the hub such as ``"someone/capsnet-mnist"``, where no folder is called so.
-        which: The epoch chosen on the validation images, or the last one.
+        which: The epoch chosen on the validation images, or the last checkpoint, which lies within an epoch where the
+            run was stopped there.
         device: Where to put the network.
 
     Raises:

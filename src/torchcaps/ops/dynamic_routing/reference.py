@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.ops.dynamic_routing.checks import check_route
+from torchcaps.ops.precision import in_full_precision
 from torchcaps.ops.squash import squash
 
 
@@ -48,8 +49,7 @@ def route_votes(
 ) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B I J"]]:
     """Output capsules and the last coupling. :func:`torchcaps.dynamic_routing` describes the arguments."""
     dtype = votes.dtype
-    if dtype in (torch.float16, torch.bfloat16):
-        votes = votes.float()
+    votes = in_full_precision(votes)
     B, I, J, D = votes.shape
     bias = votes.new_zeros(J, D) if bias is None else bias.to(votes.dtype)
     logits = votes.new_zeros(B, I, J) if prior is None else prior.to(votes.dtype).expand(B, I, J)

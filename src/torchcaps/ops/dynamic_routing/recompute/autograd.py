@@ -61,6 +61,10 @@ class _Route(torch.autograd.Function):
         return *wanted.pick(grads), None, None
 
     @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise NotImplementedError(_FORWARD_MODE)
+
+    @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         return _one_by_one(_Route.apply, info.batch_size, in_dims, args)
 
@@ -86,6 +90,7 @@ class _RouteBackward(torch.autograd.Function):
 
 
 _SECOND_DERIVATIVE = 'route: fast routing can be differentiated once; backend="reference" gives second derivatives'
+_FORWARD_MODE = 'route: fast routing is differentiated backward only; backend="reference" goes forward, too'
 
 
 def _save(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchcaps.ops.dynamic_routing.options import Options, in_memory_order
 from torchcaps.ops.dynamic_routing.recompute.blocks import Block, Blocks, Buffers
+from torchcaps.ops.precision import full_dtype
 
 
 @dataclass(frozen=True)
@@ -49,5 +50,4 @@ class Layer:
 
 def working_dtype(poses: Tensor, weight: Tensor) -> torch.dtype:
     """Half precision is computed in float32."""
-    dtype = torch.promote_types(poses.dtype, weight.dtype)
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    return full_dtype(torch.promote_types(poses.dtype, weight.dtype))
