@@ -62,6 +62,18 @@ def write_json(path: str | Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
+def user_path(path: str | Path) -> Path:
+    """A path that the user named; ``~`` and ``~name`` at its beginning stand for home folders.
+
+    Raises:
+        InputError: There is no user of that name.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise InputError(f"{path} begins with the home folder of a user who is not known here") from None
+
+
 def could_be_repository(path: Path) -> bool:
     """Whether a path may name a repository of the Hugging Face hub: an owner, of which no folder is here, and a name.
 

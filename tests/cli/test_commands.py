@@ -442,12 +442,29 @@ def test_one_data_set_is_counted(cli: Cli) -> None:
     assert loaded["test"]["images"] == sum(loaded["test"]["per_class"]) == 360
 
 
-def test_a_data_set_that_is_not_here(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    result = cli("datasets", "mnist", "--data-dir", "empty")
+@pytest.fixture
+def no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No data set was downloaded yet."""
+    monkeypatch.setattr("pooch.os_cache", lambda project: tmp_path / "cache" / project)
+
+
+@pytest.mark.usefixtures("no_cache")
+def test_a_data_set_that_is_not_here(cli: Cli) -> None:
+    result = cli("datasets", "mnist")
     assert result.code == 0
     assert "not on this machine" in result.out
-    assert json.loads(cli("datasets", "mnist", "--data-dir", "empty", "--json").out)["found"] is None
+    assert json.loads(cli("datasets", "mnist", "--json").out)["found"] is None
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_folder_without_the_data_set_is_an_error(cli: Cli, tmp_path: Path, more: tuple[str, ...]) -> None:
+    result = cli("datasets", "mnist", "--data-dir", "nowhere", *more)
+    assert (result.code, result.out) == (2, "")
+    assert "data_dir is nowhere, which is no folder" in result.err
+    (tmp_path / "empty").mkdir()
+    result = cli("datasets", "mnist", "--data-dir", "empty", *more)
+    assert (result.code, result.out) == (2, "")
+    assert "empty has no train-images-idx3-ubyte" in result.err
 
 
 def test_own_images_are_counted(cli: Cli, tmp_path: Path) -> None:

@@ -51,3 +51,5 @@ def test_broken_files_are_named(tmp_path: Path, contents: bytes, words: str) -> 
 def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"there is no file .*gone"):
         read_contents(tmp_path / "gone")
+    with pytest.raises(InputError, match="there is no file"):
+        read_contents(tmp_path)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -142,3 +143,22 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     for path in (tmp_path / "gone.npz", tmp_path):
         with pytest.raises(InputError, match=f"there is no file {re.escape(str(path))}"):
             load_dataset(f"npz:{path}")
+
+
+def test_a_member_that_is_no_array(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, y=Y)
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr("x", "pixels")
+    with pytest.raises(InputError, match=r"a\.npz is no \.npz file of plain arrays.*its x is no array"):
+        load_dataset(f"npz:{path}")
+
+
+def test_encrypted_arrays(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, x=X, y=Y)
+    contents = bytearray(path.read_bytes())
+    contents[contents.index(b"PK\1\2") + 8] |= 1  # the flag in the list of members, which zipfile cannot write
+    path.write_bytes(contents)
+    with pytest.raises(InputError, match=r"a\.npz is no \.npz file of plain arrays.*encrypted"):
+        load_dataset(f"npz:{path}")

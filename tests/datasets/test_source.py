@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -96,3 +97,42 @@ def test_published_sources_are_complete(published: Source) -> None:
     assert all(mirror.endswith("/") for mirror in published.mirrors)
     assert all(len(bytes.fromhex(sha256)) == 32 for sha256 in published.sha256.values())
     assert set(published.unpacked) <= set(published.sha256)
+
+
+def test_a_folder_is_no_file_and_a_file_no_unpacked_archive(tmp_path: Path) -> None:
+    put(tmp_path, "b-folder")
+    for name in ("a", "a.gz"):
+        (tmp_path / name).mkdir()
+        assert SOURCE.find(tmp_path) is None
+    put(tmp_path / "things", "a")
+    (tmp_path / "things" / "b-folder").touch()
+    assert SOURCE.find(tmp_path) is None
+    with pytest.raises(InputError, match=r"things has no b-folder \(or b\.tar\)"):
+        paths(SOURCE, tmp_path)
+
+
+def test_folders_with_the_names_of_files_do_not_stop_the_list(tmp_path: Path) -> None:
+    from torchcaps.datasets import list_datasets
+    from torchcaps.datasets.mnist import FAMILIES, source_of
+
+    for name in source_of(FAMILIES[0]).sha256:
+        (tmp_path / name.removesuffix(".gz")).mkdir()
+    assert all(info.locate(tmp_path) is None for info in list_datasets() if info.takes_data_dir)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows guesses a home for any name")
+def test_the_home_of_a_user_who_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchcaps.datasets import load_dataset
+
+    nobody = "~no-such-user/data"
+    for spec, options in (
+        (f"folder:{nobody}", {}),
+        (f"npz:{nobody}", {}),
+        (nobody, {}),
+        ("mnist", {"data_dir": nobody}),
+    ):
+        with pytest.raises(InputError, match=f"{nobody} begins with the home folder of a user who is not known"):
+            load_dataset(spec, **options)
+    monkeypatch.setenv("TORCHCAPS_DATA", nobody)
+    with pytest.raises(InputError, match=f"{nobody} begins with the home folder"):
+        SOURCE.find(None)

@@ -278,7 +278,7 @@ def datasets(
     info, path = look_up(name)
     found = path if info.takes_path else info.locate(data_dir)
     dataset = None
-    if found is not None or sample is not None:
+    if found is not None or data_dir is not None or sample is not None:  # a folder that lacks files is said to
         dataset = load_dataset(name, data_dir=data_dir, image_size=image_size)
         found = path if info.takes_path else info.locate(data_dir)
     if as_json:

@@ -16,7 +16,7 @@ import numpy as np
 
 from torchcaps.errors import InputError
 
-_GZIP_MAGIC = b"\x1f\x8b"
+GZIP_MAGIC = b"\x1f\x8b"
 _UNSIGNED_BYTE = 8
 
 
@@ -26,11 +26,10 @@ def read_contents(path: Path) -> bytes:
     Raises:
         InputError: When the file is missing, or is gzipped and truncated or corrupt.
     """
-    try:
-        contents = path.read_bytes()
-    except FileNotFoundError:
-        raise InputError(f"there is no file {path}") from None
-    if not contents.startswith(_GZIP_MAGIC):
+    if not path.is_file():
+        raise InputError(f"there is no file {path}")
+    contents = path.read_bytes()
+    if not contents.startswith(GZIP_MAGIC):
         return contents
     try:
         return gzip.decompress(contents)

@@ -18,6 +18,7 @@ from torchcaps.datasets.registry import DataRequest, DatasetInfo, Splits, look_u
 from torchcaps.datasets.splits import check_seed, stratified_split
 from torchcaps.datasets.types import Dataset, ImageSet
 from torchcaps.errors import InputError
+from torchcaps.files import user_path
 
 _VALIDATION_SHARE = 0.1
 
@@ -70,7 +71,7 @@ def load_dataset(
     check_seed(seed)
     request = DataRequest(
         path=path,
-        data_dir=None if data_dir is None else Path(data_dir).expanduser(),
+        data_dir=None if data_dir is None else user_path(data_dir),
         image_size=_size(image_size),
         download=download,
         limit_test=limit_test,

@@ -61,9 +61,17 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
         with zipfile.ZipFile(path):  # else NumPy would take any other file for a pickle, and say so
             pass
         with np.load(path, allow_pickle=False) as file:
-            return {key: file[key] if key in _KEYS else np.empty(0) for key in file.files}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+            return {key: _array(file, key) if key in _KEYS else np.empty(0) for key in file.files}
+    # an encrypted array is a RuntimeError
+    except (OSError, ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(f"{path} is no .npz file of plain arrays, or a truncated or corrupt one: {error}") from error
+
+
+def _array(file: np.lib.npyio.NpzFile, key: str) -> np.ndarray:
+    found = file[key]
+    if not isinstance(found, np.ndarray):  # NumPy gives the bytes of what is in the file and no array
+        raise ValueError(f"its {key} is no array of NumPy's")
+    return found
 
 
 def _check_keys(path: Path, arrays: dict[str, np.ndarray]) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcaps.datasets.types import ImageSet
 from torchcaps.errors import InputError, unknown_name
+from torchcaps.files import user_path
 from torchcaps.registry import Registry
 
 if TYPE_CHECKING:
@@ -133,8 +134,11 @@ class DatasetInfo:
         Args:
             data_dir: The folder to look in; None for the usual places. Nothing is read beyond what tells data sets
                 with the same file names apart.
+
+        Raises:
+            InputError: The folder is in the home folder of a user who is not known.
         """
-        return self.find(None if data_dir is None else Path(data_dir).expanduser())
+        return self.find(None if data_dir is None else user_path(data_dir))
 
 
 _DATASETS: Registry[DatasetInfo] = Registry("data set")
@@ -177,12 +181,13 @@ def look_up(spec: str) -> tuple[DatasetInfo, Path | None]:
         spec: ``"name"`` or ``"kind:PATH"``; ``~`` in the path stands for the home folder.
 
     Raises:
-        InputError: When the name is not known (the nearest is named), a path is missing, or one is too many.
+        InputError: When the name is not known (the nearest is named), a path is missing, or one is too many, or is in
+            the home folder of a user who is not known.
     """
     name, colon, path = spec.partition(":")
     if name not in _DATASETS:
-        if Path(spec).expanduser().exists():
-            kind = "folder" if Path(spec).expanduser().is_dir() else "npz"
+        if user_path(spec).exists():
+            kind = "folder" if user_path(spec).is_dir() else "npz"
             raise InputError(f'there is no data set "{spec}"; for the files at that path write "{kind}:{spec}"')
         raise unknown_name("data set", name, [info.spec for info in registered()])
     info = _DATASETS[name]
@@ -190,4 +195,4 @@ def look_up(spec: str) -> tuple[DatasetInfo, Path | None]:
         raise InputError(f'the data set "{name}" needs a path: write "{name}:PATH"')
     if colon and not info.takes_path:
         raise InputError(f'the data set "{name}" takes no path: write "{name}" instead of "{spec}"')
-    return info, Path(path).expanduser() if path else None
+    return info, user_path(path) if path else None

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
+from torchcaps.datasets.idx import GZIP_MAGIC
 from torchcaps.datasets.images import resize_images
 from torchcaps.datasets.registry import DataRequest, Splits, register_dataset
 from torchcaps.datasets.source import Source
@@ -32,7 +33,6 @@ _RAW_SIZE = (96, 96)
 _SIZE = (48, 48)
 _CHUNK = 256  # pairs that are unpacked at once: all of them, at their own size, would take 450 MB
 
-_GZIP_MAGIC = b"\x1f\x8b"
 _UINT8, _INT32 = 0x1E3D4C55, 0x1E3D4C54
 
 SOURCE = Source(
@@ -137,7 +137,7 @@ def _matrix(path: Path, kind: int, shape: tuple[int, ...]) -> Iterator[_Exactly]
     """
     try:
         with path.open("rb") as raw:
-            zipped = raw.read(2) == _GZIP_MAGIC
+            zipped = raw.read(2) == GZIP_MAGIC
             raw.seek(0)
             file = _Exactly(gzip.GzipFile(fileobj=raw) if zipped else raw)
             code, axes = struct.unpack("<Ii", file.read(8))

@@ -10,17 +10,22 @@ from pathlib import Path
 from torchcaps.datasets.download import cache_folder, fetch
 from torchcaps.datasets.registry import DataRequest
 from torchcaps.errors import InputError
+from torchcaps.files import user_path
 
 DATA_VARIABLE = "TORCHCAPS_DATA"
 """The environment variable that names the folder to look in when the user names none."""
 
 
 def roots(data_dir: Path | None) -> list[Path]:
-    """Where files may lie, best first: the folder named, else that of TORCHCAPS_DATA and the cache of downloads."""
+    """Where files may lie, best first: the folder named, else that of TORCHCAPS_DATA and the cache of downloads.
+
+    Raises:
+        InputError: TORCHCAPS_DATA names the home folder of a user who is not known.
+    """
     if data_dir is not None:
         return [data_dir]
     named = os.environ.get(DATA_VARIABLE)
-    return [*([Path(named).expanduser()] if named else []), cache_folder()]
+    return [*([user_path(named)] if named else []), cache_folder()]
 
 
 def _anyones(found: Mapping[str, Path]) -> bool:  # noqa: ARG001  the files are not looked at
@@ -36,7 +41,8 @@ class Source:
         mirrors: Addresses to put before the name of a file, tried in turn.
         sha256: The hash of each file as the mirrors have it, by its name. Downloads are held to it; a user's own file
             is not: unpacked, or packed anew, it is right and has another.
-        unpacked: What may stand for each file when it is unpacked: a file or a folder; by default nothing.
+        unpacked: What may stand for each file when it is unpacked: for an archive (``.tar`` is in its name) a folder,
+            else a file; by default nothing.
         folders: Other folders in which the files may lie, relative to that which the user named.
         is_anothers: Whether files that lie beside others in the folder itself are known to be another data set's.
     """
@@ -90,15 +96,18 @@ class Source:
     def _search(self, root: Path) -> tuple[Path, dict[str, Path]]:
         """The first folder under ``root`` with any of the files, and those files."""
         for folder in (root / self.name, *(root / folder for folder in self.folders), root):
-            found = {
-                name: path
-                for name in self.sha256
-                for path in (folder / name, folder / self.unpacked.get(name, name))  # of two the unpacked one counts
-                if path.exists()
-            }
+            found = {name: path for name in self.sha256 if (path := self._file(folder, name)) is not None}
             if found and not (folder == root and self.is_anothers(found)):
                 return folder, found
         return root, {}
+
+    def _file(self, folder: Path, name: str) -> Path | None:
+        """A file, or what stands for it, in a folder; of two the unpacked one."""
+        if name in self.unpacked:
+            unpacked = folder / self.unpacked[name]
+            if unpacked.is_dir() if ".tar" in name else unpacked.is_file():
+                return unpacked
+        return folder / name if (folder / name).is_file() else None
 
     def _cached(self, folder: Path, *, download: bool) -> dict[str, Path]:
         """The files in the cache of downloads, where those that are missing are put."""
