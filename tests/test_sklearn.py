@@ -176,6 +176,22 @@ def test_labels_and_images_that_fit_does_not_take(digits: tuple[np.ndarray, np.n
         small().predict(images)
 
 
+@pytest.mark.parametrize("wrong", [{"learning_rate": 1e30}, {"options": {"conv_chanels": 8}}])
+def test_a_fit_that_fails_changes_nothing(digits: tuple[np.ndarray, np.ndarray], wrong: dict[str, Any]) -> None:
+    images, labels = digits
+    classifier = small(**wrong)
+    with pytest.raises(InputError):
+        classifier.fit(images, labels)
+    with pytest.raises(NotFittedError):
+        classifier.predict(images)
+    classifier = small().fit(images, labels)
+    before = classifier.classes_, classifier.network_, classifier.loss_curve_
+    with pytest.raises(InputError):
+        classifier.set_params(**wrong).fit(images, labels % 2 == 0)
+    assert (classifier.classes_, classifier.network_, classifier.loss_curve_) == before
+    assert classifier.predict(images[:1]) in labels
+
+
 # ---- what comes out
 
 

@@ -118,15 +118,16 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         assert_all_finite(labels, input_name="y")
         check_consistent_length(images, labels)
         check_classification_targets(labels)
-        self.classes_, codes = np.unique(labels, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise InputError(f"there must be at least two classes to tell apart, got one class: {self.classes_[0]!r}")
+        classes, codes = np.unique(labels, return_inverse=True)
+        if len(classes) < 2:
+            raise InputError(f"there must be at least two classes to tell apart, got one class: {classes[0]!r}")
         seed = check_random_state(self.random_state).randint(2**31)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.network_ = self._build(images.shape[1:]).to(self.device)
-            self.loss_curve_ = self._train(ImageSet(images, torch.from_numpy(codes)), seed)
-        self.network_.cpu().eval()
+            network = self._build(images.shape[1:], len(classes)).to(self.device)
+            curve = self._train(network, ImageSet(images, torch.from_numpy(codes)), seed)
+        # together, so that a fit that fails leaves what an earlier one made
+        self.classes_, self.network_, self.loss_curve_ = classes, network.cpu().eval(), curve
         return self
 
     def capsule_lengths(self, X: ArrayLike) -> Float[np.ndarray, "N J"]:
@@ -136,7 +137,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
             NotFittedError: ``fit`` was not called.
             InputError: Images of another shape than those of ``fit``, or pixels that do not fit.
         """
-        check_is_fitted(self)
+        check_is_fitted(self, "network_")
         images = self._to_images(X, fitting=False)
         if tuple(images.shape[1:]) != self.network_.in_shape:
             raise InputError(
@@ -172,10 +173,10 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         tags.input_tags.three_d_array = True
         return tags
 
-    def _build(self, in_shape: Sequence[int]) -> Model:
+    def _build(self, in_shape: Sequence[int], num_classes: int) -> Model:
         named = {"num_iterations": self.num_iterations, "softmax_over": self.softmax_over}
         options = {**(self.options or {}), **{name: value for name, value in named.items() if value is not None}}
-        network = create_model(self.preset, in_shape, len(self.classes_), **options)
+        network = create_model(self.preset, in_shape, num_classes, **options)
         if network.config.objects > 1:
             raise InputError(
                 f"{self.preset} is for images with {network.config.objects} objects, but here each has one label; "
@@ -183,7 +184,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
             )
         return network
 
-    def _train(self, image_set: ImageSet, seed: int) -> list[float]:
+    def _train(self, network: Model, image_set: ImageSet, seed: int) -> list[float]:
         recipe = Recipe(
             epochs=self.epochs,
             batch_size=self.batch_size,
@@ -199,7 +200,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
             seed=seed,
             device=self.device,
         )
-        network = self.network_.train()
+        network.train()
         optimizer = torch.optim.Adam(network.parameters(), lr=recipe.learning_rate)
         curve = []
         for epoch in range(recipe.epochs):
