@@ -84,6 +84,7 @@ TORCH_FREE = (
     "models/config.py",
     "models/presets.py",
     "training/config.py",
+    "analysis/strengths.py",
     "datasets/image_files.py",
     "export/description.py",
     "export/onnx_model.py",

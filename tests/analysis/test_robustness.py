@@ -218,3 +218,15 @@ def test_bad_input(make_model, images: ImageSet, call, message: str) -> None:
 def test_networks_of_several_objects_are_refused(make_model, images: ImageSet) -> None:
     with pytest.raises(InputError, match="one object"):
         rotation_curve(make_model(objects=2), images)
+
+
+@pytest.mark.parametrize("option", [{"objective": "score"}, {"seed": -1}, {"seed": 2**32}])
+def test_an_option_that_cannot_be_is_said(network, images: ImageSet, option: dict[str, object]) -> None:
+    words = 'objective must be "loss" or "scores", got \'score\'' if "objective" in option else "seed must be from 0"
+    with pytest.raises(InputError, match=words):
+        pgd(network, images.images, images.labels, 0.1, steps=1, **option)
+    with pytest.raises(InputError, match=words):
+        attack_curve(network, images, "fgsm", epsilons=(0,), **option)
+    if "objective" in option:
+        with pytest.raises(InputError, match=words):
+            fgsm(network, images.images, images.labels, 0.1, **option)

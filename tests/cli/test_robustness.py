@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from torchcaps.analysis import attack_curve, rotation_curve
 from torchcaps.training import load_run
 
 Cli = Callable[..., Any]
-QUICK = ("--limit", "20", "--angles=-30,0", "--epsilons", "0,0.2", "--steps", "2")
+FEW, WEAK = ("--limit", "20"), ("--epsilons", "0,0.2")
+QUICK = (*FEW, *WEAK, "--angles=-30,0", "--steps", "2")
 
 
 def test_the_table_has_what_the_library_computes(cli: Cli, run_folder: Path) -> None:
@@ -35,7 +37,7 @@ def test_the_table_has_what_the_library_computes(cli: Cli, run_folder: Path) -> 
 
 def test_networks_are_compared_side_by_side(cli: Cli, run_folder: Path, cnn_folder: Path) -> None:
     options = ("--data", "digits", "--kind", "fgsm", "--objective", "scores", "--figure", "both.png")
-    result = cli("robustness", run_folder, cnn_folder, *QUICK, *options)
+    result = cli("robustness", run_folder, cnn_folder, *FEW, *WEAK, *options)
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith("FGSM on the scores.")
     assert "Rotation" not in result.out
@@ -44,8 +46,29 @@ def test_networks_are_compared_side_by_side(cli: Cli, run_folder: Path, cnn_fold
     assert Path("both.png").stat().st_size > 1000
 
 
+def test_each_network_s_images_are_named_where_they_differ(
+    cli: Cli, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(run_folder, "other")
+    config = Path("other/config.json")
+    config.write_text(config.read_text().replace('"limit_test": 100', '"limit_test": 15'))
+    titles = []
+    monkeypatch.setattr("torchcaps.analysis.figure_robustness", lambda _, title: titles.append(title))
+    monkeypatch.setattr("torchcaps.cli.robustness.write_figure", lambda *_, **__: None)
+    options = (*FEW, *WEAK, "--kind", "fgsm", "--figure", "both.png")
+    result = cli("robustness", run_folder, "other", *options)
+    assert (result.code, result.err) == (0, "")
+    words = (
+        "FGSM. Accuracy of run on the first 20 test images of digits, of other on the first 15 test images of digits"
+    )
+    assert words in " ".join(result.out.split())
+    assert cli("robustness", run_folder, *options).code == 0
+    assert titles == ["run: the first 20 test images of digits\nother: the first 15 test images of digits", None]
+
+
 def test_json_for_other_programs(cli: Cli, run_folder: Path) -> None:
-    result = cli("robustness", run_folder, *QUICK, "--json", "--kind", "pgd", "--seed", "3", "--figure", "x.png")
+    options = ("--kind", "pgd", "--steps", "2", "--seed", "3", "--figure", "x.png")
+    result = cli("robustness", run_folder, *FEW, *WEAK, "--json", *options)
     (found,) = json.loads(result.out)
     assert found["run"] == str(run_folder)
     assert (found["data"], found["split"], found["which"]) == ("digits", "test", "best")
@@ -61,6 +84,14 @@ def test_json_for_other_programs(cli: Cli, run_folder: Path) -> None:
         (("--epsilons", "2"), ["epsilon", "2"]),
         (("--kind", "noise"), ["--kind", "noise"]),
         (("--steps", "0"), ["--steps", "0"]),
+        (("--seed", "4294967296"), ["seed", "4294967295", "4294967296"]),
+        (("--seed", "-1"), ["seed", "-1"]),
+        # options that would do nothing
+        (("--kind", "fgsm", "--angles", "10"), ["--angles is for rotations", "--kind", "leave it out"]),
+        (("--kind", "rotation", "--epsilons", "0.1"), ["--epsilons is for attacks", "leave it out"]),
+        (("--kind", "rotation", "--objective", "scores"), ["--objective is for attacks", "leave it out"]),
+        (("--kind", "rotation", "--kind", "fgsm", "--steps", "2"), ["--steps is for PGD", "leave it out"]),
+        (("--kind", "fgsm", "--seed", "2"), ["--seed is for PGD", "leave it out"]),
     ],
 )
 def test_bad_options(cli: Cli, run_folder: Path, options: tuple[str, ...], words: list[str]) -> None:

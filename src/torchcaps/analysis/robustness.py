@@ -24,7 +24,9 @@ from torch import Tensor
 
 from torchcaps.analysis.figures import COLOURS, SMALL, TITLE, new_figure, style_axes
 from torchcaps.analysis.inference import as_pixels, evaluating, in_batches, inference
+from torchcaps.analysis.strengths import ANGLES, EPSILONS, PGD_STEPS
 from torchcaps.datasets import ImageSet
+from torchcaps.datasets.splits import check_seed
 from torchcaps.errors import InputError
 from torchcaps.models import Model
 
@@ -34,12 +36,6 @@ if TYPE_CHECKING:
 
 Attack = Literal["fgsm", "pgd"]
 Objective = Literal["loss", "scores"]
-
-#: Degrees, counter-clockwise.
-ANGLES = tuple(range(-90, 91, 15))
-#: Largest change of a pixel of 0..1.
-EPSILONS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
-PGD_STEPS = 20
 
 #: What each kind of curve is called, and the unit of its strengths.
 KINDS = {
@@ -156,11 +152,11 @@ def fgsm(
 
     Raises:
         TypeError: Images of another dtype.
-        InputError: A network of several objects, images it was not built for, or a number out of its range.
+        InputError: A network of several objects, images it was not built for, or an option out of its range.
 
     Source: Goodfellow, Shlens, Szegedy 2014 (arXiv:1412.6572).
     """
-    _check(model, [epsilon], "epsilon", most=1)
+    _check_attack(model, [epsilon], objective)
     pixels, labels = as_pixels(model, images), labels.to(next(model.parameters()).device)
     with _frozen(model):
         return _step(model, pixels, labels, epsilon, objective).clamp_(0, 1)
@@ -187,16 +183,17 @@ def pgd(
         steps: How many.
         step_size: The change of a pixel in one of them; 2.5·ε/steps if None.
         objective: As for :func:`fgsm`.
-        seed: Of the start, uniform in ±ε.
+        seed: Of the start, uniform in ±ε; 0 to 2³² - 1.
 
     Raises:
         TypeError: Images of another dtype.
-        InputError: A network of several objects, images it was not built for, or a number out of its range.
+        InputError: A network of several objects, images it was not built for, or an option out of its range.
 
     Source: Madry, Makelov, Schmidt, Tsipras, Vladu 2017 (arXiv:1706.06083).
     """
-    _check(model, [epsilon], "epsilon", most=1)
+    _check_attack(model, [epsilon], objective)
     _check_steps(steps, step_size)
+    check_seed(seed)
     pixels, labels = as_pixels(model, images), labels.to(next(model.parameters()).device)
     generator = torch.Generator().manual_seed(seed)
     with _frozen(model):
@@ -223,14 +220,15 @@ def attack_curve(
         epsilons: Largest changes of a pixel, 0..1; at 0 the images are as they are.
         steps: Of PGD.
         objective: As for :func:`fgsm`.
-        seed: Of PGD's starts.
+        seed: Of PGD's starts; 0 to 2³² - 1.
         batch_size: Images at a time; PGD's starts depend on it.
 
     Raises:
         InputError: A network of several objects, images it was not built for, or an option out of its range.
     """
-    _check(model, epsilons, "epsilon", most=1)
+    _check_attack(model, epsilons, objective)
     _check_steps(steps, None)
+    check_seed(seed)
     if attack not in ("fgsm", "pgd"):
         raise InputError(f'attack must be "fgsm" or "pgd", got {attack!r}')
     correct = np.zeros(len(epsilons), dtype=np.int64)
@@ -267,7 +265,7 @@ def figure_robustness(networks: Mapping[str, Sequence[RobustnessCurve]], *, titl
     rows = -(-len(kinds) // columns)
     figure = new_figure(3.6 * columns + 0.4, 3.2 * rows + 0.5)
     if title:
-        figure.suptitle(title, fontsize=TITLE)
+        figure.suptitle(title, fontsize=TITLE, parse_math=False)
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     lines: dict[str, Line2D] = {}
     for panel, kind in itertools.zip_longest(panels, kinds):
@@ -371,6 +369,12 @@ def _check(model: Model, strengths: Sequence[float], name: str, most: float = ma
     for strength in strengths:
         if not math.isfinite(strength) or (most < math.inf and not 0 <= strength <= most):
             raise InputError(f"{name} must be {'finite' if most == math.inf else f'0 to {most:g}'}, got {strength}")
+
+
+def _check_attack(model: Model, epsilons: Sequence[float], objective: Objective) -> None:
+    _check(model, epsilons, "epsilon", most=1)
+    if objective not in ("loss", "scores"):
+        raise InputError(f'objective must be "loss" or "scores", got {objective!r}')
 
 
 def _check_steps(steps: int, step_size: float | None) -> None:

@@ -19,7 +19,6 @@ from torchcaps.cli.runs import (
     class_number,
     data_options,
     figure_path,
-    first_of,
     image_at,
     index_options,
     names_of,
@@ -128,7 +127,7 @@ def reconstruct(number: int, out: Path | None, **options: Any) -> None:
     chosen = Chosen(**options)
     run = chosen.open_run()
     images, dataset, where = chosen.open_images(run)
-    images = first_of(images, number)
+    images = images.preview(number)
     result = decode(run.model, images.images, images.labels)
     given = "their class" if result.classes.ndim == 1 else "exactly their classes"
     click.echo(
@@ -210,7 +209,7 @@ def routing(num_iterations: int | None, number: int, out: Path | None, **options
     _show_trace(trace, run.class_names, picture.words)
     statistics = None
     if picture.images is not None:
-        many = first_of(picture.images, number)
+        many = picture.images.preview(number)
         statistics = routing_statistics(run.model, many.images, num_iterations=num_iterations)
         _show_statistics(statistics, f"Mean of the first {count(len(many))} {picture.where}")
     click.echo("Entropy: 1 is uniform coupling, 0 is all to one. Change: what the iteration adds to the logits.\n")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchcaps.analysis.strengths import ANGLES, EPSILONS, PGD_STEPS
 from torchcaps.cli.base import Command
 from torchcaps.cli.fields import ParamType
 from torchcaps.cli.output import add_row, count, percent, print_json, print_table, table, write_figure
@@ -17,10 +18,10 @@ from torchcaps.cli.runs import (
     Which,
     accelerator_option,
     data_options,
-    first_of,
     names_of,
     open_images,
     open_run,
+    refuse_options,
     runs_argument,
     which_option,
 )
@@ -71,17 +72,15 @@ class Numbers(ParamType):
     multiple=True,
     help="What is done to the images; may be given several times.  [default: all]",
 )
-@click.option(
-    "--angles", type=Numbers(), default=",".join(map(str, range(-90, 91, 15))), show_default=True, help="Degrees."
-)
+@click.option("--angles", type=Numbers(), default=",".join(map(str, ANGLES)), show_default=True, help="Degrees.")
 @click.option(
     "--epsilons",
     type=Numbers(),
-    default="0,0.05,0.1,0.15,0.2,0.25,0.3",
+    default=",".join(f"{epsilon:g}" for epsilon in EPSILONS),
     show_default=True,
     help="Largest changes of a pixel (0..1) by FGSM and PGD.",
 )
-@click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="Steps of PGD.")
+@click.option("--steps", type=click.IntRange(min=1), default=PGD_STEPS, show_default=True, help="Steps of PGD.")
 @click.option(
     "--objective",
     type=click.Choice(["loss", "scores"]),
@@ -103,6 +102,7 @@ def robustness(
     split: Split,
     kinds: tuple[str, ...],
     limit: int,
+    seed: int,
     accelerator: str,
     figure: Path | None,
     as_json: bool,
@@ -113,23 +113,43 @@ def robustness(
     RUN is a run folder, a folder written by save_pretrained, or a repository of the hub such as someone/capsnet;
     several are compared.
     """
-    from torchcaps.analysis import figure_robustness
+    kinds = kinds or _KINDS
+    _refuse_idle_options(kinds)
 
+    from torchcaps.analysis import figure_robustness
+    from torchcaps.datasets.splits import check_seed
+
+    check_seed(seed)  # before the rotations, which take a while
     networks: dict[str, list[RobustnessCurve]] = {}
+    shown: dict[str, str] = {}
     about = []
     for folder, name in zip(run_folders, names_of(run_folders), strict=True):
         run = open_run(folder, which, accelerator)
         images, dataset, where = open_images(run, data, data_dir, split)
-        images = first_of(images, limit)
-        networks[name] = _measure(run.model, images, kinds or _KINDS, **options)
+        images = images.preview(limit)
+        networks[name] = _measure(run.model, images, kinds, seed=seed, **options)
+        shown[name] = f"the first {count(len(images))} {where}"
         about.append({"run": str(folder), "which": which, "data": dataset.name, "split": split})
+    differ = len(set(shown.values())) > 1
     if as_json:
         curves = [{"curves": [curve.to_dict() for curve in found]} for found in networks.values()]
         print_json([each | found for each, found in zip(about, curves, strict=True)])
     else:
-        _show(networks, f"Accuracy on the first {count(len(images))} {where}")
+        each = [f"of {name} on {words}" for name, words in shown.items()]
+        _show(networks, f"Accuracy {', '.join(each)}" if differ else f"Accuracy on {shown[name]}")
     if figure is not None:
-        write_figure(figure_robustness(networks), figure, quiet=as_json)
+        title = "\n".join(f"{name}: {words}" for name, words in shown.items()) if differ else None
+        write_figure(figure_robustness(networks, title=title), figure, quiet=as_json)
+
+
+def _refuse_idle_options(kinds: Sequence[str]) -> None:
+    """Refuse the options of what --kind leaves out."""
+    if "rotation" not in kinds:
+        refuse_options(("angles",), "is for rotations, which --kind leaves out")
+    if "fgsm" not in kinds and "pgd" not in kinds:
+        refuse_options(("epsilons", "objective"), "is for attacks, which --kind leaves out")
+    if "pgd" not in kinds:
+        refuse_options(("steps", "seed"), "is for PGD, which --kind leaves out")
 
 
 def _measure(

@@ -11,7 +11,7 @@ from torchcaps.cli.base import Decorator, compose
 from torchcaps.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from torch import Tensor
 
@@ -180,11 +180,6 @@ def read_image(run: Run, file: Path, *, invert: bool, fit: Fit | None) -> Tensor
     return load_image(file, run.model.in_shape, invert=invert, fit=fit or run.image_fit)
 
 
-def first_of(images: ImageSet, number: int) -> ImageSet:
-    """The first so many images, or all if there are fewer."""
-    return images.take(min(number, len(images)))
-
-
 def check_image_options(image_file: Path | None, *more: str) -> None:
     """Refuse options that would do nothing: those of a data set beside --image, those of a file without it.
 
@@ -195,12 +190,26 @@ def check_image_options(image_file: Path | None, *more: str) -> None:
     Raises:
         UsageError: One of them stands on the command line.
     """
+    if image_file is None:
+        refuse_options(("invert", "fit"), "is for a file given with --image")
+    else:
+        refuse_options(("index", "data", "data_dir", "split", *more), "is for a data set, not for --image")
+
+
+def refuse_options(names: Collection[str], why: str) -> None:
+    """Refuse options that would do nothing.
+
+    Args:
+        names: Parameters of the running command.
+        why: The rest of a sentence that begins with the option.
+
+    Raises:
+        UsageError: One of them stands on the command line.
+    """
     context = click.get_current_context()
-    idle = ("invert", "fit") if image_file is None else ("index", "data", "data_dir", "split", *more)
     for parameter in context.command.params:
         given = context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
-        if parameter.name in idle and given:
-            why = "is for a file given with --image" if image_file is None else "is for a data set, not for --image"
+        if parameter.name in names and given:
             raise click.UsageError(f"{parameter.opts[0]} {why}; leave it out")
 
 

@@ -1,0 +1,9 @@
+"""How strongly images are disturbed where nobody says otherwise. Nothing here imports torch."""
+
+from __future__ import annotations
+
+#: Degrees, counter-clockwise.
+ANGLES = tuple(range(-90, 91, 15))
+#: Largest change of a pixel of 0..1.
+EPSILONS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
+PGD_STEPS = 20
