@@ -39,7 +39,7 @@ TABLE = Table(
     protocol=(
         "Each preset with its own recipe. Those of the Keras tutorial train on the first 1,000 training images for "
         "one epoch and are tested on the first 1,000 test images, as in the source; all others use all of MNIST. "
-        "The TensorFlow notebook, and what has one epoch, computes in bfloat16, the others in float32."
+        "The TensorFlow notebook and the PyTorch networks' single epochs compute in bfloat16, the others in float32."
     ),
     budgets={
         "small": (
