@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from torchcaps.errors import InputError
+from torchcaps.training.signals import noted_signals
 
 
 def answer(number: int, *, plus: int) -> tuple[int, int]:
@@ -33,3 +34,13 @@ def wait_for_a_signal(started: str, stopped: str) -> None:
     while not received:
         time.sleep(0.01)
     Path(stopped).touch()
+
+
+def wait_for_two_signals(started: str, noted: str) -> None:
+    """Note the first signal as a run does, and go on; the second one acts as usual."""
+    with noted_signals() as received:
+        Path(started).touch()
+        while True:
+            if received:
+                Path(noted).touch()
+            time.sleep(0.01)

@@ -9,7 +9,7 @@ from threading import Thread
 
 import pytest
 
-from child_work import answer, die, fail, wait_for_a_signal
+from child_work import answer, die, fail, wait_for_a_signal, wait_for_two_signals
 from torchcaps.errors import InputError
 from torchcaps.reproduce.processes import Interrupted, in_process
 
@@ -48,3 +48,19 @@ def test_a_signal_is_passed_on_and_the_work_is_waited_for(tmp_path: Path) -> Non
     assert caught.value.exit_code == 130
     assert stopped.exists()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="on Windows no signal reaches another process: it just ends")
+def test_a_second_signal_ends_the_work_at_once(tmp_path: Path) -> None:
+    started, noted = tmp_path / "started", tmp_path / "noted"
+
+    def interrupt_twice() -> None:
+        for file in (started, noted):
+            while not file.exists():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    Thread(target=interrupt_twice, daemon=True).start()
+    with pytest.raises(Interrupted) as caught:
+        in_process(wait_for_two_signals, str(started), str(noted))
+    assert caught.value.exit_code == 130

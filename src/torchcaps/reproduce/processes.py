@@ -32,7 +32,8 @@ class Interrupted(Exception):  # noqa: N818  no error: the user asked for it
 def in_process(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a function in a fresh process; what it returns or raises is as if it had been called here.
 
-    Ctrl-C and SIGTERM are passed on to it, once, as a SIGTERM, and it is waited for.
+    Ctrl-C and SIGTERM are passed on to it as a SIGTERM, and it is waited for. A run that trains writes its checkpoint
+    then; a second signal ends it at once, as it does ``torchcaps train``; each file is then as it was, or whole.
 
     Args:
         function: One that can be pickled, as can what it takes, returns and raises.
