@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from typing import Any
 
 import torch
 
 from torchcaps.datasets import Batch
 from torchcaps.models import Model, build_model
+from torchcaps.models.config import CapsNetConfig
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.data import RunData, load_run_data, training_loader
 from torchcaps.training.device import pick_device
@@ -28,17 +30,24 @@ def estimate_seconds(configs: list[TrainConfig]) -> list[float]:
     Raises:
         InputError: Data that are not there, or that do not fit.
     """
-    datasets: dict[str, RunData] = {}
-    found = []
+    key, data, found = None, None, []
     for config in configs:
-        key = str((config.data, config.image_size, config.seed, dataclasses.astuple(config.recipe)))
-        if key not in datasets:
-            datasets[key] = load_run_data(config)
-        data, epochs = datasets[key], config.recipe.epochs
+        if data is None or key != _data_key(config):  # one data set at a time: rows one after the other share it
+            key, data = _data_key(config), load_run_data(config)
+        epochs = config.recipe.epochs
         judged = epochs * len(data.dataset.validation) + 2 * len(data.dataset.test)
         images = epochs * len(data.train) + JUDGING * judged
         found.append(images * _seconds_an_image(config, data, pick_device(config.accelerator)))
     return found
+
+
+def _data_key(config: TrainConfig) -> tuple[Any, ...]:
+    """All that :func:`~torchcaps.training.data.load_run_data` looks at."""
+    recipe, model = config.recipe, config.model
+    shown = (config.data, config.data_dir, config.image_size, config.seed)
+    cut = (recipe.validation_size, recipe.limit_train, recipe.limit_test, recipe.crop)
+    decodes_objects = model.objects > 1 and isinstance(model, CapsNetConfig) and model.decoder
+    return (*shown, *cut, model.objects, decodes_objects)
 
 
 def _seconds_an_image(config: TrainConfig, data: RunData, device: torch.device) -> float:

@@ -51,7 +51,7 @@ def draw_errors(logs: Logs, published: Mapping[str, float]) -> Figure:
     return figure
 
 
-def draw_iterations(logs: Logs, published: Mapping[str, float]) -> Figure:  # noqa: ARG001  as all of them
+def draw_iterations(logs: Logs, published: Mapping[str, float]) -> Figure | None:  # noqa: ARG001  as all of them
     """Test error against routing iterations: a panel for each scale of W, a line for each softmax axis and gradient.
 
     Without routing, and with one iteration, some of these settings make no difference; such a run is then part of
@@ -59,7 +59,9 @@ def draw_iterations(logs: Logs, published: Mapping[str, float]) -> Figure:  # no
     """
     networks = {name: _capsules(runs) for name, runs in logs.items()}
     scales = sorted({_scale(network) for network in networks.values() if network is not None})
-    figure = new_figure(3.1 * max(len(scales), 1) + 0.5, 3.6)
+    if not scales:
+        return None
+    figure = new_figure(3.1 * len(scales) + 0.5, 3.6)
     figure.suptitle("Error against the number of routing iterations", fontsize=TITLE)
     for panel, scale in zip(figure.subplots(1, len(scales), squeeze=False, sharey=True).ravel(), scales, strict=True):
         style_axes(panel, _scale_words(scale), "routing iterations", "test error of the last epoch, %")
@@ -82,7 +84,7 @@ def draw_iterations(logs: Logs, published: Mapping[str, float]) -> Figure:  # no
     return figure
 
 
-def draw_epochs(logs: Logs, published: Mapping[str, float]) -> Figure:  # noqa: ARG001  as all of them
+def draw_epochs(logs: Logs, published: Mapping[str, float]) -> Figure | None:  # noqa: ARG001  as all of them
     """Validation error epoch by epoch: a panel for each scale of W and softmax axis, a line for each iteration count.
 
     Gradients are those through all iterations.
@@ -90,8 +92,10 @@ def draw_epochs(logs: Logs, published: Mapping[str, float]) -> Figure:  # noqa: 
     networks = {name: _capsules(runs) for name, runs in logs.items()}
     shown = {name: net for name, net in networks.items() if net is not None and not net.stop_gradient}
     scales = sorted({_scale(net) for net in shown.values()})
+    if not scales:
+        return None
     counts = sorted({net.num_iterations for net in shown.values()})
-    figure = new_figure(3.1 * max(len(scales), 1) + 0.5, 6.2)
+    figure = new_figure(3.1 * len(scales) + 0.5, 6.2)
     figure.suptitle("Error on the validation images, epoch by epoch", fontsize=TITLE)
     panels = figure.subplots(2, len(scales), squeeze=False, sharex=True, sharey=True)
     for (row, axis), (column, scale) in itertools.product(enumerate(("outputs", "inputs")), enumerate(scales)):
