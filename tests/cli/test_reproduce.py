@@ -109,6 +109,15 @@ def test_rows_are_listed_with_what_is_done(cli: Cli) -> None:
     assert ["wild", "wild", "small", "2"] in lines
 
 
+@pytest.mark.usefixtures("in_this_process")
+def test_logs_of_other_settings_are_not_listed_as_done(cli: Cli, tiny: Table) -> None:
+    assert cli("reproduce", "tiny", "--row", "wild", "--seeds", "1", "--accelerator", "cpu").code == 0
+    config = Path("results/tiny/wild/seed-0/config.json")
+    config.write_text(config.read_text().replace('"epochs": 1', '"epochs": 5'))
+    lines = [line.split() for line in cli("reproduce", "tiny", "--list").out.splitlines()]
+    assert ["wild", "wild", "small", "–"] in lines
+
+
 @pytest.mark.usefixtures("tiny")
 def test_the_report_alone(cli: Cli) -> None:
     result = cli("reproduce", "--report", "--results", "logs")
@@ -126,6 +135,14 @@ def test_the_report_alone(cli: Cli) -> None:
         (["tiny", "--report"], ["--report"]),
         (["tiny", "--seeds", "0"], ["--seeds", "0"]),
         (["tiny", "--budget", "large"], ["--budget", "large", "small", "full"]),
+        # options that would do nothing
+        (["--report", "--row", "plain"], ["--row is for running a table, not for --report", "leave it out"]),
+        (["--report", "--seeds", "3"], ["--seeds is for running a table", "--report"]),
+        (["--report", "--budget", "small"], ["--budget is for running a table", "--report"]),
+        (["tiny", "--list", "--row", "plain"], ["--row is for running a table, not for --list"]),
+        (["tiny", "--list", "--page", "x.md"], ["--page is for running a table"]),
+        (["--list", "--results", "logs"], ["--results is for one table"]),
+        (["--list", "--out", "x"], ["--out is for one table"]),
     ],
 )
 @pytest.mark.usefixtures("tiny")

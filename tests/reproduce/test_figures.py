@@ -77,7 +77,7 @@ def test_curves_are_means_over_seeds_epoch_by_epoch(logs_of) -> None:
 
 
 def test_affnist_against_the_accuracy_reached(tiny: Table, write_log) -> None:
-    write_log(tiny, "plain", 0, measures={"affnist": {"accuracy": 0.79}})
+    write_log(tiny, "plain", 0, measures={"affnist": {"accuracy": 0.79, "images": 9, "source": "made"}})
     write_log(tiny, "plain", 1)
     logs = {"plain": read_logs(Path("results"), tiny, tiny.rows[0])}
     assert lines_of(draw_affnist(logs, {}).axes[0]) == {"plain": [(98.5, 79.0)]}
@@ -85,7 +85,9 @@ def test_affnist_against_the_accuracy_reached(tiny: Table, write_log) -> None:
 
 def test_robustness_is_that_of_the_measures(tiny: Table, write_log) -> None:
     curve = {"kind": "rotation", "strengths": [0.0, 30.0], "accuracy": [0.9, 0.5], "num_images": 10}
-    write_log(tiny, "measured", 0, measures={"rotation": curve, "pgd-scores": curve | {"kind": "pgd-scores"}})
+    write_log(
+        tiny, "measured", 0, measures={"rotation": curve, "pgd-scores": curve | {"kind": "pgd-scores", "num_images": 5}}
+    )
     logs = {"measured": read_logs(Path("results"), tiny, tiny.rows[1])}
     figure = draw_robustness(logs, {})
     assert figure is not None
@@ -98,3 +100,18 @@ def test_errors_that_differ_tenfold_have_a_logarithmic_scale(logs_of) -> None:
     assert wide.get_xscale() == "log"
     near = draw_errors(logs_of(c=({}, [0.5]), d=({}, [0.6])), {}).axes[0]
     assert near.get_xscale() == "linear"
+
+
+def test_where_there_is_nothing_to_draw_there_is_no_figure(tiny: Table, write_log, logs_of) -> None:
+    stopped = logs_of(stopped=({"num_iterations": 2, "stop_gradient": True}, [2.0]))
+    assert draw_epochs(stopped, {}) is None
+    assert draw_iterations(stopped, {}) is not None
+    curves = {"rotation": ("rotation", 10), "pgd-scores": ("pgd-scores", 5)}
+    measures = {
+        name: {"kind": kind, "strengths": [0.0], "accuracy": [0.9], "num_images": number}
+        for name, (kind, number) in curves.items()
+    }
+    write_log(tiny, "measured", measures=measures)
+    cnn = {"measured": read_logs(Path("results"), tiny, tiny.rows[1])}
+    assert draw_epochs(cnn, {}) is None
+    assert draw_iterations(cnn, {}) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from filelock import FileLock
 from torchcaps.analysis import RobustnessCurve
 from torchcaps.errors import InputError
 from torchcaps.files import read_json
-from torchcaps.reproduce import Job, Outcome, Row, Table
+from torchcaps.reproduce import Job, Measure, Outcome, Row, Table
 from torchcaps.reproduce.jobs import estimate_jobs, execute
-from torchcaps.training import load_run
+from torchcaps.training import TrainConfig, load_run
 from torchcaps.training.progress import Silence
 
 
@@ -74,8 +75,6 @@ def test_what_is_done_is_not_done_again(tiny: Table) -> None:
 
 
 def test_a_run_without_its_log_is_logged_without_training(tiny: Table) -> None:
-    import shutil
-
     made, epochs = job(tiny.rows[0]), Epochs()
     execute(made, Silence())
     shutil.rmtree(made.log)
@@ -103,6 +102,7 @@ def test_training_ends_with_the_first_epoch_that_reaches_the_target(tiny: Table)
     assert epochs.seen == [1]
     summary = read_json(made.log / "summary.json", "summary")
     assert (summary["epochs"], summary["best_epoch"]) == (1, 1)
+    assert summary["resumed_with"] == [], "nobody had stopped it"
     assert read_json(made.log / "config.json", "configuration")["recipe"]["epochs"] == 1
     made.check()  # the length that it found is no other setting
 
@@ -129,6 +129,47 @@ def test_a_run_that_had_reached_its_target_when_it_was_stopped_is_not_trained_on
     assert execute(made, epochs) is Outcome.DONE
     assert epochs.seen == [1]
     assert read_json(made.log / "summary.json", "summary")["epochs"] == 1
+
+
+def test_a_run_that_died_before_it_wrote_that_its_target_is_reached_ends_there(
+    tiny: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a kill between the checkpoint and the metrics that follow from it."""
+    made, epochs = job(dataclasses.replace(tiny.rows[0], stop_at=0.0)), Epochs()
+
+    def die(_: object) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr("torchcaps.training.loop.Trainer._publish", die)
+        with pytest.raises(SystemExit):
+            execute(made, epochs)
+    assert (made.run / "last.ckpt").exists()
+    assert not (made.run / "metrics.csv").exists()
+    made.check()
+    assert execute(made, epochs) is Outcome.DONE
+    assert epochs.seen == []
+    assert read_json(made.log / "summary.json", "summary")["epochs"] == 1
+    assert len((made.log / "metrics.csv").read_text().splitlines()) == 2
+
+
+def test_a_run_that_was_stopped_before_its_target_says_so_once(tiny: Table) -> None:
+    made = job(dataclasses.replace(tiny.rows[0], stop_at=0.0))
+    assert execute(made, StopAtStep(1)) is Outcome.INTERRUPTED
+    assert execute(made, Silence()) is Outcome.DONE
+    assert read_json(made.log / "summary.json", "summary")["resumed_with"] == [made.command]
+
+
+def test_more_is_measured_without_training_where_the_run_is_still_there(tiny: Table) -> None:
+    row = tiny.rows[1]
+    assert execute(job(row), Silence()) is Outcome.DONE
+    made, epochs = job(dataclasses.replace(row, measures=(Measure(kind="rotation", images=12),))), Epochs()
+    assert not made.is_done
+    made.check()
+    assert execute(made, epochs) is Outcome.DONE
+    assert epochs.seen == []
+    assert read_json(made.log / "measures.json", "measures")["rotation"]["num_images"] == 12
+    assert made.is_done
 
 
 def test_a_divergence_is_logged_and_is_an_end(tiny: Table) -> None:
@@ -169,6 +210,23 @@ def test_one_process_at_a_time_works_on_a_job(tiny: Table) -> None:
     assert execute(made, Silence()) is Outcome.DONE
 
 
+def test_runs_in_several_folders_do_not_write_the_same_log(tiny: Table) -> None:
+    made = job(tiny.rows[0])
+    other = dataclasses.replace(made, out=Path("elsewhere"))
+    with other._lock():
+        assert made.is_locked
+        assert execute(made, Silence()) is Outcome.BUSY
+        assert not dataclasses.replace(made, results=Path("other-results")).is_locked
+    assert not made.run.exists()
+    assert not made.is_locked
+
+
+def test_runs_and_logs_may_share_a_folder(tiny: Table) -> None:
+    made = dataclasses.replace(job(tiny.rows[0]), results=Path("runs").resolve())
+    assert not made.is_locked
+    assert execute(made, Silence()) is Outcome.DONE
+
+
 # other settings
 
 
@@ -184,6 +242,32 @@ def test_a_run_of_other_settings_is_seen_before_anything_is_done(tiny: Table, pl
     other.check()
     with pytest.raises(InputError, match=f"{re.escape(str(folder))}.*other settings"):
         made.check()
+
+
+@pytest.mark.parametrize("place", ["run", "log"])
+def test_a_run_that_ended_with_another_target_is_seen(tiny: Table, place: str) -> None:
+    assert execute(job(dataclasses.replace(tiny.rows[0], stop_at=0.0)), Silence()) is Outcome.DONE
+    other = job(dataclasses.replace(tiny.rows[0], stop_at=1.0))
+    shutil.rmtree(getattr(other, "log" if place == "run" else "run"))
+    with pytest.raises(InputError, match=f"{re.escape(str(getattr(other, place)))}.*other settings"):
+        other.check()
+
+
+def test_rows_that_share_their_data_load_them_once(tiny: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchcaps.reproduce import estimate
+
+    loaded, load = [], estimate.load_run_data
+
+    def count(config: TrainConfig) -> Any:
+        loaded.append(config)
+        return load(config)
+
+    monkeypatch.setattr(estimate, "load_run_data", count)
+    row = tiny.rows[0]
+    longer = dataclasses.replace(row, overrides={**row.overrides, "epochs": 7, "num_iterations": 1})
+    fewer = dataclasses.replace(row, overrides={**row.overrides, "limit_train": 60})
+    estimate_jobs([job(row), job(longer), job(fewer), job(fewer)])
+    assert [config.recipe.limit_train for config in loaded] == [100, 60]
 
 
 def test_the_time_of_a_job_is_estimated_from_its_images(tiny: Table) -> None:

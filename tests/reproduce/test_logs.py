@@ -2,21 +2,37 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from torchcaps.errors import InputError
 from torchcaps.files import read_json, write_json
 from torchcaps.reproduce import Measure, Row, Table, read_logs
-from torchcaps.reproduce.logs import ELSEWHERE, is_whole, publish, publish_divergence, same_run
+from torchcaps.reproduce.logs import (
+    ELSEWHERE,
+    counted,
+    is_whole,
+    publish,
+    publish_divergence,
+    same_run,
+)
 from torchcaps.training.config import override
 
 RESULTS = Path("results")
+AFFNIST = {"accuracy": 0.79, "images": 9, "source": "made"}
+ROTATION = {"kind": "rotation", "strengths": [0.0], "accuracy": [0.9], "num_images": 10}
 
 
 def plain(table: Table) -> Row:
     return table.rows[0]
+
+
+def measuring(table: Table, *measures: Measure) -> Row:
+    return dataclasses.replace(plain(table), measures=measures)
 
 
 def test_logs_come_by_seed_with_their_errors(tiny: Table, write_log) -> None:
@@ -26,7 +42,7 @@ def test_logs_come_by_seed_with_their_errors(tiny: Table, write_log) -> None:
     assert (first.seed, second.seed) == (2, 10)
     assert (first.error("last"), first.error("best")) == pytest.approx((4.0, 1.0))
     assert list(first.metrics["validation_accuracy"]) == [0.91, 0.92]
-    assert same_run(first.config, plain(tiny), 2)
+    assert same_run(first.config, first.metrics, plain(tiny), 2)
 
 
 def test_runs_that_are_not_over_are_left_out(tiny: Table, write_log) -> None:
@@ -39,11 +55,40 @@ def test_runs_that_are_not_over_are_left_out(tiny: Table, write_log) -> None:
 
 
 def test_a_log_is_whole_with_all_that_its_row_measures(tiny: Table, write_log) -> None:
-    folder = write_log(tiny, "plain", measures={"affnist": {}})
+    folder = write_log(tiny, "plain", measures={"affnist": AFFNIST})
     assert is_whole(folder, plain(tiny))
-    more = dataclasses.replace(plain(tiny), measures=(Measure(kind="affnist"), Measure(kind="rotation")))
-    assert not is_whole(folder, more)
+    affnist, rotation = Measure(kind="affnist", images=9), Measure(kind="rotation")
+    assert is_whole(folder, measuring(tiny, affnist))
+    assert not is_whole(folder, measuring(tiny, affnist, rotation))
     assert is_whole(write_log(tiny, "measured", diverged="NaN"), tiny.rows[1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "found", "asked", "is_enough"),
+    [
+        ("affnist", 9, 9, True),
+        ("affnist", 9, 8, False),
+        ("affnist", 9, 10, False),
+        ("affnist", 9, None, False),
+        ("affnist", 320_000, None, True),
+        ("affnist", 320_000, 320_001, True),
+        ("rotation", 10, 10, True),
+        ("rotation", 10, 9, False),
+        ("rotation", 10, 40, False),
+        ("rotation", 10, None, False),
+        ("rotation", 40, None, True),  # all the test images that the run had
+        ("rotation", 40, 41, True),
+        ("rotation", 40, 39, False),
+    ],
+)
+def test_what_was_measured_on_other_images_is_not_whole(
+    tiny: Table, write_log, kind: Any, found: int, asked: int | None, is_enough: bool
+) -> None:
+    measures = {"affnist": AFFNIST | {"images": found}, "rotation": ROTATION | {"num_images": found}}
+    folder = write_log(tiny, "plain", measures={kind: measures[kind]})
+    row = measuring(tiny, Measure(kind=kind, images=asked))
+    assert is_whole(folder, row) == is_enough
+    assert len(read_logs(RESULTS, tiny, row)) == is_enough
 
 
 def test_a_divergence_is_read(tiny: Table, write_log) -> None:
@@ -52,10 +97,56 @@ def test_a_divergence_is_read(tiny: Table, write_log) -> None:
     assert (log.diverged, log.summary, log.metrics) == ("the loss became NaN", {}, {})
 
 
-def test_a_summary_without_test_errors_is_refused(tiny: Table, write_log) -> None:
-    folder = write_log(tiny, "plain")
-    write_json(folder / "summary.json", {"epochs": 2})
-    with pytest.raises(InputError, match=r"summary.json.*test errors"):
+def changed(values: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """A copy with another value, or without it where that is ``...``."""
+    first, _, rest = key.partition(".")
+    if rest:
+        return values | {first: changed(values[first], rest, value)}
+    return {name: each for name, each in values.items() if name != first} | ({} if value is ... else {first: value})
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        *(("summary", key, ...) for key in ("precision", "epochs", "parameters", "seconds", "peak_memory_mib")),
+        *(("summary", key, ...) for key in ("images.test", "validation.best.accuracy", "versions")),
+        *(("summary", key, ...) for key in ("test.last.error", "test.best.error")),
+        *(("summary", key, ...) for key in ("hardware.processor", "hardware.threads")),
+        ("summary", "test", 3),
+        ("summary", "test.last.error", "2 %"),
+        ("summary", "precision", "16"),
+        ("summary", "seconds", None),
+        ("summary", "peak_memory_mib", "much"),
+        ("summary", "epochs", True),
+        ("measures", "affnist.accuracy", ...),
+        ("measures", "affnist.source", ...),
+        ("measures", "rotation.strengths", ...),
+        ("measures", "rotation.strengths", []),
+        ("measures", "rotation.accuracy", [0.5, 0.6]),
+        ("measures", "rotation.accuracy", [None]),
+        ("measures", "rotation.num_images", None),
+        ("measures", "rotation.kind", "spin"),
+        ("measures", "rotation", []),
+    ],
+)
+def test_a_damaged_log_is_named_with_its_key(tiny: Table, write_log, file: str, key: str, value: Any) -> None:
+    folder = write_log(tiny, "plain", measures={"affnist": AFFNIST, "rotation": ROTATION})
+    assert len(read_logs(RESULTS, tiny, plain(tiny))) == 1
+    path = folder / f"{file}.json"
+    write_json(path, changed(read_json(path, file), key, value))
+    words = re.escape(key) if file == "summary" else key.partition(".")[2]
+    with pytest.raises(InputError, match=f'{re.escape(str(path))}.*"{words}') as caught:
+        read_logs(RESULTS, tiny, plain(tiny))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_log_without_its_epochs_is_damaged(tiny: Table, write_log) -> None:
+    metrics = write_log(tiny, "plain") / "metrics.csv"
+    metrics.write_text("epoch\n1\n")
+    with pytest.raises(InputError, match=r'metrics\.csv has no column "validation_accuracy"'):
+        read_logs(RESULTS, tiny, plain(tiny))
+    metrics.unlink()
+    with pytest.raises(InputError, match=r"there is no .*metrics\.csv"):
         read_logs(RESULTS, tiny, plain(tiny))
 
 
@@ -65,15 +156,44 @@ def test_a_summary_without_test_errors_is_refused(tiny: Table, write_log) -> Non
 def test_where_a_run_is_computed_makes_no_difference_to_what_it_is(tiny: Table) -> None:
     config = plain(tiny).config(1)
     elsewhere = override(config, {"accelerator": "cpu", "data_dir": "there", "checkpoint_minutes": 1.0})
-    assert same_run(elsewhere, plain(tiny), 1)
+    assert same_run(elsewhere, {}, plain(tiny), 1)
     for changes in ({"learning_rate": 0.5}, {"num_iterations": 1}, {"precision": "bf16"}, {"epochs": 3}, {"seed": 2}):
-        assert not same_run(override(config, changes), plain(tiny), 1), changes
+        assert not same_run(override(config, changes), {}, plain(tiny), 1), changes
 
 
-def test_a_run_that_stops_by_itself_may_have_any_length(tiny: Table) -> None:
-    stopping = dataclasses.replace(plain(tiny), stop_at=0.9)
-    assert same_run(override(stopping.config(0), {"epochs": 1}), stopping, 0)
-    assert not same_run(override(stopping.config(0), {"batch_size": 10}), stopping, 0)
+@pytest.mark.parametrize(
+    ("epochs", "accuracies", "is_same"),
+    [
+        (4, [], True),  # before its first epoch
+        (4, [0.1, 0.2], True),  # on its way
+        (4, [0.1, 0.2, 0.9], True),  # there, and not ended yet
+        (3, [0.1, 0.2, 0.9], True),
+        (4, [0.1, 0.2, 0.3, 0.4], True),  # never there
+        (4, [0.1, 0.2, 0.3, 0.9], True),
+        (3, [0.1, 0.2, 0.3], False),  # ended with another target
+        (3, [0.1, 0.9, 0.9], False),
+        (4, [0.1, 0.9, 0.9, 0.9], False),
+        (5, [0.1, 0.2, 0.3, 0.4, 0.5], False),  # of a row that took more epochs at most
+        (5, [], False),
+        (2, [], False),
+    ],
+)
+def test_a_run_that_ends_by_itself_has_the_length_that_its_target_gives(
+    tiny: Table, epochs: int, accuracies: list[float], is_same: bool
+) -> None:
+    row = plain(tiny)
+    stopping = dataclasses.replace(row, stop_at=0.9, overrides={**row.overrides, "epochs": 4})
+    metrics = {"epoch": np.arange(1.0, len(accuracies) + 1), "validation_accuracy": np.array(accuracies)}
+    config = override(stopping.config(0), {"epochs": epochs})
+    assert same_run(config, metrics if accuracies else {}, stopping, 0) == is_same
+    assert not same_run(override(config, {"batch_size": 10}), metrics if accuracies else {}, stopping, 0)
+
+
+def test_logs_with_another_target_are_not_counted(tiny: Table, write_log) -> None:
+    write_log(tiny, "plain")  # 91 and 92 % in two epochs
+    for target, number in ((0.915, 1), (0.92, 1), (0.99, 1), (0.9, 0)):
+        row = dataclasses.replace(plain(tiny), stop_at=target)
+        assert len(counted(read_logs(RESULTS, tiny, row), row)) == number, target
 
 
 def test_what_may_differ_is_what_a_resumed_run_may_change() -> None:

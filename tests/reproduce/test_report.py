@@ -84,7 +84,7 @@ def test_matched_accuracy_and_affnist_have_columns(
     row = dataclasses.replace(only_tiny.rows[0], stop_at=0.98, measures=(Measure(kind="affnist"),))
     table = dataclasses.replace(only_tiny, rows=(row,), figures=("affnist",))
     monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", Registry("table", {"tiny": table}))
-    measures = {"affnist": {"accuracy": 0.79, "source": "made"}}
+    measures = {"affnist": {"accuracy": 0.79, "images": 320_000, "source": "made"}}
     for seed, epochs in enumerate((3, 5)):
         validation = {"best": {"accuracy": 0.985}, "last": {"accuracy": 0.9}}
         write_log(table, "plain", seed, measures=measures, epochs=epochs, validation=validation)
@@ -214,6 +214,35 @@ def test_a_log_that_comes_while_the_page_is_written_is_not_missed(
     monkeypatch.setattr(report, "write_text", slow)
     assert cells(page_of(), "plain")["seeds"] == "2"
     assert len(calls) == 2
+
+
+def test_a_missing_figure_is_drawn_from_the_newest_logs(
+    drawn_tiny: Table, write_log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when another process draws it from newer logs first, and this one from older ones over it."""
+    from torchcaps.reproduce import report
+
+    write_log(drawn_tiny, "plain", last=9.0)
+    newest = {path.name: path.read_bytes() for path in write_report("results", "docs/results.md")}
+    shutil.rmtree("docs")
+    write_log(drawn_tiny, "plain", last=1.0)
+    write, calls = report.write_text, []
+
+    def slow(path: Path, text: str) -> None:
+        calls.append(text)
+        if len(calls) == 1:
+            write_log(drawn_tiny, "plain", last=9.0)
+        write(path, text)
+
+    monkeypatch.setattr(report, "write_text", slow)
+    assert {path.name: path.read_bytes() for path in write_report("results", "docs/results.md", redraw=())} == newest
+    assert len(calls) == 2
+
+
+def test_the_command_runs_every_seed_that_is_shown(only_tiny: Table, write_log) -> None:
+    for seed in (0, 2):
+        write_log(only_tiny, "plain", seed)
+    assert "torchcaps reproduce tiny --row plain --seeds 3 " in page_of()
 
 
 def test_without_logs_the_page_says_what_could_be_run(only_tiny: Table) -> None:

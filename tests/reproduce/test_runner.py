@@ -15,6 +15,13 @@ import pytest
 from torchcaps.errors import InputError
 from torchcaps.reproduce import Interrupted, Job, Outcome, Table, plan, runner
 
+CURVE = {"strengths": [0.0], "accuracy": [0.9]}
+#: What the row "measured" asks for.
+MEASURES = {
+    "rotation": {"kind": "rotation", "num_images": 10, **CURVE},
+    "pgd-scores": {"kind": "pgd-scores", "num_images": 5, **CURVE},
+}
+
 
 def test_every_row_gets_its_first_seed_before_any_its_second(tiny: Table) -> None:
     planned = plan(tiny, seeds=2, out="o", results="r", accelerator="cpu", data_dir="d")
@@ -58,7 +65,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Job], Any]], No
 
 def test_all_jobs_are_worked_on_and_told_of(tiny: Table, here, write_log) -> None:
     def work(job: Job) -> Outcome:
-        write_log(tiny, job.row.name, job.seed, measures={"rotation": {}, "pgd-scores": {}})
+        write_log(tiny, job.row.name, job.seed, measures=MEASURES)
         return Outcome.DIVERGED if job.row.name == "measured" else Outcome.DONE
 
     here(work)
@@ -85,7 +92,7 @@ def test_what_others_work_on_is_left_to_them_and_looked_at_again(tiny: Table, he
         calls.append(str(job))
         if job.row.name == "plain" and len(calls) < 3:
             return Outcome.BUSY
-        write_log(tiny, job.row.name, job.seed, measures={"rotation": {}, "pgd-scores": {}})
+        write_log(tiny, job.row.name, job.seed, measures=MEASURES)
         return Outcome.DONE
 
     here(work)
@@ -122,7 +129,7 @@ def test_the_time_left_is_estimated_for_each_row(tiny: Table, here, write_log) -
     found = [(each.row.name, each.runs, each.seconds) for each in planned.estimate()]
     assert found == [("measured", 2, 10.0), ("plain", 1, 20.0)]
     for job in planned.pending:
-        write_log(tiny, job.row.name, job.seed, measures={"rotation": {}, "pgd-scores": {}})
+        write_log(tiny, job.row.name, job.seed, measures=MEASURES)
     assert planned.estimate() == []
 
 

@@ -9,11 +9,14 @@ import click
 
 from torchcaps.cli.base import Command, Stopped
 from torchcaps.cli.output import add_row, count, print_pairs, print_table, print_title, table
-from torchcaps.cli.runs import PATH, accelerator_option
+from torchcaps.cli.runs import PATH, accelerator_option, refuse_options
 from torchcaps.errors import InputError
 
 if TYPE_CHECKING:
     from torchcaps.reproduce import Budget, Job, Outcome, Reproduction, Table
+
+#: Options that only say which runs are made, and how.
+_OF_RUNS = ("budget", "seeds", "rows", "out", "data_dir", "accelerator")
 
 
 @click.command(
@@ -77,16 +80,19 @@ def reproduce(
     if report:
         if table_name is not None or listed:
             raise InputError("--report writes the page of all tables; leave TABLE and --list out")
+        refuse_options(_OF_RUNS, "is for running a table, not for --report")
         files = write_report(results, page)
         click.echo(f"wrote {files[0]} and {count(len(files) - 1)} figures")
         return
     if table_name is None:
         if not listed:
             raise InputError(f"name a table to reproduce: {', '.join(list_tables())}; or give --list or --report")
+        refuse_options((*_OF_RUNS, "results", "page"), "is for one table, not for the list of all")
         _list_tables([get_table(name) for name in list_tables()])
         return
     wanted = get_table(table_name)
     if listed:
+        refuse_options((*_OF_RUNS, "page"), "is for running a table, not for --list")
         _list_rows(wanted, results)
         return
     planned = plan(
@@ -157,11 +163,11 @@ def _list_tables(tables: list[Table]) -> None:
 
 
 def _list_rows(wanted: Table, results: Path) -> None:
-    from torchcaps.reproduce import read_logs
+    from torchcaps.reproduce.logs import counted, read_logs
 
     rows = table("row", "what", "budgets", "seeds done", left=3)
     for row in wanted.rows:
-        done = len(read_logs(results, wanted, row))
+        done = len(counted(read_logs(results, wanted, row), row))
         add_row(rows, row.name, row.title, ", ".join(row.budgets), done or "–")
     print_table(rows, wanted.title)
     for budget, words in wanted.budgets.items():

@@ -32,6 +32,8 @@ MAX_SHEAR = 0.2
 """Pixels to the right or left for each pixel down."""
 SCALES = (0.8, 1.2)
 """The least and the largest factor of the height, and of the width."""
+NUM_TEST = 10_000 * VERSIONS
+"""Test images, original or made here."""
 
 _CHUNK = 64  # images made at once: few enough for all their numbers to stay in the processor's cache
 _BATCHES = tuple(f"{number}.mat" for number in range(1, VERSIONS + 1))
@@ -69,7 +71,7 @@ def load_mnist40(request: DataRequest) -> Splits:
     source="Tieleman, www.cs.toronto.edu/~tijmen/affNIST; made here of MNIST by its ranges",
     licence="CC BY-SA 3.0, as MNIST's",
     num_train=60_000,
-    num_test=10_000 * VERSIONS,
+    num_test=NUM_TEST,
     in_shape=(1, SIDE, SIDE),
     class_names=tuple("0123456789"),
     takes_data_dir=True,

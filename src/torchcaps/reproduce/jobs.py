@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,16 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from torchcaps.errors import InputError
+from torchcaps.files import read_json, write_json
 from torchcaps.reproduce.logs import (
     CONFIG,
     DIVERGED,
-    METRICS,
     SUMMARY,
     is_whole,
     log_folder,
     publish,
     publish_divergence,
+    read_metrics_so_far,
     same_run,
 )
 from torchcaps.reproduce.table import Row
@@ -102,19 +104,30 @@ class Job:
         """See that what is there of it already is of the same configuration.
 
         Raises:
-            InputError: It is not; the folder is named.
+            InputError: It is not, or it is damaged; the folder is named.
         """
         for folder in (self.log, self.run):
-            if (folder / CONFIG).exists() and not same_run(read_config(folder / CONFIG), self.row, self.seed):
+            if not (folder / CONFIG).exists():
+                continue
+            if not same_run(read_config(folder / CONFIG), read_metrics_so_far(folder), self.row, self.seed):
                 raise InputError(
                     f"{folder} holds a run with other settings than row {self.row.name} of table {self.table} has "
                     "now; move it away to run the row anew"
                 )
 
-    def _lock(self) -> FileLock:
-        # the system's own lock: it ends with the process that holds it, so none is ever left behind
-        self.run.parent.mkdir(parents=True, exist_ok=True)
-        return FileLock(self.run.with_name(f".{self.run.name}.lock"), timeout=0)
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Keep other processes from the run, and from its log, which that of another folder of runs may be as well.
+
+        Raises:
+            Timeout: Another process works on one of them.
+        """
+        with ExitStack() as held:
+            for folder in dict.fromkeys(each.resolve() for each in (self.run, self.log)):
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                # the system's own lock: it ends with the process that holds it, so none is ever left behind
+                held.enter_context(FileLock(folder.with_name(f".{folder.name}.lock"), timeout=0))
+            yield
 
 
 def row_command(table: str, row: str, seeds: int) -> str:
@@ -166,7 +179,15 @@ def estimate_jobs(jobs: list[Job]) -> list[float]:
 
 
 class _TargetReached(Exception):  # noqa: N818  it is what was wanted
-    """The validation accuracy at which training is to end was reached."""
+    """The validation accuracy at which training is to end was reached.
+
+    Args:
+        epochs: So many are done.
+    """
+
+    def __init__(self, epochs: int) -> None:
+        super().__init__(epochs)
+        self.epochs = epochs
 
 
 class _StopAt(Progress):
@@ -189,7 +210,7 @@ class _StopAt(Progress):
     def epoch(self, row: Mapping[str, Any]) -> None:
         self.inner.epoch(row)
         if row["validation_accuracy"] >= self.target:
-            raise _TargetReached
+            raise _TargetReached(row["epoch"])
 
     def message(self, text: str) -> None:
         self.inner.message(text)
@@ -202,15 +223,21 @@ def _train(job: Job, progress: Progress) -> None:
     """Bring the run to its end: the last epoch, or the first that reaches the row's validation accuracy."""
     if (job.run / SUMMARY).exists():
         return
-    target = job.row.stop_at
-    epochs = _epochs_to_target(job)
+    target, epochs = job.row.stop_at, _epochs_to_target(job)
     if target is None or epochs is not None:
         _start_or_resume(job, progress, epochs)
         return
     try:
         _start_or_resume(job, _StopAt(target, progress), None)
-    except _TargetReached:  # its checkpoint is written; now the run ends there, and the test images are looked at
-        _start_or_resume(job, progress, _epochs_to_target(job))
+    except _TargetReached as reached:  # now the run ends there, and the test images are looked at
+        _start_or_resume(job, progress, reached.epochs)
+        _forget_last_start(job)
+
+
+def _forget_last_start(job: Job) -> None:
+    """Take the last start out of a run's summary: nobody had stopped it."""
+    summary = read_json(job.run / SUMMARY, "summary")
+    write_json(job.run / SUMMARY, summary | {"resumed_with": summary["resumed_with"][:-1]})
 
 
 def _start_or_resume(job: Job, progress: Progress, epochs: int | None) -> None:
@@ -224,14 +251,17 @@ def _start_or_resume(job: Job, progress: Progress, epochs: int | None) -> None:
 
 
 def _epochs_to_target(job: Job) -> int | None:
-    """The first epoch that reached the row's validation accuracy; None if it has none, or none did so far."""
-    from torchcaps.analysis import read_metrics
+    """The first epoch that reached the row's validation accuracy; None if it has none, or none did so far.
 
-    if job.row.stop_at is None or not (job.run / METRICS).exists():
+    The checkpoint says so, from which a run goes on: metrics.csv is written after it, and may lack its last epoch.
+    """
+    from torchcaps.training.checkpoint import CHECKPOINT, read_checkpoint
+    from torchcaps.training.position import Position
+
+    if job.row.stop_at is None or not (job.run / CHECKPOINT).exists():
         return None
-    metrics = read_metrics(job.run)
-    reached = metrics["validation_accuracy"] >= job.row.stop_at
-    return int(metrics["epoch"][reached][0]) if reached.any() else None
+    history = Position.from_dict(read_checkpoint(job.run / CHECKPOINT)["progress"]).history
+    return next((row["epoch"] for row in history if row["validation_accuracy"] >= job.row.stop_at), None)
 
 
 def _measure(job: Job) -> dict[str, Any]:

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path, read_json, write_json
-from torchcaps.reproduce.table import Row, Table
+from torchcaps.reproduce.table import Measure, Row, Table
 from torchcaps.training.config import ELSEWHERE, TrainConfig, read_config
 
 if TYPE_CHECKING:
@@ -65,22 +66,65 @@ def log_folder(results: Path, table: str, row: str, seed: int) -> Path:
 
 
 def is_whole(folder: Path, row: Row) -> bool:
-    """Whether a log has all that its row asks for, or says that the run diverged."""
+    """Whether a log has all that its row asks for, on as many images, or says that the run diverged.
+
+    Raises:
+        InputError: A log that is damaged.
+    """
     if (folder / DIVERGED).exists():
         return True
     if not (folder / MEASURES).exists():
         return False
-    return {measure.kind for measure in row.measures} <= read_json(folder / MEASURES, "measures").keys()
+    measures = _read_measures(folder)
+    return all(measure.kind in measures and _is_on_its_images(folder, measures, measure) for measure in row.measures)
 
 
-def same_run(config: TrainConfig, row: Row, seed: int) -> bool:
-    """Whether a run is the one that its row describes; where and how it was computed makes no difference."""
+def _is_on_its_images(folder: Path, measures: Mapping[str, Any], measure: Measure) -> bool:
+    """Whether as many images were measured as a row asks for, which are all of them where there are fewer."""
+    found = measures[measure.kind]["images" if measure.kind == "affnist" else "num_images"]
+    if found == measure.images:
+        return True
+    return (measure.images is None or measure.images > found) and found == _num_test_images(folder, measure)
+
+
+def _num_test_images(folder: Path, measure: Measure) -> int:
+    if measure.kind != "affnist":
+        return int(_read_summary(folder)["images"]["test"])
+    from torchcaps.datasets.affnist import NUM_TEST
+
+    return NUM_TEST
+
+
+def same_run(config: TrainConfig, metrics: Metrics, row: Row, seed: int) -> bool:
+    """Whether a run is the one that its row describes; where and how it was computed makes no difference.
+
+    Args:
+        config: The run's.
+        metrics: Of the epochs that it has done so far; empty before the first.
+        row: The row.
+        seed: The run's.
+    """
     wanted = row.config(seed)
     for name in ELSEWHERE:
         wanted = dataclasses.replace(wanted, **{name: getattr(config, name)})
-    if row.stop_at is not None:  # its number of epochs is found, not given
+    if row.stop_at is not None:
+        if config.recipe.epochs not in _lengths(metrics, wanted.recipe.epochs, row.stop_at):
+            return False
         wanted = dataclasses.replace(wanted, recipe=dataclasses.replace(wanted.recipe, epochs=config.recipe.epochs))
     return config == wanted
+
+
+def _lengths(metrics: Metrics, most: int, target: float) -> tuple[int, ...]:
+    """The numbers of epochs that a run may be set to that ends with the first epoch to reach a validation accuracy."""
+    if not metrics or not (reached := metrics["validation_accuracy"] >= target).any():
+        return (most,)
+    first = int(metrics["epoch"][reached][0])
+    return (most, first) if first == metrics["epoch"][-1] else ()
+
+
+def counted(logs: Sequence[RunLog], row: Row) -> list[RunLog]:
+    """Those of a row's logs that were run with the settings that it has now."""
+    return [log for log in logs if same_run(log.config, log.metrics, row, log.seed)]
 
 
 def read_logs(results: Path, table: Table, row: Row) -> list[RunLog]:
@@ -98,19 +142,98 @@ def read_logs(results: Path, table: Table, row: Row) -> list[RunLog]:
 
 
 def _read_log(folder: Path, seed: int) -> RunLog:
-    from torchcaps.analysis import read_metrics
-
-    config = read_config(folder / CONFIG)
-    metrics = read_metrics(folder / METRICS) if (folder / METRICS).exists() else {}
+    config, metrics = read_config(folder / CONFIG), read_metrics_so_far(folder)
     if (folder / DIVERGED).exists():
         reason = read_json(folder / DIVERGED, "divergence").get("reason")
         return RunLog(folder, seed, config, metrics, {}, {}, str(reason))
+    if not metrics:
+        raise InputError(f"there is no {folder / METRICS}, which a log must have unless its run diverged")
+    return RunLog(folder, seed, config, metrics, _read_summary(folder), _read_measures(folder))
+
+
+def read_metrics_so_far(folder: Path) -> Metrics:
+    """The epochs of a run or a log; nothing where there is none yet.
+
+    Raises:
+        InputError: A file that is damaged.
+    """
+    from torchcaps.analysis import read_metrics
+
+    if not (folder / METRICS).exists():
+        return {}
+    metrics = read_metrics(folder / METRICS)
+    if "validation_accuracy" not in metrics:
+        raise InputError(f'{folder / METRICS} has no column "validation_accuracy"')
+    return metrics
+
+
+# what the page takes from the files, so that a damaged one is named before
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a value in a file must be, in words, and how to see that it is."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+_NUMBER = _Kind("a number", _is_number)
+_COUNT = _Kind("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool))
+_TEXT = _Kind("a text", lambda value: isinstance(value, str))
+_NUMBERS = _Kind("a list of numbers", lambda value: isinstance(value, list) and all(map(_is_number, value)))
+
+_SUMMARY_KEYS = {
+    "precision": _Kind('"32" or "bf16"', lambda value: value in ("32", "bf16")),
+    "epochs": _COUNT,
+    "parameters": _COUNT,
+    "images.test": _COUNT,
+    "validation.best.accuracy": _NUMBER,
+    "test.last.error": _NUMBER,
+    "test.best.error": _NUMBER,
+    "seconds": _NUMBER,
+    "peak_memory_mib": _Kind("a number or null", lambda value: value is None or _is_number(value)),
+    "hardware.processor": _TEXT,
+    "hardware.threads": _COUNT,
+    "versions": _Kind("an object", lambda value: isinstance(value, dict)),
+}
+_AFFNIST_KEYS = {"accuracy": _NUMBER, "images": _COUNT, "source": _TEXT}
+_CURVE_KEYS = {"strengths": _NUMBERS, "accuracy": _NUMBERS, "num_images": _COUNT}
+
+
+def _read_summary(folder: Path) -> dict[str, Any]:
     summary = read_json(folder / SUMMARY, "summary")
-    try:
-        (summary["test"]["last"]["error"], summary["test"]["best"]["error"], summary["parameters"])
-    except (KeyError, TypeError):
-        raise InputError(f"summary {folder / SUMMARY} is not one of torchcaps: it must hold test errors") from None
-    return RunLog(folder, seed, config, metrics, summary, read_json(folder / MEASURES, "measures"))
+    _check_keys(summary, _SUMMARY_KEYS, f"summary {folder / SUMMARY}")
+    return summary
+
+
+def _read_measures(folder: Path) -> dict[str, Any]:
+    measures = read_json(folder / MEASURES, "measures")
+    for kind, found in measures.items():
+        where = f"{kind} of measures {folder / MEASURES}"
+        if kind == "affnist":
+            _check_keys(found, _AFFNIST_KEYS, where)
+            continue
+        _check_keys(found, {"kind": _Kind(f'"{kind}"', kind.__eq__), **_CURVE_KEYS}, where)
+        if not 0 < len(found["strengths"]) == len(found["accuracy"]):
+            raise InputError(f'{where}: "strengths" and "accuracy" must have as many numbers, one at least')
+    return measures
+
+
+def _check_keys(values: Any, keys: Mapping[str, _Kind], where: str) -> None:
+    """Raise InputError unless a file has all keys, a dot in them for an object in an object, and they fit."""
+    for key, kind in keys.items():
+        found = values
+        for part in key.split("."):
+            if not isinstance(found, dict) or part not in found:
+                raise InputError(f'{where} has no "{key}", which must be {kind.words}')
+            found = found[part]
+        if not kind.fits(found):
+            raise InputError(f'{where}: "{key}" must be {kind.words}, got {found!r}')
 
 
 def publish(run: Path, folder: Path, measures: dict[str, Any], command: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torchcaps.analysis import attack_curve, evaluate, rotation_curve
 from torchcaps.analysis.robustness import Attack, Objective
 from torchcaps.datasets import ImageSet, load_dataset
 from torchcaps.datasets.affnist import find_originals
+from torchcaps.files import user_path
 from torchcaps.reproduce.table import Measure
 from torchcaps.training import Run
 
@@ -21,7 +21,7 @@ def measure(run: Run, wanted: Measure, data_dir: str | None = None) -> dict[str,
     Args:
         run: The trained network and its data.
         wanted: What to measure.
-        data_dir: Folder that holds the data sets' files; the usual places if None.
+        data_dir: Folder that holds the data sets' files; that of the run if None, else the usual places.
 
     Returns:
         For ``affnist``, ``accuracy``, ``error``, ``images`` and their ``source``, which are made here (``"made"``)
@@ -31,10 +31,12 @@ def measure(run: Run, wanted: Measure, data_dir: str | None = None) -> dict[str,
     Raises:
         InputError: Data that cannot be loaded, or that the network was not built for.
     """
+    if data_dir is None and run.config is not None:
+        data_dir = run.config.data_dir
     if wanted.kind == "affnist":
         dataset = load_dataset("affnist", data_dir=data_dir, limit_test=wanted.images)
         found = evaluate(run.model, dataset.test)
-        source = "made" if find_originals(None if data_dir is None else Path(data_dir)) is None else "original"
+        source = "made" if find_originals(None if data_dir is None else user_path(data_dir)) is None else "original"
         return {"accuracy": found.accuracy, "error": found.error, "images": found.num_images, "source": source}
     test = _spread(run.dataset(data_dir=data_dir).test, wanted.images)
     if wanted.kind == "rotation":

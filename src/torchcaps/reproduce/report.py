@@ -10,7 +10,7 @@ from typing import Any
 
 from torchcaps.files import write_text
 from torchcaps.reproduce.jobs import row_command
-from torchcaps.reproduce.logs import FINDINGS, RunLog, read_logs, same_run
+from torchcaps.reproduce.logs import FINDINGS, RunLog, counted, read_logs
 from torchcaps.reproduce.table import BUDGETS, SEEDS, Budget, MeasureKind, Row, Table
 from torchcaps.reproduce.tables import get_table, list_tables
 from torchcaps.training.progress import duration
@@ -68,30 +68,35 @@ def write_report(
     """
     results = Path(results)
     page = default_page(results) if page is None else Path(page)
+    drawn: set[Path] = set()
     while True:
         before = _stamp(results)
-        written = _write(results, page, redraw)
+        written = _write(results, page, redraw, drawn)
         if _stamp(results) == before:
             return written
 
 
-def _write(results: Path, page: Path, redraw: Collection[str] | None) -> list[Path]:
+def _write(results: Path, page: Path, redraw: Collection[str] | None, drawn: set[Path]) -> list[Path]:
+    """Write the page and its figures once; those in ``drawn`` are drawn again, and those that were are added to it."""
     parts, figures = [_HEAD], []
     for name in list_tables():
         table = get_table(name)
         logs, left_out = _table_logs(results, table)
         images = page.parent / IMAGES
-        drawn = {budget: _figures(table, budget, logs, images, redraw is None or name in redraw) for budget in BUDGETS}
-        figures += [file for files in drawn.values() for file in files]
+        draw = redraw is None or name in redraw
+        shown = {budget: _figures(table, budget, logs, images, draw, drawn) for budget in BUDGETS}
+        figures += [file for files in shown.values() for file in files]
         findings = results / name / FINDINGS
         found = findings.read_text(encoding="utf-8").strip() if findings.exists() else ""
-        parts.append(_table_text(table, logs, left_out, drawn, found))
+        parts.append(_table_text(table, logs, left_out, shown, found))
     write_text(page, "\n".join(parts))
     return [page, *figures]
 
 
-def _figures(table: Table, budget: Budget, logs: Mapping[str, list[RunLog]], folder: Path, draw: bool) -> list[Path]:
-    """The figures of a budget's rows, drawn anew if asked for or missing."""
+def _figures(
+    table: Table, budget: Budget, logs: Mapping[str, list[RunLog]], folder: Path, draw: bool, drawn: set[Path]
+) -> list[Path]:
+    """The figures of a budget's rows, drawn anew if asked for, missing, or drawn by an earlier pass from older logs."""
     from torchcaps.analysis import save_figure
     from torchcaps.reproduce.figures import DRAW
 
@@ -100,10 +105,11 @@ def _figures(table: Table, budget: Budget, logs: Mapping[str, list[RunLog]], fol
     files = []
     for kind in table.figures if shown else ():
         file = folder / f"results-{table.name}-{budget}-{kind}.png"
-        if not draw and file.exists():
+        if not draw and file.exists() and file not in drawn:
             files.append(file)
         elif (figure := DRAW[kind](shown, published)) is not None:
             files.append(save_figure(figure, file))
+            drawn.add(file)
     return files
 
 
@@ -121,7 +127,7 @@ def _table_logs(results: Path, table: Table) -> tuple[dict[str, list[RunLog]], l
     left_out = []
     for row in table.rows:
         found = read_logs(results, table, row)
-        logs[row.name] = [run for run in found if same_run(run.config, row, run.seed)]
+        logs[row.name] = counted(found, row)
         left_out += [run.folder for run in found if run not in logs[row.name]]
     return logs, left_out
 
@@ -163,7 +169,7 @@ def _budget_text(
     if any(_whole(logs[row.name]) for row in run):
         yield _hardware({row.name: logs[row.name] for row in run})
     if run:
-        yield _commands(table, {row.name: len(logs[row.name]) for row in run})
+        yield _commands(table, {row.name: logs[row.name][-1].seed + 1 for row in run})
     missing = [row for row in rows if not logs[row.name]]
     if missing:
         yield _missing_text(table, missing, SEEDS[budget])
@@ -180,7 +186,7 @@ def _grid(columns: Mapping[str, _Cell], rows: Sequence[Row], logs: Mapping[str, 
 
 
 def _commands(table: Table, seeds: Mapping[str, int]) -> str:
-    """What runs each row again."""
+    """What runs each row again, with all seeds up to its last one."""
     commands = [row_command(table.name, name, count) for name, count in seeds.items()]
     if len(commands) > _MANY:
         commands = [row_command(table.name, "ROW", max(seeds.values()))]
