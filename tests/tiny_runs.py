@@ -15,7 +15,7 @@ class StopAt(Silence):
     def __init__(self, step: int, number: int = signal.SIGINT) -> None:
         self.at, self.number = step, number
 
-    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float | None) -> None:
+    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
         if step == self.at:
             signal.raise_signal(self.number)
 

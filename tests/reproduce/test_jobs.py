@@ -32,7 +32,7 @@ class StopAtStep(Silence):
     def __init__(self, step: int) -> None:
         self.at = step
 
-    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float | None) -> None:
+    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
         if step == self.at:
             signal.raise_signal(signal.SIGINT)
 
@@ -277,3 +277,11 @@ def test_the_time_of_a_job_is_estimated_from_its_images(tiny: Table) -> None:
     assert 0 < short < much
     with pytest.raises(InputError, match="no data set"):
         estimate_jobs([job(dataclasses.replace(row, data="dogits"))])
+
+
+def test_a_signal_in_the_last_batch_before_the_target_stops_the_job(tiny: Table) -> None:
+    made = job(dataclasses.replace(tiny.rows[0], stop_at=0.0))
+    assert execute(made, StopAtStep(2)) is Outcome.INTERRUPTED  # two steps an epoch
+    assert not (made.run / "summary.json").exists()
+    assert execute(made, Silence()) is Outcome.DONE
+    assert read_json(made.log / "summary.json", "summary")["epochs"] == 1

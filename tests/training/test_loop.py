@@ -330,7 +330,7 @@ def test_a_run_goes_on_exactly_from_a_checkpoint_that_time_called_for(
         pass
 
     class KillAt(Silence):
-        def step(self, *, epoch: int, step: int, images_per_second: float, loss: float | None) -> None:
+        def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
             if step == 10:
                 raise KilledError
 

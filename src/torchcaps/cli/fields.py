@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from torchcaps.cli.base import SectionOption
-from torchcaps.models.config import Described
+from torchcaps.models.config import Described, as_text
 
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any, Any]
@@ -49,7 +49,7 @@ def field_options(
         kind = None if hint is bool else option_type(hint)
         text = words.get(field.name, "")
         if show_defaults and field.default is not None:
-            text += f"  [default: {_shown(field.default)}]"
+            text += f"  [default: {as_text(field.default)}]"
         options.append(
             SectionOption(
                 [f"{name}/--no-{name[2:]}" if hint is bool else name, field.name],
@@ -62,13 +62,6 @@ def field_options(
             )
         )
     return options
-
-
-def _shown(value: Any) -> str:
-    """A default as the help shows it."""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def given_fields(context: click.Context, values: Mapping[str, Any]) -> dict[str, Any]:

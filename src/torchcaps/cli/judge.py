@@ -89,7 +89,8 @@ def evaluate(
         about = {"run": str(run_folder), "which": which, "data": dataset.name, "split": split}
         print_json(about | evaluation.to_dict())
     else:
-        _show_evaluation(evaluation, f"{run_folder} ({which} epoch) on the {where}")
+        weights = {"best": "best epoch", "last": "last checkpoint"}[which]
+        _show_evaluation(evaluation, f"{run_folder} ({weights}) on the {where}")
     if figure is not None:
         write_figure(figure_confusion(evaluation), figure, quiet=as_json)
 

@@ -24,7 +24,7 @@ from torchcaps.cli.output import (
     write_figure,
 )
 from torchcaps.cli.runs import FIGURE
-from torchcaps.models.config import CapsNetConfig, CNNConfig, Described
+from torchcaps.models.config import CapsNetConfig, CNNConfig, Described, as_text
 from torchcaps.models.presets import Preset, get_preset, list_presets
 
 if TYPE_CHECKING:
@@ -200,17 +200,6 @@ def _broken(text: str, width: int) -> str:
             lines.append("")
         lines[-1] += piece
     return "\n".join(lines)
-
-
-def as_text(value: Any) -> str:
-    """A field's value as a person reads it."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, tuple):
-        return ",".join(map(str, value)) or "none"
-    if value is None:
-        return "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _show_preset(preset: Preset) -> None:

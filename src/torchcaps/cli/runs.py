@@ -45,7 +45,7 @@ which_option = click.option(
     type=click.Choice(["best", "last"]),
     default="best",
     show_default=True,
-    help="The epoch that the validation images chose, or the last one.",
+    help="The epoch that the validation images chose, or the last checkpoint.",
 )
 
 run_argument = compose(click.argument("run_folder", metavar="RUN", type=PATH), which_option)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torchcaps._version import __version__
-from torchcaps.models.config import CapsNetConfig, Described, Recipe
+from torchcaps.models.config import CapsNetConfig, Described, Recipe, as_text
 from torchcaps.models.presets import get_preset
 
 MOST_CLASSES = 30
@@ -168,7 +168,7 @@ def _introduction(subject: CardSubject, training: TrainingRecord | None) -> str:
     if training is not None:
         preset = get_preset(training.preset)
         own, published = subject.config.to_dict(), preset.model.to_dict()
-        changed = ", ".join(f"`{name}` {_shown(value)}" for name, value in own.items() if value != published.get(name))
+        changed = ", ".join(f"`{name}` {as_text(value)}" for name, value in own.items() if value != published.get(name))
         lines.append(
             f"Preset `{preset.name}` ({preset.source}): {_in_a_sentence(preset.description)}"
             + (f" Here changed: {changed}." if changed else "")
@@ -250,7 +250,7 @@ def _results(training: TrainingRecord) -> str:
 
 
 def _training(training: TrainingRecord) -> str:
-    recipe = ", ".join(f"`{name}` {_shown(value)}" for name, value in _telling(training.recipe).items())
+    recipe = ", ".join(f"`{name}` {as_text(value)}" for name, value in _telling(training.recipe).items())
     versions = ", ".join(f"{name} {version}" for name, version in training.versions.items())
     precision = {"32": "float32", "bf16": "bfloat16 with routing in float32"}[training.precision]
     return f"""\
@@ -297,11 +297,3 @@ def _limits(subject: CardSubject, training: TrainingRecord | None) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2f} %"
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, tuple):
-        return ", ".join(map(str, value)) or "none"
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

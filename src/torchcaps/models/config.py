@@ -311,6 +311,17 @@ def check_fields(config_type: type[Described], names: typing.Iterable[str]) -> N
             raise unknown_name(config_type.kind, name, known)
 
 
+def as_text(value: object) -> str:
+    """A field's value as a person reads it, and types it: ``on``, ``none``, ``0.001``, ``512,1024``."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "none"
+    if value is None:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def at_least(name: str, value: float, least: float) -> None:
     """Raise InputError if a field's value is below its least."""
     if not value >= least:

@@ -204,7 +204,7 @@ class _StopAt(Progress):
     def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:
         self.inner.start(epochs=epochs, steps_per_epoch=steps_per_epoch, done=done)
 
-    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float | None) -> None:
+    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
         self.inner.step(epoch=epoch, step=step, images_per_second=images_per_second, loss=loss)
 
     def epoch(self, row: Mapping[str, Any]) -> None:

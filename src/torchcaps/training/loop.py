@@ -294,8 +294,10 @@ class Trainer:
             self._save_checkpoint()
         self._publish()
         self.events.write(row)
-        self.progress.epoch(row)
-        self._raise_if_stopped(call)
+        try:
+            self.progress.epoch(row)
+        finally:  # whoever is told may end the training here; a signal that came before counts first
+            self._raise_if_stopped(call)
 
     @property
     def _is_best(self) -> bool:

@@ -17,8 +17,8 @@ class Progress(ABC):
         """The run begins, or goes on after ``done`` steps."""
 
     @abstractmethod
-    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float | None) -> None:
-        """A step is done: ``step`` of all, in ``epoch`` (from 1); the loss is given when it is known."""
+    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
+        """A step is done: ``step`` of all, in ``epoch`` (from 1), with its loss."""
 
     @abstractmethod
     def epoch(self, row: Mapping[str, Any]) -> None:
@@ -39,7 +39,7 @@ class Silence(Progress):
     def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:
         """Nothing."""
 
-    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float | None) -> None:
+    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
         """Nothing."""
 
     def epoch(self, row: Mapping[str, Any]) -> None:
@@ -69,15 +69,14 @@ class PlainProgress(Progress):
         self._epochs, self._total = epochs, epochs * steps_per_epoch
         self._clock = Clock(self._total, done)
 
-    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float | None) -> None:
+    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
         """A line when the last one is old enough."""
         if time.monotonic() - self._last < self.interval:
             return
         self._last = time.monotonic()
-        shown = "" if loss is None else f"  loss {loss:.4f}"
         self.message(
-            f"epoch {epoch}/{self._epochs}  step {step}/{self._total}  {images_per_second:.0f} images/s{shown}  "
-            f"{duration(self._clock.left(step))} left"
+            f"epoch {epoch}/{self._epochs}  step {step}/{self._total}  {images_per_second:.0f} images/s  "
+            f"loss {loss:.4f}  {duration(self._clock.left(step))} left"
         )
 
     def epoch(self, row: Mapping[str, Any]) -> None:
@@ -116,12 +115,10 @@ class TerminalProgress(Progress):
         )
         self._bar.start()
 
-    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float | None) -> None:
+    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
         """Move the bar."""
-        fields: dict[str, Any] = {"epoch": epoch, "rate": images_per_second, "left": duration(self._clock.left(step))}
-        if loss is not None:
-            fields["loss"] = f"{loss:.4f}"
-        self._bar.update(self._task, completed=step, **fields)
+        left = duration(self._clock.left(step))
+        self._bar.update(self._task, completed=step, epoch=epoch, rate=images_per_second, loss=f"{loss:.4f}", left=left)
 
     def epoch(self, row: Mapping[str, Any]) -> None:
         """A line above the bar."""

@@ -51,7 +51,7 @@ def draw_figures(run: Path, model: Model, dataset: Dataset, evaluation: Evaluati
     }
     if isinstance(model, CapsNet):
         if model.decoder is not None:
-            first = test.take(min(SHOWN, len(test)))
+            first = test.preview(SHOWN)
             figures["reconstructions"] = figure_reconstructions(reconstruct(model, first.images, first.labels), names)
             figures["perturbation"] = figure_perturbation(perturb_capsule(model, test.images[0]), names)
         if model.config.num_iterations > 0:
