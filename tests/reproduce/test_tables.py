@@ -134,7 +134,7 @@ def test_networks_that_are_compared_see_the_same_changes(name: str) -> None:
 
 def test_the_tutorials_run_as_their_presets_say() -> None:
     for name, row in rows_of("tutorials").items():
-        if name.endswith(("-1-epoch", "-3-epochs")):
+        if name.endswith(("-1-epoch", "-20-epochs")):
             continue
         preset, config = get_preset(name), row.config(0)
         assert (config.model, config.recipe) == (preset.model, preset.recipe)
