@@ -37,10 +37,9 @@ def memory(context: click.Context, /, preset: str | None, config_file: Path | No
     """
     config = build_config(preset, config_file, given_fields(context, fields))
 
+    import torchcaps.training.loop  # noqa: F401  what training imports is the estimate's first part
     from torchcaps.datasets import data_shape
-
-    # loop: what training imports counts too, as the first part
-    from torchcaps.training import available_memory_mib, estimate_memory, largest_batch, loop  # noqa: F401
+    from torchcaps.training import available_memory_mib, estimate_memory, largest_batch
     from torchcaps.training.data import check_objects
     from torchcaps.training.launch import count_processes
 

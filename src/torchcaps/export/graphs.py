@@ -89,7 +89,7 @@ def export_onnx(
     try:
         import onnx
         import onnxruntime  # noqa: F401  found missing before the work, not after it
-        import onnxscript  # noqa: F401
+        import onnxscript  # noqa: F401  likewise
     except ImportError as error:
         raise InputError(f'an ONNX file needs the package {error.name}: pip install "torchcaps[export]"') from None
     size = sum(parameter.numel() * 4 for parameter in network.parameters())

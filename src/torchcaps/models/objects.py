@@ -74,9 +74,8 @@ def label_rows(
         ValueError: Labels that do not fit.
     """
     check_labels(labels, (len(lengths), objects), lengths.shape[1], caller)
-    return torch.zeros(lengths.shape, dtype=full_dtype(lengths.dtype), device=lengths.device).scatter_(
-        1, labels.long(), 1
-    )
+    rows = torch.zeros(lengths.shape, dtype=full_dtype(lengths.dtype), device=lengths.device)
+    return rows.scatter_(1, labels.long(), 1)
 
 
 def check_labels(labels: Tensor, shape: tuple[int, int], num_classes: int, caller: str) -> None:

@@ -119,7 +119,7 @@ def available_memory_mib() -> float | None:
     """Memory that this process can still take, with what it has: MiB; None where unknown."""
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
-        free = int(_numbers(meminfo)["MemAvailable:"]) / 1024
+        free = _numbers(meminfo)["MemAvailable:"] / 1024
         allowed = _allowed_by_container(Path("/sys/fs/cgroup"))
         return (free if allowed is None else min(free, allowed)) + (resident_memory_mib() or 0.0)
     if sys.platform == "darwin":
