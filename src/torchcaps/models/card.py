@@ -283,7 +283,7 @@ def _limits(subject: CardSubject, training: TrainingRecord | None) -> str:
         f"It knows its {subject.num_classes} classes only: an image of anything else is given one of them too. Lengths "
         "are scores, not calibrated probabilities.",
         f"Images should look like {trained_on}: the same side light and dark (`--invert` turns it round), of about the "
-        "same place and size in the frame. Others, and images changed in order to deceive it, were not tested.",
+        "same place and size in the frame. Nothing here is said of others, or of images changed to deceive it.",
     ]
     if images is not None:
         test, seeds = images
