@@ -91,6 +91,24 @@ def test_what_is_missing_is_downloaded(serve: Callable[[dict[str, bytes]], str],
     assert paths(SOURCE) == {name: cache / "things" / name for name in FILES}  # needs no network any more
 
 
+@pytest.mark.parametrize("sub", ["things", "Other/raw"])
+def test_what_is_unpacked_in_the_cache_is_used(sub: str, cache: Path) -> None:
+    folder = put(cache / sub, "a")
+    with pytest.raises(InputError, match=r"things is not on this machine \(b\.tar is not in"):
+        paths(SOURCE)
+    put(folder, "b-folder")
+    whole = {"a.gz": folder / "a", "b.tar": folder / "b-folder"}
+    assert SOURCE.find(None) == folder
+    assert paths(SOURCE) == paths(SOURCE, download=True) == whole, "its mirror cannot be reached"
+
+
+def test_a_download_that_was_damaged_is_made_again(serve: Callable[[dict[str, bytes]], str], cache: Path) -> None:
+    put(cache / "things", "b.tar")
+    (cache / "things" / "a.gz").write_bytes(b"half a fi")
+    there = dataclasses.replace(SOURCE, mirrors=(serve(FILES),))
+    assert paths(there, download=True)["a.gz"].read_bytes() == FILES["a.gz"]
+
+
 @pytest.mark.parametrize("published", [cifar10.SOURCE, svhn.SOURCE, smallnorb.SOURCE], ids=lambda source: source.name)
 def test_published_sources_are_complete(published: Source) -> None:
     assert published.mirrors

@@ -86,7 +86,7 @@ class Source:
                     f"{folder} has no {self._described(missing)}; put all files of {self.name} there or in "
                     f"{root / self.name}, or leave the folder out to have them downloaded"
                 )
-        return self._cached(last / self.name, download=request.download)
+        return self._cached(last, download=request.download)
 
     def _described(self, missing: list[str]) -> str:
         packed = [name for name in missing if name in self.unpacked]
@@ -109,12 +109,15 @@ class Source:
                 return unpacked
         return folder / name if (folder / name).is_file() else None
 
-    def _cached(self, folder: Path, *, download: bool) -> dict[str, Path]:
-        """The files in the cache of downloads, where those that are missing are put."""
+    def _cached(self, cache: Path, *, download: bool) -> dict[str, Path]:
+        """The files in the cache: those that the user put there, or downloads, which are held to their hash."""
+        folder = cache / self.name
+        _, found = self._search(cache)
+        whole = len(found) == len(self.sha256)
         advice = f"where there is no network, name a folder with its files: --data-dir FOLDER, or {DATA_VARIABLE}"
-        if not download:
-            missing = [name for name in self.sha256 if not (folder / name).is_file()]
-            if missing:
-                raise InputError(f"{self.name} is not on this machine ({missing[0]} is not in {folder}); {advice}")
-            return {name: folder / name for name in self.sha256}
+        if not whole and not download:
+            missing = next(name for name in self.sha256 if name not in found)
+            raise InputError(f"{self.name} is not on this machine ({missing} is not in {folder}); {advice}")
+        if whole and (not download or any(path != folder / name for name, path in found.items())):
+            return found
         return {name: fetch(name, self.mirrors, sha256, folder, advice) for name, sha256 in self.sha256.items()}
