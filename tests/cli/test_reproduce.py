@@ -84,6 +84,20 @@ def test_a_table_is_run_logged_and_reported(cli: Cli) -> None:
     assert again.out == "\nAll 4 runs of tiny are done (0 now). Logs: results/tiny, page: docs/results.md\n"
 
 
+@pytest.mark.usefixtures("tiny", "in_this_process")
+def test_what_is_left_is_only_timed(cli: Cli) -> None:
+    assert cli("reproduce", "tiny", "--row", "wild", "--seeds", "1", "--accelerator", "cpu").code == 0
+    arguments = ("reproduce", "tiny", "--seeds", "1", "--estimate", "--accelerator", "cpu")
+    result = cli(*arguments, "--results", "results")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.endswith("Times: results/tiny/estimate.json, page: docs/results.md\n")
+    assert list(read_json("results/tiny/estimate.json", "estimate")) == ["plain"]
+    assert "- `plain`: plain, 1 epoch at batch 50, about " in Path("docs/results.md").read_text(encoding="utf-8")
+    assert not Path("runs/reproduce/tiny/plain").exists()
+    assert cli("reproduce", "tiny", "--row", "plain", "--seeds", "1", "--accelerator", "cpu").code == 0
+    assert cli(*arguments).out == "All 2 runs of tiny are done; there is nothing to time.\n"
+
+
 @pytest.mark.usefixtures("tiny")
 def test_what_others_work_on_is_said(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner.Reproduction, "estimate", lambda self: [])
@@ -139,6 +153,8 @@ def test_the_report_alone(cli: Cli) -> None:
         (["--report", "--row", "plain"], ["--row is for running a table, not for --report", "leave it out"]),
         (["--report", "--seeds", "3"], ["--seeds is for running a table", "--report"]),
         (["--report", "--budget", "small"], ["--budget is for running a table", "--report"]),
+        (["--report", "--estimate"], ["--estimate is for running a table, not for --report"]),
+        (["tiny", "--list", "--estimate"], ["--estimate is for running a table, not for --list"]),
         (["tiny", "--list", "--row", "plain"], ["--row is for running a table, not for --list"]),
         (["tiny", "--list", "--page", "x.md"], ["--page is for running a table"]),
         (["--list", "--results", "logs"], ["--results is for one table"]),

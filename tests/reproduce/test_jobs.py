@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from filelock import FileLock
 
 from torchcaps.analysis import RobustnessCurve
@@ -19,6 +20,7 @@ from torchcaps.files import read_json
 from torchcaps.reproduce import Job, Measure, Outcome, Row, Table
 from torchcaps.reproduce.jobs import estimate_jobs, execute
 from torchcaps.training import TrainConfig, load_run
+from torchcaps.training.loop import Trainer
 from torchcaps.training.progress import Silence
 
 
@@ -45,6 +47,20 @@ class Epochs(Silence):
 
     def epoch(self, row: Any) -> None:
         self.seen.append(row["epoch"])
+
+
+def looks_at_test_images(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Takes up after how many epochs a network is judged on the test images."""
+    looks: list[int] = []
+    own = Trainer._evaluate
+
+    def spy(trainer: Trainer, network: Any, images: Any) -> Any:
+        if images is trainer.dataset.test:
+            looks.append(trainer.position.epoch)
+        return own(trainer, network, images)
+
+    monkeypatch.setattr(Trainer, "_evaluate", spy)
+    return looks
 
 
 def test_a_job_becomes_an_ordinary_run_and_its_log(tiny: Table) -> None:
@@ -102,9 +118,15 @@ def test_training_ends_with_the_first_epoch_that_reaches_the_target(tiny: Table)
     assert epochs.seen == [1]
     summary = read_json(made.log / "summary.json", "summary")
     assert (summary["epochs"], summary["best_epoch"]) == (1, 1)
-    assert summary["resumed_with"] == [], "nobody had stopped it"
+    assert (summary["resumed_with"], summary["earlier_commits"]) == ([], []), "nobody had stopped it"
     assert read_json(made.log / "config.json", "configuration")["recipe"]["epochs"] == 1
     made.check()  # the length that it found is no other setting
+
+
+def test_before_the_target_nobody_looks_at_the_test_images(tiny: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = looks_at_test_images(monkeypatch)
+    execute(job(dataclasses.replace(tiny.rows[0], stop_at=0.0)), Silence())
+    assert looks == [1], "once, with the epoch that is both the last one and the best"
 
 
 def test_a_target_that_is_not_reached_ends_with_the_last_epoch(tiny: Table) -> None:
@@ -274,7 +296,9 @@ def test_the_time_of_a_job_is_estimated_from_its_images(tiny: Table) -> None:
     row = tiny.rows[0]
     long = dataclasses.replace(row, overrides={**row.overrides, "epochs": 2000})
     short, much = estimate_jobs([job(row), job(long)])
-    assert 0 < short < much
+    assert 0 < short.seconds < much.seconds
+    assert short.hardware["device"] == "cpu"
+    assert short.versions["torch"] == torch.__version__
     with pytest.raises(InputError, match="no data set"):
         estimate_jobs([job(dataclasses.replace(row, data="dogits"))])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -13,6 +14,7 @@ from torchcaps.errors import InputError
 from torchcaps.registry import Registry
 from torchcaps.reproduce import Table, write_report
 from torchcaps.reproduce.report import default_page
+from torchcaps.reproduce.timings import Timing, write_timings
 
 ROOT = Path(__file__).parents[2]
 CURVE = {"kind": "rotation", "strengths": [-30.0, 0.0, 30.0], "accuracy": [0.5, 0.9, 0.7], "num_images": 10}
@@ -77,8 +79,6 @@ def test_measures_have_columns(only_tiny: Table, write_log) -> None:
 def test_matched_accuracy_and_affnist_have_columns(
     only_tiny: Table, write_log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import dataclasses
-
     from torchcaps.reproduce import Measure
 
     row = dataclasses.replace(only_tiny.rows[0], stop_at=0.98, measures=(Measure(kind="affnist"),))
@@ -93,11 +93,12 @@ def test_matched_accuracy_and_affnist_have_columns(
     assert found["affNIST accuracy (made images)"] == "79.00 ± 0.00 %"
     assert found["epochs"] == "3–5"
     validation = {"best": {"accuracy": 0.97}, "last": {"accuracy": 0.99}}
-    measures["affnist"]["source"] = "original"
+    measures["affnist"] |= {"source": "original", "accuracy": 0.6}
     write_log(table, "plain", 2, measures=measures, validation=validation)
     found = cells(page_of(), "plain")
     assert found["validation accuracy reached"] == "98.00 ± 0.87 %; 2 of 3 reached the target"
-    assert found["affNIST accuracy (made and original images)"] == "79.00 ± 0.00 %"
+    assert found["affNIST accuracy (made images)"] == "79.00 ± 0.00 %; 2 seeds"
+    assert found["affNIST accuracy (original images)"] == "60.00 %; 1 seed"
     assert Path("docs/images/results-tiny-small-affnist.png").exists()
 
 
@@ -123,8 +124,6 @@ def test_other_hardware_stands_beside_its_rows(only_tiny: Table, write_log) -> N
 
 
 def test_many_rows_are_named_in_short(only_tiny: Table, write_log, monkeypatch: pytest.MonkeyPatch) -> None:
-    import dataclasses
-
     rows = tuple(dataclasses.replace(only_tiny.rows[0], name=f"row-{n}") for n in range(40))
     table = dataclasses.replace(only_tiny, rows=rows, figures=())
     monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", Registry("table", {"tiny": table}))
@@ -133,6 +132,48 @@ def test_many_rows_are_named_in_short(only_tiny: Table, write_log, monkeypatch: 
     page = page_of()
     assert "Not run yet: 20 rows, 3 seeds each, 2 epochs at batch 50; `torchcaps reproduce tiny --list`" in page
     assert re.findall(r"torchcaps reproduce tiny --row (\S+)", page) == ["ROW"]
+
+
+ABACUS = {"processor": "Abacus", "cores": 2, "threads": 1, "device": "cpu"}
+
+
+def test_how_long_runs_would_take_that_were_not_made(only_tiny: Table, write_log) -> None:
+    write_log(only_tiny, "plain")
+    assert "extrapolated" not in page_of()
+    versions = {"torch": "3.1"}
+    timing = Timing(seconds=36_100.0, hardware=ABACUS, versions=versions)
+    assert write_timings(Path("results"), only_tiny, {"large": timing, "plain": timing}) == Path(
+        "results/tiny/estimate.json"
+    )
+    page = page_of()
+    assert "- `large`: the large, 9 epochs at batch 50, about 10 hours; published: 8.1 %\n" in page
+    assert "- `measured`: the measured, 1 epoch at batch 50\n" in page
+    assert (
+        "extrapolated from a timed step of each, not measured, on Abacus, 1 thread; torch 3.1 (`torchcaps reproduce "
+        "tiny --budget full --estimate`). All of them with 5 seeds: about 50 hours.\n"
+    ) in page
+    assert page.count("extrapolated") == 1, "the row of the small budget was run"
+    write_timings(Path("results"), only_tiny, {"measured": dataclasses.replace(timing, seconds=60.0)})
+    page = page_of()
+    assert "- `measured`: the measured, 1 epoch at batch 50, about 1 min 00 s\n" in page
+    assert "about 10 hours" in page, "that of the other row is kept"
+
+
+def test_a_time_of_other_settings_is_not_shown(only_tiny: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_timings(Path("results"), only_tiny, {"large": Timing(36_100.0, ABACUS, {})})
+    assert "about 10 hours" in page_of()
+    *others, large = only_tiny.rows
+    longer = dataclasses.replace(large, overrides={**large.overrides, "epochs": 10})
+    table = dataclasses.replace(only_tiny, rows=(*others, longer))
+    monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", Registry("table", {"tiny": table}))
+    assert "about 10 hours" not in page_of()
+
+
+def test_a_damaged_file_of_times_is_named(only_tiny: Table) -> None:
+    file = write_timings(Path("results"), only_tiny, {"large": Timing(1.0, ABACUS, {})})
+    file.write_text(file.read_text().replace('"seconds": 1.0', '"seconds": "soon"'))
+    with pytest.raises(InputError, match=r'estimate\.json: each row must have "seconds".*--estimate writes it anew'):
+        page_of()
 
 
 def test_findings_are_taken_over_word_by_word(only_tiny: Table, write_log) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from torchcaps.errors import InputError
 from torchcaps.reproduce import Interrupted, Job, Outcome, Table, plan, runner
+from torchcaps.reproduce.timings import Timing
 
 CURVE = {"strengths": [0.0], "accuracy": [0.9]}
 #: What the row "measured" asks for.
@@ -123,7 +124,7 @@ def test_other_settings_are_seen_before_the_first_run(tiny: Table, write_log) ->
 
 
 def test_the_time_left_is_estimated_for_each_row(tiny: Table, here, write_log) -> None:
-    here(lambda jobs: [10.0 * job.row.config(0).recipe.epochs for job in jobs])
+    here(lambda jobs: [Timing(10.0 * job.row.config(0).recipe.epochs, {}, {}) for job in jobs])
     write_log(tiny, "plain", 0)
     planned = plan(tiny, seeds=2)
     found = [(each.row.name, each.runs, each.seconds) for each in planned.estimate()]

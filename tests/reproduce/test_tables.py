@@ -76,6 +76,8 @@ def test_the_paper_s_figures_stand_beside_the_full_rows() -> None:
         ("compact-code-r3-recon", "compact-code-r3-recon-weak", 1 / 20),
         ("sabour2017-r3-recon", "sabour2017-r3-recon-strong", 20),
         ("code-r3-recon", "code-r3-recon-weak", 1 / 20),
+        ("compact", "compact-long-r3-recon-strong", 20),
+        ("sabour2017-3-epochs", "sabour2017-3-epochs-strong", 20),
     ],
 )
 def test_the_question_of_the_reconstruction_changes_its_weight_alone(plain: str, changed: str, factor: float) -> None:

@@ -13,10 +13,10 @@ from torchcaps.cli.runs import PATH, accelerator_option, refuse_options
 from torchcaps.errors import InputError
 
 if TYPE_CHECKING:
-    from torchcaps.reproduce import Budget, Job, Outcome, Reproduction, Table
+    from torchcaps.reproduce import Budget, Estimate, Job, Outcome, Reproduction, Table
 
 #: Options that only say which runs are made, and how.
-_OF_RUNS = ("budget", "seeds", "rows", "out", "data_dir", "accelerator")
+_OF_RUNS = ("budget", "seeds", "rows", "out", "data_dir", "accelerator", "estimate")
 
 
 @click.command(
@@ -26,7 +26,8 @@ _OF_RUNS = ("budget", "seeds", "rows", "out", "data_dir", "accelerator")
     examples=(
         ("reproduce --list", "the tables and what they ask"),
         ("reproduce mnist", "a whole table in its small budget, or the rest of it"),
-        ("reproduce mnist --budget full --seeds 5", "as published; for a GPU"),
+        ("reproduce mnist --budget full --seeds 5", "at the published size; for a GPU"),
+        ("reproduce mnist --budget full --estimate", "how long that would take here"),
         ("reproduce mnist --row compact-r1 --row compact-r3", "some rows only"),
         ("reproduce --report", "write docs/results.md from the logs again"),
     ),
@@ -54,6 +55,9 @@ _OF_RUNS = ("budget", "seeds", "rows", "out", "data_dir", "accelerator")
 )
 @click.option("--data-dir", metavar="DIR", help="Folder that holds the data sets' files.")
 @accelerator_option
+@click.option(
+    "--estimate", is_flag=True, help="Only time a step of each row that is left, and put on the page how long it takes."
+)
 @click.option("--list", "listed", is_flag=True, help="List the tables, or the rows of TABLE, and what is done.")
 @click.option("--report", is_flag=True, help="Only write the page of results and its figures from the logs.")
 def reproduce(
@@ -66,6 +70,7 @@ def reproduce(
     page: Path | None,
     data_dir: str | None,
     accelerator: str,
+    estimate: bool,
     listed: bool,
     report: bool,
 ) -> None:
@@ -105,7 +110,26 @@ def reproduce(
         data_dir=data_dir,
         accelerator=accelerator,
     )
-    _work(planned, results, page)
+    if estimate:
+        _estimate(planned, results, page)
+    else:
+        _work(planned, results, page)
+
+
+def _estimate(planned: Reproduction, results: Path, page: Path | None) -> None:
+    """Time what is left, and put it beside the logs."""
+    from torchcaps.reproduce import Interrupted, write_report
+    from torchcaps.reproduce.timings import write_timings
+
+    try:
+        found = _show_estimate(planned)
+    except Interrupted as stop:
+        raise Stopped("stopped; nothing was written", stop.exit_code) from stop
+    if not found:
+        click.echo(f"All {len(planned.jobs)} runs of {planned.table.name} are done; there is nothing to time.")
+        return
+    file = write_timings(results, planned.table, {each.row.name: each.timing for each in found})
+    click.echo(f"\nTimes: {file}, page: {write_report(results, page, redraw=[])[0]}")
 
 
 def _work(planned: Reproduction, results: Path, page: Path | None) -> None:
@@ -139,13 +163,13 @@ def _work(planned: Reproduction, results: Path, page: Path | None) -> None:
         )
 
 
-def _show_estimate(planned: Reproduction) -> None:
+def _show_estimate(planned: Reproduction) -> list[Estimate]:
     """What is left to do, and how long it will take."""
     from torchcaps.training.progress import duration
 
     pending = planned.pending
     if not pending:
-        return
+        return []
     click.echo(f"Timing a step of each row of {planned.table.name} …")
     found = planned.estimate()
     rows = table("row", "runs left", "one takes about", "together")
@@ -153,6 +177,7 @@ def _show_estimate(planned: Reproduction) -> None:
         add_row(rows, each.row.name, each.runs, duration(each.seconds), duration(each.runs * each.seconds))
     add_row(rows, "all", len(pending), "", duration(sum(each.runs * each.seconds for each in found)), style="bold")
     print_table(rows, f"{planned.table.title}: time of training, in one process")
+    return found
 
 
 def _list_tables(tables: list[Table]) -> None:

@@ -26,6 +26,7 @@ from torchcaps.reproduce.logs import (
     same_run,
 )
 from torchcaps.reproduce.table import Row
+from torchcaps.reproduce.timings import Timing
 from torchcaps.training.config import TrainConfig, override, read_config
 from torchcaps.training.progress import Progress, choose_progress
 
@@ -171,11 +172,18 @@ def _outcome(job: Job) -> Outcome:
     return Outcome.DIVERGED if (job.log / DIVERGED).exists() else Outcome.DONE
 
 
-def estimate_jobs(jobs: list[Job]) -> list[float]:
-    """Seconds that jobs will take, see :func:`torchcaps.reproduce.estimate.estimate_seconds`."""
+def estimate_jobs(jobs: list[Job]) -> list[Timing]:
+    """How long jobs will take here, see :func:`torchcaps.reproduce.estimate.estimate_seconds`."""
     from torchcaps.reproduce.estimate import estimate_seconds
+    from torchcaps.training.device import pick_device
+    from torchcaps.training.environment import hardware, versions
 
-    return estimate_seconds([job.config for job in jobs])
+    devices = [pick_device(job.accelerator) for job in jobs]
+    seconds = estimate_seconds([job.config for job in jobs])
+    return [
+        Timing(round(each, 1), hardware(device), versions(device))
+        for each, device in zip(seconds, devices, strict=True)
+    ]
 
 
 class _TargetReached(Exception):  # noqa: N818  it is what was wanted
@@ -237,7 +245,9 @@ def _train(job: Job, progress: Progress) -> None:
 def _forget_last_start(job: Job) -> None:
     """Take the last start out of a run's summary: nobody had stopped it."""
     summary = read_json(job.run / SUMMARY, "summary")
-    write_json(job.run / SUMMARY, summary | {"resumed_with": summary["resumed_with"][:-1]})
+    commits = [*summary["earlier_commits"], summary["commit"]][:-1]
+    without = {"resumed_with": summary["resumed_with"][:-1], "commit": commits[-1], "earlier_commits": commits[:-1]}
+    write_json(job.run / SUMMARY, summary | without)
 
 
 def _start_or_resume(job: Job, progress: Progress, epochs: int | None) -> None:

@@ -2,6 +2,7 @@
 
 ```text
 RESULTS/TABLE/findings.md             what was found, written by hand
+              estimate.json            how long rows would take that were not run (timings.py)
               ROW/seed-N/config.json     the run; torchcaps train --config runs it again
                          metrics.csv     each epoch
                          summary.json    test error, seconds, memory, hardware, versions

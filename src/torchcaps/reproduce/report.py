@@ -13,6 +13,7 @@ from torchcaps.reproduce.jobs import row_command
 from torchcaps.reproduce.logs import FINDINGS, RunLog, counted, read_logs
 from torchcaps.reproduce.table import BUDGETS, SEEDS, Budget, MeasureKind, Row, Table
 from torchcaps.reproduce.tables import get_table, list_tables
+from torchcaps.reproduce.timings import ESTIMATE, Timing, read_timings
 from torchcaps.training.progress import duration
 
 IMAGES = "images"
@@ -88,7 +89,7 @@ def _write(results: Path, page: Path, redraw: Collection[str] | None, drawn: set
         figures += [file for files in shown.values() for file in files]
         findings = results / name / FINDINGS
         found = findings.read_text(encoding="utf-8").strip() if findings.exists() else ""
-        parts.append(_table_text(table, logs, left_out, shown, found))
+        parts.append(_table_text(table, logs, left_out, shown, found, read_timings(results, table)))
     write_text(page, "\n".join(parts))
     return [page, *figures]
 
@@ -116,7 +117,7 @@ def _figures(
 def _stamp(results: Path) -> list[tuple[str, int, int]]:
     """Changes when a log or a finding does."""
     files = [path for name in list_tables() for path in (results / name).glob("*/seed-*/*")]
-    files += [path for name in list_tables() for path in (results / name).glob(FINDINGS)]
+    files += [path for name in list_tables() for file in (FINDINGS, ESTIMATE) for path in (results / name).glob(file)]
     files = sorted(path for path in files if not path.name.startswith("."))  # those are still being written
     return [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files]
 
@@ -141,12 +142,13 @@ def _table_text(
     left_out: Sequence[Path],
     figures: Mapping[Budget, Sequence[Path]],
     findings: str,
+    timings: Mapping[str, Timing],
 ) -> str:
     parts = [f"## {table.title}", table.question, f"**Protocol.** {table.protocol}"]
     if findings:
         parts += ["### What was found", findings]
     for budget in BUDGETS:
-        parts += _budget_text(table, budget, logs, figures[budget])
+        parts += _budget_text(table, budget, logs, figures[budget], timings)
     if left_out:
         folders = ", ".join(f"`{'/'.join(folder.parts[-3:])}`" for folder in left_out)
         parts.append(f"Logs of runs with other settings than their rows have now, not counted above: {folders}.")
@@ -154,7 +156,11 @@ def _table_text(
 
 
 def _budget_text(
-    table: Table, budget: Budget, logs: Mapping[str, list[RunLog]], figures: Sequence[Path]
+    table: Table,
+    budget: Budget,
+    logs: Mapping[str, list[RunLog]],
+    figures: Sequence[Path],
+    timings: Mapping[str, Timing],
 ) -> Iterable[str]:
     rows = table.rows_of(budget)
     if not rows:
@@ -172,7 +178,10 @@ def _budget_text(
         yield _commands(table, {row.name: logs[row.name][-1].seed + 1 for row in run})
     missing = [row for row in rows if not logs[row.name]]
     if missing:
-        yield _missing_text(table, missing, SEEDS[budget])
+        known = {row.name: timings[row.name] for row in missing if row.name in timings}
+        yield _missing_text(table, missing, SEEDS[budget], known)
+        if known:
+            yield _timing_text(table, budget, missing, SEEDS[budget], known)
 
 
 def _grid(columns: Mapping[str, _Cell], rows: Sequence[Row], logs: Mapping[str, list[RunLog]]) -> str:
@@ -193,8 +202,8 @@ def _commands(table: Table, seeds: Mapping[str, int]) -> str:
     return "\n".join(["Each row again, beside the runs and logs that there are:\n", "```bash", *commands, "```"])
 
 
-def _missing_text(table: Table, rows: Sequence[Row], seeds: int) -> str:
-    """What was not run, and how long it would train: row by row, or in short where there are many."""
+def _missing_text(table: Table, rows: Sequence[Row], seeds: int, timings: Mapping[str, Timing]) -> str:
+    """What was not run, and how long a run would be: row by row, or in short where there are many."""
     if len(rows) > _MANY:
         epochs = " or ".join(dict.fromkeys(_length(row) for row in rows))
         return (
@@ -204,8 +213,26 @@ def _missing_text(table: Table, rows: Sequence[Row], seeds: int) -> str:
     lines = []
     for row in rows:
         published = "" if row.published == "–" else f"; published: {row.published}"
-        lines.append(f"- `{row.name}`: {row.title}, {_length(row)}{published}")
+        time = f", {_about(timings[row.name].seconds)}" if row.name in timings else ""
+        lines.append(f"- `{row.name}`: {row.title}, {_length(row)}{time}{published}")
     return "\n".join([f"Not run yet, {seeds} seeds each:\n", *lines])
+
+
+def _timing_text(table: Table, budget: Budget, rows: Sequence[Row], seeds: int, timings: Mapping[str, Timing]) -> str:
+    """What the times of rows that were not run are, and their sum where all are known."""
+    machines = dict.fromkeys(_machine(each.hardware, each.versions) for each in timings.values())
+    together = seeds * sum(each.seconds for each in timings.values())
+    whole = f" All of them with {seeds} seeds: {_about(together)}." if len(timings) == len(rows) else ""
+    return (
+        f"Times of runs that were not made are extrapolated from a timed step of each, not measured, on "
+        f"{' and '.join(machines)} (`torchcaps reproduce {table.name} --budget {budget} --estimate`).{whole}"
+    )
+
+
+def _about(seconds: float) -> str:
+    """A time, as roughly as an extrapolated one is known."""
+    hours = seconds / 3600
+    return f"about {hours:,.0f} hours" if hours >= 10 else f"about {duration(seconds)}"
 
 
 def _length(row: Row) -> str:
@@ -245,11 +272,7 @@ def _measure_columns(kind: MeasureKind, runs: Sequence[RunLog]) -> dict[str, _Ce
     """A column for a figure, a few for a curve."""
     if kind == "affnist":
         sources = sorted({run.measures[kind]["source"] for run in runs if kind in run.measures})
-        return {
-            f"affNIST accuracy ({' and '.join(sources)} images)": _measured(
-                kind, lambda found: 100 * float(found["accuracy"])
-            )
-        }
+        return {f"affNIST accuracy ({source} images)": partial(_on_affnist, source=source) for source in sources}
     from torchcaps.analysis.robustness import KINDS
 
     curves = [run.measures[kind] for run in runs if kind in run.measures]
@@ -285,6 +308,15 @@ def _measured(kind: MeasureKind, number: Callable[[Mapping[str, Any]], float]) -
     return cell
 
 
+def _on_affnist(runs: Sequence[RunLog], source: str) -> str:
+    """The accuracy of those runs that were tested on images of a source, which are other images than another's."""
+    found = [run.measures["affnist"] for run in runs if "affnist" in run.measures]
+    accuracies = [100 * float(each["accuracy"]) for each in found if each["source"] == source]
+    if not accuracies:
+        return "–"
+    return _percent(accuracies) + ("" if len(accuracies) == len(runs) else f"; {_plural(len(accuracies), 'seed')}")
+
+
 def _at(curve: Mapping[str, Any], strengths: Collection[float]) -> float:
     """Mean accuracy at some strengths, percent."""
     pairs = zip(curve["strengths"], curve["accuracy"], strict=True)
@@ -317,20 +349,23 @@ def _hardware(rows: Mapping[str, Sequence[RunLog]]) -> str:
     """What the rows were computed on, those on the same together."""
     groups: dict[str, list[str]] = {}
     for name, runs in rows.items():
-        for words in dict.fromkeys(_machine(run) for run in _whole(runs)):
+        for words in dict.fromkeys(_computed(run) for run in _whole(runs)):
             groups.setdefault(words, []).append(f"`{name}`")
     if len(groups) == 1:
         return f"Computed on {next(iter(groups))}."
     return "\n".join(["Computed on:\n", *(f"- {words}: {', '.join(names)}" for words, names in groups.items())])
 
 
-def _machine(run: RunLog) -> str:
-    hardware, versions = run.summary["hardware"], run.summary["versions"]
+def _computed(run: RunLog) -> str:
+    precision = {"32": "float32", "bf16": "bfloat16"}[run.summary["precision"]]
+    return _machine(run.summary["hardware"], run.summary["versions"], f", {precision}")
+
+
+def _machine(hardware: Mapping[str, Any], versions: Mapping[str, str], precision: str = "") -> str:
     where = hardware.get("gpu") or f"{hardware['processor']}, {_plural(hardware['threads'], 'thread')}"
     processes = "" if hardware.get("processes", 1) == 1 else f", {hardware['processes']} processes"
-    precision = {"32": "float32", "bf16": "bfloat16"}[run.summary["precision"]]
     made = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return f"{where}{processes}, {precision}; {made}"
+    return f"{where}{processes}{precision}; {made}"
 
 
 def _plural(count: int, word: str) -> str:

@@ -10,6 +10,7 @@ from torchcaps.errors import InputError, unknown_name
 from torchcaps.reproduce.jobs import Job, Outcome, estimate_jobs, execute
 from torchcaps.reproduce.processes import Interrupted, in_process
 from torchcaps.reproduce.table import SEEDS, Budget, Row, Table
+from torchcaps.reproduce.timings import Timing
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,13 @@ class Estimate:
     """The row."""
     runs: int
     """Runs that are not logged yet."""
-    seconds: float
-    """One run takes about so long."""
+    timing: Timing
+    """How long one run takes, about."""
+
+    @property
+    def seconds(self) -> float:
+        """Of one run."""
+        return self.timing.seconds
 
 
 @dataclass
@@ -58,8 +64,8 @@ class Reproduction:
         by_row: dict[str, list[Job]] = {}
         for job in self.pending:
             by_row.setdefault(job.row.name, []).append(job)
-        seconds = in_process(estimate_jobs, [jobs[0] for jobs in by_row.values()]) if by_row else []
-        return [Estimate(jobs[0].row, len(jobs), each) for jobs, each in zip(by_row.values(), seconds, strict=True)]
+        timings = in_process(estimate_jobs, [jobs[0] for jobs in by_row.values()]) if by_row else []
+        return [Estimate(jobs[0].row, len(jobs), each) for jobs, each in zip(by_row.values(), timings, strict=True)]
 
     def run(
         self,

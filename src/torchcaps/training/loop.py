@@ -27,7 +27,7 @@ from torchcaps.training.capture import CapturedStep, choose_capture
 from torchcaps.training.checkpoint import CHECKPOINT, check_fits, read_checkpoint, write_checkpoint
 from torchcaps.training.config import ELSEWHERE, TrainConfig, field_names, override, read_config
 from torchcaps.training.data import RunData, fingerprint, load_run_data, training_loader
-from torchcaps.training.environment import peak_memory_mib
+from torchcaps.training.environment import commit, peak_memory_mib
 from torchcaps.training.events import Events
 from torchcaps.training.launch import launch
 from torchcaps.training.memory import memory_warning
@@ -214,6 +214,7 @@ class Trainer:
         """Train, test and sum up in the folder ``out``, the first process's choice."""
         self.out = self.fabric.broadcast(out)
         self.position.commands.append(command or f"torchcaps train --config {self.out / CONFIG}")
+        self.position.commits.append(commit())  # now: at the end there may be another one
         self.events = Events(self.out, self.config.tensorboard and self.fabric.is_global_zero)
         if self.fabric.is_global_zero:
             write_json(self.out / CONFIG, self.config.to_dict())

@@ -42,6 +42,8 @@ class Position:
     """Of a process, over all sittings up to the last checkpoint; None where unknown."""
     commands: list[str] = field(default_factory=list)
     """What started the run, and what it went on with."""
+    commits: list[str | None] = field(default_factory=list)
+    """Of the source tree at each of these starts; None where torchcaps is installed."""
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Position:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torchcaps.analysis import Evaluation
-from torchcaps.training.environment import commit, hardware, peak_memory_mib, versions
+from torchcaps.training.environment import hardware, peak_memory_mib, versions
 
 if TYPE_CHECKING:
     from torchcaps.training.loop import Trainer
@@ -56,7 +56,8 @@ def summarise(trainer: Trainer, judged: Mapping[str, Evaluation]) -> dict[str, A
         "captured": trainer.captured,
         "hardware": hardware(fabric.device) | {"processes": fabric.world_size},
         "versions": versions(fabric.device),
-        "commit": commit(),
+        "commit": position.commits[-1],
+        "earlier_commits": position.commits[:-1],
         "command": position.commands[0],
         "resumed_with": position.commands[1:],
     }

@@ -1,0 +1,75 @@
+"""``RESULTS/TABLE/estimate.json``: how long runs would take that nobody has made, from a timed step of each row."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torchcaps.errors import InputError
+from torchcaps.files import read_json, write_json
+from torchcaps.reproduce.table import Row, Table
+
+ESTIMATE = "estimate.json"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long a run of a row would take, and where the step was timed."""
+
+    seconds: float
+    """Of one run, extrapolated."""
+    hardware: Mapping[str, Any]
+    """As in the summary of a run."""
+    versions: Mapping[str, str]
+    """As in the summary of a run."""
+
+
+def read_timings(results: Path, table: Table) -> dict[str, Timing]:
+    """Those of a table's rows, by name, that were timed with the settings that they have now.
+
+    Raises:
+        InputError: A file that is damaged.
+    """
+    rows = {row.name: row for row in table.rows}
+    found = _read(results, table)
+    try:
+        return {
+            name: Timing(float(each["seconds"]), dict(each["hardware"]), dict(each["versions"]))
+            for name, each in found.items()
+            if name in rows and each["settings"] == _settings(rows[name])
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f'{results / table.name / ESTIMATE}: each row must have "seconds", "hardware", "versions" and "settings"; '
+            "remove the file, and --estimate writes it anew"
+        ) from error
+
+
+def write_timings(results: Path, table: Table, timings: Mapping[str, Timing]) -> Path:
+    """Put timings of rows, by name, in the place of those that there were.
+
+    Returns:
+        The file.
+    """
+    rows = {row.name: row for row in table.rows}
+    kept = {name: each for name, each in _read(results, table).items() if name in rows}
+    new = {name: asdict(timing) | {"settings": _settings(rows[name])} for name, timing in timings.items()}
+    merged = kept | new
+    file = results / table.name / ESTIMATE
+    write_json(file, {name: merged[name] for name in rows if name in merged})
+    return file
+
+
+def _read(results: Path, table: Table) -> dict[str, Any]:
+    file = results / table.name / ESTIMATE
+    return read_json(file, "estimate") if file.exists() else {}
+
+
+def _settings(row: Row) -> str:
+    """Differs where a row's network, recipe or data do."""
+    text = json.dumps(row.config(0).to_dict(), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
