@@ -46,7 +46,8 @@ TABLE = Table(
     budgets={
         "small": (
             "The Keras tutorial's runs and the TensorFlow notebook's 10 epochs are the sources' own, the PyTorch "
-            "networks have one epoch: about eight hours on 2 cores for 3 seeds, nearly all of them the notebook's."
+            "networks have one epoch: about ten hours on 2 cores for 3 seeds, nearly all of them the notebook's 10 "
+            "and 20 epochs."
         ),
         "full": "All as in their sources.",
     },
