@@ -7,7 +7,7 @@ from typing import Any
 
 from torchcaps.models.presets import get_preset
 from torchcaps.reproduce.table import Row, Table
-from torchcaps.reproduce.tables.recipes import COMPACT_SIZE, FULL, SHORT, SHORT_BASELINE, SMALL, TWIN, TWIN_TITLE
+from torchcaps.reproduce.tables.recipes import COMPACT_SIZE, FULL, SHORT, SMALL, TWIN, TWIN_TITLE
 
 _SHORT = {"epochs": 4, "max_shift": 0}  # the digits are shifted where they are put together
 _LONG: dict[str, Any] = {"epochs": 1000, "precision": "bf16"}
@@ -30,8 +30,9 @@ TABLE = Table(
         "(the paper has 10 million to test by; at 5 % error, 10,000 leave a standard error of 0.22 points). An "
         "image counts as right only when the two longest capsules, or the two largest outputs of the CNN, are "
         "exactly its two classes. Each digit is reconstructed from its own capsule. In the small networks the "
-        "learning rate rises to 3e-3 and falls again, in the paper's CNN with fewer channels to 1e-3; that one has "
-        "neither normalisation nor channel dropout, the others have both."
+        "learning rate rises to 3e-3 and falls again, as in the table MNIST; in the paper's CNN with fewer channels, "
+        "which has no normalisation, to 6e-3. (Of the validation pairs, seed 100, that one had 70.4 % at 1e-3, 77.9 % "
+        "at 3e-3, 80.0 % at 6e-3 and 79.3 % at 1e-2. No other rate was tried for the others.)"
     ),
     budgets={
         "small": "Networks of `compact`'s size, 4 epochs: about 40 minutes on 2 cores for 3 seeds.",
@@ -41,7 +42,7 @@ TABLE = Table(
         _cnn(
             name="baseline-small",
             title="the paper's CNN for MultiMNIST with fewer channels, of compact's parameter count",
-            overrides={"channels": (32, 16), "hidden": (1513,)} | SHORT_BASELINE | _SHORT,
+            overrides={"channels": (32, 16), "hidden": (1513,)} | SHORT | _SHORT | {"learning_rate": 6e-3},
             budgets=SMALL,
         ),
         _cnn(
