@@ -6,6 +6,8 @@
 Both give lengths and reconstructions from float32 images, with equally many threads; the weights are random. Each
 network is exported first, and the outputs compared at every batch size that is timed: a difference stops the run (exit
 status 1). Then both run once a round, in turns that change places; the table shows medians, extremes and their ratio.
+The threads of either go on spinning for a while after a run, on the cores that the other one wants, so each turn begins
+with a pause and a run that is not counted.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from torchcaps.export import Description, OnnxModel, export_onnx, random_images
 from torchcaps.models import Model, create_model
 
 WARM_UP = 2  # rounds that are not counted
+PAUSE = 0.1  # seconds, in which the other contender's threads go to sleep
 
 Outputs = tuple[np.ndarray, ...]
 
@@ -65,6 +68,8 @@ def time_in_turns(
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for n in range(rounds + WARM_UP):
         for name in list(contenders)[:: 1 if n % 2 else -1]:
+            time.sleep(PAUSE)
+            contenders[name](images)
             start = time.perf_counter()
             contenders[name](images)
             if n >= WARM_UP:
