@@ -37,15 +37,21 @@ def test_differences_are_seen(latency: types.ModuleType, by: float, wrong: int) 
 def test_both_are_timed_once_a_round_and_change_places(
     latency: types.ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(latency.time, "sleep", lambda _: calls.append("pause"))
     calls: list[str] = []
+    clock = iter(range(1000))
+
+    def now() -> float:
+        calls.append("clock")
+        return float(next(clock))
+
+    monkeypatch.setattr(latency, "time", types.SimpleNamespace(sleep=lambda _: calls.append("pause"), perf_counter=now))
     contenders = {name: lambda images, name=name: calls.append(name) for name in ("a", "b")}
     times = latency.time_in_turns(contenders, np.zeros(1), rounds=3)
-    assert {name: len(values) for name, values in times.items()} == {"a": 3, "b": 3}
-    assert min(min(values) for values in times.values()) >= 0
-    assert len(calls) == 2 * 3 * (3 + latency.WARM_UP)
-    turns = [tuple(calls[n : n + 3]) for n in range(0, 12, 3)]  # the first run of a turn is not counted
-    assert turns == [("pause", name, name) for name in ("b", "a", "a", "b")]
+    assert times == {"a": [1000.0] * 3, "b": [1000.0] * 3}
+    turns = [tuple(calls[n : n + 5]) for n in range(0, len(calls), 5)]
+    expected = [("pause", name, "clock", name, "clock") for name in ("b", "a", "a", "b")]
+    assert turns[:4] == expected, "neither the pause nor the first run of a turn is timed"
+    assert len(turns) == 2 * (3 + latency.WARM_UP)
 
 
 def test_an_unknown_preset_times_nothing(

@@ -94,7 +94,9 @@ def test_what_is_missing_is_downloaded(serve: Callable[[dict[str, bytes]], str],
 @pytest.mark.parametrize("sub", ["things", "Other/raw"])
 def test_what_is_unpacked_in_the_cache_is_used(sub: str, cache: Path) -> None:
     folder = put(cache / sub, "a")
-    with pytest.raises(InputError, match=r"things is not on this machine \(b\.tar is not in"):
+    with pytest.raises(
+        InputError, match=rf"things is not on this machine \(b\.tar is not in {re.escape(str(folder))}\)"
+    ):
         paths(SOURCE)
     put(folder, "b-folder")
     whole = {"a.gz": folder / "a", "b.tar": folder / "b-folder"}
@@ -102,8 +104,11 @@ def test_what_is_unpacked_in_the_cache_is_used(sub: str, cache: Path) -> None:
     assert paths(SOURCE) == paths(SOURCE, download=True) == whole, "its mirror cannot be reached"
 
 
-def test_a_download_that_was_damaged_is_made_again(serve: Callable[[dict[str, bytes]], str], cache: Path) -> None:
-    put(cache / "things", "b.tar")
+@pytest.mark.parametrize("other", ["b.tar", "b-folder"])
+def test_a_download_that_was_damaged_is_made_again(
+    other: str, serve: Callable[[dict[str, bytes]], str], cache: Path
+) -> None:
+    put(cache / "things", other)
     (cache / "things" / "a.gz").write_bytes(b"half a fi")
     there = dataclasses.replace(SOURCE, mirrors=(serve(FILES),))
     assert paths(there, download=True)["a.gz"].read_bytes() == FILES["a.gz"]

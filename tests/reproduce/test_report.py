@@ -149,14 +149,34 @@ def test_how_long_runs_would_take_that_were_not_made(only_tiny: Table, write_log
     assert "- `large`: the large, 9 epochs at batch 50, about 10 hours; published: 8.1 %\n" in page
     assert "- `measured`: the measured, 1 epoch at batch 50\n" in page
     assert (
-        "extrapolated from a timed step of each, not measured, on Abacus, 1 thread; torch 3.1 (`torchcaps reproduce "
-        "tiny --budget full --estimate`). All of them with 5 seeds: about 50 hours.\n"
+        "extrapolated from a timed step of each row, not measured, on Abacus, 1 thread; torch 3.1 (`torchcaps "
+        "reproduce tiny --budget full --estimate`); cores that are shared take longer. All of them with 5 seeds: about "
+        "50 hours.\n"
     ) in page
     assert page.count("extrapolated") == 1, "the row of the small budget was run"
     write_timings(Path("results"), only_tiny, {"measured": dataclasses.replace(timing, seconds=60.0)})
     page = page_of()
     assert "- `measured`: the measured, 1 epoch at batch 50, about 1 min 00 s\n" in page
     assert "about 10 hours" in page, "that of the other row is kept"
+
+
+def test_times_of_two_machines_have_no_sum_and_those_up_to_a_target_are_bounds(
+    only_tiny: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, measured, _ = only_tiny.rows
+    rows = (dataclasses.replace(plain, stop_at=0.98), measured)
+    table = dataclasses.replace(only_tiny, rows=rows)
+    monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", Registry("table", {"tiny": table}))
+    timings = {row.name: Timing(36_000.0, ABACUS, {"torch": "3.1"}) for row in rows}
+    write_timings(Path("results"), table, timings)
+    page = page_of()
+    assert "- `plain`: the plain, up to 2 epochs at batch 50, at most about 10 hours; published" in page
+    assert "- `measured`: the measured, 1 epoch at batch 50, about 10 hours\n" in page
+    assert "All of them with 3 seeds: at most about 60 hours." in page
+    write_timings(Path("results"), table, {"plain": Timing(1.0, ABACUS | {"gpu": "Big GPU"}, {"torch": "3.1"})})
+    page = page_of()
+    assert "on Big GPU; torch 3.1 and Abacus, 1 thread; torch 3.1 (`" in page
+    assert "All of them" not in page
 
 
 def test_a_time_of_other_settings_is_not_shown(only_tiny: Table, monkeypatch: pytest.MonkeyPatch) -> None:

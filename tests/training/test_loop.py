@@ -464,6 +464,9 @@ def test_the_summary_keeps_the_commit_that_each_sitting_began_with(
     assert (summary["commit"], summary["earlier_commits"]) == ("first", [])
     summary = resume(out, overrides={"epochs": 2}, progress=Silence(), figures=False)
     assert (summary["commit"], summary["earlier_commits"]) == ("second", ["first"])
+    position = Position(commands=["by a version that noted no commits"])
+    position.note_start("goes on", "third")
+    assert position.commits == [None, "third"]
 
 
 def test_one_wrong_bit_in_a_checkpoint_is_noticed(finished: Path, tmp_path: Path) -> None:

@@ -110,14 +110,19 @@ class Source:
         return folder / name if (folder / name).is_file() else None
 
     def _cached(self, cache: Path, *, download: bool) -> dict[str, Path]:
-        """The files in the cache: those that the user put there, or downloads, which are held to their hash."""
-        folder = cache / self.name
-        _, found = self._search(cache)
+        """The files in the cache: those that the user put there, and downloads, which are held to their hash."""
+        own = cache / self.name
+        folder, found = self._search(cache)
         whole = len(found) == len(self.sha256)
         advice = f"where there is no network, name a folder with its files: --data-dir FOLDER, or {DATA_VARIABLE}"
-        if not whole and not download:
+        if not download:
+            if whole:
+                return found
             missing = next(name for name in self.sha256 if name not in found)
-            raise InputError(f"{self.name} is not on this machine ({missing} is not in {folder}); {advice}")
-        if whole and (not download or any(path != folder / name for name, path in found.items())):
-            return found
-        return {name: fetch(name, self.mirrors, sha256, folder, advice) for name, sha256 in self.sha256.items()}
+            where = folder if found else own
+            raise InputError(f"{self.name} is not on this machine ({missing} is not in {where}); {advice}")
+        placed = {name: path for name, path in found.items() if path != own / name} if whole else {}
+        return {
+            name: placed[name] if name in placed else fetch(name, self.mirrors, sha256, own, advice)
+            for name, sha256 in self.sha256.items()
+        }

@@ -203,7 +203,7 @@ def _commands(table: Table, seeds: Mapping[str, int]) -> str:
 
 
 def _missing_text(table: Table, rows: Sequence[Row], seeds: int, timings: Mapping[str, Timing]) -> str:
-    """What was not run, and how long a run would be: row by row, or in short where there are many."""
+    """What was not run, and how long it would train: row by row, or in short where there are many."""
     if len(rows) > _MANY:
         epochs = " or ".join(dict.fromkeys(_length(row) for row in rows))
         return (
@@ -213,26 +213,28 @@ def _missing_text(table: Table, rows: Sequence[Row], seeds: int, timings: Mappin
     lines = []
     for row in rows:
         published = "" if row.published == "–" else f"; published: {row.published}"
-        time = f", {_about(timings[row.name].seconds)}" if row.name in timings else ""
+        time = f", {_about(timings[row.name].seconds, [row])}" if row.name in timings else ""
         lines.append(f"- `{row.name}`: {row.title}, {_length(row)}{time}{published}")
     return "\n".join([f"Not run yet, {seeds} seeds each:\n", *lines])
 
 
 def _timing_text(table: Table, budget: Budget, rows: Sequence[Row], seeds: int, timings: Mapping[str, Timing]) -> str:
-    """What the times of rows that were not run are, and their sum where all are known."""
+    """What the times of rows that were not run are, and their sum where all are known, of one machine."""
     machines = dict.fromkeys(_machine(each.hardware, each.versions) for each in timings.values())
     together = seeds * sum(each.seconds for each in timings.values())
-    whole = f" All of them with {seeds} seeds: {_about(together)}." if len(timings) == len(rows) else ""
+    summed = len(timings) == len(rows) and len(machines) == 1
     return (
-        f"Times of runs that were not made are extrapolated from a timed step of each, not measured, on "
-        f"{' and '.join(machines)} (`torchcaps reproduce {table.name} --budget {budget} --estimate`).{whole}"
+        "Times of training that was not done are extrapolated from a timed step of each row, not measured, on "
+        f"{' and '.join(machines)} (`torchcaps reproduce {table.name} --budget {budget} --estimate`); cores that are "
+        "shared take longer." + (f" All of them with {seeds} seeds: {_about(together, rows)}." if summed else "")
     )
 
 
-def _about(seconds: float) -> str:
-    """A time, as roughly as an extrapolated one is known."""
+def _about(seconds: float, rows: Sequence[Row]) -> str:
+    """A time, as roughly as an extrapolated one is known; rows that end at a target may need fewer epochs."""
+    words = "about" if all(row.stop_at is None for row in rows) else "at most about"
     hours = seconds / 3600
-    return f"about {hours:,.0f} hours" if hours >= 10 else f"about {duration(seconds)}"
+    return f"{words} {hours:,.0f} hours" if hours >= 10 else f"{words} {duration(seconds)}"
 
 
 def _length(row: Row) -> str:

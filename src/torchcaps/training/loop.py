@@ -213,8 +213,7 @@ class Trainer:
     def run(self, out: Path, *, figures: bool, command: str | None) -> dict[str, Any]:
         """Train, test and sum up in the folder ``out``, the first process's choice."""
         self.out = self.fabric.broadcast(out)
-        self.position.commands.append(command or f"torchcaps train --config {self.out / CONFIG}")
-        self.position.commits.append(commit())  # now: at the end there may be another one
+        self.position.note_start(command or f"torchcaps train --config {self.out / CONFIG}", commit())
         self.events = Events(self.out, self.config.tensorboard and self.fabric.is_global_zero)
         if self.fabric.is_global_zero:
             write_json(self.out / CONFIG, self.config.to_dict())

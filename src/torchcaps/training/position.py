@@ -43,7 +43,7 @@ class Position:
     commands: list[str] = field(default_factory=list)
     """What started the run, and what it went on with."""
     commits: list[str | None] = field(default_factory=list)
-    """Of the source tree at each of these starts; None where torchcaps is installed."""
+    """Of the source tree at each of these starts; None where torchcaps is installed, or where it was not noted."""
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Position:
@@ -62,6 +62,12 @@ class Position:
         if select == "loss":
             return min(self.history, key=lambda row: row["validation_loss"])
         return max(self.history, key=lambda row: (row["validation_accuracy"], -row["validation_loss"]))
+
+    def note_start(self, command: str, commit: str | None) -> None:
+        """Remember what started a sitting, and the code that it runs: at its end there may be another commit."""
+        not_noted: list[str | None] = [None] * (len(self.commands) - len(self.commits))  # by an earlier version
+        self.commits += [*not_noted, commit]
+        self.commands.append(command)
 
     def note_peak(self, mib: float | None) -> None:
         """Remember how much memory this sitting's process has needed so far."""
