@@ -14,7 +14,7 @@ from torchcaps import create_model
 from torchcaps.models import CapsNet
 from torchcaps.nn import PrimaryCapsules
 from torchcaps.nn.inference import convolve_few, suits_few
-from torchcaps.ops.dynamic_routing.recompute.blocks import get_working_memory
+from torchcaps.ops.memory import get_working_memory
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from support import assert_close
 from torchcaps import route
-from torchcaps.ops.dynamic_routing import get_working_memory, set_working_memory
+from torchcaps.ops.memory import get_working_memory, set_working_memory
 from torchcaps.ops.dynamic_routing.recompute import held_votes
 
 SIZE = (3, 63, 7, 5, 3)  # B, I, J, D, K

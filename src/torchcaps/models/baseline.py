@@ -16,7 +16,7 @@ from torchcaps.models.images import check_images, check_num_classes, check_objec
 from torchcaps.models.objects import label_rows
 from torchcaps.models.output import Losses, ModelOutput
 from torchcaps.models.pretrained import Pretrained
-from torchcaps.nn import ChannelNorm, ConvStem
+from torchcaps.nn import ChannelNorm, Convolution, ConvStem
 from torchcaps.nn.convolutions import STEM_KERNEL
 from torchcaps.ops.losses import multi_hot
 from torchcaps.ops.precision import in_full_precision
@@ -63,7 +63,7 @@ class BaselineCNN(Pretrained):
         widths = [channels, *config.channels]
         kernels = [config.first_kernel or config.kernel, *[config.kernel] * (len(config.channels) - 1)]
         self.convs = nn.ModuleList(
-            nn.Conv2d(fan_in, fan_out, kernel, padding=kernel // 2, bias=not norm)
+            Convolution(fan_in, fan_out, kernel, padding=kernel // 2, bias=not norm)
             for (fan_in, fan_out), kernel in zip(itertools.pairwise(widths), kernels, strict=True)
         )
         self.norms = nn.ModuleList(ChannelNorm(width) if norm else nn.Identity() for width in config.channels)

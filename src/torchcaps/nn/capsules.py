@@ -6,13 +6,13 @@ import math
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.nn.checks import check_tensor
-from torchcaps.nn.inference import convolve_few, has_hooks, suits_few
+from torchcaps.nn.convolutions import Convolution
 from torchcaps.nn.routing import DynamicRouting, Routing
+from torchcaps.ops.convolution import convolve
 from torchcaps.ops.precision import in_full_precision
 from torchcaps.ops.squash import safe_norm, squash
 
@@ -72,7 +72,14 @@ class PrimaryCapsules(nn.Module):
         self.activation, self.grouping, self.output, self.eps = activation, grouping, output, eps
         num_convs = dim if separate_convs else 1
         self.convs = nn.ModuleList(
-            nn.Conv2d(in_channels, num_types * dim // num_convs, kernel_size, stride, bias=output != "routed")
+            Convolution(
+                in_channels,
+                num_types * dim // num_convs,
+                kernel_size,
+                stride,
+                bias=output != "routed",
+                relu=activation == "relu",
+            )
             for _ in range(num_convs)
         )
         # separate convolutions stack their outputs (component, type); one convolution is read (type, component)
@@ -95,10 +102,7 @@ class PrimaryCapsules(nn.Module):
                 f"PrimaryCapsules: features must have shape (B, {self.in_channels}, H, W) with H and W of at least "
                 f"{self.kernel_size}, the kernel's size, got {tuple(features.shape)}"
             )
-        maps = self._convolve(features)
-        if self.activation == "relu":
-            maps = maps.relu()
-        poses = self._group(in_full_precision(maps))  # (B, K, I)
+        poses = self._group(in_full_precision(self._convolve(features)))  # (B, K, I)
         if self.bias is not None:
             locations = poses.shape[2] // self.num_types
             poses = poses / self.num_types + self.bias.t().repeat_interleave(locations, 1)
@@ -109,17 +113,17 @@ class PrimaryCapsules(nn.Module):
     def _convolve(self, features: Float[Tensor, "B C H W"]) -> Float[Tensor, "B TK h w"]:
         """All convolutions; separate ones are one with their weights joined, which is faster than one by one."""
         first = self.convs[0]
-        assert isinstance(first, nn.Conv2d)
+        assert isinstance(first, Convolution)
         if len(self.convs) == 1:
-            return convolve_few(features, first) if suits_few(features, first) else first(features)
-        if any(map(has_hooks, self.convs)):
+            return first(features)
+        if any(conv._forward_hooks or conv._forward_pre_hooks for conv in self.convs):  # who listens, hears each
             return torch.cat([conv(features) for conv in self.convs], 1)
         weight, bias = (
             None if getattr(first, name) is None else torch.cat([getattr(conv, name) for conv in self.convs])
             for name in ("weight", "bias")
         )
         assert weight is not None
-        return F.conv2d(features, weight, bias, first.stride)
+        return convolve(features, weight, bias, first.stride[0], relu=first.relu)
 
     def _group(self, maps: Float[Tensor, "B TK H W"]) -> Float[Tensor, "B K I"]:
         """The one place where channels become capsules."""

@@ -1,17 +1,66 @@
-"""Convolutions before the capsules: a stem of small ones, and a normalisation that knows one image at a time."""
+"""Convolutions before the capsules, a stem of small ones, and a normalisation that knows one image at a time."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.nn.checks import check_tensor
+from torchcaps.ops.convolution import convolve
 
 STEM_KERNEL = 3
 """Of the stem's convolutions, pixels."""
+
+
+class Convolution(nn.Conv2d):
+    """:class:`torch.nn.Conv2d` in the fastest way for its sizes, :func:`torchcaps.ops.convolution.convolve`.
+
+    Parameters have the names, shapes and starting values of PyTorch's; the weight's channels come last in memory.
+
+    Args:
+        in_channels: C.
+        out_channels: O.
+        kernel_size: Pixels, down and across.
+        stride: Pixels.
+        padding: Zeros on each side, pixels.
+        bias: Add a learned number to each output channel.
+        relu: Also apply a ReLU, which then takes no memory of its own.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        stride: int = 1,
+        padding: int = 0,
+        *,
+        bias: bool = True,
+        relu: bool = False,
+    ) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, stride, padding, bias=bias)
+        self.relu = relu
+        self.weight = nn.Parameter(self.weight.detach().contiguous(memory_format=torch.channels_last))
+
+    def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B O h w"]:
+        """Convolve.
+
+        Raises:
+            TypeError: Maps that are not floating-point.
+            ValueError: Maps that do not fit.
+        """
+        (stride, across), (padding, beside) = self.stride, self.padding
+        return convolve(
+            input, self.weight, self.bias, (stride, across), (int(padding), int(beside)), relu=self.relu
+        )
+
+    def extra_repr(self) -> str:
+        """Sizes, for ``print(model)``."""
+        return super().extra_repr() + ", relu=True" * self.relu
 
 
 class ChannelNorm(nn.LayerNorm):
@@ -63,7 +112,7 @@ class ConvStem(nn.Sequential):
         layers: list[nn.Module] = []
         widths = itertools.pairwise([in_channels, *channels])
         for (before, width), stride in zip(widths, strides or [1] * len(channels), strict=True):
-            layers.append(nn.Conv2d(before, width, STEM_KERNEL, stride, bias=not norm))
+            layers.append(Convolution(before, width, STEM_KERNEL, stride, bias=not norm))
             layers += [ChannelNorm(width), nn.ReLU()] if norm else [nn.ReLU()]
         if dropout:
             layers.append(nn.Dropout2d(dropout))

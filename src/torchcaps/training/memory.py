@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torchcaps.datasets.augmentation import check_crop
 from torchcaps.models import BaselineCNN, Model, build_model
 from torchcaps.models.config import CapsNetConfig
-from torchcaps.ops.dynamic_routing.recompute import get_working_memory
+from torchcaps.ops.dynamic_routing.recompute.blocks import BLOCK
+from torchcaps.ops.memory import get_working_memory
 from torchcaps.training.config import TrainConfig, override
 from torchcaps.training.environment import resident_memory_mib
 from torchcaps.training.launch import count_processes
@@ -94,7 +95,7 @@ def estimate_memory(
     }
     if isinstance(config.model, CapsNetConfig):
         parts["primary capsules"] = 4 * PRIMARY_COPIES * maps.numbers[-1] * batch / MIB
-        parts["routing"] = get_working_memory()
+        parts["routing"] = min(BLOCK, get_working_memory())
         if config.model.decoder:
             numbers = 2 * sum(config.model.decoder_hidden) + DRAWN_COPIES * math.prod(seen)
             parts["decoder"] = 4 * batch * objects * numbers / MIB

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchcaps.ops.dynamic_routing import triton
 from torchcaps.ops.dynamic_routing.checks import check_options, check_route, check_votes
 from torchcaps.ops.dynamic_routing.options import Options
-from torchcaps.ops.dynamic_routing.recompute import get_working_memory, route_recompute, set_working_memory
+from torchcaps.ops.dynamic_routing.recompute import route_recompute
 from torchcaps.ops.dynamic_routing.reference import compute_votes, route_votes
 
 SoftmaxOver = Literal["outputs", "inputs"]
@@ -30,9 +30,7 @@ __all__ = [
     "SoftmaxOver",
     "compute_votes",
     "dynamic_routing",
-    "get_working_memory",
     "route",
-    "set_working_memory",
 ]
 
 

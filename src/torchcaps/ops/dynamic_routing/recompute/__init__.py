@@ -14,6 +14,5 @@ runs along it. A block is the part of the weights that is worked on at a time, (
 """
 
 from torchcaps.ops.dynamic_routing.recompute.autograd import route_recompute
-from torchcaps.ops.dynamic_routing.recompute.blocks import get_working_memory, set_working_memory
 
-__all__ = ["get_working_memory", "route_recompute", "set_working_memory"]
+__all__ = ["route_recompute"]

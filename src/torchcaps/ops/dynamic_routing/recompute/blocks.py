@@ -10,46 +10,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-MIB = 2**20
-WORKING_MEMORY = (
-    16.0  # MiB: a block's buffers stay in the caches; measured best for a large layer, near best for MNIST's
-)
+from torchcaps.ops.memory import MIB, get_working_memory
+
+BLOCK = 16.0  # MiB: a block's buffers stay in the caches; measured best for a large layer, near best for MNIST's
 MAX_BATCH_SLICE = 128  # images; more do not make the products faster
 MIN_BATCH_SLICE = 16  # images; with fewer, reading the weights costs more than multiplying by them
 MIN_INPUT_BLOCK = 32  # input capsules; fewer make the inner loops short
 INPUT_MULTIPLE = 16  # input capsules: a vector register of float32
-
-
-class _WorkingMemory:
-    mib = WORKING_MEMORY
-
-
-def set_working_memory(mib: float) -> None:
-    """Set how much memory vote-free routing may use for its work buffers, in one call.
-
-    Layers are routed block by block, and the blocks are cut so that the buffers fit. Capsules that compete with each
-    other stay together, so a block is at least one input capsule with all its outputs (``softmax_over="outputs"``) or
-    one output with all its inputs, and up to 16 images; if even that does not fit, it is used all the same. The
-    output, the gradients and what is saved for the backward pass come on top. Holds for all threads, from the next
-    call on, and changes results by rounding only.
-
-    Networks heed it too, on a CPU where nothing is learned: so many images go through the convolutions at a time that
-    the largest feature map before the primary capsules fits.
-
-    Args:
-        mib: MiB, positive and finite; 16 at the start.
-
-    Raises:
-        ValueError: ``mib`` is not positive and finite.
-    """
-    if not 0 < mib < float("inf"):
-        raise ValueError(f"set_working_memory: mib must be positive and finite, got {mib}")
-    _WorkingMemory.mib = float(mib)
-
-
-def get_working_memory() -> float:
-    """MiB that vote-free routing may use for its work buffers; see :func:`set_working_memory`."""
-    return _WorkingMemory.mib
 
 
 class Block(NamedTuple):
@@ -74,7 +41,7 @@ class Blocks:
     def of(cls, u: Float[Tensor, "B K I"], W: Float[Tensor, "J D K I"], over_inputs: bool) -> Blocks:
         """Cut so that a block's buffers fit the working memory and the capsules that compete stay together."""
         B, I, (J, D, K) = u.shape[0], u.shape[2], W.shape[:3]
-        budget = int(_WorkingMemory.mib * MIB) // u.element_size()
+        budget = int(min(BLOCK, get_working_memory()) * MIB) // u.element_size()
         matrix = D * K  # numbers of an input and output: W, and as many of grad_W
         link = 3 * K + 3  # numbers of an image, input and output: VW, gsW, coupled; agreement, coupling, spare
         b = _piece(B, MAX_BATCH_SLICE)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.dynamic_routing.recompute.blocks import MIB, get_working_memory
+from torchcaps.ops.memory import MIB, get_working_memory
 from torchcaps.ops.dynamic_routing.recompute.layer import Layer
 from torchcaps.ops.dynamic_routing.recompute.steps import compete, first_coupling, uniform_coupling
 

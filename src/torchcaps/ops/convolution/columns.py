@@ -1,0 +1,89 @@
+"""[columns] A convolution as one matrix product: for few input channels, or for very few images.
+
+The window of features below each output is laid out as a row of a matrix, some rows of outputs at a time, so that the
+matrix stays in the caches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from torchcaps.ops.convolution.plan import Shape
+from torchcaps.ops.convolution.products import multiply
+from torchcaps.ops.memory import new_empty
+
+BLOCK = 2**20
+"""Numbers of the larger of a block's two matrices, 4 MiB of them: few calls, and near the processor."""
+
+
+def forward(
+    shape: Shape,
+    features: Float[Tensor, "H W B C"],
+    kernel: Float[Tensor, "O k l C"],
+    bias: Float[Tensor, "O"] | None,
+    relu: bool,
+) -> Float[Tensor, "h w B O"]:
+    """The convolution, and its ReLU if asked for."""
+    maps = new_empty((*shape.out, features.shape[2], shape.outputs))
+    weight = kernel.reshape(shape.outputs, -1).t()
+    for rows, windows in _windows(shape, features):
+        out = maps[rows].view(-1, shape.outputs)
+        if bias is None:
+            torch.mm(windows, weight, out=out)
+        else:
+            torch.addmm(bias, windows, weight, out=out)
+        if relu:
+            out.clamp_min_(0)
+    return maps
+
+
+def kernel_gradient(
+    shape: Shape,
+    features: Float[Tensor, "H W B C"],
+    gradient: Float[Tensor, "h w B O"],
+    maps: Float[Tensor, "h w B O"] | None,
+) -> tuple[Float[Tensor, "O k l C"], Float[Tensor, "O"]]:
+    """The gradients of the kernel and of the bias.
+
+    Args:
+        shape: Of the convolution.
+        features: Its input.
+        gradient: Of the maps.
+        maps: What a ReLU left of them; where that is zero, nothing flows back. None: there was no ReLU.
+    """
+    total = torch.zeros(math.prod(shape.kernel) * shape.channels, shape.outputs)
+    part, bias = torch.empty_like(total), torch.zeros(shape.outputs)
+    for rows, windows in _windows(shape, features):
+        below = gradient[rows]
+        if maps is not None:
+            below = torch.ops.aten.threshold_backward(below, maps[rows], 0)
+        below = below.reshape(-1, shape.outputs)
+        multiply(windows.t().contiguous(), below, part)
+        total += part
+        bias += below.sum(0)
+    return total.t().reshape(shape.outputs, *shape.kernel, shape.channels), bias
+
+
+def _windows(shape: Shape, features: Float[Tensor, "H W B C"]) -> Iterator[tuple[slice, Float[Tensor, "_ _"]]]:
+    """Some rows of outputs at a time: which, and their windows (places · B, k · l · C).
+
+    What is longest in memory stays so: channels if there are many, else places and images, the matrix transposed.
+    """
+    (h, w), (k, l), (s, t), B = shape.out, shape.kernel, shape.stride, features.shape[2]
+    few = shape.channels < 16
+    if few:
+        features = features.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
+    windows = features.unfold(0, k, s).unfold(1, l, t)  # (h, w, B, C, k, l)
+    length = k * l * shape.channels
+    step = max(1, BLOCK // (w * B * max(length, shape.outputs)))
+    buffer = torch.empty(min(step, h) * w * B * length)
+    for start in range(0, h, step):
+        rows = slice(start, min(start + step, h))
+        block = windows[rows].permute(4, 5, 3, 0, 1, 2) if few else windows[rows].permute(0, 1, 2, 4, 5, 3)
+        copy = buffer[: block.numel()].view(block.shape).copy_(block)
+        yield rows, copy.view(length, -1).t() if few else copy.view(-1, length)

@@ -1,0 +1,210 @@
+"""[transform] A convolution by products of planes: forward and backward, to be read from top to bottom.
+
+``README.md`` beside it derives the steps. Features are (H, W, B, C) inside and maps (h, w, B, O): places come first, so that a step along an axis of places is one
+matrix product whose long axis, last in memory, is whatever stands at a place. Kernels are (O, k, l, C), channels last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from torchcaps.ops.convolution.plan import Matrices, Plan
+from torchcaps.ops.convolution.products import multiply
+from torchcaps.ops.memory import new_empty
+
+Planes = list[Float[Tensor, "R _ _"]]
+"""The planes of each group."""
+
+
+# ---- the three products
+
+
+def kernel_planes(plan: Plan, kernel: Float[Tensor, "O k l C"]) -> Planes:
+    """[W] The planes of a kernel, (R, S, O): S is the summed axis, phases · C."""
+    O, C = kernel.shape[0], kernel.shape[3]
+    kernel = kernel.permute(1, 2, 3, 0)
+    size, (s, t), (k, l) = plan.axes[0].taps, plan.shape.stride, plan.shape.kernel
+    column = new_empty((size, len(plan.phases), C, O))
+
+    def fill(place: int) -> Tensor:
+        for part, (p, q) in zip(column.unbind(1), plan.phases, strict=True):
+            taps = len(range(p, k, s)) if t * place + q < l else 0
+            if taps:
+                part[:taps] = kernel[p::s, t * place + q]
+            part[taps:] = 0
+        return column.view(size, -1)
+
+    return _to_planes(plan.kernel, plan.rows, fill, plan.axes[1].taps, (plan.summed, O))
+
+
+def feature_planes(plan: Plan, features: Float[Tensor, "H W B C"]) -> Planes:
+    """[X] The planes of features, (R, N, S): N are tiles · images."""
+    B, C = features.shape[2:]
+    (first, second), (s, t), (down, across) = plan.axes, plan.shape.stride, plan.tiles
+    windows = _cover(plan, features)
+    windows = windows.unfold(0, s * first.size, s * first.outputs).unfold(1, t * second.size, t * second.outputs)
+    column = new_empty((first.size, down, across, B, len(plan.phases), C))
+
+    def fill(place: int) -> Tensor:
+        for part, (p, q) in zip(column.unbind(4), plan.phases, strict=True):
+            part.copy_(windows[..., p::s, t * place + q].movedim(4, 0))
+        return column.view(first.size, -1)
+
+    return _to_planes(plan.features, plan.rows, fill, second.size, (down * across * B, plan.summed))
+
+
+def map_planes(plan: Plan, maps: Float[Tensor, "h w B O"]) -> Planes:
+    """[G] The planes of the maps' gradient, (R, O, N)."""
+    h, w, B, O = maps.shape
+    (m, n), (down, across) = plan.tile, plan.tiles
+    if (down * m, across * n) != (h, w):
+        whole = new_empty((down * m, across * n, B, O)).zero_()
+        whole[:h, :w] = maps
+        maps = whole
+    tiles = maps.unflatten(1, (across, n)).unflatten(0, (down, m))
+    column = new_empty((m, O, down, across, B))
+
+    def fill(place: int) -> Tensor:
+        column.copy_(tiles[:, :, :, place].permute(1, 4, 0, 2, 3))
+        return column.view(m, -1)
+
+    return _to_planes(plan.maps, plan.rows, fill, n, (O, down * across * B))
+
+
+def forward(
+    plan: Plan, X: Planes, W: Planes, images: int, bias: Float[Tensor, "O"] | None, relu: bool
+) -> Float[Tensor, "h w B O"]:
+    """[maps] The convolution: each plane of features times that of the kernel, and back to places; and its ReLU."""
+    O = W[0].shape[2]
+    (m, n), (down, across), (h, w) = plan.tile, plan.tiles, plan.shape.out
+    maps = new_empty((down, m, across, n, images, O))
+
+    def products() -> Iterator[Tensor]:
+        for left, right, spans in zip(X, W, plan.spans, strict=True):
+            planes = new_empty((len(left), left.shape[1], O))
+            for x, kernel, out, span in zip(left, right, planes, spans, strict=True):
+                multiply(x[:, span], kernel[span], out)
+            yield planes
+
+    for place, column in _from_planes(plan.maps, plan.rows, products(), n):
+        column = column.view(m, down, across, images, O).movedim(0, 1)
+        if bias is not None:
+            column = column.add_(bias)
+        maps[:, :, :, place] = column.clamp_min_(0) if relu else column
+    return maps.view(down * m, across * n, images, O)[:h, :w]
+
+
+def kernel_gradient(plan: Plan, X: Planes, G: Planes) -> Float[Tensor, "O k l C"]:
+    """[grad kernel] Each plane of the maps' gradient times that of the features, summed over tiles and images."""
+    C, O, (s, t), (k, l) = plan.shape.channels, plan.shape.outputs, plan.shape.stride, plan.shape.kernel
+    gradient = new_empty((O, k, l, C))
+
+    def products() -> Iterator[Tensor]:
+        for right, left, spans in zip(X, G, plan.spans, strict=True):
+            planes = new_empty((len(left), O, plan.summed))
+            for x, g, out, span in zip(right, left, planes, spans, strict=True):
+                multiply(g, x[:, span].contiguous(), _only(out, span, 1))
+            yield planes
+
+    for place, column in _from_planes(plan.kernel, plan.rows, products(), plan.axes[1].taps):
+        parts = column.view(plan.axes[0].taps, O, len(plan.phases), C).unbind(2)
+        for part, (p, q) in zip(parts, plan.phases, strict=True):
+            if t * place + q < l:
+                gradient[:, p::s, t * place + q] = part[: len(range(p, k, s))].transpose(0, 1)
+    return gradient
+
+
+def features_gradient(plan: Plan, W: Planes, G: Planes, images: int) -> Float[Tensor, "H W B C"]:
+    """[grad features] Each plane of the kernel times that of the maps' gradient; tiles that overlap are added."""
+    C, (s, t), (down, across) = plan.shape.channels, plan.shape.stride, plan.tiles
+    (first, second), (height, width) = plan.axes, plan.shape.size
+    reach = tuple(max(a, b) for a, b in zip(plan.covered, plan.shape.size, strict=True))
+    gradient = new_empty((*reach, images, C))
+    alone = down * across == 1
+    if not alone or reach != plan.covered:
+        gradient.zero_()
+
+    def products() -> Iterator[Tensor]:
+        for left, right, spans in zip(W, G, plan.spans, strict=True):
+            planes = new_empty((len(left), plan.summed, right.shape[2]))
+            for kernel, g, out, span in zip(left, right, planes, spans, strict=True):
+                multiply(kernel[span], g, _only(out, span, 0))
+            yield planes
+
+    for place, column in _from_planes(plan.features, plan.rows, products(), second.size):
+        parts = column.view(first.size, len(plan.phases), C, down, across, images).unbind(1)
+        for part, (p, q) in zip(parts, plan.phases, strict=True):
+            for i in range(down):
+                for j in range(across):
+                    start, at = s * i * first.outputs + p, t * (j * second.outputs + place) + q
+                    rows = gradient[start : start + s * first.size : s, at]
+                    tile = part[:, :, i, j].transpose(1, 2)
+                    rows.copy_(tile) if alone else rows.add_(tile)
+    return gradient[:height, :width]
+
+
+# ---- to planes and back
+
+
+def _to_planes(
+    matrices: Matrices, rows: list[slice], column: Callable[[int], Tensor], length: int, plane: tuple[int, int]
+) -> Planes:
+    """From places to planes: along the first axis for each place of the second one, then along the second.
+
+    Args:
+        matrices: Of both axes.
+        rows: Of the first axis, for each group.
+        column: The numbers at a place of the second axis: (size of the first axis, numbers at a place).
+        length: Places of the second axis.
+        plane: The shape of a plane.
+    """
+    numbers = math.prod(plane)
+    half = new_empty((len(matrices.first), length, numbers))
+    for place in range(length):
+        torch.mm(matrices.first, column(place), out=half[:, place])
+    planes = []
+    for matrix, each in zip(matrices.second, rows, strict=True):
+        out = new_empty((len(matrix), numbers))
+        planes.append(torch.mm(matrix, half[each].view(-1, numbers), out=out).view(-1, *plane))
+    return planes
+
+
+def _from_planes(
+    matrices: Matrices, rows: list[slice], planes: Iterator[Tensor], length: int
+) -> Iterator[tuple[int, Tensor]]:
+    """The transposed way: each place of the second axis, with (size of the first axis, numbers at a place)."""
+    half = None
+    for matrix, each, group in zip(matrices.second, rows, planes, strict=True):
+        flat = group.flatten(1)
+        if half is None:
+            half = new_empty((len(matrices.first), length, flat.shape[1]))
+        torch.mm(matrix.t(), flat, out=half[each].view(-1, flat.shape[1]))
+    assert half is not None
+    column = new_empty((matrices.first.shape[1], half.shape[2]))
+    for place in range(length):
+        torch.mm(matrices.first.t(), half[:, place], out=column)
+        yield place, column
+
+
+def _only(plane: Tensor, span: slice, axis: int) -> Tensor:
+    """The part of a plane that a product fills; the rest is zero."""
+    size = plane.shape[axis]
+    if span.stop - span.start < size:
+        plane.narrow(axis, 0, span.start).zero_()
+        plane.narrow(axis, span.stop, size - span.stop).zero_()
+    return plane.narrow(axis, span.start, span.stop - span.start)
+
+
+def _cover(plan: Plan, features: Float[Tensor, "H W B C"]) -> Float[Tensor, "H W B C"]:
+    """Features of the size that the tiles read, with zeros beyond their edge."""
+    (height, width), (H, W) = plan.covered, features.shape[:2]
+    if H >= height and W >= width:
+        return features[:height, :width]
+    whole = new_empty((height, width, *features.shape[2:])).zero_()
+    whole[: min(H, height), : min(W, width)] = features[:height, :width]
+    return whole
