@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 import torch
 from machine import Machine, Row
-from training_step import NaiveRouting
+from naive import naive_routing
+from torch import Tensor
 
 from torchcaps.datasets import Batch, Dataset, ImageSet
 from torchcaps.models import CapsNet, create_model
+from torchcaps.nn import Routing
 from torchcaps.training import TrainConfig, make_config
 from torchcaps.training.capture import WARM_UP, CapturedStep
 from torchcaps.training.data import RunData, training_loader
@@ -38,6 +40,25 @@ COMPILED_TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}
 #: Images of MNIST to train on and to validate by, and the same for a dry run.
 MNIST, TINY = (55_000, 5_000), (64, 16)
 EPOCHS = 5
+
+
+class NaiveRouting(Routing):
+    """``naive.py`` as a routing algorithm of a layer."""
+
+    def __init__(self, stop_gradient: bool) -> None:
+        super().__init__()
+        self.stop_gradient = stop_gradient
+
+    def forward(
+        self,
+        poses: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        prior: Tensor | None = None,
+        return_coupling: bool = False,
+    ) -> tuple[Tensor, None]:
+        """Capsules; the coupling is not kept."""
+        return naive_routing(poses, weight, 3, self.stop_gradient), None
 
 
 class Contender:

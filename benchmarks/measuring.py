@@ -1,8 +1,7 @@
-"""What the parts of `run.py` share: contenders in turns, figures with their goals, processes of their own, tables."""
+"""What the parts of `run.py` share: contenders in turns, processes of their own, the processor, what a part found."""
 
 from __future__ import annotations
 
-import csv
 import datetime
 import json
 import math
@@ -53,16 +52,28 @@ class Plan:
     """The layer whose votes do not fit into common memories; None leaves it out."""
     network: Mapping[str, Any] = field(default_factory=dict)
     """What differs from sabour2017 on MNIST's size."""
-    rounds: int = 21
-    """Of the step, and of routing alone."""
+    rounds: int = 11
+    """Of the step, of routing alone and of each convolution."""
     naive_rounds: int = 5
     """Of whole steps with the naive formulation."""
-    large_rounds: int = 3
+    large_rounds: int = 2
     inference: tuple[tuple[int, int], ...] = ((1, 201), (32, 21), (512, 5))
     """Batch sizes, each with its rounds."""
-    images: int = 60_000
+    images: int = 5_120
     """Of the epoch, in all its rounds together."""
-    epoch_rounds: int = 5
+    epoch_rounds: int = 4
+    choice_presets: tuple[str, ...] = (
+        "sabour2017",
+        "sabour2017-multimnist",
+        "sabour2017-cifar10",
+        "sabour2017-smallnorb",
+        "sabour2017-svhn",
+        "compact",
+    )
+    """Networks on whose convolutions the choice of a way to convolve is checked."""
+    choice_batches: tuple[int, ...] = (1, 8, 32, 128)
+    choice_seconds: float = 0.7
+    """How long the rounds of one comparison of ways last, about."""
 
 
 QUICK = Plan(
@@ -72,9 +83,12 @@ QUICK = Plan(
     rounds=2,
     naive_rounds=1,
     large_rounds=1,
-    inference=((1, 2), (2, 1)),
+    inference=((1, 2), (512, 1)),
     images=8,
     epoch_rounds=2,
+    choice_presets=("compact",),
+    choice_batches=(1, 2),
+    choice_seconds=0.0,
 )
 
 
@@ -181,41 +195,41 @@ def available_gib() -> float:
     return int(line.split()[1]) / 2**20
 
 
+# ---- the processor
+
+
+BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
+"""Of processors that multiply bfloat16; the last one is ARM's."""
+SHOWN_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16", "i8mm")
+"""What the times depend on, x86's and ARM's."""
+AS_AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+"""Environment in which torch and its libraries, loaded after it is set, use nothing beyond AVX2."""
+
+
+def instruction_set() -> str:
+    """What torch computes with here: ``"avx512"``, ``"avx2"``, ..."""
+    return torch.backends.cpu.get_cpu_capability().lower().replace(" ", "-")
+
+
+def cpu_flags() -> list[str]:
+    """Those of `SHOWN_FLAGS` that the processor has, whatever torch makes of them; none where /proc does not tell."""
+    line = _cpuinfo("flags") or _cpuinfo("Features")
+    return [flag for flag in SHOWN_FLAGS if flag in line.split()]
+
+
+def multiplies_bf16() -> bool:
+    """Whether bfloat16 is multiplied by instructions made for it, and not emulated."""
+    kept_to_avx2 = os.environ.get("ONEDNN_MAX_CPU_ISA") == AS_AVX2["ONEDNN_MAX_CPU_ISA"]
+    return not kept_to_avx2 and not BF16_FLAGS.isdisjoint(cpu_flags())
+
+
+def _cpuinfo(name: str) -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.split(":")[0].strip() == name), "")
+
+
 # ---- results
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One measured ratio beside its goal."""
-
-    what: str
-    measured: float | Ratio
-    goal: float
-    at_least: bool = False
-    """The goal is a lower bound, else an upper one."""
-
-    @property
-    def value(self) -> float:
-        """The number that is held against the goal."""
-        return self.measured.value if isinstance(self.measured, Ratio) else self.measured
-
-    @property
-    def reached(self) -> bool:
-        """Whether it keeps to the goal."""
-        return self.value >= self.goal if self.at_least else self.value <= self.goal
-
-    @property
-    def cells(self) -> list[str]:
-        """A line of the table."""
-        spread = of_medians = rounds = ""
-        if isinstance(self.measured, Ratio):
-            spread = f"{self.measured.low:.3g} to {self.measured.high:.3g}"
-            of_medians, rounds = f"{self.measured.of_medians:.3g}", str(self.measured.rounds)
-        goal, reached = f"{'≥' if self.at_least else '≤'} {self.goal:g}", "yes" if self.reached else "**no**"
-        return [self.what, f"{self.value:.4g}", goal, reached, spread, of_medians, rounds]
-
-
-HEADER = ["ratio", "measured", "goal", "reached", "middle half of the rounds", "ratio of medians", "rounds"]
 
 
 class Part(NamedTuple):
@@ -223,7 +237,17 @@ class Part(NamedTuple):
 
     records: list[Record]
     """The lines of its CSV: a contender's times each."""
-    figures: list[Figure]
+    figures: dict[str, float | Ratio]
+    """By the names of `speed_page.ROWS`."""
+    left_out: dict[str, str]
+    """Rows that were not measured, each with the reason."""
+    tables: dict[str, list[Record]]
+    """Further CSVs by name."""
+
+
+def new_part() -> Part:
+    """A part that has found nothing yet."""
+    return Part([], {}, {}, {})
 
 
 def summary(values: Sequence[float]) -> Record:
@@ -241,42 +265,16 @@ def environment() -> Record:
     git = ["git", "-C", str(FOLDER)]
     commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     changed = subprocess.run([*git, "status", "--porcelain", ".", "../src"], capture_output=True, text=True).stdout
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    cpu = next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.processor())
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "torchcaps": torchcaps.__version__,
         "commit": (commit or "unknown") + "+" * bool(changed),  # +: files were changed since
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "cpu": cpu,
+        "cpu": _cpuinfo("model name") or platform.processor(),
+        "flags": " ".join(cpu_flags()),
+        "computes_with": instruction_set(),
         "threads": torch.get_num_threads(),
         "working_memory_mib": get_working_memory(),
         "load": load(),
     }
-
-
-def write_csv(path: Path, records: Sequence[Record]) -> None:
-    columns = list(dict.fromkeys(name for record in records for name in record))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(records)
-
-
-def markdown(figures: Sequence[Figure], facts: Record) -> str:
-    """The table of the figures, and under it what they depend on."""
-    rows = [HEADER, ["---"] * len(HEADER), *(figure.cells for figure in figures)]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return f"{table}\n\n{', '.join(f'{name} {value}' for name, value in facts.items())}\n"
-
-
-def replace_between(text: str, begin: str, end: str, new: str) -> str:
-    """``text`` with ``new`` between two lines that mark the place."""
-    before, found, rest = text.partition(f"{begin}\n")
-    _, closed, after = rest.partition(f"{end}\n")
-    if not found or not closed:
-        raise SystemExit(f"the page has no place for the table: a line {begin} and, after it, a line {end}")
-    return f"{before}{begin}\n\n{new}\n{end}\n{after}"

@@ -17,19 +17,20 @@ from functools import partial
 
 import torch
 from measuring import (
-    Figure,
     Part,
     Plan,
     Size,
     available_gib,
     in_turns,
     isolated,
+    new_part,
     ratio,
     resident,
     summary,
     timed,
 )
 from naive import naive_routing
+from speed_page import LARGE_MEMORY, LARGE_TIME, ROUTING
 from torch import Tensor
 
 from torchcaps import route
@@ -66,10 +67,10 @@ def forward_backward(routing: Routing, poses: Tensor, weight: Tensor, grad: Tens
     routing(poses, weight, stop).backward(grad)
 
 
-CASES: dict[str, tuple[Callable[..., None], float]] = {  # each with its goal
-    "forward": (forward, 18),
-    "forward + backward, stopped": (partial(forward_backward, stop=True), 20),
-    "forward + backward, full": (forward_backward, 11),
+CASES: dict[str, Callable[..., None]] = {
+    "forward": forward,
+    "forward + backward, stopped": partial(forward_backward, stop=True),
+    "forward + backward, full": forward_backward,
 }
 
 
@@ -106,16 +107,17 @@ def _results(contender: str, size: Size, dtype: torch.dtype, stop: bool) -> Tens
 
 def measure(plan: Plan) -> Part:
     """Times of MNIST's layer and of the large one."""
-    part = Part([], [])
+    part = new_part()
     tensors = make(plan.layer)
-    for case, (work, goal) in CASES.items():
+    for case, work in CASES.items():
         contenders = {name: timed(partial(work, routing, *tensors)) for name, routing in CONTENDERS.items()}
         times = in_turns(contenders, plan.rounds, warm_up=1)
         for name, values in times.items():
             part.records.append({"case": case, "contender": name, **plan.layer._asdict(), **summary(values)})
-        naive_over_ours = ratio(times["naive"], times["torchcaps"])
-        part.figures.append(Figure(f"routing, {case}: naive ÷ torchcaps", naive_over_ours, goal, at_least=True))
-    if plan.large is not None:
+        part.figures[ROUTING[case]] = ratio(times["naive"], times["torchcaps"])
+    if plan.large is None:
+        part.left_out.update(dict.fromkeys((LARGE_MEMORY, LARGE_TIME), "left out"))
+    else:
         _measure_large(plan.large, plan.large_rounds, part)
     return part
 
@@ -123,7 +125,9 @@ def measure(plan: Plan) -> Part:
 def _measure_large(size: Size, rounds: int, part: Part) -> None:
     needed = VOTES_AT_ONCE * 4 * size.B * size.I * size.J * size.D / 2**30
     if available_gib() < needed:
-        print(f"less than {needed:.0f} GiB are free: the large layer is left out", file=sys.stderr)
+        why = f"left out: less than {needed:.0f} GiB were free"
+        print(f"large layer: {why}", file=sys.stderr)
+        part.left_out.update(dict.fromkeys((LARGE_MEMORY, LARGE_TIME), why))
         return
     found = in_turns({name: partial(isolated, probe, name, *size) for name in ("torchcaps", "naive")}, rounds)
     times = {name: [time for time, _ in each] for name, each in found.items()}
@@ -131,10 +135,8 @@ def _measure_large(size: Size, rounds: int, part: Part) -> None:
     for name, values in times.items():
         row = {"case": "forward + backward, full", "contender": name, **size._asdict(), **summary(values)}
         part.records.append(row | {"peak_mib": round(peaks[name], 1)})
-    memory = peaks["torchcaps"] / peaks["naive"]
-    part.figures.append(Figure("large layer, peak memory: torchcaps ÷ naive", memory, 0.09))
-    time_taken = ratio(times["torchcaps"], times["naive"])
-    part.figures.append(Figure("large layer, time: torchcaps ÷ naive", time_taken, 0.12))
+    part.figures[LARGE_MEMORY] = peaks["torchcaps"] / peaks["naive"]
+    part.figures[LARGE_TIME] = ratio(times["torchcaps"], times["naive"])
 
 
 def probe(contender: str, *size: int) -> tuple[float, float]:
