@@ -43,12 +43,13 @@ class Shape(NamedTuple):
     """It reads images, whose gradient nobody asks for."""
 
     def make(self, batch: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Random features, weight and bias."""
+        """Random features, weight and bias; channels come last in memory, as in networks."""
         generator = torch.Generator().manual_seed(0)
         features = torch.rand(batch, self.in_channels, self.height, self.width, generator=generator)
         weight = torch.randn(self.out_channels, self.in_channels, self.kernel, self.kernel, generator=generator)
         weight *= (self.in_channels * self.kernel**2) ** -0.5
         bias = torch.randn(self.out_channels, generator=generator)
+        features, weight = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (features, weight))
         return features.requires_grad_(not self.images), weight.requires_grad_(), bias.requires_grad_()
 
 

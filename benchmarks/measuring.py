@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 import torchcaps
-from torchcaps.ops.dynamic_routing import get_working_memory, set_working_memory
+from torchcaps.ops.memory import get_working_memory, set_working_memory
 
 FOLDER = Path(__file__).resolve().parent
 MIB = 2**20

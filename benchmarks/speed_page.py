@@ -45,7 +45,7 @@ class Row(NamedTuple):
 
 
 PRIMARY = "primary convolution, forward + backward: torchcaps ÷ F.conv2d"
-PRIMARY_IN_PLACE = "primary convolution, likewise, its input in the network's memory order: torchcaps ÷ F.conv2d"
+PRIMARY_TURNED = "primary convolution, likewise, all tensors in PyTorch's memory order: torchcaps ÷ F.conv2d"
 FIRST = "first convolution, forward + backward: torchcaps ÷ F.conv2d"
 PRIMARY_FORWARD = "primary convolution, forward only, weights unchanged: torchcaps ÷ F.conv2d"
 CHOICE = "the way that is chosen ÷ the fastest way, worst of all shapes"
@@ -65,7 +65,7 @@ LARGE_TIME = "large layer, time: torchcaps ÷ naive"
 
 ROWS = (
     Row("convolution", PRIMARY, 0.25),
-    Row("convolution", PRIMARY_IN_PLACE),
+    Row("convolution", PRIMARY_TURNED),
     Row("convolution", FIRST, 0.25),
     Row("convolution", PRIMARY_FORWARD, 0.35),
     Row("choice", CHOICE, 1.15),

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from support import assert_raises
-from torchcaps.ops.dynamic_routing import get_working_memory, set_working_memory
+from torchcaps.ops.memory import get_working_memory, set_working_memory
 
 ROOT = Path(__file__).parents[2]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -35,9 +36,8 @@ from torchcaps.nn import (
     separate_capsules,
 )
 from torchcaps.nn.convolutions import STEM_KERNEL
-from torchcaps.nn.inference import in_parts, only_infers
+from torchcaps.nn.inference import images_in_part, in_parts, only_infers
 from torchcaps.ops.losses import margin_loss, normalised_cross_entropy, reconstruction_loss
-from torchcaps.ops.memory import MIB, get_working_memory
 from torchcaps.ops.squash import safe_norm
 
 
@@ -70,6 +70,7 @@ class CapsNet(Pretrained):
         #: types, height, width of the primary capsules
         self.primary_grid = (config.primary_types, height, width)
         channels = (*config.stem_channels, config.conv_channels)
+        self._before_primary = heights[-2], widths[-2]
         self._largest_map = max(math.prod(each) for each in zip(channels, heights[:-1], widths[:-1], strict=True))
 
         norm = config.conv_norm == "channel"
@@ -163,15 +164,15 @@ class CapsNet(Pretrained):
     def primary_poses(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B I K"]:
         """The primary capsules u_i of images with pixels 0..1.
 
-        On a CPU, where nothing is learned, so many images at a time that the largest map of a convolution before the
-        primary one keeps within :func:`torchcaps.set_working_memory`.
+        On a CPU, where nothing is learned, some images at a time go through the convolutions, within
+        :func:`torchcaps.set_working_memory`.
         """
         check_images(images, self.in_shape)
         if not only_infers(images):
             return self._poses(images)
         number = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else images.dtype
-        at_once = int(get_working_memory() * MIB / (self._largest_map * number.itemsize))
-        return in_parts(self._poses, images, max(at_once, 1))
+        wide = number == torch.float32 and self.primary_capsules.is_wide(self._before_primary, len(images))
+        return in_parts(self._poses, images, images_in_part(self._largest_map * number.itemsize, wide))
 
     def _poses(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B I K"]:
         if self.config.standardise:
@@ -276,18 +277,14 @@ class CapsNet(Pretrained):
     def _init_convolutions(self) -> None:
         if self.config.conv_init == "torch":
             return
-        before = [module for module in self.stem.modules() if isinstance(module, nn.Conv2d)]
+        before = [module for module in self.stem.modules() if isinstance(module, Convolution)]
         for convs, std in (([*before, self.conv], 0.05), (self.primary_capsules.convs, 0.1)):
             for conv in convs:
-                assert isinstance(conv, nn.Conv2d)
-                # drawn in the order of the axes, whatever that of the memory is
-                weight = torch.empty_like(conv.weight, memory_format=torch.contiguous_format)
+                assert isinstance(conv, Convolution)
                 if self.config.conv_init == "glorot":
-                    nn.init.xavier_uniform_(weight)
+                    conv.draw(nn.init.xavier_uniform_)
                 else:
-                    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
-                with torch.no_grad():
-                    conv.weight.copy_(weight)
+                    conv.draw(partial(nn.init.trunc_normal_, std=std, a=-2 * std, b=2 * std))
                 if conv.bias is not None:
                     nn.init.constant_(conv.bias, 0.0 if self.config.conv_init == "glorot" else 0.1)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchcaps.nn.checks import check_tensor
 from torchcaps.nn.convolutions import Convolution
 from torchcaps.nn.routing import DynamicRouting, Routing
-from torchcaps.ops.convolution import convolve
+from torchcaps.ops.convolution import Shape, choose, convolve
 from torchcaps.ops.precision import in_full_precision
 from torchcaps.ops.squash import safe_norm, squash
 
@@ -109,6 +109,19 @@ class PrimaryCapsules(nn.Module):
         if self.output == "unit":
             return (poses / safe_norm(poses, 1, keepdim=True, eps=self.eps)).transpose(1, 2)
         return squash(poses, 1, self.eps).transpose(1, 2)
+
+    def is_wide(self, size: tuple[int, int], images: int) -> bool:
+        """Whether features of so many images are convolved by products of planes where nothing is learned.
+
+        Args:
+            size: Height and width of the features.
+            images: B.
+        """
+        first = self.convs[0]
+        assert isinstance(first, Convolution)
+        (k, l), (s, t) = first.kernel_size, first.stride
+        shape = Shape(self.in_channels, self.num_types * self.dim, size, (k, l), (s, t))
+        return choose(shape, images, learning=False) == "transform"
 
     def _convolve(self, features: Float[Tensor, "B C H W"]) -> Float[Tensor, "B TK h w"]:
         """All convolutions; separate ones are one with their weights joined, which is faster than one by one."""

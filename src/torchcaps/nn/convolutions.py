@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -43,8 +44,26 @@ class Convolution(nn.Conv2d):
         relu: bool = False,
     ) -> None:
         super().__init__(in_channels, out_channels, kernel_size, stride, padding, bias=bias)
-        self.relu = relu
-        self.weight = nn.Parameter(self.weight.detach().contiguous(memory_format=torch.channels_last))
+        self.relu, self._padding = relu, (padding, padding)
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew from torch's random generator, as :class:`torch.nn.Conv2d` does."""
+        self.weight = nn.Parameter(torch.empty_like(self.weight, memory_format=torch.channels_last))
+        self.draw(lambda weight: nn.init.kaiming_uniform_(weight, a=math.sqrt(5)))
+        if self.bias is not None:
+            bound = 1 / math.sqrt(self.weight[0].numel())
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def draw(self, initialise: Callable[[Tensor], object]) -> None:
+        """Draw the weight in the order of its axes, whatever that of its memory is.
+
+        Args:
+            initialise: Fills a tensor with random numbers.
+        """
+        weight = torch.empty_like(self.weight, memory_format=torch.contiguous_format)
+        initialise(weight)
+        with torch.no_grad():
+            self.weight.copy_(weight)
 
     def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B O h w"]:
         """Convolve.
@@ -53,10 +72,8 @@ class Convolution(nn.Conv2d):
             TypeError: Maps that are not floating-point.
             ValueError: Maps that do not fit.
         """
-        (stride, across), (padding, beside) = self.stride, self.padding
-        return convolve(
-            input, self.weight, self.bias, (stride, across), (int(padding), int(beside)), relu=self.relu
-        )
+        (stride, across), (padding, beside) = self.stride, self._padding
+        return convolve(input, self.weight, self.bias, (stride, across), (padding, beside), relu=self.relu)
 
     def extra_repr(self) -> str:
         """Sizes, for ``print(model)``."""

@@ -18,16 +18,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.convolution.autograd import Convolve, compute, is_ordinary, plain, shape_of
+from torchcaps.ops.convolution.autograd import compute, is_ordinary, plain, shape_of
 from torchcaps.ops.convolution.choice import choose
-from torchcaps.ops.convolution.plan import Pair
+from torchcaps.ops.convolution.plan import Pair, Shape
 
 Backend = Literal["auto", "plain", "columns", "transform"]
 """How a convolution is computed; see :func:`convolve`."""
 BACKENDS: tuple[Backend, ...] = ("auto", "plain", "columns", "transform")
 """All of them."""
 
-__all__ = ["BACKENDS", "Backend", "convolve"]
+__all__ = ["BACKENDS", "Backend", "Shape", "choose", "convolve"]
 
 
 def convolve(
@@ -78,18 +78,14 @@ def convolve(
     way = choose(shape_of(features, weight, stride, padding), len(features), learning) if backend == "auto" else backend
     if way == "plain" or len(features) == 0:
         return plain(features, weight, bias, stride, padding, relu)
-    if learning:
-        return Convolve.apply(features, weight, bias, stride, padding, relu, way)
-    return compute(features, weight, bias, stride, padding, relu, way)
+    return compute(features, weight, bias, stride, padding, relu, way, learning)
 
 
 def _pair(value: int | Pair) -> Pair:
     return (value, value) if isinstance(value, int) else value
 
 
-def _check(
-    features: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, backend: str
-) -> None:
+def _check(features: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, backend: str) -> None:
     for name, tensor, axes in (("features", features, 4), ("weight", weight, 4), ("bias", bias, 1)):
         if tensor is None:
             continue
@@ -99,7 +95,9 @@ def _check(
             raise ValueError(f"convolve: {name} must have {axes} axes, got shape {tuple(tensor.shape)}")
     (C, H, W), (O, channels, k, l) = features.shape[1:], weight.shape
     if channels != C:
-        raise ValueError(f"convolve: weight must have shape (O, {C}, k, l) as features have {C} channels, got {tuple(weight.shape)}")
+        raise ValueError(
+            f"convolve: weight must have shape (O, {C}, k, l) as features have {C} channels, got {tuple(weight.shape)}"
+        )
     if bias is not None and len(bias) != O:
         raise ValueError(f"convolve: bias must have shape ({O},), got {tuple(bias.shape)}")
     if min(stride) < 1 or min(padding) < 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -13,10 +14,9 @@ from torch import Tensor
 from torchcaps.ops.convolution import columns, transform
 from torchcaps.ops.convolution.choice import Way, images_at_once
 from torchcaps.ops.convolution.plan import Pair, Plan, Shape, best_plan
-from torchcaps.ops.convolution.transform import Planes
 
-Planned = tuple[Planes, Planes]
-"""Planes of features and of the kernel."""
+Made = list[Tensor]
+"""The planes of each group."""
 
 
 def plain(
@@ -54,13 +54,33 @@ def shape_of(features: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> S
 
 
 def compute(
-    features: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, relu: bool, way: Way
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Pair,
+    padding: Pair,
+    relu: bool,
+    way: Way,
+    learning: bool,
 ) -> Tensor:
-    """A convolution whose gradients nobody will ask for."""
+    """A convolution by columns or by the transform.
+
+    Args:
+        features: See :func:`torchcaps.ops.convolution.convolve`, as for all arguments up to ``relu``.
+        weight: Likewise.
+        bias: Likewise.
+        stride: Likewise.
+        padding: Likewise.
+        relu: Likewise.
+        way: ``"columns"`` or ``"transform"``.
+        learning: Whether gradients may be asked for.
+    """
+    if learning:
+        return _Convolve.apply(features, weight, bias, stride, padding, relu, way)
     return _forward(features, weight, bias, stride, padding, relu, way, learning=False)[0]
 
 
-class Convolve(torch.autograd.Function):
+class _Convolve(torch.autograd.Function):
     """A convolution by columns or by the transform, with its backward pass."""
 
     @staticmethod
@@ -100,21 +120,24 @@ def _forward(
     relu: bool,
     way: Way,
     learning: bool,
-) -> tuple[Tensor, Planned | None]:
+) -> tuple[Tensor, tuple[Made, Made] | None]:
     """The maps, and the planes for the backward pass if they fit into the working memory."""
     shape, images = shape_of(features, weight, stride, padding), len(features)
     places, kernel = _places(features, padding), weight.permute(0, 2, 3, 1)
     if way == "columns":
         return columns.forward(shape, places, kernel, bias, relu).permute(2, 3, 0, 1), None
     plan = best_plan(shape, images)
-    W = transform.kernel_planes(plan, kernel) if learning else _kept.planes(plan, weight)
-    parts, X = [], None
-    for part in places.split(images_at_once(plan, images) or 1, 2):
-        X = transform.feature_planes(plan, part)
+    at_once = images_at_once(plan, images) or 1
+    W = list(transform.kernel_planes(plan, kernel)) if learning else _kept.planes(plan, weight)
+    parts: list[Tensor] = []
+    planes = None
+    for part in places.split(at_once, 2):
+        X: Iterable[Tensor] = transform.feature_planes(plan, part)
+        if learning and at_once >= images:
+            X = made = list(X)
+            planes = made, W
         parts.append(transform.forward(plan, X, W, part.shape[2], bias, relu))
-    whole = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-    keep = learning and len(parts) == 1 and X is not None
-    return whole.permute(2, 3, 0, 1), (X, W) if keep and X is not None else None
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, 2)).permute(2, 3, 0, 1), planes
 
 
 def _columns_backward(
@@ -147,16 +170,19 @@ def _transform_backward(
     # planes are let go as soon as they have served; a second backward pass makes them again
     (X, W), ctx.planes = ctx.planes or (None, None), None
     if wants_features and W is None:
-        W = transform.kernel_planes(plan, weight.permute(0, 2, 3, 1))
-    parts, grad_weight = [], None
+        W = list(transform.kernel_planes(plan, weight.permute(0, 2, 3, 1)))
+    parts: list[Tensor] = []
+    grad_weight = None
     for part, g in zip(places.split(at_once, 2), below.split(at_once, 2), strict=True):
         G = transform.map_planes(plan, g)
-        if wants_weight:
-            kernel = transform.kernel_gradient(plan, transform.feature_planes(plan, part) if X is None else X, G)
-            grad_weight = kernel if grad_weight is None else grad_weight.add_(kernel)
-        X = None
         if wants_features and W is not None:
-            parts.append(transform.features_gradient(plan, W, G, part.shape[2]))
+            last = (len(parts) + 1) * at_once >= images
+            parts.append(transform.features_gradient(plan, _used_up(W) if last else W, G, part.shape[2]))
+        if wants_weight:
+            kernel = transform.kernel_gradient(
+                plan, transform.feature_planes(plan, part) if X is None else _used_up(X), G
+            )
+            grad_weight = kernel if grad_weight is None else grad_weight.add_(kernel)
     grad_features = None
     if wants_features:
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
@@ -167,6 +193,12 @@ def _transform_backward(
         None if grad_weight is None else grad_weight.permute(0, 3, 1, 2),
         gradient.sum((0, 2, 3)) if wants_bias else None,
     )
+
+
+def _used_up(planes: Made) -> Iterator[Tensor]:
+    """The planes one after the other, each let go when the next is asked for."""
+    while planes:
+        yield planes.pop(0)
 
 
 def _differentiable(
@@ -202,9 +234,9 @@ class _Kept:
     """The planes of kernels, from one call without gradients to the next, until the kernel changes or goes."""
 
     def __init__(self) -> None:
-        self._entries: dict[int, tuple[weakref.ref[Tensor], Plan, Tensor, Planes]] = {}
+        self._entries: dict[int, tuple[weakref.ref[Tensor], Plan, Tensor, Made]] = {}
 
-    def planes(self, plan: Plan, weight: Tensor) -> Planes:
+    def planes(self, plan: Plan, weight: Tensor) -> Made:
         """The planes of a kernel; those of the last call if it still holds the same numbers.
 
         All numbers are compared, which takes a fraction of the time of the transform: a version counter would miss
@@ -213,7 +245,7 @@ class _Kept:
         entry = self._entries.get(id(weight))
         if entry is not None and entry[0]() is weight and entry[1] is plan and torch.equal(entry[2], weight):
             return entry[3]
-        planes = transform.kernel_planes(plan, weight.detach().permute(0, 2, 3, 1))
+        planes = list(transform.kernel_planes(plan, weight.detach().permute(0, 2, 3, 1)))
         key = id(weight)
         gone = weakref.ref(weight, lambda _: self._entries.pop(key, None))
         self._entries = {key: (gone, plan, weight.detach().clone(), planes)}

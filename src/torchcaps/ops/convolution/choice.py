@@ -46,8 +46,9 @@ def choose(shape: Shape, images: int, learning: bool) -> Way:
 def images_at_once(plan: Plan, images: int) -> int:
     """How many images' work buffers fit into the working memory; 0 where they are too few for the transform to pay."""
     numbers = get_working_memory() * MIB / 4 - plan.numbers_of_kernel
-    at_once = min(int(numbers / plan.numbers_of_image), images)
-    if at_once < 1:
+    fitting = min(int(numbers / plan.numbers_of_image), images)
+    if fitting < 1:
         return 0
+    at_once = -(-images // -(-images // fitting))  # nearly equal parts
     pays = plan.cost(at_once) <= LEAST_GAIN * at_once * plan.shape.multiplications
     return at_once if pays else 0

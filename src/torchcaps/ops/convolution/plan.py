@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from torchcaps.ops.convolution.basis import Axis, group_planes
+from torchcaps.ops.convolution.basis import Axis, Group, group_planes
 
 Pair = tuple[int, int]
 
@@ -93,11 +93,10 @@ class Plan:
         First the phases with fewer taps down and all across, then all and all, all and fewer, fewer and fewer.
         """
         (k, l), (s, t) = self.shape.kernel, self.shape.stride
-        full = [[k % s == 0 or p < k % s for p in range(s)], [l % t == 0 or q < l % t for q in range(t)]]
+        down, across = ([k % s == 0 or p < k % s for p in range(s)] for k, s in ((k, s), (l, t)))
         order = [(False, True), (True, True), (True, False), (False, False)]
-        return sorted(
-            ((p, q) for p in range(s) for q in range(t)), key=lambda phase: order.index((full[0][phase[0]], full[1][phase[1]]))
-        )
+        every = ((p, q) for p in range(s) for q in range(t))
+        return sorted(every, key=lambda phase: order.index((down[phase[0]], across[phase[1]])))
 
     def _span(self, down: bool, across: bool) -> slice:
         """The phases that matter at infinity, where only the last tap counts: those with all taps along that axis."""
@@ -136,7 +135,7 @@ class Plan:
         return Matrices(_float(self.axes[0].maps), [_float(group.maps) for group in self._groups])
 
     @cached_property
-    def _groups(self) -> list:
+    def _groups(self) -> list[Group]:
         return list(group_planes(*self.axes))
 
     @cached_property

@@ -1,13 +1,14 @@
 """[transform] A convolution by products of planes: forward and backward, to be read from top to bottom.
 
-``README.md`` beside it derives the steps. Features are (H, W, B, C) inside and maps (h, w, B, O): places come first, so that a step along an axis of places is one
-matrix product whose long axis, last in memory, is whatever stands at a place. Kernels are (O, k, l, C), channels last.
+``README.md`` beside it derives the steps. Features are (H, W, B, C) inside and maps (h, w, B, O): places come first, so
+that a step along an axis of places is one matrix product whose long axis, last in memory, is whatever stands at a
+place. Kernels are (O, k, l, C), channels last.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from jaxtyping import Float
@@ -17,11 +18,28 @@ from torchcaps.ops.convolution.plan import Matrices, Plan
 from torchcaps.ops.convolution.products import multiply
 from torchcaps.ops.memory import new_empty
 
-Planes = list[Float[Tensor, "R _ _"]]
-"""The planes of each group."""
+
+class Planes:
+    """The planes of each group, (R, rows, columns), made one group at a time when they are asked for.
+
+    Args:
+        matrices: From places to planes.
+        rows: Of the first axis, for each group.
+        half: The numbers halfway: transformed along the first axis, (rows of the first axis, places, numbers).
+        shape: Of a plane.
+    """
+
+    def __init__(self, matrices: Matrices, rows: list[slice], half: Tensor, shape: tuple[int, int]) -> None:
+        self._matrices, self._rows, self._half, self._shape = matrices, rows, half, shape
+
+    def __iter__(self) -> Iterator[Float[Tensor, "R _ _"]]:
+        numbers = self._half.shape[2]
+        for matrix, each in zip(self._matrices.second, self._rows, strict=True):
+            out = new_empty((len(matrix), numbers))
+            yield torch.mm(matrix, self._half[each].view(-1, numbers), out=out).view(-1, *self._shape)
 
 
-# ---- the three products
+# ---- planes, made and multiplied
 
 
 def kernel_planes(plan: Plan, kernel: Float[Tensor, "O k l C"]) -> Planes:
@@ -77,11 +95,10 @@ def map_planes(plan: Plan, maps: Float[Tensor, "h w B O"]) -> Planes:
 
 
 def forward(
-    plan: Plan, X: Planes, W: Planes, images: int, bias: Float[Tensor, "O"] | None, relu: bool
+    plan: Plan, X: Iterable[Tensor], W: Iterable[Tensor], images: int, bias: Float[Tensor, "O"] | None, relu: bool
 ) -> Float[Tensor, "h w B O"]:
     """[maps] The convolution: each plane of features times that of the kernel, and back to places; and its ReLU."""
-    O = W[0].shape[2]
-    (m, n), (down, across), (h, w) = plan.tile, plan.tiles, plan.shape.out
+    (m, n), (down, across), (h, w), O = plan.tile, plan.tiles, plan.shape.out, plan.shape.outputs
     maps = new_empty((down, m, across, n, images, O))
 
     def products() -> Iterator[Tensor]:
@@ -99,7 +116,7 @@ def forward(
     return maps.view(down * m, across * n, images, O)[:h, :w]
 
 
-def kernel_gradient(plan: Plan, X: Planes, G: Planes) -> Float[Tensor, "O k l C"]:
+def kernel_gradient(plan: Plan, X: Iterable[Tensor], G: Iterable[Tensor]) -> Float[Tensor, "O k l C"]:
     """[grad kernel] Each plane of the maps' gradient times that of the features, summed over tiles and images."""
     C, O, (s, t), (k, l) = plan.shape.channels, plan.shape.outputs, plan.shape.stride, plan.shape.kernel
     gradient = new_empty((O, k, l, C))
@@ -119,7 +136,7 @@ def kernel_gradient(plan: Plan, X: Planes, G: Planes) -> Float[Tensor, "O k l C"
     return gradient
 
 
-def features_gradient(plan: Plan, W: Planes, G: Planes, images: int) -> Float[Tensor, "H W B C"]:
+def features_gradient(plan: Plan, W: Iterable[Tensor], G: Iterable[Tensor], images: int) -> Float[Tensor, "H W B C"]:
     """[grad features] Each plane of the kernel times that of the maps' gradient; tiles that overlap are added."""
     C, (s, t), (down, across) = plan.shape.channels, plan.shape.stride, plan.tiles
     (first, second), (height, width) = plan.axes, plan.shape.size
@@ -152,26 +169,21 @@ def features_gradient(plan: Plan, W: Planes, G: Planes, images: int) -> Float[Te
 
 
 def _to_planes(
-    matrices: Matrices, rows: list[slice], column: Callable[[int], Tensor], length: int, plane: tuple[int, int]
+    matrices: Matrices, rows: list[slice], column: Callable[[int], Tensor], length: int, shape: tuple[int, int]
 ) -> Planes:
-    """From places to planes: along the first axis for each place of the second one, then along the second.
+    """From places to planes: along the first axis for each place of the second one.
 
     Args:
         matrices: Of both axes.
         rows: Of the first axis, for each group.
         column: The numbers at a place of the second axis: (size of the first axis, numbers at a place).
         length: Places of the second axis.
-        plane: The shape of a plane.
+        shape: Of a plane.
     """
-    numbers = math.prod(plane)
-    half = new_empty((len(matrices.first), length, numbers))
+    half = new_empty((len(matrices.first), length, math.prod(shape)))
     for place in range(length):
         torch.mm(matrices.first, column(place), out=half[:, place])
-    planes = []
-    for matrix, each in zip(matrices.second, rows, strict=True):
-        out = new_empty((len(matrix), numbers))
-        planes.append(torch.mm(matrix, half[each].view(-1, numbers), out=out).view(-1, *plane))
-    return planes
+    return Planes(matrices, rows, half, shape)
 
 
 def _from_planes(
@@ -203,7 +215,7 @@ def _only(plane: Tensor, span: slice, axis: int) -> Tensor:
 def _cover(plan: Plan, features: Float[Tensor, "H W B C"]) -> Float[Tensor, "H W B C"]:
     """Features of the size that the tiles read, with zeros beyond their edge."""
     (height, width), (H, W) = plan.covered, features.shape[:2]
-    if H >= height and W >= width:
+    if height <= H and width <= W:
         return features[:height, :width]
     whole = new_empty((height, width, *features.shape[2:])).zero_()
     whole[: min(H, height), : min(W, width)] = features[:height, :width]
