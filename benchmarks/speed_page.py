@@ -68,7 +68,7 @@ ROWS = (
     Row("convolution", PRIMARY_TURNED),
     Row("convolution", FIRST, 0.25),
     Row("convolution", PRIMARY_FORWARD, 0.35),
-    Row("choice", CHOICE, 1.15),
+    Row("choice", CHOICE, 1.25),
     Row("training_step", STEP, 0.45),
     Row("training_step", STEP_NAIVE["stopped"], 5, at_least=True),
     Row("training_step", STEP_NAIVE["full"], 4.5, at_least=True),

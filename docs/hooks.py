@@ -24,6 +24,7 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "results/README.md": "measured-runs.md",
+    "src/torchcaps/ops/convolution/README.md": "convolution.md",
     "src/torchcaps/ops/dynamic_routing/README.md": "derivation.md",
 }
 LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")

@@ -1,7 +1,9 @@
 """[choice] Which way of computing a convolution is the fastest for its sizes.
 
-Multiplications are counted, and numbers that have to be moved, at the price of :data:`~.plan.MOVE` multiplications
-each; ``benchmarks/convolution.py`` holds every choice against the clock.
+Work is counted in multiplications. A number that has to be moved, into planes or out of them, costs as much as
+:data:`~.plan.MOVE` of them, and a plane costs :data:`~.plan.CALLS`, whatever its size. The prices were fitted to times
+on two cores with AVX-512 and with AVX2, where they are alike; ``benchmarks/choice.py`` holds the choice against the
+clock on any machine.
 """
 
 from __future__ import annotations
@@ -9,17 +11,25 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from torchcaps.ops.convolution.plan import Plan, Shape, best_plan
+import torch
+
+from torchcaps.ops.convolution.plan import MOVE, Plan, Shape, best_plan
 from torchcaps.ops.memory import MIB, get_working_memory
 
 Way = Literal["plain", "columns", "transform"]
 
-MOST_COLUMNS = 512
-"""Numbers of a window up to which copying windows is cheap beside multiplying by them."""
-FEW = 4
-"""Outputs of a channel in all images, as a share 1/FEW of the output channels, up to which a product is the fastest."""
-LEAST_GAIN = 0.75
-"""Cost of the transform, in that of the plain convolution, up to which it is taken."""
+FEW = 5
+"""With this many times fewer places, of all images, than output channels, reading the weight is most of the work."""
+NARROW = 16
+"""Input channels from which on a convolution has enough of them for PyTorch's own way, or for planes."""
+LARGE = 32 * MIB
+"""Bytes of maps that the system's allocator (glibc's) takes anew from the system at each call."""
+SMALL = MIB // 4
+"""Bytes of maps below which no way is worth choosing."""
+REORDERED = 3
+"""How often PyTorch's convolution moves the weight, into orders of its own and back."""
+LEAST_GAIN = 1.05
+"""The transform's cost in that of the plain convolution up to which it is taken."""
 
 
 def choose(shape: Shape, images: int, learning: bool) -> Way:
@@ -32,23 +42,27 @@ def choose(shape: Shape, images: int, learning: bool) -> Way:
     """
     if min(shape.out) < 1 or images == 0:
         return "plain"
-    window = math.prod(shape.kernel) * shape.channels
     places = images * math.prod(shape.out)
-    if shape.channels < 16 and window <= MOST_COLUMNS and shape.outputs >= 64:
+    if FEW * places <= shape.outputs:
         return "columns"
-    if not learning and FEW * places <= shape.outputs:
-        return "columns"
+    if shape.channels < NARROW:
+        maps = 4 * places * shape.outputs
+        slow = learning and shape.channels == 1 and torch.backends.cpu.get_cpu_capability() != "AVX512"
+        return "columns" if maps >= LARGE or (slow and maps >= SMALL) else "plain"
     plan = best_plan(shape, images)
-    pays = plan.cost(images) <= LEAST_GAIN * images * shape.multiplications
-    return "transform" if pays and images_at_once(plan, images) else "plain"
+    at_once = images_at_once(plan, images)
+    pays = at_once > 0 and plan.cost(at_once) <= LEAST_GAIN * plain_cost(shape, at_once)
+    return "transform" if pays else "plain"
+
+
+def plain_cost(shape: Shape, images: int) -> float:
+    """What PyTorch's convolution costs, in multiplications."""
+    weight = shape.channels * shape.outputs * math.prod(shape.kernel)
+    return images * shape.multiplications + MOVE * REORDERED * weight
 
 
 def images_at_once(plan: Plan, images: int) -> int:
-    """How many images' work buffers fit into the working memory; 0 where they are too few for the transform to pay."""
+    """How many images' work buffers fit into the working memory, in nearly equal parts; 0 if not those of one."""
     numbers = get_working_memory() * MIB / 4 - plan.numbers_of_kernel
-    fitting = min(int(numbers / plan.numbers_of_image), images)
-    if fitting < 1:
-        return 0
-    at_once = -(-images // -(-images // fitting))  # nearly equal parts
-    pays = plan.cost(at_once) <= LEAST_GAIN * at_once * plan.shape.multiplications
-    return at_once if pays else 0
+    fitting = int(numbers / plan.numbers_of_image)
+    return -(-images // -(-images // fitting)) if fitting > 0 else 0

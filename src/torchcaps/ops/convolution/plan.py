@@ -16,7 +16,9 @@ Pair = tuple[int, int]
 MOST_OUTPUTS = 12
 """Of a tile along an axis; more save little, and cost accuracy and memory."""
 MOVE = 40
-"""Multiplications in the time of one number's way through a transform, in and out of memory; ``choice.py`` uses it."""
+"""Multiplications in the time in which a number is moved through a transform, in and out of memory."""
+CALLS = 6_000_000
+"""Multiplications in the time in which the products of a plane are called."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,8 @@ class Plan:
         """What the transform costs, in multiplications."""
         products = sum(span.stop - span.start for each in self.spans for span in each)
         multiplied = images * math.prod(self.tiles) * products * self.shape.outputs
-        return multiplied + MOVE * (self.numbers_of_kernel + images * self.numbers_of_image)
+        moved = self.numbers_of_kernel + images * self.numbers_of_image
+        return multiplied + MOVE * moved + CALLS * self.planes
 
 
 @lru_cache(maxsize=256)
