@@ -298,7 +298,7 @@ def test_tiles_of_any_size(case: Case, tile: tuple[int, int], always: None, monk
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize(("way", "batch", "most"), [("transform", 16, 1.0), ("transform", 4, 4.0), ("columns", 4, 4.0)])
 def test_errors_beside_those_of_conv2d(constant: bool, way: str, batch: int, most: float, always: None) -> None:
-    """In sum of squares. Maps and kernel, at the paper's tiles, 6×6: no larger than PyTorch's, which has longer sums."""
+    """In sum of squares; with the paper's tiles, those of maps and kernel are no larger than PyTorch's."""
     case = Case(batch, 64, 64, (20, 20), (9, 9), (2, 2))
     leaves = make(case)
     if constant:
