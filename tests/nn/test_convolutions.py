@@ -1,17 +1,186 @@
-"""The stem's convolutions, and the normalisation that knows one image at a time."""
+"""Convolutions, the stem's, and the normalisation that knows one image at a time."""
 
 from __future__ import annotations
+
+import copy
+import io
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
-from support import assert_batch_independent, assert_close, assert_gradients_reach, assert_raises
+from support import (
+    assert_batch_independent,
+    assert_close,
+    assert_differs,
+    assert_gradients_reach,
+    assert_raises,
+    drawn_for,
+    labels_for,
+)
 from torchcaps import create_model
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNetConfig, CNNConfig
-from torchcaps.nn import ChannelNorm, ConvStem
+from torchcaps.nn import ChannelNorm, Convolution, ConvStem
+from torchcaps.ops.convolution import Shape, choice, transform
+
+SIZES = [(3, 7, 5, 2, 1, True), (1, 64, 9, 1, 0, True), (16, 8, 3, 1, 1, False), (6, 4, 1, 3, 0, True)]
+
+
+def both(sizes: tuple[Any, ...], seed: int = 0, **more: Any) -> tuple[Convolution, nn.Conv2d]:
+    """A convolution and PyTorch's, from the same seed."""
+    *numbers, bias = sizes
+    torch.manual_seed(seed)
+    ours = Convolution(*numbers, bias=bias, **more)
+    torch.manual_seed(seed)
+    return ours, nn.Conv2d(*numbers, bias=bias)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_starting_values_and_state_are_conv2d_s(sizes: tuple[Any, ...]) -> None:
+    ours, theirs = both(sizes)
+    after = torch.rand(3)
+    both(sizes)
+    assert after.equal(torch.rand(3)), "as many random numbers are drawn"
+    assert [name for name, _ in ours.named_parameters()] == [name for name, _ in theirs.named_parameters()]
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    for name, value in theirs.state_dict().items():
+        assert ours.state_dict()[name].equal(value), name
+    assert ours.weight.is_contiguous(memory_format=torch.channels_last)
+    assert isinstance(ours, nn.Conv2d)
+
+
+def test_drawn_anew_the_parameters_stay_the_same_objects() -> None:
+    ours, theirs = both(SIZES[0])
+    before, held = ours.weight.detach().clone(), list(ours.parameters())
+    for each in (ours, theirs):
+        torch.manual_seed(1)
+        each.reset_parameters()
+    assert all(a is b for a, b in zip(ours.parameters(), held, strict=True)), "an optimiser would lose them"
+    assert_differs(ours.weight, before)
+    assert ours.weight.equal(theirs.weight)
+    assert ours.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_draw_is_the_same_whatever_the_order_in_memory() -> None:
+    ours, theirs = both(SIZES[0])
+    for each, draw in ((ours, ours.draw), (theirs, lambda initialise: initialise(theirs.weight))):
+        torch.manual_seed(2)
+        draw(lambda weight: nn.init.trunc_normal_(weight, std=0.3))
+        assert each.weight.requires_grad
+    assert ours.weight.equal(theirs.weight)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("relu", [False, True])
+def test_a_convolution_is_conv2d(sizes: tuple[Any, ...], relu: bool) -> None:
+    ours, theirs = both(sizes, relu=relu)
+    features = torch.randn(3, sizes[0], 13, 12)
+    wanted = F.relu(theirs(features)) if relu else theirs(features)
+    got = ours(features)
+    assert_close(got, wanted, 1e-5)
+    for each, maps in ((ours, got), (theirs, wanted)):
+        grads = torch.autograd.grad(maps.square().sum(), each.parameters())
+        for parameter, grad in zip(each.parameters(), grads, strict=True):
+            parameter.grad = grad
+    for mine, yours in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert mine.grad is not None
+        assert_close(mine.grad / yours.grad.abs().max(), yours.grad / yours.grad.abs().max(), 1e-5)
+    assert_raises(ValueError, ours, torch.randn(3, sizes[0] + 1, 13, 12), say="convolve: weight must have shape (O, ")
+
+
+def test_weights_travel() -> None:
+    (ours, theirs), features = both(SIZES[0], relu=True), torch.randn(2, 3, 9, 9)
+    other = Convolution(3, 7, 5, 2, 1, relu=True)
+    assert_differs(other.weight, ours.weight)
+    wanted = F.relu(theirs(features))
+    other.load_state_dict(theirs.state_dict())
+    assert other.weight.is_contiguous(memory_format=torch.channels_last)
+    assigned = Convolution(3, 7, 5, 2, 1, relu=True)
+    assigned.load_state_dict(theirs.state_dict(), assign=True)
+    file = io.BytesIO()
+    torch.save(ours.state_dict(), file)
+    file.seek(0)
+    loaded = Convolution(3, 7, 5, 2, 1, relu=True)
+    loaded.load_state_dict(torch.load(file, weights_only=True))
+    whole = io.BytesIO()
+    torch.save(ours, whole)
+    whole.seek(0)
+    for each in (ours, other, assigned, loaded, copy.deepcopy(ours), torch.load(whole, weights_only=False)):
+        assert_close(each(features), wanted, 1e-5)
+        assert each.relu
+    theirs.load_state_dict(ours.state_dict())
+    assert theirs.weight.equal(ours.weight)
+
+
+def test_what_a_convolution_says_of_itself() -> None:
+    plain, relu = Convolution(3, 8, 5, 2, 1), Convolution(3, 8, 5, bias=False, relu=True)
+    assert plain.extra_repr() == nn.Conv2d(3, 8, 5, 2, 1).extra_repr()
+    assert relu.extra_repr() == nn.Conv2d(3, 8, 5, bias=False).extra_repr() + ", relu=True"
+
+
+def test_who_listens_hears_a_convolution() -> None:
+    layer, heard = Convolution(3, 8, 5), []
+    layer.register_forward_pre_hook(lambda *_: heard.append("before"))
+    layer.register_forward_hook(lambda *_: heard.append("after"))
+    layer.register_full_backward_hook(lambda *_: heard.append("backward"))
+    layer(torch.randn(2, 3, 9, 9, requires_grad=True)).sum().backward()
+    assert heard == ["before", "after", "backward"]
+
+
+def test_a_relu_in_place_may_follow() -> None:
+    torch.manual_seed(0)
+    layer, features = nn.Sequential(Convolution(1, 64, 5), nn.ReLU(inplace=True)), torch.randn(2, 1, 9, 9)
+    layer(features).sum().backward()
+    assert_gradients_reach(layer)
+    assert_close(layer(features), F.relu(F.conv2d(features, layer[0].weight, layer[0].bias)), 1e-5)
+
+
+# ---- whole networks
+
+NETWORKS = {
+    "sabour2017": {"conv_channels": 24, "primary_types": 4, "decoder_hidden": (16, 24)},
+    "torch-notebook": {"conv_channels": 24, "primary_types": 4, "decoder_hidden": (16, 24)},
+    "sabour2017-multimnist": {"conv_channels": 16, "primary_types": 3, "decoder_hidden": (16, 24)},
+    "cnn-matched": {"channels": (64, 24), "hidden": (32, 16)},
+}
+
+
+@pytest.mark.parametrize("preset", NETWORKS)
+def test_networks_are_those_of_plain_convolutions(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = create_model(preset, **NETWORKS[preset]).eval()
+    images, labels = torch.rand(8, *model.in_shape), labels_for(model, 8)
+    transformed = []
+    forward = transform.forward
+    monkeypatch.setattr(transform, "forward", lambda *args: transformed.append(1) or forward(*args))
+    monkeypatch.setattr(choice, "LEAST_GAIN", float("inf"))
+
+    def run(wide: str, narrow: str) -> dict[str, Tensor]:
+        def chosen(shape: Shape, images: int, learning: bool) -> str:
+            return narrow if shape.channels < 16 else wide
+
+        for module in ("torchcaps.ops.convolution", "torchcaps.nn.capsules"):
+            monkeypatch.setattr(f"{module}.choose", chosen)
+        model.zero_grad()
+        output = model(images, labels)
+        loss = model.loss(output, drawn_for(model, images), labels).total
+        loss.backward()
+        with torch.no_grad():
+            alone = model(images).lengths
+        found = {"lengths": output.lengths.detach(), "inferred": alone, "loss": loss.detach()}
+        return found | {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+
+    wanted = run("plain", "plain")
+    assert not transformed
+    got = run("transform", "columns")
+    assert len(transformed) >= 2, "with and without learning"
+    assert got.keys() == wanted.keys()
+    for name in wanted:
+        scale = wanted[name].abs().max().clamp_min(1e-30)
+        assert_close(got[name] / scale, wanted[name] / scale, 2e-5)
 
 
 def test_each_location_has_mean_0_and_deviation_1_over_its_channels() -> None:

@@ -1,4 +1,4 @@
-"""Convolutions where nothing is learned: the same results, in parts or as one product."""
+"""Convolutions where nothing is learned: the same results, some images at a time."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import torchcaps
-from support import assert_close
+from support import assert_batch_independent, assert_close
 from torchcaps import create_model
 from torchcaps.models import CapsNet
 from torchcaps.nn import PrimaryCapsules
-from torchcaps.nn.inference import convolve_few, suits_few
-from torchcaps.ops.memory import get_working_memory
+from torchcaps.nn.inference import MAP, WIDE, images_in_part, in_parts, only_infers
+from torchcaps.ops.convolution import Shape
+from torchcaps.ops.memory import MIB, get_working_memory
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +45,51 @@ def network(**overrides: object) -> CapsNet:
     return model
 
 
+def test_how_many_images_are_a_part() -> None:
+    assert images_in_part(MIB, wide=False) == MAP == 3
+    assert images_in_part(MIB // 2 + 1, wide=False) == 5
+    assert images_in_part(MIB, wide=True) == get_working_memory() * WIDE == 128
+    torchcaps.set_working_memory(2)
+    assert images_in_part(MIB, wide=False) == 2
+    assert images_in_part(MIB // 8, wide=True) == 4
+    for wide in (False, True):
+        assert images_in_part(100 * MIB, wide) == 1, "one at least"
+
+
+@pytest.mark.parametrize(
+    ("images", "largest", "parts"),
+    [(7, 3, [3, 2, 2]), (6, 3, [3, 3]), (9, 8, [5, 4]), (3, 3, [3]), (2, 5, [2]), (3, 1, [1, 1, 1]), (0, 2, [0])],
+)
+def test_parts_are_nearly_equal(images: int, largest: int, parts: list[int]) -> None:
+    seen = []
+
+    def function(part: Tensor) -> Tensor:
+        seen.append(len(part))
+        return part.flatten(2).mul(2).contiguous().transpose(1, 2)  # (B, I, K), kept as (B, K, I)
+
+    given = torch.rand(images, 3, 2, 2)
+    poses = in_parts(function, given, largest)
+    assert seen == parts
+    assert poses.equal(2 * given.flatten(2).transpose(1, 2))
+    assert poses.transpose(1, 2).is_contiguous()
+
+
+def test_when_nothing_is_learned() -> None:
+    images = torch.rand(1, 1, 2, 2)
+    assert not only_infers(images)
+    with torch.no_grad():
+        assert only_infers(images)
+        assert not only_infers(images.to("meta"))
+        seen = []
+        torch.compile(
+            lambda x: x * only_infers(x), fullgraph=True, backend=lambda graph, _: seen.append(graph) or graph
+        )(images)
+        assert "mul" in seen[0].code
+        assert "False" in seen[0].code
+    with torch.inference_mode():
+        assert only_infers(images)
+
+
 def test_images_go_through_the_convolutions_in_parts(calls: list[int]) -> None:
     model, images = network(), torch.rand(7, 1, 28, 28)
     whole = model.primary_poses(images)
@@ -54,11 +100,44 @@ def test_images_go_through_the_convolutions_in_parts(calls: list[int]) -> None:
         assert parts.transpose(1, 2).is_contiguous() == whole.transpose(1, 2).is_contiguous()
         with torch.autocast("cpu", torch.bfloat16):
             model.primary_poses(images)
-    assert calls == [7, 3, 3, 1, 7]  # maps of bfloat16 are half as large
+    assert calls == [7, 3, 2, 2, 7]  # maps of bfloat16 are half as large
     torchcaps.set_working_memory(1e-3)
     with torch.inference_mode():
         assert_close(model.primary_poses(images), whole)
     assert calls[5:] == [1] * 7
+
+
+def test_products_of_planes_get_more_images_at_a_time(calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def chosen(shape: Shape, images: int, learning: bool) -> str:
+        asked.append((shape, images, learning))
+        return "transform"
+
+    monkeypatch.setattr("torchcaps.nn.capsules.choose", chosen)
+    model, images = network(), torch.rand(7, 1, 28, 28)
+    torchcaps.set_working_memory(3.5 * 16 * 20 * 20 * 4 / MIB / WIDE)
+    with torch.no_grad():
+        parts = model.primary_poses(images)
+    assert calls == [3, 2, 2]
+    assert asked == [(Shape(16, 16, (20, 20), (9, 9), (2, 2)), 7, False)]
+    assert_close(parts, model.primary_poses(images), 1e-5)
+    with torch.no_grad():
+        model.double().primary_poses(images.double())
+    assert len(asked) == 1, "planes are of float32"
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_whether_the_primary_convolution_goes_by_planes(separate: bool) -> None:
+    layer = PrimaryCapsules(256, separate_convs=separate)
+    assert layer.is_wide((20, 20), 128)
+    assert not layer.is_wide((20, 20), 1)
+    assert not PrimaryCapsules(4, 2, kernel_size=3).is_wide((20, 20), 128)
+
+
+def test_an_image_s_poses_do_not_depend_on_how_many_there_are() -> None:
+    with torch.no_grad():
+        assert_batch_independent(network(conv_channels=64, primary_types=8).primary_poses, torch.rand(40, 1, 28, 28))
 
 
 def test_not_where_something_is_learned(calls: list[int]) -> None:
@@ -89,16 +168,6 @@ def test_compiled_and_exported_networks_take_any_batch() -> None:
             assert_close(compiled(images[:count]).lengths, wanted[:count], 1e-5)
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("kernel", "stride", "size"), [(9, 2, (20, 20)), (3, 1, (5, 7)), (4, 3, (4, 11))])
-def test_a_convolution_as_one_product(bias: bool, kernel: int, stride: int, size: tuple[int, int]) -> None:
-    conv = nn.Conv2d(3, 8, kernel, stride, bias=bias)
-    features = torch.randn(2, 3, *size).to(memory_format=torch.channels_last)
-    got, wanted = convolve_few(features, conv), conv(features)
-    assert got.shape == wanted.shape
-    assert_close(got, wanted, 1e-5)
-
-
 @pytest.mark.parametrize("separate", [False, True])
 def test_who_listens_to_a_convolution_hears_it(separate: bool) -> None:
     layer, heard = PrimaryCapsules(32, 32, separate_convs=separate), []
@@ -109,21 +178,3 @@ def test_who_listens_to_a_convolution_hears_it(separate: bool) -> None:
             conv.register_forward_hook(lambda *_: heard.append(1))
         assert_close(layer(features), wanted, 1e-5)
     assert len(heard) == len(layer.convs)
-
-
-def test_only_for_few_locations_and_a_large_weight() -> None:
-    layer = PrimaryCapsules(256)
-    conv = layer.convs[0]
-    assert isinstance(conv, nn.Conv2d)
-    one, two = torch.randn(1, 256, 20, 20), torch.randn(2, 256, 20, 20)
-    assert not suits_few(one, conv), "it is learned"
-    with torch.no_grad():
-        assert suits_few(one, conv)
-        assert not suits_few(two, conv)
-        assert not suits_few(one.double(), conv)
-        assert not suits_few(one.to("meta"), conv)
-        with torch.autocast("cpu", torch.bfloat16):
-            assert not suits_few(one, conv)
-        alone = layer(one)
-        assert_close(alone, layer(torch.cat([one, one]))[:1], 1e-5)
-    assert_close(alone, layer(one), 1e-5)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from support import assert_close
 from torchcaps import route
-from torchcaps.ops.memory import get_working_memory, set_working_memory
 from torchcaps.ops.dynamic_routing.recompute import held_votes
+from torchcaps.ops.memory import get_working_memory, set_working_memory
 
 SIZE = (3, 63, 7, 5, 3)  # B, I, J, D, K
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from support import assert_close, assert_differs, assert_finite, assert_raises, holds
 from torchcaps import route
-from torchcaps.ops.memory import get_working_memory, set_working_memory
 from torchcaps.ops.dynamic_routing.options import Options
 from torchcaps.ops.dynamic_routing.recompute import autograd, backward, blocks, layer, route_recompute
 from torchcaps.ops.dynamic_routing.reference import compute_votes, route_votes
+from torchcaps.ops.memory import get_working_memory, set_working_memory
 
 SIZE = (7, 63, 7, 5, 3)  # B, I, J, D, K; too many images for the votes to be held
 

@@ -48,7 +48,7 @@ class Convolution(nn.Conv2d):
 
     def reset_parameters(self) -> None:
         """Draw the weights anew from torch's random generator, as :class:`torch.nn.Conv2d` does."""
-        self.weight = nn.Parameter(torch.empty_like(self.weight, memory_format=torch.channels_last))
+        self.weight.data = self.weight.data.contiguous(memory_format=torch.channels_last)
         self.draw(lambda weight: nn.init.kaiming_uniform_(weight, a=math.sqrt(5)))
         if self.bias is not None:
             bound = 1 / math.sqrt(self.weight[0].numel())

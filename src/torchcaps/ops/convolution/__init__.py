@@ -82,7 +82,8 @@ def convolve(
 
 
 def _pair(value: int | Pair) -> Pair:
-    return (value, value) if isinstance(value, int) else value
+    down, across = (value, value) if isinstance(value, int) else value
+    return down, across
 
 
 def _check(features: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, backend: str) -> None:

@@ -38,10 +38,11 @@ def is_ordinary(*tensors: Tensor | None) -> bool:
         return False
     if torch.is_autocast_enabled("cpu") or torch._C._are_functorch_transforms_active():
         return False
-    if torch.autograd.forward_ad._current_level >= 0:
+    if torch.autograd.forward_ad._current_level >= 0 or torch._C._len_torch_dispatch_stack():
         return False
     return all(
-        type(t) in (Tensor, torch.nn.Parameter) and t.device.type == "cpu" and t.dtype == torch.float32
+        type(t) in (Tensor, torch.nn.Parameter)
+        and (t.device.type, t.dtype, t.layout) == ("cpu", torch.float32, torch.strided)
         for t in tensors
         if t is not None
     )
@@ -96,6 +97,7 @@ class _Convolve(torch.autograd.Function):
     ) -> Tensor:
         ctx.stride, ctx.padding, ctx.way = stride, padding, way
         maps, ctx.planes = _forward(features, weight, bias, stride, padding, relu, way, learning=True)
+        maps = maps.detach()  # to autograd no view, so that it may be changed in place
         ctx.save_for_backward(features, weight, bias, maps if relu else None)
         return maps
 
@@ -166,9 +168,9 @@ def _transform_backward(
     shape, images = shape_of(features, weight, ctx.stride, ctx.padding), len(features)
     plan = best_plan(shape, images)
     places, below = _places(features, ctx.padding), gradient.permute(2, 3, 0, 1)
-    at_once = images_at_once(plan, images) or 1
     # planes are let go as soon as they have served; a second backward pass makes them again
     (X, W), ctx.planes = ctx.planes or (None, None), None
+    at_once = (images_at_once(plan, images) or 1) if X is None else images  # planes are kept of all images
     if wants_features and W is None:
         W = list(transform.kernel_planes(plan, weight.permute(0, 2, 3, 1)))
     parts: list[Tensor] = []

@@ -1,0 +1,163 @@
+"""Large blocks of memory that are used again, and what may not be."""
+
+from __future__ import annotations
+
+import gc
+import math
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from torchcaps.ops import memory
+from torchcaps.ops.memory import ALIGNMENT, MIB, SMALLEST, get_working_memory, new_empty, set_working_memory
+
+LARGE = (3, 5, 100_003)  # 6 MB
+
+
+@pytest.fixture(autouse=True)
+def _no_blocks() -> Iterator[None]:
+    """No block is there at the start, and none is left."""
+    before = get_working_memory()
+    set_working_memory(1e-6)
+    set_working_memory(before)
+    yield
+    set_working_memory(1e-6)
+    set_working_memory(before)
+
+
+def held() -> int:
+    """Bytes that wait to be used again."""
+    gc.collect()
+    return sum(block.nbytes for block in memory._pool._free)
+
+
+@pytest.mark.parametrize("shape", [LARGE, (2**20,), (2, 0, 3), (), (7,), (SMALLEST // 4,), (SMALLEST // 4 - 1,)])
+def test_shape_and_dtype(shape: tuple[int, ...]) -> None:
+    tensor = new_empty(shape)
+    assert type(tensor) is torch.Tensor
+    assert tensor.shape == shape
+    assert tensor.dtype == torch.float32
+    assert tensor.device.type == "cpu"
+    assert tensor.is_contiguous()
+    assert not tensor.requires_grad
+    assert tensor.fill_(3).eq(3).all()
+
+
+def test_large_tensors_start_at_a_cache_line() -> None:
+    alive = [new_empty((SMALLEST // 4 + 1_001 * n,)) for n in range(9)]
+    assert [tensor.data_ptr() % ALIGNMENT for tensor in alive] == [0] * 9
+    assert ALIGNMENT == 64
+
+
+def test_memory_is_used_again_when_its_tensor_is_gone() -> None:
+    tensor = new_empty(LARGE)
+    at = tensor.data_ptr()
+    assert held() == 0
+    del tensor
+    assert held() >= 4 * math.prod(LARGE)
+    again = new_empty((math.prod(LARGE) // 2,))  # half as large: it fits
+    assert again.data_ptr() == at
+    assert held() == 0
+    other = new_empty(LARGE)
+    assert other.data_ptr() != at
+
+
+def test_not_for_what_is_much_smaller_or_larger() -> None:
+    tensor = new_empty((4 * SMALLEST,))
+    at, size = tensor.data_ptr(), 16 * SMALLEST + ALIGNMENT
+    del tensor
+    small, larger = new_empty((SMALLEST,)), new_empty((4 * SMALLEST + 1,))
+    assert at not in (small.data_ptr(), larger.data_ptr())
+    assert held() == size
+
+
+def test_the_smallest_block_that_fits() -> None:
+    at = {}
+    tensors = [new_empty((SMALLEST * n,)) for n in (3, 1, 2)]
+    for tensor in tensors:
+        at[tensor.numel() // SMALLEST] = tensor.data_ptr()
+    del tensor
+    tensors.clear()
+    alive = [new_empty((SMALLEST,)) for _ in range(3)]
+    assert [tensor.data_ptr() for tensor in alive] == [at[1], at[2], at[3]]
+
+
+@pytest.mark.parametrize("keep", ["view", "detached", "numpy", "storage", "saved"])
+def test_memory_that_somebody_still_reads_is_not_used_again(keep: str) -> None:
+    tensor = new_empty(LARGE).fill_(1)
+    at = tensor.data_ptr()
+    leaf = torch.ones(LARGE[2], requires_grad=True)
+    reader: object = {
+        "view": lambda: tensor[1, 2:3],
+        "detached": lambda: tensor.detach().view(-1),
+        "numpy": lambda: tensor.numpy(),
+        "storage": lambda: tensor.untyped_storage(),
+        "saved": lambda: (leaf * tensor).sum(),
+    }[keep]()
+    del tensor
+    assert held() == 0
+    other = new_empty(LARGE).fill_(2)
+    assert other.data_ptr() != at
+    if isinstance(reader, torch.Tensor) and keep == "saved":
+        reader.backward()
+        assert leaf.grad is not None
+        assert leaf.grad.eq(15).all()
+    elif isinstance(reader, torch.Tensor):
+        assert reader.eq(1).all()
+    del reader
+    assert held() > 0, "it is given back in the end"
+
+
+def test_blocks_beyond_the_working_memory_are_let_go() -> None:
+    set_working_memory(10)
+    tensors = [new_empty((SMALLEST,)) for _ in range(4)]  # of 4 MiB each
+    last = [tensor.data_ptr() for tensor in tensors[2:]]
+    while tensors:
+        del tensors[0]
+    assert 8 * MIB <= held() <= 10 * MIB
+    set_working_memory(5)
+    assert 4 * MIB <= held() <= 5 * MIB
+    assert new_empty((SMALLEST,)).data_ptr() == last[-1], "those given back first go first"
+    set_working_memory(1)
+    assert held() == 0
+    tensor = new_empty((SMALLEST,))  # more than may be kept: it is had all the same
+    del tensor
+    assert held() == 0
+
+
+def test_a_new_block_makes_room() -> None:
+    set_working_memory(10)
+    tensors = [new_empty((SMALLEST,)) for _ in range(2)]
+    tensors.clear()
+    assert held() >= 8 * MIB
+    large = new_empty((2 * SMALLEST,))  # 8 MiB: it and what waits do not fit together
+    assert held() == 0
+    assert large.numel() == 2 * SMALLEST
+
+
+def test_small_tensors_are_ordinary() -> None:
+    for _ in range(3):
+        tensor = new_empty((SMALLEST // 4 - 1,))
+        del tensor
+    assert held() == 0
+
+
+def test_no_two_threads_get_the_same_memory() -> None:
+    wrong: list[int] = []
+    start = threading.Barrier(4)
+
+    def work(mark: int) -> None:
+        start.wait()
+        for n in range(60):
+            tensors = [new_empty((SMALLEST // 4 + 500 * ((n + mark) % 5),)).fill_(mark) for _ in range(3)]
+            wrong.extend(mark for tensor in tensors if not bool(tensor.eq(mark).all()))
+
+    threads = [threading.Thread(target=work, args=(mark,)) for mark in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert 0 < held() <= get_working_memory() * MIB
