@@ -44,7 +44,7 @@ PACKAGES: dict[str, set[str]] = {
     "_version": set(),
     "files": set(),
     "registry": set(),
-    "ops": EVERYWHERE | {"triton"},
+    "ops": EVERYWHERE | {"numpy", "triton"},
     "nn": EVERYWHERE,
     "models": EVERYWHERE | {"huggingface_hub", "safetensors"},
     "datasets": EVERYWHERE | {"numpy", "PIL", "sklearn", "scipy", "pooch", "requests"},

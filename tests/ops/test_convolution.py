@@ -297,14 +297,17 @@ def test_tiles_of_any_size(case: Case, tile: tuple[int, int], always: None, monk
 
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize(("way", "batch", "most"), [("transform", 16, 1.0), ("transform", 4, 4.0), ("columns", 4, 4.0)])
-def test_errors_beside_those_of_conv2d(constant: bool, way: str, batch: int, most: float, always: None) -> None:
+def test_errors_beside_those_of_conv2d(
+    constant: bool, way: str, batch: int, most: float, always: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In sum of squares; with the paper's tiles, those of maps and kernel are no larger than PyTorch's."""
     case = Case(batch, 64, 64, (20, 20), (9, 9), (2, 2))
     leaves = make(case)
     if constant:
         leaves = {name: torch.full_like(leaf, 0.1).requires_grad_() for name, leaf in leaves.items()}
-    if most == 1:
-        assert best_plan(Shape(*case[1:6]), batch).tile == (6, 6)
+    if most == 1:  # the tile of the paper's sizes
+        assert best_plan(PRIMARY, 128).tile == (6, 6)
+        monkeypatch.setattr(autograd, "best_plan", lambda shape, images: Plan(shape, (6, 6)))
     exact = double(leaves)
     got, other = (with_gradients(function(leaves, case, way), leaves) for function in (fast, plain))
     wanted = with_gradients(plain(exact, case), exact)
@@ -647,9 +650,9 @@ def test_too_little_working_memory_leaves_it_to_pytorch(ways: list[str]) -> None
     case = Case(4, 64, 64, (20, 20), (9, 9), (2, 2))
     shape = Shape(64, 64, *case[3:6])
     leaves = make(case)
-    assert choose(shape, 64, True) == "transform"
+    assert choose(shape, 512, True) == "transform"
     set_working_memory(0.1)
-    assert choose(shape, 64, True) == "plain"
+    assert choose(shape, 512, True) == "plain"
     assert_same(with_gradients(fast(leaves, case, "auto"), leaves), with_gradients(plain(leaves, case), leaves), 1e-7)
     assert ways == []
 
@@ -723,6 +726,16 @@ def test_planes_go_when_their_kernel_goes() -> None:
 # ---- the choice
 
 
+@pytest.mark.parametrize("capability", ["AVX512", "AVX2"])
+def test_few_images_of_one_channel_learn_by_columns_where_pytorch_is_slow(
+    capability: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    first = Shape(1, 256, (28, 28), (9, 9), (1, 1))
+    assert choose(first, 8, True) == ("plain" if capability == "AVX512" else "columns")
+    assert choose(first, 8, False) == "plain"
+
+
 def test_the_way_that_is_chosen() -> None:
     first = Shape(1, 256, (28, 28), (9, 9), (1, 1))
     for learning in (True, False):
@@ -731,8 +744,8 @@ def test_the_way_that_is_chosen() -> None:
         assert choose(Shape(256, 256, (20, 20), (1, 1), (1, 1)), 128, learning) == "plain"
         assert choose(Shape(4, 4, (8, 8), (3, 3), (1, 1)), 2, learning) == "plain"
         assert choose(PRIMARY, 0, learning) == "plain"
-    assert choose(PRIMARY, 1, False) == "columns"
-    assert choose(PRIMARY, 1, True) == "plain"
+        assert choose(PRIMARY, 1, learning) == "columns"
+        assert choose(PRIMARY, 2, learning) == "plain"
 
 
 @pytest.mark.parametrize("way", ["auto", "plain", *WAYS])

@@ -22,13 +22,13 @@ def points(n: int) -> list[complex]:
         n: At least 1.
     """
     order = n - 1 if n % 2 else n - 2  # of the roots of unity
-    real: list[complex] = [INFINITY, 1, -1] if n % 2 else [INFINITY, 0, 1, -1]
+    real = [INFINITY, 1 + 0j, -1 + 0j] if n % 2 else [INFINITY, 0j, 1 + 0j, -1 + 0j]
     return [*real[:n], *(complex(np.exp(2j * np.pi * k / order)) for k in range(1, order // 2))]
 
 
 def is_real(point: complex) -> bool:
     """Whether the value of a real polynomial at a point is one real number; else it is two."""
-    return point == INFINITY or complex(point).imag == 0
+    return point == INFINITY or point.imag == 0
 
 
 def evaluate(at: Sequence[complex], size: int) -> np.ndarray:
@@ -38,7 +38,7 @@ def evaluate(at: Sequence[complex], size: int) -> np.ndarray:
         if point == INFINITY:
             rows.append(np.eye(size)[-1])
             continue
-        powers = np.power(complex(point), np.arange(size))
+        powers = np.power(point, np.arange(size))
         rows += [powers.real] if is_real(point) else [powers.real, powers.imag]
     return np.array(rows)
 

@@ -58,7 +58,7 @@ def choose(shape: Shape, images: int, learning: bool) -> Way:
 def plain_cost(shape: Shape, images: int) -> float:
     """What PyTorch's convolution costs, in multiplications."""
     weight = shape.channels * shape.outputs * math.prod(shape.kernel)
-    return images * shape.multiplications + MOVE * REORDERED * weight
+    return float(images * shape.multiplications + MOVE * REORDERED * weight)
 
 
 def images_at_once(plan: Plan, images: int) -> int:

@@ -168,7 +168,7 @@ class Plan:
         products = sum(span.stop - span.start for each in self.spans for span in each)
         multiplied = images * math.prod(self.tiles) * products * self.shape.outputs
         moved = self.numbers_of_kernel + images * self.numbers_of_image
-        return multiplied + MOVE * moved + CALLS * self.planes
+        return float(multiplied + MOVE * moved + CALLS * self.planes)
 
 
 @lru_cache(maxsize=256)
