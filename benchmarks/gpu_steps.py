@@ -20,7 +20,7 @@ from torchcaps.training.data import RunData, training_loader
 from torchcaps.training.launch import launch
 from torchcaps.training.loop import Trainer
 from torchcaps.training.progress import Silence
-from torchcaps.training.step import TrainStep, use_channels_last
+from torchcaps.training.step import TrainStep
 
 PRECISIONS = {"fp32": "32", "bf16": "bf16"}
 CONTENDERS = ("plain", "captured", "compiled", "compiled, captured", "naive")
@@ -76,7 +76,6 @@ class Contender:
         network = new_network(machine).train()
         if name == "naive":
             network.class_capsules.routing = NaiveRouting(stop_gradient=False)
-        use_channels_last(network)
         fabric = launch(config_of(machine, precision, batch))
         captured = name in ("captured", "compiled, captured", "naive")
         compiled = torch.compile(network, backend="eager" if machine.dry else "inductor")

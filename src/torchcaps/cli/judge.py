@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from torchcaps.analysis import ClassScore, Evaluation
+    from torchcaps.analysis import ClassScore, Evaluation, Precision
 
 
 @click.command(
@@ -55,6 +55,13 @@ if TYPE_CHECKING:
 @run_argument
 @data_options
 @click.option("--batch-size", type=click.IntRange(min=1), default=256, show_default=True, help="Images at a time.")
+@click.option(
+    "--precision",
+    type=click.Choice(["32", "bf16"]),
+    default="32",
+    show_default=True,
+    help="float32, or bfloat16 convolutions and dense layers.",
+)
 @accelerator_option
 @click.option("--figure", type=FIGURE, help="Draw the confusion matrix to this file too, .png, .pdf or .svg.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -65,6 +72,7 @@ def evaluate(
     data_dir: str | None,
     split: Split,
     batch_size: int,
+    precision: Precision,
     accelerator: str,
     figure: Path | None,
     as_json: bool,
@@ -83,7 +91,7 @@ def evaluate(
         images,
         batch_size=batch_size,
         class_names=dataset.class_names,
-        precision="32" if run.config is None else run.config.precision,
+        precision=precision,
     )
     if as_json:
         about = {"run": str(run_folder), "which": which, "data": dataset.name, "split": split}

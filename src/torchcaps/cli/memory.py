@@ -15,7 +15,7 @@ from torchcaps.cli.train import OPTIONS, build_config
 EXAMPLES = (
     ("memory sabour2017 --data mnist --batch-size 512", "the paper's network on MNIST, a larger batch"),
     ("memory sabour2017 --data mnist --image-size 64", "larger images"),
-    ("memory baseline-cnn --precision bf16", "the paper's CNN in half precision"),
+    ("memory baseline-cnn --data mnist --batch-size 64", "the paper's CNN"),
     ("memory sabour2017-multimnist --data multimnist", "two digits in an image"),
 )
 
@@ -41,8 +41,10 @@ def memory(context: click.Context, /, preset: str | None, config_file: Path | No
     from torchcaps.datasets import data_shape
     from torchcaps.training import available_memory_mib, estimate_memory, largest_batch
     from torchcaps.training.data import check_objects
+    from torchcaps.training.device import PRECISION_WORDS, resolve_precision
     from torchcaps.training.launch import count_processes
 
+    config = resolve_precision(config)
     in_shape, num_classes, num_images, objects = data_shape(
         config.data, data_dir=config.data_dir, image_size=config.image_size
     )
@@ -56,7 +58,10 @@ def memory(context: click.Context, /, preset: str | None, config_file: Path | No
     print_table(rows)
     available = available_memory_mib()
     devices, shared = count_processes(config).devices, ""
-    facts: list[tuple[str, object]] = [("Batch", f"{count(estimate.batch_size)} images a step and process")]
+    facts: list[tuple[str, object]] = [
+        ("Batch", f"{count(estimate.batch_size)} images a step and process"),
+        ("Precision", PRECISION_WORDS[config.precision]),
+    ]
     if devices > 1:
         shared = ", over all processes"
         facts.append(("Processes", f"{devices} on this machine, {devices * estimate.total:,.0f} MiB together"))

@@ -106,4 +106,4 @@ def _test_error(run: Run, folder: Path) -> float:
     assert run.config is not None
     if not run.has_data():
         raise InputError(f"rounded weights are tested again, but {run.config.data} is not on this machine")
-    return evaluate(load_pretrained(folder), run.dataset().test, precision=run.config.precision).error
+    return evaluate(load_pretrained(folder), run.dataset().test).error

@@ -12,13 +12,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import torch
 
 from torchcaps.datasets import Batch
 from torchcaps.errors import InputError
+from torchcaps.models import Model
+from torchcaps.training.config import TrainConfig
 from torchcaps.training.step import TrainStep
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 #: Steps made as they are before one is recorded: kernels are compiled, libraries and Adam set up their memory.
 WARM_UP = 3
@@ -96,6 +101,36 @@ class CapturedStep:
                 if place is not None and part is not None:
                     place.copy_(part)
         self._replay()
+
+
+class Steps(NamedTuple):
+    """How a run makes its steps."""
+
+    plain: TrainStep
+    """The step as it is, which holds the network, the optimizer and the tally."""
+    captured: CapturedStep | None
+    """The same step captured, where that serves."""
+
+    @property
+    def make(self) -> TrainStep | CapturedStep:
+        """What is called for each batch."""
+        return self.captured or self.plain
+
+
+def set_up_steps(fabric: Fabric, config: TrainConfig, network: Model) -> Steps:
+    """Bring a network to its device, give it its optimizer, and choose how its training steps are made.
+
+    Args:
+        fabric: Of the run, from :func:`torchcaps.training.launch.launch`.
+        config: The run.
+        network: The network.
+
+    Raises:
+        InputError: Capture is wanted where there is none.
+    """
+    capture = choose_capture(config.capture, fabric.device, fabric.world_size)
+    plain = TrainStep(fabric, network, seed=config.seed, capturable=capture is not None)
+    return Steps(plain, None if capture is None else CapturedStep(plain, capture, config.recipe.batch_size))
 
 
 def choose_capture(setting: Literal["auto", "on", "off"], device: torch.device, processes: int) -> Capture | None:

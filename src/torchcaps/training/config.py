@@ -37,13 +37,14 @@ class TrainConfig(Described):
     """Resize images to this height and width, pixels."""
     seed: int = 0
     """Of the weights, the order of images, their shifts and the validation split."""
-    precision: Literal["32", "bf16"] = "32"
-    """float32, or bfloat16 convolutions and dense layers with routing in float32."""
+    precision: Literal["auto", "32", "bf16"] = "auto"
+    """float32, or bfloat16 convolutions and dense layers with routing in float32; auto is bfloat16 on CUDA GPUs of
+    compute capability 8 or more, and float32 on all other devices. A run folder holds what it came to."""
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to compute."""
     capture: Literal["auto", "on", "off"] = "auto"
     """Record the training step as a CUDA graph and replay it, which keeps a GPU busy: wherever it can be done, which is
-    on CUDA with one process; for certain, or an error; or never."""
+    on CUDA with one process; for certain, or an error; or never. Experimental: it was tested without a GPU only."""
     devices: int = 1
     """Processes (one a device) on each machine."""
     num_nodes: int = 1

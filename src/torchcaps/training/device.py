@@ -1,10 +1,26 @@
-"""The device that an accelerator's name stands for."""
+"""The device that an accelerator's name stands for, and the precision that suits it."""
 
 from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Literal
 
 import torch
 
 from torchcaps.errors import InputError
+from torchcaps.training.config import TrainConfig
+
+#: What each precision is, in words.
+PRECISION_WORDS = {"32": "float32", "bf16": "bfloat16 convolutions and dense layers, all else in float32"}
+CPUINFO = Path("/proc/cpuinfo")
+#: What processors call instructions that multiply bfloat16: x86, x86 and ARM.
+BF16_FEATURES = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+#: Values of ONEDNN_MAX_CPU_ISA that leave such instructions of x86 unused.
+ISA_WITHOUT_BF16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
+#: The first compute capability whose GPUs multiply bfloat16.
+AMPERE = (8, 0)
 
 
 def pick_device(accelerator: str) -> torch.device:
@@ -25,3 +41,73 @@ def pick_device(accelerator: str) -> torch.device:
             f"this machine has no {accelerator} device that PyTorch can use; --accelerator may be {', '.join(usable)}"
         )
     return torch.device(accelerator)
+
+
+def pick_precision(precision: str, device: torch.device) -> Literal["32", "bf16"]:
+    """The precision of training on a device; ``auto`` is the one that is fastest there.
+
+    ``auto`` is bfloat16 on CUDA GPUs that multiply it, else float32. It is float32 on CPUs that multiply bfloat16, too:
+    their float32 convolutions take less time.
+
+    Args:
+        precision: ``auto``, ``32`` or ``bf16``.
+        device: Where training computes.
+
+    Raises:
+        InputError: Another precision.
+    """
+    if precision == "auto":
+        return "bf16" if device.type == "cuda" and multiplies_bf16(device) else "32"
+    if precision == "32":
+        return "32"
+    if precision == "bf16":
+        return "bf16"
+    raise InputError(f'precision must be "auto", "32" or "bf16", got {precision!r}')
+
+
+def resolve_precision(config: TrainConfig) -> TrainConfig:
+    """The same run with ``auto`` replaced by the precision that it stands for on this machine.
+
+    Raises:
+        InputError: The precision is ``auto``, and this machine has not the accelerator that the run names.
+    """
+    if config.precision != "auto":
+        return config
+    return dataclasses.replace(config, precision=pick_precision("auto", pick_device(config.accelerator)))
+
+
+def multiplies_bf16(device: torch.device) -> bool:
+    """Whether a device multiplies bfloat16 in hardware: CUDA from compute capability 8, x86 and ARM with instructions.
+
+    A CPU whose kernels are limited to AVX2 (``ATEN_CPU_CAPABILITY=avx2``, ``ONEDNN_MAX_CPU_ISA=AVX2``) does not.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= AMPERE
+    if device.type != "cpu":
+        return False
+    found = BF16_FEATURES & _cpu_features(CPUINFO)
+    if "bf16" in found:
+        return True
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    return bool(found) and torch.backends.cpu.get_cpu_capability() == "AVX512" and limit not in ISA_WITHOUT_BF16
+
+
+def emulation_warning(precision: str, device: torch.device) -> str | None:
+    """A sentence if training in this precision is emulated on this device; it says what that costs."""
+    if precision != "bf16" or multiplies_bf16(device):
+        return None
+    if device.type == "cpu":
+        return (
+            "this processor emulates bfloat16: a training step takes about 12 times as long as in float32, its forward "
+            "pass 7 times"
+        )
+    return f"this {device.type} device has no instructions for bfloat16, so float32 may be faster"
+
+
+def _cpu_features(cpuinfo: Path) -> set[str]:
+    """Names of the processor's instruction sets; none where they are not known."""
+    if cpuinfo.exists():
+        lines = (line.partition(":") for line in cpuinfo.read_text().splitlines())
+        return {name for key, _, names in lines if key.strip() in ("flags", "Features") for name in names.split()}
+    ask = getattr(torch.cpu, "get_capabilities", None)  # since torch 2.11; the only source without Linux's file
+    return {name for name, there in ask().items() if there is True} if ask is not None else set()

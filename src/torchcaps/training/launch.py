@@ -12,6 +12,7 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from torchcaps.errors import InputError
 from torchcaps.training.config import TrainConfig
+from torchcaps.training.device import resolve_precision
 
 
 class Processes(NamedTuple):
@@ -42,7 +43,7 @@ def launch(config: TrainConfig) -> Fabric:
     Raises:
         InputError: The devices that the configuration asks for are not there.
     """
-    processes = count_processes(config)
+    processes, precision = count_processes(config), resolve_precision(config).precision
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its greetings are not for our users
     try:
         fabric = Fabric(
@@ -50,7 +51,7 @@ def launch(config: TrainConfig) -> Fabric:
             devices=processes.devices,
             num_nodes=processes.num_nodes,
             strategy="ddp" if processes.total > 1 else "auto",
-            precision="bf16-mixed" if config.precision == "bf16" else "32-true",
+            precision="bf16-mixed" if precision == "bf16" else "32-true",
         )
     except (
         RuntimeError,

@@ -23,10 +23,11 @@ from torchcaps.errors import InputError
 from torchcaps.files import write_json, write_text
 from torchcaps.models import Model, build_model, load_pretrained
 from torchcaps.models.pretrained import CONFIG
-from torchcaps.training.capture import CapturedStep, choose_capture
+from torchcaps.training.capture import set_up_steps
 from torchcaps.training.checkpoint import CHECKPOINT, check_fits, read_checkpoint, write_checkpoint
 from torchcaps.training.config import ELSEWHERE, TrainConfig, field_names, override, read_config
 from torchcaps.training.data import RunData, fingerprint, load_run_data, training_loader
+from torchcaps.training.device import PRECISION_WORDS, emulation_warning, resolve_precision
 from torchcaps.training.environment import commit, peak_memory_mib
 from torchcaps.training.events import Events
 from torchcaps.training.launch import launch
@@ -36,7 +37,6 @@ from torchcaps.training.progress import Progress, Silence, choose_progress
 from torchcaps.training.run import BEST, METRICS, SUMMARY, save_best
 from torchcaps.training.schedule import learning_rate
 from torchcaps.training.signals import noted_signals
-from torchcaps.training.step import TrainStep, use_channels_last
 from torchcaps.training.summary import summarise
 
 #: Settings that may change when a run goes on: they do not change what is computed. (``epochs`` changes only how long;
@@ -146,6 +146,7 @@ def resume(
 
 def _prepare(config: TrainConfig, checkpoint: dict[str, Any] | None, progress: Progress | None) -> Trainer:
     """All that can be found wrong is found here, before anything is written."""
+    config = resolve_precision(config)
     if config.tensorboard:
         Events.check()
     data = load_run_data(config)
@@ -158,8 +159,11 @@ def _prepare(config: TrainConfig, checkpoint: dict[str, Any] | None, progress: P
         check_fits(checkpoint, config, marks, network)
     fabric = launch(config)
     trainer = Trainer(fabric, config, data, marks, network, _progress(fabric, progress))
-    if warning is not None and fabric.device.type == "cpu":
-        trainer.progress.message(f"Warning: {warning}")
+    trainer.progress.message(f"Precision: {PRECISION_WORDS[config.precision]}")
+    warnings = [emulation_warning(config.precision, fabric.device), warning if fabric.device.type == "cpu" else None]
+    for each in warnings:
+        if each is not None:
+            trainer.progress.message(f"Warning: {each}")
     if checkpoint is not None:
         trainer.restore(checkpoint)
     return trainer
@@ -170,7 +174,7 @@ class Trainer:
 
     Args:
         fabric: Devices, precision and processes.
-        config: The run.
+        config: The run, in the precision that it computes in.
         data: What it trains on and is judged by.
         marks: The fingerprint of ``data``.
         network: What is trained, on the CPU.
@@ -192,15 +196,9 @@ class Trainer:
         self._fingerprint = marks
         device = fabric.device
         self.loader = training_loader(config, data.train, device, fabric.global_rank, fabric.world_size)
-        if config.precision == "bf16" or device.type == "cuda":
-            use_channels_last(network)
         self.network = network
-        capture = choose_capture(config.capture, device, fabric.world_size)
-        self.plain_step = TrainStep(fabric, network, seed=config.seed, capturable=capture is not None)
-        self.captured = capture is not None
-        self.step = (
-            self.plain_step if capture is None else CapturedStep(self.plain_step, capture, self.recipe.batch_size)
-        )
+        steps = set_up_steps(fabric, config, network)
+        self.plain_step, self.step, self.captured = steps.plain, steps.make, steps.captured is not None
         #: Each time where a look is free, else once in a while. It is the same for all processes.
         self.look_every = 1 if fabric.world_size == 1 and device.type == "cpu" else CHECK_EVERY
         self._last_save = time.monotonic()
@@ -386,7 +384,7 @@ class Trainer:
         return f"there was no checkpoint yet in {self.out}"
 
     def _evaluate(self, network: Model, images: ImageSet) -> Evaluation:
-        """Judge a network; each process takes its share of the images, and every image counts once."""
+        """Judge a network, in float32; each process takes its share of the images, and every image counts once."""
         loader = BatchLoader(
             images,
             EVALUATION_BATCH,
@@ -395,7 +393,7 @@ class Trainer:
             rank=self.fabric.global_rank,
             world_size=self.fabric.world_size,
         )
-        share = evaluation_sums(network, loader.batches(0), precision=self.config.precision)
+        share = evaluation_sums(network, loader.batches(0))
         whole = EvaluationSums.from_tensor(self._over_processes(share.to_tensor(), "sum"))
         return Evaluation.from_sums(whole, self.dataset.class_names)
 
@@ -443,6 +441,8 @@ def _resumed_config(out: Path, preset: str | None, overrides: Mapping[str, Any])
     config = read_config(out / CONFIG)
     if preset is not None and preset != config.preset:
         raise InputError(f"the run in {out} trains {config.preset}, not {preset}; start a new run for another preset")
+    if overrides.get("precision") == "auto":  # which is the one that the run was begun in
+        overrides = {**overrides, "precision": config.precision}
     changed = override(config, overrides)
     for part, names in field_names(config).items():
         before = config if part == "run" else getattr(config, part)

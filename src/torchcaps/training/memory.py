@@ -19,6 +19,7 @@ from torchcaps.models.config import CapsNetConfig
 from torchcaps.ops.dynamic_routing.recompute.blocks import BLOCK
 from torchcaps.ops.memory import get_working_memory
 from torchcaps.training.config import TrainConfig, override
+from torchcaps.training.device import resolve_precision
 from torchcaps.training.environment import resident_memory_mib
 from torchcaps.training.launch import count_processes
 
@@ -66,7 +67,8 @@ def estimate_memory(
         Parts whose sum is the peak of resident memory; the first is what this process takes already.
 
     Raises:
-        InputError: Images too small for the network's convolutions or for the recipe's crop.
+        InputError: Images too small for the network's convolutions or for the recipe's crop; or the precision is
+            ``auto``, and this machine has not the accelerator that the run names.
     """
     batch = -(-config.recipe.batch_size // count_processes(config).total)
     crop, objects = config.recipe.crop, config.model.objects
@@ -75,7 +77,7 @@ def estimate_memory(
     with torch.device("meta"):
         network = build_model(config.model, seen, num_classes)
         maps = _feature_maps(network, seen)
-    half = config.precision == "bf16"
+    half = resolve_precision(config).precision == "bf16"
     value = 2 if half else 4
     weights = 4 * sum(p.numel() for p in network.parameters()) / MIB
     convolutions = [m.weight.numel() for m in network.modules() if isinstance(m, nn.Conv2d)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchcaps.datasets import Batch
 from torchcaps.models import Model
@@ -147,13 +147,6 @@ class Tally:
     def read(self) -> Counted:
         """Wait for the steps that were made, and return what they add up to."""
         return Counted(*self._values.tolist())
-
-
-def use_channels_last(network: nn.Module) -> None:
-    """Bring convolutions to the order of memory in which half precision, and GPUs in any precision, are fastest."""
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d):  # W of a capsule layer has an order of its own, also in 4 axes
-            module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
 
 
 def _rate_tensor(device: torch.device) -> Tensor:
