@@ -281,6 +281,13 @@ def test_drawn_sizes(part: int, way: str, always: None) -> None:
         check(case, way)
 
 
+@pytest.mark.parametrize("block", [1, 5_000])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_columns_a_few_rows_at_a_time(case: Case, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "BLOCK", block)
+    check(case, "columns")
+
+
 @pytest.mark.parametrize("case", CASES[:8], ids=str)
 def test_image_by_image(case: Case, ways: list[str]) -> None:
     set_working_memory(1e-6)
@@ -411,7 +418,9 @@ def test_no_gradients_without_leaves_that_want_any(way: str, always: None) -> No
 def test_second_derivatives(case: Case, way: str, ways: list[str], always: None) -> None:
     def penalty(function: Callable[..., Tensor], leaves: Tensors) -> Tensors:
         maps = function(leaves, case, way)
-        grads = torch.autograd.grad(maps.square().sum(), list(leaves.values()), create_graph=True)
+        slope = torch.randn(maps.shape, generator=torch.Generator().manual_seed(1)).to(maps.dtype)  # where maps are 0
+        loss = (maps * (maps + slope)).sum()
+        grads = torch.autograd.grad(loss, list(leaves.values()), create_graph=True)
         total = sum(grad.square().sum() for grad in grads)
         assert isinstance(total, Tensor)
         return {name: grad.detach() for name, grad in zip(leaves, grads, strict=True)} | {
@@ -674,11 +683,12 @@ def test_the_kernel_s_planes_serve_the_next_call(kernels: list[str]) -> None:
         first, second = (fast(leaves, USUAL, "transform") for _ in range(2))
         assert len(kernels) == 1
         assert first.equal(second)
+        wider = leaves | {"features": torch.randn(2, 7, 30, 31)}  # in tiles of another size
+        assert_same({"maps": fast(wider, USUAL, "transform")}, {"maps": plain(wider, USUAL)})
+        assert len(kernels) == 2
         other = make()
         assert_same({"maps": fast(other, USUAL, "transform")}, {"maps": plain(other, USUAL)})
-        assert len(kernels) == 2
-        wider = leaves | {"features": torch.randn(2, 7, 30, 31)}
-        assert_same({"maps": fast(wider, USUAL, "transform")}, {"maps": plain(wider, USUAL)})
+        assert len(kernels) == 3
 
 
 @pytest.mark.usefixtures("kept")
