@@ -671,9 +671,9 @@ def test_too_little_working_memory_leaves_it_to_pytorch(ways: list[str]) -> None
 
 @pytest.fixture
 def kept(always: None) -> Iterator[None]:
-    autograd._kept.forget()
+    autograd._kept._entries.clear()
     yield
-    autograd._kept.forget()
+    autograd._kept._entries.clear()
 
 
 @pytest.mark.usefixtures("kept")
@@ -820,3 +820,12 @@ def test_what_does_not_fit() -> None:
     said = "backend must be one of auto, plain, columns, transform, got 'fast'"
     assert_raises(ValueError, convolve, features, weight, backend="fast", say=said)
     assert_differs(convolve(features, weight, bias), convolve(features, weight))
+
+
+def test_planes_that_were_kept_go_when_the_kernel_learns(always: None) -> None:
+    leaves = make(USUAL)
+    with torch.no_grad():
+        fast(leaves, USUAL, "transform")
+    assert id(leaves["weight"]) in autograd._kept._entries
+    fast(leaves, USUAL, "transform")
+    assert id(leaves["weight"]) not in autograd._kept._entries

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import math
+import os
+import signal
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -161,3 +164,30 @@ def test_no_two_threads_get_the_same_memory() -> None:
         thread.join()
     assert not wrong
     assert 0 < held() <= get_working_memory() * MIB
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")
+def test_a_child_takes_memory_though_another_thread_held_the_lock_when_it_forked() -> None:
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with memory._pool._lock:
+            held.set()
+            done.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(20)
+    child = os.fork()
+    if child == 0:
+        new_empty((2**20,))
+        os._exit(0)
+    end = time.monotonic() + 20
+    while (gone := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
+        time.sleep(0.01)
+    done.set()
+    thread.join()
+    if gone == (0, 0):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert gone == (child, 0)

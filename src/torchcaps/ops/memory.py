@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -65,6 +66,10 @@ class _Pool:
         self._lock = threading.RLock()  # a tensor may die, and give back, while its thread takes
         self._free: list[np.ndarray] = []
 
+    def renew_lock(self) -> None:
+        """Begin with a lock that nobody holds."""
+        self._lock = threading.RLock()
+
     def take(self, size: int) -> np.ndarray:
         """The smallest block of at least ``size`` bytes."""
         with self._lock:
@@ -91,6 +96,8 @@ class _Pool:
 
 
 _pool = _Pool()
+if hasattr(os, "register_at_fork"):  # another thread may hold the lock while the process forks
+    os.register_at_fork(after_in_child=_pool.renew_lock)
 
 
 def new_empty(shape: Sequence[int]) -> Float[Tensor, "..."]:

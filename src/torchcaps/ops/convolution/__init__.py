@@ -46,7 +46,9 @@ def convolve(
 
     On a CPU and in float32 it is computed as a product of planes, with a fifth of the multiplications (wide kernels
     and many channels), as one matrix product (few input channels), or by PyTorch; everything else by PyTorch: other
-    devices and dtypes, autocast, ``torch.compile``, ``torch.func``, exports. Gradients can be differentiated again.
+    devices and dtypes, autocast, ``torch.compile``, ``torch.func``, exports. Gradients can be differentiated again. A
+    NaN or an infinite number among the features reaches all outputs of its tile, where PyTorch's reaches those under
+    whose windows it lies.
 
     Args:
         features: Maps, or images.

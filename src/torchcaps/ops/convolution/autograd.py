@@ -130,7 +130,11 @@ def _forward(
         return columns.forward(shape, places, kernel, bias, relu).permute(2, 3, 0, 1), None
     plan = best_plan(shape, images)
     at_once = images_at_once(plan, images) or 1
-    W = list(transform.kernel_planes(plan, kernel)) if learning else _kept.planes(plan, weight)
+    if learning:
+        _kept.forget(weight)  # it is about to change
+        W = list(transform.kernel_planes(plan, kernel))
+    else:
+        W = _kept.planes(plan, weight)
     parts: list[Tensor] = []
     planes = None
     for part in places.split(at_once, 2):
@@ -253,9 +257,9 @@ class _Kept:
         self._entries = {key: (gone, plan, weight.detach().clone(), planes)}
         return planes
 
-    def forget(self) -> None:
-        """Let all planes go."""
-        self._entries.clear()
+    def forget(self, weight: Tensor) -> None:
+        """Let the planes of a kernel go."""
+        self._entries.pop(id(weight), None)
 
 
 _kept = _Kept()
