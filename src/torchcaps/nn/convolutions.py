@@ -44,7 +44,9 @@ class Convolution(nn.Conv2d):
         relu: bool = False,
     ) -> None:
         super().__init__(in_channels, out_channels, kernel_size, stride, padding, bias=bias)
-        self.relu, self._padding = relu, (padding, padding)
+        self.relu = relu
+        #: zeros on each side, down and across
+        self.zeros = (padding, padding)
 
     def reset_parameters(self) -> None:
         """Draw the weights anew from torch's random generator, as :class:`torch.nn.Conv2d` does."""
@@ -72,7 +74,7 @@ class Convolution(nn.Conv2d):
             TypeError: Maps that are not floating-point.
             ValueError: Maps that do not fit.
         """
-        (stride, across), (padding, beside) = self.stride, self._padding
+        (stride, across), (padding, beside) = self.stride, self.zeros
         return convolve(input, self.weight, self.bias, (stride, across), (padding, beside), relu=self.relu)
 
     def extra_repr(self) -> str:

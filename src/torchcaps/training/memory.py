@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torchcaps.datasets.augmentation import check_crop
 from torchcaps.models import BaselineCNN, Model, build_model
 from torchcaps.models.config import CapsNetConfig
+from torchcaps.nn import Convolution
+from torchcaps.ops.convolution import shape_of, working_mib
 from torchcaps.ops.dynamic_routing.recompute.blocks import BLOCK
 from torchcaps.ops.memory import get_working_memory
 from torchcaps.training.config import TrainConfig, override
@@ -27,6 +29,8 @@ MIB = 2**20
 #: Copies of the largest feature map that live at the height of the backward pass, beside those that are kept for it:
 #: its gradient before and after the ReLU, and one in the layout that the convolution's weight gradient works in.
 WORK_COPIES = 3
+#: Likewise where convolutions multiply planes: the gradient alone.
+WORK_COPIES_OF_PLANES = 1
 #: Copies of the largest convolution's weight in the layouts that forward and backward work in.
 WEIGHT_COPIES = 2
 #: Copies of the primary capsules' map: the convolution's output, the poses before and after the squash, their gradient.
@@ -74,14 +78,16 @@ def estimate_memory(
     crop, objects = config.recipe.crop, config.model.objects
     check_crop(in_shape, crop)
     seen = in_shape if crop is None else (in_shape[0], crop, crop)
-    with torch.device("meta"):
-        network = build_model(config.model, seen, num_classes)
-        maps = _feature_maps(network, seen)
     half = resolve_precision(config).precision == "bf16"
     value = 2 if half else 4
+    with torch.device("meta"):
+        network = build_model(config.model, seen, num_classes)
+        planes = [] if half else _note_planes(network, batch)
+        maps = _feature_maps(network, seen)
     weights = 4 * sum(p.numel() for p in network.parameters()) / MIB
     convolutions = [m.weight.numel() for m in network.modules() if isinstance(m, nn.Conv2d)]
     low_precision_copies = 2 * sum(p.numel() for p in network.parameters() if p.ndim > 1) / MIB if half else 0.0
+    copies_of_maps = WORK_COPIES_OF_PLANES if planes else WORK_COPIES
     alone = objects if objects > 1 else 0  # each object by itself, beside the whole image
     copies = 1 + alone + STANDARDISE_COPIES * bool(getattr(config.model, "standardise", False))
     parts = {
@@ -91,9 +97,10 @@ def estimate_memory(
         "weights": weights,
         "gradients": weights,
         "Adam's moments": 2 * weights,
-        "weights in other layouts": 4 * WEIGHT_COPIES * max(convolutions) / MIB + low_precision_copies,
+        "weights in other layouts": (0 if planes else 4 * WEIGHT_COPIES * max(convolutions) / MIB)
+        + low_precision_copies,
         "feature maps": batch * (value * sum(maps.numbers) + 8 * maps.indices) / MIB,
-        "work space of convolutions": batch * value * WORK_COPIES * max(maps.numbers) / MIB,
+        "work space of convolutions": batch * value * copies_of_maps * max(maps.numbers) / MIB + sum(planes),
     }
     if isinstance(config.model, CapsNetConfig):
         parts["primary capsules"] = 4 * PRIMARY_COPIES * maps.numbers[-1] * batch / MIB
@@ -112,10 +119,20 @@ def largest_batch(
     0 if not even one image a process does.
     """
     processes = count_processes(config)
-    sizes = (override(config, {"batch_size": size * processes.total}) for size in (1, 1001))
-    one, many = (estimate_memory(each, in_shape, num_classes, num_images).total for each in sizes)
-    per_image = (many - one) / 1000
-    return max(0, int((available / processes.devices - one) / per_image) + 1) * processes.total
+
+    def fits(size: int) -> bool:
+        of_all = override(config, {"batch_size": size * processes.total})
+        return estimate_memory(of_all, in_shape, num_classes, num_images).total * processes.devices <= available
+
+    if not fits(1):
+        return 0
+    most, too_many = 1, 2
+    while fits(too_many):
+        most, too_many = too_many, 2 * too_many
+    while too_many - most > 1:
+        between = (most + too_many) // 2
+        most, too_many = (between, too_many) if fits(between) else (most, between)
+    return most * processes.total
 
 
 def available_memory_mib() -> float | None:
@@ -194,6 +211,23 @@ def _feature_maps(network: Model, in_shape: tuple[int, int, int]) -> _Maps:
     layers = (*network.stem.children(), network.conv, network.conv_norm, nn.ReLU())
     numbers, value = _kept(layers, value, network.config.conv_norm)
     return _Maps([*numbers, sum(conv(value).numel() for conv in network.primary_capsules.convs)])
+
+
+def _note_planes(network: Model, batch: int) -> list[float]:
+    """A list to which each convolution by products of planes adds the MiB of its planes when it is called."""
+    found: list[float] = []
+
+    def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        assert isinstance(module, Convolution)
+        (stride, across), (padding, beside) = module.stride, module.zeros
+        shape = shape_of(inputs[0], module.weight, (stride, across), (padding, beside))
+        if mib := working_mib(shape, batch):
+            found.append(mib)
+
+    for module in network.modules():
+        if isinstance(module, Convolution):
+            module.register_forward_pre_hook(note)
+    return found
 
 
 def _kept(layers: Iterable[nn.Module], value: Tensor, norm: str) -> tuple[list[int], Tensor]:

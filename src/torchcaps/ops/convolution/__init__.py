@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.ops.convolution.autograd import compute, is_ordinary, plain, shape_of
-from torchcaps.ops.convolution.choice import choose
+from torchcaps.ops.convolution.choice import choose, working_mib
 from torchcaps.ops.convolution.plan import Pair, Shape
 
 Backend = Literal["auto", "plain", "columns", "transform"]
@@ -27,7 +27,7 @@ Backend = Literal["auto", "plain", "columns", "transform"]
 BACKENDS: tuple[Backend, ...] = ("auto", "plain", "columns", "transform")
 """All of them."""
 
-__all__ = ["BACKENDS", "Backend", "Shape", "choose", "convolve"]
+__all__ = ["BACKENDS", "Backend", "Shape", "choose", "convolve", "shape_of", "working_mib"]
 
 
 def convolve(

@@ -14,16 +14,16 @@ INFINITY = complex("inf")
 def points(n: int) -> list[complex]:
     """Where polynomials of ``n`` coefficients are evaluated: infinity, zero, and roots of unity.
 
-    Infinity comes first, then the other real points. Of two points that are conjugate to each other, one stands for
-    both. Real points are cheaper, and more of them than four for an even n, or three for an odd one, would cost
-    accuracy.
+    Complex points come first, for their planes are the most, and what they take serves the others after them. Of two
+    that are conjugate to each other, one stands for both. Real points are cheaper, and more of them than four for an
+    even n, or three for an odd one, would cost accuracy.
 
     Args:
         n: At least 1.
     """
     order = n - 1 if n % 2 else n - 2  # of the roots of unity
     real = [INFINITY, 1 + 0j, -1 + 0j] if n % 2 else [INFINITY, 0j, 1 + 0j, -1 + 0j]
-    return [*real[:n], *(complex(np.exp(2j * np.pi * k / order)) for k in range(1, order // 2))]
+    return [*(complex(np.exp(2j * np.pi * k / order)) for k in range(1, order // 2)), *real[:n]]
 
 
 def is_real(point: complex) -> bool:

@@ -66,3 +66,16 @@ def images_at_once(plan: Plan, images: int) -> int:
     numbers = get_working_memory() * MIB / 4 - plan.numbers_of_kernel
     fitting = int(numbers / plan.numbers_of_image)
     return -(-images // -(-images // fitting)) if fitting > 0 else 0
+
+
+def working_mib(shape: Shape, images: int) -> float:
+    """MiB of the work buffers of a training step's convolution; 0 where it is not by products of planes.
+
+    Args:
+        shape: Of the convolution.
+        images: B.
+    """
+    if choose(shape, images, learning=True) != "transform":
+        return 0.0
+    plan = best_plan(shape, images)
+    return 4 * (plan.numbers_of_kernel + images_at_once(plan, images) * plan.numbers_of_image) / MIB
