@@ -23,7 +23,7 @@ FEW = 5
 NARROW = 16
 """Input channels from which on a convolution has enough of them for PyTorch's own way, or for planes."""
 LARGE = 32 * MIB
-"""Bytes of maps that the system's allocator (glibc's) takes anew from the system at each call."""
+"""Bytes of maps beyond which the system's allocator (glibc's) takes them anew from the system at each call."""
 SMALL = MIB // 4
 """Bytes of maps below which no way is worth choosing."""
 REORDERED = 3
@@ -48,7 +48,7 @@ def choose(shape: Shape, images: int, learning: bool) -> Way:
     if shape.channels < NARROW:
         maps = 4 * places * shape.outputs
         slow = learning and shape.channels == 1 and torch.backends.cpu.get_cpu_capability() != "AVX512"
-        return "columns" if maps >= LARGE or (slow and maps >= SMALL) else "plain"
+        return "columns" if maps > LARGE or (slow and maps >= SMALL) else "plain"
     plan = best_plan(shape, images)
     at_once = images_at_once(plan, images)
     pays = at_once > 0 and plan.cost(at_once) <= LEAST_GAIN * plain_cost(shape, at_once)
