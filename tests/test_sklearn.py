@@ -48,6 +48,18 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
     return images[:300].reshape(-1, 8, 8) / 16, labels[:300]
 
 
+def test_precision_is_that_of_the_device_unless_named(digits: tuple[np.ndarray, np.ndarray]) -> None:
+    images, labels = digits
+    auto, full, half = (small(precision=name).fit(images[:100], labels[:100]) for name in ("auto", "32", "bf16"))
+    assert auto.loss_curve_ == full.loss_curve_
+    assert half.loss_curve_ != full.loss_curve_
+    assert half.loss_curve_ == pytest.approx(full.loss_curve_, rel=0.05)
+    assert {tensor.dtype for tensor in half.network_.parameters()} == {torch.float32}
+    assert half.capsule_lengths(images[:2]).dtype == np.float32
+    with pytest.raises(InputError, match='precision must be "auto", "32" or "bf16"'):
+        small(precision="16").fit(images[:20], labels[:20])
+
+
 # ---- scikit-learn's own checks
 
 

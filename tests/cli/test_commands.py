@@ -98,6 +98,22 @@ def test_evaluate_finds_what_training_found(cli: Cli, run_folder: Path, which: s
     assert (found["num_images"], found["which"], found["split"], found["data"]) == (100, which, "test", "digits")
 
 
+def test_evaluate_in_half_precision(cli: Cli, run_folder: Path) -> None:
+    full, half = (
+        json.loads(cli("evaluate", run_folder, "--json", *more).out) for more in ((), ("--precision", "bf16"))
+    )
+    assert half["num_images"] == full["num_images"]
+    assert half["loss"] != full["loss"]
+    assert half["loss"] == pytest.approx(full["loss"], rel=0.05)
+    refused = cli("evaluate", run_folder, "--precision", "auto")
+    assert refused.code == 2
+    assert "'auto' is not one of '32', 'bf16'" in refused.err
+
+
+def test_a_run_says_its_precision(cli: Cli, tiny: tuple[str, ...]) -> None:
+    assert "Precision: float32\n" in cli("train", "sabour2017-r3", *tiny, "--out", "run").out
+
+
 @pytest.mark.parametrize(("split", "images"), [("test", 100), ("validation", 100), ("train", 200)])
 def test_evaluate_any_part_of_the_data(cli: Cli, run_folder: Path, split: str, images: int) -> None:
     found = json.loads(cli("evaluate", run_folder, "--split", split, "--json").out)

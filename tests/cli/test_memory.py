@@ -16,6 +16,17 @@ def test_it_names_parts_and_the_largest_batch() -> None:
         assert words in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("precision", "words"),
+    [("auto", "float32"), ("32", "float32"), ("bf16", "bfloat16 convolutions and dense layers, all else in float32")],
+)
+def test_it_says_the_precision(precision: str, words: str) -> None:
+    done = run("sabour2017", "--data", "mnist", "--accelerator", "cpu", "--precision", precision)
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("Precision"))
+    assert line.split(maxsplit=1)[1].strip() == words
+
+
 def test_it_knows_several_objects_crops_and_pooling() -> None:
     for arguments, words in (
         (("sabour2017-multimnist", "--data", "multimnist"), "decoder"),

@@ -93,7 +93,7 @@ def write_log() -> WriteLog:
         **summary: Any,
     ) -> Path:
         (chosen,) = (each for each in table.rows if each.name == name)
-        config = chosen.config(seed)
+        config = dataclasses.replace(chosen.config(seed), precision="32")
         folder = log_folder(results, table.name, name, seed)
         write_json(folder / "config.json", config.to_dict())
         if diverged is not None:

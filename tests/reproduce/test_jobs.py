@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from torchcaps.errors import InputError
 from torchcaps.files import read_json
 from torchcaps.reproduce import Job, Measure, Outcome, Row, Table
 from torchcaps.reproduce.jobs import estimate_jobs, execute
-from torchcaps.training import TrainConfig, load_run
+from torchcaps.training import Interrupted, TrainConfig, load_run, train
 from torchcaps.training.loop import Trainer
 from torchcaps.training.progress import Silence
 
@@ -69,7 +70,7 @@ def test_a_job_becomes_an_ordinary_run_and_its_log(tiny: Table) -> None:
     assert made.run == Path("runs/tiny/plain/seed-1")
     run = load_run(made.run)
     assert run.config is not None
-    assert run.config == made.config
+    assert run.config == dataclasses.replace(made.config, precision="32")  # what auto came to
     log = Path("results/tiny/plain/seed-1")
     summary = read_json(log / "summary.json", "summary")
     assert summary["test"] == read_json(made.run / "summary.json", "summary")["test"]
@@ -301,6 +302,60 @@ def test_the_time_of_a_job_is_estimated_from_its_images(tiny: Table) -> None:
     assert short.versions["torch"] == torch.__version__
     with pytest.raises(InputError, match="no data set"):
         estimate_jobs([job(dataclasses.replace(row, data="dogits"))])
+
+
+def test_the_timed_step_is_training_s_own(tiny: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchcaps.reproduce import estimate
+    from torchcaps.training import loop
+    from torchcaps.training.schedule import learning_rate
+
+    assert estimate.set_up_steps is loop.set_up_steps
+    made, rates, own = [], [], estimate.set_up_steps
+
+    def spy(fabric: Any, config: TrainConfig, network: Any) -> Any:
+        steps = own(fabric, config, network)
+        made.append((fabric, config, steps))
+
+        def make(batch: Any, step: int, rate: float) -> None:
+            rates.append((len(batch.labels), step, rate))
+            steps.make(batch, step, rate)
+
+        return SimpleNamespace(make=make, captured=steps.captured)
+
+    monkeypatch.setattr(estimate, "set_up_steps", spy)
+    (timing,) = estimate_jobs([job(tiny.rows[0])])
+    ((fabric, config, steps),) = made
+    assert timing.seconds > 0
+    assert fabric._precision.precision == "32-true"
+    assert steps.plain.optimizer.param_groups[0]["fused"]
+    assert config.recipe.batch_size == estimate.CPU_IMAGES
+    assert rates == [(estimate.CPU_IMAGES, step, learning_rate(config.recipe, step, 3)) for step in range(3)]
+
+
+def test_a_captured_step_is_timed_where_it_is_replayed(tiny: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchcaps.reproduce import estimate
+
+    calls: list[int] = []
+    own = estimate.set_up_steps
+
+    def captured(*arguments: Any) -> Any:
+        steps = own(*arguments)
+        return SimpleNamespace(make=lambda batch, step, rate: calls.append(step), captured=steps.plain)
+
+    monkeypatch.setattr(estimate, "set_up_steps", captured)
+    estimate_jobs([job(tiny.rows[0])])
+    assert calls == list(range(estimate.WARM_UP + 1 + 2))
+
+
+def test_a_run_in_another_precision_goes_on_in_it(tiny: Table) -> None:
+    made = job(tiny.rows[0])
+    begun = dataclasses.replace(made.config, precision="bf16")
+    with pytest.raises(Interrupted):
+        train(begun, made.run, progress=StopAtStep(1), figures=False)
+    made.check()
+    assert execute(made, Silence()) is Outcome.DONE
+    assert read_json(made.log / "summary.json", "summary")["precision"] == "bf16"
+    assert read_json(made.log / "config.json", "config")["precision"] == "bf16"
 
 
 def test_a_signal_in_the_last_batch_before_the_target_stops_the_job(tiny: Table) -> None:

@@ -157,7 +157,9 @@ def test_where_a_run_is_computed_makes_no_difference_to_what_it_is(tiny: Table) 
     config = plain(tiny).config(1)
     elsewhere = override(config, {"accelerator": "cpu", "data_dir": "there", "checkpoint_minutes": 1.0})
     assert same_run(elsewhere, {}, plain(tiny), 1)
-    for changes in ({"learning_rate": 0.5}, {"num_iterations": 1}, {"precision": "bf16"}, {"epochs": 3}, {"seed": 2}):
+    for precision in ("32", "bf16"):
+        assert same_run(override(config, {"precision": precision}), {}, plain(tiny), 1)
+    for changes in ({"learning_rate": 0.5}, {"num_iterations": 1}, {"epochs": 3}, {"seed": 2}):
         assert not same_run(override(config, changes), {}, plain(tiny), 1), changes
 
 

@@ -49,6 +49,11 @@ def test_every_table_has_rows_words_and_figures_for_each_budget(name: str) -> No
     assert set(table.figures) <= DRAW.keys()
 
 
+@pytest.mark.parametrize(("table", "row"), ROWS, ids=lambda value: value.name if isinstance(value, Row) else value)
+def test_no_row_asks_for_a_precision(table: str, row: Row) -> None:
+    assert row.config(0).precision == "auto"
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_no_two_rows_are_the_same_run(name: str) -> None:
     configs = [(row.config(0), row.stop_at) for row in get_table(name).rows]

@@ -58,7 +58,7 @@ def test_field_names_are_all_but_the_parts_themselves() -> None:
         ({"schedule": "cosine"}, "schedule must be one of constant, decay-by-step"),
         ({"decoder_hidden": "512"}, "decoder_hidden must be a sequence"),
         ({"decoder_hidden": (0,)}, "decoder_hidden must be at least 1"),
-        ({"precision": "16"}, "precision must be one of 32, bf16, got '16'"),
+        ({"precision": "16"}, "precision must be one of auto, 32, bf16, got '16'"),
         ({"devices": 0}, "devices must be at least 1"),
         ({"seed": -1}, "seed must be at least 0"),
         ({"learn_prior": True, "stop_gradient": True}, "learn_prior needs stop_gradient=False"),

@@ -13,10 +13,11 @@ from safetensors.torch import load_file
 
 from support import small
 from tiny_runs import StopAt, tiny_config
+from torchcaps.analysis import evaluate
 from torchcaps.datasets import load_dataset
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, Losses, get_preset, list_presets
-from torchcaps.training import Diverged, Interrupted, TrainConfig, load_run, loop, make_config, resume, train
+from torchcaps.training import Diverged, Interrupted, TrainConfig, device, load_run, loop, make_config, resume, train
 from torchcaps.training.checkpoint import read_checkpoint
 from torchcaps.training.loop import Trainer
 from torchcaps.training.position import Position
@@ -582,6 +583,82 @@ def test_training_images_are_shifted_and_test_images_never(
 
     assert known(seen[False], dataset.validation, dataset.test) == 1
     assert known(seen[True], dataset.train) < 0.4  # one in nine is not moved
+
+
+class Messages(Silence):
+    """Takes up what is said, and sends this process a Ctrl-C after a step."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.said: list[str] = []
+        self.stop_at = stop_at
+
+    def message(self, text: str) -> None:
+        self.said.append(text)
+
+    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
+        if step == self.stop_at:
+            signal.raise_signal(signal.SIGINT)
+
+
+EMULATED = "Warning: this processor emulates bfloat16: a training step takes about 12 times as long"
+
+
+@pytest.fixture
+def emulating(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor without instructions for bfloat16."""
+    monkeypatch.setattr(device, "multiplies_bf16", lambda _: False)
+
+
+def test_auto_comes_to_float32_on_the_cpu_and_says_so(bars: Path, tmp_path: Path) -> None:
+    config, messages = tiny_config(bars, epochs=1), Messages()
+    assert config.precision == "auto"
+    summary = train(config, tmp_path / "run", progress=messages, figures=False)
+    assert summary["precision"] == "32"
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["precision"] == "32"
+    assert messages.said[0] == "Precision: float32"
+    assert not any(said.startswith("Warning") for said in messages.said)
+
+
+@pytest.mark.usefixtures("emulating")
+def test_bf16_that_is_emulated_trains_with_a_warning(bars: Path, tmp_path: Path) -> None:
+    messages = Messages()
+    train(tiny_config(bars, precision="bf16", epochs=1), tmp_path / "run", progress=messages, figures=False)
+    assert messages.said[0] == "Precision: bfloat16 convolutions and dense layers, all else in float32"
+    assert [said.startswith(EMULATED) for said in messages.said if said.startswith("Warning")] == [True]
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["precision"] == "bf16"
+
+
+@pytest.mark.usefixtures("emulating")
+@pytest.mark.parametrize("overrides", [{}, {"precision": "auto"}, {"precision": "bf16"}], ids=str)
+def test_a_bf16_run_goes_on_in_bf16(bars: Path, tmp_path: Path, overrides: dict[str, str]) -> None:
+    with pytest.raises(Interrupted):
+        train(tiny_config(bars, precision="bf16"), tmp_path / "run", progress=Messages(stop_at=8), figures=False)
+    messages = Messages()
+    summary = resume(tmp_path / "run", overrides=overrides, progress=messages, figures=False)
+    assert summary["precision"] == "bf16"
+    assert messages.said[0].startswith("Precision: bfloat16")
+    assert sum(said.startswith(EMULATED) for said in messages.said) == 1
+
+
+@pytest.mark.parametrize(("begun", "wanted"), [("bf16", "32"), ("32", "bf16"), ("auto", "bf16")])
+def test_a_run_does_not_go_on_in_another_precision(bars: Path, tmp_path: Path, begun: str, wanted: str) -> None:
+    config = tiny_config(bars, precision=begun, epochs=1)
+    train(config, tmp_path / "run", progress=Silence(), figures=False)
+    with pytest.raises(InputError, match="precision"):
+        resume(tmp_path / "run", overrides={"precision": wanted, "epochs": 2}, progress=Silence(), figures=False)
+
+
+@pytest.mark.parametrize("precision", ["32", "bf16"])
+def test_a_run_is_judged_in_float32(bars: Path, tmp_path: Path, precision: str) -> None:
+    config = tiny_config(bars, precision=precision, epochs=2)
+    summary = train(config, tmp_path / "run", progress=Silence(), figures=False)
+    for which in ("best", "last"):
+        run = load_run(tmp_path / "run", which=which)
+        found = evaluate(run.model, run.dataset().test)
+        assert summary["test"][which]["accuracy"] == found.accuracy
+        assert summary["test"][which]["loss"] == pytest.approx(found.loss, rel=1e-6)
+        half = evaluate(run.model, run.dataset().test, precision="bf16")
+        assert half.loss != pytest.approx(found.loss, rel=1e-6)
 
 
 def test_bf16_trains_with_a_float32_routing(bars: Path, tmp_path: Path) -> None:

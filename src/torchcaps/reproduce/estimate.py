@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from torchcaps.datasets import Batch
-from torchcaps.models import Model, build_model
+from torchcaps.models import build_model
 from torchcaps.models.config import CapsNetConfig
+from torchcaps.training.capture import WARM_UP, set_up_steps
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.data import RunData, load_run_data, training_loader
-from torchcaps.training.device import pick_device
+from torchcaps.training.launch import launch
+from torchcaps.training.schedule import learning_rate
 
 #: Images of the timed step on a CPU, where the time of an image hardly depends on how many there are.
 CPU_IMAGES = 32
@@ -37,7 +38,7 @@ def estimate_seconds(configs: list[TrainConfig]) -> list[float]:
         epochs = config.recipe.epochs
         judged = epochs * len(data.dataset.validation) + 2 * len(data.dataset.test)
         images = epochs * len(data.train) + JUDGING * judged
-        found.append(images * _seconds_an_image(config, data, pick_device(config.accelerator)))
+        found.append(images * _seconds_an_image(config, data))
     return found
 
 
@@ -50,28 +51,22 @@ def _data_key(config: TrainConfig) -> tuple[Any, ...]:
     return (*shown, *cut, model.objects, decodes_objects)
 
 
-def _seconds_an_image(config: TrainConfig, data: RunData, device: torch.device) -> float:
-    """The time of a step of training for one of its images: the first step warms up, the shorter of two more counts."""
-    recipe = config.recipe
+def _seconds_an_image(config: TrainConfig, data: RunData) -> float:
+    """The time of training's own step for one of its images: the shorter of two, after those that warm up."""
+    fabric = launch(config)
+    device, recipe = fabric.device, config.recipe
     count = recipe.batch_size if device.type == "cuda" else min(recipe.batch_size, CPU_IMAGES)
     few = dataclasses.replace(config, recipe=dataclasses.replace(recipe, batch_size=count))
-    network = build_model(config.model, data.dataset.in_shape, data.dataset.num_classes).to(device).train()
-    optimizer = torch.optim.Adam(network.parameters())
-    batch = next(training_loader(few, data.train, device).batches(0))
+    network = build_model(config.model, data.dataset.in_shape, data.dataset.num_classes).train()
+    steps = set_up_steps(fabric, few, network)
+    loader = training_loader(few, data.train, device, fabric.global_rank, fabric.world_size)
+    batch = next(loader.batches(0))
+    warm_up = 1 if steps.captured is None else WARM_UP + 1  # the step after them is recorded
     times = []
-    for _ in range(3):
+    for number in range(warm_up + 2):
         begin = time.monotonic()
-        _step(network, optimizer, batch, config.precision)
+        steps.make(batch, number, learning_rate(few.recipe, number, len(loader)))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(time.monotonic() - begin)
-    return min(times[1:]) / count
-
-
-def _step(network: Model, optimizer: torch.optim.Optimizer, batch: Batch, precision: str) -> None:
-    drawn = batch.images if batch.parts is None else batch.parts
-    with torch.autocast(batch.images.device.type, torch.bfloat16, enabled=precision == "bf16"):
-        output = network(batch.images, network.decoder_targets(batch.labels))
-    network.loss(output, drawn, batch.labels).total.backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    return min(times[warm_up:]) / count

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 CONFIG, METRICS, SUMMARY, MEASURES = "config.json", "metrics.csv", "summary.json", "measures.json"
 DIVERGED, FINDINGS = "diverged.json", "findings.md"
+#: Settings in which a run may differ from its row: the page says of each what it was computed on, and how.
+NOT_COMPARED = ("precision", *ELSEWHERE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +108,7 @@ def same_run(config: TrainConfig, metrics: Metrics, row: Row, seed: int) -> bool
         seed: The run's.
     """
     wanted = row.config(seed)
-    for name in ELSEWHERE:
+    for name in NOT_COMPARED:
         wanted = dataclasses.replace(wanted, **{name: getattr(config, name)})
     if row.stop_at is not None:
         if config.recipe.epochs not in _lengths(metrics, wanted.recipe.epochs, row.stop_at):

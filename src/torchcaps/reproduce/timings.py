@@ -71,5 +71,6 @@ def _read(results: Path, table: Table) -> dict[str, Any]:
 
 def _settings(row: Row) -> str:
     """Differs where a row's network, recipe or data do."""
-    text = json.dumps(row.config(0).to_dict(), sort_keys=True)
+    settings = {name: value for name, value in row.config(0).to_dict().items() if name != "precision"}
+    text = json.dumps(settings, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -13,7 +13,6 @@ _CONSTANT: dict[str, Any] = NOT_TURNED | {
     "learning_rate": 1e-3,
     "batch_size": 128,
     "max_shift": 6,  # training digits lie in the middle of 40×40; those to validate and test by are moved already
-    "precision": "bf16",
 }
 _SHORT = _CONSTANT | {"epochs": 8}
 _LONG = _CONSTANT | {"epochs": 300}

@@ -32,9 +32,8 @@ _AUTHORS: dict[str, Any] = {
     "decay": 0.96,
     "decay_steps": 2000,
     "min_learning_rate": 1e-6,
-    "precision": "bf16",
 }
-_THREE_EPOCHS = {"epochs": 3, "batch_size": 64, "schedule": "one-cycle", "learning_rate": 2e-3, "precision": "bf16"}
+_THREE_EPOCHS = {"epochs": 3, "batch_size": 64, "schedule": "one-cycle", "learning_rate": 2e-3}
 _COMPACT_RECIPE = get_preset("compact").recipe.to_dict()
 
 #: The paper's rows: what differs, words, the published error and its words.
@@ -82,7 +81,7 @@ _FAMILIES = (
     _Family("compact", "compact", "compact", SHORT, SMALL, _STRONGER),
     _Family("compact-code", "compact after the authors' code", "sabour2017-code", COMPACT_SIZE | SHORT, SMALL, _WEAKER),
     _Family("sabour2017", "the paper's network", "sabour2017", _AUTHORS, FULL, _STRONGER, published=True),
-    _Family("code", "the authors' code", "sabour2017-code", {"precision": "bf16"}, FULL, _WEAKER),
+    _Family("code", "the authors' code", "sabour2017-code", {}, FULL, _WEAKER),
 )
 _on_mnist = partial(Row, data="mnist")
 _long = partial(_on_mnist, preset="compact", budgets=BOTH)
@@ -131,23 +130,22 @@ TABLE = Table(
         _long(
             name="compact",
             title="compact, its own longer recipe, turned and scaled too",
-            overrides={"precision": "bf16"},
         ),
         _long(
             name="compact-long-r3",
             title="compact, its own longer recipe, no reconstruction",
-            overrides={"precision": "bf16", "decoder": False},
+            overrides={"decoder": False},
         ),
         _long(
             name="compact-long-r3-recon-strong",
             title="compact, its own longer recipe, reconstruction 20 times stronger",
-            overrides={"precision": "bf16", **_STRONG},
+            overrides=_STRONG,
         ),
         _on_mnist(
             name="cnn-twin-long",
             title=f"{TWIN_TITLE}; compact's longer recipe",
             preset="cnn-matched",
-            overrides=TWIN | _COMPACT_RECIPE | {"precision": "bf16"},
+            overrides=TWIN | _COMPACT_RECIPE,
             budgets=BOTH,
         ),
         _on_mnist(

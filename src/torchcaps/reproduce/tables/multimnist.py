@@ -10,7 +10,7 @@ from torchcaps.reproduce.table import Row, Table
 from torchcaps.reproduce.tables.recipes import COMPACT_SIZE, FULL, SHORT, SMALL, TWIN, TWIN_TITLE
 
 _SHORT = {"epochs": 4, "max_shift": 0}  # the digits are shifted where they are put together
-_LONG: dict[str, Any] = {"epochs": 1000, "precision": "bf16"}
+_LONG: dict[str, Any] = {"epochs": 1000}
 #: The decay of `sabour2017-multimnist`.
 _DECAY: dict[str, Any] = {
     name: getattr(get_preset("sabour2017-multimnist").recipe, name)

@@ -59,5 +59,4 @@ SHORT: dict[str, Any] = NOT_TURNED | {
     "schedule": "one-cycle",
     "learning_rate": 3e-3,
     "max_shift": 2,
-    "precision": "bf16",
 }

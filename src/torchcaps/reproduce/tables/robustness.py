@@ -23,7 +23,7 @@ def _disturbances(attacked: int, turned: int | None) -> tuple[Measure, ...]:
 
 
 _small = partial(Row, data="mnist", budgets=SMALL, measures=_disturbances(500, 2000))
-_full = partial(Row, data="mnist", overrides={"precision": "bf16"}, budgets=FULL, measures=_disturbances(2000, None))
+_full = partial(Row, data="mnist", budgets=FULL, measures=_disturbances(2000, None))
 
 TABLE = Table(
     name="robustness",
