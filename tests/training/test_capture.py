@@ -19,7 +19,7 @@ from tiny_runs import StopAt, tiny_config
 from torchcaps.datasets import Batch, BatchLoader
 from torchcaps.errors import InputError
 from torchcaps.models import Model, create_model, get_preset, list_presets
-from torchcaps.training import Diverged, Interrupted, loop, resume, train
+from torchcaps.training import Diverged, Interrupted, capture, loop, resume, train
 from torchcaps.training.capture import WARM_UP, CapturedStep, choose_capture
 from torchcaps.training.checkpoint import read_checkpoint
 from torchcaps.training.progress import Silence
@@ -178,7 +178,7 @@ def recorders(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
         made.append(Recorder())
         return made[-1]
 
-    monkeypatch.setattr(loop, "choose_capture", choose)
+    monkeypatch.setattr(capture, "choose_capture", choose)
     return made
 
 
