@@ -159,11 +159,8 @@ def _prepare(config: TrainConfig, checkpoint: dict[str, Any] | None, progress: P
         check_fits(checkpoint, config, marks, network)
     fabric = launch(config)
     trainer = Trainer(fabric, config, data, marks, network, _progress(fabric, progress))
-    trainer.progress.message(f"Precision: {PRECISION_WORDS[config.precision]}")
-    warnings = [emulation_warning(config.precision, fabric.device), warning if fabric.device.type == "cpu" else None]
-    for each in warnings:
-        if each is not None:
-            trainer.progress.message(f"Warning: {each}")
+    if warning is not None and fabric.device.type == "cpu":
+        trainer.progress.message(f"Warning: {warning}")
     if checkpoint is not None:
         trainer.restore(checkpoint)
     return trainer
@@ -217,6 +214,9 @@ class Trainer:
             write_json(self.out / CONFIG, self.config.to_dict())
             if self.position.epoch < self.recipe.epochs:
                 (self.out / SUMMARY).unlink(missing_ok=True)  # of a shorter run, which this one goes on with
+        self.progress.message(f"Precision: {PRECISION_WORDS[self.config.precision]}")
+        if (warning := emulation_warning(self.config.precision, self.fabric.device)) is not None:
+            self.progress.message(f"Warning: {warning}")
         with self.events:
             self.fit()
         try:
