@@ -746,6 +746,18 @@ def test_few_images_of_one_channel_learn_by_columns_where_pytorch_is_slow(
     assert choose(first, 8, False) == "plain"
 
 
+@pytest.mark.parametrize("capability", ["AVX512", "AVX2"])
+def test_one_image_goes_by_columns_where_reading_the_weight_is_most_of_the_work(
+    capability: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert choose(PRIMARY, 1, True) == "columns"
+    assert choose(PRIMARY, 1, False) == ("columns" if capability == "AVX512" else "plain")
+    larger = Shape(256, 512, (16, 16), (9, 9), (2, 2))
+    assert choose(larger, 1, False) == "columns", "its weight has 40 MiB"
+    assert choose(Shape(256, 64, (20, 20), (9, 9), (2, 2)), 1, True) == "plain", "more places than channels"
+
+
 def test_the_way_that_is_chosen() -> None:
     first = Shape(1, 256, (28, 28), (9, 9), (1, 1))
     for learning in (True, False):
@@ -754,7 +766,6 @@ def test_the_way_that_is_chosen() -> None:
         assert choose(Shape(256, 256, (20, 20), (1, 1), (1, 1)), 128, learning) == "plain"
         assert choose(Shape(4, 4, (8, 8), (3, 3), (1, 1)), 2, learning) == "plain"
         assert choose(PRIMARY, 0, learning) == "plain"
-        assert choose(PRIMARY, 1, learning) == "columns"
         assert choose(PRIMARY, 2, learning) == "plain"
 
 

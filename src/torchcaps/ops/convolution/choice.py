@@ -23,7 +23,8 @@ FEW = 5
 NARROW = 16
 """Input channels from which on a convolution has enough of them for PyTorch's own way, or for planes."""
 LARGE = 32 * MIB
-"""Bytes of maps beyond which the system's allocator (glibc's) takes them anew from the system at each call."""
+"""Bytes beyond which the system's allocator (glibc's) takes memory anew from the system at each call: of maps, or of a
+weight in another order."""
 SMALL = MIB // 4
 """Bytes of maps below which no way is worth choosing."""
 REORDERED = 3
@@ -43,11 +44,13 @@ def choose(shape: Shape, images: int, learning: bool) -> Way:
     if min(shape.out) < 1 or images == 0:
         return "plain"
     places = images * math.prod(shape.out)
+    wide_vectors = torch.backends.cpu.get_cpu_capability() == "AVX512"
     if FEW * places <= shape.outputs:
-        return "columns"
+        weight = 4 * shape.channels * shape.outputs * math.prod(shape.kernel)
+        return "columns" if learning or wide_vectors or weight > LARGE else "plain"
     if shape.channels < NARROW:
         maps = 4 * places * shape.outputs
-        slow = learning and shape.channels == 1 and torch.backends.cpu.get_cpu_capability() != "AVX512"
+        slow = learning and shape.channels == 1 and not wide_vectors
         return "columns" if maps > LARGE or (slow and maps >= SMALL) else "plain"
     plan = best_plan(shape, images)
     at_once = images_at_once(plan, images)
