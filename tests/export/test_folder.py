@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -18,7 +19,7 @@ from support import assert_close, assert_raises
 from torchcaps import load_pretrained
 from torchcaps.analysis import evaluate
 from torchcaps.errors import InputError
-from torchcaps.export import export_folder, share, training_record
+from torchcaps.export import export_folder, folder, share, training_record
 from torchcaps.files import read_json, write_json
 from torchcaps.training import Run, load_run
 
@@ -73,7 +74,7 @@ def test_the_command_trains_it_again_anywhere(run: Run) -> None:
     assert command.startswith("torchcaps train sabour2017 --data npz:PATH --seed 0 --conv-channels 8 ")
     for option in ("--primary-types 2", "--decoder-hidden none", "--no-decoder", "--flip", "--validation-size 12"):
         assert f" {option}" in command
-    for local in ("/", "cpu", "--checkpoint-minutes"):
+    for local in ("/", "cpu", "--checkpoint-minutes", "--precision"):
         assert local not in command.replace("bars", "")
     known = {name for option in OPTIONS for name in (*option.opts, *option.secondary_opts)}
     assert {word for word in command.split() if word.startswith("--")} <= known
@@ -137,6 +138,22 @@ def test_half_precision_is_measured_as_it_is_stored(run: Run, tmp_path: Path) ->
     assert f"{100 * record.stored_error:.2f} % test error, measured after rounding" in (
         tmp_path / "net" / "README.md"
     ).read_text(encoding="utf-8")
+
+
+def test_rounded_weights_are_tested_in_float32(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run.config is not None
+    trained = dataclasses.replace(run, config=dataclasses.replace(run.config, precision="bf16"))
+    seen: list[dict[str, Any]] = []
+
+    def spy(*arguments: Any, **options: Any) -> Any:
+        found = evaluate(*arguments, **options)
+        seen.append({"judged": found.lengths, "in float32": evaluate(*arguments).lengths})
+        return found
+
+    monkeypatch.setattr(folder, "evaluate", spy)
+    export_folder(trained, tmp_path / "net", half=True)
+    (lengths,) = seen
+    np.testing.assert_array_equal(lengths["judged"], lengths["in float32"])
 
 
 def test_half_precision_needs_the_data(run: Run, tmp_path: Path) -> None:

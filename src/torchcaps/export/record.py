@@ -95,14 +95,14 @@ def _same_training(first: Path, config: TrainConfig, folder: Path) -> dict[str, 
 
 
 def _command(config: TrainConfig, info: DatasetInfo) -> str:
-    """What trains the run again, with nothing of this machine in it."""
+    """What trains the run again, with nothing of this machine in it; its precision is the machine's, too."""
     preset = get_preset(config.preset)
     plain = TrainConfig(preset=preset.name, model=preset.model, recipe=preset.recipe)
     words = ["torchcaps", "train", preset.name, "--data", info.spec, "--seed", str(config.seed)]
     for own, usual in ((config.model, plain.model), (config.recipe, plain.recipe), (config, plain)):
         for field in dataclasses.fields(own):
             value = getattr(own, field.name)
-            said = field.name in ("preset", "model", "recipe", "data", *MAY_DIFFER)
+            said = field.name in ("preset", "model", "recipe", "data", "precision", *MAY_DIFFER)
             if not said and value != getattr(usual, field.name):
                 words += _option(field.name, value)
     return " ".join(words)

@@ -111,7 +111,7 @@ TABLE = Table(
     ),
     budgets={
         "small": (
-            "Networks of `compact`'s size, 3 epochs of one-cycle, bfloat16: an hour on 2 cores for 3 "
+            "Networks of `compact`'s size, 3 epochs of one-cycle: an hour on 2 cores, in bfloat16, for 3 "
             "seeds. Then `compact` and three rows to compare with it by its own recipe: two hours. Then the "
             "paper's network for 3 epochs: two hours."
         ),

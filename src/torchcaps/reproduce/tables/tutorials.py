@@ -38,7 +38,6 @@ TABLE = Table(
     protocol=(
         "Each preset with its own recipe. Those of the Keras tutorial train on the first 1,000 training images for "
         "one epoch and are tested on the first 1,000 test images, as in the source; all others use all of MNIST. "
-        "The TensorFlow notebook and the PyTorch networks' single epochs compute in bfloat16, the others in float32. "
         "The figure that the TensorFlow notebook prints is that of a run which restored an earlier checkpoint before "
         "its 10 epochs; how many epochs that one had, it does not say. So it stands beside 10 epochs and, in the full "
         "budget, 20."
