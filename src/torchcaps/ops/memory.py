@@ -65,6 +65,7 @@ class _Pool:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a tensor may die, and give back, while its thread takes
         self._free: list[np.ndarray] = []
+        self._lent = 0  # bytes
 
     def renew_lock(self) -> None:
         """Begin with a lock that nobody holds."""
@@ -77,20 +78,28 @@ class _Pool:
             if fitting:
                 block = min(fitting, key=lambda block: block.nbytes)
                 self._free = [other for other in self._free if other is not block]
-                return block
-            self.trim(size)
-        return np.empty(size, np.uint8)
+                size = block.nbytes
+            else:
+                block = None
+                self.trim(size)
+            self._lent += size
+        return np.empty(size, np.uint8) if block is None else block
 
     def give_back(self, block: np.ndarray) -> None:
         """Keep a block for the next tensor that it fits."""
         with self._lock:
+            self._lent -= block.nbytes
             self._free.append(block)
             self.trim()
 
     def trim(self, room: int = 0) -> None:
-        """Let the blocks go that were given back first, until ``room`` and the rest keep within the working memory."""
+        """Let blocks go, those first that were given back first, until all fit into the working memory.
+
+        Args:
+            room: Bytes of a block to come.
+        """
         with self._lock:
-            held = room + sum(block.nbytes for block in self._free)
+            held = room + self._lent + sum(block.nbytes for block in self._free)
             while self._free and held > _WorkingMemory.mib * MIB:
                 held -= self._free.pop(0).nbytes
 

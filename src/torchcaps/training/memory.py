@@ -90,6 +90,7 @@ def estimate_memory(
     copies_of_maps = WORK_COPIES_OF_PLANES if planes else WORK_COPIES
     alone = objects if objects > 1 else 0  # each object by itself, beside the whole image
     copies = 1 + alone + STANDARDISE_COPIES * bool(getattr(config.model, "standardise", False))
+    working = batch * value * copies_of_maps * max(maps.numbers) / MIB + sum(planes)
     parts = {
         "Python and PyTorch": resident_memory_mib() or 0.0,
         "images of the data set": num_images * (1 + alone) * _bytes_an_image(in_shape, config.recipe.max_shift) / MIB,
@@ -100,7 +101,7 @@ def estimate_memory(
         "weights in other layouts": (0 if planes else 4 * WEIGHT_COPIES * max(convolutions) / MIB)
         + low_precision_copies,
         "feature maps": batch * (value * sum(maps.numbers) + 8 * maps.indices) / MIB,
-        "work space of convolutions": batch * value * copies_of_maps * max(maps.numbers) / MIB + sum(planes),
+        "work space of convolutions": max(working, get_working_memory()) if planes else working,  # that much is kept
     }
     if isinstance(config.model, CapsNetConfig):
         parts["primary capsules"] = 4 * PRIMARY_COPIES * maps.numbers[-1] * batch / MIB

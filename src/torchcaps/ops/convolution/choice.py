@@ -25,6 +25,8 @@ NARROW = 16
 LARGE = 32 * MIB
 """Bytes beyond which the system's allocator (glibc's) takes memory anew from the system at each call: of maps, or of a
 weight in another order."""
+BROAD = 128
+"""Output channels from which on half of :data:`LARGE` tells in training: the allocator gives back what lies last."""
 SMALL = MIB // 4
 """Bytes of maps below which no way is worth choosing."""
 REORDERED = 3
@@ -51,7 +53,8 @@ def choose(shape: Shape, images: int, learning: bool) -> Way:
     if shape.channels < NARROW:
         maps = 4 * places * shape.outputs
         slow = learning and shape.channels == 1 and not wide_vectors
-        return "columns" if maps > LARGE or (slow and maps >= SMALL) else "plain"
+        large = LARGE // 2 if learning and shape.outputs >= BROAD else LARGE
+        return "columns" if maps > large or (slow and maps >= SMALL) else "plain"
     plan = best_plan(shape, images)
     at_once = images_at_once(plan, images)
     pays = at_once > 0 and plan.cost(at_once) <= LEAST_GAIN * plain_cost(shape, at_once)
