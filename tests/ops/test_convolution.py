@@ -21,7 +21,7 @@ from support import assert_close, assert_differs, assert_raises, holds
 from torchcaps.ops.convolution import Shape, autograd, choice, choose, columns, convolve, transform
 from torchcaps.ops.convolution.basis import INFINITY, Axis, group_planes, is_real, points
 from torchcaps.ops.convolution.plan import Plan, best_plan
-from torchcaps.ops.memory import MIB, get_working_memory, set_working_memory
+from torchcaps.ops.memory import MIB, set_working_memory
 
 WAYS = ("columns", "transform")
 PRIMARY = Shape(256, 256, (20, 20), (9, 9), (2, 2))  # of MNIST's network
@@ -74,13 +74,6 @@ def drawn(count: int) -> list[Case]:
         stride = rng.randint(1, 4), rng.randint(1, 4)
         found.append(Case(rng.randint(1, 3), *widths, size, kernel, stride, padding, *rng.choices((True, False), k=2)))
     return found
-
-
-@pytest.fixture(autouse=True)
-def _working_memory() -> Iterator[None]:
-    before = get_working_memory()
-    yield
-    set_working_memory(before)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from torch import Tensor
 from support import assert_close
 from torchcaps import route
 from torchcaps.ops.dynamic_routing.recompute import held_votes
-from torchcaps.ops.memory import get_working_memory, set_working_memory
+from torchcaps.ops.memory import set_working_memory
 
 SIZE = (3, 63, 7, 5, 3)  # B, I, J, D, K
 
@@ -21,13 +20,6 @@ either_axis = pytest.mark.parametrize("axis", ["outputs", "inputs"])
 either_gradient = pytest.mark.parametrize("stop", [False, True])
 
 Tensors = dict[str, Tensor]
-
-
-@pytest.fixture(autouse=True)
-def _working_memory() -> Iterator[None]:
-    before = get_working_memory()
-    yield
-    set_working_memory(before)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,13 +22,6 @@ SIZE = (7, 63, 7, 5, 3)  # B, I, J, D, K; too many images for the votes to be he
 
 either_axis = pytest.mark.parametrize("axis", ["outputs", "inputs"])
 either_gradient = pytest.mark.parametrize("stop", [False, True])
-
-
-@pytest.fixture(autouse=True)
-def _working_memory() -> Iterator[None]:
-    before = get_working_memory()
-    yield
-    set_working_memory(before)
 
 
 @pytest.fixture

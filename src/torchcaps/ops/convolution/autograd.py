@@ -85,18 +85,9 @@ class _Convolve(torch.autograd.Function):
     """A convolution by columns or by the transform, with its backward pass."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        features: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        stride: Pair,
-        padding: Pair,
-        relu: bool,
-        way: Way,
-    ) -> Tensor:
-        ctx.stride, ctx.padding, ctx.way = stride, padding, way
-        maps, ctx.planes = _forward(features, weight, bias, stride, padding, relu, way, learning=True)
+    def forward(ctx: Any, *call: Any) -> Tensor:
+        features, weight, bias, ctx.stride, ctx.padding, relu, ctx.way = call
+        maps, ctx.planes = _forward(features, weight, bias, ctx.stride, ctx.padding, relu, ctx.way, learning=True)
         maps = maps.detach()  # to autograd no view, so that it may be changed in place
         ctx.save_for_backward(features, weight, bias, maps if relu else None)
         return maps
