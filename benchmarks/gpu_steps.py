@@ -12,7 +12,7 @@ from naive import naive_routing
 from torch import Tensor
 
 from torchcaps.datasets import Batch, Dataset, ImageSet
-from torchcaps.models import CapsNet, create_model
+from torchcaps.models import CapsNet, Recipe, create_model
 from torchcaps.nn import Routing
 from torchcaps.training import TrainConfig, make_config
 from torchcaps.training.capture import WARM_UP, CapturedStep
@@ -79,7 +79,9 @@ class Contender:
         fabric = launch(config_of(machine, precision, batch))
         captured = name in ("captured", "compiled, captured", "naive")
         compiled = torch.compile(network, backend="eager" if machine.dry else "inductor")
-        self.step = TrainStep(fabric, compiled if "compiled" in name else network, seed=0, capturable=captured)
+        self.step = TrainStep(
+            fabric, compiled if "compiled" in name else network, Recipe(), seed=0, capturable=captured
+        )
         self.network, self.done = network, 0
         self._make = CapturedStep(self.step, machine.new_capture(), batch) if captured else self.step
         self._batches = new_batches(machine, batch, network.in_shape)

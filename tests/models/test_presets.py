@@ -378,12 +378,76 @@ def test_routing(name: str, images: Tensor) -> None:
         b = b + (u * v[:, None]).sum(-1)
     output = model(images)
     assert_close(output.capsules, v, 1e-4)
-    assert_close(output.lengths, safe_norm(v), 1e-4)
+    assert_close(output.lengths, safe_norm(v, eps=model.config.length_eps), 1e-4)
     weights = torch.randn_like(v)
     got, wanted = (torch.autograd.grad((x * weights).sum(), layer.weight)[0] for x in (output.capsules, v))
     assert_close(got / wanted.abs().max(), wanted / wanted.abs().max(), 1e-4)
     assert (layer.bias is not None) == bias
     assert model.config.leaky == (name in LEAKY)
+
+
+#: The epsilon under the root of the lengths, as each source has it; 1e-24 where it has none.
+LENGTH_EPS = {
+    "sabour2017": 1e-7,
+    "sabour2017-code": 1e-24,
+    "tf-notebook": 1e-7,
+    "keras-tutorial": 1e-7,
+    "torch-notebook": 1e-24,
+    "torch-tutorial": 1e-24,
+}
+
+
+@pytest.mark.parametrize("name", LENGTH_EPS)
+def test_lengths_of_short_capsules_are_the_sources(name: str, images: Tensor) -> None:
+    """At torch-tutorial's own scale an epsilon of 1e-7 would make lengths ten times too large."""
+    eps = LENGTH_EPS[name]
+    model = network(name)
+    directions = F.normalize(torch.randn(3, 10, 16), dim=-1)
+    short = (directions * torch.logspace(-7, -4, 10)[:, None]).requires_grad_()
+    model.class_capsules.forward = lambda poses: short  # type: ignore[method-assign]
+    lengths = model(images).lengths
+    wanted = (short.detach().double().square().sum(-1) + eps).sqrt()
+    assert_close(lengths.double() / wanted, torch.ones_like(wanted), 1e-5)
+    (gradient,) = torch.autograd.grad(lengths.sum(), short)
+    assert_close(gradient.double(), short.detach().double() / wanted[..., None], 1e-5)
+
+
+@pytest.mark.parametrize("name", LENGTH_EPS)
+def test_capsules_of_length_zero_have_finite_gradients(name: str, images: Tensor) -> None:
+    model = network(name)
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    output = model(images)
+    assert_close(output.lengths, LENGTH_EPS[name] ** 0.5, 1e-6)
+    model.loss(output, images, LABELS[: len(images)]).total.backward()
+    assert_finite([output.lengths, *(parameter.grad for parameter in model.parameters())])
+
+
+#: Of a decoder layer of so many inputs and outputs: the bound of its weights, their deviation, and the bias.
+DECODER_STARTS = {
+    "tf-notebook": (lambda i, o: (6 / (i + o)) ** 0.5, lambda i, o: (2 / (i + o)) ** 0.5, 0.0),
+    "sabour2017-code": (lambda i, o: 0.2, lambda i, o: 0.088, 0.1),  # 0.1, cut at two deviations
+    "torch-tutorial": (lambda i, o: i**-0.5, lambda i, o: (3 * i) ** -0.5, None),
+    "torch-notebook": (lambda i, o: i**-0.5, lambda i, o: (3 * i) ** -0.5, None),
+    "sabour2017": (lambda i, o: i**-0.5, lambda i, o: (3 * i) ** -0.5, None),
+}
+
+
+@pytest.mark.parametrize("name", DECODER_STARTS)
+def test_decoders_start_as_their_sources_do(name: str) -> None:
+    bound, deviation, bias = DECODER_STARTS[name]
+    model = create_model(name)
+    assert model.decoder is not None
+    layers = [layer for layer in model.decoder.layers if isinstance(layer, nn.Linear)]
+    assert [layer.in_features for layer in layers] == [160, 512, 1024]
+    for layer in layers:
+        sizes = layer.in_features, layer.out_features
+        assert 0.99 * bound(*sizes) < float(layer.weight.detach().abs().max()) <= bound(*sizes) * (1 + 1e-6)
+        assert float(layer.weight.detach().std()) == pytest.approx(deviation(*sizes), rel=0.01)
+        if bias is None:
+            assert float(layer.bias.detach().abs().max()) == pytest.approx(bound(*sizes), rel=0.05)
+        else:
+            assert_close(layer.bias, bias, 0)
 
 
 def test_every_capsule_preset_has_its_routing_checked() -> None:

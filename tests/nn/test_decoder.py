@@ -107,3 +107,15 @@ def test_each_object_stands_alone() -> None:
     assert_raises(ValueError, separate_capsules, capsules[0], classes, say="must have shape (B, J, D), got (4, 5)")
     for wrong in (classes[0], classes[:2]):
         assert_raises(ValueError, separate_capsules, capsules, wrong, say="classes must have shape (3, P), got")
+
+
+def test_decoder_refuses_an_unknown_start() -> None:
+    said = 'Decoder: init must be "torch", "glorot" or "truncated-normal", got \'keras\''
+    assert_raises(ValueError, Decoder, 3, 4, (2, 5, 3), (7,), init="keras", say=said)
+
+
+def test_the_longest_of_very_short_capsules_is_found() -> None:
+    """Added to 1e-7, the squares of both lengths would be the same number."""
+    capsules = torch.zeros(1, 3, 4)
+    capsules[0, 2, 1], capsules[0, 1, 0] = 2e-8, 1e-8
+    assert mask_capsules(capsules).nonzero().tolist() == [[0, 2, 1]]

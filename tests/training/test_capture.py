@@ -18,7 +18,7 @@ from support import small
 from tiny_runs import StopAt, tiny_config
 from torchcaps.datasets import Batch, BatchLoader
 from torchcaps.errors import InputError
-from torchcaps.models import Model, create_model, get_preset, list_presets
+from torchcaps.models import Model, Recipe, create_model, get_preset, list_presets
 from torchcaps.training import Diverged, Interrupted, capture, loop, resume, train
 from torchcaps.training.capture import WARM_UP, CapturedStep, choose_capture
 from torchcaps.training.checkpoint import read_checkpoint
@@ -49,9 +49,9 @@ def network_of(preset: str) -> Model:
     return create_model(preset, SHAPE, 10, **small(preset)).train()
 
 
-def plain(network: Model, precision: str = "32-true") -> TrainStep:
+def plain(network: Model, precision: str = "32-true", recipe: Recipe | None = None) -> TrainStep:
     fabric = Fabric(accelerator="cpu", devices=1, precision=precision)  # type: ignore[arg-type]
-    return TrainStep(fabric, network, seed=3)
+    return TrainStep(fabric, network, recipe or Recipe(), seed=3)
 
 
 def run(step: TrainStep | CapturedStep, data: list[Batch], start: int = 0) -> None:
@@ -80,7 +80,7 @@ def assert_same(one: list[Tensor], two: list[Tensor]) -> None:
 @pytest.mark.parametrize("preset", list_presets())
 def test_captured_steps_are_the_plain_ones(preset: str) -> None:
     data = batches(7, preset)
-    one, two = plain(network_of(preset)), plain(network_of(preset))
+    one, two = (plain(network_of(preset), recipe=get_preset(preset).recipe) for _ in range(2))
     recorder = Recorder()
     run(one, data)
     run(CapturedStep(two, recorder, BATCH), data)

@@ -122,7 +122,9 @@ class CapsNet(Pretrained):
             weight_std=config.weight_std,
         )
         self.decoder = (
-            Decoder(num_classes, config.capsule_dim, self.in_shape, config.decoder_hidden) if config.decoder else None
+            Decoder(num_classes, config.capsule_dim, self.in_shape, config.decoder_hidden, init=config.decoder_init)
+            if config.decoder
+            else None
         )
         self._init_convolutions()
 
@@ -151,7 +153,7 @@ class CapsNet(Pretrained):
             capsules, coupling = self.class_capsules.forward_with_coupling(poses)
         else:
             capsules = self.class_capsules(poses)
-        lengths = safe_norm(capsules)
+        lengths = safe_norm(capsules, eps=self.config.length_eps)
         reconstruction = decoded = None
         if self.decoder is not None and self.config.objects == 1:
             reconstruction = self.decode(mask_capsules(capsules, targets))

@@ -110,11 +110,17 @@ class CapsNetConfig(Described):
     learn_prior: bool = False
     """Learn the start of the routing logits."""
     squash_eps: float = 1e-7
-    """Added under the squash's root."""
+    """Added under the squash's root. 1e-24 stands for none: it changes no vector longer than 1e-8 in float32, and keeps
+    the gradient of a zero vector finite."""
+    length_eps: float = 1e-7
+    """Added under the root of the class capsules' lengths, which are the scores; as for squash_eps."""
     decoder: bool = True
     """Reconstruct the image from the capsule of its class."""
     decoder_hidden: tuple[int, ...] = (512, 1024)
     """Widths of the decoder's hidden layers."""
+    decoder_init: Literal["torch", "glorot", "truncated-normal"] = "torch"
+    """How the decoder starts: torch's default; TensorFlow's and Keras's (Glorot uniform, bias 0); or the authors'
+    code's (truncated normal of deviation 0.1, bias 0.1)."""
     decoder_mask: Literal["label-in-training", "label", "longest"] = "label-in-training"
     """Whose capsule is decoded: the label's in training and the longest at inference; always the label's (where there
     is one); or always the longest."""
@@ -153,8 +159,10 @@ class CapsNetConfig(Described):
         ):
             at_least(name, getattr(self, name), 1)
         at_least("num_iterations", self.num_iterations, 0)
-        for name in ("pixel_scale", "weight_std", "squash_eps", "margin_scale"):
+        for name in ("pixel_scale", "weight_std", "margin_scale"):
             above(name, getattr(self, name), 0)
+        for name in ("squash_eps", "length_eps"):
+            at_least(name, getattr(self, name), 1e-24)  # the gradient of a shorter root overflows in float32
         _check_stem(self)
         for name in ("margin_lambda", "reconstruction_weight"):
             at_least(name, getattr(self, name), 0)
@@ -241,6 +249,12 @@ class Recipe(Described):
     """Images a step, over all devices."""
     learning_rate: float = 1e-3
     """Adam's learning rate; the peak of the one-cycle schedule."""
+    adam: Literal["torch", "tensorflow"] = "torch"
+    """Where Adam adds its epsilon to the root of the second moment: after the correction of that moment's bias, as in
+    the paper's algorithm and PyTorch, or before it, as in TensorFlow and Keras. There the epsilon of step t is
+    1/√(1 − 0.999^t) times as large: 32 times in the first step, 1.3 times after 1,000."""
+    adam_eps: float = 1e-8
+    """Adam's epsilon."""
     schedule: Literal["constant", "decay-by-step", "decay-by-epoch", "one-cycle"] = "constant"
     """Constant; times decay^(step/decay_steps); times decay each epoch; or up to the peak and down to zero, once."""
     decay: float = 0.96
@@ -280,7 +294,7 @@ class Recipe(Described):
         for name in ("crop", "validation_size", "limit_train", "limit_test"):
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 1)
-        for name in ("learning_rate", "decay"):
+        for name in ("learning_rate", "adam_eps", "decay"):
             above(name, getattr(self, name), 0)
         for name in ("max_shift", "min_learning_rate"):
             at_least(name, getattr(self, name), 0)

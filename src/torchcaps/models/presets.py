@@ -97,12 +97,14 @@ register_preset(
             "The authors' released code: biases of 0.1, primary capsules from one routing pass, a margin loss 20 "
             "times smaller relative to the reconstruction, a decaying learning rate, the decoder always masked by the "
             "label. 700 epochs of MNIST are its 300,000 steps. Its training set holds all 25 shifts of every image; "
-            "here the shift is drawn at random within the same ±2 px. Its decoder starts from a truncated normal of "
-            "deviation 0.1 with biases of 0.1, here as PyTorch's layers do."
+            "here the shift is drawn at random within the same ±2 px."
         ),
         source="the authors' TensorFlow code, 2018",
         model=CapsNetConfig(
             conv_init="truncated-normal",
+            decoder_init="truncated-normal",
+            squash_eps=1e-24,
+            length_eps=1e-24,
             primary_output="routed",
             weight_init="truncated-normal",
             weight_std=0.1,
@@ -114,6 +116,7 @@ register_preset(
         recipe=Recipe(
             epochs=700,
             batch_size=128,
+            adam="tensorflow",
             schedule="decay-by-step",
             decay=0.96,
             decay_steps=2000,
@@ -128,19 +131,19 @@ register_preset(
         name="tf-notebook",
         description=(
             "ReLU on the primary convolution, so that no component of a primary capsule is negative before the squash; "
-            "two routing iterations; the mean reconstruction error at the paper's weight, 784 times weaker. Its "
-            "decoder starts by Glorot with biases of zero, here as PyTorch's layers do."
+            "two routing iterations; the mean reconstruction error at the paper's weight, 784 times weaker."
         ),
         source="Aurélien Géron's TensorFlow notebook on capsule networks, 2017",
         model=CapsNetConfig(
             conv_init="glorot",
+            decoder_init="glorot",
             primary_activation="relu",
             weight_init="normal",
             weight_std=0.1,
             num_iterations=2,
             reconstruction_over_pixels="mean",
         ),
-        recipe=Recipe(epochs=10, batch_size=50, select="loss"),
+        recipe=Recipe(epochs=10, batch_size=50, adam="tensorflow", select="loss"),
         published="99.53 % test accuracy after 10 epochs that went on from an earlier checkpoint (MNIST)",
     )
 )
@@ -151,8 +154,7 @@ KERAS_TUTORIAL = register_preset(
         description=(
             "Pixels 0..255, ReLU on both convolutions, primary capsules of length one without squash, softmax over "
             "the input capsules, cross-entropy of the lengths divided by their sum, no decoder, four iterations; "
-            "trained one epoch on the first 1,000 images, tested on the first 1,000. Keras's Adam adds 1e-7 to the "
-            "root, here 1e-8."
+            "trained one epoch on the first 1,000 images, tested on the first 1,000."
         ),
         source='the Keras tutorial "Capsule Networks Part II: Dynamic Routing", 2023',
         model=CapsNetConfig(
@@ -166,7 +168,7 @@ KERAS_TUTORIAL = register_preset(
             classification_loss="cross-entropy",
             decoder=False,
         ),
-        recipe=Recipe(epochs=1, batch_size=10, limit_train=1000, limit_test=1000),
+        recipe=Recipe(epochs=1, batch_size=10, adam="tensorflow", adam_eps=1e-7, limit_train=1000, limit_test=1000),
         published="softmax over outputs is significantly worse in this set-up",
     )
 )
@@ -187,6 +189,8 @@ register_preset(
             weight_init="normal",
             weight_std=1.0,
             softmax_over="inputs",
+            squash_eps=1e-24,
+            length_eps=1e-24,
             margin_power=1,
             decoder_mask="label",
         ),
@@ -209,6 +213,7 @@ register_preset(
             weight_std=0.01,
             stop_gradient=True,
             squash_eps=1e-16,
+            length_eps=1e-24,
             reconstruction_weight=0.392,
             reconstruction_over_pixels="mean",
         ),

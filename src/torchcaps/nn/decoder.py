@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from torchcaps.nn.checks import check_tensor
 from torchcaps.ops.losses import multi_hot
-from torchcaps.ops.squash import safe_norm
+from torchcaps.ops.precision import in_full_precision
 
 
 def mask_capsules(
@@ -31,10 +32,10 @@ def mask_capsules(
     Source: Sabour, Frosst, Hinton 2017, section 4.1 (arXiv:1710.09829).
     """
     check_tensor("mask_capsules", "capsules", capsules, ("B", "J", "D"))
-    lengths = safe_norm(capsules)
+    squared_lengths = in_full_precision(capsules).square().sum(-1)
     if targets is None:
-        targets = lengths.argmax(-1)
-    keep = multi_hot(lengths, targets, "mask_capsules").to(capsules.dtype)
+        targets = squared_lengths.argmax(-1)
+    keep = multi_hot(squared_lengths, targets, "mask_capsules").to(capsules.dtype)
     return capsules * keep.unsqueeze(-1)
 
 
@@ -69,6 +70,12 @@ class Decoder(nn.Module):
         capsule_dim: D.
         out_shape: Shape of an image (C, H, W); pixels come out in 0..1.
         hidden: Widths of the hidden layers.
+        init: How weights and biases start: ``"torch"``: as :class:`torch.nn.Linear` does; ``"glorot"``: as TensorFlow's
+            and Keras's dense layers do, Glorot uniform with biases of 0; ``"truncated-normal"``: as in the authors'
+            code, deviation 0.1, cut at two deviations, with biases of 0.1.
+
+    Raises:
+        ValueError: Another ``init``.
 
     Source: Sabour, Frosst, Hinton 2017, section 4.1 and figure 2 (arXiv:1710.09829).
     """
@@ -79,6 +86,8 @@ class Decoder(nn.Module):
         capsule_dim: int,
         out_shape: Sequence[int],
         hidden: Sequence[int] = (512, 1024),
+        *,
+        init: Literal["torch", "glorot", "truncated-normal"] = "torch",
     ) -> None:
         super().__init__()
         self.num_capsules, self.capsule_dim = num_capsules, capsule_dim
@@ -88,6 +97,7 @@ class Decoder(nn.Module):
         for fan_in, fan_out in itertools.pairwise(widths):
             layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
         self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], math.prod(self.out_shape)), nn.Sigmoid())
+        self._init_layers(init)
 
     def forward(self, capsules: Float[Tensor, "B J D"]) -> Float[Tensor, "B C H W"]:
         """Decode capsules, of which all but the wanted ones are zero (:func:`mask_capsules`), to images in 0..1.
@@ -103,3 +113,15 @@ class Decoder(nn.Module):
         check_tensor("Decoder", "capsules", capsules, ("B", self.num_capsules, self.capsule_dim))
         dtype = next(self.parameters(), capsules).dtype  # a quantised decoder has no parameters
         return self.layers(capsules.flatten(1).to(dtype)).unflatten(1, self.out_shape)
+
+    def _init_layers(self, init: Literal["torch", "glorot", "truncated-normal"]) -> None:
+        if init not in ("torch", "glorot", "truncated-normal"):
+            raise ValueError(f'Decoder: init must be "torch", "glorot" or "truncated-normal", got {init!r}')
+        for layer in self.layers:
+            if init == "torch" or not isinstance(layer, nn.Linear):
+                continue
+            if init == "glorot":
+                nn.init.xavier_uniform_(layer.weight)
+            else:
+                nn.init.trunc_normal_(layer.weight, std=0.1, a=-0.2, b=0.2)
+            nn.init.constant_(layer.bias, 0.0 if init == "glorot" else 0.1)

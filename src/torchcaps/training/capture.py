@@ -129,7 +129,7 @@ def set_up_steps(fabric: Fabric, config: TrainConfig, network: Model) -> Steps:
         InputError: Capture is wanted where there is none.
     """
     capture = choose_capture(config.capture, fabric.device, fabric.world_size)
-    plain = TrainStep(fabric, network, seed=config.seed, capturable=capture is not None)
+    plain = TrainStep(fabric, network, config.recipe, seed=config.seed, capturable=capture is not None)
     return Steps(plain, None if capture is None else CapturedStep(plain, capture, config.recipe.batch_size))
 
 

@@ -16,12 +16,15 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from torchcaps.datasets import Batch
-from torchcaps.models import Model
+from torchcaps.models import Model, Recipe
 from torchcaps.models.objects import is_right
 from torchcaps.models.output import Losses
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+#: β₁ and β₂ of Adam's moments.
+BETAS = (0.9, 0.999)
 
 
 class TrainStep:
@@ -30,20 +33,29 @@ class TrainStep:
     Args:
         fabric: Says where and in which precision; the network and the optimizer are set up with it.
         network: The network, in training mode when a step is made.
+        recipe: Says which Adam.
         seed: Of the randomness within a step, such as dropout.
         capturable: Whether steps will be captured.
     """
 
-    def __init__(self, fabric: Fabric, network: Model, *, seed: int, capturable: bool = False) -> None:
+    def __init__(self, fabric: Fabric, network: Model, recipe: Recipe, *, seed: int, capturable: bool = False) -> None:
         self.fabric, self.network = fabric, network
         self.tally = Tally(fabric.device)
         self._seed = seed * 1_000_003
         fused = fabric.device.type in ("cpu", "cuda")
         self._rate = _rate_tensor(fabric.device) if fused else None
         optimizer = torch.optim.Adam(
-            network.parameters(), lr=1.0 if self._rate is None else self._rate, fused=fused, capturable=capturable
+            network.parameters(),
+            lr=1.0 if self._rate is None else self._rate,
+            betas=BETAS,
+            eps=recipe.adam_eps,
+            fused=fused,
+            capturable=capturable,
         )
         self.model, self.optimizer = fabric.setup(network, optimizer)
+        self._corrects_rate = recipe.adam == "tensorflow"
+        if self._corrects_rate:
+            _leave_moments_uncorrected(self.optimizer, fused)
 
     def __call__(self, batch: Batch, step: int, learning_rate: float) -> None:
         """Make a step.
@@ -58,6 +70,8 @@ class TrainStep:
 
     def prepare(self, step: int, learning_rate: float) -> None:
         """Set what differs from step to step."""
+        if self._corrects_rate:
+            learning_rate *= bias_correction(step + 1)
         if self._rate is None:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
@@ -147,6 +161,31 @@ class Tally:
     def read(self) -> Counted:
         """Wait for the steps that were made, and return what they add up to."""
         return Counted(*self._values.tolist())
+
+
+def bias_correction(step: int) -> float:
+    """√(1 − β₂^t) / (1 − β₁^t): TensorFlow's Adam corrects the bias of both moments by this factor on its rate.
+
+    So its epsilon is added to a root that is not yet corrected: it takes the step
+    ``rate · correction · m / (√v + eps)``, where PyTorch's takes ``rate / (1 − β₁^t) · m / (√v / √(1 − β₂^t) + eps)``.
+
+    Args:
+        step: t, from 1.
+
+    Source: Kingma, Ba 2015 (arXiv:1412.6980), end of section 2.
+    """
+    return math.sqrt(1 - BETAS[1] ** step) / (1 - BETAS[0] ** step)
+
+
+def _leave_moments_uncorrected(optimizer: torch.optim.Optimizer, fused: bool) -> None:
+    """Let Adam's moments start as those of a run so old that it sees no bias in them: both β^(2^24) are 0."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = {
+                "step": torch.tensor(2.0**24, device=parameter.device if fused else "cpu"),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
 
 
 def _rate_tensor(device: torch.device) -> Tensor:

@@ -1,0 +1,112 @@
+"""A training step's Adam, in the form of each source, against the formulas in float64."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from torchcaps.datasets import Batch
+from torchcaps.models import Model, Recipe, create_model, get_preset
+from torchcaps.training.step import TrainStep, bias_correction
+
+TINY = {"conv_channels": 4, "primary_types": 2, "capsule_dim": 4, "decoder_hidden": (8,)}
+RATES = [1e-3 * 0.9**step for step in range(24)]
+
+
+def start(recipe: Recipe) -> tuple[TrainStep, list[Tensor]]:
+    """A step, and where its weights start."""
+    torch.manual_seed(0)
+    network: Model = create_model("sabour2017", (1, 20, 20), 10, **TINY).train()
+    step = TrainStep(Fabric(accelerator="cpu", devices=1, precision="32-true"), network, recipe, seed=0)
+    return step, [parameter.detach().clone() for parameter in network.parameters()]
+
+
+def batch(size: int = 4) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    return Batch(
+        torch.rand(size, 1, 20, 20, generator=generator), torch.randint(10, (size,), generator=generator), None
+    )
+
+
+def steps_by_hand(starts: list[Tensor], gradients: list[list[Tensor]], form: str, eps: float) -> list[np.ndarray]:
+    """The weights after the steps, in float64: Kingma and Ba's algorithm, or TensorFlow's."""
+    found = []
+    for n, weight in enumerate(starts):
+        w, m, v = weight.double().numpy().copy(), 0.0, 0.0
+        for t, (rate, gradient) in enumerate(zip(RATES, gradients, strict=True), 1):
+            g = gradient[n].double().numpy()
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+            if form == "torch":
+                w -= rate * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + eps)
+            else:
+                w -= rate * np.sqrt(1 - 0.999**t) / (1 - 0.9**t) * m / (np.sqrt(v) + eps)
+        found.append(w)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("form", "eps"), [("torch", 1e-8), ("torch", 1e-3), ("tensorflow", 1e-8), ("tensorflow", 1e-3)]
+)
+def test_adam_takes_the_steps_of_its_source(form: str, eps: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, starts = start(Recipe(adam=form, adam_eps=eps))  # type: ignore[arg-type]
+    gradients: list[list[Tensor]] = []
+    optimise = step.optimizer.step
+
+    def noted() -> None:
+        gradients.append([p.grad.clone() for p in step.network.parameters() if p.grad is not None])
+        optimise()
+
+    monkeypatch.setattr(step.optimizer, "step", noted)
+    for n, rate in enumerate(RATES):
+        step(batch(), n, rate)
+    ends = [parameter.detach() for parameter in step.network.parameters()]
+    wanted = steps_by_hand(starts, gradients, form, eps)
+    other = steps_by_hand(starts, gradients, "torch" if form == "tensorflow" else "tensorflow", eps)
+    apart = 0.0
+    for before, after, hand, false in zip(starts, ends, wanted, other, strict=True):
+        way = np.abs(hand - before.double().numpy()).max()
+        assert np.abs(after.double().numpy() - hand).max() < 1e-4 * way + 5e-7
+        apart = max(apart, float(np.abs(hand - false).max() / way))
+    assert apart > 0.02  # the two forms are not the same, so the test tells them apart
+
+
+def test_restored_moments_go_on_in_the_same_form() -> None:
+    recipe = get_preset("tf-notebook").recipe
+    assert recipe.adam == "tensorflow"
+    whole, _ = start(recipe)
+    for n, rate in enumerate(RATES[:8]):
+        whole(batch(), n, rate)
+        if n == 3:
+            weights = copy.deepcopy(whole.network.state_dict())
+            moments = copy.deepcopy(whole.optimizer.state_dict())
+    again, _ = start(recipe)
+    again.restore(weights, moments)
+    for n, rate in enumerate(RATES[4:8], 4):
+        again(batch(), n, rate)
+    for name, value in whole.network.state_dict().items():
+        assert torch.equal(value, again.network.state_dict()[name]), name
+
+
+def test_epsilon_is_32_times_as_large_in_tensorflows_first_step() -> None:
+    assert bias_correction(1) == pytest.approx(0.001**0.5 / 0.1)
+    assert pytest.approx(31.6, abs=0.03) == 1 / (1 - 0.999) ** 0.5
+    assert bias_correction(100_000) == pytest.approx(1)
+
+
+def test_presets_name_their_sources_adam() -> None:
+    forms = {name: (get_preset(name).recipe.adam, get_preset(name).recipe.adam_eps) for name in SOURCES}
+    assert forms == SOURCES
+
+
+SOURCES = {
+    "sabour2017-code": ("tensorflow", 1e-8),
+    "tf-notebook": ("tensorflow", 1e-8),
+    "keras-tutorial": ("tensorflow", 1e-7),
+    "torch-notebook": ("torch", 1e-8),
+    "torch-tutorial": ("torch", 1e-8),
+}
