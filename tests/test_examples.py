@@ -115,7 +115,7 @@ def test_every_number_of_iterations_has_both_axes() -> None:
     [
         (["--preset", "sabor2017"], 'did you mean "sabour2017"?'),
         (["--preset", "baseline-cnn"], 'there is no field of baseline-cnn "num_iterations"'),
-        (["--iterations", "1", "-1"], "num_iterations must be at least 0, got -1"),
+        (["--iterations", "1", "-1"], "num_iterations must be 0 to 1000, got -1"),
         (["--set", "conv_chanels=8"], 'did you mean "conv_channels"?'),
         (["--set", "conv_channels"], "write FIELD=VALUE instead of 'conv_channels'"),
         (["--data", "digit"], 'did you mean "digits"?'),

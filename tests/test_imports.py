@@ -15,13 +15,15 @@ import torchcaps
 SOURCE = Path(torchcaps.__file__).parent
 
 # What each part of the package may import, besides itself. Right may import left:
-# errors, files, registry, _version <- ops <- nn <- models <- analysis <- training <- cli; datasets stands beside ops.
-BASE = {"errors", "files", "_version", "registry"}
+# the files of BASE <- ops <- nn <- models <- analysis <- training <- cli; datasets stands beside ops.
+BASE = {"errors", "files", "_version", "registry", "ranges", "machine"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "_version": set(),
     "files": {"errors"},
     "registry": {"errors"},
+    "ranges": {"errors"},
+    "machine": {"errors"},
     "ops": BASE,
     "nn": BASE | {"ops"},
     "models": BASE | {"ops", "nn"},
@@ -44,6 +46,8 @@ PACKAGES: dict[str, set[str]] = {
     "_version": set(),
     "files": set(),
     "registry": set(),
+    "ranges": set(),
+    "machine": set(),
     "ops": EVERYWHERE | {"numpy", "triton"},
     "nn": EVERYWHERE,
     "models": EVERYWHERE | {"huggingface_hub", "safetensors"},
@@ -81,6 +85,8 @@ TORCH_FREE = (
     "errors.py",
     "files.py",
     "registry.py",
+    "ranges.py",
+    "machine.py",
     "models/config.py",
     "models/presets.py",
     "training/config.py",

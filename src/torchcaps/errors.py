@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LONGEST = 100
+"""Characters of a value that an error shows whole."""
+
 
 class InputError(ValueError):
     """Input that its giver can mend: a name, a file, a shape, a value.
@@ -12,6 +15,20 @@ class InputError(ValueError):
     The message is one sentence that says what was wrong, where, and what would be right. The command line prints it as
     it is and exits with code 2.
     """
+
+
+def shown(value: object) -> str:
+    """A value as errors show it: its ``repr``, of which the middle is left out where it is long.
+
+    Args:
+        value: Anything, from a file too: an integer of too many digits for Python, or lists in each other, thousands
+            deep.
+    """
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"a value of type {type(value).__name__} that is too long to be shown"
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 4 :]}"
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
@@ -25,4 +42,5 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f'did you mean "{near[0]}"?' if near else f"known: {', '.join(known)}."
-    return InputError(f'there is no {kind} "{name}"; {hint}')
+    quoted = f'"{name}"' if len(name) <= LONGEST else shown(name)
+    return InputError(f"there is no {kind} {quoted}; {hint}")

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchcaps.errors import InputError
+from torchcaps.errors import InputError, shown
+
+MOST_BYTES = 16 * 2**20
+"""Of a text file that is read: far more than any run writes, and what JSON makes of it fits into 1 GiB."""
 
 
 @contextmanager
@@ -66,12 +71,29 @@ def user_path(path: str | Path) -> Path:
     """A path that the user named; ``~`` and ``~name`` at its beginning stand for home folders.
 
     Raises:
-        InputError: There is no user of that name.
+        InputError: It is empty, or no system takes it; or there is no user of that name.
     """
+    check_path(str(path))
     try:
         return Path(path).expanduser()
     except RuntimeError:
         raise InputError(f"{path} begins with the home folder of a user who is not known here") from None
+
+
+def check_path(text: str) -> None:
+    """Raise unless a text can be the name of a file.
+
+    Raises:
+        InputError: It is empty, or holds a character that no file's name can hold.
+    """
+    if not text:
+        raise InputError("a path must not be empty; write . for the folder that you are in")
+    try:
+        fits = b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        fits = False
+    if not fits:
+        raise InputError(f"a path must hold no NUL and no half of a character, got {shown(text)}")
 
 
 def could_be_repository(path: Path) -> bool:
@@ -82,23 +104,106 @@ def could_be_repository(path: Path) -> bool:
     return len(path.parts) == 2 and not path.anchor and ".." not in path.parts and not path.parent.is_dir()
 
 
-def read_json(path: str | Path, what: str) -> dict[str, Any]:
-    """Read a JSON object.
+def read_text(path: str | Path, what: str) -> str:
+    """Read a text file, of which no more than ``MOST_BYTES`` are taken into memory.
 
     Args:
         path: The file.
         what: What it is, for the error, e.g. ``"configuration"``.
 
     Raises:
-        InputError: There is no such file, or it holds no JSON object.
+        InputError: There is no such file; or it is a folder, a pipe or a device, too large, or no text.
     """
     path = Path(path)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"there is no {what} {path}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    if not stat.S_ISREG(mode):  # a pipe would be waited for, a device may have no end
+        kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
+        raise InputError(f"{what} {path} must be a file, but is {kind}")
+    with path.open("rb") as file:
+        contents = file.read(MOST_BYTES + 1)
+    if len(contents) > MOST_BYTES:
+        raise InputError(f"{what} {path} must have at most {MOST_BYTES // 2**20} MiB, but is larger")
+    try:
+        return contents.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{what} {path} is no text: {error}") from None
+
+
+def read_json(path: str | Path, what: str, keys: Mapping[str, Kind] | None = None) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Args:
+        path: The file.
+        what: What it is, for the error, e.g. ``"configuration"``.
+        keys: What must be in it; see :func:`check_keys`.
+
+    Raises:
+        InputError: As for :func:`read_text`; or the file holds no JSON object, or one that lacks a key.
+    """
+    text = read_text(path, what)
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise InputError(f"{what} {path} is not valid JSON: it has too many brackets in each other") from None
+    except json.JSONDecodeError as error:
         raise InputError(f"{what} {path} is not valid JSON: {error}") from None
+    except ValueError:  # Python's, of an integer
+        raise InputError(f"{what} {path} is not valid JSON: a number in it has too many digits") from None
     if not isinstance(value, dict):
         raise InputError(f"{what} {path} must hold a JSON object, got a {type(value).__name__}")
+    check_keys(value, keys or {}, f"{what} {path}")
     return value
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a value in a JSON file must be, in words, and how to see that it is."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e38 < value < 1e38
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+NUMBER = Kind("a number", _is_number)
+COUNT = Kind("a whole number", _is_count)
+TEXT = Kind("a text", lambda value: isinstance(value, str))
+LIST = Kind("a list", lambda value: isinstance(value, list))
+TEXTS = Kind("a list of texts", lambda value: isinstance(value, list) and all(map(TEXT.fits, value)))
+NUMBERS = Kind("a list of numbers", lambda value: isinstance(value, list) and all(map(_is_number, value)))
+NAMED_TEXTS = Kind("an object of texts", lambda value: isinstance(value, dict) and all(map(TEXT.fits, value.values())))
+
+
+def optional(kind: Kind) -> Kind:
+    """That kind, or null."""
+    return Kind(f"{kind.words} or null", lambda value: value is None or kind.fits(value))
+
+
+def check_keys(values: Any, keys: Mapping[str, Kind], where: str) -> None:
+    """Raise unless an object has all keys and their values fit.
+
+    Args:
+        values: As JSON has it.
+        keys: What each key's value must be; a dot stands for an object in an object, as in ``"images.test"``.
+        where: What the object is, and its file, for the error.
+
+    Raises:
+        InputError: A key is missing, or its value does not fit.
+    """
+    for key, kind in keys.items():
+        found = values
+        for part in key.split("."):
+            if not isinstance(found, dict) or part not in found:
+                raise InputError(f'{where} has no "{key}", which must be {kind.words}')
+            found = found[part]
+        if not kind.fits(found):
+            raise InputError(f'{where}: "{key}" must be {kind.words}, got {shown(found)}')

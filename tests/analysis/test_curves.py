@@ -43,6 +43,10 @@ def test_a_line_that_is_still_being_written_is_left_out(tmp_path):
         (["a,b", "1,2"], 'column "epoch"'),
         ([HEADER, "1,2"], "line 2: 2 cells.*11 columns"),
         ([HEADER, ROWS[0], ROWS[1].replace("0.1", "much")], "line 3.*much"),
+        ([HEADER, ROWS[0].replace("0.75", "7" * 200_000)], r"line 2: field larger than field limit"),
+        ([HEADER.replace("step", "7" * 200_000)], r"line 1: field larger than field limit"),
+        ([HEADER, ROWS[0], ROWS[1].replace("0.1", "x" * 100_000)], "line 3: every cell must be a number or empty"),
+        ([HEADER.replace("seconds", "step"), ROWS[0]], "a name of its own for each column"),
     ],
 )
 def test_files_that_are_no_metrics(tmp_path, lines, message):
@@ -56,6 +60,12 @@ def test_missing_and_binary_files(tmp_path):
     (tmp_path / "metrics.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="no text"):
         read_metrics(tmp_path)
+
+
+def test_errors_stay_short(tmp_path):
+    with pytest.raises(InputError) as caught:
+        read_metrics(write(tmp_path / "metrics.csv", "x" * 100_000, "1"))
+    assert len(str(caught.value)) < 500
 
 
 def run(errors, losses):

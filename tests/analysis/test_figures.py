@@ -43,9 +43,17 @@ def test_png_is_what_a_path_without_suffix_becomes(tmp_path, figure):
 
 
 def test_an_unknown_suffix_is_refused_before_anything_is_made(tmp_path, figure):
-    with pytest.raises(InputError, match=r"\.png, \.pdf, \.svg, not \.docx"):
+    with pytest.raises(InputError, match=r"a\.docx' is no figure: it must end in \.png, \.pdf, \.svg"):
         save_figure(figure, tmp_path / "new" / "a.docx")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("path", ["", ".", "..", "/", "folder/..", "a\0.png", "a\ud800.png"])
+def test_what_names_no_file_is_refused(tmp_path, figure, path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"is a folder; name a file|must hold no NUL and no half of a character"):
+        save_figure(figure, path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_place_that_cannot_be_written_to_is_named(tmp_path, figure):
@@ -53,7 +61,7 @@ def test_a_place_that_cannot_be_written_to_is_named(tmp_path, figure):
     with pytest.raises(InputError, match=r"file.a\.png cannot be written"):
         save_figure(figure, tmp_path / "file" / "a.png")
     (tmp_path / "a.png").mkdir()
-    with pytest.raises(InputError, match=r"a\.png cannot be written"):
+    with pytest.raises(InputError, match=r"a\.png' is a folder; name a file in it for the figure"):
         save_figure(figure, tmp_path / "a.png")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.png", "file"]
 

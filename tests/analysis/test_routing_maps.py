@@ -158,6 +158,8 @@ def test_what_cannot_be_followed(function, model, cnn, make_model, make_images):
         function(make_model(num_iterations=0), images)
     with pytest.raises(InputError, match="got -1"):
         function(model, images, num_iterations=-1)
+    with pytest.raises(InputError, match="num_iterations must be 0 to 1000, got 1000000000000"):
+        function(model, images, num_iterations=10**12)
     with pytest.raises(InputError, match="at least one image"):
         function(model, make_images(0))
     model.class_capsules.routing = Other()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import re
+import typing
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ from support import assert_raises, drawn_for, labels_for, small
 from torchcaps import create_model
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNetConfig, CNNConfig, build_model, get_preset
-from torchcaps.models.config import Recipe, replace
+from torchcaps.models.config import Described, Recipe, replace
+from torchcaps.ranges import Range, ranges_in
+from torchcaps.training import TrainConfig
 
 # For each field: another value, the first thing that it changes, and what other fields must be for it to matter.
 # weights: parameters as they start < output < loss < gradients
@@ -139,23 +143,23 @@ def test_dictionaries_and_back(config: Any) -> None:
         ("num_iterations", 3.0, "num_iterations must be of type int, got 3.0"),
         ("num_iterations", True, "num_iterations must be of type int, got True"),
         ("num_iterations", None, "num_iterations must be of type int, got None"),
-        ("num_iterations", -1, "num_iterations must be at least 0, got -1"),
+        ("num_iterations", -1, "num_iterations must be 0 to 1000, got -1"),
         ("leaky", 1, "leaky must be of type bool, got 1"),
         ("weight_std", "0.1", "weight_std must be of type float, got '0.1'"),
-        ("weight_std", 0, "weight_std must be above 0, got 0"),
+        ("weight_std", 0, "weight_std must be above 0 and at most 1e+38, got 0"),
         ("weight_std", float("nan"), "weight_std must be finite, got nan"),
         ("m_plus", float("inf"), "m_plus must be finite, got inf"),
-        ("reconstruction_weight", -0.1, "reconstruction_weight must be at least 0, got -0.1"),
+        ("reconstruction_weight", -0.1, "reconstruction_weight must be 0 to 1e+38, got -0.1"),
         ("softmax_over", "output", "softmax_over must be one of outputs, inputs, got 'output'"),
         ("softmax_over", ["outputs"], "softmax_over must be one of outputs, inputs"),
         ("decoder_hidden", 512, "decoder_hidden must be a sequence, got 512"),
         ("decoder_hidden", [512, "x"], "decoder_hidden must be of type int, got 'x'"),
-        ("decoder_hidden", [0], "decoder_hidden must be at least 1, got 0"),
-        ("conv_channels", 0, "conv_channels must be at least 1, got 0"),
-        ("primary_stride", 0, "primary_stride must be at least 1, got 0"),
-        ("squash_eps", 0.0, "squash_eps must be at least 1e-24, got 0.0"),
-        ("length_eps", 1e-25, "length_eps must be at least 1e-24, got 1e-25"),
-        ("objects", 0, "objects must be at least 1, got 0"),
+        ("decoder_hidden", [0], "decoder_hidden must be 1 to 65536, got 0"),
+        ("conv_channels", 0, "conv_channels must be 1 to 65536, got 0"),
+        ("primary_stride", 0, "primary_stride must be 1 to 4096, got 0"),
+        ("objects", 0, "objects must be 1 to 65536, got 0"),
+        ("squash_eps", 0.0, "squash_eps must be 1e-24 to 1, got 0.0"),
+        ("length_eps", 1e-25, "length_eps must be 1e-24 to 1, got 1e-25"),
         ("objects", 10, "objects must be below num_classes"),
     ],
 )
@@ -166,13 +170,13 @@ def test_bad_values(field: str, value: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("kernel", 4, "kernel must be 1 or an odd number above, so that the size is kept, got 4"),
-        ("kernel", -1, "kernel must be 1 or an odd number above"),
-        ("first_kernel", 0, "first_kernel must be 1 or an odd number above"),
-        ("pool", 0, "pool must be at least 1, got 0"),
-        ("objects", 0, "objects must be at least 1, got 0"),
+        ("kernel", 4, "kernel must be an odd number from 1 to 255, got 4"),
+        ("kernel", -1, "kernel must be an odd number from 1 to 255, got -1"),
+        ("first_kernel", 0, "first_kernel must be an odd number from 1 to 255, got 0"),
+        ("pool", 0, "pool must be 1 to 4096, got 0"),
+        ("objects", 0, "objects must be 1 to 65536, got 0"),
         ("dropout", 1.0, "dropout must be at least 0 and below 1, got 1.0"),
-        ("channels", [0], "channels must be at least 1, got 0"),
+        ("channels", [0], "channels must be 1 to 65536, got 0"),
         ("channels", (), "channels must name at least one convolution, got none"),
         ("num_iterations", 2, 'there is no CNN field "num_iterations"'),
     ],
@@ -184,21 +188,73 @@ def test_bad_values_of_the_cnn(field: str, value: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("crop", 0, "crop must be at least 1, got 0"),
+        ("crop", 0, "crop must be 1 to 4096, got 0"),
         ("flip", 1, "flip must be of type bool, got 1"),
         ("brightness", -0.1, "brightness must be 0 to 1, got -0.1"),
         ("brightness", 63, "brightness must be 0 to 1, got 63"),
         ("contrast", 1.8, "contrast must be 0 to 1, got 1.8"),
         ("max_rotation", 181, "max_rotation must be 0 to 180, got 181"),
-        ("max_scaling", 1, "max_scaling must be below 1, got 1"),
-        ("max_scaling", -0.1, "max_scaling must be at least 0, got -0.1"),
-        ("max_shift", -1, "max_shift must be at least 0, got -1"),
+        ("max_scaling", 1, "max_scaling must be at least 0 and below 1, got 1.0"),
+        ("max_scaling", -0.1, "max_scaling must be at least 0 and below 1, got -0.1"),
+        ("max_shift", -1, "max_shift must be 0 to 4096, got -1"),
         ("crop", True, "crop must be of type int, got True"),
         ("learning_rate", 10**400, "learning_rate must be finite, got inf"),
     ],
 )
 def test_bad_values_of_the_recipe(field: str, value: Any, message: str) -> None:
     assert_raises(InputError, Recipe, **{field: value}, say=message)
+
+
+def fields_of_numbers() -> list[tuple[type[Described], str, Range, str]]:
+    """Every field that takes a number or several: its configuration, its name, its range and its plain type."""
+    found = []
+    for config in (CapsNetConfig, CNNConfig, Recipe, TrainConfig):
+        for name, hint in typing.get_type_hints(config, include_extras=True).items():
+            plain = str(typing.get_type_hints(config)[name])
+            if ("int" in plain or "float" in plain) and typing.get_origin(hint) is not ClassVar:
+                (allowed,) = ranges_in(hint)
+                found.append((config, name, allowed, plain))
+    return found
+
+
+def test_every_number_has_a_range() -> None:
+    assert len(fields_of_numbers()) > 50
+
+
+@pytest.mark.parametrize(("config", "name", "allowed", "plain"), fields_of_numbers())
+def test_a_number_beyond_its_range_is_refused(config: type[Described], name: str, allowed: Range, plain: str) -> None:
+    huge = 1e300 if "float" in plain else 2**63
+    for value in (-1, 1.01 * allowed.most + 1, huge, 10**400, -(10**400), 10**5000, float("nan"), float("inf")):
+        with pytest.raises(InputError) as caught:
+            config.from_dict({name: (value,) if "tuple" in plain else value})
+        assert str(caught.value).startswith(f"{name} must be "), value
+        assert len(str(caught.value)) < 250
+    with pytest.raises(InputError, match=re.escape(f"{name} must be {allowed}, got ")):
+        config.from_dict({name: [huge] if "tuple" in plain else huge})
+
+
+def test_a_list_of_too_many_layers_is_refused() -> None:
+    message = "decoder_hidden must have at most 100 numbers, got 1000000"
+    assert_raises(InputError, CapsNetConfig, decoder_hidden=[1] * 1_000_000, say=message)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "words", "inside", "outside"),
+    [
+        (Range(1, 3), "1 to 3", (1, 2, 3), (0, 4, float("nan"))),
+        (Range(0, 1, above=True), "above 0 and at most 1", (0.1, 1), (0, 1.1)),
+        (Range(0, 1, below=True), "at least 0 and below 1", (0, 0.9), (-0.1, 1)),
+        (Range(1, 9, odd=True), "an odd number from 1 to 9", (1, 9), (2, 11, -1)),
+        (Range(0, 1e38), "0 to 1e+38", (0, 1e38), (-1, float("inf"), 10**400)),
+    ],
+)
+def test_ranges(allowed: Range, words: str, inside: tuple[float, ...], outside: tuple[float, ...]) -> None:
+    assert str(allowed) == words
+    for value in inside:
+        allowed.check("size", value)
+    for value in outside:
+        with pytest.raises(InputError, match=re.escape(f"size must be {words}, got ")):
+            allowed.check("size", value)
 
 
 def test_standardising_undoes_a_scale() -> None:

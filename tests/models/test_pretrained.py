@@ -114,8 +114,9 @@ def test_weights_that_do_not_fit(folder: Path) -> None:
         ({"num_classes": 1}, "num_classes must be an integer of at least 2"),
         ({"in_shape": [3, 9, 9]}, "images of 9×9 are too small"),
         ({"num_classes": 5}, "do not fit the network"),
-        ({"decoder_hidden": [10**6, 10**6]}, "do not fit the network"),  # 4 TB, for which nothing is asked
-        ({"decoder_hidden": [10**12, 10**12]}, "describes no CapsNet that could be"),
+        ({"decoder_hidden": [65_536] * 100}, "do not fit the network"),  # 2 TB, for which nothing is asked
+        ({"num_classes": 10**9, "capsule_dim": 65_536, "primary_dim": 65_536}, "describes no CapsNet that could be"),
+        ({"decoder_hidden": [10**12, 10**12]}, "decoder_hidden must be 1 to 65536, got 1000000000000"),
     ],
 )
 def test_configurations_that_do_not_fit(folder: Path, change: dict[str, Any], said: str) -> None:

@@ -61,7 +61,8 @@ def test_routing_is_abstract() -> None:
 
 def test_options_are_printed_and_checked() -> None:
     assert "num_iterations=2, softmax_over='inputs'" in repr(DynamicRouting(2, softmax_over="inputs"))
-    assert_raises(ValueError, DynamicRouting, -1, say="DynamicRouting: num_iterations must be")
+    for number in (-1, 1001):
+        assert_raises(ValueError, DynamicRouting, number, say="DynamicRouting: num_iterations must be an integer")
     assert_raises(ValueError, DynamicRouting, softmax_over="x", say='softmax_over must be "outputs" or "inputs"')
     assert_raises(ValueError, DynamicRouting, eps=0, say="eps must be positive")
     known = "auto, reference, recompute, triton"

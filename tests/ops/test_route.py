@@ -147,7 +147,9 @@ def test_bad_input() -> None:
     assert_raises(ValueError, route, poses, weight[0], say="weight must have shape (I, J, D, K), got (3, 4, 6)")
     assert_raises(TypeError, route, poses.long(), weight, say="poses must be a floating-point tensor, got torch.int64")
     assert_raises(TypeError, route, poses, weight.long(), say="weight must be a floating-point tensor, got torch.int64")
-    assert_raises(ValueError, route, poses, weight, -1, say="route: num_iterations must be an integer of at least 0")
+    for number in (-1, 10**12):
+        say = f"route: num_iterations must be an integer from 0 to 1000, got {number}"
+        assert_raises(ValueError, route, poses, weight, number, say=say)
     assert_raises(
         ValueError, route, poses, weight, bias=torch.ones(4, 3), say="bias must have shape (3, 4), got (4, 3)"
     )

@@ -189,10 +189,22 @@ def test_a_time_of_other_settings_is_not_shown(only_tiny: Table, monkeypatch: py
     assert "about 10 hours" not in page_of()
 
 
-def test_a_damaged_file_of_times_is_named(only_tiny: Table) -> None:
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ('"seconds": 1.0', '"seconds": "soon"', "row 'large': \"seconds\" must be a number, got 'soon'"),
+        ('"seconds": 1.0', '"seconds": NaN', "row 'large': \"seconds\" must be a number, got nan"),
+        ('"seconds": 1.0', f'"seconds": 1{"0" * 400}', "row 'large': \"seconds\" must be a number, got 1"),
+        ('"processor"', '"procesor"', "row 'large' has no \"hardware.processor\", which must be a text"),
+        ('"versions": {}', '"versions": []', "row 'large': \"versions\" must be an object of texts, got []"),
+        ('{\n  "large": {', '{"small": 3, "large": {', "row 'small' has no \"seconds\", which must be a number"),
+    ],
+)
+def test_a_damaged_file_of_times_is_named(only_tiny: Table, before: str, after: str, words: str) -> None:
     file = write_timings(Path("results"), only_tiny, {"large": Timing(1.0, ABACUS, {})})
-    file.write_text(file.read_text().replace('"seconds": 1.0', '"seconds": "soon"'))
-    with pytest.raises(InputError, match=r'estimate\.json: each row must have "seconds".*--estimate writes it anew'):
+    assert before in file.read_text()
+    file.write_text(file.read_text().replace(before, after))
+    with pytest.raises(InputError, match=f"estimate {re.escape(str(file))}: {re.escape(words)}.*writes it anew"):
         page_of()
 
 

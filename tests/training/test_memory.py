@@ -113,24 +113,21 @@ def test_processes_share_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert largest_batch(make_config("sabour2017"), *MNIST, 0, 6000.0) == four
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"memory.max": "104857600", "memory.current": "52428800", "memory.stat": "anon 3\ninactive_file 10485760"},
-        {
-            "memory/memory.limit_in_bytes": "104857600",
-            "memory/memory.usage_in_bytes": "52428800",
-            "memory/memory.stat": "inactive_file 3\ntotal_inactive_file 10485760",
-        },
-    ],
-    ids=["v2", "v1"],
-)
-def test_the_limit_of_a_container_counts(tmp_path: Path, files: dict[str, str]) -> None:
-    assert memory._allowed_by_container(tmp_path) is None
-    (tmp_path / "memory").mkdir()
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    assert memory._allowed_by_container(tmp_path) == 60.0  # 100 less 50, of which 10 can be had
-    if "memory.max" in files:
-        (tmp_path / "memory.max").write_text("max")
-        assert memory._allowed_by_container(tmp_path) is None
+def test_a_network_that_cannot_be_trained_here_is_refused(
+    bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(bars)
+    learned = sum(estimate_memory(config, (1, 18, 18), 3).parts[name] for name in memory.LEARNED)
+    for available, refused in ((0.9 * learned, True), (1.1 * learned, False)):
+        monkeypatch.setattr(memory, "available_memory_mib", lambda available=available: available)
+        if refused:
+            with pytest.raises(InputError, match=r"weights, gradients and Adam's moments would take .* smaller"):
+                train(config, tmp_path / "run", progress=Silence())
+            assert not (tmp_path / "run").exists()
+        else:
+            assert "training will need about" in str(memory.memory_warning(config, (1, 18, 18), 3, 150))
+
+
+def test_the_search_for_the_largest_batch_ends_where_batches_do() -> None:
+    tiny = make_config("baseline-cnn", channels=(1,), hidden=(), kernel=1, devices=4)
+    assert largest_batch(tiny, (1, 1, 1), 2, 0, available=1e12) <= 1_000_000_000

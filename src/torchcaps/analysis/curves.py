@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,8 @@ import numpy as np
 from jaxtyping import Float
 
 from torchcaps.analysis.figures import COLOURS, MUTED, SMALL, TITLE, new_figure, style_axes, use_whole_numbers
-from torchcaps.errors import InputError
+from torchcaps.errors import InputError, shown
+from torchcaps.files import read_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,20 +47,22 @@ def read_metrics(path: str | Path) -> Metrics:
     path = Path(path)
     if path.is_dir():
         path = path / "metrics.csv"
+    if not path.exists():
+        raise InputError(f"there is no {path}; a run writes it after its first epoch")
+    text = read_text(path, "metrics")
+    lines = csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InputError(f"there is no {path}; a run writes it after its first epoch") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is no text: {error}") from error
-    lines = text.splitlines()[: None if text.endswith("\n") else -1]
-    header, *rows = list(csv.reader(lines)) or [[]]
-    if "epoch" not in header:
-        raise InputError(f'{path} must begin with a header that names a column "epoch", got {",".join(header)!r}')
+        header = next(lines, [])
+        if "epoch" not in header:
+            raise InputError(f'{path} must begin with a header that names a column "epoch", got {shown(header)}')
+        if len(set(header)) < len(header):
+            raise InputError(f"{path} must have a name of its own for each column, got {shown(header)}")
+        rows = [_numbers(row, header, f"{path}, line {lines.line_num}") for row in lines]
+    except csv.Error as error:
+        raise InputError(f"{path}, line {lines.line_num}: {error}") from None
     if not rows:
         raise InputError(f"{path} has no rows yet; a run writes one after each epoch")
-    table = np.array([_numbers(row, header, f"{path}, line {n}") for n, row in enumerate(rows, 2)])
-    return dict(zip(header, table.T, strict=True))
+    return dict(zip(header, np.array(rows).T, strict=True))
 
 
 def figure_curves(runs: Mapping[str, Metrics], *, title: str | None = None) -> Figure:
@@ -98,13 +102,13 @@ def figure_curves(runs: Mapping[str, Metrics], *, title: str | None = None) -> F
     return figure
 
 
-def _numbers(row: list[str], header: list[str], where: str) -> list[float]:
+def _numbers(row: list[str], header: list[str], where: str) -> Float[np.ndarray, "columns"]:
     if len(row) != len(header):
         raise InputError(f"{where}: {len(row)} cells, but the header has {len(header)} columns")
     try:
-        return [float(cell) if cell else np.nan for cell in row]
-    except ValueError as error:
-        raise InputError(f"{where}: every cell must be a number or empty: {error}") from None
+        return np.array([float(cell) if cell else np.nan for cell in row])
+    except ValueError:
+        raise InputError(f"{where}: every cell must be a number or empty, got {shown(row)}") from None
 
 
 def _use_powers(axes: Axes) -> None:

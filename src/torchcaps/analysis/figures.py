@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from torchcaps.errors import InputError
-from torchcaps.files import atomic_path
+from torchcaps.files import atomic_path, check_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,14 +51,10 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
         The path written to.
 
     Raises:
-        InputError: Another suffix, or a place that cannot be written to.
+        InputError: Another suffix, a folder, or a place that cannot be written to.
     """
-    path = Path(path)
-    if not path.suffix:
-        path = path.with_suffix(".png")
+    path = figure_file(path)
     kind = path.suffix[1:].lower()
-    if kind not in FORMATS:
-        raise InputError(f"{path} cannot be written: figures are saved as .{', .'.join(FORMATS)}, not {path.suffix}")
     # drawn in memory first: where the disk is full, matplotlib's PDF writer fails on its own half-written stream
     drawn = io.BytesIO()
     figure.savefig(drawn, format=kind, dpi=DPI)
@@ -67,6 +63,23 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
             temporary.write_bytes(drawn.getvalue())
     except OSError as error:
         raise InputError(f"the figure {path} cannot be written: {error.strerror or error}") from error
+    return path
+
+
+def figure_file(path: str | Path) -> Path:
+    """The file that a figure is saved to; .png is added to a name without a suffix.
+
+    Raises:
+        InputError: A suffix that is no figure's, or a folder.
+    """
+    path = Path(path)
+    check_path(str(path))
+    if path.name in ("", "..") or path.is_dir():
+        raise InputError(f"{str(path)!r} is a folder; name a file in it for the figure")
+    if not path.suffix:
+        path = path.with_name(f"{path.name}.png")
+    if path.suffix[1:].lower() not in FORMATS:
+        raise InputError(f"{str(path)!r} is no figure: it must end in .{', .'.join(FORMATS)}")
     return path
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,9 +15,15 @@ from torchcaps.analysis.figures import GAP, LINE, MARGIN, MUTED, TITLE, Sheet, t
 from torchcaps.analysis.inference import as_pixels, class_labels, inference, require_decoder
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, Model
+from torchcaps.ranges import Range
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+#: Largest change of a component.
+AMPLITUDE = Range(0, 1000, above=True)
+#: How many values a component takes; more do not fit into one figure.
+STEPS = Range(2, 501)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +63,8 @@ def perturb_capsule(
         model: A network with a decoder; in evaluation mode meanwhile, and afterwards as it was.
         image: uint8 of 0..255 or floating-point of 0..1.
         target: The class whose capsule is changed; the longest one's if None.
-        amplitude: Largest change of a component, above 0; capsules are shorter than 1.
-        steps: How many values each component takes, at least 2.
+        amplitude: Largest change of a component, above 0, at most 1,000; capsules are shorter than 1.
+        steps: How many values each component takes, 2 to 501.
         batch_size: Capsules decoded at a time.
 
     Raises:
@@ -71,10 +76,8 @@ def perturb_capsule(
     network = require_decoder(model, "a perturbed capsule")
     if target is not None and not 0 <= target < network.num_classes:
         raise InputError(f"target must be a class from 0 to {network.num_classes - 1}, got {target}")
-    if not (math.isfinite(amplitude) and amplitude > 0):
-        raise InputError(f"amplitude must be above 0, got {amplitude}")
-    if steps < 2:
-        raise InputError(f"steps must be at least 2, got {steps}")
+    AMPLITUDE.check("amplitude", amplitude)
+    STEPS.check("steps", steps)
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
     offsets = amplitude * np.arange(1 - steps, steps, 2) / (steps - 1)

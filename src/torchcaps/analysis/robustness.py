@@ -24,7 +24,7 @@ from torch import Tensor
 
 from torchcaps.analysis.figures import COLOURS, SMALL, TITLE, new_figure, style_axes
 from torchcaps.analysis.inference import as_pixels, evaluating, in_batches, inference
-from torchcaps.analysis.strengths import ANGLES, EPSILONS, PGD_STEPS
+from torchcaps.analysis.strengths import ANGLES, EPSILONS, MOST_STRENGTHS, PGD_STEPS, STEPS
 from torchcaps.datasets import ImageSet
 from torchcaps.datasets.splits import check_seed
 from torchcaps.errors import InputError
@@ -366,6 +366,8 @@ def _check(model: Model, strengths: Sequence[float], name: str, most: float = ma
         )
     if not strengths:
         raise InputError(f"there must be at least one {name}, got none")
+    if len(strengths) > MOST_STRENGTHS:
+        raise InputError(f"there must be at most {MOST_STRENGTHS} numbers for {name}, got {len(strengths)}")
     for strength in strengths:
         if not math.isfinite(strength) or (most < math.inf and not 0 <= strength <= most):
             raise InputError(f"{name} must be {'finite' if most == math.inf else f'0 to {most:g}'}, got {strength}")
@@ -378,7 +380,6 @@ def _check_attack(model: Model, epsilons: Sequence[float], objective: Objective)
 
 
 def _check_steps(steps: int, step_size: float | None) -> None:
-    if steps < 1:
-        raise InputError(f"steps must be at least 1, got {steps}")
+    STEPS.check("steps", steps)
     if step_size is not None and not (math.isfinite(step_size) and step_size > 0):
         raise InputError(f"step_size must be above 0, got {step_size}")

@@ -38,6 +38,7 @@ from torchcaps.models import CapsNet, Model
 from torchcaps.nn import DenseCapsules, DynamicRouting
 from torchcaps.ops.dynamic_routing import SoftmaxOver, route
 from torchcaps.ops.squash import safe_norm
+from torchcaps.ranges import ITERATIONS
 
 if TYPE_CHECKING:
     from matplotlib.colors import TwoSlopeNorm
@@ -111,7 +112,7 @@ def trace_routing(
         model: A capsule network; in evaluation mode meanwhile, and afterwards as it was.
         images: uint8 of 0..255 or floating-point of 0..1. Their coupling, T·B·I·J numbers, is kept in memory: for
             large sets there is :func:`routing_statistics`.
-        num_iterations: T, at least 1; the network's own if None.
+        num_iterations: T, 1 to 1,000; the network's own if None.
         batch_size: Images at a time.
 
     Raises:
@@ -155,7 +156,7 @@ def routing_statistics(
     Args:
         model: A capsule network; in evaluation mode meanwhile, and afterwards as it was.
         images: uint8 of 0..255 or floating-point of 0..1.
-        num_iterations: T, at least 1; the network's own if None.
+        num_iterations: T, 1 to 1,000; the network's own if None.
         batch_size: Images at a time.
 
     Raises:
@@ -353,6 +354,7 @@ def _check(model: Model, num_iterations: int | None) -> tuple[CapsNet, DynamicRo
             f"num_iterations must be at least 1 for routing to be followed, got {iterations}: without an iteration "
             "votes are summed and there is no coupling"
         )
+    ITERATIONS.check("num_iterations", iterations)
     return network, routing, iterations
 
 

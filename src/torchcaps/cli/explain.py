@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from torchcaps.cli.base import Command
+from torchcaps.cli.fields import whole_numbers
 from torchcaps.cli.output import add_row, count, print_table, table, write_figure
 from torchcaps.cli.runs import (
     FIGURE,
@@ -30,6 +31,7 @@ from torchcaps.cli.runs import (
     runs_argument,
 )
 from torchcaps.errors import InputError
+from torchcaps.ranges import COUNT, ITERATIONS, Range
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,7 +114,7 @@ class Picture(NamedTuple):
 )
 @optional_run_argument
 @data_options
-@click.option("--count", "number", type=click.IntRange(min=1), default=20, show_default=True, help="How many images.")
+@click.option("--count", "number", type=whole_numbers(COUNT), default=20, show_default=True, help="How many images.")
 @out_option("reconstructions")
 def reconstruct(number: int, out: Path | None, **options: Any) -> None:
     """Draw images over what the decoder makes of their capsules; several objects in an image each in its colour."""
@@ -184,9 +186,13 @@ def perturb(capsule: str | None, amplitude: float, steps: int, out: Path | None,
 @optional_run_argument
 @data_options
 @index_options
-@click.option("--num-iterations", type=click.IntRange(min=1), help="Iterations to follow.  [default: the network's]")
 @click.option(
-    "--count", "number", type=click.IntRange(min=1), default=100, show_default=True, help="Images of the statistics."
+    "--num-iterations",
+    type=whole_numbers(Range(1, ITERATIONS.most)),
+    help="Iterations to follow.  [default: the network's]",
+)
+@click.option(
+    "--count", "number", type=whole_numbers(COUNT), default=100, show_default=True, help="Images of the statistics."
 )
 @out_option("routing")
 def routing(num_iterations: int | None, number: int, out: Path | None, **options: Any) -> None:

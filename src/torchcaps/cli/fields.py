@@ -10,12 +10,13 @@ import textwrap
 import types
 import typing
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
 from torchcaps.cli.base import SectionOption
 from torchcaps.models.config import Described, as_text
+from torchcaps.ranges import Range, ranges_in
 
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any, Any]
@@ -31,7 +32,7 @@ def option_name(field: str) -> str:
 def field_options(
     config_type: type[Described], section: str, *, skip: Collection[str] = (), show_defaults: bool = False
 ) -> list[click.Option]:
-    """Options for the fields of a configuration, each with the words that stand under the field as its help.
+    """Options for the fields of a configuration: the words under a field and its range are the help.
 
     Args:
         config_type: The dataclass.
@@ -39,7 +40,7 @@ def field_options(
         skip: Fields to leave out.
         show_defaults: Show the fields' own defaults; a preset has others.
     """
-    hints = typing.get_type_hints(config_type)
+    hints = typing.get_type_hints(config_type, include_extras=True)
     words = field_descriptions(config_type)
     options: list[click.Option] = []
     for field in dataclasses.fields(config_type):
@@ -47,9 +48,9 @@ def field_options(
             continue
         name, hint = option_name(field.name), hints[field.name]
         kind = None if hint is bool else option_type(hint)
-        text = words.get(field.name, "")
-        if show_defaults and field.default is not None:
-            text += f"  [default: {as_text(field.default)}]"
+        notes = [f"default: {as_text(field.default)}"] if show_defaults and field.default is not None else []
+        notes += map(str, ranges_in(hint))
+        text = words.get(field.name, "") + (f"  [{'; '.join(notes)}]" if notes else "")
         options.append(
             SectionOption(
                 [f"{name}/--no-{name[2:]}" if hint is bool else name, field.name],
@@ -92,8 +93,10 @@ def field_descriptions(config_type: type) -> dict[str, str]:
 
 
 def option_type(hint: Any) -> ParamType:
-    """How a field of an annotation is read from the command line."""
+    """How a field of an annotation is read from the command line; its range is checked by the configuration."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return option_type(args[0])
     if origin is Literal:
         return click.Choice(args)
     if origin in (typing.Union, types.UnionType):
@@ -103,6 +106,11 @@ def option_type(hint: Any) -> ParamType:
         return Integers()
     plain: dict[Any, ParamType] = {int: click.INT, float: click.FLOAT, str: click.STRING}
     return plain[hint]
+
+
+def whole_numbers(within: Range) -> click.IntRange:
+    """The type of an option for whole numbers of a range; click shows it in the help."""
+    return click.IntRange(within.least, int(within.most))
 
 
 class Integers(ParamType):

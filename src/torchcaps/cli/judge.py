@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from torchcaps.cli.base import Command
+from torchcaps.cli.fields import whole_numbers
 from torchcaps.cli.output import (
     MOST_CLASSES,
     MOST_SHOWN,
@@ -32,6 +33,7 @@ from torchcaps.cli.runs import (
     open_run,
     run_argument,
 )
+from torchcaps.ranges import COUNT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
 )
 @run_argument
 @data_options
-@click.option("--batch-size", type=click.IntRange(min=1), default=256, show_default=True, help="Images at a time.")
+@click.option("--batch-size", type=whole_numbers(COUNT), default=256, show_default=True, help="Images at a time.")
 @click.option(
     "--precision",
     type=click.Choice(["32", "bf16"]),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchcaps.cli.base import Command
-from torchcaps.cli.fields import field_descriptions
+from torchcaps.cli.fields import field_descriptions, whole_numbers
 from torchcaps.cli.output import (
     add_row,
     count,
@@ -26,6 +26,7 @@ from torchcaps.cli.output import (
 from torchcaps.cli.runs import FIGURE
 from torchcaps.models.config import CapsNetConfig, CNNConfig, Described, as_text
 from torchcaps.models.presets import Preset, get_preset, list_presets
+from torchcaps.ranges import PIXELS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -240,7 +241,7 @@ def _field_table(heading: str, config: Described) -> Table:
 )
 @click.argument("name", required=False)
 @click.option("--data-dir", metavar="DIR", help="Folder that holds the data set's files.")
-@click.option("--image-size", type=click.IntRange(min=1), help="Resize images to this height and width, pixels.")
+@click.option("--image-size", type=whole_numbers(PIXELS), help="Resize images to this height and width, pixels.")
 @click.option("--sample", type=FIGURE, help="Draw the first training images to this file; downloads what is missing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def datasets(

@@ -10,6 +10,7 @@ import click
 from torchcaps.cli.base import Command
 from torchcaps.cli.fields import given_fields
 from torchcaps.cli.output import add_row, count, print_pairs, print_table, table
+from torchcaps.cli.runs import PATH
 from torchcaps.cli.train import OPTIONS, build_config
 
 EXAMPLES = (
@@ -28,7 +29,7 @@ EXAMPLES = (
     params=list(OPTIONS),
 )
 @click.argument("preset", required=False)
-@click.option("--config", "config_file", type=click.Path(path_type=Path), help="Take a run's config.json.")
+@click.option("--config", "config_file", type=PATH, help="Take a run's config.json.")
 @click.pass_context
 def memory(context: click.Context, /, preset: str | None, config_file: Path | None, **fields: Any) -> None:
     """Estimate the peak memory of training on the CPU, by part, before anything runs.

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from torchcaps.cli.base import Command, Stopped
+from torchcaps.cli.fields import whole_numbers
 from torchcaps.cli.output import add_row, count, print_pairs, print_table, print_title, table
 from torchcaps.cli.runs import PATH, accelerator_option, refuse_options
 from torchcaps.errors import InputError
+from torchcaps.ranges import Range
 
 if TYPE_CHECKING:
     from torchcaps.reproduce import Budget, Estimate, Job, Outcome, Reproduction, Table
@@ -42,7 +44,7 @@ _OF_RUNS = ("budget", "seeds", "rows", "out", "data_dir", "accelerator", "estima
 )
 @click.option(
     "--seeds",
-    type=click.IntRange(min=1),
+    type=whole_numbers(Range(1, 1000)),
     help="Runs of each row, with seeds from 0.  [default: 3 of a small budget, 5 of a full one]",
 )
 @click.option("--row", "rows", metavar="ROW", multiple=True, help="Only this row; may be given several times.")

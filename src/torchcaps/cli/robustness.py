@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchcaps.analysis.strengths import ANGLES, EPSILONS, PGD_STEPS
+from torchcaps.analysis.strengths import ANGLES, EPSILONS, PGD_STEPS, STEPS
 from torchcaps.cli.base import Command
-from torchcaps.cli.fields import ParamType
+from torchcaps.cli.fields import ParamType, whole_numbers
 from torchcaps.cli.output import add_row, count, percent, print_json, print_table, table, write_figure
 from torchcaps.cli.runs import (
     FIGURE,
@@ -25,6 +25,7 @@ from torchcaps.cli.runs import (
     runs_argument,
     which_option,
 )
+from torchcaps.ranges import COUNT, SEED
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -80,7 +81,7 @@ class Numbers(ParamType):
     show_default=True,
     help="Largest changes of a pixel (0..1) by FGSM and PGD.",
 )
-@click.option("--steps", type=click.IntRange(min=1), default=PGD_STEPS, show_default=True, help="Steps of PGD.")
+@click.option("--steps", type=whole_numbers(STEPS), default=PGD_STEPS, show_default=True, help="Steps of PGD.")
 @click.option(
     "--objective",
     type=click.Choice(["loss", "scores"]),
@@ -89,8 +90,8 @@ class Numbers(ParamType):
     help="What the attacks follow: the network's own loss, which is flat where an image is classified with enough "
     "margin, or the scores, which are not.",
 )
-@click.option("--limit", type=click.IntRange(min=1), default=1000, show_default=True, help="The first so many images.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of PGD's random starts.")
+@click.option("--limit", type=whole_numbers(COUNT), default=1000, show_default=True, help="The first so many images.")
+@click.option("--seed", type=whole_numbers(SEED), default=0, show_default=True, help="Of PGD's random starts.")
 @accelerator_option
 @click.option("--figure", type=FIGURE, help="Draw the curves to this file, .png, .pdf or .svg.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -117,9 +118,7 @@ def robustness(
     _refuse_idle_options(kinds)
 
     from torchcaps.analysis import figure_robustness
-    from torchcaps.datasets.splits import check_seed
 
-    check_seed(seed)  # before the rotations, which take a while
     networks: dict[str, list[RobustnessCurve]] = {}
     shown: dict[str, str] = {}
     about = []

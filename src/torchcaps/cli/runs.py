@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 import click
 
 from torchcaps.cli.base import Decorator, compose
+from torchcaps.cli.fields import whole_numbers
 from torchcaps.errors import InputError, unknown_name
+from torchcaps.files import check_path
+from torchcaps.ranges import COUNT, Range
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -22,22 +25,34 @@ Which = Literal["best", "last"]
 Split = Literal["test", "validation", "train"]
 Fit = Literal["pad", "stretch"]
 
-PATH = click.Path(path_type=Path)
 
-
-class FigurePath(click.Path):
-    """A file for a figure, refused before anything is computed if its suffix is no figure's."""
+class GivenPath(click.Path):
+    """A file or folder; an empty text, such as a variable of the shell that is not set, names none."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """From the command line to a path."""
-        from torchcaps.analysis.figures import FORMATS
+        text = str(super().convert(value, param, ctx))
+        try:
+            check_path(text)
+        except InputError as error:
+            self.fail(f"{error}.", param, ctx)
+        return Path(text)
 
-        path = Path(str(super().convert(value, param, ctx)))
-        if path.suffix and path.suffix[1:].lower() not in FORMATS:
-            self.fail(f"{str(path)!r} is no figure: it must end in .{', .'.join(FORMATS)}.", param, ctx)
-        return path
+
+class FigurePath(GivenPath):
+    """A file for a figure, refused before anything is computed if it cannot be one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """From the command line to a path."""
+        from torchcaps.analysis.figures import figure_file
+
+        try:
+            return figure_file(super().convert(value, param, ctx))
+        except InputError as error:
+            self.fail(f"{error}.", param, ctx)
 
 
+PATH = GivenPath()
 FIGURE = FigurePath()
 
 which_option = click.option(
@@ -92,7 +107,13 @@ image_options = compose(
 )
 
 index_options = compose(
-    click.option("--index", type=click.IntRange(min=0), default=0, show_default=True, help="Which image of the part."),
+    click.option(
+        "--index",
+        type=whole_numbers(Range(0, COUNT.most)),
+        default=0,
+        show_default=True,
+        help="Which image of the part.",
+    ),
     click.option("--image", "image_file", type=PATH, help="An image file instead."),
     image_options,
 )
@@ -240,6 +261,7 @@ def class_number(name: str, class_names: tuple[str, ...]) -> int:
     """
     if name in class_names:
         return class_names.index(name)
-    if name.isdecimal() and int(name) < len(class_names):
-        return int(name)
+    numbers = list(map(str, range(len(class_names))))
+    if name in numbers:
+        return numbers.index(name)
     raise unknown_name("class", name, class_names)

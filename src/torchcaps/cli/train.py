@@ -12,6 +12,7 @@ import click
 from torchcaps.cli.base import Command, Session, Stopped
 from torchcaps.cli.fields import field_options, given_fields, option_name
 from torchcaps.cli.output import add_row, command_line, count, is_main_process, percent, print_pairs, print_table, table
+from torchcaps.cli.runs import PATH
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.models.config import CapsNetConfig, CNNConfig, Recipe
 from torchcaps.training.config import TrainConfig, field_names, make_config, override, read_config
@@ -45,9 +46,9 @@ OPTIONS = [
 
 @click.command("train", cls=Command, short_help="Train a network and test it.", examples=EXAMPLES, params=list(OPTIONS))
 @click.argument("preset", required=False)
-@click.option("--out", type=click.Path(path_type=Path), help="Run folder, a new one.  [default: runs/PRESET-DATA-N]")
-@click.option("--resume", "resumed", type=click.Path(path_type=Path), help="Go on with the run in this folder.")
-@click.option("--config", "config_file", type=click.Path(path_type=Path), help="Start from a run's config.json.")
+@click.option("--out", type=PATH, help="Run folder, a new one.  [default: runs/PRESET-DATA-N]")
+@click.option("--resume", "resumed", type=PATH, help="Go on with the run in this folder.")
+@click.option("--config", "config_file", type=PATH, help="Start from a run's config.json.")
 @click.option("--figures/--no-figures", default=True, help="Draw figures at the end.  [default: on]")
 @click.pass_context
 def train(

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import UInt8
 from torch import Tensor
 
-_CHUNK = 1024  # images resized at once: bounds the float copy to a few MiB at the sizes used here
+from torchcaps.machine import check_memory
+
+_CHUNK = 2**20  # numbers resized at once: bounds the float copies to a few MiB, or to those of one image
 
 
 def resize_images(images: UInt8[Tensor, "N C h w"], size: tuple[int, int]) -> UInt8[Tensor, "N C H W"]:
     """Bring images to ``size`` (height, width in pixels), bicubic, smoothed first where they shrink.
 
     Height and width have each its own factor, so a differing aspect ratio is stretched, not cropped.
+
+    Raises:
+        InputError: The images do not fit into memory at that size.
     """
     if images.shape[2:] == torch.Size(size):
         return images
-    return torch.cat([_resize(chunk, size) for chunk in images.split(_CHUNK)])
+    count, channels = images.shape[:2]
+    resized = count * channels * math.prod(size)
+    check_memory(2 * resized, f"{count:,} images of {size[0]}×{size[1]} pixels")  # chunks, and these together
+    at_once = max(1, _CHUNK // (channels * max(math.prod(images.shape[2:]), math.prod(size))))
+    return torch.cat([_resize(chunk, size) for chunk in images.split(at_once)])
 
 
 def _resize(images: UInt8[Tensor, "N C h w"], size: tuple[int, int]) -> UInt8[Tensor, "N C H W"]:

@@ -17,8 +17,9 @@ from torchcaps.datasets import digits, mnist, affnist, multimnist, smallnorb, sv
 from torchcaps.datasets.registry import DataRequest, DatasetInfo, Splits, look_up, registered
 from torchcaps.datasets.splits import check_seed, stratified_split
 from torchcaps.datasets.types import Dataset, ImageSet
-from torchcaps.errors import InputError
+from torchcaps.errors import InputError, shown
 from torchcaps.files import user_path
+from torchcaps.ranges import COUNT
 
 _VALIDATION_SHARE = 0.1
 
@@ -90,8 +91,10 @@ def _size(image_size: int | Sequence[int] | None) -> tuple[int, int] | None:
     if image_size is None:
         return None
     sizes = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-    if len(sizes) != 2 or min(sizes) < 1:
-        raise InputError(f"image_size must be one number of pixels or two (height, width), from 1, got {image_size}")
+    for size in sizes:
+        COUNT.check("image_size", size)
+    if len(sizes) != 2:
+        raise InputError(f"image_size must be one number of pixels or two (height, width), got {shown(image_size)}")
     return sizes[0], sizes[1]
 
 

@@ -10,12 +10,19 @@ from typing import Any, Literal
 from torchcaps.datasets import DatasetInfo
 from torchcaps.datasets.registry import look_up
 from torchcaps.errors import InputError
-from torchcaps.files import read_json
+from torchcaps.files import COUNT, NAMED_TEXTS, NUMBER, TEXT, check_keys, read_json
 from torchcaps.models import SeedResult, TrainingRecord, get_preset
 from torchcaps.models.pretrained import CONFIG
 from torchcaps.training import Run, TrainConfig, read_config
 from torchcaps.training.config import ELSEWHERE
 from torchcaps.training.run import SUMMARY
+
+_KEYS = {
+    **{"seed": COUNT, "epochs": COUNT, "best_epoch": COUNT, "seconds": NUMBER, "versions": NAMED_TEXTS},
+    **{f"images.{part}": COUNT for part in ("train", "validation", "test")},
+    **{f"test.{which}.error": NUMBER for which in ("best", "last")},
+    **{"hardware.processor": TEXT, "hardware.threads": COUNT},
+}
 
 MAY_DIFFER = ("seed", *ELSEWHERE)
 """Settings in which runs of the same training may differ; those after the seed are of no use to others."""
@@ -73,11 +80,17 @@ def training_record(
 
 
 def _finished(folder: Path, summary: dict[str, Any] | None) -> dict[str, Any]:
+    """A run's summary, which has all that a card says of it.
+
+    Raises:
+        InputError: There is none, or it is damaged.
+    """
     if summary is None:
         raise InputError(
             f"{folder} has no {SUMMARY}, so there is no result for its card; finish it with "
             f"torchcaps train --resume {folder}"
         )
+    check_keys(summary, _KEYS, f"summary {folder / SUMMARY}")
     return summary
 
 

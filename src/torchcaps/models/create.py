@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
+from torchcaps.errors import InputError
 from torchcaps.files import read_json
+from torchcaps.machine import check_memory
 from torchcaps.models.baseline import BaselineCNN
 from torchcaps.models.capsnet import CapsNet
 from torchcaps.models.config import CapsNetConfig, CNNConfig
@@ -35,8 +37,8 @@ def create_model(
         weights are drawn from torch's random generator.
 
     Raises:
-        InputError: An unknown preset or field (the nearest name is given), a value that does not fit its field, or
-            images too small for the convolutions.
+        InputError: An unknown preset or field (the nearest name is given), a value that does not fit its field,
+            images too small for the convolutions, or a network that does not fit into memory.
 
     Example:
         >>> from torchcaps import create_model
@@ -53,10 +55,28 @@ def create_model(
 
 
 def build_model(config: CapsNetConfig | CNNConfig, in_shape: Sequence[int], num_classes: int) -> CapsNet | BaselineCNN:
-    """The network that a configuration describes."""
-    if isinstance(config, CNNConfig):
-        return BaselineCNN(config, in_shape, num_classes)
-    return CapsNet(config, in_shape, num_classes)
+    """The network that a configuration describes.
+
+    Raises:
+        InputError: Images that do not fit it, or parameters that do not fit into memory; none is allocated then.
+    """
+
+    def build() -> CapsNet | BaselineCNN:
+        if isinstance(config, CNNConfig):
+            return BaselineCNN(config, in_shape, num_classes)
+        return CapsNet(config, in_shape, num_classes)
+
+    try:
+        with torch.device("meta"):
+            planned = build()
+    except (RuntimeError, OverflowError) as error:  # torch's, where a size is beyond all numbers
+        raise InputError("the network would have more parameters than can be counted; choose smaller sizes") from error
+    if torch.get_default_device().type == "meta":
+        return planned
+    if torch.get_default_device().type == "cpu":
+        sizes = (parameter.numel() * parameter.element_size() for parameter in planned.parameters())
+        check_memory(sum(sizes), "the network's parameters")
+    return build()
 
 
 def load_pretrained(

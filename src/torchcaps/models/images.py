@@ -8,19 +8,22 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.errors import InputError
+from torchcaps.errors import InputError, shown
 from torchcaps.ops.precision import in_full_precision
+from torchcaps.ranges import COUNT
 
 
 def check_shape(in_shape: Sequence[int]) -> tuple[int, int, int]:
     """``in_shape`` as (C, H, W).
 
     Raises:
-        InputError: It is not three positive integers.
+        InputError: It is not three positive integers, or they are absurdly large.
     """
     shape = tuple(in_shape) if isinstance(in_shape, Sequence) else ()
     if len(shape) != 3 or not all(isinstance(size, int) and size > 0 for size in shape):
-        raise InputError(f"in_shape must be (channels, height, width), three positive integers, got {in_shape!r}")
+        raise InputError(f"in_shape must be (channels, height, width), three positive integers, got {shown(in_shape)}")
+    for name, size in zip(("channels", "height", "width"), shape, strict=True):
+        COUNT.check(f"in_shape's {name}", size)
     return shape
 
 
@@ -28,10 +31,11 @@ def check_num_classes(num_classes: int) -> int:
     """``num_classes``.
 
     Raises:
-        InputError: It is no integer of at least 2.
+        InputError: It is no integer of at least 2, or it is absurdly large.
     """
     if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 2:
-        raise InputError(f"num_classes must be an integer of at least 2, got {num_classes!r}")
+        raise InputError(f"num_classes must be an integer of at least 2, got {shown(num_classes)}")
+    COUNT.check("num_classes", num_classes)
     return num_classes
 
 

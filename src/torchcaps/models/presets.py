@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchcaps.errors import InputError
+from torchcaps.errors import InputError, shown
 from torchcaps.models.config import CapsNetConfig, CNNConfig, Recipe, replace
 from torchcaps.registry import Registry
 
@@ -72,7 +72,7 @@ def get_preset(name: str) -> Preset:
         InputError: There is none (the nearest name is given), or ``name`` is no string.
     """
     if not isinstance(name, str):
-        raise InputError(f'preset must be a name such as "{SABOUR2017.name}", got {name!r}')
+        raise InputError(f'preset must be a name such as "{SABOUR2017.name}", got {shown(name)}')
     return _PRESETS[name]
 
 

@@ -47,7 +47,8 @@ class DynamicRouting(Routing):
     """Routing by agreement: :func:`torchcaps.route` with its options kept.
 
     Args:
-        num_iterations: How many times the coupling is computed; 0 sums the votes without squash, 1 is uniform coupling.
+        num_iterations: How many times the coupling is computed, 0 to 1,000; 0 sums the votes without squash, 1 is
+            uniform coupling.
         softmax_over: ``"outputs"`` (the paper) or ``"inputs"``.
         stop_gradient: Let gradients flow through the last weighted sum only.
         leaky: Add a "none of the above" competitor.

@@ -13,7 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from torchcaps.errors import InputError
-from torchcaps.files import read_json, write_json
+from torchcaps.files import TEXT, TEXTS, optional, read_json, write_json
 from torchcaps.reproduce.logs import (
     CONFIG,
     DIVERGED,
@@ -244,7 +244,12 @@ def _train(job: Job, progress: Progress) -> None:
 
 def _forget_last_start(job: Job) -> None:
     """Take the last start out of a run's summary: nobody had stopped it."""
-    summary = read_json(job.run / SUMMARY, "summary")
+    history = {
+        "commit": optional(TEXT),
+        "earlier_commits": Kind("a list", list.__instancecheck__),
+        "resumed_with": TEXTS,
+    }
+    summary = read_json(job.run / SUMMARY, "summary", history)
     commits = [*summary["earlier_commits"], summary["commit"]][:-1]
     without = {"resumed_with": summary["resumed_with"][:-1], "commit": commits[-1], "earlier_commits": commits[:-1]}
     write_json(job.run / SUMMARY, summary | without)

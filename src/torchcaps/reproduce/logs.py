@@ -15,13 +15,26 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchcaps.errors import InputError
-from torchcaps.files import atomic_path, read_json, write_json
+from torchcaps.files import (
+    COUNT,
+    NAMED_TEXTS,
+    NUMBER,
+    NUMBERS,
+    TEXT,
+    TEXTS,
+    Kind,
+    atomic_path,
+    check_keys,
+    optional,
+    read_json,
+    write_json,
+)
 from torchcaps.reproduce.table import Measure, Row, Table
 from torchcaps.training.config import ELSEWHERE, TrainConfig, read_config
 
@@ -173,45 +186,26 @@ def read_metrics_so_far(folder: Path) -> Metrics:
 # what the page takes from the files, so that a damaged one is named before
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """What a value in a file must be, in words, and how to see that it is."""
-
-    words: str
-    fits: Callable[[Any], bool]
-
-
-_NUMBER = _Kind("a number", _is_number)
-_COUNT = _Kind("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool))
-_TEXT = _Kind("a text", lambda value: isinstance(value, str))
-_NUMBERS = _Kind("a list of numbers", lambda value: isinstance(value, list) and all(map(_is_number, value)))
-
 _SUMMARY_KEYS = {
-    "precision": _Kind('"32" or "bf16"', lambda value: value in ("32", "bf16")),
-    "epochs": _COUNT,
-    "parameters": _COUNT,
-    "images.test": _COUNT,
-    "validation.best.accuracy": _NUMBER,
-    "test.last.error": _NUMBER,
-    "test.best.error": _NUMBER,
-    "seconds": _NUMBER,
-    "peak_memory_mib": _Kind("a number or null", lambda value: value is None or _is_number(value)),
-    "hardware.processor": _TEXT,
-    "hardware.threads": _COUNT,
-    "versions": _Kind("an object", lambda value: isinstance(value, dict)),
+    "precision": Kind('"32" or "bf16"', lambda value: value in ("32", "bf16")),
+    "epochs": COUNT,
+    "parameters": COUNT,
+    "images.test": COUNT,
+    "validation.best.accuracy": NUMBER,
+    "test.last.error": NUMBER,
+    "test.best.error": NUMBER,
+    "seconds": NUMBER,
+    "peak_memory_mib": optional(NUMBER),
+    "hardware.processor": TEXT,
+    "hardware.threads": COUNT,
+    "versions": NAMED_TEXTS,
 }
-_AFFNIST_KEYS = {"accuracy": _NUMBER, "images": _COUNT, "source": _TEXT}
-_CURVE_KEYS = {"strengths": _NUMBERS, "accuracy": _NUMBERS, "num_images": _COUNT}
+_AFFNIST_KEYS = {"accuracy": NUMBER, "images": COUNT, "source": TEXT}
+_CURVE_KEYS = {"strengths": NUMBERS, "accuracy": NUMBERS, "num_images": COUNT}
 
 
 def _read_summary(folder: Path) -> dict[str, Any]:
-    summary = read_json(folder / SUMMARY, "summary")
-    _check_keys(summary, _SUMMARY_KEYS, f"summary {folder / SUMMARY}")
-    return summary
+    return read_json(folder / SUMMARY, "summary", _SUMMARY_KEYS)
 
 
 def _read_measures(folder: Path) -> dict[str, Any]:
@@ -219,24 +213,12 @@ def _read_measures(folder: Path) -> dict[str, Any]:
     for kind, found in measures.items():
         where = f"{kind} of measures {folder / MEASURES}"
         if kind == "affnist":
-            _check_keys(found, _AFFNIST_KEYS, where)
+            check_keys(found, _AFFNIST_KEYS, where)
             continue
-        _check_keys(found, {"kind": _Kind(f'"{kind}"', kind.__eq__), **_CURVE_KEYS}, where)
+        check_keys(found, {"kind": Kind(f'"{kind}"', kind.__eq__), **_CURVE_KEYS}, where)
         if not 0 < len(found["strengths"]) == len(found["accuracy"]):
             raise InputError(f'{where}: "strengths" and "accuracy" must have as many numbers, one at least')
     return measures
-
-
-def _check_keys(values: Any, keys: Mapping[str, _Kind], where: str) -> None:
-    """Raise InputError unless a file has all keys, a dot in them for an object in an object, and they fit."""
-    for key, kind in keys.items():
-        found = values
-        for part in key.split("."):
-            if not isinstance(found, dict) or part not in found:
-                raise InputError(f'{where} has no "{key}", which must be {kind.words}')
-            found = found[part]
-        if not kind.fits(found):
-            raise InputError(f'{where}: "{key}" must be {kind.words}, got {found!r}')
 
 
 def publish(run: Path, folder: Path, measures: dict[str, Any], command: str) -> None:
@@ -249,7 +231,7 @@ def publish(run: Path, folder: Path, measures: dict[str, Any], command: str) -> 
         command: What runs it again, in the place of what was typed, which may name such places.
     """
     _publish_start(run, folder)
-    summary = read_json(run / SUMMARY, "summary")
+    summary = read_json(run / SUMMARY, "summary", {"resumed_with": TEXTS})
     summary |= {
         "out": "/".join(("runs/reproduce", *folder.parts[-3:])),
         "command": command,

@@ -9,11 +9,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torchcaps.errors import InputError
-from torchcaps.files import read_json, write_json
+from torchcaps.errors import InputError, shown
+from torchcaps.files import COUNT, NAMED_TEXTS, NUMBER, TEXT, check_keys, read_json, write_json
 from torchcaps.reproduce.table import Row, Table
 
 ESTIMATE = "estimate.json"
+_KEYS = {
+    "seconds": NUMBER,
+    "hardware.processor": TEXT,
+    "hardware.threads": COUNT,
+    "versions": NAMED_TEXTS,
+    "settings": TEXT,
+}
 
 
 @dataclass(frozen=True)
@@ -35,18 +42,11 @@ def read_timings(results: Path, table: Table) -> dict[str, Timing]:
         InputError: A file that is damaged.
     """
     rows = {row.name: row for row in table.rows}
-    found = _read(results, table)
-    try:
-        return {
-            name: Timing(float(each["seconds"]), dict(each["hardware"]), dict(each["versions"]))
-            for name, each in found.items()
-            if name in rows and each["settings"] == _settings(rows[name])
-        }
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f'{results / table.name / ESTIMATE}: each row must have "seconds", "hardware", "versions" and "settings"; '
-            "remove the file, and --estimate writes it anew"
-        ) from error
+    return {
+        name: Timing(float(each["seconds"]), each["hardware"], each["versions"])
+        for name, each in _read(results, table).items()
+        if name in rows and each["settings"] == _settings(rows[name])
+    }
 
 
 def write_timings(results: Path, table: Table, timings: Mapping[str, Timing]) -> Path:
@@ -66,7 +66,15 @@ def write_timings(results: Path, table: Table, timings: Mapping[str, Timing]) ->
 
 def _read(results: Path, table: Table) -> dict[str, Any]:
     file = results / table.name / ESTIMATE
-    return read_json(file, "estimate") if file.exists() else {}
+    if not file.exists():
+        return {}
+    found = read_json(file, "estimate")
+    try:
+        for name, each in found.items():
+            check_keys(each, _KEYS, f"row {shown(name)}")
+    except InputError as error:
+        raise InputError(f"estimate {file}: {error}; remove the file, and --estimate writes it anew") from None
+    return found
 
 
 def _settings(row: Row) -> str:

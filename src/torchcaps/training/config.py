@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from torchcaps.errors import InputError, unknown_name
+from torchcaps.errors import InputError, shown, unknown_name
 from torchcaps.files import read_json
-from torchcaps.models.config import CapsNetConfig, CNNConfig, Described, Recipe, above, at_least, check_fields, replace
+from torchcaps.models.config import CapsNetConfig, CNNConfig, Described, Recipe, check_fields, replace
 from torchcaps.models.presets import get_preset
+from torchcaps.ranges import Pixels, PositiveFactor, Processes, Seed
 
 #: Settings that say where and how a run is computed, not what.
 ELSEWHERE = ("data_dir", "accelerator", "capture", "devices", "num_nodes", "checkpoint_minutes", "tensorboard")
@@ -33,9 +34,9 @@ class TrainConfig(Described):
     """Data set: a name, or folder:PATH, or npz:PATH."""
     data_dir: str | None = None
     """Folder that holds the data set's files (else $TORCHCAPS_DATA, else a download)."""
-    image_size: int | None = None
+    image_size: Pixels | None = None
     """Resize images to this height and width, pixels."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the weights, the order of images, their shifts and the validation split."""
     precision: Literal["auto", "32", "bf16"] = "auto"
     """float32, or bfloat16 convolutions and dense layers with routing in float32; auto is bfloat16 on CUDA GPUs of
@@ -45,23 +46,14 @@ class TrainConfig(Described):
     capture: Literal["auto", "on", "off"] = "auto"
     """Record the training step as a CUDA graph and replay it, which keeps a GPU busy: wherever it can be done, which is
     on CUDA with one process; for certain, or an error; or never. Experimental: it was tested without a GPU only."""
-    devices: int = 1
+    devices: Processes = 1
     """Processes (one a device) on each machine."""
-    num_nodes: int = 1
+    num_nodes: Processes = 1
     """Machines."""
-    checkpoint_minutes: float = 5.0
+    checkpoint_minutes: PositiveFactor = 5.0
     """Longest time between two checkpoints, minutes."""
     tensorboard: bool = False
     """Also write TensorBoard events (extra torchcaps[tensorboard])."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("devices", "num_nodes"):
-            at_least(name, getattr(self, name), 1)
-        if self.image_size is not None:
-            at_least("image_size", self.image_size, 1)
-        at_least("seed", self.seed, 0)
-        above("checkpoint_minutes", self.checkpoint_minutes, 0)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -75,7 +67,7 @@ class TrainConfig(Described):
         parts = {"model": preset.model, "recipe": preset.recipe}
         for name in parts:
             if not isinstance(values.get(name, {}), Mapping):
-                raise InputError(f'"{name}" must be a JSON object of fields, got {values[name]!r}')
+                raise InputError(f'"{name}" must be a JSON object of fields, got {shown(values[name])}')
             parts[name] = replace(parts[name], values.get(name, {}))
         return cls(**{**values, **parts})
 

@@ -7,12 +7,12 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-import sys
 from pathlib import Path
 
 import torch
 
 from torchcaps._version import __version__
+from torchcaps.machine import peak_resident_memory_mib
 
 
 def hardware(device: torch.device) -> dict[str, str | int]:
@@ -53,20 +53,7 @@ def peak_memory_mib(device: torch.device) -> float | None:
     """Peak memory so far, MiB: allocated on a CUDA device, or resident in this process. None where unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
-
-
-def resident_memory_mib() -> float | None:
-    """Memory that this process takes now, MiB; its peak so far where only that is known; None on Windows."""
-    statm = Path("/proc/self/statm")
-    if statm.exists():
-        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-    return peak_memory_mib(torch.device("cpu"))
+    return peak_resident_memory_mib()
 
 
 def _processor() -> str:

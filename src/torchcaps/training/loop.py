@@ -30,7 +30,7 @@ from torchcaps.training.data import RunData, fingerprint, load_run_data, trainin
 from torchcaps.training.device import PRECISION_WORDS, emulation_warning, resolve_precision
 from torchcaps.training.environment import commit, peak_memory_mib
 from torchcaps.training.events import Events
-from torchcaps.training.launch import launch
+from torchcaps.training.launch import check_processes, launch
 from torchcaps.training.memory import memory_warning
 from torchcaps.training.position import Position
 from torchcaps.training.progress import Progress, Silence, choose_progress
@@ -146,6 +146,7 @@ def resume(
 
 def _prepare(config: TrainConfig, checkpoint: dict[str, Any] | None, progress: Progress | None) -> Trainer:
     """All that can be found wrong is found here, before anything is written."""
+    check_processes(config)
     config = resolve_precision(config)
     if config.tensorboard:
         Events.check()

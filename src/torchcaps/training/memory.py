@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import math
-import os
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.datasets.augmentation import check_crop
+from torchcaps.errors import InputError
+from torchcaps.machine import MIB, available_memory_mib, resident_memory_mib
 from torchcaps.models import BaselineCNN, Model, build_model
 from torchcaps.models.config import CapsNetConfig
 from torchcaps.nn import Convolution
 from torchcaps.ops.convolution import shape_of, working_mib
 from torchcaps.ops.dynamic_routing.recompute.blocks import BLOCK
 from torchcaps.ops.memory import get_working_memory
+from torchcaps.ranges import COUNT
 from torchcaps.training.config import TrainConfig, override
-from torchcaps.training.device import resolve_precision
-from torchcaps.training.environment import resident_memory_mib
+from torchcaps.training.device import pick_device, resolve_precision
 from torchcaps.training.launch import count_processes
 
-MIB = 2**20
+#: What the weights need beside their own place, whatever the batch: as much again for each.
+LEARNED = ("weights", "gradients", "Adam's moments")
 #: Copies of the largest feature map that live at the height of the backward pass, beside those that are kept for it:
 #: its gradient before and after the ReLU, and one in the layout that the convolution's weight gradient works in.
 WORK_COPIES = 3
@@ -122,6 +122,8 @@ def largest_batch(
     processes = count_processes(config)
 
     def fits(size: int) -> bool:
+        if size * processes.total not in COUNT:
+            return False
         of_all = override(config, {"batch_size": size * processes.total})
         return estimate_memory(of_all, in_shape, num_classes, num_images).total * processes.devices <= available
 
@@ -136,47 +138,26 @@ def largest_batch(
     return most * processes.total
 
 
-def available_memory_mib() -> float | None:
-    """Memory that this process can still take, with what it has: MiB; None where unknown."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        free = _numbers(meminfo)["MemAvailable:"] / 1024
-        allowed = _allowed_by_container(Path("/sys/fs/cgroup"))
-        return (free if allowed is None else min(free, allowed)) + (resident_memory_mib() or 0.0)
-    if sys.platform == "darwin":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / MIB
-    return None
-
-
-def _allowed_by_container(cgroup: Path) -> float | None:
-    """What a container's limit leaves: MiB; None where there is none. Both versions of Linux's control groups."""
-    for folder, limit, used, cache in (
-        (cgroup, "memory.max", "memory.current", "inactive_file"),
-        (cgroup / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        try:
-            most = (folder / limit).read_text().strip()
-            taken = int((folder / used).read_text()) - _numbers(folder / "memory.stat").get(cache, 0)
-        except OSError:
-            continue
-        return None if most == "max" else max(0.0, (int(most) - taken) / MIB)
-    return None
-
-
-def _numbers(path: Path) -> dict[str, int]:
-    """The second word of each line, a number, by the first."""
-    lines = (line.split() for line in path.read_text().splitlines())
-    return {words[0]: int(words[1]) for words in lines if len(words) > 1}
-
-
 def memory_warning(
     config: TrainConfig, in_shape: tuple[int, int, int], num_classes: int, num_images: int
 ) -> str | None:
-    """A sentence if the estimate for this machine exceeds what is there, with the largest batch that fits."""
+    """A sentence if the estimate for this machine exceeds what is there, with the largest batch that fits.
+
+    Raises:
+        InputError: The network cannot be trained on this CPU, whatever the batch: its weights, their gradients and
+            Adam's moments alone are more than what is there.
+    """
     available = available_memory_mib()
     if available is None:
         return None
-    needed = estimate_memory(config, in_shape, num_classes, num_images).total * count_processes(config).devices
+    devices = count_processes(config).devices
+    estimate = estimate_memory(config, in_shape, num_classes, num_images)
+    learned, needed = devices * sum(estimate.parts[name] for name in LEARNED), devices * estimate.total
+    if learned > available and pick_device(config.accelerator).type == "cpu":
+        raise InputError(
+            f"the network's {', '.join(LEARNED[:-1])} and {LEARNED[-1]} would take {learned:,.0f} MiB of memory, but "
+            f"must fit into the {available:,.0f} MiB that are there; choose a smaller network, or smaller images"
+        )
     if needed <= available:
         return None
     fits = largest_batch(config, in_shape, num_classes, num_images, available)

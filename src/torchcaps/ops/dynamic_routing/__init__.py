@@ -86,8 +86,8 @@ def dynamic_routing(
 
     Args:
         votes: û_j|i = W_ij u_i, the prediction of input capsule i for output capsule j.
-        num_iterations: How many times the coupling is computed. 1 is uniform coupling (or the prior's). 0 is no
-            routing at all: the plain sum of the votes (plus bias), not squashed, with a coupling of ones.
+        num_iterations: How many times the coupling is computed, 0 to 1,000. 1 is uniform coupling (or the prior's). 0
+            is no routing at all: the plain sum of the votes (plus bias), not squashed, with a coupling of ones.
         softmax_over: The axis on which capsules compete. ``"outputs"``, as in the paper: each input capsule shares
             itself out among the outputs. ``"inputs"``, as in several well-known implementations: each output capsule
             shares its attention out among the inputs.

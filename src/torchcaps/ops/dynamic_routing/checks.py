@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from torchcaps.errors import shown
+from torchcaps.ranges import ITERATIONS
+
 
 def check_options(num_iterations: int, softmax_over: str, eps: float, caller: str) -> None:
     """Raise if an option is out of its range."""
-    if isinstance(num_iterations, bool) or not isinstance(num_iterations, int) or num_iterations < 0:
-        raise ValueError(f"{caller}: num_iterations must be an integer of at least 0, got {num_iterations!r}")
+    if not isinstance(num_iterations, int) or isinstance(num_iterations, bool) or num_iterations not in ITERATIONS:
+        got = shown(num_iterations)
+        raise ValueError(f"{caller}: num_iterations must be an integer from {ITERATIONS}, got {got}")
     if softmax_over not in ("outputs", "inputs"):
         raise ValueError(f'{caller}: softmax_over must be "outputs" or "inputs", got {softmax_over!r}')
     if not eps > 0:

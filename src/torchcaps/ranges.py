@@ -1,0 +1,101 @@
+"""The numbers that a setting may have: its check, its help and its errors take them from one range."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from torchcaps.errors import InputError, shown
+
+MOST_LAYERS = 100
+"""So many layers at most are in a list of widths."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from ``least`` to ``most``, written beside a field's type: ``Annotated[int, Range(1, 9)]``.
+
+    Args:
+        least: The smallest number.
+        most: The largest number.
+        above: Whether ``least`` itself is left out.
+        below: Whether ``most`` itself is left out.
+        odd: Whether only odd numbers are meant.
+    """
+
+    least: float
+    most: float
+    above: bool = False
+    below: bool = False
+    odd: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        if not self.least <= value <= self.most:
+            return False
+        left_out = (self.above and value == self.least) or (self.below and value == self.most)
+        return not left_out and (not self.odd or value % 2 == 1)
+
+    def __str__(self) -> str:
+        least, most = (f"{end:g}" if isinstance(end, float) else str(end) for end in (self.least, self.most))
+        if self.above or self.below:
+            return f"{'above' if self.above else 'at least'} {least} and {'below' if self.below else 'at most'} {most}"
+        return f"an odd number from {least} to {most}" if self.odd else f"{least} to {most}"
+
+    def check(self, name: str, value: float) -> None:
+        """Raise unless a number is in the range.
+
+        Args:
+            name: What the number is, for the error.
+            value: The number.
+
+        Raises:
+            InputError: It is not; NaN never is.
+        """
+        if value not in self:
+            raise InputError(f"{name} must be {self}, got {shown(value)}")
+
+
+def ranges_in(hint: Any) -> Iterator[Range]:
+    """The ranges of numbers that an annotation holds."""
+    for part in typing.get_args(hint):
+        if isinstance(part, Range):
+            yield part
+        yield from ranges_in(part)
+
+
+# Float settings go up to a number that float32, in which networks compute, still holds.
+_LARGEST = 1e38
+
+WIDTH = Range(1, 65_536)
+PIXELS = Range(1, 4096)
+COUNT = Range(1, 1_000_000_000)
+ITERATIONS = Range(0, 1000)
+PROCESSES = Range(1, 4096)
+SEED = Range(0, 2**32 - 1)
+
+Width = Annotated[int, WIDTH]
+"""Channels, capsule types, components: how wide a layer is."""
+Pixels = Annotated[int, PIXELS]
+"""Sides of images, kernels and strides."""
+Count = Annotated[int, COUNT]
+"""Images, steps, epochs."""
+Iterations = Annotated[int, ITERATIONS]
+"""Routing iterations."""
+Processes = Annotated[int, PROCESSES]
+"""Processes of a run, and machines."""
+Seed = Annotated[int, SEED]
+"""Of everything random; numpy's generators take no other."""
+Factor = Annotated[float, Range(0, _LARGEST)]
+"""A weight or a margin, which may be zero."""
+PositiveFactor = Annotated[float, Range(0, _LARGEST, above=True)]
+"""A scale, a rate, a duration."""
+Epsilon = Annotated[float, Range(1e-24, 1)]
+"""What is added under a root; the gradient of a smaller root overflows in float32."""
+Share = Annotated[float, Range(0, 1)]
+"""A part of a whole, both ends included."""
+ShareBelowOne = Annotated[float, Range(0, 1, below=True)]
+"""A part of a whole of which something is left, such as a probability of dropout."""
+ShareAboveZero = Annotated[float, Range(0, 1, above=True)]
+"""A part of a whole that is not nothing."""

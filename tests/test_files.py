@@ -1,0 +1,119 @@
+"""Files that others may have written: read whole and within bounds, or refused in a sentence."""
+
+from __future__ import annotations
+
+import os
+import re
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchcaps import files
+from torchcaps.errors import InputError, shown, unknown_name
+from torchcaps.files import COUNT, NAMED_TEXTS, NUMBER, NUMBERS, TEXT, TEXTS, Kind, optional, read_json, user_path
+
+
+def said(path: Path) -> str:
+    """What reading a file as JSON is refused with."""
+    with pytest.raises(InputError) as caught:
+        read_json(path, "configuration")
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < len(str(path)) + 250
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("contents", "words"),
+    [
+        (b"[" * 100_000, "is not valid JSON: it has too many brackets in each other"),
+        (b'{"a":' * 100_000, "is not valid JSON: it has too many brackets in each other"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "is not valid JSON: a number in it has too many digits"),
+        (b"\xff\xfe", "is no text"),
+        (b"", "is not valid JSON"),
+        (b"{", "is not valid JSON"),
+        (b"[" + b"0," * 100_000 + b"0]", "must hold a JSON object, got a list"),
+    ],
+    ids=["lists", "objects", "digits", "binary", "empty", "half", "list"],
+)
+def test_damaged_json_is_one_sentence(tmp_path: Path, contents: bytes, words: str) -> None:
+    (tmp_path / "c.json").write_bytes(contents)
+    assert words in said(tmp_path / "c.json")
+
+
+def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "c.json").open("wb") as file:
+        file.truncate(2**40)  # sparse: it takes no place
+    tracemalloc.start()
+    try:
+        assert "must have at most 16 MiB, but is larger" in said(tmp_path / "c.json")
+        assert tracemalloc.get_traced_memory()[1] < 3 * files.MOST_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_of_just_the_limit_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "c.json").write_text('{"a": 1}')
+    monkeypatch.setattr(files, "MOST_BYTES", 8)
+    assert read_json(tmp_path / "c.json", "configuration") == {"a": 1}
+    monkeypatch.setattr(files, "MOST_BYTES", 7)
+    assert "but is larger" in said(tmp_path / "c.json")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes on this system")
+def test_pipes_and_devices_are_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "must be a file, but is a pipe or a device" in said(tmp_path / "pipe")
+    assert "must be a file, but is a pipe or a device" in said(Path("/dev/zero"))
+    assert "must be a file, but is a folder" in said(tmp_path)
+    assert "there is no configuration" in said(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    assert "there is no configuration" in said(tmp_path / "file" / "c.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fitting", "others"),
+    [
+        (NUMBER, [0, 1.5, -3], [None, "1", True, float("nan"), float("inf"), 10**400]),
+        (COUNT, [0, 7], [-1, 1.0, True, 2**63, 10**400]),
+        (TEXT, ["", "a"], [None, 1]),
+        (TEXTS, [[], ["a"]], ["a", [1], {}]),
+        (NUMBERS, [[], [1, 2.5]], [1, ["1"], [float("nan")]]),
+        (NAMED_TEXTS, [{}, {"a": "b"}], [[], {"a": 1}]),
+        (optional(COUNT), [None, 1], [-1, "1"]),
+    ],
+    ids=lambda each: each.words if isinstance(each, Kind) else None,
+)
+def test_values_are_of_their_kind(tmp_path: Path, kind: Kind, fitting: list[Any], others: list[Any]) -> None:
+    for value in fitting:
+        files.check_keys({"a": {"b": value}}, {"a.b": kind}, "this")
+    for value in others:
+        with pytest.raises(InputError, match=f'this: "a.b" must be {kind.words}, got '):
+            files.check_keys({"a": {"b": value}}, {"a.b": kind}, "this")
+    for without in ({}, {"a": 3}, {"a": {}}, []):
+        with pytest.raises(InputError, match=f'this has no "a.b", which must be {kind.words}'):
+            files.check_keys(without, {"a.b": kind}, "this")
+
+
+@pytest.mark.parametrize(
+    ("path", "words"), [("", "must not be empty"), ("a\0b", "must hold no NUL"), ("\ud800", "no half of a character")]
+)
+def test_what_is_no_path_is_refused(path: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        user_path(path)
+
+
+def test_errors_show_long_values_in_short() -> None:
+    assert shown("abc") == "'abc'"
+    assert len(shown("x" * 10**6)) < 110
+    assert shown("x" * 10**6).startswith("'xxx")
+    assert shown(10**5000) == "a value of type int that is too long to be shown"
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert shown(deep) == "a value of type list that is too long to be shown"
+    message = str(unknown_name("preset", "y" * 10**5, ["sabour2017"]))
+    assert re.fullmatch("there is no preset 'y+ … y+'; known: sabour2017.", message)
+    assert len(message) < 200

@@ -1,0 +1,105 @@
+"""What a machine has, and what does not fit into it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import torchcaps
+from torchcaps import machine
+from torchcaps.datasets.images import resize_images
+from torchcaps.errors import InputError
+from torchcaps.models import build_model, create_model
+from torchcaps.models.config import CNNConfig
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"memory.max": "104857600", "memory.current": "52428800", "memory.stat": "anon 3\ninactive_file 10485760"},
+        {
+            "memory/memory.limit_in_bytes": "104857600",
+            "memory/memory.usage_in_bytes": "52428800",
+            "memory/memory.stat": "inactive_file 3\ntotal_inactive_file 10485760",
+        },
+    ],
+    ids=["v2", "v1"],
+)
+def test_the_limit_of_a_container_counts(tmp_path: Path, files: dict[str, str]) -> None:
+    assert machine._allowed_by_container(tmp_path) is None
+    (tmp_path / "memory").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert machine._allowed_by_container(tmp_path) == 60.0  # 100 less 50, of which 10 can be had
+    if "memory.max" in files:
+        (tmp_path / "memory.max").write_text("max")
+        assert machine._allowed_by_container(tmp_path) is None
+
+
+def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "free_memory_mib", lambda: 10.0)
+    machine.check_memory(10 * 2**20, "some numbers")
+    with pytest.raises(InputError, match="some numbers would take 11 MiB of memory, but must fit into the 10 MiB"):
+        machine.check_memory(11 * 2**20, "some numbers")
+    monkeypatch.setattr(machine, "free_memory_mib", lambda: None)
+    machine.check_memory(11 * 2**20, "some numbers")
+
+
+HUGE = [
+    {"conv_channels": 65_536, "primary_types": 65_536},
+    {"decoder_hidden": (65_536,) * 100},
+    {"capsule_dim": 65_536, "primary_dim": 65_536, "primary_types": 65_536},
+    {"num_classes": 1_000_000_000},
+    {"in_shape": (1_000_000_000, 28, 28)},
+    {"in_shape": (1, 1_000_000_000, 1_000_000_000)},
+]
+
+
+@pytest.mark.skipif(machine.free_memory_mib() is None, reason="it is not known here how much memory there is")
+@pytest.mark.parametrize("sizes", HUGE, ids=str)
+def test_a_network_that_does_not_fit_is_refused(sizes: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=r"the network('s parameters would take .* MiB| would have more parameters)"):
+        create_model("sabour2017", **sizes)  # type: ignore[arg-type]
+    with torch.device("meta"), pytest.raises(InputError, match="more parameters than can be counted"):
+        build_model(torchcaps.models.CapsNetConfig(), (10**9, 10**9, 10**9), 10**9)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"num_classes": 10**30}, "num_classes must be 1 to 1000000000, got 1000000000000000000000000000000"),
+        ({"in_shape": (10**30, 28, 28)}, "in_shape's channels must be 1 to 1000000000, got 1"),
+        ({"in_shape": (1, 28, 10**5000)}, "in_shape's width must be 1 to 1000000000, got a value of type int that is"),
+    ],
+)
+def test_sizes_beyond_all_numbers_are_refused(sizes: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        create_model("sabour2017", **sizes)  # type: ignore[arg-type]
+
+
+def test_looking_first_changes_no_weight_and_allocates_nothing_on_meta() -> None:
+    config = CNNConfig(channels=(2,), hidden=())
+    torch.manual_seed(1)
+    drawn = build_model(config, (1, 8, 8), 2), torch.rand(2)
+    torch.manual_seed(1)
+    again = torchcaps.models.BaselineCNN(config, (1, 8, 8), 2), torch.rand(2)
+    assert all(torch.equal(one, two) for one, two in zip(drawn[0].parameters(), again[0].parameters(), strict=True))
+    assert torch.equal(drawn[1], again[1])
+    with torch.device("meta"):
+        assert all(parameter.is_meta for parameter in build_model(config, (1, 8, 8), 2).parameters())
+
+
+def test_images_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = torch.zeros(3, 1, 8, 8, dtype=torch.uint8)
+    monkeypatch.setattr(machine, "free_memory_mib", lambda: 1.0)
+    assert resize_images(images, (400, 400)).shape == (3, 1, 400, 400)
+    with pytest.raises(InputError, match="3 images of 500×500 pixels would take 1 MiB of memory, but must fit into"):
+        resize_images(images, (500, 500))
+
+
+def test_large_images_are_resized_few_at_a_time() -> None:
+    images = torch.randint(0, 256, (5, 2, 40, 30), dtype=torch.uint8)
+    alone = torch.cat([resize_images(image[None], (900, 700)) for image in images])
+    assert torch.equal(resize_images(images, (900, 700)), alone)
