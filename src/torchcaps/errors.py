@@ -26,3 +26,8 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f'did you mean "{near[0]}"?' if near else f"known: {', '.join(known)}."
     return InputError(f'there is no {kind} "{name}"; {hint}')
+
+
+def reason_of(error: Exception) -> str:
+    """What a reader says of a damaged file, as the end of a sentence: its words on one line, or else its type."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,6 +73,31 @@ def user_path(path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         raise InputError(f"{path} begins with the home folder of a user who is not known here") from None
+
+
+def require_file(path: Path, what: str = "file", name: str | None = None) -> None:
+    """Refuse what is no file before anything opens it: reading a FIFO or a device may never end.
+
+    Args:
+        path: What is to be read; a link to a file is one.
+        what: What it should be, for the error.
+        name: What errors call it; its path if None.
+
+    Raises:
+        InputError: There is nothing, or a folder, FIFO, socket or device; or it cannot be looked at.
+    """
+    name = str(path) if name is None else name
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"there is no {what} {name}") from None
+    except ValueError as error:  # such as a NUL in it
+        raise InputError(f"there is no {what} {name!r}: {error}") from None
+    except OSError as error:
+        raise InputError(f"the {what} {name} cannot be read: {error.strerror or error}") from None
+    if not stat.S_ISREG(mode):
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+        raise InputError(f"there is no {what} {name}: what is there is {kinds.get(stat.S_IFMT(mode), 'a device')}")
 
 
 def could_be_repository(path: Path) -> bool:
