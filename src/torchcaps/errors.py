@@ -44,3 +44,8 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     hint = f'did you mean "{near[0]}"?' if near else f"known: {', '.join(known)}."
     quoted = f'"{name}"' if len(name) <= LONGEST else shown(name)
     return InputError(f"there is no {kind} {quoted}; {hint}")
+
+
+def reason_of(error: Exception) -> str:
+    """What a reader says of a damaged file, as the end of a sentence: its words on one line, or else its type."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -96,6 +96,31 @@ def check_path(text: str) -> None:
         raise InputError(f"a path must hold no NUL and no half of a character, got {shown(text)}")
 
 
+def require_file(path: Path, what: str = "file", name: str | None = None) -> None:
+    """Refuse what is no file before anything opens it: reading a FIFO or a device may never end.
+
+    Args:
+        path: What is to be read; a link to a file is one.
+        what: What it should be, for the error.
+        name: What errors call it; its path if None.
+
+    Raises:
+        InputError: There is nothing, or a folder, FIFO, socket or device; or it cannot be looked at.
+    """
+    name = str(path) if name is None else name
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"there is no {what} {name}") from None
+    except ValueError as error:  # such as a NUL in it
+        raise InputError(f"there is no {what} {name!r}: {error}") from None
+    except OSError as error:
+        raise InputError(f"the {what} {name} cannot be read: {error.strerror or error}") from None
+    if not stat.S_ISREG(mode):
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+        raise InputError(f"there is no {what} {name}: what is there is {kinds.get(stat.S_IFMT(mode), 'a device')}")
+
+
 def could_be_repository(path: Path) -> bool:
     """Whether a path may name a repository of the Hugging Face hub: an owner, of which no folder is here, and a name.
 
@@ -115,13 +140,7 @@ def read_text(path: str | Path, what: str) -> str:
         InputError: There is no such file; or it is a folder, a pipe or a device, too large, or no text.
     """
     path = Path(path)
-    try:
-        mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        raise InputError(f"there is no {what} {path}") from None
-    if not stat.S_ISREG(mode):  # a pipe would be waited for, a device may have no end
-        kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
-        raise InputError(f"{what} {path} must be a file, but is {kind}")
+    require_file(path, what)
     with path.open("rb") as file:
         contents = file.read(MOST_BYTES + 1)
     if len(contents) > MOST_BYTES:

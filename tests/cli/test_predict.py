@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from PIL import Image
 
 from torchcaps.cli.predict import split_arguments
 from torchcaps.cli.runs import figure_path, open_images, open_run
+from torchcaps.datasets import get_max_megapixels
 from torchcaps.errors import InputError
 from torchcaps.export import Description
 from torchcaps.models import create_model, load_pretrained, pretrained
@@ -249,3 +251,36 @@ def test_a_description_gives_the_fit(
         for options in ([], ["--fit", "stretch"], ["--fit", "pad"])
     )
     assert plain == stretched != padded
+
+
+# image files
+
+
+def test_an_image_too_large_for_the_limit(cli: Cli, onnx_file: Path, digit_file: Path, tmp_path: Path) -> None:
+    Image.new("L", (200, 100)).save(tmp_path / "wide.png")
+    done = cli("predict", onnx_file, digit_file, "wide.png", "--max-megapixels", "0.01")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(
+        "Error: wide.png has 200×100 pixels, 0.02 megapixels, but at most 0.01 megapixels are read"
+    )
+    assert cli("predict", onnx_file, "wide.png", "--max-megapixels", "0.02").code == 0
+    assert get_max_megapixels() == 64  # for that command only
+    for wrong in ("0", "-1", "nan", "179"):
+        done = cli("predict", onnx_file, "wide.png", "--max-megapixels", wrong)
+        assert (done.code, "--max-megapixels" in done.err, "at most 178" in done.err) == (2, True, True)
+
+
+def test_a_fifo_is_refused_at_once(cli: Cli, onnx_file: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "seven.png")
+    done = cli("predict", onnx_file, "seven.png")
+    assert (done.code, done.err) == (2, "Error: there is no image file seven.png: what is there is a FIFO\n")
+
+
+def test_an_image_whose_name_is_not_utf8(cli: Cli, onnx_file: Path, digit_file: Path) -> None:
+    name = os.fsdecode(b"sieben\xff.png")
+    Path(name).write_bytes(digit_file.read_bytes())
+    command = [sys.executable, "-m", "torchcaps", "predict", onnx_file, os.fsencode(name)]
+    for options in ([], ["--json"]):
+        done = subprocess.run([*command, *options], capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert b"sieben" in done.stdout

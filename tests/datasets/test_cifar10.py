@@ -5,6 +5,7 @@ import hashlib
 import io
 import re
 import tarfile
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from support import assert_raises
 from torchcaps.datasets import cifar10, load_dataset
 from torchcaps.errors import InputError
 
@@ -126,6 +128,37 @@ def test_damaged_archives_and_other_files(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=re.escape(str(place))) as raised:
             load_dataset("cifar10", data_dir=tmp_path)
         assert "\n" not in str(raised.value)
+
+
+def test_bombs_are_not_unpacked(tmp_path: Path) -> None:
+    """Fifty megabytes of zeros beside the files, in place of one, and as a file with holes."""
+    bomb = bytes(50_000_000)
+    place = put(tmp_path, FILES | {"more.bin": bomb}, as_archive=True)
+    sparse = tarfile.TarInfo("cifar-10-batches-bin/data_batch_1.bin")
+    sparse.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "50000000"}
+    sparse.size = 512
+    holes = io.BytesIO()
+    with tarfile.open(fileobj=holes, mode="w:gz", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(sparse, io.BytesIO(b"0\n".ljust(512, b"\0")))
+    for contents, words in (
+        (place.read_bytes(), "has more than the 1,417,336 bytes that it may have, unpacked"),
+        (packed(FILES | {"data_batch_1.bin": bomb}), "has more than the 1,417,336 bytes that it may have, unpacked"),
+        (holes.getvalue(), f"data_batch_1.bin in {place} has 50,000,000 bytes"),
+    ):
+        place.write_bytes(contents)
+        tracemalloc.start()
+        assert_raises(InputError, load_dataset, "cifar10", data_dir=tmp_path, say=words)
+        assert tracemalloc.get_traced_memory()[1] < 10**7
+        tracemalloc.stop()
+
+
+def test_an_archive_with_links_that_lead_in_a_circle(tmp_path: Path) -> None:
+    place = put(tmp_path, FILES, as_archive=True)
+    with tarfile.open(place, "w:gz") as archive:
+        link = tarfile.TarInfo("cifar-10-batches-bin/data_batch_1.bin")
+        link.type, link.linkname = tarfile.LNKTYPE, link.name
+        archive.addfile(link)
+    assert_raises(InputError, load_dataset, "cifar10", data_dir=tmp_path, say=str(place))
 
 
 def test_a_folder_without_it_says_what_belongs_there(tmp_path: Path) -> None:

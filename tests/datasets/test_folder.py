@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -149,6 +151,26 @@ def test_an_unreadable_image_is_named(tmp_path: Path, save_image: Save) -> None:
     (tmp_path / "b" / "bad.png").write_bytes(b"\x89PNG broken")
     with pytest.raises(InputError, match=f"{re.escape(str(tmp_path / 'b' / 'bad.png'))} cannot be read as an image"):
         load(tmp_path)
+
+
+@pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="names of files are always Unicode here")
+def test_names_that_are_not_utf8(tmp_path: Path, save_image: Save) -> None:
+    """Those of images and of the folder are only passed on; those of classes stand in results."""
+    root = fill(save_image, tmp_path / os.fsdecode(b"photos\xff"), {"a": 5, "b": 5})
+    (root / "a" / "000.png").rename(root / "a" / os.fsdecode(b"\xff.png"))
+    assert load(root).class_names == ("a", "b")
+    (root / "b").rename(root / os.fsdecode(b"caf\xe9"))
+    with pytest.raises(InputError, match=r"the class 'caf\\udce9' has a name that is not UTF-8.*; rename it"):
+        load(root)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no FIFOs")
+def test_what_is_no_file_is_passed_over(tmp_path: Path, save_image: Save) -> None:
+    fill(save_image, tmp_path, {"a": 5, "b": 5})
+    os.mkfifo(tmp_path / "a" / "fifo.png")
+    (tmp_path / "a" / "folder.png").mkdir()
+    data = load(tmp_path)
+    assert sum(map(len, (data.train, data.validation, data.test))) == 10
 
 
 def test_folders_that_cannot_be(tmp_path: Path, save_image: Save) -> None:

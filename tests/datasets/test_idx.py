@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,13 @@ import pytest
 from torchcaps.datasets.idx import parse_idx, read_contents
 from torchcaps.errors import InputError
 
+MOST = 100  # bytes
 WHOLE = bytes([0, 0, 8, 2]) + struct.pack(">2I", 2, 3) + bytes(range(6))
 
 
 def read(path: Path, contents: bytes) -> np.ndarray:
     path.write_bytes(contents)
-    return parse_idx(read_contents(path), path)
+    return parse_idx(read_contents(path, MOST), path)
 
 
 @pytest.mark.parametrize("name", ["a.gz", "a"])
@@ -36,6 +38,10 @@ def test_plain_and_gzipped_files_whatever_their_name(tmp_path: Path, name: str, 
         (WHOLE[:-1], "announces 2 × 3 values, which makes 18 bytes, but it has 17"),
         (WHOLE + b"x", "18 bytes, but it has 19"),
         (bytes([0, 0, 8, 2]) + struct.pack(">2I", 2**32 - 1, 2**32 - 1), "truncated or corrupt"),
+        (bytes([0, 0, 8, 3]) + struct.pack(">3I", 0, 2**32 - 1, 2**32 - 1), "truncated or corrupt"),
+        (bytes([0, 0, 8, 9]) + struct.pack(">9I", *[1] * 9) + b"x", "number of axes, 1 to 8"),
+        (WHOLE + bytes(83), "has more than the 100 bytes that it may have; fetch it again"),
+        (gzip.compress(WHOLE + bytes(83)), "has more than the 100 bytes that it may have, unpacked; fetch it again"),
         (gzip.compress(WHOLE)[:-6], "truncated or corrupt gzip"),
         (gzip.compress(WHOLE)[:12], "truncated or corrupt gzip"),
         (gzip.compress(WHOLE)[:-8] + bytes(8), "truncated or corrupt gzip"),
@@ -50,6 +56,15 @@ def test_broken_files_are_named(tmp_path: Path, contents: bytes, words: str) -> 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"there is no file .*gone"):
-        read_contents(tmp_path / "gone")
+        read_contents(tmp_path / "gone", MOST)
     with pytest.raises(InputError, match="there is no file"):
-        read_contents(tmp_path)
+        read_contents(tmp_path, MOST)
+
+
+def test_no_more_is_unpacked_than_the_file_may_hold(tmp_path: Path) -> None:
+    (tmp_path / "a.gz").write_bytes(gzip.compress(WHOLE + bytes(50_000_000)))
+    tracemalloc.start()
+    with pytest.raises(InputError, match="has more than the 100 bytes"):
+        read_contents(tmp_path / "a.gz", MOST)
+    assert tracemalloc.get_traced_memory()[1] < 10**6
+    tracemalloc.stop()

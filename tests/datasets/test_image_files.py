@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import struct
 import subprocess
 import sys
-from collections.abc import Callable
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +17,8 @@ import pytest
 import torch
 from PIL import Image
 
-from torchcaps.datasets import read_image, resize_images
+from support import assert_raises
+from torchcaps.datasets import get_max_megapixels, load_dataset, read_image, resize_images, set_max_megapixels
 from torchcaps.datasets.image_files import read_pixels, with_channels
 from torchcaps.errors import InputError
 
@@ -129,3 +135,175 @@ def test_reading_loads_no_torch(tmp_path: Path) -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "(1, 28, 28) False\n"
+
+
+# sizes
+
+
+@pytest.fixture
+def _restored() -> Iterator[None]:
+    """What a test sets holds for that test alone."""
+    before = get_max_megapixels()
+    yield
+    set_max_megapixels(before)
+
+
+PEAK = """
+import resource, sys
+from torchcaps.datasets import read_image
+from torchcaps.errors import InputError
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    read_image(sys.argv[1], (1, 28, 28))
+    print("read")
+except InputError as error:
+    print(error)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def save_flat(path: Path, mode: str, size: tuple[int, int]) -> Path:
+    """An image of one colour: small as a file, however large."""
+    options = {".webp": {"lossless": True}, ".tif": {"compression": "tiff_deflate"}}.get(path.suffix, {})
+    Image.new(mode, size).save(path, **options)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "size"),
+    [
+        ("a.png", "L", (8100, 8000)),
+        ("b.png", "I;16", (8100, 8000)),
+        ("a.jpg", "L", (8100, 8000)),
+        ("a.gif", "L", (8100, 8000)),
+        ("a.bmp", "1", (8100, 8000)),
+        ("a.webp", "RGB", (8100, 8000)),
+        ("a.tif", "L", (8100, 8000)),
+    ],
+)
+def test_an_image_too_large_is_refused_before_it_is_decoded(
+    tmp_path: Path, name: str, mode: str, size: tuple[int, int]
+) -> None:
+    path = save_flat(tmp_path / name, mode, size)
+    done = subprocess.run([sys.executable, "-W", "error", "-c", PEAK, path], capture_output=True, text=True, check=True)
+    said, peak = done.stdout.splitlines()
+    megapixels = f"{size[0] * size[1] / 1e6:.3g}"
+    assert said.startswith(
+        f"{path} has {size[0]}×{size[1]} pixels, {megapixels} megapixels, but at most 64 megapixels are read; "
+    )
+    assert int(peak) < 30 * 1024  # KiB; decoded, the smallest of them takes 62 MiB
+    assert done.stderr == ""
+
+
+def test_an_image_larger_than_pillow_reads(tmp_path: Path, save_image: Callable[..., Path]) -> None:
+    path = save_image(tmp_path / "a.png")
+    contents = bytearray(path.read_bytes())
+    contents[16:24] = (20_000).to_bytes(4, "big") * 2
+    contents[29:33] = zlib.crc32(contents[12:29]).to_bytes(4, "big")
+    path.write_bytes(contents)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_raises(InputError, read_pixels, path, say=f"{path} has more than 178 megapixels, but at most 64 mega")
+
+
+def test_a_tile_larger_than_its_image(tmp_path: Path) -> None:
+    tags = {256: 5, 257: 5, 258: 8, 259: 8, 262: 1, 277: 1, 322: 20_000, 323: 20_000, 324: 134, 325: 8}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    (tmp_path / "a.tif").write_bytes(b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(12))
+    assert_raises(
+        InputError, read_pixels, tmp_path / "a.tif", say="a.tif has 20000×20000 pixels in a tile, 400 megapixels"
+    )
+
+
+@pytest.mark.usefixtures("_restored")
+def test_the_limit_is_set_and_holds_for_folders_too(tmp_path: Path, save_image: Callable[..., Path]) -> None:
+    assert get_max_megapixels() == 64
+    for name in "abcdef":
+        for folder in ("one", "two"):
+            save_image(tmp_path / "photos" / folder / f"{name}.png", np.zeros((100, 60), np.uint8))
+    set_max_megapixels(0.006)
+    load_dataset(f"folder:{tmp_path / 'photos'}")
+    set_max_megapixels(0.005)
+    for read in (
+        lambda: read_image(tmp_path / "photos/one/a.png", (1, 28, 28)),
+        lambda: load_dataset(f"folder:{tmp_path / 'photos'}", image_size=28),
+    ):
+        assert_raises(InputError, read, say="a.png has 60×100 pixels, 0.006 megapixels, but at most 0.005 megapixels")
+
+
+@pytest.mark.usefixtures("_restored")
+@pytest.mark.parametrize("megapixels", [0, -1, 179, float("nan"), float("inf")])
+def test_limits_that_cannot_be(megapixels: float) -> None:
+    assert_raises(ValueError, set_max_megapixels, megapixels, say=f"at most 178, got {megapixels}")
+    assert get_max_megapixels() == 64
+
+
+def test_sixteen_bit_images_are_scaled_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(0).integers(0, 2**16, (50, 41), np.uint16)
+    Image.fromarray(values).save(tmp_path / "a.png")
+    whole = read_pixels(tmp_path / "a.png")
+    np.testing.assert_array_equal(whole[0], np.round(values / 257))
+    monkeypatch.setattr("torchcaps.datasets.image_files._CHUNK", 100)
+    np.testing.assert_array_equal(read_pixels(tmp_path / "a.png"), whole)
+
+
+# what is no file, and what is damaged
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.png")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket.png"))
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "loop.png").symlink_to("loop.png")
+    cases = {
+        "fifo.png": "fifo.png: what is there is a FIFO",
+        "socket.png": "socket.png: what is there is a socket",
+        "folder.png": "folder.png: what is there is a folder",
+        "/dev/zero": "there is no image file /dev/zero: what is there is a device",
+        "loop.png": "loop.png cannot be read: ",
+        "fifo.png/a.png": "there is no image file",
+        "a\0b.png": "null byte",
+        "x" * 300: "cannot be read: ",
+    }
+    for name, words in cases.items():
+        assert_raises(InputError, read_pixels, tmp_path / name, say=words)
+
+
+def test_names_in_errors(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_text("not an image")
+    for path, words in (
+        (tmp_path / "a.png", " cannot be read as an image; PNG, JPEG, BMP, GIF, WebP and TIFF"),
+        (tmp_path / "gone.png", "there is no image file "),
+    ):
+        with pytest.raises(InputError, match=words) as caught:
+            read_image(path, (1, 28, 28), name="“my cat”")
+        assert "“my cat”" in str(caught.value)
+        assert str(tmp_path) not in str(caught.value)
+
+
+def test_formats_that_start_other_programs_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n%%EOF\n")
+    assert_raises(InputError, read_pixels, tmp_path / "a.png", say="a.png cannot be read as an image; PNG")
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".gif", ".bmp", ".tif", ".webp"])
+def test_mutated_images_warn_nobody(tmp_path: Path, suffix: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Damaged bytes in the first kilobyte and anywhere: an image or an InputError, and not a word on the terminal."""
+    random = np.random.default_rng(7)
+    Image.fromarray(random.integers(0, 256, (30, 40, 3), np.uint8)).save(tmp_path / f"a{suffix}")
+    whole = np.frombuffer((tmp_path / f"a{suffix}").read_bytes(), np.uint8)
+    path = tmp_path / f"b{suffix}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        for n in range(120):
+            bad = whole.copy()
+            places = random.integers(0, len(whole) if n % 2 else 150, 1 + n % 4)
+            bad[places] = random.choice(np.array([0, 1, 127, 128, 255], np.uint8), len(places))
+            path.write_bytes(bad[: len(bad) if n % 5 else random.integers(10, len(bad))].tobytes())
+            try:
+                read_image(path, (3, 28, 28))
+            except InputError as error:
+                assert str(path) in str(error)  # noqa: PT017
+                assert "\n" not in str(error)  # noqa: PT017
+    assert capfd.readouterr() == ("", "")

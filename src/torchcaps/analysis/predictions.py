@@ -17,16 +17,17 @@ from torchcaps.models import Model
 
 
 def load_image(
-    path: str | Path, in_shape: Sequence[int], *, invert: bool = False, fit: Fit = "pad"
+    path: str | Path, in_shape: Sequence[int], *, invert: bool = False, fit: Fit = "pad", name: str | None = None
 ) -> UInt8[Tensor, "C H W"]:
     """Read an image file of any size and bring it to the shape a network takes.
 
     :func:`torchcaps.datasets.read_image` as a tensor; it describes the arguments and what is done.
 
     Raises:
-        InputError: The file is missing, no image or a broken one; C is neither 1 nor 3; or an unknown ``fit``.
+        InputError: The file is missing, no image, a broken one or too large; C is neither 1 nor 3; or an unknown
+            ``fit``.
     """
-    return torch.from_numpy(read_image(path, in_shape, invert=invert, fit=fit))
+    return torch.from_numpy(read_image(path, in_shape, invert=invert, fit=fit, name=name))
 
 
 @dataclass(frozen=True, eq=False)

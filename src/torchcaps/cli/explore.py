@@ -9,7 +9,14 @@ from pathlib import Path
 import click
 
 from torchcaps.cli.base import Command
-from torchcaps.cli.runs import Which, dataset_options, images_for, open_run, optional_run_argument
+from torchcaps.cli.runs import (
+    Which,
+    dataset_options,
+    images_for,
+    max_megapixels_option,
+    open_run,
+    optional_run_argument,
+)
 
 
 @click.command(
@@ -24,6 +31,7 @@ from torchcaps.cli.runs import Which, dataset_options, images_for, open_run, opt
 )
 @optional_run_argument
 @dataset_options
+@max_megapixels_option
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Where to listen on 127.0.0.1.  [default: 7860 or another free one]"
 )

@@ -110,7 +110,7 @@ def option_type(hint: Any) -> ParamType:
 
 def whole_numbers(within: Range) -> click.IntRange:
     """The type of an option for whole numbers of a range; click shows it in the help."""
-    return click.IntRange(within.least, int(within.most))
+    return click.IntRange(int(within.least), int(within.most))
 
 
 class Integers(ParamType):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
@@ -96,6 +97,28 @@ data_options = compose(
     ),
 )
 
+
+def _limit_images(context: click.Context, _: click.Parameter, megapixels: float | None) -> None:
+    """Hold the command's image files to --max-megapixels."""
+    if megapixels is None:
+        return
+    from torchcaps.datasets import get_max_megapixels, set_max_megapixels
+
+    context.call_on_close(partial(set_max_megapixels, get_max_megapixels()))
+    try:
+        set_max_megapixels(megapixels)
+    except ValueError:  # click's ranges let NaN pass
+        raise click.BadParameter(f"{megapixels} is no number of megapixels above 0 and at most 178.") from None
+
+
+max_megapixels_option = click.option(
+    "--max-megapixels",
+    type=float,
+    callback=_limit_images,
+    expose_value=False,
+    help="Refuse image files of more megapixels before they are decoded, at most 178.  [default: 64]",
+)
+
 image_options = compose(
     click.option("--invert", is_flag=True, help="Turn dark on light, as ink on paper, into light on dark."),
     click.option(
@@ -104,6 +127,7 @@ image_options = compose(
         help="Bring an image to the network's size with a border, or by stretching it.  "
         "[default: stretch for a run on folder: data, whose images were; else pad]",
     ),
+    max_megapixels_option,
 )
 
 index_options = compose(

@@ -1,5 +1,7 @@
 from .augmentation import center_crop as center_crop
+from .image_files import get_max_megapixels as get_max_megapixels
 from .image_files import read_image as read_image
+from .image_files import set_max_megapixels as set_max_megapixels
 from .images import resize_images as resize_images
 from .loader import Batch as Batch
 from .loader import BatchLoader as BatchLoader

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +15,15 @@ from torchcaps.datasets.idx import read_contents
 from torchcaps.datasets.registry import DataRequest, Splits, register_dataset
 from torchcaps.datasets.source import Source
 from torchcaps.datasets.types import ImageSet
-from torchcaps.errors import InputError
+from torchcaps.errors import InputError, reason_of
 
 _ARCHIVE, _FOLDER = "cifar-10-binary.tar.gz", "cifar-10-batches-bin"
 _TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 _TEST = "test_batch.bin"
 _RECORDS = 10_000  # in each file
 _SHAPE = (3, 32, 32)
+_RECORD = 1 + math.prod(_SHAPE)  # bytes
+_MOST_OF_OTHERS = 2**20  # bytes of the archive for headers and small files
 
 SOURCE = Source(
     name="cifar10",
@@ -65,29 +68,37 @@ def _contents(place: Path) -> Iterator[tuple[str, bytes]]:
         for name in (*_TRAIN, _TEST):
             if not (place / name).is_file():
                 raise InputError(f"there is no file {place / name}; unpack {_ARCHIVE} anew")
+            _check_size((place / name).stat().st_size, f"{name} in {place}")
             yield name, (place / name).read_bytes()
         return
-    unpacked = io.BytesIO(read_contents(place))  # whole, as the archive's checksum is at its end
+    # whole, as the archive's checksum is at its end
+    unpacked = io.BytesIO(read_contents(place, 6 * _RECORDS * _RECORD + _MOST_OF_OTHERS))
     try:
         with tarfile.open(fileobj=unpacked, mode="r:") as archive:  # nothing is written: no name in it leads astray
             for name in (*_TRAIN, _TEST):
-                member = archive.extractfile(f"{_FOLDER}/{name}")
-                if member is None:
+                member = archive.getmember(f"{_FOLDER}/{name}")
+                _check_size(member.size, f"{name} in {place}")
+                file = archive.extractfile(member)
+                if file is None:
                     raise KeyError(f"{_FOLDER}/{name} is no file")
-                yield name, member.read()
-    except (tarfile.TarError, KeyError) as error:
-        raise InputError(f"{place} is not the archive of CIFAR-10's binary version: {error}") from error
+                yield name, file.read()
+    except InputError:
+        raise
+    except Exception as error:  # tarfile trusts the headers: damaged ones raise whatever comes of them
+        raise InputError(f"{place} is not the archive of CIFAR-10's binary version: {reason_of(error)}") from error
+
+
+def _check_size(size: int, where: str) -> None:
+    """Refuse a file that has not the bytes of its records, before it is read."""
+    if size != _RECORDS * _RECORD:
+        raise InputError(
+            f"{where} has {size:,} bytes, but {_RECORDS:,} records of {_RECORD:,} bytes make "
+            f"{_RECORDS * _RECORD:,}; fetch it again"
+        )
 
 
 def _image_set(contents: bytes, where: str) -> ImageSet:
-    channels, height, width = _SHAPE
-    record = 1 + channels * height * width
-    if len(contents) != _RECORDS * record:
-        raise InputError(
-            f"{where} has {len(contents):,} bytes, but {_RECORDS:,} records of {record:,} bytes make "
-            f"{_RECORDS * record:,}; fetch it again"
-        )
-    records = torch.from_numpy(np.frombuffer(contents, np.uint8).reshape(_RECORDS, record).copy())
+    records = torch.from_numpy(np.frombuffer(contents, np.uint8).reshape(_RECORDS, _RECORD).copy())
     labels = records[:, 0].long()
     if labels.max() >= len(CLASS_NAMES):
         raise InputError(f"{where} has a label {int(labels.max())}, but those of CIFAR-10 are 0 to 9; fetch it again")

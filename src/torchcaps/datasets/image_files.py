@@ -2,29 +2,63 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
-from torchcaps.errors import InputError
+from torchcaps.errors import InputError, reason_of
+from torchcaps.files import require_file
 
 Fit = Literal["pad", "stretch"]
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
 """The image files that are read; others in a folder are passed over."""
 
-# What Pillow's decoders raise on bytes that are no image, or half of one.
-_DECODER_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
+MAX_MEGAPIXELS = 64.0
+PILLOWS_MEGAPIXELS = 178.0
+"""Pillow refuses larger images by itself (twice ``PIL.Image.MAX_IMAGE_PIXELS``)."""
+
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")  # Pillow knows more, some of which start other programs
+_TILE_WIDTH, _TILE_LENGTH = 322, 323  # of TIFF: a tile may be larger than its image, and is decoded as a whole
+_CHUNK = 2**20  # pixels that are scaled at once, in float64
+
+
+class _Limit:
+    megapixels = MAX_MEGAPIXELS
+
+
+def set_max_megapixels(megapixels: float) -> None:
+    """Set how large an image file may be that is read; a larger one is refused before it is decoded.
+
+    A few hundred kilobytes may decode to gigabytes. Reading an image takes up to 24 bytes of memory a pixel. The
+    setting holds for all threads and for everything that reads image files: `read_image`, ``folder:`` data sets, the
+    command line and the explorer.
+
+    Args:
+        megapixels: Height · width / 10⁶, above 0, at most 178 (Pillow reads none larger); 64 at the start.
+
+    Raises:
+        ValueError: ``megapixels`` is out of that range.
+    """
+    if not 0 < megapixels <= PILLOWS_MEGAPIXELS:
+        raise ValueError(
+            f"set_max_megapixels: megapixels must be above 0 and at most {PILLOWS_MEGAPIXELS:g}, got {megapixels}"
+        )
+    _Limit.megapixels = float(megapixels)
+
+
+def get_max_megapixels() -> float:
+    """Megapixels of the largest image file that is read; see `set_max_megapixels`."""
+    return _Limit.megapixels
 
 
 def read_image(
-    path: str | Path, in_shape: Sequence[int], *, invert: bool = False, fit: Fit = "pad"
+    path: str | Path, in_shape: Sequence[int], *, invert: bool = False, fit: Fit = "pad", name: str | None = None
 ) -> UInt8[np.ndarray, "C H W"]:
     """Read an image file of any size and bring it to the shape a network takes.
 
@@ -37,17 +71,19 @@ def read_image(
         fit: ``"pad"`` keeps the aspect ratio: the image is resized to fit inside H×W, centred, and surrounded by the
             median colour of its own border. ``"stretch"`` resizes height and width each by its own factor, as images
             of a ``folder:`` data set are.
+        name: What errors call the file; its path if None.
 
     Returns:
         Pixels of 0..255. Resizing is bicubic, smoothed first where the image shrinks.
 
     Raises:
-        InputError: The file is missing, no image or a broken one; C is neither 1 nor 3; or an unknown ``fit``.
+        InputError: The file is missing, no image, a broken one or one of more than `get_max_megapixels`; C is neither 1
+            nor 3; or an unknown ``fit``.
     """
     if fit not in ("pad", "stretch"):
         raise InputError(f'fit must be "pad" or "stretch", got {fit!r}')
     channels, height, width = in_shape
-    image = with_channels(read_pixels(Path(path)), channels)
+    image = with_channels(read_pixels(Path(path), name), channels)
     if invert:
         image = 255 - image
     if fit == "stretch":
@@ -61,7 +97,7 @@ def read_image(
     return canvas
 
 
-def read_pixels(path: Path) -> UInt8[np.ndarray, "C H W"]:
+def read_pixels(path: Path, name: str | None = None) -> UInt8[np.ndarray, "C H W"]:
     """Read one image file at its own size.
 
     Of several frames the first counts; a photo is turned upright as its EXIF data say; transparent parts show white,
@@ -69,26 +105,57 @@ def read_pixels(path: Path) -> UInt8[np.ndarray, "C H W"]:
 
     Args:
         path: A PNG, JPEG, BMP, GIF, WebP or TIFF file.
+        name: What errors call it; its path if None.
 
     Returns:
         Pixels of 0..255: one channel where all of them are grey, else three.
 
     Raises:
-        InputError: When the file is missing, or no image or a broken one.
+        InputError: When the file is missing, no image, a broken one, or one of more than `get_max_megapixels`.
     """
+    name = str(path) if name is None else name
+    require_file(path, "image file", name)
     try:
-        with Image.open(path) as image:
-            pixels = _to_uint8(ImageOps.exif_transpose(image))
-    except FileNotFoundError:
-        raise InputError(f"there is no image file {path}") from None
-    except _DECODER_ERRORS as error:
-        raise InputError(f"{path} cannot be read as an image: {error}") from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of damage that matters the decoder makes an error
+            with Image.open(path, formats=_FORMATS) as image:
+                _check_size(image, name)
+                ImageOps.exif_transpose(image, in_place=True)
+                pixels = _to_uint8(image)
+    except InputError:
+        raise
+    except UnidentifiedImageError:
+        raise InputError(f"{name} cannot be read as an image; PNG, JPEG, BMP, GIF, WebP and TIFF files can") from None
+    except Image.DecompressionBombError:
+        raise InputError(f"{name} has more than {PILLOWS_MEGAPIXELS:g} megapixels{_advice()}") from None
+    except Exception as error:  # decoders trust the bytes: damaged ones raise whatever comes of them
+        raise InputError(f"{name} cannot be read as an image: {reason_of(error)}") from error
     if pixels.ndim == 2:
         return pixels[None]
     # The pixels decide, not the file's mode: grey drawings are often saved as RGB.
-    if (pixels == pixels[..., :1]).all():
+    if all(np.array_equal(pixels[..., channel], pixels[..., 0]) for channel in (1, 2)):
         return pixels[None, ..., 0].copy()
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _check_size(image: Image.Image, name: str) -> None:
+    """Refuse an image that is opened but not yet decoded if it has too many pixels, or its tiles have."""
+    sizes = {"": image.size}
+    if image.format == "TIFF":
+        tags = image.tag_v2  # type: ignore[attr-defined]  # of a TiffImageFile
+        sizes[" in a tile"] = (int(tags.get(_TILE_WIDTH, 0)), int(tags.get(_TILE_LENGTH, 0)))
+    for where, (width, height) in sizes.items():
+        if width * height > 1e6 * _Limit.megapixels:
+            megapixels = f"{width * height / 1e6:.3g} megapixels"
+            raise InputError(f"{name} has {width}×{height} pixels{where}, {megapixels}{_advice()}")
+
+
+def _advice() -> str:
+    """How large an image may be, and where that is set: the end of a sentence."""
+    return (
+        f", but at most {_Limit.megapixels:g} megapixels are read; make it smaller, or raise the limit "
+        "(--max-megapixels of commands that take image files, torchcaps.datasets.set_max_megapixels)"
+    )
 
 
 def with_channels(image: UInt8[np.ndarray, "c H W"], channels: int) -> UInt8[np.ndarray, "C H W"]:
@@ -109,9 +176,9 @@ def with_channels(image: UInt8[np.ndarray, "c H W"], channels: int) -> UInt8[np.
 def _to_uint8(image: Image.Image) -> np.ndarray:
     """Any mode of Pillow to uint8, (H, W) or (H, W, 3)."""
     if image.mode.startswith("I"):
-        return _scaled(np.asarray(image).astype(np.float64), 65535)
+        return _scaled(np.asarray(image), 65535)
     if image.mode == "F":
-        return _scaled(np.asarray(image).astype(np.float64), 1)
+        return _scaled(np.asarray(image), 1)
     if image.has_transparency_data:
         page = Image.new("RGBA", image.size, "white")
         page.alpha_composite(image.convert("RGBA"))
@@ -123,7 +190,11 @@ def _scaled(values: np.ndarray, white: int) -> np.ndarray:
     """Values of 0..white to uint8."""
     if not (values.min() >= 0 and values.max() <= white):
         raise ValueError(f"its values run from {values.min():g} to {values.max():g} instead of 0..{white}")
-    return np.round(values * (255 / white)).astype(np.uint8)
+    scaled = np.empty(values.shape, np.uint8)
+    rows = max(_CHUNK // values.shape[1], 1)
+    for start in range(0, len(values), rows):
+        scaled[start : start + rows] = np.round(values[start : start + rows] * np.float64(255 / white))
+    return scaled
 
 
 def _resize(image: UInt8[np.ndarray, "C h w"], height: int, width: int) -> UInt8[np.ndarray, "C H W"]:
@@ -131,8 +202,8 @@ def _resize(image: UInt8[np.ndarray, "C h w"], height: int, width: int) -> UInt8
     if image.shape[1:] == (height, width):
         return image
     planes = [
-        np.asarray(Image.fromarray(plane).resize((width, height), Image.Resampling.BICUBIC))
-        for plane in image.astype(np.float32)
+        np.asarray(Image.fromarray(plane.astype(np.float32)).resize((width, height), Image.Resampling.BICUBIC))
+        for plane in image
     ]
     return np.stack(planes).round().clip(0, 255).astype(np.uint8)
 

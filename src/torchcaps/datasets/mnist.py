@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from torchcaps.datasets.idx import parse_idx, read_contents
+from torchcaps.datasets.idx import parse_idx, read_contents, size_of
 from torchcaps.datasets.registry import DataRequest, Splits, register_dataset
 from torchcaps.datasets.source import Source
 from torchcaps.datasets.types import ImageSet
@@ -188,11 +188,12 @@ def source_of(family: IdxFamily) -> Source:
 
 def _of_another(family: IdxFamily, found: Mapping[str, Path]) -> bool:
     """Whether the test labels, the smallest of the files, are known to be another family's."""
-    name = f"t10k-{_LABELS}.gz"
-    if name not in found:
+    stem = f"t10k-{_LABELS}"
+    if f"{stem}.gz" not in found:
         return False
     try:
-        owner = _owner(hashlib.md5(read_contents(found[name]), usedforsecurity=False).hexdigest())
+        contents = read_contents(found[f"{stem}.gz"], size_of(family.shapes[stem]))
+        owner = _owner(hashlib.md5(contents, usedforsecurity=False).hexdigest())
     except InputError:  # unreadable, which is for the reader to say
         return False
     return owner not in (None, family)
@@ -205,7 +206,7 @@ def _owner(md5: str) -> IdxFamily | None:
 
 def _read(family: IdxFamily, stem: str, path: Path) -> np.ndarray:
     """The array in one file, checked for form and contents."""
-    contents = read_contents(path)
+    contents = read_contents(path, size_of(family.shapes[stem]))
     array = parse_idx(contents, path)
     if array.shape != family.shapes[stem]:
         raise InputError(

@@ -66,8 +66,8 @@ def stratified_split(
     random = generator(seed)
     quotas = _quotas(counts, size, leave_one)
     held = np.zeros(len(labels), dtype=bool)
-    for label, quota in zip(classes, quotas, strict=True):
-        members = np.flatnonzero(labels.numpy() == label)
+    by_class = np.split(np.argsort(labels.numpy(), kind="stable"), np.cumsum(counts)[:-1])
+    for members, quota in zip(by_class, quotas, strict=True):
         held[random.permutation(members)[:quota]] = True
     return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -55,9 +56,9 @@ def load_svhn(request: DataRequest) -> Splits:
 
 
 def _read(path: Path, count: int) -> ImageSet:
-    variables = read_mat(path, "X", "y")
-    pixels, labels = variables["X"], variables["y"]
     channels, height, width = _SHAPE
+    variables = read_mat(path, "X", "y", most=math.prod(_SHAPE) * count)
+    pixels, labels = variables["X"], variables["y"]
     wanted = (height, width, channels, count)
     if pixels.dtype != np.uint8 or pixels.shape != wanted or labels.shape != (count, 1):
         raise InputError(

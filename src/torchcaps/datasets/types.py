@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -144,8 +145,8 @@ class Dataset:
         class_names: The name of each label, in the order of the labels, no two alike.
 
     Raises:
-        InputError: When the parts differ in image shape or in the objects an image, a label has no class name, or two
-            have the same.
+        InputError: When the parts differ in image shape or in the objects an image, a label has no class name, two
+            have the same, or one is not UTF-8.
     """
 
     name: str
@@ -155,11 +156,18 @@ class Dataset:
     class_names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        repeated = [name for n, name in enumerate(self.class_names) if name in self.class_names[:n]]
-        if repeated:
-            raise InputError(
-                f'{self.name}: two classes are called "{repeated[0]}"; results are given by name, so each needs its own'
-            )
+        for name, count in Counter(self.class_names).items():
+            if count > 1:
+                raise InputError(
+                    f'{self.name}: two classes are called "{name}"; results are given by name, so each needs its own'
+                )
+            try:
+                name.encode()
+            except UnicodeEncodeError:
+                raise InputError(
+                    f"{self.name}: the class {name!a} has a name that is not UTF-8, which no result can be "
+                    "written by; rename it"
+                ) from None
         for part in ("validation", "test"):
             images = getattr(self, part)
             if images.in_shape != self.train.in_shape:

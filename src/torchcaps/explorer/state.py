@@ -207,12 +207,7 @@ class Explorer:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "image"
             path.write_bytes(data)
-            try:
-                return load_image(path, self.model.in_shape, fit=self.fit).numpy()
-            except InputError:  # names a file that the user has never seen
-                raise InputError(
-                    f"“{name}” cannot be read as an image; PNG, JPEG, BMP, GIF, WebP and TIFF files can"
-                ) from None
+            return load_image(path, self.model.in_shape, fit=self.fit, name=f"“{name}”").numpy()
 
 
 def colour_apart(images: Float[np.ndarray, "P C H W"]) -> Float[np.ndarray, "P 3 H W"]:
