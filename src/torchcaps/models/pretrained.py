@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from torchcaps.errors import InputError, unknown_name
-from torchcaps.files import atomic_path, read_json, write_json, write_text
+from torchcaps.files import atomic_path, could_be_repository, read_json, write_json, write_text
 from torchcaps.models.card import CardSubject, TrainingRecord, model_card
 from torchcaps.models.config import Described
 
@@ -273,6 +273,11 @@ def shipped_folder(name: str = SHIPPED[0]) -> Path:
 def is_shipped(folder: Path) -> bool:
     """Whether a folder is one of :func:`shipped_folder`."""
     return folder.parent == _SHIPPED_FOLDER
+
+
+def is_public(source: str) -> bool:
+    """Whether the name of a network means the same to others: it comes with torchcaps, or is on the hub."""
+    return source in SHIPPED or (could_be_repository(Path(source)) and not Path(source).is_dir())
 
 
 def find_pretrained(source: str | Path, **download: Any) -> Path:

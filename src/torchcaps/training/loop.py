@@ -25,7 +25,7 @@ from torchcaps.datasets import BatchLoader, ImageSet
 from torchcaps.errors import InputError
 from torchcaps.files import write_json, write_text
 from torchcaps.models import Model, build_model, load_pretrained
-from torchcaps.models.pretrained import CONFIG
+from torchcaps.models.pretrained import CONFIG, load_weights
 from torchcaps.training.capture import set_up_steps
 from torchcaps.training.checkpoint import CHECKPOINT, check_fits, read_checkpoint, write_checkpoint
 from torchcaps.training.config import ELSEWHERE, TrainConfig, field_names, override, read_config
@@ -38,7 +38,7 @@ from torchcaps.training.lock import sole_use
 from torchcaps.training.memory import memory_warning
 from torchcaps.training.position import Position
 from torchcaps.training.progress import Progress, Silence, choose_progress
-from torchcaps.training.run import BEST, METRICS, SUMMARY, remove_leftovers, save_best
+from torchcaps.training.run import BEST, METRICS, SUMMARY, initial_weights, remove_leftovers, save_best
 from torchcaps.training.schedule import learning_rate
 from torchcaps.training.signals import noted_signals
 from torchcaps.training.summary import summarise
@@ -108,7 +108,7 @@ def train(
     """
     if out is not None:
         _check_new(Path(out))
-    trainer = _prepare(config, progress)
+    trainer = _prepare(config, progress, begin=True)
     with _sole_use(trainer.fabric, partial(_take_new, config, out)) as folder:
         return trainer.run(folder, figures=figures, command=command)
 
@@ -143,15 +143,22 @@ def resume(
         Interrupted: Ctrl-C or SIGTERM; the checkpoint is written.
     """
     out = Path(out)
-    trainer = _prepare(_resumed_config(out, preset, overrides or {}), progress)
+    config = _resumed_config(out, preset, overrides or {})
+    trainer = _prepare(config, progress, begin=not (out / CHECKPOINT).exists())
     with _sole_use(trainer.fabric, partial(_take, out)):
         if (out / CHECKPOINT).exists():
             trainer.restore(read_checkpoint(out / CHECKPOINT))
         return trainer.run(out, figures=figures, command=command)
 
 
-def _prepare(config: TrainConfig, progress: Progress | None) -> Trainer:
-    """All that can be found wrong is found here, or when the checkpoint is read: before anything is written."""
+def _prepare(config: TrainConfig, progress: Progress | None, *, begin: bool) -> Trainer:
+    """All that can be found wrong is found here, or when the checkpoint is read: before anything is written.
+
+    Args:
+        config: The run.
+        progress: As for :func:`train`.
+        begin: Whether it begins here, with the weights that it is to start from.
+    """
     config = resolve_precision(config)
     if config.tensorboard:
         Events.check()
@@ -161,6 +168,8 @@ def _prepare(config: TrainConfig, progress: Progress | None) -> Trainer:
     warning = memory_warning(config, data.train.in_shape, dataset.num_classes, num_images)
     torch.manual_seed(config.seed)
     network = build_model(config.model, dataset.in_shape, dataset.num_classes)
+    if begin and config.init_from is not None:
+        load_weights(network, initial_weights(config.init_from), Path(config.init_from))
     fabric = launch(config)
     trainer = Trainer(fabric, config, data, marks, network, _progress(fabric, progress))
     if warning is not None and fabric.device.type == "cpu":
@@ -222,6 +231,8 @@ class Trainer:
             write_json(self.out / CONFIG, self.config.to_dict())
             if self.position.epoch < self.recipe.epochs:
                 (self.out / SUMMARY).unlink(missing_ok=True)  # of a shorter run, which this one goes on with
+        if self.config.init_from is not None and self.position.step == 0:
+            self._save_checkpoint()  # from now on the run has the weights that it started from
         self.progress.message(f"Precision: {PRECISION_WORDS[self.config.precision]}")
         if (warning := emulation_warning(self.config.precision, self.fabric.device)) is not None:
             self.progress.message(f"Warning: {warning}")
@@ -306,7 +317,7 @@ class Trainer:
         self._publish()
         self.events.write(row)
         try:
-            self.progress.epoch(row)
+            self.progress.epoch(row | {"improved": self._is_best})
         finally:  # whoever is told may end the training here; a signal that came before counts first
             self._raise_if_stopped(call)
 
@@ -475,7 +486,7 @@ def _take_new(config: TrainConfig, out: str | Path | None, held: ExitStack) -> P
 
 
 def _check_new(out: Path) -> None:
-    if (out / CONFIG).exists():
+    if (out / CONFIG).exists() or (out / CHECKPOINT).exists():
         raise InputError(f"there is a run in {out} already; go on with it by --resume {out}, or choose another --out")
 
 

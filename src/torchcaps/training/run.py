@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from torchcaps.datasets import Dataset, load_dataset
 from torchcaps.datasets.registry import look_up
@@ -28,11 +29,13 @@ from torchcaps.models import Model, load_pretrained
 from torchcaps.models.pretrained import (
     CLASSES,
     CONFIG,
+    SHIPPED,
     SHIPPED_DATA,
     WEIGHTS,
     find_pretrained,
     is_shipped,
     load_weights,
+    shipped_folder,
 )
 from torchcaps.training.checkpoint import CHECKPOINT, read_checkpoint
 from torchcaps.training.config import TrainConfig, read_config
@@ -154,6 +157,18 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
         load_weights(model, checkpoint["model"], path / CHECKPOINT)
     summary = read_json(path / SUMMARY, "summary") if (path / SUMMARY).exists() else None
     return Run(path, model.to(device), config, summary, _class_names(path / BEST, model.num_classes))
+
+
+def initial_weights(source: str) -> dict[str, Tensor]:
+    """The weights that a run starts from.
+
+    Args:
+        source: As :attr:`TrainConfig.init_from`.
+
+    Raises:
+        InputError: As for :func:`load_run`.
+    """
+    return load_run(shipped_folder(source) if source in SHIPPED else source).model.state_dict()
 
 
 def save_best(folder: Path, model: Model, class_names: tuple[str, ...]) -> None:
