@@ -65,9 +65,9 @@ def test_a_file_of_just_the_limit_is_read(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes on this system")
 def test_pipes_and_devices_are_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    assert "must be a file, but is a pipe or a device" in said(tmp_path / "pipe")
-    assert "must be a file, but is a pipe or a device" in said(Path("/dev/zero"))
-    assert "must be a file, but is a folder" in said(tmp_path)
+    assert "what is there is a FIFO" in said(tmp_path / "pipe")
+    assert "what is there is a device" in said(Path("/dev/zero"))
+    assert "what is there is a folder" in said(tmp_path)
     assert "there is no configuration" in said(tmp_path / "nowhere")
     (tmp_path / "file").touch()
     assert "there is no configuration" in said(tmp_path / "file" / "c.json")

@@ -4,6 +4,8 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from torchcaps.training import TrainConfig, make_config
 from torchcaps.training.progress import Silence
@@ -29,6 +31,11 @@ def write_bars(path: Path) -> Path:
         image[3 + 5 * label : 6 + 5 * label, 2:16] += 150
     np.savez(path, x=images.astype(np.uint8), y=labels)
     return path
+
+
+def same_weights(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Whether two networks have the same weights, to the last bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def tiny_config(bars: Path, preset: str = "sabour2017", **overrides: object) -> TrainConfig:

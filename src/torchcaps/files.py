@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import stat
@@ -37,6 +38,13 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         commit(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_temporaries(path: Path) -> None:
+    """Remove what a killed process left of :func:`atomic_path`; nobody may be writing ``path`` now."""
+    random = "?" * 8  # mkstemp's
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{random}{glob.escape(path.suffix)}"):
+        left.unlink(missing_ok=True)
 
 
 def commit(temporary: Path, path: Path) -> None:

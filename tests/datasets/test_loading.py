@@ -111,6 +111,8 @@ def test_limits_are_caps(toy: Splits, size: int | None) -> None:
         ({"image_size": 0}, "image_size must be .* from 1, got 0"),
         ({"image_size": (3, 4, 5)}, "image_size must be"),
         ({"seed": -1}, "seed must be from 0"),
+        ({"validation": "middle"}, "validation must be one of random, first, last, got 'middle'"),
+        ({"validation": "first", "validation_size": 97}, "validation_size is 97, but 1 to 96"),
         ({"data_dir": "x"}, 'the data set "toy" has no files in a data folder'),
     ],
 )
@@ -118,6 +120,39 @@ def test_limits_are_caps(toy: Splits, size: int | None) -> None:
 def test_options_that_cannot_be(options: dict[str, int], words: str) -> None:
     with pytest.raises(InputError, match=words):
         load_dataset("toy", **options)  # type: ignore[arg-type]
+
+
+def test_the_first_or_the_last_images_are_for_validation_in_their_order(toy: Splits) -> None:
+    whole = toy.train.images
+    first, last = (load_dataset("toy", validation=held, validation_size=20) for held in ("first", "last"))
+    assert torch.equal(first.validation.images, whole[:20])
+    assert torch.equal(first.train.images, whole[20:])
+    assert torch.equal(last.validation.images, whole[80:])
+    assert len(load_dataset("toy", validation="first").validation) == 10
+    few = load_dataset("toy", validation="first", validation_size=20, limit_train=30)
+    assert torch.equal(few.train.images, whole[20:50])
+    assert torch.equal(few.validation.images, whole[:20])
+    other = load_dataset("toy", validation="first", validation_size=20, seed=1)
+    assert torch.equal(other.validation.images, first.validation.images)
+
+
+def test_the_last_images_that_hold_all_of_a_class_are_not_for_validation(toy: Splits) -> None:
+    alone = toy.train.select(
+        torch.cat([(toy.train.labels != 0).nonzero()[:, 0], (toy.train.labels == 0).nonzero()[:, 0]])
+    )
+    splits = dataclasses.replace(toy, train=alone)
+    register_dataset("sorted", title="Sorted", source="here", licence="none")(lambda _: splits)
+    with pytest.raises(InputError, match='sorted: the first 60 training images have none of the class "a"'):
+        load_dataset("sorted", validation="last", validation_size=40)
+    load_dataset("sorted", validation="first", validation_size=10)
+
+
+@pytest.mark.mnist
+def test_mnists_images_after_the_first_5000_are_those_that_the_tensorflow_notebook_prints(mnist_dir: Path) -> None:
+    data = load_dataset("mnist", data_dir=mnist_dir, validation="first", validation_size=5000)
+    assert isinstance(data.train, ImageSet)
+    assert data.train.labels[:5].tolist() == [7, 3, 4, 6, 1]
+    assert data.validation.labels[:5].tolist() == [5, 0, 4, 1, 9]
 
 
 def test_validation_images_of_their_own_stand_in_the_way_of_a_size_only(toy: Splits, make_set: MakeSet) -> None:
@@ -128,6 +163,8 @@ def test_validation_images_of_their_own_stand_in_the_way_of_a_size_only(toy: Spl
         assert (len(data.train), data.validation) == (min(limit or 100, 100), own.validation)
     with pytest.raises(InputError, match="whole has validation images of its own; leave validation_size out"):
         load_dataset("whole", validation_size=8)
+    with pytest.raises(InputError, match="whole has validation images of its own; leave validation out"):
+        load_dataset("whole", validation="first")
 
 
 def test_a_set_that_leaves_no_validation_image(toy: Splits, make_set: MakeSet) -> None:

@@ -76,6 +76,9 @@ def test_the_command_trains_it_again_anywhere(run: Run) -> None:
         assert f" {option}" in command
     for local in ("/", "cpu", "--checkpoint-minutes", "--precision"):
         assert local not in command.replace("bars", "")
+    for source, said in (("/home/me/run", "RUN"), ("compact", "compact"), ("someone/net", "someone/net")):
+        started = dataclasses.replace(changed, init_from=source)
+        assert f" --init-from {said} " in training_record(dataclasses.replace(run, config=started)).command + " "
     known = {name for option in OPTIONS for name in (*option.opts, *option.secondary_opts)}
     assert {word for word in command.split() if word.startswith("--")} <= known
 

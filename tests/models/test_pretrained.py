@@ -16,6 +16,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from support import assert_close, assert_raises, small
@@ -250,6 +251,73 @@ def test_class_names_and_card_stand_beside_the_weights(tmp_path: Path) -> None:
     said = "class_names must be 4 names, one for each class, got 3"
     assert_raises(InputError, network().save_pretrained, tmp_path / "x", class_names=["a", "b", "c"], say=said)
     assert not (tmp_path / "x").exists()
+
+
+# weights that have changed since they were written
+
+
+def flip(path: Path, byte: int, bit: int) -> None:
+    contents = bytearray(path.read_bytes())
+    contents[byte] ^= 1 << bit
+    path.write_bytes(contents)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16])
+def test_one_wrong_bit_in_any_weight_is_noticed(tmp_path: Path, dtype: torch.dtype | None) -> None:
+    network().save_pretrained(tmp_path, dtype=dtype)
+    weights = tmp_path / "model.safetensors"
+    whole = weights.read_bytes()
+    begin = 8 + int.from_bytes(whole[:8], "little")  # where the header ends
+    for place in range(begin, len(whole), (len(whole) - begin) // 20):
+        for bit in (0, 6):
+            flip(weights, place, bit)
+            assert_raises(InputError, load_pretrained, tmp_path, say=f"weights {weights} ")
+            weights.write_bytes(whole)
+    flip(weights, len(whole) - 4, 0)
+    assert_raises(InputError, load_pretrained, tmp_path, say="are damaged: they have changed since they were written")
+    weights.write_bytes(whole)
+    load_pretrained(tmp_path)
+
+
+def test_the_checksum_is_of_names_types_shapes_and_numbers() -> None:
+    tensors = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor(1.0)}
+    checksum = pretrained.checksum(tensors)
+    assert checksum == pretrained.checksum(dict(reversed(tensors.items())))
+    assert checksum == pretrained.checksum(tensors | {"a": tensors["a"].t().contiguous().t()}), "not of the layout"
+    others: list[dict[str, torch.Tensor]] = [
+        tensors | {"a": tensors["a"].view(3, 2)},
+        {"a": tensors["a"], "c": tensors["b"]},
+        tensors | {"a": tensors["a"].view(torch.int32)},
+        tensors | {"b": torch.tensor(1.0000001)},
+    ]
+    assert len({checksum, *map(pretrained.checksum, others)}) == 5
+
+
+def test_weights_without_a_checksum_load_as_ever(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    tensors = read_weights(weights)
+    for metadata in (None, {"format": "pt"}):
+        save_file(tensors | {"conv.bias": torch.ones(8)}, weights, metadata=metadata)
+        assert_close(CapsNet.from_pretrained(folder).conv.bias, torch.ones(8), 0)
+    save_file(tensors | {"conv.bias": torch.ones(8)}, weights, metadata={"sha256": pretrained.checksum(tensors)})
+    assert_raises(InputError, CapsNet.from_pretrained, folder, say="have changed since they were written")
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite_are_refused_by_name(folder: Path, number: float) -> None:
+    weights = folder / "model.safetensors"
+    tensors = read_weights(weights)
+    tensors["conv.weight"].view(-1)[7] = number
+    save_file(tensors, weights)
+    said = f"weights {weights} cannot be used: conv.weight holds numbers that are NaN or infinite"
+    assert_raises(InputError, CapsNet.from_pretrained, folder, say=said)
+
+
+def test_what_is_shipped_says_its_checksum() -> None:
+    for name in SHIPPED:
+        path = shipped_folder(name) / "model.safetensors"
+        with safe_open(path, framework="pt") as file:
+            assert file.metadata()["sha256"] == pretrained.checksum(load_file(path))
 
 
 # half precision

@@ -14,7 +14,7 @@ from torchcaps.analysis import Evaluation
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
 from torchcaps.models import Model
-from torchcaps.training import checkpoint, resume, train
+from torchcaps.training import checkpoint, load_run, resume, train
 from torchcaps.training.loop import Trainer
 from torchcaps.training.position import Position
 from torchcaps.training.progress import Silence
@@ -54,8 +54,7 @@ class Run:
             counts = [[right, 100 - right, 0], [0, 0, 0], [0, 0, 0]]
             return Evaluation(torch.tensor(counts).numpy(), result.loss, result.class_names)
 
-        for module in (files, checkpoint):
-            monkeypatch.setattr(module, "commit", commit)
+        monkeypatch.setattr(files, "commit", commit)
         monkeypatch.setattr(Trainer, "_evaluate", evaluate)
 
 
@@ -80,6 +79,22 @@ def test_best_holds_the_weights_of_the_epoch_that_the_metrics_call_best(
     assert all(torch.equal(best[name], wanted[name]) for name in best)
 
 
+@pytest.mark.parametrize("written", range(1, FIRST_EPOCH))
+def test_a_run_whose_first_network_is_not_written_yet_has_no_checkpoint(
+    bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    run, out = Run(monkeypatch), tmp_path / "run"
+    run.kill_before = written + 1
+    with pytest.raises(KilledError):
+        train(tiny_config(bars), out, progress=Silence(), figures=False)
+    if written == FIRST_EPOCH - 1:  # only metrics.csv is missing
+        assert load_run(out).model.num_classes == 3
+        return
+    for which in ("best", "last"):
+        with pytest.raises(InputError, match="has no checkpoint of a finished epoch yet, so there is no network"):
+            load_run(out, which)
+
+
 def test_resuming_a_run_that_was_killed_at_its_very_end_writes_what_is_missing(
     bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +112,7 @@ def test_resuming_a_run_that_was_killed_at_its_very_end_writes_what_is_missing(
     ("change", "said"),
     [
         ({"model": 1}, "must hold model, optimizer and progress"),
-        ({"model": {"conv.weight": 1}}, "its model must be made of tensors"),
+        ({"model": {"conv.weight": 1}}, "its model must be made of plain tensors"),
         ({"optimizer": {}}, "its optimizer must hold state and param_groups"),
         ({"progress": {"epoch": 1}}, "not of this version of torchcaps"),
     ],

@@ -1,10 +1,14 @@
 import csv
+import errno
+import io
 import json
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -211,13 +215,34 @@ def test_a_kill_while_the_checkpoint_is_written_leaves_the_one_before(
 def test_a_full_disk_is_an_os_error_that_names_the_file(
     tiny: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
+    own = Path.open
 
-    monkeypatch.setattr("lightning_fabric.Fabric.save", full)
-    with pytest.raises(OSError, match=r"the checkpoint .*last\.ckpt could not be written"):
+    class Full(io.FileIO):
+        """A file on a disk with room for 100 bytes."""
+
+        def write(self, some: Any) -> int:
+            if self.tell() + len(some) > 100:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(some)
+
+    def opened(path: Path, mode: str = "r", **options: Any) -> Any:
+        return Full(path, mode) if "last.ckpt" in path.name and mode == "wb" else own(path, mode, **options)
+
+    monkeypatch.setattr(Path, "open", opened)
+    with pytest.raises(OSError, match="the checkpoint could not be written: No space left") as caught:
         train(tiny, tmp_path / "run", progress=Silence(), figures=False)
-    assert not (tmp_path / "run" / "last.ckpt").exists()
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "run" / "last.ckpt"))
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.json"}
+
+
+def test_nothing_goes_through_the_systems_temporary_folder(
+    tiny: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(FileNotFoundError):
+        tempfile.mkstemp()
+    assert train(tiny, tmp_path / "run", progress=Silence(), figures=False)["epochs"] == 3
+    assert resume(tmp_path / "run", overrides={"epochs": 4}, progress=Silence(), figures=False)["epochs"] == 4
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(

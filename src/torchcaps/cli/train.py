@@ -30,6 +30,7 @@ EXAMPLES = (
     ("train --data folder:photos --image-size 32", "your own images, one sub-folder a class"),
     ("train --resume runs/sabour2017-digits-1", "go on with a run that was stopped"),
     ("train --config runs/sabour2017-digits-1/config.json --seed 1", "the same run again, with another seed"),
+    ("train --init-from runs/sabour2017-digits-1 --learning-rate 1e-4", "a new run from the best epoch's weights"),
 )
 
 _CAPSNET, _CNN = ({field.name for field in dataclasses.fields(network)} for network in (CapsNetConfig, CNNConfig))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
@@ -23,6 +23,9 @@ from torchcaps.ranges import COUNT
 
 _VALIDATION_SHARE = 0.1
 
+Held = Literal["random", "first", "last"]
+"""Which of the training images are kept for validation."""
+
 
 def list_datasets() -> list[DatasetInfo]:
     """All data sets that ``load_dataset`` knows, those a user registered among them."""
@@ -35,6 +38,7 @@ def load_dataset(
     data_dir: str | Path | None = None,
     image_size: int | Sequence[int] | None = None,
     validation_size: int | None = None,
+    validation: Held = "random",
     seed: int = 0,
     download: bool = True,
     limit_train: int | None = None,
@@ -43,9 +47,11 @@ def load_dataset(
     """Load a data set and set its validation images apart.
 
     The test images depend on nothing but the data set: neither on ``seed`` nor on ``validation_size``. The validation
-    images are a stratified random choice from the training images. Limits are caps: with ``limit_train=n`` the
-    training part is exactly the first n training images in their original order, and the validation images come from
-    those after them; where no more than n images are left to train on anyway, the limit changes nothing.
+    images are a stratified random choice from the training images, or the first or the last of them in their original
+    order. Limits are caps: with ``limit_train=n`` the training part is exactly the first n training images in their
+    original order, of those that are not the first or the last ones for validation; validation images that are chosen
+    at random come from those after them. Where no more than n images are left to train on anyway, the limit changes
+    nothing.
 
     Args:
         spec: A name (see `list_datasets`), ``"folder:PATH"`` or ``"npz:PATH"``.
@@ -55,7 +61,8 @@ def load_dataset(
         validation_size: How many validation images; None for 5,000 (MNIST family) or a tenth of the training
             images, at least one of each class. At least 1: without them the best epoch would have to be chosen by the
             test images, whose result would then be too good.
-        seed: Which images are chosen for validation, 0 to 2³² - 1.
+        validation: Which images are for validation: ``"random"``, ``"first"`` or ``"last"``.
+        seed: Which images are chosen at random for validation, 0 to 2³² - 1.
         download: Whether files that are missing may be downloaded.
         limit_train: Train on the first so many training images at most, from 1.
         limit_test: Test on the first so many test images at most, from 1.
@@ -79,7 +86,10 @@ def load_dataset(
     )
     _check_limits(spec, train=limit_train, test=limit_test)
     splits = info.load(request)
-    to_train_on, to_choose_by = _divide(spec, splits, validation_size, info.validation_size, seed, limit_train)
+    if validation not in get_args(Held):
+        raise InputError(f"validation must be one of {', '.join(get_args(Held))}, got {validation!r}")
+    asked = _Asked(validation, validation_size, info.validation_size, seed, limit_train)
+    to_train_on, to_choose_by = _divide(spec, splits, asked)
     train, validation = splits.as_train(to_train_on), splits.as_validation(to_choose_by)
     test = _at_most(splits.test, limit_test)
     if (size := request.image_size) is not None:
@@ -108,31 +118,32 @@ def _at_most(images: ImageSet, limit: int | None) -> ImageSet:
     return images if limit is None or limit >= len(images) else images.take(limit)
 
 
-def _divide(
-    spec: str, splits: Splits, size: int | None, default: int | None, seed: int, limit: int | None
-) -> tuple[ImageSet, ImageSet]:
-    """The training and the validation images."""
-    images, num_classes = splits.train, len(splits.class_names)
-    limited = _at_most(images, limit)
-    missing = (~torch.isin(torch.arange(num_classes), limited.labels)).nonzero()
-    if len(missing):
-        raise InputError(
-            f"{spec}: the first {len(limited)} training images have none of the class "
-            f'"{splits.class_names[missing[0]]}"; take more of them'
-        )
-    if splits.validation is not None:
-        if size is not None:
-            raise InputError(f"{spec} has validation images of its own; leave validation_size out")
-        return limited, splits.validation
+class _Asked(NamedTuple):
+    """What the training images are divided by."""
 
-    most = len(images) - num_classes
-    if most < 1:
-        raise InputError(f"{spec}: {len(images)} training images leave none for validation; give more")
-    if size is None:
-        size = min(default or max(round(_VALIDATION_SHARE * len(images)), num_classes), most)
-    if not 1 <= size <= most:
-        why = "; the best epoch is chosen by them, never by the test images" if size < 1 else ""
-        raise InputError(f"{spec}: validation_size is {size}, but 1 to {most} images can be set apart{why}")
+    held: Held
+    size: int | None
+    default_size: int | None
+    seed: int
+    limit: int | None
+
+
+def _divide(spec: str, splits: Splits, asked: _Asked) -> tuple[ImageSet, ImageSet]:
+    """The training and the validation images."""
+    images, limit = splits.train, asked.limit
+    if splits.validation is not None:
+        for name, own in (("validation_size", asked.size is not None), ("validation", asked.held != "random")):
+            if own:
+                raise InputError(f"{spec} has validation images of its own; leave {name} out")
+        return _with_all_classes(spec, _at_most(images, limit), splits), splits.validation
+    if asked.held != "random":
+        size = _validation_size(spec, splits, asked)
+        left = torch.arange(len(images) - size) + (size if asked.held == "first" else 0)
+        held = torch.arange(size) + (0 if asked.held == "first" else len(images) - size)
+        return _with_all_classes(spec, _at_most(images.select(left), limit), splits), images.select(held)
+
+    limited = _with_all_classes(spec, _at_most(images, limit), splits)
+    size, seed = _validation_size(spec, splits, asked), asked.seed
     strata = images.labels.view(len(images), -1)[:, 0]  # of several objects the first one's class
     if len(limited) >= len(images) - size:  # the limit leaves out no image that would be trained on
         rest, held = stratified_split(strata, size, seed=seed)
@@ -140,6 +151,31 @@ def _divide(
     begin = len(limited)  # the images before it are trained on in any case
     _, held = stratified_split(strata[begin:], size, seed=seed, leave_one=False)
     return limited, images.select(held + begin)
+
+
+def _validation_size(spec: str, splits: Splits, asked: _Asked) -> int:
+    """How many images are for validation."""
+    images, num_classes, size = len(splits.train), len(splits.class_names), asked.size
+    most = images - num_classes
+    if most < 1:
+        raise InputError(f"{spec}: {images} training images leave none for validation; give more")
+    if size is None:
+        return min(asked.default_size or max(round(_VALIDATION_SHARE * images), num_classes), most)
+    if not 1 <= size <= most:
+        why = "; the best epoch is chosen by them, never by the test images" if size < 1 else ""
+        raise InputError(f"{spec}: validation_size is {size}, but 1 to {most} images can be set apart{why}")
+    return size
+
+
+def _with_all_classes(spec: str, images: ImageSet, splits: Splits) -> ImageSet:
+    """Images to train on, in which no class is missing."""
+    missing = (~torch.isin(torch.arange(len(splits.class_names)), images.labels)).nonzero()
+    if len(missing):
+        raise InputError(
+            f"{spec}: the first {len(images)} training images have none of the class "
+            f'"{splits.class_names[missing[0]]}"; take more of them'
+        )
+    return images
 
 
 class DataShape(NamedTuple):

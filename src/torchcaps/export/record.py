@@ -12,7 +12,7 @@ from torchcaps.datasets.registry import look_up
 from torchcaps.errors import InputError
 from torchcaps.files import COUNT, NAMED_TEXTS, NUMBER, TEXT, check_keys, read_json
 from torchcaps.models import SeedResult, TrainingRecord, get_preset
-from torchcaps.models.pretrained import CONFIG
+from torchcaps.models.pretrained import CONFIG, is_public
 from torchcaps.training import Run, TrainConfig, read_config
 from torchcaps.training.config import ELSEWHERE
 from torchcaps.training.run import SUMMARY
@@ -116,6 +116,8 @@ def _command(config: TrainConfig, info: DatasetInfo) -> str:
         for field in dataclasses.fields(own):
             value = getattr(own, field.name)
             said = field.name in ("preset", "model", "recipe", "data", "precision", *MAY_DIFFER)
+            if field.name == "init_from" and value is not None and not is_public(value):
+                value = "RUN"
             if not said and value != getattr(usual, field.name):
                 words += _option(field.name, value)
     return " ".join(words)

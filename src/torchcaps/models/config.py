@@ -265,6 +265,9 @@ class Recipe(Described):
     """What chooses the best epoch on the validation images (the loss breaks ties of the accuracy)."""
     validation_size: Count | None = None
     """Images kept from training to choose the best epoch; the data set's default if none is given."""
+    validation: Literal["random", "first", "last"] = "random"
+    """Which of the training images these are: a random choice with each class's share, or the first or the last ones in
+    the order of the data set."""
     limit_train: Count | None = None
     """Train on the first so many images at most; on all if none is given."""
     limit_test: Count | None = None

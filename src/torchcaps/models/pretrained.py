@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -17,12 +18,12 @@ from huggingface_hub.errors import (
     LocalTokenNotFoundError,
     RepositoryNotFoundError,
 )
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from torchcaps.errors import InputError, unknown_name
-from torchcaps.files import atomic_path, read_json, write_json, write_text
+from torchcaps.files import atomic_path, could_be_repository, read_json, write_json, write_text
 from torchcaps.models.card import CardSubject, TrainingRecord, model_card
 from torchcaps.models.config import Described
 
@@ -33,6 +34,11 @@ SHIPPED = ("compact",)
 SHIPPED_DATA = "digits"
 """The images that stand for those that they were trained on: embedded, and handwritten digits too."""
 _SHIPPED_FOLDER = Path(__file__).parent / "weights"
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+"""What weights are stored in."""
+CHECKSUM = "sha256"
+"""The entry of the weights' own metadata that holds what :func:`checksum` gives."""
 
 
 class Pretrained(nn.Module):
@@ -68,7 +74,7 @@ class Pretrained(nn.Module):
         write_json(folder / CONFIG, self.description())
         with atomic_path(folder / WEIGHTS) as temporary:
             try:
-                save_file(tensors, temporary)
+                save_file(tensors, temporary, metadata={CHECKSUM: checksum(tensors)})
             except SafetensorError as error:  # hides the operating system's reason, such as a full disk
                 raise OSError(f"the weights {folder / WEIGHTS} could not be written: {error}") from error
 
@@ -153,7 +159,8 @@ class Pretrained(nn.Module):
     def from_pretrained(cls, source: str | Path, *, device: torch.device | str = "cpu", **download: Any) -> Self:
         """Read a network, in evaluation mode, that ``save_pretrained`` or ``push_to_hub`` wrote.
 
-        Weights stored in half precision become float32. Nothing in the files is executed.
+        Weights stored in half precision become float32. Nothing in the files is executed. Weights that say their own
+        checksum, as all that were written by this version do, are held to it.
 
         Args:
             source: A folder; the name of a network that comes with torchcaps, ``"compact"``; or a repository of the
@@ -168,8 +175,13 @@ class Pretrained(nn.Module):
         """
         folder = find_pretrained(source, **download)
         network = cls._from_description(folder / CONFIG)
-        tensors = _read_weights(folder / WEIGHTS)
+        tensors, written = _read_weights(folder / WEIGHTS)
         check_weights(network, tensors, folder / WEIGHTS)
+        if written not in (None, checksum(tensors)):
+            raise InputError(
+                f"weights {folder / WEIGHTS} are damaged: they have changed since they were written; take a copy that "
+                "is whole"
+            )
         network.to_empty(device="cpu").load_state_dict(tensors)
         return network.to(device).eval()
 
@@ -205,7 +217,7 @@ def load_weights(network: nn.Module, tensors: dict[str, Tensor], source: Path) -
 
 
 def check_weights(network: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
-    """Raise InputError unless tensors are those of a network; the first that differs is named.
+    """Raise InputError unless tensors are those of a network, and finite; the first that is not is named.
 
     Args:
         network: Would take the tensors.
@@ -218,8 +230,24 @@ def check_weights(network: nn.Module, tensors: dict[str, Tensor], source: Path) 
         wanted = tuple(own[name].shape) if name in own else "nothing"
         if got != wanted:
             raise InputError(f"weights {source} do not fit the network: {name} has shape {got}, wanted {wanted}")
-        if not tensors[name].is_floating_point():
+        if tensors[name].dtype not in FLOATS:
             raise InputError(f"weights {source} do not fit the network: {name} is {tensors[name].dtype}, wanted floats")
+        if not tensors[name].isfinite().all():
+            raise InputError(f"weights {source} cannot be used: {name} holds numbers that are NaN or infinite")
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of tensors with their names, types and shapes, in hex; the order of the names makes no difference.
+
+    Args:
+        tensors: On the CPU.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def shipped_folder(name: str = SHIPPED[0]) -> Path:
@@ -245,6 +273,11 @@ def shipped_folder(name: str = SHIPPED[0]) -> Path:
 def is_shipped(folder: Path) -> bool:
     """Whether a folder is one of :func:`shipped_folder`."""
     return folder.parent == _SHIPPED_FOLDER
+
+
+def is_public(source: str) -> bool:
+    """Whether the name of a network means the same to others: it comes with torchcaps, or is on the hub."""
+    return source in SHIPPED or (could_be_repository(Path(source)) and not Path(source).is_dir())
 
 
 def find_pretrained(source: str | Path, **download: Any) -> Path:
@@ -332,9 +365,11 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
-def _read_weights(path: Path) -> dict[str, Tensor]:
+def _read_weights(path: Path) -> tuple[dict[str, Tensor], str | None]:
+    """Tensors by their names, and the checksum that they were written with, if any."""
     try:
-        return load_file(path)
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, (file.metadata() or {}).get(CHECKSUM)  # noqa: SIM118
     except FileNotFoundError:
         raise InputError(f"there are no weights {path}") from None
     except SafetensorError as error:

@@ -46,7 +46,7 @@ def _data_key(config: TrainConfig) -> tuple[Any, ...]:
     """All that :func:`~torchcaps.training.data.load_run_data` looks at."""
     recipe, model = config.recipe, config.model
     shown = (config.data, config.data_dir, config.image_size, config.seed)
-    cut = (recipe.validation_size, recipe.limit_train, recipe.limit_test, recipe.crop)
+    cut = (recipe.validation_size, recipe.validation, recipe.limit_train, recipe.limit_test, recipe.crop)
     decodes_objects = model.objects > 1 and isinstance(model, CapsNetConfig) and model.decoder
     return (*shown, *cut, model.objects, decodes_objects)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import InputError
-from torchcaps.files import commit
+from torchcaps.files import atomic_path
 from torchcaps.models import Model
+from torchcaps.models.pretrained import FLOATS
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.position import Position
 from torchcaps.training.step import TrainStep
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
 
 CHECKPOINT = "last.ckpt"
 
-#: What torch's writer says instead of the operating system's reason, such as a full disk.
-WRITER_ERRORS = ("PytorchStreamWriter", "cannot be opened", "does not exist")
+#: What Adam keeps of each parameter.
+ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
 
 
 def write_checkpoint(fabric: Fabric, out: Path, step: TrainStep, position: Position, data: list[int]) -> None:
@@ -40,24 +42,28 @@ def write_checkpoint(fabric: Fabric, out: Path, step: TrainStep, position: Posit
         OSError: The folder cannot be written, or the disk is full; an earlier checkpoint is then as it was.
     """
     state = {
-        "model": step.model,
-        "optimizer": step.optimizer,
+        "model": step.network.state_dict(),
+        "optimizer": step.optimizer.state_dict(),
         "progress": dataclasses.asdict(position),
         "data": data,
     }
-    final, temporary = out / CHECKPOINT, out / f".{CHECKPOINT}.tmp"
-    try:
-        fabric.save(temporary, state)
-        if fabric.is_global_zero:
-            commit(temporary, final)
-        fabric.barrier()  # nobody leaves before the checkpoint is whole
-    except RuntimeError as error:
-        if not any(words in str(error) for words in WRITER_ERRORS):
-            raise
-        raise OSError(f"the checkpoint {final} could not be written: {str(error).partition(chr(10))[0]}") from error
-    finally:
-        if fabric.is_global_zero:
-            temporary.unlink(missing_ok=True)
+    if fabric.is_global_zero:
+        _write(out / CHECKPOINT, state)
+    fabric.barrier()  # nobody leaves before the checkpoint is whole
+
+
+def _write(path: Path, state: dict[str, Any]) -> None:
+    with atomic_path(path) as temporary:
+        try:
+            with temporary.open("wb") as file:
+                torch.save(state, file)
+        except (OSError, RuntimeError) as error:  # torch's writer hides the system's reason, such as a full disk
+            reason: BaseException | None = error
+            while reason is not None and not isinstance(reason, OSError):
+                reason = reason.__cause__ or reason.__context__
+            if reason is None:
+                raise
+            raise OSError(reason.errno, f"the checkpoint could not be written: {reason.strerror}", str(path)) from error
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -68,9 +74,13 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """
     try:
         with zipfile.ZipFile(path) as archive:  # torch does not compare the checksums of what it reads
+            if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
+                raise InputError(f"checkpoint {path} is not one of torchcaps, which compresses none of its parts")
             if (damaged := archive.testzip()) is not None:
                 raise InputError(f"checkpoint {path} is damaged: the checksum of its part {damaged} is wrong")
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what torch says of the files of others is for its programmers
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise InputError(f"there is no checkpoint {path}") from None
     except (OSError, InputError):
@@ -81,15 +91,21 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     parts = ("model", "optimizer", "progress")
     if not isinstance(checkpoint, dict) or not all(isinstance(checkpoint.get(part), dict) for part in parts):
         raise InputError(f"checkpoint {path} is not one of torchcaps: it must hold model, optimizer and progress")
-    if not all(isinstance(tensor, Tensor) for tensor in checkpoint["model"].values()):
-        raise InputError(f"checkpoint {path} is not one of torchcaps: its model must be made of tensors")
-    if not {"state", "param_groups"} <= checkpoint["optimizer"].keys():
+    if not all(isinstance(name, str) and is_plain(tensor) for name, tensor in checkpoint["model"].items()):
+        raise InputError(f"checkpoint {path} is not one of torchcaps: its model must be made of plain tensors")
+    optimizer = checkpoint["optimizer"]
+    if not isinstance(optimizer.get("state"), dict) or not isinstance(optimizer.get("param_groups"), list):
         raise InputError(f"checkpoint {path} is not one of torchcaps: its optimizer must hold state and param_groups")
+    for state in optimizer["state"].values():
+        if not isinstance(state, dict) or state.keys() != ADAM_STATE or not all(map(is_plain, state.values())):
+            raise InputError(f"checkpoint {path} is not one of torchcaps: its optimizer must hold Adam's plain tensors")
     Position.from_dict(checkpoint["progress"])
     return checkpoint
 
 
-def check_fits(checkpoint: dict[str, Any], config: TrainConfig, data: list[int], network: Model) -> None:
+def check_fits(
+    checkpoint: dict[str, Any], config: TrainConfig, data: list[int], network: Model, steps_per_epoch: int
+) -> None:
     """Raise InputError unless a checkpoint is of this network, these data, and no more epochs than asked for.
 
     Args:
@@ -97,18 +113,46 @@ def check_fits(checkpoint: dict[str, Any], config: TrainConfig, data: list[int],
         config: The run that is to go on.
         data: The fingerprint of its data.
         network: Its network.
+        steps_per_epoch: Of the run.
     """
-    shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    if shapes != {name: tuple(tensor.shape) for name, tensor in checkpoint["model"].items()}:
+    parameters, moments = list(network.parameters()), checkpoint["optimizer"]["state"]
+    wanted = {name: tensor.shape for name, tensor in network.state_dict().items()}
+    fits = wanted == {name: tensor.shape for name, tensor in checkpoint["model"].items()} and all(
+        type(number) is int and number in range(len(parameters)) and _is_state_of(state, parameters[number])
+        for number, state in moments.items()
+    )
+    if not fits:
         raise InputError(f"the run's {CHECKPOINT} is not of the network that its configuration describes")
-    if checkpoint.get("data") != data:
+    tensors = [*checkpoint["model"].values(), *(each for state in moments.values() for each in state.values())]
+    if not all(tensor.isfinite().all() for tensor in tensors):
+        raise InputError(f"the run's {CHECKPOINT} holds weights or moments that are NaN or infinite")
+    found = checkpoint.get("data")
+    if not isinstance(found, list) or not all(isinstance(each, int) for each in found) or found != data:
         raise InputError(
             f"the images of {config.data} are not those that the run was trained on; it goes on with the same ones only"
         )
     position, epochs = Position.from_dict(checkpoint["progress"]), config.recipe.epochs
+    if position.batch >= steps_per_epoch or position.step != position.epoch * steps_per_epoch + position.batch:
+        raise InputError(f"the run's {CHECKPOINT} is not of a run of {steps_per_epoch} steps an epoch, as this one is")
     if epochs < position.epoch:
         raise InputError(f"the run has finished {position.epoch} epochs already; it cannot go on to {epochs}")
     if epochs == position.epoch and position.batch > 0:
         raise InputError(
             f"the run is within epoch {epochs + 1} already; it cannot go back to the end of epoch {epochs}"
         )
+
+
+def is_plain(tensor: object) -> bool:
+    """Whether this is a tensor of numbers as networks keep them: not sparse, quantised, nested or without a place."""
+    return (
+        type(tensor) in (Tensor, torch.nn.Parameter)
+        and tensor.layout == torch.strided
+        and tensor.device.type == "cpu"
+        and not tensor.is_nested
+        and tensor.dtype in FLOATS
+    )
+
+
+def _is_state_of(state: dict[str, Tensor], parameter: Tensor) -> bool:
+    """Whether these may be Adam's moments of a parameter, and its number of steps."""
+    return state["step"].ndim == 0 and state["exp_avg"].shape == state["exp_avg_sq"].shape == parameter.shape

@@ -36,6 +36,10 @@ class TrainConfig(Described):
     """Folder that holds the data set's files (else $TORCHCAPS_DATA, else a download)."""
     image_size: Pixels | None = None
     """Resize images to this height and width, pixels."""
+    init_from: str | None = None
+    """Start from the weights of this trained network, and a fresh Adam, instead of random weights: a run folder (its
+    best epoch), a folder written by save_pretrained, a network that comes with torchcaps, or a repository of the hub.
+    Once the run has begun, it is needed no more."""
     seed: Seed = 0
     """Of the weights, the order of images, their shifts and the validation split."""
     precision: Literal["auto", "32", "bf16"] = "auto"

@@ -37,6 +37,7 @@ def load_run_data(config: TrainConfig) -> RunData:
         data_dir=config.data_dir,
         image_size=config.image_size,
         validation_size=recipe.validation_size,
+        validation=recipe.validation,
         seed=config.seed,
         limit_train=recipe.limit_train,
         limit_test=recipe.limit_test,

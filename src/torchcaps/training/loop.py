@@ -6,10 +6,13 @@ stopped at any step goes on exactly as if it had not been.
 
 from __future__ import annotations
 
+import math
 import shlex
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from torchcaps.datasets import BatchLoader, ImageSet
 from torchcaps.errors import InputError
 from torchcaps.files import write_json, write_text
 from torchcaps.models import Model, build_model, load_pretrained
-from torchcaps.models.pretrained import CONFIG
+from torchcaps.models.pretrained import CONFIG, load_weights
 from torchcaps.training.capture import set_up_steps
 from torchcaps.training.checkpoint import CHECKPOINT, check_fits, read_checkpoint, write_checkpoint
 from torchcaps.training.config import ELSEWHERE, TrainConfig, field_names, override, read_config
@@ -31,10 +34,11 @@ from torchcaps.training.device import PRECISION_WORDS, emulation_warning, resolv
 from torchcaps.training.environment import commit, peak_memory_mib
 from torchcaps.training.events import Events
 from torchcaps.training.launch import check_processes, launch
+from torchcaps.training.lock import sole_use
 from torchcaps.training.memory import memory_warning
 from torchcaps.training.position import Position
 from torchcaps.training.progress import Progress, Silence, choose_progress
-from torchcaps.training.run import BEST, METRICS, SUMMARY, save_best
+from torchcaps.training.run import BEST, METRICS, SUMMARY, initial_weights, remove_leftovers, save_best
 from torchcaps.training.schedule import learning_rate
 from torchcaps.training.signals import noted_signals
 from torchcaps.training.summary import summarise
@@ -102,11 +106,11 @@ def train(
         Diverged: The loss became NaN or infinite.
         Interrupted: Ctrl-C or SIGTERM; the checkpoint is written.
     """
-    if out is not None and (Path(out) / CONFIG).exists():
-        raise InputError(f"there is a run in {out} already; go on with it by --resume {out}, or choose another --out")
-    trainer = _prepare(config, None, progress)
-    folder = Path(out) if out is not None else _next_folder(config)
-    return trainer.run(folder, figures=figures, command=command)
+    if out is not None:
+        _check_new(Path(out))
+    trainer = _prepare(config, progress, begin=True)
+    with _sole_use(trainer.fabric, partial(_take_new, config, out)) as folder:
+        return trainer.run(folder, figures=figures, command=command)
 
 
 def resume(
@@ -140,12 +144,21 @@ def resume(
     """
     out = Path(out)
     config = _resumed_config(out, preset, overrides or {})
-    checkpoint = read_checkpoint(out / CHECKPOINT) if (out / CHECKPOINT).exists() else None
-    return _prepare(config, checkpoint, progress).run(out, figures=figures, command=command)
+    trainer = _prepare(config, progress, begin=not (out / CHECKPOINT).exists())
+    with _sole_use(trainer.fabric, partial(_take, out)):
+        if (out / CHECKPOINT).exists():
+            trainer.restore(read_checkpoint(out / CHECKPOINT))
+        return trainer.run(out, figures=figures, command=command)
 
 
-def _prepare(config: TrainConfig, checkpoint: dict[str, Any] | None, progress: Progress | None) -> Trainer:
-    """All that can be found wrong is found here, before anything is written."""
+def _prepare(config: TrainConfig, progress: Progress | None, *, begin: bool) -> Trainer:
+    """All that can be found wrong is found here, or when the checkpoint is read: before anything is written.
+
+    Args:
+        config: The run.
+        progress: As for :func:`train`.
+        begin: Whether it begins here, with the weights that it is to start from.
+    """
     check_processes(config)
     config = resolve_precision(config)
     if config.tensorboard:
@@ -156,14 +169,12 @@ def _prepare(config: TrainConfig, checkpoint: dict[str, Any] | None, progress: P
     warning = memory_warning(config, data.train.in_shape, dataset.num_classes, num_images)
     torch.manual_seed(config.seed)
     network = build_model(config.model, dataset.in_shape, dataset.num_classes)
-    if checkpoint is not None:
-        check_fits(checkpoint, config, marks, network)
+    if begin and config.init_from is not None:
+        load_weights(network, initial_weights(config.init_from), Path(config.init_from))
     fabric = launch(config)
     trainer = Trainer(fabric, config, data, marks, network, _progress(fabric, progress))
     if warning is not None and fabric.device.type == "cpu":
         trainer.progress.message(f"Warning: {warning}")
-    if checkpoint is not None:
-        trainer.restore(checkpoint)
     return trainer
 
 
@@ -202,19 +213,27 @@ class Trainer:
         self._last_save = time.monotonic()
 
     def restore(self, checkpoint: dict[str, Any]) -> None:
-        """Go to where the checkpoint was written."""
+        """Go to where the checkpoint was written.
+
+        Raises:
+            InputError: It is of another run.
+        """
+        check_fits(checkpoint, self.config, self._fingerprint, self.network, len(self.loader))
         self.plain_step.restore(checkpoint["model"], checkpoint["optimizer"])
         self.position = Position.from_dict(checkpoint["progress"])
 
     def run(self, out: Path, *, figures: bool, command: str | None) -> dict[str, Any]:
-        """Train, test and sum up in the folder ``out``, the first process's choice."""
-        self.out = self.fabric.broadcast(out)
+        """Train, test and sum up in the folder ``out``, which nobody else writes to."""
+        self.out = out
         self.position.note_start(command or f"torchcaps train --config {self.out / CONFIG}", commit())
         self.events = Events(self.out, self.config.tensorboard and self.fabric.is_global_zero)
         if self.fabric.is_global_zero:
+            remove_leftovers(self.out)
             write_json(self.out / CONFIG, self.config.to_dict())
             if self.position.epoch < self.recipe.epochs:
                 (self.out / SUMMARY).unlink(missing_ok=True)  # of a shorter run, which this one goes on with
+        if self.config.init_from is not None and self.position.step == 0:
+            self._save_checkpoint()  # from now on the run has the weights that it started from
         self.progress.message(f"Precision: {PRECISION_WORDS[self.config.precision]}")
         if (warning := emulation_warning(self.config.precision, self.fabric.device)) is not None:
             self.progress.message(f"Warning: {warning}")
@@ -272,6 +291,11 @@ class Trainer:
         begin = time.monotonic()
         validation = self._evaluate(self.network, self.dataset.validation)
         position.seconds += time.monotonic() - begin
+        if not math.isfinite(validation.loss):
+            step = position.step - 1
+            raise Diverged(
+                f"the loss of the validation images is NaN or infinite after step {step + 1} {self._advice(step)}"
+            )
         sums, n = position.sums, position.sums.images
         has_decoder = getattr(self.network, "decoder", None) is not None
         row = {
@@ -294,7 +318,7 @@ class Trainer:
         self._publish()
         self.events.write(row)
         try:
-            self.progress.epoch(row)
+            self.progress.epoch(row | {"improved": self._is_best})
         finally:  # whoever is told may end the training here; a signal that came before counts first
             self._raise_if_stopped(call)
 
@@ -422,6 +446,49 @@ class Trainer:
                 draw_figures(self.out, best_network, self.dataset, best)
         self.fabric.barrier()
         return summary
+
+
+@contextmanager
+def _sole_use(fabric: Fabric, take: Callable[[ExitStack], Path]) -> Iterator[Path]:
+    """The run folder that the first process has taken for all; what keeps it from that is raised by all."""
+    with ExitStack() as held:
+        taken: Path | Exception | None = None
+        if fabric.is_global_zero:
+            try:
+                taken = take(held)
+            except (InputError, OSError) as error:
+                taken = error
+        taken = fabric.broadcast(taken)
+        if isinstance(taken, Exception):
+            raise taken
+        assert taken is not None
+        yield taken
+
+
+def _take(out: Path, held: ExitStack) -> Path:
+    """Lock a run folder until ``held`` ends."""
+    held.enter_context(sole_use(out))
+    return out
+
+
+def _take_new(config: TrainConfig, out: str | Path | None, held: ExitStack) -> Path:
+    """Lock a folder for a new run until ``held`` ends: the one that is named, or the next free one."""
+    if out is not None:
+        _take(Path(out), held)
+        _check_new(Path(out))
+        return Path(out)
+    while True:
+        folder = _next_folder(config)
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue  # another run was faster
+        return _take(folder, held)
+
+
+def _check_new(out: Path) -> None:
+    if (out / CONFIG).exists() or (out / CHECKPOINT).exists():
+        raise InputError(f"there is a run in {out} already; go on with it by --resume {out}, or choose another --out")
 
 
 def _next_folder(config: TrainConfig) -> Path:

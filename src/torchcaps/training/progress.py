@@ -22,7 +22,10 @@ class Progress(ABC):
 
     @abstractmethod
     def epoch(self, row: Mapping[str, Any]) -> None:
-        """An epoch is done; ``row`` is its line of metrics.csv."""
+        """An epoch is done; ``row`` is its line of metrics.csv, and ``"improved"``: whether it is the best one so far.
+
+        The validation images say so, by the recipe's ``select``; the first epoch always is.
+        """
 
     @abstractmethod
     def message(self, text: str) -> None:
@@ -167,9 +170,9 @@ def duration(seconds: float | None) -> str:
 
 
 def describe(row: Mapping[str, Any]) -> str:
-    """An epoch's metrics in words."""
+    """An epoch's metrics in words, and whether it improved on all before it."""
     return (
         f"loss {row['train_loss']:.4f}  train {row['train_accuracy']:.2%}  "
         f"validation {row['validation_accuracy']:.2%} (loss {row['validation_loss']:.4f})  "
-        f"{row['images_per_second']:.0f} images/s"
+        f"{row['images_per_second']:.0f} images/s{'  (improved)' if row.get('improved') else ''}"
     )

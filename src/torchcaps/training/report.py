@@ -21,6 +21,7 @@ from torchcaps.analysis import (
     trace_routing,
 )
 from torchcaps.datasets import Dataset
+from torchcaps.files import remove_temporaries
 from torchcaps.models import CapsNet, Model
 from torchcaps.training.run import FIGURES
 
@@ -58,4 +59,7 @@ def draw_figures(run: Path, model: Model, dataset: Dataset, evaluation: Evaluati
             statistics = routing_statistics(model, test.images[:MEASURED])
             figures["routing"] = figure_coupling(trace_routing(model, test.images[:1]), class_names=names)
             figures["routing-statistics"] = figure_routing_statistics(statistics)
-    return [save_figure(figure, run / FIGURES / f"{name}.png") for name, figure in figures.items()]
+    paths = {name: run / FIGURES / f"{name}.png" for name in figures}
+    for path in paths.values():
+        remove_temporaries(path)  # of an earlier sitting
+    return [save_figure(figure, paths[name]) for name, figure in figures.items()]

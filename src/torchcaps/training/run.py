@@ -19,26 +19,30 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from torchcaps.datasets import Dataset, load_dataset
 from torchcaps.datasets.registry import look_up
 from torchcaps.errors import InputError
-from torchcaps.files import could_be_repository, read_json, write_json
+from torchcaps.files import could_be_repository, read_json, remove_temporaries, write_json
 from torchcaps.models import Model, load_pretrained
 from torchcaps.models.pretrained import (
     CLASSES,
     CONFIG,
+    SHIPPED,
     SHIPPED_DATA,
     WEIGHTS,
     find_pretrained,
     is_shipped,
     load_weights,
+    shipped_folder,
 )
 from torchcaps.training.checkpoint import CHECKPOINT, read_checkpoint
 from torchcaps.training.config import TrainConfig, read_config
 from torchcaps.training.data import load_run_data
 
 METRICS, SUMMARY, BEST, FIGURES = "metrics.csv", "summary.json", "best", "figures"
+BEST_FILES = tuple(f"{BEST}/{name}" for name in (CONFIG, WEIGHTS, CLASSES))
 
 
 @dataclass(frozen=True)
@@ -141,14 +145,30 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
         return Run(path, model, None, None, names)
 
     config = read_config(path / CONFIG)
-    if not (path / BEST).is_dir():
-        raise InputError(f"{path} has no finished epoch yet, so there is no network to load")
+    # metrics.csv is written after the first epoch's network: without it, what is missing is not lost
+    if not (path / METRICS).exists() and not all((path / name).exists() for name in BEST_FILES):
+        raise InputError(
+            f"{path} has no checkpoint of a finished epoch yet, so there is no network to load; wait for its first "
+            "epoch, or go on with it by torchcaps train --resume"
+        )
     model = load_pretrained(path / BEST)
     if which == "last":
         checkpoint = read_checkpoint(path / CHECKPOINT)
         load_weights(model, checkpoint["model"], path / CHECKPOINT)
     summary = read_json(path / SUMMARY, "summary") if (path / SUMMARY).exists() else None
     return Run(path, model.to(device), config, summary, _class_names(path / BEST, model.num_classes))
+
+
+def initial_weights(source: str) -> dict[str, Tensor]:
+    """The weights that a run starts from.
+
+    Args:
+        source: As :attr:`TrainConfig.init_from`.
+
+    Raises:
+        InputError: As for :func:`load_run`.
+    """
+    return load_run(shipped_folder(source) if source in SHIPPED else source).model.state_dict()
 
 
 def save_best(folder: Path, model: Model, class_names: tuple[str, ...]) -> None:
@@ -159,6 +179,13 @@ def save_best(folder: Path, model: Model, class_names: tuple[str, ...]) -> None:
     """
     model.save_files(folder)
     write_json(folder / CLASSES, {"class_names": list(class_names)})
+
+
+def remove_leftovers(out: Path) -> None:
+    """Remove what a killed process left of the files that it was writing; nobody may be writing them now."""
+    for name in (CONFIG, METRICS, CHECKPOINT, SUMMARY, *BEST_FILES):
+        remove_temporaries(out / name)
+    (out / f".{CHECKPOINT}.tmp").unlink(missing_ok=True)  # as earlier versions called it
 
 
 def _class_names(folder: Path, num_classes: int) -> tuple[str, ...]:

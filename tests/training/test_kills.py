@@ -1,0 +1,147 @@
+"""Runs on the embedded digits that are killed at random moments, and end as if nobody had touched them.
+
+A release asks for more kills than every commit does: ``TORCHCAPS_KILLS=60 pytest tests/training/test_kills.py``.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tiny_runs import same_weights
+from torchcaps.errors import InputError
+from torchcaps.training import load_run
+from torchcaps.training.checkpoint import read_checkpoint
+from torchcaps.training.lock import HOLDER
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no kill -9")
+
+KILLS = int(os.environ.get("TORCHCAPS_KILLS", "3"))
+
+#: A checkpoint is due after each step, so that many a kill comes while one is written.
+OPTIONS = (
+    *("--conv-channels=8", "--primary-types=2", "--decoder-hidden=16", "--batch-size=50", "--limit-train=300"),
+    *("--limit-test=100", "--validation-size=100", "--epochs=6", "--learning-rate=0.01", "--max-shift=1"),
+    *("--accelerator=cpu", "--checkpoint-minutes=1e-9"),
+)
+
+Shown = dict[str, Any]
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "torchcaps", "train", *map(str, arguments), "--no-figures"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> None:
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+
+
+def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    while process.poll() is None and not happened():
+        time.sleep(0.002)
+
+
+def is_held_by(out: Path, process: subprocess.Popen[str]) -> bool:
+    """Whether a process has locked a run folder; from then on it writes there."""
+    try:
+        return bool(json.loads((out / HOLDER).read_text())["process"] == process.pid)
+    except (OSError, ValueError):
+        return False
+
+
+def look_at(out: Path) -> None:
+    """There is a network, or a sentence that says why there is none yet."""
+    try:
+        load_run(out)
+    except InputError as error:
+        if not any(words in str(error) for words in ("has no checkpoint of a finished epoch yet", "is no run folder")):
+            raise
+
+
+def results(out: Path) -> Shown:
+    """All that a run leaves, less its times and its name."""
+    checkpoint = read_checkpoint(out / "last.ckpt")
+    rows = list(csv.DictReader((out / "metrics.csv").open()))
+    for row in rows:
+        row.pop("seconds"), row.pop("images_per_second")
+    summary = json.loads((out / "summary.json").read_text())
+    return {
+        "weights": checkpoint["model"],
+        "moments": {
+            f"{number} {name}": moment
+            for number, moments in checkpoint["optimizer"]["state"].items()
+            for name, moment in moments.items()
+        },
+        "best": load_file(out / "best" / "model.safetensors"),
+        "rows": rows,
+        "test": summary["test"],
+        "files": {path.relative_to(out) for path in out.rglob("*")},
+    }
+
+
+def assert_same(one: Shown, other: Shown) -> None:
+    for name in ("weights", "moments", "best"):
+        assert same_weights(one[name], other[name]), name
+    for name in ("rows", "test", "files"):
+        assert one[name] == other[name], name
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """A run that nobody stopped, and how long it took from its first file to its last, seconds."""
+    out = tmp_path_factory.mktemp("kills") / "whole"
+    process = start(*OPTIONS, "--out", out)
+    wait_for(lambda: is_held_by(out, process), process)
+    begin = time.monotonic()
+    wait_for((out / "summary.json").exists, process)
+    seconds = time.monotonic() - begin
+    finish(process)
+    return out, seconds
+
+
+def test_assert_same_sees_a_difference(whole: tuple[Path, float]) -> None:
+    one, other = results(whole[0]), results(whole[0])
+    assert_same(one, other)
+    name = next(name for name in other["moments"] if name.endswith("exp_avg"))
+    other["moments"][name] = torch.nextafter(other["moments"][name], torch.tensor(1.0))
+    with pytest.raises(AssertionError):
+        assert_same(one, other)
+
+
+def test_runs_that_are_killed_again_and_again_end_as_those_that_are_not(
+    whole: tuple[Path, float], tmp_path: Path
+) -> None:
+    wanted, seconds = whole
+    dice, kills, number = random.Random(16), 0, 0
+    while kills < KILLS:
+        number += 1
+        out = tmp_path / f"run-{number}"
+        for sitting in range(dice.randint(1, 4)):  # as often as this run is killed
+            begun = (out / "config.json").exists()
+            process = start("--resume", out) if begun else start(*OPTIONS, "--out", out)
+            wait_for(partial(is_held_by, out, process), process)
+            time.sleep(dice.uniform(0, seconds))
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += process.returncode == -signal.SIGKILL
+            assert process.returncode in (0, -signal.SIGKILL), f"sitting {sitting}: {process.communicate()[1]}"
+            look_at(out)
+        finish(start("--resume", out) if (out / "config.json").exists() else start(*OPTIONS, "--out", out))
+        assert_same(results(out), results(wanted))
