@@ -9,6 +9,7 @@ from .evaluation import evaluate as evaluate
 from .evaluation import evaluation_sums as evaluation_sums
 from .figures import save_figure as save_figure
 from .perturbations import Perturbation as Perturbation
+from .perturbations import figure_component as figure_component
 from .perturbations import figure_perturbation as figure_perturbation
 from .perturbations import perturb_capsule as perturb_capsule
 from .predictions import Predictions as Predictions
