@@ -151,6 +151,8 @@ CASES: dict[str, tuple[Arguments, list[str]]] = {
     "count and file": (lambda p: ["routing", p.run, "--image", p.digit, "--count", "9"], ["--count", "--image"]),
     "inverted data set": (lambda p: ["routing", p.run, "--invert"], ["--invert", "--image"]),
     "fitted data set": (lambda p: ["perturb", p.run, "--fit", "pad"], ["--fit", "--image"]),
+    "drawing of no preset": (lambda p: ["presets", "--figure", "x.png"], ["--figure", "sabour2017"]),
+    "drawing of an unknown format": (lambda p: ["presets", "compact", "--figure", "x.bmp"], ["x.bmp", ".png"]),
     "sample of no data set": (lambda p: ["datasets", "--sample", "x.png"], ["--sample"]),
     "data with other shapes": (lambda p: ["evaluate", p.run, "--data", f"npz:{_npz(p)}"], ["(1, 28, 28)"]),
     "coupling of a CNN": (lambda p: ["routing", p.cnn, "--image", p.digit], ["BaselineCNN"]),

@@ -521,6 +521,33 @@ def test_one_preset_in_full(cli: Cli) -> None:
     assert preset.source in out
 
 
+def test_one_preset_shows_its_layers(cli: Cli) -> None:
+    rows = [" ".join(line.split()) for line in cli("presets", "tf-notebook").out.splitlines()]
+    for row in (
+        "convolution 9×9, ReLU 256×20×20 feature maps 20,992",
+        "convolution 9×9, stride 2, ReLU 256×6×6 feature maps 5,308,672",
+        "cut in 8s, squash 32×6×6×8 primary capsules –",
+        "length 10 lengths –",
+        "dense, sigmoid 1×28×28 reconstruction 803,600",
+    ):
+        assert row in rows
+    assert any(row.endswith("10×16 class capsules 1,474,560") for row in rows)
+
+
+@pytest.mark.parametrize("name", ["sabour2017", "baseline-cnn"])
+def test_a_preset_is_drawn(cli: Cli, name: str) -> None:
+    result = cli("presets", name, "--figure", "new/x.png")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.endswith("wrote new/x.png\n")
+    assert_figure(Path("new/x.png"))
+    result = cli("presets", name, "--json", "--figure", "y.svg")
+    assert result.err == "wrote y.svg\n"
+    layers = json.loads(result.out)["layers"]
+    counts = json.loads(result.out)["parameters"]
+    assert sum(layer["parameters"] for layer in layers) == (counts["with_decoder"] or counts["without_decoder"])
+    assert layers[0] == {"name": "image", "steps": [], "shape": [1, 28, 28], "parameters": 0, "in_decoder": False}
+
+
 def test_presets_as_json(cli: Cli) -> None:
     found = json.loads(cli("presets", "--json").out)
     assert [preset["name"] for preset in found] == list_presets()

@@ -1,3 +1,6 @@
+from .architecture import Layer as Layer
+from .architecture import figure_architecture as figure_architecture
+from .architecture import list_layers as list_layers
 from .confusion import figure_confusion as figure_confusion
 from .curves import figure_curves as figure_curves
 from .curves import read_metrics as read_metrics
