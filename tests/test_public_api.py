@@ -30,6 +30,7 @@ PROMISED = {
     "ops",
     "reconstruction_loss",
     "route",
+    "routing_rounds",
     "safe_norm",
     "squash",
     "training",
@@ -105,6 +106,8 @@ for backend, axis, stop, leaky, extra in itertools.product(
     torchcaps.route(poses, weight, backend=backend, **options)
     torchcaps.route(poses, weight, backend=backend, return_coupling=True, **options)
     torchcaps.dynamic_routing(torchcaps.compute_votes(poses, weight), return_coupling=True, **options)
+    del options["stop_gradient"]
+    torchcaps.routing_rounds(torchcaps.compute_votes(poses, weight), **options)
 
 labels = torch.tensor([0, 2])
 rows = torch.tensor([[True, False, True], [False, False, False]])

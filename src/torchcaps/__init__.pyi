@@ -15,6 +15,7 @@ from .models import load_pretrained as load_pretrained
 from .ops.dynamic_routing import compute_votes as compute_votes
 from .ops.dynamic_routing import dynamic_routing as dynamic_routing
 from .ops.dynamic_routing import route as route
+from .ops.dynamic_routing import routing_rounds as routing_rounds
 from .ops.losses import margin_loss as margin_loss
 from .ops.losses import reconstruction_loss as reconstruction_loss
 from .ops.memory import set_working_memory as set_working_memory

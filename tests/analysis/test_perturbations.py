@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchcaps.analysis import figure_perturbation, perturb_capsule
+from torchcaps.analysis import Perturbation, figure_component, figure_perturbation, perturb_capsule
 from torchcaps.errors import InputError
 
 
@@ -67,7 +68,16 @@ def test_the_centre_column_is_the_plain_reconstruction(make_model, make_images):
         ({"target": -1}, "0 to 3, got -1"),
         ({"amplitude": 0.0}, "amplitude must be above 0"),
         ({"amplitude": math.nan}, "amplitude must be above 0, got nan"),
+        ({"amplitude": 1e308}, r"amplitude must be at most 1,000.*got 1e\+308"),
+        ({"amplitude": math.inf}, "amplitude must be at most 1,000.*got inf"),
+        ({"amplitude": (-2000.0, 1.0)}, "amplitude must be at most 1,000"),
+        ({"amplitude": (0.5, 0.5)}, "amplitude must be a lower and a higher change, got 0.5 and 0.5"),
+        ({"amplitude": (math.nan, 0.5)}, "a lower and a higher change, got nan and 0.5"),
+        ({"components": [5]}, "components must be from 0 to 4, those of a class capsule, got 5"),
+        ({"components": [0, -1]}, "components must be from 0 to 4.*got 0, -1"),
+        ({"components": []}, "components must be from 0 to 4.*got none"),
         ({"steps": 1}, "steps must be at least 2"),
+        ({"steps": 501}, "steps must be at most 500, got 501"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
     ],
 )
@@ -120,3 +130,80 @@ def test_one_capsule_of_several_objects_is_changed_and_decoded_alone(make_model,
         result = perturb_capsule(model, image, target=target)
         assert result.target == output.decoded[0, place]
         np.testing.assert_allclose(result.reconstruction, output.reconstruction[0, place].detach(), atol=1e-6)
+
+
+def test_chosen_components_are_those_of_all_of_them(model, make_images):
+    image = make_images(1)[0]
+    whole, chosen = (perturb_capsule(model, image, components=each, steps=4) for each in (None, [3, 1]))
+    assert whole.components == (0, 1, 2, 3, 4)
+    assert chosen.components == (3, 1)
+    assert chosen.images.shape == (2, 4, *model.in_shape)
+    np.testing.assert_allclose(chosen.images, whole.images[[3, 1]], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("amplitude", "steps", "expected"),
+    [
+        ((-1.0, 0.5), 4, [-1, -0.5, 0, 0.5]),
+        ((-0.1, 0.3), 5, [-0.1, 0, 0.1, 0.2, 0.3]),
+        ((0.2, 0.6), 3, [0.2, 0.4, 0.6]),
+        ((-0.25, 0.25), 11, np.arange(-5, 6) * 0.05),
+        (1000, 2, [-1000, 1000]),
+    ],
+)
+def test_changes_go_from_the_lowest_to_the_highest(model, make_images, amplitude, steps, expected):
+    result = perturb_capsule(model, make_images(1)[0], amplitude=amplitude, steps=steps)
+    np.testing.assert_allclose(result.offsets, expected, atol=1e-12)
+    np.testing.assert_array_equal(result.offsets == 0, np.abs(expected) < 1e-12)  # exactly zero, as the figure marks it
+    assert np.isfinite(result.images).all()
+
+
+def one_component(model, images, targets=None, component=2, **options) -> list[Perturbation]:
+    targets = [None] * len(images) if targets is None else targets
+    return [
+        perturb_capsule(model, image, target=target, components=[component], **options)
+        for image, target in zip(images, targets, strict=True)
+    ]
+
+
+def test_a_figure_of_one_component_has_a_row_for_each_image(model, make_images, words):
+    results = one_component(model, make_images(3), [0, 3, 0], amplitude=0.5, steps=3)
+    figure = figure_component(results, ["ant", "bee", "cow", "dog"])
+    found = words(figure)
+    assert found[0] == "Component 2 of a capsule of each image"
+    assert [word for word in found if word.startswith("capsule ")] == ["capsule ant", "capsule dog", "capsule ant"]
+    lengths = [f"length {each.lengths[each.target]:.2f}" for each in results]
+    assert [word for word in found if word.startswith("length ")] == lengths
+    assert {"image", "reconstruction", "−0.5", "0", "+0.5", "added to component 2"} <= set(found)
+    drawn = [image.get_array()[..., 0] for image in figure.axes[0].images]
+    beside = [image for each in results for image in (each.image, each.reconstruction)]
+    changed = [image for each in results for image in each.images[0]]
+    for got, wanted in zip(drawn, [*beside, *changed], strict=True):
+        np.testing.assert_allclose(got, wanted[0], atol=1e-6)
+
+
+def test_the_title_names_the_capsule_where_it_is_the_same_of_all_images(model, make_images, words):
+    results = one_component(model, make_images(2), [1, 1])
+    assert "Component 2 of the capsule “bee”" in words(figure_component(results, ["ant", "bee", "cow", "dog"]))
+    assert "mine" in words(figure_component(results, title="mine"))
+
+
+def test_bad_figures(model, make_images):
+    image, wide = make_images(1)[0], make_images(1, (1, 8, 12))[0]
+    (result,) = one_component(model, [image])
+    with pytest.raises(InputError, match=r"at least one image.*got none"):
+        figure_component([])
+    with pytest.raises(InputError, match=r"one component was changed.*got components \(0, 1, 2, 3, 4\)"):
+        figure_component([perturb_capsule(model, image)])
+    with pytest.raises(InputError, match=r"the same of all images, got components \(2,\) and \(1,\)"):
+        figure_component([result, *one_component(model, [image], component=1)])
+    with pytest.raises(InputError, match="the same amplitude and number of steps"):
+        figure_component([result, *one_component(model, [image], amplitude=0.3)])
+    with pytest.raises(InputError, match="the same shape"):
+        figure_component([result, dataclasses.replace(result, image=wide.numpy())])
+    with pytest.raises(InputError, match="4 names"):
+        figure_component([result], ["a"])
+    with pytest.raises(InputError, match="5,000 images in 500 rows are drawn in one figure, got 501 rows of 11"):
+        figure_component([result] * 501)
+    with pytest.raises(InputError, match="5,000 images in 500 rows are drawn in one figure, got 460 rows of 11"):
+        figure_perturbation(dataclasses.replace(result, components=tuple(range(460))))

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from torchcaps import analysis
-from torchcaps.analysis.routing_maps import RoutingTrace, agreement, normalised_entropy
+from torchcaps.analysis.routing_maps import RoutingTrace, normalised_entropy
 from torchcaps.errors import InputError
 from torchcaps.nn import DynamicRouting, Routing
 from torchcaps.ops.dynamic_routing import compute_votes
 from torchcaps.ops.dynamic_routing.reference import compete
+from torchcaps.ops.memory import get_working_memory, set_working_memory
 from torchcaps.ops.squash import squash
 
 VARIANTS = [
@@ -27,18 +28,19 @@ VARIANTS = [
 
 
 def by_the_equations(model, images):
-    """Logits before each iteration and after the last, coupling and capsules of each: written out once more."""
+    """Logits before each iteration and after the last; coupling, sums and capsules of each: written out once more."""
     layer, config = model.class_capsules, model.config
     with torch.no_grad():
         votes = compute_votes(model.primary_poses(images / 255), layer.weight)
         bias = 0 if layer.bias is None else layer.bias
         logits = [torch.zeros(votes.shape[:3]) + (0 if layer.prior is None else layer.prior)]
-        coupling, capsules = [], []
+        coupling, sums, capsules = [], [], []
         for _ in range(config.num_iterations):
             coupling.append(compete(logits[-1], config.softmax_over, config.leaky))
-            capsules.append(squash((coupling[-1].unsqueeze(-1) * votes).sum(1) + bias))
+            sums.append((coupling[-1].unsqueeze(-1) * votes).sum(1) + bias)
+            capsules.append(squash(sums[-1]))
             logits.append(logits[-1] + (votes * capsules[-1].unsqueeze(1)).sum(-1))
-    return logits, coupling, capsules
+    return logits, coupling, sums, capsules
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -50,8 +52,13 @@ def test_each_iteration_is_that_of_the_equations(make_model, make_images, varian
     model.train()
     trace = analysis.trace_routing(model, images, batch_size=2)
     assert model.training
-    logits, coupling, capsules = by_the_equations(model, images)
+    logits, coupling, sums, capsules = by_the_equations(model, images)
+    np.testing.assert_allclose(trace.logits, torch.stack(logits[:-1]), atol=1e-5)
     np.testing.assert_allclose(trace.coupling, torch.stack(coupling), atol=1e-5)
+    np.testing.assert_allclose(trace.weighted_sum, torch.stack(sums), atol=1e-5)
+    np.testing.assert_allclose(trace.capsules, torch.stack(capsules), atol=1e-5)
+    agreement = torch.stack([after - before for before, after in itertools.pairwise(logits)])
+    np.testing.assert_allclose(trace.agreement, agreement, atol=1e-5)
     np.testing.assert_allclose(trace.lengths, torch.stack(capsules).norm(dim=-1), atol=1e-3)
     change = torch.stack([(after - before).abs().mean((1, 2)) for before, after in itertools.pairwise(logits)])
     np.testing.assert_allclose(trace.logit_change, change, rtol=1e-4, atol=1e-6)
@@ -102,10 +109,34 @@ def test_a_single_competitor_has_no_choice():
     np.testing.assert_array_equal(normalised_entropy(torch.ones(2, 1, 3), DynamicRouting(softmax_over="inputs")), 0)
 
 
-def test_agreement_is_that_of_the_votes():
-    poses, weight, capsules = torch.randn(3, 7, 4), torch.randn(7, 5, 6, 4), torch.randn(3, 5, 6)
-    expected = torch.einsum("bijd,bjd->bij", compute_votes(poses, weight), capsules)
-    torch.testing.assert_close(agreement(poses, weight, capsules), expected, rtol=1e-4, atol=1e-4)
+def test_the_last_round_is_what_the_network_says(model, make_images):
+    images = make_images(4)
+    trace = analysis.trace_routing(model, images)
+    with torch.no_grad():
+        output = model.eval()(images / 255, return_coupling=True)
+    np.testing.assert_allclose(trace.capsules[-1], output.capsules, atol=1e-5)
+    np.testing.assert_allclose(trace.coupling[-1], output.coupling, atol=1e-5)
+    np.testing.assert_allclose(trace.lengths[-1], output.lengths, atol=1e-5)
+
+
+def test_votes_never_take_more_than_the_working_memory(model, make_images, monkeypatch):
+    built = []
+    real = compute_votes
+    monkeypatch.setattr("torchcaps.analysis.routing_maps.compute_votes", lambda *a: built.append(real(*a)) or built[-1])
+    images = make_images(7)
+    whole = analysis.trace_routing(model, images)
+    assert [len(votes) for votes in built] == [7]
+    before = get_working_memory()
+    try:
+        set_working_memory(3.5 * built[0][0].numel() * 4 / 2**20)  # the votes of three images
+        built.clear()
+        parts = analysis.trace_routing(model, images)
+        statistics = analysis.routing_statistics(model, images)
+    finally:
+        set_working_memory(before)
+    assert [len(votes) for votes in built] == [3, 3, 1] * 2
+    np.testing.assert_allclose(parts.agreement, whole.agreement, atol=1e-6)
+    np.testing.assert_allclose(statistics.entropy, whole.entropy, rtol=1e-5)
 
 
 def hand_made(grouping="channels", classes=3) -> RoutingTrace:
@@ -117,8 +148,22 @@ def hand_made(grouping="channels", classes=3) -> RoutingTrace:
     lengths = np.zeros((2, 1, classes), dtype=np.float32)
     lengths[1, 0, :3] = [0.3, 0.9, 0.1]
     one = np.ones((2, 1), dtype=np.float32)
-    image = np.zeros((1, 1, 8, 10), dtype=np.float32)
-    return RoutingTrace(image, coupling, lengths, one, one, (2, 3, 4), grouping, "outputs", False)
+    capsules = np.zeros((2, 1, classes, 5), dtype=np.float32)
+    return RoutingTrace(
+        images=np.zeros((1, 1, 8, 10), dtype=np.float32),
+        logits=np.zeros_like(coupling),
+        coupling=coupling,
+        weighted_sum=capsules,
+        capsules=capsules,
+        agreement=np.zeros_like(coupling),
+        lengths=lengths,
+        entropy=one,
+        logit_change=one,
+        grid=(2, 3, 4),
+        grouping=grouping,
+        softmax_over="outputs",
+        leaky=False,
+    )
 
 
 def test_maps_put_each_capsule_at_its_place():
@@ -202,6 +247,8 @@ def test_bad_figures():
         analysis.figure_coupling(hand_made(), max_classes=0)
     with pytest.raises(InputError, match="3 names"):
         analysis.figure_coupling(hand_made(), class_names=["a"])
+    with pytest.raises(InputError, match="at most 300 iterations are drawn in one figure, got 302"):
+        analysis.figure_coupling(dataclasses.replace(hand_made(), lengths=np.zeros((302, 1, 3))))
 
 
 def test_uniform_coupling_can_be_drawn():

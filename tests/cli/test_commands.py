@@ -304,12 +304,64 @@ def test_perturb_options_reach_the_library(cli: Cli, run_folder: Path, monkeypat
     options = ["--capsule", "4", "--range", "0.5", "--steps", "3", "--index", "2", "--split", "validation"]
     result = cli("perturb", run_folder, *options, "--out", "x.png")
     ((_, image), keywords) = asked[0]
-    assert keywords == {"target": 4, "amplitude": 0.5, "steps": 3}
+    assert keywords == {"target": 4, "components": None, "amplitude": 0.5, "steps": 3}
     from torchcaps.training import load_run
 
     assert (image == load_run(run_folder).dataset().validation.images[2]).all()
     assert "Image 2 of the validation images of digits" in result.out
     assert "capsule 4" in result.out
+
+
+def test_perturb_one_component_of_several_images(cli: Cli, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torchcaps.analysis
+    from torchcaps.training import load_run
+
+    drawn: list[Any] = []
+    real = torchcaps.analysis.figure_component
+    monkeypatch.setattr("torchcaps.analysis.figure_component", lambda *a, **k: drawn.append((a, k)) or real(*a, **k))
+    indices = ["--index", "5", "--index", "0", "--index", "5"]
+    options = ["--component", "3", "--range", "-0.5,1", "--steps", "4", *indices]
+    test = load_run(run_folder).dataset().test
+    for follow in ("label", "longest"):
+        drawn.clear()
+        result = cli("perturb", run_folder, *options, "--follow", follow, "--out", "x.png")
+        assert (result.code, result.err) == (0, "")
+        (((results, names), keywords),) = drawn
+        whose = {"label": "the label's", "longest": "the longest"}[follow]
+        assert keywords == {"title": f"Component 3 of {whose} capsule"}
+        assert [each.components for each in results] == [(3,)] * 3
+        np.testing.assert_allclose(results[0].offsets, [-0.5, 0, 0.5, 1], atol=1e-12)
+        for line, each, index in zip(result.out.splitlines(), results, (5, 0, 5), strict=False):
+            np.testing.assert_allclose(each.image, test.images[index] / 255)
+            label = int(test.labels[index])
+            assert each.target == (label if follow == "label" else each.lengths.argmax())
+            length = each.lengths[each.target]
+            assert line == (
+                f"Image {index} of the test images of digits, class {label}: component 3 of capsule "
+                f"{names[each.target]} ({whose}), length {length:.3f}"
+            )
+        assert_figure(Path("x.png"))
+
+
+def test_perturb_follows_the_label(cli: Cli, run_folder: Path) -> None:
+    from torchcaps.analysis import predict
+    from torchcaps.training import load_run
+
+    run = load_run(run_folder)
+    test = run.dataset().test
+    classes = predict(run.model, test.images).classes
+    wrong = int((classes != test.labels.numpy()).nonzero()[0][0])
+    options = ["--index", str(wrong), "--out", "x.png"]
+    longest, label = (cli("perturb", run_folder, *options, *more).out for more in ([], ["--follow", "label"]))
+    assert f": capsule {classes[wrong]} (the longest), length " in longest
+    assert f": capsule {int(test.labels[wrong])} (the label's), length " in label
+
+
+def test_perturb_one_component_of_an_image_file(cli: Cli, run_folder: Path, digit_file: Path) -> None:
+    options = ["--image", digit_file, "--component", "0", "--capsule", "9", "--out", "x.png"]
+    result = cli("perturb", run_folder, *options)
+    assert result.out.startswith(f"{digit_file}: component 0 of capsule 9, length ")
+    assert_figure(Path("x.png"))
 
 
 def test_perturb_an_image_file(cli: Cli, run_folder: Path, digit_file: Path) -> None:
@@ -337,6 +389,62 @@ def test_routing_prints_entropy_and_change_of_each_iteration(cli: Cli, run_folde
     assert "Mean of the first 10 test images of digits" in out
     assert_figure(Path("x.png"))
     assert_figure(Path("x-statistics.png"))
+
+
+def test_routing_prints_every_round_as_json(cli: Cli, run_folder: Path) -> None:
+    from torchcaps.analysis import trace_routing
+    from torchcaps.training import load_run
+
+    run = load_run(run_folder)
+    trace = trace_routing(run.model, run.dataset().test.images[3:4])
+    options = ["--index", "3", "--count", "2", "--json", "--out", "x.png"]
+    result = cli("routing", run_folder, *options)
+    found = json.loads(result.out)
+    assert result.err == "wrote x.png\nwrote x-statistics.png\n"
+    assert found["image"].startswith("Image 3 of the test images of digits, class ")
+    assert found["class_names"] == list(run.class_names)
+    assert (found["softmax_over"], found["leaky"], found["grouping"]) == ("outputs", False, "channels")
+    assert tuple(found["grid"]) == trace.grid
+    assert [each["round"] for each in found["rounds"]] == [1, 2, 3]
+    for t, each in enumerate(found["rounds"]):
+        for name in ("logits", "coupling", "weighted_sum", "capsules", "lengths", "agreement"):
+            wanted = getattr(trace, name)[t, 0]
+            np.testing.assert_array_equal(np.float32(each[name]), wanted, err_msg=name)
+    few = json.loads(cli("routing", run_folder, *options, "--input-capsule", "40", "--input-capsule", "2").out)
+    assert (found["input_capsules"], few["input_capsules"]) == (list(range(72)), [40, 2])
+    for some, every in zip(few["rounds"], found["rounds"], strict=True):
+        assert some["capsules"] == every["capsules"]
+        for name in ("logits", "coupling", "agreement"):
+            assert some[name] == [every[name][40], every[name][2]]
+
+
+def test_routing_prints_the_rounds_of_an_input_capsule(cli: Cli, run_folder: Path) -> None:
+    from torchcaps.analysis import trace_routing
+    from torchcaps.training import load_run
+
+    run = load_run(run_folder)
+    trace = trace_routing(run.model, run.dataset().test.images[:1], num_iterations=2)
+    options = ["--num-iterations", "2", "--count", "2", "--input-capsule", "40", "--out", "x.png"]
+    out = cli("routing", run_folder, *options).out
+    table = out[out.index("Input capsule 40: type 1, row 0, column 4\n") :].splitlines()[3:]
+    by_pair = (trace.logits, trace.coupling, trace.agreement)
+    expected = [
+        [name, *(f"{part[t, 0, 40, j]:z.4f}" for part in by_pair), f"{trace.lengths[t, 0, j]:.4f}"]
+        for t in range(2)
+        for j, name in enumerate(run.class_names)
+    ]
+    expected[0].insert(0, "1")
+    expected[10].insert(0, "2")
+    assert [line.split() for line in table[:21] if line.strip()] == expected
+
+
+def test_rounds_of_an_input_capsule_among_many_classes(cli: Cli, digit_file: Path, tmp_path: Path) -> None:
+    model = create_model("torch-tutorial", num_classes=30, conv_channels=4, primary_types=2, decoder=False)
+    model.save_pretrained(tmp_path / "net")
+    options = ["--image", digit_file, "--input-capsule", "7", "--out", "x.png"]
+    out = cli("routing", "net", *options).out
+    table = out[out.index("Input capsule 7 (the 10 longest of 30 classes)\n") :]  # raster capsules have no place
+    assert sum(line[:4].strip() in ("", "1", "2", "3") and len(line.split()) >= 5 for line in table.splitlines()) == 30
 
 
 def test_routing_of_an_image_file_needs_no_data(cli: Cli, run_folder: Path, digit_file: Path, tmp_path: Path) -> None:
@@ -411,6 +519,33 @@ def test_one_preset_in_full(cli: Cli) -> None:
             assert f"\n{name} " in out
     assert "8,215,568, 6,804,224 without the decoder" in out
     assert preset.source in out
+
+
+def test_one_preset_shows_its_layers(cli: Cli) -> None:
+    rows = [" ".join(line.split()) for line in cli("presets", "tf-notebook").out.splitlines()]
+    for row in (
+        "convolution 9×9, ReLU 256×20×20 feature maps 20,992",
+        "convolution 9×9, stride 2, ReLU 256×6×6 feature maps 5,308,672",
+        "cut in 8s, squash 32×6×6×8 primary capsules –",
+        "length 10 lengths –",
+        "dense, sigmoid 1×28×28 reconstruction 803,600",
+    ):
+        assert row in rows
+    assert any(row.endswith("10×16 class capsules 1,474,560") for row in rows)
+
+
+@pytest.mark.parametrize("name", ["sabour2017", "baseline-cnn"])
+def test_a_preset_is_drawn(cli: Cli, name: str) -> None:
+    result = cli("presets", name, "--figure", "new/x.png")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.endswith("wrote new/x.png\n")
+    assert_figure(Path("new/x.png"))
+    result = cli("presets", name, "--json", "--figure", "y.svg")
+    assert result.err == "wrote y.svg\n"
+    layers = json.loads(result.out)["layers"]
+    counts = json.loads(result.out)["parameters"]
+    assert sum(layer["parameters"] for layer in layers) == (counts["with_decoder"] or counts["without_decoder"])
+    assert layers[0] == {"name": "image", "steps": [], "shape": [1, 28, 28], "parameters": 0, "in_decoder": False}
 
 
 def test_presets_as_json(cli: Cli) -> None:

@@ -1,3 +1,6 @@
+from .architecture import Layer as Layer
+from .architecture import figure_architecture as figure_architecture
+from .architecture import list_layers as list_layers
 from .confusion import figure_confusion as figure_confusion
 from .curves import figure_curves as figure_curves
 from .curves import read_metrics as read_metrics
@@ -9,6 +12,7 @@ from .evaluation import evaluate as evaluate
 from .evaluation import evaluation_sums as evaluation_sums
 from .figures import save_figure as save_figure
 from .perturbations import Perturbation as Perturbation
+from .perturbations import figure_component as figure_component
 from .perturbations import figure_perturbation as figure_perturbation
 from .perturbations import perturb_capsule as perturb_capsule
 from .predictions import Predictions as Predictions

@@ -28,7 +28,7 @@ TITLE, TEXT, SMALL, TINY = 11.0, 9.0, 8.0, 6.5
 # Inches: width and height of a tile, gap between tiles, margin around a sheet, one line of TEXT.
 TILE, GAP, MARGIN, LINE = 0.72, 0.07, 0.2, 0.17
 
-MUTED = "0.45"
+MUTED, EDGE = "0.45", "0.35"
 WRONG = "#c1272d"
 # Okabe and Ito's colours: told apart by colour-blind readers too.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
@@ -123,6 +123,7 @@ class Sheet:
         self.figure = Figure(figsize=(width, height))
         self._axes = self.figure.add_axes((0, 0, 1, 1))
         self._axes.set_axis_off()
+        self._axes.set(xlim=(0, width), ylim=(height, 0))
 
     def image(self, image: Float[np.ndarray, "C H W"], x: float, y: float, size: tuple[float, float]) -> None:
         """Draw pixels of 0..1, the upper left corner at (x, y), ``size`` (width, height) inches large."""
@@ -145,6 +146,26 @@ class Sheet:
         """Write ``text`` with its upper left corner (or as ``ha``, ``va`` say) at (x, y)."""
         # names of classes are no formulas, even with a dollar sign in them
         self._axes.text(x, y, text, fontsize=size, parse_math=False, **({"ha": "left", "va": "top"} | style))
+
+    def polygon(self, corners: Sequence[tuple[float, float]], colour: str) -> None:
+        """Fill a polygon whose ``corners`` are (x, y), with a thin edge."""
+        from matplotlib.patches import Polygon
+
+        self._axes.add_patch(Polygon(corners, facecolor=colour, edgecolor=EDGE, linewidth=0.6, joinstyle="round"))
+
+    def line(self, start: tuple[float, float], end: tuple[float, float]) -> None:
+        """A thin line from one place (x, y) to another."""
+        self._axes.plot(*zip(start, end, strict=True), color=EDGE, linewidth=0.4)
+
+    def arrow(self, start: tuple[float, float], end: tuple[float, float]) -> None:
+        """A thin arrow from one place (x, y) to another."""
+        from matplotlib.patches import FancyArrowPatch
+
+        self._axes.add_patch(
+            FancyArrowPatch(
+                start, end, arrowstyle="->", mutation_scale=8, color=EDGE, linewidth=0.9, shrinkA=0, shrinkB=0
+            )
+        )
 
     def axes(self, x: float, y: float, size: tuple[float, float]) -> Axes:
         """Axes of their own, e.g. for a colour bar."""

@@ -11,19 +11,18 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from torchcaps.analysis.figures import GAP, LINE, MARGIN, MUTED, TITLE, Sheet, text_width, tile_size
+from torchcaps.analysis.figures import GAP, LINE, MARGIN, MUTED, TILE, TITLE, Sheet, shorten, text_width, tile_size
 from torchcaps.analysis.inference import as_pixels, class_labels, inference, require_decoder
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, Model
-from torchcaps.ranges import Range
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Largest change of a component.
-AMPLITUDE = Range(0, 1000, above=True)
-#: How many values a component takes; more do not fit into one figure.
-STEPS = Range(2, 501)
+LARGEST_CHANGE, MOST_STEPS = 1_000, 500
+MOST_ROWS, MOST_DRAWN = 500, 5_000
+"""Rows, and images, in one figure: more would make it larger than the 65,535 pixels that viewers take, or take
+hundreds of megabytes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,20 +31,22 @@ class Perturbation:
 
     Args:
         image: The input, pixels 0..1.
-        images: ``images[d, n]`` is decoded from the capsule with ``offsets[n]`` added to component d; pixels 0..1.
-        offsets: What is added, from −amplitude to amplitude in equal steps; exactly zero in the middle of an odd
-            number of them.
+        images: ``images[m, n]`` is decoded from the capsule with ``offsets[n]`` added to ``components[m]``; pixels
+            0..1.
+        offsets: What is added, in equal steps; exactly zero in the middle of an odd number of −amplitude … amplitude.
         reconstruction: Decoded from the capsule as it is.
         target: The class whose capsule it is.
         lengths: All lengths ‖v_j‖ before any change.
+        components: Which components are changed, each by itself.
     """
 
     image: Float[np.ndarray, "C H W"]
-    images: Float[np.ndarray, "D steps C H W"]
+    images: Float[np.ndarray, "M steps C H W"]
     offsets: Float[np.ndarray, "steps"]
     reconstruction: Float[np.ndarray, "C H W"]
     target: int
     lengths: Float[np.ndarray, "J"]
+    components: tuple[int, ...]
 
 
 def perturb_capsule(
@@ -53,7 +54,8 @@ def perturb_capsule(
     image: Shaped[Tensor, "C H W"],
     *,
     target: int | None = None,
-    amplitude: float = 0.25,
+    components: Sequence[int] | None = None,
+    amplitude: float | tuple[float, float] = 0.25,
     steps: int = 11,
     batch_size: int = 256,
 ) -> Perturbation:
@@ -62,9 +64,11 @@ def perturb_capsule(
     Args:
         model: A network with a decoder; in evaluation mode meanwhile, and afterwards as it was.
         image: uint8 of 0..255 or floating-point of 0..1.
-        target: The class whose capsule is changed; the longest one's if None.
-        amplitude: Largest change of a component, above 0, at most 1,000; capsules are shorter than 1.
-        steps: How many values each component takes, 2 to 501.
+        target: The class whose capsule is changed, such as the image's label; the longest one's if None.
+        components: Which components are changed, each by itself, from 0 to D−1; all of them if None.
+        amplitude: Largest change of a component either way, above 0; or the lowest and the highest change, such as
+            (-0.5, 1.0). At most 1,000; capsules are shorter than 1.
+        steps: How many values each component takes, 2 to 500.
         batch_size: Capsules decoded at a time.
 
     Raises:
@@ -76,20 +80,23 @@ def perturb_capsule(
     network = require_decoder(model, "a perturbed capsule")
     if target is not None and not 0 <= target < network.num_classes:
         raise InputError(f"target must be a class from 0 to {network.num_classes - 1}, got {target}")
-    AMPLITUDE.check("amplitude", amplitude)
-    STEPS.check("steps", steps)
+    dim = network.config.capsule_dim
+    changed = tuple(range(dim) if components is None else components)
+    if not changed or not all(0 <= d < dim for d in changed):
+        got = ", ".join(map(str, changed)) or "none"
+        raise InputError(f"components must be from 0 to {dim - 1}, those of a class capsule, got {got}")
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
-    offsets = amplitude * np.arange(1 - steps, steps, 2) / (steps - 1)
+    offsets = _offsets(amplitude, steps)
 
     with inference(network):
         pixels = as_pixels(network, image[None])
         output = network(pixels)
         chosen = int(output.lengths.argmax()) if target is None else target
         capsule = output.capsules[0, chosen]  # (D)
-        # row (d, n) has offset n added to component d; the last row is the capsule as it is
-        changes = np.kron(np.eye(len(capsule)), offsets[:, None])
-        poses = capsule + torch.from_numpy(np.append(changes, np.zeros((1, len(capsule))), 0)).to(capsule)
+        # row (m, n) has offset n added to the m-th of the components; the last row is the capsule as it is
+        changes = np.kron(np.eye(dim)[list(changed)], offsets[:, None])
+        poses = capsule + torch.from_numpy(np.append(changes, np.zeros((1, dim)), 0)).to(capsule)
         decoded = torch.cat([_decode(network, chosen, part) for part in poses.split(batch_size)])
     return Perturbation(
         image=pixels[0].float().cpu().numpy(),
@@ -98,6 +105,7 @@ def perturb_capsule(
         reconstruction=decoded[-1].numpy(),
         target=chosen,
         lengths=output.lengths[0].float().cpu().numpy(),
+        components=changed,
     )
 
 
@@ -110,18 +118,20 @@ def figure_perturbation(
         result: From :func:`perturb_capsule`.
         class_names: The name of each class; its number if None.
         title: Above the figure; by default it says whose capsule is changed.
+
+    Raises:
+        InputError: Not one name for each class, or more images than one figure holds (5,000, in 500 rows).
     """
     names = class_labels(class_names, len(result.lengths))
-    components, steps, _, height, width = result.images.shape
-    tile = tile_size(height, width)
-    pitch = (tile[0] + GAP, tile[1] + GAP)
-    offsets = _signed(result.offsets)
+    rows = [str(d) for d in result.components]
+    tile, pitch = _sizes(result)
     title = title or f"Components of the capsule “{names[result.target]}”, changed one at a time"
     beside = max(tile[0], text_width(["reconstruction"]))  # the column of the input
-    left = MARGIN + beside + 2 * MARGIN + text_width([str(components - 1)]) + LINE + GAP
+    left = MARGIN + beside + 2 * MARGIN + text_width(rows) + LINE + GAP
     top = MARGIN + 0.35
-    bottom = top + components * pitch[1]
-    right = max(left + steps * pitch[0] - GAP, MARGIN + text_width([title], TITLE))
+    bottom = top + len(rows) * pitch[1]
+    right = max(left + len(result.offsets) * pitch[0] - GAP, MARGIN + text_width([title], TITLE))
+    _check_drawn(len(rows), len(result.offsets))
     sheet = Sheet(right + MARGIN, max(bottom + 2 * LINE + GAP, top + 2 * (tile[1] + 3 * LINE)) + MARGIN)
     sheet.text(title, MARGIN, MARGIN, size=TITLE)
 
@@ -134,20 +144,153 @@ def figure_perturbation(
             sheet.text(line, centre, y + tile[1] + GAP / 2 + n * LINE, ha="center", color=MUTED)
         y += tile[1] + GAP + 2 * LINE
 
-    for d in range(components):
-        y = top + d * pitch[1]
-        sheet.text(str(d), left - GAP, y + tile[1] / 2, ha="right", va="center")
-        for n in range(steps):
-            sheet.image(result.images[d, n], left + n * pitch[0], y, tile)
+    for m, row in enumerate(rows):
+        sheet.text(row, left - GAP, top + m * pitch[1] + tile[1] / 2, ha="right", va="center")
     sheet.text(
-        "component", left - GAP - text_width([str(components - 1)]) - LINE / 2, (top + bottom) / 2,
+        "component", left - GAP - text_width(rows) - LINE / 2, (top + bottom) / 2,
         rotation=90, ha="center", va="center", color=MUTED,
     )  # fmt: skip
-    for n, offset in enumerate(offsets):
-        weight = "bold" if result.offsets[n] == 0 else "normal"
-        sheet.text(offset, left + n * pitch[0] + tile[0] / 2, bottom, ha="center", weight=weight)
-    sheet.text("added to the component", left + (steps * pitch[0] - GAP) / 2, bottom + LINE, ha="center", color=MUTED)
+    _draw_changes(sheet, result.images, result.offsets, left, top, "added to the component")
     return sheet.figure
+
+
+def figure_component(
+    results: Sequence[Perturbation], class_names: Sequence[str] | None = None, *, title: str | None = None
+) -> Figure:
+    """One component of a capsule of each of several images: a row for each image, a column for each change.
+
+    Beside them stand the image, what is decoded from its capsule as it is, and whose capsule that is.
+
+    Args:
+        results: From :func:`perturb_capsule` with ``components=[d]``, the same d and amplitude for all images.
+        class_names: The name of each class; its number if None.
+        title: Above the figure; by default it says which component of whose capsule is changed.
+
+    Raises:
+        InputError: No image, more or other components than one, different changes, not one name for each class, or
+            more images than one figure holds (5,000, in 500 rows).
+
+    Example:
+        >>> from torchcaps import create_model
+        >>> from torchcaps.analysis import figure_component, perturb_capsule
+        >>> from torchcaps.datasets import load_dataset
+        >>> model, digits = create_model("tf-notebook"), load_dataset("digits").test
+        >>> figure = figure_component(
+        ...     [
+        ...         perturb_capsule(model, image, target=int(label), components=[3], amplitude=0.5)
+        ...         for image, label in zip(digits.images[:5], digits.labels[:5])
+        ...     ]
+        ... )
+
+    Source: the figure of Aurélien Géron's TensorFlow notebook on capsule networks, 2017.
+    """
+    if not results:
+        raise InputError("there must be at least one image whose capsule was changed, got none")
+    first = results[0]
+    for result in results:
+        if len(result.components) != 1 or result.components != first.components:
+            raise InputError(
+                "a row must be an image of which one component was changed, the same of all images, got "
+                f"components {first.components} and {result.components}"
+            )
+        if not np.array_equal(result.offsets, first.offsets) or result.image.shape != first.image.shape:
+            raise InputError("all images must have the same shape, changed by the same amplitude and number of steps")
+    names = class_labels(class_names, len(first.lengths))
+    (component,) = first.components
+    one = all(result.target == first.target for result in results)
+    whose = f"of the capsule “{names[first.target]}”" if one else "of a capsule of each image"
+    title = title or f"Component {component} {whose}"
+    words = [
+        (shorten(f"capsule {names[each.target]}", 2 * TILE), f"length {each.lengths[each.target]:.2f}")
+        for each in results
+    ]
+    tile, pitch = _sizes(first)
+    headings = ("image", "reconstruction")
+    widths = [max(tile[0], text_width([heading])) for heading in headings]
+    centres = (MARGIN + widths[0] / 2, MARGIN + widths[0] + GAP + widths[1] / 2)
+    left = MARGIN + sum(widths) + 2 * GAP + text_width([line for lines in words for line in lines]) + GAP
+    top = MARGIN + 0.35 + LINE
+    right = max(left + len(first.offsets) * pitch[0] - GAP, MARGIN + text_width([title], TITLE))
+    _check_drawn(len(results), len(first.offsets))
+    sheet = Sheet(right + MARGIN, top + len(results) * pitch[1] + 2 * LINE + GAP + MARGIN)
+    sheet.text(title, MARGIN, MARGIN, size=TITLE)
+    for heading, centre in zip(headings, centres, strict=True):
+        sheet.text(heading, centre, top - GAP / 2, ha="center", va="bottom", color=MUTED)
+    for m, (result, lines) in enumerate(zip(results, words, strict=True)):
+        y = top + m * pitch[1]
+        for image, centre in zip((result.image, result.reconstruction), centres, strict=True):
+            sheet.image(image, centre - tile[0] / 2, y, tile)
+        for n, line in enumerate(lines):
+            middle = y + tile[1] / 2 + (n - 0.5) * LINE
+            sheet.text(line, left - GAP, middle, ha="right", va="center", color=MUTED if n else None)
+    images = np.concatenate([result.images for result in results])
+    _draw_changes(sheet, images, first.offsets, left, top, f"added to component {component}")
+    return sheet.figure
+
+
+def _sizes(result: Perturbation) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Inches of a decoded image, and from one to the next."""
+    tile = tile_size(*result.image.shape[1:])
+    return tile, (tile[0] + GAP, tile[1] + GAP)
+
+
+def _draw_changes(
+    sheet: Sheet,
+    images: Float[np.ndarray, "rows steps C H W"],
+    offsets: Float[np.ndarray, "steps"],
+    left: float,
+    top: float,
+    words: str,
+) -> None:
+    """Decoded images from (left, top) on, and under their columns what was added, with its words."""
+    tile = tile_size(*images.shape[3:])
+    pitch = (tile[0] + GAP, tile[1] + GAP)
+    bottom = top + len(images) * pitch[1]
+    for m, row in enumerate(images):
+        for n, image in enumerate(row):
+            sheet.image(image, left + n * pitch[0], top + m * pitch[1], tile)
+    for n, (offset, text) in enumerate(zip(offsets, _signed(offsets), strict=True)):
+        weight = "bold" if offset == 0 else "normal"
+        sheet.text(text, left + n * pitch[0] + tile[0] / 2, bottom, ha="center", weight=weight)
+    sheet.text(words, left + (len(offsets) * pitch[0] - GAP) / 2, bottom + LINE, ha="center", color=MUTED)
+
+
+def _check_drawn(rows: int, steps: int) -> None:
+    """Raise unless so many images fit one figure.
+
+    Raises:
+        InputError: They do not.
+    """
+    if rows > MOST_ROWS or rows * steps > MOST_DRAWN:
+        raise InputError(
+            f"at most {MOST_DRAWN:,} images in {MOST_ROWS} rows are drawn in one figure, got {rows:,} rows of {steps:,}"
+        )
+
+
+def _offsets(amplitude: float | tuple[float, float], steps: int) -> Float[np.ndarray, "steps"]:
+    """What is added to a component: from the lowest to the highest change in equal steps.
+
+    Raises:
+        InputError: The changes or their number are out of their range.
+    """
+    if not 2 <= steps <= MOST_STEPS:
+        least = "at least 2" if steps < 2 else f"at most {MOST_STEPS}"
+        raise InputError(f"steps must be {least}, got {steps:,}")
+    if isinstance(amplitude, tuple):
+        low, high = amplitude
+        if not low < high:
+            raise InputError(f"amplitude must be a lower and a higher change, got {low} and {high}")
+    else:
+        low, high = -amplitude, amplitude
+        if not high > 0:
+            raise InputError(f"amplitude must be above 0, got {amplitude}")
+    if max(-low, high) > LARGEST_CHANGE:
+        raise InputError(
+            f"amplitude must be at most {LARGEST_CHANGE:,}, as capsules are shorter than 1, got {amplitude}"
+        )
+    middle, half = (low + high) / 2, (high - low) / 2
+    offsets = middle + half * np.arange(1 - steps, steps, 2) / (steps - 1)
+    return np.where(np.abs(offsets) < 1e-12 * half, 0.0, offsets)  # zero, where a step ends there but for rounding
 
 
 def _decode(network: CapsNet, target: int, poses: Float[Tensor, "n D"]) -> Float[Tensor, "n C H W"]:

@@ -6,9 +6,9 @@ B images, I primary capsules, J classes, T iterations.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -35,8 +35,9 @@ from torchcaps.analysis.figures import (
 from torchcaps.analysis.inference import class_labels, in_batches, inference, require_capsules
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, Model
-from torchcaps.nn import DenseCapsules, DynamicRouting
-from torchcaps.ops.dynamic_routing import SoftmaxOver, route
+from torchcaps.nn import DynamicRouting
+from torchcaps.ops.dynamic_routing import RoutingRound, SoftmaxOver, compute_votes, routing_rounds
+from torchcaps.ops.memory import MIB, get_working_memory
 from torchcaps.ops.squash import safe_norm
 from torchcaps.ranges import ITERATIONS
 
@@ -44,14 +45,21 @@ if TYPE_CHECKING:
     from matplotlib.colors import TwoSlopeNorm
     from matplotlib.figure import Figure
 
+MOST_ROWS = 300
+"""Iterations in one figure: more would make it higher than the 65,535 pixels that viewers take."""
+
 
 @dataclass(frozen=True, eq=False)
 class RoutingTrace:
-    """The coupling of some images after each routing iteration, and what it led to.
+    """Every number of each routing iteration of some images; of iteration t, ``logits[t - 1]`` and so on.
 
     Args:
         images: Pixels 0..1.
-        coupling: c_ij of iterations 1..T.
+        logits: b_ij at the beginning of the iteration.
+        coupling: c_ij, the softmax of the logits.
+        weighted_sum: s_j = Σ_i c_ij û_j|i, and the bias where the network has one.
+        capsules: v_j = squash(s_j).
+        agreement: ⟨û_j|i, v_j⟩; the next iteration begins with ``logits + agreement``.
         lengths: ‖v_j‖ after each iteration.
         entropy: See :class:`RoutingStatistics`.
         logit_change: See :class:`RoutingStatistics`.
@@ -62,7 +70,11 @@ class RoutingTrace:
     """
 
     images: Float[np.ndarray, "B C H W"]
+    logits: Float[np.ndarray, "T B I J"]
     coupling: Float[np.ndarray, "T B I J"]
+    weighted_sum: Float[np.ndarray, "T B J D"]
+    capsules: Float[np.ndarray, "T B J D"]
+    agreement: Float[np.ndarray, "T B I J"]
     lengths: Float[np.ndarray, "T B J"]
     entropy: Float[np.ndarray, "T B"]
     logit_change: Float[np.ndarray, "T B"]
@@ -108,10 +120,12 @@ def trace_routing(
 ) -> RoutingTrace:
     """Follow the routing of images from iteration to iteration.
 
+    :func:`torchcaps.routing_rounds` does it for votes of your own.
+
     Args:
         model: A capsule network; in evaluation mode meanwhile, and afterwards as it was.
-        images: uint8 of 0..255 or floating-point of 0..1. Their coupling, T·B·I·J numbers, is kept in memory: for
-            large sets there is :func:`routing_statistics`.
+        images: uint8 of 0..255 or floating-point of 0..1. All numbers of their routing, 3·T·B·I·J + 2·T·B·J·D, are
+            kept in memory: for large sets there is :func:`routing_statistics`.
         num_iterations: T, 1 to 1,000; the network's own if None.
         batch_size: Images at a time.
 
@@ -125,22 +139,31 @@ def trace_routing(
         >>> from torchcaps.analysis import trace_routing
         >>> from torchcaps.datasets import load_dataset
         >>> trace = trace_routing(create_model("sabour2017"), load_dataset("digits").test.images[:4])
+        >>> trace.agreement[0, 3].shape  # iteration 1 of the fourth image: input capsules, classes
+        (1152, 10)
         >>> trace.maps[-1].mean(2).shape  # last iteration, averaged over capsule types: images, classes, places
         (4, 10, 6, 6)
     """
     network, routing, iterations = _check(model, num_iterations)
-    pixels, steps = [], []
+    pixels, followed = [], []
     with inference(network):
-        for batch, _ in in_batches(network, images, None, batch_size):
+        for batch, rounds in _follow(network, routing, images, iterations, batch_size):
             pixels.append(batch.float().cpu())
-            steps.append(_follow(network.class_capsules, routing, network.primary_poses(batch), iterations))
-    coupling, lengths, entropy, change = (torch.cat(parts, 1).numpy() for parts in zip(*steps, strict=True))
+            numbers = (torch.stack(each) for each in zip(*rounds, strict=True))  # (T, B, ...)
+            followed.append([each.float().cpu() for each in (*numbers, *_measure(rounds, routing))])
+    logits, coupling, weighted_sum, capsules, agreement, entropy, change = (
+        torch.cat(parts, 1) for parts in zip(*followed, strict=True)
+    )
     return RoutingTrace(
         images=torch.cat(pixels).numpy(),
-        coupling=coupling,
-        lengths=lengths,
-        entropy=entropy,
-        logit_change=change,
+        logits=logits.numpy(),
+        coupling=coupling.numpy(),
+        weighted_sum=weighted_sum.numpy(),
+        capsules=capsules.numpy(),
+        agreement=agreement.numpy(),
+        lengths=safe_norm(capsules, eps=network.config.length_eps).numpy(),
+        entropy=entropy.numpy(),
+        logit_change=change.numpy(),
         grid=network.primary_grid,
         grouping=network.config.grouping,
         softmax_over=routing.softmax_over,
@@ -164,13 +187,12 @@ def routing_statistics(
         InputError: As for :func:`trace_routing`.
     """
     network, routing, iterations = _check(model, num_iterations)
-    entropy, change = [], []
     with inference(network):
-        for batch, _ in in_batches(network, images, None, batch_size):
-            steps = _follow(network.class_capsules, routing, network.primary_poses(batch), iterations)
-            entropy.append(steps.entropy)
-            change.append(steps.logit_change)
-    return RoutingStatistics(torch.cat(entropy, 1).numpy(), torch.cat(change, 1).numpy())
+        followed = [
+            _measure(rounds, routing) for _, rounds in _follow(network, routing, images, iterations, batch_size)
+        ]
+    entropy, change = (torch.cat(parts, 1).float().cpu().numpy() for parts in zip(*followed, strict=True))
+    return RoutingStatistics(entropy, change)
 
 
 def figure_coupling(
@@ -194,13 +216,16 @@ def figure_coupling(
         title: Above the figure.
 
     Raises:
-        InputError: There is no such image, not one name for each class, or ``max_classes`` below one.
+        InputError: There is no such image, not one name for each class, ``max_classes`` below one, or more iterations
+            than one figure holds (300).
     """
     if not 0 <= index < len(trace.images):
         raise InputError(f"index must be 0 to {len(trace.images) - 1}, as so many images were traced, got {index}")
     if max_classes < 1:
         raise InputError(f"max_classes must be at least 1, got {max_classes}")
     iterations, _, classes = trace.lengths.shape
+    if iterations > MOST_ROWS:
+        raise InputError(f"at most {MOST_ROWS} iterations are drawn in one figure, got {iterations:,}")
     names = class_labels(class_names, classes)
     longest = np.argsort(-trace.lengths[-1, index], kind="stable")
     shown = np.sort(longest[:max_classes])
@@ -286,46 +311,29 @@ def figure_routing_statistics(statistics: RoutingStatistics | RoutingTrace, *, t
     return figure
 
 
-class _Steps(NamedTuple):
-    """What :class:`RoutingTrace` keeps of a batch, on the CPU."""
-
-    coupling: Float[Tensor, "T B I J"]
-    lengths: Float[Tensor, "T B J"]
-    entropy: Float[Tensor, "T B"]
-    logit_change: Float[Tensor, "T B"]
-
-
 def _follow(
-    layer: DenseCapsules, routing: DynamicRouting, poses: Float[Tensor, "B I K"], num_iterations: int
-) -> _Steps:
-    """Route once for each number of iterations, as each leads to the coupling and capsules of its last."""
-    steps = []
-    for iteration in range(1, num_iterations + 1):
-        capsules, coupling = route(
-            poses,
-            layer.weight,
-            iteration,
+    network: CapsNet, routing: DynamicRouting, images: Shaped[Tensor, "N C H W"], num_iterations: int, batch_size: int
+) -> Iterator[tuple[Float[Tensor, "B C H W"], list[RoutingRound]]]:
+    """Pixels and rounds, of no more images at a time than have votes that fit the working memory."""
+    layer = network.class_capsules
+    fitting = int(get_working_memory() * MIB / (4 * layer.in_capsules * layer.out_capsules * layer.out_dim))
+    for batch, _ in in_batches(network, images, None, min(batch_size, max(fitting, 1))):
+        rounds = routing_rounds(
+            compute_votes(network.primary_poses(batch), layer.weight),
+            num_iterations,
             softmax_over=routing.softmax_over,
             bias=layer.bias,
             prior=layer.prior,
             leaky=routing.leaky,
             eps=routing.eps,
-            return_coupling=True,
-            backend=routing.backend,
         )
-        change = agreement(poses, layer.weight, capsules).abs().mean((1, 2))
-        steps.append((coupling, safe_norm(capsules), normalised_entropy(coupling, routing), change))
-    return _Steps(*(torch.stack(parts).float().cpu() for parts in zip(*steps, strict=True)))
+        yield batch, rounds
 
 
-def agreement(
-    poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"], capsules: Float[Tensor, "B J D"]
-) -> Float[Tensor, "B I J"]:
-    """⟨û_j|i, v_j⟩ = ⟨u_i, W_ijᵀ v_j⟩, class by class, so that never more than B·I·K numbers are in between."""
-    by_class = (
-        (torch.einsum("idk,bd->bik", weight[:, j], capsules[:, j]) * poses).sum(-1) for j in range(weight.shape[1])
-    )
-    return torch.stack(list(by_class), -1)
+def _measure(rounds: list[RoutingRound], routing: DynamicRouting) -> tuple[Float[Tensor, "T B"], Float[Tensor, "T B"]]:
+    """Entropy of the coupling, and change of the logits, of each iteration."""
+    entropy = torch.stack([normalised_entropy(each.coupling, routing) for each in rounds])
+    return entropy, torch.stack([each.agreement.abs().mean((1, 2)) for each in rounds])
 
 
 def normalised_entropy(coupling: Float[Tensor, "B I J"], routing: DynamicRouting) -> Float[Tensor, "B"]:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 
 from torchcaps.cli.base import Command
 from torchcaps.cli.fields import whole_numbers
-from torchcaps.cli.output import add_row, count, print_table, table, write_figure
+from torchcaps.cli.output import (
+    MOST_CLASSES,
+    MOST_SHOWN,
+    add_row,
+    count,
+    print_json,
+    print_table,
+    table,
+    write_figure,
+)
 from torchcaps.cli.runs import (
     FIGURE,
     Fit,
@@ -28,12 +38,15 @@ from torchcaps.cli.runs import (
     optional_run_argument,
     out_option,
     read_image,
+    refuse_options,
     runs_argument,
+    several_index_options,
 )
 from torchcaps.errors import InputError
 from torchcaps.ranges import COUNT, ITERATIONS, Range
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from torchcaps.analysis import RoutingStatistics, RoutingTrace
@@ -69,25 +82,25 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class ChosenImage(Chosen):
-    """What the options name: a run, and one image of a data set, or an image file."""
+class ChosenImages(Chosen):
+    """What the options name: a run, and some images of a data set, or an image file."""
 
-    index: int
+    index: tuple[int, ...]
     image_file: Path | None
     invert: bool
     fit: Fit | None
 
-    def read(self, run: Run) -> Picture:
-        """The image as the run's network takes it.
+    def read(self, run: Run) -> list[Picture]:
+        """The images as the run's network takes them.
 
         Raises:
-            InputError: There is none, or it does not fit the network.
+            InputError: There is none, or they do not fit the network.
         """
         if self.image_file is not None:
             pixels = read_image(run, self.image_file, invert=self.invert, fit=self.fit)
-            return Picture(pixels, str(self.image_file), None, "")
+            return [Picture(pixels, str(self.image_file), [], None, "")]
         images, dataset, where = self.open_images(run)
-        return Picture(*image_at(images, self.index, dataset.class_names, where), images, where)
+        return [Picture(*image_at(images, index, dataset.class_names, where), images, where) for index in self.index]
 
 
 class Picture(NamedTuple):
@@ -97,6 +110,8 @@ class Picture(NamedTuple):
     """uint8 (C, H, W)."""
     words: str
     """What it is."""
+    labels: list[int]
+    """The classes of its objects; of a file they are not known."""
     images: ImageSet | None
     """The set that it is from; None for a file."""
     where: str
@@ -140,6 +155,25 @@ def reconstruct(number: int, out: Path | None, **options: Any) -> None:
     write_figure(figure_reconstructions(result, dataset.class_names), path)
 
 
+class Changes(click.ParamType):
+    """The largest change either way, or the lowest and the highest change with a comma between them."""
+
+    name = "range"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """From the command line to a number or two."""
+        if not isinstance(value, str):
+            return value
+        try:
+            low, *high = map(float, value.split(","))
+        except ValueError:
+            low, high = 0.0, []
+            self.fail(f"{value!r} is no range: it must be a number such as 0.5, or two such as -0.5,1.", param, ctx)
+        if len(high) > 1:
+            self.fail(f"{value!r} is no range: it must be one number or two, got {len(high) + 1}.", param, ctx)
+        return (low, *high) if high else low
+
+
 @click.command(
     "perturb",
     cls=Command,
@@ -148,29 +182,104 @@ def reconstruct(number: int, out: Path | None, **options: Any) -> None:
         ("perturb runs/sabour2017-digits-1", "the first test image: each component by −0.25…0.25"),
         ("perturb runs/sabour2017-digits-1 --index 7 --range 0.5", "another image, larger changes"),
         ("perturb runs/sabour2017-digits-1 --image seven.png --capsule 9", "what the capsule of 9 makes of a 7"),
+        (
+            "perturb runs/sabour2017-digits-1 --component 3 --index 0 --index 1 --index 2 --follow label",
+            "one component, an image in each row",
+        ),
     ),
 )
 @optional_run_argument
 @data_options
-@index_options
-@click.option("--capsule", metavar="CLASS", help="Whose capsule, by name or number.  [default: the longest]")
-@click.option("--range", "amplitude", type=float, default=0.25, show_default=True, help="Largest change.")
+@several_index_options
+@click.option("--capsule", metavar="CLASS", help="Whose capsule, by name or number, in place of --follow.")
+@click.option(
+    "--follow",
+    type=click.Choice(["longest", "label"]),
+    default="longest",
+    show_default=True,
+    help="Whose capsule is changed: the longest, or that of the image's label.",
+)
+@click.option(
+    "--component",
+    type=whole_numbers(Range(0, COUNT.most)),
+    help="This component only, each image in a row.  [default: all]",
+)
+@click.option(
+    "--range",
+    "amplitude",
+    type=Changes(),
+    default=0.25,
+    show_default=True,
+    metavar="A|LOW,HIGH",
+    help="Largest change either way, or the lowest and the highest change.",
+)
 @click.option("--steps", type=int, default=11, show_default=True, help="Values of each component.")
 @out_option("perturbation")
-def perturb(capsule: str | None, amplitude: float, steps: int, out: Path | None, **options: Any) -> None:
-    """Change each component of a class capsule a little, decode, and draw what it encodes."""
-    from torchcaps.analysis import figure_perturbation, perturb_capsule
+def perturb(
+    capsule: str | None,
+    follow: Literal["longest", "label"],
+    component: int | None,
+    amplitude: float | tuple[float, float],
+    steps: int,
+    out: Path | None,
+    **options: Any,
+) -> None:
+    """Change each component of a class capsule a little, decode, and draw what it encodes.
 
-    chosen = ChosenImage(**options)
+    With --component, that component alone, of as many images as there are --index.
+    """
+    from torchcaps.analysis import figure_component, figure_perturbation, perturb_capsule
+
+    chosen = ChosenImages(**options)
     check_image_options(chosen.image_file)
+    if capsule is not None:
+        refuse_options(("follow",), "says whose capsule is changed, and so does --capsule")
+    if component is None and len(chosen.index) > 1:
+        raise click.UsageError("several --index need --component, e.g. --component 0: all components fill a figure")
     run = chosen.open_run()
     target = None if capsule is None else class_number(capsule, run.class_names)
-    picture = chosen.read(run)
-    result = perturb_capsule(run.model, picture.pixels, target=target, amplitude=amplitude, steps=steps)
-    length = result.lengths[result.target]
-    click.echo(f"{picture.words}: capsule {run.class_names[result.target]}, length {length:.3f}")
-    path = figure_path(out, chosen.run_folder, "perturbation")
-    write_figure(figure_perturbation(result, run.class_names), path)
+    pictures = chosen.read(run)
+    results = [
+        perturb_capsule(
+            run.model,
+            picture.pixels,
+            target=_label_of(picture) if follow == "label" else target,
+            components=None if component is None else [component],
+            amplitude=amplitude,
+            steps=steps,
+        )
+        for picture in pictures
+    ]
+    whose = "" if capsule is not None else {"longest": "the longest", "label": "the label's"}[follow]
+    if component is None:
+        figure = figure_perturbation(results[0], run.class_names)
+    else:
+        title = f"Component {component} of {whose} capsule" if whose else None
+        figure = figure_component(results, run.class_names, title=title)
+    for picture, result in zip(pictures, results, strict=True):
+        part = "" if component is None else f"component {component} of "
+        name = run.class_names[result.target] + (f" ({whose})" if whose else "")
+        click.echo(f"{picture.words}: {part}capsule {name}, length {result.lengths[result.target]:.3f}")
+    write_figure(figure, figure_path(out, chosen.run_folder, "perturbation"))
+
+
+def _label_of(picture: Picture) -> int:
+    """The class of an image of one object.
+
+    Raises:
+        InputError: It is not known, or there are several.
+    """
+    if not picture.labels:
+        raise InputError(
+            f"--follow label needs an image whose class is known, which that of the file {picture.words} is not; "
+            "choose a capsule with --capsule"
+        )
+    if len(picture.labels) > 1:
+        raise InputError(
+            f"--follow label needs an image of one object, this one has {len(picture.labels)}; choose a capsule with "
+            "--capsule"
+        )
+    return picture.labels[0]
 
 
 @click.command(
@@ -181,6 +290,8 @@ def perturb(capsule: str | None, amplitude: float, steps: int, out: Path | None,
         ("routing runs/sabour2017-digits-1", "the first test image, and statistics of the first 100"),
         ("routing runs/sabour2017-digits-1 --index 7 --num-iterations 5", "another image, more iterations"),
         ("routing runs/sabour2017-digits-1 --image seven.png", "an image of your own"),
+        ("routing runs/sabour2017-digits-1 --input-capsule 40", "every number of one input capsule"),
+        ("routing runs/sabour2017-digits-1 --json", "every number of all of them, for other programs"),
     ),
 )
 @optional_run_argument
@@ -194,8 +305,31 @@ def perturb(capsule: str | None, amplitude: float, steps: int, out: Path | None,
 @click.option(
     "--count", "number", type=whole_numbers(COUNT), default=100, show_default=True, help="Images of the statistics."
 )
+@click.option(
+    "--input-capsule",
+    "inputs",
+    type=whole_numbers(Range(0, COUNT.most)),
+    multiple=True,
+    help="Also print logits, coupling and agreement of this input capsule in each iteration; may be given several "
+    "times.",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print every iteration of the image as JSON: logits, coupling, weighted sums, capsules and agreement; with "
+    "--input-capsule, of these input capsules only.",
+)
 @out_option("routing")
-def routing(num_iterations: int | None, number: int, out: Path | None, **options: Any) -> None:
+def routing(
+    num_iterations: int | None,
+    number: int,
+    inputs: tuple[int, ...],
+    as_json: bool,
+    out: Path | None,
+    index: int,
+    **options: Any,
+) -> None:
     """Draw where each class takes its input from, iteration by iteration, and whether routing settles.
 
     The coupling maps of one image go to --out; the statistics of many, unless --image is given, to a file beside it.
@@ -206,23 +340,105 @@ def routing(num_iterations: int | None, number: int, out: Path | None, **options
         routing_statistics,
         trace_routing,
     )
+    from torchcaps.analysis.routing_maps import MOST_ROWS
 
-    chosen = ChosenImage(**options)
+    if num_iterations is not None and num_iterations > MOST_ROWS:
+        raise InputError(
+            f"--num-iterations must be at most {MOST_ROWS}, more do not fit one figure, got {count(num_iterations)}"
+        )
+    chosen = ChosenImages(index=(index,), **options)
     check_image_options(chosen.image_file, "number")
     run = chosen.open_run()
-    picture = chosen.read(run)
+    (picture,) = chosen.read(run)
     trace = trace_routing(run.model, picture.pixels[None], num_iterations=num_iterations)
-    _show_trace(trace, run.class_names, picture.words)
+    _check_inputs(inputs, trace)
+    figures = {"": figure_coupling(trace, class_names=run.class_names)}
     statistics = None
     if picture.images is not None:
         many = picture.images.preview(number)
         statistics = routing_statistics(run.model, many.images, num_iterations=num_iterations)
-        _show_statistics(statistics, f"Mean of the first {count(len(many))} {picture.where}")
-    click.echo("Entropy: 1 is uniform coupling, 0 is all to one. Change: what the iteration adds to the logits.\n")
+        figures["-statistics"] = figure_routing_statistics(statistics)
+    if as_json:
+        print_json(_describe_trace(trace, run.class_names, picture.words, inputs))
+    else:
+        _show_trace(trace, run.class_names, picture.words)
+        for capsule in inputs:
+            _show_input(trace, run.class_names, capsule)
+        if statistics is not None:
+            _show_statistics(statistics, f"Mean of the first {count(len(many))} {picture.where}")
+        click.echo("Entropy: 1 is uniform coupling, 0 is all to one. Change: what the iteration adds to the logits.\n")
     path = figure_path(out, chosen.run_folder, "routing")
-    write_figure(figure_coupling(trace, class_names=run.class_names), path)
-    if statistics is not None:
-        write_figure(figure_routing_statistics(statistics), path.with_stem(path.stem + "-statistics"))
+    for suffix, figure in figures.items():
+        write_figure(figure, path.with_stem(path.stem + suffix), quiet=as_json)
+
+
+def _check_inputs(inputs: tuple[int, ...], trace: RoutingTrace) -> None:
+    """Raise unless the network has these input capsules.
+
+    Raises:
+        InputError: It has not.
+    """
+    there = trace.coupling.shape[2]
+    for capsule in inputs:
+        if capsule >= there:
+            raise InputError(
+                f"--input-capsule must be below {count(there)}, the number of the network's input capsules, got "
+                f"{count(capsule)}"
+            )
+
+
+def _describe_trace(
+    trace: RoutingTrace, class_names: tuple[str, ...], words: str, inputs: tuple[int, ...]
+) -> dict[str, Any]:
+    """The numbers of the first image of a trace, of these input capsules or, if there are none, of all."""
+    chosen = list(inputs) or list(range(trace.coupling.shape[2]))
+    return {
+        "image": words,
+        "class_names": class_names,
+        "softmax_over": trace.softmax_over,
+        "leaky": trace.leaky,
+        "grouping": trace.grouping,
+        "grid": trace.grid,
+        "input_capsules": chosen,
+        "rounds": [
+            {
+                "round": t + 1,
+                "logits": _numbers(trace.logits[t, 0, chosen]),
+                "coupling": _numbers(trace.coupling[t, 0, chosen]),
+                "weighted_sum": _numbers(trace.weighted_sum[t, 0]),
+                "capsules": _numbers(trace.capsules[t, 0]),
+                "lengths": _numbers(trace.lengths[t, 0]),
+                "agreement": _numbers(trace.agreement[t, 0, chosen]),
+            }
+            for t in range(len(trace.coupling))
+        ],
+    }
+
+
+def _numbers(values: np.ndarray) -> Any:
+    """Float32 numbers in lists, each with as few digits as tell it from its neighbours."""
+    return values.astype(str).astype(float).tolist()
+
+
+def _show_input(trace: RoutingTrace, class_names: tuple[str, ...], capsule: int) -> None:
+    """What one input capsule and each class make of each other, iteration by iteration."""
+    shown: Sequence[int] = range(len(class_names))
+    if len(class_names) > MOST_CLASSES:
+        shown = sorted((-trace.lengths[-1, 0]).argsort(kind="stable")[:MOST_SHOWN])
+    rows = table("iteration", "class", "logit", "coupling", "agreement", "length of the class capsule", left=2)
+    for t in range(len(trace.coupling)):
+        for j in shown:
+            values = [part[t, 0, capsule, j] for part in (trace.logits, trace.coupling, trace.agreement)]
+            cells = (f"{value:z.4f}" for value in (*values, trace.lengths[t, 0, j]))
+            add_row(rows, t + 1 if j == shown[0] else "", class_names[j], *cells)
+        rows.add_section()
+    _, height, width = trace.grid
+    place = ""
+    if trace.grouping == "channels":
+        kind, rest = divmod(capsule, height * width)
+        place = f": type {kind}, row {rest // width}, column {rest % width}"
+    fewer = f" (the {len(shown)} longest of {len(class_names)} classes)" if len(shown) < len(class_names) else ""
+    print_table(rows, f"Input capsule {capsule}{place}{fewer}")
 
 
 def _show_trace(trace: RoutingTrace, class_names: tuple[str, ...], words: str) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from torchcaps.datasets import Dataset, DatasetInfo, ImageSet, PairSet
+    from torchcaps.models import Model
 
 REFERENCE = "sabour2017"
 """The preset that the others are compared with."""
@@ -43,17 +44,21 @@ REFERENCE = "sabour2017"
     short_help="The published networks and how they differ.",
     examples=(
         ("presets", "how the published networks differ"),
-        ("presets tf-notebook", "every field of one of them"),
+        ("presets tf-notebook", "every layer and every field of one of them"),
+        ("presets tf-notebook --figure tf-notebook.png", "a drawing of its layers with their sizes"),
         ("presets --json", "all of them, for other programs"),
     ),
 )
 @click.argument("name", required=False)
+@click.option("--figure", type=FIGURE, help="Draw the layers of NAME, with their sizes, to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def presets(name: str | None, as_json: bool) -> None:
+def presets(name: str | None, figure: Path | None, as_json: bool) -> None:
     """List the published networks: where they differ, their sources and parameter counts.
 
-    With NAME, show one in full.
+    With NAME, show one in full: its layers, with shapes and parameters, and every field.
     """
+    if name is None and figure is not None:
+        raise click.UsageError("--figure is for one preset; name it, e.g. torchcaps presets sabour2017 --figure …")
     chosen = [get_preset(each) for each in ([name] if name else list_presets())]
     if as_json:
         described = [_describe_preset(preset) for preset in chosen]
@@ -62,6 +67,20 @@ def presets(name: str | None, as_json: bool) -> None:
         _show_preset(chosen[0])
     else:
         _show_presets(chosen)
+    if figure is not None:
+        from torchcaps.analysis import figure_architecture
+
+        write_figure(figure_architecture(_shapes_of(chosen[0]), title=chosen[0].name), figure, quiet=as_json)
+
+
+def _shapes_of(preset: Preset) -> Model:
+    """A preset's network for its source's images, without memory for its weights."""
+    import torch
+
+    from torchcaps.models import build_model
+
+    with torch.device("meta"):
+        return build_model(preset.model, preset.in_shape, preset.num_classes)
 
 
 def variant_of(preset: Preset) -> Preset | None:
@@ -90,6 +109,8 @@ def parameter_counts(preset: Preset) -> tuple[int | None, int]:
 
 
 def _describe_preset(preset: Preset) -> dict[str, Any]:
+    from torchcaps.analysis import list_layers
+
     base = variant_of(preset)
     with_decoder, without = parameter_counts(preset)
     return {
@@ -102,6 +123,7 @@ def _describe_preset(preset: Preset) -> dict[str, Any]:
         "in_shape": preset.in_shape,
         "num_classes": preset.num_classes,
         "parameters": {"with_decoder": with_decoder, "without_decoder": without},
+        "layers": [dataclasses.asdict(layer) for layer in list_layers(_shapes_of(preset))],
         "model": preset.model.to_dict(),
         "recipe": preset.recipe.to_dict(),
     }
@@ -216,8 +238,23 @@ def _show_preset(preset: Preset) -> None:
             ("Parameters", counts),
         ]
     )
+    print_table(_layer_table(preset))
     for heading, config in (("Network", preset.model), ("Recipe", preset.recipe)):
         print_table(_field_table(heading, config))
+
+
+def _layer_table(preset: Preset) -> Table:
+    from torchcaps.analysis import list_layers
+
+    rows = table("Layers", "output", "parameters", left=2)
+    before = False
+    for layer in list_layers(_shapes_of(preset)):
+        if layer.in_decoder != before:
+            rows.add_section()
+            before = layer.in_decoder
+        learned = count(layer.parameters) if layer.parameters else "–"
+        add_row(rows, ", ".join(layer.steps) or "–", f"{_shape(layer.shape)} {layer.name}", learned)
+    return rows
 
 
 def _field_table(heading: str, config: Described) -> Table:
@@ -313,8 +350,8 @@ def _per_class(images: ImageSet | PairSet, dataset: Dataset) -> list[int]:
     return images.labels.flatten().bincount(minlength=dataset.num_classes).tolist()
 
 
-def _shape(in_shape: tuple[int, int, int]) -> str:
-    return "×".join(map(str, in_shape))
+def _shape(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape))
 
 
 def _show_datasets(infos: list[DatasetInfo]) -> None:

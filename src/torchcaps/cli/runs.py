@@ -130,6 +130,8 @@ image_options = compose(
     max_megapixels_option,
 )
 
+_file_options = compose(click.option("--image", "image_file", type=PATH, help="An image file instead."), image_options)
+
 index_options = compose(
     click.option(
         "--index",
@@ -138,8 +140,19 @@ index_options = compose(
         show_default=True,
         help="Which image of the part.",
     ),
-    click.option("--image", "image_file", type=PATH, help="An image file instead."),
-    image_options,
+    _file_options,
+)
+
+several_index_options = compose(
+    click.option(
+        "--index",
+        type=whole_numbers(Range(0, COUNT.most)),
+        default=[0],
+        show_default="0",
+        multiple=True,
+        help="Which image of the part; with --component several, each by an --index of its own.",
+    ),
+    _file_options,
 )
 
 
@@ -258,8 +271,8 @@ def refuse_options(names: Collection[str], why: str) -> None:
             raise click.UsageError(f"{parameter.opts[0]} {why}; leave it out")
 
 
-def image_at(images: ImageSet, index: int, class_names: tuple[str, ...], where: str) -> tuple[Tensor, str]:
-    """An image (C, H, W) of a set, uint8, and what it is, in words.
+def image_at(images: ImageSet, index: int, class_names: tuple[str, ...], where: str) -> tuple[Tensor, str, list[int]]:
+    """An image (C, H, W) of a set, uint8, what it is, in words, and the classes of its objects.
 
     Args:
         images: The set.
@@ -274,7 +287,12 @@ def image_at(images: ImageSet, index: int, class_names: tuple[str, ...], where: 
 
     if index >= len(images):
         raise InputError(f"--index must be below {len(images)}, the number of {where}, got {index}")
-    return images.images[index], f"Image {index} of the {where}, class {join_names(class_names, images.labels[index])}"
+    labels = images.labels[index].reshape(-1)
+    return (
+        images.images[index],
+        f"Image {index} of the {where}, class {join_names(class_names, labels)}",
+        labels.tolist(),
+    )
 
 
 def class_number(name: str, class_names: tuple[str, ...]) -> int:

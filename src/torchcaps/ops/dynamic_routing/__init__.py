@@ -15,7 +15,7 @@ from torchcaps.ops.dynamic_routing import triton
 from torchcaps.ops.dynamic_routing.checks import check_options, check_route, check_votes
 from torchcaps.ops.dynamic_routing.options import Options
 from torchcaps.ops.dynamic_routing.recompute import route_recompute
-from torchcaps.ops.dynamic_routing.reference import compute_votes, route_votes
+from torchcaps.ops.dynamic_routing.reference import RoutingRound, compute_votes, follow_votes, route_votes
 
 SoftmaxOver = Literal["outputs", "inputs"]
 """The axis on which capsules compete."""
@@ -27,10 +27,12 @@ BACKENDS: tuple[Backend, ...] = ("auto", "reference", "recompute", "triton")
 __all__ = [
     "BACKENDS",
     "Backend",
+    "RoutingRound",
     "SoftmaxOver",
     "compute_votes",
     "dynamic_routing",
     "route",
+    "routing_rounds",
 ]
 
 
@@ -114,6 +116,54 @@ def dynamic_routing(
     check_votes(votes, bias, prior)
     capsules, coupling = route_votes(votes, num_iterations, softmax_over, stop_gradient, bias, prior, leaky, eps)
     return (capsules, coupling) if return_coupling else capsules
+
+
+def routing_rounds(
+    votes: Float[Tensor, "B I J D"],
+    num_iterations: int = 3,
+    *,
+    softmax_over: SoftmaxOver = "outputs",
+    bias: Float[Tensor, "J D"] | None = None,
+    prior: Float[Tensor, "I J"] | None = None,
+    leaky: bool = False,
+    eps: float = 1e-7,
+) -> list[RoutingRound]:
+    """Every number of each iteration of :func:`dynamic_routing`, to be followed with a pencil.
+
+    Args:
+        votes: See :func:`dynamic_routing`, as for all options. The numbers kept are 3·B·I·J + 2·B·J·D an iteration.
+        num_iterations: The length of the list; 0 is no routing, and an empty list.
+        softmax_over: See :func:`dynamic_routing`.
+        bias: See :func:`dynamic_routing`.
+        prior: See :func:`dynamic_routing`.
+        leaky: See :func:`dynamic_routing`.
+        eps: See :func:`dynamic_routing`.
+
+    Returns:
+        The rounds 1, 2, ... of routing: logits, coupling and agreement (B, I, J), weighted sums and capsules
+        (B, J, D), in the dtype of ``votes`` (half precision is computed, and returned, in float32).
+
+    Raises:
+        TypeError: A tensor that is not floating-point.
+        ValueError: A shape or option that does not fit; the message names it.
+
+    Example:
+        Three input capsules vote for one output capsule of one component; only the last one disagrees.
+
+        >>> import torch
+        >>> from torchcaps import routing_rounds
+        >>> votes = torch.tensor([1.0, 1.0, -1.0]).reshape(1, 3, 1, 1)
+        >>> first, second = routing_rounds(votes, 2, softmax_over="inputs")
+        >>> round(first.weighted_sum.item(), 4), round(first.capsules.item(), 4)  # 1/3, and (1/9) / (1 + 1/9)
+        (0.3333, 0.1)
+        >>> torch.equal(second.logits, first.agreement)
+        True
+
+    Source: Sabour, Frosst, Hinton 2017, procedure 1 (arXiv:1710.09829).
+    """
+    check_options(num_iterations, softmax_over, eps, "routing_rounds")
+    check_votes(votes, bias, prior, "routing_rounds")
+    return follow_votes(votes, num_iterations, softmax_over, bias, prior, leaky, eps)
 
 
 @overload

@@ -19,11 +19,11 @@ def check_options(num_iterations: int, softmax_over: str, eps: float, caller: st
         raise ValueError(f"{caller}: eps must be positive, got {eps}")
 
 
-def check_votes(votes: Tensor, bias: Tensor | None, prior: Tensor | None) -> None:
+def check_votes(votes: Tensor, bias: Tensor | None, prior: Tensor | None, caller: str = "dynamic_routing") -> None:
     """Raise if votes (B, I, J, D), bias (J, D) and prior (I, J) do not fit each other."""
-    _check_tensor("dynamic_routing", "votes", votes, "(B, I, J, D)", 4)
+    _check_tensor(caller, "votes", votes, "(B, I, J, D)", 4)
     _, I, J, D = votes.shape
-    _check_extras("dynamic_routing", I, J, D, bias, prior)
+    _check_extras(caller, I, J, D, bias, prior)
 
 
 def check_route(

@@ -6,7 +6,7 @@ B batch, I input capsules, J output capsules, D components of an output capsule,
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -15,6 +15,24 @@ from torch import Tensor
 from torchcaps.ops.dynamic_routing.checks import check_route
 from torchcaps.ops.precision import in_full_precision
 from torchcaps.ops.squash import squash
+
+
+class RoutingRound(NamedTuple):
+    """Every number of one iteration of dynamic routing; see :func:`routing_rounds`.
+
+    Args:
+        logits: b_ij at the beginning of the iteration.
+        coupling: c_ij, the softmax of the logits.
+        weighted_sum: s_j = Σ_i c_ij û_j|i, and the bias where there is one.
+        capsules: v_j = squash(s_j).
+        agreement: ⟨û_j|i, v_j⟩; the next iteration begins with ``logits + agreement``.
+    """
+
+    logits: Float[Tensor, "B I J"]
+    coupling: Float[Tensor, "B I J"]
+    weighted_sum: Float[Tensor, "B J D"]
+    capsules: Float[Tensor, "B J D"]
+    agreement: Float[Tensor, "B I J"]
 
 
 def compute_votes(poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"]) -> Float[Tensor, "B I J D"]:
@@ -49,10 +67,8 @@ def route_votes(
 ) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B I J"]]:
     """Output capsules and the last coupling. :func:`torchcaps.dynamic_routing` describes the arguments."""
     dtype = votes.dtype
-    votes = in_full_precision(votes)
-    B, I, J, D = votes.shape
-    bias = votes.new_zeros(J, D) if bias is None else bias.to(votes.dtype)
-    logits = votes.new_zeros(B, I, J) if prior is None else prior.to(votes.dtype).expand(B, I, J)
+    votes, bias, logits = _start(votes, bias, prior)
+    B, _, J, D = votes.shape
 
     if num_iterations == 0:  # no routing: the sum of the votes
         return (votes.sum(1) + bias).to(dtype), torch.ones_like(logits).to(dtype)
@@ -64,11 +80,52 @@ def route_votes(
             coupling = compete(logits, softmax_over, leaky)  # (B, I, J)
             if stop_gradient:  # what made the coupling gets no gradient, so only the last weighted sum does
                 coupling = coupling.detach()
-            capsules = squash(torch.einsum("bij,bijd->bjd", coupling, votes) + bias, eps=eps)
+            capsules = squash(_weighted_sum(coupling, votes) + bias, eps=eps)
             if iteration < num_iterations:
-                agreement = torch.einsum("bijd,bjd->bij", votes, capsules)
-                logits = logits + agreement
+                logits = logits + _agreement(votes, capsules)
     return capsules.to(dtype), coupling.to(dtype)
+
+
+def follow_votes(
+    votes: Float[Tensor, "B I J D"],
+    num_iterations: int,
+    softmax_over: str,
+    bias: Float[Tensor, "J D"] | None,
+    prior: Float[Tensor, "I J"] | None,
+    leaky: bool,
+    eps: float,
+) -> list[RoutingRound]:
+    """The iterations of :func:`route_votes`, one by one, each with all its numbers."""
+    votes, bias, logits = _start(votes, bias, prior)
+    rounds = []
+    with full_precision(votes.device):
+        for _ in range(num_iterations):
+            coupling = compete(logits, softmax_over, leaky)
+            weighted_sum = _weighted_sum(coupling, votes) + bias
+            capsules = squash(weighted_sum, eps=eps)
+            agreement = _agreement(votes, capsules)
+            rounds.append(RoutingRound(logits, coupling, weighted_sum, capsules, agreement))
+            logits = logits + agreement
+    return rounds
+
+
+def _start(
+    votes: Float[Tensor, "B I J D"], bias: Float[Tensor, "J D"] | None, prior: Float[Tensor, "I J"] | None
+) -> tuple[Float[Tensor, "B I J D"], Float[Tensor, "J D"], Float[Tensor, "B I J"]]:
+    """Votes and bias in full precision, zeros for no bias, and the logits that routing starts from."""
+    votes = in_full_precision(votes)
+    B, I, J, D = votes.shape
+    bias = votes.new_zeros(J, D) if bias is None else bias.to(votes.dtype)
+    logits = votes.new_zeros(B, I, J) if prior is None else prior.to(votes.dtype).expand(B, I, J)
+    return votes, bias, logits
+
+
+def _weighted_sum(coupling: Float[Tensor, "B I J"], votes: Float[Tensor, "B I J D"]) -> Float[Tensor, "B J D"]:
+    return torch.einsum("bij,bijd->bjd", coupling, votes)
+
+
+def _agreement(votes: Float[Tensor, "B I J D"], capsules: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
+    return torch.einsum("bijd,bjd->bij", votes, capsules)
 
 
 def compete(logits: Float[Tensor, "B I J"], softmax_over: str, leaky: bool) -> Float[Tensor, "B I J"]:

@@ -1,0 +1,337 @@
+"""A network's layers in order: what each does, what comes out of it, how much it learns; and a drawing of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from torchcaps.analysis.figures import GAP, LINE, MARGIN, MUTED, SMALL, TITLE, Sheet, text_width
+from torchcaps.models import BaselineCNN, CapsNet, Model
+from torchcaps.nn import ChannelNorm, Convolution, DynamicRouting
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Inches: a row of the drawing, the longest side of a map, a cell of a grid, the shortest arrow.
+WIDEST, LONGEST, CELL, ARROW = 14.5, 1.15, 0.1, 0.45
+MOST_CELLS, MOST_VECTORS, MOST_SHEETS = 24, 10, 5
+"""Cells of a grid's side, capsules below each other, and types of capsules behind each other, at most."""
+MAPS, CAPSULES, NUMBERS = "#cfe3f1", "#f9dcc4", "0.88"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One step of a network, and what it makes of one image.
+
+    Args:
+        name: What comes out: ``"feature maps"``, ``"primary capsules"`` …
+        steps: What is done, in a few words each: ``("convolution 9×9", "ReLU")``; nothing for the image.
+        shape: Of what comes out: maps (C, H, W), capsules at the places of a map (types, H, W, K), other capsules
+            (number, components), numbers (n,).
+        parameters: How many numbers are learned.
+        in_decoder: Whether it belongs to the decoder, which begins at the class capsules.
+    """
+
+    name: str
+    steps: tuple[str, ...]
+    shape: tuple[int, ...]
+    parameters: int
+    in_decoder: bool = False
+
+
+def list_layers(model: Model) -> list[Layer]:
+    """The layers of a network, from the image to the lengths (or probabilities), then those of the decoder.
+
+    Args:
+        model: Of either kind; nothing is computed with it, so that it may be on torch's device ``"meta"``.
+
+    Returns:
+        Layers whose parameters add up to all of the network's.
+
+    Example:
+        >>> from torchcaps import create_model
+        >>> from torchcaps.analysis import list_layers
+        >>> for layer in list_layers(create_model("sabour2017", decoder=False)):
+        ...     print(layer.name, layer.shape, layer.parameters)
+        image (1, 28, 28) 0
+        feature maps (256, 20, 20) 20992
+        feature maps (256, 6, 6) 5308672
+        primary capsules (32, 6, 6, 8) 0
+        class capsules (10, 16) 1474560
+        lengths (10,) 0
+    """
+    return _capsule_layers(model) if isinstance(model, CapsNet) else _cnn_layers(model)
+
+
+def figure_architecture(model: Model, *, title: str | None = None) -> Figure:
+    """A drawing of a network's layers with their sizes: from left to right what comes out of each, arrows between.
+
+    Over an arrow stands what is done, under it how many parameters are learned; the decoder has rows of its own.
+
+    Args:
+        model: Of either kind; nothing is computed with it, so that it may be on torch's device ``"meta"``.
+        title: Above the figure; by default it says what kind of network it is.
+    """
+    layers = list_layers(model)
+    total = sum(layer.parameters for layer in layers)
+    title = title or type(model).__name__
+    subtitle = f"{_shape(model.in_shape)} pixels, {model.num_classes} classes, {total:,} parameters"
+    largest = max(max(layer.shape[-2:]) for layer in layers if len(layer.shape) == 3)
+    blocks = [_Block(layer, largest) for layer in layers]
+    rows = _rows(blocks)
+    heights = [max(block.height for block in row) for row in rows]
+    top = MARGIN + 0.3 + 2 * LINE
+    words = max(text_width([title], TITLE), text_width([subtitle], SMALL))
+    wide = max(words, *(sum(block.width for block in row) + GAP * len(row) for row in rows))
+    sheet = Sheet(wide + 2 * MARGIN, top + sum(heights) + LINE * len(rows) + MARGIN)
+    sheet.text(title, MARGIN, MARGIN, size=TITLE)
+    sheet.text(subtitle, MARGIN, MARGIN + 0.25, size=SMALL, color=MUTED)
+    y = top
+    for row, height in zip(rows, heights, strict=True):
+        x, middle = MARGIN, y + max(block.above for block in row)
+        for block in row:
+            block.draw(sheet, x, middle)
+            x += block.width + GAP
+        y += height + LINE
+    return sheet.figure
+
+
+class _Block:
+    """A layer in the drawing: an arrow with what is done, and after it what comes out.
+
+    Args:
+        layer: The layer.
+        largest: Pixels of the longest side of any map of the network.
+    """
+
+    def __init__(self, layer: Layer, largest: int) -> None:
+        self.layer, self.largest = layer, largest
+        self.under = [layer.name, _shape(layer.shape), _note(layer)]
+        self.learned = f"{layer.parameters:,} parameters" if layer.parameters else ""
+        self.arrow = max(ARROW, text_width([*layer.steps, self.learned], SMALL)) + 2 * GAP if layer.steps else 0.0
+        self.size, self.depth = self._measure()
+        self.shown = max(self.size[0] + self.depth, text_width(self.under, SMALL))
+        self.width = self.arrow + self.shown
+        drawn = (self.size[1] + 0.6 * self.depth) / 2
+        self.above = max(drawn, len(layer.steps) * LINE + GAP)
+        self.below = max(drawn + GAP + len(self.under) * LINE, LINE + GAP)
+        self.height = self.above + self.below
+
+    def draw(self, sheet: Sheet, x: float, middle: float) -> None:
+        """Draw it with its left end at ``x``, the arrow at the height ``middle``; inches."""
+        centre = x + self.arrow / 2
+        if self.layer.steps:
+            sheet.arrow((x, middle), (x + self.arrow - GAP, middle))
+        for n, step in enumerate(reversed(self.layer.steps)):
+            sheet.text(step, centre, middle - GAP / 2 - n * LINE, size=SMALL, ha="center", va="bottom")
+        sheet.text(self.learned, centre, middle + GAP / 2, size=SMALL, ha="center", color=MUTED)
+        left = x + self.arrow + (self.shown - self.size[0] - self.depth) / 2
+        top = middle - (self.size[1] - 0.6 * self.depth) / 2  # of the front
+        {1: self._numbers, 2: self._vectors, 3: self._maps, 4: self._sheets}[len(self.layer.shape)](sheet, left, top)
+        under = middle + (self.size[1] + 0.6 * self.depth) / 2 + GAP
+        styles = ({}, {"weight": "bold"}, {"color": MUTED})
+        for n, (line, style) in enumerate(zip(self.under, styles, strict=True)):
+            sheet.text(line, x + self.arrow + self.shown / 2, under + n * LINE, size=SMALL, ha="center", **style)
+
+    def _measure(self) -> tuple[tuple[float, float], float]:
+        """Width and height of the front, and how far what is behind it reaches to the right; inches."""
+        shape = self.layer.shape
+        if len(shape) == 1:
+            return (0.16, 0.3 + 0.09 * math.log2(shape[0])), 0.0
+        if len(shape) == 2:
+            rows = min(shape[0], MOST_VECTORS) + (shape[0] > MOST_VECTORS)  # the last for an ellipsis
+            return (min(shape[1], MOST_CELLS) * CELL, rows * CELL), 0.0
+        height, width = shape[1:3]
+        scale = LONGEST / math.sqrt(self.largest) / math.sqrt(max(height, width))  # areas as the sides of the maps
+        front = (max(width * scale, CELL), max(height * scale, CELL))
+        if len(shape) == 4:
+            return front, CELL * (min(shape[0], MOST_SHEETS) - 1)
+        return front, 0.05 + 0.06 * math.log2(shape[0])
+
+    def _numbers(self, sheet: Sheet, left: float, top: float) -> None:
+        sheet.polygon(_rectangle(left, top, self.size), NUMBERS)
+
+    def _vectors(self, sheet: Sheet, left: float, top: float) -> None:
+        number, components = self.layer.shape
+        rows = min(number, MOST_VECTORS)
+        size = (self.size[0], rows * CELL)
+        sheet.polygon(_rectangle(left, top, size), CAPSULES)
+        _grid(sheet, left, top, size, rows, components)
+        if number > rows:
+            sheet.text("⋮", left + size[0] / 2, top + self.size[1] - CELL / 2, size=SMALL, ha="center", va="center")
+
+    def _maps(self, sheet: Sheet, left: float, top: float) -> None:
+        (width, height), depth = self.size, self.depth
+        right, bottom, up = left + width, top + height, top - 0.6 * depth
+        over = [(left, top), (left + depth, up), (right + depth, up), (right, top)]
+        beside = [(right, top), (right + depth, up), (right + depth, up + height), (right, bottom)]
+        for face in (_rectangle(left, top, self.size), over, beside):
+            sheet.polygon(face, MAPS)
+
+    def _sheets(self, sheet: Sheet, left: float, top: float) -> None:
+        behind = min(self.layer.shape[0], MOST_SHEETS) - 1
+        for n in range(behind, -1, -1):
+            sheet.polygon(_rectangle(left + n * CELL, top - 0.6 * n * CELL, self.size), CAPSULES)
+        _grid(sheet, left, top, self.size, *self.layer.shape[1:3])
+
+
+def _grid(sheet: Sheet, left: float, top: float, size: tuple[float, float], rows: int, columns: int) -> None:
+    """Lines between rows, and between columns, where there are not too many."""
+    width, height = size
+    if rows <= MOST_CELLS:
+        for n in range(1, rows):
+            y = top + n * height / rows
+            sheet.line((left, y), (left + width, y))
+    if columns <= MOST_CELLS:
+        for n in range(1, columns):
+            x = left + n * width / columns
+            sheet.line((x, top), (x, top + height))
+
+
+def _rectangle(left: float, top: float, size: tuple[float, float]) -> list[tuple[float, float]]:
+    right, bottom = left + size[0], top + size[1]
+    return [(left, top), (right, top), (right, bottom), (left, bottom)]
+
+
+def _rows(blocks: Sequence[_Block]) -> list[list[_Block]]:
+    """Blocks beside each other as far as a row is wide; the decoder's begin a row."""
+    rows: list[list[_Block]] = []
+    for n, block in enumerate(blocks):
+        begins = n == 0 or block.layer.in_decoder != blocks[n - 1].layer.in_decoder
+        if begins or sum(each.width + GAP for each in rows[-1]) + block.width > WIDEST:
+            rows.append([])
+        rows[-1].append(block)
+    return rows
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape))
+
+
+def _note(layer: Layer) -> str:
+    """The sizes of capsules in words; nothing of maps and numbers."""
+    if len(layer.shape) not in (2, 4):
+        return ""
+    *places, dim = layer.shape
+    return f"{math.prod(places):,} of {dim} components"
+
+
+def _learned(*modules: nn.Module) -> int:
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())
+
+
+def _convolution(conv: Convolution, number: int = 1) -> list[str]:
+    height, width = conv.kernel_size
+    words = [f"{number} convolutions" if number > 1 else "convolution"]
+    words[0] += f" {height}×{width}"
+    return words + ([f"stride {conv.stride[0]}"] if conv.stride[0] > 1 else [])
+
+
+def _convolved(conv: Convolution, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of what a convolution makes of maps (C, H, W)."""
+    sizes = zip(shape[1:], conv.kernel_size, conv.stride, conv.zeros, strict=True)
+    return conv.out_channels, *((size + 2 * zeros - kernel) // stride + 1 for size, kernel, stride, zeros in sizes)
+
+
+def _stem(stem: nn.Module, shape: tuple[int, ...], dropout: bool) -> list[Layer]:
+    """The layers of a stem: each begins with its convolution."""
+    layers: list[Layer] = []
+    parts = list(stem.children())
+    convs = [n for n, part in enumerate(parts) if isinstance(part, Convolution)]
+    for start, end in itertools.pairwise([*convs, len(parts)]):
+        conv, *after = parts[start:end]
+        assert isinstance(conv, Convolution)
+        shape = _convolved(conv, shape)
+        norm = [_NORM for part in after if isinstance(part, ChannelNorm)]
+        last = [_DROPOUT] if dropout and end == len(parts) else []
+        steps = (*_convolution(conv), *norm, "ReLU", *last)
+        layers.append(Layer(_FEATURES, steps, shape, _learned(conv, *after)))
+    return layers
+
+
+_FEATURES, _NORM, _DROPOUT = "feature maps", "channel norm", "dropout"
+
+
+def _capsule_layers(model: CapsNet) -> list[Layer]:
+    config, primary, capsules = model.config, model.primary_capsules, model.class_capsules
+    layers = [Layer("image", (), model.in_shape, 0)]
+    layers += _stem(model.stem, model.in_shape, config.conv_dropout > 0)
+    steps = _convolution(model.conv)
+    steps += [_NORM] if isinstance(model.conv_norm, ChannelNorm) else []
+    steps += ["ReLU"] if config.conv_activation == "relu" else []
+    steps += [_DROPOUT] if config.conv_dropout else []
+    shape = _convolved(model.conv, layers[-1].shape)
+    layers.append(Layer(_FEATURES, tuple(steps), shape, _learned(model.conv, model.conv_norm)))
+
+    if config.standardise or config.pixel_scale != 1:
+        before = "standardised" if config.standardise else f"pixels × {config.pixel_scale:g}"
+        layers[1] = replace(layers[1], steps=(before, *layers[1].steps))
+
+    kinds, height, width = model.primary_grid
+    first = primary.convs[0]
+    assert isinstance(first, Convolution)
+    steps = _convolution(first, len(primary.convs)) + (["ReLU"] if primary.activation == "relu" else [])
+    layers.append(Layer(_FEATURES, tuple(steps), (kinds * primary.dim, height, width), _learned(primary.convs)))
+    in_space = primary.grouping == "channels"
+    cut = f"cut in {primary.dim}s" if in_space else f"flattened, cut in {primary.dim}s"
+    ends = {"squash": ("squash",), "unit": ("to length 1",), "routed": (f"÷ {kinds}, + bias", "squash")}
+    places = (kinds, height, width) if in_space else (math.prod(model.primary_grid),)
+    own = _learned(primary) - _learned(primary.convs)
+    layers.append(Layer("primary capsules", (cut, *ends[primary.output]), (*places, primary.dim), own))
+
+    matrices = f"{capsules.in_capsules:,}×{capsules.out_capsules} matrices"
+    steps = [matrices, f"{capsules.out_dim}×{capsules.in_dim} each", *_routing(capsules.routing)]
+    pair = (capsules.out_capsules, capsules.out_dim)
+    layers.append(Layer("class capsules", tuple(steps), pair, _learned(capsules)))
+    layers.append(Layer("lengths", ("length",), pair[:1], 0))
+    return layers + _decoder_layers(model)
+
+
+def _routing(routing: nn.Module) -> Iterable[str]:
+    if not isinstance(routing, DynamicRouting):
+        return [type(routing).__name__]
+    if routing.num_iterations == 0:
+        return ["sum of votes"]
+    rounds = f"routing, {routing.num_iterations} iteration{'s' * (routing.num_iterations > 1)}"
+    return [rounds, f"softmax over {routing.softmax_over}", *(['"none of the above"'] if routing.leaky else [])]
+
+
+def _decoder_layers(model: CapsNet) -> list[Layer]:
+    if model.decoder is None:
+        return []
+    capsules, objects = model.class_capsules, model.config.objects
+    kept = "one kept, others 0" if objects == 1 else f"{objects} times one kept, others 0"
+    steps = ("class capsules", kept, "flattened")
+    layers = [Layer("decoder's input", steps, (capsules.out_capsules * capsules.out_dim,), 0, True)]
+    dense = [part for part in model.decoder.modules() if isinstance(part, nn.Linear)]
+    for linear in dense[:-1]:
+        layers.append(Layer("hidden", ("dense", "ReLU"), (linear.out_features,), _learned(linear), True))
+    rest = _learned(model.decoder) - _learned(*dense[:-1])
+    name = "reconstruction" if objects == 1 else "reconstruction of each"
+    return [*layers, Layer(name, ("dense", "sigmoid"), model.in_shape, rest, True)]
+
+
+def _cnn_layers(model: BaselineCNN) -> list[Layer]:
+    config = model.config
+    layers = [Layer("image", (), model.in_shape, 0)]
+    layers += _stem(model.stem, model.in_shape, config.conv_dropout > 0)
+    for conv, norm in zip(model.convs, model.norms, strict=True):
+        assert isinstance(conv, Convolution)
+        steps = [*_convolution(conv), *([_NORM] if isinstance(norm, ChannelNorm) else []), "ReLU"]
+        steps += [f"max pooling {config.pool}×{config.pool}"] if config.pool > 1 else []
+        steps += [_DROPOUT] if config.conv_dropout else []
+        channels, *sizes = _convolved(conv, layers[-1].shape)
+        shape = (channels, *(-(-size // config.pool) for size in sizes))
+        layers.append(Layer(_FEATURES, tuple(steps), shape, _learned(conv, norm)))
+    layers.append(Layer("numbers", ("flattened",), (math.prod(layers[-1].shape),), 0))
+    for dense in model.dense:
+        assert isinstance(dense, nn.Linear)
+        layers.append(Layer("hidden", ("dense", "ReLU"), (dense.out_features,), _learned(dense)))
+    drop = [_DROPOUT] if config.dropout else []
+    end = (*drop, "dense", "softmax" if config.objects == 1 else "sigmoid")
+    return [*layers, Layer("probabilities", end, (model.num_classes,), _learned(model.classify))]

@@ -1,0 +1,187 @@
+"""The layers of a network: those that it computes, with all of its parameters, in a drawing that can be read."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+from torch import nn
+
+from support import small
+from torchcaps.analysis import figure_architecture, list_layers
+from torchcaps.models import BaselineCNN, CapsNet, Model, build_model, create_model, get_preset, list_presets
+from torchcaps.nn import Convolution, Routing
+
+
+def on_meta(name: str, **overrides: Any) -> Model:
+    preset = get_preset(name).with_overrides(overrides)
+    with torch.device("meta"):
+        return build_model(preset.model, preset.in_shape, preset.num_classes)
+
+
+def computed(model: Model) -> dict[str, list[tuple[int, ...]]]:
+    """The shapes that come out of a network's modules for an image, by what they are."""
+    found: dict[str, list[tuple[int, ...]]] = {"maps": [], "numbers": []}
+
+    def listen(modules: list[nn.Module], kind: str) -> None:
+        for module in modules:
+            module.register_forward_hook(lambda _, __, output: found[kind].append(tuple(output.shape[1:])))
+
+    convolutions: list[nn.Module] = [part for part in model.stem.modules() if isinstance(part, Convolution)]
+    if isinstance(model, CapsNet):
+        convolutions.append(model.conv)
+    else:
+        pooled = isinstance(model.pool, nn.MaxPool2d)
+        convolutions += [model.pool] if pooled else list(model.convs)  # the one pool is called for each
+    listen(convolutions, "maps")
+    listen([part for part in model.modules() if isinstance(part, nn.Linear)], "numbers")
+    with torch.inference_mode():
+        model.eval()(torch.rand(1, *model.in_shape))
+    return found
+
+
+@pytest.mark.parametrize("name", list_presets())
+def test_layers_are_those_that_the_network_computes(name: str) -> None:
+    model = create_model(name, **small(name))
+    layers, found = list_layers(model), computed(model)
+    assert sum(layer.parameters for layer in layers) == sum(parameter.numel() for parameter in model.parameters())
+    shapes = [layer.shape for layer in layers if not layer.in_decoder]
+    assert shapes[0] == model.in_shape
+    maps = [shape for shape in shapes[1:] if len(shape) == 3]
+    if isinstance(model, CapsNet):
+        kinds, height, width = model.primary_grid
+        capsules = model.class_capsules
+        assert maps == [*found["maps"], (kinds * capsules.in_dim, height, width)]
+        primary, classes, lengths = shapes[-3:]
+        assert math.prod(primary[:-1]) == capsules.in_capsules
+        assert primary[1:-1] == ((height, width) if model.config.grouping == "channels" else ())
+        assert (primary[-1], classes) == (capsules.in_dim, (capsules.out_capsules, capsules.out_dim))
+        assert lengths == (model.num_classes,)
+    else:
+        assert maps == found["maps"]
+        assert [shape for shape in shapes if len(shape) == 1][1:] == found["numbers"]
+    decoder = [layer.shape for layer in layers if layer.in_decoder]
+    if getattr(model, "decoder", None) is None:
+        assert decoder == []
+    else:
+        *hidden, pixels = dict.fromkeys(found["numbers"])  # once for each object
+        assert decoder[1:-1] == hidden
+        assert (decoder[-1], math.prod(decoder[-1])) == (model.in_shape, pixels[0])
+
+
+def test_a_stem_with_pooling_and_normalisation() -> None:
+    stem: dict[str, Any] = {
+        "stem_channels": (4, 6), "stem_strides": (1, 2), "conv_norm": "channel", "conv_dropout": 0.1,
+    }  # fmt: skip
+    for name in ("sabour2017", "cnn-matched"):
+        model = create_model(name, (1, 45, 37), **small(name), **stem)
+        layers = list_layers(model)
+        maps = [layer.shape for layer in layers[1:] if len(layer.shape) == 3 and not layer.in_decoder]
+        assert maps[: len(computed(model)["maps"])] == computed(model)["maps"]
+        assert layers[2].steps == ("convolution 3×3", "stride 2", "channel norm", "ReLU", "dropout")
+        assert sum(layer.parameters for layer in layers) == sum(each.numel() for each in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "steps"),
+    [
+        ("keras-tutorial", {}, "pixels × 255"),
+        ("sabour2017-cifar10", {}, "standardised"),
+        ("sabour2017-cifar10", {}, '"none of the above"'),
+        ("keras-tutorial", {}, "softmax over inputs"),
+        ("sabour2017", {}, "routing, 3 iterations"),
+        ("sabour2017-r1", {}, "routing, 1 iteration"),
+        ("keras-tutorial-r0", {}, "sum of votes"),
+        ("keras-tutorial", {}, "to length 1"),
+        ("sabour2017-code", {}, "÷ 32, + bias"),
+        ("torch-notebook", {}, "8 convolutions 9×9"),
+        ("torch-notebook", {}, "flattened, cut in 8s"),
+        ("sabour2017-multimnist", {}, "2 times one kept, others 0"),
+        ("baseline-cnn", {}, "dropout"),
+        ("baseline-cnn", {}, "softmax"),
+        ("baseline-cnn-multimnist", {}, "sigmoid"),
+        ("cnn-matched", {}, "max pooling 2×2"),
+        ("sabour2017", {"conv_stride": 2, "primary_stride": 1, "primary_kernel": 3}, "convolution 3×3"),
+    ],
+)
+def test_what_is_particular_about_a_network_is_said(name: str, overrides: dict[str, Any], steps: str) -> None:
+    assert steps in [step for layer in list_layers(on_meta(name, **overrides)) for step in layer.steps]
+
+
+def test_a_routing_of_your_own_goes_by_its_name() -> None:
+    class Mine(Routing):
+        def forward(self, poses, weight, bias=None, prior=None, return_coupling=False):
+            raise AssertionError("nothing is computed")
+
+    model = on_meta("sabour2017")
+    assert isinstance(model, CapsNet)
+    model.class_capsules.routing = Mine()
+    assert "Mine" in [step for layer in list_layers(model) for step in layer.steps]
+
+
+def overlaps(first: Bbox, second: Bbox) -> bool:
+    """By more than a pixel each way."""
+    return (
+        min(first.x1, second.x1) - max(first.x0, second.x0) > 1
+        and min(first.y1, second.y1) - max(first.y0, second.y0) > 1
+    )
+
+
+def test_overlaps_are_seen() -> None:
+    box = Bbox.from_bounds(0, 0, 10, 5)
+    assert overlaps(box, Bbox.from_bounds(8, 3, 10, 5))
+    assert not overlaps(box, Bbox.from_bounds(0, 6, 10, 5))
+
+
+@pytest.mark.parametrize("name", list_presets())
+def test_the_words_of_a_drawing_stand_apart_and_say_every_size(name: str) -> None:
+    model = on_meta(name)
+    figure = figure_architecture(model, title=name)
+    canvas = FigureCanvasAgg(figure)
+    texts = [text for text in figure.findobj(Text) if text.get_text().strip()]
+    boxes = [text.get_window_extent(canvas.get_renderer()) for text in texts]
+    width, height = canvas.get_width_height()
+    assert all(box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height for box in boxes)
+    for first, second in itertools.combinations(range(len(boxes)), 2):
+        assert not overlaps(boxes[first], boxes[second]), (texts[first].get_text(), texts[second].get_text())
+    said = [text.get_text() for text in texts]
+    total = sum(parameter.numel() for parameter in model.parameters())
+    assert said[0] == name
+    assert f"{total:,} parameters" in said[1]
+    for layer in list_layers(model):
+        assert {layer.name, "×".join(map(str, layer.shape)), *layer.steps} <= set(said)
+        assert not layer.parameters or f"{layer.parameters:,} parameters" in said
+
+
+def test_any_number_of_layers_and_sizes_can_be_drawn() -> None:
+    odd: list[tuple[str, dict[str, Any]]] = [
+        ("sabour2017", {"conv_channels": 1, "primary_types": 1, "primary_dim": 1, "capsule_dim": 1}),
+        ("sabour2017", {"capsule_dim": 300, "decoder_hidden": ()}),
+        ("baseline-cnn", {"channels": (1,) * 12, "hidden": (1,) * 12}),
+    ]
+    for name, overrides in odd:
+        for in_shape, classes in (((1, 18, 90), 2), ((7, 60, 20), 300)):
+            preset = get_preset(name).with_overrides(overrides)
+            with torch.device("meta"):
+                model = build_model(preset.model, in_shape, classes)
+            figure = figure_architecture(model)
+            FigureCanvasAgg(figure).draw()
+            assert np.isfinite(figure.get_size_inches()).all()
+            assert isinstance(model, CapsNet | BaselineCNN)
+            assert type(model).__name__ in [text.get_text() for text in figure.findobj(Text)]
+
+
+def test_layers_are_values() -> None:
+    first, second = (list_layers(on_meta("compact")) for _ in range(2))
+    assert first == second
+    assert dataclasses.asdict(first[0]) == {
+        "name": "image", "steps": (), "shape": (1, 28, 28), "parameters": 0, "in_decoder": False,
+    }  # fmt: skip
