@@ -83,6 +83,8 @@ class CapsNetConfig(Described):
     """Kernel of the primary capsules' convolution, pixels."""
     primary_stride: int = 2
     """Stride of the primary capsules' convolution, pixels."""
+    primary_padding: int = 0
+    """Zeros on each side of what the primary capsules' convolution sees, pixels."""
     primary_activation: Literal["none", "relu"] = "none"
     """Activation on the primary convolution, before capsules are formed."""
     primary_separate_convs: bool = False
@@ -152,7 +154,9 @@ class CapsNetConfig(Described):
             "margin_power",
         ):
             at_least(name, getattr(self, name), 1)
-        at_least("num_iterations", self.num_iterations, 0)
+        for name in ("num_iterations", "primary_padding"):
+            at_least(name, getattr(self, name), 0)
+        below("primary_padding", self.primary_padding, self.primary_kernel)  # else capsules would see zeros only
         for name in ("pixel_scale", "weight_std", "squash_eps", "margin_scale"):
             above(name, getattr(self, name), 0)
         _check_stem(self)
