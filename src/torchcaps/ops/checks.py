@@ -190,7 +190,7 @@ def check_numbers(caller: str, **numbers: Any) -> None:
         ValueError: An integer of more than 64 bits.
     """
     for name, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, Real):
+        if not _is_number(number):
             raise TypeError(f"{caller}: {name} must be a number, got {_kind(number)}")
         if _is_integer(number) and abs(number) >= 2**63:  # torch has no larger integers
             raise ValueError(f"{caller}: {name} must be below 2⁶³, got {number}")
@@ -259,6 +259,10 @@ def _computed_in(tensor: Tensor) -> torch.dtype:
 
 def _is_integer(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _kind(value: object) -> str:
