@@ -1,8 +1,8 @@
-"""All ratios of docs/speed.md in one command: convolutions, the whole step, inference, memory, an epoch, routing.
+"""All ratios of docs/speed.md in one command: convolutions, step, inference, memory, epoch, squash and routing.
 
     python benchmarks/run.py                        # everything: about 10 minutes of an otherwise idle machine
     python benchmarks/run.py --isa avx2             # the same as on a CPU without AVX-512: the page's other column
-    python benchmarks/run.py training_step epoch    # some parts: convolution, choice, training_step, epoch, routing
+    python benchmarks/run.py training_step epoch    # some parts, of these and convolution, choice, squash, routing
     python benchmarks/run.py --no-large --rounds 5  # shorter; --images for the epoch
     python benchmarks/run.py --quick                # every line of it, tiny: the numbers mean nothing
     python benchmarks/run.py --rewrite              # measure nothing, write the page again from what lies there
@@ -31,6 +31,7 @@ import choice
 import convolution
 import epoch
 import routing
+import squash
 import torch
 import training_step
 from measuring import (
@@ -53,6 +54,7 @@ PARTS = {
     "choice": choice,
     "training_step": training_step,
     "epoch": epoch,
+    "squash": squash,
     "routing": routing,
 }
 

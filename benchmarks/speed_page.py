@@ -56,6 +56,11 @@ STEP_MEMORY = "step, peak memory: torchcaps ÷ naive"
 ONE_IMAGE = "one image, inference: torchcaps ÷ convolutions alone"
 MANY_IMAGES = "512 images, inference: naive ÷ torchcaps"
 EPOCH = "epoch, its training steps: torchcaps ÷ convolutions alone"
+SQUASH = {
+    (case, name): f"squash, {case}: {name} ÷ torchcaps"
+    for case in ("forward", "forward + backward")
+    for name in ("as printed", "XifengGuo")
+}
 ROUTING = {
     case: f"routing, {case}: naive ÷ torchcaps"
     for case in ("forward", "forward + backward, stopped", "forward + backward, full")
@@ -77,6 +82,7 @@ ROWS = (
     Row("training_step", ONE_IMAGE, 1.1),
     Row("training_step", MANY_IMAGES, 6, at_least=True),
     Row("epoch", EPOCH, 0.5),
+    *(Row("squash", what) for what in SQUASH.values()),
     Row("routing", ROUTING["forward"], 18, at_least=True),
     Row("routing", ROUTING["forward + backward, stopped"], 20, at_least=True),
     Row("routing", ROUTING["forward + backward, full"], 11, at_least=True),

@@ -27,6 +27,7 @@ PROMISED = {
     "margin_loss",
     "models",
     "nn",
+    "normalised_cross_entropy",
     "ops",
     "reconstruction_loss",
     "route",

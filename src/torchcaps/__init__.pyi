@@ -17,6 +17,7 @@ from .ops.dynamic_routing import dynamic_routing as dynamic_routing
 from .ops.dynamic_routing import route as route
 from .ops.dynamic_routing import routing_rounds as routing_rounds
 from .ops.losses import margin_loss as margin_loss
+from .ops.losses import normalised_cross_entropy as normalised_cross_entropy
 from .ops.losses import reconstruction_loss as reconstruction_loss
 from .ops.memory import set_working_memory as set_working_memory
 from .ops.squash import safe_norm as safe_norm

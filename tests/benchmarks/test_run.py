@@ -34,7 +34,7 @@ between
 the end
 """
 
-PARTS = "convolution, choice, training_step, epoch, routing"
+PARTS = "convolution, choice, training_step, epoch, squash, routing"
 
 
 @pytest.fixture
@@ -124,6 +124,9 @@ def test_one_command_checks_times_and_writes_everything(
     for row in (row for name, part in found.items() if name != "convolution_errors" for row in part):
         assert float(row["median_ms"] or row["peak_mib"]) > 0
     assert {row["contender"] for row in found["routing"]} == {"torchcaps", "naive", "reference"}
+    assert {(row["case"], row["contender"]) for row in found["squash"]} == {
+        (case, name) for case in ("forward", "forward + backward") for name in ("as printed", "XifengGuo", "torchcaps")
+    }
     assert {(row["what"], row["batch"]) for row in found["training_step"]} == {
         ("step", "2"),
         ("infer", "1"),
@@ -249,6 +252,8 @@ def _half(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         ("convolution", "torchcaps", "primary convolution, one-hot input, gradient of features: torchcaps is"),
         ("choice", "convolve", "compact, primary: transform is"),
         ("training_step", "naive", "gradients are"),
+        ("squash", "torchcaps", "squash, torchcaps: outputs differ from the printed formula's"),
+        ("squash", "XifengGuo", "squash, XifengGuo: gradients differ from the printed formula's"),
     ],
 )
 def test_wrong_results_stop_it(
@@ -420,6 +425,16 @@ def test_the_worst_choice_is_the_figure(
 
 
 # ---- the statistic
+
+
+def test_the_forms_of_the_squash_are_those_of_their_sources(run: ModuleType) -> None:
+    # ‖(3, 4)‖ = 5: 25/26 · (3, 4)/5; of (0, 0) the printed formulas have no gradient, ours has
+    vector = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
+    for name, function in run.squash.CONTENDERS.items():
+        assert torch.allclose(function(vector), torch.tensor([[15 / 26, 20 / 26]], dtype=torch.float64)), name
+        zero = torch.zeros(1, 2, requires_grad=True)
+        (gradient,) = torch.autograd.grad(function(zero).sum(), zero)
+        assert gradient.isfinite().all() == (name != "as printed"), name
 
 
 def test_contenders_take_turns_and_change_places(measuring: ModuleType) -> None:

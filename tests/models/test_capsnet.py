@@ -116,6 +116,8 @@ def test_bad_class_counts(num_classes: Any) -> None:
         ({"conv_kernel": 5, "primary_kernel": 3}, 7),
         ({"conv_stride": 2}, 25),
         ({"conv_stride": 3, "conv_kernel": 4, "primary_kernel": 2, "primary_stride": 5}, 7),
+        ({"primary_padding": 2}, 13),
+        ({"conv_kernel": 3, "conv_stride": 2, "primary_kernel": 4, "primary_padding": 1}, 5),
     ],
 )
 def test_the_smallest_images(overrides: dict[str, int], smallest: int) -> None:
@@ -292,7 +294,7 @@ def test_labels_and_parts_that_do_not_fit_several_objects() -> None:
     for said, labels in bad.items():
         assert_raises(ValueError, model, IMAGES, labels, say=said)
         assert_raises(ValueError, model.loss, output, PARTS, labels, say=said)
-    assert_raises(TypeError, model, IMAGES, PAIRS.float(), say="labels must be integers, got torch.float32")
+    assert_raises(TypeError, model, IMAGES, PAIRS.float(), say="labels must be a tensor of integers, got torch.float32")
     said = "images must be the objects of each image, each alone, of shape (3, 2, 1, 20, 20), got (3, 1, 20, 20)"
     assert_raises(ValueError, model.loss, output, IMAGES, PAIRS, say=said)
     for objects in (4, 5):

@@ -38,6 +38,7 @@ CHANGES: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "primary_dim": (4, "weights", {}),
     "primary_kernel": (7, "weights", {}),
     "primary_stride": (1, "weights", {}),
+    "primary_padding": (1, "weights", {}),
     "primary_activation": ("relu", "output", {}),
     "primary_separate_convs": (True, "weights", {}),
     "grouping": ("raster", "output", {}),
@@ -160,6 +161,8 @@ def test_dictionaries_and_back(config: Any) -> None:
         ("objects", 0, "objects must be 1 to 65536, got 0"),
         ("squash_eps", 0.0, "squash_eps must be 1e-24 to 1, got 0.0"),
         ("length_eps", 1e-25, "length_eps must be 1e-24 to 1, got 1e-25"),
+        ("primary_padding", -1, "primary_padding must be 0 to 4095, got -1"),
+        ("primary_padding", 9, "primary_padding must be below primary_kernel, 9, got 9"),
         ("objects", 10, "objects must be below num_classes"),
     ],
 )

@@ -42,5 +42,7 @@ def test_images_that_do_not_fit() -> None:
     for shape in ((1, 28, 28), (2, 3, 28, 28), (2, 1, 28, 27), ()):
         said = "images must have shape (B, 1, 28, 28), as the network was built for (channels, height, width), got "
         assert_raises(InputError, check_image_shape, shape, (1, 28, 28), say=f"{said}{shape}")
-    assert_raises(TypeError, check_images, torch.zeros(2, 1, 3, 3).byte(), (1, 3, 3), say="divided by 255 first")
-    check_images(torch.zeros(2, 1, 3, 3), (1, 3, 3))
+    weight = torch.zeros(2)
+    bytes_ = torch.zeros(2, 1, 3, 3).byte()
+    assert_raises(TypeError, check_images, "here", bytes_, (1, 3, 3), weight, say="divided by 255 first")
+    check_images("here", torch.zeros(2, 1, 3, 3), (1, 3, 3), weight)

@@ -72,7 +72,7 @@ def test_rows_of_zeros_and_ones(dtype: torch.dtype) -> None:
         (torch.tensor([[0, 1], [2, 4]]), ValueError, "here: labels must be in 0..3, got 0..4"),
         (torch.tensor([[0, 1], [2, -1]]), ValueError, "here: labels must be in 0..3, got -1..2"),
         (torch.tensor([0, 1]), ValueError, "of shape (2, 2), got (2,)"),
-        (torch.tensor([[0, 1], [2, 3]]).bool(), TypeError, "here: labels must be integers, got torch.bool"),
+        (torch.tensor([[0, 1], [2, 3]]).bool(), TypeError, "here: labels must be a tensor of integers, got torch.bool"),
     ],
 )
 def test_labels_that_do_not_fit(labels: Tensor, kind: type[Exception], said: str) -> None:

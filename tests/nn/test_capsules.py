@@ -108,6 +108,35 @@ def test_kernel_and_stride_set_the_number_of_capsules() -> None:
         assert PrimaryCapsules(3, 2, 8, kernel_size=kernel, stride=stride)(features).shape == (2, 2 * rows * columns, 8)
 
 
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("output", ["squash", "routed"])
+@pytest.mark.parametrize("padding", [1, 3])
+def test_padding_is_a_frame_of_zeros(case: str, output: Any, padding: int, rng: torch.Generator) -> None:
+    options: dict[str, Any] = {"kernel_size": 3, "stride": 2, "output": output, **CASES[case][0]}
+    plain, padded = PrimaryCapsules(3, T, K, **options), PrimaryCapsules(3, T, K, padding=padding, **options)
+    padded.load_state_dict(plain.state_dict())
+    features = torch.randn(2, 3, 9, 6, generator=rng)
+    framed = nn.functional.pad(features, (padding,) * 4)
+    rows, columns = ((size + 2 * padding - 3) // 2 + 1 for size in (9, 6))
+    assert padded(features).shape[1] * padded(features).shape[2] == T * K * rows * columns
+    assert_close(padded(features), plain(framed), 1e-6)
+    heard: list[Tensor] = []  # who listens to separate convolutions has them called one by one
+    padded.convs[0].register_forward_hook(lambda _module, _features, maps: heard.append(maps))
+    assert_close(padded(features), plain(framed), 1e-6)
+    assert heard[0].shape[2:] == (rows, columns)
+    assert padded.is_wide((30, 31), 64) == plain.is_wide((30 + 2 * padding, 31 + 2 * padding), 64)
+
+
+def test_padding_makes_room_for_small_maps() -> None:
+    layer = PrimaryCapsules(3, T, K, kernel_size=4, padding=1)
+    assert layer(torch.rand(2, 3, 2, 2)).shape == (2, T, K)
+    said = "H and W of at least 2, the kernel's size less 2 of padding, got (2, 3, 1, 5)"
+    assert_raises(ValueError, layer, torch.rand(2, 3, 1, 5), say=said)
+    layer = PrimaryCapsules(3, T, K, kernel_size=4, padding=4)
+    said = "H and W of at least 1, the kernel's size less 8 of padding, got (2, 3, 0, 5)"
+    assert_raises(ValueError, layer, torch.rand(2, 3, 0, 5), say=said)
+
+
 def test_epsilon_of_the_squash(maps: Tensor) -> None:
     wanted = squash(by_channels(maps, lambda t, k: t * K + k), eps=0.5)
     assert_close(transparent(eps=0.5)(maps), wanted)
@@ -278,7 +307,9 @@ def test_bad_sizes_and_options() -> None:
     for name in ("num_types", "dim", "kernel_size", "stride"):
         assert_raises(ValueError, PrimaryCapsules, 3, **{name: 0}, say=f"{name} must be at least 1, got 0")
     assert_raises(ValueError, DenseCapsules, 2, 2, 2, 2, weight_init="x", say="weight_init must be one of balanced")
-    assert_raises(ValueError, DenseCapsules(6, 3, 4, 5), torch.ones(2, 5, 3), say="need a weight of shape (5, J, D, 3)")
+    assert_raises(
+        ValueError, DenseCapsules(6, 3, 4, 5), torch.ones(2, 5, 3), say="poses must have shape (B, 6, 3), got"
+    )
 
 
 # ---- stacks

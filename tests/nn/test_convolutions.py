@@ -88,7 +88,8 @@ def test_a_convolution_is_conv2d(sizes: tuple[Any, ...], relu: bool) -> None:
     for mine, yours in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert mine.grad is not None
         assert_close(mine.grad / yours.grad.abs().max(), yours.grad / yours.grad.abs().max(), 1e-5)
-    assert_raises(ValueError, ours, torch.randn(3, sizes[0] + 1, 13, 12), say="convolve: weight must have shape (O, ")
+    said = f"Convolution: input must have shape (B, {sizes[0]}, H, W), got (3, {sizes[0] + 1}, 13, 12)"
+    assert_raises(ValueError, ours, torch.randn(3, sizes[0] + 1, 13, 12), say=said)
 
 
 def test_weights_travel() -> None:

@@ -805,16 +805,16 @@ def test_numbers_and_pairs_for_stride_and_padding() -> None:
 def test_what_does_not_fit() -> None:
     features, weight, bias = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3), torch.randn(4)
     refused: list[tuple[type[Exception], tuple[Any, ...], str]] = [
-        (TypeError, (features.long(), weight), "features must be floating-point, got torch.int64"),
-        (TypeError, (features, weight.int()), "weight must be floating-point, got torch.int32"),
-        (TypeError, (features, weight, bias.long()), "bias must be floating-point, got torch.int64"),
-        (ValueError, (features[0], weight), "features must have 4 axes, got shape (3, 8, 8)"),
-        (ValueError, (features, weight[0]), "weight must have 4 axes, got shape (3, 3, 3)"),
-        (ValueError, (features, weight, bias[None]), "bias must have 1 axes, got shape (1, 4)"),
+        (TypeError, (features.long(), weight), "features must be a floating-point tensor, got torch.int64"),
+        (TypeError, (features, weight.int()), "weight must be a floating-point tensor, got torch.int32"),
+        (TypeError, (features, weight, bias.long()), "bias must be a floating-point tensor, got torch.int64"),
+        (ValueError, (features[0], weight), "features must have shape (B, C, H, W), got (3, 8, 8)"),
+        (ValueError, (features, weight[0]), "weight must have shape (O, C, k, l), got (3, 3, 3)"),
+        (ValueError, (features, weight, bias[None]), "bias must have shape (4,), got (1, 4)"),
         (ValueError, (features, weight[:, :2]), "weight must have shape (O, 3, k, l) as features have 3 channels"),
         (ValueError, (features, weight, bias[:3]), "bias must have shape (4,), got (3,)"),
-        (ValueError, (features, weight, bias, 0), "stride must be at least 1 and padding at least 0, got (0, 0)"),
-        (ValueError, (features, weight, bias, 1, (0, -1)), "padding at least 0, got (1, 1) and (0, -1)"),
+        (ValueError, (features, weight, bias, 0), "stride must be at least 1, got 0"),
+        (ValueError, (features, weight, bias, 1, (0, -1)), "padding must be at least 0, got -1"),
         (ValueError, (features[:, :, :2], weight), "at least as large as the kernel, 3×3, got shape (2, 3, 2, 8)"),
         (ValueError, (features[..., :1], weight, None, 1, (1, 0)), "got shape (2, 3, 8, 1)"),
     ]

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from support import assert_close, assert_differs, assert_finite, assert_raises
-from torchcaps import margin_loss, reconstruction_loss, safe_norm
+from torchcaps import margin_loss, normalised_cross_entropy, reconstruction_loss, safe_norm
 from torchcaps.nn import mask_capsules
-from torchcaps.ops.losses import multi_hot, normalised_cross_entropy
+from torchcaps.ops.losses import multi_hot
 
 LENGTHS = torch.tensor([[0.8, 0.2, 0.1], [0.05, 0.5, 1.0]], dtype=torch.float64)
 LABELS = torch.tensor([0, 1])
@@ -127,7 +127,11 @@ def test_bad_targets(loss: Callable[..., Tensor]) -> None:
 
 def test_bad_reductions_and_shapes() -> None:
     for loss in (margin_loss, normalised_cross_entropy):
-        assert_raises(ValueError, loss, LENGTHS, LABELS, reduction="average", say='"mean", "sum" or "none", got')
+        assert_raises(
+            ValueError, loss, LENGTHS, LABELS, reduction="average", say="reduction must be one of mean, sum, none, got"
+        )
     images = torch.zeros(2, 1, 2, 2)
-    assert_raises(ValueError, reconstruction_loss, images, images, reduction="sum", say="sum_per_image")
+    assert_raises(
+        ValueError, reconstruction_loss, images, images, reduction="sum", say="one of sum_per_image, mean, got"
+    )
     assert_raises(ValueError, reconstruction_loss, images, images[:1], say="(2, 1, 2, 2), images (1, 1, 2, 2)")

@@ -14,10 +14,11 @@ from torchcaps.errors import InputError
 from torchcaps.models.config import CNNConfig
 from torchcaps.models.images import check_images, check_num_classes, check_objects, check_shape, map_sizes
 from torchcaps.models.objects import label_rows
-from torchcaps.models.output import Losses, ModelOutput
+from torchcaps.models.output import Losses, ModelOutput, check_output
 from torchcaps.models.pretrained import Pretrained
 from torchcaps.nn import ChannelNorm, Convolution, ConvStem
 from torchcaps.nn.convolutions import STEM_KERNEL
+from torchcaps.ops.checks import check_flags
 from torchcaps.ops.losses import multi_hot
 from torchcaps.ops.precision import in_full_precision
 
@@ -36,7 +37,8 @@ class BaselineCNN(Pretrained):
         num_classes: J.
 
     Raises:
-        InputError: As many objects in an image as there are classes, or images smaller than the stem needs.
+        InputError: No configuration of a convolutional network, as many objects in an image as there are classes, or
+            images smaller than the stem needs.
 
     Source: Sabour, Frosst, Hinton 2017, sections 5 and 6 (arXiv:1710.09829). The paper does not give the padding;
     only convolutions that keep the size have its 35.4 M parameters on MNIST and its 24.56 M on MultiMNIST's 36×36.
@@ -46,6 +48,8 @@ class BaselineCNN(Pretrained):
     config: CNNConfig
 
     def __init__(self, config: CNNConfig, in_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10) -> None:
+        if not isinstance(config, CNNConfig):
+            raise InputError(f"config must be a CNNConfig, got {config!r}; create_model takes a preset's name")
         super().__init__()
         self.config = config
         self.in_shape = check_shape(in_shape)
@@ -91,13 +95,14 @@ class BaselineCNN(Pretrained):
             return_coupling: A CNN has none.
 
         Raises:
-            TypeError: Images that are not floating-point.
+            TypeError: Images that are not floating-point or not of the network's dtype.
             ValueError: Images whose shape does not fit.
             InputError: Coupling was asked for.
         """
+        check_flags("BaselineCNN", return_coupling=return_coupling)
         if return_coupling:
             raise InputError("a convolutional network has no coupling; use a preset with capsules")
-        check_images(images, self.in_shape)
+        check_images("BaselineCNN", images, self.in_shape, self.classify.weight)
         hidden = self.stem(images)
         for conv, norm in zip(self.convs, self.norms, strict=True):
             hidden = self.conv_dropout(self.pool(norm(conv(hidden)).relu()))
@@ -124,14 +129,16 @@ class BaselineCNN(Pretrained):
         Args:
             output: What the network returned for ``images``.
             images: Not used.
-            targets: Labels (B,) or multi-hot rows (B, J), whose classes share the probability; of P objects their
-                labels (B, P).
+            targets: Labels (B,) or (B, 1), or multi-hot rows (B, J), whose classes share the probability; of P objects
+                their labels (B, P).
 
         Raises:
-            TypeError: Labels that are not integers.
-            ValueError: Targets that do not fit, or two objects of one class in an image.
+            TypeError: Labels that are not integers, or another ``output``.
+            ValueError: An output without logits, targets that do not fit, or two objects of one class in an image.
         """
-        assert output.logits is not None
+        check_output("BaselineCNN.loss", output)
+        if output.logits is None:
+            raise ValueError("BaselineCNN.loss: output must have logits, which that of a capsule network has not")
         if self.config.objects > 1:
             present = label_rows(output.lengths, targets, self.config.objects, "BaselineCNN.loss")
             loss = F.binary_cross_entropy_with_logits(output.logits, present, reduction="none").sum(-1).mean()

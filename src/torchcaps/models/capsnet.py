@@ -22,7 +22,7 @@ from torchcaps.models.images import (
     standardise,
 )
 from torchcaps.models.objects import check_labels, label_rows, longest, match
-from torchcaps.models.output import Losses, ModelOutput
+from torchcaps.models.output import Losses, ModelOutput, check_output
 from torchcaps.models.pretrained import Pretrained
 from torchcaps.nn import (
     ChannelNorm,
@@ -37,6 +37,7 @@ from torchcaps.nn import (
 )
 from torchcaps.nn.convolutions import STEM_KERNEL
 from torchcaps.nn.inference import images_in_part, in_parts, only_infers
+from torchcaps.ops.checks import check_flags, check_floating, check_one_device
 from torchcaps.ops.losses import margin_loss, normalised_cross_entropy, reconstruction_loss
 from torchcaps.ops.squash import safe_norm
 
@@ -50,8 +51,8 @@ class CapsNet(Pretrained):
         num_classes: J.
 
     Raises:
-        InputError: Images smaller than the convolutions need (the message gives the smallest size that fits), or as
-            many objects in an image as there are classes.
+        InputError: No configuration of a capsule network, images smaller than the convolutions need (the message gives
+            the smallest size that fits), or as many objects in an image as there are classes.
 
     Source: Sabour, Frosst, Hinton 2017 (arXiv:1710.09829).
     """
@@ -60,6 +61,8 @@ class CapsNet(Pretrained):
     config: CapsNetConfig
 
     def __init__(self, config: CapsNetConfig, in_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10) -> None:
+        if not isinstance(config, CapsNetConfig):
+            raise InputError(f"config must be a CapsNetConfig, got {config!r}; create_model takes a preset's name")
         super().__init__()
         self.config = config
         self.in_shape = check_shape(in_shape)
@@ -98,6 +101,7 @@ class CapsNet(Pretrained):
             config.primary_dim,
             kernel_size=config.primary_kernel,
             stride=config.primary_stride,
+            padding=config.primary_padding,
             activation=config.primary_activation,
             grouping=config.grouping,
             separate_convs=config.primary_separate_convs,
@@ -138,15 +142,16 @@ class CapsNet(Pretrained):
 
         Args:
             images: Pixels 0..1.
-            targets: Choose the capsules to decode: labels (B,) or multi-hot rows (B, J), or, where the network sees
-                P objects in an image, their labels (B, P). Without them, the longest capsule is decoded, or the P
-                longest, each by itself, the longest first.
+            targets: Choose the capsules to decode: labels (B,) or (B, 1), or multi-hot rows (B, J), or, where the
+                network sees P objects in an image, their labels (B, P). Without them, the longest capsule is decoded,
+                or the P longest, each by itself, the longest first.
             return_coupling: Also return the coupling of the last routing iteration.
 
         Raises:
-            TypeError: Images that are not floating-point.
+            TypeError: Images that are not floating-point or not of the network's dtype, or labels that are no integers.
             ValueError: Images or targets that do not fit, or two objects of one class in an image.
         """
+        check_flags("CapsNet", return_coupling=return_coupling)
         poses = self.primary_poses(images)
         coupling = None
         if return_coupling:
@@ -169,7 +174,7 @@ class CapsNet(Pretrained):
         On a CPU, where nothing is learned, some images at a time go through the convolutions, within
         :func:`torchcaps.set_working_memory`.
         """
-        check_images(images, self.in_shape)
+        check_images("CapsNet", images, self.in_shape, self.conv.weight)
         if not only_infers(images):
             return self._poses(images)
         number = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else images.dtype
@@ -225,17 +230,20 @@ class CapsNet(Pretrained):
             output: What the network returned for ``images``.
             images: Pixels 0..1; of P objects in an image each alone, (B, P, C, H, W). A network without decoder does
                 not look at them.
-            targets: Labels (B,) or multi-hot rows (B, J); of P objects their labels (B, P).
+            targets: Labels (B,) or (B, 1), or multi-hot rows (B, J); of P objects their labels (B, P).
 
         Raises:
-            TypeError: Labels that are not integers.
+            TypeError: Labels that are not integers, images that are not floating-point, or another ``output``.
             ValueError: Images or targets that do not fit, or two objects of one class in an image.
         """
+        check_output("CapsNet.loss", output)
         classification = self._classification_loss(output.lengths, targets)
         if output.reconstruction is None:
             return Losses(classification, classification)
         config, reconstruction = self.config, output.reconstruction
         if output.decoded is not None:
+            check_floating("CapsNet.loss", "images", images)
+            check_one_device("CapsNet.loss", reconstruction=reconstruction, images=images)
             if images.shape != reconstruction.shape:
                 raise ValueError(
                     f"CapsNet.loss: images must be the objects of each image, each alone, of shape "
@@ -274,6 +282,7 @@ class CapsNet(Pretrained):
         if labels is None:
             return longest(lengths, self.config.objects)
         check_labels(labels, (len(lengths), self.config.objects), self.num_classes, "CapsNet")
+        check_one_device("CapsNet", images=lengths, targets=labels)
         return labels
 
     def _init_convolutions(self) -> None:
@@ -298,4 +307,4 @@ def _map_sizes(config: CapsNetConfig, in_shape: tuple[int, int, int]) -> tuple[l
     stem = f"a stem of {len(config.stem_channels)}, " if config.stem_channels else ""
     first, primary = config.conv_kernel, config.primary_kernel
     words = f"{stem}a {first}×{first} convolution followed by a {primary}×{primary} one"
-    return map_sizes(in_shape, kernels, strides, words)
+    return map_sizes(in_shape, kernels, strides, words, config.primary_padding)

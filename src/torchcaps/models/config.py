@@ -104,6 +104,8 @@ class CapsNetConfig(Described):
     """Kernel of the primary capsules' convolution, pixels."""
     primary_stride: Pixels = 2
     """Stride of the primary capsules' convolution, pixels."""
+    primary_padding: Annotated[int, Range(0, 4095)] = 0
+    """Zeros on each side of what the primary capsules' convolution sees, pixels."""
     primary_activation: Literal["none", "relu"] = "none"
     """Activation on the primary convolution, before capsules are formed."""
     primary_separate_convs: bool = False
@@ -167,6 +169,10 @@ class CapsNetConfig(Described):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_stem(self)
+        if self.primary_padding >= self.primary_kernel:  # capsules would see zeros only
+            raise InputError(
+                f"primary_padding must be below primary_kernel, {self.primary_kernel}, got {self.primary_padding}"
+            )
         if self.standardise and self.pixel_scale != 1:
             raise InputError(f"pixel_scale must be 1 with standardise=True, which undoes it, got {self.pixel_scale}")
         if self.learn_prior and (self.stop_gradient or self.num_iterations == 0):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.errors import InputError, shown
+from torchcaps.ops.checks import check_floating, check_one_device, check_one_dtype
 from torchcaps.ops.precision import in_full_precision
 from torchcaps.ranges import COUNT
 
@@ -20,7 +22,7 @@ def check_shape(in_shape: Sequence[int]) -> tuple[int, int, int]:
         InputError: It is not three positive integers, or they are absurdly large.
     """
     shape = tuple(in_shape) if isinstance(in_shape, Sequence) else ()
-    if len(shape) != 3 or not all(isinstance(size, int) and size > 0 for size in shape):
+    if len(shape) != 3 or not all(type(size) is int and size > 0 for size in shape):
         raise InputError(f"in_shape must be (channels, height, width), three positive integers, got {shown(in_shape)}")
     for name, size in zip(("channels", "height", "width"), shape, strict=True):
         COUNT.check(f"in_shape's {name}", size)
@@ -53,51 +55,64 @@ def check_objects(objects: int, num_classes: int) -> None:
 
 
 def map_sizes(
-    in_shape: tuple[int, int, int], kernels: Sequence[int], strides: Sequence[int], convolutions: str
+    in_shape: tuple[int, int, int], kernels: Sequence[int], strides: Sequence[int], convolutions: str, padding: int = 0
 ) -> tuple[list[int], list[int]]:
-    """Heights and widths of the maps of convolutions without padding, one after the other.
+    """Heights and widths of the maps of convolutions, one after the other.
 
     Args:
         in_shape: Images (C, H, W).
         kernels: Of the convolutions, pixels.
         strides: Of the convolutions, pixels.
         convolutions: What they are, for the message.
+        padding: Zeros on each side of what the last one sees, pixels; the others have none.
 
     Raises:
         InputError: The images are too small for them; the message gives the smallest size that fits.
     """
     heights, widths = [in_shape[1]], [in_shape[2]]
-    for kernel, stride in zip(kernels, strides, strict=True):
-        if min(heights[-1], widths[-1]) < kernel:
-            smallest = _smallest_size(kernels, strides)
+    for number, (kernel, stride) in enumerate(zip(kernels, strides, strict=True), 1):
+        zeros = 2 * padding if number == len(kernels) else 0
+        if min(heights[-1], widths[-1]) + zeros < kernel:
+            smallest = _smallest_size(kernels, strides, padding)
             raise InputError(
                 f"images of {in_shape[1]}×{in_shape[2]} are too small for {convolutions}; the smallest size that fits "
                 f"is {smallest}×{smallest}"
             )
         for sizes in (heights, widths):
-            sizes.append((sizes[-1] - kernel) // stride + 1)
+            sizes.append((sizes[-1] + zeros - kernel) // stride + 1)
     return heights[1:], widths[1:]
 
 
-def _smallest_size(kernels: Sequence[int], strides: Sequence[int]) -> int:
-    smallest = 1
-    for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
+def _smallest_size(kernels: Sequence[int], strides: Sequence[int], padding: int) -> int:
+    smallest = max(1, kernels[-1] - 2 * padding)
+    for kernel, stride in zip(reversed(kernels[:-1]), reversed(strides[:-1]), strict=True):
         smallest = kernel + (smallest - 1) * stride
     return smallest
 
 
-def check_images(images: Tensor, in_shape: tuple[int, int, int]) -> None:
-    """Raise unless ``images`` is a floating-point batch (B, C, H, W) of ``in_shape``.
+def check_images(caller: str, images: Tensor, in_shape: tuple[int, int, int], weight: Tensor) -> None:
+    """Raise unless ``images`` is a floating-point batch (B, C, H, W) of ``in_shape`` that weights can be used on.
+
+    Args:
+        caller: The network to name in an error.
+        images: What to check.
+        in_shape: (C, H, W).
+        weight: Of the network; without autocast it is of the images' dtype.
 
     Raises:
-        TypeError: Not floating-point.
+        TypeError: No tensor, not floating-point, or of another dtype than the network.
         InputError: Another shape.
+        ValueError: Another device.
     """
-    if not images.is_floating_point():
+    if isinstance(images, Tensor) and images.dtype == torch.uint8:
         raise TypeError(
-            f"images must be floating-point with pixels 0..1, got {images.dtype}; uint8 images are divided by 255 first"
+            f"{caller}: images must be floating-point with pixels 0..1, got {images.dtype}; uint8 images are divided "
+            "by 255 first"
         )
+    check_floating(caller, "images", images)
     check_image_shape(images.shape, in_shape)
+    check_one_device(caller, images=images, weights=weight)
+    check_one_dtype(caller, images=images, weights=weight)
 
 
 def check_image_shape(shape: Sequence[int], in_shape: tuple[int, int, int]) -> None:

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from torchcaps.ops.checks import NUMBERS, can_look, check_classes, check_dense, check_integers, check_one_device
 from torchcaps.ops.precision import full_dtype
 
 
@@ -74,6 +75,7 @@ def label_rows(
         ValueError: Labels that do not fit.
     """
     check_labels(labels, (len(lengths), objects), lengths.shape[1], caller)
+    check_one_device(caller, lengths=lengths, targets=labels)
     rows = torch.zeros(lengths.shape, dtype=full_dtype(lengths.dtype), device=lengths.device)
     return rows.scatter_(1, labels.long(), 1)
 
@@ -91,19 +93,16 @@ def check_labels(labels: Tensor, shape: tuple[int, int], num_classes: int, calle
         TypeError: Labels that are not integers.
         ValueError: Another shape, labels that are no classes, or two objects of one class in an image.
     """
+    check_dense(caller, "targets", labels, NUMBERS)
     if tuple(labels.shape) != shape:
         raise ValueError(
             f"{caller}: this network sees {shape[1]} objects in an image, so targets must be their labels, of shape "
             f"{shape}, got {tuple(labels.shape)}"
         )
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise TypeError(f"{caller}: labels must be integers, got {labels.dtype}")
-    if labels.device.type != "cpu" or labels.numel() == 0:
+    check_integers(caller, "labels", labels)
+    check_classes(caller, "labels", labels, num_classes)
+    if not can_look(labels):
         return
-    if labels.min() < 0 or labels.max() >= num_classes:
-        raise ValueError(
-            f"{caller}: labels must be in 0..{num_classes - 1}, got {int(labels.min())}..{int(labels.max())}"
-        )
     ordered = labels.sort(-1).values
     twice = (ordered[:, 1:] == ordered[:, :-1]).any(1)
     if twice.any():

@@ -25,6 +25,16 @@ class ModelOutput(NamedTuple):
     """With several objects in an image, the classes whose capsules were decoded, as ``reconstruction`` has them."""
 
 
+def check_output(caller: str, output: ModelOutput) -> None:
+    """Raise unless ``output`` is what a network returns.
+
+    Raises:
+        TypeError: It is not.
+    """
+    if not isinstance(output, ModelOutput):
+        raise TypeError(f"{caller}: output must be the ModelOutput of the network, got {type(output).__name__}")
+
+
 class Losses(NamedTuple):
     """The loss of a batch and its parts, scalars."""
 

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.nn.checks import check_tensor
 from torchcaps.nn.convolutions import Convolution
 from torchcaps.nn.routing import DynamicRouting, Routing
+from torchcaps.ops.checks import check_choice, check_flags, check_numbers, check_one_device, check_sizes, check_tensor
 from torchcaps.ops.convolution import Shape, choose, convolve
 from torchcaps.ops.precision import in_full_precision
 from torchcaps.ops.squash import safe_norm, squash
@@ -33,6 +33,7 @@ class PrimaryCapsules(nn.Module):
         dim: K, the components of a capsule.
         kernel_size: Of the convolution, pixels.
         stride: Of the convolution, pixels.
+        padding: Zeros on each side of the features, pixels.
         activation: ``"none"`` (the paper) or ``"relu"`` on the convolution, before capsules are formed.
         grouping: ``"channels"`` as in the paper, or ``"raster"``: the map flattened (component, type, y, x) and cut
             into pieces of K, so that a capsule holds neighbouring locations of one channel, as several
@@ -43,6 +44,7 @@ class PrimaryCapsules(nn.Module):
         eps: Epsilon of the squash or of the unit length.
 
     Raises:
+        TypeError: A size that is no integer, or an option of another type.
         ValueError: A size below one, or an option that does not exist.
 
     Source: Sabour, Frosst, Hinton 2017, section 4 (arXiv:1710.09829).
@@ -56,6 +58,7 @@ class PrimaryCapsules(nn.Module):
         *,
         kernel_size: int = 9,
         stride: int = 2,
+        padding: int = 0,
         activation: Literal["none", "relu"] = "none",
         grouping: Grouping = "channels",
         separate_convs: bool = False,
@@ -63,12 +66,15 @@ class PrimaryCapsules(nn.Module):
         eps: float = 1e-7,
     ) -> None:
         super().__init__()
-        _check_choice("activation", activation, ("none", "relu"))
-        _check_choice("grouping", grouping, ("channels", "raster"))
-        _check_choice("output", output, ("squash", "unit", "routed"))
-        _check_sizes(in_channels=in_channels, num_types=num_types, dim=dim, kernel_size=kernel_size, stride=stride)
+        name = "PrimaryCapsules"
+        check_choice(name, "activation", activation, ("none", "relu"))
+        check_choice(name, "grouping", grouping, ("channels", "raster"))
+        check_choice(name, "output", output, ("squash", "unit", "routed"))
+        check_sizes(name, in_channels=in_channels, num_types=num_types, dim=dim, kernel_size=kernel_size, stride=stride)
+        check_sizes(name, least=0, padding=padding)
+        check_flags(name, separate_convs=separate_convs)
         self.in_channels, self.num_types, self.dim = in_channels, num_types, dim
-        self.kernel_size = kernel_size
+        self.kernel_size, self.padding = kernel_size, padding
         self.activation, self.grouping, self.output, self.eps = activation, grouping, output, eps
         num_convs = dim if separate_convs else 1
         self.convs = nn.ModuleList(
@@ -77,6 +83,7 @@ class PrimaryCapsules(nn.Module):
                 num_types * dim // num_convs,
                 kernel_size,
                 stride,
+                padding,
                 bias=output != "routed",
                 relu=activation == "relu",
             )
@@ -90,17 +97,19 @@ class PrimaryCapsules(nn.Module):
         """Poses of the primary capsules; their memory is laid out as (B, K, I), as fast routing wants it.
 
         Args:
-            features: Maps of ``in_channels`` channels, no smaller than the kernel.
+            features: Maps of ``in_channels`` channels, with the padding no smaller than the kernel.
 
         Raises:
             TypeError: Maps that are not floating-point.
             ValueError: Another number of channels, or maps smaller than the kernel.
         """
         check_tensor("PrimaryCapsules", "features", features, ("B", self.in_channels, "H", "W"))
-        if min(features.shape[2:]) < self.kernel_size:
+        least = max(1, self.kernel_size - 2 * self.padding)
+        if min(features.shape[2:]) < least:
+            less = f" less {2 * self.padding} of padding" if self.padding else ""
             raise ValueError(
                 f"PrimaryCapsules: features must have shape (B, {self.in_channels}, H, W) with H and W of at least "
-                f"{self.kernel_size}, the kernel's size, got {tuple(features.shape)}"
+                f"{least}, the kernel's size{less}, got {tuple(features.shape)}"
             )
         poses = self._group(in_full_precision(self._convolve(features)))  # (B, K, I)
         if self.bias is not None:
@@ -120,7 +129,8 @@ class PrimaryCapsules(nn.Module):
         first = self.convs[0]
         assert isinstance(first, Convolution)
         (k, l), (s, t) = first.kernel_size, first.stride
-        shape = Shape(self.in_channels, self.num_types * self.dim, size, (k, l), (s, t))
+        height, width = (length + 2 * self.padding for length in size)
+        shape = Shape(self.in_channels, self.num_types * self.dim, (height, width), (k, l), (s, t))
         return choose(shape, images, learning=False) == "transform"
 
     def _convolve(self, features: Float[Tensor, "B C H W"]) -> Float[Tensor, "B TK h w"]:
@@ -136,7 +146,7 @@ class PrimaryCapsules(nn.Module):
             for name in ("weight", "bias")
         )
         assert weight is not None
-        return convolve(features, weight, bias, first.stride[0], relu=first.relu)
+        return convolve(features, weight, bias, first.stride[0], self.padding, relu=first.relu)
 
     def _group(self, maps: Float[Tensor, "B TK H W"]) -> Float[Tensor, "B K I"]:
         """The one place where channels become capsules."""
@@ -173,6 +183,7 @@ class DenseCapsules(nn.Module):
         weight_std: Standard deviation for ``"normal"`` and ``"truncated-normal"``.
 
     Raises:
+        TypeError: A size that is no integer, or an option of another type.
         ValueError: A size below one, or an option that does not exist.
 
     Source: Sabour, Frosst, Hinton 2017, section 2 (arXiv:1710.09829).
@@ -192,8 +203,15 @@ class DenseCapsules(nn.Module):
         weight_std: float = 0.1,
     ) -> None:
         super().__init__()
-        _check_choice("weight_init", weight_init, ("balanced", "normal", "truncated-normal", "fan-in"))
-        _check_sizes(in_capsules=in_capsules, in_dim=in_dim, out_capsules=out_capsules, out_dim=out_dim)
+        name = "DenseCapsules"
+        check_choice(name, "weight_init", weight_init, ("balanced", "normal", "truncated-normal", "fan-in"))
+        check_sizes(name, in_capsules=in_capsules, in_dim=in_dim, out_capsules=out_capsules, out_dim=out_dim)
+        check_flags(name, bias=bias, learn_prior=learn_prior)
+        check_numbers(name, weight_std=weight_std)
+        if not 0 <= weight_std < math.inf:
+            raise ValueError(f"{name}: weight_std must be at least 0 and finite, got {weight_std}")
+        if not isinstance(routing, Routing | None):
+            raise TypeError(f"{name}: routing must be a Routing or None, got {type(routing).__name__}")
         self.in_capsules, self.in_dim = in_capsules, in_dim
         self.out_capsules, self.out_dim = out_capsules, out_dim
         self.weight_init, self.weight_std = weight_init, weight_std
@@ -245,27 +263,32 @@ class DenseCapsules(nn.Module):
         return self.out_capsules * (self.in_capsules * self.out_dim) ** -0.5
 
     def forward(self, poses: Float[Tensor, "B I K"]) -> Float[Tensor, "B J D"]:
-        """Output capsules v_j."""
+        """Output capsules v_j.
+
+        Raises:
+            TypeError: Poses that are not floating-point.
+            ValueError: Poses of another shape, or on another device.
+        """
+        self._check(poses)
         capsules, _ = self.routing(poses, self.weight, self.bias, self.prior)
         return capsules
 
     def forward_with_coupling(
         self, poses: Float[Tensor, "B I K"]
     ) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B I J"] | None]:
-        """Output capsules v_j and the coupling c_ij of the last iteration."""
+        """Output capsules v_j and the coupling c_ij of the last iteration.
+
+        Raises:
+            TypeError: Poses that are not floating-point.
+            ValueError: Poses of another shape, or on another device.
+        """
+        self._check(poses)
         return self.routing(poses, self.weight, self.bias, self.prior, return_coupling=True)
+
+    def _check(self, poses: Tensor) -> None:
+        check_tensor("DenseCapsules", "poses", poses, ("B", self.in_capsules, self.in_dim))
+        check_one_device("DenseCapsules", poses=poses, weight=self.weight)
 
     def extra_repr(self) -> str:
         """Sizes, for ``print(model)``."""
         return f"I={self.in_capsules}, K={self.in_dim}, J={self.out_capsules}, D={self.out_dim}"
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-
-
-def _check_sizes(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")

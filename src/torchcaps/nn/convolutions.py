@@ -10,8 +10,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.nn.checks import check_tensor
-from torchcaps.ops.convolution import convolve
+from torchcaps.ops.checks import (
+    check_flags,
+    check_numbers,
+    check_one_device,
+    check_one_dtype,
+    check_size_lists,
+    check_sizes,
+    check_tensor,
+)
+from torchcaps.ops.convolution import LAYOUTS, convolve
 
 STEM_KERNEL = 3
 """Of the stem's convolutions, pixels."""
@@ -30,6 +38,10 @@ class Convolution(nn.Conv2d):
         padding: Zeros on each side, pixels.
         bias: Add a learned number to each output channel.
         relu: Also apply a ReLU, which then takes no memory of its own.
+
+    Raises:
+        TypeError: A size that is no integer, or an option of another type.
+        ValueError: A size out of its range.
     """
 
     def __init__(
@@ -43,6 +55,15 @@ class Convolution(nn.Conv2d):
         bias: bool = True,
         relu: bool = False,
     ) -> None:
+        check_sizes(
+            "Convolution",
+            in_channels=in_channels,
+            out_channels=out_channels,
+            kernel_size=kernel_size,
+            stride=stride,
+        )
+        check_sizes("Convolution", least=0, padding=padding)
+        check_flags("Convolution", bias=bias, relu=relu)
         super().__init__(in_channels, out_channels, kernel_size, stride, padding, bias=bias)
         self.relu = relu
         #: zeros on each side, down and across
@@ -74,6 +95,7 @@ class Convolution(nn.Conv2d):
             TypeError: Maps that are not floating-point.
             ValueError: Maps that do not fit.
         """
+        check_tensor("Convolution", "input", input, ("B", self.in_channels, "H", "W"), LAYOUTS)
         (stride, across), (padding, beside) = self.stride, self.zeros
         return convolve(input, self.weight, self.bias, (stride, across), (padding, beside), relu=self.relu)
 
@@ -91,10 +113,15 @@ class ChannelNorm(nn.LayerNorm):
     Args:
         channels: C.
 
+    Raises:
+        TypeError: ``channels`` is no integer.
+        ValueError: It is below one.
+
     Source: Ba, Kiros, Hinton 2016 (arXiv:1607.06450), placed as in Liu et al. 2022 (arXiv:2201.03545).
     """
 
     def __init__(self, channels: int) -> None:
+        check_sizes("ChannelNorm", channels=channels)
         super().__init__(channels)
 
     def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
@@ -105,6 +132,9 @@ class ChannelNorm(nn.LayerNorm):
             ValueError: Maps that are not (B, C, H, W).
         """
         check_tensor("ChannelNorm", "input", input, ("B", self.normalized_shape[0], "H", "W"))
+        check_one_device("ChannelNorm", input=input, weight=self.weight)
+        if input.dtype == torch.float64 or self.weight.dtype == torch.float64:  # shorter ones go together
+            check_one_dtype("ChannelNorm", input=input, weight=self.weight)
         return super().forward(input.movedim(1, -1)).movedim(-1, 1)
 
 
@@ -117,6 +147,10 @@ class ConvStem(nn.Sequential):
         strides: Of each of them, pixels; 1 if none are given.
         norm: Put :class:`ChannelNorm` before each ReLU.
         dropout: Of whole channels of the last maps, a probability.
+
+    Raises:
+        TypeError: A size that is no integer, or an option of another type.
+        ValueError: A size or ``dropout`` out of its range, no convolution, or not one stride for each.
     """
 
     def __init__(
@@ -128,6 +162,16 @@ class ConvStem(nn.Sequential):
         norm: bool = False,
         dropout: float = 0.0,
     ) -> None:
+        check_sizes("ConvStem", in_channels=in_channels)
+        check_size_lists("ConvStem", channels=channels, strides=() if strides is None else strides)
+        check_flags("ConvStem", norm=norm)
+        check_numbers("ConvStem", dropout=dropout)
+        if not channels:
+            raise ValueError("ConvStem: channels must name at least one convolution, got none")
+        if strides and len(strides) != len(channels):
+            raise ValueError(f"ConvStem: strides must be {len(channels)}, one for each of channels, got {len(strides)}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"ConvStem: dropout must be at least 0 and below 1, got {dropout}")
         layers: list[nn.Module] = []
         widths = itertools.pairwise([in_channels, *channels])
         for (before, width), stride in zip(widths, strides or [1] * len(channels), strict=True):
@@ -136,3 +180,14 @@ class ConvStem(nn.Sequential):
         if dropout:
             layers.append(nn.Dropout2d(dropout))
         super().__init__(*layers)
+        self.in_channels = in_channels
+
+    def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B c h w"]:
+        """Feature maps of images.
+
+        Raises:
+            TypeError: Images that are not floating-point.
+            ValueError: Another number of channels, or images smaller than a kernel.
+        """
+        check_tensor("ConvStem", "input", input, ("B", self.in_channels, "H", "W"))
+        return super().forward(input)

@@ -11,19 +11,28 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from torchcaps.nn.checks import check_tensor
+from torchcaps.ops.checks import (
+    check_classes,
+    check_integers,
+    check_one_device,
+    check_size_lists,
+    check_sizes,
+    check_tensor,
+)
 from torchcaps.ops.losses import multi_hot
 from torchcaps.ops.precision import in_full_precision
 
 
 def mask_capsules(
-    capsules: Float[Tensor, "B J D"], targets: Int[Tensor, "B"] | Shaped[Tensor, "B J"] | None = None
+    capsules: Float[Tensor, "B J D"],
+    targets: Int[Tensor, "B"] | Int[Tensor, "B 1"] | Shaped[Tensor, "B J"] | None = None,
 ) -> Float[Tensor, "B J D"]:
     """Zero all capsules but those of the target classes, or, without targets, all but the longest.
 
     Args:
         capsules: Output capsules v_j.
-        targets: Labels (B,), multi-hot rows (B, J), or None.
+        targets: Labels (B,) or (B, 1), multi-hot rows (B, J), or None. Of a single capsule, J = 1, targets (B, 1) are
+            multi-hot.
 
     Raises:
         TypeError: Capsules that are not floating-point, or labels that are not integers.
@@ -32,6 +41,8 @@ def mask_capsules(
     Source: Sabour, Frosst, Hinton 2017, section 4.1 (arXiv:1710.09829).
     """
     check_tensor("mask_capsules", "capsules", capsules, ("B", "J", "D"))
+    if capsules.shape[1] == 0:
+        raise ValueError(f"mask_capsules: capsules must be at least one, got shape {tuple(capsules.shape)}")
     squared_lengths = in_full_precision(capsules).square().sum(-1)
     if targets is None:
         targets = squared_lengths.argmax(-1)
@@ -49,15 +60,20 @@ def separate_capsules(capsules: Float[Tensor, "B J D"], classes: Int[Tensor, "B 
         classes: The classes of the objects, in 0..J-1.
 
     Raises:
-        TypeError: Capsules that are not floating-point.
-        ValueError: Capsules that are not (B, J, D), or classes that are not (B, P).
+        TypeError: Capsules that are not floating-point, or classes that are not integers.
+        ValueError: Capsules that are not (B, J, D), or classes that are not (B, P), on another device or beyond J.
 
     Source: Sabour, Frosst, Hinton 2017, section 6 (arXiv:1710.09829).
     """
     check_tensor("separate_capsules", "capsules", capsules, ("B", "J", "D"))
     batch = capsules.shape[0]  # len() would fix the batch size of an exported graph
+    check_integers("separate_capsules", "classes", classes)
+    check_one_device("separate_capsules", capsules=capsules, classes=classes)
     if classes.ndim != 2 or classes.shape[0] != batch:
         raise ValueError(f"separate_capsules: classes must have shape ({batch}, P), got {tuple(classes.shape)}")
+    if capsules.shape[1] == 0:
+        raise ValueError(f"separate_capsules: capsules must be at least one, got shape {tuple(capsules.shape)}")
+    check_classes("separate_capsules", "classes", classes, capsules.shape[1])
     keep = F.one_hot(classes.long(), capsules.shape[1]).to(capsules.dtype)  # (B, P, J)
     return capsules.unsqueeze(1) * keep.unsqueeze(-1)
 
@@ -75,7 +91,8 @@ class Decoder(nn.Module):
             code, deviation 0.1, cut at two deviations, with biases of 0.1.
 
     Raises:
-        ValueError: Another ``init``.
+        TypeError: A size that is no integer.
+        ValueError: A size below one, or another ``init``.
 
     Source: Sabour, Frosst, Hinton 2017, section 4.1 and figure 2 (arXiv:1710.09829).
     """
@@ -89,6 +106,8 @@ class Decoder(nn.Module):
         *,
         init: Literal["torch", "glorot", "truncated-normal"] = "torch",
     ) -> None:
+        check_sizes("Decoder", num_capsules=num_capsules, capsule_dim=capsule_dim)
+        check_size_lists("Decoder", out_shape=out_shape, hidden=hidden)
         super().__init__()
         self.num_capsules, self.capsule_dim = num_capsules, capsule_dim
         self.out_shape = tuple(out_shape)
@@ -111,8 +130,9 @@ class Decoder(nn.Module):
             ValueError: Another shape.
         """
         check_tensor("Decoder", "capsules", capsules, ("B", self.num_capsules, self.capsule_dim))
-        dtype = next(self.parameters(), capsules).dtype  # a quantised decoder has no parameters
-        return self.layers(capsules.flatten(1).to(dtype)).unflatten(1, self.out_shape)
+        weight = next(self.parameters(), capsules)  # a quantised decoder has no parameters
+        check_one_device("Decoder", capsules=capsules, weight=weight)
+        return self.layers(capsules.flatten(1).to(weight.dtype)).unflatten(1, self.out_shape)
 
     def _init_layers(self, init: Literal["torch", "glorot", "truncated-normal"]) -> None:
         if init not in ("torch", "glorot", "truncated-normal"):

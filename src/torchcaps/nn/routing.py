@@ -8,6 +8,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from torchcaps.ops.checks import check_choice, check_flags
 from torchcaps.ops.dynamic_routing import BACKENDS, Backend, SoftmaxOver, route
 from torchcaps.ops.dynamic_routing.checks import check_options
 
@@ -56,6 +57,7 @@ class DynamicRouting(Routing):
         backend: See :func:`torchcaps.route`.
 
     Raises:
+        TypeError: An option of another type.
         ValueError: A value that is out of its range, or an option that does not exist.
 
     Source: Sabour, Frosst, Hinton 2017, procedure 1 (arXiv:1710.09829).
@@ -73,8 +75,8 @@ class DynamicRouting(Routing):
     ) -> None:
         super().__init__()
         check_options(num_iterations, softmax_over, eps, "DynamicRouting")
-        if backend not in BACKENDS:
-            raise ValueError(f"DynamicRouting: backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+        check_flags("DynamicRouting", stop_gradient=stop_gradient, leaky=leaky)
+        check_choice("DynamicRouting", "backend", backend, BACKENDS)
         self.num_iterations = num_iterations
         self.softmax_over: SoftmaxOver = softmax_over
         self.stop_gradient = stop_gradient
@@ -91,6 +93,7 @@ class DynamicRouting(Routing):
         return_coupling: bool = False,
     ) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B I J"] | None]:
         """Route by agreement; see :class:`Routing` for arguments and result."""
+        check_flags("DynamicRouting", return_coupling=return_coupling)
         options: dict[str, Any] = {
             "softmax_over": self.softmax_over,
             "stop_gradient": self.stop_gradient,

@@ -9,14 +9,27 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from torchcaps.ops.checks import (
+    INTEGERS,
+    NUMBERS,
+    can_look,
+    check_choice,
+    check_classes,
+    check_dense,
+    check_floating,
+    check_numbers,
+    check_one_device,
+    check_tensor,
+)
 from torchcaps.ops.precision import full_dtype, in_full_precision
 
 Reduction = Literal["mean", "sum", "none"]
+REDUCTIONS: tuple[Reduction, ...] = ("mean", "sum", "none")
 
 
 def margin_loss(
     lengths: Float[Tensor, "B J"],
-    targets: Int[Tensor, "B"] | Shaped[Tensor, "B J"],
+    targets: Int[Tensor, "B"] | Int[Tensor, "B 1"] | Shaped[Tensor, "B J"],
     *,
     m_plus: float = 0.9,
     m_minus: float = 0.1,
@@ -30,7 +43,8 @@ def margin_loss(
 
     Args:
         lengths: ‖v_j‖, one a class.
-        targets: Class indices (B,), or multi-hot (B, J) with a one for each class that is present.
+        targets: Class indices (B,) or (B, 1), or multi-hot (B, J) with a one for each class that is present. Of a
+            single class, J = 1, targets (B, 1) are multi-hot.
         m_plus: Length above which a present class costs nothing.
         m_minus: Length below which an absent class costs nothing.
         lam: Weight of the absent classes.
@@ -39,22 +53,24 @@ def margin_loss(
             an image, shape (B,).
 
     Raises:
-        TypeError: Labels that are not integers, or lengths that are not floating-point.
-        ValueError: Shapes or labels that do not fit ``lengths``, or an unknown ``reduction``.
+        TypeError: Labels that are not integers, lengths that are not floating-point, or an option that is no number.
+        ValueError: Shapes, labels or a device that do not fit ``lengths``, or an unknown ``reduction``.
 
     Source: Sabour, Frosst, Hinton 2017, equation 4 (arXiv:1710.09829).
     """
+    check_choice("margin_loss", "reduction", reduction, REDUCTIONS)
+    check_numbers("margin_loss", m_plus=m_plus, m_minus=m_minus, lam=lam, power=power)
     present = multi_hot(lengths, targets, "margin_loss")
     lengths = lengths.to(present.dtype)
     loss = (
         present * F.relu(m_plus - lengths).pow(power) + lam * (1 - present) * F.relu(lengths - m_minus).pow(power)
     ).sum(-1)  # (B,)
-    return _reduce(loss, reduction, "margin_loss")
+    return _reduce(loss, reduction)
 
 
 def normalised_cross_entropy(
     lengths: Float[Tensor, "B J"],
-    targets: Int[Tensor, "B"] | Shaped[Tensor, "B J"],
+    targets: Int[Tensor, "B"] | Int[Tensor, "B 1"] | Shaped[Tensor, "B J"],
     *,
     clip: float = 1e-7,
     reduction: Reduction = "mean",
@@ -65,21 +81,26 @@ def normalised_cross_entropy(
 
     Args:
         lengths: ‖v_j‖, one a class, not negative.
-        targets: Class indices (B,) or multi-hot (B, J).
+        targets: As for :func:`margin_loss`.
         clip: Smallest probability, in (0, 0.5).
         reduction: ``"mean"`` or ``"sum"`` over the batch, or ``"none"``.
 
     Raises:
-        TypeError: Labels that are not integers, or lengths that are not floating-point.
-        ValueError: Shapes or labels that do not fit ``lengths``, or an unknown ``reduction``.
+        TypeError: Labels that are not integers, lengths that are not floating-point, or an option that is no number.
+        ValueError: Shapes, labels or a device that do not fit ``lengths``, ``clip`` out of its range, or an unknown
+            ``reduction``.
 
     Source: what Keras's ``categorical_crossentropy`` does to outputs that are no probabilities.
     """
+    check_choice("normalised_cross_entropy", "reduction", reduction, REDUCTIONS)
+    check_numbers("normalised_cross_entropy", clip=clip)
+    if not 0 < clip < 0.5:
+        raise ValueError(f"normalised_cross_entropy: clip must be above 0 and below 0.5, got {clip}")
     present = multi_hot(lengths, targets, "normalised_cross_entropy")
     lengths = lengths.to(present.dtype)
     share = lengths / lengths.sum(-1, keepdim=True).clamp_min(torch.finfo(lengths.dtype).tiny)
     loss = -(present * share.clamp(clip, 1 - clip).log()).sum(-1)
-    return _reduce(loss, reduction, "normalised_cross_entropy")
+    return _reduce(loss, reduction)
 
 
 def reconstruction_loss(
@@ -91,77 +112,76 @@ def reconstruction_loss(
     """Squared error between the decoder's images and the input.
 
     Args:
-        reconstruction: Decoded images, pixels 0..1, any shape with the batch first.
+        reconstruction: Decoded images, pixels 0..1, any shape of two axes or more with the batch first.
         images: The images to compare with, the same shape. Half precision is computed in float32.
         reduction: ``"sum_per_image"``: the sum over an image's pixels, averaged over the batch, as in the paper;
             ``"mean"``: the mean over all pixels, 784 times less on MNIST.
 
     Raises:
-        ValueError: The shapes differ, or an unknown ``reduction``.
+        TypeError: Images that are not floating-point.
+        ValueError: The shapes or devices differ, there is no axis beside the batch, or an unknown ``reduction``.
 
     Source: Sabour, Frosst, Hinton 2017, section 4.1 (arXiv:1710.09829).
     """
+    check_choice("reconstruction_loss", "reduction", reduction, ("sum_per_image", "mean"))
+    for name, pixels in (("reconstruction", reconstruction), ("images", images)):
+        check_floating("reconstruction_loss", name, pixels)
+        if pixels.ndim < 2:
+            raise ValueError(f"reconstruction_loss: {name} must have shape (B, ...), got {tuple(pixels.shape)}")
+    check_one_device("reconstruction_loss", reconstruction=reconstruction, images=images)
     if reconstruction.shape != images.shape:
         raise ValueError(
             f"reconstruction_loss: reconstruction has shape {tuple(reconstruction.shape)}, "
             f"images {tuple(images.shape)}; they must be equal"
         )
     squared = (in_full_precision(reconstruction) - in_full_precision(images)).square()
-    if reduction == "sum_per_image":
-        return squared.flatten(1).sum(1).mean()
-    if reduction == "mean":
-        return squared.mean()
-    raise ValueError(f'reconstruction_loss: reduction must be "sum_per_image" or "mean", got {reduction!r}')
+    return squared.mean() if reduction == "mean" else squared.flatten(1).sum(1).mean()
 
 
 def multi_hot(
-    lengths: Float[Tensor, "B J"], targets: Int[Tensor, "B"] | Shaped[Tensor, "B J"], caller: str = "multi_hot"
+    lengths: Float[Tensor, "B J"],
+    targets: Int[Tensor, "B"] | Int[Tensor, "B 1"] | Shaped[Tensor, "B J"],
+    caller: str = "multi_hot",
 ) -> Float[Tensor, "B J"]:
     """Targets as one row of zeros and ones an image, from labels or from rows that are multi-hot already.
 
     Args:
-        lengths: Gives the shape (B, J) and, if floating-point, the dtype (float32 for half precision).
-        targets: Class indices (B,) in [0, J), or multi-hot (B, J), any dtype, with values in [0, 1].
+        lengths: Gives the shape (B, J), J at least 1, and the dtype (float32 for half precision).
+        targets: Class indices (B,) or (B, 1) in [0, J), or multi-hot (B, J) with values in [0, 1]: integers, booleans
+            or floats. Of a single class, J = 1, targets (B, 1) are multi-hot.
         caller: The function to name in an error.
 
     Raises:
-        TypeError: Labels (B,) that are not integers, or lengths that are not floating-point.
-        ValueError: Shapes, labels or values that do not fit; values on a GPU are not looked at.
+        TypeError: Labels that are not integers, or lengths that are not floating-point.
+        ValueError: Shapes, labels or values that do not fit, or another device; values on a GPU are not looked at.
     """
-    if not lengths.is_floating_point():
-        raise TypeError(f"{caller}: lengths must be a floating-point tensor, got {lengths.dtype}")
-    if lengths.ndim != 2:
-        raise ValueError(f"{caller}: lengths must have shape (B, J), got {tuple(lengths.shape)}")
+    check_tensor(caller, "lengths", lengths, ("B", "J"))
+    check_dense(caller, "targets", targets, NUMBERS)
+    check_one_device(caller, lengths=lengths, targets=targets)
     batch, classes = lengths.shape
+    if classes == 0:
+        raise ValueError(f"{caller}: lengths must have at least one class, got shape {tuple(lengths.shape)}")
     dtype = full_dtype(lengths.dtype)
-    # a look at values waits for the device, so it is taken on the CPU only; in an exported graph there are none yet
-    look = targets.device.type == "cpu" and batch > 0 and not torch.compiler.is_exporting()
     if targets.shape == (batch, classes):
         present = targets.to(dtype)
-        if look and not (present.min() >= 0 and present.max() <= 1):
+        if can_look(present) and not (present.min() >= 0 and present.max() <= 1):
             raise ValueError(
                 f"{caller}: multi-hot targets must lie in 0..1, got {present.min().item()}..{present.max().item()}"
             )
         return present
-    if targets.shape != (batch,):
+    if targets.shape not in ((batch,), (batch, 1)):
         raise ValueError(
             f"{caller}: targets must be labels of shape ({batch},) or multi-hot of shape ({batch}, {classes}), "
             f"got {tuple(targets.shape)}"
         )
-    if targets.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8):
+    if targets.dtype not in INTEGERS:
         raise TypeError(f"{caller}: targets of shape (B,) must be integer labels, got {targets.dtype}")
-    if look and (targets.min() < 0 or targets.max() >= classes):  # on a GPU one_hot's own assertion catches it
-        raise ValueError(
-            f"{caller}: labels must be in 0..{classes - 1}, got {int(targets.min())}..{int(targets.max())}"
-        )
-    return F.one_hot(targets.long(), classes).to(dtype)
+    labels = targets.reshape(batch)
+    check_classes(caller, "labels", labels, classes)  # on a GPU one_hot's own assertion catches it
+    return F.one_hot(labels.long(), classes).to(dtype)
 
 
-def _reduce(loss: Float[Tensor, "B"], reduction: str, caller: str) -> Tensor:
-    if reduction == "mean":
-        return loss.mean()
-    if reduction == "sum":
-        return loss.sum()
+def _reduce(loss: Float[Tensor, "B"], reduction: Reduction) -> Tensor:
     if reduction == "none":
         return loss
-    raise ValueError(f'{caller}: reduction must be "mean", "sum" or "none", got {reduction!r}')
+    return loss.mean() if reduction == "mean" else loss.sum()

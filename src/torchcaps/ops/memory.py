@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from torchcaps.ops.checks import check_numbers
+
 MIB = 2**20
 WORKING_MEMORY = 512.0  # MiB; the planes of MNIST's primary convolution at batch 128 take 380
 ALIGNMENT = 64  # bytes: a cache line
@@ -41,8 +43,10 @@ def set_working_memory(mib: float) -> None:
         mib: MiB, positive and finite; 512 at the start.
 
     Raises:
+        TypeError: ``mib`` is no number.
         ValueError: ``mib`` is not positive and finite.
     """
+    check_numbers("set_working_memory", mib=mib)
     if not 0 < mib < float("inf"):
         raise ValueError(f"set_working_memory: mib must be positive and finite, got {mib}")
     _WorkingMemory.mib = float(mib)

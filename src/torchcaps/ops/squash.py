@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from torchcaps.ops.checks import check_axis, check_floating, check_numbers
 from torchcaps.ops.precision import in_full_precision
 
 
@@ -18,8 +19,8 @@ def squash(x: Float[Tensor, "..."], dim: int = -1, eps: float = 1e-7) -> Float[T
     formula with ‖s‖ in place of the root does not have. Half precision is computed in float32.
 
     Args:
-        x: Vectors along ``dim``, any shape, any floating dtype. Their squared lengths must be finite in the precision
-            computed in: lengths below 1.8e19 in float32.
+        x: Vectors along ``dim``, any shape of at least one axis, any floating dtype. Their squared lengths must be
+            finite in the precision computed in: lengths below 1.8e19 in float32.
         dim: The axis that holds a vector's components.
         eps: Added under the root; positive.
 
@@ -27,12 +28,14 @@ def squash(x: Float[Tensor, "..."], dim: int = -1, eps: float = 1e-7) -> Float[T
         Same shape and dtype as ``x``.
 
     Raises:
-        TypeError: ``x`` is not a floating-point tensor.
+        TypeError: ``x`` is not a floating-point tensor, or ``dim`` no integer.
         ValueError: ``eps`` is not positive.
+        ValueError: ``x`` has no axis ``dim``.
 
     Source: Sabour, Frosst, Hinton 2017, equation 1 (arXiv:1710.09829), with ``eps`` added.
     """
     _check(x, eps, "squash")
+    check_axis("squash", "x", x, dim)
     s = in_full_precision(x)
     squared = s.square().sum(dim, keepdim=True)
     return (squared / (1 + squared) * torch.rsqrt(squared + eps) * s).to(x.dtype)
@@ -42,7 +45,8 @@ def safe_norm(x: Float[Tensor, "..."], dim: int = -1, keepdim: bool = False, eps
     """Length of vectors, ``√(‖x‖² + eps)``, whose gradient at zero is zero instead of NaN.
 
     Args:
-        x: Vectors along ``dim``, any shape, any floating dtype. Half precision is computed in float32.
+        x: Vectors along ``dim``, any shape of at least one axis, any floating dtype. Half precision is computed in
+            float32.
         dim: The axis that holds a vector's components.
         keepdim: Keep ``dim`` with size one.
         eps: Added under the root; positive. A zero vector has length ``√eps``.
@@ -51,17 +55,18 @@ def safe_norm(x: Float[Tensor, "..."], dim: int = -1, keepdim: bool = False, eps
         Lengths, in the dtype of ``x``, without ``dim`` unless ``keepdim``.
 
     Raises:
-        TypeError: ``x`` is not a floating-point tensor.
+        TypeError: ``x`` is not a floating-point tensor, or ``dim`` no integer.
         ValueError: ``eps`` is not positive.
+        ValueError: ``x`` has no axis ``dim``.
     """
     _check(x, eps, "safe_norm")
+    check_axis("safe_norm", "x", x, dim)
     s = in_full_precision(x)
     return (s.square().sum(dim, keepdim=keepdim) + eps).sqrt().to(x.dtype)
 
 
 def _check(x: Tensor, eps: float, function: str) -> None:
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"{function}: x must be a floating-point tensor, got {got}")
+    check_floating(function, "x", x)
+    check_numbers(function, eps=eps)
     if not eps > 0:
         raise ValueError(f"{function}: eps must be positive, got {eps}")

@@ -12,12 +12,21 @@ transform. To be read in this order:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from torchcaps.ops.checks import (
+    check_choice,
+    check_flags,
+    check_one_device,
+    check_one_dtype,
+    check_sizes,
+    check_tensor,
+)
 from torchcaps.ops.convolution.autograd import compute, is_ordinary, plain, shape_of
 from torchcaps.ops.convolution.choice import choose, working_mib
 from torchcaps.ops.convolution.plan import Pair, Shape
@@ -26,8 +35,10 @@ Backend = Literal["auto", "plain", "columns", "transform"]
 """How a convolution is computed; see :func:`convolve`."""
 BACKENDS: tuple[Backend, ...] = ("auto", "plain", "columns", "transform")
 """All of them."""
+LAYOUTS = (torch.strided, torch._mkldnn)  # type: ignore[attr-defined]  # torch's types lack it
+"""Of the memory of tensors; PyTorch's convolution takes oneDNN's, too."""
 
-__all__ = ["BACKENDS", "Backend", "Shape", "choose", "convolve", "shape_of", "working_mib"]
+__all__ = ["BACKENDS", "LAYOUTS", "Backend", "Shape", "choose", "convolve", "shape_of", "working_mib"]
 
 
 def convolve(
@@ -65,14 +76,17 @@ def convolve(
         Maps of H' = ⌊(H + 2·padding − k) / s⌋ + 1 rows, likewise columns.
 
     Raises:
-        TypeError: Tensors that are not floating-point.
-        ValueError: Shapes that do not fit, or an option out of its range; the message names it.
+        TypeError: Tensors that are not floating-point or, without autocast, of different dtypes; an option of another
+            type.
+        ValueError: Shapes or devices that do not fit, or an option out of its range; the message names it.
 
     Source: the transform is a fast algorithm of the kind of Winograd 1980, "Arithmetic Complexity of Computations",
     with roots of unity for points; the derivation is in ``README.md``.
     """
-    stride, padding = _pair(stride), _pair(padding)
-    _check(features, weight, bias, stride, padding, backend)
+    stride, padding = _pair("stride", stride, 1), _pair("padding", padding, 0)
+    check_choice("convolve", "backend", backend, BACKENDS)
+    check_flags("convolve", relu=relu)
+    _check_tensors(features, weight, bias, padding)
     if backend == "plain" or not is_ordinary(features, weight, bias):
         return plain(features, weight, bias, stride, padding, relu)
     given = [tensor for tensor in (features, weight, bias) if tensor is not None]
@@ -83,31 +97,30 @@ def convolve(
     return compute(features, weight, bias, stride, padding, relu, way, learning)
 
 
-def _pair(value: int | Pair) -> Pair:
-    down, across = (value, value) if isinstance(value, int) else value
-    return down, across
+def _pair(name: str, value: int | Pair, least: int) -> Pair:
+    pair = tuple(value) if isinstance(value, Sequence) else (value, value)
+    if len(pair) != 2:
+        raise ValueError(f"convolve: {name} must be an integer or two of them, got {value!r}")
+    for size in pair:
+        check_sizes("convolve", least=least, **{name: size})
+    return pair
 
 
-def _check(features: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, backend: str) -> None:
-    for name, tensor, axes in (("features", features, 4), ("weight", weight, 4), ("bias", bias, 1)):
-        if tensor is None:
-            continue
-        if not tensor.is_floating_point():
-            raise TypeError(f"convolve: {name} must be floating-point, got {tensor.dtype}")
-        if tensor.ndim != axes:
-            raise ValueError(f"convolve: {name} must have {axes} axes, got shape {tuple(tensor.shape)}")
-    (C, H, W), (O, channels, k, l) = features.shape[1:], weight.shape
+def _check_tensors(features: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair) -> None:
+    check_tensor("convolve", "features", features, ("B", "C", "H", "W"), LAYOUTS)
+    check_tensor("convolve", "weight", weight, ("O", "C", "k", "l"), (torch.strided, features.layout))
+    if bias is not None:
+        check_tensor("convolve", "bias", bias, weight.shape[:1], (torch.strided, features.layout))
+    check_one_device("convolve", features=features, weight=weight, bias=bias)
+    check_one_dtype("convolve", features=features, weight=weight, bias=bias)
+    if 0 in weight.shape:
+        raise ValueError(f"convolve: weight must not be empty, got shape {tuple(weight.shape)}")
+    (C, H, W), (_, channels, k, l) = features.shape[1:], weight.shape
     if channels != C:
         raise ValueError(
             f"convolve: weight must have shape (O, {C}, k, l) as features have {C} channels, got {tuple(weight.shape)}"
         )
-    if bias is not None and len(bias) != O:
-        raise ValueError(f"convolve: bias must have shape ({O},), got {tuple(bias.shape)}")
-    if min(stride) < 1 or min(padding) < 0:
-        raise ValueError(f"convolve: stride must be at least 1 and padding at least 0, got {stride} and {padding}")
-    if H + 2 * padding[0] < k or W + 2 * padding[1] < l:
+    if min(H, W) < 1 or H + 2 * padding[0] < k or W + 2 * padding[1] < l:
         raise ValueError(
             f"convolve: features must be at least as large as the kernel, {k}×{l}, got shape {tuple(features.shape)}"
         )
-    if backend not in BACKENDS:
-        raise ValueError(f"convolve: backend must be one of {', '.join(BACKENDS)}, got {backend!r}")

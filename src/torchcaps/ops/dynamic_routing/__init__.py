@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from torchcaps.ops.checks import check_choice, check_flags
 from torchcaps.ops.dynamic_routing import triton
 from torchcaps.ops.dynamic_routing.checks import check_options, check_route, check_votes
 from torchcaps.ops.dynamic_routing.options import Options
@@ -106,13 +107,14 @@ def dynamic_routing(
         with ``return_coupling`` also c_ij.
 
     Raises:
-        TypeError: A tensor that is not floating-point.
-        ValueError: A shape or option that does not fit; the message names it.
+        TypeError: A tensor that is not floating-point, or an option of another type.
+        ValueError: A shape, device or option that does not fit; the message names it.
 
     Source: Sabour, Frosst, Hinton 2017, procedure 1 (arXiv:1710.09829); bias and leaky from the authors' released
     code. b starts at zero in the paper's experiments; a learned prior is mentioned in its section 2.
     """
     check_options(num_iterations, softmax_over, eps, "dynamic_routing")
+    check_flags("dynamic_routing", stop_gradient=stop_gradient, leaky=leaky, return_coupling=return_coupling)
     check_votes(votes, bias, prior)
     capsules, coupling = route_votes(votes, num_iterations, softmax_over, stop_gradient, bias, prior, leaky, eps)
     return (capsules, coupling) if return_coupling else capsules
@@ -241,13 +243,13 @@ def route(
         Output capsules v_j; with ``return_coupling`` also c_ij (B, I, J).
 
     Raises:
-        TypeError: A tensor that is not floating-point.
-        ValueError: A shape or option that does not fit; the message names it.
+        TypeError: A tensor that is not floating-point, or an option of another type.
+        ValueError: A shape, device or option that does not fit; the message names it.
     """
     check_options(num_iterations, softmax_over, eps, "route")
+    check_flags("route", stop_gradient=stop_gradient, leaky=leaky, return_coupling=return_coupling)
     check_route(poses, weight, bias, prior)
-    if backend not in BACKENDS:
-        raise ValueError(f"route: backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    check_choice("route", "backend", backend, BACKENDS)
     if backend == "auto":
         backend = _fastest(poses, weight, num_iterations)
     coupling: Tensor | None

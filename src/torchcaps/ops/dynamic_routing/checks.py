@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchcaps.errors import shown
+from torchcaps.ops.checks import check_numbers, check_one_device, check_tensor
 from torchcaps.ranges import ITERATIONS
 
 
@@ -13,25 +14,27 @@ def check_options(num_iterations: int, softmax_over: str, eps: float, caller: st
     if not isinstance(num_iterations, int) or isinstance(num_iterations, bool) or num_iterations not in ITERATIONS:
         got = shown(num_iterations)
         raise ValueError(f"{caller}: num_iterations must be an integer from {ITERATIONS}, got {got}")
-    if softmax_over not in ("outputs", "inputs"):
+    if not isinstance(softmax_over, str) or softmax_over not in ("outputs", "inputs"):
         raise ValueError(f'{caller}: softmax_over must be "outputs" or "inputs", got {softmax_over!r}')
+    check_numbers(caller, eps=eps)
     if not eps > 0:
         raise ValueError(f"{caller}: eps must be positive, got {eps}")
 
 
 def check_votes(votes: Tensor, bias: Tensor | None, prior: Tensor | None, caller: str = "dynamic_routing") -> None:
     """Raise if votes (B, I, J, D), bias (J, D) and prior (I, J) do not fit each other."""
-    _check_tensor(caller, "votes", votes, "(B, I, J, D)", 4)
+    check_tensor(caller, "votes", votes, ("B", "I", "J", "D"))
     _, I, J, D = votes.shape
     _check_extras(caller, I, J, D, bias, prior)
+    check_one_device(caller, votes=votes, bias=bias, prior=prior)
 
 
 def check_route(
     poses: Tensor, weight: Tensor, bias: Tensor | None = None, prior: Tensor | None = None, caller: str = "route"
 ) -> None:
     """Raise if poses (B, I, K), weight (I, J, D, K), bias (J, D) and prior (I, J) do not fit each other."""
-    _check_tensor(caller, "poses", poses, "(B, I, K)", 3)
-    _check_tensor(caller, "weight", weight, "(I, J, D, K)", 4)
+    check_tensor(caller, "poses", poses, ("B", "I", "K"))
+    check_tensor(caller, "weight", weight, ("I", "J", "D", "K"))
     _, I, K = poses.shape
     if weight.shape[0] != I or weight.shape[3] != K:
         raise ValueError(
@@ -39,23 +42,12 @@ def check_route(
             f"got {tuple(weight.shape)}"
         )
     _check_extras(caller, I, weight.shape[1], weight.shape[2], bias, prior)
+    check_one_device(caller, poses=poses, weight=weight, bias=bias, prior=prior)
 
 
 def _check_extras(caller: str, I: int, J: int, D: int, bias: Tensor | None, prior: Tensor | None) -> None:
     if min(I, J, D) == 0:
         raise ValueError(f"{caller}: there must be at least one capsule and component, got I={I}, J={J}, D={D}")
     for name, tensor, shape in (("bias", bias, (J, D)), ("prior", prior, (I, J))):
-        if tensor is None:
-            continue
-        if not tensor.is_floating_point():
-            raise TypeError(f"{caller}: {name} must be a floating-point tensor, got {tensor.dtype}")
-        if tensor.shape != shape:
-            raise ValueError(f"{caller}: {name} must have shape {shape}, got {tuple(tensor.shape)}")
-
-
-def _check_tensor(caller: str, name: str, tensor: Tensor, shape: str, ndim: int) -> None:
-    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-        got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise TypeError(f"{caller}: {name} must be a floating-point tensor, got {got}")
-    if tensor.ndim != ndim:
-        raise ValueError(f"{caller}: {name} must have shape {shape}, got {tuple(tensor.shape)}")
+        if tensor is not None:
+            check_tensor(caller, name, tensor, shape)

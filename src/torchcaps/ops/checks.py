@@ -1,0 +1,269 @@
+"""What functions and layers ask of their arguments: a sentence names the function, the argument, and what fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+"""Dtypes that are computed with."""
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+"""Dtypes of labels."""
+NUMBERS = (*INTEGERS, torch.bool, *FLOATS)
+"""Dtypes of targets, whether labels or rows of zeros and ones."""
+LARGEST_SIZE = 2**31 - 1
+"""Of a layer, a kernel, a stride or a padding."""
+
+
+def check_dense(
+    caller: str,
+    name: str,
+    tensor: Tensor,
+    dtypes: Sequence[torch.dtype],
+    wanted: str = "a tensor of numbers",
+    layouts: Sequence[torch.layout] = (torch.strided,),
+) -> None:
+    """Raise unless ``tensor`` is a dense tensor of one of some dtypes.
+
+    Args:
+        caller: The layer or function to name in an error.
+        name: The argument.
+        tensor: Its value.
+        dtypes: Those that will do.
+        wanted: What they make of it, for the error.
+        layouts: Those that will do.
+
+    Raises:
+        TypeError: No tensor, one of another dtype, or one that is not dense.
+    """
+    if not isinstance(tensor, Tensor) or tensor.dtype not in dtypes:
+        raise TypeError(f"{caller}: {name} must be {wanted}, got {_kind(tensor)}")
+    if tensor.layout not in layouts or tensor.is_nested:
+        kind = "a nested one" if tensor.is_nested else f"one of layout {tensor.layout}"
+        raise TypeError(f"{caller}: {name} must be a dense tensor, got {kind}")
+
+
+def check_floating(caller: str, name: str, tensor: Tensor, layouts: Sequence[torch.layout] = (torch.strided,)) -> None:
+    """Raise unless ``tensor`` is a dense floating-point tensor.
+
+    Args:
+        caller: The layer or function to name in an error.
+        name: The argument.
+        tensor: Its value.
+        layouts: Those that will do.
+
+    Raises:
+        TypeError: No tensor, one that is not floating-point, has fewer than 16 bits, or is not dense.
+    """
+    bits = " of at least 16 bits" if isinstance(tensor, Tensor) and tensor.is_floating_point() else ""
+    check_dense(caller, name, tensor, FLOATS, f"a floating-point tensor{bits}", layouts)
+
+
+def check_tensor(
+    caller: str,
+    name: str,
+    tensor: Tensor,
+    shape: Sequence[int | str],
+    layouts: Sequence[torch.layout] = (torch.strided,),
+) -> None:
+    """Raise unless ``tensor`` is a dense floating-point tensor of a shape.
+
+    Args:
+        caller: The layer or function to name in an error.
+        name: The argument.
+        tensor: Its value.
+        shape: The sizes wanted; a letter stands for any size.
+        layouts: Those that will do.
+
+    Raises:
+        TypeError: As for :func:`check_floating`.
+        ValueError: Another shape.
+    """
+    check_floating(caller, name, tensor, layouts)
+    fits = tensor.ndim == len(shape) and all(
+        isinstance(wanted, str) or size == wanted for size, wanted in zip(tensor.shape, shape, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join(map(str, shape)) + "," * (len(shape) == 1)
+        raise ValueError(f"{caller}: {name} must have shape ({wanted}), got {tuple(tensor.shape)}")
+
+
+def check_integers(caller: str, name: str, tensor: Tensor) -> None:
+    """Raise unless ``tensor`` is a dense tensor of integers.
+
+    Raises:
+        TypeError: It is not.
+    """
+    check_dense(caller, name, tensor, INTEGERS, "a tensor of integers")
+
+
+def check_classes(caller: str, name: str, labels: Tensor, num_classes: int) -> None:
+    """Raise unless integers are numbers of classes, where their values can be looked at (:func:`can_look`).
+
+    Raises:
+        ValueError: One is below 0, or ``num_classes`` or more.
+    """
+    if can_look(labels) and (labels.min() < 0 or labels.max() >= num_classes):
+        raise ValueError(
+            f"{caller}: {name} must be in 0..{num_classes - 1}, got {int(labels.min())}..{int(labels.max())}"
+        )
+
+
+def can_look(tensor: Tensor) -> bool:
+    """Whether the values of a tensor are there, and can be looked at without waiting for a device.
+
+    There are none yet in a graph that is being compiled or exported, and under ``torch.vmap`` no single ones.
+    """
+    if tensor.device.type != "cpu" or tensor.numel() == 0:
+        return False
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    return not torch._C._len_torch_dispatch_stack()
+
+
+def check_one_device(caller: str, **tensors: Tensor | None) -> None:
+    """Raise unless all tensors, by the names of their arguments, are on one device; None is on any.
+
+    Raises:
+        ValueError: They are not.
+    """
+    given = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
+    if _differ(given):
+        raise ValueError(f"{caller}: {_names(given)} must be on one device, got {_names(given.values())}")
+
+
+def check_one_dtype(caller: str, **tensors: Tensor | None) -> None:
+    """Raise unless all tensors, by the names of their arguments, are computed with in one dtype; None is of any.
+
+    Raises:
+        TypeError: They differ in dtype, and autocast does not see to it.
+    """
+    given = {name: _computed_in(tensor) for name, tensor in tensors.items() if tensor is not None}
+    if _differ(given):
+        raise TypeError(f"{caller}: {_names(given)} must be of one dtype, got {_names(given.values())}")
+
+
+def check_sizes(caller: str, *, least: int = 1, **sizes: Any) -> None:
+    """Raise unless sizes, by the names of their arguments, are integers in a range.
+
+    Args:
+        caller: The layer or function to name in an error.
+        least: The smallest that will do; the largest is 2³¹ - 1.
+        **sizes: What to check.
+
+    Raises:
+        TypeError: No integer.
+        ValueError: One out of the range.
+    """
+    for name, size in sizes.items():
+        if not _is_integer(size):
+            raise TypeError(f"{caller}: {name} must be an integer, got {size!r}")
+        if size < least:
+            raise ValueError(f"{caller}: {name} must be at least {least}, got {size}")
+        if size > LARGEST_SIZE:
+            raise ValueError(f"{caller}: {name} must be at most {LARGEST_SIZE}, got {size}")
+
+
+def check_size_lists(caller: str, **lists: Any) -> None:
+    """Raise unless options, by their names, are sequences of sizes (:func:`check_sizes`).
+
+    Raises:
+        TypeError: No sequence, or no integer in it.
+        ValueError: A size below one.
+    """
+    for name, sizes in lists.items():
+        if isinstance(sizes, str) or not isinstance(sizes, Sequence):
+            raise TypeError(f"{caller}: {name} must be a sequence of integers, got {sizes!r}")
+        for size in sizes:
+            check_sizes(caller, **{name: size})
+
+
+def check_numbers(caller: str, **numbers: Any) -> None:
+    """Raise unless options, by their names, are numbers.
+
+    Raises:
+        TypeError: One is not.
+        ValueError: An integer of more than 64 bits.
+    """
+    for name, number in numbers.items():
+        if not _is_number(number):
+            raise TypeError(f"{caller}: {name} must be a number, got {_kind(number)}")
+        if _is_integer(number) and abs(number) >= 2**63:  # torch has no larger integers
+            raise ValueError(f"{caller}: {name} must be below 2⁶³, got {number}")
+
+
+def check_flags(caller: str, **flags: Any) -> None:
+    """Raise unless options, by their names, are True or False.
+
+    Raises:
+        TypeError: One is neither.
+    """
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise TypeError(f"{caller}: {name} must be True or False, got {_kind(flag)}")
+
+
+def check_choice(caller: str, name: str, value: str, choices: Sequence[str]) -> None:
+    """Raise unless an option is one of its choices.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{caller}: {name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def check_axis(caller: str, name: str, tensor: Tensor, dim: int) -> None:
+    """Raise unless ``dim`` is an axis of a tensor.
+
+    Args:
+        caller: The function to name in an error.
+        name: The tensor's argument.
+        tensor: Its value.
+        dim: Counted from the first axis, or, negative, from behind the last.
+
+    Raises:
+        TypeError: No integer.
+        ValueError: There is no such axis, or none at all.
+    """
+    if not _is_integer(dim):
+        raise TypeError(f"{caller}: dim must be an integer, got {dim!r}")
+    if tensor.ndim == 0:
+        raise ValueError(f"{caller}: {name} must have at least one axis, got a single number, of shape ()")
+    if not -tensor.ndim <= dim < tensor.ndim:
+        raise ValueError(
+            f"{caller}: dim must be {-tensor.ndim} to {tensor.ndim - 1} for {name} of shape {tuple(tensor.shape)}, "
+            f"got {dim}"
+        )
+
+
+def _differ(given: Mapping[str, object]) -> bool:
+    first, *others = given.values()
+    return any(other != first for other in others)
+
+
+def _names(things: Iterable[object]) -> str:
+    return " and ".join(map(str, things))
+
+
+def _computed_in(tensor: Tensor) -> torch.dtype:
+    kind = tensor.device.type
+    if tensor.dtype == torch.float64 or not torch.amp.is_autocast_available(kind):  # autocast leaves float64 alone
+        return tensor.dtype
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _kind(value: object) -> str:
+    return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
