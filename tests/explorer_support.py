@@ -56,12 +56,9 @@ def small_network(
 @contextmanager
 def served(explorer: Explorer) -> Iterator[str]:
     """The address of the page, served in a thread meanwhile."""
-    import uvicorn
+    from torchcaps.explorer.server import listen, make_server
 
-    from torchcaps.explorer.page import make_app
-    from torchcaps.explorer.server import listen
-
-    server = uvicorn.Server(uvicorn.Config(make_app(explorer), log_level="error", timeout_graceful_shutdown=1))
+    server = make_server(explorer)
     with listen(0) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
+import json
 import signal
 import subprocess
 import sys
@@ -142,11 +144,26 @@ def get(port: int, **headers: str) -> http.client.HTTPResponse:
     return connection.getresponse()
 
 
+UPLOAD = (
+    b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.txt"\r\n\r\n' + bytes(2**20) + b"\r\n--x--\r\n"
+)
+
+
+def post(port: int, path: str, body: bytes, kind: str) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("POST", path, body, {"Content-Type": kind})
+    return connection.getresponse()
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="on Windows no Ctrl-C can be sent to another process alone")
 @pytest.mark.skipif(no_gradio() is not None, reason=no_gradio() or "")
+@pytest.mark.parametrize("how_it_ends", [signal.SIGINT, signal.SIGTERM])
 def test_it_serves_this_machine_only_talks_to_nobody_and_ends_quietly(
-    run_folder: Path, environment: dict[str, str]
+    run_folder: Path, digit_file: Path, environment: dict[str, str], tmp_path: Path, how_it_ends: signal.Signals
 ) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment |= {"TMPDIR": str(temporary)}
     command = [sys.executable, "-c", WATCHED, "explore", run_folder, "--no-browser", "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
@@ -164,9 +181,13 @@ def test_it_serves_this_machine_only_talks_to_nobody_and_ends_quietly(
         assert b"torchcaps explorer" in response.read()
         assert get(port, Host="evil.example").status == 400
         assert get(port, Host=f"localhost:{port}").status == 200
+        assert post(port, "/gradio_api/upload", UPLOAD, "multipart/form-data; boundary=x").status == 404
+        question = {"name": "x.png", "data": base64.b64encode(digit_file.read_bytes()).decode()}
+        response = post(port, "/ask/read", json.dumps(question).encode(), "application/json")
+        assert list(json.load(response)) == ["pixels"]
     finally:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(how_it_ends)
         out, err = process.communicate(timeout=20)
     assert (process.returncode, out) == (0, "")
-    assert "TALKS" not in err
-    assert "Traceback" not in err
+    assert err == ""
+    assert list(temporary.iterdir()) == []

@@ -256,7 +256,7 @@ def test_files_are_read_and_broken_ones_refused_in_a_sentence(
 
     pick(page, 100_000)
     assert message(page).startswith("Test images go from 0 to ")
-    page.route("**/component_server/", lambda route: route.fulfill(status=500, body="Traceback"))
+    page.route("**/ask/*", lambda route: route.fulfill(status=500, body="Traceback"))
     page.get_by_role("button", name="Random").click()
     page.get_by_text("The explorer does not answer.").wait_for()
     assert "Traceback" not in page.locator("body").inner_text()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,25 @@ onnx = pytest.importorskip("onnx", reason="the extra torchcaps[export] is not in
 pytest.importorskip("onnxruntime", reason="the extra torchcaps[export] is not installed")
 
 Make = Callable[..., Any]
+Graph = tuple[Sequence[Any], Sequence[Any]]
 
 
-def write_mean(path: Path, metadata: dict[str, str], output: str = "lengths") -> Path:
-    """A file whose scores of four classes are the mean pixel of the image."""
+def write_mean(path: Path, metadata: dict[str, str], output: str = "lengths", more: Graph = ((), ())) -> Path:
+    """A file whose scores of four classes are the mean pixel of the image, plus the mean of what ``more`` computes.
+
+    Args:
+        path: The file.
+        metadata: What it says of itself.
+        output: The name of its output.
+        more: Further nodes, which give ``added``, and constants.
+    """
     helper, pixels = onnx.helper, ["batch", 1, 18, 20]
     nodes = [
         helper.make_node("ReduceMean", ["images", "axes"], ["mean"], keepdims=0),
-        helper.make_node("Unsqueeze", ["mean", "last"], ["column"]),
+        helper.make_node("Unsqueeze", ["mean", "last"], ["mean_column" if more[0] else "column"]),
+        *more[0],
+        *([helper.make_node("ReduceMean", ["added"], ["added_mean"], keepdims=0)] if more[0] else ()),
+        *([helper.make_node("Add", ["mean_column", "added_mean"], ["column"])] if more[0] else ()),
         helper.make_node("Expand", ["column", "four"], [output]),
     ]
     constants = [
@@ -37,7 +48,7 @@ def write_mean(path: Path, metadata: dict[str, str], output: str = "lengths") ->
         "mean",
         [helper.make_tensor_value_info("images", onnx.TensorProto.FLOAT, pixels)],
         [helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, ["batch", 4])],
-        constants,
+        [*constants, *more[1]],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     helper.set_model_props(model, metadata)
@@ -99,3 +110,117 @@ def test_files_that_are_none_of_ours(tmp_path: Path, describe: Make) -> None:
 def test_without_onnxruntime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert_raises(InputError, OnnxModel, tmp_path / "x.onnx", say='pip install "torchcaps[export]"')
+
+
+def whole_numbers(name: str, values: list[int]) -> Any:
+    return onnx.helper.make_tensor(name, onnx.TensorProto.INT64, [len(values)], values)
+
+
+def never_ends() -> Graph:
+    """A loop of 10^15 rounds."""
+    helper, kinds = onnx.helper, onnx.TensorProto
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go_on"], ["still"]), helper.make_node("Add", ["sum", "sum"], ["next"])],
+        "body",
+        [
+            helper.make_tensor_value_info("round", kinds.INT64, []),
+            helper.make_tensor_value_info("go_on", kinds.BOOL, []),
+        ]
+        + [helper.make_tensor_value_info("sum", kinds.FLOAT, ["batch", 1])],
+        [helper.make_tensor_value_info("still", kinds.BOOL, [])]
+        + [helper.make_tensor_value_info("next", kinds.FLOAT, ["batch", 1])],
+    )
+    constants = [
+        helper.make_tensor("rounds", kinds.INT64, [], [10**15]),
+        helper.make_tensor("yes", kinds.BOOL, [], [1]),
+    ]
+    return [helper.make_node("Loop", ["rounds", "yes", "mean_column"], ["added"], body=body)], constants
+
+
+def outside() -> Graph:
+    """A constant that stands in another file, outside the folder."""
+    tensor = onnx.TensorProto(name="added_before", data_type=onnx.TensorProto.FLOAT, dims=[4])
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", "../outside.bin"), ("offset", "0"), ("length", "16")):
+        tensor.external_data.add(key=key, value=value)
+    return [onnx.helper.make_node("Identity", ["added_before"], ["added"])], [tensor]
+
+
+def of_shape(operator: str, *inputs: str, size: list[int]) -> Graph:
+    return [onnx.helper.make_node(operator, [*inputs, "size"], ["added"])], [whole_numbers("size", size)]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: of_shape("ConstantOfShape", size=[100_000, 30_000]), "an image takes more than 768 MiB of memory"),
+        (lambda: of_shape("ConstantOfShape", size=[10**9, 10**9]), "an image takes more than 768 MiB of memory"),
+        (lambda: of_shape("Expand", "mean_column", size=[3_000_000, 1, 1000]), "an image takes more than 768 MiB"),
+        (lambda: of_shape("Gather", "mean", size=[99]), "indices element out of data bounds"),
+        (never_ends, "an image takes more than 2 s"),
+    ],
+)
+def test_graphs_that_cannot_be_run(
+    tmp_path: Path, describe: Make, monkeypatch: pytest.MonkeyPatch, make: Callable[[], Graph], said: str
+) -> None:
+    monkeypatch.setattr(onnx_model, "SECONDS", 2.0)
+    model = OnnxModel(write_mean(tmp_path / "x.onnx", describe().to_metadata(), more=make()), threads=1)
+    with pytest.raises(InputError) as caught:
+        model(np.zeros((1, 1, 18, 20), np.uint8))
+    assert str(caught.value).startswith(f"{tmp_path / 'x.onnx'} cannot be run: ")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_constant_of_another_folder_is_not_read(tmp_path: Path, describe: Make) -> None:
+    np.ones(4, np.float32).tofile(tmp_path / "outside.bin")
+    (tmp_path / "folder").mkdir()
+    path = write_mean(tmp_path / "folder" / "x.onnx", describe().to_metadata(), more=outside())
+    assert_raises(InputError, OnnxModel, path, say=f"{path} is damaged or no ONNX file: ")
+
+
+def test_a_batch_that_takes_too_much_is_halved(tmp_path: Path, describe: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each image takes 20 MB of the 64."""
+    monkeypatch.setattr(onnx_model, "MEMORY", 64 * 2**20)
+    copies = [onnx.helper.make_node("Expand", ["mean_column", "size"], ["added"])]
+    path = write_mean(
+        tmp_path / "x.onnx", describe().to_metadata(), more=(copies, [whole_numbers("size", [1, 5_000_000])])
+    )
+    model = OnnxModel(path, threads=1)
+    images = np.full((9, 1, 18, 20), 51, np.uint8)
+    lengths, _ = model(images)
+    np.testing.assert_allclose(lengths, np.full((9, 4), 0.4), rtol=0.02)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_scores_that_are_not_finite(tmp_path: Path, describe: Make, value: float) -> None:
+    fill = onnx.helper.make_tensor("value", onnx.TensorProto.FLOAT, [1], [value])
+    node = onnx.helper.make_node("ConstantOfShape", ["size"], ["added"], value=fill)
+    path = write_mean(tmp_path / "x.onnx", describe().to_metadata(), more=([node], [whole_numbers("size", [2])]))
+    said = f"{path} cannot be used: its graph does not give finite lengths for each image"
+    assert_raises(InputError, OnnxModel(path), np.zeros((1, 1, 18, 20), np.uint8), say=said)
+
+
+def test_scores_of_another_shape_than_promised(mean: OnnxModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Session:
+        def run(self, *_: Any) -> list[Any]:
+            return [np.zeros((1, 4), np.float32)]
+
+    monkeypatch.setattr(mean, "_session", Session())
+    mean(np.zeros((1, 1, 18, 20), np.uint8))
+    assert_raises(InputError, mean, np.zeros((2, 1, 18, 20), np.uint8), say="does not give finite lengths")
+
+
+def test_texts_that_are_not_utf_8(tmp_path: Path, describe: Make) -> None:
+    contents = write_mean(tmp_path / "whole.onnx", describe().to_metadata()).read_bytes()
+    path = tmp_path / "x.onnx"
+    for text in (b'"zero"', b"torchcaps.version"):
+        path.write_bytes(contents.replace(text, text[:-2] + b"\xff" + text[-1:]))
+        said = f"{path} was not written by torchcaps export: its texts are not UTF-8"
+        assert_raises(InputError, OnnxModel, path, say=said)
+
+
+def test_a_file_larger_than_any(tmp_path: Path) -> None:
+    with (tmp_path / "x.onnx").open("wb") as file:
+        file.truncate(3 * 2**30)
+    assert_raises(InputError, OnnxModel, tmp_path / "x.onnx", say="it has 3.0 GiB, an ONNX file at most 2")

@@ -42,6 +42,12 @@ def describe(explorer: Explorer) -> Answer:
     }
 
 
+def largest_question(explorer: Explorer, name: str) -> int:
+    """Bytes of a question at most: an image of the network's, or an image file, as base64, and some words."""
+    image = LARGEST_FILE if name == "read" else math.prod(explorer.model.in_shape)
+    return 4 * math.ceil(image / 3) + 2**20
+
+
 def answers(explorer: Explorer) -> list[Callable[[Any], Answer]]:
     """The questions that the page may ask, as functions of one JSON object named as the page calls them."""
 

@@ -1,5 +1,4 @@
-// What the browser does. Gradio runs this once, with `element` (the page), `props.about` (see messages.describe) and
-// `server` (the functions of messages.answers).
+// What the browser does. Gradio runs this once, with `element` (the page) and `props.about` (see messages.describe).
 const about = props.about;
 const [channels, height, width] = about.shape;
 const $ = (selector) => element.querySelector(selector);
@@ -17,8 +16,11 @@ const state = {
 
 // ---- asking the network ----
 
+// One of the functions of messages.answers.
 async function ask(name, question) {
-  const answer = await server[name](question).catch(() => null); // nothing where the server failed, or is gone
+  const headers = { "Content-Type": "application/json" }, body = JSON.stringify(question);
+  const answered = await fetch(`/ask/${name}`, { method: "POST", headers, body }).catch(() => null);
+  const answer = await answered?.json().catch(() => null); // nothing where the server failed, or is gone
   if (!answer)
     throw new Error("The explorer does not answer. If it was stopped, start it again; else its terminal says more.");
   if (answer.error) throw new Error(answer.error);

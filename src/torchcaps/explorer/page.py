@@ -1,32 +1,36 @@
-"""The page: one custom component of Gradio, which brings the browser's questions to the explorer."""
+"""The page, drawn by one component of Gradio, and the answers to its questions."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchcaps.errors import InputError
-from torchcaps.explorer.messages import answers, describe
+from torchcaps.explorer.guard import Guard
+from torchcaps.explorer.messages import answers, describe, largest_question
 from torchcaps.explorer.state import Explorer
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+    from starlette.requests import Request
+    from starlette.responses import Response
 
+AT_ONCE = 2
+"""Questions that are answered at the same time, so that a few large images fill no memory; others wait."""
 _FOLDER = Path(__file__).parent
-# What the browser may load and whom it may talk to: this server. Gradio's own scripts need the two "unsafe".
-_POLICY = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data:; font-src 'self' data:; connect-src 'self'; base-uri 'self'; form-action 'none'; "
-    "frame-ancestors 'none'; object-src 'none'"
-)
 
 
 def make_app(explorer: Explorer) -> FastAPI:
     """The page as a web application.
 
-    It answers only requests for this machine by its own name, so that no other site can have its name point here, and
-    forbids the browser to load anything from elsewhere.
+    It answers its own page only, and forbids the browser to load anything from elsewhere: see
+    :class:`~torchcaps.explorer.guard.Guard`. It takes questions of a bounded size, and leaves no files behind.
 
     Args:
         explorer: What is explored.
@@ -37,9 +41,7 @@ def make_app(explorer: Explorer) -> FastAPI:
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
     try:
         import gradio
-        from fastapi import FastAPI, Request, Response
-        from starlette.middleware.base import RequestResponseEndpoint
-        from starlette.middleware.trustedhost import TrustedHostMiddleware
+        from fastapi import FastAPI
     except ModuleNotFoundError as error:
         raise InputError(
             f"the explorer needs {error.name}, which is not installed; pip install 'torchcaps[explore]'"
@@ -48,35 +50,91 @@ def make_app(explorer: Explorer) -> FastAPI:
     background = {"body_background_fill": "#f5f5f2", "body_background_fill_dark": "#121215"}
     # plain names are fonts of the reader's own system; others would be fetched, from Google too
     theme = gradio.themes.Base(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
-    with gradio.Blocks(title="torchcaps explorer", analytics_enabled=False, fill_width=True) as page:
-        gradio.HTML(
-            html_template=_read("page.html"),
-            js_on_load=_read("page.js"),
-            apply_default_css=False,
-            server_functions=answers(explorer),
-            about=describe(explorer),
-        )
     app = FastAPI(openapi_url=None)  # its documentation pages load scripts from elsewhere
+    app.add_middleware(Guard)
+    add_answers(app, explorer)
+    with _gradio_elsewhere():
+        with gradio.Blocks(title="torchcaps explorer", analytics_enabled=False, fill_width=True) as page:
+            gradio.HTML(
+                html_template=_read("page.html"),
+                js_on_load=_read("page.js"),
+                apply_default_css=False,
+                about=describe(explorer),
+            )
+        return gradio.mount_gradio_app(
+            app,
+            page,
+            path="/",
+            footer_links=[],
+            run_history=False,
+            ssr_mode=False,
+            mcp_server=False,
+            pwa=False,
+            theme=theme.set(**background),
+            head=f"<style>\n{_read('page.css')}</style>",
+        )
 
-    @app.middleware("http")
-    async def add_policy(request: Request, call_next: RequestResponseEndpoint) -> Response:
-        response = await call_next(request)
-        response.headers["Content-Security-Policy"] = _POLICY
-        return response
 
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])
-    return gradio.mount_gradio_app(
-        app,
-        page,
-        path="/",
-        footer_links=[],
-        run_history=False,
-        ssr_mode=False,
-        mcp_server=False,
-        pwa=False,
-        theme=theme.set(**background),
-        head=f"<style>\n{_read('page.css')}</style>",
-    )
+@contextmanager
+def _gradio_elsewhere() -> Iterator[None]:
+    """Gradio makes a folder for what its users edit, which the guard lets nobody do: in a folder that goes."""
+    from gradio import routes
+
+    usual = routes.DEFAULT_TEMP_DIR
+    with tempfile.TemporaryDirectory() as routes.DEFAULT_TEMP_DIR:
+        try:
+            yield
+        finally:
+            routes.DEFAULT_TEMP_DIR = usual
+
+
+def add_answers(app: FastAPI, explorer: Explorer) -> None:
+    """Answer the page's questions: ``POST /ask/NAME``, JSON both ways, see :mod:`torchcaps.explorer.messages`.
+
+    Args:
+        app: To which this is added.
+        explorer: What is asked about.
+    """
+    import anyio
+    from starlette.requests import ClientDisconnect
+    from starlette.responses import JSONResponse
+
+    functions = {function.__name__: function for function in answers(explorer)}
+    limiter = anyio.CapacityLimiter(AT_ONCE)
+
+    def answer(name: str, body: bytes) -> Response:
+        try:
+            question = json.loads(body)
+        except (ValueError, RecursionError):
+            return JSONResponse({"error": "The question is not valid JSON."}, 400)
+        return JSONResponse(functions[name](question))
+
+    async def ask(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in functions:
+            return JSONResponse({"error": f"There is no question {name}."}, 404)
+        # a page of another site could send plain text without asking the browser for leave first
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            return JSONResponse({"error": "A question must be application/json."}, 415)
+        try:
+            body = await _read_body(request, largest_question(explorer, name))
+            if body is None:
+                return JSONResponse({"error": "The question is too large."}, 413)
+            return await anyio.to_thread.run_sync(answer, name, body, limiter=limiter)
+        except (ClientDisconnect, asyncio.CancelledError):  # nobody waits for an answer any more, or the server ends
+            return JSONResponse({"error": "The question was broken off."}, 503)
+
+    app.router.add_route("/ask/{name}", ask, methods=["POST"])
+
+
+async def _read_body(request: Request, most: int) -> bytes | None:
+    """The body of a request; None if it has more bytes than ``most``, of which no more are kept."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > most:
+            return None
+    return bytes(body)
 
 
 def _read(name: str) -> str:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import socket
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from torchcaps.errors import InputError
 from torchcaps.explorer.page import make_app
 from torchcaps.explorer.state import Explorer
+from torchcaps.training.signals import noted_signals
+
+if TYPE_CHECKING:
+    import uvicorn
 
 HOST = "127.0.0.1"
 PORT = 7860
@@ -17,7 +21,7 @@ PORT = 7860
 
 
 def serve(explorer: Explorer, port: int | None, ready: Callable[[str], None]) -> None:
-    """Serve the page until Ctrl-C.
+    """Serve the page until Ctrl-C or SIGTERM.
 
     Args:
         explorer: What is explored.
@@ -28,14 +32,24 @@ def serve(explorer: Explorer, port: int | None, ready: Callable[[str], None]) ->
         InputError: Gradio is not installed, or the port is taken.
     """
     with listen(port) as listening:
-        app = make_app(explorer)
-        import uvicorn  # comes with gradio
-
-        # a page left open holds a connection, which must not keep the server from ending
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+        server = make_server(explorer)
         ready(f"http://{HOST}:{listening.getsockname()[1]}")
-        with contextlib.suppress(KeyboardInterrupt):
+        # uvicorn passes on the signal that ended it, which would end this process before it has cleaned up
+        with noted_signals(react=lambda: None):
             server.run(sockets=[listening])
+
+
+def make_server(explorer: Explorer) -> uvicorn.Server:
+    """The server of the page, to run on a socket.
+
+    Raises:
+        InputError: Gradio is not installed.
+    """
+    app = make_app(explorer)
+    import uvicorn  # comes with gradio
+
+    # a page left open holds a connection, which must not keep the server from ending
+    return uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=1))
 
 
 def listen(port: int | None) -> socket.socket:

@@ -157,17 +157,18 @@ class Explorer:
             poses: The capsules.
 
         Raises:
-            InputError: A network without decoder, a class that is none, or capsules of another shape.
+            InputError: A network without decoder, a class that is none, more capsules than classes, or capsules of
+                another shape.
         """
         network = require_decoder(self.model, "a reconstruction")
         for j in classes:
             if not 0 <= j < network.num_classes:
                 raise InputError(f"a class must be from 0 to {network.num_classes - 1}, got {j}")
         wanted = (len(classes), self.capsule_dim)
-        if not classes or poses.shape != wanted:
+        if not 0 < len(classes) <= network.num_classes or poses.shape != wanted:
             raise InputError(
-                f"capsules must have shape {wanted}, one row of components for each of at least one class, "
-                f"got {poses.shape}"
+                f"capsules must have shape {wanted}, one row of components for each of at least one class and at most "
+                f"{network.num_classes}, got {poses.shape}"
             )
         with inference(network):
             weight = next(network.parameters())

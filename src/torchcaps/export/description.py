@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -12,6 +14,8 @@ from torchcaps.errors import InputError
 
 PREFIX = "torchcaps."
 """What the names of all entries begin with."""
+LARGEST_IMAGE = 2**22
+"""Values C·H·W of an image at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,20 +52,23 @@ class Description:
                 values[name] = json.loads(metadata[PREFIX + name])
             except KeyError:
                 raise InputError(f"it has no entry {PREFIX}{name}") from None
-            except json.JSONDecodeError:
+            except (ValueError, RecursionError):  # no JSON, numbers of thousands of digits, or lists too deep in lists
                 raise InputError(f"its entry {PREFIX}{name} is not valid JSON") from None
         shape, names = values["in_shape"], values["class_names"]
         fits = {
             "in_shape": isinstance(shape, list)
             and len(shape) == 3
-            and all(isinstance(size, int) and size > 0 for size in shape),
+            and all(type(size) is int and size > 0 for size in shape)  # True is an int too
+            and math.prod(shape) <= LARGEST_IMAGE,
             "class_names": isinstance(names, list) and len(names) > 1 and all(isinstance(name, str) for name in names),
             "preset": values["preset"] is None or isinstance(values["preset"], str),
-            "objects": isinstance(values["objects"], int) and values["objects"] > 0,
+            "objects": type(values["objects"]) is int and values["objects"] > 0,
             "fit": values["fit"] in ("pad", "stretch"),
             "version": isinstance(values["version"], str),
         }
         for name, fitting in fits.items():
             if not fitting:
-                raise InputError(f"its entry {PREFIX}{name} must not be {values[name]!r}")
+                raise InputError(f"its entry {PREFIX}{name} must not be {reprlib.repr(values[name])}")
+        if values["objects"] > len(names):
+            raise InputError(f"its entry {PREFIX}objects must be at most the number of classes, {len(names)}")
         return cls(**values | {"in_shape": tuple(shape), "class_names": tuple(names)})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,14 @@ INPUT, LENGTHS, RECONSTRUCTION = "images", "lengths", "reconstruction"
 """Names of the input and the outputs in an exported file."""
 BATCH_SIZE = 32
 """Images at a time at most: an exported graph builds their votes."""
+LARGEST_FILE = 2 * 2**30
+"""Bytes; no ONNX file has more."""
+MEMORY = 768 * 2**20
+"""Bytes that the network's intermediate results may take, and twice the file's size for its weights."""
+ARENA = "BFCArena"
+"""What onnxruntime names when that memory does not suffice."""
+SECONDS = 60.0
+"""How long a batch may take; a batch that takes longer, or more memory, is halved."""
 
 
 class OnnxModel:
@@ -28,7 +38,8 @@ class OnnxModel:
         threads: How many compute; one a core if None.
 
     Raises:
-        InputError: There is no such file, it is damaged, or not one of torchcaps; or onnxruntime is not installed.
+        InputError: There is no such file, it is damaged or too large, or not one of torchcaps; or onnxruntime is not
+            installed.
 
     Example:
         >>> import numpy as np
@@ -46,9 +57,11 @@ class OnnxModel:
         self._session = _open(self.path, threads)
         try:
             self.description = Description.from_metadata(self._session.get_modelmeta().custom_metadata_map)
+            self._check_graph()
+        except UnicodeDecodeError:
+            raise InputError(f"{self.path} was not written by torchcaps export: its texts are not UTF-8") from None
         except InputError as error:
             raise InputError(f"{self.path} was not written by torchcaps export: {error}") from None
-        self._check_graph()
 
     def __call__(
         self, images: Shaped[np.ndarray, "N C H W"]
@@ -63,7 +76,8 @@ class OnnxModel:
 
         Raises:
             TypeError: Images of another dtype.
-            InputError: Images of a shape the network was not built for, or none.
+            InputError: Images of a shape the network was not built for, or none; or the file's graph fails, takes more
+                than 60 s or too much memory for a single image, or gives something else than finite scores.
         """
         wanted = self.description.in_shape
         if images.ndim != 4 or images.shape[1:] != wanted or len(images) == 0:
@@ -72,25 +86,58 @@ class OnnxModel:
             )
         if images.dtype != np.uint8 and not np.issubdtype(images.dtype, np.floating):
             raise TypeError(f"images must be uint8 of 0..255 or floating-point of 0..1, got {images.dtype}")
-        outputs = [
-            self._session.run(None, {INPUT: _as_pixels(images[start : start + BATCH_SIZE])})
-            for start in range(0, len(images), BATCH_SIZE)
-        ]
+        outputs = [self._run(images[start : start + BATCH_SIZE]) for start in range(0, len(images), BATCH_SIZE)]
         lengths, *others = (np.concatenate(parts) for parts in zip(*outputs, strict=True))
         return lengths, others[0] if others else None
 
+    def _run(self, images: Shaped[np.ndarray, "N C H W"]) -> list[np.ndarray]:
+        """The outputs for a batch, or for its halves where it takes too long or too much memory.
+
+        Raises:
+            InputError: The graph fails on a single image, or gives something else than scores and pixels.
+        """
+        from onnxruntime import RunOptions
+
+        options: Any = RunOptions()
+        clock = threading.Timer(SECONDS, setattr, (options, "terminate", True))
+        clock.start()
+        try:
+            outputs = self._session.run(None, {INPUT: _as_pixels(images)}, options)
+        except Exception as error:  # onnxruntime's exceptions have no common class of their own
+            if len(images) > 1:
+                halves = [self._run(half) for half in np.array_split(images, 2)]
+                return [np.concatenate(parts) for parts in zip(*halves, strict=True)]
+            reason = _first_line(error)
+            if options.terminate:
+                reason = f"an image takes more than {SECONDS:g} s"
+            elif ARENA in reason:
+                reason = f"an image takes more than {MEMORY // 2**20} MiB of memory"
+            raise InputError(f"{self.path} cannot be run: {reason}") from None
+        finally:
+            clock.cancel()
+        return self._checked(outputs, len(images))
+
+    def _checked(self, outputs: list[Any], count: int) -> list[np.ndarray]:
+        """The outputs for so many images, if they are what an exported network gives."""
+        pixels = self.description.in_shape
+        shapes = {(len(self.description.class_names),)}, {pixels, (self.description.objects, *pixels)}
+        for output, fitting, name in zip(outputs, shapes, (LENGTHS, RECONSTRUCTION), strict=False):
+            is_array = isinstance(output, np.ndarray) and np.issubdtype(output.dtype, np.floating)
+            if not (is_array and len(output) == count and output.shape[1:] in fitting and np.isfinite(output).all()):
+                raise InputError(f"{self.path} cannot be used: its graph does not give finite {name} for each image")
+        return outputs
+
     def _check_graph(self) -> None:
         """Raise InputError unless inputs and outputs are those that the description speaks of."""
-        said = f"{self.path} was not written by torchcaps export"
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
         given = [each.name for each in inputs], [each.name for each in outputs]
         if given[0] != [INPUT] or given[1] not in ([LENGTHS], [LENGTHS, RECONSTRUCTION]):
-            raise InputError(f"{said}: it takes {given[0]} and gives {given[1]}")
+            raise InputError(f"it takes {given[0]} and gives {given[1]}")
         shapes = tuple(inputs[0].shape[1:]), tuple(outputs[0].shape[1:])
         described = self.description.in_shape, (len(self.description.class_names),)
         if shapes != described:
             raise InputError(
-                f"{said}: by its description it takes images {described[0]} and gives lengths "
+                f"by its description it takes images {described[0]} and gives lengths "
                 f"{described[1]}, by its graph {shapes[0]} and {shapes[1]}"
             )
 
@@ -107,14 +154,32 @@ def _open(path: Path, threads: int | None) -> InferenceSession:
         raise InputError(f'{path} needs the package onnxruntime: pip install "torchcaps[export]"') from None
     if not path.is_file():
         raise InputError(f"there is no file {path}")
+    size = path.stat().st_size
+    if size > LARGEST_FILE:
+        raise InputError(f"{path} is no ONNX file: it has {size / 2**30:.1f} GiB, an ONNX file at most 2")
     options: Any = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what goes wrong comes as an exception too
+    options.add_session_config_entry("session.use_env_allocators", "1")
     if threads is not None:
         options.intra_op_num_threads = threads
+    _bound_memory(MEMORY + 2 * size)
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except OSError:
         raise
     except Exception as error:  # onnxruntime's exceptions have no common class of their own
-        reason = str(error).partition("\n")[0]
-        raise InputError(f"{path} is damaged or no ONNX file: {reason}") from None
+        raise InputError(f"{path} is damaged or no ONNX file: {_first_line(error)}") from None
+
+
+def _bound_memory(limit: int) -> None:
+    """Let a network that is opened next take so many bytes at most: a few bytes of a file can ask for any number."""
+    from onnxruntime import OrtAllocatorType, OrtArenaCfg, OrtMemoryInfo, OrtMemType, create_and_register_allocator
+
+    where = OrtMemoryInfo("Cpu", OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, OrtMemType.DEFAULT)
+    as_requested, default = 1, -1  # growth by what is asked for, not by powers of two
+    with contextlib.suppress(RuntimeError):  # older versions keep to the limit of the first network in a process
+        create_and_register_allocator(where, OrtArenaCfg(limit, as_requested, default, default))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
