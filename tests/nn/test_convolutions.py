@@ -245,11 +245,11 @@ def test_the_smallest_image_that_a_network_with_a_stem_takes(stride: int) -> Non
 
 def test_values_that_do_not_fit() -> None:
     for config in (CapsNetConfig, CNNConfig):
-        assert_raises(InputError, config, stem_channels=(8, 0), say="stem_channels must be at least 1, got 0")
-        assert_raises(InputError, config, stem_strides=(0,), say="stem_strides must be at least 1, got 0")
+        assert_raises(InputError, config, stem_channels=(8, 0), say="stem_channels must be 1 to 65536, got 0")
+        assert_raises(InputError, config, stem_strides=(0,), say="stem_strides must be 1 to 4096, got 0")
         said = "stem_strides must be 2 numbers, one for each of stem_channels, got 1"
         assert_raises(InputError, config, stem_channels=(4, 8), stem_strides=(2,), say=said)
-        assert_raises(InputError, config, conv_dropout=1.0, say="conv_dropout must be below 1, got 1.0")
+        assert_raises(InputError, config, conv_dropout=1.0, say="conv_dropout must be at least 0 and below 1, got 1.0")
 
 
 @pytest.mark.parametrize(("init", "std"), [("glorot", (2 / (9 * (8 + 512))) ** 0.5), ("truncated-normal", 0.05 * 0.88)])

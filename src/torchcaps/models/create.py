@@ -69,7 +69,13 @@ def build_model(config: CapsNetConfig | CNNConfig, in_shape: Sequence[int], num_
     try:
         with torch.device("meta"):
             planned = build()
-    except (RuntimeError, OverflowError) as error:  # torch's, where a size is beyond all numbers
+    except InputError:
+        raise
+    except (
+        RuntimeError,
+        OverflowError,
+        ValueError,
+    ) as error:  # torch's, or a layer's, where a size is beyond all numbers
         raise InputError("the network would have more parameters than can be counted; choose smaller sizes") from error
     if torch.get_default_device().type == "meta":
         return planned
