@@ -65,9 +65,11 @@ def test_the_centre_column_is_the_plain_reconstruction(make_model, make_images):
     [
         ({"target": 4}, "0 to 3, got 4"),
         ({"target": -1}, "0 to 3, got -1"),
-        ({"amplitude": 0.0}, "amplitude must be above 0"),
-        ({"amplitude": math.nan}, "amplitude must be above 0, got nan"),
-        ({"steps": 1}, "steps must be at least 2"),
+        ({"amplitude": 0.0}, "amplitude must be above 0 and at most 1000, got 0.0"),
+        ({"amplitude": 1e308}, "amplitude must be above 0 and at most 1000, got 1e[+]308"),
+        ({"amplitude": math.nan}, "amplitude must be above 0 and at most 1000, got nan"),
+        ({"steps": 1}, "steps must be 2 to 501, got 1"),
+        ({"steps": 10**9}, "steps must be 2 to 501, got 1000000000"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
     ],
 )
