@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,6 +57,9 @@ def without_end(contents: bytes) -> bytes:
 def misspelt(contents: bytes) -> bytes:
     return contents.replace(b"num_iterations", b"num_iteration", 1)
 
+
+WIDEST = ("--primary-types", "65536", "--primary-dim", "65536", "--capsule-dim", "65536")
+FOLDER = ("--format", "folder", "--out", "new")
 
 Arguments = Callable[[Places], list[Any]]
 
@@ -124,6 +128,45 @@ CASES: dict[str, tuple[Arguments, list[str]]] = {
     "no such image": (lambda p: ["perturb", p.run, "--index", "100"], ["--index", "100", "digits"]),
     "negative image": (lambda p: ["routing", p.run, "--index", "-1"], ["--index", "-1"]),
     "no iteration": (lambda p: ["routing", p.run, "--num-iterations", "0"], ["--num-iterations", "0"]),
+    "iterations without end": (lambda p: ["train", "--num-iterations", str(10**12)], ["num_iterations", "0 to 1000"]),
+    "iterations to follow without end": (
+        lambda p: ["routing", p.run, "--num-iterations", str(10**12)],
+        ["--num-iterations", "1000"],
+    ),
+    "processes without end": (lambda p: ["train", "--devices", "1000000"], ["devices", "1 to 4096", "1000000"]),
+    "more processes than cores": (lambda p: ["train", *p.tiny, "--devices", "4096"], ["devices", "cores", "4096"]),
+    "processes without end in a file": (
+        lambda p: ["train", "--config", p.write("c.json", b'{"devices": 1000000}')],
+        ["c.json", "devices", "1 to 4096"],
+    ),
+    "machines that do not know of each other": (
+        lambda p: ["train", *p.tiny, "--num-nodes", "3"],
+        ["num_nodes is 3", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "torchrun"],
+    ),
+    "more channels than int64": (lambda p: ["train", "--conv-channels", "9" * 30], ["conv_channels", "1 to 65536"]),
+    "a number of thousands of digits": (lambda p: ["train", "--conv-channels", "9" * 4000], ["conv_channels", "…"]),
+    "images larger than int64": (lambda p: ["train", "--image-size", "9" * 30], ["image_size", "1 to 4096"]),
+    "images too large to show": (lambda p: ["datasets", "digits", "--image-size", "9" * 30], ["--image-size", "4096"]),
+    "images too large for memory": (lambda p: ["memory", "--image-size", "9" * 30], ["image_size", "1 to 4096"]),
+    "shift larger than int64": (lambda p: ["train", "--max-shift", "9" * 30], ["max_shift", "0 to 4096"]),
+    "batch larger than int64": (lambda p: ["memory", "--batch-size", "9" * 30], ["batch_size", "1 to 1000000000"]),
+    "judged batch larger than int64": (lambda p: ["evaluate", p.run, "--batch-size", "9" * 30], ["--batch-size"]),
+    "too many layers": (lambda p: ["train", "--decoder-hidden", ",".join("1" * 101)], ["decoder_hidden", "100", "101"]),
+    "network larger than memory": (
+        lambda p: ["train", *p.tiny, "--conv-channels", "65536", "--primary-types", "65536"],
+        ["weights", "Adam's moments", "MiB"],
+    ),
+    "network larger than numbers": (
+        lambda p: ["memory", "--data", "mnist", "--image-size", "4096", *WIDEST],
+        ["parameters", "smaller"],
+    ),
+    "decay that grows": (lambda p: ["train", "--decay", "1e10"], ["decay", "at most 1"]),
+    "seed beyond numpy's": (lambda p: ["train", "--seed", str(2**32)], ["seed", "4294967295"]),
+    "PGD without end": (lambda p: ["robustness", p.run, "--steps", str(10**12)], ["--steps", "10000"]),
+    "range beyond all measure": (lambda p: ["perturb", p.run, "--range", "1e308"], ["amplitude", "1000", "1e+308"]),
+    "steps beyond all measure": (lambda p: ["perturb", p.run, "--steps", str(10**12)], ["steps", "2 to 501"]),
+    "seeds without end": (lambda p: ["reproduce", "mnist", "--seeds", str(10**9)], ["--seeds", "1000"]),
+    "class of thousands of digits": (lambda p: ["perturb", p.run, "--capsule", "9" * 5000], ["class"]),
     # what does not fit together
     "batch larger than the data": (lambda p: ["train", *p.tiny, "--batch-size", "201"], ["201", "200"]),
     "fewer images than classes": (lambda p: ["train", *p.tiny, "--limit-train", "3"], ["first 3 training", '"']),
@@ -170,6 +213,44 @@ CASES: dict[str, tuple[Arguments, list[str]]] = {
     "configuration with a wrong value": (
         lambda p: ["train", "--config", p.write("c.json", b'{"recipe": {"epochs": "two"}}')],
         ["c.json", "epochs", "two"],
+    ),
+    "configuration of brackets": (
+        lambda p: ["train", "--config", p.write("c.json", b"[" * 100_000)],
+        ["c.json", "brackets"],
+    ),
+    "configuration of digits": (
+        lambda p: ["memory", "--config", p.write("c.json", b'{"seed": ' + b"9" * 5000 + b"}")],
+        ["c.json", "digits"],
+    ),
+    "configuration in a pipe": (lambda p: ["train", "--config", _pipe(p)], ["pipe"]),
+    "configuration from a device": (lambda p: ["train", "--config", os.devnull], ["device"]),
+    "configuration in a folder": (lambda p: ["train", "--config", p.run], ["folder"]),
+    "configuration with NUL": (lambda p: ["train", "--config", "a\0b"], ["NUL"]),
+    "data with NUL": (
+        lambda p: ["train", "--config", p.write("c.json", b'{"data": "folder:a\\u0000b"}')],
+        ["NUL", "a\\x00b"],
+    ),
+    "run folder with NUL": (lambda p: ["evaluate", "a\0b"], ["NUL"]),
+    "run folder without a name": (lambda p: ["train", *p.tiny, "--out", ""], ["--out", "empty"]),
+    "resume without a name": (lambda p: ["train", "--resume", ""], ["--resume", "empty"]),
+    "data folder without a name": (lambda p: ["train", "--data", "mnist", "--data-dir", ""], ["empty"]),
+    "figure without a name": (lambda p: ["evaluate", p.run, "--figure", ""], ["--figure", "empty"]),
+    "figure that is this folder": (lambda p: ["evaluate", p.run, "--figure", "."], ["--figure", "is a folder"]),
+    "figure that is the root": (lambda p: ["robustness", p.run, "--figure", "/"], ["--figure", "is a folder"]),
+    "figure that is a folder": (lambda p: ["routing", p.run, "--out", p.run], ["--out", "is a folder"]),
+    "sample above": (lambda p: ["datasets", "digits", "--sample", ".."], ["--sample", "is a folder"]),
+    "figure with NUL": (lambda p: ["curves", p.run, "--out", "a\0.png"], ["NUL"]),
+    "summary without a key": (
+        lambda p: ["export", p.broken_run("summary.json", lambda c: c.replace(b'"best_epoch"', b'"b"')), *FOLDER],
+        ["summary.json", '"best_epoch"'],
+    ),
+    "summary of another kind": (
+        lambda p: ["export", p.broken_run("summary.json", lambda _: b'{"seed": "one"}'), *FOLDER],
+        ["summary.json", '"seed"', "one"],
+    ),
+    "metrics with an endless cell": (
+        lambda p: ["curves", p.broken_run("metrics.csv", lambda c: c.replace(b"\n1,", b"\n" + b"1" * 200_000 + b","))],
+        ["metrics.csv", "line 2", "limit"],
     ),
     "missing data folder": (lambda p: ["train", "--data", "mnist", "--data-dir", "nowhere"], ["nowhere"]),
     "empty data folder": (lambda p: ["datasets", "mnist", "--data-dir", p.run, "--sample", "x.png"], ["train-"]),
@@ -237,6 +318,15 @@ CASES: dict[str, tuple[Arguments, list[str]]] = {
     "figure of an unknown format": (lambda p: ["reconstruct", p.run, "--out", "x.bmp"], ["x.bmp", ".png"]),
     "figure under a file": (lambda p: ["curves", p.run, "--out", p.digit / "x.png"], ["x.png"]),
 }
+
+
+def _pipe(places: Places) -> Path:
+    if not hasattr(os, "mkfifo"):
+        pytest.skip("this system has no named pipes")
+    path = places.run.parent / "pipe"  # which the test does not read
+    if not path.exists():
+        os.mkfifo(path)
+    return path
 
 
 def _npz(places: Places) -> Path:

@@ -32,12 +32,11 @@ class GivenPath(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """From the command line to a path."""
-        text = str(super().convert(value, param, ctx))
         try:
-            check_path(text)
+            check_path(str(value))
         except InputError as error:
             self.fail(f"{error}.", param, ctx)
-        return Path(text)
+        return Path(str(super().convert(value, param, ctx)))
 
 
 class FigurePath(GivenPath):

@@ -186,7 +186,7 @@ def look_up(spec: str) -> tuple[DatasetInfo, Path | None]:
     """
     name, colon, path = spec.partition(":")
     if name not in _DATASETS:
-        if user_path(spec).exists():
+        if spec and user_path(spec).exists():
             kind = "folder" if user_path(spec).is_dir() else "npz"
             raise InputError(f'there is no data set "{spec}"; for the files at that path write "{kind}:{spec}"')
         raise unknown_name("data set", name, [info.spec for info in registered()])
