@@ -584,13 +584,42 @@ def test_datasets_are_listed(cli: Cli) -> None:
 
 
 def test_one_data_set_is_counted(cli: Cli) -> None:
-    result = cli("datasets", "digits", "--sample", "sample.png")
+    result = cli("datasets", "digits", "--sample", "20", "--out", "sample.png")
     rows = [line.split() for line in result.out.splitlines()]
     assert ["all", "1,293", "144", "360"] in rows
     assert ["0", "128", "14", "36"] in rows
     assert_figure(Path("sample.png"))
     loaded = json.loads(cli("datasets", "digits", "--json").out)["loaded"]
     assert loaded["test"]["images"] == sum(loaded["test"]["per_class"]) == 360
+
+
+def test_the_first_images_of_a_part_are_drawn_with_their_labels(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchcaps import analysis
+    from torchcaps.datasets import load_dataset
+
+    drawn: list[Any] = []
+    figure_samples = analysis.figure_samples
+    monkeypatch.setattr(analysis, "figure_samples", lambda *a, **k: drawn.append(a[0]) or figure_samples(*a, **k))
+    digits = load_dataset("digits")
+    for split, part, words in (
+        ("train", digits.train, "training"),
+        ("validation", digits.validation, "validation"),
+        ("test", digits.test, "test"),
+    ):
+        result = cli("datasets", "digits", "--sample", "23", *(() if split == "train" else ("--split", split)))
+        assert (result.code, result.err) == (0, "")
+        labels = ", ".join(map(str, part.labels[:23].tolist()))
+        assert f"Sample  the first 23 {words} images of digits\nLabels  {labels}\n" in result.out
+        assert result.out.endswith("wrote digits-sample.png\n")
+        assert drawn[-1].images.equal(part.preview(23).images)
+    with Image.open("digits-sample.png") as three_rows:
+        height = three_rows.height
+    assert cli("datasets", "digits", "--sample", "10", "--out", "sheets/one.png").out.endswith("wrote sheets/one.png\n")
+    with Image.open("sheets/one.png") as one_row:
+        assert height > 2 * one_row.height
+    result = cli("datasets", "digits", "--sample", "1000", "--split", "validation", "--json")  # there are 144
+    assert json.loads(result.out)["sample"] == list(map(str, digits.validation.labels.tolist()))
+    assert result.err == "wrote digits-sample.png\n"
 
 
 @pytest.fixture
@@ -625,7 +654,7 @@ def test_own_images_are_counted(cli: Cli, tmp_path: Path) -> None:
         for n in range(10):
             image = Image.fromarray(rng.integers(0, 256, (20, 30, 3), np.uint8))
             image.save(tmp_path / "photos" / name / f"{n}.png")
-    result = cli("datasets", "folder:photos", "--image-size", "16", "--sample", "sample.png")
+    result = cli("datasets", "folder:photos", "--image-size", "16", "--sample", "20", "--out", "sample.png")
     assert (result.code, result.err) == (0, "")
     assert "3×16×16" in result.out
     assert "cat" in result.out
@@ -690,11 +719,12 @@ def test_a_data_set_of_pairs_is_counted(cli: Cli, monkeypatch: pytest.MonkeyPatc
     train = PairSet(digits.train.take(40))
     pairs = Dataset("pairs", train, train.preview(20), train.preview(30), digits.class_names)
     monkeypatch.setattr("torchcaps.datasets.load_dataset", lambda *_, **__: pairs)
-    result = cli("datasets", "digits", "--sample", "sample.png")
+    result = cli("datasets", "digits", "--sample", "20", "--out", "sample.png")
     assert (result.code, result.err) == (0, "")
     rows = [line.split() for line in result.out.splitlines()]
     assert ["all", "40", "20", "30"] in rows
     counts = [[int(cell) for cell in row[1:]] for row in rows if row and row[0] in digits.class_names]
     assert np.sum(counts, 0).tolist() == [40, 40, 60]  # every image of the test has two objects
     assert "Each image holds 2 objects" in result.out
+    assert f"Labels  {' + '.join(map(str, train.preview(1).labels[0].tolist()))}, " in result.out
     assert_figure(Path("sample.png"))

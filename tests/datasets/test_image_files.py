@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import struct
@@ -10,6 +11,7 @@ import sys
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -287,11 +289,39 @@ def test_formats_that_start_other_programs_are_not_read(tmp_path: Path) -> None:
     assert_raises(InputError, read_pixels, tmp_path / "a.png", say="a.png cannot be read as an image; PNG")
 
 
-@pytest.mark.parametrize("suffix", [".png", ".jpg", ".gif", ".bmp", ".tif", ".webp"])
+def test_the_error_stream_is_given_back(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Whatever threads read images, and whether there is an error stream at all."""
+    Image.fromarray(np.arange(30_000, dtype=np.uint8).reshape(100, 300)).save(tmp_path / "a.tif", compression="lzma")
+    whole = (tmp_path / "a.tif").read_bytes()
+    (tmp_path / "a.tif").write_bytes(whole[:60] + bytes(9) + whole[69:])
+    with ThreadPoolExecutor(8) as threads:
+        for future in [threads.submit(read_pixels, tmp_path / "a.tif") for _ in range(80)]:
+            assert isinstance(future.exception(), InputError)
+    os.write(2, b"heard")
+    assert capfd.readouterr() == ("", "heard")
+    Image.fromarray(GREY).save(tmp_path / "b.tif", compression="tiff_deflate")
+    code = f"from torchcaps.datasets import read_image\nread_image({str(tmp_path / 'b.tif')!r}, (1, 6, 5))"
+    without = functools.partial(os.close, 2)
+    assert subprocess.run([sys.executable, "-c", code], preexec_fn=without, check=False).returncode == 0
+
+
+def test_what_pillow_logs_is_not_printed(tmp_path: Path) -> None:
+    Image.fromarray(COLOUR).save(tmp_path / "a.tif")
+    whole = (tmp_path / "a.tif").read_bytes()
+    samples = struct.pack("<HHI", 277, 3, 1)  # the tag of the samples of a pixel: 3
+    (tmp_path / "a.tif").write_bytes(whole.replace(samples + b"\3\0", samples + b"\x03\xff"))
+    code = f"from torchcaps.datasets import read_image\nread_image({str(tmp_path / 'a.tif')!r}, (1, 6, 5))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.startswith("Traceback")  # of the InputError, and nothing before it
+    assert "InputError" in done.stderr
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".gif", ".bmp", ".tif", ".webp", "deflated.tif"])
 def test_mutated_images_warn_nobody(tmp_path: Path, suffix: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Damaged bytes in the first kilobyte and anywhere: an image or an InputError, and not a word on the terminal."""
     random = np.random.default_rng(7)
-    Image.fromarray(random.integers(0, 256, (30, 40, 3), np.uint8)).save(tmp_path / f"a{suffix}")
+    options = {"compression": "tiff_deflate"} if suffix == "deflated.tif" else {}
+    Image.fromarray(random.integers(0, 256, (30, 40, 3), np.uint8)).save(tmp_path / f"a{suffix}", **options)
     whole = np.frombuffer((tmp_path / f"a{suffix}").read_bytes(), np.uint8)
     path = tmp_path / f"b{suffix}"
     with warnings.catch_warnings():

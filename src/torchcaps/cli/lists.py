@@ -23,17 +23,19 @@ from torchcaps.cli.output import (
     table,
     write_figure,
 )
-from torchcaps.cli.runs import FIGURE
+from torchcaps.cli.runs import FIGURE, Split, refuse_options
 from torchcaps.models.config import CapsNetConfig, CNNConfig, Described, as_text
 from torchcaps.models.presets import Preset, get_preset, list_presets
 from torchcaps.ranges import PIXELS
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.table import Table
 
     from torchcaps.datasets import Dataset, DatasetInfo, ImageSet, PairSet
     from torchcaps.models import Model
 
+MOST_SAMPLES, SAMPLE_COLUMNS = 1000, 10
 REFERENCE = "sabour2017"
 """The preset that the others are compared with."""
 
@@ -272,22 +274,44 @@ def _field_table(heading: str, config: Described) -> Table:
     examples=(
         ("datasets", "all data sets, and which are on this machine"),
         ("datasets mnist --data-dir data/mnist", "one of them, read and counted"),
-        ("datasets digits --sample digits.png", "a sheet of its first images"),
+        ("datasets digits --sample 20", "a sheet of its first 20 training images, and their labels"),
+        ("datasets mnist --sample 5 --split test --out five.pdf", "the first five test images"),
         ("datasets folder:photos --image-size 32", "check your own images"),
     ),
 )
 @click.argument("name", required=False)
 @click.option("--data-dir", metavar="DIR", help="Folder that holds the data set's files.")
 @click.option("--image-size", type=whole_numbers(PIXELS), help="Resize images to this height and width, pixels.")
-@click.option("--sample", type=FIGURE, help="Draw the first training images to this file; downloads what is missing.")
+@click.option(
+    "--sample",
+    type=click.IntRange(1, MOST_SAMPLES),
+    metavar="N",
+    help=f"Draw the first N images, at most {count(MOST_SAMPLES)}, and print their labels; downloads what is missing.",
+)
+@click.option(
+    "--split",
+    type=click.Choice(["train", "validation", "test"]),
+    default="train",
+    show_default=True,
+    help="Of which part --sample draws the first images.",
+)
+@click.option("--out", type=FIGURE, help="Where --sample draws, .png, .pdf or .svg.  [default: NAME-sample.png]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def datasets(
-    name: str | None, data_dir: str | None, image_size: int | None, sample: Path | None, as_json: bool
+    name: str | None,
+    data_dir: str | None,
+    image_size: int | None,
+    sample: int | None,
+    split: Split,
+    out: Path | None,
+    as_json: bool,
 ) -> None:
     """List the data sets: sizes, terms, and whether they are on this machine.
 
-    With NAME (or folder:PATH, npz:PATH), read that one and count its images.
+    With NAME (or folder:PATH, npz:PATH), read that one and count its images; --sample draws the first of them.
     """
+    if sample is None:
+        refuse_options(("split", "out"), "is for --sample N")
     from torchcaps.datasets import list_datasets, load_dataset
     from torchcaps.datasets.registry import look_up
 
@@ -303,19 +327,49 @@ def datasets(
             _show_datasets(list_datasets())
         return
     info, path = look_up(name)
+    out = out or Path(f"{path.name if path else info.name}-sample.png")
     found = path if info.takes_path else info.locate(data_dir)
     dataset = None
     if found is not None or data_dir is not None or sample is not None:  # a folder that lacks files is said to
         dataset = load_dataset(name, data_dir=data_dir, image_size=image_size)
         found = path if info.takes_path else info.locate(data_dir)
+    shown = None if sample is None or dataset is None else Sample(dataset, split, sample)
     if as_json:
-        print_json(_describe_dataset(info, found) | ({"loaded": _describe_loaded(dataset)} if dataset else {}))
+        loaded = {} if dataset is None else {"loaded": _describe_loaded(dataset)}
+        print_json(_describe_dataset(info, found) | loaded | ({"sample": shown.labels} if shown else {}))
     else:
         _show_dataset(info, found, dataset)
-    if sample is not None and dataset is not None:
+    if shown is not None:
+        if not as_json:
+            print_pairs([("Sample", shown.title), ("Labels", ", ".join(shown.labels))])
+        write_figure(shown.figure(), out, quiet=as_json)
+
+
+class Sample:
+    """The first images of a part of a data set.
+
+    Args:
+        dataset: The data set.
+        split: Its part.
+        number: How many; all where there are fewer.
+    """
+
+    def __init__(self, dataset: Dataset, split: Split, number: int) -> None:
+        from torchcaps.analysis.inference import join_names
+
+        part = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}[split]
+        self.images, self.class_names = part.preview(number), dataset.class_names
+        self.labels = [join_names(dataset.class_names, labels) for labels in self.images.labels]
+        words = {"train": "training", "validation": "validation", "test": "test"}[split]
+        self.title = f"the first {len(self.images)} {words} images of {dataset.name}"
+
+    def figure(self) -> Figure:
+        """A sheet of them, each with its label."""
         from torchcaps.analysis import figure_samples
 
-        write_figure(figure_samples(dataset.train, dataset.class_names), sample, quiet=as_json)
+        rows = -(-len(self.images) // SAMPLE_COLUMNS)
+        title = self.title[0].upper() + self.title[1:]
+        return figure_samples(self.images, self.class_names, rows=rows, columns=SAMPLE_COLUMNS, title=title)
 
 
 def _describe_dataset(info: DatasetInfo, found: Path | None) -> dict[str, Any]:

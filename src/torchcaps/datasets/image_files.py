@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +30,13 @@ PILLOWS_MEGAPIXELS = 178.0
 
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")  # Pillow knows more, some of which start other programs
 _TILE_WIDTH, _TILE_LENGTH = 322, 323  # of TIFF: a tile may be larger than its image, and is decoded as a whole
+_ERROR_STREAM = 2  # of the system, for the whole process
+_one_at_a_time = threading.Lock()  # else a thread would keep, and give back, what another one has put there
 _CHUNK = 2**20  # pixels that are scaled at once, in float64
+
+
+# Python prints what nobody handles; Pillow's decoders log what they raise as well
+logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 
 class _Limit:
@@ -120,6 +131,8 @@ def read_pixels(path: Path, name: str | None = None) -> UInt8[np.ndarray, "C H W
             warnings.simplefilter("ignore")  # of damage that matters the decoder makes an error
             with Image.open(path, formats=_FORMATS) as image:
                 _check_size(image, name)
+                with _errors_unsaid() if image.format == "TIFF" else nullcontext():
+                    image.load()
                 ImageOps.exif_transpose(image, in_place=True)
                 pixels = _to_uint8(image)
     except InputError:
@@ -136,6 +149,22 @@ def read_pixels(path: Path, name: str | None = None) -> UInt8[np.ndarray, "C H W
     if all(np.array_equal(pixels[..., channel], pixels[..., 0]) for channel in (1, 2)):
         return pixels[None, ..., 0].copy()
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+@contextmanager
+def _errors_unsaid() -> Iterator[None]:
+    """Nothing reaches the process's error stream: libtiff writes there, past Python, what its caller is told too."""
+    if sys.__stderr__ is None:  # the process began without, and the number may be that of any file
+        yield
+        return
+    with _one_at_a_time, Path(os.devnull).open("wb") as nowhere:
+        kept = os.dup(_ERROR_STREAM)
+        try:
+            os.dup2(nowhere.fileno(), _ERROR_STREAM)
+            yield
+        finally:
+            os.dup2(kept, _ERROR_STREAM)
+            os.close(kept)
 
 
 def _check_size(image: Image.Image, name: str) -> None:
