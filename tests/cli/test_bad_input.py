@@ -50,6 +50,10 @@ def half(contents: bytes) -> bytes:
     return contents[: len(contents) // 2]
 
 
+def one_wrong_bit(contents: bytes) -> bytes:
+    return contents[:-100] + bytes([contents[-100] ^ 1]) + contents[-99:]
+
+
 def without_end(contents: bytes) -> bytes:
     return contents.replace(b"}", b"")
 
@@ -296,6 +300,16 @@ CASES: dict[str, tuple[Arguments, list[str]]] = {
     "run with damaged weights": (
         lambda p: ["evaluate", p.broken_run("best/model.safetensors", half)],
         ["model.safetensors"],
+    ),
+    "run with one wrong bit in its weights": (
+        lambda p: ["evaluate", p.broken_run("best/model.safetensors", one_wrong_bit)],
+        ["model.safetensors", "changed since they were written"],
+    ),
+    "start from nowhere": (lambda p: ["train", *p.tiny, "--init-from", "nowhere"], ["nowhere"]),
+    "start from another network": (lambda p: ["train", *p.tiny, "--init-from", p.cnn], ["cnn", "do not fit"]),
+    "validation in another order": (
+        lambda p: ["train", *p.tiny, "--validation", "middle"],
+        ["--validation", "middle", "first"],
     ),
     "run without weights": (
         lambda p: ["evaluate", p.broken_run("best/model.safetensors", None)],

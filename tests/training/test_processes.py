@@ -13,6 +13,7 @@ import torch
 from tiny_runs import tiny_config
 from torchcaps.training import resume, train
 from torchcaps.training.checkpoint import read_checkpoint
+from torchcaps.training.lock import sole_use
 from torchcaps.training.progress import Silence
 
 pytestmark = [
@@ -89,6 +90,18 @@ def test_a_run_goes_on_with_another_number_of_processes(bars: Path, config: Path
     command_line("train", "--resume", str(one_then_two), "--epochs", "3", "--devices", "2", "--no-figures")
     assert_close(rows(one_then_two), rows(alone))
     assert read_checkpoint(one_then_two / "last.ckpt")["progress"]["epoch"] == 3
+
+
+def test_all_processes_end_where_another_run_has_the_folder(config: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command_line("train", "--config", str(config), "--epochs", "1", "--out", str(out), "--no-figures")
+    command = [sys.executable, "-m", "torchcaps", "train", "--resume", str(out), "--epochs", "2", "--devices", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with sole_use(out):
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count(f"Error: {out} is in use: process {os.getpid()} on ") == 1
+    assert [row["epoch"] for row in rows(out)] == ["1"]
 
 
 SLOW_TO_PUBLISH = """

@@ -90,11 +90,11 @@ def load_dataset(
         raise InputError(f"validation must be one of {', '.join(get_args(Held))}, got {validation!r}")
     asked = _Asked(validation, validation_size, info.validation_size, seed, limit_train)
     to_train_on, to_choose_by = _divide(spec, splits, asked)
-    train, validation = splits.as_train(to_train_on), splits.as_validation(to_choose_by)
+    train, chosen_by = splits.as_train(to_train_on), splits.as_validation(to_choose_by)
     test = _at_most(splits.test, limit_test)
     if (size := request.image_size) is not None:
-        train, validation, test = train.resize(size), validation.resize(size), test.resize(size)
-    return Dataset(spec, train, validation, test, splits.class_names)
+        train, chosen_by, test = train.resize(size), chosen_by.resize(size), test.resize(size)
+    return Dataset(spec, train, chosen_by, test, splits.class_names)
 
 
 def _size(image_size: int | Sequence[int] | None) -> tuple[int, int] | None:

@@ -145,7 +145,8 @@ def check_fits(
 def is_plain(tensor: object) -> bool:
     """Whether this is a tensor of numbers as networks keep them: not sparse, quantised, nested or without a place."""
     return (
-        type(tensor) in (Tensor, torch.nn.Parameter)
+        isinstance(tensor, Tensor)
+        and type(tensor) in (Tensor, torch.nn.Parameter)
         and tensor.layout == torch.strided
         and tensor.device.type == "cpu"
         and not tensor.is_nested

@@ -8,6 +8,7 @@ RUN/config.json      the complete configuration; torchcaps train --config runs i
     summary.json     results, hardware, versions, command
     figures/         pictures
     tensorboard/     events, where asked for
+    .lock.json       who trains in it, while somebody does
 ```
 """
 
