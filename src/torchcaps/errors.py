@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+# What a terminal obeys instead of showing it (C0, delete, C1), other line breaks, what turns the direction of text, and
+# halves of characters. Names in files may hold any of it.
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class InputError(ValueError):
@@ -26,3 +31,12 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f'did you mean "{near[0]}"?' if near else f"known: {', '.join(known)}."
     return InputError(f'there is no {kind} "{name}"; {hint}')
+
+
+def visible(text: str) -> str:
+    r"""A line of text as it may be shown anywhere: control characters, line breaks too, are written out, as ``\x1b``.
+
+    Args:
+        text: Such as a name from a file, or a message that quotes one.
+    """
+    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)

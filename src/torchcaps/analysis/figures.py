@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from torchcaps.errors import InputError
+from torchcaps.errors import InputError, visible
 from torchcaps.files import atomic_path
 
 if TYPE_CHECKING:
@@ -68,6 +68,11 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     except OSError as error:
         raise InputError(f"the figure {path} cannot be written: {error.strerror or error}") from error
     return path
+
+
+def drawable(names: Sequence[str]) -> list[str]:
+    """Names as they are drawn: control characters, which no font has, are written out, and dollars begin no formula."""
+    return [visible(name).replace("$", r"\$") for name in names]
 
 
 def new_figure(width: float, height: float) -> Figure:

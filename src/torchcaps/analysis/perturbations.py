@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from torchcaps.analysis.figures import GAP, LINE, MARGIN, MUTED, TITLE, Sheet, text_width, tile_size
+from torchcaps.analysis.figures import GAP, LINE, MARGIN, MUTED, TITLE, Sheet, drawable, text_width, tile_size
 from torchcaps.analysis.inference import as_pixels, class_labels, inference, require_decoder
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, Model
@@ -108,7 +108,7 @@ def figure_perturbation(
         class_names: The name of each class; its number if None.
         title: Above the figure; by default it says whose capsule is changed.
     """
-    names = class_labels(class_names, len(result.lengths))
+    names = drawable(class_labels(class_names, len(result.lengths)))
     components, steps, _, height, width = result.images.shape
     tile = tile_size(height, width)
     pitch = (tile[0] + GAP, tile[1] + GAP)

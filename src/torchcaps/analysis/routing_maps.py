@@ -25,6 +25,7 @@ from torchcaps.analysis.figures import (
     TITLE,
     Sheet,
     column_width,
+    drawable,
     new_figure,
     shorten,
     style_axes,
@@ -200,7 +201,7 @@ def figure_coupling(
     if max_classes < 1:
         raise InputError(f"max_classes must be at least 1, got {max_classes}")
     iterations, _, classes = trace.lengths.shape
-    names = class_labels(class_names, classes)
+    names = drawable(class_labels(class_names, classes))
     longest = np.argsort(-trace.lengths[-1, index], kind="stable")
     shown = np.sort(longest[:max_classes])
     maps = trace.maps[:, index].mean(2)[:, shown]  # (T, shown, H, W)

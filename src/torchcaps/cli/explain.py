@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from torchcaps.cli.base import Command
-from torchcaps.cli.output import add_row, count, print_table, table, write_figure
+from torchcaps.cli.output import add_row, count, print_table, say, table, write_figure
 from torchcaps.cli.runs import (
     FIGURE,
     Fit,
@@ -130,7 +130,7 @@ def reconstruct(number: int, out: Path | None, **options: Any) -> None:
     images = images.preview(number)
     result = decode(run.model, images.images, images.labels)
     given = "their class" if result.classes.ndim == 1 else "exactly their classes"
-    click.echo(
+    say(
         f"First {count(len(images))} {where}: {count(int(result.right.sum()))} were given {given}; "
         f"squared error {result.squared_error.mean():.2f} an image"
     )
@@ -166,7 +166,7 @@ def perturb(capsule: str | None, amplitude: float, steps: int, out: Path | None,
     picture = chosen.read(run)
     result = perturb_capsule(run.model, picture.pixels, target=target, amplitude=amplitude, steps=steps)
     length = result.lengths[result.target]
-    click.echo(f"{picture.words}: capsule {run.class_names[result.target]}, length {length:.3f}")
+    say(f"{picture.words}: capsule {run.class_names[result.target]}, length {length:.3f}")
     path = figure_path(out, chosen.run_folder, "perturbation")
     write_figure(figure_perturbation(result, run.class_names), path)
 
@@ -212,7 +212,7 @@ def routing(num_iterations: int | None, number: int, out: Path | None, **options
         many = picture.images.preview(number)
         statistics = routing_statistics(run.model, many.images, num_iterations=num_iterations)
         _show_statistics(statistics, f"Mean of the first {count(len(many))} {picture.where}")
-    click.echo("Entropy: 1 is uniform coupling, 0 is all to one. Change: what the iteration adds to the logits.\n")
+    say("Entropy: 1 is uniform coupling, 0 is all to one. Change: what the iteration adds to the logits.", "")
     path = figure_path(out, chosen.run_folder, "routing")
     write_figure(figure_coupling(trace, class_names=run.class_names), path)
     if statistics is not None:
