@@ -246,3 +246,35 @@ def test_a_token_of_somebody_else(run: Run, hub: Hub) -> None:
 def test_no_hub_at_all(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     assert_raises(InputError, share, run, "someone/net", say="the hub could not be reached to write someone/net: ")
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "said"),
+    [
+        ("seed", None, "seed must not be None"),
+        ("seed", True, "seed must not be True"),
+        ("epochs", "2", "epochs must not be '2'"),
+        ("test", None, "test.best.error must not be None"),
+        ("test", {"best": {"error": 0.1}}, "test.last.error must not be None"),
+        ("test", {"best": {"error": float("nan")}, "last": {"error": 0}}, "test.best.error must not be nan"),
+        ("images", [1, 2, 3], "images.train must not be None"),
+        ("seconds", "9" * 10_000, "seconds must not be '999"),
+        ("hardware", {"threads": "2"}, "hardware.threads must not be '2'"),
+        ("versions", {"torch": 2}, "versions.torchcaps must not be None"),
+    ],
+)
+def test_summaries_that_do_not_fit(run: Run, where: str, value: object, said: str) -> None:
+    assert run.summary is not None
+    wrong = dataclasses.replace(run, summary=run.summary | {where: value})
+    with pytest.raises(InputError) as caught:
+        training_record(wrong)
+    assert f"summary.json is not a summary that torchcaps train wrote: {said}" in str(caught.value)
+    assert len(str(caught.value)) < 500
+    assert_raises(InputError, training_record, dataclasses.replace(run, summary={}), say="seed must not be None")
+
+
+def test_a_processor_without_a_name(run: Run) -> None:
+    assert run.summary is not None
+    hardware = {"threads": 1}
+    record = training_record(dataclasses.replace(run, summary=run.summary | {"hardware": hardware}))
+    assert record.hardware == "an unnamed processor (1 thread)"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+import reprlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -78,7 +80,58 @@ def _finished(folder: Path, summary: dict[str, Any] | None) -> dict[str, Any]:
             f"{folder} has no {SUMMARY}, so there is no result for its card; finish it with "
             f"torchcaps train --resume {folder}"
         )
+    for words, fits in SUMMARY_FITS.items():
+        value: Any = summary
+        for word in words.split("."):
+            value = value.get(word) if isinstance(value, dict) else None
+        if not fits(value):
+            raise InputError(
+                f"{folder / SUMMARY} is not a summary that torchcaps train wrote: {words} must not be "
+                f"{reprlib.repr(value)}"
+            )
     return summary
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0  # True is an int too
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]
+
+
+def _is_optional(fits: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: value is None or fits(value)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+
+
+SUMMARY_FITS: dict[str, Callable[[object], bool]] = {
+    "seed": _is_count,
+    "epochs": _is_count,
+    "best_epoch": _is_count,
+    "test.best.error": _is_number,
+    "test.last.error": _is_number,
+    "images.train": _is_count,
+    "images.validation": _is_count,
+    "images.test": _is_count,
+    "seconds": _is_number,
+    "hardware.threads": _is_count,
+    "hardware.processes": _is_optional(_is_count),
+    "hardware.processor": _is_optional(_is_text),
+    "hardware.gpu": _is_optional(_is_text),
+    "versions.torchcaps": _is_text,
+    "versions.torch": _is_text,
+    "versions.python": _is_text,
+    "versions": _are_texts,
+}
+"""What a card takes from a summary, and what it must be."""
 
 
 def _same_training(first: Path, config: TrainConfig, folder: Path) -> dict[str, Any]:
@@ -118,7 +171,7 @@ def _option(name: str, value: Any) -> list[str]:
 
 
 def _hardware(hardware: dict[str, Any]) -> str:
-    where = hardware.get("gpu", hardware["processor"])
-    processes = hardware.get("processes", 1)
+    where = hardware.get("gpu") or hardware.get("processor") or "an unnamed processor"
+    processes = hardware.get("processes") or 1
     threads = f"{hardware['threads']} thread{'s' * (hardware['threads'] > 1)}"
     return f"{where} ({threads})" + (f", {processes} processes" if processes > 1 else "")
