@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 LONGEST = 100
 """Characters of a value that an error shows whole."""
+
+# What a terminal obeys instead of showing it (C0, delete, C1), other line breaks, what turns the direction of text, and
+# halves of characters. Names in files may hold any of it.
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class InputError(ValueError):
@@ -49,3 +54,12 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
 def reason_of(error: Exception) -> str:
     """What a reader says of a damaged file, as the end of a sentence: its words on one line, or else its type."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def visible(text: str) -> str:
+    r"""A line of text as it may be shown anywhere: control characters, line breaks too, are written out, as ``\x1b``.
+
+    Args:
+        text: Such as a name from a file, or a message that quotes one.
+    """
+    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)

@@ -1,4 +1,4 @@
-"""Who is answered: real requests to the page as it is served, by its own page, by other sites, and by other programs."""
+"""Who is answered: real requests to the page as it is served, by its own page, other sites and other programs."""
 
 from __future__ import annotations
 

@@ -249,3 +249,40 @@ def test_a_token_of_somebody_else(run: Run, hub: Hub) -> None:
 def test_no_hub_at_all(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     assert_raises(InputError, share, run, "someone/net", say="the hub could not be reached to write someone/net: ")
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "said"),
+    [
+        ("seed", None, ': "seed" must be a whole number, got None'),
+        ("seed", True, ': "seed" must be a whole number, got True'),
+        ("epochs", "2", ": \"epochs\" must be a whole number, got '2'"),
+        ("test", None, ' has no "test.best.error", which must be a number'),
+        ("test", {"best": {"error": 0.1}}, ' has no "test.last.error", which must be a number'),
+        (
+            "test",
+            {"best": {"error": float("nan")}, "last": {"error": 0}},
+            ': "test.best.error" must be a number, got nan',
+        ),
+        ("images", [1, 2, 3], ' has no "images.train", which must be a whole number'),
+        ("seconds", "9" * 10_000, ': "seconds" must be a number, got \'999'),
+        ("hardware", {"threads": "2"}, ": \"hardware.threads\" must be a whole number, got '2'"),
+        ("hardware", {"threads": 2, "processor": [1]}, ': hardware: "processor" must be a text or null, got [1]'),
+        ("versions", {"torch": 2}, ' has no "versions.torchcaps", which must be a text'),
+    ],
+)
+def test_summaries_that_do_not_fit(run: Run, where: str, value: object, said: str) -> None:
+    assert run.summary is not None
+    wrong = dataclasses.replace(run, summary=run.summary | {where: value})
+    with pytest.raises(InputError) as caught:
+        training_record(wrong)
+    assert f"summary.json{said}" in str(caught.value)
+    assert len(str(caught.value)) < 500
+    assert_raises(InputError, training_record, dataclasses.replace(run, summary={}), say='has no "seed"')
+
+
+def test_a_processor_without_a_name(run: Run) -> None:
+    assert run.summary is not None
+    hardware = {"threads": 1}
+    record = training_record(dataclasses.replace(run, summary=run.summary | {"hardware": hardware}))
+    assert record.hardware == "an unnamed processor (1 thread)"

@@ -118,17 +118,12 @@ def whole_numbers(name: str, values: list[int]) -> Any:
 
 def never_ends() -> Graph:
     """A loop of 10^15 rounds."""
-    helper, kinds = onnx.helper, onnx.TensorProto
+    helper, kinds, value = onnx.helper, onnx.TensorProto, onnx.helper.make_tensor_value_info
     body = helper.make_graph(
         [helper.make_node("Identity", ["go_on"], ["still"]), helper.make_node("Add", ["sum", "sum"], ["next"])],
         "body",
-        [
-            helper.make_tensor_value_info("round", kinds.INT64, []),
-            helper.make_tensor_value_info("go_on", kinds.BOOL, []),
-        ]
-        + [helper.make_tensor_value_info("sum", kinds.FLOAT, ["batch", 1])],
-        [helper.make_tensor_value_info("still", kinds.BOOL, [])]
-        + [helper.make_tensor_value_info("next", kinds.FLOAT, ["batch", 1])],
+        [value("round", kinds.INT64, []), value("go_on", kinds.BOOL, []), value("sum", kinds.FLOAT, ["batch", 1])],
+        [value("still", kinds.BOOL, []), value("next", kinds.FLOAT, ["batch", 1])],
     )
     constants = [
         helper.make_tensor("rounds", kinds.INT64, [], [10**15]),

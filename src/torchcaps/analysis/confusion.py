@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchcaps.analysis.evaluation import Evaluation
-from torchcaps.analysis.figures import SMALL, TEXT, TINY, TITLE, new_figure, shorten
+from torchcaps.analysis.figures import SMALL, TEXT, TINY, TITLE, drawable, new_figure, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,7 +58,7 @@ def figure_confusion(evaluation: Evaluation, *, title: str | None = None) -> Fig
             axes.text(given, true, str(confusion[true, given]), ha="center", va="center", fontsize=SMALL, color=colour)
 
     if cell >= _NAMED:
-        _name_cells(axes, [shorten(name, 1.1, SMALL) for name in evaluation.class_names], large=numbers)
+        _name_cells(axes, [shorten(name, 1.1, SMALL) for name in drawable(evaluation.class_names)], large=numbers)
     axes.tick_params(which="both", length=0)
     axes.spines[:].set_color("0.8")
     axes.set_xlabel("class given", fontsize=TEXT)

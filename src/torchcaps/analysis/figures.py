@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from torchcaps.errors import InputError
+from torchcaps.errors import InputError, visible
 from torchcaps.files import atomic_path, check_path
 
 if TYPE_CHECKING:
@@ -81,6 +81,11 @@ def figure_file(path: str | Path) -> Path:
     if path.suffix[1:].lower() not in FORMATS:
         raise InputError(f"{str(path)!r} is no figure: it must end in .{', .'.join(FORMATS)}")
     return path
+
+
+def drawable(names: Sequence[str]) -> list[str]:
+    """Names as they are drawn: control characters, which no font has, are written out, and dollars begin no formula."""
+    return [visible(name).replace("$", r"\$") for name in names]
 
 
 def new_figure(width: float, height: float) -> Figure:

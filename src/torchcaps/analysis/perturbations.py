@@ -11,7 +11,19 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from torchcaps.analysis.figures import GAP, LINE, MARGIN, MUTED, TILE, TITLE, Sheet, shorten, text_width, tile_size
+from torchcaps.analysis.figures import (
+    GAP,
+    LINE,
+    MARGIN,
+    MUTED,
+    TILE,
+    TITLE,
+    Sheet,
+    drawable,
+    shorten,
+    text_width,
+    tile_size,
+)
 from torchcaps.analysis.inference import as_pixels, class_labels, inference, require_decoder
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, Model
@@ -122,7 +134,7 @@ def figure_perturbation(
     Raises:
         InputError: Not one name for each class, or more images than one figure holds (5,000, in 500 rows).
     """
-    names = class_labels(class_names, len(result.lengths))
+    names = drawable(class_labels(class_names, len(result.lengths)))
     rows = [str(d) for d in result.components]
     tile, pitch = _sizes(result)
     title = title or f"Components of the capsule “{names[result.target]}”, changed one at a time"

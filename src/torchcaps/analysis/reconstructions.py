@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from torchcaps.analysis.figures import COLOURS, MUTED, WRONG, Caption, draw_tiles
+from torchcaps.analysis.figures import COLOURS, MUTED, WRONG, Caption, draw_tiles, drawable
 from torchcaps.analysis.inference import as_pixels, class_labels, join_names, require_decoder
 from torchcaps.analysis.predictions import predict
 from torchcaps.errors import InputError
@@ -140,7 +140,7 @@ def figure_reconstructions(
     """
     if len(result.images) > MOST_SHOWN:
         raise InputError(f"at most {MOST_SHOWN:,} images are drawn in one figure, got {len(result.images):,}")
-    names = class_labels(class_names, result.lengths.shape[1])
+    names = drawable(class_labels(class_names, result.lengths.shape[1]))
     classes = result.classes.reshape(len(result.classes), -1)  # (N, P)
     wrong = np.zeros(len(classes), dtype=bool) if result.labels is None else ~result.right
     lengths = [" ".join(f"{length:.2f}" for length in row) for row in np.take_along_axis(result.lengths, classes, 1)]

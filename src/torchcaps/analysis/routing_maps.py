@@ -25,6 +25,7 @@ from torchcaps.analysis.figures import (
     TITLE,
     Sheet,
     column_width,
+    drawable,
     new_figure,
     shorten,
     style_axes,
@@ -226,7 +227,7 @@ def figure_coupling(
     iterations, _, classes = trace.lengths.shape
     if iterations > MOST_ROWS:
         raise InputError(f"at most {MOST_ROWS} iterations are drawn in one figure, got {iterations:,}")
-    names = class_labels(class_names, classes)
+    names = drawable(class_labels(class_names, classes))
     longest = np.argsort(-trace.lengths[-1, index], kind="stable")
     shown = np.sort(longest[:max_classes])
     maps = trace.maps[:, index].mean(2)[:, shown]  # (T, shown, H, W)

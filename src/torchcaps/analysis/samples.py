@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torchcaps.analysis.figures import Caption, draw_tiles
+from torchcaps.analysis.figures import Caption, draw_tiles, drawable
 from torchcaps.analysis.inference import class_labels, join_names
 from torchcaps.datasets import ImageSet, PairSet
 from torchcaps.errors import InputError
@@ -38,7 +38,7 @@ def figure_samples(
         raise InputError(f"rows must be at least 1, got {rows}")
     shown = image_set.preview(max(rows * columns, 1))
     highest = int(shown.labels.max())
-    names = class_labels(None, highest + 1) if class_names is None else list(class_names)
+    names = drawable(class_labels(None, highest + 1) if class_names is None else class_names)
     if highest >= len(names):
         raise InputError(f"a label is {highest}, but there are only {len(names)} class names")
     captions = [Caption(join_names(names, labels)) for labels in shown.labels]

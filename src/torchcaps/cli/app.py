@@ -6,6 +6,7 @@ import errno
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 
 import click
@@ -18,13 +19,13 @@ from torchcaps.cli.export import export
 from torchcaps.cli.judge import evaluate
 from torchcaps.cli.lists import datasets, presets
 from torchcaps.cli.memory import memory
-from torchcaps.cli.output import is_main_process
+from torchcaps.cli.output import is_main_process, say
 from torchcaps.cli.predict import predict
 from torchcaps.cli.reproduce import reproduce
 from torchcaps.cli.robustness import robustness
 from torchcaps.cli.share import share
 from torchcaps.cli.train import train
-from torchcaps.errors import InputError
+from torchcaps.errors import InputError, visible
 
 WRONG_INPUT, BUG, INTERRUPTED = 2, 70, 130
 # torch's words on the CPU, MPS and CUDA
@@ -40,7 +41,7 @@ def app(context: click.Context) -> None:
     Start with `torchcaps train`: it trains the paper's network on embedded digits, without any download.
     """
     if context.invoked_subcommand is None:
-        click.echo(context.get_help())
+        say(*context.get_help().split("\n"))
 
 
 for _command in (
@@ -81,10 +82,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):  # a terminal that lacks a character shows "?" instead of failing
             stream.reconfigure(errors="replace")
     try:
-        code = app.main(args=list(session.arguments), prog_name="torchcaps", standalone_mode=False, obj=session)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            code = app.main(args=list(session.arguments), prog_name="torchcaps", standalone_mode=False, obj=session)
     except (Exception, KeyboardInterrupt) as error:
         if session.debug:
-            traceback.print_exception(error)
+            say(*"".join(traceback.format_exception(error)).splitlines(), err=True)
         return _report(error)
     return code if isinstance(code, int) else 0
 
@@ -95,10 +98,10 @@ def _report(error: BaseException) -> int:
         return INTERRUPTED
     if isinstance(error, Stopped):
         # codes above 128 are those of signals: what the user asked for is no error
-        (_say if error.exit_code > 128 else _say_error)(error.message)
+        (_say if error.exit_code > 128 else _say_error)(*error.message.split("\n"))
         return error.exit_code
     if isinstance(error, click.ClickException):
-        _say_error(error.format_message())
+        _say_error(*error.format_message().split("\n"))
         return WRONG_INPUT
     if isinstance(error, InputError):
         _say_error(str(error))
@@ -110,8 +113,8 @@ def _report(error: BaseException) -> int:
         _say_error("there is not enough memory; take a smaller --batch-size, smaller images or a smaller network")
         return WRONG_INPUT
     _say_error(
-        f"{type(error).__name__}: {error}\n"
-        "This is a bug in torchcaps, please report it with the command; --debug shows the traceback."
+        f"{type(error).__name__}: {error}",
+        "This is a bug in torchcaps, please report it with the command; --debug shows the traceback.",
     )
     return BUG
 
@@ -131,10 +134,15 @@ def describe_os_error(error: OSError) -> str:
     return f"{error.filename}: {reason}" if error.filename is not None else reason
 
 
-def _say_error(message: str) -> None:
-    _say(click.style("Error:", fg="red", bold=True) + " " + message)
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """One line, without the place in a library that Python would name."""
+    _say(f"Warning: {message}")
 
 
-def _say(message: str) -> None:
+def _say_error(*lines: str) -> None:
+    _say(*lines, before=click.style("Error:", fg="red", bold=True) + " ")
+
+
+def _say(*lines: str, before: str = "") -> None:
     if is_main_process():  # the other processes of a run meet the same errors
-        click.echo(message, err=True)
+        click.echo(before + "\n".join(map(visible, lines)), err=True)

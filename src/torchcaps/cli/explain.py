@@ -18,6 +18,7 @@ from torchcaps.cli.output import (
     count,
     print_json,
     print_table,
+    say,
     table,
     write_figure,
 )
@@ -147,7 +148,7 @@ def reconstruct(number: int, out: Path | None, **options: Any) -> None:
     images = images.preview(number)
     result = decode(run.model, images.images, images.labels)
     given = "their class" if result.classes.ndim == 1 else "exactly their classes"
-    click.echo(
+    say(
         f"First {count(len(images))} {where}: {count(int(result.right.sum()))} were given {given}; "
         f"squared error {result.squared_error.mean():.2f} an image"
     )
@@ -259,7 +260,7 @@ def perturb(
     for picture, result in zip(pictures, results, strict=True):
         part = "" if component is None else f"component {component} of "
         name = run.class_names[result.target] + (f" ({whose})" if whose else "")
-        click.echo(f"{picture.words}: {part}capsule {name}, length {result.lengths[result.target]:.3f}")
+        say(f"{picture.words}: {part}capsule {name}, length {result.lengths[result.target]:.3f}")
     write_figure(figure, figure_path(out, chosen.run_folder, "perturbation"))
 
 
@@ -366,7 +367,7 @@ def routing(
             _show_input(trace, run.class_names, capsule)
         if statistics is not None:
             _show_statistics(statistics, f"Mean of the first {count(len(many))} {picture.where}")
-        click.echo("Entropy: 1 is uniform coupling, 0 is all to one. Change: what the iteration adds to the logits.\n")
+        say("Entropy: 1 is uniform coupling, 0 is all to one. Change: what the iteration adds to the logits.", "")
     path = figure_path(out, chosen.run_folder, "routing")
     for suffix, figure in figures.items():
         write_figure(figure, path.with_stem(path.stem + suffix), quiet=as_json)

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from torchcaps.cli.base import Command
+from torchcaps.cli.output import say
 from torchcaps.cli.runs import (
     Which,
     dataset_options,
@@ -54,7 +55,7 @@ def explore(
     explorer = open_explorer(run, images_for(run, data), data_dir)
 
     def ready(address: str) -> None:
-        click.echo(f"Exploring {explorer.title} at {address}\nCtrl-C ends it.")
+        say(f"Exploring {explorer.title} at {address}", "Ctrl-C ends it.")
         if not no_browser:  # a browser in the terminal would keep the page from being served
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from torchcaps.cli.base import Command, compose
+from torchcaps.cli.output import say
 from torchcaps.cli.runs import PATH, Which, has_folder, open_run, optional_run_argument
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def export(
         from torchcaps.export import export_folder
 
         export_folder(run, path, which, half=half, others=others)
-        click.echo(f"wrote {path}; its README.md is the model card, torchcaps share puts it on the hub")
+        say(f"wrote {path}; its README.md is the model card, torchcaps share puts it on the hub")
     else:
         _write_file(run, path, kind)
 
@@ -89,5 +90,5 @@ def _write_file(run: Run, path: Path, kind: Literal["onnx", "torch"]) -> None:
     images, words = sample_images(run)
     write = export_onnx if kind == "onnx" else export_program
     agreement = write(run.model, path, describe_run(run), images)
-    click.echo(f"Compared with the network on {words}: {agreement}")
-    click.echo(f"wrote {path} ({path.stat().st_size / 2**20:.1f} MiB)")
+    say(f"Compared with the network on {words}: {agreement}")
+    say(f"wrote {path} ({path.stat().st_size / 2**20:.1f} MiB)")

@@ -20,6 +20,7 @@ from torchcaps.cli.output import (
     print_pairs,
     print_table,
     print_title,
+    say,
     table,
     write_figure,
 )
@@ -153,7 +154,7 @@ def _show_presets(all_presets: list[Preset]) -> None:
             print_table(rows)
     print_title("Variants")
     print_pairs((p.name, _with_result(p.description.partition(". ")[0], p)) for p in variants)
-    click.echo("Parameters are those for the images of the table.\nOne in full: torchcaps presets NAME")
+    say("Parameters are those for the images of the table.", "One in full: torchcaps presets NAME")
 
 
 def _with_result(text: str, preset: Preset) -> str:
@@ -421,10 +422,10 @@ def _show_datasets(infos: list[DatasetInfo]) -> None:
         classes = "–" if info.num_classes is None else str(info.num_classes)
         add_row(rows, Text(info.spec, style="bold"), info.title, *known, shape, classes, here)
     print_table(rows)
-    click.echo(
-        "What is not here is downloaded when it is first trained on, or read from\n"
-        "--data-dir or $TORCHCAPS_DATA.\n"
-        "One of them, counted: torchcaps datasets NAME"
+    say(
+        "What is not here is downloaded when it is first trained on, or read from",
+        "--data-dir or $TORCHCAPS_DATA.",
+        "One of them, counted: torchcaps datasets NAME",
     )
 
 
@@ -446,7 +447,7 @@ def _show_dataset(info: DatasetInfo, found: Path | None, dataset: Dataset | None
     add_row(rows, "all", *(count(len(images)) for _, images in _parts(dataset)), style="bold")
     print_table(rows)
     if dataset.num_objects > 1:
-        click.echo(
-            f"Each image holds {dataset.num_objects} objects, and all of them are counted; of images that are\n"
-            "made in training, the objects that they are made of."
+        say(
+            f"Each image holds {dataset.num_objects} objects, and all of them are counted; of images that are",
+            "made in training, the objects that they are made of.",
         )

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchcaps.errors import CONTROL, visible
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
@@ -27,8 +29,21 @@ MOST_SHOWN = 10
 PLAIN_LIST, LINE_BREAK = re.compile(r"\[\n\s*([^][{}]*?)\n\s*\]"), re.compile(r"\n\s*")
 
 
+def say(*lines: str, err: bool = False) -> None:
+    """Print lines of plain text, whatever is in them; see :func:`~torchcaps.errors.visible`.
+
+    Args:
+        *lines: One line each.
+        err: Print to stderr.
+    """
+    click.echo("\n".join(map(visible, lines)), err=err)
+
+
 def console() -> Console:
-    """Where commands print to: the terminal with its width and colours, or plain text."""
+    """Where commands print to: the terminal with its width and colours, or plain text.
+
+    What is printed here must have gone through :func:`visible`, and be ``Text``, in which brackets are no markup.
+    """
     from rich.console import Console
 
     return Console(highlight=False)
@@ -48,18 +63,20 @@ def table(*columns: str, left: int = 1) -> Table:
     """
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     made = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for index, heading in enumerate(columns):
-        made.add_column(heading, justify="left" if index < left else "right", overflow="fold")
+        shown = Text("\n".join(map(visible, heading.split("\n"))))
+        made.add_column(shown, justify="left" if index < left else "right", overflow="fold")
     return made
 
 
 def add_row(to: Table, *cells: Any, style: str | None = None) -> None:
-    """Add a row of plain text: brackets in names of files and classes are no markup."""
+    """Add a row of plain text, one line a cell: brackets in names of files and classes are no markup."""
     from rich.text import Text
 
-    to.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in cells), style=style)
+    to.add_row(*(cell if isinstance(cell, Text) else Text(visible(str(cell))) for cell in cells), style=style)
 
 
 def fits(rows: Table) -> bool:
@@ -73,7 +90,7 @@ def fits(rows: Table) -> bool:
 
 def print_title(text: str) -> None:
     """What the lines below it are about; never cut, so that paths in it can be copied."""
-    console().print(text, style="bold", markup=False, soft_wrap=True)
+    console().print(visible(text), style="bold", markup=False, soft_wrap=True)
 
 
 def print_table(rows: Table, title: str | None = None) -> None:
@@ -98,7 +115,7 @@ def print_pairs(pairs: Iterable[tuple[str, Any]]) -> None:
     indent = max(len(name) for name, _ in pairs) + 2
     wrap = textwrap.TextWrapper(max(to.width - indent, 20), break_long_words=False, break_on_hyphens=False)
     for name, value in pairs:
-        first, *others = value if isinstance(value, list) else wrap.wrap(str(value)) or [""]
+        first, *others = map(visible, value if isinstance(value, list) else wrap.wrap(str(value)) or [""])
         to.print(Text.assemble((f"{name:{indent}}", "bold"), first), soft_wrap=True)
         for line in others:
             to.print(Text(" " * indent + line), soft_wrap=True)
@@ -122,8 +139,12 @@ def count(number: int) -> str:
 
 
 def print_json(value: Any) -> None:
-    """JSON for other programs, and nothing else; lists of plain values stand on one line each."""
+    """JSON for other programs, and nothing else; lists of plain values stand on one line each.
+
+    Control characters are escaped as JSON does it, also those that it allows as they are.
+    """
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    text = CONTROL.sub(lambda found: found[0] if found[0] == "\n" else f"\\u{ord(found[0]):04x}", text)
     click.echo(PLAIN_LIST.sub(lambda found: f"[{LINE_BREAK.sub(' ', found[1])}]", text))
 
 
@@ -140,7 +161,7 @@ def write_figure(figure: Figure, path: Path, *, quiet: bool = False) -> None:
     """
     from torchcaps.analysis import save_figure
 
-    click.echo(f"wrote {save_figure(figure, path)}", err=quiet)
+    say(f"wrote {save_figure(figure, path)}", err=quiet)
 
 
 def command_line(*words: str | Path) -> str:

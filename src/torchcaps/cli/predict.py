@@ -11,7 +11,7 @@ import click
 from torchcaps.cli.base import Command
 from torchcaps.cli.output import MOST_CLASSES, MOST_SHOWN, bar, console, print_json
 from torchcaps.cli.runs import PATH, Fit, Which, image_options, open_run, which_option
-from torchcaps.errors import InputError
+from torchcaps.errors import InputError, visible
 from torchcaps.files import could_be_repository
 
 if TYPE_CHECKING:
@@ -137,9 +137,9 @@ def _show_prediction(result: dict[str, Any]) -> None:
     from rich.text import Text
 
     to = console()
-    given = result["classes"]
-    to.print(Text.assemble(str(result["image"]), "  ", (" + ".join(given), "bold green")), soft_wrap=True)
-    lengths: Sequence[tuple[str, float]] = list(result["lengths"].items())
+    given = [visible(name) for name in result["classes"]]
+    to.print(Text.assemble(visible(result["image"]), "  ", (" + ".join(given), "bold green")), soft_wrap=True)
+    lengths: Sequence[tuple[str, float]] = [(visible(name), length) for name, length in result["lengths"].items()]
     hidden = 0
     if len(lengths) > MOST_CLASSES:
         lengths = sorted(lengths, key=lambda item: -item[1])[:MOST_SHOWN]

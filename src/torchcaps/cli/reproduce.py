@@ -9,7 +9,7 @@ import click
 
 from torchcaps.cli.base import Command, Stopped
 from torchcaps.cli.fields import whole_numbers
-from torchcaps.cli.output import add_row, count, print_pairs, print_table, print_title, table
+from torchcaps.cli.output import add_row, count, print_pairs, print_table, print_title, say, table
 from torchcaps.cli.runs import PATH, accelerator_option, refuse_options
 from torchcaps.errors import InputError
 from torchcaps.ranges import Range
@@ -89,7 +89,7 @@ def reproduce(
             raise InputError("--report writes the page of all tables; leave TABLE and --list out")
         refuse_options(_OF_RUNS, "is for running a table, not for --report")
         files = write_report(results, page)
-        click.echo(f"wrote {files[0]} and {count(len(files) - 1)} figures")
+        say(f"wrote {files[0]} and {count(len(files) - 1)} figures")
         return
     if table_name is None:
         if not listed:
@@ -128,10 +128,10 @@ def _estimate(planned: Reproduction, results: Path, page: Path | None) -> None:
     except Interrupted as stop:
         raise Stopped("stopped; nothing was written", stop.exit_code) from stop
     if not found:
-        click.echo(f"All {len(planned.jobs)} runs of {planned.table.name} are done; there is nothing to time.")
+        say(f"All {len(planned.jobs)} runs of {planned.table.name} are done; there is nothing to time.")
         return
     file = write_timings(results, planned.table, {each.row.name: each.timing for each in found})
-    click.echo(f"\nTimes: {file}, page: {write_report(results, page, redraw=[])[0]}")
+    say("", f"Times: {file}, page: {write_report(results, page, redraw=[])[0]}")
 
 
 def _work(planned: Reproduction, results: Path, page: Path | None) -> None:
@@ -140,12 +140,12 @@ def _work(planned: Reproduction, results: Path, page: Path | None) -> None:
     total, name = len(planned.jobs), planned.table.name
 
     def before(job: Job, left: int) -> None:
-        click.echo()
+        say("")
         print_title(f"{job}: {left} of {total} runs left")
 
     def after(job: Job, outcome: Outcome) -> None:
         if outcome is Outcome.DIVERGED:
-            click.echo(f"{job} diverged, which is logged; the others go on")
+            say(f"{job} diverged, which is logged; the others go on")
         write_report(results, page, redraw=[name])
 
     try:
@@ -154,15 +154,13 @@ def _work(planned: Reproduction, results: Path, page: Path | None) -> None:
     except Interrupted as stop:
         raise Stopped("stopped; the same command goes on from here", stop.exit_code) from stop
     written = write_report(results, page, redraw=[name])
-    click.echo()
+    say("")
     if tally.busy:
-        click.echo(f"Other processes still work on {', '.join(map(str, tally.busy))}.")
+        say(f"Other processes still work on {', '.join(map(str, tally.busy))}.")
     else:
         diverged = f", of which {len(tally.diverged)} diverged" if tally.diverged else ""
         done = len(tally.done) + len(tally.diverged)
-        click.echo(
-            f"All {total} runs of {name} are done ({done} now{diverged}). Logs: {results / name}, page: {written[0]}"
-        )
+        say(f"All {total} runs of {name} are done ({done} now{diverged}). Logs: {results / name}, page: {written[0]}")
 
 
 def _show_estimate(planned: Reproduction) -> list[Estimate]:
@@ -172,7 +170,7 @@ def _show_estimate(planned: Reproduction) -> list[Estimate]:
     pending = planned.pending
     if not pending:
         return []
-    click.echo(f"Timing a step of each row of {planned.table.name} …")
+    say(f"Timing a step of each row of {planned.table.name} …")
     found = planned.estimate()
     rows = table("row", "runs left", "one takes about", "together")
     for each in found:

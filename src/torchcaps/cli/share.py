@@ -8,6 +8,7 @@ import click
 
 from torchcaps.cli.base import Command
 from torchcaps.cli.export import card_options
+from torchcaps.cli.output import say
 from torchcaps.cli.runs import Which, open_run, run_argument
 
 
@@ -33,4 +34,4 @@ def share(run_folder: Path, which: Which, repo: str, private: bool, half: bool, 
     from torchcaps.export import share as put
 
     address = put(open_run(run_folder, which), repo, which, private=private, half=half, others=others)
-    click.echo(f"shared at {address}")
+    say(f"shared at {address}")

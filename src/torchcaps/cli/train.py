@@ -11,7 +11,17 @@ import click
 
 from torchcaps.cli.base import Command, Session, Stopped
 from torchcaps.cli.fields import field_options, given_fields, option_name
-from torchcaps.cli.output import add_row, command_line, count, is_main_process, percent, print_pairs, print_table, table
+from torchcaps.cli.output import (
+    add_row,
+    command_line,
+    count,
+    is_main_process,
+    percent,
+    print_pairs,
+    print_table,
+    say,
+    table,
+)
 from torchcaps.cli.runs import PATH
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.models.config import CapsNetConfig, CNNConfig, Recipe
@@ -142,7 +152,7 @@ def show_summary(summary: Mapping[str, Any]) -> None:
         result = test[which]
         cells = percent(result["accuracy"]), percent(result["error"]), f"{result['loss']:.4f}"
         add_row(rows, words, *cells, style="bold" if which == "best" else None)
-    click.echo()
+    say("")
     print_table(rows)
     figures = sorted(file.name for file in (out / FIGURES).glob("*.png"))
     decoder = getattr(read_config(out / CONFIG).model, "decoder", False)

@@ -61,10 +61,13 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
         if scope["type"] == "lifespan":
-            return await self.app(scope, receive, send)
-        if scope["type"] != "http":  # the page opens no web socket
-            return await send({"type": "websocket.close", "code": 1008})
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._answer(scope, receive, send)
+        else:  # the page opens no web socket
+            await send({"type": "websocket.close", "code": 1008})
 
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_policy(message: Message) -> None:
             if message["type"] == "http.response.start":
                 added = [(name.encode(), value.encode()) for name, value in _ADDED.items()]
@@ -73,9 +76,10 @@ class Guard:
 
         refused = refusal(scope)
         if refused is not None:
-            return await _refuse(*refused, send_with_policy)
-        headers = [(name, value) for name, value in scope["headers"] if name in _PASSED_ON]
-        await self.app({**scope, "headers": headers, "query_string": b""}, receive, send_with_policy)
+            await _refuse(*refused, send_with_policy)
+        else:
+            headers = [(name, value) for name, value in scope["headers"] if name in _PASSED_ON]
+            await self.app({**scope, "headers": headers, "query_string": b""}, receive, send_with_policy)
 
 
 def refusal(scope: Scope) -> tuple[int, str] | None:

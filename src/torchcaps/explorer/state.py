@@ -18,7 +18,7 @@ from jaxtyping import Float, UInt8
 from torchcaps.analysis import load_image, trace_routing
 from torchcaps.analysis.inference import as_pixels, class_labels, inference, require_decoder
 from torchcaps.datasets import ImageSet
-from torchcaps.errors import InputError
+from torchcaps.errors import InputError, visible
 from torchcaps.models import CapsNet, Model
 
 MOST_MAPS = 10
@@ -104,8 +104,8 @@ class Explorer:
         no_images: str = "There are no images to pick from.",
         fit: Literal["pad", "stretch"] = "pad",
     ) -> None:
-        self.model, self.title, self.images, self.no_images, self.fit = model, title, images, no_images, fit
-        self.class_names = class_labels(class_names, model.num_classes)
+        self.model, self.title, self.images, self.no_images, self.fit = model, visible(title), images, no_images, fit
+        self.class_names = [visible(name) for name in class_labels(class_names, model.num_classes)]
         blank = torch.zeros(1, *model.in_shape, dtype=torch.uint8)
         self.no_pose = _why_not("Capsules cannot be decoded", lambda: require_decoder(model, "a reconstruction"))
         self.no_routing = _why_not("Routing cannot be followed", lambda: trace_routing(model, blank))

@@ -10,19 +10,23 @@ from typing import Any, Literal
 from torchcaps.datasets import DatasetInfo
 from torchcaps.datasets.registry import look_up
 from torchcaps.errors import InputError
-from torchcaps.files import COUNT, NAMED_TEXTS, NUMBER, TEXT, check_keys, read_json
+from torchcaps.files import COUNT, NAMED_TEXTS, NUMBER, TEXT, check_keys, optional, read_json
 from torchcaps.models import SeedResult, TrainingRecord, get_preset
 from torchcaps.models.pretrained import CONFIG, is_public
 from torchcaps.training import Run, TrainConfig, read_config
 from torchcaps.training.config import ELSEWHERE
 from torchcaps.training.run import SUMMARY
 
+#: What a card takes from a summary.
 _KEYS = {
-    **{"seed": COUNT, "epochs": COUNT, "best_epoch": COUNT, "seconds": NUMBER, "versions": NAMED_TEXTS},
+    **{"seed": COUNT, "epochs": COUNT, "best_epoch": COUNT, "seconds": NUMBER, "hardware.threads": COUNT},
     **{f"images.{part}": COUNT for part in ("train", "validation", "test")},
     **{f"test.{which}.error": NUMBER for which in ("best", "last")},
-    **{"hardware.processor": TEXT, "hardware.threads": COUNT},
+    **{f"versions.{package}": TEXT for package in ("torchcaps", "torch", "python")},
+    "versions": NAMED_TEXTS,
 }
+#: Of its "hardware", where that has it: a processor may be without a name.
+_HARDWARE_KEYS = {"processor": optional(TEXT), "gpu": optional(TEXT), "processes": optional(COUNT)}
 
 MAY_DIFFER = ("seed", *ELSEWHERE)
 """Settings in which runs of the same training may differ; those after the seed are of no use to others."""
@@ -90,7 +94,11 @@ def _finished(folder: Path, summary: dict[str, Any] | None) -> dict[str, Any]:
             f"{folder} has no {SUMMARY}, so there is no result for its card; finish it with "
             f"torchcaps train --resume {folder}"
         )
-    check_keys(summary, _KEYS, f"summary {folder / SUMMARY}")
+    where, hardware = f"summary {folder / SUMMARY}", summary.get("hardware")
+    check_keys(summary, _KEYS, where)
+    check_keys(
+        hardware, {name: kind for name, kind in _HARDWARE_KEYS.items() if name in hardware}, f"{where}: hardware"
+    )
     return summary
 
 
@@ -133,7 +141,7 @@ def _option(name: str, value: Any) -> list[str]:
 
 
 def _hardware(hardware: dict[str, Any]) -> str:
-    where = hardware.get("gpu", hardware["processor"])
-    processes = hardware.get("processes", 1)
+    where = hardware.get("gpu") or hardware.get("processor") or "an unnamed processor"
+    processes = hardware.get("processes") or 1
     threads = f"{hardware['threads']} thread{'s' * (hardware['threads'] > 1)}"
     return f"{where} ({threads})" + (f", {processes} processes" if processes > 1 else "")
