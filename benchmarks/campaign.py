@@ -77,7 +77,9 @@ class Campaign:
         """
         begin, outcomes, faults = time.monotonic(), Counter[str](), Counter[str]()
         with PARTS[name](self.fixtures, self.timeout) as part:
-            for trial, ended, before in forks.run(self._trials(part, range(cases), deadline), self.jobs):
+            for trial, ended, before in forks.run(
+                self._trials(part, range(cases), deadline), 1 if part.alone else self.jobs
+            ):
                 outcome, found = judge(trial, ended, before)
                 outcomes[outcome] += 1
                 if found:

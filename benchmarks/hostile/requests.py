@@ -18,7 +18,7 @@ from typing import Any
 
 from hostile.edits import ODD_VALUES, with_digits
 from hostile.program import LAUNCHER
-from hostile.trials import BUG, DONE, MOST_MEMORY, WRONG_INPUT, Part, Rules, Trial
+from hostile.trials import DONE, MOST_MEMORY, WRONG_INPUT, Part, Rules, Trial, say
 
 FOREIGN = (
     *("http://evil.example", "https://127.0.0.1:1", "http://localhost:1234", "null", "http://127.0.0.1.evil.example"),
@@ -77,7 +77,7 @@ class Requests(Part):
     the end the server still answers the page's own question, ends by Ctrl-C, and its temporary folder is empty.
     """
 
-    name, cases, share = "requests", 500, 0.05
+    name, cases, share, alone = "requests", 500, 0.05, True
 
     def __enter__(self) -> Requests:
         folder = self.fixtures.parent
@@ -128,8 +128,8 @@ class Requests(Part):
         """A request, and what its answer must not be."""
         method, path, headers, body = _draw(random, self.port, self.about)
         what = f"{method} {path!r:.100} { ({key: value[:60] for key, value in headers.items()}) } {len(body):,} bytes"
-        work = partial(_ask, self.port, method, path, headers, body, self.temporary)
-        return Trial(number, what, work, folder, Rules(timeout=self.timeout + 10))
+        work = partial(_ask, self.port, method, path, headers, body, self.temporary, self.log)
+        return Trial(number, what, work, folder, Rules(timeout=self.timeout + 10, says_faults=True, terminal=False))
 
     def at_the_end(self) -> list[str]:
         """Whether the server is alive and well, ends, and leaves nothing."""
@@ -152,9 +152,6 @@ class Requests(Part):
         if left := [path for path in self.temporary.rglob("*") if path.is_file()]:
             size = sum(path.stat().st_size for path in left)
             wrong.append(f"{len(left)} files of {size:,} bytes are left in the temporary folder")
-        text = self.log.read_text(errors="replace")
-        if "Traceback (most recent call last)" in text:
-            wrong.append(f"a traceback in the explorer's own output: {text[text.index('Traceback') :][-1500:]}")
         return wrong
 
 
@@ -168,7 +165,7 @@ def _about(port: int) -> dict[str, Any]:
 
 def _own_question(about: dict[str, Any]) -> bytes:
     pixels = base64.b64encode(bytes(18 * 18)).decode()
-    return json.dumps({**about, "fn_name": "look", "data": [{"pixels": pixels}]}).encode()
+    return json.dumps({**about, "fn_name": "look", "data": {"pixels": pixels}}).encode()
 
 
 def _own_headers(port: int, body: bytes) -> dict[str, str]:
@@ -302,8 +299,9 @@ def _exchange(
     return (int(words[1]) if len(words) > 1 else 0), named, found
 
 
-def _ask(port: int, method: str, path: str, headers: dict[str, str], body: bytes, temporary: Path) -> int:
+def _ask(port: int, method: str, path: str, headers: dict[str, str], body: bytes, temporary: Path, log: Path) -> int:
     """Send a request and judge the answer; 0 if it was answered, 2 if refused, else 70 and why."""
+    before = log.stat().st_size
     status, named, answer = _exchange(port, method, path, headers, body)
     own = {f"http://127.0.0.1:{port}", f"http://localhost:{port}"}
     foreign = headers.get("Origin", "") not in (*own, "") or headers.get("Sec-Fetch-Site") in (
@@ -312,24 +310,23 @@ def _ask(port: int, method: str, path: str, headers: dict[str, str], body: bytes
     )
     wrong = []
     if status >= 500:
-        wrong.append(f"status {status}: {answer[:500]!r}")
+        wrong.append(f"status {status}: {answer[:300]!r}")
     if found := [secret for secret in SECRETS if secret in answer]:
-        wrong.append(f"the answer holds {found[0]!r}")
+        wrong.append(f"a secret: {found[0]!r}")
     if foreign and path.startswith(ASK) and method == "POST" and 200 <= status < 300:
-        wrong.append(f"a page of {headers.get('Origin')} is answered by the component server: {answer[:100]!r}")
+        wrong.append(f"a foreign page is answered: {headers.get('Origin')}")
     allowed = named.get("access-control-allow-origin")
     if allowed is not None and allowed not in own:
-        wrong.append(f"leave to read is given to {allowed}")
+        wrong.append(f"a foreign page may read: {allowed}")
     if foreign and path.startswith(UPLOAD) and method == "POST" and 200 <= status < 300:
         wrong.append("a foreign page may upload")
     host = headers.get("Host", "").rpartition(":")[0] or headers.get("Host", "")
     if host not in ("127.0.0.1", "localhost") and 200 <= status < 300:
-        wrong.append(f"the host {headers.get('Host', '')[:50]!r} is answered")
+        wrong.append(f"another host is answered: {headers.get('Host', '')[:50]!r}")
     lies = sum(path.stat().st_size for path in temporary.rglob("*") if path.is_file())
     if lies > MOST_UPLOADED:
-        wrong.append(f"{lies:,} bytes lie in the temporary folder")
+        wrong.append(f"uploads are kept: {lies:,} bytes")
+    if b"Traceback (most recent call last)" in (said := log.read_bytes()[before:]):
+        wrong.append(f"a traceback of the server's: {said[-600:]!r}")
     print(f"{status} {answer[:200]!r}")
-    if wrong:
-        print("; ".join(wrong))
-        return BUG
-    return DONE if 200 <= status < 400 else WRONG_INPUT
+    return say(wrong) or (DONE if 200 <= status < 400 else WRONG_INPUT)
