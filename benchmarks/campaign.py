@@ -31,7 +31,7 @@ from hostile.commands import Commands
 from hostile.kills import Kills
 from hostile.mutations import Mutations
 from hostile.requests import Requests
-from hostile.trials import TEMPORARY, Ended, Part, Trial, judge
+from hostile.trials import TEMPORARY, Ended, Part, Trial, describe, judge
 
 PARTS: dict[str, type[Part]] = {part.name: part for part in (Mutations, Commands, Calls, Requests, Kills)}
 KEPT = 2000
@@ -84,7 +84,7 @@ class Campaign:
                 outcomes[outcome] += 1
                 if found:
                     faults.update(kind.partition(":")[0] for kind in found)
-                    self._keep(name, str(trial.number), trial.what, ended, found)
+                    self._keep(name, str(trial.number), describe(trial, ended), ended, found)
                 self._remove(trial)
             for words in part.at_the_end():
                 faults["at the end"] += 1
@@ -133,7 +133,7 @@ class Campaign:
 
     def _remove(self, trial: Trial) -> None:
         shutil.rmtree(trial.folder, ignore_errors=True)
-        for suffix in (".out", ".err"):
+        for suffix in (".out", ".err", ".base"):
             trial.folder.with_suffix(suffix).unlink(missing_ok=True)
 
     def summary(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from hostile.trials import TEMPORARY, Ended, Snapshot, Trial, most_processes, snapshot
@@ -27,7 +28,6 @@ COUNT_EVERY = 0.25
 class _Live:
     trial: Trial
     before: Snapshot
-    base_mib: float
     start: float = field(default_factory=time.monotonic)
     counted: float = field(default_factory=time.monotonic)
     interrupted: float | None = None
@@ -46,8 +46,8 @@ def run(trials: Iterator[Trial], jobs: int) -> Iterator[tuple[Trial, Ended, Snap
         while True:
             while len(live) < jobs and (trial := next(trials, None)) is not None:
                 (trial.folder / TEMPORARY).mkdir(exist_ok=True)
-                before, base = snapshot(trial.folder), _resident_mib()
-                live[start(trial.work, trial.folder, streams=_streams(trial.folder))] = _Live(trial, before, base)
+                before = snapshot(trial.folder)
+                live[start(partial(_measured, trial), trial.folder, _streams(trial.folder))] = _Live(trial, before)
             if not live:
                 return
             time.sleep(LOOK_EVERY)
@@ -116,10 +116,21 @@ def _streams(folder: Path) -> tuple[Path, Path]:
     return folder.with_suffix(".out"), folder.with_suffix(".err")
 
 
+def _base(folder: Path) -> Path:
+    """Says how much memory a trial began with, MiB."""
+    return folder.with_suffix(".base")
+
+
+def _measured(trial: Trial) -> int:
+    # what is in files and mapped is not counted before it is used: the process itself says what it began with
+    _base(trial.folder).write_text(str(_status("VmRSS") / 1024))
+    return trial.work()
+
+
 def _ended(live: _Live, code: int, peak_mib: float) -> Ended:
     out, err = (path.read_text(encoding="utf-8", errors="replace") for path in _streams(live.trial.folder))
     seconds = time.monotonic() - live.start
-    memory = max(0.0, peak_mib - live.base_mib)
+    memory = max(0.0, peak_mib - float(_base(live.trial.folder).read_text()))
     return Ended(code, seconds, memory, out, err, live.hung, live.interrupted is not None, live.processes)
 
 
@@ -167,10 +178,6 @@ def _session(leader: int) -> set[int]:
             if int(session) == leader and state != "Z":
                 found.add(int(entry.name))
     return found
-
-
-def _resident_mib() -> float:
-    return _status("VmRSS") / 1024
 
 
 def _address_bytes() -> int:

@@ -20,7 +20,8 @@ MOST_MEMORY = 1024
 """MiB that a trial may take on top of what its process began with, where its rules bound it."""
 
 TRACEBACK = "Traceback (most recent call last)"
-FAULT = "fault: "
+CASE, FAULT = "case: ", "fault: "
+"""What lines on stdout begin with that say more of what is tried, and what is wrong with it."""
 ERROR = re.compile(r"^(?:Error: )?(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Exit))\b", re.MULTILINE)
 LEAKED_WARNING = re.compile(r"\b[A-Z]\w*Warning: ")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -135,6 +136,12 @@ class Part:
     def at_the_end(self) -> list[str]:
         """What is wrong when all trials are over, in words; called within the context, which it may close."""
         return []
+
+
+def describe(trial: Trial, ended: Ended) -> str:
+    """What was tried; the trial itself may know better, once it is made."""
+    first = ended.out.partition("\n")[0]
+    return first.removeprefix(CASE) if first.startswith(CASE) else trial.what
 
 
 def judge(trial: Trial, ended: Ended, before: Snapshot) -> tuple[str, list[str]]:
