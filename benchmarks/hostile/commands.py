@@ -70,7 +70,9 @@ class Commands(Part):
             *(f"{word[:100]}*" for word in arguments[1:] if word not in ("run", "results", "images", "")),
         )
         rules = Rules(
-            interrupt=PATIENCE, timeout=self.timeout, writes=writes, bounded=False, terminal=False
+            interrupt=PATIENCE,
+            speaks=arguments[:1] == ["train"],
+            timeout=self.timeout, writes=writes, bounded=False, terminal=False
         )  # fmt: skip
         run = explore if arguments and arguments[0] == "explore" else call
         return Trial(number, f"torchcaps {shlex.join(arguments)}"[:3000], partial(run, arguments), folder, rules)
@@ -80,13 +82,12 @@ def _draw(random: Random) -> list[str]:
     from torchcaps.cli.app import app
 
     if random.random() < 0.03:
-        return [
-            random.choice((*ODD_WORDS, "trian", "--debug", "--version", "--help")) for _ in range(random.randrange(4))
-        ]
+        return [random.choice((*ODD_WORDS, "trian", "--version", "--help")) for _ in range(random.randrange(4))]
     name = random.choice([*app.commands, "train", "train", "train", "memory", "evaluate", "robustness"])
     command = app.commands[name]
     arguments = [name, *_usual(name, random)]
-    options = [each for each in command.params if isinstance(each, click.Option)]
+    # --debug shows tracebacks, as it should
+    options = [each for each in command.params if isinstance(each, click.Option) and each.opts != ["--debug"]]
     for option in random.sample(options, min(len(options), random.choice((1, 1, 2, 3, 4)))):
         arguments += _odd(option, random)
     if random.random() < 0.1:

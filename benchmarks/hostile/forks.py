@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from hostile.trials import TEMPORARY, Ended, Snapshot, Trial, most_processes, snapshot
+from hostile.trials import INTERRUPTED, TEMPORARY, Ended, Snapshot, Trial, most_processes, snapshot
 
 MOST_ADDRESSES = 8 * 2**30
 """Bytes that a process may ask for on top of what it began with, so that a trial cannot take the whole machine."""
@@ -85,6 +85,8 @@ def start(work: Callable[[], int], folder: Path, streams: tuple[Path, Path]) -> 
         os.setsid()
         _set_up(folder, streams)
         code = work()
+    except KeyboardInterrupt:  # what is tried has ended already, or not begun
+        code = INTERRUPTED
     except BaseException:
         traceback.print_exc()
     finally:

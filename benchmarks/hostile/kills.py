@@ -91,6 +91,7 @@ def _train(
 ) -> tuple[float, int, str]:
     """Train in a process of its own, killed after some seconds; how long it took, its exit code, what it printed."""
     begin = time.monotonic()
+    log.touch()  # a kill may come before there is any output
     pid = forks.start(partial(call, arguments), Path.cwd(), (log, log))
     if kind is not None:
         time.sleep(after)

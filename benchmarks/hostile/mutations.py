@@ -291,6 +291,7 @@ class Mutations(Part):
             same = (self.fixtures / "evaluation.json").read_text(encoding="utf-8")
         return Rules(
             interrupt=10 if trains else None,
+            speaks=trains,
             timeout=self.timeout,
             writes=_written(arguments),
             bounded=not trains,
@@ -310,7 +311,12 @@ class Mutations(Part):
         # a figure may go to any path that ends as one: none of these does
         writes = (*_written(arguments), f"{path.rstrip('/')}*") if path not in ("", "/", "..") else _written(arguments)
         rules = Rules(
-            interrupt=10 if trains else None, timeout=self.timeout, writes=writes, bounded=not trains, terminal=False
+            interrupt=10 if trains else None,
+            speaks=trains,
+            timeout=self.timeout,
+            writes=writes,
+            bounded=not trains,
+            terminal=False,
         )
         return Trial(number, f"torchcaps {arguments!r:.300}", partial(read, arguments), folder, rules)
 

@@ -15,6 +15,7 @@ PACKAGES = (
     *("matplotlib.pyplot", "matplotlib.backends.backend_agg", "onnxruntime", "scipy.io", "sklearn.datasets", "torch"),
     *("torchcaps.cli", "torchcaps.analysis", "torchcaps.export", "torchcaps.explorer", "torchcaps.reproduce"),
     *("torchcaps.training", "torchcaps.training.loop", "torchcaps.training.report", "torchcaps.datasets"),
+    *("gradio", "uvicorn", "fastapi"),
     *("PIL.PngImagePlugin", "PIL.JpegImagePlugin", "PIL.TiffImagePlugin", "PIL.BmpImagePlugin", "PIL.GifImagePlugin"),
 )
 
@@ -35,6 +36,7 @@ def isolate(folder: Path) -> None:
         "MPLBACKEND": "Agg",
         "HF_HUB_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
+        "GRADIO_ANALYTICS_ENABLED": "False",
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "100",
         **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), nowhere),

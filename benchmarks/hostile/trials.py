@@ -25,8 +25,8 @@ CASE, FAULT = "case: ", "fault: "
 ERROR = re.compile(r"^(?:Error: )?(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Exit))\b", re.MULTILINE)
 LEAKED_WARNING = re.compile(r"\b[A-Z]\w*Warning: ")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-HALF_WRITTEN = re.compile(r"(^|/)\.[^/]*(?<!\.lock)$|\.tmp$|\.part$")
-"""Names that temporary files have; a lock may stay."""
+HALF_WRITTEN = re.compile(r"(^|/)\.[^/]*\.[a-z0-9_]{8}(\.[^/.]*)?(/|$)|\.tmp$|\.part$")
+"""Names that temporary files have: of tempfile's beside their target, and others."""
 WORDS = {
     DONE: "done",
     DIVERGED: "diverged",
@@ -44,6 +44,8 @@ class Rules:
 
     interrupt: float | None = None
     """Seconds after which it gets a SIGINT, for what may rightly take long; None: it must end by itself."""
+    speaks: bool = False
+    """Whether it must have said something before the SIGINT, so that its user knows that it works."""
     timeout: float = 20.0
     """Seconds that it may take, from the SIGINT where it gets one."""
     writes: tuple[str, ...] = ()
@@ -165,7 +167,7 @@ def judge(trial: Trial, ended: Ended, before: Snapshot) -> tuple[str, list[str]]
     no_memory = "not enough memory" in ended.err
     if ended.memory_mib > MOST_MEMORY and (rules.bounded or (code == WRONG_INPUT and not no_memory)):
         faults.append("memory")
-    if code == INTERRUPTED and not text.strip() and rules.interrupt is not None:
+    if rules.speaks and code == INTERRUPTED and not text.strip():
         faults.append("silent")
     if code == DONE and rules.same_output is not None and ended.out != rules.same_output:
         faults.append("damage unnoticed")
