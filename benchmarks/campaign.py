@@ -57,6 +57,8 @@ class Campaign:
         self.fixtures = folder / "fixtures"
         self.failures: list[Failure] = []
         self.parts: dict[str, dict[str, Any]] = {}
+        #: What lies in the folder besides the cases' own.
+        self.own = {*(path.name for path in folder.iterdir()), "fixtures", "fixtures.out", *Requests.files}
 
     def prepare(self) -> None:
         """Make the valid files; fails with what went wrong where they cannot be made."""
@@ -86,7 +88,7 @@ class Campaign:
                     faults.update(kind.partition(":")[0] for kind in found)
                     self._keep(name, str(trial.number), describe(trial, ended), ended, found)
                 self._remove(trial)
-            for words in part.at_the_end():
+            for words in (*part.at_the_end(), *self._strays()):
                 faults["at the end"] += 1
                 self._keep(name, "end", words, None, ["at the end"])
         tried = sum(outcomes.values())
@@ -109,6 +111,13 @@ class Campaign:
         print(f"--- {outcome}, exit code {ended.code}, {ended.seconds:.1f} s, {ended.memory_mib:.0f} MiB")
         print(f"--- {'; '.join(found) or 'nothing wrong'}\n--- in {trial.folder}")
         return not found
+
+    def _strays(self) -> list[str]:
+        """What cases wrote beside their folders, and is removed."""
+        strays = [path for path in self.folder.iterdir() if path.name not in self.own]
+        for path in strays:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        return [f"written beside the folders of the cases: {path.name!r}" for path in strays]
 
     def _trials(self, part: Part, numbers: range, deadline: float) -> Iterator[Trial]:
         for number in numbers:

@@ -10,7 +10,7 @@ from random import Random
 import click
 
 from hostile.mutations import ODD_PATHS, copy, explore
-from hostile.program import call
+from hostile.program import call, keep_inside
 from hostile.trials import Part, Rules, Trial
 
 ODD_NUMBERS = (
@@ -31,7 +31,19 @@ FIGURES = ("out.png", "out.pdf", "out.svg", "out.xyz", "out", ".png", "a/b/c.png
 TINY = "--conv-channels 8 --primary-types 2 --capsule-dim 4 --decoder-hidden 16 --batch-size 16 --epochs 1"
 SMALL = "--limit-train 100 --limit-test 50 --validation-size 12 --accelerator cpu --no-figures"
 WRITES = (
-    *("out*", "new*", "runs*", "run/figures*", "run/model.*", "run/pretrained*", "a", "a/*", "shared*", "page*"),
+    *(
+        "inside*",
+        "out*",
+        "new*",
+        "runs*",
+        "run/figures*",
+        "run/model.*",
+        "run/pretrained*",
+        "a",
+        "a/*",
+        "shared*",
+        "page*",
+    ),
     *(
         "*.png",
         "*.pdf",
@@ -63,7 +75,7 @@ class Commands(Part):
         """A command with what it needs, and some of its options with odd values."""
         for each in ("run", "data.npz", "images", "photos", "results", "model.onnx"):
             copy(self.fixtures / each, folder)
-        arguments = _draw(random)
+        arguments = keep_inside(_draw(random))
         # files of the names that were typed are the user's wish
         writes = (
             *WRITES,

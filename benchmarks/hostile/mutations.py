@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 
 from hostile import edits
-from hostile.program import call
+from hostile.program import call, keep_inside
 from hostile.trials import WRONG_INPUT, Part, Rules, Trial
 
 Command = tuple[str, ...]
@@ -306,10 +306,10 @@ class Mutations(Part):
             os.mkfifo(folder / "fifo")
             (folder / "loop").symlink_to("loop")
         path, command = random.choice(ODD_PATHS), random.choice(PATH_COMMANDS)
-        arguments = [part.format(path) for part in command]
+        arguments = keep_inside([part.format(path) for part in command])
         trains = command[0] == "train"
         # a figure may go to any path that ends as one: none of these does
-        writes = (*_written(arguments), f"{path.rstrip('/')}*") if path not in ("", "/", "..") else _written(arguments)
+        writes = (*_written(arguments), "inside*", *([f"{path.rstrip('/')}*"] if path else ()))
         rules = Rules(
             interrupt=10 if trains else None,
             speaks=trains,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,6 +54,22 @@ def import_all() -> None:
         for each in dir(module):
             getattr(module, each)  # what is imported when it is first asked for
     importlib.import_module("torch").set_num_threads(1)  # a forked process has none of the others
+
+
+WRITERS = ("--out", "--figure", "--sample", "--page", "--results")
+"""Options that name what is written."""
+OUTSIDE = re.compile(r"(^|[=:])[/~]|(^|[/=:])\.\.(/|$)")
+
+
+def keep_inside(arguments: Sequence[str]) -> list[str]:
+    """A command line that writes nowhere outside the folder that it works in.
+
+    A campaign may be run by somebody who may write anywhere. So where something is written to a place that is named,
+    no path leads out of the folder.
+    """
+    if not any(word.startswith(WRITERS) for word in arguments):
+        return list(arguments)
+    return [f"inside{OUTSIDE.sub('-', word)}" if OUTSIDE.search(word) else word for word in arguments]
 
 
 def call(arguments: Sequence[str]) -> int:

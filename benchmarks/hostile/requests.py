@@ -14,7 +14,7 @@ import time
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 from hostile.edits import ODD_VALUES, with_digits
 from hostile.program import LAUNCHER
@@ -79,13 +79,15 @@ class Requests(Part):
 
     name, cases, share, alone = "requests", 500, 0.05, True
 
+    files: ClassVar = ("explorer-tmp", "explorer.log")
+    """What it keeps beside the folders of its cases."""
+
     def __enter__(self) -> Requests:
         folder = self.fixtures.parent
-        self.temporary = folder / "explorer-tmp"
+        self.temporary, self.log = (folder / name for name in self.files)
         self.temporary.mkdir()
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
-        self.log = folder / "explorer.log"
         arguments = ["explore", "run", "--data", "npz:data.npz", "--no-browser", "--port", str(self.port)]
         with self.log.open("wb") as log:
             self.server = subprocess.Popen(
@@ -149,9 +151,10 @@ class Requests(Part):
             return [*wrong, "the explorer does not end by Ctrl-C"]
         if code not in (0, 130):
             wrong.append(f"the explorer ended with {code}")
-        if left := [path for path in self.temporary.rglob("*") if path.is_file()]:
-            size = sum(path.stat().st_size for path in left)
-            wrong.append(f"{len(left)} files of {size:,} bytes are left in the temporary folder")
+        if left := list(self.temporary.rglob("*")):
+            size = sum(path.stat().st_size for path in left if path.is_file())
+            few = ", ".join(ascii(str(path.relative_to(self.temporary))) for path in left[:3])
+            wrong.append(f"left in the temporary folder: {len(left)} entries, {size:,} bytes: {few}")
         return wrong
 
 

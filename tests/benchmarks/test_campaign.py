@@ -15,6 +15,7 @@ from random import Random
 from types import ModuleType
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 import torch
@@ -196,6 +197,38 @@ def test_the_judge(
     _, found = trials.judge(trial, ended, before)
     assert found == faults, (ended.out, ended.err)
     assert time.monotonic() - begin < 30  # what sleeps for longer was killed
+
+
+OUTSIDE = ("/", "/dev/null", "~", "~nobody/x", "..", "../x", "a/../../x", "/root/../etc/x")
+
+
+def test_nothing_is_written_outside(hostile: Callable[[str], ModuleType]) -> None:
+    """A case once drew a figure beside a device: whoever runs a campaign may have the right to."""
+    program = hostile("program")
+    for path in OUTSIDE:
+        for line in (["--out", path], [f"--figure={path}"], [path, "--out"], ["--out", "x", f"npz:{path}"]):
+            kept = program.keep_inside(["curves", *line])
+            assert len(kept) == 1 + len(line)
+            assert not any(path == word or word.endswith((f"={path}", f":{path}")) for word in kept)
+    assert program.keep_inside(["predict", "/dev/null"]) == ["predict", "/dev/null"]  # which is only read
+    assert program.keep_inside(["curves", "run", "--out", "a/b..c/x.png"]) == ["curves", "run", "--out", "a/b..c/x.png"]
+
+
+READ = {"--resume", "--config", "--image", "--other-seed", "--init-from"}
+"""Options that take a path and write nothing there."""
+
+
+def test_every_option_that_writes_is_known(hostile: Callable[[str], ModuleType]) -> None:
+    from torchcaps.cli.app import app
+
+    paths = {
+        name
+        for command in app.commands.values()
+        for option in command.params
+        if isinstance(option, click.Option) and isinstance(option.type, click.Path)
+        for name in option.opts
+    }
+    assert paths - READ == set(hostile("program").WRITERS)
 
 
 # ---- the edits
