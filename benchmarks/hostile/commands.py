@@ -9,7 +9,7 @@ from random import Random
 
 import click
 
-from hostile.mutations import ODD_PATHS, copy, explore
+from hostile.mutations import ODD_PATHS, copy, explore, place_of
 from hostile.program import call, keep_inside
 from hostile.trials import Part, Rules, Trial
 
@@ -77,10 +77,8 @@ class Commands(Part):
             copy(self.fixtures / each, folder)
         arguments = keep_inside(_draw(random))
         # files of the names that were typed are the user's wish
-        writes = (
-            *WRITES,
-            *(f"{word[:100]}*" for word in arguments[1:] if word not in ("run", "results", "images", "")),
-        )
+        there = ("run", "results", "images", "data.npz", "photos", "model.onnx")
+        writes = (*WRITES, *(place_of(word) for word in arguments[1:] if word not in there))
         rules = Rules(
             interrupt=PATIENCE,
             speaks=arguments[:1] == ["train"],

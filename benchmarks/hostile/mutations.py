@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -309,7 +310,7 @@ class Mutations(Part):
         arguments = keep_inside([part.format(path) for part in command])
         trains = command[0] == "train"
         # a figure may go to any path that ends as one: none of these does
-        writes = (*_written(arguments), "inside*", *([f"{path.rstrip('/')}*"] if path else ()))
+        writes = (*_written(arguments), *map(place_of, arguments[1:]))
         rules = Rules(
             interrupt=10 if trains else None,
             speaks=trains,
@@ -327,6 +328,12 @@ def copy(source: Path, folder: Path) -> None:
         shutil.copytree(source, folder / source.name)
     else:
         shutil.copy(source, folder)
+
+
+def place_of(word: str) -> str:
+    """What a command may write where a word of its line names the place: that, its folders, and names that go on."""
+    named = word.partition("=")[2] if word.startswith("-") else word
+    return f"{glob.escape(os.path.normpath(named).partition('/')[0])}*"
 
 
 def _written(arguments: Sequence[str]) -> tuple[str, ...]:
