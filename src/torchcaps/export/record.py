@@ -94,8 +94,9 @@ def _finished(folder: Path, summary: dict[str, Any] | None) -> dict[str, Any]:
             f"{folder} has no {SUMMARY}, so there is no result for its card; finish it with "
             f"torchcaps train --resume {folder}"
         )
-    where, hardware = f"summary {folder / SUMMARY}", summary.get("hardware")
+    where = f"summary {folder / SUMMARY}"
     check_keys(summary, _KEYS, where)
+    hardware: dict[str, Any] = summary["hardware"]
     check_keys(
         hardware, {name: kind for name, kind in _HARDWARE_KEYS.items() if name in hardware}, f"{where}: hardware"
     )

@@ -13,7 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from torchcaps.errors import InputError
-from torchcaps.files import TEXT, TEXTS, optional, read_json, write_json
+from torchcaps.files import LIST, TEXT, TEXTS, optional, read_json, write_json
 from torchcaps.reproduce.logs import (
     CONFIG,
     DIVERGED,
@@ -246,7 +246,7 @@ def _forget_last_start(job: Job) -> None:
     """Take the last start out of a run's summary: nobody had stopped it."""
     history = {
         "commit": optional(TEXT),
-        "earlier_commits": Kind("a list", list.__instancecheck__),
+        "earlier_commits": LIST,
         "resumed_with": TEXTS,
     }
     summary = read_json(job.run / SUMMARY, "summary", history)
