@@ -16,12 +16,13 @@ SOURCE = Path(torchcaps.__file__).parent
 
 # What each part of the package may import, besides itself. Right may import left:
 # errors, files, registry, _version <- ops <- nn <- models <- analysis <- training <- cli; datasets stands beside ops.
-BASE = {"errors", "files", "_version", "registry"}
+BASE = {"errors", "files", "_version", "registry", "machine"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "_version": set(),
     "files": {"errors"},
     "registry": {"errors"},
+    "machine": {"errors"},
     "ops": BASE,
     "nn": BASE | {"ops"},
     "models": BASE | {"ops", "nn"},
@@ -44,6 +45,7 @@ PACKAGES: dict[str, set[str]] = {
     "_version": set(),
     "files": set(),
     "registry": set(),
+    "machine": set(),
     "ops": EVERYWHERE | {"numpy", "triton"},
     "nn": EVERYWHERE,
     "models": EVERYWHERE | {"huggingface_hub", "safetensors"},

@@ -1,0 +1,90 @@
+"""What this machine has for a process: memory and cores. What does not fit is refused before it is allocated."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from torchcaps.errors import InputError
+
+MIB = 2**20
+
+
+def usable_cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_memory(size: int, what: str) -> None:
+    """Raise unless something still fits into memory; nothing is raised where it is not known how much there is.
+
+    Args:
+        size: Bytes.
+        what: What is to be held, in the plural, for the error.
+
+    Raises:
+        InputError: It does not fit.
+    """
+    free = free_memory_mib()
+    if free is not None and size > free * MIB:
+        raise InputError(
+            f"{what} would take {size / MIB:,.0f} MiB of memory, but must fit into the {free:,.0f} MiB left"
+        )
+
+
+def available_memory_mib() -> float | None:
+    """Memory that this process can still take, with what it has: MiB; None where unknown."""
+    free = free_memory_mib()
+    return None if free is None else free + (resident_memory_mib() or 0.0)
+
+
+def free_memory_mib() -> float | None:
+    """Memory that this process can still take: MiB; all that the machine has on macOS; None where unknown."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        free = _numbers(meminfo)["MemAvailable:"] / 1024
+        allowed = _allowed_by_container(Path("/sys/fs/cgroup"))
+        return free if allowed is None else min(free, allowed)
+    if sys.platform == "darwin":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / MIB
+    return None
+
+
+def resident_memory_mib() -> float | None:
+    """Memory that this process takes now, MiB; its peak so far where only that is known; None on Windows."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / MIB
+    return peak_resident_memory_mib()
+
+
+def peak_resident_memory_mib() -> float | None:
+    """The most memory that this process has taken so far, MiB; None on Windows."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (MIB if sys.platform == "darwin" else 2**10)
+
+
+def _allowed_by_container(cgroup: Path) -> float | None:
+    """What a container's limit leaves: MiB; None where there is none. Both versions of Linux's control groups."""
+    for folder, limit, used, cache in (
+        (cgroup, "memory.max", "memory.current", "inactive_file"),
+        (cgroup / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            most = (folder / limit).read_text().strip()
+            taken = int((folder / used).read_text()) - _numbers(folder / "memory.stat").get(cache, 0)
+        except OSError:
+            continue
+        return None if most == "max" else max(0.0, (int(most) - taken) / MIB)
+    return None
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """The second word of each line, a number, by the first."""
+    lines = (line.split() for line in path.read_text().splitlines())
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1}
