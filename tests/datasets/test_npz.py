@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from support import assert_raises
+from torchcaps import machine
 from torchcaps.datasets import Dataset, load_dataset, npz
 from torchcaps.errors import InputError
 
@@ -375,6 +376,18 @@ def test_a_bomb_with_a_wrong_end_is_not_kept(tmp_path: Path) -> None:
         assert_raises(InputError, load_dataset, f"npz:{tmp_path / name}.npz", say=words)
         assert tracemalloc.get_traced_memory()[1] < 10**7
         tracemalloc.stop()
+
+
+def test_images_that_do_not_fit_into_memory_are_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, x=np.zeros((100, 1024, 1024), np.uint8), y=np.arange(100) % 4)
+    monkeypatch.setattr(machine, "free_memory_mib", lambda: 99.0)
+    tracemalloc.start()
+    assert_raises(
+        InputError, load_dataset, f"npz:{path}", say=f"the images of {path} would take 100 MiB of memory, but must fit"
+    )
+    assert tracemalloc.get_traced_memory()[1] < 10**7
+    tracemalloc.stop()
 
 
 def test_more_images_classes_or_names_than_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

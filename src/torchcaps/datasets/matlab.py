@@ -143,7 +143,7 @@ class _Element:
         kind, data = self.data(most)
         if kind not in _DTYPES:
             raise ValueError(f"it has an element of type {kind} where numbers should be")
-        return np.frombuffer(data, np.dtype(_DTYPES[kind]).newbyteorder(self._order))
+        return np.frombuffer(data, np.dtype(f"{self._order}{_DTYPES[kind]}"))
 
     def integers(self) -> list[int]:
         """The element that comes next, as whole numbers in a row."""

@@ -21,6 +21,7 @@ from torchcaps.datasets.splits import with_test_set
 from torchcaps.datasets.types import ImageSet
 from torchcaps.errors import InputError, reason_of
 from torchcaps.files import require_file
+from torchcaps.machine import check_memory
 
 _MAX_CHANNELS = 4
 _MOST_AXES = 8
@@ -54,7 +55,8 @@ def load_npz(request: DataRequest) -> Splits:
     memory, whatever it would unpack to.
 
     Raises:
-        InputError: When the file is missing, truncated or corrupt, or an array is missing or has another form.
+        InputError: When the file is missing, truncated or corrupt, an array is missing or has another form, or the
+            images do not fit into memory.
     """
     path = request.source
     require_file(path)
@@ -65,6 +67,7 @@ def load_npz(request: DataRequest) -> Splits:
         parts = {part: keys for part, keys in _PAIRS.items() if keys[0] in arrays}
         for keys in parts.values():
             _check_forms(path, arrays, *keys)
+        check_memory(sum(math.prod(arrays[x].shape) for x, _ in parts.values()), f"the images of {path}")
         labels = {part: _labels(path, arrays, y) for part, (_, y) in parts.items()}
         class_names = _class_names(path, arrays, labels["train"])
         for part, keys in parts.items():
