@@ -249,6 +249,17 @@ def test_who_goes_away_leaves_the_server_as_it_was(site: Site, capfd: pytest.Cap
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_who_breaks_the_protocol_leaves_it_too(site: Site, capfd: pytest.CaptureFixture[str]) -> None:
+    head = "POST /nothing HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    for part in (b"-1\r\n", b"zz\r\n"):
+        with site.line() as line:
+            line.sendall(head.encode() + part)
+            while line.recv(2**16):
+                pass
+    assert site.look(("Content-Type", JSON)).status == 200
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_the_assertions_can_fail() -> None:
     headers = http.client.HTTPMessage()
     headers["Cross-Origin-Resource-Policy"], headers["Content-Security-Policy"] = (

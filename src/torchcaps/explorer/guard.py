@@ -5,6 +5,7 @@ A browser lets any page send requests to 127.0.0.1; this is where they end, befo
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -72,7 +73,9 @@ class Guard:
             if message["type"] == "http.response.start":
                 added = [(name.encode(), value.encode()) for name, value in _ADDED.items()]
                 message = {**message, "headers": [*message.get("headers", ()), *added]}
-            await send(message)
+            # what breaks HTTP while it is answered gets no answer, and leaves no traceback in the terminal
+            with contextlib.suppress(Exception):
+                await send(message)
 
         refused = refusal(scope)
         if refused is not None:
