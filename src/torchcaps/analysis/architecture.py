@@ -134,7 +134,7 @@ class _Block:
         top = middle - (self.size[1] - 0.6 * self.depth) / 2  # of the front
         {1: self._numbers, 2: self._vectors, 3: self._maps, 4: self._sheets}[len(self.layer.shape)](sheet, left, top)
         under = middle + (self.size[1] + 0.6 * self.depth) / 2 + GAP
-        styles = ({}, {"weight": "bold"}, {"color": MUTED})
+        styles: tuple[dict[str, str], ...] = ({}, {"weight": "bold"}, {"color": MUTED})
         for n, (line, style) in enumerate(zip(self.under, styles, strict=True)):
             sheet.text(line, x + self.arrow + self.shown / 2, under + n * LINE, size=SMALL, ha="center", **style)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import click
 
 from torchcaps.cli.base import Command
-from torchcaps.cli.fields import whole_numbers
+from torchcaps.cli.fields import ParamType, whole_numbers
 from torchcaps.cli.output import (
     MOST_CLASSES,
     MOST_SHOWN,
@@ -156,7 +156,7 @@ def reconstruct(number: int, out: Path | None, **options: Any) -> None:
     write_figure(figure_reconstructions(result, dataset.class_names), path)
 
 
-class Changes(click.ParamType):
+class Changes(ParamType):
     """The largest change either way, or the lowest and the highest change with a comma between them."""
 
     name = "range"
@@ -166,13 +166,12 @@ class Changes(click.ParamType):
         if not isinstance(value, str):
             return value
         try:
-            low, *high = map(float, value.split(","))
+            numbers = tuple(map(float, value.split(",")))
         except ValueError:
-            low, high = 0.0, []
+            numbers = ()
+        if not 1 <= len(numbers) <= 2:
             self.fail(f"{value!r} is no range: it must be a number such as 0.5, or two such as -0.5,1.", param, ctx)
-        if len(high) > 1:
-            self.fail(f"{value!r} is no range: it must be one number or two, got {len(high) + 1}.", param, ctx)
-        return (low, *high) if high else low
+        return numbers if len(numbers) == 2 else numbers[0]
 
 
 @click.command(
