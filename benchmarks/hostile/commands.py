@@ -18,6 +18,12 @@ ODD_NUMBERS = (
     *("-9223372036854775809", "1e3", "1e308", "-1e308", "1e400", "nan", "inf", "-inf", "0.0", "-0.0", "0.5", "1e-300"),
     *("9" * 5000, "0x10", "1_000", "١٢", " 1", "1 ", "+1", "--1", "", "none", "true", "1,2", "½"),
 )
+LARGE = ("2", "3", "17", "1000", "65536", "1000000", "1000000000000", "9223372036854775807")
+SIZES = (
+    *("--devices", "--num-nodes", "--num-iterations", "--batch-size", "--image-size", "--conv-channels", "--max-shift"),
+    *("--primary-types", "--capsule-dim", "--epochs", "--validation-size"),
+)
+"""Options in which a large number does most."""
 ODD_LISTS = (
     *("", ",", "1,", ",1", "0", "-1,5", "1,2,3", ",".join("1" * 3000), "99999999999999999999", "none", "none,1", "1.5"),
     *("nan,1", "inf", "0,0,0", "1e308,-1e308", "512;1024", "1 2", "0.1,0.2,0.2", "-0.5", "2,1000000000000"),
@@ -100,6 +106,8 @@ def _draw(random: Random) -> list[str]:
     options = [each for each in command.params if isinstance(each, click.Option) and each.opts != ["--debug"]]
     for option in random.sample(options, min(len(options), random.choice((1, 1, 2, 3, 4)))):
         arguments += _odd(option, random)
+    if name in ("train", "memory") and random.random() < 0.25:
+        arguments += [random.choice(SIZES), random.choice(LARGE)]
     if random.random() < 0.1:
         arguments.insert(random.randrange(1, len(arguments) + 1), random.choice((*ODD_WORDS, *ODD_PATHS[:20])))
     if random.random() < 0.05:
@@ -151,7 +159,7 @@ def _odd(option: click.Option, random: Random) -> list[str]:
         return [name]
     match kind:
         case "IntRange" | "IntParamType" | "FloatParamType" | "FloatRange":
-            value = random.choice(ODD_NUMBERS)
+            value = random.choice((*ODD_NUMBERS, *LARGE, *LARGE))
         case "Integers" | "Numbers":
             value = random.choice((*ODD_LISTS, *ODD_NUMBERS))
         case "Choice":
