@@ -288,7 +288,7 @@ def test_configurations_and_outputs_of_another_kind() -> None:
     for shape in ((True, 18, 18), (1, 18, True)):
         assert_raises(InputError, create_model, "sabour2017", shape, say="three positive integers, got")
     assert_raises(
-        InputError, create_model, "sabour2017", None, 10**30, say="num_classes must be an integer of at least 2"
+        InputError, create_model, "sabour2017", None, 10**30, say="num_classes must be 1 to 1000000000, got 1"
     )
 
 
