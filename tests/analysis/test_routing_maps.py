@@ -108,6 +108,13 @@ def test_agreement_is_that_of_the_votes():
     torch.testing.assert_close(agreement(poses, weight, capsules), expected, rtol=1e-4, atol=1e-4)
 
 
+def long_trace(iterations):
+    trace = hand_made()
+    parts = ("coupling", "lengths", "entropy", "logit_change")
+    longer = {name: np.repeat(getattr(trace, name)[:1], iterations, 0) for name in parts}
+    return dataclasses.replace(trace, **longer)
+
+
 def hand_made(grouping="channels", classes=3) -> RoutingTrace:
     """Two iterations of one image on a grid of two types, 3×4; in the second all goes to class 1 at two places."""
     coupling = np.zeros((2, 1, 24, classes), dtype=np.float32)
@@ -198,6 +205,8 @@ def test_of_many_classes_the_longest_are_shown(words):
 def test_bad_figures():
     with pytest.raises(InputError, match="index must be 0 to 0"):
         analysis.figure_coupling(hand_made(), 1)
+    with pytest.raises(InputError, match="the number of iterations in a figure must be 1 to 100, got 101"):
+        analysis.figure_coupling(long_trace(101))
     with pytest.raises(InputError, match="max_classes"):
         analysis.figure_coupling(hand_made(), max_classes=0)
     with pytest.raises(InputError, match="3 names"):

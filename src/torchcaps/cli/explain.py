@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from torchcaps.analysis.strengths import DRAWN_ITERATIONS
 from torchcaps.cli.base import Command
 from torchcaps.cli.fields import whole_numbers
 from torchcaps.cli.output import add_row, count, print_table, table, write_figure
@@ -31,7 +32,7 @@ from torchcaps.cli.runs import (
     runs_argument,
 )
 from torchcaps.errors import InputError
-from torchcaps.ranges import COUNT, ITERATIONS, Range
+from torchcaps.ranges import COUNT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -188,7 +189,7 @@ def perturb(capsule: str | None, amplitude: float, steps: int, out: Path | None,
 @index_options
 @click.option(
     "--num-iterations",
-    type=whole_numbers(Range(1, ITERATIONS.most)),
+    type=whole_numbers(DRAWN_ITERATIONS),
     help="Iterations to follow.  [default: the network's]",
 )
 @click.option(
