@@ -13,7 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from torchcaps.errors import InputError
-from torchcaps.files import TEXT, TEXTS, optional, read_json, write_json
+from torchcaps.files import LIST, TEXT, TEXTS, optional, read_json, write_json
 from torchcaps.reproduce.logs import (
     CONFIG,
     DIVERGED,
