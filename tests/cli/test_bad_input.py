@@ -126,8 +126,8 @@ CASES: dict[str, tuple[Arguments, list[str]]] = {
         ["--input-capsule", "below 72", "got 72"],
     ),
     "more iterations than a figure holds": (
-        lambda p: ["routing", p.run, "--num-iterations", "301"],
-        ["--num-iterations", "300", "301"],
+        lambda p: ["routing", p.run, "--num-iterations", "101"],
+        ["--num-iterations", "100", "101"],
     ),
     "no such image": (lambda p: ["perturb", p.run, "--index", "100"], ["--index", "100", "digits"]),
     "negative image": (lambda p: ["routing", p.run, "--index", "-1"], ["--index", "-1"]),
@@ -135,7 +135,7 @@ CASES: dict[str, tuple[Arguments, list[str]]] = {
     "iterations without end": (lambda p: ["train", "--num-iterations", str(10**12)], ["num_iterations", "0 to 1000"]),
     "iterations to follow without end": (
         lambda p: ["routing", p.run, "--num-iterations", str(10**12)],
-        ["--num-iterations", "1000"],
+        ["--num-iterations", "100"],
     ),
     "processes without end": (lambda p: ["train", "--devices", "1000000"], ["devices", "1 to 4096", "1000000"]),
     "more processes than cores": (lambda p: ["train", *p.tiny, "--devices", "4096"], ["devices", "cores", "4096"]),
@@ -167,8 +167,7 @@ CASES: dict[str, tuple[Arguments, list[str]]] = {
     "decay that grows": (lambda p: ["train", "--decay", "1e10"], ["decay", "at most 1"]),
     "seed beyond numpy's": (lambda p: ["train", "--seed", str(2**32)], ["seed", "4294967295"]),
     "PGD without end": (lambda p: ["robustness", p.run, "--steps", str(10**12)], ["--steps", "10000"]),
-    "range beyond all measure": (lambda p: ["perturb", p.run, "--range", "1e308"], ["amplitude", "1000", "1e+308"]),
-    "steps beyond all measure": (lambda p: ["perturb", p.run, "--steps", str(10**12)], ["steps", "2 to 501"]),
+    "steps beyond all measure": (lambda p: ["perturb", p.run, "--steps", str(10**12)], ["steps", "at most 500"]),
     "seeds without end": (lambda p: ["reproduce", "mnist", "--seeds", str(10**9)], ["--seeds", "1000"]),
     "class of thousands of digits": (lambda p: ["perturb", p.run, "--capsule", "9" * 5000], ["class"]),
     # what does not fit together

@@ -34,6 +34,7 @@ from torchcaps.analysis.figures import (
     use_whole_numbers,
 )
 from torchcaps.analysis.inference import class_labels, in_batches, inference, require_capsules
+from torchcaps.analysis.strengths import DRAWN_ITERATIONS
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, Model
 from torchcaps.nn import DynamicRouting
@@ -45,9 +46,6 @@ from torchcaps.ranges import ITERATIONS
 if TYPE_CHECKING:
     from matplotlib.colors import TwoSlopeNorm
     from matplotlib.figure import Figure
-
-MOST_ROWS = 300
-"""Iterations in one figure: more would make it higher than the 65,535 pixels that viewers take."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,16 +215,15 @@ def figure_coupling(
         title: Above the figure.
 
     Raises:
-        InputError: There is no such image, not one name for each class, ``max_classes`` below one, or more iterations
-            than one figure holds (300).
+        InputError: There is no such image, not one name for each class, ``max_classes`` below one, or more than 100
+            iterations, which do not fit into one figure.
     """
     if not 0 <= index < len(trace.images):
         raise InputError(f"index must be 0 to {len(trace.images) - 1}, as so many images were traced, got {index}")
     if max_classes < 1:
         raise InputError(f"max_classes must be at least 1, got {max_classes}")
     iterations, _, classes = trace.lengths.shape
-    if iterations > MOST_ROWS:
-        raise InputError(f"at most {MOST_ROWS} iterations are drawn in one figure, got {iterations:,}")
+    DRAWN_ITERATIONS.check("the number of iterations in a figure", iterations)
     names = drawable(class_labels(class_names, classes))
     longest = np.argsort(-trace.lengths[-1, index], kind="stable")
     shown = np.sort(longest[:max_classes])

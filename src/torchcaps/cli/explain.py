@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 
+from torchcaps.analysis.strengths import DRAWN_ITERATIONS
 from torchcaps.cli.base import Command
 from torchcaps.cli.fields import ParamType, whole_numbers
 from torchcaps.cli.output import (
@@ -44,7 +45,7 @@ from torchcaps.cli.runs import (
     several_index_options,
 )
 from torchcaps.errors import InputError
-from torchcaps.ranges import COUNT, ITERATIONS, Range
+from torchcaps.ranges import COUNT
 
 if TYPE_CHECKING:
     import numpy as np
@@ -299,7 +300,7 @@ def _label_of(picture: Picture) -> int:
 @index_options
 @click.option(
     "--num-iterations",
-    type=whole_numbers(Range(1, ITERATIONS.most)),
+    type=whole_numbers(DRAWN_ITERATIONS),
     help="Iterations to follow.  [default: the network's]",
 )
 @click.option(
@@ -340,12 +341,7 @@ def routing(
         routing_statistics,
         trace_routing,
     )
-    from torchcaps.analysis.routing_maps import MOST_ROWS
 
-    if num_iterations is not None and num_iterations > MOST_ROWS:
-        raise InputError(
-            f"--num-iterations must be at most {MOST_ROWS}, more do not fit one figure, got {count(num_iterations)}"
-        )
     chosen = ChosenImages(index=(index,), **options)
     check_image_options(chosen.image_file, "number")
     run = chosen.open_run()

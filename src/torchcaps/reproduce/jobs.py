@@ -244,12 +244,8 @@ def _train(job: Job, progress: Progress) -> None:
 
 def _forget_last_start(job: Job) -> None:
     """Take the last start out of a run's summary: nobody had stopped it."""
-    history = {
-        "commit": optional(TEXT),
-        "earlier_commits": LIST,
-        "resumed_with": TEXTS,
-    }
-    summary = read_json(job.run / SUMMARY, "summary", history)
+    keys = {"commit": optional(TEXT), "earlier_commits": LIST, "resumed_with": TEXTS}
+    summary = read_json(job.run / SUMMARY, "summary", keys)
     commits = [*summary["earlier_commits"], summary["commit"]][:-1]
     without = {"resumed_with": summary["resumed_with"][:-1], "commit": commits[-1], "earlier_commits": commits[:-1]}
     write_json(job.run / SUMMARY, summary | without)

@@ -10,13 +10,11 @@ from typing import NamedTuple
 
 import torch
 from lightning_fabric import Fabric
-from lightning_fabric.plugins.environments import (
-    LSFEnvironment,
-    MPIEnvironment,
-    SLURMEnvironment,
-    TorchElasticEnvironment,
-)
-from lightning_fabric.strategies import DDPStrategy
+from lightning_fabric.plugins.environments.lsf import LSFEnvironment
+from lightning_fabric.plugins.environments.mpi import MPIEnvironment
+from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning_fabric.strategies.ddp import DDPStrategy
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from torchcaps.errors import InputError, shown

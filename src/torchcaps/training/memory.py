@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from torchcaps.datasets.augmentation import check_crop
 from torchcaps.errors import InputError
-from torchcaps.machine import MIB, available_memory_mib, resident_memory_mib
+from torchcaps.machine import MIB, resident_memory_mib
+from torchcaps.machine import available_memory_mib as available_memory_mib
 from torchcaps.models import BaselineCNN, Model, build_model
 from torchcaps.models.config import CapsNetConfig
 from torchcaps.nn import Convolution
