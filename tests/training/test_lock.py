@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,8 +100,8 @@ def test_a_run_that_came_while_the_data_were_read_is_not_overwritten(
 ) -> None:
     out, own = tmp_path / "run", loop._prepare
 
-    def slow(*arguments: object) -> loop.Trainer:
-        trainer = own(*arguments)  # type: ignore[arg-type]
+    def slow(*arguments: Any, **options: Any) -> loop.Trainer:
+        trainer = own(*arguments, **options)
         monkeypatch.undo()
         train(tiny_config(bars, epochs=1, seed=1), out, progress=Silence(), figures=False)
         return trainer
