@@ -120,6 +120,7 @@ class OnnxModel:
     def _checked(self, outputs: list[Any], count: int) -> list[np.ndarray]:
         """The outputs for so many images, if they are what an exported network gives."""
         pixels = self.description.in_shape
+        shapes: tuple[set[tuple[int, ...]], ...]
         shapes = {(len(self.description.class_names),)}, {pixels, (self.description.objects, *pixels)}
         for output, fitting, name in zip(outputs, shapes, (LENGTHS, RECONSTRUCTION), strict=False):
             is_array = isinstance(output, np.ndarray) and np.issubdtype(output.dtype, np.floating)
