@@ -102,12 +102,12 @@ def _draw(random: Random) -> list[str]:
     name = random.choice([*app.commands, "train", "train", "train", "memory", "evaluate", "robustness"])
     command = app.commands[name]
     arguments = [name, *_usual(name, random)]
+    if name in ("train", "memory") and random.random() < 0.3:  # alone: another error would come before it
+        return [*arguments, random.choice(SIZES), random.choice(LARGE)]
     # --debug shows tracebacks, as it should
     options = [each for each in command.params if isinstance(each, click.Option) and each.opts != ["--debug"]]
     for option in random.sample(options, min(len(options), random.choice((1, 1, 2, 3, 4)))):
         arguments += _odd(option, random)
-    if name in ("train", "memory") and random.random() < 0.25:
-        arguments += [random.choice(SIZES), random.choice(LARGE)]
     if random.random() < 0.1:
         arguments.insert(random.randrange(1, len(arguments) + 1), random.choice((*ODD_WORDS, *ODD_PATHS[:20])))
     if random.random() < 0.05:
