@@ -204,9 +204,10 @@ def test_a_preset_is_its_source(name: str, scale: float, size: int) -> None:
     if "classification" in wanted:
         assert apart(found.classification, wanted["classification"]) < 1e-6
     for key, parameter in model.named_parameters():
+        gradient = w[key].grad
         assert parameter.grad is not None
-        assert w[key].grad is not None
-        assert apart(parameter.grad, w[key].grad) < tol, key
+        assert gradient is not None
+        assert apart(parameter.grad, gradient) < tol, key
 
 
 @pytest.mark.parametrize("name", SOURCES)
