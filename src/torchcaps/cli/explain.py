@@ -45,7 +45,7 @@ from torchcaps.cli.runs import (
     several_index_options,
 )
 from torchcaps.errors import InputError
-from torchcaps.ranges import COUNT
+from torchcaps.ranges import COUNT, Range
 
 if TYPE_CHECKING:
     import numpy as np
