@@ -480,7 +480,7 @@ def test_presets_fit_the_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch, wid
     for command in ("presets", "datasets"):
         assert max(map(len, cli(command).out.splitlines())) <= max(width, 80)
     tables = sum(line.startswith("pixel_scale") for line in cli("presets").out.splitlines())
-    assert (tables == 1) == (width >= 100)
+    assert (tables == 1) == (width > 100)
 
 
 def test_presets_show_only_what_differs(cli: Cli) -> None:

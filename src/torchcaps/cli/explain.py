@@ -184,7 +184,7 @@ class Changes(ParamType):
         ("perturb runs/sabour2017-digits-1 --index 7 --range 0.5", "another image, larger changes"),
         ("perturb runs/sabour2017-digits-1 --image seven.png --capsule 9", "what the capsule of 9 makes of a 7"),
         (
-            "perturb runs/sabour2017-digits-1 --component 3 --index 0 --index 1 --index 2 --follow label",
+            "perturb runs/sabour2017-digits-1 --component 3 --index 0 --index 1 --follow label",
             "one component, an image in each row",
         ),
     ),

@@ -80,12 +80,14 @@ def _gradio_elsewhere() -> Iterator[None]:
     """Gradio makes a folder for what its users edit, which the guard lets nobody do: in a folder that goes."""
     from gradio import routes
 
-    usual = routes.DEFAULT_TEMP_DIR
-    with tempfile.TemporaryDirectory() as routes.DEFAULT_TEMP_DIR:
+    name = "DEFAULT_TEMP_DIR"
+    usual = getattr(routes, name)
+    with tempfile.TemporaryDirectory() as folder:
+        setattr(routes, name, folder)
         try:
             yield
         finally:
-            routes.DEFAULT_TEMP_DIR = usual
+            setattr(routes, name, usual)
 
 
 def add_answers(app: FastAPI, explorer: Explorer) -> None:
