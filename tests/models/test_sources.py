@@ -128,6 +128,9 @@ class Adam:
 
     def __init__(self, name: str, w: Weights) -> None:
         self.first, self.eps = name in ("sabour2017-code", "tf-notebook", "keras-tutorial"), 1e-8
+        self.b1, self.b2 = 0.9, 0.999
+        if self.first:  # kept in float32
+            self.b1, self.b2 = (torch.tensor(beta, dtype=torch.float32).item() for beta in (self.b1, self.b2))
         if name == "keras-tutorial":
             self.eps = 1e-7
         self.m, self.v = ({key: torch.zeros_like(value) for key, value in w.items()} for _ in range(2))
@@ -135,11 +138,11 @@ class Adam:
     def step(self, w: Weights, t: int, rate: float) -> None:
         for key, value in w.items():
             assert value.grad is not None
-            self.m[key] = 0.9 * self.m[key] + 0.1 * value.grad
-            self.v[key] = 0.999 * self.v[key] + 0.001 * value.grad**2
-            root, corrected = self.v[key].sqrt(), (1 - 0.999**t) ** 0.5
+            self.m[key] = self.b1 * self.m[key] + (1 - self.b1) * value.grad
+            self.v[key] = self.b2 * self.v[key] + (1 - self.b2) * value.grad**2
+            root, corrected = self.v[key].sqrt(), (1 - self.b2**t) ** 0.5
             root = (root + self.eps) / corrected if self.first else root / corrected + self.eps
-            value.data -= rate * self.m[key] / (1 - 0.9**t) / root
+            value.data -= rate * self.m[key] / (1 - self.b1**t) / root
             value.grad = None
 
 

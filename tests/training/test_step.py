@@ -40,11 +40,12 @@ def steps_by_hand(starts: list[Tensor], gradients: list[list[Tensor]], form: str
         w, m, v = weight.double().numpy().copy(), 0.0, 0.0
         for t, (rate, gradient) in enumerate(zip(RATES, gradients, strict=True), 1):
             g = gradient[n].double().numpy()
-            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+            b1, b2 = (0.9, 0.999) if form == "torch" else (float(np.float32(0.9)), float(np.float32(0.999)))
+            m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
             if form == "torch":
                 w -= rate * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + eps)
             else:
-                w -= rate * np.sqrt(1 - 0.999**t) / (1 - 0.9**t) * m / (np.sqrt(v) + eps)
+                w -= rate * np.sqrt(1 - b2**t) / (1 - b1**t) * m / (np.sqrt(v) + eps)
         found.append(w)
     return found
 

@@ -23,8 +23,8 @@ from torchcaps.models.output import Losses
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-#: β₁ and β₂ of Adam's moments.
-BETAS = (0.9, 0.999)
+#: β₁ and β₂ of Adam's moments. TensorFlow keeps them in float32: 1 − β₂ is 1.3e-5 of itself smaller than 0.001.
+BETAS = {"torch": (0.9, 0.999), "tensorflow": (torch.tensor(0.9).item(), torch.tensor(0.999).item())}
 
 
 class TrainStep:
@@ -47,7 +47,7 @@ class TrainStep:
         optimizer = torch.optim.Adam(
             network.parameters(),
             lr=1.0 if self._rate is None else self._rate,
-            betas=BETAS,
+            betas=BETAS[recipe.adam],
             eps=recipe.adam_eps,
             fused=fused,
             capturable=capturable,
@@ -174,7 +174,8 @@ def bias_correction(step: int) -> float:
 
     Source: Kingma, Ba 2015 (arXiv:1412.6980), end of section 2.
     """
-    return math.sqrt(1 - BETAS[1] ** step) / (1 - BETAS[0] ** step)
+    first, second = BETAS["tensorflow"]
+    return math.sqrt(1 - second**step) / (1 - first**step)
 
 
 def _leave_moments_uncorrected(optimizer: torch.optim.Optimizer, fused: bool) -> None:
