@@ -133,7 +133,6 @@ register_preset(
             "ReLU on the primary convolution, so that no component of a primary capsule is negative before the squash; "
             "two routing iterations; the mean reconstruction error at the paper's weight, 784 times weaker. Its "
             "validation images are the first 5,000; here they are chosen at random, unless validation is first."
-        ), here a random choice.'
         ),
         source="Aurélien Géron's TensorFlow notebook on capsule networks, 2017",
         model=CapsNetConfig(
