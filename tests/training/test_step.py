@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchcaps.datasets import Batch
 from torchcaps.models import Model, Recipe, create_model, get_preset
-from torchcaps.training.step import TrainStep, bias_correction
+from torchcaps.training.step import BiasCorrection, TrainStep
 
 TINY = {"conv_channels": 4, "primary_types": 2, "capsule_dim": 4, "decoder_hidden": (8,)}
 RATES = [1e-3 * 0.9**step for step in range(24)]
@@ -94,9 +94,9 @@ def test_restored_moments_go_on_in_the_same_form() -> None:
 
 
 def test_epsilon_is_32_times_as_large_in_tensorflows_first_step() -> None:
-    assert bias_correction(1) == pytest.approx(0.001**0.5 / 0.1, rel=1e-4)
+    assert BiasCorrection()(1) == pytest.approx(0.001**0.5 / 0.1, rel=1e-4)
     assert pytest.approx(31.6, abs=0.03) == 1 / (1 - 0.999) ** 0.5
-    assert bias_correction(100_000) == pytest.approx(1)
+    assert BiasCorrection()(100_000) == pytest.approx(1)
 
 
 def test_presets_name_their_sources_adam() -> None:
@@ -111,3 +111,18 @@ SOURCES = {
     "torch-notebook": ("torch", 1e-8),
     "torch-tutorial": ("torch", 1e-8),
 }
+
+
+def test_powers_are_products_in_float32() -> None:
+    """As TensorFlow's two variables go on from step to step, also where a run is taken up, or begins again."""
+    first, second = np.float32(1), np.float32(1)
+    wanted = []
+    for _ in range(50):
+        first, second = first * np.float32(0.9), second * np.float32(0.999)
+        wanted.append(np.sqrt(1 - float(second)) / (1 - float(first)))
+    correction = BiasCorrection()
+    assert [correction(t) for t in range(1, 51)] == wanted
+    assert [correction(7), correction(3), correction(50)] == [wanted[6], wanted[2], wanted[49]]
+    exact = np.sqrt(1 - float(np.float32(0.999)) ** 20) / (1 - float(np.float32(0.9)) ** 20)
+    assert wanted[19] != exact
+    assert wanted[19] == pytest.approx(exact, rel=1e-5)

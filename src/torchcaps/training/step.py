@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -53,8 +54,8 @@ class TrainStep:
             capturable=capturable,
         )
         self.model, self.optimizer = fabric.setup(network, optimizer)
-        self._corrects_rate = recipe.adam == "tensorflow"
-        if self._corrects_rate:
+        self._correction = BiasCorrection() if recipe.adam == "tensorflow" else None
+        if self._correction is not None:
             _leave_moments_uncorrected(self.optimizer, fused)
 
     def __call__(self, batch: Batch, step: int, learning_rate: float) -> None:
@@ -70,8 +71,8 @@ class TrainStep:
 
     def prepare(self, step: int, learning_rate: float) -> None:
         """Set what differs from step to step."""
-        if self._corrects_rate:
-            learning_rate *= bias_correction(step + 1)
+        if self._correction is not None:
+            learning_rate *= self._correction(step + 1)
         if self._rate is None:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
@@ -163,19 +164,33 @@ class Tally:
         return Counted(*self._values.tolist())
 
 
-def bias_correction(step: int) -> float:
+class BiasCorrection:
     """√(1 − β₂^t) / (1 − β₁^t): TensorFlow's Adam corrects the bias of both moments by this factor on its rate.
 
     So its epsilon is added to a root that is not yet corrected: it takes the step
     ``rate · correction · m / (√v + eps)``, where PyTorch's takes ``rate / (1 − β₁^t) · m / (√v / √(1 − β₂^t) + eps)``.
-
-    Args:
-        step: t, from 1.
+    TensorFlow keeps the powers in float32, each the product of the last one and β; the losses show their rounding.
 
     Source: Kingma, Ba 2015 (arXiv:1412.6980), end of section 2.
     """
-    first, second = BETAS["tensorflow"]
-    return math.sqrt(1 - second**step) / (1 - first**step)
+
+    def __init__(self) -> None:
+        self._betas = np.array(BETAS["tensorflow"], np.float32)
+        self._step, self._powers = 0, np.ones(2, np.float32)
+
+    def __call__(self, step: int) -> float:
+        """The factor of a step.
+
+        Args:
+            step: t, from 1.
+        """
+        if step < self._step:
+            self._step, self._powers = 0, np.ones(2, np.float32)
+        while self._step < step:
+            self._step += 1
+            self._powers *= self._betas
+        first, second = self._powers.tolist()
+        return math.sqrt(1 - second) / (1 - first)
 
 
 def _leave_moments_uncorrected(optimizer: torch.optim.Optimizer, fused: bool) -> None:
