@@ -33,6 +33,8 @@ _AUTHORS: dict[str, Any] = {
     "decay_steps": 2000,
     "min_learning_rate": 1e-6,
 }
+#: What compact after the authors' code shares with compact beside it: Adam, epsilons and the decoder's start.
+_AS_COMPACT: dict[str, Any] = {"adam": "torch", "squash_eps": 1e-7, "length_eps": 1e-7, "decoder_init": "torch"}
 _THREE_EPOCHS = {"epochs": 3, "batch_size": 64, "schedule": "one-cycle", "learning_rate": 2e-3}
 _COMPACT_RECIPE = get_preset("compact").recipe.to_dict()
 
@@ -79,7 +81,14 @@ class _Family:
 _STRONGER, _WEAKER = ("strong", "stronger", _STRONG), ("weak", "weaker", _WEAK)
 _FAMILIES = (
     _Family("compact", "compact", "compact", SHORT, SMALL, _STRONGER),
-    _Family("compact-code", "compact after the authors' code", "sabour2017-code", COMPACT_SIZE | SHORT, SMALL, _WEAKER),
+    _Family(
+        "compact-code",
+        "compact after the authors' code",
+        "sabour2017-code",
+        COMPACT_SIZE | SHORT | _AS_COMPACT,
+        SMALL,
+        _WEAKER,
+    ),
     _Family("sabour2017", "the paper's network", "sabour2017", _AUTHORS, FULL, _STRONGER, published=True),
     _Family("code", "the authors' code", "sabour2017-code", {}, FULL, _WEAKER),
 )
