@@ -330,6 +330,15 @@ def test_a_damaged_log_is_named(only_tiny: Table, write_log) -> None:
         page_of()
 
 
+@pytest.mark.parametrize("damaged", ["estimate.json", "findings.md"])
+def test_a_damaged_file_is_found_before_a_figure_is_drawn(drawn_tiny: Table, write_log, damaged: str) -> None:
+    folder = write_log(drawn_tiny, "plain", results=Path("again")).parents[1]
+    (folder / damaged).write_bytes(b"\xff{")
+    with pytest.raises(InputError, match=damaged):
+        write_report("again")
+    assert not list(Path("again").glob("images/*"))
+
+
 def test_other_logs_have_a_page_of_their_own_beside_them(drawn_tiny: Table, write_log) -> None:
     assert default_page(Path("results")) == Path("docs/results.md")
     write_log(drawn_tiny, "plain", results=Path("again"))

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torchcaps.files import write_text
+from torchcaps.files import read_text, write_text
 from torchcaps.reproduce.jobs import row_command
 from torchcaps.reproduce.logs import FINDINGS, RunLog, counted, read_logs
 from torchcaps.reproduce.table import BUDGETS, SEEDS, Budget, MeasureKind, Row, Table
@@ -79,17 +79,17 @@ def write_report(
 
 def _write(results: Path, page: Path, redraw: Collection[str] | None, drawn: set[Path]) -> list[Path]:
     """Write the page and its figures once; those in ``drawn`` are drawn again, and those that were are added to it."""
-    parts, figures = [_HEAD], []
+    read = []  # all of it, before anything is written: a damaged file leaves the page and its figures as they were
     for name in list_tables():
-        table = get_table(name)
-        logs, left_out = _table_logs(results, table)
-        images = page.parent / IMAGES
-        draw = redraw is None or name in redraw
-        shown = {budget: _figures(table, budget, logs, images, draw, drawn) for budget in BUDGETS}
+        table, findings = get_table(name), results / name / FINDINGS
+        found = read_text(findings, "text").strip() if findings.exists() else ""
+        read.append((table, _table_logs(results, table), found, read_timings(results, table)))
+    parts, figures = [_HEAD], []
+    for table, (logs, left_out), found, timings in read:
+        draw = redraw is None or table.name in redraw
+        shown = {budget: _figures(table, budget, logs, page.parent / IMAGES, draw, drawn) for budget in BUDGETS}
         figures += [file for files in shown.values() for file in files]
-        findings = results / name / FINDINGS
-        found = findings.read_text(encoding="utf-8").strip() if findings.exists() else ""
-        parts.append(_table_text(table, logs, left_out, shown, found, read_timings(results, table)))
+        parts.append(_table_text(table, logs, left_out, shown, found, timings))
     write_text(page, "\n".join(parts))
     return [page, *figures]
 
