@@ -168,7 +168,7 @@ def test_colour_and_the_order_of_axes() -> None:
             {"preset": "sabour2017-multimnist"},
             "is for images with 2 objects, but here each has one",
         ),
-        (np.zeros((6, 8, 8)), {"epochs": 0}, "epochs must be at least 1, got 0"),
+        (np.zeros((6, 8, 8)), {"epochs": 0}, "epochs must be 1 to 1000000000, got 0"),
         (np.ones((6, 8, 8)), {"learning_rate": 1e30}, r"NaN or infinite; learning_rate must be below 1e\+30"),
     ],
 )

@@ -71,13 +71,15 @@ def peak_resident_memory_mib() -> float | None:
 
 def _allowed_by_container(cgroup: Path) -> float | None:
     """What a container's limit leaves: MiB; None where there is none. Both versions of Linux's control groups."""
-    for folder, limit, used, cache in (
-        (cgroup, "memory.max", "memory.current", "inactive_file"),
-        (cgroup / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    for folder, limit, used, total in (
+        (cgroup, "memory.max", "memory.current", ""),
+        (cgroup / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
     ):
         try:
             most = (folder / limit).read_text().strip()
-            taken = int((folder / used).read_text()) - _numbers(folder / "memory.stat").get(cache, 0)
+            numbers = _numbers(folder / "memory.stat")  # the cache of files is given up for those who need memory
+            cache = sum(numbers.get(f"{total}{kind}_file", 0) for kind in ("active", "inactive"))
+            taken = int((folder / used).read_text()) - cache
         except OSError:
             continue
         return None if most == "max" else max(0.0, (int(most) - taken) / MIB)

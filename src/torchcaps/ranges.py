@@ -5,6 +5,7 @@ from __future__ import annotations
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Annotated, Any
 
 from torchcaps.errors import InputError, shown
@@ -32,7 +33,7 @@ class Range:
     odd: bool = False
 
     def __contains__(self, value: float) -> bool:
-        if not self.least <= value <= self.most:
+        if not is_number(value) or not self.least <= value <= self.most:
             return False
         left_out = (self.above and value == self.least) or (self.below and value == self.most)
         return not left_out and (not self.odd or value % 2 == 1)
@@ -55,6 +56,16 @@ class Range:
         """
         if value not in self:
             raise InputError(f"{name} must be {self}, got {shown(value)}")
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a real number, of Python or of NumPy."""
+    return isinstance(value, Real)
+
+
+def is_whole_number(value: object) -> bool:
+    """Whether a value is an integer, of Python or of NumPy."""
+    return isinstance(value, Integral)
 
 
 def ranges_in(hint: Any) -> Iterator[Range]:

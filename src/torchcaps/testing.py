@@ -557,7 +557,7 @@ def _vmap(subject: Subject) -> str:
 def _run(checks: dict[str, Check], subject: Subject, skip: Collection[str], known: dict[str, str]) -> dict[str, str]:
     """What each check finds; ``known`` was found before."""
     for name in skip:
-        if name not in checks:
+        if not isinstance(name, str) or name not in checks:
             raise unknown_name("check", name, checks)
     found = {}
     for name, (function, cause) in checks.items():

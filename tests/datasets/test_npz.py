@@ -166,7 +166,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.npz")
     for name, words in (
         ("a.npz", "a.npz: what is there is a FIFO"),
-        ("a\0.npz", "null byte"),
+        ("a\0.npz", "NUL"),
         ("x" * 300, "cannot be"),
     ):
         assert_raises(InputError, load_dataset, f"npz:{tmp_path / name}", say=words)

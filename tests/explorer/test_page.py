@@ -389,7 +389,7 @@ def test_what_is_there_can_be_read_and_heard(open_page: Callable[..., Page], add
 
     controls = named_controls(page)
     assert not [role for role, name in controls if not name.strip()]
-    names = {name for _, name in controls}
+    names = {name.strip() for _, name in controls}
     assert {"Drawing area", "Clear", "Invert", "Random", "Test image", "Reset sliders"} < names
     assert {f"Component {k}" for k in range(16)} < names
     assert any(name.startswith("Upload image") for name in names)

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from torchcaps.analysis.inference import as_pixels, check_classes, class_labels, classes_of, inference, to_pixels
+from torchcaps.analysis.inference import as_pixels, check_labels, class_labels, classes_of, inference, to_pixels
 from torchcaps.datasets import Batch, BatchLoader, ImageSet
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, Model
@@ -273,7 +273,7 @@ def evaluate(
     """
     names = tuple(class_labels(class_names, model.num_classes))
     check_image_shape(image_set.images.shape, model.in_shape)
-    check_classes(model, image_set.labels, len(image_set))
+    check_labels(model, image_set.labels, len(image_set))
     if device is not None:
         model.to(device)
     loader = BatchLoader(image_set, batch_size, shuffle=False, device=next(model.parameters()).device)

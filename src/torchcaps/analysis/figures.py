@@ -84,8 +84,8 @@ def figure_file(path: str | Path) -> Path:
 
 
 def drawable(names: Sequence[str]) -> list[str]:
-    """Names as they are drawn: control characters, which no font has, are written out, and dollars begin no formula."""
-    return [visible(name).replace("$", r"\$") for name in names]
+    """Names as they are drawn: control characters, which no font has, are written out."""
+    return [visible(name) for name in names]
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -14,6 +14,7 @@ from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, CapsNetConfig, Model, get_preset, list_presets
 from torchcaps.models.images import check_image_shape
 from torchcaps.models.objects import longest
+from torchcaps.ops.checks import INTEGERS
 
 
 @contextmanager
@@ -46,18 +47,24 @@ def as_pixels(model: Model, images: Shaped[Tensor, "B C H W"]) -> Float[Tensor, 
         TypeError: Images of another dtype.
         InputError: Images of a shape the network was not built for.
     """
+    _check_images(images)
     check_image_shape(images.shape, model.in_shape)
     return to_pixels(model, images)
 
 
 def to_pixels(model: Model, images: Shaped[Tensor, "..."]) -> Float[Tensor, "..."]:
     """:func:`as_pixels` for images of any shape, such as the objects of images."""
+    _check_images(images)
     weight = next(model.parameters())
     if images.dtype == torch.uint8:
         return images.to(weight.device).to(weight.dtype).div_(255)
-    if not images.is_floating_point():
-        raise TypeError(f"images must be uint8 of 0..255 or floating-point of 0..1, got {images.dtype}")
     return images.to(weight.device, weight.dtype)
+
+
+def _check_images(images: Tensor) -> None:
+    if not isinstance(images, Tensor) or not (images.dtype == torch.uint8 or images.is_floating_point()):
+        got = images.dtype if isinstance(images, Tensor) else type(images).__name__
+        raise TypeError(f"images must be uint8 of 0..255 or floating-point of 0..1, got {got}")
 
 
 def in_batches(
@@ -73,26 +80,38 @@ def in_batches(
         InputError: No image, images of a shape the network was not built for, labels that do not fit, or a batch size
             below one.
     """
+    _check_images(images)
     check_image_shape(images.shape, model.in_shape)
     if len(images) == 0:
         raise InputError("there must be at least one image, got none")
-    if batch_size < 1:
-        raise InputError(f"batch_size must be at least 1, got {batch_size}")
+    check_batch_size(batch_size)
     if labels is not None:
-        if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-            raise TypeError(f"labels must be integers, got {labels.dtype}")
-        check_classes(model, labels, len(images))
+        check_labels(model, labels, len(images))
     for start in range(0, len(images), batch_size):
         pixels = as_pixels(model, images[start : start + batch_size])
         yield pixels, None if labels is None else labels[start : start + batch_size].to(pixels.device)
 
 
-def check_classes(model: Model, labels: Int[Tensor, "N"] | Int[Tensor, "N P"], num_images: int) -> None:
+def check_batch_size(batch_size: int) -> None:
+    """Raise unless so many images can be worked on at a time.
+
+    Raises:
+        InputError: It is no integer of at least 1.
+    """
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, got {batch_size}")
+
+
+def check_labels(model: Model, labels: Int[Tensor, "N"] | Int[Tensor, "N P"], num_images: int) -> None:
     """Raise unless labels are a network's classes, one for each object that it sees in an image.
 
     Raises:
-        InputError: They are not.
+        TypeError: They are no tensor of integers.
+        InputError: They do not fit.
     """
+    if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS:
+        got = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
+        raise TypeError(f"labels must be integers, got {got}")
     objects = model.config.objects
     if labels.shape != ((num_images,) if objects == 1 else (num_images, objects)):
         wanted = f"({num_images},), one" if objects == 1 else f"({num_images}, {objects}), {objects}"

@@ -24,9 +24,10 @@ from torchcaps.analysis.figures import (
     text_width,
     tile_size,
 )
-from torchcaps.analysis.inference import as_pixels, class_labels, inference, require_decoder
+from torchcaps.analysis.inference import as_pixels, check_batch_size, class_labels, inference, require_decoder
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, Model
+from torchcaps.ranges import is_whole_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -90,15 +91,14 @@ def perturb_capsule(
     Source: Sabour, Frosst, Hinton 2017, section 5.1 and figure 4 (arXiv:1710.09829): −0.25 … 0.25 by 0.05.
     """
     network = require_decoder(model, "a perturbed capsule")
-    if target is not None and not 0 <= target < network.num_classes:
+    if target is not None and not (is_whole_number(target) and 0 <= target < network.num_classes):
         raise InputError(f"target must be a class from 0 to {network.num_classes - 1}, got {target}")
     dim = network.config.capsule_dim
     changed = tuple(range(dim) if components is None else components)
     if not changed or not all(0 <= d < dim for d in changed):
         got = ", ".join(map(str, changed)) or "none"
         raise InputError(f"components must be from 0 to {dim - 1}, those of a class capsule, got {got}")
-    if batch_size < 1:
-        raise InputError(f"batch_size must be at least 1, got {batch_size}")
+    check_batch_size(batch_size)
     offsets = _offsets(amplitude, steps)
 
     with inference(network):

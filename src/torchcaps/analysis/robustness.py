@@ -23,12 +23,14 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from torchcaps.analysis.figures import COLOURS, SMALL, TITLE, new_figure, style_axes
-from torchcaps.analysis.inference import as_pixels, evaluating, in_batches, inference
+from torchcaps.analysis.inference import as_pixels, check_labels, evaluating, in_batches, inference
 from torchcaps.analysis.strengths import ANGLES, EPSILONS, MOST_STRENGTHS, PGD_STEPS, STEPS
 from torchcaps.datasets import ImageSet
 from torchcaps.datasets.splits import check_seed
 from torchcaps.errors import InputError
 from torchcaps.models import Model
+from torchcaps.ops.checks import check_numbers, check_tensor
+from torchcaps.ranges import is_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -99,7 +101,13 @@ def rotate(images: Float[Tensor, "B C H W"], degrees: float) -> Float[Tensor, "B
     Args:
         images: Floating-point pixels.
         degrees: How far; 90 is a quarter turn to the left.
+
+    Raises:
+        TypeError: Images that are no floating-point tensor, or degrees that are no number.
+        ValueError: Images of another shape, or degrees that are not finite.
     """
+    check_tensor("rotate", "images", images, ("B", "C", "H", "W"))
+    check_numbers("rotate", degrees=degrees)
     height, width = images.shape[2:]
     angle = math.radians(degrees)
     cosine, sine = math.cos(angle), math.sin(angle)
@@ -157,7 +165,7 @@ def fgsm(
     Source: Goodfellow, Shlens, Szegedy 2014 (arXiv:1412.6572).
     """
     _check_attack(model, [epsilon], objective)
-    pixels, labels = as_pixels(model, images), labels.to(next(model.parameters()).device)
+    pixels, labels = _prepare(model, images, labels)
     with _frozen(model):
         return _step(model, pixels, labels, epsilon, objective).clamp_(0, 1)
 
@@ -194,7 +202,7 @@ def pgd(
     _check_attack(model, [epsilon], objective)
     _check_steps(steps, step_size)
     check_seed(seed)
-    pixels, labels = as_pixels(model, images), labels.to(next(model.parameters()).device)
+    pixels, labels = _prepare(model, images, labels)
     generator = torch.Generator().manual_seed(seed)
     with _frozen(model):
         return _descend(model, pixels, labels, epsilon, steps, step_size, objective, generator)
@@ -359,6 +367,15 @@ def _curve(kind: str, strengths: Sequence[float], correct: np.ndarray, num_image
     return RobustnessCurve(kind, tuple(map(float, strengths)), accuracy, num_images)
 
 
+def _prepare(
+    model: Model, images: Shaped[Tensor, "B C H W"], labels: Int[Tensor, "B"]
+) -> tuple[Float[Tensor, "B C H W"], Int[Tensor, "B"]]:
+    """Images as the network takes them, and their labels beside them."""
+    pixels = as_pixels(model, images)
+    check_labels(model, labels, len(pixels))
+    return pixels, labels.to(pixels.device)
+
+
 def _check(model: Model, strengths: Sequence[float], name: str, most: float = math.inf) -> None:
     if model.config.objects != 1:
         raise InputError(
@@ -369,7 +386,8 @@ def _check(model: Model, strengths: Sequence[float], name: str, most: float = ma
     if len(strengths) > MOST_STRENGTHS:
         raise InputError(f"there must be at most {MOST_STRENGTHS} numbers for {name}, got {len(strengths)}")
     for strength in strengths:
-        if not math.isfinite(strength) or (most < math.inf and not 0 <= strength <= most):
+        fits = is_number(strength) and math.isfinite(strength) and (most == math.inf or 0 <= strength <= most)
+        if not fits:
             raise InputError(f"{name} must be {'finite' if most == math.inf else f'0 to {most:g}'}, got {strength}")
 
 
@@ -381,5 +399,5 @@ def _check_attack(model: Model, epsilons: Sequence[float], objective: Objective)
 
 def _check_steps(steps: int, step_size: float | None) -> None:
     STEPS.check("steps", steps)
-    if step_size is not None and not (math.isfinite(step_size) and step_size > 0):
+    if step_size is not None and not (is_number(step_size) and math.isfinite(step_size) and step_size > 0):
         raise InputError(f"step_size must be above 0, got {step_size}")

@@ -54,7 +54,7 @@ class Augmentation:
     def check(self, in_shape: tuple[int, int, int], num_objects: int) -> None:
         """Raise InputError where a number is out of its range, or does not go with these images."""
         smallest = min(in_shape[1:])
-        if not 0 <= self.max_shift < smallest:
+        if not isinstance(self.max_shift, int) or not 0 <= self.max_shift < smallest:
             raise InputError(
                 f"max_shift is {self.max_shift} pixels, but images of {smallest} pixels can be moved by 0 to "
                 f"{smallest - 1}"

@@ -19,7 +19,7 @@ from torchcaps.datasets.splits import check_seed, stratified_split
 from torchcaps.datasets.types import Dataset, ImageSet
 from torchcaps.errors import InputError, shown
 from torchcaps.files import user_path
-from torchcaps.ranges import COUNT
+from torchcaps.ranges import PIXELS
 
 _VALIDATION_SHARE = 0.1
 
@@ -102,7 +102,9 @@ def _size(image_size: int | Sequence[int] | None) -> tuple[int, int] | None:
         return None
     sizes = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
     for size in sizes:
-        COUNT.check("image_size", size)
+        if type(size) is not int:
+            raise InputError(f"image_size must be whole numbers of pixels, got {shown(image_size)}")
+        PIXELS.check("image_size", size)
     if len(sizes) != 2:
         raise InputError(f"image_size must be one number of pixels or two (height, width), got {shown(image_size)}")
     return sizes[0], sizes[1]

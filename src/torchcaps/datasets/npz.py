@@ -25,6 +25,7 @@ from torchcaps.machine import check_memory
 
 _MAX_CHANNELS = 4
 _MOST_AXES = 8
+_MOST_HEADER = 10_000  # bytes; NumPy reads the header of an array whole before it looks at it
 _MOST_IMAGES = 2**24  # in one array: bounds the labels that are read before the images
 _MOST_CLASSES = 2**16
 _MOST_OF_NAMES = 2**24  # bytes
@@ -176,6 +177,11 @@ def _read_header(file: IO[bytes], key: str) -> tuple[tuple[int, ...], Literal["C
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     if version not in readers:  # a later one is for structures, whose fields have names
         raise ValueError(f"its {key} is no plain array")
+    begin = file.tell()
+    length = int.from_bytes(file.read(2 if version == (1, 0) else 4), "little")
+    if length > _MOST_HEADER:
+        raise ValueError(f"its {key} has a header of {length:,} bytes")
+    file.seek(begin)
     shape, fortran_order, dtype = readers[version](file)
     if len(shape) > _MOST_AXES or any(length < 0 for length in shape):
         raise ValueError(f"its {key} has the shape {shape[:_MOST_AXES]}{' and so on' * (len(shape) > _MOST_AXES)}")

@@ -56,8 +56,11 @@ def stratified_split(
         The indices of the rest and of those held out, both ascending, so that images stay in their order.
 
     Raises:
+        TypeError: Labels that are no tensor.
         InputError: When so many cannot be held out.
     """
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"labels must be a tensor of integers, got {type(labels).__name__}")
     classes, counts = np.unique(labels.numpy(), return_counts=True)
     most = len(labels) - leave_one * len(classes)
     if not 1 <= size <= most:

@@ -96,15 +96,17 @@ class ImageSet:
 
 
 def _check_images(images: Tensor) -> None:
-    if images.dtype != torch.uint8:
-        raise TypeError(f"images must be uint8 pixels of 0..255, got {images.dtype}")
+    if not isinstance(images, Tensor) or images.dtype != torch.uint8:
+        got = images.dtype if isinstance(images, Tensor) else type(images).__name__
+        raise TypeError(f"images must be uint8 pixels of 0..255, got {got}")
     if images.ndim != 4 or 0 in images.shape:
         raise InputError(f"images must have the shape (N, C, H, W) with no axis empty, got {tuple(images.shape)}")
 
 
 def _check_labels(labels: Tensor, num_images: int) -> None:
-    if labels.dtype != torch.int64:
-        raise TypeError(f"labels must be int64, got {labels.dtype}")
+    if not isinstance(labels, Tensor) or labels.dtype != torch.int64:
+        got = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
+        raise TypeError(f"labels must be int64, got {got}")
     if labels.shape[:1] != (num_images,) or labels.ndim > 2 or labels.shape[1:] in ((0,), (1,)):
         raise InputError(
             f"labels must have the shape ({num_images},), one for each image, or ({num_images}, P), one for each of "

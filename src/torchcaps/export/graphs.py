@@ -226,7 +226,10 @@ def _compare(
     batch_sizes = tuple(sorted({1, len(pixels)}))
     differences = []
     for size in batch_sizes:
-        got = run(pixels[:size].float().cpu())
+        try:
+            got = run(pixels[:size].float().cpu())
+        except InputError as error:  # it names a temporary file
+            raise InputError(f"{path} was not written: {str(error).partition(': ')[2]}") from error
         with inference(network):
             wanted = network(pixels[:size], _longest(got[0], network.config.objects).to(pixels.device))
         differences.append(_differences(got, wanted))

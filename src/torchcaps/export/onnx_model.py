@@ -105,6 +105,8 @@ class OnnxModel:
             outputs = self._session.run(None, {INPUT: _as_pixels(images)}, options)
         except Exception as error:  # onnxruntime's exceptions have no common class of their own
             if len(images) > 1:
+                if options.terminate:
+                    self._run(images[:1])  # a graph without end is found out now, not after each halving
                 halves = [self._run(half) for half in np.array_split(images, 2)]
                 return [np.concatenate(parts) for parts in zip(*halves, strict=True)]
             reason = _first_line(error)

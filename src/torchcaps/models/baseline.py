@@ -102,7 +102,7 @@ class BaselineCNN(Pretrained):
         check_flags("BaselineCNN", return_coupling=return_coupling)
         if return_coupling:
             raise InputError("a convolutional network has no coupling; use a preset with capsules")
-        check_images("BaselineCNN", images, self.in_shape, self.classify.weight)
+        check_images("BaselineCNN", images, self.in_shape, next(self.convs.parameters()))
         hidden = self.stem(images)
         for conv, norm in zip(self.convs, self.norms, strict=True):
             hidden = self.conv_dropout(self.pool(norm(conv(hidden)).relu()))

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from torchcaps.errors import InputError, unknown_name
-from torchcaps.files import atomic_path, could_be_repository, read_json, write_json, write_text
+from torchcaps.files import atomic_path, could_be_repository, read_json, require_file, write_json, write_text
 from torchcaps.models.card import CardSubject, TrainingRecord, model_card
 from torchcaps.models.config import Described
 
@@ -367,10 +367,9 @@ def _first_line(error: Exception) -> str:
 
 def _read_weights(path: Path) -> tuple[dict[str, Tensor], str | None]:
     """Tensors by their names, and the checksum that they were written with, if any."""
+    require_file(path, "weights file")
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, (file.metadata() or {}).get(CHECKSUM)  # noqa: SIM118
-    except FileNotFoundError:
-        raise InputError(f"there are no weights {path}") from None
     except SafetensorError as error:
         raise InputError(f"weights {path} are damaged: {error}") from None

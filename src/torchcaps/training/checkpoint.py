@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import InputError
-from torchcaps.files import atomic_path
+from torchcaps.files import atomic_path, require_file
 from torchcaps.models import Model
 from torchcaps.models.pretrained import FLOATS
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.position import Position
-from torchcaps.training.step import TrainStep
+from torchcaps.training.step import OLD, TrainStep
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -72,6 +72,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         InputError: It is missing, damaged, or not a checkpoint of torchcaps.
     """
+    require_file(path, "checkpoint")
     try:
         with zipfile.ZipFile(path) as archive:  # torch does not compare the checksums of what it reads
             if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
@@ -81,8 +82,6 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what torch says of the files of others is for its programmers
             checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise InputError(f"there is no checkpoint {path}") from None
     except (OSError, InputError):
         raise
     except Exception as error:  # torch.load raises anything from pickle's errors to RuntimeError on damaged files
@@ -134,6 +133,12 @@ def check_fits(
     position, epochs = Position.from_dict(checkpoint["progress"]), config.recipe.epochs
     if position.batch >= steps_per_epoch or position.step != position.epoch * steps_per_epoch + position.batch:
         raise InputError(f"the run's {CHECKPOINT} is not of a run of {steps_per_epoch} steps an epoch, as this one is")
+    steps = OLD if config.recipe.adam == "tensorflow" else float(position.step)
+    if any(state["step"] != steps for state in moments.values()):
+        raise InputError(
+            f"the run's {CHECKPOINT} was written with another Adam than {config.recipe.adam}'s, or by a torchcaps that "
+            "had one only; start a new run"
+        )
     if epochs < position.epoch:
         raise InputError(f"the run has finished {position.epoch} epochs already; it cannot go on to {epochs}")
     if epochs == position.epoch and position.batch > 0:

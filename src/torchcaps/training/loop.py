@@ -7,6 +7,7 @@ stopped at any step goes on exactly as if it had not been.
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import signal
 import time
@@ -477,10 +478,11 @@ def _take_new(config: TrainConfig, out: str | Path | None, held: ExitStack) -> P
         _take(Path(out), held)
         _check_new(Path(out))
         return Path(out)
+    Path("runs").mkdir(exist_ok=True)
     while True:
         folder = _next_folder(config)
         try:
-            folder.mkdir(parents=True)
+            folder.mkdir()
         except FileExistsError:
             continue  # another run was faster
         return _take(folder, held)
@@ -497,7 +499,7 @@ def _next_folder(config: TrainConfig) -> Path:
     kind, _, path = config.data.partition(":")
     data = Path(path).resolve().stem if path else kind
     number = 1
-    while (folder := Path("runs") / f"{config.preset}-{data}-{number}").exists():
+    while os.path.lexists(folder := Path("runs") / f"{config.preset}-{data}-{number}"):  # a link to nothing, too
         number += 1
     return folder
 

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 #: β₁ and β₂ of Adam's moments. TensorFlow keeps them in float32: 1 − β₂ is 1.3e-5 of itself smaller than 0.001.
 BETAS = {"torch": (0.9, 0.999), "tensorflow": (torch.tensor(0.9).item(), torch.tensor(0.999).item())}
 
+#: Steps after which Adam sees no bias in its moments, and which a float32 counts no further: both β^(2^24) are 0.
+OLD = 2.0**24
+
 
 class TrainStep:
     """One update of a network's weights by Adam.
@@ -194,11 +197,11 @@ class BiasCorrection:
 
 
 def _leave_moments_uncorrected(optimizer: torch.optim.Optimizer, fused: bool) -> None:
-    """Let Adam's moments start as those of a run so old that it sees no bias in them: both β^(2^24) are 0."""
+    """Let Adam's moments start as those of a run so old that it sees no bias in them."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter] = {
-                "step": torch.tensor(2.0**24, device=parameter.device if fused else "cpu"),
+                "step": torch.tensor(OLD, device=parameter.device if fused else "cpu"),
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
