@@ -318,7 +318,8 @@ def _call(name: str, seed: float) -> int:
     except (TypeError, ValueError, OSError) as error:
         if not str(error).strip():
             raise AssertionError(f"a {type(error).__name__} without a word") from error
-        print(f"{type(error).__name__}: {error}"[:1000].encode("ascii", "backslashreplace").decode())
+        # a message may quote what it was given: it is for whoever called, and the command line cleans what it prints
+        print(ascii(f"{type(error).__name__}: {error}"[:1000])[1:-1])
         return WRONG_INPUT
     except Exception as error:
         if not is_out_of_memory(error):

@@ -122,7 +122,7 @@ TARGETS: dict[str, Target] = {
         files=("data.npz",),
         edits=edits.NPZ,
         bombs=(edits.bomb_npz,),
-        commands=(DATASETS, (*DATASETS, "--sample", "out.png"), EVALUATE),
+        commands=(DATASETS, (*DATASETS, "--sample", "3", "--out", "out.png"), EVALUATE),
         weight=3,
     ),
     "idx": Target(
@@ -195,7 +195,7 @@ TARGETS: dict[str, Target] = {
         edits=edits.PHOTOS,
         commands=(
             ("datasets", "folder:photos"),
-            ("datasets", "folder:photos", "--sample", "out.png"),
+            ("datasets", "folder:photos", "--sample", "3", "--out", "out.png"),
             ("datasets", "folder:photos", "--image-size", "12", "--json"),
         ),
         weight=2,
@@ -241,7 +241,7 @@ PATH_COMMANDS: tuple[Command, ...] = (
     ("datasets", "npz:{}"),
     ("datasets", "folder:{}"),
     ("datasets", "mnist", "--data-dir", "{}"),
-    ("datasets", "npz:data.npz", "--sample", "{}"),
+    ("datasets", "npz:data.npz", "--sample", "3", "--out", "{}"),
     ("robustness", "run", "--limit", "2", "--kind", "rotation", "--figure", "{}"),
     ("reproduce", "--report", "--results", "{}"),
     ("reproduce", "--report", "--results", "results", "--page", "{}"),

@@ -14,9 +14,11 @@ import time
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar
+from typing import ClassVar
+from urllib.parse import quote
 
 from hostile.edits import ODD_VALUES, with_digits
+from hostile.fixtures import SIDE
 from hostile.program import LAUNCHER
 from hostile.trials import DONE, MOST_MEMORY, WRONG_INPUT, Part, Rules, Trial, say
 
@@ -58,11 +60,34 @@ PATHS = (
         "/logout",
     ),
     *("/gradio_api/file=/proc/self/environ", "/gradio_api/file=C:\\x", "/gradio_api/reset", "/gradio_api/cancel"),
+    *(
+        "/ask",
+        "/ask/",
+        "/ask/look/",
+        "/ask/look/x",
+        "/ask/../config",
+        "/ask/%2e%2e/config",
+        "/ask/look%00",
+        "/ASK/LOOK",
+    ),
+    *("/assets/", "/assets/.x", "/assets/../config", "/static//x", "/favicon.ico/x", "/theme.css?x=1#y"),
 )
 SECRETS = (b"root:x:0", b"Traceback (most recent", b"HF_HOME=", b"PYTHONPATH=", b"site-packages/", b"PYTORCH")
 """What no answer may hold: files of the machine, its environment, and the places where the program lies."""
-ASK = "/gradio_api/component_server"
+ASK = "/ask/"
+"""What the paths of questions begin with."""
+QUESTIONS = ("look", "decode", "pick", "read")
+OWN = f"{ASK}look"
+"""The question of which the page's own is one."""
 UPLOAD = "/gradio_api/upload"
+SERVED = {
+    "GET": ("/", "/theme.css", "/theme.css?x=1#y"),
+    "HEAD": ("/",),
+    "POST": tuple(f"{ASK}{name}" for name in QUESTIONS),
+}
+"""Of the paths that are asked for, those where something is."""
+NOTHING = (0, 400, 404)
+"""How all others are answered: the connection is closed, it is no request for this machine, or nothing is there."""
 MOST_UPLOADED = 64 * 2**20
 """Bytes that may lie in the server's temporary folder at any time."""
 READ = 2**20
@@ -72,9 +97,10 @@ READ = 2**20
 class Requests(Part):
     """Hostile requests.
 
-    Each is answered with a status below 500 and without a secret, or the connection is closed. A page of another origin
-    gets nothing from the component server and no leave to read an answer (CORS), and other hosts get nothing at all. In
-    the end the server still answers the page's own question, ends by Ctrl-C, and its temporary folder is empty.
+    Each is answered with a status below 500 and without a secret, or the connection is closed. Where nothing of the
+    page is, as at Gradio's own addresses, nothing is found. A page of another origin gets no question answered and no
+    leave to read an answer (CORS), and other hosts get nothing at all. In the end the server still answers the page's
+    own question, ends by Ctrl-C, and its temporary folder is empty.
     """
 
     name, cases, share, alone = "requests", 500, 0.05, True
@@ -100,7 +126,6 @@ class Requests(Part):
             )
         try:
             self._wait_until_ready()
-            self.about = _about(self.port)
             self.began_with = self._peak_mib()
         except BaseException:
             self.server.kill()
@@ -128,7 +153,7 @@ class Requests(Part):
 
     def trial(self, number: int, random: Random, folder: Path) -> Trial:
         """A request, and what its answer must not be."""
-        method, path, headers, body = _draw(random, self.port, self.about)
+        method, path, headers, body = _draw(random, self.port)
         what = f"{method} {path!r:.100} { ({key: value[:60] for key, value in headers.items()}) } {len(body):,} bytes"
         work = partial(_ask, self.port, method, path, headers, body, self.temporary, self.log)
         return Trial(number, what, work, folder, Rules(timeout=self.timeout + 10, says_faults=True, terminal=False))
@@ -138,8 +163,8 @@ class Requests(Part):
         wrong = []
         if self.server.poll() is not None:
             return [f"the explorer ended with {self.server.returncode}: {self.log.read_text(errors='replace')[-2000:]}"]
-        question = _own_question(self.about)
-        status, _, answer = _exchange(self.port, "POST", ASK, _own_headers(self.port, question), question)
+        question = _own_question()
+        status, _, answer = _exchange(self.port, "POST", OWN, _own_headers(self.port, question), question)
         if status != 200 or b"lengths" not in answer:
             wrong.append(f"the page's own question is answered with {status}: {answer[:200]!r}")
         if (more := self._peak_mib() - self.began_with) > MOST_MEMORY:
@@ -158,17 +183,9 @@ class Requests(Part):
         return wrong
 
 
-def _about(port: int) -> dict[str, Any]:
-    """What the page knows of the component server: the number of its component."""
-    _, _, answer = _exchange(port, "GET", "/config", {"Host": f"127.0.0.1:{port}"}, b"", most=2**24)
-    config = json.loads(answer)
-    (number,) = (each["id"] for each in config["components"] if each["type"] == "html")
-    return {"component_id": number, "session_hash": "campaign"}
-
-
-def _own_question(about: dict[str, Any]) -> bytes:
-    pixels = base64.b64encode(bytes(18 * 18)).decode()
-    return json.dumps({**about, "fn_name": "look", "data": {"pixels": pixels}}).encode()
+def _own_question() -> bytes:
+    """What the page asks at OWN of a black image."""
+    return json.dumps({"pixels": base64.b64encode(bytes(SIDE * SIDE)).decode()}).encode()
 
 
 def _own_headers(port: int, body: bytes) -> dict[str, str]:
@@ -177,11 +194,11 @@ def _own_headers(port: int, body: bytes) -> dict[str, str]:
     return {"Host": f"127.0.0.1:{port}", "Origin": own, "Sec-Fetch-Site": "same-origin", **kind}
 
 
-def _draw(random: Random, port: int, about: dict[str, Any]) -> tuple[str, str, dict[str, str], bytes]:
+def _draw(random: Random, port: int) -> tuple[str, str, dict[str, str], bytes]:
     """A request, of one of seven kinds."""
     kind = random.choice(("foreign", "foreign", "host", "path", "question", "question", "upload", "head", "body"))
-    question = _own_question(about)
-    method, path, headers, body = "POST", ASK, _own_headers(port, question), question
+    question = _own_question()
+    method, path, headers, body = "POST", OWN, _own_headers(port, question), question
     match kind:
         case "foreign":  # as a page elsewhere may send them: simple requests, and those that ask for leave first
             headers |= {
@@ -192,17 +209,18 @@ def _draw(random: Random, port: int, about: dict[str, Any]) -> tuple[str, str, d
             if random.random() < 0.3:
                 del headers[random.choice(("Origin", "Sec-Fetch-Site"))]
             if random.random() < 0.3:
-                method, path = random.choice(METHODS), random.choice((ASK, UPLOAD, "/", "/config"))
+                method, path = random.choice(METHODS), random.choice((OWN, UPLOAD, "/", "/config"))
             if method == "OPTIONS":
                 headers["Access-Control-Request-Method"] = "POST"
         case "host":
-            headers["Host"], path = random.choice(HOSTS), random.choice((ASK, *PATHS))
+            headers["Host"] = random.choice(HOSTS)
+            method, path = random.choice((("POST", OWN), ("GET", random.choice(PATHS))))
         case "path":
             method, path = random.choice(METHODS[:4]), random.choice(PATHS)
             path = path.replace("etc", "%65tc") if random.random() < 0.2 else path
             body = random.choice((b"", question, b"{}"))
         case "question":
-            body = _odd_question(random, about)
+            path, body = _odd_question(random)
         case "upload":
             path, body, headers["Content-Type"] = _upload(random)
             if random.random() < 0.4:
@@ -214,20 +232,20 @@ def _draw(random: Random, port: int, about: dict[str, Any]) -> tuple[str, str, d
             headers[name] = random.choice(
                 ("chunked", "bytes=0-99999999999", "100-continue", "websocket", "x" * 70_000, "")
             )
-            path = random.choice((ASK, *PATHS))
+            path = random.choice((OWN, *PATHS))
         case "body":
             body = random.choice(
                 (b"", b"\0" * 100, b"[" * 100_000, b'{"a":' * 100_000, b"9" * 10_000, b"\xff\xfe", b"null")
             )
-            path = random.choice((ASK, ASK, "/gradio_api/queue/join", "/gradio_api/run/x", "/gradio_api/reset"))
+            path = random.choice((*SERVED["POST"], "/gradio_api/queue/join", "/gradio_api/run/x", "/gradio_api/reset"))
     headers["Content-Length"] = str(len(body))
     if random.random() < 0.03:
         headers["Content-Length"] = random.choice(("-1", "99999999999", "x", str(len(body) + 5), str(len(body) // 2)))
     return method, path, headers, body
 
 
-def _odd_question(random: Random, about: dict[str, Any]) -> bytes:
-    """A question to the component server with odd values in it."""
+def _odd_question(random: Random) -> tuple[str, bytes]:
+    """The path and the body of a question with odd values in them."""
     value = random.choice(ODD_VALUES)
     bomb = base64.b64encode(_bomb()).decode() if random.random() < 0.1 else "AAAA"
     data = random.choice(
@@ -242,13 +260,11 @@ def _odd_question(random: Random, about: dict[str, Any]) -> bytes:
             value,
         )
     )
-    name = random.choice(("look", "decode", "pick", "read", "", "__class__", "nothing", value))
-    question = {**about, "fn_name": name, "data": random.choice(([data], data, [], [data, data]))}
-    if random.random() < 0.2:
-        question[random.choice(list(question))] = value
+    name = random.choice((*QUESTIONS * 3, "", "__class__", "nothing", value))
+    question = random.choice((data, data, data, [data], [], [data, data]))
     made: list[str] = []
-    with_digits(lambda: made.append(json.dumps(question)))
-    return made[0].encode()
+    with_digits(lambda: made.extend((str(name), json.dumps(question))))
+    return ASK + quote(made[0], safe=random.choice(("", "/:@=;")), errors="surrogatepass"), made[1].encode()
 
 
 def _bomb() -> bytes:
@@ -264,7 +280,7 @@ def _upload(random: Random) -> tuple[str, bytes, str]:
     size = random.choice((0, 1, 1000, 1000, 10**6, 30 * 2**20))
     head = f'--b\r\nContent-Disposition: form-data; name="files"; filename="{name}"\r\n\r\n'.encode()
     end = random.choice((b"\r\n--b--\r\n", b"\r\n--b--\r\n", b""))
-    path = random.choice((UPLOAD, UPLOAD, UPLOAD + "?upload_id=x", "/gradio_api/process_recording"))
+    path = random.choice((UPLOAD, UPLOAD + "?upload_id=x", "/gradio_api/process_recording", *SERVED["POST"]))
     return (
         path,
         head + bytes(size) + end,
@@ -316,13 +332,13 @@ def _ask(port: int, method: str, path: str, headers: dict[str, str], body: bytes
         wrong.append(f"status {status}: {answer[:300]!r}")
     if found := [secret for secret in SECRETS if secret in answer]:
         wrong.append(f"a secret: {found[0]!r}")
-    if foreign and path.startswith(ASK) and method == "POST" and 200 <= status < 300:
+    if path not in SERVED.get(method, ()) and status not in NOTHING:
+        wrong.append(f"status {status} where nothing of the page is")
+    if foreign and path.startswith(ASK) and 200 <= status < 300:
         wrong.append(f"a foreign page is answered: {headers.get('Origin')}")
     allowed = named.get("access-control-allow-origin")
     if allowed is not None and allowed not in own:
         wrong.append(f"a foreign page may read: {allowed}")
-    if foreign and path.startswith(UPLOAD) and method == "POST" and 200 <= status < 300:
-        wrong.append("a foreign page may upload")
     host = headers.get("Host", "").rpartition(":")[0] or headers.get("Host", "")
     if host not in ("127.0.0.1", "localhost") and 200 <= status < 300:
         wrong.append(f"another host is answered: {headers.get('Host', '')[:50]!r}")

@@ -61,6 +61,8 @@ def test_every_part_runs(tmp_path: Path) -> None:
         assert part["tried"] == part["cases"] == sum(part["outcomes"].values())
         assert part["failed"] == sum(failure["part"] == name for failure in found["failures"])
     assert (done.returncode == 1) == bool(found["failures"])
+    # the explorer has answered its page's own question, and ended without leaving anything
+    assert [failure["what"] for failure in found["failures"] if failure["case"] == "requests:end"] == []
     for failure in found["failures"]:  # what the release would have to mend
         assert failure["faults"]
         assert f"{failure['case']}  " in done.stdout
@@ -82,7 +84,7 @@ def test_a_case_is_the_same_for_the_same_seed(hostile: Callable[[str], ModuleTyp
     draws: list[Callable[[Random], object]] = [
         commands._draw,
         kills._settings,
-        lambda random: requests._draw(random, 7860, {"component_id": 1}),
+        lambda random: requests._draw(random, 7860),
     ]
     for draw in draws:
         drawn = [draw(Random(seed)) for seed in range(30)]
@@ -199,6 +201,34 @@ def test_the_judge(
     assert time.monotonic() - begin < 30  # what sleeps for longer was killed
 
 
+@pytest.mark.parametrize(
+    ("prints", "faults"), [(False, []), (True, ["control characters"])], ids=["in an error's message", "printed"]
+)
+def test_a_message_of_a_call_may_quote_what_was_given(
+    hostile: Callable[[str], ModuleType],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    prints: bool,
+    faults: list[str],
+) -> None:
+    """The campaign itself printed the message: nothing of the library's had gone to a terminal."""
+    calls, forks, trials = hostile("calls"), hostile("forks"), hostile("trials")
+
+    def function(path: str) -> None:
+        if prints:
+            print(path)
+        raise ValueError(f"no file {path}")
+
+    monkeypatch.setattr(calls, "_draw", lambda name, seed: (function, {"path": "\x1b[31m\x9b2J"}, []))
+    fixtures, folder = tmp_path / "fixtures", tmp_path / "case"
+    fixtures.mkdir()
+    folder.mkdir()
+    trial = calls.Calls(fixtures, 60.0).trial(0, Random(0), folder)
+    ((_, ended, before),) = forks.run(iter([trial]), 1)
+    assert trials.judge(trial, ended, before) == ("refused", faults)
+    assert r"ValueError: no file \x1b[31m\x9b2J" in ended.out
+
+
 OUTSIDE = ("/", "/dev/null", "~", "~nobody/x", "..", "../x", "a/../../x", "/root/../etc/x")
 
 
@@ -229,6 +259,76 @@ def test_every_option_that_writes_is_known(hostile: Callable[[str], ModuleType])
         for name in option.opts
     }
     assert paths - READ == set(hostile("program").WRITERS)
+
+
+# ---- requests
+
+
+def test_the_page_answers_its_own_question_and_nothing_is_elsewhere(hostile: Callable[[str], ModuleType]) -> None:
+    """Were the question not the page's, all of them would be refused, and a campaign would find nothing."""
+    pytest.importorskip("gradio", reason="the extra torchcaps[explore] is not installed")
+    from explorer_support import served, small_network
+    from torchcaps.explorer import Explorer
+
+    requests, side = hostile("requests"), hostile("fixtures").SIDE
+    with served(Explorer(small_network(in_shape=(1, side, side)))) as address:
+        port = int(address.rpartition(":")[2].strip("/"))
+
+        def ask(method: str, path: str) -> tuple[int, bytes]:
+            question = requests._own_question()
+            status, _, answer = requests._exchange(port, method, path, requests._own_headers(port, question), question)
+            return status, answer
+
+        status, answer = ask("POST", requests.OWN)
+        assert status == 200, answer
+        assert len(json.loads(answer)["lengths"]) == 4
+        for method, paths in requests.SERVED.items():
+            assert {path: ask(method, path)[0] for path in paths} == dict.fromkeys(paths, 200)
+            others = set(requests.PATHS) - set(paths)
+            assert {path: ask(method, path)[0] for path in others} == dict.fromkeys(others, 404)
+
+
+OWN_PAGE = {"Host": "127.0.0.1:7860", "Origin": "http://127.0.0.1:7860"}
+OTHER_PAGE = OWN_PAGE | {"Origin": "http://evil.example"}
+# a request, how it is answered, and the fault that is seen
+ANSWERED: dict[str, tuple[str, str, dict[str, str], tuple[int, dict[str, str], bytes], str | None]] = {
+    "the page": ("GET", "/", OWN_PAGE, (200, {}, b"<html>"), None),
+    "a question": ("POST", "/ask/pick", OWN_PAGE, (200, {}, b"{}"), None),
+    "a refusal": ("POST", "/ask/pick", OTHER_PAGE, (403, {}, b""), None),
+    "nothing there": ("GET", "/config", OWN_PAGE, (404, {}, b""), None),
+    "something there": ("GET", "/config", OWN_PAGE, (200, {}, b"{}"), "status 200 where nothing of the page is"),
+    "something half there": ("POST", "/ask/pic", OWN_PAGE, (405, {}, b""), "status 405 where nothing of the page is"),
+    "another method": ("PUT", "/ask/pick", OWN_PAGE, (200, {}, b""), "status 200 where nothing of the page is"),
+    "another page": ("POST", "/ask/pick", OTHER_PAGE, (200, {}, b"{}"), "a foreign page is answered: "),
+    "another page may read": (
+        *("GET", "/", OTHER_PAGE),
+        (403, {"access-control-allow-origin": "*"}, b""),
+        "a foreign page may read: *",
+    ),
+    "another host": ("GET", "/", OWN_PAGE | {"Host": "evil.example"}, (200, {}, b""), "another host is answered: "),
+    "an error": ("POST", "/ask/pick", OWN_PAGE, (500, {}, b"oh"), "status 500: b'oh'"),
+    "a secret": ("GET", "/", OWN_PAGE, (200, {}, b"root:x:0:0"), "a secret: b'root:x:0'"),
+}
+
+
+@pytest.mark.parametrize("case", ANSWERED)
+def test_the_judge_of_requests(
+    hostile: Callable[[str], ModuleType],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    case: str,
+) -> None:
+    requests = hostile("requests")
+    method, path, headers, answer, fault = ANSWERED[case]
+    monkeypatch.setattr(requests, "_exchange", lambda *_: answer)
+    log = tmp_path / "log"
+    log.touch()
+    code = requests._ask(7860, method, path, headers, b"", tmp_path, log)
+    said = [line.removeprefix("fault: ") for line in capsys.readouterr().out.splitlines() if line.startswith("fault: ")]
+    assert (code == 70) == (fault is not None)
+    assert len(said) == (fault is not None)
+    assert all(line.startswith(str(fault)) for line in said)
 
 
 # ---- the edits
