@@ -60,3 +60,8 @@ def test_pairs_that_are_made_when_asked_for(image_set, words):
     shown = pairs.preview(4)
     assert [word.split(" + ")[0] for word in words(figure)] == ["ant", "bee", "cow", "ant"]
     np.testing.assert_allclose(figure.axes[0].images[3].get_array(), shown.images[3].permute(1, 2, 0) / 255)
+
+
+def test_names_are_drawn_as_they_are_and_control_characters_written_out(make_images, words):
+    figure = figure_samples(ImageSet(make_images(2), torch.tensor([0, 1])), ["US$ $x^2$", "a\x1b[31m"])
+    assert words(figure) == ["US$ $x^2$", r"a\x1b[31m"]

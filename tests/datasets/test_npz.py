@@ -170,9 +170,10 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
         ("x" * 300, "cannot be"),
     ):
         assert_raises(InputError, load_dataset, f"npz:{tmp_path / name}", say=words)
-    for folder in ("a.npz", "a\0"):
-        assert_raises(InputError, load_dataset, f"folder:{tmp_path / folder}", say="folder")
-        assert_raises(InputError, load_dataset, "mnist", data_dir=tmp_path / folder, say="data_dir")
+    assert_raises(InputError, load_dataset, f"folder:{tmp_path / 'a.npz'}", say="folder")
+    assert_raises(InputError, load_dataset, "mnist", data_dir=tmp_path / "a.npz", say="data_dir")
+    assert_raises(InputError, load_dataset, f"folder:{tmp_path}/a\0", say="NUL")
+    assert_raises(InputError, load_dataset, "mnist", data_dir=f"{tmp_path}/a\0", say="NUL")
 
 
 def test_a_member_that_is_no_array(tmp_path: Path) -> None:
@@ -430,3 +431,11 @@ def test_mutated_files(tmp_path: Path, save: Callable[..., None], capfd: pytest.
                 assert str(path) in str(error)  # noqa: PT017
                 assert "\n" not in str(error)  # noqa: PT017
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_header_is_not_read_beyond_its_length(tmp_path: Path) -> None:
+    long = with_header(described("'|u1'", "(40, 6, 5)") + " " * 10**6, X.tobytes(), (2, 0))
+    path = write(tmp_path / "a.npz", {"x": long, "y": npy(Y)}, zipfile.ZIP_DEFLATED)
+    assert path.stat().st_size < 10_000
+    with pytest.raises(InputError, match=r"its x has a header of 1,000,\d{3} bytes"):
+        load_dataset(f"npz:{path}")

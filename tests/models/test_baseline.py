@@ -165,3 +165,11 @@ def test_a_network_saved_before_there_was_pooling(tmp_path: Path) -> None:
     again = load_pretrained(tmp_path)
     assert isinstance(again, BaselineCNN)
     assert_close(again(IMAGES).logits, model(IMAGES).logits, 0)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_quantised_network_takes_images() -> None:
+    network = create_model("baseline-cnn", (1, 8, 8), 3, channels=(4,), hidden=(5,)).eval()
+    quantised = torch.ao.quantization.quantize_dynamic(network, {torch.nn.Linear})
+    images = torch.rand(2, 1, 8, 8)
+    assert_close(quantised(images).lengths, network(images).lengths, 0.1)

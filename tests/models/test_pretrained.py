@@ -163,7 +163,7 @@ def test_missing_pieces(folder: Path, tmp_path: Path) -> None:
     assert_raises(InputError, CapsNet.from_pretrained, folder, say="there is no configuration")
     network().save_pretrained(folder)
     (folder / "model.safetensors").unlink()
-    assert_raises(InputError, CapsNet.from_pretrained, folder, say="there are no weights")
+    assert_raises(InputError, CapsNet.from_pretrained, folder, say="there is no weights file")
     assert_raises(InputError, CapsNet.from_pretrained, tmp_path / "no" / "such" / "place", say="there is no folder")
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import shutil
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -129,6 +131,7 @@ CASES: dict[str, Change] = {
     "state that is none": put("optimizer", "state", FIRST, value=None),
     "state without a moment": drop("optimizer", "state", FIRST, "exp_avg"),
     "state with something else": put("optimizer", "state", FIRST, "more", value=torch.zeros(1)),
+    "state of another Adam": put("optimizer", "state", FIRST, "step", value=torch.tensor(2.0**24)),
     "groups in a dict": put("optimizer", "param_groups", value={}),
     "progress in a list": put("progress", value=[]),
     "progress by numbers": put("progress", value={1: 2}),
@@ -139,6 +142,7 @@ CASES: dict[str, Change] = {
     "row that is not finite": put("progress", "history", 1, "validation_loss", value=float("nan")),
     "row without a column": drop("progress", "history", 1, "seconds"),
     "row with a column more": put("progress", "history", 1, "more", value=1.0),
+    "row with a number beyond floats": put("progress", "history", 1, "seconds", value=10**400),
     "row of another epoch": put("progress", "history", 1, "epoch", value=7),
     **{f"{place}: {name}": change for name, make in TENSORS.items() for place, change in of_tensor(make).items()},
     **{
@@ -170,6 +174,15 @@ def test_a_crafted_checkpoint_is_one_sentence(run: Path, case: str) -> None:
 def test_the_cases_start_from_a_checkpoint_that_is_taken(run: Path) -> None:
     torch.save(copy.deepcopy(read_checkpoint(run / "last.ckpt")), run / "last.ckpt")
     assert resume(run, overrides={"epochs": 3}, progress=Silence(), figures=False)["epochs"] == 3
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files")
+@pytest.mark.parametrize("name", ["last.ckpt", "best/model.safetensors"])
+def test_a_fifo_is_not_waited_for(run: Path, name: str) -> None:
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    with pytest.raises(InputError, match="what is there is a FIFO"):
+        load_run(run, which="last")
 
 
 def test_what_decompresses_without_end_is_not_decompressed(run: Path) -> None:

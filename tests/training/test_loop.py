@@ -585,6 +585,19 @@ def test_runs_are_numbered(tiny: TrainConfig, tmp_path: Path, monkeypatch: pytes
         assert Path(summary["out"]) == Path(f"runs/sabour2017-bars-{number}")
 
 
+def test_a_link_to_nothing_is_no_free_number(
+    tiny: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    Path("runs/sabour2017-bars-1").symlink_to("nowhere")
+    assert train(tiny, progress=Silence(), figures=False)["out"] == str(Path("runs/sabour2017-bars-2"))
+    monkeypatch.chdir(Path("runs/sabour2017-bars-2"))
+    Path("runs").symlink_to("nowhere")
+    with pytest.raises(OSError, match="runs"):
+        train(tiny, progress=Silence(), figures=False)
+
+
 def test_training_images_are_shifted_and_test_images_never(
     tiny: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -160,6 +160,7 @@ def _open(path: Path, threads: int | None) -> InferenceSession:
     size = path.stat().st_size
     if size > LARGEST_FILE:
         raise InputError(f"{path} is no ONNX file: it has {size / 2**30:.1f} GiB, an ONNX file at most 2")
+    onnxruntime.set_default_logger_severity(4)  # it would write to the terminal what its exceptions say as well
     options: Any = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what goes wrong comes as an exception too
     options.add_session_config_entry("session.use_env_allocators", "1")

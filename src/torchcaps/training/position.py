@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torchcaps.errors import InputError
+from torchcaps.files import COUNT, NUMBER
 
 #: The columns of metrics.csv: integers, and numbers; one of these is None for a network without a decoder.
 COUNTS = ("epoch", "step")
@@ -75,25 +75,25 @@ class Position:
         except (TypeError, KeyError) as error:
             raise InputError(f"the run's checkpoint is not of this version of torchcaps: {error}") from None
         if (wrong := position._wrong_field()) is not None:
-            raise InputError(f"the run's checkpoint is none of torchcaps: its {wrong} cannot be what it holds")
+            raise InputError(f"the run's checkpoint is none of torchcaps: its {wrong} is not valid")
         return position
 
     def _wrong_field(self) -> str | None:
-        """The first field whose value none can be, whatever it was read from."""
+        """The first field with an impossible value."""
         for name in ("epoch", "batch", "step"):
-            if not _is_count(getattr(self, name)):
+            if not COUNT.fits(getattr(self, name)):
                 return name
         for name in ("seconds", "epoch_seconds"):
-            if not _is_number(getattr(self, name)):
+            if not NUMBER.fits(getattr(self, name)):
                 return name
         sums = dataclasses.asdict(self.sums)
-        if not _is_count(sums.pop("images")) or not all(map(_is_number, sums.values())):
+        if not COUNT.fits(sums.pop("images")) or not all(map(NUMBER.fits, sums.values())):
             return "sums"
         if not isinstance(self.history, list) or not all(
             _is_row(row, epoch) for epoch, row in enumerate(self.history, start=1)
         ):
             return "history"
-        if self.peak_memory_mib is not None and not _is_number(self.peak_memory_mib):
+        if self.peak_memory_mib is not None and not NUMBER.fits(self.peak_memory_mib):
             return "peak_memory_mib"
         if not isinstance(self.commands, list) or not all(isinstance(each, str) for each in self.commands):
             return "commands"
@@ -135,18 +135,10 @@ class Position:
         return text.getvalue()
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _is_row(row: object, epoch: int) -> bool:
     """Whether this is the row of an epoch, counted from 1."""
     if not isinstance(row, Mapping) or row.keys() != {*COUNTS, *NUMBERS} or row["epoch"] != epoch:
         return False
-    return all(_is_count(row[name]) for name in COUNTS) and all(
-        _is_number(row[name]) or (name == OF_DECODER and row[name] is None) for name in NUMBERS
+    return all(COUNT.fits(row[name]) for name in COUNTS) and all(
+        NUMBER.fits(row[name]) or (name == OF_DECODER and row[name] is None) for name in NUMBERS
     )
