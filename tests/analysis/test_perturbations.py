@@ -78,6 +78,11 @@ def test_the_centre_column_is_the_plain_reconstruction(make_model, make_images):
         ({"components": []}, "components must be from 0 to 4.*got none"),
         ({"steps": 1}, "steps must be at least 2"),
         ({"steps": 501}, "steps must be at most 500, got 501"),
+        ({"steps": 2.5}, "steps a whole number, got 0.25 and 2.5"),
+        ({"amplitude": "a"}, "amplitude must be one number or two"),
+        ({"amplitude": (1, 2, 3)}, "amplitude must be one number or two"),
+        ({"components": ["a"]}, "components must be from 0 to 4.*got a"),
+        ({"target": torch.tensor(1)}, "target must be a class from 0 to 3"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
     ],
 )

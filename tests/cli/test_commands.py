@@ -594,6 +594,8 @@ def test_one_data_set_is_counted(cli: Cli) -> None:
 
 
 def test_the_first_images_of_a_part_are_drawn_with_their_labels(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
     from torchcaps import analysis
     from torchcaps.datasets import load_dataset
 
@@ -617,6 +619,10 @@ def test_the_first_images_of_a_part_are_drawn_with_their_labels(cli: Cli, monkey
     assert cli("datasets", "digits", "--sample", "10", "--out", "sheets/one.png").out.endswith("wrote sheets/one.png\n")
     with Image.open("sheets/one.png") as one_row:
         assert height > 2 * one_row.height
+    result = cli("datasets", "digits", "--sample", "5", "--validation", "first", "--json")
+    first = load_dataset("digits", validation="first")
+    assert json.loads(result.out)["sample"] == list(map(str, first.train.labels[:5].tolist()))
+    assert not torch.equal(first.train.labels[:5], digits.train.labels[:5])
     result = cli("datasets", "digits", "--sample", "1000", "--split", "validation", "--json")  # there are 144
     assert json.loads(result.out)["sample"] == list(map(str, digits.validation.labels.tolist()))
     assert result.err == "wrote digits-sample.png\n"

@@ -27,7 +27,7 @@ from torchcaps.analysis.figures import (
 from torchcaps.analysis.inference import as_pixels, check_batch_size, class_labels, inference, require_decoder
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, Model
-from torchcaps.ranges import is_whole_number
+from torchcaps.ranges import is_number, is_whole_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -95,7 +95,7 @@ def perturb_capsule(
         raise InputError(f"target must be a class from 0 to {network.num_classes - 1}, got {target}")
     dim = network.config.capsule_dim
     changed = tuple(range(dim) if components is None else components)
-    if not changed or not all(0 <= d < dim for d in changed):
+    if not changed or not all(is_whole_number(d) and 0 <= d < dim for d in changed):
         got = ", ".join(map(str, changed)) or "none"
         raise InputError(f"components must be from 0 to {dim - 1}, those of a class capsule, got {got}")
     check_batch_size(batch_size)
@@ -285,6 +285,9 @@ def _offsets(amplitude: float | tuple[float, float], steps: int) -> Float[np.nda
     Raises:
         InputError: The changes or their number are out of their range.
     """
+    ends = amplitude if isinstance(amplitude, tuple) else (amplitude,)
+    if not is_whole_number(steps) or len(ends) > 2 or not all(map(is_number, ends)):
+        raise InputError(f"amplitude must be one number or two, and steps a whole number, got {amplitude} and {steps}")
     if not 2 <= steps <= MOST_STEPS:
         least = "at least 2" if steps < 2 else f"at most {MOST_STEPS}"
         raise InputError(f"steps must be {least}, got {steps:,}")

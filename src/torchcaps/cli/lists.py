@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -277,6 +277,7 @@ def _field_table(heading: str, config: Described) -> Table:
         ("datasets mnist --data-dir data/mnist", "one of them, read and counted"),
         ("datasets digits --sample 20", "a sheet of its first 20 training images, and their labels"),
         ("datasets mnist --sample 5 --split test --out five.pdf", "the first five test images"),
+        ("datasets mnist --sample 5 --validation first", "those after the first 5,000, which validate: 7 3 4 6 1"),
         ("datasets folder:photos --image-size 32", "check your own images"),
     ),
 )
@@ -296,6 +297,13 @@ def _field_table(heading: str, config: Described) -> Table:
     show_default=True,
     help="Of which part --sample draws the first images.",
 )
+@click.option(
+    "--validation",
+    type=click.Choice(["random", "first", "last"]),
+    default="random",
+    show_default=True,
+    help="Which training images are set apart for validation, as in train.",
+)
 @click.option("--out", type=FIGURE, help="Where --sample draws, .png, .pdf or .svg.  [default: NAME-sample.png]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def datasets(
@@ -304,6 +312,7 @@ def datasets(
     image_size: int | None,
     sample: int | None,
     split: Split,
+    validation: Literal["random", "first", "last"],
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -312,7 +321,7 @@ def datasets(
     With NAME (or folder:PATH, npz:PATH), read that one and count its images; --sample draws the first of them.
     """
     if sample is None:
-        refuse_options(("split", "out"), "is for --sample N")
+        refuse_options(("split", "validation", "out"), "is for --sample N")
     from torchcaps.datasets import list_datasets, load_dataset
     from torchcaps.datasets.registry import look_up
 
@@ -332,7 +341,7 @@ def datasets(
     found = path if info.takes_path else info.locate(data_dir)
     dataset = None
     if found is not None or data_dir is not None or sample is not None:  # a folder that lacks files is said to
-        dataset = load_dataset(name, data_dir=data_dir, image_size=image_size)
+        dataset = load_dataset(name, data_dir=data_dir, image_size=image_size, validation=validation)
         found = path if info.takes_path else info.locate(data_dir)
     shown = None if sample is None or dataset is None else Sample(dataset, split, sample)
     if as_json:

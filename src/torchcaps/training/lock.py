@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -15,6 +16,8 @@ from filelock import FileLock, Timeout
 from torchcaps.errors import InputError
 from torchcaps.files import read_json
 
+#: What systems say of a file system without locks.
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 #: In the run folder while somebody works on it: what is locked, and who has locked it.
 LOCK, HOLDER = ".lock", ".lock.json"
 
@@ -34,12 +37,14 @@ def sole_use(folder: Path) -> Iterator[None]:
         OSError: The folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / LOCK, timeout=0)
+    lock = FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout:
         raise InputError(f"{folder} is in use: {_holder(folder)}; wait for its end, or stop it") from None
-    except NotImplementedError:  # said of file systems
+    except (NotImplementedError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
+            raise
         yield
         return
     try:
@@ -57,7 +62,7 @@ def sole_use(folder: Path) -> Iterator[None]:
 def _holder(folder: Path) -> str:
     """Who has locked a folder, in words."""
     try:
-        holder = read_json(folder / HOLDER, "holder of a lock")
+        holder = read_json(folder / HOLDER, "note of who trains there")
     except (InputError, OSError):  # it is just being written, or removed
         return "another process trains in it"
     return f"process {holder.get('process')} on {holder.get('host')} has trained in it since {holder.get('since')}"

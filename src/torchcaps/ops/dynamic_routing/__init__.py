@@ -164,6 +164,7 @@ def routing_rounds(
     Source: Sabour, Frosst, Hinton 2017, procedure 1 (arXiv:1710.09829).
     """
     check_options(num_iterations, softmax_over, eps, "routing_rounds")
+    check_flags("routing_rounds", leaky=leaky)
     check_votes(votes, bias, prior, "routing_rounds")
     return follow_votes(votes, num_iterations, softmax_over, bias, prior, leaky, eps)
 
