@@ -88,6 +88,8 @@ SERVED = {
 """Of the paths that are asked for, those where something is."""
 NOTHING = (0, 400, 404)
 """How all others are answered: the connection is closed, it is no request for this machine, or nothing is there."""
+TOO_LARGE = b'"' + b" " * (48 * 2**20)
+"""A question larger than any image file that is taken, and its quotation mark is never closed."""
 MOST_UPLOADED = 64 * 2**20
 """Bytes that may lie in the server's temporary folder at any time."""
 READ = 2**20
@@ -235,7 +237,7 @@ def _draw(random: Random, port: int) -> tuple[str, str, dict[str, str], bytes]:
             path = random.choice((OWN, *PATHS))
         case "body":
             body = random.choice(
-                (b"", b"\0" * 100, b"[" * 100_000, b'{"a":' * 100_000, b"9" * 10_000, b"\xff\xfe", b"null")
+                (b"", b"\0" * 100, b"[" * 100_000, b'{"a":' * 100_000, b"9" * 10_000, b"\xff\xfe", b"null", TOO_LARGE)
             )
             path = random.choice((*SERVED["POST"], "/gradio_api/queue/join", "/gradio_api/run/x", "/gradio_api/reset"))
     headers["Content-Length"] = str(len(body))
@@ -248,19 +250,19 @@ def _odd_question(random: Random) -> tuple[str, bytes]:
     """The path and the body of a question with odd values in them."""
     value = random.choice(ODD_VALUES)
     bomb = base64.b64encode(_bomb()).decode() if random.random() < 0.1 else "AAAA"
-    data = random.choice(
+    asked, data = random.choice(
         (
-            {"pixels": value},
-            {"index": value},
-            {"classes": value, "poses": [[0.0] * 16]},
-            {"classes": [0], "poses": value},
-            {"name": value, "data": bomb},
-            {"name": "x.png", "data": bomb},
-            {"name": "x.png", "data": base64.b64encode(random.randbytes(1000)).decode()},
-            value,
+            ("look", {"pixels": value}),
+            ("pick", {"index": value}),
+            ("decode", {"classes": value, "poses": [[0.0] * 16]}),
+            ("decode", {"classes": [0], "poses": value}),
+            ("read", {"name": value, "data": bomb}),
+            ("read", {"name": "x.png", "data": bomb}),
+            ("read", {"name": "x.png", "data": base64.b64encode(random.randbytes(1000)).decode()}),
+            (random.choice(QUESTIONS), value),
         )
     )
-    name = random.choice((*QUESTIONS * 3, "", "__class__", "nothing", value))
+    name = random.choice((*[asked] * 8, *QUESTIONS, "", "__class__", "nothing", value))
     question = random.choice((data, data, data, [data], [], [data, data]))
     made: list[str] = []
     with_digits(lambda: made.extend((str(name), json.dumps(question))))
