@@ -371,12 +371,12 @@ def _read_originals(file: str) -> None:
 
 def as_command(function: Callable[[str], None], argument: str) -> int:
     """Call a function of the library as the command line would; anything but an InputError is a traceback."""
-    from torchcaps.errors import InputError
+    from torchcaps.errors import InputError, visible
 
     try:
         function(argument)
     except InputError as error:
-        print(error)
+        print(visible(str(error)))
         return WRONG_INPUT
     return 0
 

@@ -21,6 +21,8 @@ import pytest
 import torch
 from PIL import Image
 
+from torchcaps.errors import InputError
+
 ROOT = Path(__file__).parents[2]
 CAMPAIGN = [sys.executable, str(ROOT / "benchmarks" / "campaign.py"), "--jobs", "1", "--timeout", "60"]
 PARTS = ("mutations", "commands", "calls", "requests", "kills")
@@ -227,6 +229,16 @@ def test_a_message_of_a_call_may_quote_what_was_given(
     ((_, ended, before),) = forks.run(iter([trial]), 1)
     assert trials.judge(trial, ended, before) == ("refused", faults)
     assert r"ValueError: no file \x1b[31m\x9b2J" in ended.out
+
+
+def test_a_function_that_stands_for_a_command_prints_as_one(
+    hostile: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(name: str) -> None:
+        raise InputError(f"no file {name}")
+
+    assert hostile("mutations").as_command(refuse, "\x1b[31m") == 2
+    assert capsys.readouterr().out == "no file \\x1b[31m\n"
 
 
 OUTSIDE = ("/", "/dev/null", "~", "~nobody/x", "..", "../x", "a/../../x", "/root/../etc/x")
