@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from support import assert_close, assert_raises, small
 from torchcaps import (
+    analysis,
     compute_votes,
     create_model,
+    datasets,
     dynamic_routing,
     margin_loss,
     normalised_cross_entropy,
@@ -23,6 +26,8 @@ from torchcaps import (
     set_working_memory,
     squash,
 )
+from torchcaps.datasets.images import resize_images
+from torchcaps.datasets.splits import stratified_split
 from torchcaps.errors import InputError
 from torchcaps.models import BaselineCNN, CapsNet, ModelOutput
 from torchcaps.nn import (
@@ -355,3 +360,64 @@ def test_a_step_compiles_into_one_graph() -> None:
     compiled = torch.compile(step, backend="eager", fullgraph=True)
     for targets in (labels, labels[:, None]):
         assert_close(compiled(images, targets), step(images, targets), 1e-5)
+
+
+def analysed() -> tuple[CapsNet, Tensor, Tensor]:
+    network = create_model("sabour2017", (1, 18, 18), 3, conv_channels=2, primary_types=1, decoder_hidden=(4,)).eval()
+    assert isinstance(network, CapsNet)
+    return network, torch.rand(2, 1, 18, 18), torch.tensor([0, 2])
+
+
+@pytest.mark.parametrize("wrong", [None, [1, 2], "images", np.zeros((2, 1, 18, 18))], ids=type)
+def test_what_is_analysed_is_a_tensor(wrong: object) -> None:
+    network, images, labels = analysed()
+    for function, arguments in (
+        (analysis.predict, (network, wrong)),
+        (analysis.reconstruct, (network, wrong)),
+        (analysis.trace_routing, (network, wrong)),
+        (analysis.routing_statistics, (network, wrong)),
+        (analysis.fgsm, (network, wrong, labels, 0.1)),
+        (analysis.pgd, (network, wrong, labels, 0.1)),
+        (analysis.rotate, (wrong, 10.0)),
+    ):
+        with pytest.raises(TypeError, match="images must be "):
+            function(*arguments)  # type: ignore[operator]
+    for function, arguments in (
+        (analysis.fgsm, (network, images, wrong, 0.1)),
+        (analysis.pgd, (network, images, wrong, 0.1)),
+        (analysis.predict, (network, images, wrong)),
+        (analysis.reconstruct, (network, images, wrong)),
+    ):
+        if wrong is not None:
+            with pytest.raises(TypeError, match="labels must be integers"):
+                function(*arguments)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("wrong", [True, "1", torch.tensor(1.0), torch.ones(2), None, math.nan], ids=str)
+def test_numbers_of_the_analysis(wrong: object) -> None:
+    network, images, labels = analysed()
+    for function, arguments, options in (
+        (analysis.fgsm, (network, images, labels, wrong), {}),
+        (analysis.pgd, (network, images, labels, wrong), {}),
+        (analysis.pgd, (network, images, labels, 0.1), {"steps": wrong}),
+        (analysis.predict, (network, images), {"batch_size": wrong}),
+        (analysis.perturb_capsule, (network, images[0]), {"batch_size": wrong}),
+        (analysis.rotate, (images, wrong), {}),
+    ):
+        with pytest.raises((TypeError, ValueError), match="must be"):
+            function(*arguments, **options)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("wrong", [None, [1], np.zeros(3), torch.zeros(3)], ids=type)
+def test_data_are_tensors(wrong: object) -> None:
+    images, labels = torch.zeros(3, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 1, 0])
+    for function, arguments in (
+        (datasets.ImageSet, (wrong, labels)),
+        (datasets.ImageSet, (images, wrong)),
+        (resize_images, (wrong, (5, 5))),
+        (stratified_split, (wrong, 1)),
+    ):
+        with pytest.raises(TypeError, match=r"(images|labels) must be (uint8|int64)"):
+            function(*arguments, **({"seed": 0} if function is stratified_split else {}))  # type: ignore[operator]
+    for size in (None, 5, (5,), (5, 5, 5), (0, 5), (5, 10**6), ("a", "b")):
+        assert_raises(InputError, resize_images, images, size, say="size must be a height and a width")

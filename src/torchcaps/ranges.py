@@ -60,12 +60,12 @@ class Range:
 
 def is_number(value: object) -> bool:
     """Whether a value is a real number, of Python or of NumPy."""
-    return isinstance(value, Real)
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def is_whole_number(value: object) -> bool:
     """Whether a value is an integer, of Python or of NumPy."""
-    return isinstance(value, Integral)
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def ranges_in(hint: Any) -> Iterator[Range]:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.ops.dynamic_routing import SoftmaxOver
+from torchcaps.ranges import is_whole_number
 
 __all__ = ["check_capsule_layer", "check_routing"]
 
@@ -707,5 +708,5 @@ def _known(layer: nn.Module, name: str, given: int | None, own: int | None) -> i
 
 
 def _check_size(caller: str, name: str, size: int, least: int) -> None:
-    if size < least:
+    if not is_whole_number(size) or size < least:
         raise InputError(f"{caller}: {name} must be at least {least}, got {size}")

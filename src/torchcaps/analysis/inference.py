@@ -15,6 +15,7 @@ from torchcaps.models import CapsNet, CapsNetConfig, Model, get_preset, list_pre
 from torchcaps.models.images import check_image_shape
 from torchcaps.models.objects import longest
 from torchcaps.ops.checks import INTEGERS
+from torchcaps.ranges import is_whole_number
 
 
 @contextmanager
@@ -98,7 +99,7 @@ def check_batch_size(batch_size: int) -> None:
     Raises:
         InputError: It is no integer of at least 1.
     """
-    if not isinstance(batch_size, int) or batch_size < 1:
+    if not is_whole_number(batch_size) or batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
 
 

@@ -108,6 +108,8 @@ def rotate(images: Float[Tensor, "B C H W"], degrees: float) -> Float[Tensor, "B
     """
     check_tensor("rotate", "images", images, ("B", "C", "H", "W"))
     check_numbers("rotate", degrees=degrees)
+    if not math.isfinite(degrees):
+        raise ValueError(f"rotate: degrees must be finite, got {degrees}")
     height, width = images.shape[2:]
     angle = math.radians(degrees)
     cosine, sine = math.cos(angle), math.sin(angle)

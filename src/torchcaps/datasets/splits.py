@@ -56,11 +56,12 @@ def stratified_split(
         The indices of the rest and of those held out, both ascending, so that images stay in their order.
 
     Raises:
-        TypeError: Labels that are no tensor.
+        TypeError: Labels that are no int64 tensor.
         InputError: When so many cannot be held out.
     """
-    if not isinstance(labels, Tensor):
-        raise TypeError(f"labels must be a tensor of integers, got {type(labels).__name__}")
+    if not isinstance(labels, Tensor) or labels.dtype != torch.int64:
+        got = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
+        raise TypeError(f"labels must be int64, got {got}")
     classes, counts = np.unique(labels.numpy(), return_counts=True)
     most = len(labels) - leave_one * len(classes)
     if not 1 <= size <= most:
