@@ -557,6 +557,7 @@ def _vmap(subject: Subject) -> str:
 
 def _run(checks: dict[str, Check], subject: Subject, skip: Collection[str], known: dict[str, str]) -> dict[str, str]:
     """What each check finds; ``known`` was found before."""
+    skip = list(skip)
     for name in skip:
         if not isinstance(name, str) or name not in checks:
             raise unknown_name("check", name, checks)

@@ -48,21 +48,26 @@ def as_pixels(model: Model, images: Shaped[Tensor, "B C H W"]) -> Float[Tensor, 
         TypeError: Images of another dtype.
         InputError: Images of a shape the network was not built for.
     """
-    _check_images(images)
+    check_images(images)
     check_image_shape(images.shape, model.in_shape)
     return to_pixels(model, images)
 
 
 def to_pixels(model: Model, images: Shaped[Tensor, "..."]) -> Float[Tensor, "..."]:
     """:func:`as_pixels` for images of any shape, such as the objects of images."""
-    _check_images(images)
+    check_images(images)
     weight = next(model.parameters())
     if images.dtype == torch.uint8:
         return images.to(weight.device).to(weight.dtype).div_(255)
     return images.to(weight.device, weight.dtype)
 
 
-def _check_images(images: Tensor) -> None:
+def check_images(images: Tensor) -> None:
+    """Raise unless images are a tensor of pixels.
+
+    Raises:
+        TypeError: They are not, or of another dtype.
+    """
     if not isinstance(images, Tensor) or not (images.dtype == torch.uint8 or images.is_floating_point()):
         got = images.dtype if isinstance(images, Tensor) else type(images).__name__
         raise TypeError(f"images must be uint8 of 0..255 or floating-point of 0..1, got {got}")
@@ -81,7 +86,7 @@ def in_batches(
         InputError: No image, images of a shape the network was not built for, labels that do not fit, or a batch size
             below one.
     """
-    _check_images(images)
+    check_images(images)
     check_image_shape(images.shape, model.in_shape)
     if len(images) == 0:
         raise InputError("there must be at least one image, got none")
@@ -120,7 +125,7 @@ def check_labels(model: Model, labels: Int[Tensor, "N"] | Int[Tensor, "N P"], nu
             f"labels must have shape {wanted} for each image, as the network sees {objects} in it, got "
             f"{tuple(labels.shape)}"
         )
-    if labels.min() < 0 or labels.max() >= model.num_classes:
+    if num_images and (labels.min() < 0 or labels.max() >= model.num_classes):
         raise InputError(
             f"labels must be 0 to {model.num_classes - 1}, as the network has {model.num_classes} classes, got "
             f"{int(labels.min())}..{int(labels.max())}"

@@ -12,7 +12,14 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from torchcaps.analysis.figures import COLOURS, MUTED, WRONG, Caption, draw_tiles, drawable
-from torchcaps.analysis.inference import as_pixels, check_labels, class_labels, join_names, require_decoder
+from torchcaps.analysis.inference import (
+    as_pixels,
+    check_images,
+    check_labels,
+    class_labels,
+    join_names,
+    require_decoder,
+)
 from torchcaps.analysis.predictions import predict
 from torchcaps.errors import InputError
 from torchcaps.models import Model
@@ -102,8 +109,9 @@ def reconstruct(
         raise InputError(f'capsule must be "source", "longest" or "label", got {capsule!r}')
     if capsule == "label" and labels is None:
         raise InputError('capsule="label" needs the labels of the images, got none')
+    check_images(images)
     if labels is not None:
-        check_labels(network, labels, len(labels))
+        check_labels(network, labels, len(images))
     source = labels if network.config.decoder_mask == "label" else None
     targets = {"source": source, "longest": None, "label": labels}[capsule]
     predictions = predict(network, images, targets, batch_size=batch_size)

@@ -355,12 +355,12 @@ def _check(model: Model, num_iterations: int | None) -> tuple[CapsNet, DynamicRo
     if not isinstance(routing, DynamicRouting):
         raise InputError(f"iterations of DynamicRouting can be followed, not those of {type(routing).__name__}")
     iterations = routing.num_iterations if num_iterations is None else num_iterations
+    ITERATIONS.check("num_iterations", iterations)
     if iterations < 1:
         raise InputError(
             f"num_iterations must be at least 1 for routing to be followed, got {iterations}: without an iteration "
             "votes are summed and there is no coupling"
         )
-    ITERATIONS.check("num_iterations", iterations)
     return network, routing, iterations
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from torchcaps.errors import InputError, reason_of
+from torchcaps.errors import InputError, reason_of, shown
 from torchcaps.files import require_file
 
 Fit = Literal["pad", "stretch"]
@@ -93,6 +93,8 @@ def read_image(
     """
     if fit not in ("pad", "stretch"):
         raise InputError(f'fit must be "pad" or "stretch", got {fit!r}')
+    if not isinstance(invert, bool):
+        raise InputError(f"invert must be True or False, got {shown(invert)}")
     channels, height, width = in_shape
     image = with_channels(read_pixels(Path(path), name), channels)
     if invert:
