@@ -1,0 +1,269 @@
+"""The calculus of votes: the sums that routing takes over votes, with the votes never built.
+
+A vote û_j|i = W_ij u_i meets the rest of a routing algorithm in two sums only: weighted by a coupling, and multiplied
+by a parent. Each is one of four contractions of the same four tensors, and their gradients are contractions again:
+
+| contraction | sum | its gradients |
+|---|---|---|
+| weighted sum | s_bjd = Σ c_bij W_ijdk u_bik | ∂c: agreement(g, u, W), ∂u: back(c, g, W), ∂W: outer(c, g, u) |
+| agreement | a_bij = Σ x_bjd W_ijdk u_bik | ∂x: weighted sum(g, u, W), ∂u: back(g, x, W), ∂W: outer(g, x, u) |
+| back | r_bik = Σ c_bij W_ijdk x_bjd | ∂c: agreement(x, g, W), ∂x: weighted sum(c, g, W), ∂W: outer(c, x, g) |
+| outer | O_ijdk = Σ c_bij x_bjd u_bik | ∂c: agreement(x, u, g), ∂x: weighted sum(c, u, g), ∂u: back(c, x, g) |
+
+So everything made of them can be differentiated any number of times, and none of it is ever of the votes' size.
+
+Inside, tensors lie in memory with the input capsules innermost: poses (B, K, I), weight (J, D, K, I), coupling
+(J, B, I), parents (B, J, D). Then each contraction is, for some outputs j and images b, one matrix product and one
+pass over (j, b, K·I) numbers, which are made block by block within :func:`torchcaps.set_working_memory`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from torchcaps.ops.dynamic_routing.checks import check_route
+from torchcaps.ops.dynamic_routing.reference import full_precision
+from torchcaps.ops.memory import MIB, get_working_memory
+from torchcaps.ops.precision import in_full_precision
+
+#: MiB that a block takes at most: it stays in the processor's caches.
+BLOCK = 16.0
+#: Images of a block; more do not make its products faster.
+MOST_IMAGES = 128
+
+
+def weighted_sum(
+    poses: Float[Tensor, "B I K"],
+    weight: Float[Tensor, "I J D K"],
+    coupling: Float[Tensor, "B I J"] | None = None,
+) -> Float[Tensor, "B J D"]:
+    """The sum of votes, weighted by their coupling: s_j = Σ_i c_ij W_ij u_i.
+
+    Args:
+        poses: Input capsules u_i.
+        weight: Transformation matrices W_ij; fastest laid out in memory as (J, D, K, I), as
+            :class:`torchcaps.nn.DenseCapsules` keeps it.
+        coupling: c_ij; None is 1 for each pair.
+
+    Returns:
+        The sums s_j, in the highest of the precisions (half precision is computed in float32). They can be
+        differentiated any number of times.
+
+    Raises:
+        TypeError: A tensor that is not floating-point.
+        ValueError: Shapes that do not fit each other.
+
+    Source: Sabour, Frosst, Hinton 2017, equation 2 (arXiv:1710.09829).
+    """
+    check_route(poses, weight, caller="weighted_sum")
+    if coupling is not None:
+        _check("weighted_sum", "coupling", coupling, (*poses.shape[:2], weight.shape[1]))
+    dtype, (u, W, c) = _in_memory_order(poses, weight, None if coupling is None else coupling.permute(2, 0, 1))
+    with full_precision(poses.device):
+        return _WEIGHTED_SUM(c, u, W).to(dtype)
+
+
+def agreement(
+    poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"], parents: Float[Tensor, "B J D"]
+) -> Float[Tensor, "B I J"]:
+    """The scalar product of each vote with its parent: a_ij = ⟨W_ij u_i, x_j⟩.
+
+    Args:
+        poses: Input capsules u_i.
+        weight: Transformation matrices W_ij; see :func:`weighted_sum`.
+        parents: Output capsules, or any other vectors x_j.
+
+    Returns:
+        The agreement a_ij, in the highest of the precisions (half precision is computed in float32). It can be
+        differentiated any number of times.
+
+    Raises:
+        TypeError: A tensor that is not floating-point.
+        ValueError: Shapes that do not fit each other.
+
+    Source: Sabour, Frosst, Hinton 2017, section 2 (arXiv:1710.09829).
+    """
+    check_route(poses, weight, caller="agreement")
+    _check("agreement", "parents", parents, (poses.shape[0], *weight.shape[1:3]))
+    dtype, (u, W, x) = _in_memory_order(poses, weight, parents)
+    assert x is not None
+    with full_precision(poses.device):
+        return _AGREEMENT(x, u, W).permute(1, 2, 0).to(dtype)
+
+
+def _check(caller: str, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise TypeError(f"{caller}: {name} must be a floating-point tensor, got {got}")
+    if tensor.shape != shape:
+        raise ValueError(f"{caller}: {name} must have shape {shape}, got {tuple(tensor.shape)}")
+
+
+def _in_memory_order(
+    poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"], other: Tensor | None
+) -> tuple[torch.dtype, tuple[Float[Tensor, "B K I"], Float[Tensor, "J D K I"], Tensor | None]]:
+    """The dtype of the result, and poses, weight and a third tensor as the contractions take them."""
+    dtype = torch.promote_types(poses.dtype, weight.dtype)
+    dtype = dtype if other is None else torch.promote_types(dtype, other.dtype)
+    u, W = poses.to(dtype).transpose(1, 2), weight.to(dtype).permute(1, 2, 3, 0)
+    return dtype, (
+        in_full_precision(u),
+        in_full_precision(W),
+        other if other is None else in_full_precision(other.to(dtype)),
+    )
+
+
+# ---- the four contractions, block by block
+
+
+def _weighted_sum(
+    c: Float[Tensor, "J B I"] | None, u: Float[Tensor, "B K I"], W: Float[Tensor, "J D K I"]
+) -> Float[Tensor, "B J D"]:
+    u, W = u.contiguous(), W.contiguous()
+    if c is None:
+        return (u.flatten(1) @ W.flatten(2).flatten(0, 1).t()).unflatten(1, W.shape[:2])
+    sums = u.new_empty(len(u), *W.shape[:2])
+    for outputs, batch, block in _blocks(u, W):
+        coupled = torch.mul(c[outputs, batch, None], u[batch], out=block)
+        sums[batch, outputs] = (coupled.flatten(2) @ W[outputs].flatten(2).mT).transpose(0, 1)
+    return sums
+
+
+def _agreement(
+    x: Float[Tensor, "B J D"], u: Float[Tensor, "B K I"], W: Float[Tensor, "J D K I"]
+) -> Float[Tensor, "J B I"]:
+    u, W = u.contiguous(), W.contiguous()
+    agreed = u.new_empty(len(W), len(u), u.shape[2])
+    for outputs, batch, block in _blocks(u, W):
+        pulled = _pull_back(x[batch, outputs], W[outputs], block)
+        torch.sum(pulled.mul_(u[batch]), 2, out=agreed[outputs, batch])
+    return agreed
+
+
+def _back(
+    c: Float[Tensor, "J B I"] | None, x: Float[Tensor, "B J D"], W: Float[Tensor, "J D K I"]
+) -> Float[Tensor, "B K I"]:
+    W = W.contiguous()
+    if c is None:
+        return (x.flatten(1) @ W.flatten(2).flatten(0, 1)).unflatten(1, W.shape[2:])
+    pulled_back = x.new_zeros(len(x), *W.shape[2:])
+    for outputs, batch, block in _blocks(pulled_back, W):
+        pulled = _pull_back(x[batch, outputs], W[outputs], block)
+        pulled_back[batch] += pulled.mul_(c[outputs, batch, None]).sum(0)
+    return pulled_back
+
+
+def _outer(
+    c: Float[Tensor, "J B I"] | None, x: Float[Tensor, "B J D"], u: Float[Tensor, "B K I"]
+) -> Float[Tensor, "J D K I"]:
+    u = u.contiguous()
+    (J, D), (K, I) = x.shape[1:], u.shape[1:]
+    if c is None:
+        return (x.flatten(1).t() @ u.flatten(1)).view(J, D, K, I)
+    products = u.new_zeros(J, D, K, I)
+    for outputs, batch, block in _blocks(u, products):
+        coupled = torch.mul(c[outputs, batch, None], u[batch], out=block)
+        products[outputs].flatten(2).baddbmm_(x[batch, outputs].permute(1, 2, 0), coupled.flatten(2))
+    return products
+
+
+def _pull_back(
+    x: Float[Tensor, "b j D"], W: Float[Tensor, "j D K I"], block: Float[Tensor, "j b K I"]
+) -> Float[Tensor, "j b K I"]:
+    """x_j W_j: the vectors of outputs seen from their inputs."""
+    torch.bmm(x.transpose(0, 1), W.flatten(2), out=block.flatten(2))
+    return block
+
+
+def _blocks(
+    u: Float[Tensor, "B K I"], W: Float[Tensor, "J D K I"]
+) -> Iterator[tuple[slice, slice, Float[Tensor, "j b K I"]]]:
+    """Outputs and images that are worked on together, and the memory for it, the same for all blocks."""
+    (B, K, I), J = u.shape, len(W)
+    room = int(min(BLOCK, get_working_memory()) * MIB) // (u.element_size() * K * I)  # pairs of an image and an output
+    b = max(1, min(B, MOST_IMAGES, room))
+    j = max(1, min(J, room // b))
+    memory = u.new_empty(j * b * K * I)
+    for batch in _slices(B, b):
+        for outputs in _slices(J, j):
+            shape = outputs.stop - outputs.start, batch.stop - batch.start, K, I
+            yield outputs, batch, memory[: shape[0] * shape[1] * K * I].view(shape)
+
+
+def _slices(size: int, piece: int) -> Iterator[slice]:
+    return (slice(start, min(start + piece, size)) for start in range(0, size, piece))
+
+
+# ---- their gradients
+
+_Kernel = Callable[..., Tensor]
+
+
+def _differentiable(kernel: _Kernel, gradients: Callable[..., tuple[Callable[[], Tensor], ...]]) -> _Kernel:
+    """A contraction of three tensors that autograd knows.
+
+    Args:
+        kernel: Contracts them; the first may be None where that stands for ones.
+        gradients: From the gradient of the result and the three tensors, what makes the gradient of each.
+    """
+
+    class Contraction(torch.autograd.Function):
+        @staticmethod
+        def forward(*factors: Any) -> Tensor:
+            return kernel(*factors)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
+            ctx.save_for_backward(*inputs)
+            ctx.save_for_forward(*inputs)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            makers = gradients(grad, *ctx.saved_tensors)
+            return tuple(make() if want else None for make, want in zip(makers, ctx.needs_input_grad, strict=True))
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+            """A contraction is linear in each factor: the sum of those with one of them replaced by its tangent."""
+            factors = ctx.saved_tensors
+            parts = [
+                Contraction.apply(*factors[:n], tangent, *factors[n + 1 :])
+                for n, tangent in enumerate(tangents)
+                if tangent is not None
+            ]
+            return torch.stack(parts).sum(0)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple[int | None, ...], *factors: Any) -> tuple[Tensor, int]:
+            members = (
+                Contraction.apply(
+                    *(f if dim is None else f.select(dim, n) for f, dim in zip(factors, in_dims, strict=True))
+                )
+                for n in range(info.batch_size)
+            )
+            return torch.stack(list(members)), 0
+
+    return Contraction.apply
+
+
+_WEIGHTED_SUM = _differentiable(
+    _weighted_sum,
+    lambda g, c, u, W: (lambda: _AGREEMENT(g, u, W), lambda: _BACK(c, g, W), lambda: _OUTER(c, g, u)),
+)
+_AGREEMENT = _differentiable(
+    _agreement,
+    lambda g, x, u, W: (lambda: _WEIGHTED_SUM(g, u, W), lambda: _BACK(g, x, W), lambda: _OUTER(g, x, u)),
+)
+_BACK = _differentiable(
+    _back,
+    lambda g, c, x, W: (lambda: _AGREEMENT(x, g, W), lambda: _WEIGHTED_SUM(c, g, W), lambda: _OUTER(c, x, g)),
+)
+_OUTER = _differentiable(
+    _outer,
+    lambda g, c, x, u: (lambda: _AGREEMENT(x, u, g), lambda: _WEIGHTED_SUM(c, u, g), lambda: _BACK(c, x, g)),
+)
