@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -26,8 +27,15 @@ def tensors(sizes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> tuple
     return tuple(tensor.requires_grad_() for tensor in (poses, weight, coupling, parents))  # type: ignore[return-value]
 
 
+def scaled(sizes: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same with vectors in place of matrices, so that K is D."""
+    B, I, J, D, _ = sizes
+    poses, weight, coupling, parents = tensors((B, I, J, D, D))
+    return poses, weight.detach()[..., 0].clone().requires_grad_(), coupling, parents
+
+
 def by_votes(poses: Tensor, weight: Tensor, coupling: Tensor | None, parents: Tensor) -> tuple[Tensor, Tensor]:
-    votes = compute_votes(poses, weight)
+    votes = compute_votes(poses, weight) if weight.ndim == 4 else weight * poses[:, :, None]
     sums = votes.sum(1) if coupling is None else torch.einsum("bij,bijd->bjd", coupling, votes)
     return sums, torch.einsum("bijd,bjd->bij", votes, parents)
 
@@ -39,9 +47,10 @@ def blocks(request: pytest.FixtureRequest) -> None:
 
 @each_size
 @pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("kind", ["matrices", "vectors"])
 @pytest.mark.usefixtures("blocks")
-def test_they_are_the_sums_over_votes(sizes: tuple[int, ...], weighted: bool) -> None:
-    poses, weight, coupling, parents = tensors(sizes)
+def test_they_are_the_sums_over_votes(sizes: tuple[int, ...], weighted: bool, kind: str) -> None:
+    poses, weight, coupling, parents = tensors(sizes) if kind == "matrices" else scaled(sizes)
     c = coupling if weighted else None
     got = weighted_sum(poses, weight, c), agreement(poses, weight, parents)
     wanted = by_votes(poses, weight, c, parents)
@@ -60,9 +69,12 @@ def test_they_are_the_sums_over_votes(sizes: tuple[int, ...], weighted: bool) ->
 
 
 @pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("make", [tensors, scaled])
 @pytest.mark.usefixtures("blocks")
-def test_first_and_second_derivatives_by_finite_differences(weighted: bool) -> None:
-    poses, weight, coupling, parents = tensors((2, 3, 2, 2, 2))
+def test_first_and_second_derivatives_by_finite_differences(
+    weighted: bool, make: Callable[[tuple[int, ...]], tuple[Tensor, ...]]
+) -> None:
+    poses, weight, coupling, parents = make((2, 3, 2, 2, 2))
     summed = (poses, weight, coupling) if weighted else (poses, weight)
     for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
         assert check(weighted_sum, summed)

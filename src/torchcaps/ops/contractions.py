@@ -20,7 +20,8 @@ pass over (j, b, K·I) numbers, which are made block by block within :func:`torc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float
@@ -39,15 +40,16 @@ MOST_IMAGES = 128
 
 def weighted_sum(
     poses: Float[Tensor, "B I K"],
-    weight: Float[Tensor, "I J D K"],
+    weight: Float[Tensor, "I J D ..."],
     coupling: Float[Tensor, "B I J"] | None = None,
 ) -> Float[Tensor, "B J D"]:
     """The sum of votes, weighted by their coupling: s_j = Σ_i c_ij W_ij u_i.
 
     Args:
         poses: Input capsules u_i.
-        weight: Transformation matrices W_ij; fastest laid out in memory as (J, D, K, I), as
-            :class:`torchcaps.nn.DenseCapsules` keeps it.
+        weight: Transformation matrices W_ij (I, J, D, K), fastest laid out in memory as (J, D, K, I), as
+            :class:`torchcaps.nn.DenseCapsules` keeps them; or vectors w_ij (I, J, D), D = K, which stand for diagonal
+            matrices: votes w_ij∘u_i.
         coupling: c_ij; None is 1 for each pair.
 
     Returns:
@@ -60,16 +62,16 @@ def weighted_sum(
 
     Source: Sabour, Frosst, Hinton 2017, equation 2 (arXiv:1710.09829).
     """
-    check_route(poses, weight, caller="weighted_sum")
+    _check_pair("weighted_sum", poses, weight)
     if coupling is not None:
         _check("weighted_sum", "coupling", coupling, (*poses.shape[:2], weight.shape[1]))
     dtype, (u, W, c) = _in_memory_order(poses, weight, None if coupling is None else coupling.permute(2, 0, 1))
     with full_precision(poses.device):
-        return _WEIGHTED_SUM(c, u, W).to(dtype)
+        return _of(weight).weighted_sum(c, u, W).to(dtype)
 
 
 def agreement(
-    poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"], parents: Float[Tensor, "B J D"]
+    poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D ..."], parents: Float[Tensor, "B J D"]
 ) -> Float[Tensor, "B I J"]:
     """The scalar product of each vote with its parent: a_ij = ⟨W_ij u_i, x_j⟩.
 
@@ -88,12 +90,24 @@ def agreement(
 
     Source: Sabour, Frosst, Hinton 2017, section 2 (arXiv:1710.09829).
     """
-    check_route(poses, weight, caller="agreement")
+    _check_pair("agreement", poses, weight)
     _check("agreement", "parents", parents, (poses.shape[0], *weight.shape[1:3]))
     dtype, (u, W, x) = _in_memory_order(poses, weight, parents)
     assert x is not None
     with full_precision(poses.device):
-        return _AGREEMENT(x, u, W).permute(1, 2, 0).to(dtype)
+        return _of(weight).agreement(x, u, W).permute(1, 2, 0).to(dtype)
+
+
+def _of(weight: Float[Tensor, "I J D ..."]) -> _Calculus:
+    return _DENSE if weight.ndim == 4 else _ELEMENTWISE
+
+
+def _check_pair(caller: str, poses: Tensor, weight: Tensor) -> None:
+    if not isinstance(weight, Tensor) or weight.ndim != 3:
+        check_route(poses, weight, caller=caller)
+        return
+    _check(caller, "poses", poses, (len(poses), len(weight), weight.shape[2]))
+    _check(caller, "weight", weight, weight.shape)
 
 
 def _check(caller: str, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
@@ -105,12 +119,12 @@ def _check(caller: str, name: str, tensor: Tensor, shape: tuple[int, ...]) -> No
 
 
 def _in_memory_order(
-    poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"], other: Tensor | None
-) -> tuple[torch.dtype, tuple[Float[Tensor, "B K I"], Float[Tensor, "J D K I"], Tensor | None]]:
+    poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D ..."], other: Tensor | None
+) -> tuple[torch.dtype, tuple[Float[Tensor, "B K I"], Float[Tensor, "J D ..."], Tensor | None]]:
     """The dtype of the result, and poses, weight and a third tensor as the contractions take them."""
     dtype = torch.promote_types(poses.dtype, weight.dtype)
     dtype = dtype if other is None else torch.promote_types(dtype, other.dtype)
-    u, W = poses.to(dtype).transpose(1, 2), weight.to(dtype).permute(1, 2, 3, 0)
+    u, W = poses.to(dtype).transpose(1, 2), weight.to(dtype).movedim(0, -1)
     return dtype, (
         in_full_precision(u),
         in_full_precision(W),
@@ -118,73 +132,141 @@ def _in_memory_order(
     )
 
 
+# ---- how a matrix, or a vector, of a pair meets the vectors of parent and child
+
+
+class _Pairing(Protocol):
+    """What is particular to one kind of W; ``block`` and ``coupled`` are (j, b, K, I) and may be written over."""
+
+    def pull(self, x: Float[Tensor, "b j D"], W: Tensor, block: Tensor) -> Tensor:
+        """W_ijᵀ x_j, into ``block``: the parents seen from their children."""
+
+    def push(self, coupled: Tensor, W: Tensor) -> Float[Tensor, "j b D"]:
+        """Σ_i W_ij (c_ij u_i)."""
+
+    def add_outer(self, total: Tensor, x: Float[Tensor, "b j D"], coupled: Tensor) -> None:
+        """Add Σ_b x_j ⊗ (c_ij u_i) to what has W's shape."""
+
+    def weight_shape(self, J: int, D: int, K: int, I: int) -> tuple[int, ...]:
+        """W's shape."""
+
+    def push_all(self, u: Float[Tensor, "B K I"], W: Tensor) -> Float[Tensor, "B J D"]:
+        """Σ_i W_ij u_i."""
+
+    def pull_all(self, x: Float[Tensor, "B J D"], W: Tensor) -> Float[Tensor, "B K I"]:
+        """Σ_j W_ijᵀ x_j."""
+
+    def outer_all(self, x: Float[Tensor, "B J D"], u: Float[Tensor, "B K I"]) -> Tensor:
+        """Σ_b x_j ⊗ u_i."""
+
+
+class _Dense:
+    """A matrix for each pair, (J, D, K, I): each contraction is a matrix product for each output."""
+
+    def pull(self, x: Tensor, W: Tensor, block: Tensor) -> Tensor:
+        torch.bmm(x.transpose(0, 1), W.flatten(2), out=block.flatten(2))
+        return block
+
+    def push(self, coupled: Tensor, W: Tensor) -> Tensor:
+        return coupled.flatten(2) @ W.flatten(2).mT
+
+    def add_outer(self, total: Tensor, x: Tensor, coupled: Tensor) -> None:
+        total.flatten(2).baddbmm_(x.permute(1, 2, 0), coupled.flatten(2))
+
+    def weight_shape(self, J: int, D: int, K: int, I: int) -> tuple[int, ...]:
+        return J, D, K, I
+
+    def push_all(self, u: Tensor, W: Tensor) -> Tensor:
+        return (u.flatten(1) @ W.flatten(2).flatten(0, 1).t()).unflatten(1, W.shape[:2])
+
+    def pull_all(self, x: Tensor, W: Tensor) -> Tensor:
+        return (x.flatten(1) @ W.flatten(2).flatten(0, 1)).unflatten(1, W.shape[2:])
+
+    def outer_all(self, x: Tensor, u: Tensor) -> Tensor:
+        return (x.flatten(1).t() @ u.flatten(1)).view(*x.shape[1:], *u.shape[1:])
+
+
+class _Elementwise:
+    """A vector for each pair, (J, D, I), that scales the child's components: K is D."""
+
+    def pull(self, x: Tensor, W: Tensor, block: Tensor) -> Tensor:
+        return torch.mul(x.transpose(0, 1)[..., None], W[:, None], out=block)
+
+    def push(self, coupled: Tensor, W: Tensor) -> Tensor:
+        return coupled.mul_(W[:, None]).sum(3)
+
+    def add_outer(self, total: Tensor, x: Tensor, coupled: Tensor) -> None:
+        total += coupled.mul_(x.transpose(0, 1)[..., None]).sum(1)
+
+    def weight_shape(self, J: int, D: int, K: int, I: int) -> tuple[int, ...]:  # noqa: ARG002
+        return J, D, I
+
+    def push_all(self, u: Tensor, W: Tensor) -> Tensor:
+        return torch.einsum("bdi,jdi->bjd", u, W)
+
+    def pull_all(self, x: Tensor, W: Tensor) -> Tensor:
+        return torch.einsum("bjd,jdi->bdi", x, W)
+
+    def outer_all(self, x: Tensor, u: Tensor) -> Tensor:
+        return torch.einsum("bjd,bdi->jdi", x, u)
+
+
 # ---- the four contractions, block by block
 
 
 def _weighted_sum(
-    c: Float[Tensor, "J B I"] | None, u: Float[Tensor, "B K I"], W: Float[Tensor, "J D K I"]
+    pair: _Pairing, c: Float[Tensor, "J B I"] | None, u: Float[Tensor, "B K I"], W: Float[Tensor, "J D ..."]
 ) -> Float[Tensor, "B J D"]:
     u, W = u.contiguous(), W.contiguous()
     if c is None:
-        return (u.flatten(1) @ W.flatten(2).flatten(0, 1).t()).unflatten(1, W.shape[:2])
+        return pair.push_all(u, W)
     sums = u.new_empty(len(u), *W.shape[:2])
-    for outputs, batch, block in _blocks(u, W):
+    for outputs, batch, block in _blocks(u, len(W)):
         coupled = torch.mul(c[outputs, batch, None], u[batch], out=block)
-        sums[batch, outputs] = (coupled.flatten(2) @ W[outputs].flatten(2).mT).transpose(0, 1)
+        sums[batch, outputs] = pair.push(coupled, W[outputs]).transpose(0, 1)
     return sums
 
 
 def _agreement(
-    x: Float[Tensor, "B J D"], u: Float[Tensor, "B K I"], W: Float[Tensor, "J D K I"]
+    pair: _Pairing, x: Float[Tensor, "B J D"], u: Float[Tensor, "B K I"], W: Float[Tensor, "J D ..."]
 ) -> Float[Tensor, "J B I"]:
     u, W = u.contiguous(), W.contiguous()
     agreed = u.new_empty(len(W), len(u), u.shape[2])
-    for outputs, batch, block in _blocks(u, W):
-        pulled = _pull_back(x[batch, outputs], W[outputs], block)
+    for outputs, batch, block in _blocks(u, len(W)):
+        pulled = pair.pull(x[batch, outputs], W[outputs], block)
         torch.sum(pulled.mul_(u[batch]), 2, out=agreed[outputs, batch])
     return agreed
 
 
 def _back(
-    c: Float[Tensor, "J B I"] | None, x: Float[Tensor, "B J D"], W: Float[Tensor, "J D K I"]
+    pair: _Pairing, c: Float[Tensor, "J B I"] | None, x: Float[Tensor, "B J D"], W: Float[Tensor, "J D ..."]
 ) -> Float[Tensor, "B K I"]:
     W = W.contiguous()
     if c is None:
-        return (x.flatten(1) @ W.flatten(2).flatten(0, 1)).unflatten(1, W.shape[2:])
-    pulled_back = x.new_zeros(len(x), *W.shape[2:])
-    for outputs, batch, block in _blocks(pulled_back, W):
-        pulled = _pull_back(x[batch, outputs], W[outputs], block)
-        pulled_back[batch] += pulled.mul_(c[outputs, batch, None]).sum(0)
-    return pulled_back
+        return pair.pull_all(x, W)
+    found = x.new_zeros(len(x), *W.shape[-2:])
+    for outputs, batch, block in _blocks(found, len(W)):
+        pulled = pair.pull(x[batch, outputs], W[outputs], block)
+        found[batch] += pulled.mul_(c[outputs, batch, None]).sum(0)
+    return found
 
 
 def _outer(
-    c: Float[Tensor, "J B I"] | None, x: Float[Tensor, "B J D"], u: Float[Tensor, "B K I"]
-) -> Float[Tensor, "J D K I"]:
+    pair: _Pairing, c: Float[Tensor, "J B I"] | None, x: Float[Tensor, "B J D"], u: Float[Tensor, "B K I"]
+) -> Float[Tensor, "J D ..."]:
     u = u.contiguous()
-    (J, D), (K, I) = x.shape[1:], u.shape[1:]
     if c is None:
-        return (x.flatten(1).t() @ u.flatten(1)).view(J, D, K, I)
-    products = u.new_zeros(J, D, K, I)
-    for outputs, batch, block in _blocks(u, products):
+        return pair.outer_all(x, u)
+    found = u.new_zeros(pair.weight_shape(*x.shape[1:], *u.shape[1:]))
+    for outputs, batch, block in _blocks(u, x.shape[1]):
         coupled = torch.mul(c[outputs, batch, None], u[batch], out=block)
-        products[outputs].flatten(2).baddbmm_(x[batch, outputs].permute(1, 2, 0), coupled.flatten(2))
-    return products
+        pair.add_outer(found[outputs], x[batch, outputs], coupled)
+    return found
 
 
-def _pull_back(
-    x: Float[Tensor, "b j D"], W: Float[Tensor, "j D K I"], block: Float[Tensor, "j b K I"]
-) -> Float[Tensor, "j b K I"]:
-    """x_j W_j: the vectors of outputs seen from their inputs."""
-    torch.bmm(x.transpose(0, 1), W.flatten(2), out=block.flatten(2))
-    return block
-
-
-def _blocks(
-    u: Float[Tensor, "B K I"], W: Float[Tensor, "J D K I"]
-) -> Iterator[tuple[slice, slice, Float[Tensor, "j b K I"]]]:
+def _blocks(u: Float[Tensor, "B K I"], J: int) -> Iterator[tuple[slice, slice, Float[Tensor, "j b K I"]]]:
     """Outputs and images that are worked on together, and the memory for it, the same for all blocks."""
-    (B, K, I), J = u.shape, len(W)
+    B, K, I = u.shape
     room = int(min(BLOCK, get_working_memory()) * MIB) // (u.element_size() * K * I)  # pairs of an image and an output
     b = max(1, min(B, MOST_IMAGES, room))
     j = max(1, min(J, room // b))
@@ -251,19 +333,53 @@ def _differentiable(kernel: _Kernel, gradients: Callable[..., tuple[Callable[[],
     return Contraction.apply
 
 
-_WEIGHTED_SUM = _differentiable(
-    _weighted_sum,
-    lambda g, c, u, W: (lambda: _AGREEMENT(g, u, W), lambda: _BACK(c, g, W), lambda: _OUTER(c, g, u)),
-)
-_AGREEMENT = _differentiable(
-    _agreement,
-    lambda g, x, u, W: (lambda: _WEIGHTED_SUM(g, u, W), lambda: _BACK(g, x, W), lambda: _OUTER(g, x, u)),
-)
-_BACK = _differentiable(
-    _back,
-    lambda g, c, x, W: (lambda: _AGREEMENT(x, g, W), lambda: _WEIGHTED_SUM(c, g, W), lambda: _OUTER(c, x, g)),
-)
-_OUTER = _differentiable(
-    _outer,
-    lambda g, c, x, u: (lambda: _AGREEMENT(x, u, g), lambda: _WEIGHTED_SUM(c, u, g), lambda: _BACK(c, x, g)),
-)
+class _Calculus(NamedTuple):
+    """The four contractions for one kind of W."""
+
+    weighted_sum: _Kernel
+    agreement: _Kernel
+    back: _Kernel
+    outer: _Kernel
+
+
+def _calculus(pair: _Pairing) -> _Calculus:
+    """The table at the top of this file."""
+    four: _Calculus
+    four = _Calculus(
+        _differentiable(
+            partial(_weighted_sum, pair),
+            lambda g, c, u, W: (
+                lambda: four.agreement(g, u, W),
+                lambda: four.back(c, g, W),
+                lambda: four.outer(c, g, u),
+            ),
+        ),
+        _differentiable(
+            partial(_agreement, pair),
+            lambda g, x, u, W: (
+                lambda: four.weighted_sum(g, u, W),
+                lambda: four.back(g, x, W),
+                lambda: four.outer(g, x, u),
+            ),
+        ),
+        _differentiable(
+            partial(_back, pair),
+            lambda g, c, x, W: (
+                lambda: four.agreement(x, g, W),
+                lambda: four.weighted_sum(c, g, W),
+                lambda: four.outer(c, x, g),
+            ),
+        ),
+        _differentiable(
+            partial(_outer, pair),
+            lambda g, c, x, u: (
+                lambda: four.agreement(x, u, g),
+                lambda: four.weighted_sum(c, u, g),
+                lambda: four.back(c, x, g),
+            ),
+        ),
+    )
+    return four
+
+
+_DENSE, _ELEMENTWISE = _calculus(_Dense()), _calculus(_Elementwise())
