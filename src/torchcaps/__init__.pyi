@@ -12,6 +12,8 @@ from .models import CapsNet as CapsNet
 from .models import create_model as create_model
 from .models import list_presets as list_presets
 from .models import load_pretrained as load_pretrained
+from .ops.contractions import agreement as agreement
+from .ops.contractions import weighted_sum as weighted_sum
 from .ops.dynamic_routing import compute_votes as compute_votes
 from .ops.dynamic_routing import dynamic_routing as dynamic_routing
 from .ops.dynamic_routing import route as route

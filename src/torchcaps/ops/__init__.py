@@ -3,6 +3,7 @@
 - :mod:`torchcaps.ops.squash`: ``squash``, ``safe_norm``
 - :mod:`torchcaps.ops.losses`: ``margin_loss``, ``normalised_cross_entropy``, ``reconstruction_loss``
 - :mod:`torchcaps.ops.convolution`: ``convolve``
+- :mod:`torchcaps.ops.contractions`: ``weighted_sum``, ``agreement``
 - :mod:`torchcaps.ops.dynamic_routing`: ``dynamic_routing``, ``route``, ``routing_rounds``
 - :mod:`torchcaps.ops.memory`: ``set_working_memory``
 """
