@@ -11,11 +11,12 @@ from torch import Tensor
 import torchcaps
 from support import assert_batch_independent, assert_close
 from torchcaps import create_model
+from torchcaps.machine import MIB
 from torchcaps.models import CapsNet
 from torchcaps.nn import PrimaryCapsules
 from torchcaps.nn.inference import MAP, WIDE, images_in_part, in_parts, only_infers
 from torchcaps.ops.convolution import Shape
-from torchcaps.ops.memory import MIB, get_working_memory
+from torchcaps.ops.memory import get_working_memory
 
 
 @pytest.fixture(autouse=True)

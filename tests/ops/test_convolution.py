@@ -18,10 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from support import assert_close, assert_differs, assert_raises, holds
+from torchcaps.machine import MIB
 from torchcaps.ops.convolution import Shape, autograd, choice, choose, columns, convolve, transform
 from torchcaps.ops.convolution.basis import INFINITY, Axis, group_planes, is_real, points
 from torchcaps.ops.convolution.plan import Plan, best_plan
-from torchcaps.ops.memory import MIB, set_working_memory
+from torchcaps.ops.memory import set_working_memory
 
 WAYS = ("columns", "transform")
 PRIMARY = Shape(256, 256, (20, 20), (9, 9), (2, 2))  # of MNIST's network

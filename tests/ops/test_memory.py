@@ -13,8 +13,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from torchcaps.machine import MIB
 from torchcaps.ops import memory
-from torchcaps.ops.memory import ALIGNMENT, MIB, SMALLEST, get_working_memory, new_empty, set_working_memory
+from torchcaps.ops.memory import ALIGNMENT, SMALLEST, get_working_memory, new_empty, set_working_memory
 
 LARGE = (3, 5, 100_003)  # 6 MB
 

@@ -36,10 +36,11 @@ from torchcaps.analysis.figures import (
 from torchcaps.analysis.inference import class_labels, in_batches, inference, require_capsules
 from torchcaps.analysis.strengths import DRAWN_ITERATIONS
 from torchcaps.errors import InputError
+from torchcaps.machine import MIB
 from torchcaps.models import CapsNet, Model
 from torchcaps.nn import DynamicRouting
 from torchcaps.ops.dynamic_routing import RoutingRound, SoftmaxOver, compute_votes, routing_rounds
-from torchcaps.ops.memory import MIB, get_working_memory
+from torchcaps.ops.memory import get_working_memory
 from torchcaps.ops.squash import safe_norm
 from torchcaps.ranges import ITERATIONS
 

@@ -26,6 +26,7 @@ from torchcaps.errors import InputError, unknown_name
 from torchcaps.files import atomic_path, could_be_repository, read_json, require_file, write_json, write_text
 from torchcaps.models.card import CardSubject, TrainingRecord, model_card
 from torchcaps.models.config import Described
+from torchcaps.ops.checks import FLOATS
 
 CONFIG, WEIGHTS, CLASSES, CARD = "config.json", "model.safetensors", "classes.json", "README.md"
 
@@ -35,8 +36,6 @@ SHIPPED_DATA = "digits"
 """The images that stand for those that they were trained on: embedded, and handwritten digits too."""
 _SHIPPED_FOLDER = Path(__file__).parent / "weights"
 
-FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-"""What weights are stored in."""
 CHECKSUM = "sha256"
 """The entry of the weights' own metadata that holds what :func:`checksum` gives."""
 

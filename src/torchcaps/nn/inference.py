@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.memory import MIB, get_working_memory
+from torchcaps.machine import MIB
+from torchcaps.ops.memory import get_working_memory
 
 MAP = 3.0
 """MiB of the largest map of a part: it stays in the caches. From 1.3 to 4 MiB are equally fast, with AVX2 and AVX-512;

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from torchcaps.ranges import is_number, is_whole_number
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 """Dtypes that are computed with."""
@@ -59,6 +60,8 @@ def check_floating(caller: str, name: str, tensor: Tensor, layouts: Sequence[tor
     Raises:
         TypeError: No tensor, one that is not floating-point, has fewer than 16 bits, or is not dense.
     """
+    if isinstance(tensor, Tensor) and tensor.dtype in FLOATS and tensor.layout in layouts and not tensor.is_nested:
+        return  # before any words are made: this is asked several times in each layer
     bits = " of at least 16 bits" if isinstance(tensor, Tensor) and tensor.is_floating_point() else ""
     check_dense(caller, name, tensor, FLOATS, f"a floating-point tensor{bits}", layouts)
 
@@ -84,9 +87,10 @@ def check_tensor(
         ValueError: Another shape.
     """
     check_floating(caller, name, tensor, layouts)
-    fits = tensor.ndim == len(shape) and all(
-        isinstance(wanted, str) or size == wanted for size, wanted in zip(tensor.shape, shape, strict=True)
-    )
+    sizes = tensor.shape
+    fits = len(sizes) == len(shape)
+    for size, wanted in zip(sizes, shape, strict=False):
+        fits = fits and (size == wanted or isinstance(wanted, str))
     if not fits:
         wanted = ", ".join(map(str, shape)) + "," * (len(shape) == 1)
         raise ValueError(f"{caller}: {name} must have shape ({wanted}), got {tuple(tensor.shape)}")
@@ -142,6 +146,8 @@ def check_one_dtype(caller: str, **tensors: Tensor | None) -> None:
     Raises:
         TypeError: They differ in dtype, and autocast does not see to it.
     """
+    if len({tensor.dtype for tensor in tensors.values() if tensor is not None}) <= 1:
+        return  # whether or not there is autocast
     given = {name: _computed_in(tensor) for name, tensor in tensors.items() if tensor is not None}
     if _differ(given):
         raise TypeError(f"{caller}: {_names(given)} must be of one dtype, got {_names(given.values())}")
@@ -160,7 +166,9 @@ def check_sizes(caller: str, *, least: int = 1, **sizes: Any) -> None:
         ValueError: One out of the range.
     """
     for name, size in sizes.items():
-        if not _is_integer(size):
+        if type(size) is int and least <= size <= LARGEST_SIZE:
+            continue  # asked at each call of a convolution: the usual integer is known at once
+        if not is_whole_number(size):
             raise TypeError(f"{caller}: {name} must be an integer, got {size!r}")
         if size < least:
             raise ValueError(f"{caller}: {name} must be at least {least}, got {size}")
@@ -190,9 +198,9 @@ def check_numbers(caller: str, **numbers: Any) -> None:
         ValueError: An integer of more than 64 bits.
     """
     for name, number in numbers.items():
-        if not _is_number(number):
+        if not is_number(number):
             raise TypeError(f"{caller}: {name} must be a number, got {_kind(number)}")
-        if _is_integer(number) and abs(number) >= 2**63:  # torch has no larger integers
+        if is_whole_number(number) and abs(number) >= 2**63:  # torch has no larger integers
             raise ValueError(f"{caller}: {name} must be below 2⁶³, got {number}")
 
 
@@ -230,7 +238,7 @@ def check_axis(caller: str, name: str, tensor: Tensor, dim: int) -> None:
         TypeError: No integer.
         ValueError: There is no such axis, or none at all.
     """
-    if not _is_integer(dim):
+    if not is_whole_number(dim):
         raise TypeError(f"{caller}: dim must be an integer, got {dim!r}")
     if tensor.ndim == 0:
         raise ValueError(f"{caller}: {name} must have at least one axis, got a single number, of shape ()")
@@ -255,14 +263,6 @@ def _computed_in(tensor: Tensor) -> torch.dtype:
     if tensor.dtype == torch.float64 or not torch.amp.is_autocast_available(kind):  # autocast leaves float64 alone
         return tensor.dtype
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _kind(value: object) -> str:

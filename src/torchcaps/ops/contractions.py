@@ -27,16 +27,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from torchcaps.machine import MIB
 from torchcaps.ops.checks import check_one_device, check_tensor
 from torchcaps.ops.dynamic_routing.checks import check_route
+from torchcaps.ops.dynamic_routing.recompute.blocks import BLOCK, MAX_BATCH_SLICE, slices
 from torchcaps.ops.dynamic_routing.reference import full_precision
-from torchcaps.ops.memory import MIB, get_working_memory
+from torchcaps.ops.memory import get_working_memory
 from torchcaps.ops.precision import in_full_precision
-
-#: MiB that a block takes at most: it stays in the processor's caches.
-BLOCK = 16.0
-#: Images of a block; more do not make its products faster.
-MOST_IMAGES = 128
 
 
 def weighted_sum(
@@ -264,17 +261,13 @@ def _blocks(u: Float[Tensor, "B K I"], J: int) -> Iterator[tuple[slice, slice, F
     """Outputs and images that are worked on together, and the memory for it, the same for all blocks."""
     B, K, I = u.shape
     room = int(min(BLOCK, get_working_memory()) * MIB) // (u.element_size() * K * I)  # pairs of an image and an output
-    b = max(1, min(B, MOST_IMAGES, room))
+    b = max(1, min(B, MAX_BATCH_SLICE, room))
     j = max(1, min(J, room // b))
     memory = u.new_empty(j * b * K * I)
-    for batch in _slices(B, b):
-        for outputs in _slices(J, j):
+    for batch in slices(B, b):
+        for outputs in slices(J, j):
             shape = outputs.stop - outputs.start, batch.stop - batch.start, K, I
             yield outputs, batch, memory[: shape[0] * shape[1] * K * I].view(shape)
-
-
-def _slices(size: int, piece: int) -> Iterator[slice]:
-    return (slice(start, min(start + piece, size)) for start in range(0, size, piece))
 
 
 # ---- their gradients

@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from torchcaps.machine import MIB
 from torchcaps.ops.checks import check_numbers
 
-MIB = 2**20
 WORKING_MEMORY = 512.0  # MiB; the planes of MNIST's primary convolution at batch 128 take 380
 ALIGNMENT = 64  # bytes: a cache line
 MOST_WASTE = 3  # times what is needed: a block that is larger stays for those who need it

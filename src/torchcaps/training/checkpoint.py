@@ -14,7 +14,7 @@ from torch import Tensor
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path, require_file
 from torchcaps.models import Model
-from torchcaps.models.pretrained import FLOATS
+from torchcaps.ops.checks import FLOATS
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.position import Position
 from torchcaps.training.step import OLD, TrainStep

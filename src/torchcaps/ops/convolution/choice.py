@@ -13,8 +13,9 @@ from typing import Literal
 
 import torch
 
+from torchcaps.machine import MIB
 from torchcaps.ops.convolution.plan import MOVE, Plan, Shape, best_plan
-from torchcaps.ops.memory import MIB, get_working_memory
+from torchcaps.ops.memory import get_working_memory
 
 Way = Literal["plain", "columns", "transform"]
 

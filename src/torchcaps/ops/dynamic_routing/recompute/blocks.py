@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.memory import MIB, get_working_memory
+from torchcaps.machine import MIB
+from torchcaps.ops.memory import get_working_memory
 
 BLOCK = 16.0  # MiB: a block's buffers stay in the caches; measured best for a large layer, near best for MNIST's
 MAX_BATCH_SLICE = 128  # images; more do not make the products faster
@@ -49,13 +50,13 @@ class Blocks:
             while b > MIN_BATCH_SLICE and I * (matrix + b * link) > budget:
                 b = -(-b // 2)
             j = _piece(J, budget // (I * (matrix + b * link)))
-            return cls(_slices(J, j), _slices(I, I), _slices(B, b))
+            return cls(slices(J, j), slices(I, I), slices(B, b))
         if I * J * (matrix + b * link) <= budget:
-            return cls(_slices(J, J), _slices(I, I), _slices(B, b))
+            return cls(slices(J, J), slices(I, I), slices(B, b))
         while b > MIN_BATCH_SLICE and min(I, MIN_INPUT_BLOCK) * (J * (2 * matrix + b * link) + b * K) > budget:
             b = -(-b // 2)
         i = _piece(I, budget // (J * (2 * matrix + b * link) + b * K), INPUT_MULTIPLE)
-        return cls(_slices(J, J), _slices(I, i), _slices(B, b))
+        return cls(slices(J, J), slices(I, i), slices(B, b))
 
 
 def _piece(size: int, most: int, multiple: int = 1) -> int:
@@ -67,7 +68,8 @@ def _piece(size: int, most: int, multiple: int = 1) -> int:
     return min(most, -(-size // (pieces * multiple)) * multiple)
 
 
-def _slices(size: int, piece: int) -> list[slice]:
+def slices(size: int, piece: int) -> list[slice]:
+    """``size`` things in pieces of that length; the last one may be shorter."""
     return [slice(start, min(start + piece, size)) for start in range(0, size, piece)]
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
+from torchcaps.machine import MIB
 from torchcaps.ops.dynamic_routing.recompute.layer import Layer
 from torchcaps.ops.dynamic_routing.recompute.steps import compete, first_coupling, uniform_coupling
-from torchcaps.ops.memory import MIB, get_working_memory
+from torchcaps.ops.memory import get_working_memory
 
 # Measured on a CPU, softmax over either axis, 2 to 4 iterations, layers of 2,000 to 700,000 links: within these bounds
 # 0.2 to 1.0 of the time without votes, beyond them soon more. A single iteration has nothing to hold them for.
