@@ -17,17 +17,17 @@ from torch import nn
 
 from support import small
 from torchcaps.analysis import figure_architecture, list_layers
-from torchcaps.models import BaselineCNN, CapsNet, Model, build_model, create_model, get_preset, list_presets
+from torchcaps.models import BaselineCNN, CapsNet, Network, build_model, create_model, get_preset, list_presets
 from torchcaps.nn import Convolution, Routing
 
 
-def on_meta(name: str, **overrides: Any) -> Model:
+def on_meta(name: str, **overrides: Any) -> Network:
     preset = get_preset(name).with_overrides(overrides)
     with torch.device("meta"):
         return build_model(preset.model, preset.in_shape, preset.num_classes)
 
 
-def computed(model: Model) -> dict[str, list[tuple[int, ...]]]:
+def computed(model: Network) -> dict[str, list[tuple[int, ...]]]:
     """The shapes that come out of a network's modules for an image, by what they are."""
     found: dict[str, list[tuple[int, ...]]] = {"maps": [], "numbers": []}
 

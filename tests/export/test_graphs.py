@@ -18,7 +18,7 @@ from torch import Tensor
 from support import assert_raises
 from torchcaps.errors import InputError
 from torchcaps.export import Agreement, OnnxModel, export_onnx, export_program, graphs
-from torchcaps.models import Model
+from torchcaps.models import Network
 
 for package in ("onnx", "onnxruntime", "onnxscript"):
     pytest.importorskip(package, reason="the extra torchcaps[export] is not installed")
@@ -36,7 +36,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module", params=KINDS)
 def exported(
     request: pytest.FixtureRequest, make_network: Make, describe: Make, make_images: Make, tmp_path_factory: Any
-) -> tuple[Model, Path, Agreement]:
+) -> tuple[Network, Path, Agreement]:
     """A network, its ONNX file, and how they agree."""
     model = make_network(**KINDS[request.param])
     path = tmp_path_factory.mktemp("onnx") / "model.onnx"
@@ -44,7 +44,7 @@ def exported(
     return model, path, export_onnx(model.train(), path, description, make_images(5))
 
 
-def outputs(model: Model, images: Tensor) -> list[np.ndarray]:
+def outputs(model: Network, images: Tensor) -> list[np.ndarray]:
     was_training = model.training
     with torch.no_grad():
         output = model.eval()(images)
@@ -54,7 +54,7 @@ def outputs(model: Model, images: Tensor) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("count", [1, 3, 300])
 def test_an_onnx_file_gives_what_the_network_gives(
-    exported: tuple[Model, Path, Agreement], make_images: Make, count: int
+    exported: tuple[Network, Path, Agreement], make_images: Make, count: int
 ) -> None:
     model, path, _ = exported
     images = make_images(count)
@@ -67,7 +67,7 @@ def test_an_onnx_file_gives_what_the_network_gives(
     assert np.ptp(wanted[0], axis=1).min() > 1e-3, "lengths that differ, so that decoding is tested"
 
 
-def test_what_an_onnx_file_is(exported: tuple[Model, Path, Agreement]) -> None:
+def test_what_an_onnx_file_is(exported: tuple[Network, Path, Agreement]) -> None:
     """One file with all weights, ONNX's own operators only, names that can be relied on, and no line of source."""
     import onnx
 
@@ -92,18 +92,18 @@ def test_what_an_onnx_file_is(exported: tuple[Model, Path, Agreement]) -> None:
     assert len(contents) < 1.1 * sum(4 * p.numel() for p in model.parameters()) + 50_000
 
 
-def test_it_says_what_the_network_is(exported: tuple[Model, Path, Agreement], describe: Make) -> None:
+def test_it_says_what_the_network_is(exported: tuple[Network, Path, Agreement], describe: Make) -> None:
     model, path, _ = exported
     preset = "baseline-cnn" if getattr(model, "decoder", None) is None else "sabour2017"
     assert OnnxModel(path).description == describe(preset=preset, objects=model.config.objects)
 
 
-def test_the_network_stays_as_it_was(exported: tuple[Model, Path, Agreement]) -> None:
+def test_the_network_stays_as_it_was(exported: tuple[Network, Path, Agreement]) -> None:
     model, _, _ = exported
     assert all(module.training for module in model.modules())
 
 
-def test_how_far_they_agree_is_told(exported: tuple[Model, Path, Agreement]) -> None:
+def test_how_far_they_agree_is_told(exported: tuple[Network, Path, Agreement]) -> None:
     model, _, agreement = exported
     assert (agreement.images, agreement.batch_sizes) == (5, (1, 5))
     assert 0 <= agreement.lengths < 1e-6
@@ -143,7 +143,7 @@ def test_a_file_that_differs_is_not_left_behind(
     model = make_network("baseline-cnn", hidden=())
     real = graphs.trace
 
-    def trace_another(network: Model) -> Any:
+    def trace_another(network: Network) -> Any:
         other = copy.deepcopy(network)
         with torch.no_grad():
             other.classify.bias[0] += wrong

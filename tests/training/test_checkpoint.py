@@ -13,7 +13,7 @@ from torchcaps import files
 from torchcaps.analysis import Evaluation
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
-from torchcaps.models import Model
+from torchcaps.models import Network
 from torchcaps.training import checkpoint, load_run, resume, train
 from torchcaps.training.loop import Trainer
 from torchcaps.training.position import Position
@@ -44,7 +44,7 @@ class Run:
                 raise KilledError
             own_commit(temporary, path)
 
-        def evaluate(trainer: Trainer, network: Model, images: ImageSet) -> Evaluation:
+        def evaluate(trainer: Trainer, network: Network, images: ImageSet) -> Evaluation:
             result = own_evaluate(trainer, network, images)
             if images is not trainer.dataset.validation:
                 return result

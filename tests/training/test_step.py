@@ -11,7 +11,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from torchcaps.datasets import Batch
-from torchcaps.models import Model, Recipe, create_model, get_preset
+from torchcaps.models import Network, Recipe, create_model, get_preset
 from torchcaps.training.step import BiasCorrection, TrainStep
 
 TINY = {"conv_channels": 4, "primary_types": 2, "capsule_dim": 4, "decoder_hidden": (8,)}
@@ -21,7 +21,7 @@ RATES = [1e-3 * 0.9**step for step in range(24)]
 def start(recipe: Recipe) -> tuple[TrainStep, list[Tensor]]:
     """A step, and where its weights start."""
     torch.manual_seed(0)
-    network: Model = create_model("sabour2017", (1, 20, 20), 10, **TINY).train()
+    network: Network = create_model("sabour2017", (1, 20, 20), 10, **TINY).train()
     step = TrainStep(Fabric(accelerator="cpu", devices=1, precision="32-true"), network, recipe, seed=0)
     return step, [parameter.detach().clone() for parameter in network.parameters()]
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from torchcaps.analysis.inference import as_pixels, check_labels, class_labels, classes_of, inference, to_pixels
 from torchcaps.datasets import Batch, BatchLoader, ImageSet
 from torchcaps.errors import InputError
-from torchcaps.models import CapsNet, Model
+from torchcaps.models import Network
 from torchcaps.models.images import check_image_shape
 from torchcaps.models.objects import is_right, match
 
@@ -234,7 +234,7 @@ class Evaluation(_Counted):
 
 
 def evaluate(
-    model: Model,
+    model: Network,
     image_set: ImageSet,
     *,
     batch_size: int = 256,
@@ -290,7 +290,7 @@ def evaluate(
 
 
 def evaluation_sums(
-    model: Model,
+    model: Network,
     batches: Iterable[Batch | tuple[Shaped[Tensor, "B C H W"], Int[Tensor, "B"]]],
     *,
     precision: Precision = "32",
@@ -315,7 +315,7 @@ def evaluation_sums(
 
 
 def _judge(
-    model: Model, batches: Iterable[Batch | tuple[Tensor, Tensor]], precision: str
+    model: Network, batches: Iterable[Batch | tuple[Tensor, Tensor]], precision: str
 ) -> tuple[EvaluationSums, Float[Tensor, "N J"]]:
     """Sums over the batches, and the lengths of their images, on the CPU."""
     if precision not in ("32", "bf16"):
@@ -343,9 +343,9 @@ def _judge(
     return EvaluationSums(confusion, loss, objects, None if objects == 1 else int(right)), torch.cat(lengths)
 
 
-def _parts(model: Model, images: Float[Tensor, "B C H W"], more: Sequence[Tensor | None]) -> Float[Tensor, "..."]:
+def _parts(model: Network, images: Float[Tensor, "B C H W"], more: Sequence[Tensor | None]) -> Float[Tensor, "..."]:
     """The objects of images, each alone, where the network's loss looks at them."""
-    if not isinstance(model, CapsNet) or model.decoder is None:
+    if model.decoder is None:
         return images
     if not more or more[0] is None:
         raise InputError(

@@ -26,7 +26,7 @@ from torchcaps.analysis.figures import (
 )
 from torchcaps.analysis.inference import as_pixels, check_batch_size, class_labels, inference, require_decoder
 from torchcaps.errors import InputError
-from torchcaps.models import CapsNet, Model
+from torchcaps.models import CapsNet, Network
 from torchcaps.ranges import is_number, is_whole_number
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Perturbation:
 
 
 def perturb_capsule(
-    model: Model,
+    model: Network,
     image: Shaped[Tensor, "C H W"],
     *,
     target: int | None = None,
@@ -93,7 +93,7 @@ def perturb_capsule(
     network = require_decoder(model, "a perturbed capsule")
     if target is not None and not (is_whole_number(target) and 0 <= target < network.num_classes):
         raise InputError(f"target must be a class from 0 to {network.num_classes - 1}, got {target}")
-    dim = network.config.capsule_dim
+    dim = network.class_capsules.out_dim
     changed = tuple(range(dim) if components is None else components)
     if not changed or not all(is_whole_number(d) and 0 <= d < dim for d in changed):
         got = ", ".join(map(str, changed)) or "none"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchcaps.analysis.inference import classes_of, in_batches, inference
 from torchcaps.datasets.image_files import Fit, read_image
-from torchcaps.models import Model
+from torchcaps.models import Network
 
 
 def load_image(
@@ -48,7 +48,7 @@ class Predictions:
 
 
 def predict(
-    model: Model,
+    model: Network,
     images: Shaped[Tensor, "N C H W"],
     targets: Int[Tensor, "N"] | Int[Tensor, "N P"] | None = None,
     *,

@@ -22,7 +22,7 @@ from torchcaps.analysis.inference import (
 )
 from torchcaps.analysis.predictions import predict
 from torchcaps.errors import InputError
-from torchcaps.models import Model
+from torchcaps.models import Network
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,7 +80,7 @@ class Reconstructions:
 
 
 def reconstruct(
-    model: Model,
+    model: Network,
     images: Shaped[Tensor, "N C H W"],
     labels: Int[Tensor, "N"] | Int[Tensor, "N P"] | None = None,
     *,
@@ -112,7 +112,7 @@ def reconstruct(
     check_images(images)
     if labels is not None:
         check_labels(network, labels, len(images))
-    source = labels if network.config.decoder_mask == "label" else None
+    source = labels if network.config.decoder is not None and network.config.decoder.decoder_mask == "label" else None
     targets = {"source": source, "longest": None, "label": labels}[capsule]
     predictions = predict(network, images, targets, batch_size=batch_size)
     assert predictions.reconstructions is not None  # there is a decoder

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,21 +38,30 @@ from torchcaps.analysis.inference import class_labels, in_batches, inference, re
 from torchcaps.analysis.strengths import DRAWN_ITERATIONS
 from torchcaps.errors import InputError
 from torchcaps.machine import MIB
-from torchcaps.models import CapsNet, Model
-from torchcaps.nn import DynamicRouting
-from torchcaps.ops.dynamic_routing import RoutingRound, SoftmaxOver, compute_votes, routing_rounds
+from torchcaps.models import CapsNet, Network
+from torchcaps.nn import ConvCapsules, DynamicRouting, Routing, Votes
+from torchcaps.nn.layers import CapsuleLayer, on_map
+from torchcaps.nn.transforms import Rivals
+from torchcaps.ops.dynamic_routing import RoutingRound, SoftmaxOver
 from torchcaps.ops.memory import get_working_memory
 from torchcaps.ops.squash import safe_norm
-from torchcaps.ranges import ITERATIONS
+from torchcaps.ranges import ITERATIONS, is_whole_number
 
 if TYPE_CHECKING:
     from matplotlib.colors import TwoSlopeNorm
     from matplotlib.figure import Figure
 
 
+DEAD = 1e-3
+"""A capsule that is never longer says nothing."""
+
+
 @dataclass(frozen=True, eq=False)
 class RoutingTrace:
     """Every number of each routing iteration of some images; of iteration t, ``logits[t - 1]`` and so on.
+
+    Of a layer on a map, logits, coupling and agreement of an input capsule are means over the windows that hold it, J
+    are the types, and sums and capsules are those of all types and positions; lengths are means over the positions.
 
     Args:
         images: Pixels 0..1.
@@ -63,8 +73,9 @@ class RoutingTrace:
         lengths: ‖v_j‖ after each iteration.
         entropy: See :class:`RoutingStatistics`.
         logit_change: See :class:`RoutingStatistics`.
-        grid: Types, height and width of the primary capsules; I is their product.
-        grouping: How primary capsules are formed, ``"channels"`` or ``"raster"``.
+        grid: Types, height and width of the input capsules; I is their product.
+        in_space: Whether they stand on a map; if not, the grid shows them in the order of their index.
+        layer: The capsule layer, from 1.
         softmax_over: The axis on which capsules compete, ``"outputs"`` (j) or ``"inputs"`` (i).
         leaky: Whether a "none of the above" competes too.
     """
@@ -79,16 +90,17 @@ class RoutingTrace:
     entropy: Float[np.ndarray, "T B"]
     logit_change: Float[np.ndarray, "T B"]
     grid: tuple[int, int, int]
-    grouping: str
+    in_space: bool
+    layer: int
     softmax_over: SoftmaxOver
     leaky: bool
 
     @property
     def maps(self) -> Float[np.ndarray, "T B J types H W"]:
-        """The coupling on the grid of the primary capsules: capsule i = (type·H + y)·W + x.
+        """The coupling on the grid of the input capsules: capsule i = (type·H + y)·W + x.
 
-        With ``grouping="raster"``, a primary capsule is a run of K neighbouring values of one flattened channel and
-        has no single location: the grid then shows the capsules in the order of their index only, not in space.
+        Primary capsules of ``grouping="raster"`` are runs of K neighbouring values of one flattened channel and have no
+        single location: the grid then shows the capsules in the order of their index only, not in space.
         """
         iterations, images, _, classes = self.coupling.shape
         return self.coupling.swapaxes(2, 3).reshape(iterations, images, classes, *self.grid)
@@ -109,16 +121,28 @@ class RoutingStatistics:
             it competes), divided by its maximum: 1 is uniform coupling, 0 all to one.
         logit_change: Mean of |b_ij(t+1) − b_ij(t)|, the agreement |⟨û_j|i, v_j⟩| of iteration t. That of the last
             iteration is what one more iteration would add.
+        longest: The largest length that each output capsule has on any of the images.
     """
 
     entropy: Float[np.ndarray, "T N"]
     logit_change: Float[np.ndarray, "T N"]
+    longest: Float[np.ndarray, "J"]
+
+    @property
+    def dead(self) -> float:
+        """The share of output capsules that are never longer than 1e-3."""
+        return float((self.longest <= DEAD).mean())
 
 
 def trace_routing(
-    model: Model, images: Shaped[Tensor, "B C H W"], *, num_iterations: int | None = None, batch_size: int = 64
+    model: Network,
+    images: Shaped[Tensor, "B C H W"],
+    *,
+    layer: int | None = None,
+    num_iterations: int | None = None,
+    batch_size: int = 64,
 ) -> RoutingTrace:
-    """Follow the routing of images from iteration to iteration.
+    """Follow the routing of images from iteration to iteration, in one capsule layer.
 
     :func:`torchcaps.routing_rounds` does it for votes of your own.
 
@@ -126,13 +150,14 @@ def trace_routing(
         model: A capsule network; in evaluation mode meanwhile, and afterwards as it was.
         images: uint8 of 0..255 or floating-point of 0..1. All numbers of their routing, 3·T·B·I·J + 2·T·B·J·D, are
             kept in memory: for large sets there is :func:`routing_statistics`.
-        num_iterations: T, 1 to 1,000; the network's own if None.
+        layer: Which capsule layer, from 1; the last one, of the class capsules, if None.
+        num_iterations: T, 1 to 1,000, of dynamic routing; the network's own if None.
         batch_size: Images at a time.
 
     Raises:
         TypeError: Images of another dtype.
-        InputError: A network without capsules, without dynamic routing or without any iteration, images it was not
-            built for, or a number out of its range.
+        InputError: A network without capsules, a layer that is not there or has no coupling or no iteration, images
+            it was not built for, or a number out of its range.
 
     Example:
         >>> from torchcaps import create_model
@@ -144,16 +169,19 @@ def trace_routing(
         >>> trace.maps[-1].mean(2).shape  # last iteration, averaged over capsule types: images, classes, places
         (4, 10, 6, 6)
     """
-    network, routing, iterations = _check(model, num_iterations)
     pixels, followed = [], []
-    with inference(network):
-        for batch, rounds in _follow(network, routing, images, iterations, batch_size):
+    with _checked(model, layer, num_iterations) as (network, number):
+        chosen = network.layers[number - 1]
+        routing, grid = chosen.routing, _grid(network, number)
+        for batch, votes, rounds in _follow(network, number, images, batch_size):
             pixels.append(batch.float().cpu())
-            numbers = (torch.stack(each) for each in zip(*rounds, strict=True))  # (T, B, ...)
-            followed.append([each.float().cpu() for each in (*numbers, *_measure(rounds, routing))])
+            by_image = [_by_image(each, chosen, grid) for each in rounds]
+            numbers = (torch.stack(each) for each in zip(*by_image, strict=True))  # (T, B, …)
+            followed.append([each.float().cpu() for each in (*numbers, *_measure(rounds, routing, votes, len(batch)))])
     logits, coupling, weighted_sum, capsules, agreement, entropy, change = (
         torch.cat(parts, 1) for parts in zip(*followed, strict=True)
     )
+    lengths = safe_norm(capsules, eps=network.config.length_eps)
     return RoutingTrace(
         images=torch.cat(pixels).numpy(),
         logits=logits.numpy(),
@@ -161,38 +189,49 @@ def trace_routing(
         weighted_sum=weighted_sum.numpy(),
         capsules=capsules.numpy(),
         agreement=agreement.numpy(),
-        lengths=safe_norm(capsules, eps=network.config.length_eps).numpy(),
+        lengths=lengths.unflatten(2, (coupling.shape[3], -1)).mean(3).numpy(),
         entropy=entropy.numpy(),
         logit_change=change.numpy(),
-        grid=network.primary_grid,
-        grouping=network.config.grouping,
-        softmax_over=routing.softmax_over,
+        grid=grid,
+        in_space=network.shapes[number - 1].grid is not None,
+        layer=number,
+        softmax_over=routing.softmax_over or "outputs",
         leaky=routing.leaky,
     )
 
 
 def routing_statistics(
-    model: Model, images: Shaped[Tensor, "N C H W"], *, num_iterations: int | None = None, batch_size: int = 64
+    model: Network,
+    images: Shaped[Tensor, "N C H W"],
+    *,
+    layer: int | None = None,
+    num_iterations: int | None = None,
+    batch_size: int = 64,
 ) -> RoutingStatistics:
-    """Entropy of the coupling and change of the logits at each iteration, for any number of images.
+    """Entropy of the coupling, change of the logits and lengths in one capsule layer, for any number of images.
 
     Args:
         model: A capsule network; in evaluation mode meanwhile, and afterwards as it was.
         images: uint8 of 0..255 or floating-point of 0..1.
-        num_iterations: T, 1 to 1,000; the network's own if None.
+        layer: See :func:`trace_routing`.
+        num_iterations: See :func:`trace_routing`.
         batch_size: Images at a time.
 
     Raises:
         TypeError: Images of another dtype.
         InputError: As for :func:`trace_routing`.
     """
-    network, routing, iterations = _check(model, num_iterations)
-    with inference(network):
-        followed = [
-            _measure(rounds, routing) for _, rounds in _follow(network, routing, images, iterations, batch_size)
-        ]
+    followed, longest = [], None
+    with _checked(model, layer, num_iterations) as (network, number):
+        chosen = network.layers[number - 1]
+        for batch, votes, rounds in _follow(network, number, images, batch_size):
+            followed.append(_measure(rounds, chosen.routing, votes, len(batch)))
+            capsules = _by_image(rounds[-1], chosen, network.shapes[number - 1].grid)[3]
+            lengths = safe_norm(capsules, eps=1e-24).amax(0)
+            longest = lengths if longest is None else torch.maximum(longest, lengths)
     entropy, change = (torch.cat(parts, 1).float().cpu().numpy() for parts in zip(*followed, strict=True))
-    return RoutingStatistics(entropy, change)
+    assert longest is not None
+    return RoutingStatistics(entropy, change, longest.float().cpu().numpy())
 
 
 def figure_coupling(
@@ -232,9 +271,10 @@ def figure_coupling(
     lengths = trace.lengths[:, index]
 
     title = title or "Routing: where each class takes its input from"
-    places = "on the grid of the primary capsules"
-    if trace.grouping == "raster":
-        places = "of the primary capsules in the order of their index, not in space (raster grouping)"
+    what = "primary capsules" if trace.layer == 1 else f"capsules of layer {trace.layer - 1}"
+    places = (
+        f"on the grid of the {what}" if trace.in_space else f"of the {what} in the order of their index, not in space"
+    )
     subtitle = f"coupling {places}, averaged over their types; below: length of the capsule"
     if len(shown) < classes:
         subtitle = f"the {len(shown)} longest of {classes} classes; {subtitle}"
@@ -311,58 +351,122 @@ def figure_routing_statistics(statistics: RoutingStatistics | RoutingTrace, *, t
 
 
 def _follow(
-    network: CapsNet, routing: DynamicRouting, images: Shaped[Tensor, "N C H W"], num_iterations: int, batch_size: int
-) -> Iterator[tuple[Float[Tensor, "B C H W"], list[RoutingRound]]]:
-    """Pixels and rounds, of no more images at a time than have votes that fit the working memory."""
-    layer = network.class_capsules
-    fitting = int(get_working_memory() * MIB / (4 * layer.in_capsules * layer.out_capsules * layer.out_dim))
-    for batch, _ in in_batches(network, images, None, min(batch_size, max(fitting, 1))):
-        rounds = routing_rounds(
-            compute_votes(network.primary_poses(batch), layer.weight),
-            num_iterations,
-            softmax_over=routing.softmax_over,
-            bias=layer.bias,
-            prior=layer.prior,
-            leaky=routing.leaky,
-            eps=routing.eps,
-        )
-        yield batch, rounds
+    network: CapsNet, number: int, images: Shaped[Tensor, "N C H W"], batch_size: int
+) -> Iterator[tuple[Float[Tensor, "B C H W"], Votes, list[RoutingRound]]]:
+    """Pixels, votes and rounds, of no more images at a time than have numbers that fit the working memory.
+
+    Of a layer on a map, the rounds are those of its windows: B·L in place of B.
+    """
+    layer = network.layers[number - 1]
+    assert isinstance(layer, CapsuleLayer)
+    links = 4 * network.shapes[number - 1].number * network.shapes[number].number * layer.out_dim
+    fitting = max(1, int(get_working_memory() * MIB / links))
+    for batch, _ in in_batches(network, images, None, min(batch_size, fitting)):
+        votes, activations = layer.votes(network.capsules(batch)[number - 1])
+        yield batch, votes, layer.routing.rounds(votes, activations)
 
 
-def _measure(rounds: list[RoutingRound], routing: DynamicRouting) -> tuple[Float[Tensor, "T B"], Float[Tensor, "T B"]]:
-    """Entropy of the coupling, and change of the logits, of each iteration."""
-    entropy = torch.stack([normalised_entropy(each.coupling, routing) for each in rounds])
-    return entropy, torch.stack([each.agreement.abs().mean((1, 2)) for each in rounds])
+def _by_image(
+    each: RoutingRound, layer: CapsuleLayer, grid: tuple[int, int, int] | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """A round of a layer on a map, image by image.
+
+    Logits, coupling and agreement of an input capsule are averaged over the windows that hold it: (B, N, J). Sums and
+    capsules stand at all positions: (B, J·L, D).
+    """
+    if not isinstance(layer, ConvCapsules):
+        return tuple(each)
+    assert grid is not None
+    windows = Rivals(layer.children(grid).to(each.coupling.device), math.prod(grid) + 1)
+    links = windows.links.clamp_min(1)
+
+    def fold(given: Float[Tensor, "BL I J"]) -> Float[Tensor, "B N J"]:
+        return torch.stack([(windows.sum(type_) / links)[:, 1:] for type_ in given.unbind(2)], 2)
+
+    logits, coupling, weighted_sum, capsules, agreement = each
+    sums, poses = (on_map(tensor, len(windows.children)) for tensor in (weighted_sum, capsules))
+    return fold(logits), fold(coupling), sums, poses, fold(agreement)
 
 
-def normalised_entropy(coupling: Float[Tensor, "B I J"], routing: DynamicRouting) -> Float[Tensor, "B"]:
-    """Entropy over the competitors, averaged over what they compete for, as a share of its maximum."""
-    axis = 2 if routing.softmax_over == "outputs" else 1
+def _measure(
+    rounds: list[RoutingRound], routing: Routing, votes: Votes, images: int
+) -> tuple[Float[Tensor, "T B"], Float[Tensor, "T B"]]:
+    """Entropy of the coupling, and change of the logits, of each iteration and image."""
+    entropy = torch.stack([normalised_entropy(each.coupling, routing, votes.rivals) for each in rounds])
+    change = torch.stack([each.agreement.abs().mean((1, 2)) for each in rounds])
+    return entropy.unflatten(1, (images, -1)).mean(2), change.unflatten(1, (images, -1)).mean(2)
+
+
+def normalised_entropy(
+    coupling: Float[Tensor, "B I J"], routing: Routing, rivals: Rivals | None = None
+) -> Float[Tensor, "B"]:
+    """Entropy over the competitors, averaged over what they compete for, as a share of its maximum.
+
+    Where the output capsules of overlapping windows compete, the entropy of an input capsule is over all of them.
+    """
+    axis = 1 if routing.softmax_over == "inputs" else 2
     entropy = torch.special.entr(coupling).sum(axis)
+    if rivals is not None and axis == 2:
+        positions = len(rivals.children)
+        entropy, given = (rivals.sum(each) for each in (entropy, coupling.sum(2)))  # (B, N)
+        competitors = coupling.shape[2] * rivals.links + routing.leaky
+        entropy = entropy + torch.special.entr((1 - given).clamp_min(0)) if routing.leaky else entropy
+        share = torch.where(competitors > 1, entropy / competitors.clamp_min(2).log(), 0.0)[:, 1:]
+        return share.mean(1).repeat_interleave(positions)
     if routing.leaky:
         entropy = entropy + torch.special.entr((1 - coupling.sum(axis)).clamp_min(0))
     competitors = coupling.shape[axis] + routing.leaky
     return entropy.mean(1) / math.log(competitors) if competitors > 1 else torch.zeros_like(entropy.mean(1))
 
 
-def _check(model: Model, num_iterations: int | None) -> tuple[CapsNet, DynamicRouting, int]:
-    """The network, its routing, and how many iterations to follow.
+@contextmanager
+def _checked(model: Network, layer: int | None, num_iterations: int | None) -> Iterator[tuple[CapsNet, int]]:
+    """The network in evaluation mode, and the number of a layer, which routes ``num_iterations`` times meanwhile.
 
     Raises:
         InputError: There is nothing to follow.
     """
     network = require_capsules(model, "routing")
-    routing = network.class_capsules.routing
-    if not isinstance(routing, DynamicRouting):
-        raise InputError(f"iterations of DynamicRouting can be followed, not those of {type(routing).__name__}")
-    iterations = routing.num_iterations if num_iterations is None else num_iterations
+    count = len(network.layers)
+    number = count if layer is None else layer
+    if not is_whole_number(number) or not 1 <= number <= count:
+        raise InputError(f"layer must be from 1 to {count}, as the network has so many capsule layers, got {layer}")
+    chosen = network.layers[int(number) - 1]
+    assert isinstance(chosen, CapsuleLayer)
+    routing = chosen.routing
+    own = routing.num_iterations
+    if num_iterations is not None and not isinstance(routing, DynamicRouting):
+        raise InputError(
+            f"num_iterations must be left out for {type(routing).__name__}: only the iterations of DynamicRouting can "
+            "be changed"
+        )
+    iterations = own if num_iterations is None else num_iterations
     ITERATIONS.check("num_iterations", iterations)
     if iterations < 1:
         raise InputError(
             f"num_iterations must be at least 1 for routing to be followed, got {iterations}: without an iteration "
             "votes are summed and there is no coupling"
         )
-    return network, routing, iterations
+    routing.num_iterations = iterations
+    try:
+        with inference(network):
+            yield network, int(number)
+    finally:
+        routing.num_iterations = own
+
+
+def _grid(network: CapsNet, number: int) -> tuple[int, int, int]:
+    """Types, height and width of a layer's input capsules; one row where they stand on no map."""
+    if number == 1:
+        return network.primary_grid
+    shape = network.shapes[number - 1]
+    return shape.grid or (1, 1, shape.number)
+
+
+def layers_with_coupling(model: Network) -> list[int]:
+    """The numbers, from 1, of a network's capsule layers whose routing :func:`trace_routing` can follow."""
+    numbers = range(1, len(model.layers) + 1)
+    return [number for number, layer in zip(numbers, model.layers, strict=True) if layer.routing.num_iterations > 0]
 
 
 def _around(uniform: float, values: Float[np.ndarray, "..."]) -> TwoSlopeNorm:

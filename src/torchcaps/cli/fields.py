@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import click
 
 from torchcaps.cli.base import SectionOption
-from torchcaps.models.config import Described, as_text
+from torchcaps.models.fields import Described, as_text
 from torchcaps.ranges import Range, ranges_in
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ from torchcaps.cli.output import (
     write_figure,
 )
 from torchcaps.cli.runs import FIGURE, Split, refuse_options
-from torchcaps.models.config import CapsNetConfig, CNNConfig, Described, as_text
+from torchcaps.models.config import NetworkConfig
+from torchcaps.models.fields import Described, as_text, flat, replace
 from torchcaps.models.presets import Preset, get_preset, list_presets
 from torchcaps.ranges import PIXELS
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from torchcaps.datasets import Dataset, DatasetInfo, ImageSet, PairSet
-    from torchcaps.models import Model
+    from torchcaps.models import Network
 
 MOST_SAMPLES, SAMPLE_COLUMNS = 1000, 10
 REFERENCE = "sabour2017"
@@ -76,7 +77,7 @@ def presets(name: str | None, figure: Path | None, as_json: bool) -> None:
         write_figure(figure_architecture(_shapes_of(chosen[0]), title=chosen[0].name), figure, quiet=as_json)
 
 
-def _shapes_of(preset: Preset) -> Model:
+def _shapes_of(preset: Preset) -> Network:
     """A preset's network for its source's images, without memory for its weights."""
     import torch
 
@@ -93,7 +94,7 @@ def variant_of(preset: Preset) -> Preset | None:
 
 
 @functools.cache
-def count_parameters(model: CapsNetConfig | CNNConfig, in_shape: tuple[int, int, int], num_classes: int) -> int:
+def count_parameters(model: NetworkConfig, in_shape: tuple[int, int, int], num_classes: int) -> int:
     """Learned numbers of a network, from its shapes alone."""
     import torch
 
@@ -106,8 +107,8 @@ def count_parameters(model: CapsNetConfig | CNNConfig, in_shape: tuple[int, int,
 def parameter_counts(preset: Preset) -> tuple[int | None, int]:
     """Learned numbers on its source's images with the decoder (None where the network has none) and without."""
     model, images = preset.model, (preset.in_shape, preset.num_classes)
-    if isinstance(model, CapsNetConfig) and model.decoder:
-        return count_parameters(model, *images), count_parameters(dataclasses.replace(model, decoder=False), *images)
+    if model.decodes:
+        return count_parameters(model, *images), count_parameters(replace(model, {"decoder": False}), *images)
     return None, count_parameters(model, *images)
 
 
@@ -137,7 +138,7 @@ def _show_presets(all_presets: list[Preset]) -> None:
     networks = [preset for preset in all_presets if variant_of(preset) is None]
     variants = [preset for preset in all_presets if variant_of(preset) is not None]
     capsules, convolutional = (
-        [preset for preset in all_presets if isinstance(preset.model, kind)] for kind in (CapsNetConfig, CNNConfig)
+        [preset for preset in all_presets if preset.model.has_capsules == capsules] for capsules in (True, False)
     )
     compared = {
         f"Capsule networks: where they differ (· as {REFERENCE})": [p for p in capsules if p in networks],
@@ -176,12 +177,12 @@ def _difference_tables(compared: list[Preset]) -> list[Table]:
 
 def differing_fields(compared: list[Preset]) -> list[tuple[str, str]]:
     """The fields, as (part, name), that are not the same in all of the networks or their recipes."""
-    return [
-        (part, field.name)
-        for part in ("model", "recipe")
-        for field in dataclasses.fields(getattr(compared[0], part))
-        if len({getattr(getattr(preset, part), field.name) for preset in compared}) > 1
-    ]
+    found = []
+    for part in ("model", "recipe"):
+        values = [flat(getattr(preset, part)) for preset in compared]
+        names = dict.fromkeys(name for each in values for name in each)
+        found += [(part, name) for name in names if len({each.get(name) for each in values}) > 1]
+    return found
 
 
 def _difference_table(shown: list[Preset], compared: list[Preset], name_width: int) -> Table:
@@ -193,7 +194,7 @@ def _difference_table(shown: list[Preset], compared: list[Preset], name_width: i
         if part != last:
             rows.add_section()
             last = part
-        _add_differences(rows, _broken(name, name_width), [getattr(getattr(preset, part), name) for preset in shown])
+        _add_differences(rows, _broken(name, name_width), [flat(getattr(preset, part)).get(name) for preset in shown])
     rows.add_section()
     _add_differences(rows, "data", [preset.data for preset in shown])
     _add_differences(rows, "images", [_shape(preset.in_shape) for preset in shown])

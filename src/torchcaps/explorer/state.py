@@ -19,7 +19,7 @@ from torchcaps.analysis import load_image, trace_routing
 from torchcaps.analysis.inference import as_pixels, class_labels, inference, require_decoder
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError, visible
-from torchcaps.models import CapsNet, Model
+from torchcaps.models import Network
 
 MOST_MAPS = 10
 """Of more classes, only those of the longest capsules have their coupling shown."""
@@ -96,7 +96,7 @@ class Explorer:
 
     def __init__(
         self,
-        model: Model,
+        model: Network,
         class_names: Sequence[str] | None = None,
         *,
         title: str = "",
@@ -118,7 +118,7 @@ class Explorer:
     @property
     def capsule_dim(self) -> int:
         """D, the components of a capsule; 0 for a network without capsules."""
-        return self.model.config.capsule_dim if isinstance(self.model, CapsNet) else 0
+        return self.model.layers[-1].out_dim if self.model.layers else 0
 
     def look(self, pixels: UInt8[np.ndarray, "C H W"]) -> View:
         """What the network says about an image.

@@ -27,7 +27,7 @@ from torchcaps.export.description import Description
 from torchcaps.export.images import random_images
 from torchcaps.export.onnx_model import INPUT, LENGTHS, RECONSTRUCTION, OnnxModel
 from torchcaps.files import atomic_path
-from torchcaps.models import Model, ModelOutput
+from torchcaps.models import ModelOutput, Network
 
 if TYPE_CHECKING:
     import onnx
@@ -64,7 +64,7 @@ class Agreement:
 
 
 def export_onnx(
-    network: Model, path: str | Path, description: Description, images: UInt8[Tensor, "N C H W"] | None = None
+    network: Network, path: str | Path, description: Description, images: UInt8[Tensor, "N C H W"] | None = None
 ) -> Agreement:
     """Write a network as an ONNX file for any batch size, and compare it with the network.
 
@@ -117,7 +117,7 @@ def export_onnx(
 
 
 def export_program(
-    network: Model, path: str | Path, description: Description, images: UInt8[Tensor, "N C H W"] | None = None
+    network: Network, path: str | Path, description: Description, images: UInt8[Tensor, "N C H W"] | None = None
 ) -> Agreement:
     """Write a network as a torch.export program for any batch size, and compare it with the network.
 
@@ -150,7 +150,7 @@ def export_program(
 class _Outputs(nn.Module):
     """A network that takes images alone and gives what it has of (lengths, reconstruction), for inference."""
 
-    def __init__(self, network: Model) -> None:
+    def __init__(self, network: Network) -> None:
         super().__init__()
         self.network = network
 
@@ -159,7 +159,7 @@ class _Outputs(nn.Module):
         return (output.lengths,) if output.reconstruction is None else (output.lengths, output.reconstruction)
 
 
-def trace(network: Model) -> ExportedProgram:
+def trace(network: Network) -> ExportedProgram:
     """The network as torch.export sees it, made of torch's own operations, for any number of images.
 
     Lines of source, which would name paths of this machine, are left out.
@@ -212,7 +212,7 @@ def _runner_of_program(path: Path) -> Callable[[Tensor], Outputs]:
 
 
 def _compare(
-    network: Model, run: Callable[[Tensor], Outputs], images: UInt8[Tensor, "N C H W"] | None, path: Path
+    network: Network, run: Callable[[Tensor], Outputs], images: UInt8[Tensor, "N C H W"] | None, path: Path
 ) -> Agreement:
     """How far a file's output is from the network's, one image at a time and all at once.
 
@@ -268,7 +268,7 @@ def _with_suffix(path: str | Path, suffix: str) -> Path:
     return path
 
 
-def _check_description(description: Description, network: Model) -> None:
+def _check_description(description: Description, network: Network) -> None:
     said = (description.in_shape, len(description.class_names), description.objects)
     wanted = (network.in_shape, network.num_classes, network.config.objects)
     if said != wanted:

@@ -31,9 +31,8 @@ from torchcaps.machine import MIB
 from torchcaps.ops.checks import check_one_device, check_tensor
 from torchcaps.ops.dynamic_routing.checks import check_route
 from torchcaps.ops.dynamic_routing.recompute.blocks import BLOCK, MAX_BATCH_SLICE, slices
-from torchcaps.ops.dynamic_routing.reference import full_precision
 from torchcaps.ops.memory import get_working_memory
-from torchcaps.ops.precision import in_full_precision
+from torchcaps.ops.precision import full_precision, in_full_precision
 
 
 def weighted_sum(

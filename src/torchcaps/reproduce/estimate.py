@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from torchcaps.models import build_model
-from torchcaps.models.config import CapsNetConfig
 from torchcaps.training.capture import WARM_UP, set_up_steps
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.data import RunData, load_run_data, training_loader
@@ -47,7 +46,7 @@ def _data_key(config: TrainConfig) -> tuple[Any, ...]:
     recipe, model = config.recipe, config.model
     shown = (config.data, config.data_dir, config.image_size, config.seed)
     cut = (recipe.validation_size, recipe.validation, recipe.limit_train, recipe.limit_test, recipe.crop)
-    decodes_objects = model.objects > 1 and isinstance(model, CapsNetConfig) and model.decoder
+    decodes_objects = model.objects > 1 and model.decodes
     return (*shown, *cut, model.objects, decodes_objects)
 
 

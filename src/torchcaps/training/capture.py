@@ -18,7 +18,7 @@ import torch
 
 from torchcaps.datasets import Batch
 from torchcaps.errors import InputError
-from torchcaps.models import Model
+from torchcaps.models import Network
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.step import TrainStep
 
@@ -117,7 +117,7 @@ class Steps(NamedTuple):
         return self.captured or self.plain
 
 
-def set_up_steps(fabric: Fabric, config: TrainConfig, network: Model) -> Steps:
+def set_up_steps(fabric: Fabric, config: TrainConfig, network: Network) -> Steps:
     """Bring a network to its device, give it its optimizer, and choose how its training steps are made.
 
     Args:

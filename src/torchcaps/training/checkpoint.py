@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path, require_file
-from torchcaps.models import Model
+from torchcaps.models import Network
 from torchcaps.ops.checks import FLOATS
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.position import Position
@@ -103,7 +103,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def check_fits(
-    checkpoint: dict[str, Any], config: TrainConfig, data: list[int], network: Model, steps_per_epoch: int
+    checkpoint: dict[str, Any], config: TrainConfig, data: list[int], network: Network, steps_per_epoch: int
 ) -> None:
     """Raise InputError unless a checkpoint is of this network, these data, and no more epochs than asked for.
 

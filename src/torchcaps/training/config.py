@@ -10,10 +10,14 @@ from typing import Any, ClassVar, Literal, Self
 
 from torchcaps.errors import InputError, shown, unknown_name
 from torchcaps.files import read_json
-from torchcaps.models.config import CapsNetConfig, CNNConfig, Described, Recipe, check_fields, replace
+from torchcaps.models.config import CapsNetConfig, NetworkConfig, Recipe
+from torchcaps.models.earlier import present_fields
+from torchcaps.models.fields import Described, flat, replace
 from torchcaps.models.presets import get_preset
 from torchcaps.ranges import Pixels, PositiveFactor, Processes, Seed
 
+#: What a run consists of, given field by field.
+WHOLE = ("preset", "model", "recipe")
 #: Settings that say where and how a run is computed, not what.
 ELSEWHERE = ("data_dir", "accelerator", "capture", "devices", "num_nodes", "checkpoint_minutes", "tensorboard")
 
@@ -26,7 +30,7 @@ class TrainConfig(Described):
 
     preset: str = "sabour2017"
     """The preset that the network and the recipe started from."""
-    model: CapsNetConfig | CNNConfig = field(default_factory=CapsNetConfig)
+    model: NetworkConfig = field(default_factory=CapsNetConfig)
     """The network."""
     recipe: Recipe = field(default_factory=Recipe)
     """How it is trained."""
@@ -66,14 +70,16 @@ class TrainConfig(Described):
         Raises:
             InputError: An unknown field (the nearest known one is named), or a value that does not fit its field.
         """
-        check_fields(cls, values)
         preset = get_preset(values.get("preset", cls.preset))
-        parts = {"model": preset.model, "recipe": preset.recipe}
-        for name in parts:
+        own = [each.name for each in dataclasses.fields(cls)]
+        for name in values:
+            if name not in own:
+                raise unknown_name(cls.kind, name, own)
+        for name in ("model", "recipe"):
             if not isinstance(values.get(name, {}), Mapping):
                 raise InputError(f'"{name}" must be a JSON object of fields, got {shown(values[name])}')
-            parts[name] = replace(parts[name], values.get(name, {}))
-        return cls(**{**values, **parts})
+        values = {**values, "model": present_fields(values.get("model", {}))}
+        return replace(cls(model=preset.model, recipe=preset.recipe), values)
 
 
 def make_config(preset: str = "sabour2017", **overrides: Any) -> TrainConfig:
@@ -102,28 +108,11 @@ def override(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
     Raises:
         InputError: An unknown field (the nearest known one is named), or a value that does not fit.
     """
-    parts: dict[str, dict[str, Any]] = {"model": {}, "recipe": {}, "run": {}}
-    owners = {name: part for part, names in field_names(config).items() for name in names}
-    for name, value in overrides.items():
-        if name not in owners:
-            raise unknown_name(f"field of {config.preset}", name, owners)
-        parts[owners[name]][name] = value
-    return dataclasses.replace(
-        config,
-        model=replace(config.model, parts["model"]),
-        recipe=replace(config.recipe, parts["recipe"]),
-        **parts["run"],
-    )
-
-
-def field_names(config: TrainConfig) -> dict[str, list[str]]:
-    """Names of the fields of the network, the recipe and the run itself, which may be given together."""
-    own = [f.name for f in dataclasses.fields(config) if f.name not in ("preset", "model", "recipe")]
-    return {
-        "model": [f.name for f in dataclasses.fields(config.model)],
-        "recipe": [f.name for f in dataclasses.fields(config.recipe)],
-        "run": own,
-    }
+    what = f"field of {config.preset}"
+    for name in overrides:
+        if name in WHOLE:
+            raise unknown_name(what, name, [each for each in flat(config) if each not in WHOLE])
+    return replace(config, overrides, what)
 
 
 def read_config(path: str | Path) -> TrainConfig:

@@ -11,7 +11,6 @@ import torch
 from torchcaps.datasets import BatchLoader, Dataset, ImageSet, PairSet, center_crop, list_datasets, load_dataset
 from torchcaps.errors import InputError
 from torchcaps.models import get_preset, list_presets
-from torchcaps.models.config import CapsNetConfig
 from torchcaps.training.config import TrainConfig
 
 
@@ -124,7 +123,7 @@ def check_objects(data: str, objects: int, config: TrainConfig) -> None:
 
 def _check_parts(dataset: Dataset, config: TrainConfig) -> None:
     """Raise InputError if the network is to reconstruct objects that are nowhere shown alone."""
-    decodes = isinstance(config.model, CapsNetConfig) and config.model.decoder
+    decodes = config.model.decodes
     sets = (dataset.train, dataset.validation, dataset.test)
     if dataset.num_objects > 1 and decodes and any(isinstance(each, ImageSet) and each.parts is None for each in sets):
         raise InputError(

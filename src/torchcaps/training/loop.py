@@ -25,11 +25,12 @@ from torchcaps.analysis import Evaluation, EvaluationSums, evaluation_sums
 from torchcaps.datasets import BatchLoader, ImageSet
 from torchcaps.errors import InputError
 from torchcaps.files import write_json, write_text
-from torchcaps.models import Model, build_model, load_pretrained
+from torchcaps.models import Network, build_model, load_pretrained
+from torchcaps.models.fields import flat
 from torchcaps.models.pretrained import CONFIG, load_weights
 from torchcaps.training.capture import set_up_steps
 from torchcaps.training.checkpoint import CHECKPOINT, check_fits, read_checkpoint, write_checkpoint
-from torchcaps.training.config import ELSEWHERE, TrainConfig, field_names, override, read_config
+from torchcaps.training.config import ELSEWHERE, TrainConfig, override, read_config
 from torchcaps.training.data import RunData, fingerprint, load_run_data, training_loader
 from torchcaps.training.device import PRECISION_WORDS, emulation_warning, resolve_precision
 from torchcaps.training.environment import commit, peak_memory_mib
@@ -197,7 +198,7 @@ class Trainer:
         config: TrainConfig,
         data: RunData,
         marks: list[int],
-        network: Model,
+        network: Network,
         progress: Progress,
     ) -> None:
         self.fabric, self.config, self.recipe = fabric, config, config.recipe
@@ -395,7 +396,7 @@ class Trainer:
         """Where a step was, and what to try."""
         rate = learning_rate(self.recipe, step, len(self.loader))
         to_try = [f"a smaller --learning-rate (now {rate:.2g})"]
-        if hasattr(self.config.model, "weight_std"):
+        if "weight_std" in flat(self.config.model):
             to_try.append("a smaller --weight-std")
         if self.config.precision != "32":
             to_try.append("--precision 32")
@@ -409,7 +410,7 @@ class Trainer:
             return f"{self.out} keeps the last good checkpoint"
         return f"there was no checkpoint yet in {self.out}"
 
-    def _evaluate(self, network: Model, images: ImageSet) -> Evaluation:
+    def _evaluate(self, network: Network, images: ImageSet) -> Evaluation:
         """Judge a network, in float32; each process takes its share of the images, and every image counts once."""
         loader = BatchLoader(
             images,
@@ -514,15 +515,13 @@ def _resumed_config(out: Path, preset: str | None, overrides: Mapping[str, Any])
     if overrides.get("precision") == "auto":  # which is the one that the run was begun in
         overrides = {**overrides, "precision": config.precision}
     changed = override(config, overrides)
-    for part, names in field_names(config).items():
-        before = config if part == "run" else getattr(config, part)
-        after = changed if part == "run" else getattr(changed, part)
-        for name in names:
-            if name not in RESUMABLE and getattr(before, name) != getattr(after, name):
-                raise InputError(
-                    f"the run in {out} has {name} = {getattr(before, name)!r}; it cannot go on with "
-                    f"{getattr(after, name)!r}, only {', '.join(RESUMABLE)} may change"
-                )
+    before, after = flat(config), flat(changed)
+    for name in {**before, **after}:
+        if name not in RESUMABLE and before.get(name) != after.get(name):
+            raise InputError(
+                f"the run in {out} has {name} = {before.get(name)!r}; it cannot go on with {after.get(name)!r}, only "
+                f"{', '.join(RESUMABLE)} may change"
+            )
     if changed.recipe.epochs != config.recipe.epochs and config.recipe.schedule == "one-cycle":
         raise InputError(
             f"the run in {out} has a one-cycle schedule over {config.recipe.epochs} epochs; it cannot go on for "

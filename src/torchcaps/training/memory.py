@@ -14,7 +14,7 @@ from torchcaps.datasets.augmentation import check_crop
 from torchcaps.errors import InputError
 from torchcaps.machine import MIB, resident_memory_mib
 from torchcaps.machine import available_memory_mib as available_memory_mib
-from torchcaps.models import BaselineCNN, Model, build_model
+from torchcaps.models import BaselineCNN, Network, build_model
 from torchcaps.models.config import CapsNetConfig
 from torchcaps.nn import Convolution
 from torchcaps.ops.convolution import shape_of, working_mib
@@ -178,7 +178,7 @@ class _Maps(NamedTuple):
     """Of the pixels that pooling chose, 8 bytes each."""
 
 
-def _feature_maps(network: Model, in_shape: tuple[int, int, int]) -> _Maps:
+def _feature_maps(network: Network, in_shape: tuple[int, int, int]) -> _Maps:
     """What a network on the meta device keeps of one image."""
     value = torch.empty(1, *in_shape)
     if isinstance(network, BaselineCNN):
@@ -196,7 +196,7 @@ def _feature_maps(network: Model, in_shape: tuple[int, int, int]) -> _Maps:
     return _Maps([*numbers, sum(conv(value).numel() for conv in network.primary_capsules.convs)])
 
 
-def _note_planes(network: Model, batch: int) -> list[float]:
+def _note_planes(network: Network, batch: int) -> list[float]:
     """A list to which each convolution by products of planes adds the MiB of its planes when it is called."""
     found: list[float] = []
 

@@ -13,6 +13,7 @@ from torchcaps.analysis import (
     figure_reconstructions,
     figure_routing_statistics,
     figure_samples,
+    layers_with_coupling,
     perturb_capsule,
     read_metrics,
     reconstruct,
@@ -22,14 +23,14 @@ from torchcaps.analysis import (
 )
 from torchcaps.datasets import Dataset
 from torchcaps.files import remove_temporaries
-from torchcaps.models import CapsNet, Model
+from torchcaps.models import Network
 from torchcaps.training.run import FIGURES
 
 #: Test images in the sheet of reconstructions, and behind the mean figures of routing.
 SHOWN, MEASURED = 20, 100
 
 
-def draw_figures(run: Path, model: Model, dataset: Dataset, evaluation: Evaluation) -> list[Path]:
+def draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: Evaluation) -> list[Path]:
     """Draw what there is to see of a run into its folder ``figures``.
 
     Args:
@@ -50,15 +51,16 @@ def draw_figures(run: Path, model: Model, dataset: Dataset, evaluation: Evaluati
         "curves": figure_curves({run.name: read_metrics(run)}),
         "confusion": figure_confusion(evaluation),
     }
-    if isinstance(model, CapsNet):
-        if model.decoder is not None:
-            first = test.preview(SHOWN)
-            figures["reconstructions"] = figure_reconstructions(reconstruct(model, first.images, first.labels), names)
-            figures["perturbation"] = figure_perturbation(perturb_capsule(model, test.images[0]), names)
-        if model.config.num_iterations > 0:
-            statistics = routing_statistics(model, test.images[:MEASURED])
-            figures["routing"] = figure_coupling(trace_routing(model, test.images[:1]), class_names=names)
-            figures["routing-statistics"] = figure_routing_statistics(statistics)
+    if model.decoder is not None:
+        first = test.preview(SHOWN)
+        figures["reconstructions"] = figure_reconstructions(reconstruct(model, first.images, first.labels), names)
+        figures["perturbation"] = figure_perturbation(perturb_capsule(model, test.images[0]), names)
+    for number in layers_with_coupling(model):
+        name = "routing" if number == len(model.layers) else f"routing-layer-{number}"
+        trace = trace_routing(model, test.images[:1], layer=number)
+        figures[name] = figure_coupling(trace, class_names=names if number == len(model.layers) else None)
+        statistics = routing_statistics(model, test.images[:MEASURED], layer=number)
+        figures[name.replace("routing", "routing-statistics")] = figure_routing_statistics(statistics)
     paths = {name: run / FIGURES / f"{name}.png" for name in figures}
     for path in paths.values():
         remove_temporaries(path)  # of an earlier sitting

@@ -26,7 +26,7 @@ from torchcaps.datasets import Dataset, load_dataset
 from torchcaps.datasets.registry import look_up
 from torchcaps.errors import InputError
 from torchcaps.files import could_be_repository, read_json, remove_temporaries, write_json
-from torchcaps.models import Model, load_pretrained
+from torchcaps.models import Network, load_pretrained
 from torchcaps.models.pretrained import (
     CLASSES,
     CONFIG,
@@ -52,7 +52,7 @@ class Run:
 
     path: Path
     """The run folder, a folder written by save_pretrained, or the name of a repository of the hub."""
-    model: Model
+    model: Network
     """In evaluation mode."""
     config: TrainConfig | None
     """None for what save_pretrained wrote."""
@@ -172,7 +172,7 @@ def initial_weights(source: str) -> dict[str, Tensor]:
     return load_run(shipped_folder(source) if source in SHIPPED else source).model.state_dict()
 
 
-def save_best(folder: Path, model: Model, class_names: tuple[str, ...]) -> None:
+def save_best(folder: Path, model: Network, class_names: tuple[str, ...]) -> None:
     """Write a network and the names of its classes; :func:`~torchcaps.models.load_pretrained` reads it.
 
     Raises:

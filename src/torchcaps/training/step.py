@@ -17,7 +17,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from torchcaps.datasets import Batch
-from torchcaps.models import Model, Recipe
+from torchcaps.models import Network, Recipe
 from torchcaps.models.objects import is_right
 from torchcaps.models.output import Losses
 
@@ -42,7 +42,9 @@ class TrainStep:
         capturable: Whether steps will be captured.
     """
 
-    def __init__(self, fabric: Fabric, network: Model, recipe: Recipe, *, seed: int, capturable: bool = False) -> None:
+    def __init__(
+        self, fabric: Fabric, network: Network, recipe: Recipe, *, seed: int, capturable: bool = False
+    ) -> None:
         self.fabric, self.network = fabric, network
         self.tally = Tally(fabric.device)
         self._seed = seed * 1_000_003

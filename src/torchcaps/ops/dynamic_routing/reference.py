@@ -5,15 +5,14 @@ B batch, I input capsules, J output capsules, D components of an output capsule,
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.ops.dynamic_routing.checks import check_route
-from torchcaps.ops.precision import in_full_precision
+from torchcaps.ops.precision import full_precision, in_full_precision
 from torchcaps.ops.squash import squash
 
 
@@ -139,10 +138,3 @@ def compete(logits: Float[Tensor, "B I J"], softmax_over: str, leaky: bool) -> F
     none_of_the_above = torch.zeros_like(logits.narrow(axis, 0, 1))
     shares = torch.cat([none_of_the_above, logits], axis).softmax(axis)
     return shares.narrow(axis, 1, logits.shape[axis])
-
-
-def full_precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Autocast off on ``device``: the softmax and the squash magnify the rounding of half-precision products."""
-    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return contextlib.nullcontext()
