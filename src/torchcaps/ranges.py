@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from torchcaps.errors import InputError, shown
 
 MOST_LAYERS = 100
-"""So many layers at most are in a list of widths."""
+"""So many layers at most are in a list of widths, or of capsule layers."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ WIDTH = Range(1, 65_536)
 PIXELS = Range(1, 4096)
 COUNT = Range(1, 1_000_000_000)
 ITERATIONS = Range(0, 1000)
+LAYERS = Range(1, MOST_LAYERS)
 PROCESSES = Range(1, 4096)
 SEED = Range(0, 2**32 - 1)
 

@@ -171,7 +171,7 @@ def trace_routing(
     """
     pixels, followed = [], []
     with _checked(model, layer, num_iterations) as (network, number):
-        chosen = network.layers[number - 1]
+        chosen = network.layer(number)
         routing, grid = chosen.routing, _grid(network, number)
         for batch, votes, rounds in _follow(network, number, images, batch_size):
             pixels.append(batch.float().cpu())
@@ -223,7 +223,7 @@ def routing_statistics(
     """
     followed, longest = [], None
     with _checked(model, layer, num_iterations) as (network, number):
-        chosen = network.layers[number - 1]
+        chosen = network.layer(number)
         for batch, votes, rounds in _follow(network, number, images, batch_size):
             followed.append(_measure(rounds, chosen.routing, votes, len(batch)))
             capsules = _by_image(rounds[-1], chosen, network.shapes[number - 1].grid)[3]
@@ -357,8 +357,7 @@ def _follow(
 
     Of a layer on a map, the rounds are those of its windows: B·L in place of B.
     """
-    layer = network.layers[number - 1]
-    assert isinstance(layer, CapsuleLayer)
+    layer = network.layer(number)
     links = 4 * network.shapes[number - 1].number * network.shapes[number].number * layer.out_dim
     fitting = max(1, int(get_working_memory() * MIB / links))
     for batch, _ in in_batches(network, images, None, min(batch_size, fitting)):
@@ -375,9 +374,9 @@ def _by_image(
     capsules stand at all positions: (B, J·L, D).
     """
     if not isinstance(layer, ConvCapsules):
-        return tuple(each)
+        return each.logits, each.coupling, each.weighted_sum, each.capsules, each.agreement
     assert grid is not None
-    windows = Rivals(layer.children(grid).to(each.coupling.device), math.prod(grid) + 1)
+    windows = Rivals(layer.window_capsules(grid).to(each.coupling.device), math.prod(grid) + 1)
     links = windows.links.clamp_min(1)
 
     def fold(given: Float[Tensor, "BL I J"]) -> Float[Tensor, "B N J"]:
@@ -407,12 +406,11 @@ def normalised_entropy(
     axis = 1 if routing.softmax_over == "inputs" else 2
     entropy = torch.special.entr(coupling).sum(axis)
     if rivals is not None and axis == 2:
-        positions = len(rivals.children)
         entropy, given = (rivals.sum(each) for each in (entropy, coupling.sum(2)))  # (B, N)
-        competitors = coupling.shape[2] * rivals.links + routing.leaky
+        rivals_of_each = coupling.shape[2] * rivals.links + routing.leaky
         entropy = entropy + torch.special.entr((1 - given).clamp_min(0)) if routing.leaky else entropy
-        share = torch.where(competitors > 1, entropy / competitors.clamp_min(2).log(), 0.0)[:, 1:]
-        return share.mean(1).repeat_interleave(positions)
+        share = torch.where(rivals_of_each > 1, entropy / rivals_of_each.clamp_min(2).log(), 0.0)[:, 1:]
+        return share.mean(1).repeat_interleave(len(rivals.children))
     if routing.leaky:
         entropy = entropy + torch.special.entr((1 - coupling.sum(axis)).clamp_min(0))
     competitors = coupling.shape[axis] + routing.leaky
@@ -431,9 +429,7 @@ def _checked(model: Network, layer: int | None, num_iterations: int | None) -> I
     number = count if layer is None else layer
     if not is_whole_number(number) or not 1 <= number <= count:
         raise InputError(f"layer must be from 1 to {count}, as the network has so many capsule layers, got {layer}")
-    chosen = network.layers[int(number) - 1]
-    assert isinstance(chosen, CapsuleLayer)
-    routing = chosen.routing
+    routing = network.layer(int(number)).routing
     own = routing.num_iterations
     if num_iterations is not None and not isinstance(routing, DynamicRouting):
         raise InputError(
@@ -465,8 +461,10 @@ def _grid(network: CapsNet, number: int) -> tuple[int, int, int]:
 
 def layers_with_coupling(model: Network) -> list[int]:
     """The numbers, from 1, of a network's capsule layers whose routing :func:`trace_routing` can follow."""
+    if not isinstance(model, CapsNet):
+        return []
     numbers = range(1, len(model.layers) + 1)
-    return [number for number, layer in zip(numbers, model.layers, strict=True) if layer.routing.num_iterations > 0]
+    return [number for number in numbers if model.layer(number).routing.num_iterations > 0]
 
 
 def _around(uniform: float, values: Float[np.ndarray, "..."]) -> TwoSlopeNorm:

@@ -45,7 +45,7 @@ from torchcaps.cli.runs import (
     several_index_options,
 )
 from torchcaps.errors import InputError
-from torchcaps.ranges import COUNT, Range
+from torchcaps.ranges import COUNT, LAYERS, Range
 
 if TYPE_CHECKING:
     import numpy as np
@@ -299,9 +299,14 @@ def _label_of(picture: Picture) -> int:
 @data_options
 @index_options
 @click.option(
+    "--layer",
+    type=whole_numbers(LAYERS),
+    help="Which capsule layer, from 1.  [default: the last, of the class capsules]",
+)
+@click.option(
     "--num-iterations",
     type=whole_numbers(DRAWN_ITERATIONS),
-    help="Iterations to follow.  [default: the network's]",
+    help="Iterations to follow, of dynamic routing.  [default: the network's]",
 )
 @click.option(
     "--count", "number", type=whole_numbers(COUNT), default=100, show_default=True, help="Images of the statistics."
@@ -323,6 +328,7 @@ def _label_of(picture: Picture) -> int:
 )
 @out_option("routing")
 def routing(
+    layer: int | None,
     num_iterations: int | None,
     number: int,
     inputs: tuple[int, ...],
@@ -346,20 +352,23 @@ def routing(
     check_image_options(chosen.image_file, "number")
     run = chosen.open_run()
     (picture,) = chosen.read(run)
-    trace = trace_routing(run.model, picture.pixels[None], num_iterations=num_iterations)
+    trace = trace_routing(run.model, picture.pixels[None], layer=layer, num_iterations=num_iterations)
     _check_inputs(inputs, trace)
-    figures = {"": figure_coupling(trace, class_names=run.class_names)}
+    names = run.class_names
+    if trace.layer < len(run.model.layers):
+        names = tuple(f"type {j}" for j in range(trace.coupling.shape[3]))
+    figures = {"": figure_coupling(trace, class_names=names)}
     statistics = None
     if picture.images is not None:
         many = picture.images.preview(number)
-        statistics = routing_statistics(run.model, many.images, num_iterations=num_iterations)
+        statistics = routing_statistics(run.model, many.images, layer=layer, num_iterations=num_iterations)
         figures["-statistics"] = figure_routing_statistics(statistics)
     if as_json:
-        print_json(_describe_trace(trace, run.class_names, picture.words, inputs))
+        print_json(_describe_trace(trace, names, picture.words, inputs))
     else:
-        _show_trace(trace, run.class_names, picture.words)
+        _show_trace(trace, names, picture.words)
         for capsule in inputs:
-            _show_input(trace, run.class_names, capsule)
+            _show_input(trace, names, capsule)
         if statistics is not None:
             _show_statistics(statistics, f"Mean of the first {count(len(many))} {picture.where}")
         say("Entropy: 1 is uniform coupling, 0 is all to one. Change: what the iteration adds to the logits.", "")
@@ -393,7 +402,8 @@ def _describe_trace(
         "class_names": class_names,
         "softmax_over": trace.softmax_over,
         "leaky": trace.leaky,
-        "grouping": trace.grouping,
+        "layer": trace.layer,
+        "in_space": trace.in_space,
         "grid": trace.grid,
         "input_capsules": chosen,
         "rounds": [
@@ -430,7 +440,7 @@ def _show_input(trace: RoutingTrace, class_names: tuple[str, ...], capsule: int)
         rows.add_section()
     _, height, width = trace.grid
     place = ""
-    if trace.grouping == "channels":
+    if trace.in_space:
         kind, rest = divmod(capsule, height * width)
         place = f": type {kind}, row {rest // width}, column {rest % width}"
     fewer = f" (the {len(shown)} longest of {len(class_names)} classes)" if len(shown) < len(class_names) else ""
@@ -459,6 +469,8 @@ def _show_statistics(statistics: RoutingStatistics, words: str) -> None:
     ):
         add_row(rows, t + 1, f"{entropy:.4f}", f"{change:.2e}")
     print_table(rows, words)
+    if statistics.dead:
+        say(f"{100 * statistics.dead:.1f} % of the output capsules are never longer than 0.001.")
 
 
 @click.command(

@@ -9,13 +9,13 @@ import itertools
 import textwrap
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
 from torchcaps.cli.base import SectionOption
-from torchcaps.models.fields import Described, as_text
+from torchcaps.models.fields import PARTS, Described, Part, as_text, is_choice, is_part, tree
 from torchcaps.ranges import Range, ranges_in
 
 if TYPE_CHECKING:
@@ -41,28 +41,72 @@ def field_options(
         show_defaults: Show the fields' own defaults; a preset has others.
     """
     hints = typing.get_type_hints(config_type, include_extras=True)
-    words = field_descriptions(config_type)
-    options: list[click.Option] = []
-    for field in dataclasses.fields(config_type):
-        if field.name in skip:
-            continue
-        name, hint = option_name(field.name), hints[field.name]
-        kind = None if hint is bool else option_type(hint)
-        notes = [f"default: {as_text(field.default)}"] if show_defaults and field.default is not None else []
-        notes += map(str, ranges_in(hint))
-        text = words.get(field.name, "") + (f"  [{'; '.join(notes)}]" if notes else "")
-        options.append(
-            SectionOption(
-                [f"{name}/--no-{name[2:]}" if hint is bool else name, field.name],
-                type=kind,
-                # click writes names of types in capitals, which "none" must not be typed in
-                metavar=f"{kind.inner.name.upper()}|none" if isinstance(kind, OrNone) else None,
-                default=None,
-                help=text,
-                section=section,
-            )
-        )
-    return options
+    defaults = {
+        field.name: field.default
+        for field in dataclasses.fields(config_type)
+        if show_defaults and field.name not in skip
+    }
+    return [
+        _option(config_type, field.name, hints[field.name], section, defaults.get(field.name))
+        for field in dataclasses.fields(config_type)
+        if field.name not in skip
+    ]
+
+
+def part_options(config_type: type[Described], section: str) -> list[click.Option]:
+    """Options for the fields of all kinds of a part, and of the parts that it has.
+
+    A name that several parts have is one option. A part that is chosen by its name, and one that may be left out, are
+    options too.
+
+    Args:
+        config_type: The choice.
+        section: The heading of options in the help, with a place for that of the part.
+    """
+    options: dict[str, click.Option] = {}
+    for owner, name, hint in tree(config_type):
+        if name not in options and is_option(hint):
+            options[name] = _option(owner, name, hint, section.format(owner.heading or part_heading(owner)))
+    return sorted_by_section(options.values())
+
+
+def is_option(hint: Any) -> bool:
+    """Whether a field of an annotation is given on the command line: not layers, nor a part that is always there."""
+    if typing.get_origin(hint) is tuple:
+        return not is_part(typing.get_args(hint)[0])
+    return not is_part(hint) or is_choice(hint) or type(None) in typing.get_args(hint)
+
+
+def part_heading(part: type[Described]) -> str:
+    """What stands over the fields of a part that has no heading of its own: ``Routing dynamic``."""
+    return f"{part.choice.capitalize()} {part.name}" if issubclass(part, Part) else part.__name__
+
+
+def sorted_by_section(options: Iterable[click.Option]) -> list[click.Option]:
+    """Options of one section next to each other, sections in the order in which they come first."""
+    sections: dict[str, list[click.Option]] = {}
+    for option in options:
+        sections.setdefault(getattr(option, "section", ""), []).append(option)
+    return list(itertools.chain.from_iterable(sections.values()))
+
+
+def _option(owner: type[Described], name: str, hint: Any, section: str, default: Any = None) -> click.Option:
+    words, typed = field_descriptions(owner), option_name(name)
+    if name not in words:  # declared further up
+        words = {key: text for each in owner.__mro__[::-1] for key, text in field_descriptions(each).items()}
+    is_flag = hint is bool or (is_part(hint) and not is_choice(hint))
+    kind = None if is_flag else option_type(hint)
+    notes = [f"default: {as_text(default)}"] if default is not None and default is not dataclasses.MISSING else []
+    notes += map(str, ranges_in(hint))
+    return SectionOption(
+        [f"{typed}/--no-{typed[2:]}" if is_flag else typed, name],
+        type=kind,
+        # click writes names of types in capitals, which "none" must not be typed in
+        metavar=f"{kind.inner.name.upper()}|none" if isinstance(kind, OrNone) else None,
+        default=None,
+        help=words.get(name, "") + (f"  [{'; '.join(notes)}]" if notes else ""),
+        section=section,
+    )
 
 
 def given_fields(context: click.Context, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,6 +143,8 @@ def option_type(hint: Any) -> ParamType:
         return option_type(args[0])
     if origin is Literal:
         return click.Choice(args)
+    if is_choice(hint):
+        return click.Choice(list(PARTS[hint.choice]))
     if origin in (typing.Union, types.UnionType):
         (inner,) = (arg for arg in args if arg is not type(None))
         return OrNone(option_type(inner)) if inner is not str else click.STRING

@@ -118,7 +118,7 @@ class Explorer:
     @property
     def capsule_dim(self) -> int:
         """D, the components of a capsule; 0 for a network without capsules."""
-        return self.model.layers[-1].out_dim if self.model.layers else 0
+        return self.model.class_capsules.out_dim if isinstance(self.model, CapsNet) else 0
 
     def look(self, pixels: UInt8[np.ndarray, "C H W"]) -> View:
         """What the network says about an image.
@@ -145,7 +145,7 @@ class Explorer:
                 maps=maps,
                 lengths=trace.lengths[:, 0, shown],
                 uniform=trace.uniform,
-                in_space=trace.grouping == "channels",
+                in_space=trace.in_space,
             )
         return View(lengths, tuple(longest[: self.num_objects].tolist()), capsules, routing)
 

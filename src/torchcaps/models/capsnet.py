@@ -16,7 +16,7 @@ from torchcaps.models.images import check_images, if_they_fit, largest_map, stan
 from torchcaps.models.network import Network
 from torchcaps.models.objects import check_labels, label_rows, longest, match
 from torchcaps.models.output import Losses, ModelOutput, check_output
-from torchcaps.nn import Capsules, mask_capsules, separate_capsules
+from torchcaps.nn import Capsules, DenseCapsules, mask_capsules, separate_capsules
 from torchcaps.nn.inference import images_in_part, in_parts, only_infers
 from torchcaps.nn.layers import CapsuleLayer
 from torchcaps.ops.checks import check_flags, check_floating, check_one_device
@@ -108,9 +108,15 @@ class CapsNet(Network):
         return ModelOutput(scores, routed.poses, reconstruction, routed.coupling, decoded=decoded)
 
     @property
-    def class_capsules(self) -> CapsuleLayer:
+    def class_capsules(self) -> DenseCapsules:
         """The last layer, which has a capsule for each class."""
         layer = self.layers[-1]
+        assert isinstance(layer, DenseCapsules)
+        return layer
+
+    def layer(self, number: int) -> CapsuleLayer:
+        """A capsule layer, counted from 1."""
+        layer = self.layers[number - 1]
         assert isinstance(layer, CapsuleLayer)
         return layer
 

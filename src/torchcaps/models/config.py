@@ -133,6 +133,8 @@ class TransformConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class _WeightTransformConfig(TransformConfig):
+    heading: ClassVar[str] = "Transforms"
+
     weight_init: Literal["balanced", "normal", "truncated-normal", "fan-in"] = "balanced"
     """Distribution of the transformation matrices at the start."""
     weight_std: PositiveFactor = 0.1
@@ -186,6 +188,7 @@ class LayerConfig(Part):
     """A capsule layer: a transform, which makes votes, and a routing, which makes capsules of them."""
 
     choice: ClassVar[str] = "layer"
+    heading: ClassVar[str] = "Capsule layers"
 
     capsule_dim: Width = 16
     """Components of an output capsule."""
@@ -227,8 +230,8 @@ class DenseLayerConfig(LayerConfig):
         from torchcaps.nn import DenseCapsules
 
         out = self.out_shape(shape, num_classes)
-        parts = {"transform": self.transform.build(), "routing": self.routing.build()}
-        return DenseCapsules(shape.number, shape.dim, out.number, out.dim, **parts)
+        transform, routing = self.transform.build(), self.routing.build()
+        return DenseCapsules(shape.number, shape.dim, out.number, out.dim, transform=transform, routing=routing)
 
     def out_shape(self, shape: CapsuleShape, num_classes: int) -> CapsuleShape:  # noqa: ARG002  as all layers
         """See :class:`LayerConfig`."""
@@ -321,6 +324,8 @@ class BackboneConfig(Part):
 class _StemConfig(Described):
     """Small convolutions before all others."""
 
+    heading: ClassVar[str] = "Any network"
+
     stem_channels: tuple[Width, ...] = ()
     """Channels of 3x3 convolutions with ReLU before the first convolution; the published networks have none."""
     stem_strides: tuple[Pixels, ...] = ()
@@ -386,6 +391,8 @@ class ConvBackboneConfig(_StemConfig, BackboneConfig):
 @dataclass(frozen=True, kw_only=True)
 class PrimaryConfig(Described):
     """Primary capsules, :class:`torchcaps.nn.PrimaryCapsules`."""
+
+    heading: ClassVar[str] = "Primary capsules"
 
     primary_types: Width = 32
     """Types of primary capsules; their number is types x height x width of the second convolution's output."""
@@ -474,6 +481,8 @@ class PrimaryConfig(Described):
 class DecoderConfig(Described):
     """From the capsule of a class to the image, :class:`torchcaps.nn.Decoder`."""
 
+    heading: ClassVar[str] = "Decoder"
+
     decoder_hidden: tuple[Width, ...] = (512, 1024)
     """Widths of the decoder's hidden layers."""
     decoder_init: ConvInit = "torch"
@@ -499,6 +508,8 @@ class DecoderConfig(Described):
 @dataclass(frozen=True, kw_only=True)
 class LossConfig(Described):
     """What is minimised: a loss of the class scores, and the reconstruction error with its weight."""
+
+    heading: ClassVar[str] = "Loss"
 
     classification_loss: Literal["margin", "cross-entropy"] = "margin"
     """Margin loss, or cross-entropy of the lengths divided by their sum."""
@@ -528,8 +539,7 @@ class NetworkConfig(Part):
     """A network: :class:`CapsNetConfig`, or one to compare it with."""
 
     choice: ClassVar[str] = "network"
-    title: ClassVar[str] = "Network"
-    """What networks of this kind are called, in help and lists."""
+    heading: ClassVar[str] = "Any network"
 
     objects: Width = 1
     """Objects in an image, each of another class; with several, a capsule network decodes each from its own capsule
@@ -565,7 +575,7 @@ class CapsNetConfig(NetworkConfig):
 
     kind: ClassVar[str] = "CapsNet field"
     name: ClassVar[str] = "capsules"
-    title: ClassVar[str] = "Capsule network"
+    heading: ClassVar[str] = "Capsule network"
 
     pixel_scale: PositiveFactor = 1.0
     """What pixels of 0..1 are multiplied with before the network: 255.0 for networks fed with unscaled pixels."""
@@ -618,7 +628,7 @@ class CNNConfig(_StemConfig, NetworkConfig):
 
     kind: ClassVar[str] = "CNN field"
     name: ClassVar[str] = "cnn"
-    title: ClassVar[str] = "Baseline CNN"
+    heading: ClassVar[str] = "Baseline CNN"
 
     conv_norm: Literal["none", "channel"] = "none"
     """Before the activations of all convolutions: nothing, or layer normalisation over the channels of each

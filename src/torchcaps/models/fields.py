@@ -28,6 +28,8 @@ class Described:
     """
 
     kind: ClassVar[str] = "field"
+    heading: ClassVar[str] = ""
+    """Over its fields in the help; a part without one stands under its choice and its name."""
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self), include_extras=True)
@@ -75,6 +77,20 @@ class Part(Described):
         part = _chosen(cls.choice, cls() if hasattr(cls, "name") else None, values, cls)
         assert isinstance(part, cls)
         return part
+
+
+class UnknownField(InputError):  # noqa: N818  one kind of wrong input
+    """A name that is no field.
+
+    Args:
+        what: What was looked up, in words.
+        name: The name.
+        known: All fields.
+    """
+
+    def __init__(self, what: str, name: str, known: typing.Iterable[str]) -> None:
+        self.name, self.known = name, tuple(known)
+        super().__init__(str(unknown_name(what, name, self.known)))
 
 
 PARTS: dict[str, Registry[type[Part]]] = {}
@@ -133,7 +149,7 @@ def replace(config: ConfigT, overrides: Mapping[str, Any], what: str | None = No
     changed = _replace(config, overrides, found)
     for name in overrides:
         if name not in found:
-            raise unknown_name(what or config.kind, name, flat(changed))
+            raise UnknownField(what or config.kind, name, flat(changed))
     return changed
 
 
@@ -161,11 +177,11 @@ def _within(value: Any, overrides: Mapping[str, Any], found: set[str]) -> Any:
 def _chosen(name: str, before: Any, given: Any, hint: Any) -> Any:
     """What a field is given, where it holds a part: a name, a mapping, True or False stand for one."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is tuple and isinstance(given, list | tuple) and _holds_parts(args[0]):
+    if origin is tuple and isinstance(given, list | tuple) and is_part(args[0]):
         befores = before if isinstance(before, tuple) else ()
         padded = [*befores, *[None] * len(given)]
         return tuple(_chosen(name, old, new, args[0]) for old, new in zip(padded, given, strict=False))
-    if not _holds_parts(hint) or isinstance(given, Described):
+    if not is_part(hint) or isinstance(given, Described):
         return given
     (held,) = (kind for kind in (args or (hint,)) if kind is not type(None))
     if given is False and args:
@@ -185,13 +201,21 @@ def _chosen(name: str, before: Any, given: Any, hint: Any) -> Any:
                 raise InputError(f'{name} has no "name"; known: {", ".join(kinds)}')
         elif not isinstance(wanted, str):
             raise InputError(f"{name} must be a name, got {shown(wanted)}")
+        elif wanted not in kinds:
+            raise InputError(f"{unknown_name(held.choice, wanted, kinds)} One of your own is loaded by --plugin FILE.")
         elif before is None or wanted != before.name:
             kept = {} if before is None else {key: getattr(before, key) for key in _names(before)}
             before = kinds[wanted](**{key: value for key, value in kept.items() if key in _names(kinds[wanted])})
     return replace(held() if before is None else before, fields)
 
 
-def _holds_parts(hint: Any) -> bool:
+def is_choice(hint: Any) -> bool:
+    """Whether a field of an annotation holds a part that is chosen by its name."""
+    return isinstance(hint, type) and issubclass(hint, Part)
+
+
+def is_part(hint: Any) -> bool:
+    """Whether a field of an annotation holds a part, or may hold one."""
     kinds = typing.get_args(hint) or (hint,)
     return any(isinstance(kind, type) and issubclass(kind, Described) for kind in kinds)
 
@@ -208,13 +232,33 @@ def flat(config: Described) -> dict[str, Any]:
     }
 
 
+def tree(config_type: type[Described]) -> Iterator[tuple[type[Described], str, Any]]:
+    """Every field that a configuration of a type may have, in whichever parts are registered.
+
+    Args:
+        config_type: The type; of a choice, all its kinds.
+
+    Yields:
+        The class that declares it, its name, and its annotation.
+    """
+    is_choice = issubclass(config_type, Part) and not hasattr(config_type, "name")
+    for kind in PARTS[config_type.choice].values() if is_choice else (config_type,):  # type: ignore[attr-defined]
+        hints = typing.get_type_hints(kind, include_extras=True)
+        for name in _names(kind):
+            owner = next(each for each in kind.__mro__ if name in vars(each).get("__annotations__", {}))
+            yield (owner if vars(owner).get("heading") else kind), name, hints[name]
+            for held in typing.get_args(hints[name]) or (hints[name],):
+                if isinstance(held, type) and issubclass(held, Described):
+                    yield from tree(held)
+
+
 def _collect(config: Described, values: dict[str, list[Any]]) -> None:
     hints = typing.get_type_hints(type(config), include_extras=True)
     for field in dataclasses.fields(config):
         value, hint = getattr(config, field.name), hints[field.name]
         held = [item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, Described)]
         names = tuple(item.name for item in held if isinstance(item, Part))
-        if not _holds_parts(hint):
+        if not is_part(hint):
             values.setdefault(field.name, []).append(value)
         elif names:
             values.setdefault(field.name, []).append(names if isinstance(value, tuple) else names[0])

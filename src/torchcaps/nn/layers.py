@@ -36,7 +36,7 @@ class CapsuleLayer(nn.Module):
         super().__init__()
         name = type(self).__name__
         for given, kind, what in ((transform, Transform, "transform"), (routing, Routing, "routing")):
-            if not isinstance(given, kind | None):  # type: ignore[arg-type]
+            if not isinstance(given, kind | None):
                 raise TypeError(f"{name}: {what} must be a {kind.__name__} or None, got {type(given).__name__}")
         self.size = size
         self.transform = Dense() if transform is None else transform
@@ -232,13 +232,13 @@ class ConvCapsules(CapsuleLayer):
         windows = windows.unflatten(1, (self.in_types, self.in_dim)).permute(0, 4, 2, 1, 3)  # (B, L, K, T, k²)
         votes = self.transform(windows.reshape(B * positions, self.in_dim, self.in_types * area).transpose(1, 2))
         if self.compete_over == "types-and-positions":
-            votes.rivals = Rivals(self.children(grid).to(poses.device), math.prod(grid) + 1)
+            votes.rivals = Rivals(self.window_capsules(grid).to(poses.device), math.prod(grid) + 1)
         if capsules.activations is None:
             return votes, None
         activations = self._windows(capsules.activations.unflatten(1, grid)).flatten(1, 2)  # (B, I, L)
         return votes, activations.transpose(1, 2).flatten(0, 1)
 
-    def children(self, grid: tuple[int, int, int]) -> Int[Tensor, "L I"]:
+    def window_capsules(self, grid: tuple[int, int, int]) -> Int[Tensor, "L I"]:
         """The capsule of the map, counted from 1, that each capsule of each window is; 0 beyond the edge.
 
         Args:

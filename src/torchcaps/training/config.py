@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +15,22 @@ from torchcaps.models.config import CapsNetConfig, NetworkConfig, Recipe
 from torchcaps.models.earlier import present_fields
 from torchcaps.models.fields import Described, flat, replace
 from torchcaps.models.presets import get_preset
+from torchcaps.plugins import is_loaded
 from torchcaps.ranges import Pixels, PositiveFactor, Processes, Seed
 
 #: What a run consists of, given field by field.
 WHOLE = ("preset", "model", "recipe")
 #: Settings that say where and how a run is computed, not what.
-ELSEWHERE = ("data_dir", "accelerator", "capture", "devices", "num_nodes", "checkpoint_minutes", "tensorboard")
+ELSEWHERE = (
+    "data_dir",
+    "accelerator",
+    "capture",
+    "devices",
+    "num_nodes",
+    "checkpoint_minutes",
+    "tensorboard",
+    "plugins",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +71,8 @@ class TrainConfig(Described):
     """Machines."""
     checkpoint_minutes: PositiveFactor = 5.0
     """Longest time between two checkpoints, minutes."""
+    plugins: tuple[str, ...] = ()
+    """Files and entry points that register parts of the run's network, its preset or its data; --plugin names them."""
     tensorboard: bool = False
     """Also write TensorBoard events (extra torchcaps[tensorboard])."""
 
@@ -125,4 +138,13 @@ def read_config(path: str | Path) -> TrainConfig:
     try:
         return TrainConfig.from_dict(values)
     except InputError as error:
-        raise InputError(f"configuration {path}: {error}") from None
+        raise InputError(f"configuration {path}: {error}{_missing_plugins(values)}") from None
+
+
+def _missing_plugins(values: Mapping[str, Any]) -> str:
+    """What to do where a run was made with plugins that are not loaded; they are never loaded by themselves."""
+    named = values.get("plugins", ())
+    missing = [name for name in named if isinstance(name, str) and not is_loaded(name)]
+    if not missing:
+        return ""
+    return f" The run was made with plugins; add {' '.join(f'--plugin {shlex.quote(name)}' for name in missing)}."

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import weakref
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from torchcaps.datasets.augmentation import check_crop
 from torchcaps.errors import InputError
 from torchcaps.machine import MIB, resident_memory_mib
 from torchcaps.machine import available_memory_mib as available_memory_mib
-from torchcaps.models import BaselineCNN, Network, build_model
-from torchcaps.models.config import CapsNetConfig
+from torchcaps.models import Network, build_model
+from torchcaps.models.fields import flat
 from torchcaps.nn import Convolution
 from torchcaps.ops.convolution import shape_of, working_mib
 from torchcaps.ops.dynamic_routing.recompute.blocks import BLOCK
@@ -27,19 +31,10 @@ from torchcaps.training.launch import count_processes
 
 #: What the weights need beside their own place, whatever the batch: as much again for each.
 LEARNED = ("weights", "gradients", "Adam's moments")
-#: Copies of the largest feature map that live at the height of the backward pass, beside those that are kept for it:
-#: its gradient before and after the ReLU, and one in the layout that the convolution's weight gradient works in.
-WORK_COPIES = 3
-#: Likewise where convolutions multiply planes: the gradient alone.
-WORK_COPIES_OF_PLANES = 1
-#: Copies of the largest convolution's weight in the layouts that forward and backward work in.
-WEIGHT_COPIES = 2
-#: Copies of the primary capsules' map: the convolution's output, the poses before and after the squash, their gradient.
-PRIMARY_COPIES = 4
+#: Images of a step that is followed; twice as many at most.
+FOLLOWED = 16
 #: Copies of a batch's images while they are standardised: centred, squared, divided.
 STANDARDISE_COPIES = 3
-#: Copies of what is drawn: before and after the sigmoid, its distance from the image, and a gradient.
-DRAWN_COPIES = 4
 
 
 @dataclass(frozen=True)
@@ -80,18 +75,13 @@ def estimate_memory(
     check_crop(in_shape, crop)
     seen = in_shape if crop is None else (in_shape[0], crop, crop)
     half = resolve_precision(config).precision == "bf16"
-    value = 2 if half else 4
     with torch.device("meta"):
         network = build_model(config.model, seen, num_classes)
-        planes = [] if half else _note_planes(network, batch)
-        maps = _feature_maps(network, seen)
+        flow = _flow(network, batch)
     weights = 4 * sum(p.numel() for p in network.parameters()) / MIB
-    convolutions = [m.weight.numel() for m in network.modules() if isinstance(m, nn.Conv2d)]
     low_precision_copies = 2 * sum(p.numel() for p in network.parameters() if p.ndim > 1) / MIB if half else 0.0
-    copies_of_maps = WORK_COPIES_OF_PLANES if planes else WORK_COPIES
     alone = objects if objects > 1 else 0  # each object by itself, beside the whole image
-    copies = 1 + alone + STANDARDISE_COPIES * bool(getattr(config.model, "standardise", False))
-    working = batch * value * copies_of_maps * max(maps.numbers) / MIB + sum(planes)
+    copies = 1 + alone + STANDARDISE_COPIES * bool(flat(config.model).get("standardise"))
     parts = {
         "Python and PyTorch": resident_memory_mib() or 0.0,
         "images of the data set": num_images * (1 + alone) * _bytes_an_image(in_shape, config.recipe.max_shift) / MIB,
@@ -99,18 +89,13 @@ def estimate_memory(
         "weights": weights,
         "gradients": weights,
         "Adam's moments": 2 * weights,
-        "weights in other layouts": (0 if planes else 4 * WEIGHT_COPIES * max(convolutions) / MIB)
-        + low_precision_copies,
-        "feature maps": batch * (value * sum(maps.numbers) + 8 * maps.indices) / MIB,
-        "work space of convolutions": max(working, get_working_memory()) if planes else working,  # that much is kept
+        "weights in half precision": low_precision_copies,
+        "maps, capsules and their gradients": (flow.live / 2 if half else flow.live),
+        "work space of convolutions": 0.0 if half else max(flow.planes, get_working_memory() * bool(flow.planes)),
     }
-    if isinstance(config.model, CapsNetConfig):
-        parts["primary capsules"] = 4 * PRIMARY_COPIES * maps.numbers[-1] * batch / MIB
-        parts["routing"] = min(BLOCK, get_working_memory())
-        if config.model.decoder:
-            numbers = 2 * sum(config.model.decoder_hidden) + DRAWN_COPIES * math.prod(seen)
-            parts["decoder"] = 4 * batch * objects * numbers / MIB
-    return MemoryEstimate(parts, batch)
+    if config.model.has_capsules:
+        parts["work space of routing"] = min(BLOCK, get_working_memory())
+    return MemoryEstimate({name: mib for name, mib in parts.items() if mib}, batch)
 
 
 def largest_batch(
@@ -169,61 +154,75 @@ def memory_warning(
     )
 
 
-class _Maps(NamedTuple):
-    """What is kept of one image for the backward pass."""
+class _Flow(NamedTuple):
+    """What a training step needs beside the weights and their gradients, MiB."""
 
-    numbers: list[int]
-    """In the map of each convolution, and in what is pooled of it, the last one last."""
-    indices: int = 0
-    """Of the pixels that pooling chose, 8 bytes each."""
-
-
-def _feature_maps(network: Network, in_shape: tuple[int, int, int]) -> _Maps:
-    """What a network on the meta device keeps of one image."""
-    value = torch.empty(1, *in_shape)
-    if isinstance(network, BaselineCNN):
-        numbers, value = _kept(network.stem.children(), value, network.config.conv_norm)
-        indices = 0
-        for conv, normed in zip(network.convs, network.norms, strict=True):
-            more, value = _kept((conv, normed, nn.ReLU()), value, network.config.conv_norm)
-            numbers += more
-            if network.config.pool > 1:
-                numbers.append((value := network.pool(value)).numel())
-                indices += value.numel()
-        return _Maps(numbers, indices)
-    layers = (*network.stem.children(), network.conv, network.conv_norm, nn.ReLU())
-    numbers, value = _kept(layers, value, network.config.conv_norm)
-    return _Maps([*numbers, sum(conv(value).numel() for conv in network.primary_capsules.convs)])
+    live: float
+    """The most that lived at one time: maps kept for the backward pass, their gradients, and what comes and goes."""
+    planes: float
+    """The planes of all convolutions that multiply planes; their memory is kept from step to step."""
 
 
-def _note_planes(network: Network, batch: int) -> list[float]:
-    """A list to which each convolution by products of planes adds the MiB of its planes when it is called."""
-    found: list[float] = []
-
-    def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        assert isinstance(module, Convolution)
-        (stride, across), (padding, beside) = module.stride, module.zeros
-        shape = shape_of(inputs[0], module.weight, (stride, across), (padding, beside))
-        if mib := working_mib(shape, batch):
-            found.append(mib)
-
-    for module in network.modules():
-        if isinstance(module, Convolution):
-            module.register_forward_pre_hook(note)
-    return found
+def _flow(network: Network, batch: int) -> _Flow:
+    """What a step of a batch needs: of a large one, what two small ones need says it, as each image needs the same."""
+    if batch <= 2 * FOLLOWED:
+        return _follow_step(network, batch)
+    one, two = _follow_step(network, FOLLOWED), _follow_step(network, 2 * FOLLOWED)
+    images = batch / FOLLOWED - 1
+    return _Flow(one.live + images * (two.live - one.live), one.planes + images * (two.planes - one.planes))
 
 
-def _kept(layers: Iterable[nn.Module], value: Tensor, norm: str) -> tuple[list[int], Tensor]:
-    """Numbers in the maps that convolutions, each with its ReLU, keep for backward; and the last map.
+def _follow_step(network: Network, batch: int) -> _Flow:
+    """Go through a training step of a network on the meta device, where tensors have shapes and no numbers."""
+    images = torch.empty(batch, *network.in_shape)
+    objects = network.config.objects
+    labels = torch.arange(objects).expand(batch, objects) if objects > 1 else torch.zeros(batch, dtype=torch.int64)
+    drawn = torch.empty(batch, objects, *network.in_shape) if objects > 1 else images
+    planes: list[float] = []
+    with _Live() as live, ExitStack() as hooks:
+        for module in network.modules():
+            if isinstance(module, Convolution):
+                hooks.callback(module.register_forward_pre_hook(partial(_note_planes, planes)).remove)
+        output = network(images, network.decoder_targets(labels))
+        network.loss(output, drawn, labels).total.backward()
+    return _Flow(live.most / MIB, sum(planes))
 
-    What a convolution gives is kept if it is normalised, what a normalisation gives is not.
-    """
-    numbers = []
-    for layer in layers:
-        value = layer(value)
-        if isinstance(layer, nn.ReLU) or (isinstance(layer, nn.Conv2d) and norm != "none"):
-            numbers.append(value.numel())
-    return numbers, value
+
+class _Live(TorchDispatchMode):
+    """Counts the bytes of all tensors that are made meanwhile and live at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self.seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._count(tensor.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        if storage._cdata in self.seen:
+            return
+        self.seen.add(storage._cdata)
+        self.now += storage.nbytes()
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._forget, storage._cdata, storage.nbytes())
+
+    def _forget(self, identity: int, size: int) -> None:
+        self.seen.discard(identity)
+        self.now -= size
+
+
+def _note_planes(found: list[float], module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """Add the MiB of a convolution's planes, if it multiplies planes."""
+    assert isinstance(module, Convolution)
+    (stride, across), (padding, beside) = module.stride, module.zeros
+    shape = shape_of(inputs[0], module.weight, (stride, across), (padding, beside))
+    if mib := working_mib(shape, len(inputs[0])):
+        found.append(mib)
 
 
 def _bytes_an_image(in_shape: tuple[int, int, int], max_shift: int) -> int:
