@@ -19,7 +19,7 @@ from torchcaps.analysis import load_image, trace_routing
 from torchcaps.analysis.inference import as_pixels, class_labels, inference, require_decoder
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError, visible
-from torchcaps.models import Network
+from torchcaps.models import CapsNet, Network
 
 MOST_MAPS = 10
 """Of more classes, only those of the longest capsules have their coupling shown."""

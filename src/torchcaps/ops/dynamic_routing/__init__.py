@@ -17,6 +17,7 @@ from torchcaps.ops.dynamic_routing.checks import check_options, check_route, che
 from torchcaps.ops.dynamic_routing.options import Options
 from torchcaps.ops.dynamic_routing.recompute import route_recompute
 from torchcaps.ops.dynamic_routing.reference import RoutingRound, compute_votes, follow_votes, route_votes
+from torchcaps.ops.export import is_exporting
 
 SoftmaxOver = Literal["outputs", "inputs"]
 """The axis on which capsules compete."""
@@ -266,7 +267,7 @@ def route(
 
 
 def _fastest(poses: Tensor, weight: Tensor, num_iterations: int) -> Backend:
-    if torch.jit.is_tracing() or torch.compiler.is_exporting():  # type: ignore[attr-defined]  # torch's types lack it
+    if is_exporting():
         return "reference"
     if poses.is_cuda and triton.is_available() and triton.supports(poses, weight, num_iterations):
         return "triton"
