@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchcaps.errors import InputError, shown
-from torchcaps.models.config import CapsNetConfig, CNNConfig, NetworkConfig, Recipe
+from torchcaps.models.config import CapsNetConfig, CNNConfig, ConvLayerConfig, DenseLayerConfig, NetworkConfig, Recipe
 from torchcaps.models.fields import replace
 from torchcaps.registry import Registry
 
@@ -229,7 +229,7 @@ register_preset(
     )
 )
 
-register_preset(
+COMPACT = register_preset(
     Preset(
         name="compact",
         description=(
@@ -263,6 +263,22 @@ register_preset(
             max_rotation=10,
             max_scaling=0.1,
         ),
+    )
+)
+
+register_preset(
+    Preset(
+        name="compact-deep",
+        description=(
+            "compact with a layer of capsules on a map between its primary and its class capsules: three capsule "
+            "layers, of which the middle one has 8 types and looks through windows of 3x3. Every layer starts balanced."
+        ),
+        source=COMPACT.source,
+        model=replace(
+            COMPACT.model,
+            {"layers": (ConvLayerConfig(layer_types=8, capsule_dim=8, layer_stride=2), DenseLayerConfig())},
+        ),
+        recipe=COMPACT.recipe,
     )
 )
 
