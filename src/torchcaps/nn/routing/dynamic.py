@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -12,7 +10,7 @@ from torchcaps.nn.flow import LayerSize
 from torchcaps.nn.routing.base import Routed, Routing
 from torchcaps.nn.transforms import DenseVotes, Votes
 from torchcaps.ops.checks import check_choice, check_flags
-from torchcaps.ops.dynamic_routing import BACKENDS, Backend, RoutingRound, SoftmaxOver, route
+from torchcaps.ops.dynamic_routing import BACKENDS, Backend, RouteOptions, RoutingRound, SoftmaxOver, route
 from torchcaps.ops.dynamic_routing.checks import check_options
 from torchcaps.ops.precision import full_precision, in_full_precision
 from torchcaps.ops.squash import squash
@@ -138,7 +136,7 @@ class DynamicRouting(Routing):
 
     def _route_dense(self, votes: DenseVotes, return_coupling: bool) -> Routed:
         """The same, fused."""
-        options: dict[str, Any] = {
+        options: RouteOptions = {
             "softmax_over": self.softmax_over,
             "stop_gradient": self.stop_gradient,
             "bias": self.bias,

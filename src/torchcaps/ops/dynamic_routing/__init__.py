@@ -5,9 +5,8 @@ The equations are in :mod:`~torchcaps.ops.dynamic_routing.reference`. The other 
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Literal, TypedDict, Unpack, overload
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -38,18 +37,30 @@ __all__ = [
 ]
 
 
+class RoutingOptions(TypedDict, total=False):
+    """The options of :func:`dynamic_routing` that do not change what it returns."""
+
+    softmax_over: SoftmaxOver
+    stop_gradient: bool
+    bias: Float[Tensor, "J D"] | None
+    prior: Float[Tensor, "I J"] | None
+    leaky: bool
+    eps: float
+
+
+class RouteOptions(RoutingOptions, total=False):
+    """Those of :func:`route`."""
+
+    backend: Backend
+
+
 @overload
 def dynamic_routing(
     votes: Float[Tensor, "B I J D"],
     num_iterations: int = 3,
     *,
-    softmax_over: SoftmaxOver = "outputs",
-    stop_gradient: bool = False,
-    bias: Float[Tensor, "J D"] | None = None,
-    prior: Float[Tensor, "I J"] | None = None,
-    leaky: bool = False,
-    eps: float = 1e-7,
     return_coupling: Literal[False] = False,
+    **options: Unpack[RoutingOptions],
 ) -> Float[Tensor, "B J D"]: ...
 
 
@@ -58,13 +69,8 @@ def dynamic_routing(
     votes: Float[Tensor, "B I J D"],
     num_iterations: int = 3,
     *,
-    softmax_over: SoftmaxOver = "outputs",
-    stop_gradient: bool = False,
-    bias: Float[Tensor, "J D"] | None = None,
-    prior: Float[Tensor, "I J"] | None = None,
-    leaky: bool = False,
-    eps: float = 1e-7,
     return_coupling: Literal[True],
+    **options: Unpack[RoutingOptions],
 ) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B I J"]]: ...
 
 
@@ -176,14 +182,8 @@ def route(
     weight: Float[Tensor, "I J D K"],
     num_iterations: int = 3,
     *,
-    softmax_over: SoftmaxOver = "outputs",
-    stop_gradient: bool = False,
-    bias: Float[Tensor, "J D"] | None = None,
-    prior: Float[Tensor, "I J"] | None = None,
-    leaky: bool = False,
-    eps: float = 1e-7,
     return_coupling: Literal[False] = False,
-    backend: Backend = "auto",
+    **options: Unpack[RouteOptions],
 ) -> Float[Tensor, "B J D"]: ...
 
 
@@ -193,14 +193,8 @@ def route(
     weight: Float[Tensor, "I J D K"],
     num_iterations: int = 3,
     *,
-    softmax_over: SoftmaxOver = "outputs",
-    stop_gradient: bool = False,
-    bias: Float[Tensor, "J D"] | None = None,
-    prior: Float[Tensor, "I J"] | None = None,
-    leaky: bool = False,
-    eps: float = 1e-7,
     return_coupling: Literal[True],
-    backend: Backend = "auto",
+    **options: Unpack[RouteOptions],
 ) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B I J"]]: ...
 
 
