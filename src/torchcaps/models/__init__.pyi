@@ -18,6 +18,7 @@ from .network import Network as Network
 from .output import Losses as Losses
 from .output import ModelOutput as ModelOutput
 from .presets import Preset as Preset
+from .presets import capsnet as capsnet
 from .presets import get_preset as get_preset
 from .presets import list_presets as list_presets
 from .presets import register_preset as register_preset
