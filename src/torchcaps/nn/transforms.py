@@ -37,9 +37,9 @@ class Votes(ABC):
         self.rivals: Rivals | None = None
 
     def zeros(self) -> Float[Tensor, "B I J"]:
-        """Routing logits to start from, in full precision."""
-        shape = self.poses.shape[0], self.size.in_capsules, self.size.out_capsules
-        return self.poses.new_zeros(shape, dtype=full_dtype(self.poses.dtype))
+        """Routing logits to start from, in full precision; in memory as (J, B, I), as agreement is."""
+        shape = self.size.out_capsules, self.poses.shape[0], self.size.in_capsules
+        return self.poses.new_zeros(shape, dtype=full_dtype(self.poses.dtype)).permute(1, 2, 0)
 
     @abstractmethod
     def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:

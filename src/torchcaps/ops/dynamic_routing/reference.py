@@ -133,6 +133,8 @@ def compete(logits: Float[Tensor, "B I J"], softmax_over: str, leaky: bool) -> F
     With ``leaky``, a competitor with logit 0 takes a share that goes to no capsule.
     """
     axis = {"outputs": 2, "inputs": 1}[softmax_over]
+    if not leaky and axis == 2 and logits.movedim(2, 0).is_contiguous():  # as the contractions lay them out: kept so
+        return logits.movedim(2, 0).softmax(0).movedim(0, 2)
     if not leaky:
         return logits.softmax(axis)
     none_of_the_above = torch.zeros_like(logits.narrow(axis, 0, 1))
