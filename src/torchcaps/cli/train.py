@@ -24,9 +24,9 @@ from torchcaps.cli.output import (
 from torchcaps.cli.runs import PATH
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.models.config import NetworkConfig, Recipe
-from torchcaps.models.fields import UnknownField, flat
+from torchcaps.models.fields import UnknownField
 from torchcaps.plugins import loaded_plugins
-from torchcaps.training.config import TrainConfig, make_config, override, read_config
+from torchcaps.training.config import WHOLE, TrainConfig, make_config, override, read_config
 
 EXAMPLES = (
     ("train", "the paper's network on the embedded digits"),
@@ -136,8 +136,8 @@ def build_config(preset: str | None, config_file: Path | None, overrides: Mappin
     try:
         return override(base, changes)
     except UnknownField as error:
-        network = (option_name(name) for name in flat(base.model))
-        raise unknown_name(f"option of {base.preset}", option_name(error.name), network) from None
+        known = (option_name(name) for name in error.known if name not in WHOLE)
+        raise unknown_name(f"option of {base.preset}", option_name(error.name), known) from None
 
 
 def show_summary(summary: Mapping[str, Any]) -> None:

@@ -84,7 +84,10 @@ class Pretrained(nn.Module):
             OSError: The folder cannot be written, or the disk is full.
         """
         self.check_described()
-        tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in self.state_dict().items()}
+        tensors = {
+            name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
+            for name, tensor in self.state_dict().items()
+        }
         for name, tensor in tensors.items():
             if dtype is not None and not tensor.isfinite().all():
                 raise InputError(f"{name} has weights that {dtype} cannot hold; store them as they are")
@@ -258,8 +261,12 @@ def check_weights(network: nn.Module, tensors: dict[str, Tensor], source: Path) 
         wanted = tuple(own[name].shape) if name in own else "nothing"
         if got != wanted:
             raise InputError(f"weights {source} do not fit the network: {name} has shape {got}, wanted {wanted}")
-        if tensors[name].dtype not in FLOATS:
-            raise InputError(f"weights {source} do not fit the network: {name} is {tensors[name].dtype}, wanted floats")
+        fits = tensors[name].dtype == own[name].dtype or (
+            tensors[name].dtype in FLOATS and own[name].is_floating_point()
+        )
+        if not fits:
+            kind = "floats" if own[name].is_floating_point() else str(own[name].dtype)
+            raise InputError(f"weights {source} do not fit the network: {name} is {tensors[name].dtype}, wanted {kind}")
         if not tensors[name].isfinite().all():
             raise InputError(f"weights {source} cannot be used: {name} holds numbers that are NaN or infinite")
 

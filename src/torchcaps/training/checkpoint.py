@@ -14,7 +14,7 @@ from torch import Tensor
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path, require_file
 from torchcaps.models import Network
-from torchcaps.ops.checks import FLOATS
+from torchcaps.ops.checks import FLOATS, INTEGERS
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.position import Position
 from torchcaps.training.step import OLD, TrainStep
@@ -155,7 +155,7 @@ def is_plain(tensor: object) -> bool:
         and tensor.layout == torch.strided
         and tensor.device.type == "cpu"
         and not tensor.is_nested
-        and tensor.dtype in FLOATS
+        and tensor.dtype in (*FLOATS, *INTEGERS)
     )
 
 
