@@ -96,7 +96,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not isinstance(optimizer.get("state"), dict) or not isinstance(optimizer.get("param_groups"), list):
         raise InputError(f"checkpoint {path} is not one of torchcaps: its optimizer must hold state and param_groups")
     for state in optimizer["state"].values():
-        if not isinstance(state, dict) or state.keys() != ADAM_STATE or not all(map(is_plain, state.values())):
+        whole = isinstance(state, dict) and state.keys() == ADAM_STATE
+        if not whole or not all(is_plain(tensor) and tensor.is_floating_point() for tensor in state.values()):
             raise InputError(f"checkpoint {path} is not one of torchcaps: its optimizer must hold Adam's plain tensors")
     Position.from_dict(checkpoint["progress"])
     return checkpoint
