@@ -10,7 +10,7 @@ from typing import Literal
 
 from torchcaps._version import __version__
 from torchcaps.models.config import NetworkConfig, Recipe
-from torchcaps.models.fields import as_text, flat
+from torchcaps.models.fields import as_text, flat, own_parts
 from torchcaps.models.presets import get_preset
 
 MOST_CLASSES = 30
@@ -114,7 +114,7 @@ def model_card(subject: CardSubject, training: TrainingRecord | None = None, sou
         _front_matter(subject, training),
         f"# {_name(subject, training)}",
         _introduction(subject, training),
-        _usage(source),
+        _usage(source, own_parts(subject.config)),
         _results(training) if training else "How it was trained and how good it is are not recorded here.",
         _training(training) if training else "",
         _limits(subject, training),
@@ -186,7 +186,7 @@ def _in_a_sentence(words: str) -> str:
     return words if first[1:] != first[1:].lower() else words[0].lower() + words[1:]
 
 
-def _usage(source: str | None) -> str:
+def _usage(source: str | None, own: Sequence[str]) -> str:
     if source is None:
         source = "path/to/this/folder"
         predict = f"torchcaps predict {source} image.png"
@@ -194,14 +194,21 @@ def _usage(source: str | None) -> str:
         predict = f"hf download {source} --local-dir network\ntorchcaps predict network image.png"
     else:
         predict = "torchcaps predict image.png"
+    plugin = ""
+    if own:
+        predict = predict.replace("torchcaps predict", "torchcaps predict --plugin parts.py")
+        plugin = 'torchcaps.load_plugin("parts.py")\n'
+    note = (
+        f"Parts that do not come with torchcaps: {', '.join(own)}. They are in a file of the author's, here parts.py.\n"
+    )
     return f"""\
 ## Use
 
-```python
+{note if own else ""}```python
 import torch
 import torchcaps
 
-model = torchcaps.load_pretrained("{source}")
+{plugin}model = torchcaps.load_pretrained("{source}")
 output = model(torch.rand(1, *model.in_shape))  # pixels 0..1
 output.lengths  # (1, classes): the scores; output.reconstruction: what the decoder draws
 ```

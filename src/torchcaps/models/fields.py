@@ -232,6 +232,19 @@ def flat(config: Described) -> dict[str, Any]:
     }
 
 
+def own_parts(config: Described) -> list[str]:
+    """The parts of a configuration that do not come with torchcaps: ``["routing mine"]``."""
+    found = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        for held in value if isinstance(value, tuple) else (value,):
+            if isinstance(held, Part) and not type(held).__module__.startswith("torchcaps."):
+                found.append(f"{held.choice} {held.name}")
+            if isinstance(held, Described):
+                found += own_parts(held)
+    return list(dict.fromkeys(found))
+
+
 def tree(config_type: type[Described]) -> Iterator[tuple[type[Described], str, Any]]:
     """Every field that a configuration of a type may have, in whichever parts are registered.
 
