@@ -15,7 +15,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
 from torchcaps.analysis import predict
-from torchcaps.datasets import BatchLoader, ImageSet
+from torchcaps.datasets import Augmentation, BatchLoader, ImageSet
 from torchcaps.errors import InputError
 from torchcaps.models import Model, Recipe, create_model
 from torchcaps.training import learning_rate
@@ -201,7 +201,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
             image_set,
             min(recipe.batch_size, len(image_set)),
             shuffle=True,
-            max_shift=recipe.max_shift,
+            augmentation=Augmentation(max_shift=recipe.max_shift),
             seed=seed,
             device=self.device,
         )

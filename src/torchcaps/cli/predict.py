@@ -85,7 +85,7 @@ def split_arguments(arguments: Sequence[Path]) -> tuple[Path | None, Sequence[Pa
         UsageError: There is no image.
         InputError: The first argument is a folder that holds no network; or there is nothing at all there.
     """
-    from torchcaps.datasets.image_files import SUFFIXES
+    from torchcaps.datasets.formats.image_files import SUFFIXES
 
     first = arguments[0] if arguments else None
     is_network = first is not None and (

@@ -11,15 +11,17 @@ import torch
 # imported for what they register
 # isort: off
 # in the order of the list
-from torchcaps.datasets import digits, mnist, affnist, multimnist, smallnorb, svhn, cifar10, folder, npz  # noqa: F401
+from torchcaps.datasets.sources import digits, mnist, affnist, multimnist, smallnorb, svhn, cifar10  # noqa: F401
+from torchcaps.datasets.formats import folder, npz  # noqa: F401
 
 # isort: on
-from torchcaps.datasets.registry import DataRequest, DatasetInfo, Splits, look_up, registered
-from torchcaps.datasets.splits import check_seed, stratified_split
-from torchcaps.datasets.types import Dataset, ImageSet
+from torchcaps.datasets.dataset import Dataset, Splits
+from torchcaps.datasets.image_set import ImageSet
+from torchcaps.datasets.registry import DataRequest, DatasetInfo, look_up, registered
+from torchcaps.datasets.splits import stratified_split
 from torchcaps.errors import InputError, shown
 from torchcaps.files import user_path
-from torchcaps.ranges import PIXELS
+from torchcaps.ranges import PIXELS, SEED
 
 _VALIDATION_SHARE = 0.1
 
@@ -76,7 +78,7 @@ def load_dataset(
     info, path = look_up(spec)
     if data_dir is not None and not info.takes_data_dir:
         raise InputError(f'the data set "{info.name}" has no files in a data folder; leave data_dir (--data-dir) out')
-    check_seed(seed)
+    SEED.check("seed", seed)
     request = DataRequest(
         path=path,
         data_dir=None if data_dir is None else user_path(data_dir),

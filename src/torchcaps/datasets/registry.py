@@ -11,15 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torchcaps.datasets.types import ImageSet
+from torchcaps.datasets.dataset import Splits
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.files import user_path
 from torchcaps.registry import Registry
-
-if TYPE_CHECKING:
-    from torchcaps.datasets.pairs import PairSet
 
 
 @dataclass(frozen=True)
@@ -47,31 +44,6 @@ class DataRequest:
         """``path`` of a data set registered with ``takes_path``, where there always is one."""
         assert self.path is not None
         return self.path
-
-
-def _unchanged(images: ImageSet) -> ImageSet:
-    return images
-
-
-@dataclass(frozen=True, eq=False)
-class Splits:
-    """What a data set's function returns.
-
-    Args:
-        train: All training images in their own fixed order; ``load_dataset`` takes the validation images from them.
-        test: The test images, the same whatever the user's seed.
-        class_names: The name of each label.
-        validation: Validation images, only where the source has them apart from the others.
-        as_train: What becomes of the training images when the validation images are taken out.
-        as_validation: What becomes of these.
-    """
-
-    train: ImageSet
-    test: ImageSet
-    class_names: tuple[str, ...]
-    validation: ImageSet | None = None
-    as_train: Callable[[ImageSet], ImageSet | PairSet] = _unchanged
-    as_validation: Callable[[ImageSet], ImageSet] = _unchanged
 
 
 def _nowhere(data_dir: Path | None) -> Path | None:  # noqa: ARG001  what all such functions are given

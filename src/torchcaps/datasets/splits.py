@@ -10,32 +10,12 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from torchcaps.datasets.registry import Splits
-from torchcaps.datasets.types import ImageSet
+from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.image_set import ImageSet, check_dtype
+from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.errors import InputError
 
-FIXED_SEED = 0
-"""The seed of splits that must not follow the user's: test images and the order of a folder's files."""
 _TEST_SHARE = 0.2
-
-
-def generator(seed: int) -> np.random.RandomState:
-    """A random generator whose stream NumPy has frozen (NEP 19), so that a split never changes with a version.
-
-    Args:
-        seed: From 0 to 2³² - 1.
-
-    Raises:
-        InputError: When the seed is out of that range.
-    """
-    check_seed(seed)
-    return np.random.RandomState(seed)
-
-
-def check_seed(seed: int) -> None:
-    """Raise `InputError` unless ``seed`` is from 0 to 2³² - 1."""
-    if not 0 <= seed < 2**32:
-        raise InputError(f"the seed must be from 0 to {2**32 - 1}, got {seed}")
 
 
 def stratified_split(
@@ -59,9 +39,7 @@ def stratified_split(
         TypeError: Labels that are no int64 tensor.
         InputError: When so many cannot be held out.
     """
-    if not isinstance(labels, Tensor) or labels.dtype != torch.int64:
-        got = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-        raise TypeError(f"labels must be int64, got {got}")
+    check_dtype("labels", labels, torch.int64)
     classes, counts = np.unique(labels.numpy(), return_counts=True)
     most = len(labels) - leave_one * len(classes)
     if not 1 <= size <= most:

@@ -8,10 +8,19 @@ from typing import NamedTuple
 
 import torch
 
-from torchcaps.datasets import BatchLoader, Dataset, ImageSet, PairSet, center_crop, list_datasets, load_dataset
+from torchcaps.datasets import (
+    Augmentation,
+    BatchLoader,
+    Dataset,
+    ImageSet,
+    PairSet,
+    center_crop,
+    list_datasets,
+    load_dataset,
+)
 from torchcaps.errors import InputError
 from torchcaps.models import get_preset, list_presets
-from torchcaps.models.config import CapsNetConfig
+from torchcaps.models.config import CapsNetConfig, Recipe
 from torchcaps.training.config import TrainConfig
 
 
@@ -67,19 +76,18 @@ def training_loader(
         train,
         recipe.batch_size,
         shuffle=True,
-        max_shift=recipe.max_shift,
-        crop=recipe.crop,
-        flip=recipe.flip,
-        brightness=recipe.brightness,
-        contrast=recipe.contrast,
-        max_rotation=recipe.max_rotation,
-        max_scaling=recipe.max_scaling,
+        augmentation=augmentation_of(recipe),
         seed=config.seed,
         device=device,
         rank=rank,
         world_size=processes,
         drop_last=True,
     )
+
+
+def augmentation_of(recipe: Recipe) -> Augmentation:
+    """The random changes of training images, which a recipe holds as fields of its own."""
+    return Augmentation(**{field.name: getattr(recipe, field.name) for field in dataclasses.fields(Augmentation)})
 
 
 def fingerprint(data: RunData) -> list[int]:
