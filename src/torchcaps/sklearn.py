@@ -19,7 +19,7 @@ from torchcaps.datasets import Augmentation, BatchLoader, ImageSet
 from torchcaps.errors import InputError
 from torchcaps.models import Model, Recipe, create_model
 from torchcaps.training import learning_rate
-from torchcaps.training.device import pick_precision
+from torchcaps.training.environment import pick_precision
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

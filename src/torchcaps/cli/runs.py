@@ -183,7 +183,7 @@ def open_run(run_folder: Path | None, which: Which, accelerator: str = "cpu") ->
     """
     from torchcaps.models.pretrained import shipped_folder
     from torchcaps.training import load_run
-    from torchcaps.training.device import pick_device
+    from torchcaps.training.environment import pick_device
 
     if run_folder is not None and run_folder.is_file():
         raise InputError(f"{run_folder} is a file; this command needs a run folder")

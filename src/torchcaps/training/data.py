@@ -1,10 +1,9 @@
-"""The data of a run: loaded and cropped as its configuration says, and known again when it goes on."""
+"""The data of a run: loaded and cropped as its configuration says, with a fingerprint by which they are recognised."""
 
 from __future__ import annotations
 
 import dataclasses
 import zlib
-from typing import NamedTuple
 
 import torch
 
@@ -24,17 +23,8 @@ from torchcaps.models.config import CapsNetConfig, Recipe
 from torchcaps.training.config import TrainConfig
 
 
-class RunData(NamedTuple):
-    """What a run trains on and is judged by."""
-
-    dataset: Dataset
-    """All parts as the network sees them: with a crop, their centres."""
-    train: ImageSet | PairSet
-    """The training images whole, from which batches are made."""
-
-
-def load_run_data(config: TrainConfig) -> RunData:
-    """Load the data set of a run.
+def load_run_data(config: TrainConfig) -> Dataset:
+    """Load the data set of a run, its images whole; :func:`as_seen` crops them.
 
     Raises:
         InputError: As for :func:`torchcaps.datasets.load_dataset`; or the images do not go with the recipe's crop, or
@@ -53,7 +43,23 @@ def load_run_data(config: TrainConfig) -> RunData:
     )
     check_objects(loaded.name, loaded.num_objects, config)
     _check_parts(loaded, config)
-    return RunData(loaded if recipe.crop is None else _cropped(loaded, recipe.crop), loaded.train)
+    as_seen(loaded, recipe)
+    return loaded
+
+
+def as_seen(dataset: Dataset, recipe: Recipe) -> Dataset:
+    """A data set as the network sees it: with a crop, the middle of each image; the pixels are shared.
+
+    Raises:
+        InputError: The images do not go with the recipe's crop.
+    """
+    if recipe.crop is None:
+        return dataset
+    if isinstance(dataset.train, PairSet):
+        raise InputError(f"{dataset.name} makes new training images in each epoch, which are not cropped; omit --crop")
+    parts = (dataset.train, dataset.validation, dataset.test)
+    train, validation, test = (center_crop(part, recipe.crop) for part in parts)
+    return dataclasses.replace(dataset, train=train, validation=validation, test=test)
 
 
 def training_loader(
@@ -63,7 +69,7 @@ def training_loader(
 
     Args:
         config: The run.
-        train: Its training images.
+        train: Its training images, whole.
         device: Where batches are made.
         rank: Which process this is.
         processes: How many share the batches.
@@ -90,21 +96,20 @@ def augmentation_of(recipe: Recipe) -> Augmentation:
     return Augmentation(**{field.name: getattr(recipe, field.name) for field in dataclasses.fields(Augmentation)})
 
 
-def fingerprint(data: RunData) -> list[int]:
-    """Numbers that change when the data do: sizes of the parts, and a checksum of images and labels."""
-    parts = (data.train, data.dataset.validation, data.dataset.test)
+def fingerprint(dataset: Dataset, recipe: Recipe) -> list[int]:
+    """Numbers that change when the data of a run do: sizes of the parts, and a checksum of images and labels.
+
+    Args:
+        dataset: The data set whole.
+        recipe: Says how images to judge by are cropped.
+    """
+    seen = as_seen(dataset, recipe)
+    parts = (dataset.train, seen.validation, seen.test)
     checksum = 0
     for part in parts:
         for tensor in part.tensors:
             checksum = zlib.crc32(tensor.contiguous().numpy().data, checksum)
     return [*(len(part) for part in parts), checksum]
-
-
-def _cropped(dataset: Dataset, size: int) -> Dataset:
-    if isinstance(dataset.train, PairSet):
-        raise InputError(f"{dataset.name} makes its training images when they are asked for; leave --crop out")
-    train, validation, test = (center_crop(part, size) for part in (dataset.train, dataset.validation, dataset.test))
-    return dataclasses.replace(dataset, train=train, validation=validation, test=test)
 
 
 def check_objects(data: str, objects: int, config: TrainConfig) -> None:

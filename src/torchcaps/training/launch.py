@@ -21,7 +21,7 @@ from torchcaps.errors import InputError, shown
 from torchcaps.machine import usable_cores
 from torchcaps.ranges import COUNT, PROCESSES, Range
 from torchcaps.training.config import TrainConfig
-from torchcaps.training.device import pick_device, resolve_precision
+from torchcaps.training.environment import pick_device, resolve_precision
 
 #: How long processes wait for each other, to meet at the start and later at any step.
 PATIENCE = timedelta(minutes=30)

@@ -1,12 +1,16 @@
-"""What a run tells the person who waits for it: a live display on a terminal, plain lines elsewhere."""
+"""How a run shows its progress: a live display on a terminal, plain lines elsewhere, and TensorBoard events."""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from torchcaps.errors import InputError
 
 
 class Progress(ABC):
@@ -176,3 +180,40 @@ def describe(row: Mapping[str, Any]) -> str:
         f"validation {row['validation_accuracy']:.2%} (loss {row['validation_loss']:.4f})  "
         f"{row['images_per_second']:.0f} images/s{'  (improved)' if row.get('improved') else ''}"
     )
+
+
+class Events:
+    """A context in which each epoch's metrics become events.
+
+    Args:
+        out: The run folder.
+        wanted: Whether to write any.
+    """
+
+    def __init__(self, out: Path, wanted: bool) -> None:
+        self._folder, self._wanted = out / "tensorboard", wanted
+
+    @staticmethod
+    def check() -> None:
+        """Raise InputError if TensorBoard is not installed."""
+        if importlib.util.find_spec("tensorboard") is None:
+            raise InputError('--tensorboard needs the package tensorboard: pip install "torchcaps[tensorboard]"')
+
+    def __enter__(self) -> None:
+        if self._wanted:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(self._folder))
+
+    def __exit__(self, *_: object) -> None:
+        if self._wanted:
+            self._writer.close()
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """An epoch's metrics."""
+        if not self._wanted:
+            return
+        for name, value in row.items():
+            if name not in ("epoch", "step") and value is not None:
+                self._writer.add_scalar(name.replace("_", "/", 1), value, row["step"])
+        self._writer.flush()

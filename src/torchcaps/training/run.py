@@ -40,7 +40,7 @@ from torchcaps.models.pretrained import (
 )
 from torchcaps.training.checkpoint import CHECKPOINT, read_checkpoint
 from torchcaps.training.config import TrainConfig, read_config
-from torchcaps.training.data import load_run_data
+from torchcaps.training.data import as_seen, load_run_data
 
 METRICS, SUMMARY, BEST, FIGURES = "metrics.csv", "summary.json", "best", "figures"
 BEST_FILES = tuple(f"{BEST}/{name}" for name in (CONFIG, WEIGHTS, CLASSES))
@@ -100,7 +100,8 @@ class Run:
         own = self.config is not None and data in (None, self.config.data)
         if own:
             assert self.config is not None
-            loaded = load_run_data(dataclasses.replace(self.config, data_dir=data_dir or self.config.data_dir)).dataset
+            config = dataclasses.replace(self.config, data_dir=data_dir or self.config.data_dir)
+            loaded = as_seen(load_run_data(config), config.recipe)
         elif data is not None:
             # the same seed: data sets made of the same images set the same ones apart for validation
             seed = 0 if self.config is None else self.config.seed

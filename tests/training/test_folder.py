@@ -16,8 +16,8 @@ import pytest
 
 from tiny_runs import tiny_config
 from torchcaps.errors import InputError
-from torchcaps.training import load_run, loop, resume, train
-from torchcaps.training.lock import HOLDER, LOCK, sole_use
+from torchcaps.training import folder, load_run, loop, resume, train
+from torchcaps.training.folder import HOLDER, LOCK, sole_use
 from torchcaps.training.progress import Silence
 
 WAITING = """
@@ -117,7 +117,7 @@ def test_runs_that_name_no_folder_never_share_one(bars: Path, tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").mkdir()
     names = iter(["taken", "free"])  # the first was free when it was looked for
-    monkeypatch.setattr(loop, "_next_folder", lambda _: Path(next(names)))
+    monkeypatch.setattr(folder, "_next_folder", lambda _: Path(next(names)))
     assert train(tiny_config(bars, epochs=1), progress=Silence(), figures=False)["out"] == "free"
     assert list((tmp_path / "taken").iterdir()) == []
 
@@ -134,7 +134,7 @@ def test_a_file_system_without_locks_keeps_nobody_out(tmp_path: Path, monkeypatc
     def acquire(_: object) -> None:
         raise NotImplementedError
 
-    monkeypatch.setattr("torchcaps.training.lock.FileLock.acquire", acquire)
+    monkeypatch.setattr("torchcaps.training.folder.FileLock.acquire", acquire)
     with sole_use(tmp_path), sole_use(tmp_path):
         pass
 
