@@ -55,6 +55,7 @@ def predict(arguments: tuple[Path, ...], which: Which, invert: bool, fit: Fit | 
     shape, fit = description.in_shape, fit or description.fit
     images = np.stack([read_image(file, shape, invert=invert, fit=fit) for file in image_files])
     lengths = lengths_of(images)
+    # the order of torchcaps.models.objects.longest, without torch
     longest = (-lengths).argsort(axis=1, kind="stable")[:, : description.objects]
     names = description.class_names
     results = [
