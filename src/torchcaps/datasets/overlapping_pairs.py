@@ -1,4 +1,4 @@
-"""Images of two overlapping objects of different classes, made of images of one: how MultiMNIST is made."""
+"""Images of two overlapping objects of different classes, made of images of one object, as for MultiMNIST."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchcaps.datasets.rng import FIXED_SEED, PARTNERS, PLACES, Key, generator,
 from torchcaps.datasets.shifts import look_through, windows
 from torchcaps.errors import InputError
 
-_DICE = 2**62  # partners are chosen by random whole numbers below this; so many that no partner is favoured
+_DICE = 2**62  # random whole numbers below this choose partners; it is so large that no partner is favoured
 
 
 class Pairs(NamedTuple):
@@ -32,7 +32,7 @@ class Pairs(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PairSet:
-    """Images of two objects of different classes, made when they are asked for; one for each object a pass.
+    """Images of two objects of different classes, made on demand; an epoch has one for each object.
 
     Each object is moved by its own whole number of pixels on a canvas with ``max_shift`` pixels more on each side, so
     that none of it is lost; the two are added and clipped at 255.
@@ -40,10 +40,10 @@ class PairSet:
     Args:
         objects: Images of one object each, of two classes at least.
         max_shift: Largest shift each way, pixels.
-        size: Height and width to bring the pairs to; None leaves them at that of the canvas.
+        size: Height and width to bring the pairs to; None leaves them at those of the canvas.
 
     Raises:
-        InputError: When there is only one class, the images have several objects already, or the shift is negative.
+        InputError: There is only one class, the images have several objects already, or the shift is negative.
 
     Source:
         Sabour, Frosst, Hinton: Dynamic Routing Between Capsules (2017), arXiv:1710.09829, section 6 (MultiMNIST).
@@ -77,12 +77,12 @@ class PairSet:
 
     @property
     def labels(self) -> Int64[Tensor, "N"]:
-        """The class of each object that pairs are made of."""
+        """The class of each single object."""
         return self.objects.labels
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that it is made of: images and labels of the single objects."""
+        """Images and labels of the single objects."""
         return self.objects.tensors
 
     def to(self, device: torch.device | str) -> PairSet:
@@ -94,7 +94,7 @@ class PairSet:
         """Pairs of the first ``n`` objects; ``n`` from 1 to all of them.
 
         Raises:
-            InputError: When ``n`` is below 1, there are fewer objects, or those are all of one class.
+            InputError: ``n`` is below 1, there are fewer objects, or they are all of one class.
         """
         return PairSet(self.objects.take(n), self.max_shift, self.size)
 
@@ -103,13 +103,13 @@ class PairSet:
         return PairSet(self.objects, self.max_shift, size)
 
     def preview(self, n: int) -> ImageSet:
-        """At most ``n`` pairs to look at, always the same: of the first objects, with random others."""
+        """At most ``n`` pairs to look at, always the same: the first objects, with random others."""
         here, index = self.to("cpu"), torch.arange(min(n, len(self)))
         dice, shifts = self.draw(len(index), (FIXED_SEED, 0, 0))
         return ImageSet(*here.compose(index, here.partners(index, dice), shifts))
 
     def draw(self, n: int, key: Key) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n 2 2"]]:
-        """The random numbers of a batch of ``n`` pairs, on the CPU: for `partners`, and the shifts for `compose`.
+        """Draw the random numbers of a batch of ``n`` pairs, on the CPU: for `partners`, and the shifts for `compose`.
 
         Args:
             n: How many pairs.
@@ -120,10 +120,10 @@ class PairSet:
         return dice, torch.randint(-most, most + 1, (n, 2, 2), generator=stream_of(PLACES, key))
 
     def partners(self, index: Int64[Tensor, "B"], dice: Int64[Tensor, "B"]) -> Int64[Tensor, "B"]:
-        """For each object another one of another class, any of them as likely as the others.
+        """Choose for each object a partner of another class, all of them equally likely.
 
         Args:
-            index: Which objects.
+            index: The indices of the objects.
             dice: Their random numbers.
         """
         ordered, first, count = self._by_class
@@ -135,10 +135,10 @@ class PairSet:
         """The pairs of the objects at ``first`` and ``second``.
 
         Args:
-            first: Which object is the one.
-            second: Which is the other.
-            shifts: For each pair how far the one and the other are moved (down, to the right), in pixels of
-                -max_shift..max_shift; on the device of the objects, as the others.
+            first: The index of one object of each pair.
+            second: The index of the other.
+            shifts: How far the two objects of each pair are moved (down, to the right), -max_shift..max_shift pixels;
+                on the device of the objects, as the indices.
         """
         corners = self.max_shift - shifts  # a window that begins at m - shift shows the object moved by the shift
         both = [look_through(self._windows, each, corners[:, i]) for i, each in enumerate((first, second))]
@@ -159,13 +159,13 @@ class PairSet:
 
     @cached_property
     def _by_class(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The objects in the order of their classes, and where each class begins there and how many it has."""
+        """The objects in the order of their classes, and where each class begins there, and its size."""
         count = self.labels.bincount()
         return self.labels.argsort(stable=True), count.cumsum(0) - count, count
 
 
 def fixed_pairs(objects: ImageSet, max_shift: int = 4) -> ImageSet:
-    """Pairs to judge by, the same for ever: as many as objects, each of them in exactly two pairs.
+    """Pairs to judge by, always the same: as many as objects, each object in exactly two pairs.
 
     Args:
         objects: Images of one object each; no class has more than half of them.
@@ -175,7 +175,7 @@ def fixed_pairs(objects: ImageSet, max_shift: int = 4) -> ImageSet:
         The pairs, with their parts.
 
     Raises:
-        InputError: When a class has more than half of the objects, each of which needs one of another class; or the
+        InputError: A class has more than half of the objects, each of which needs a partner of another class; or the
             images have several objects already.
     """
     pairs, random = PairSet(objects, max_shift), generator(FIXED_SEED)
@@ -185,7 +185,7 @@ def fixed_pairs(objects: ImageSet, max_shift: int = 4) -> ImageSet:
 
 
 def _matched(labels: np.ndarray, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
-    """Two random orders of all objects that have different classes at every place."""
+    """Two random orders of all objects, with different classes at every place."""
     largest = int(np.bincount(labels).max())
     if 2 * largest > len(labels):
         raise InputError(
@@ -195,7 +195,7 @@ def _matched(labels: np.ndarray, random: np.random.RandomState) -> tuple[np.ndar
     first, second = random.permutation(len(labels)), random.permutation(len(labels))
     ours, theirs = labels[first], labels[second]
     for place in np.flatnonzero(ours == theirs):
-        if ours[place] != theirs[place]:  # mended by an earlier exchange
+        if ours[place] != theirs[place]:  # an earlier exchange has changed it
             continue
         # the partners of two places are exchanged where neither has this class: there is such a place, as the class
         # has at most half of the objects, and this place takes up two of them

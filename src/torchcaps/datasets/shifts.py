@@ -1,4 +1,4 @@
-"""Images moved and cut out by whole pixels, without a copy until one is looked at."""
+"""Shifts and crops of images by whole pixels: windows onto padded images, copied only when they are read."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch import Tensor
 
 
 def windows(images: UInt8[Tensor, "N C H W"], margin: int, size: tuple[int, int]) -> UInt8[Tensor, "N C y x h w"]:
-    """Every window of ``size`` onto images with ``margin`` pixels of zeros around each.
+    """All windows of ``size`` onto images with ``margin`` pixels of zeros around each.
 
-    Window [..., y, x, :, :] begins at row y - margin and column x - margin of the image; where ``size`` is the image's
+    Window [..., y, x, :, :] begins at row y - margin and column x - margin of the image; if ``size`` is the image's
     own, it shows the image moved by margin - y down and margin - x to the right.
 
     Returns:
@@ -23,5 +23,5 @@ def windows(images: UInt8[Tensor, "N C H W"], margin: int, size: tuple[int, int]
 def look_through(
     views: UInt8[Tensor, "N C y x h w"], index: Int64[Tensor, "B"], corners: Int64[Tensor, "B 2"]
 ) -> UInt8[Tensor, "B C h w"]:
-    """One window of each of the images at ``index``: the one at its (row, column) in ``corners``, as a copy."""
+    """Copy one window of each image at ``index``: the one at its (row, column) in ``corners``."""
     return views[index, :, corners[:, 0], corners[:, 1]]

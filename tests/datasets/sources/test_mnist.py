@@ -115,7 +115,7 @@ def test_another_sets_files_of_the_same_names_are_not_taken_for_this_one(
     with pytest.raises(InputError, match="other is not on this machine"):
         load(OTHER)
     write(tmp_path / "data" / "other", ONE)  # put where only the other's belong
-    with pytest.raises(InputError, match="not the contents of other's train-images-idx3-ubyte but of small"):
+    with pytest.raises(InputError, match="not have the contents of other's train-images-idx3-ubyte but of small"):
         load(OTHER)
 
 
@@ -126,7 +126,7 @@ def test_changed_contents_are_named_with_both_hashes(tmp_path: Path, stem: str) 
     write(tmp_path, ONE | {stem: bytes(changed)})
     got, wanted = hashlib.md5(changed).hexdigest(), SMALL.md5[stem]
     with pytest.raises(
-        InputError, match=f"{re.escape(str(tmp_path / stem))} has not the contents .*MD5 {got}, expected {wanted}"
+        InputError, match=f"{re.escape(str(tmp_path / stem))} does not have the contents .*MD5 {got}, expected {wanted}"
     ):
         load(SMALL, tmp_path)
 
@@ -181,7 +181,7 @@ def test_a_family_without_known_contents_still_knows_anothers(
     balanced = contents(5, balanced=True)
     monkeypatch.setattr(mnist, "FAMILIES", (family("known", balanced), UNKNOWN))
     write(tmp_path / "unknown", FREE | {stem: balanced[stem]})
-    with pytest.raises(InputError, match=f"not the contents of unknown's {stem} but of known"):
+    with pytest.raises(InputError, match=f"not have the contents of unknown's {stem} but of known"):
         load(UNKNOWN, tmp_path)
 
 

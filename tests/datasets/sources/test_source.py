@@ -73,7 +73,7 @@ def test_places_are_looked_at_in_turn(tmp_path: Path, cache: Path, monkeypatch: 
 
 
 def test_files_of_another_set_in_the_folder_itself_are_left(tmp_path: Path) -> None:
-    picky = dataclasses.replace(SOURCE, is_anothers=lambda found: found["a.gz"].read_bytes() == FILES["a.gz"])
+    picky = dataclasses.replace(SOURCE, is_foreign=lambda found: found["a.gz"].read_bytes() == FILES["a.gz"])
     put(tmp_path, "a.gz", "b.tar")
     assert SOURCE.find(tmp_path) == tmp_path
     assert picky.find(tmp_path) is None

@@ -24,7 +24,7 @@ ClassFiles = dict[str, list[Path]]
 @register_dataset(
     "folder",
     title="your own images: PNG, JPEG, BMP, GIF, WebP or TIFF in one sub-folder a class",
-    source="your folder; test/ and val/ beside train/ are used where they are there",
+    source="your folder; test/ and val/ beside train/ are used if they are there",
     licence="yours",
     takes_path=True,
 )
@@ -32,13 +32,12 @@ def load_folder(request: DataRequest) -> Splits:
     """Read a folder of class sub-folders, or of train/, test/ and val/ (or validation/) with class sub-folders each.
 
     Without test/, a fixed stratified fifth of the images is set aside as the test set. Class names are sorted, by
-    number where all are numbers. Hidden files and files that are no images are passed over. Images are put in a fixed
-    random order, so that the first n of them are of all classes. They have one channel when every one of them is
-    grey, else three.
+    number where all are numbers. Hidden files and files that are no images are ignored. The images are in a fixed
+    random order, so that the first n of them are of all classes. They have one channel if all are grey, else three.
 
     Raises:
-        InputError: When there is no class or only one, a class has too few images, the parts differ in classes, an
-            image cannot be read, or images differ in size and no ``image_size`` was asked for.
+        InputError: There is no class or only one, a class has too few images, the parts differ in classes, an image
+            cannot be read, or images differ in size and no ``image_size`` was asked for.
     """
     root = request.source
     if not root.is_dir():
@@ -46,7 +45,7 @@ def load_folder(request: DataRequest) -> Splits:
     folders = _parts(root)
     files = {part: _class_files(folder) for part, folder in folders.items()}
     class_names = _class_names(folders, files)
-    # one image of each class is trained on, and one goes into each part that has no folder of its own
+    # each class needs one image to train on, and one for each part that has no folder of its own
     _check_enough(folders["train"], files["train"], 1 + ("test" not in files) + ("validation" not in files))
 
     reader = _Reader(request.image_size)
@@ -56,7 +55,7 @@ def load_folder(request: DataRequest) -> Splits:
 
 
 def _parts(root: Path) -> dict[str, Path]:
-    """The folder of each part: train, and test and validation where they are there; only the root else."""
+    """The folder of each part: train/, and test/ and validation/ if they are there; or the root as train."""
     parts: dict[str, Path] = {}
     for folder in _subfolders(root):
         name = folder.name.lower()
@@ -68,7 +67,7 @@ def _parts(root: Path) -> dict[str, Path]:
         parts[part] = folder
     if parts and "train" not in parts:
         raise InputError(f"{root} has {next(iter(parts.values())).name}/ but no train/ beside it")
-    return {"train": parts.pop("train", root), **parts}  # train first: the others are held to what it has
+    return {"train": parts.pop("train", root), **parts}  # train first: the others must have the same classes
 
 
 def _subfolders(folder: Path) -> list[Path]:
@@ -131,7 +130,7 @@ def _check_enough(folder: Path, by_class: ClassFiles, needed: int) -> None:
 
 
 class _Reader:
-    """Reads image files and keeps what holds for all of them: their size, and whether one has colour."""
+    """Reads image files and remembers their common size, and whether one of them has colour."""
 
     def __init__(self, image_size: tuple[int, int] | None) -> None:
         self.channels = 1
@@ -139,7 +138,7 @@ class _Reader:
         self._first: tuple[Path, tuple[int, int]] | None = None
 
     def read(self, by_class: ClassFiles, class_names: tuple[str, ...]) -> tuple[list[np.ndarray], list[int]]:
-        """Pixels, each (1 or 3, H, W), and labels, in a fixed random order."""
+        """Read pixels, each (1 or 3, H, W), and labels, in a fixed random order."""
         files = [(file, label) for label, name in enumerate(class_names) for file in by_class[name]]
         order = generator(FIXED_SEED).permutation(len(files))
         pixels = [self._read_one(file) for file, _ in files]

@@ -33,10 +33,10 @@ def read_contents(path: Path, most: int) -> bytes:
 
     Args:
         path: The file.
-        most: How many bytes it may hold, decompressed; of one that holds more, no more are read.
+        most: How many bytes it may hold, decompressed; no more are read.
 
     Raises:
-        InputError: When the file is missing, holds more than ``most`` bytes, or is gzipped and truncated or corrupt.
+        InputError: The file is missing, holds more than ``most`` bytes, or is gzipped and truncated or corrupt.
     """
     require_file(path)
     with path.open("rb") as file:
@@ -57,13 +57,13 @@ def parse_idx(contents: bytes, path: Path) -> np.ndarray:
 
     Args:
         contents: The file's bytes, decompressed.
-        path: Where they came from, for the error.
+        path: The file, for the error.
 
     Returns:
         A read-only uint8 array with as many axes as the file says.
 
     Raises:
-        InputError: When it is no idx file of unsigned bytes, or has too few bytes or too many.
+        InputError: It is no idx file of unsigned bytes, or has too few bytes or too many.
     """
     if len(contents) < 4 or contents[:3] != bytes([0, 0, _UNSIGNED_BYTE]) or not 1 <= contents[3] <= _MOST_AXES:
         raise InputError(

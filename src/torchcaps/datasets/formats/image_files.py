@@ -1,4 +1,4 @@
-"""Image files as a network takes them, with Pillow and NumPy alone: an exported network needs no torch to read them."""
+"""Image files, read and resized for a network by Pillow and NumPy: an exported network needs no torch for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchcaps.files import require_file
 Fit = Literal["pad", "stretch"]
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
-"""The image files that are read; others in a folder are passed over."""
+"""The image files that are read; other files in a folder are ignored."""
 
 MAX_MEGAPIXELS = 64.0
 PILLOWS_MEGAPIXELS = 178.0
@@ -31,11 +31,11 @@ PILLOWS_MEGAPIXELS = 178.0
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")  # Pillow knows more, some of which start other programs
 _TILE_WIDTH, _TILE_LENGTH = 322, 323  # of TIFF: a tile may be larger than its image, and is decoded as a whole
 _ERROR_STREAM = 2  # of the system, for the whole process
-_one_at_a_time = threading.Lock()  # else a thread would keep, and give back, what another one has put there
+_one_at_a_time = threading.Lock()  # or a thread would restore the stream that another thread has put there
 _CHUNK = 2**20  # pixels that are scaled at once, in float64
 
 
-# Python prints what nobody handles; Pillow's decoders log what they raise as well
+# Python prints records without a handler; Pillow's decoders log the errors that they raise
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 
@@ -44,7 +44,7 @@ class _Limit:
 
 
 def set_max_megapixels(megapixels: float) -> None:
-    """Set how large an image file may be that is read; a larger one is refused before it is decoded.
+    """Set how large an image file may be; a larger one is refused before it is decoded.
 
     A few hundred kilobytes may decode to gigabytes. Reading an image takes up to 24 bytes of memory a pixel. The
     setting holds for all threads and for everything that reads image files: `read_image`, ``folder:`` data sets, the
@@ -82,7 +82,7 @@ def read_image(
         fit: ``"pad"`` keeps the aspect ratio: the image is resized to fit inside H×W, centred, and surrounded by the
             median colour of its own border. ``"stretch"`` resizes height and width each by its own factor, as images
             of a ``folder:`` data set are.
-        name: What errors call the file; its path if None.
+        name: The file's name in errors; its path if None.
 
     Returns:
         Pixels of 0..255. Resizing is bicubic, smoothed first where the image shrinks.
@@ -113,18 +113,18 @@ def read_image(
 def read_pixels(path: Path, name: str | None = None) -> UInt8[np.ndarray, "C H W"]:
     """Read one image file at its own size.
 
-    Of several frames the first counts; a photo is turned upright as its EXIF data say; transparent parts show white,
-    as on a page; 16-bit greys are scaled to 8 bit.
+    The first of several frames is read; a photo is turned upright by its EXIF data; transparent parts become white, as
+    on a page; 16-bit greys are scaled to 8 bit.
 
     Args:
         path: A PNG, JPEG, BMP, GIF, WebP or TIFF file.
-        name: What errors call it; its path if None.
+        name: The file's name in errors; its path if None.
 
     Returns:
         Pixels of 0..255: one channel where all of them are grey, else three.
 
     Raises:
-        InputError: When the file is missing, no image, a broken one, or one of more than `get_max_megapixels`.
+        InputError: The file is missing, no image, a broken one, or one of more than `get_max_megapixels`.
     """
     name = str(path) if name is None else name
     require_file(path, "image file", name)
@@ -143,7 +143,7 @@ def read_pixels(path: Path, name: str | None = None) -> UInt8[np.ndarray, "C H W
         raise InputError(f"{name} cannot be read as an image; PNG, JPEG, BMP, GIF, WebP and TIFF files can") from None
     except Image.DecompressionBombError:
         raise InputError(f"{name} has more than {PILLOWS_MEGAPIXELS:g} megapixels{_advice()}") from None
-    except Exception as error:  # decoders trust the bytes: damaged ones raise whatever comes of them
+    except Exception as error:  # decoders trust the bytes: damaged ones may raise any error
         raise InputError(f"{name} cannot be read as an image: {reason_of(error)}") from error
     if pixels.ndim == 2:
         return pixels[None]
@@ -155,8 +155,8 @@ def read_pixels(path: Path, name: str | None = None) -> UInt8[np.ndarray, "C H W
 
 @contextmanager
 def _errors_unsaid() -> Iterator[None]:
-    """Nothing reaches the process's error stream: libtiff writes there, past Python, what its caller is told too."""
-    if sys.__stderr__ is None:  # the process began without, and the number may be that of any file
+    """Discard the process's error stream: libtiff writes there, past Python, the errors that its caller gets anyway."""
+    if sys.__stderr__ is None:  # the process began without one, and the number may be that of any file
         yield
         return
     with _one_at_a_time, Path(os.devnull).open("wb") as nowhere:
@@ -170,7 +170,7 @@ def _errors_unsaid() -> Iterator[None]:
 
 
 def _check_size(image: Image.Image, name: str) -> None:
-    """Refuse an image that is opened but not yet decoded if it has too many pixels, or its tiles have."""
+    """Raise InputError if an image that is not decoded yet, or one of its tiles, has too many pixels."""
     sizes = {"": image.size}
     if image.format == "TIFF":
         tags = image.tag_v2  # type: ignore[attr-defined]  # of a TiffImageFile
@@ -182,7 +182,7 @@ def _check_size(image: Image.Image, name: str) -> None:
 
 
 def _advice() -> str:
-    """How large an image may be, and where that is set: the end of a sentence."""
+    """The end of an error's sentence: how large an image may be, and where to set that."""
     return (
         f", but at most {_Limit.megapixels:g} megapixels are read; make it smaller, or raise the limit "
         "(--max-megapixels of commands that take image files, torchcaps.datasets.set_max_megapixels)"
@@ -190,10 +190,10 @@ def _advice() -> str:
 
 
 def with_channels(image: UInt8[np.ndarray, "c H W"], channels: int) -> UInt8[np.ndarray, "C H W"]:
-    """A grey or colour image with one channel or three; a grey one is repeated, a colour one becomes its luma.
+    """Bring a grey or colour image to one or three channels: grey is repeated, colour becomes its luma.
 
     Raises:
-        InputError: When ``channels`` is neither 1 nor 3.
+        InputError: ``channels`` is neither 1 nor 3.
     """
     if channels not in (1, 3):
         raise InputError(f"an image file gives 1 channel or 3, not {channels}")
@@ -205,7 +205,7 @@ def with_channels(image: UInt8[np.ndarray, "c H W"], channels: int) -> UInt8[np.
 
 
 def _to_uint8(image: Image.Image) -> np.ndarray:
-    """Any mode of Pillow to uint8, (H, W) or (H, W, 3)."""
+    """Convert any of Pillow's modes to uint8, (H, W) or (H, W, 3)."""
     if image.mode.startswith("I"):
         return _scaled(np.asarray(image), 65535)
     if image.mode == "F":
@@ -218,7 +218,7 @@ def _to_uint8(image: Image.Image) -> np.ndarray:
 
 
 def _scaled(values: np.ndarray, white: int) -> np.ndarray:
-    """Values of 0..white to uint8."""
+    """Convert values of 0..white to uint8."""
     if not (values.min() >= 0 and values.max() <= white):
         raise ValueError(f"its values run from {values.min():g} to {values.max():g} instead of 0..{white}")
     scaled = np.empty(values.shape, np.uint8)
@@ -229,7 +229,7 @@ def _scaled(values: np.ndarray, white: int) -> np.ndarray:
 
 
 def _resize(image: UInt8[np.ndarray, "C h w"], height: int, width: int) -> UInt8[np.ndarray, "C H W"]:
-    """As :func:`torchcaps.datasets.resize_images` resizes many: rounded once, at the end, so not in Pillow's 8 bit."""
+    """Resize an image as :func:`torchcaps.datasets.resize_images` does: in floats, not in Pillow's 8 bit."""
     if image.shape[1:] == (height, width):
         return image
     planes = [

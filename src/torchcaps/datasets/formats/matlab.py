@@ -4,7 +4,7 @@ A file is a header of 128 bytes and elements. An element is its type and its len
 its data, filled up to a multiple of 8 bytes; one of at most 4 bytes may be packed into 8 in all. A matrix is an element
 made of elements: its class, its shape, its name and its values. An element of type 15 is another one, deflated.
 
-SciPy reads more of them, but trusts the file: it unpacks all there is, and nested structures can crash it.
+SciPy reads more kinds of files, but trusts them: it unpacks everything, and nested structures can crash it.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _CHUNK = 2**20
 
 
 def read_mat(path: Path, *names: str, most: int) -> dict[str, np.ndarray]:
-    """The variables ``names`` of a Matlab file.
+    """Read the variables ``names`` of a Matlab file.
 
-    No more is unpacked than the values of these variables, whose length is checked first.
+    Only the values of these variables are unpacked, and their length is checked first.
 
     Args:
         path: The file.
         names: Arrays of numbers: ``"variable"``, or ``"variable.field"`` of a structure (1×1).
-        most: Bytes that one of them may take.
+        most: How many bytes one of them may take.
 
     Returns:
         The arrays by name, each with the dtype that the file stores it in.
 
     Raises:
-        InputError: When the file is missing, no Matlab file of version 5, truncated or corrupt, or lacks one of the
+        InputError: The file is missing, no Matlab file of version 5, truncated or corrupt, or lacks one of the
             variables; or one of them holds no numbers, or more than ``most`` bytes.
     """
     require_file(path)
@@ -75,13 +75,13 @@ def read_mat(path: Path, *names: str, most: int) -> dict[str, np.ndarray]:
 
 
 class _Element:
-    """The inside of an element, which is read from its beginning on; a deflated one is unpacked no further than that.
+    """The data of an element, read from its beginning on; a deflated one is unpacked only as far as it is read.
 
     Args:
-        file: Where it begins.
-        size: Its bytes in the file.
+        file: The file, at the beginning of the data.
+        size: How many bytes the data take in the file.
         order: ``"<"`` for numbers with the low byte first, else ``">"``.
-        deflated: Whether its data are another element, deflated.
+        deflated: Whether the data are another element, deflated.
     """
 
     def __init__(self, file: BinaryIO, size: int, order: str, *, deflated: bool) -> None:
@@ -123,14 +123,14 @@ class _Element:
         return struct.unpack(f"{self._order}{count}I", self.read(4 * count))
 
     def matrix(self) -> int:
-        """Enter the matrix that comes next; its bytes."""
+        """Enter the next matrix, and return its number of bytes."""
         kind, size = self.numbers(2)
         if kind != _MATRIX:
             raise ValueError(f"it has an element of type {kind} where a matrix should be")
         return size
 
     def data(self, most: int = _MOST_OF_A_HEAD) -> tuple[int, memoryview]:
-        """The type of the element that comes next, and its data, which may be ``most`` bytes."""
+        """The type of the next element, and its data of at most ``most`` bytes."""
         (first,) = self.numbers(1)
         packed = first >> 16 != 0
         kind, size = (first & 0xFFFF, first >> 16) if packed else (first, self.numbers(1)[0])
@@ -139,21 +139,21 @@ class _Element:
         return kind, memoryview(self.read(4 if packed else -(-size // 8) * 8))[:size]
 
     def array(self, most: int) -> np.ndarray:
-        """The element that comes next, as numbers in a row."""
+        """The numbers of the next element, as one axis."""
         kind, data = self.data(most)
         if kind not in _DTYPES:
             raise ValueError(f"it has an element of type {kind} where numbers should be")
         return np.frombuffer(data, np.dtype(f"{self._order}{_DTYPES[kind]}"))
 
     def integers(self) -> list[int]:
-        """The element that comes next, as whole numbers in a row."""
+        """The whole numbers of the next element."""
         array = self.array(_MOST_OF_A_HEAD)
         if array.dtype.kind not in "iu":
             raise ValueError(f"it has {array.dtype} numbers where whole ones should be")
         return [int(number) for number in array]
 
     def _some(self, most: int) -> bytes:
-        """At least one byte and at most ``most``; none at the end."""
+        """The next bytes, at least one and at most ``most``; none at the end."""
         if self._unpack is None:
             return self._take(most)
         while not self._unpack.eof:
@@ -172,7 +172,7 @@ class _Element:
 
 
 class _Head(NamedTuple):
-    """What a matrix begins with."""
+    """The beginning of a matrix: its class, shape and name."""
 
     kind: int
     is_complex: bool
@@ -190,7 +190,7 @@ def _head(matrix: _Element) -> _Head:
 
 
 def _variable(element: _Element, names: tuple[str, ...], most: int) -> tuple[str, dict[str, np.ndarray]]:
-    """The name of a variable, and those of the arrays ``names`` that it is or has."""
+    """Read the name of a variable, and those of the arrays ``names`` that it is or holds as fields."""
     head = _head(element)
     found = {}
     if head.name in names:
@@ -217,7 +217,7 @@ def _variable(element: _Element, names: tuple[str, ...], most: int) -> tuple[str
 
 
 def _values(matrix: _Element, head: _Head, most: int, name: str | None = None) -> np.ndarray:
-    """The numbers of a matrix."""
+    """Read the numbers of a matrix."""
     name = name or head.name
     if head.kind not in _NUMBERS or head.is_complex:
         raise ValueError(f"its {name} holds other than real numbers")

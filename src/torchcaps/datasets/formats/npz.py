@@ -49,16 +49,16 @@ def load_npz(request: DataRequest) -> Splits:
 
     ``x`` holds the images: (N, H, W), (N, H, W, C) or (N, C, H, W) with C from 1 to 4, uint8 of 0..255 or floats of
     0..1 (which are rounded to 255 steps). ``y`` (N,) holds whole numbers from 0, every class up to the highest
-    among them. ``x_test`` and ``y_test`` are the test set; without them, a fixed stratified fifth of the images is.
-    ``x_val`` and ``y_val`` are the validation images, ``class_names`` (J,) the names of the classes, where there.
+    among them. ``x_test`` and ``y_test`` are the test set; without them, it is a fixed stratified fifth of the images.
+    ``x_val`` and ``y_val`` are the validation images and ``class_names`` (J,) the names of the classes, if given.
 
-    The forms of all arrays are known before any of their values is read, the labels are checked before the images are
-    read, and the images are read once to their checksums before they are kept: a file that is refused takes little
-    memory, whatever it would unpack to.
+    The forms of all arrays are checked before any values are read, the labels before the images are read, and the
+    images are read once to their checksums before they are kept: a file that is refused takes little memory, whatever
+    it would unpack to.
 
     Raises:
-        InputError: When the file is missing, truncated or corrupt, an array is missing or has another form, or the
-            images do not fit into memory.
+        InputError: The file is missing, truncated or corrupt, an array is missing or has another form, or the images do
+            not fit into memory.
     """
     path = request.source
     require_file(path)
@@ -87,7 +87,7 @@ def load_npz(request: DataRequest) -> Splits:
 
 @contextmanager
 def _damage_named(path: Path) -> Iterator[None]:
-    """Whatever the readers raise as one sentence, and what they warn of as nothing: they trust the bytes."""
+    """Turn any error of the readers, which trust the bytes, into one sentence; hide their warnings."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -101,7 +101,7 @@ def _damage_named(path: Path) -> Iterator[None]:
 
 
 def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """What is in the file, by the names of the arrays."""
+    """The members of the file, by the names of the arrays."""
     members: dict[str, zipfile.ZipInfo] = {}
     for member in archive.infolist():
         key = member.filename.removesuffix(".npy")
@@ -112,16 +112,19 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
 
 
 class _Array:
-    """An array of the file: its form, checked against its bytes, and its values, which are read when asked for.
+    """An array of the file: its form, checked against its number of bytes, and its values, read on demand.
 
     Args:
         archive: The file.
-        member: Where in it the array is.
-        key: Its name.
+        member: The array's member of the file.
+        key: The array's name.
     """
 
     def __init__(self, archive: zipfile.ZipFile, member: zipfile.ZipInfo, key: str) -> None:
-        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others cannot be unpacked in parts
+        if member.compress_type not in (
+            zipfile.ZIP_STORED,
+            zipfile.ZIP_DEFLATED,
+        ):  # others cannot unpack in parts
             raise ValueError(f"its {key} is compressed in another way than NumPy's")
         self._archive, self._member, self._key = archive, member, key
         with archive.open(member) as file:
@@ -144,10 +147,10 @@ class _Array:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def chunks(self) -> Iterator[np.ndarray]:
-        """All values in the order of the file, some at a time, and then its checksum.
+        """All values in the order of the file, some at a time; the checksum is compared at the end.
 
         Raises:
-            Exception: It is damaged.
+            Exception: The file is damaged.
         """
         size = self.dtype.itemsize
         with self._archive.open(self._member) as file:
@@ -158,10 +161,10 @@ class _Array:
                 if len(data) < wanted:
                     raise EOFError(f"its {self._key} ends too early")
                 yield np.frombuffer(data, self.dtype)
-            file.read(1)  # nothing, but the checksum is compared at the end
+            file.read(1)  # reading to the end compares the checksum
 
     def shaped(self, values: np.ndarray) -> np.ndarray:
-        """Values in the order of the file in the shape of the array."""
+        """Bring values in the order of the file into the shape of the array."""
         return values.reshape(self.shape, order=self._order)
 
     def read(self) -> np.ndarray:
@@ -170,13 +173,13 @@ class _Array:
 
 
 def _read_header(file: IO[bytes], key: str) -> tuple[tuple[int, ...], Literal["C", "F"], np.dtype]:
-    """Shape, order and dtype of an array, and nothing else of the file."""
+    """Read shape, order and dtype of an array."""
     try:
         version = np.lib.format.read_magic(file)
     except ValueError:
         raise ValueError(f"its {key} is no array of NumPy's") from None
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    if version not in readers:  # a later one is for structures, whose fields have names
+    if version not in readers:  # later versions are for structures with named fields
         raise ValueError(f"its {key} is no plain array")
     begin = file.tell()
     length = int.from_bytes(file.read(2 if version == (1, 0) else 4), "little")
@@ -190,7 +193,7 @@ def _read_header(file: IO[bytes], key: str) -> tuple[tuple[int, ...], Literal["C
 
 
 def _check_keys(path: Path, names: Collection[str]) -> None:
-    """Each array that is needed is there, and none without its partner."""
+    """Raise InputError unless all needed arrays are there, each with its partner."""
     for x, y in _PAIRS.values():
         for key, partner in ((x, y), (y, x)):
             if key in names or (key not in _PAIRS["train"] and partner not in names):
@@ -205,7 +208,7 @@ def _check_keys(path: Path, names: Collection[str]) -> None:
 
 
 def _check_forms(path: Path, arrays: dict[str, _Array], x: str, y: str) -> None:
-    """Images and labels have dtypes and shapes that can be read, and fit each other."""
+    """Raise InputError unless images and labels have dtypes and shapes that can be read and fit each other."""
     images, labels = arrays[x], arrays[y]
     if images.dtype != np.uint8 and images.dtype.kind != "f":
         raise InputError(f"{path}: {x} must be uint8 of 0..255 or floats of 0..1, got {images.dtype}")
@@ -224,7 +227,7 @@ def _labels(path: Path, arrays: dict[str, _Array], y: str) -> Int64[Tensor, "N"]
     labels = arrays[y].read()
     if labels.min() < 0:
         raise InputError(f"{path}: {y} has the label {labels.min()}, but labels are whole numbers from 0")
-    # every class needs an image to train on; counting relies on this bound
+    # every class needs a training image; this bounds the memory of bincount
     images = len(arrays[_PAIRS["train"][0]])
     most = min(images, _MOST_CLASSES)
     if labels.max() >= most:
@@ -257,7 +260,7 @@ def _to_uint8(values: np.ndarray, where: str) -> np.ndarray:
 
 
 def _channel_axis(shape: tuple[int, ...], where: str) -> int:
-    """Which axis of (N, H, W, C) or (N, C, H, W) is the channels': that of 4 or less, the last one of two."""
+    """The axis of the channels in (N, H, W, C) or (N, C, H, W): the last one whose length is at most 4."""
     if 0 not in shape and len(shape) == 3:
         return 3  # to be added
     if 0 not in shape and len(shape) == 4:

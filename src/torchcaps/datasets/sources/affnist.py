@@ -56,8 +56,8 @@ _BATCHES = tuple(f"{number}.mat" for number in range(1, VERSIONS + 1))
 def load_mnist40(request: DataRequest) -> Splits:
     """MNIST with 6 pixels of zeros around each digit.
 
-    Training digits are in the middle, for the loader to move them anew each time (``max_shift=6``). Those to validate
-    and to test by are at random places, up to 6 pixels from the middle each way, that are always the same.
+    Training digits are in the middle: the loader moves them in each epoch (``max_shift=6``). Validation and test digits
+    are at random places, up to 6 pixels from the middle each way, which are always the same.
 
     Raises:
         InputError: As for MNIST.
@@ -80,15 +80,15 @@ def load_mnist40(request: DataRequest) -> Splits:
     find=find_mnist,
 )
 def load_affnist(request: DataRequest) -> Splits:
-    """mnist-40 to train on and validate by; to test, 32 affine versions of each MNIST test digit.
+    """mnist-40 for training and validation, and 32 affine versions of each MNIST test digit as test images.
 
-    They are made here, always the same, by `affine_versions`. Where the original files are there, these are read
-    instead: ``affnist/test.mat``, or ``affnist/test_batches/1.mat`` to ``32.mat``, in the folder of MNIST's files
-    (``affNIST`` and ``affnist/transformed`` do too). Either way the images are in a fixed random order, so that the
-    first n are a sample of all.
+    `affine_versions` makes the test images, always the same ones. Original files are read instead where they are found:
+    ``affnist/test.mat``, or ``affnist/test_batches/1.mat`` to ``32.mat``, in the folder of MNIST's files (``affNIST``
+    and ``affnist/transformed`` are searched, too). Either way the images are in a fixed random order, so that the first
+    n are a sample of all.
 
     Raises:
-        InputError: As for MNIST; or when original files are missing, truncated, corrupt, or of another form.
+        InputError: As for MNIST; or original files are missing, truncated, corrupt, or of another form.
     """
     digits = load_mnist(request)
     originals = find_originals(request.data_dir)
@@ -101,12 +101,12 @@ def load_affnist(request: DataRequest) -> Splits:
 
 
 def padded(digits: ImageSet) -> ImageSet:
-    """Digits in the middle of a canvas with `MARGIN` pixels more on each side."""
+    """Put digits in the middle of a canvas with `MARGIN` pixels more on each side."""
     return ImageSet(F.pad(digits.images, (MARGIN,) * 4), digits.labels)
 
 
 def placed(digits: ImageSet) -> ImageSet:
-    """Digits on that canvas, each moved by up to `MARGIN` pixels each way, always to the same places."""
+    """Put digits on that canvas, each moved by up to `MARGIN` pixels each way, always to the same places."""
     height, width = digits.in_shape[1:]
     views = windows(digits.images, 2 * MARGIN, (height + 2 * MARGIN, width + 2 * MARGIN))
     corners = torch.from_numpy(generator(FIXED_SEED).randint(0, 2 * MARGIN + 1, (len(digits), 2)))
@@ -114,16 +114,16 @@ def placed(digits: ImageSet) -> ImageSet:
 
 
 def affine_versions(digits: ImageSet, versions: int = VERSIONS, limit: int | None = None) -> ImageSet:
-    """Digits under random affine maps, by the ranges of affNIST; the same for the same digits.
+    """Change digits by random affine maps with the ranges of affNIST; the same digits give the same images.
 
-    Each is scaled in width and height by factors of their own, uniform in 0.8..1.2, sheared by ±0.2, turned by ±20
-    degrees, and moved: uniformly among the places at which no ink is lost. Values between pixels are interpolated
-    bilinearly.
+    Each digit is scaled in width and height by two factors, uniform in 0.8..1.2, sheared by ±0.2, turned by ±20
+    degrees, and moved to a place that is uniform among those at which no ink is lost. Values between pixels are
+    interpolated bilinearly.
 
     Args:
         digits: Images of one object each, zeros where there is no ink.
-        versions: How many of each digit.
-        limit: Make only the first so many; None for all.
+        versions: How many versions to make of each digit.
+        limit: How many images to make, the first ones; None for all.
 
     Returns:
         The images, 40×40: one version of each digit in random order, then another of each in another order, and so on.
@@ -138,7 +138,7 @@ def affine_versions(digits: ImageSet, versions: int = VERSIONS, limit: int | Non
 
 
 def _transformed(digits: UInt8[Tensor, "B C H W"], numbers: Float64[Tensor, "B 6"]) -> UInt8[Tensor, "B C h w"]:
-    """Digits under the maps that numbers of 0..1 stand for."""
+    """Change digits by the maps that numbers of 0..1 choose."""
     signs = 2 * numbers[:, :2] - 1
     scale = SCALES[0] + (SCALES[1] - SCALES[0]) * numbers[:, 2:4]
     linear = linear_maps(signs[:, 0] * MAX_ROTATION, scale, signs[:, 1] * MAX_SHEAR)
@@ -150,15 +150,16 @@ def _transformed(digits: UInt8[Tensor, "B C H W"], numbers: Float64[Tensor, "B 6
 def _room(
     digits: UInt8[Tensor, "B C H W"], linear: Float64[Tensor, "B 2 2"]
 ) -> tuple[Float64[Tensor, "B 2"], Float64[Tensor, "B 2"]]:
-    """The least and the largest shift (x, y) of transformed digits that keep all ink inside; a larger one's: the same.
+    """The least and the largest shift (x, y) of transformed digits that keep all ink inside.
 
-    An ink pixel p of a digit adds to what is read within less than a pixel of p in each direction.
+    A digit that is too large for that has one shift, which is both. An ink pixel changes the interpolated values at
+    places that are less than a pixel away from it in each direction.
     """
     height, width = digits.shape[2:]
     y, x = torch.meshgrid(torch.arange(height) - (height - 1) / 2, torch.arange(width) - (width - 1) / 2, indexing="ij")
     places = linear @ torch.stack([x, y]).double().flatten(1)  # (B, 2, H·W), where each pixel goes
     blank = (digits.amax(1) == 0).flatten(1)[:, None]
-    blank = blank & ~blank.all(2, keepdim=True)  # an image without ink is one of ink everywhere
+    blank = blank & ~blank.all(2, keepdim=True)  # an image without ink counts as ink everywhere
     reach = linear.abs().sum(2) * (1 + 2**-7)  # places are read to 2^-8 pixels
     edge = SIDE / 2 + 0.5  # the middle of the first pixel that is outside
     least = -edge - places.masked_fill(blank, torch.inf).amin(2) + reach
@@ -189,10 +190,10 @@ def read_originals(paths: list[Path], limit: int | None = None) -> ImageSet:
     Args:
         paths: The files, each with the structure ``affNISTdata``: ``image`` (1600, n), whose columns are the rows of
             an image one after the other, and ``label_int`` (1, n).
-        limit: Only the first so many in that order; None for all.
+        limit: How many images to read, the first ones in that order; None for all.
 
     Raises:
-        InputError: When a file is missing, truncated, corrupt, or of another form.
+        InputError: A file is missing, truncated, corrupt, or of another form.
     """
     most = SIDE * SIDE * NUM_TEST // len(paths)  # bytes
     images, labels = zip(*(_read_original(path, most) for path in paths), strict=True)

@@ -17,6 +17,7 @@ from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.sources.source import Source
 from torchcaps.errors import InputError, reason_of
+from torchcaps.files import require_file
 
 _ARCHIVE, _FOLDER = "cifar-10-binary.tar.gz", "cifar-10-batches-bin"
 _TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
@@ -55,7 +56,7 @@ def load_cifar10(request: DataRequest) -> Splits:
     A file has 10,000 records of 3,073 bytes: the label, then 32×32 pixels of red, of green and of blue, row by row.
 
     Raises:
-        InputError: When files are missing, truncated, corrupt, or of another form; or could not be downloaded.
+        InputError: Files are missing, truncated, corrupt, or of another form; or they could not be downloaded.
     """
     place = SOURCE.paths(request)[_ARCHIVE]
     sets = {name: _image_set(contents, f"{name} in {place}") for name, contents in _contents(place)}
@@ -67,15 +68,14 @@ def _contents(place: Path) -> Iterator[tuple[str, bytes]]:
     """The name and the bytes of each of the six files."""
     if place.is_dir():
         for name in (*_TRAIN, _TEST):
-            if not (place / name).is_file():
-                raise InputError(f"there is no file {place / name}; unpack {_ARCHIVE} anew")
+            require_file(place / name, f"file of {_ARCHIVE}")
             _check_size((place / name).stat().st_size, f"{name} in {place}")
             yield name, (place / name).read_bytes()
         return
-    # whole, as the archive's checksum is at its end
+    # read as a whole, because the archive's checksum is at its end
     unpacked = io.BytesIO(read_contents(place, 6 * _RECORDS * _RECORD + _MOST_OF_OTHERS))
     try:
-        with tarfile.open(fileobj=unpacked, mode="r:") as archive:  # nothing is written: no name in it leads astray
+        with tarfile.open(fileobj=unpacked, mode="r:") as archive:  # nothing is unpacked to the disk
             for name in (*_TRAIN, _TEST):
                 member = archive.getmember(f"{_FOLDER}/{name}")
                 _check_size(member.size, f"{name} in {place}")
@@ -90,7 +90,7 @@ def _contents(place: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _check_size(size: int, where: str) -> None:
-    """Refuse a file that has not the bytes of its records, before it is read."""
+    """Refuse a file of another size than its records have, before it is read."""
     if size != _RECORDS * _RECORD:
         raise InputError(
             f"{where} has {size:,} bytes, but {_RECORDS:,} records of {_RECORD:,} bytes make "

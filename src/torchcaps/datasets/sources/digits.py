@@ -34,11 +34,11 @@ def find_digits(data_dir: Path | None) -> Path | None:  # noqa: ARG001  they lie
     class_names=tuple("0123456789"),
     find=find_digits,
 )
-def load_digits(request: DataRequest) -> Splits:  # noqa: ARG001  there is nothing to ask for
+def load_digits(request: DataRequest) -> Splits:  # noqa: ARG001  these digits have no options
     """1,797 digits: 8×8 pixels of 0..16, resized to 20×20 and set in 28×28 with a margin of 4, as MNIST's are.
 
-    The 360 test images are a fixed stratified choice that no seed moves. scikit-learn's copy tells no writers, so
-    the same hand may occur in training and test.
+    The 360 test images are a fixed stratified choice, the same for every seed. scikit-learn's copy does not name the
+    writers, so training and test may have digits of the same writer.
     """
     from sklearn.datasets import load_digits as read_digits
 

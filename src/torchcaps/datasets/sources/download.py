@@ -1,4 +1,4 @@
-"""One file from the first mirror that has it right."""
+"""The download of a file from the first mirror that gives the right contents."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ def cache_folder() -> Path:
 
 
 def fetch(filename: str, mirrors: Sequence[str], sha256: str, folder: Path, advice: str) -> Path:
-    """Download a file unless it is there already, with the right contents.
+    """Download a file unless it is there already with the right contents.
 
-    It is written beside its place under another name, checked, and renamed: what stands in the folder is whole and
-    right, however the download ended. An unfinished download starts again.
+    The download is written under another name, checked, and renamed: the file in the folder is whole and right, however
+    the download ended. An unfinished download starts again.
 
     Args:
         filename: Its name on the mirrors and in the folder.
         mirrors: Addresses to put before the name, tried in turn.
         sha256: The hash of the file as the mirrors have it, in hex.
         folder: Where to keep it.
-        advice: What to do when no mirror has it, the end of the error's sentence.
+        advice: The end of the error's sentence when no mirror has it: what the user can do.
 
     Returns:
         The file's path.
 
     Raises:
-        InputError: When no mirror gave the right file; it names them all and what each did.
-        OSError: When the folder cannot be written or the disk is full.
+        InputError: No mirror gave the right file; the error says what each of them did.
+        OSError: The folder cannot be written, or the disk is full.
     """
     import pooch
     from requests.exceptions import RequestException
@@ -55,13 +55,13 @@ def fetch(filename: str, mirrors: Sequence[str], sha256: str, folder: Path, advi
             )
         except RequestException as error:
             failures.append(f"{mirror}: {_reason(error)}")
-        except ValueError:  # pooch's word for another hash
+        except ValueError:  # pooch raises it for another hash
             failures.append(f"{mirror}: not the expected contents (SHA-256)")
     raise InputError(f"{filename} could not be downloaded ({'; '.join(failures)}); {advice}")
 
 
 def _reason(error: Exception) -> str:
-    """A few words for what requests raised, whose own text is a screen full of nested exceptions."""
+    """A few words for an error of requests, whose own text is a screen full of nested exceptions."""
     from requests import exceptions
 
     if isinstance(error, exceptions.HTTPError) and error.response is not None:

@@ -1,4 +1,4 @@
-"""MNIST and the sets made in its image: the same four idx files, from a folder or downloaded."""
+"""MNIST and the data sets of the same form: four idx files, from a folder or downloaded."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class IdxFamily:
 
     Args:
         name: Its registered name.
-        title: Its name for people.
+        title: Its title in lists.
         torchvision: The folder in which torchvision keeps it.
-        source: Its home.
+        source: Its paper or address.
         licence: Its terms.
         class_names: The name of each label.
-        mirrors: Where the gzipped files can be had.
+        mirrors: The addresses of the gzipped files.
         sha256: The hash of each gzipped file as the mirrors have it, by the file's name without ``.gz``. Downloads
-            are held to it. A user's own file is not: decompressed, or gzipped anew, it is right and has another.
-        md5: The hash of each file's decompressed contents, as published, where it is known. It knows a right file
-            however it was packed.
+            must have it. A user's own file need not: decompressed, or gzipped again, it is right and has another hash.
+        md5: The hash of each file's decompressed contents, as published, where it is known. It is the same however the
+            file was packed.
         shapes: The shape of the array in each file, by the file's name without ``.gz``.
     """
 
@@ -136,13 +136,13 @@ FAMILIES = (
             f"t10k-{_IMAGES}": "edd7a857845ad6bb1d0ba43fe7e794d164fe2dce499a1694695a792adfac43c5",
             f"t10k-{_LABELS}": "20bb9a0ef54c7db3efc55a92eef5582c109615df22683c380526788f98e42a1c",
         },
-        md5={},  # nobody has published any; load_family says what is checked instead
+        md5={},  # none are published; load_family describes the check that stands in for them
     ),
 )
 
 
 def load_mnist(request: DataRequest) -> Splits:
-    """MNIST, for the data sets that are made of its digits; see `load_family`."""
+    """Load MNIST, for the data sets that are made of its digits; see `load_family`."""
     return load_family(FAMILIES[0], request)
 
 
@@ -154,14 +154,14 @@ def find_mnist(data_dir: Path | None) -> Path | None:
 def load_family(family: IdxFamily, request: DataRequest) -> Splits:
     """Read a family's four files from a folder, else download them, and check them.
 
-    A download is held to the SHA-256 of the mirrors' file before it is kept. Every file that is read, wherever it
-    lay, must be whole (a gzipped one down to its checksum), of the family's shapes, with labels of its classes, and
-    not another family's. Its contents must be the published ones where a hash of them is known, as for MNIST and
-    Fashion-MNIST. For KMNIST none is: there, as its paper says, all classes must be of the same size, but pixels that
-    were changed before the file was packed are not noticed in a file of the user's own.
+    A download must have the SHA-256 of the mirrors' file before it is kept. Every file that is read, wherever it lies,
+    must be whole (a gzipped one with its checksum), have the family's shapes and labels of its classes, and not be
+    another family's. Its contents must be the published ones where their hash is known, as for MNIST and Fashion-MNIST.
+    The hash is not known for KMNIST: there all classes must have the same size, as its paper says, but pixels that were
+    changed before a user's file was packed are not noticed.
 
     Raises:
-        InputError: When files are missing, truncated, corrupt, or another data set's; or could not be downloaded.
+        InputError: Files are missing, truncated, corrupt, or another data set's; or they could not be downloaded.
     """
     files = source_of(family).paths(request)
     arrays = {stem: _read(family, stem, files[f"{stem}.gz"]) for stem in family.shapes}
@@ -183,11 +183,11 @@ def source_of(family: IdxFamily) -> Source:
         sha256={f"{stem}.gz": family.sha256[stem] for stem in family.shapes},
         unpacked={f"{stem}.gz": stem for stem in family.shapes},
         folders=(f"{family.torchvision}/raw",),
-        is_anothers=functools.partial(_of_another, family),  # the families share the names of their files
+        is_foreign=functools.partial(_is_of_another, family),  # the families share the names of their files
     )
 
 
-def _of_another(family: IdxFamily, found: Mapping[str, Path]) -> bool:
+def _is_of_another(family: IdxFamily, found: Mapping[str, Path]) -> bool:
     """Whether the test labels, the smallest of the files, are known to be another family's."""
     stem = f"t10k-{_LABELS}"
     if f"{stem}.gz" not in found:
@@ -195,7 +195,7 @@ def _of_another(family: IdxFamily, found: Mapping[str, Path]) -> bool:
     try:
         contents = read_contents(found[f"{stem}.gz"], size_of(family.shapes[stem]))
         owner = _owner(hashlib.md5(contents, usedforsecurity=False).hexdigest())
-    except InputError:  # unreadable, which is for the reader to say
+    except InputError:  # the file is unreadable; reading it for good raises the error
         return False
     return owner not in (None, family)
 
@@ -222,7 +222,7 @@ def _read(family: IdxFamily, stem: str, path: Path) -> np.ndarray:
         whose = f" but of {owner.name}" if owner else ""
         expected = f", expected {wanted}" if wanted else ""
         raise InputError(
-            f"{path} has not the contents of {family.name}'s {stem}{whose} (decompressed MD5 {got}{expected}); "
+            f"{path} does not have the contents of {family.name}'s {stem}{whose} (decompressed MD5 {got}{expected}); "
             "fetch it again"
         )
     return array
@@ -233,7 +233,7 @@ def _check_labels(family: IdxFamily, labels: np.ndarray, path: Path) -> None:
         raise InputError(f"{path} has a label {labels.max()}, but those of {family.name} are 0 to 9")
     if not family.md5 and len(set(np.bincount(labels, minlength=len(family.class_names)))) > 1:
         raise InputError(
-            f"{path} is not {family.name}'s: its classes differ in size, where {family.name} has the same of each"
+            f"{path} is not {family.name}'s: its classes differ in size, but those of {family.name} have the same size"
         )
 
 

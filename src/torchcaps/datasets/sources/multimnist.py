@@ -25,12 +25,12 @@ from torchcaps.datasets.sources.mnist import find_mnist, load_mnist
 def load_multimnist(request: DataRequest) -> Splits:
     """Two digits of different classes, each moved by up to 4 pixels each way, added and clipped at 255.
 
-    Training pairs are made anew in every epoch, one for each training digit with a random other; so an epoch has 60,000
-    less the validation digits. Validation pairs are made of training digits that are in no training pair, test pairs
-    of the test digits; both are fixed, as many as there are digits, with each digit in exactly two of them.
+    Every epoch has new training pairs, one for each training digit with a random other digit: 60,000 less the
+    validation digits. Validation pairs are made of training digits that are in no training pair, test pairs of the test
+    digits; both are fixed, as many as there are digits, with each digit in exactly two of them.
 
-    The paper has 1,000 test pairs a digit, 10 million. Ten thousand are enough: at an error of 5 % they tell it to
-    ± 0.22 points (standard error), and they are judged in a thousandth of the time.
+    The paper has 1,000 test pairs a digit, 10 million. Ten thousand are enough: at an error of 5 % their standard error
+    is 0.22 points, and they are judged in a thousandth of the time.
 
     Raises:
         InputError: As for MNIST.

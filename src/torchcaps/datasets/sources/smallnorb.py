@@ -68,11 +68,11 @@ def load_smallnorb(request: DataRequest) -> Splits:
     Each pixel of 48×48 is the mean of 2×2 pixels, which is also what bilinear interpolation gives. Another
     ``image_size`` is made of the 96×96 pixels as for all data sets.
 
-    Training and test show different toys. Validation images show toys that are trained on, from other sides or in other
-    light, so that they promise more than the test images will keep.
+    Training and test images show different toys. Validation images show the toys of the training images, from other
+    sides or in other light, so that results on them are better than on the test images.
 
     Raises:
-        InputError: When files are missing, truncated, corrupt, or of another form; or could not be downloaded.
+        InputError: Files are missing, truncated, corrupt, or of another form; or they could not be downloaded.
     """
     paths = SOURCE.paths(request)
     resize = _halved if request.image_size in (None, _SIZE) else partial(resize_images, size=request.image_size)
@@ -107,7 +107,7 @@ def _read_labels(path: Path) -> Int64[Tensor, "N"]:
 
 
 class _Exactly:
-    """A file that gives as many bytes as are asked for, or an error."""
+    """A file that gives exactly as many bytes as are asked for, or raises an error."""
 
     def __init__(self, file: io.BufferedIOBase) -> None:
         self._file = file
@@ -133,7 +133,7 @@ def _matrix(path: Path, kind: int, shape: tuple[int, ...]) -> Iterator[_Exactly]
     last ones 1), all as little-endian 32-bit integers; then the values.
 
     Raises:
-        InputError: When the file has other axes or another type, or is truncated or corrupt.
+        InputError: The file has other axes or another type, or is truncated or corrupt.
     """
     try:
         with path.open("rb") as raw:

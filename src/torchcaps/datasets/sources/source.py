@@ -1,4 +1,4 @@
-"""Where the files of a data set lie: in a folder of the user's, in the cache of downloads, or on a mirror."""
+"""The places of a data set's files: a folder that the user names, the cache of downloads, or a mirror."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DATA_VARIABLE = "TORCHCAPS_DATA"
 
 
 def roots(data_dir: Path | None) -> list[Path]:
-    """Where files may lie, best first: the folder named, else that of TORCHCAPS_DATA and the cache of downloads.
+    """The folders to look in, in order: the one named, else that of TORCHCAPS_DATA and the cache of downloads.
 
     Raises:
         InputError: TORCHCAPS_DATA names the home folder of a user who is not known.
@@ -28,23 +28,20 @@ def roots(data_dir: Path | None) -> list[Path]:
     return [*([user_path(named)] if named else []), cache_folder()]
 
 
-def _anyones(found: Mapping[str, Path]) -> bool:  # noqa: ARG001  the files are not looked at
-    return False
-
-
 @dataclass(frozen=True)
 class Source:
     """The files of a data set.
 
     Args:
-        name: The data set's name; its files may lie in a folder called so, where downloads are put too.
+        name: The data set's name; its files may lie in a folder of this name, where downloads are put too.
         mirrors: Addresses to put before the name of a file, tried in turn.
-        sha256: The hash of each file as the mirrors have it, by its name. Downloads are held to it; a user's own file
-            is not: unpacked, or packed anew, it is right and has another.
-        unpacked: What may stand for each file when it is unpacked: for an archive (``.tar`` is in its name) a folder,
-            else a file; by default nothing.
-        folders: Other folders in which the files may lie, relative to that which the user named.
-        is_anothers: Whether files that lie beside others in the folder itself are known to be another data set's.
+        sha256: The hash of each file as the mirrors have it, by its name. Downloads must have it; a user's own file
+            need not: unpacked, or packed again, it is right and has another hash.
+        unpacked: The name under which each file may lie unpacked: for an archive (``.tar`` is in its name) the name of
+            a folder, else of a file; by default none.
+        folders: Other folders in which the files may lie, relative to the one that the user named.
+        is_foreign: Whether files that lie in the named folder itself are known to be another data set's, as those of
+            data sets with the same names of files may be; None where no other data set has these names.
     """
 
     name: str
@@ -52,7 +49,7 @@ class Source:
     sha256: Mapping[str, str]
     unpacked: Mapping[str, str] = field(default_factory=dict)
     folders: tuple[str, ...] = ()
-    is_anothers: Callable[[Mapping[str, Path]], bool] = _anyones
+    is_foreign: Callable[[Mapping[str, Path]], bool] | None = None
 
     def find(self, data_dir: Path | None) -> Path | None:
         """The folder that holds all files, or None.
@@ -67,10 +64,10 @@ class Source:
         return None
 
     def paths(self, request: DataRequest) -> dict[str, Path]:
-        """Each file, or what stands for it, by its name: from the user's folder, from the cache, or downloaded.
+        """The path of each file, packed or unpacked, by its name: in the user's folder, in the cache, or downloaded.
 
         Raises:
-            InputError: When the folder is none or lacks files, or they could not be downloaded.
+            InputError: The folder does not exist or lacks files, or they could not be downloaded.
         """
         *named, last = roots(request.data_dir)
         for root in [last] if request.data_dir else named:
@@ -94,15 +91,16 @@ class Source:
         return f"{names} (or {', '.join(packed)})" if packed else names
 
     def _search(self, root: Path) -> tuple[Path, dict[str, Path]]:
-        """The first folder under ``root`` with any of the files, and those files."""
+        """Find the first folder under ``root`` with any of the files, and those files."""
         for folder in (root / self.name, *(root / folder for folder in self.folders), root):
             found = {name: path for name in self.sha256 if (path := self._file(folder, name)) is not None}
-            if found and not (folder == root and self.is_anothers(found)):
+            foreign = folder == root and self.is_foreign is not None and self.is_foreign(found)
+            if found and not foreign:
                 return folder, found
         return root, {}
 
     def _file(self, folder: Path, name: str) -> Path | None:
-        """A file, or what stands for it, in a folder; of two the unpacked one."""
+        """The path of a file in a folder, the unpacked one if both are there; None if neither is."""
         if name in self.unpacked:
             unpacked = folder / self.unpacked[name]
             if unpacked.is_dir() if ".tar" in name else unpacked.is_file():
@@ -110,7 +108,7 @@ class Source:
         return folder / name if (folder / name).is_file() else None
 
     def _cached(self, cache: Path, *, download: bool) -> dict[str, Path]:
-        """The files in the cache: those that the user put there, and downloads, which are held to their hash."""
+        """The files in the cache: those that the user put there, and downloads, whose hashes are checked."""
         own = cache / self.name
         folder, found = self._search(cache)
         whole = len(found) == len(self.sha256)

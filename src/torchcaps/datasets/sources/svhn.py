@@ -50,7 +50,7 @@ def load_svhn(request: DataRequest) -> Splits:
     digit 0.
 
     Raises:
-        InputError: When files are missing, truncated, corrupt, or of another form; or could not be downloaded.
+        InputError: Files are missing, truncated, corrupt, or of another form; or they could not be downloaded.
     """
     paths = SOURCE.paths(request)
     return Splits(_read(paths[_TRAIN], _COUNTS[_TRAIN]), _read(paths[_TEST], _COUNTS[_TEST]), tuple("0123456789"))
