@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 CHECKPOINT = "last.ckpt"
 
-#: What Adam keeps of each parameter.
+#: The state that Adam keeps for each parameter.
 ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
 
-#: The columns of metrics.csv: integers, and numbers; one of these is None for a network without a decoder.
+#: The columns of metrics.csv: integers, and numbers, of which one is None for a network without a decoder.
 COUNTS = ("epoch", "step")
 NUMBERS = (
     "seconds",
@@ -67,7 +67,7 @@ def write_checkpoint(fabric: Fabric, out: Path, step: TrainStep, progress: Progr
     }
     if fabric.is_global_zero:
         _write(out / CHECKPOINT, state)
-    fabric.barrier()  # nobody leaves before the checkpoint is whole
+    fabric.barrier()  # no process goes on before the checkpoint is whole
 
 
 def _write(path: Path, state: dict[str, Any]) -> None:
@@ -85,20 +85,20 @@ def _write(path: Path, state: dict[str, Any]) -> None:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read ``last.ckpt``; only tensors and plain values are accepted, nothing in it is executed.
+    """Read ``last.ckpt``; only tensors and plain values are accepted, and nothing in it is executed.
 
     Raises:
-        InputError: It is missing, damaged, or not a checkpoint of torchcaps.
+        InputError: The file is missing, damaged, or not a checkpoint of torchcaps.
     """
     require_file(path, "checkpoint")
     try:
-        with zipfile.ZipFile(path) as archive:  # torch does not compare the checksums of what it reads
+        with zipfile.ZipFile(path) as archive:  # torch does not compare checksums
             if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
                 raise InputError(f"checkpoint {path} is not one of torchcaps, which compresses none of its parts")
             if (damaged := archive.testzip()) is not None:
                 raise InputError(f"checkpoint {path} is damaged: the checksum of its part {damaged} is wrong")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what torch says of the files of others is for its programmers
+            warnings.simplefilter("ignore")  # torch's warnings about such files are for programmers
             checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, InputError):
         raise
@@ -166,7 +166,7 @@ def check_fits(
 
 
 def is_plain(tensor: object) -> bool:
-    """Whether this is a tensor of numbers as networks keep them: not sparse, quantised, nested or without a place."""
+    """Whether this is a plain tensor of floating-point numbers: not sparse, quantised, nested or on the meta device."""
     return (
         isinstance(tensor, Tensor)
         and type(tensor) in (Tensor, torch.nn.Parameter)
@@ -187,15 +187,15 @@ class ProgressState:
     """The progress of a run: its place, and its results so far. A checkpoint holds it beside weights and moments."""
 
     epoch: int = 0
-    """Finished epochs."""
+    """How many epochs are finished."""
     batch: int = 0
-    """Finished batches of the running epoch."""
+    """How many batches of the running epoch are finished."""
     step: int = 0
-    """Finished steps."""
+    """How many steps are finished."""
     seconds: float = 0.0
-    """Spent in training and validation, over all sittings."""
+    """The time spent in training and validation, over all sittings."""
     epoch_seconds: float = 0.0
-    """Spent in the training steps of the running epoch."""
+    """The time spent in the training steps of the running epoch."""
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))
     """The sums of the running epoch; see :class:`~torchcaps.training.step.Tally`."""
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -259,7 +259,7 @@ class ProgressState:
         self.commands.append(command)
 
     def note_peak(self, mib: float | None) -> None:
-        """Remember how much memory this sitting's process has needed so far."""
+        """Remember the peak memory of this sitting's process."""
         known = [each for each in (self.peak_memory_mib, mib) if each is not None]
         self.peak_memory_mib = max(known, default=None)
 
@@ -270,7 +270,7 @@ class ProgressState:
         self.epoch_seconds, self.sums = 0.0, dict.fromkeys(SUMS, 0.0)
 
     def metrics(self) -> str:
-        """The text of metrics.csv: a line an epoch."""
+        """The text of metrics.csv, a line an epoch."""
         text = io.StringIO()
         writer = csv.DictWriter(text, fieldnames=list(self.history[0]), lineterminator="\n")
         writer.writeheader()

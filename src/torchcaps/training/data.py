@@ -27,8 +27,8 @@ def load_run_data(config: TrainConfig) -> Dataset:
     """Load the data set of a run, its images whole; :func:`as_seen` crops them.
 
     Raises:
-        InputError: As for :func:`torchcaps.datasets.load_dataset`; or the images do not go with the recipe's crop, or
-            not with the objects that the network looks for.
+        InputError: As for :func:`torchcaps.datasets.load_dataset`; or the images do not fit the recipe's crop, or the
+            number of objects that the network looks for.
     """
     recipe = config.recipe
     loaded = load_dataset(
@@ -70,9 +70,9 @@ def training_loader(
     Args:
         config: The run.
         train: Its training images, whole.
-        device: Where batches are made.
-        rank: Which process this is.
-        processes: How many share the batches.
+        device: The device that batches are made on.
+        rank: The number of this process.
+        processes: How many processes share the batches.
 
     Raises:
         InputError: As for :class:`torchcaps.datasets.BatchLoader`.
@@ -117,7 +117,7 @@ def check_objects(data: str, objects: int, config: TrainConfig) -> None:
 
     Args:
         data: The name of the data set.
-        objects: In each of its images.
+        objects: How many objects each of its images holds.
         config: The run.
     """
     wanted = config.model.objects
@@ -136,7 +136,7 @@ def check_objects(data: str, objects: int, config: TrainConfig) -> None:
 
 
 def _check_parts(dataset: Dataset, config: TrainConfig) -> None:
-    """Raise InputError if the network is to reconstruct objects that are nowhere shown alone."""
+    """Raise InputError if the network reconstructs objects, but the data set does not show them alone."""
     decodes = isinstance(config.model, CapsNetConfig) and config.model.decoder
     sets = (dataset.train, dataset.validation, dataset.test)
     if dataset.num_objects > 1 and decodes and any(isinstance(each, ImageSet) and each.parts is None for each in sets):

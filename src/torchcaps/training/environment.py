@@ -18,10 +18,10 @@ from torchcaps.errors import InputError
 from torchcaps.machine import MIB, peak_resident_memory_mib
 from torchcaps.training.config import TrainConfig
 
-#: What each precision is, in words.
+#: Each precision in words.
 PRECISION_WORDS = {"32": "float32", "bf16": "bfloat16 convolutions and dense layers, all else in float32"}
 CPUINFO = Path("/proc/cpuinfo")
-#: What processors call instructions that multiply bfloat16: x86, x86 and ARM.
+#: The names by which processors list instructions that multiply bfloat16: x86, x86 and ARM.
 BF16_FEATURES = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 #: Values of ONEDNN_MAX_CPU_ISA that leave such instructions of x86 unused.
 ISA_WITHOUT_BF16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
@@ -30,13 +30,13 @@ AMPERE = (8, 0)
 
 
 def pick_device(accelerator: str) -> torch.device:
-    """The device of that name; ``auto`` is the fastest there is, as training takes it.
+    """The device of that name; ``auto`` is the fastest device of this machine, as for training.
 
     Args:
         accelerator: ``auto``, ``cpu``, ``cuda`` or ``mps``.
 
     Raises:
-        InputError: This machine has none such.
+        InputError: This machine has no such device.
     """
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     usable = [name for name in there if there[name]]
@@ -50,17 +50,17 @@ def pick_device(accelerator: str) -> torch.device:
 
 
 def pick_precision(precision: str, device: torch.device) -> Literal["32", "bf16"]:
-    """The precision of training on a device; ``auto`` is the one that is fastest there.
+    """The precision of training on a device; ``auto`` is the fastest one there.
 
     ``auto`` is bfloat16 on CUDA GPUs that multiply it, else float32. It is float32 on CPUs that multiply bfloat16, too:
     their float32 convolutions take less time.
 
     Args:
         precision: ``auto``, ``32`` or ``bf16``.
-        device: Where training computes.
+        device: The device that training computes on.
 
     Raises:
-        InputError: Another precision.
+        InputError: There is no such precision.
     """
     if precision == "auto":
         return "bf16" if device.type == "cuda" and multiplies_bf16(device) else "32"
@@ -75,7 +75,7 @@ def resolve_precision(config: TrainConfig) -> TrainConfig:
     """The same run with ``auto`` replaced by the precision that it stands for on this machine.
 
     Raises:
-        InputError: The precision is ``auto``, and this machine has not the accelerator that the run names.
+        InputError: The precision is ``auto``, and this machine does not have the accelerator that the run names.
     """
     if config.precision != "auto":
         return config
@@ -99,7 +99,7 @@ def multiplies_bf16(device: torch.device) -> bool:
 
 
 def emulation_warning(precision: str, device: torch.device) -> str | None:
-    """A sentence if training in this precision is emulated on this device; it says what that costs."""
+    """A sentence about the cost if this device emulates training in this precision; else None."""
     if precision != "bf16" or multiplies_bf16(device):
         return None
     if device.type == "cpu":
@@ -111,7 +111,7 @@ def emulation_warning(precision: str, device: torch.device) -> str | None:
 
 
 def _cpu_features(cpuinfo: Path) -> set[str]:
-    """Names of the processor's instruction sets; none where they are not known."""
+    """Names of the processor's instruction sets; none if they are not known."""
     if cpuinfo.exists():
         lines = (line.partition(":") for line in cpuinfo.read_text().splitlines())
         return {name for key, _, names in lines if key.strip() in ("flags", "Features") for name in names.split()}
@@ -133,7 +133,7 @@ def hardware(device: torch.device) -> dict[str, str | int]:
 
 
 def versions(device: torch.device) -> dict[str, str]:
-    """Versions of what decides the numbers."""
+    """Versions of the packages that decide the numbers."""
     found = {"torchcaps": __version__, "torch": torch.__version__, "python": platform.python_version()}
     if device.type == "cuda":
         found["cuda"] = str(torch.version.cuda)
@@ -143,7 +143,7 @@ def versions(device: torch.device) -> dict[str, str]:
 
 
 def source_commit() -> str | None:
-    """The commit of torchcaps's own source tree, with ``-dirty`` where files differ from it; None where installed."""
+    """The commit of torchcaps's source tree, with ``-dirty`` if files differ from it; None if it is installed."""
     root = Path(__file__).parents[3]
     if not (root / ".git").exists():
         return None
@@ -154,7 +154,7 @@ def source_commit() -> str | None:
 
 
 def peak_memory_mib(device: torch.device) -> float | None:
-    """Peak memory so far, MiB: allocated on a CUDA device, or resident in this process. None where unknown."""
+    """Peak memory so far, MiB: allocated on a CUDA device, or resident in this process; None if it is not known."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / MIB
     return peak_resident_memory_mib()

@@ -50,28 +50,28 @@ from torchcaps.training.step import SUMS, learning_rate
 #: other devices or another number of processes draw other dropout.)
 RESUMABLE = ("epochs", *ELSEWHERE)
 
-#: On a GPU, or where processes must ask each other, losses and signals are looked at once in so many steps.
+#: On a GPU, or with several processes, losses and signals are checked once in so many steps.
 CHECK_EVERY = 32
 
-#: A step that no run reaches.
+#: A number of steps that no run reaches.
 NEVER = 2**62
 
-#: Images judged at a time, over all processes.
+#: Images of a batch in evaluation, over all processes.
 EVALUATION_BATCH = 256
 
-#: Seconds. At an epoch's end, a checkpoint younger than this will do: writing one can take as long as a short epoch.
+#: Seconds. A checkpoint younger than this is not replaced at an epoch's end: writing can take as long as a short epoch.
 YOUNG = 10.0
 
-#: The time between two checkpoints is over; smaller than the number of any signal that is handled.
+#: Says that a checkpoint is due; smaller than the number of any signal that is handled.
 OVERDUE = 1
 
 
-class Interrupted(Exception):  # noqa: N818  no error: the user asked for it
+class Interrupted(Exception):  # noqa: N818  the user asked for it, so it is no error
     """A signal stopped the run; its checkpoint is written.
 
     Args:
         out: The run folder.
-        step: Steps done.
+        step: How many steps are finished.
         exit_code: 128 + the signal's number.
     """
 
@@ -97,15 +97,15 @@ def train(
     Args:
         config: The run; see :func:`torchcaps.training.make_config`.
         out: The run folder; ``runs/PRESET-DATA-N`` with the next free N if None.
-        progress: Where to show what happens; a live display or plain lines if None.
-        figures: Draw the pictures at the end.
+        progress: Shows the progress; a live display or plain lines if None.
+        figures: Whether to draw the pictures at the end.
         command: The command to note in the summary.
 
     Returns:
         The summary, as written to ``summary.json``.
 
     Raises:
-        InputError: Data or settings that do not fit, or a run in ``out`` already.
+        InputError: Data or settings do not fit, or there is a run in ``out`` already.
         Diverged: The loss became NaN or infinite.
         Interrupted: Ctrl-C or SIGTERM; the checkpoint is written.
     """
@@ -131,8 +131,8 @@ def resume(
 
     Args:
         out: The run folder.
-        preset: If given, must be the run's.
-        overrides: Settings; only those in ``RESUMABLE`` may differ from the run's.
+        preset: The run's preset, or None.
+        overrides: Settings, of which only those in ``RESUMABLE`` may differ from the run's.
         progress: As for :func:`train`.
         figures: As for :func:`train`.
         command: As for :func:`train`.
@@ -141,7 +141,7 @@ def resume(
         The summary, as written to ``summary.json``.
 
     Raises:
-        InputError: No run in ``out``, a damaged checkpoint, or settings that differ from the run's.
+        InputError: There is no run in ``out``, its checkpoint is damaged, or settings differ from the run's.
         Diverged: The loss became NaN or infinite.
         Interrupted: Ctrl-C or SIGTERM; the checkpoint is written.
     """
@@ -155,12 +155,12 @@ def resume(
 
 
 def _prepare(config: TrainConfig, progress: Progress | None, *, begin: bool) -> Trainer:
-    """All that can be found wrong is found here, or when the checkpoint is read: before anything is written.
+    """Check everything that can be checked before anything is written, and make the trainer.
 
     Args:
         config: The run.
         progress: As for :func:`train`.
-        begin: Whether it begins here, with the weights that it is to start from.
+        begin: Whether the run begins here, with the weights that it starts from.
     """
     check_processes(config)
     config = resolve_precision(config)
@@ -186,7 +186,7 @@ class Trainer:
 
     Args:
         fabric: Devices, precision and processes.
-        config: The run, in the precision that it computes in.
+        config: The run, with the precision that it computes in.
         whole: Its data set, the images whole.
         marks: The fingerprint of the data.
         network: The network to train, on the CPU.
@@ -211,15 +211,15 @@ class Trainer:
         self.network = network
         steps = set_up_steps(fabric, config, network)
         self.plain_step, self.step, self.captured = steps.plain, steps.make, steps.captured is not None
-        #: Each time where a look is free, else once in a while. It is the same for all processes.
+        #: Steps between two checks of losses and signals, the same in all processes: 1 where a check takes no time.
         self.look_every = 1 if fabric.world_size == 1 and device.type == "cpu" else CHECK_EVERY
         self._last_save = time.monotonic()
 
     def restore(self, checkpoint: dict[str, Any]) -> None:
-        """Go to where the checkpoint was written.
+        """Go on from a checkpoint.
 
         Raises:
-            InputError: It is of another run.
+            InputError: The checkpoint is of another run.
         """
         check_fits(checkpoint, self.config, self._fingerprint, self.network, len(self.loader))
         self.plain_step.restore(checkpoint["model"], checkpoint["optimizer"])
@@ -228,7 +228,7 @@ class Trainer:
             self.plain_step.tally.restore([self.state.sums[name] for name in SUMS])
 
     def run(self, out: Path, *, figures: bool, command: str | None) -> dict[str, Any]:
-        """Train, test and sum up in the folder ``out``, which nobody else writes to."""
+        """Train, test and summarise in the folder ``out``, which no other process writes to."""
         self.out = out
         self.state.note_start(command or f"torchcaps train --config {self.out / CONFIG}", source_commit())
         self.events = Events(self.out, self.config.tensorboard and self.fabric.is_global_zero)
@@ -236,9 +236,9 @@ class Trainer:
             remove_leftovers(self.out)
             write_json(self.out / CONFIG, self.config.to_dict())
             if self.state.epoch < self.recipe.epochs:
-                (self.out / SUMMARY).unlink(missing_ok=True)  # of a shorter run, which this one goes on with
+                (self.out / SUMMARY).unlink(missing_ok=True)  # of the shorter run that goes on here
         if self.config.init_from is not None and self.state.step == 0:
-            self._save_checkpoint()  # from now on the run has the weights that it started from
+            self._save_checkpoint()  # it holds the weights that the run started from
         self.progress.message(f"Precision: {PRECISION_WORDS[self.config.precision]}")
         if (warning := emulation_warning(self.config.precision, self.fabric.device)) is not None:
             self.progress.message(f"Warning: {warning}")
@@ -252,7 +252,7 @@ class Trainer:
     def fit(self) -> None:
         """Train until the configured number of epochs is done."""
         state, recipe = self.state, self.recipe
-        if state.history:  # a kill may have come between the checkpoint and what follows from it
+        if state.history:  # a killed process may have written the checkpoint, but not the files that follow from it
             self._publish()
         self.progress.start(epochs=recipe.epochs, steps_per_epoch=len(self.loader), done=state.step)
         try:
@@ -281,7 +281,7 @@ class Trainer:
                 loss=loss,
             )
             if state.batch == len(self.loader):
-                continue  # an epoch that is whole is ended first, so that it counts
+                continue  # a finished epoch is ended first, so that it counts
             if call := self._calls(stop, 60 * self.config.checkpoint_minutes):
                 begin, first_batch = self._note_sums(begin), state.batch
                 self._check_weights()
@@ -290,7 +290,7 @@ class Trainer:
         self._note_sums(begin)
 
     def _end_epoch(self, stop: list[int]) -> None:
-        """Validate, write checkpoint, best weights and metrics."""
+        """Validate, and write checkpoint, best weights and metrics."""
         self._check_weights()
         state = self.state
         begin = time.monotonic()
@@ -326,7 +326,7 @@ class Trainer:
         self.events.write(row)
         try:
             self.progress.epoch(row | {"improved": self._is_best})
-        finally:  # whoever is told may end the training here; a signal that came before counts first
+        finally:  # the display may end the training here, but a signal that came before counts first
             self._raise_if_stopped(call)
 
     @property
@@ -336,9 +336,9 @@ class Trainer:
         return state.batch == 0 and state.best(self.recipe.select) is state.history[-1]
 
     def _publish(self) -> None:
-        """Write what follows from the checkpoint: the metrics, and the best weights while they are the network's.
+        """Write the metrics, and the network's weights while they are the best ones; both follow from the checkpoint.
 
-        So a kill at any time leaves the best weights in the checkpoint or in the run folder.
+        So a process that is killed at any time leaves the best weights in the checkpoint or in the run folder.
         """
         if not self.fabric.is_global_zero:
             return
@@ -347,15 +347,15 @@ class Trainer:
         write_text(self.out / METRICS, self.state.metrics())
 
     def _save_checkpoint(self) -> None:
-        """Write ``last.ckpt``, whole or not at all; the weights have been checked."""
+        """Write ``last.ckpt``, whole or not at all; the caller has checked the weights."""
         self.state.note_peak(peak_memory_mib(self.fabric.device))
         write_checkpoint(self.fabric, self.out, self.plain_step, self.state, self._fingerprint)
         self._last_save = time.monotonic()
 
     def _calls(self, stop: list[int], seconds: float) -> int:
-        """What calls for a checkpoint now: a stop signal's number, OVERDUE after so many seconds without one, or 0.
+        """The reason for a checkpoint: a stop signal's number, OVERDUE after so many seconds without one, or 0.
 
-        All processes get the same answer, though a signal may have reached only some of them.
+        All processes get the same answer, also if a signal has reached only some of them.
         """
         overdue = time.monotonic() - self._last_save > seconds
         own = stop[0] if stop else OVERDUE * overdue
@@ -376,7 +376,7 @@ class Trainer:
         return now
 
     def _check_loss(self) -> float:
-        """Look at the losses that were counted, and return the last one; all processes stop if one has lost its way."""
+        """Return the last loss; all processes raise Diverged if a loss of one of them is NaN or infinite."""
         counted = self.plain_step.tally.read()
         first_bad = self.state.step - counted.steps + counted.first_bad
         first_bad = -int(self._over_processes(torch.tensor(-int(min(first_bad, NEVER))), "max"))
@@ -385,13 +385,13 @@ class Trainer:
         return counted.last_loss
 
     def _check_weights(self) -> None:
-        """An update may ruin the weights after a good loss: then nothing is written any more."""
+        """Raise Diverged if the weights are not finite, as an update may ruin them after a good loss."""
         if not torch.stack([p.isfinite().all() for p in self.network.parameters()]).all():
             step = self.state.step - 1
             raise Diverged(f"the weights became NaN or infinite by step {step + 1} {self._advice(step)}")
 
     def _advice(self, step: int) -> str:
-        """Where a step was, and what to try."""
+        """The place of a step, and settings to try, for the end of an error's sentence."""
         rate = learning_rate(self.recipe, step, len(self.loader))
         to_try = [f"a smaller --learning-rate (now {rate:.2g})"]
         if hasattr(self.config.model, "weight_std"):
@@ -409,7 +409,7 @@ class Trainer:
         return f"there was no checkpoint yet in {self.out}"
 
     def _evaluate(self, network: Model, images: ImageSet) -> Evaluation:
-        """Judge a network, in float32; each process takes its share of the images, and every image counts once."""
+        """Evaluate a network in float32; each process takes its share of the images, and every image counts once."""
         loader = BatchLoader(
             images,
             EVALUATION_BATCH,
@@ -430,7 +430,7 @@ class Trainer:
         return found
 
     def _over_processes(self, own: Tensor, reduction: str) -> Tensor:
-        """The sum or maximum over all processes, the same in each; elementwise."""
+        """The elementwise sum or maximum over all processes, the same in all of them."""
         if self.fabric.world_size == 1:
             return own
         reduced = self.fabric.all_reduce(own.to(self.fabric.device, copy=True), reduce_op=reduction)
@@ -438,7 +438,7 @@ class Trainer:
         return reduced
 
     def finish(self, *, figures: bool) -> dict[str, Any]:
-        """The one look at the test images, the summary and the pictures."""
+        """Test once, and write the summary and the pictures."""
         self.fabric.barrier()  # the first process has published the best weights
         best_network = load_pretrained(self.out / BEST).to(self.fabric.device).eval()
         best = self._evaluate(best_network, self.dataset.test)
@@ -465,13 +465,13 @@ class Trainer:
 
 
 def _resumed_config(out: Path, preset: str | None, overrides: Mapping[str, Any]) -> TrainConfig:
-    """The run's configuration with the few changes that resuming allows."""
+    """The run's configuration, with the changes that resuming allows."""
     if not (out / CONFIG).exists():
         raise InputError(f"there is no run to resume in {out}: it holds no {CONFIG}")
     config = read_config(out / CONFIG)
     if preset is not None and preset != config.preset:
         raise InputError(f"the run in {out} trains {config.preset}, not {preset}; start a new run for another preset")
-    if overrides.get("precision") == "auto":  # which is the one that the run was begun in
+    if overrides.get("precision") == "auto":  # it stands for the precision that the run began with
         overrides = {**overrides, "precision": config.precision}
     changed = override(config, overrides)
     for part, names in field_names(config).items():

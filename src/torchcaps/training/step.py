@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: β₁ and β₂ of Adam's moments. TensorFlow keeps them in float32: 1 − β₂ is 1.3e-5 of itself smaller than 0.001.
 BETAS = {"torch": (0.9, 0.999), "tensorflow": (torch.tensor(0.9).item(), torch.tensor(0.999).item())}
 
-#: Steps after which Adam sees no bias in its moments, and which a float32 counts no further: both β^(2^24) are 0.
+#: After so many steps Adam corrects no bias, as both β^(2^24) are 0, and a float32 counts no further.
 OLD = 2.0**24
 
 #: The sums that a tally keeps over the images of an epoch: losses times images, and the images that are right.
@@ -43,10 +43,10 @@ class TrainStep:
     """One update of a network's weights by Adam.
 
     Args:
-        fabric: Says where and in which precision; the network and the optimizer are set up with it.
+        fabric: Sets up the network and the optimizer for its device and precision.
         network: The network, in training mode when a step is made.
-        recipe: Says which Adam.
-        seed: Of the randomness within a step, such as dropout.
+        recipe: Names the form of Adam.
+        seed: The seed of the randomness within a step, such as dropout.
         capturable: Whether steps will be captured.
     """
 
@@ -73,15 +73,15 @@ class TrainStep:
         """Make a step.
 
         Args:
-            batch: Images, labels, and the parts where an image holds several objects.
-            step: Steps of the run before this one.
-            learning_rate: Adam's.
+            batch: Images, labels, and the parts if an image holds several objects.
+            step: How many steps of the run come before this one.
+            learning_rate: Adam's learning rate.
         """
         self.prepare(step, learning_rate)
         self.update(batch)
 
     def prepare(self, step: int, learning_rate: float) -> None:
-        """Set what differs from step to step."""
+        """Set the learning rate and the seed, which differ from step to step."""
         if self._correction is not None:
             learning_rate *= self._correction(step + 1)
         if self._rate is None:
@@ -89,11 +89,11 @@ class TrainStep:
                 group["lr"] = learning_rate
         else:
             self._rate.fill_(learning_rate)
-        # all randomness is a function of the step: nothing of it needs saving
+        # all randomness is a function of the step, so that a checkpoint need not hold any
         seed_device(self.fabric.device, (self._seed + step) * 1_009 + self.fabric.global_rank)
 
     def update(self, batch: Batch) -> None:
-        """Forward, loss, backward, Adam, sums: nothing here reads a value, and no number of Python's changes."""
+        """Forward, loss, backward, Adam, sums: reads no value from the device, and changes no number of Python's."""
         images, labels, parts = batch
         output = self.model(images, self.network.decoder_targets(labels))
         losses = self.network.loss(output, images if parts is None else parts, labels)
@@ -103,7 +103,7 @@ class TrainStep:
         self.tally.add(losses, is_right(output.lengths.detach(), labels).sum(), len(labels))
 
     def restore(self, network: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
-        """Take up weights and Adam's moments of a checkpoint; the settings of this device stay."""
+        """Load weights and Adam's moments of a checkpoint; the optimizer keeps the settings of this device."""
         self.network.load_state_dict(network)
         settings = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": optimizer["state"], "param_groups": settings})
@@ -173,9 +173,9 @@ class Tally:
 class BiasCorrection:
     """√(1 − β₂^t) / (1 − β₁^t): TensorFlow's Adam corrects the bias of both moments by this factor on its rate.
 
-    So its epsilon is added to a root that is not yet corrected: it takes the step
+    So its epsilon is added to a root that is not yet corrected: TensorFlow takes the step
     ``rate · correction · m / (√v + eps)``, where PyTorch's takes ``rate / (1 − β₁^t) · m / (√v / √(1 − β₂^t) + eps)``.
-    TensorFlow keeps the powers in float32, each the product of the last one and β; the losses show their rounding.
+    TensorFlow keeps the powers in float32, each the product of the last one and β; their rounding shows in the losses.
 
     Source: Kingma, Ba 2015 (arXiv:1412.6980), end of section 2.
     """
@@ -200,7 +200,7 @@ class BiasCorrection:
 
 
 def _leave_moments_uncorrected(optimizer: torch.optim.Optimizer, fused: bool) -> None:
-    """Let Adam's moments start as those of a run so old that it sees no bias in them."""
+    """Start Adam's moments with so many steps that it corrects no bias."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter] = {
@@ -211,17 +211,17 @@ def _leave_moments_uncorrected(optimizer: torch.optim.Optimizer, fused: bool) ->
 
 
 def _rate_tensor(device: torch.device) -> Tensor:
-    """Where a fused Adam reads its learning rate, at each replay of a captured step, too; CUDA's reads float32 only."""
+    """The tensor that a fused Adam reads its learning rate from, also in captured steps; CUDA's reads float32 only."""
     return torch.ones((), dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """The widest floating-point numbers of a device: MPS has no float64."""
+    """The widest floating-point dtype of a device: MPS has no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def seed_device(device: torch.device, seed: int) -> None:
-    """Seed the generator that a device's operations draw from, and on CPU and CUDA no other: that takes no time."""
+    """Seed the generator of a device's operations; on CPU and CUDA no other one, to save time."""
     seeders: dict[str, Callable[[int], object]] = {
         "cpu": torch.default_generator.manual_seed,
         "cuda": torch.cuda.manual_seed,
