@@ -19,7 +19,7 @@ from torch import Tensor
 
 from torchcaps import CapsNet, compute_votes, create_model, safe_norm
 from torchcaps.analysis import evaluate
-from torchcaps.datasets import BatchLoader, Dataset, load_dataset
+from torchcaps.datasets import Augmentation, BatchLoader, Dataset, load_dataset
 from torchcaps.nn import DynamicRouting, Routing
 from torchcaps.testing import check_routing
 
@@ -70,7 +70,7 @@ def make_network(routing: Routing, seed: int) -> CapsNet:
 def train(network: CapsNet, digits: Dataset, epochs: int, seed: int) -> None:
     """Adam on the network's own loss."""
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
-    loader = BatchLoader(digits.train, 64, shuffle=True, max_shift=2, seed=seed)
+    loader = BatchLoader(digits.train, 64, shuffle=True, augmentation=Augmentation(max_shift=2), seed=seed)
     for epoch in range(epochs):
         for batch in loader.batches(epoch):
             loss = network.loss(network(batch.images), batch.images, batch.labels).total

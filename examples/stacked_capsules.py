@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps import margin_loss, safe_norm
-from torchcaps.datasets import BatchLoader, ImageSet, load_dataset
+from torchcaps.datasets import Augmentation, BatchLoader, ImageSet, load_dataset
 from torchcaps.nn import DenseCapsules, PrimaryCapsules
 
 
@@ -58,7 +58,7 @@ class StackedCapsules(nn.Module):
 def train(network: nn.Module, image_set: ImageSet, epochs: int, batch_size: int = 64, seed: int = 0) -> None:
     """Adam on the margin loss."""
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
-    loader = BatchLoader(image_set, batch_size, shuffle=True, max_shift=2, seed=seed)
+    loader = BatchLoader(image_set, batch_size, shuffle=True, augmentation=Augmentation(max_shift=2), seed=seed)
     for epoch in range(epochs):
         losses = []
         for batch in loader.batches(epoch):

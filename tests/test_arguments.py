@@ -26,7 +26,7 @@ from torchcaps import (
     set_working_memory,
     squash,
 )
-from torchcaps.datasets.images import resize_images
+from torchcaps.datasets.image_set import resize_images
 from torchcaps.datasets.splits import stratified_split
 from torchcaps.errors import InputError
 from torchcaps.models import BaselineCNN, CapsNet, ModelOutput

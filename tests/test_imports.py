@@ -91,7 +91,7 @@ TORCH_FREE = (
     "models/presets.py",
     "training/config.py",
     "analysis/strengths.py",
-    "datasets/image_files.py",
+    "datasets/formats/image_files.py",
     "export/description.py",
     "export/onnx_model.py",
     "reproduce/table.py",

@@ -199,10 +199,10 @@ def _functions() -> dict[str, Callable[[], Call]]:
     }  # fmt: skip
 
 
-def _batches(images: Any, epoch: Any, **options: Any) -> None:
-    from torchcaps.datasets import BatchLoader
+def _batches(images: Any, epoch: Any, max_shift: Any, **options: Any) -> None:
+    from torchcaps.datasets import Augmentation, BatchLoader
 
-    for _ in BatchLoader(images, **options).batches(epoch):
+    for _ in BatchLoader(images, augmentation=Augmentation(max_shift), **options).batches(epoch):
         pass
 
 

@@ -364,7 +364,7 @@ def read(arguments: Sequence[str]) -> int:
 
 
 def _read_originals(file: str) -> None:
-    from torchcaps.datasets.affnist import read_originals
+    from torchcaps.datasets.sources.affnist import read_originals
 
     read_originals([Path(file)])
 

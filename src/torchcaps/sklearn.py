@@ -15,11 +15,11 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
 from torchcaps.analysis import predict
-from torchcaps.datasets import BatchLoader, ImageSet
+from torchcaps.datasets import Augmentation, BatchLoader, ImageSet
 from torchcaps.errors import InputError
 from torchcaps.models import Network, Recipe, create_model
 from torchcaps.training import learning_rate
-from torchcaps.training.device import pick_precision
+from torchcaps.training.environment import pick_precision
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -201,7 +201,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
             image_set,
             min(recipe.batch_size, len(image_set)),
             shuffle=True,
-            max_shift=recipe.max_shift,
+            augmentation=Augmentation(max_shift=recipe.max_shift),
             seed=seed,
             device=self.device,
         )

@@ -165,12 +165,6 @@ def test_differences_are_absolute_up_to_one_and_relative_beyond() -> None:
     assert math.isnan(graphs._difference(row, row * math.nan))
 
 
-def test_equally_long_capsules_are_decoded_as_the_file_chose() -> None:
-    lengths = np.array([[0.1, 0.7, 0.7, 0.2], [0.9, 0.1, 0.2, 0.3]], np.float32)
-    assert graphs._longest(lengths, 1).tolist() == [1, 0]
-    assert graphs._longest(lengths, 3).tolist() == [[1, 2, 3], [0, 3, 2]]
-
-
 @pytest.mark.parametrize("kind", WRITERS)
 def test_names_of_files(make_network: Make, describe: Make, tmp_path: Path, kind: str) -> None:
     write, name = WRITERS[kind]

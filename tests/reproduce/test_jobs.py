@@ -57,7 +57,7 @@ def looks_at_test_images(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def spy(trainer: Trainer, network: Any, images: Any) -> Any:
         if images is trainer.dataset.test:
-            looks.append(trainer.position.epoch)
+            looks.append(trainer.state.epoch)
         return own(trainer, network, images)
 
     monkeypatch.setattr(Trainer, "_evaluate", spy)
@@ -307,7 +307,7 @@ def test_the_time_of_a_job_is_estimated_from_its_images(tiny: Table) -> None:
 def test_the_timed_step_is_training_s_own(tiny: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchcaps.reproduce import estimate
     from torchcaps.training import loop
-    from torchcaps.training.schedule import learning_rate
+    from torchcaps.training.step import learning_rate
 
     assert estimate.set_up_steps is loop.set_up_steps
     made, rates, own = [], [], estimate.set_up_steps

@@ -21,10 +21,19 @@ from torchcaps.analysis import evaluate
 from torchcaps.datasets import load_dataset
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, Losses, get_preset, list_presets
-from torchcaps.training import Diverged, Interrupted, TrainConfig, device, load_run, loop, make_config, resume, train
-from torchcaps.training.checkpoint import read_checkpoint
+from torchcaps.training import (
+    Diverged,
+    Interrupted,
+    TrainConfig,
+    environment,
+    load_run,
+    loop,
+    make_config,
+    resume,
+    train,
+)
+from torchcaps.training.checkpoint import ProgressState, read_checkpoint
 from torchcaps.training.loop import Trainer
-from torchcaps.training.position import Position
 from torchcaps.training.progress import Silence
 from torchcaps.training.step import Counted, Tally
 
@@ -98,7 +107,7 @@ def test_the_test_images_are_looked_at_only_at_the_end(
 
     def spy(trainer: Trainer, network: object, images: object) -> object:
         part = "test" if images is trainer.dataset.test else "validation"
-        looked.append((trainer.position.epoch, part))
+        looked.append((trainer.state.epoch, part))
         return own(trainer, network, images)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Trainer, "_evaluate", spy)
@@ -115,9 +124,9 @@ def test_selection_by_loss_and_by_accuracy_differ() -> None:
         {"epoch": 3, "validation_accuracy": 0.95, "validation_loss": 0.2},
         {"epoch": 4, "validation_accuracy": 0.95, "validation_loss": 0.2},
     ]
-    position = Position(history=history)
-    assert position.best("loss")["epoch"] == 1
-    assert position.best("accuracy")["epoch"] == 3  # the loss breaks the tie, the earlier epoch the next one
+    state = ProgressState(history=history)
+    assert state.best("loss")["epoch"] == 1
+    assert state.best("accuracy")["epoch"] == 3  # the loss breaks the tie, the earlier epoch the next one
 
 
 def test_a_seed_gives_its_own_weights_and_only_those(bars: Path, finished: Path, tmp_path: Path) -> None:
@@ -198,7 +207,7 @@ def test_a_kill_while_the_checkpoint_is_written_leaves_the_one_before(
     saved = Trainer._save_checkpoint
 
     def killed(trainer: Trainer) -> None:
-        if trainer.position.epoch < 2:
+        if trainer.state.epoch < 2:
             saved(trainer)
             return
         (out / ".last.ckpt.tmp").write_bytes(b"half")  # what a kill in the middle of the writing leaves
@@ -377,7 +386,7 @@ def test_short_epochs_write_a_checkpoint_when_they_are_the_best_or_the_last(
     own = Trainer._save_checkpoint
 
     def spy(trainer: Trainer) -> None:
-        saved.append(trainer.position.epoch)
+        saved.append(trainer.state.epoch)
         own(trainer)
 
     monkeypatch.setattr(Trainer, "_save_checkpoint", spy)
@@ -425,7 +434,7 @@ def test_ctrl_c_while_images_are_judged(
     own = Trainer._evaluate
 
     def stopped(trainer: Trainer, network: object, images: object) -> object:
-        if images is getattr(trainer.dataset, part) and trainer.position.epoch >= 2:
+        if images is getattr(trainer.dataset, part) and trainer.state.epoch >= 2:
             signal.raise_signal(signal.SIGINT)
         return own(trainer, network, images)  # type: ignore[arg-type]
 
@@ -485,14 +494,14 @@ def test_the_summary_keeps_the_commit_that_each_sitting_began_with(
     bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, commits = tmp_path / "run", iter(["first", "second", "third"])
-    monkeypatch.setattr(loop, "commit", lambda: next(commits))
+    monkeypatch.setattr(loop, "source_commit", lambda: next(commits))
     summary = train(tiny_config(bars, epochs=1), out, progress=Silence(), figures=False)
     assert (summary["commit"], summary["earlier_commits"]) == ("first", [])
     summary = resume(out, overrides={"epochs": 2}, progress=Silence(), figures=False)
     assert (summary["commit"], summary["earlier_commits"]) == ("second", ["first"])
-    position = Position(commands=["by a version that noted no commits"])
-    position.note_start("goes on", "third")
-    assert position.commits == [None, "third"]
+    state = ProgressState(commands=["by a version that noted no commits"])
+    state.note_start("goes on", "third")
+    assert state.commits == [None, "third"]
 
 
 def test_one_wrong_bit_in_a_checkpoint_is_noticed(finished: Path, tmp_path: Path) -> None:
@@ -644,7 +653,7 @@ EMULATED = "Warning: this processor emulates bfloat16: a training step takes abo
 @pytest.fixture
 def emulating(monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor without instructions for bfloat16."""
-    monkeypatch.setattr(device, "multiplies_bf16", lambda _: False)
+    monkeypatch.setattr(environment, "multiplies_bf16", lambda _: False)
 
 
 def test_auto_comes_to_float32_on_the_cpu_and_says_so(bars: Path, tmp_path: Path) -> None:

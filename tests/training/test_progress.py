@@ -71,7 +71,7 @@ def test_improved_is_measured_as_the_best_epoch_is_chosen_and_over_all_sittings(
     def evaluate(trainer: Trainer, network: Network, images: ImageSet) -> Evaluation:
         if images is not trainer.dataset.validation:
             return own(trainer, network, images)
-        right, loss = results[trainer.position.epoch]
+        right, loss = results[trainer.state.epoch]
         return Evaluation(np.array([[right, 100 - right, 0], [0, 0, 0], [0, 0, 0]]), loss, ("0", "1", "2"))
 
     monkeypatch.setattr(Trainer, "_evaluate", evaluate)

@@ -105,29 +105,6 @@ class EvaluationSums(_Counted):
         right = None if self.right is None or other.right is None else self.right + other.right
         return EvaluationSums(self.confusion + other.confusion, self.loss + other.loss, self.objects, right)
 
-    def to_tensor(self) -> Float[Tensor, "n"]:
-        """The J·J counts, the images, the right ones and the loss in one float64 vector on the CPU.
-
-        So all of them are summed over processes at once.
-        """
-        numbers = [*self.confusion.ravel().tolist(), self.num_images, self.num_correct, self.loss]
-        return torch.tensor(numbers, dtype=torch.float64)
-
-    @classmethod
-    def from_tensor(cls, vector: Float[Tensor, "n"]) -> EvaluationSums:
-        """The inverse of :meth:`to_tensor`.
-
-        Raises:
-            InputError: The vector's length is not J·J + 3.
-        """
-        classes = math.isqrt(max(vector.numel() - 3, 0))
-        if vector.shape != (classes * classes + 3,):
-            raise InputError(f"a vector of sums has shape (J·J + 3,), got {tuple(vector.shape)}")
-        *counts, images, right, loss = vector.cpu().double().tolist()
-        confusion = np.array(counts).round().astype(np.int64).reshape(classes, classes)
-        objects = round(int(confusion.sum()) / images) if images else 1
-        return cls(confusion, loss, objects, None if objects == 1 else round(right))
-
 
 @dataclass(frozen=True, eq=False)
 class Evaluation(_Counted):

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int, Shaped, UInt8
 from torch import Tensor
 
 from torchcaps.analysis.inference import classes_of, in_batches, inference
-from torchcaps.datasets.image_files import Fit, read_image
+from torchcaps.datasets.formats.image_files import Fit, read_image
 from torchcaps.models import Network
 
 

@@ -26,11 +26,10 @@ from torchcaps.analysis.figures import COLOURS, SMALL, TITLE, new_figure, style_
 from torchcaps.analysis.inference import as_pixels, check_labels, evaluating, in_batches, inference
 from torchcaps.analysis.strengths import ANGLES, EPSILONS, MOST_STRENGTHS, PGD_STEPS, STEPS
 from torchcaps.datasets import ImageSet
-from torchcaps.datasets.splits import check_seed
 from torchcaps.errors import InputError
 from torchcaps.models import Network
 from torchcaps.ops.checks import check_numbers, check_tensor
-from torchcaps.ranges import is_number
+from torchcaps.ranges import SEED, is_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -203,7 +202,7 @@ def pgd(
     """
     _check_attack(model, [epsilon], objective)
     _check_steps(steps, step_size)
-    check_seed(seed)
+    SEED.check("seed", seed)
     pixels, labels = _prepare(model, images, labels)
     generator = torch.Generator().manual_seed(seed)
     with _frozen(model):
@@ -238,7 +237,7 @@ def attack_curve(
     """
     _check_attack(model, epsilons, objective)
     _check_steps(steps, None)
-    check_seed(seed)
+    SEED.check("seed", seed)
     if attack not in ("fgsm", "pgd"):
         raise InputError(f'attack must be "fgsm" or "pgd", got {attack!r}')
     correct = np.zeros(len(epsilons), dtype=np.int64)

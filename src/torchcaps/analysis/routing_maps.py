@@ -39,6 +39,7 @@ from torchcaps.analysis.strengths import DRAWN_ITERATIONS
 from torchcaps.errors import InputError
 from torchcaps.machine import MIB
 from torchcaps.models import CapsNet, Network
+from torchcaps.models.objects import longest
 from torchcaps.nn import ConvCapsules, DynamicRouting, Routing, Votes
 from torchcaps.nn.layers import CapsuleLayer, on_map
 from torchcaps.nn.transforms import Rivals
@@ -265,8 +266,8 @@ def figure_coupling(
     iterations, _, classes = trace.lengths.shape
     DRAWN_ITERATIONS.check("the number of iterations in a figure", iterations)
     names = drawable(class_labels(class_names, classes))
-    longest = np.argsort(-trace.lengths[-1, index], kind="stable")
-    shown = np.sort(longest[:max_classes])
+    ordered = longest(torch.from_numpy(trace.lengths[-1, index]), min(max_classes, classes)).numpy()
+    shown = np.sort(ordered)
     maps = trace.maps[:, index].mean(2)[:, shown]  # (T, shown, H, W)
     lengths = trace.lengths[:, index]
 
@@ -294,7 +295,7 @@ def figure_coupling(
     norm = _around(trace.uniform, maps)
     for column, j in enumerate(shown):
         centre = left + (column + 0.5) * pitch[0] - GAP / 2
-        weight = "bold" if j == longest[0] else "normal"
+        weight = "bold" if j == ordered[0] else "normal"
         sheet.text(shorten(names[j], pitch[0] - GAP), centre, top - GAP / 2, ha="center", va="bottom", weight=weight)
         for t in range(iterations):
             y = top + t * pitch[1]

@@ -45,7 +45,7 @@ from torchcaps.cli.runs import (
     several_index_options,
 )
 from torchcaps.errors import InputError
-from torchcaps.ranges import COUNT, LAYERS, Range
+from torchcaps.ranges import COUNT, INDEX, LAYERS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -202,7 +202,7 @@ class Changes(ParamType):
 )
 @click.option(
     "--component",
-    type=whole_numbers(Range(0, COUNT.most)),
+    type=whole_numbers(INDEX),
     help="This component only, each image in a row.  [default: all]",
 )
 @click.option(
@@ -314,7 +314,7 @@ def _label_of(picture: Picture) -> int:
 @click.option(
     "--input-capsule",
     "inputs",
-    type=whole_numbers(Range(0, COUNT.most)),
+    type=whole_numbers(INDEX),
     multiple=True,
     help="Also print logits, coupling and agreement of this input capsule in each iteration; may be given several "
     "times.",
@@ -428,9 +428,13 @@ def _numbers(values: np.ndarray) -> Any:
 
 def _show_input(trace: RoutingTrace, class_names: tuple[str, ...], capsule: int) -> None:
     """What one input capsule and each class make of each other, iteration by iteration."""
+    import torch
+
+    from torchcaps.models.objects import longest
+
     shown: Sequence[int] = range(len(class_names))
     if len(class_names) > MOST_CLASSES:
-        shown = sorted((-trace.lengths[-1, 0]).argsort(kind="stable")[:MOST_SHOWN])
+        shown = sorted(longest(torch.from_numpy(trace.lengths[-1, 0]), MOST_SHOWN).tolist())
     rows = table("iteration", "class", "logit", "coupling", "agreement", "length of the class capsule", left=2)
     for t in range(len(trace.coupling)):
         for j in shown:

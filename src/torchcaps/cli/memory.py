@@ -40,7 +40,7 @@ def memory(context: click.Context, /, preset: str | None, config_file: Path | No
     from torchcaps.datasets import data_shape
     from torchcaps.training import available_memory_mib, estimate_memory, largest_batch
     from torchcaps.training.data import check_objects
-    from torchcaps.training.device import PRECISION_WORDS, resolve_precision
+    from torchcaps.training.environment import PRECISION_WORDS, resolve_precision
     from torchcaps.training.launch import count_processes
 
     config = resolve_precision(config)

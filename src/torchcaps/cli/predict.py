@@ -55,6 +55,7 @@ def predict(arguments: tuple[Path, ...], which: Which, invert: bool, fit: Fit | 
     shape, fit = description.in_shape, fit or description.fit
     images = np.stack([read_image(file, shape, invert=invert, fit=fit) for file in image_files])
     lengths = lengths_of(images)
+    # the order of torchcaps.models.objects.longest, without torch
     longest = (-lengths).argsort(axis=1, kind="stable")[:, : description.objects]
     names = description.class_names
     results = [
@@ -85,7 +86,7 @@ def split_arguments(arguments: Sequence[Path]) -> tuple[Path | None, Sequence[Pa
         UsageError: There is no image.
         InputError: The first argument is a folder that holds no network; or there is nothing at all there.
     """
-    from torchcaps.datasets.image_files import SUFFIXES
+    from torchcaps.datasets.formats.image_files import SUFFIXES
 
     first = arguments[0] if arguments else None
     is_network = first is not None and (

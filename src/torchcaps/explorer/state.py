@@ -20,6 +20,7 @@ from torchcaps.analysis.inference import as_pixels, class_labels, inference, req
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError, visible
 from torchcaps.models import CapsNet, Network
+from torchcaps.models.objects import longest
 
 MOST_MAPS = 10
 """Of more classes, only those of the longest capsules have their coupling shown."""
@@ -132,13 +133,13 @@ class Explorer:
         image = torch.from_numpy(pixels)[None]
         with inference(self.model):
             output = self.model(as_pixels(self.model, image))
-        lengths = output.lengths[0].float().cpu().numpy()
+        lengths = output.lengths[0].float().cpu()
         capsules = None if output.capsules is None else output.capsules[0].float().cpu().numpy()
-        longest = np.argsort(-lengths, kind="stable")
+        classes = longest(lengths, self.num_objects).tolist()
         routing = None
         if self.no_routing is None:
             trace = trace_routing(self.model, image)
-            shown = np.sort(longest[:MOST_MAPS])
+            shown = np.sort(longest(lengths, min(MOST_MAPS, len(lengths))).numpy())
             maps = trace.maps[:, 0, shown].mean(2)
             routing = Routing(
                 classes=tuple(shown.tolist()),
@@ -147,7 +148,7 @@ class Explorer:
                 uniform=trace.uniform,
                 in_space=trace.in_space,
             )
-        return View(lengths, tuple(longest[: self.num_objects].tolist()), capsules, routing)
+        return View(lengths.numpy(), tuple(classes), capsules, routing)
 
     def decode(self, classes: Sequence[int], poses: Float[np.ndarray, "P D"]) -> Float[np.ndarray, "P C H W"]:
         """Images decoded from one capsule each, the other capsules being zero; pixels 0..1.

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from torchcaps.analysis.inference import as_pixels, inference
+from torchcaps.analysis.inference import as_pixels, classes_of, inference
 from torchcaps.errors import InputError
 from torchcaps.export.description import Description
 from torchcaps.export.images import random_images
@@ -231,7 +231,8 @@ def _compare(
         except InputError as error:  # it names a temporary file
             raise InputError(f"{path} was not written: {str(error).partition(': ')[2]}") from error
         with inference(network):
-            wanted = network(pixels[:size], _longest(got[0], network.config.objects).to(pixels.device))
+            chosen = classes_of(torch.from_numpy(got[0]), network.config.objects)
+            wanted = network(pixels[:size], chosen.to(pixels.device))
         differences.append(_differences(got, wanted))
     largest = np.max(differences, axis=0).tolist()  # NaN stays NaN
     for name, difference in zip((LENGTHS, RECONSTRUCTION), largest, strict=False):
@@ -241,12 +242,6 @@ def _compare(
                 f"{TOLERANCE:.0e} is allowed"
             )
     return Agreement(len(pixels), batch_sizes, largest[0], largest[1] if len(largest) > 1 else None)
-
-
-def _longest(lengths: Float[np.ndarray, "B J"], objects: int) -> Int[Tensor, "B"] | Int[Tensor, "B P"]:
-    """The class of the longest capsule, or of the P longest, the longest first."""
-    order = torch.from_numpy((-lengths).argsort(axis=1, kind="stable"))
-    return order[:, 0] if objects == 1 else order[:, :objects]
 
 
 def _differences(got: Outputs, wanted: ModelOutput) -> list[float]:

@@ -17,6 +17,7 @@ from torchcaps.ranges import (
     Count,
     Epsilon,
     Factor,
+    Held,
     Iterations,
     Pixels,
     PositiveFactor,
@@ -708,7 +709,7 @@ class Recipe(Described):
     """What chooses the best epoch on the validation images (the loss breaks ties of the accuracy)."""
     validation_size: Count | None = None
     """Images kept from training to choose the best epoch; the data set's default if none is given."""
-    validation: Literal["random", "first", "last"] = "random"
+    validation: Held = "random"
     """Which of the training images these are: a random choice with each class's share, or the first or the last ones in
     the order of the data set."""
     limit_train: Count | None = None

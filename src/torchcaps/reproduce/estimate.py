@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
+from torchcaps.datasets import Dataset
 from torchcaps.models import build_model
 from torchcaps.training.capture import WARM_UP, set_up_steps
 from torchcaps.training.config import TrainConfig
-from torchcaps.training.data import RunData, load_run_data, training_loader
+from torchcaps.training.data import as_seen, load_run_data, training_loader
 from torchcaps.training.launch import launch
-from torchcaps.training.schedule import learning_rate
+from torchcaps.training.step import learning_rate
 
 #: Images of the timed step on a CPU, where the time of an image hardly depends on how many there are.
 CPU_IMAGES = 32
@@ -35,7 +36,7 @@ def estimate_seconds(configs: list[TrainConfig]) -> list[float]:
         if data is None or key != _data_key(config):  # one data set at a time: rows one after the other share it
             key, data = _data_key(config), load_run_data(config)
         epochs = config.recipe.epochs
-        judged = epochs * len(data.dataset.validation) + 2 * len(data.dataset.test)
+        judged = epochs * len(data.validation) + 2 * len(data.test)
         images = epochs * len(data.train) + JUDGING * judged
         found.append(images * _seconds_an_image(config, data))
     return found
@@ -50,13 +51,13 @@ def _data_key(config: TrainConfig) -> tuple[Any, ...]:
     return (*shown, *cut, model.objects, decodes_objects)
 
 
-def _seconds_an_image(config: TrainConfig, data: RunData) -> float:
+def _seconds_an_image(config: TrainConfig, data: Dataset) -> float:
     """The time of training's own step for one of its images: the shorter of two, after those that warm up."""
     fabric = launch(config)
     device, recipe = fabric.device, config.recipe
     count = recipe.batch_size if device.type == "cuda" else min(recipe.batch_size, CPU_IMAGES)
     few = dataclasses.replace(config, recipe=dataclasses.replace(recipe, batch_size=count))
-    network = build_model(config.model, data.dataset.in_shape, data.dataset.num_classes).train()
+    network = build_model(config.model, as_seen(data, recipe).in_shape, data.num_classes).train()
     steps = set_up_steps(fabric, few, network)
     loader = training_loader(few, data.train, device, fabric.global_rank, fabric.world_size)
     batch = next(loader.batches(0))

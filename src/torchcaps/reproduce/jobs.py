@@ -175,8 +175,7 @@ def _outcome(job: Job) -> Outcome:
 def estimate_jobs(jobs: list[Job]) -> list[Timing]:
     """How long jobs will take here, see :func:`torchcaps.reproduce.estimate.estimate_seconds`."""
     from torchcaps.reproduce.estimate import estimate_seconds
-    from torchcaps.training.device import pick_device
-    from torchcaps.training.environment import hardware, versions
+    from torchcaps.training.environment import hardware, pick_device, versions
 
     devices = [pick_device(job.accelerator) for job in jobs]
     seconds = estimate_seconds([job.config for job in jobs])
@@ -266,12 +265,11 @@ def _epochs_to_target(job: Job) -> int | None:
 
     The checkpoint says so, from which a run goes on: metrics.csv is written after it, and may lack its last epoch.
     """
-    from torchcaps.training.checkpoint import CHECKPOINT, read_checkpoint
-    from torchcaps.training.position import Position
+    from torchcaps.training.checkpoint import CHECKPOINT, ProgressState, read_checkpoint
 
     if job.row.stop_at is None or not (job.run / CHECKPOINT).exists():
         return None
-    history = Position.from_dict(read_checkpoint(job.run / CHECKPOINT)["progress"]).history
+    history = ProgressState.from_dict(read_checkpoint(job.run / CHECKPOINT)["progress"]).history
     return next((row["epoch"] for row in history if row["validation_accuracy"] >= job.row.stop_at), None)
 
 
@@ -281,7 +279,7 @@ def _measure(job: Job) -> dict[str, Any]:
         return {}
     from torchcaps.reproduce.measures import measure
     from torchcaps.training import load_run
-    from torchcaps.training.device import pick_device
+    from torchcaps.training.environment import pick_device
 
     run = load_run(job.run, device=pick_device(job.accelerator))
     return {each.kind: measure(run, each, job.data_dir) for each in job.row.measures}

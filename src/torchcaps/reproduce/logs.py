@@ -106,7 +106,7 @@ def _is_on_its_images(folder: Path, measures: Mapping[str, Any], measure: Measur
 def _num_test_images(folder: Path, measure: Measure) -> int:
     if measure.kind != "affnist":
         return int(_read_summary(folder)["images"]["test"])
-    from torchcaps.datasets.affnist import NUM_TEST
+    from torchcaps.datasets.sources.affnist import NUM_TEST
 
     return NUM_TEST
 

@@ -9,7 +9,7 @@ import torch
 from torchcaps.analysis import attack_curve, evaluate, rotation_curve
 from torchcaps.analysis.robustness import Attack, Objective
 from torchcaps.datasets import ImageSet, load_dataset
-from torchcaps.datasets.affnist import find_originals
+from torchcaps.datasets.sources.affnist import find_originals
 from torchcaps.files import user_path
 from torchcaps.reproduce.table import Measure
 from torchcaps.training import Run

@@ -26,7 +26,7 @@ from torchcaps.ops.dynamic_routing.recompute.blocks import BLOCK
 from torchcaps.ops.memory import get_working_memory
 from torchcaps.ranges import COUNT
 from torchcaps.training.config import TrainConfig, override
-from torchcaps.training.device import pick_device, resolve_precision
+from torchcaps.training.environment import pick_device, resolve_precision
 from torchcaps.training.launch import count_processes
 
 #: What the weights need beside their own place, whatever the batch: as much again for each.

@@ -1,8 +1,10 @@
-"""The pictures of a finished run: curves, mistakes, and what its capsules encode."""
+"""What a finished run leaves: ``summary.json``, and pictures of curves, of mistakes and of what its capsules encode."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from torchcaps.analysis import (
     Evaluation,
@@ -24,20 +26,90 @@ from torchcaps.analysis import (
 from torchcaps.datasets import Dataset
 from torchcaps.files import remove_temporaries
 from torchcaps.models import Network
+from torchcaps.training.checkpoint import ProgressState
+from torchcaps.training.config import TrainConfig
+from torchcaps.training.environment import hardware, versions
 from torchcaps.training.run import FIGURES
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 #: Test images in the sheet of reconstructions, and behind the mean figures of routing.
 SHOWN, MEASURED = 20, 100
 
 
+def summarise(
+    config: TrainConfig,
+    dataset: Dataset,
+    network: Network,
+    state: ProgressState,
+    judged: Mapping[str, Evaluation],
+    fabric: Fabric,
+    *,
+    out: Path,
+    captured: bool,
+) -> dict[str, Any]:
+    """The results of a run, and all that a table of results needs besides.
+
+    Args:
+        config: The run.
+        dataset: Its data, as the network sees them.
+        network: Its network.
+        state: Its state after the last epoch.
+        judged: The results of the best and the last epoch's weights on the test images.
+        fabric: Its device and processes.
+        out: Its folder.
+        captured: Whether its steps were captured.
+    """
+    best, last, peak = state.best(config.recipe.select), state.history[-1], state.peak_memory_mib
+    return {
+        "preset": config.preset,
+        "data": config.data,
+        "out": str(out),
+        "seed": config.seed,
+        "precision": config.precision,
+        "epochs": state.epoch,
+        "best_epoch": best["epoch"],
+        "select": config.recipe.select,
+        "parameters": sum(p.numel() for p in network.parameters()),
+        "images": {part: len(getattr(dataset, part)) for part in ("train", "validation", "test")},
+        "in_shape": list(dataset.in_shape),
+        "classes": dataset.num_classes,
+        "objects": dataset.num_objects,
+        "validation": {
+            name: {"accuracy": row["validation_accuracy"], "loss": row["validation_loss"]}
+            for name, row in (("best", best), ("last", last))
+        },
+        "test": {
+            name: {
+                "accuracy": result.accuracy,
+                "error": result.error,
+                "loss": result.loss,
+                "images": result.num_images,
+            }
+            for name, result in judged.items()
+        },
+        "seconds": round(state.seconds, 1),
+        "images_per_second": last["images_per_second"],
+        "peak_memory_mib": None if peak is None else round(peak, 1),
+        "captured": captured,
+        "hardware": hardware(fabric.device) | {"processes": fabric.world_size},
+        "versions": versions(fabric.device),
+        "commit": state.commits[-1],
+        "earlier_commits": state.commits[:-1],
+        "command": state.commands[0],
+        "resumed_with": state.commands[1:],
+    }
+
+
 def draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: Evaluation) -> list[Path]:
-    """Draw what there is to see of a run into its folder ``figures``.
+    """Draw the pictures of a run into its folder ``figures``.
 
     Args:
         run: The run folder, with its metrics.csv.
         model: The network of the epoch chosen on the validation images.
-        dataset: What it was trained and tested on.
-        evaluation: Its result on the test images.
+        dataset: Its data, as the network sees them.
+        evaluation: The network's result on the test images.
 
     Returns:
         The files written.
