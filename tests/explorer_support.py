@@ -49,7 +49,7 @@ def small_network(
     model = create_model(preset, in_shape, num_classes, **(small | fields)).eval()
     if hasattr(model, "class_capsules"):
         with torch.no_grad():
-            model.class_capsules.weight.mul_(100)
+            model.class_capsules.transform.weight.mul_(100)
     return model
 
 

@@ -26,7 +26,7 @@ def make_model():
         model = create_model(preset, in_shape, num_classes, **{**SMALL, "decoder": True, **overrides})
         assert isinstance(model, CapsNet)
         with torch.no_grad():
-            model.class_capsules.weight.mul_(100)  # else coupling hardly differs from uniform
+            model.class_capsules.transform.weight.mul_(100)  # else coupling hardly differs from uniform
         return model
 
     return make

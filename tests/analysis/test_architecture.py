@@ -35,10 +35,9 @@ def computed(model: Network) -> dict[str, list[tuple[int, ...]]]:
         for module in modules:
             module.register_forward_hook(lambda _, __, output: found[kind].append(tuple(output.shape[1:])))
 
-    convolutions: list[nn.Module] = [part for part in model.stem.modules() if isinstance(part, Convolution)]
-    if isinstance(model, CapsNet):
-        convolutions.append(model.conv)
-    else:
+    stem = model.backbone if isinstance(model, CapsNet) else model.stem
+    convolutions: list[nn.Module] = [part for part in stem.modules() if isinstance(part, Convolution)]
+    if not isinstance(model, CapsNet):
         pooled = isinstance(model.pool, nn.MaxPool2d)
         convolutions += [model.pool] if pooled else list(model.convs)  # the one pool is called for each
     listen(convolutions, "maps")
@@ -62,7 +61,7 @@ def test_layers_are_those_that_the_network_computes(name: str) -> None:
         assert maps == [*found["maps"], (kinds * capsules.in_dim, height, width)]
         primary, classes, lengths = shapes[-3:]
         assert math.prod(primary[:-1]) == capsules.in_capsules
-        assert primary[1:-1] == ((height, width) if model.config.grouping == "channels" else ())
+        assert primary[1:-1] == ((height, width) if model.config.primary.grouping == "channels" else ())
         assert (primary[-1], classes) == (capsules.in_dim, (capsules.out_capsules, capsules.out_dim))
         assert lengths == (model.num_classes,)
     else:
@@ -118,7 +117,7 @@ def test_what_is_particular_about_a_network_is_said(name: str, overrides: dict[s
 
 def test_a_routing_of_your_own_goes_by_its_name() -> None:
     class Mine(Routing):
-        def forward(self, poses, weight, bias=None, prior=None, return_coupling=False):
+        def forward(self, votes, activations=None, *, return_coupling=False):
             raise AssertionError("nothing is computed")
 
     model = on_meta("sabour2017")

@@ -60,7 +60,7 @@ def test_what_a_card_says_of_a_run(run: Run, runs: tuple[Path, Path]) -> None:
 
 def test_the_command_trains_it_again_anywhere(run: Run) -> None:
     """It is the run's configuration, without what is of this machine."""
-    from torchcaps.cli.train import OPTIONS
+    from torchcaps.cli.train import run_options
 
     assert run.config is not None
     changed = dataclasses.replace(
@@ -79,7 +79,7 @@ def test_the_command_trains_it_again_anywhere(run: Run) -> None:
     for source, said in (("/home/me/run", "RUN"), ("compact", "compact"), ("someone/net", "someone/net")):
         started = dataclasses.replace(changed, init_from=source)
         assert f" --init-from {said} " in training_record(dataclasses.replace(run, config=started)).command + " "
-    known = {name for option in OPTIONS for name in (*option.opts, *option.secondary_opts)}
+    known = {name for option in run_options() for name in (*option.opts, *option.secondary_opts)}
     assert {word for word in command.split() if word.startswith("--")} <= known
 
 
@@ -174,7 +174,7 @@ def test_weights_for_the_package(run: Run, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     export_folder(run, "compact", half=True)
     assert 'load_pretrained("compact")' in (tmp_path / "compact" / "README.md").read_text(encoding="utf-8")
-    assert_close(load_pretrained().conv.weight, run.model.conv.weight, 1e-3)
+    assert_close(load_pretrained().backbone.conv.weight, run.model.backbone.conv.weight, 1e-3)
 
 
 def test_nothing_is_overwritten(run: Run, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_how_far_they_agree_is_told(exported: tuple[Network, Path, Agreement]) -
     assert (agreement.images, agreement.batch_sizes) == (5, (1, 5))
     assert 0 <= agreement.lengths < 1e-6
     assert (agreement.reconstruction is None) == (getattr(model, "decoder", None) is None)
-    assert f"largest difference of a length {agreement.lengths:.1e}" in str(agreement)
+    assert f"largest difference of a score {agreement.lengths:.1e}" in str(agreement)
     assert "in batches of 1 and 5" in str(agreement)
 
 
@@ -167,8 +167,8 @@ def test_differences_are_absolute_up_to_one_and_relative_beyond() -> None:
 
 def test_equally_long_capsules_are_decoded_as_the_file_chose() -> None:
     lengths = np.array([[0.1, 0.7, 0.7, 0.2], [0.9, 0.1, 0.2, 0.3]], np.float32)
-    assert graphs._longest(lengths, 1).tolist() == [1, 0]
-    assert graphs._longest(lengths, 3).tolist() == [[1, 2, 3], [0, 3, 2]]
+    assert graphs._highest(lengths, 1).tolist() == [1, 0]
+    assert graphs._highest(lengths, 3).tolist() == [[1, 2, 3], [0, 3, 2]]
 
 
 @pytest.mark.parametrize("kind", WRITERS)
