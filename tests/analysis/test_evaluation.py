@@ -223,6 +223,7 @@ class PairOracle(nn.Module):
 
     in_shape = (1, 1, 3)
     num_classes = 6
+    decoder = None
 
     def __init__(self) -> None:
         super().__init__()

@@ -135,7 +135,7 @@ def test_what_a_network_lacks_is_said() -> None:
 
 def routing_of(*values: float, uniform: float = 0.25) -> Routing:
     maps = np.array(values, np.float32).reshape(1, 1, 1, -1)
-    return Routing((0,), maps, np.zeros((1, 1)), uniform, in_space=True)
+    return Routing((0,), maps, np.zeros((1, 1)), uniform, in_space=True, inputs="primary capsules")
 
 
 def test_coupling_is_white_where_uniform_red_above_blue_below() -> None:

@@ -21,6 +21,7 @@ from torchcaps.analysis import evaluate
 from torchcaps.errors import InputError
 from torchcaps.export import export_folder, folder, share, training_record
 from torchcaps.files import read_json, write_json
+from torchcaps.models.fields import replace
 from torchcaps.training import Run, load_run
 
 FILES = {"config.json", "model.safetensors", "classes.json", "README.md"}
@@ -68,11 +69,11 @@ def test_the_command_trains_it_again_anywhere(run: Run) -> None:
         data_dir="/home/me",
         checkpoint_minutes=1.0,
         recipe=dataclasses.replace(run.config.recipe, flip=True, limit_train=None),
-        model=dataclasses.replace(run.config.model, decoder_hidden=(), decoder=False),
+        model=replace(run.config.model, {"num_iterations": 2, "decoder": False}),
     )
     command = training_record(dataclasses.replace(run, config=changed)).command
     assert command.startswith("torchcaps train sabour2017 --data npz:PATH --seed 0 --conv-channels 8 ")
-    for option in ("--primary-types 2", "--decoder-hidden none", "--no-decoder", "--flip", "--validation-size 12"):
+    for option in ("--primary-types 2", "--num-iterations 2", "--no-decoder", "--flip", "--validation-size 12"):
         assert f" {option}" in command
     for local in ("/", "cpu", "--checkpoint-minutes", "--precision"):
         assert local not in command.replace("bars", "")

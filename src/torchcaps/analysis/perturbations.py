@@ -228,10 +228,7 @@ def figure_component(
     one = all(result.target == first.target for result in results)
     whose = f"of the capsule “{names[first.target]}”" if one else "of a capsule of each image"
     title = title or f"Component {component} {whose}"
-    words = [
-        (shorten(f"capsule {names[each.target]}", 2 * TILE), each.score)
-        for each in results
-    ]
+    words = [(shorten(f"capsule {names[each.target]}", 2 * TILE), each.score) for each in results]
     tile, pitch = _sizes(first)
     headings = ("image", "reconstruction")
     widths = [max(tile[0], text_width([heading])) for heading in headings]

@@ -448,7 +448,11 @@ def _show_input(trace: RoutingTrace, class_names: tuple[str, ...], capsule: int)
     if trace.in_space:
         kind, rest = divmod(capsule, height * width)
         place = f": type {kind}, row {rest // width}, column {rest % width}"
-    fewer = f" (the {len(shown)} {HIGHEST[trace.score_name]} of {len(class_names)} {PLURALS[trace.outputs]})" if len(shown) < len(class_names) else ""
+    fewer = (
+        f" (the {len(shown)} {HIGHEST[trace.score_name]} of {len(class_names)} {PLURALS[trace.outputs]})"
+        if len(shown) < len(class_names)
+        else ""
+    )
     print_table(rows, f"Input capsule {capsule}{place}{fewer}")
 
 

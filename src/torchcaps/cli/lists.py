@@ -197,7 +197,9 @@ def _difference_table(shown: list[Preset], compared: list[Preset], name_width: i
         if part != last:
             rows.add_section()
             last = part
-        _add_differences(rows, _broken(name, name_width), [flat(getattr(preset, part)).get(name, ABSENT) for preset in shown])
+        _add_differences(
+            rows, _broken(name, name_width), [flat(getattr(preset, part)).get(name, ABSENT) for preset in shown]
+        )
     rows.add_section()
     _add_differences(rows, "data", [preset.data for preset in shown])
     _add_differences(rows, "images", [_shape(preset.in_shape) for preset in shown])
