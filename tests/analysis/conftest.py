@@ -45,7 +45,7 @@ def model(make_model) -> CapsNet:
 
 @pytest.fixture
 def make_deep():
-    """Networks of a layer on a map and one of four classes, on 48 primary capsules on a 4×6 grid, for images of 8×10."""
+    """Networks of a layer on a map and one of four classes, for images of 8×10 with 48 primary capsules on 4×6."""
 
     def make(conv: dict[str, Any] | None = None, dense: dict[str, Any] | None = None, **overrides: Any) -> CapsNet:
         torch.manual_seed(0)

@@ -56,7 +56,7 @@ class Layer:
 
 
 def list_layers(model: Network) -> list[Layer]:
-    """The layers of a network, from the image to the class scores (lengths, or probabilities), then those of the decoder.
+    """The layers of a network, from the image to the class scores, such as lengths, then those of the decoder.
 
     Args:
         model: Of either kind; nothing is computed with it, so that it may be on torch's device ``"meta"``.

@@ -6,8 +6,8 @@ added: over batches, and over processes.
 With P objects in an image, P classes are read off: those of the highest scores. An image is right only if they are
 exactly its P classes. The confusion matrix, and with it the table of the classes, counts objects: an object whose class
 is among them was given its class; one that was missed was given the class that came in its place (of several missed in
-one image, the first label goes with the highest of those scores, and so on). So a row sums to the images with that class
-in them, a column to the images that were given it.
+one image, the first label goes with the highest of those scores, and so on). So a row sums to the images with that
+class in them, a column to the images that were given it.
 """
 
 from __future__ import annotations

@@ -62,7 +62,8 @@ def predict(
     Args:
         model: The network; in evaluation mode meanwhile, and afterwards as it was.
         images: uint8 of 0..255 or floating-point of 0..1; N at least 1.
-        targets: The classes whose capsules are decoded instead of that of the highest score; they do not change the classification.
+        targets: The classes whose capsules are decoded instead of that of the highest score; they do not change the
+            classification.
         batch_size: Images at a time.
 
     Raises:

@@ -97,8 +97,8 @@ def reconstruct(
         model: A network with a decoder; in evaluation mode meanwhile, and afterwards as it was.
         images: uint8 of 0..255 or floating-point of 0..1.
         labels: The images' classes, where known.
-        capsule: Which capsule is decoded: ``"longest"`` (or most active), ``"label"``, or as the network's ``"source"`` does at
-            inference (the label's where ``decoder_mask`` is ``"label"`` and labels are given, else the longest).
+        capsule: Which capsule is decoded: ``"longest"`` (or most active), ``"label"``, or as the network's ``"source"``
+            does at inference (the label's where ``decoder_mask`` is ``"label"`` and there are labels, else the longest).
         batch_size: Images at a time.
 
     Raises:

@@ -40,7 +40,7 @@ ONNX, CONFIG = ".onnx", "config.json"
 @image_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def predict(arguments: tuple[Path, ...], which: Which, invert: bool, fit: Fit | None, as_json: bool) -> None:
-    """Classify image files of any size: the class (or those of several objects) and the score of each, the length of its capsule.
+    """Classify image files of any size: the class (or those of several objects) and the score of every class.
 
     RUN is a run folder, a folder written by save_pretrained, a repository of the hub such as someone/capsnet, or an
     .onnx file written by `torchcaps export`. Without it, the network that comes with torchcaps classifies.

@@ -68,9 +68,9 @@ def export_onnx(
 ) -> Agreement:
     """Write a network as an ONNX file for any batch size, and compare it with the network.
 
-    The file takes ``images`` (B, C, H, W), float32 pixels 0..1, and gives ``lengths`` (B, J), the class scores,
-    and, with a decoder, ``reconstruction`` (B, C, H, W), or (B, P, C, H, W) of P objects in an image, from the capsules of the highest
-    scores. All weights are in it; it names no file, no path and no line of source.
+    The file takes ``images`` (B, C, H, W), float32 pixels 0..1, and gives ``lengths`` (B, J), the class scores, and,
+    with a decoder, ``reconstruction`` (B, C, H, W), or (B, P, C, H, W) of P objects in an image, from the capsules of
+    the highest scores. All weights are in it; it names no file, no path and no line of source.
 
     Args:
         network: Its weights are written as float32.

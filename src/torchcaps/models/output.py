@@ -7,7 +7,6 @@ from typing import Literal, NamedTuple
 from jaxtyping import Float, Int
 from torch import Tensor
 
-
 ScoreName = Literal["length", "activation", "probability"]
 """What class scores are: lengths of capsules, activations of capsules, or a CNN's probabilities."""
 HIGHEST: dict[ScoreName, str] = {"length": "longest", "activation": "most active", "probability": "most probable"}
