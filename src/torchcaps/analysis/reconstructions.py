@@ -98,7 +98,7 @@ def reconstruct(
         images: uint8 of 0..255 or floating-point of 0..1.
         labels: The images' classes, where known.
         capsule: Which capsule is decoded: ``"longest"`` (or most active), ``"label"``, or as the network's ``"source"``
-            does at inference (the label's where ``decoder_mask`` is ``"label"`` and there are labels, else the longest).
+            does at inference (the label's where ``decoder_mask`` is ``"label"`` with labels, else the longest).
         batch_size: Images at a time.
 
     Raises:
