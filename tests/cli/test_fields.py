@@ -143,7 +143,7 @@ def test_a_name_is_one_option_that_means_the_same_everywhere() -> None:
         (("baseline-cnn", "--num-iterations", "3"), 'no option of baseline-cnn "--num-iterations"'),
         (
             ("baseline-cnn", "--conv-channels", "3"),
-            'option of baseline-cnn "--conv-channels"; did you mean "--stem',
+            'option of baseline-cnn "--conv-channels"; did you mean "--channels"?',
         ),
         (("sabour2017", "--channels", "3"), 'no option of sabour2017 "--channels"; did you mean "--stem-channels"?'),
         (
@@ -219,7 +219,7 @@ def test_the_help_has_every_option_once_under_its_heading(
             if field.name not in NOT_OPTIONS:
                 assert f"  {option_name(field.name)} " in sections[heading], field.name
     assert "--temperature FLOAT" in sections["Routing cosine"]
-    assert "What the cosine is divided by.  [above 0" in " ".join(sections["Routing cosine"].split())
+    assert "What the cosine is divided by. [above 0" in " ".join(sections["Routing cosine"].split())
     assert "--routing [dynamic|cosine|silent|active]" in sections["Capsule layers"]
 
 
