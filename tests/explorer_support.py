@@ -45,11 +45,12 @@ def small_network(
     torch.manual_seed(0)
     small: dict[str, Any] = {"channels": (2, 2), "hidden": (6,)}
     if preset != "baseline-cnn":
-        small = {"conv_channels": 6, "primary_types": 3, "capsule_dim": 5, "decoder_hidden": (8,)}
+        small = {"conv_channels": 6, "primary_types": 3, "capsule_dim": 5}
+        small |= {"decoder_hidden": (8,)} if fields.get("decoder", True) else {}
     model = create_model(preset, in_shape, num_classes, **(small | fields)).eval()
     if hasattr(model, "class_capsules"):
         with torch.no_grad():
-            model.class_capsules.weight.mul_(100)
+            model.class_capsules.transform.weight.mul_(100)
     return model
 
 

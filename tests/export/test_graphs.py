@@ -108,7 +108,7 @@ def test_how_far_they_agree_is_told(exported: tuple[Network, Path, Agreement]) -
     assert (agreement.images, agreement.batch_sizes) == (5, (1, 5))
     assert 0 <= agreement.lengths < 1e-6
     assert (agreement.reconstruction is None) == (getattr(model, "decoder", None) is None)
-    assert f"largest difference of a length {agreement.lengths:.1e}" in str(agreement)
+    assert f"largest difference of a score {agreement.lengths:.1e}" in str(agreement)
     assert "in batches of 1 and 5" in str(agreement)
 
 

@@ -56,7 +56,7 @@ class Layer:
 
 
 def list_layers(model: Network) -> list[Layer]:
-    """The layers of a network, from the image to the lengths (or probabilities), then those of the decoder.
+    """The layers of a network, from the image to the class scores, such as lengths, then those of the decoder.
 
     Args:
         model: Of either kind; nothing is computed with it, so that it may be on torch's device ``"meta"``.
@@ -296,7 +296,9 @@ def _capsule_layers(model: CapsNet) -> list[Layer]:
         places = (out.number,) if out.grid is None else out.grid
         name = "class capsules" if layer is model.class_capsules else "capsules"
         layers.append(Layer(name, tuple(steps), (*places, out.dim), _learned(layer)))
-    layers.append(Layer("lengths", ("length",), (model.num_classes,), 0))
+    is_length = isinstance(model.class_capsules.routing, DynamicRouting)
+    score = ("lengths", "length") if is_length else ("scores", "activation, or length")
+    layers.append(Layer(score[0], score[1:], (model.num_classes,), 0))
     return layers + _decoder_layers(model)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -134,9 +135,21 @@ def check_labels(model: Network, labels: Int[Tensor, "N"] | Int[Tensor, "N P"], 
         raise InputError("the objects of an image must be of different classes, got labels with a class twice")
 
 
-def classes_of(lengths: Float[Tensor, "B J"], objects: int) -> Int[Tensor, "B"] | Int[Tensor, "B P"]:
-    """The class of the longest capsule, or, for several objects, the classes of the longest ones, the longest first."""
-    return lengths.argmax(-1) if objects == 1 else longest(lengths, objects)
+class Scored:
+    """What has class scores."""
+
+    scores: Any
+
+    @property
+    def lengths(self) -> Float[np.ndarray, "... J"]:
+        """The scores, by the name that they have where they are lengths ‖v_j‖."""
+        scores: np.ndarray = self.scores
+        return scores
+
+
+def classes_of(scores: Float[Tensor, "B J"], objects: int) -> Int[Tensor, "B"] | Int[Tensor, "B P"]:
+    """The class of the highest score, or, for several objects, the classes of the highest ones, the highest first."""
+    return scores.argmax(-1) if objects == 1 else longest(scores, objects)
 
 
 def class_labels(class_names: Sequence[str] | None, num_classes: int) -> list[str]:

@@ -157,7 +157,7 @@ def fgsm(
         labels: Their classes.
         epsilon: Largest change of a pixel, 0..1.
         objective: What grows: the network's own ``"loss"``, or the difference of ``"scores"`` between the best wrong
-            class and the right one (lengths of capsules, a CNN's logits), which does not flatten out.
+            class and the right one (scores of capsules, a CNN's logits), which does not flatten out.
 
     Raises:
         TypeError: Images of another dtype.
@@ -313,7 +313,7 @@ def _step(model: Network, pixels: Tensor, labels: Tensor, size: float, objective
         if objective == "loss":
             goal = model.loss(output, variable, labels).total
         else:
-            scores = output.lengths if output.logits is None else output.logits
+            scores = output.scores if output.logits is None else output.logits
             right = F.one_hot(labels, scores.shape[1]).bool()
             goal = (scores.masked_fill(right, -math.inf).amax(1) - scores[right]).sum()
         (gradient,) = torch.autograd.grad(goal, variable)
@@ -360,7 +360,7 @@ def _batches(model: Network, image_set: ImageSet, batch_size: int) -> Iterator[t
 
 
 def _num_correct(model: Network, pixels: Tensor, labels: Tensor) -> int:
-    return int((model(pixels).lengths.argmax(-1) == labels).sum())
+    return int((model(pixels).scores.argmax(-1) == labels).sum())
 
 
 def _curve(kind: str, strengths: Sequence[float], correct: np.ndarray, num_images: int) -> RobustnessCurve:

@@ -1,6 +1,6 @@
 """What routing does, iteration by iteration: where the coupling goes, how decided it is, and whether it settles.
 
-B images, I primary capsules, J classes, T iterations.
+B images, I input capsules and J output capsules of a layer, T iterations.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -34,18 +34,18 @@ from torchcaps.analysis.figures import (
     tile_size,
     use_whole_numbers,
 )
-from torchcaps.analysis.inference import class_labels, in_batches, inference, require_capsules
+from torchcaps.analysis.inference import Scored, as_pixels, class_labels, in_batches, inference, require_capsules
 from torchcaps.analysis.strengths import DRAWN_ITERATIONS
 from torchcaps.errors import InputError
 from torchcaps.machine import MIB
 from torchcaps.models import CapsNet, Network
 from torchcaps.models.objects import longest
-from torchcaps.nn import ConvCapsules, DynamicRouting, Routing, Votes
+from torchcaps.models.output import HIGHEST, ScoreName
+from torchcaps.nn import Capsules, ConvCapsules, DynamicRouting, Routing, Votes
 from torchcaps.nn.layers import CapsuleLayer, on_map
 from torchcaps.nn.transforms import Rivals
 from torchcaps.ops.dynamic_routing import RoutingRound, SoftmaxOver
 from torchcaps.ops.memory import get_working_memory
-from torchcaps.ops.squash import safe_norm
 from torchcaps.ranges import ITERATIONS, is_whole_number
 
 if TYPE_CHECKING:
@@ -53,16 +53,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+Outputs = Literal["class", "capsule", "type"]
+"""What the output capsules of a layer are."""
+PLURALS: dict[Outputs, str] = {"class": "classes", "capsule": "capsules", "type": "types"}
 DEAD = 1e-3
-"""A capsule that is never longer says nothing."""
+"""A capsule whose length or activation is never more says nothing."""
 
 
 @dataclass(frozen=True, eq=False)
-class RoutingTrace:
+class RoutingTrace(Scored):
     """Every number of each routing iteration of some images; of iteration t, ``logits[t - 1]`` and so on.
 
-    Of a layer on a map, logits, coupling and agreement of an input capsule are means over the windows that hold it, J
-    are the types, and sums and capsules are those of all types and positions; lengths are means over the positions.
+    Of a layer on a map, J are the types, and sums and capsules are those of all types and positions; scores are means
+    over the positions. Logits, coupling and agreement of an input capsule are means over the windows that hold it; but
+    where the positions compete for it, its coupling is the sum over them.
 
     Args:
         images: Pixels 0..1.
@@ -71,14 +75,16 @@ class RoutingTrace:
         weighted_sum: s_j = Σ_i c_ij û_j|i, and the bias where the network has one.
         capsules: v_j = squash(s_j).
         agreement: ⟨û_j|i, v_j⟩; the next iteration begins with ``logits + agreement``.
-        lengths: ‖v_j‖ after each iteration.
+        scores: Of the output capsules after each iteration: ‖v_j‖, or their activations where the routing gives them.
         entropy: See :class:`RoutingStatistics`.
         logit_change: See :class:`RoutingStatistics`.
         grid: Types, height and width of the input capsules; I is their product.
         in_space: Whether they stand on a map; if not, the grid shows them in the order of their index.
         layer: The capsule layer, from 1.
-        softmax_over: The axis on which capsules compete, ``"outputs"`` (j) or ``"inputs"`` (i).
+        softmax_over: The axis on which capsules compete, ``"outputs"`` (j) or ``"inputs"`` (i); None if they do not.
         leaky: Whether a "none of the above" competes too.
+        score_name: What the scores are.
+        outputs: What the J are: classes, capsules of another layer, or types of capsules on a map.
     """
 
     images: Float[np.ndarray, "B C H W"]
@@ -87,14 +93,16 @@ class RoutingTrace:
     weighted_sum: Float[np.ndarray, "T B J D"]
     capsules: Float[np.ndarray, "T B J D"]
     agreement: Float[np.ndarray, "T B I J"]
-    lengths: Float[np.ndarray, "T B J"]
+    scores: Float[np.ndarray, "T B J"]
     entropy: Float[np.ndarray, "T B"]
     logit_change: Float[np.ndarray, "T B"]
     grid: tuple[int, int, int]
     in_space: bool
     layer: int
-    softmax_over: SoftmaxOver
+    softmax_over: SoftmaxOver | None
     leaky: bool
+    score_name: ScoreName = "length"
+    outputs: Outputs = "class"
 
     @property
     def maps(self) -> Float[np.ndarray, "T B J types H W"]:
@@ -107,8 +115,15 @@ class RoutingTrace:
         return self.coupling.swapaxes(2, 3).reshape(iterations, images, classes, *self.grid)
 
     @property
+    def inputs(self) -> str:
+        """What the input capsules are, in words."""
+        return "primary capsules" if self.layer == 1 else f"capsules of layer {self.layer - 1}"
+
+    @property
     def uniform(self) -> float:
-        """The coupling of iteration 1 without a prior: 1 / (number of competitors)."""
+        """The coupling of iteration 1 without a prior: 1 / (number of competitors); 1 where nothing competes."""
+        if self.softmax_over is None:
+            return 1.0
         competitors = self.coupling.shape[3 if self.softmax_over == "outputs" else 2]
         return 1 / (competitors + self.leaky)
 
@@ -122,7 +137,7 @@ class RoutingStatistics:
             it competes), divided by its maximum: 1 is uniform coupling, 0 all to one.
         logit_change: Mean of |b_ij(t+1) − b_ij(t)|, the agreement |⟨û_j|i, v_j⟩| of iteration t. That of the last
             iteration is what one more iteration would add.
-        longest: The largest length that each output capsule has on any of the images.
+        longest: The largest length, or activation, that each output capsule has on any of the images.
     """
 
     entropy: Float[np.ndarray, "T N"]
@@ -131,7 +146,7 @@ class RoutingStatistics:
 
     @property
     def dead(self) -> float:
-        """The share of output capsules that are never longer than 1e-3."""
+        """The share of output capsules that are never longer, or more active, than 1e-3."""
         return float((self.longest <= DEAD).mean())
 
 
@@ -177,12 +192,14 @@ def trace_routing(
         for batch, votes, rounds in _follow(network, number, images, batch_size):
             pixels.append(batch.float().cpu())
             by_image = [_by_image(each, chosen, grid) for each in rounds]
-            numbers = (torch.stack(each) for each in zip(*by_image, strict=True))  # (T, B, …)
-            followed.append([each.float().cpu() for each in (*numbers, *_measure(rounds, routing, votes, len(batch)))])
-    logits, coupling, weighted_sum, capsules, agreement, entropy, change = (
+            scores = torch.stack([_scores(each, network.config.length_eps) for each in by_image])
+            numbers = (torch.stack(each) for each in zip(*(each[:5] for each in by_image), strict=True))  # (T, B, …)
+            measured = _measure(rounds, routing, votes, len(batch))
+            followed.append([each.float().cpu() for each in (*numbers, scores, *measured)])
+            score_name: ScoreName = "length" if rounds[-1].activations is None else "activation"
+    logits, coupling, weighted_sum, capsules, agreement, scores, entropy, change = (
         torch.cat(parts, 1) for parts in zip(*followed, strict=True)
     )
-    lengths = safe_norm(capsules, eps=network.config.length_eps)
     return RoutingTrace(
         images=torch.cat(pixels).numpy(),
         logits=logits.numpy(),
@@ -190,14 +207,16 @@ def trace_routing(
         weighted_sum=weighted_sum.numpy(),
         capsules=capsules.numpy(),
         agreement=agreement.numpy(),
-        lengths=lengths.unflatten(2, (coupling.shape[3], -1)).mean(3).numpy(),
+        scores=scores.unflatten(2, (coupling.shape[3], -1)).mean(3).numpy(),
         entropy=entropy.numpy(),
         logit_change=change.numpy(),
         grid=grid,
         in_space=network.shapes[number - 1].grid is not None,
         layer=number,
-        softmax_over=routing.softmax_over or "outputs",
+        softmax_over=routing.softmax_over,
         leaky=routing.leaky,
+        score_name=score_name,
+        outputs=_outputs(network, number),
     )
 
 
@@ -209,7 +228,7 @@ def routing_statistics(
     num_iterations: int | None = None,
     batch_size: int = 64,
 ) -> RoutingStatistics:
-    """Entropy of the coupling, change of the logits and lengths in one capsule layer, for any number of images.
+    """Entropy of the coupling, change of the logits and scores in one capsule layer, for any number of images.
 
     Args:
         model: A capsule network; in evaluation mode meanwhile, and afterwards as it was.
@@ -227,9 +246,8 @@ def routing_statistics(
         chosen = network.layer(number)
         for batch, votes, rounds in _follow(network, number, images, batch_size):
             followed.append(_measure(rounds, chosen.routing, votes, len(batch)))
-            capsules = _by_image(rounds[-1], chosen, network.shapes[number - 1].grid)[3]
-            lengths = safe_norm(capsules, eps=1e-24).amax(0)
-            longest = lengths if longest is None else torch.maximum(longest, lengths)
+            scores = _scores(_by_image(rounds[-1], chosen, network.shapes[number - 1].grid), eps=1e-24).amax(0)
+            longest = scores if longest is None else torch.maximum(longest, scores)
     entropy, change = (torch.cat(parts, 1).float().cpu().numpy() for parts in zip(*followed, strict=True))
     assert longest is not None
     return RoutingStatistics(entropy, change, longest.float().cpu().numpy())
@@ -243,16 +261,17 @@ def figure_coupling(
     max_classes: int = 10,
     title: str | None = None,
 ) -> Figure:
-    """Coupling maps of one image: a row for each iteration, a column for each class, the image beside them.
+    """Coupling maps of one image: a row for each iteration, a column for each output, the image beside them.
 
-    A map is the coupling on the grid of the primary capsules, averaged over their types, white where it is uniform;
-    the length of the class capsule after that iteration stands under it.
+    An output is a class, or a capsule or a type of capsules of another layer than the last. A map is the coupling on
+    the grid of the input capsules, averaged over their types, white where it is uniform; the length (or activation) of
+    the output capsule after that iteration stands under it.
 
     Args:
         trace: From :func:`trace_routing`.
         index: Which of its images.
-        class_names: The name of each class; its number if None.
-        max_classes: Of more classes, only those of the longest capsules are shown.
+        class_names: The name of each output; its number if None.
+        max_classes: Of more outputs, only those of the highest scores are shown.
         title: Above the figure.
 
     Raises:
@@ -263,22 +282,22 @@ def figure_coupling(
         raise InputError(f"index must be 0 to {len(trace.images) - 1}, as so many images were traced, got {index}")
     if max_classes < 1:
         raise InputError(f"max_classes must be at least 1, got {max_classes}")
-    iterations, _, classes = trace.lengths.shape
+    iterations, _, classes = trace.scores.shape
     DRAWN_ITERATIONS.check("the number of iterations in a figure", iterations)
-    names = drawable(class_labels(class_names, classes))
-    ordered = longest(torch.from_numpy(trace.lengths[-1, index]), min(max_classes, classes)).numpy()
+    names = drawable(output_names(trace, class_names))
+    ordered = longest(torch.from_numpy(trace.scores[-1, index]), min(max_classes, classes)).numpy()
     shown = np.sort(ordered)
     maps = trace.maps[:, index].mean(2)[:, shown]  # (T, shown, H, W)
-    lengths = trace.lengths[:, index]
+    scores = trace.scores[:, index]
 
-    title = title or "Routing: where each class takes its input from"
-    what = "primary capsules" if trace.layer == 1 else f"capsules of layer {trace.layer - 1}"
+    title = title or f"Routing: where each {trace.outputs} takes its input from"
+    what = trace.inputs
     places = (
         f"on the grid of the {what}" if trace.in_space else f"of the {what} in the order of their index, not in space"
     )
-    subtitle = f"coupling {places}, averaged over their types; below: length of the capsule"
+    subtitle = f"coupling {places}, averaged over their types; below: {trace.score_name} of the capsule"
     if len(shown) < classes:
-        subtitle = f"the {len(shown)} longest of {classes} classes; {subtitle}"
+        subtitle = f"the {len(shown)} {HIGHEST[trace.score_name]} of {classes} {PLURALS[trace.outputs]}; {subtitle}"
     tile, picture = tile_size(*maps.shape[2:]), tile_size(*trace.images.shape[2:])
     pitch = (column_width(tile, [names[j] for j in shown]) + GAP, tile[1] + LINE + 2 * GAP)
     rows = [f"iteration {t}" for t in range(1, iterations + 1)]
@@ -301,7 +320,7 @@ def figure_coupling(
             y = top + t * pitch[1]
             drawn = sheet.map(maps[t, column], centre - tile[0] / 2, y, tile, colours="RdBu_r", norm=norm)
             sheet.text(
-                f"{lengths[t, j]:.2f}",
+                f"{scores[t, j]:.2f}",
                 centre,
                 y + tile[1] + GAP / 2,
                 size=SMALL,
@@ -319,6 +338,22 @@ def figure_coupling(
     ticks = {ends[0]: "", trace.uniform: " uniform", ends[1]: ""}
     bar.set_ticks(list(ticks), labels=[f"{tick:.2g}{word}" for tick, word in ticks.items()])
     return sheet.figure
+
+
+def output_names(trace: RoutingTrace, class_names: Sequence[str] | None = None) -> list[str]:
+    """What the outputs of a layer are called: classes by their names, others by their kind and number.
+
+    Args:
+        trace: From :func:`trace_routing`.
+        class_names: The name of each; its number if None.
+
+    Raises:
+        InputError: Not one name for each.
+    """
+    number = trace.coupling.shape[3]
+    if class_names is None and trace.outputs != "class":
+        return [f"{trace.outputs} {j}" for j in range(number)]
+    return class_labels(class_names, number)
 
 
 def figure_routing_statistics(statistics: RoutingStatistics | RoutingTrace, *, title: str | None = None) -> Figure:
@@ -366,26 +401,37 @@ def _follow(
         yield batch, votes, layer.routing.rounds(votes, activations)
 
 
-def _by_image(
-    each: RoutingRound, layer: CapsuleLayer, grid: tuple[int, int, int] | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _by_image(each: RoutingRound, layer: CapsuleLayer, grid: tuple[int, int, int] | None) -> RoutingRound:
     """A round of a layer on a map, image by image.
 
-    Logits, coupling and agreement of an input capsule are averaged over the windows that hold it: (B, N, J). Sums and
-    capsules stand at all positions: (B, J·L, D).
+    Logits, coupling and agreement of an input capsule are averaged over the windows that hold it: (B, N, J); where the
+    positions compete for it, its coupling is summed, so that what it gives to the types sums to one. Sums, capsules and
+    activations stand at all positions: (B, J·L, D).
     """
     if not isinstance(layer, ConvCapsules):
-        return each.logits, each.coupling, each.weighted_sum, each.capsules, each.agreement
+        return each
     assert grid is not None
     windows = Rivals(layer.window_capsules(grid).to(each.coupling.device), math.prod(grid) + 1)
     links = windows.links.clamp_min(1)
 
-    def fold(given: Float[Tensor, "BL I J"]) -> Float[Tensor, "B N J"]:
-        return torch.stack([(windows.sum(type_) / links)[:, 1:] for type_ in given.unbind(2)], 2)
+    def total(given: Float[Tensor, "BL I J"]) -> Float[Tensor, "B N J"]:
+        return torch.stack([windows.sum(type_)[:, 1:] for type_ in given.unbind(2)], 2)
 
-    logits, coupling, weighted_sum, capsules, agreement = each
-    sums, poses = (on_map(tensor, len(windows.children)) for tensor in (weighted_sum, capsules))
-    return fold(logits), fold(coupling), sums, poses, fold(agreement)
+    def mean(given: Float[Tensor, "BL I J"]) -> Float[Tensor, "B N J"]:
+        return total(given) / links[1:, None]
+
+    logits, coupling, weighted_sum, capsules, agreement, activations = each
+    positions = len(windows.children)
+    sums, poses = (on_map(tensor, positions) for tensor in (weighted_sum, capsules))
+    active = None if activations is None else on_map(activations, positions)
+    shared = layer.compete_over == "types-and-positions" and layer.routing.softmax_over == "outputs"
+    shares = total(coupling) if shared else mean(coupling)
+    return RoutingRound(mean(logits), shares, sums, poses, mean(agreement), active)
+
+
+def _scores(each: RoutingRound, eps: float) -> Float[Tensor, "B N"]:
+    """Activations of a round's capsules, or their lengths where there are none."""
+    return Capsules(each.capsules, each.activations).scores(eps)
 
 
 def _measure(
@@ -402,16 +448,20 @@ def normalised_entropy(
 ) -> Float[Tensor, "B"]:
     """Entropy over the competitors, averaged over what they compete for, as a share of its maximum.
 
-    Where the output capsules of overlapping windows compete, the entropy of an input capsule is over all of them.
+    Where the output capsules of overlapping windows compete, the entropy of an input capsule is over all of them. Where
+    nothing competes, it is that of the shares of an input capsule's coupling that go to the output capsules.
     """
     axis = 1 if routing.softmax_over == "inputs" else 2
+    if routing.softmax_over is None:
+        coupling = coupling.clamp_min(0) / coupling.clamp_min(0).sum(2, keepdim=True).clamp_min(1e-30)
     entropy = torch.special.entr(coupling).sum(axis)
-    if rivals is not None and axis == 2:
+    if rivals is not None and routing.softmax_over == "outputs":
         entropy, given = (rivals.sum(each) for each in (entropy, coupling.sum(2)))  # (B, N)
         rivals_of_each = coupling.shape[2] * rivals.links + routing.leaky
         entropy = entropy + torch.special.entr((1 - given).clamp_min(0)) if routing.leaky else entropy
-        share = torch.where(rivals_of_each > 1, entropy / rivals_of_each.clamp_min(2).log(), 0.0)[:, 1:]
-        return share.mean(1).repeat_interleave(len(rivals.children))
+        share = torch.where(rivals_of_each > 1, entropy / rivals_of_each.clamp_min(2).log(), 0.0)
+        held = (rivals.links > 0) & (torch.arange(rivals.number, device=entropy.device) > 0)  # 0 is beyond the edge
+        return share[:, held].mean(1).repeat_interleave(len(rivals.children))
     if routing.leaky:
         entropy = entropy + torch.special.entr((1 - coupling.sum(axis)).clamp_min(0))
     competitors = coupling.shape[axis] + routing.leaky
@@ -464,8 +514,23 @@ def layers_with_coupling(model: Network) -> list[int]:
     """The numbers, from 1, of a network's capsule layers whose routing :func:`trace_routing` can follow."""
     if not isinstance(model, CapsNet):
         return []
-    numbers = range(1, len(model.layers) + 1)
-    return [number for number in numbers if model.layer(number).routing.num_iterations > 0]
+    blank = torch.zeros(1, *model.in_shape, dtype=torch.uint8)
+    with inference(model):
+        inputs = model.capsules(as_pixels(model, blank))
+        numbers = [number for number in range(1, len(inputs) + 1) if model.layer(number).routing.num_iterations > 0]
+        return [number for number in numbers if _has_coupling(model.layer(number), inputs[number - 1])]
+
+
+def _has_coupling(layer: CapsuleLayer, capsules: Capsules) -> bool:
+    votes, activations = layer.votes(capsules)
+    return layer.routing(votes, activations, return_coupling=True).coupling is not None
+
+
+def _outputs(network: CapsNet, number: int) -> Outputs:
+    """What the output capsules of a layer are."""
+    if number == len(network.layers):
+        return "class"
+    return "capsule" if network.shapes[number].grid is None else "type"
 
 
 def _around(uniform: float, values: Float[np.ndarray, "..."]) -> TwoSlopeNorm:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import itertools
 import textwrap
@@ -91,9 +92,7 @@ def sorted_by_section(options: Iterable[click.Option]) -> list[click.Option]:
 
 
 def _option(owner: type[Described], name: str, hint: Any, section: str, default: Any = None) -> click.Option:
-    words, typed = field_descriptions(owner), option_name(name)
-    if name not in words:  # declared further up
-        words = {key: text for each in owner.__mro__[::-1] for key, text in field_descriptions(each).items()}
+    typed = option_name(name)
     is_flag = hint is bool or (is_part(hint) and not is_choice(hint))
     kind = None if is_flag else option_type(hint)
     notes = [f"default: {as_text(default)}"] if default is not None and default is not dataclasses.MISSING else []
@@ -104,7 +103,7 @@ def _option(owner: type[Described], name: str, hint: Any, section: str, default:
         # click writes names of types in capitals, which "none" must not be typed in
         metavar=f"{kind.inner.name.upper()}|none" if isinstance(kind, OrNone) else None,
         default=None,
-        help=words.get(name, "") + (f"  [{'; '.join(notes)}]" if notes else ""),
+        help=field_descriptions(owner).get(name, "") + (f"  [{'; '.join(notes)}]" if notes else ""),
         section=section,
     )
 
@@ -115,11 +114,19 @@ def given_fields(context: click.Context, values: Mapping[str, Any]) -> dict[str,
     return {name: value for name, value in values.items() if context.get_parameter_source(name) is source}
 
 
+@functools.cache
 def field_descriptions(config_type: type) -> dict[str, str]:
-    """The string under each field of a dataclass, on one line.
+    """The string under each field of a dataclass and of those that it derives from, on one line.
 
     Source: PEP 258, "attribute docstrings".
     """
+    found: dict[str, str] = {}
+    for each in filter(dataclasses.is_dataclass, reversed(config_type.__mro__)):
+        found |= _own_descriptions(each)
+    return found
+
+
+def _own_descriptions(config_type: type) -> dict[str, str]:
     try:
         source = inspect.getsource(config_type)
     except OSError:  # installed without sources: the options work, their help has no words

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from torchcaps.cli.base import Command
-from torchcaps.cli.fields import field_descriptions, whole_numbers
+from torchcaps.cli.fields import field_descriptions, part_heading, whole_numbers
 from torchcaps.cli.output import (
     add_row,
     count,
@@ -25,8 +26,8 @@ from torchcaps.cli.output import (
     write_figure,
 )
 from torchcaps.cli.runs import FIGURE, Split, refuse_options
-from torchcaps.models.config import NetworkConfig
-from torchcaps.models.fields import Described, as_text, flat, replace
+from torchcaps.models.config import LayerConfig, NetworkConfig
+from torchcaps.models.fields import Described, Part, as_text, flat, replace
 from torchcaps.models.presets import Preset, get_preset, list_presets
 from torchcaps.ranges import PIXELS
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 MOST_SAMPLES, SAMPLE_COLUMNS = 1000, 10
 REFERENCE = "sabour2017"
 """The preset that the others are compared with."""
+ABSENT = "–"
+"""In place of a field that a network has not, such as those of a decoder."""
 
 
 @click.command(
@@ -181,7 +184,7 @@ def differing_fields(compared: list[Preset]) -> list[tuple[str, str]]:
     for part in ("model", "recipe"):
         values = [flat(getattr(preset, part)) for preset in compared]
         names = dict.fromkeys(name for each in values for name in each)
-        found += [(part, name) for name in names if len({each.get(name) for each in values}) > 1]
+        found += [(part, name) for name in names if len({each.get(name, ABSENT) for each in values}) > 1]
     return found
 
 
@@ -194,7 +197,9 @@ def _difference_table(shown: list[Preset], compared: list[Preset], name_width: i
         if part != last:
             rows.add_section()
             last = part
-        _add_differences(rows, _broken(name, name_width), [flat(getattr(preset, part)).get(name) for preset in shown])
+        _add_differences(
+            rows, _broken(name, name_width), [flat(getattr(preset, part)).get(name, ABSENT) for preset in shown]
+        )
     rows.add_section()
     _add_differences(rows, "data", [preset.data for preset in shown])
     _add_differences(rows, "images", [_shape(preset.in_shape) for preset in shown])
@@ -243,8 +248,9 @@ def _show_preset(preset: Preset) -> None:
         ]
     )
     print_table(_layer_table(preset))
-    for heading, config in (("Network", preset.model), ("Recipe", preset.recipe)):
-        print_table(_field_table(heading, config))
+    said: dict[str, Any] = {}
+    for heading, config in [*_parts_of(preset.model), ("Recipe", preset.recipe)]:
+        print_table(_field_table(heading, config, said))
 
 
 def _layer_table(preset: Preset) -> Table:
@@ -261,11 +267,50 @@ def _layer_table(preset: Preset) -> Table:
     return rows
 
 
-def _field_table(heading: str, config: Described) -> Table:
+def _parts_of(config: Described, place: str = "") -> Iterator[tuple[str, Described]]:
+    """A configuration and its parts, each with what it is called, in the order in which images go through them.
+
+    Args:
+        config: The whole.
+        place: The layer that it is of, in words.
+    """
+    yield _heading(config, place), config
+    for field in dataclasses.fields(config):
+        held = getattr(config, field.name)
+        if isinstance(held, tuple):
+            for number, item in enumerate(held, 1):
+                if isinstance(item, Described):
+                    yield from _parts_of(item, f"layer {number}")
+        elif isinstance(held, Described):
+            yield from _parts_of(held, place)
+
+
+def _heading(config: Described, place: str) -> str:
+    """``Routing dynamic of layer 1``, ``Layer 1: dense``, ``Decoder``."""
+    if isinstance(config, LayerConfig):
+        return f"{place.capitalize()}: {config.name}"
+    if not isinstance(config, Part) or isinstance(config, NetworkConfig):
+        return config.heading
+    return part_heading(type(config)) + (f" of {place}" if place else "")
+
+
+def _field_table(heading: str, config: Described, said: dict[str, Any]) -> Table:
+    """The fields of a part that no earlier part has with the same value.
+
+    Args:
+        heading: Of the table.
+        config: The part.
+        said: Fields of earlier parts by their names; those of this part are added.
+    """
     words = field_descriptions(type(config))
     rows = table(heading, "value", "", left=3)
     for field in dataclasses.fields(config):
-        add_row(rows, field.name, as_text(getattr(config, field.name)), words.get(field.name, ""))
+        value = getattr(config, field.name)
+        is_whole = isinstance(value, Described) or (isinstance(value, tuple) and isinstance(next(iter(value), 0), Part))
+        if not is_whole and (field.name not in said or said[field.name] != value):
+            shown = "off" if value is None and field.name == "decoder" else as_text(value)
+            add_row(rows, field.name, shown, words.get(field.name, ""))
+            said[field.name] = value
     return rows
 
 

@@ -53,14 +53,14 @@ class Agreement:
     batch_sizes: tuple[int, ...]
     """How many at a time."""
     lengths: float
-    """Largest difference of the class scores."""
+    """Largest difference of the class scores, the file's ``lengths``."""
     reconstruction: float | None
     """Largest difference of the reconstructed pixels; None without a decoder."""
 
     def __str__(self) -> str:
         drawn = "" if self.reconstruction is None else f", of a reconstructed pixel {self.reconstruction:.1e}"
         sizes = " and ".join(map(str, self.batch_sizes))
-        return f"largest difference of a length {self.lengths:.1e}{drawn}, in batches of {sizes}"
+        return f"largest difference of a score {self.lengths:.1e}{drawn}, in batches of {sizes}"
 
 
 def export_onnx(
@@ -68,9 +68,9 @@ def export_onnx(
 ) -> Agreement:
     """Write a network as an ONNX file for any batch size, and compare it with the network.
 
-    The file takes ``images`` (B, C, H, W), float32 pixels 0..1, and gives ``lengths`` (B, J) and, with a decoder,
-    ``reconstruction`` (B, C, H, W), or (B, P, C, H, W) of P objects in an image, from the longest capsules. All weights
-    are in it; it names no file, no path and no line of source.
+    The file takes ``images`` (B, C, H, W), float32 pixels 0..1, and gives ``lengths`` (B, J), the class scores, and,
+    with a decoder, ``reconstruction`` (B, C, H, W), or (B, P, C, H, W) of P objects in an image, from the capsules of
+    the highest scores. All weights are in it; it names no file, no path and no line of source.
 
     Args:
         network: Its weights are written as float32.
@@ -148,7 +148,7 @@ def export_program(
 
 
 class _Outputs(nn.Module):
-    """A network that takes images alone and gives what it has of (lengths, reconstruction), for inference."""
+    """A network that takes images alone and gives what it has of (scores, reconstruction), for inference."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class _Outputs(nn.Module):
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> tuple[Tensor, ...]:
         output = self.network(images)
-        return (output.lengths,) if output.reconstruction is None else (output.lengths, output.reconstruction)
+        return (output.scores,) if output.reconstruction is None else (output.scores, output.reconstruction)
 
 
 def trace(network: Network) -> ExportedProgram:
@@ -194,8 +194,8 @@ def _runner_of_onnx(path: Path) -> Callable[[Tensor], Outputs]:
     model = OnnxModel(path)
 
     def run(pixels: Tensor) -> Outputs:
-        lengths, reconstruction = model(pixels.numpy())
-        return (lengths,) if reconstruction is None else (lengths, reconstruction)
+        scores, reconstruction = model(pixels.numpy())
+        return (scores,) if reconstruction is None else (scores, reconstruction)
 
     return run
 
@@ -216,7 +216,7 @@ def _compare(
 ) -> Agreement:
     """How far a file's output is from the network's, one image at a time and all at once.
 
-    The network decodes the capsules that the file found longest: where two are equally long, rounding may choose
+    The network decodes the capsules whose scores the file found highest: where two are equal, rounding may choose
     either.
 
     Raises:
@@ -245,7 +245,7 @@ def _compare(
 
 
 def _differences(got: Outputs, wanted: ModelOutput) -> list[float]:
-    expected = [wanted.lengths] if wanted.reconstruction is None else [wanted.lengths, wanted.reconstruction]
+    expected = [wanted.scores] if wanted.reconstruction is None else [wanted.scores, wanted.reconstruction]
     return [_difference(ours, theirs.float().cpu().numpy()) for ours, theirs in zip(got, expected, strict=True)]
 
 

@@ -105,7 +105,9 @@ class CapsNet(Network):
             decoded = self._objects(scores, targets)
             alone = separate_capsules(routed.poses, decoded)  # (B, P, J, D)
             reconstruction = self.decode(alone.flatten(0, 1)).unflatten(0, decoded.shape)
-        return ModelOutput(scores, routed.poses, reconstruction, routed.coupling, decoded=decoded)
+        return ModelOutput(
+            scores, routed.poses, reconstruction, routed.coupling, decoded=decoded, activations=routed.activations
+        )
 
     @property
     def class_capsules(self) -> DenseCapsules:

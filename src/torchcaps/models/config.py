@@ -322,8 +322,8 @@ class BackboneConfig(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _StemConfig(Described):
-    """Small convolutions before all others."""
+class _ConvolutionsConfig(Described):
+    """What the convolutions of any network may have: small ones before all others, normalisation and dropout."""
 
     heading: ClassVar[str] = "Any network"
 
@@ -331,6 +331,12 @@ class _StemConfig(Described):
     """Channels of 3x3 convolutions with ReLU before the first convolution; the published networks have none."""
     stem_strides: tuple[Pixels, ...] = ()
     """Their strides, pixels, one for each."""
+    conv_norm: Literal["none", "channel"] = "none"
+    """Before the activations of all convolutions but the primary capsules': nothing, or layer normalisation over the
+    channels of each location."""
+    conv_dropout: ShareBelowOne = 0.0
+    """Dropout after the stem and after each other convolution but the primary capsules', a probability: whole channels
+    of an image."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -343,10 +349,11 @@ class _StemConfig(Described):
 
 @register_part
 @dataclass(frozen=True, kw_only=True)
-class ConvBackboneConfig(_StemConfig, BackboneConfig):
+class ConvBackboneConfig(_ConvolutionsConfig, BackboneConfig):
     """(Stem →) convolution, :class:`torchcaps.nn.ConvBackbone`."""
 
     name: ClassVar[str] = "conv"
+    heading: ClassVar[str] = "Backbone conv"
 
     conv_channels: Width = 256
     """Channels of the first convolution."""
@@ -354,12 +361,6 @@ class ConvBackboneConfig(_StemConfig, BackboneConfig):
     """Kernel of the first convolution, pixels."""
     conv_stride: Pixels = 1
     """Stride of the first convolution, pixels."""
-    conv_norm: Literal["none", "channel"] = "none"
-    """Before the activations of all convolutions but the primary capsules': nothing, or layer normalisation over the
-    channels of each location."""
-    conv_dropout: ShareBelowOne = 0.0
-    """Dropout after the stem and after each other convolution but the primary capsules', a probability: whole channels
-    of an image."""
     conv_activation: Literal["relu", "none"] = "relu"
     """Activation after the first convolution."""
     conv_init: ConvInit = "torch"
@@ -624,18 +625,13 @@ class CapsNetConfig(NetworkConfig):
 
 @register_part
 @dataclass(frozen=True, kw_only=True)
-class CNNConfig(_StemConfig, NetworkConfig):
+class CNNConfig(_ConvolutionsConfig, NetworkConfig):
     """A convolutional network: (stem →) convolutions that keep the size, max pooling, dense layers, dropout."""
 
     kind: ClassVar[str] = "CNN field"
     name: ClassVar[str] = "cnn"
     heading: ClassVar[str] = "Baseline CNN"
 
-    conv_norm: Literal["none", "channel"] = "none"
-    """Before the activations of all convolutions: nothing, or layer normalisation over the channels of each
-    location."""
-    conv_dropout: ShareBelowOne = 0.0
-    """Dropout after the stem and after each other convolution, a probability: whole channels of an image."""
     channels: tuple[Width, ...] = (256, 256, 128)
     """Channels of the convolutions."""
     kernel: OddKernel = 5

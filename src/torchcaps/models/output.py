@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from jaxtyping import Float, Int
 from torch import Tensor
+
+ScoreName = Literal["length", "activation", "probability"]
+"""What class scores are: lengths of capsules, activations of capsules, or a CNN's probabilities."""
+HIGHEST: dict[ScoreName, str] = {"length": "longest", "activation": "most active", "probability": "most probable"}
+"""What the class of the highest score is called."""
 
 
 class ModelOutput(NamedTuple):
@@ -23,11 +28,20 @@ class ModelOutput(NamedTuple):
     """A CNN's scores before the softmax or sigmoid."""
     decoded: Int[Tensor, "B P"] | None = None
     """With several objects in an image, the classes whose capsules were decoded, as ``reconstruction`` has them."""
+    activations: Float[Tensor, "B J"] | None = None
+    """How certain each class capsule is, where the routing says so; these are the scores then."""
 
     @property
     def lengths(self) -> Float[Tensor, "B J"]:
         """The scores, by the name that they have where they are lengths."""
         return self.scores
+
+    @property
+    def score_name(self) -> ScoreName:
+        """What the scores are."""
+        if self.capsules is None:
+            return "probability"
+        return "length" if self.activations is None else "activation"
 
 
 def check_output(caller: str, output: ModelOutput) -> None:

@@ -102,7 +102,7 @@ class TrainStep:
         self.fabric.backward(losses.total)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.tally.add(losses, is_right(output.lengths.detach(), labels).sum(), len(labels))
+        self.tally.add(losses, is_right(output.scores.detach(), labels).sum(), len(labels))
 
     def restore(self, network: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
         """Load weights and Adam's moments of a checkpoint; the optimizer keeps the settings of this device."""

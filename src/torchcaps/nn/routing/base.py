@@ -99,4 +99,5 @@ class Routing(nn.Module, ABC):
             raise InputError(f"{type(self).__name__} returns no coupling, so there is none to show")
         logits = routed.coupling.clamp_min(1e-30).log()
         weighted_sum = votes.weighted_sum(routed.coupling)
-        return [RoutingRound(logits, routed.coupling, weighted_sum, routed.poses, votes.agreement(routed.poses))]
+        agreement = votes.agreement(routed.poses)
+        return [RoutingRound(logits, routed.coupling, weighted_sum, routed.poses, agreement, routed.activations)]

@@ -25,6 +25,7 @@ class RoutingRound(NamedTuple):
         weighted_sum: s_j = Σ_i c_ij û_j|i, and the bias where there is one.
         capsules: v_j = squash(s_j).
         agreement: ⟨û_j|i, v_j⟩; the next iteration begins with ``logits + agreement``.
+        activations: How certain each output capsule is; None where its length says so, as in dynamic routing.
     """
 
     logits: Float[Tensor, "B I J"]
@@ -32,6 +33,7 @@ class RoutingRound(NamedTuple):
     weighted_sum: Float[Tensor, "B J D"]
     capsules: Float[Tensor, "B J D"]
     agreement: Float[Tensor, "B I J"]
+    activations: Float[Tensor, "B J"] | None = None
 
 
 def compute_votes(poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"]) -> Float[Tensor, "B I J D"]:
