@@ -114,7 +114,6 @@ def given_fields(context: click.Context, values: Mapping[str, Any]) -> dict[str,
     return {name: value for name, value in values.items() if context.get_parameter_source(name) is source}
 
 
-@functools.cache
 def field_descriptions(config_type: type) -> dict[str, str]:
     """The string under each field of a dataclass and of those that it derives from, on one line.
 
@@ -126,6 +125,7 @@ def field_descriptions(config_type: type) -> dict[str, str]:
     return found
 
 
+@functools.cache
 def _own_descriptions(config_type: type) -> dict[str, str]:
     try:
         source = inspect.getsource(config_type)

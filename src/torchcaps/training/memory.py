@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import weakref
+from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.autograd.graph import saved_tensors_hooks
 
 from torchcaps.datasets.augmentation import check_crop
 from torchcaps.errors import InputError
@@ -21,18 +19,28 @@ from torchcaps.machine import available_memory_mib as available_memory_mib
 from torchcaps.models import Network, build_model
 from torchcaps.models.fields import flat
 from torchcaps.nn import Convolution
-from torchcaps.ops.convolution import shape_of, working_mib
+from torchcaps.ops.convolution import Shape, shape_of, working_mib
 from torchcaps.ops.dynamic_routing.recompute.blocks import BLOCK
 from torchcaps.ops.memory import get_working_memory
 from torchcaps.ranges import COUNT
-from torchcaps.training.config import TrainConfig, override
+from torchcaps.training.config import TrainConfig
 from torchcaps.training.environment import pick_device, resolve_precision
 from torchcaps.training.launch import count_processes
 
 #: What the weights need beside their own place, whatever the batch: as much again for each.
 LEARNED = ("weights", "gradients", "Adam's moments")
-#: Images of a step that is followed; twice as many at most.
-FOLLOWED = 16
+#: Where a network's modules keep what their backward pass needs; all others keep feature maps.
+KEEPERS = {"primary_capsules": "primary capsules", "layers": "capsule layers", "decoder": "decoder"}
+MAPS = "feature maps"
+#: Images that are followed through a network: each of a batch needs the same.
+FOLLOWED = 2
+#: Copies of the largest feature map that live at the height of the backward pass, beside those that are kept for it:
+#: its gradient before and after the ReLU, and one in the layout that the convolution's weight gradient works in.
+WORK_COPIES = 3
+#: Likewise where convolutions multiply planes: the gradient alone.
+WORK_COPIES_OF_PLANES = 1
+#: Copies of the largest convolution's weight in the layouts that forward and backward work in.
+WEIGHT_COPIES = 2
 #: Copies of a batch's images while they are standardised: centred, squared, divided.
 STANDARDISE_COPIES = 3
 
@@ -70,32 +78,7 @@ def estimate_memory(
         InputError: Images too small for the network's convolutions or for the recipe's crop; or the precision is
             ``auto``, and this machine has not the accelerator that the run names.
     """
-    batch = -(-config.recipe.batch_size // count_processes(config).total)
-    crop, objects = config.recipe.crop, config.model.objects
-    check_crop(in_shape, crop)
-    seen = in_shape if crop is None else (in_shape[0], crop, crop)
-    half = resolve_precision(config).precision == "bf16"
-    with torch.device("meta"):
-        network = build_model(config.model, seen, num_classes)
-        flow = _flow(network, batch)
-    weights = 4 * sum(p.numel() for p in network.parameters()) / MIB
-    low_precision_copies = 2 * sum(p.numel() for p in network.parameters() if p.ndim > 1) / MIB if half else 0.0
-    alone = objects if objects > 1 else 0  # each object by itself, beside the whole image
-    copies = 1 + alone + STANDARDISE_COPIES * bool(flat(config.model).get("standardise"))
-    parts = {
-        "Python and PyTorch": resident_memory_mib() or 0.0,
-        "images of the data set": num_images * (1 + alone) * _bytes_an_image(in_shape, config.recipe.max_shift) / MIB,
-        "images of a batch": 4 * batch * copies * math.prod(seen) / MIB,
-        "weights": weights,
-        "gradients": weights,
-        "Adam's moments": 2 * weights,
-        "weights in half precision": low_precision_copies,
-        "maps, capsules and their gradients": (flow.live / 2 if half else flow.live),
-        "work space of convolutions": 0.0 if half else max(flow.planes, get_working_memory() * bool(flow.planes)),
-    }
-    if config.model.has_capsules:
-        parts["work space of routing"] = min(BLOCK, get_working_memory())
-    return MemoryEstimate({name: mib for name, mib in parts.items() if mib}, batch)
+    return _Run(config, in_shape, num_classes, num_images).estimate()
 
 
 def largest_batch(
@@ -105,23 +88,7 @@ def largest_batch(
 
     0 if not even one image a process does.
     """
-    processes = count_processes(config)
-
-    def fits(size: int) -> bool:
-        if size * processes.total not in COUNT:
-            return False
-        of_all = override(config, {"batch_size": size * processes.total})
-        return estimate_memory(of_all, in_shape, num_classes, num_images).total * processes.devices <= available
-
-    if not fits(1):
-        return 0
-    most, too_many = 1, 2
-    while fits(too_many):
-        most, too_many = too_many, 2 * too_many
-    while too_many - most > 1:
-        between = (most + too_many) // 2
-        most, too_many = (between, too_many) if fits(between) else (most, between)
-    return most * processes.total
+    return _Run(config, in_shape, num_classes, num_images).largest_batch(available)
 
 
 def memory_warning(
@@ -136,8 +103,8 @@ def memory_warning(
     available = available_memory_mib()
     if available is None:
         return None
-    devices = count_processes(config).devices
-    estimate = estimate_memory(config, in_shape, num_classes, num_images)
+    run = _Run(config, in_shape, num_classes, num_images)
+    devices, estimate = run.processes.devices, run.estimate()
     learned, needed = devices * sum(estimate.parts[name] for name in LEARNED), devices * estimate.total
     if learned > available and pick_device(config.accelerator).type == "cpu":
         raise InputError(
@@ -146,7 +113,7 @@ def memory_warning(
         )
     if needed <= available:
         return None
-    fits = largest_batch(config, in_shape, num_classes, num_images, available)
+    fits = run.largest_batch(available)
     advice = f"the largest --batch-size that fits is about {fits}" if fits else "no batch fits"
     return (
         f"training will need about {needed:,.0f} MiB, and {available:,.0f} MiB are there; {advice} "
@@ -154,75 +121,131 @@ def memory_warning(
     )
 
 
-class _Flow(NamedTuple):
-    """What a training step needs beside the weights and their gradients, MiB."""
+class _Run:
+    """What is known of a run before its batch is, and the estimates for any batch.
 
-    live: float
-    """The most that lived at one time: maps kept for the backward pass, their gradients, and what comes and goes."""
-    planes: float
-    """The planes of all convolutions that multiply planes; their memory is kept from step to step."""
+    Args:
+        config: As for :func:`estimate_memory`, as for all arguments.
+        in_shape: Likewise.
+        num_classes: Likewise.
+        num_images: Likewise.
+    """
+
+    def __init__(self, config: TrainConfig, in_shape: tuple[int, int, int], num_classes: int, num_images: int) -> None:
+        self.config, self.processes = config, count_processes(config)
+        crop, objects = config.recipe.crop, config.model.objects
+        check_crop(in_shape, crop)
+        seen = in_shape if crop is None else (in_shape[0], crop, crop)
+        self.half = resolve_precision(config).precision == "bf16"
+        with torch.device("meta"):
+            network = build_model(config.model, seen, num_classes)
+            self.needs = _follow(network)
+        alone = objects if objects > 1 else 0  # each object by itself, beside the whole image
+        copies = 1 + alone + STANDARDISE_COPIES * bool(flat(config.model).get("standardise"))
+        weights = 4 * sum(p.numel() for p in network.parameters()) / MIB
+        self.images = copies * 4 * math.prod(seen) / MIB
+        self.whatever_the_batch = {
+            "Python and PyTorch": resident_memory_mib() or 0.0,
+            "images of the data set": num_images
+            * (1 + alone)
+            * _bytes_an_image(in_shape, config.recipe.max_shift)
+            / MIB,
+            "weights": weights,
+            "gradients": weights,
+            "Adam's moments": 2 * weights,
+            "weights in half precision": self.half
+            * 2
+            * sum(p.numel() for p in network.parameters() if p.ndim > 1)
+            / MIB,
+            "work space of routing": min(BLOCK, get_working_memory()) * config.model.has_capsules,
+        }
+        convolutions = [
+            4 * module.weight.numel() / MIB for module in network.modules() if isinstance(module, nn.Conv2d)
+        ]
+        self.reordered = WEIGHT_COPIES * max(convolutions, default=0.0)
+
+    def estimate(self, batch_size: int | None = None) -> MemoryEstimate:
+        """The estimate for a batch.
+
+        Args:
+            batch_size: Images a step of this process; the run's if None.
+        """
+        batch = -(-self.config.recipe.batch_size // self.processes.total) if batch_size is None else batch_size
+        planes = 0.0 if self.half else sum(working_mib(shape, batch) for shape in self.needs.convolutions)
+        copies = WORK_COPIES_OF_PLANES if planes else WORK_COPIES
+        largest = batch * self.needs.largest / (2 if self.half else 1)
+        kept = {name: batch * mib / (2 if self.half and name == MAPS else 1) for name, mib in self.needs.kept.items()}
+        working = copies * largest + planes
+        parts = self.whatever_the_batch | kept
+        parts["images of a batch"] = batch * self.images
+        parts["weights in other layouts"] = 0.0 if planes else self.reordered
+        parts["work space of convolutions"] = max(working, get_working_memory()) if planes else working  # so much stays
+        return MemoryEstimate({name: mib for name, mib in parts.items() if mib}, batch)
+
+    def largest_batch(self, available: float) -> int:
+        """See :func:`largest_batch`."""
+        total, devices = self.processes.total, self.processes.devices
+
+        def fits(size: int) -> bool:
+            return size * total in COUNT and self.estimate(size).total * devices <= available
+
+        if not fits(1):
+            return 0
+        most, too_many = 1, 2
+        while fits(too_many):
+            most, too_many = too_many, 2 * too_many
+        while too_many - most > 1:
+            between = (most + too_many) // 2
+            most, too_many = (between, too_many) if fits(between) else (most, between)
+        return most * total
 
 
-def _flow(network: Network, batch: int) -> _Flow:
-    """What a step of a batch needs: of a large one, what two small ones need says it, as each image needs the same."""
-    if batch <= 2 * FOLLOWED:
-        return _follow_step(network, batch)
-    one, two = _follow_step(network, FOLLOWED), _follow_step(network, 2 * FOLLOWED)
-    images = batch / FOLLOWED - 1
-    return _Flow(one.live + images * (two.live - one.live), one.planes + images * (two.planes - one.planes))
+@dataclass(frozen=True)
+class _Needs:
+    """What the forward pass of a training step leaves for its backward pass."""
+
+    kept: dict[str, float]
+    """MiB an image, by part, beside the weights."""
+    largest: float
+    """MiB an image of the largest feature map among it."""
+    convolutions: list[Shape]
+    """Those that may multiply planes."""
 
 
-def _follow_step(network: Network, batch: int) -> _Flow:
-    """Go through a training step of a network on the meta device, where tensors have shapes and no numbers."""
-    images = torch.empty(batch, *network.in_shape)
+def _follow(network: Network) -> _Needs:
+    """Go forward through a training step on the meta device, where tensors have shapes and no numbers."""
+    kept: dict[str, dict[int, int]] = defaultdict(dict)  # part → memory → bytes
+    convolutions: list[Shape] = []
+    weights = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
+    part = MAPS
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights and not any(storage._cdata in each for each in kept.values()):
+            kept[part][storage._cdata] = storage.nbytes()
+        return tensor
+
+    def enter(name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        nonlocal part
+        part = KEEPERS.get(name.partition(".")[0], MAPS)
+        if isinstance(module, Convolution):
+            (stride, across), (padding, beside) = module.stride, module.zeros
+            convolutions.append(shape_of(inputs[0], module.weight, (stride, across), (padding, beside)))
+
     objects = network.config.objects
-    labels = torch.arange(objects).expand(batch, objects) if objects > 1 else torch.zeros(batch, dtype=torch.int64)
-    drawn = torch.empty(batch, objects, *network.in_shape) if objects > 1 else images
-    planes: list[float] = []
-    with _Live() as live, ExitStack() as hooks:
-        for module in network.modules():
-            if isinstance(module, Convolution):
-                hooks.callback(module.register_forward_pre_hook(partial(_note_planes, planes)).remove)
+    images = torch.empty(FOLLOWED, *network.in_shape)
+    labels = torch.arange(objects).expand(FOLLOWED, objects) if objects > 1 else torch.zeros(FOLLOWED).long()
+    drawn = torch.empty(FOLLOWED, objects, *network.in_shape) if objects > 1 else images
+    kept["images"] = {each.untyped_storage()._cdata: 0 for each in (images, labels, drawn)}  # counted elsewhere
+    with ExitStack() as hooks:
+        hooks.enter_context(saved_tensors_hooks(keep, lambda tensor: tensor))
+        for name, module in network.named_modules():
+            hooks.callback(module.register_forward_pre_hook(partial(enter, name)).remove)
         output = network(images, network.decoder_targets(labels))
-        network.loss(output, drawn, labels).total.backward()
-    return _Flow(live.most / MIB, sum(planes))
-
-
-class _Live(TorchDispatchMode):
-    """Counts the bytes of all tensors that are made meanwhile and live at the same time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.most = 0
-        self.seen: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                self._count(tensor.untyped_storage())
-        return result
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        if storage._cdata in self.seen:
-            return
-        self.seen.add(storage._cdata)
-        self.now += storage.nbytes()
-        self.most = max(self.most, self.now)
-        weakref.finalize(storage, self._forget, storage._cdata, storage.nbytes())
-
-    def _forget(self, identity: int, size: int) -> None:
-        self.seen.discard(identity)
-        self.now -= size
-
-
-def _note_planes(found: list[float], module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    """Add the MiB of a convolution's planes, if it multiplies planes."""
-    assert isinstance(module, Convolution)
-    (stride, across), (padding, beside) = module.stride, module.zeros
-    shape = shape_of(inputs[0], module.weight, (stride, across), (padding, beside))
-    if mib := working_mib(shape, len(inputs[0])):
-        found.append(mib)
+        loss = network.loss(output, drawn, labels).total
+    del loss  # until here it holds what is kept, so that no memory is taken twice
+    mib = {name: sum(sizes.values()) / FOLLOWED / MIB for name, sizes in kept.items()}
+    return _Needs(mib, max(kept[MAPS].values(), default=0) / FOLLOWED / MIB, convolutions)
 
 
 def _bytes_an_image(in_shape: tuple[int, int, int], max_shift: int) -> int:
