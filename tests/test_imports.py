@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "datasets": BASE,
     "analysis": BASE | {"ops", "nn", "models", "datasets"},
     "training": BASE | {"plugins", "ops", "nn", "models", "datasets", "analysis"},
-    "testing": BASE | {"ops"},
+    "testing": BASE | {"ops", "nn"},
     "sklearn": BASE | {"models", "datasets", "analysis", "training"},
     "reproduce": BASE | {"ops", "nn", "models", "datasets", "analysis", "training"},
     "export": BASE | {"ops", "nn", "models", "datasets", "analysis", "training"},

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import click
 
 from torchcaps.cli.base import SectionOption
-from torchcaps.models.fields import PARTS, Described, Part, as_text, is_choice, is_part, tree
+from torchcaps.errors import unknown_name
+from torchcaps.models.fields import OF_ONES_OWN, PARTS, Described, Part, as_text, is_choice, is_part, tree
 from torchcaps.ranges import Range, ranges_in
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def option_type(hint: Any) -> ParamType:
     if origin is Literal:
         return click.Choice(args)
     if is_choice(hint):
-        return click.Choice(list(PARTS[hint.choice]))
+        return PartName(hint.choice)
     if origin in (typing.Union, types.UnionType):
         (inner,) = (arg for arg in args if arg is not type(None))
         return OrNone(option_type(inner)) if inner is not str else click.STRING
@@ -164,6 +165,24 @@ def option_type(hint: Any) -> ParamType:
 def whole_numbers(within: Range) -> click.IntRange:
     """The type of an option for whole numbers of a range; click shows it in the help."""
     return click.IntRange(int(within.least), int(within.most))
+
+
+class PartName(click.Choice):
+    """The name of a kind of part; the nearest one stands in the error.
+
+    Args:
+        choice: Of which choice.
+    """
+
+    def __init__(self, choice: str) -> None:
+        super().__init__(list(PARTS[choice]))
+        self.choice = choice
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """From the command line to a name."""
+        if value not in self.choices:
+            self.fail(f"{unknown_name(self.choice, value, self.choices)} {OF_ONES_OWN}", param, ctx)
+        return str(value)
 
 
 class Integers(ParamType):

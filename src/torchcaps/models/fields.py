@@ -93,6 +93,8 @@ class UnknownField(InputError):  # noqa: N818  one kind of wrong input
         super().__init__(str(unknown_name(what, name, self.known)))
 
 
+OF_ONES_OWN = "One of your own is loaded by --plugin FILE."
+"""Said where a part is not known."""
 PARTS: dict[str, Registry[type[Part]]] = {}
 """The kinds of each choice, by their names."""
 
@@ -202,7 +204,7 @@ def _chosen(name: str, before: Any, given: Any, hint: Any) -> Any:
         elif not isinstance(wanted, str):
             raise InputError(f"{name} must be a name, got {shown(wanted)}")
         elif wanted not in kinds:
-            raise InputError(f"{unknown_name(held.choice, wanted, kinds)} One of your own is loaded by --plugin FILE.")
+            raise InputError(f"{unknown_name(held.choice, wanted, kinds)} {OF_ONES_OWN}")
         elif before is None or wanted != before.name:
             kept = {} if before is None else {key: getattr(before, key) for key in _names(before)}
             before = kinds[wanted](**{key: value for key, value in kept.items() if key in _names(kinds[wanted])})

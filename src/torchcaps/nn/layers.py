@@ -26,13 +26,16 @@ class CapsuleLayer(nn.Module):
         size: I, K, J, D.
         transform: From capsules to votes; :class:`Dense` if None.
         routing: From votes to capsules; :class:`DynamicRouting` if None.
+        rivals: How many output capsules compete for an input capsule; J if None.
 
     Raises:
         TypeError: A transform that is no :class:`Transform`, or a routing that is no :class:`Routing`.
         ValueError: Sizes that the transform cannot have.
     """
 
-    def __init__(self, size: LayerSize, transform: Transform | None, routing: Routing | None) -> None:
+    def __init__(
+        self, size: LayerSize, transform: Transform | None, routing: Routing | None, rivals: int | None = None
+    ) -> None:
         super().__init__()
         name = type(self).__name__
         for given, kind, what in ((transform, Transform, "transform"), (routing, Routing, "routing")):
@@ -41,7 +44,8 @@ class CapsuleLayer(nn.Module):
         self.size = size
         self.transform = Dense() if transform is None else transform
         self.routing = DynamicRouting() if routing is None else routing
-        self.transform.bind(size, self.routing.balanced_std(size))
+        rivals = size.out_capsules if rivals is None else rivals
+        self.transform.bind(size, self.routing.balanced_std(size._replace(out_capsules=rivals)))
         self.routing.bind(size)
 
     @property
@@ -193,7 +197,9 @@ class ConvCapsules(CapsuleLayer):
         check_choice(name, "compete_over", compete_over, ("types", "types-and-positions"))
         if padding >= kernel_size:
             raise ValueError(f"{name}: padding must be below kernel_size, {kernel_size}, got {padding}")
-        super().__init__(LayerSize(in_types * kernel_size**2, in_dim, out_types, out_dim), transform, routing)
+        windows = max(1, round((kernel_size / stride) ** 2))  # that hold a capsule which is far from the edges
+        rivals = out_types * windows if compete_over == "types-and-positions" else out_types
+        super().__init__(LayerSize(in_types * kernel_size**2, in_dim, out_types, out_dim), transform, routing, rivals)
         self.in_types, self.out_types = in_types, out_types
         self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
         self.compete_over: Competition = compete_over

@@ -109,25 +109,30 @@ class SharedVotes(Votes):
 
     def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "J D K"]) -> None:
         J, D, K = weight.shape
-        super().__init__(in_full_precision(poses), LayerSize(poses.shape[1], K, J, D))
-        self.weight = in_full_precision(weight)
+        super().__init__(poses, LayerSize(poses.shape[1], K, J, D))
+        self.weight = weight
+        self._poses, self._weight = in_full_precision(poses), in_full_precision(weight)
 
     def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
         """See :class:`Votes`. W_j Σ_i c_ij u_i: the poses are summed first."""
         with full_precision(self.poses.device):
             if coupling is None:
-                return torch.einsum("jdk,bk->bjd", self.weight, self.poses.sum(1))
-            return torch.einsum("jdk,bjk->bjd", self.weight, coupling.to(self.poses).transpose(1, 2) @ self.poses)
+                total = torch.einsum("jdk,bk->bjd", self._weight, self._poses.sum(1))
+            else:
+                sums = coupling.to(self._poses).transpose(1, 2) @ self._poses  # (B, J, K)
+                total = torch.einsum("jdk,bjk->bjd", self._weight, sums)
+        return total.to(self.poses.dtype)
 
     def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
         """See :class:`Votes`. ⟨u_i, W_jᵀ x_j⟩: the output capsules are brought back first."""
         with full_precision(self.poses.device):
-            return self.poses @ torch.einsum("jdk,bjd->bkj", self.weight, parents.to(self.poses))
+            agreement = self._poses @ torch.einsum("jdk,bjd->bkj", self._weight, parents.to(self._poses))
+        return agreement.to(self.poses.dtype)
 
     def build(self) -> Float[Tensor, "B I J D"]:
         """See :class:`Votes`."""
         with full_precision(self.poses.device):
-            return torch.einsum("jdk,bik->bijd", self.weight, self.poses)
+            return torch.einsum("jdk,bik->bijd", self._weight, self._poses).to(self.poses.dtype)
 
 
 class MatrixVotes(Votes):

@@ -56,7 +56,7 @@ class Routing(nn.Module, ABC):
         near one for poses of length one.
 
         Args:
-            size: I, K, J, D.
+            size: I, K, J, D; J here is how many output capsules compete for an input capsule.
         """
         I, _, J, D = size
         competitors = {"outputs": J, "inputs": I, None: 1}[self.softmax_over]
