@@ -534,9 +534,14 @@ def test_a_run_of_an_earlier_version_goes_on_exactly(bars: Path, finished: Path,
     checkpoint = read_checkpoint(out / "last.ckpt")
     for group in checkpoint["optimizer"]["param_groups"]:
         group["lr"] = float(group["lr"])  # a number, where now there is a tensor
+    assert checkpoint["progress"]["sums"]["loss"] > 0
+    checkpoint["progress"]["sums"]["images"] = 32
     torch.save(checkpoint, out / "last.ckpt")
     resume(out, progress=Silence(), figures=False)
     assert_same_weights(weights(out), weights(finished))
+    again, whole = (list(csv.DictReader((run / "metrics.csv").open())) for run in (out, finished))
+    for name in ("train_loss", "train_classification_loss", "train_reconstruction_loss", "train_accuracy"):
+        assert [row[name] for row in again] == [row[name] for row in whole]
 
 
 def test_another_data_set_is_looked_for_in_its_own_place(bars: Path, finished: Path, tmp_path: Path) -> None:

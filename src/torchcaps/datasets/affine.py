@@ -110,5 +110,5 @@ def _pixel(place: Int32[Tensor, "B h w"], length: int) -> Int32[Tensor, "B h w"]
 
 
 def _share(place: Int32[Tensor, "B h w"]) -> Float32[Tensor, "B h w"]:
-    """How much of the next pixel is in a place, 0 to below 1."""
+    """The weight of the next pixel at a place, 0 to below 1."""
     return (place & ((1 << _PLACE_BITS) - 1)).float() / (1 << _PLACE_BITS)

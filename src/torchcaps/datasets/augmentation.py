@@ -44,7 +44,7 @@ class Changes(NamedTuple):
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How training images are changed at random.
+    """Random changes of training images.
 
     Images are turned and scaled first, about their centres; then moved, cropped, mirrored, and changed in contrast and
     brightness. The parts of an image with several objects go where it goes.
@@ -64,7 +64,7 @@ class Augmentation:
             interpolated bilinearly, with zeros outside of the image.
 
     Raises:
-        InputError: A number is out of the range that stands beside its type.
+        InputError: A number is out of the range in its field's type.
     """
 
     max_shift: int = 0
@@ -104,7 +104,7 @@ class Augmentation:
 
     @property
     def training_only(self) -> list[str]:
-        """The names of the changes that are asked for and never made to images that are judged."""
+        """The names of the changes in use that only training images may have."""
         names = (field.name for field in dataclasses.fields(self) if field.name != "crop")
         return [name for name in names if getattr(self, name)]
 
@@ -222,5 +222,5 @@ def check_crop(in_shape: tuple[int, int, int], size: int | None) -> None:
 
 
 def middle(in_shape: tuple[int, int, int], size: tuple[int, int]) -> tuple[int, int]:
-    """Where a window in the middle of an image begins; of two middles the one nearer to the upper left."""
+    """The corner of a window in the middle of an image; of two middles the one nearer to the upper left."""
     return (in_shape[1] - size[0]) // 2, (in_shape[2] - size[1]) // 2

@@ -43,9 +43,9 @@ class BatchLoader:
             and the augmentation may only crop them.
         augmentation: How the images are changed at random; not at all if None.
         seed: The seed of all that is random, 0 to 2³² - 1.
-        device: Where images are kept and batches are made.
-        rank: Which process this is, 0 to world_size - 1. Each gets its contiguous share of every batch; shares differ
-            by one image at most, and those of a small last batch may be empty.
+        device: The device that keeps the images and makes the batches.
+        rank: The number of this process, 0 to world_size - 1. Each process gets its contiguous share of every batch;
+            shares differ by one image at most, and those of a small last batch may be empty.
         world_size: How many processes there are.
         drop_last: Whether to leave out a last batch that is not full.
 
@@ -101,7 +101,7 @@ class BatchLoader:
         """Give this process's share of the batches of an epoch, in turn.
 
         Args:
-            epoch: Which epoch, from 0.
+            epoch: The number of the epoch, from 0.
             start: The first batch to give, 0 to ``len(self)``; those before it cost nothing.
 
         Raises:

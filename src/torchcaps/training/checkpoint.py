@@ -131,7 +131,7 @@ def check_fits(
         config: The run that is to go on.
         data: The fingerprint of its data.
         network: Its network.
-        steps_per_epoch: Of the run.
+        steps_per_epoch: How many steps an epoch of the run has.
     """
     parameters, moments = list(network.parameters()), checkpoint["optimizer"]["state"]
     wanted = {name: tensor.shape for name, tensor in network.state_dict().items()}

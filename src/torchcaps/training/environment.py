@@ -1,4 +1,4 @@
-"""What a run runs on: its device and the precision that suits it, and what a summary says of both and of the code."""
+"""The environment of a run: its device, the precision that suits it, and the machine and versions for its summary."""
 
 from __future__ import annotations
 

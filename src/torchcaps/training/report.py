@@ -1,4 +1,4 @@
-"""What a finished run leaves: ``summary.json``, and pictures of curves, of mistakes and of what its capsules encode."""
+"""The results of a finished run: ``summary.json``, and pictures of its curves, its mistakes and its capsules."""
 
 from __future__ import annotations
 

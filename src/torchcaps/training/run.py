@@ -7,7 +7,7 @@ RUN/config.json      the complete configuration; torchcaps train --config runs i
     best/            weights of the epoch chosen on the validation images, as save_pretrained writes them
     summary.json     results, hardware, versions, command
     figures/         pictures
-    tensorboard/     events, where asked for
+    tensorboard/     events, if the configuration asks for them
     .lock.json       the process that trains in it, while one does
 ```
 """
@@ -53,7 +53,7 @@ class Run:
     path: Path
     """The run folder, a folder written by save_pretrained, or the name of a repository of the hub."""
     model: Network
-    """In evaluation mode."""
+    """The network, in evaluation mode."""
     config: TrainConfig | None
     """The configuration of the run; None for a folder that save_pretrained wrote."""
     summary: dict[str, Any] | None

@@ -129,7 +129,7 @@ class Tally:
     """The sums of an epoch so far, kept on the device: only reading them waits for it.
 
     Args:
-        device: Where the sums are kept.
+        device: The device that keeps the sums.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -143,7 +143,7 @@ class Tally:
         """Count a step.
 
         Args:
-            losses: Of the batch, means over its images.
+            losses: The losses of the batch, means over its images.
             right: How many images were given their classes.
             images: How many images the batch has.
         """

@@ -40,7 +40,7 @@ _KEYS = (*(key for pair in _PAIRS.values() for key in pair), _NAMES)
 @register_dataset(
     "npz",
     title="your own images: arrays x and y in a NumPy .npz file",
-    source="your file; x_test, y_test, x_val, y_val and class_names are used where they are there",
+    source="your file; x_test, y_test, x_val, y_val and class_names are used if they are there",
     licence="yours",
     takes_path=True,
 )

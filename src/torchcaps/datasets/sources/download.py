@@ -28,7 +28,7 @@ def fetch(filename: str, mirrors: Sequence[str], sha256: str, folder: Path, advi
         filename: Its name on the mirrors and in the folder.
         mirrors: Addresses to put before the name, tried in turn.
         sha256: The hash of the file as the mirrors have it, in hex.
-        folder: Where to keep it.
+        folder: The folder to keep it in.
         advice: The end of the error's sentence when no mirror has it: what the user can do.
 
     Returns:
