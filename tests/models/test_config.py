@@ -256,7 +256,7 @@ def test_a_number_beyond_its_range_is_refused(config: type[Described], name: str
 
 
 def test_a_list_of_too_many_layers_is_refused() -> None:
-    message = "decoder_hidden must have at most 100 numbers, got 1000000"
+    message = "decoder_hidden must have at most 100 entries, got 1000000"
     assert_raises(InputError, DecoderConfig, decoder_hidden=[1] * 1_000_000, say=message)
 
 

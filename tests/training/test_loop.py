@@ -21,6 +21,7 @@ from torchcaps.analysis import evaluate
 from torchcaps.datasets import load_dataset
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, Losses, get_preset, list_presets
+from torchcaps.nn import Capsules
 from torchcaps.training import (
     Diverged,
     Interrupted,
@@ -346,7 +347,7 @@ def test_capsule_weights_keep_their_order_in_half_precision(
     monkeypatch.setattr(Trainer, "fit", spy)
     train(tiny_config(bars, precision="bf16", epochs=1), tmp_path / "run", progress=Silence(), figures=False)
     (network,) = seen
-    assert network.class_capsules.weight.permute(1, 2, 3, 0).is_contiguous()
+    assert network.class_capsules.transform.weight.permute(1, 2, 3, 0).is_contiguous()
     assert network.primary_capsules.convs[0].weight.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -618,13 +619,13 @@ def test_training_images_are_shifted_and_test_images_never(
     seen: dict[bool, list[torch.Tensor]] = {True: [], False: []}
     import torchcaps.models.capsnet as module
 
-    own = module.CapsNet.primary_poses
+    own = module.CapsNet.primary
 
-    def spy(network: torch.nn.Module, images: torch.Tensor) -> torch.Tensor:
+    def spy(network: torch.nn.Module, images: torch.Tensor) -> Capsules:
         seen[network.training].append((images * 255).round().to(torch.uint8))
         return own(network, images)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(module.CapsNet, "primary_poses", spy)
+    monkeypatch.setattr(module.CapsNet, "primary", spy)
     train(tiny, tmp_path / "run", progress=Silence(), figures=False)
     dataset = load_dataset(tiny.data, validation_size=12, seed=0)
 

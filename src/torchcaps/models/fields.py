@@ -179,12 +179,13 @@ def _within(value: Any, overrides: Mapping[str, Any], found: set[str]) -> Any:
 def _chosen(name: str, before: Any, given: Any, hint: Any) -> Any:
     """What a field is given, where it holds a part: a name, a mapping, True or False stand for one."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is tuple and isinstance(given, list | tuple) and is_part(args[0]):
-        befores = before if isinstance(before, tuple) else ()
-        padded = [*befores, *[None] * len(given)]
-        return tuple(_chosen(name, old, new, args[0]) for old, new in zip(padded, given, strict=False))
     if not is_part(hint) or isinstance(given, Described):
         return given
+    if origin is tuple:
+        befores = before if isinstance(before, tuple) else ()
+        items = _sequence(name, given)
+        padded = [*befores, *[None] * len(items)]
+        return tuple(_chosen(name, old, new, args[0]) for old, new in zip(padded, items, strict=False))
     (held,) = (kind for kind in (args or (hint,)) if kind is not type(None))
     if given is False and args:
         return None
@@ -303,6 +304,15 @@ def _kind_of(hint: Any) -> Any:
     return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
 
 
+def _sequence(name: str, value: Any) -> list[Any] | tuple[Any, ...]:
+    """``value``, a sequence of one thing for each layer."""
+    if not isinstance(value, (tuple, list)):
+        raise InputError(f"{name} must be a sequence, got {shown(value)}")
+    if len(value) > MOST_LAYERS:
+        raise InputError(f"{name} must have at most {MOST_LAYERS} entries, got {len(value)}")
+    return value
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Described):
         return value.to_dict()
@@ -328,11 +338,7 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
         fitting = (arg for arg in kinds if isinstance(arg, type) and isinstance(value, arg))
         return _checked(name, value, next(fitting, kinds[0]))
     if origin is tuple:
-        if not isinstance(value, (tuple, list)):
-            raise InputError(f"{name} must be a sequence, got {shown(value)}")
-        if len(value) > MOST_LAYERS:
-            raise InputError(f"{name} must have at most {MOST_LAYERS} numbers, got {len(value)}")
-        return tuple(_checked(name, item, args[0]) for item in value)
+        return tuple(_checked(name, item, args[0]) for item in _sequence(name, value))
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value) if abs(value) < 2**63 else math.inf
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):

@@ -6,7 +6,6 @@ import hashlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Self
 
@@ -64,12 +63,13 @@ class Pretrained(nn.Module):
         """
         with torch.device("meta"):
             described = self.config.build(self.in_shape, self.num_classes)
-        for (name, mine), (other, theirs) in zip_longest(_parts(self), _parts(described), fillvalue=("nothing", "")):
-            if (name, mine) != (other, theirs):
+        wanted, found = _parts(described), _parts(self)
+        for name in [*wanted, *found]:
+            if found.get(name) != wanted.get(name):
                 raise InputError(
-                    f"the network cannot be saved: its {name} is {mine or 'not there'}, where its configuration "
-                    f"describes {theirs or 'nothing'}; register the part, and build the network with its name, as "
-                    "docs/own-routing.md shows"
+                    f"the network cannot be saved: its {name} is {found.get(name, 'not there')}, where its "
+                    f"configuration describes {wanted.get(name, 'nothing')}; register the part, and build the network "
+                    "with its name, as docs/own-routing.md shows"
                 )
 
     def save_files(self, folder: Path, dtype: torch.dtype | None = None) -> None:
@@ -209,11 +209,9 @@ class Pretrained(nn.Module):
         return network.to(device).eval()
 
 
-def _parts(network: nn.Module) -> Iterator[tuple[str, str]]:
+def _parts(network: nn.Module) -> dict[str, str]:
     """The modules of a network by their names: their kinds, and the options that they print."""
-    for name, module in network.named_modules():
-        if name:
-            yield name, f"{type(module).__name__}({module.extra_repr()})"
+    return {name: f"{type(module).__name__}({module.extra_repr()})" for name, module in network.named_modules() if name}
 
 
 def _from_description(path: Path) -> Pretrained:

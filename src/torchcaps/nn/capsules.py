@@ -164,6 +164,6 @@ class PrimaryCapsules(nn.Module):
     def extra_repr(self) -> str:
         """Options, for ``print(model)``."""
         return (
-            f"num_types={self.num_types}, dim={self.dim}, grouping={self.grouping!r}, output={self.output!r}, "
-            f"eps={self.eps:g}"
+            f"num_types={self.num_types}, dim={self.dim}, activation={self.activation!r}, grouping={self.grouping!r}, "
+            f"output={self.output!r}, eps={self.eps:g}"
         )
