@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from torchcaps.models.fields import flat
 from torchcaps.models.presets import get_preset
 from torchcaps.reproduce.table import Budget, Row, Table
 from torchcaps.reproduce.tables.recipes import (
@@ -23,7 +24,7 @@ from torchcaps.reproduce.tables.recipes import (
 )
 
 #: The reconstruction's weight, and 20 times as much: the authors' code shrinks the margin loss to a 20th instead.
-_WEIGHT: float = get_preset("sabour2017").model.to_dict()["reconstruction_weight"]
+_WEIGHT: float = flat(get_preset("sabour2017").model)["reconstruction_weight"]
 _STRONG, _WEAK = {"reconstruction_weight": 20 * _WEIGHT}, {"reconstruction_weight": _WEIGHT / 20}
 #: The authors' 300,000 steps and decay; the paper says of its own only that it decays exponentially.
 _AUTHORS: dict[str, Any] = {
