@@ -11,12 +11,15 @@ import torch
 from PIL import Image
 
 from explorer_support import small_network
+from own_parts import register, two_layers
 from support import assert_raises
 from torchcaps.analysis import load_image, perturb_capsule, predict, trace_routing
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
 from torchcaps.explorer import Explorer, Routing
+from torchcaps.explorer.messages import describe
 from torchcaps.explorer.state import MOST_MAPS, OBJECT_COLOURS, colour_apart, overlay, to_bytes
+from torchcaps.models import create_model
 
 
 def pixels_for(explorer: Explorer, seed: int = 0) -> np.ndarray:
@@ -131,6 +134,35 @@ def test_what_a_network_lacks_is_said() -> None:
     view = cnn.look(pixels_for(cnn))
     assert (view.capsules, view.routing, cnn.capsule_dim) == (None, None, 0)
     assert view.scores.sum() == pytest.approx(1)
+
+
+def test_a_network_with_activations_is_explored_by_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch)
+    explorer = Explorer(small_network(routing="active"))
+    view = explorer.look(pixels_for(explorer))
+    assert explorer.score_name == "activation"
+    assert view.present == (3,)
+    assert view.capsules is not None
+    assert np.linalg.norm(view.capsules, axis=1).min() > 2  # lengths are no scores
+    assert view.scores.max() <= 1
+    assert view.routing is not None
+    np.testing.assert_allclose(view.routing.scores[-1], view.scores, rtol=1e-5)
+    described = describe(explorer)
+    assert (described["score"], described["highest"]) == ("activation", "most active")
+    plain = describe(Explorer(small_network()))
+    assert (plain["score"], plain["highest"]) == ("length", "longest")
+
+
+def test_a_network_of_two_layers_or_without_coupling_is_explored(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch)
+    layers = two_layers({"layer_kernel": 1})
+    deep = Explorer(create_model("sabour2017", (1, 18, 20), 4, layers=layers, conv_channels=4, primary_types=2).eval())
+    view = deep.look(pixels_for(deep))
+    assert view.routing is not None
+    assert (view.routing.inputs, view.routing.in_space) == ("capsules of layer 1", True)
+    silent = Explorer(small_network(routing="silent"))
+    assert silent.no_routing == "Routing cannot be followed: Silent returns no coupling, so there is none to show."
+    assert silent.look(pixels_for(silent)).routing is None
 
 
 def routing_of(*values: float, uniform: float = 0.25) -> Routing:

@@ -15,10 +15,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from own_parts import register
 from support import assert_raises
 from torchcaps.errors import InputError
-from torchcaps.export import Agreement, OnnxModel, export_onnx, export_program, graphs
-from torchcaps.models import Network
+from torchcaps.export import Agreement, Description, OnnxModel, export_onnx, export_program, graphs
+from torchcaps.models import Network, create_model
 
 for package in ("onnx", "onnxruntime", "onnxscript"):
     pytest.importorskip(package, reason="the extra torchcaps[export] is not installed")
@@ -199,3 +200,22 @@ def test_a_package_that_is_missing(
     monkeypatch.setitem(sys.modules, package, None)
     said = f'an ONNX file needs the package {package}: pip install "torchcaps[export]"'
     assert_raises(InputError, export_onnx, make_network(), tmp_path / "x.onnx", describe(), say=said)
+
+
+def test_a_network_with_activations_is_exported_by_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: torch.Generator
+) -> None:
+    """The file's ``lengths`` are the scores, and it decodes the most active capsule."""
+    register(monkeypatch)
+    fields = {"conv_channels": 4, "primary_types": 2, "decoder_hidden": (6,)}
+    network = create_model("sabour2017", (1, 18, 20), 4, routing="active", **fields).eval()
+    path = tmp_path / "active.onnx"
+    agreement = export_onnx(network, path, Description(in_shape=(1, 18, 20), class_names=("a", "b", "c", "d")))
+    assert agreement.lengths < 1e-6
+    images = torch.randint(0, 256, (3, 1, 18, 20), dtype=torch.uint8, generator=rng)
+    scores, reconstruction = OnnxModel(path)(images.numpy())
+    with torch.no_grad():
+        output = network(images / 255)
+    np.testing.assert_allclose(scores, output.activations, atol=1e-5)
+    assert reconstruction is not None
+    np.testing.assert_allclose(reconstruction, output.reconstruction, atol=1e-5)
