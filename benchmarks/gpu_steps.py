@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchcaps.datasets import Batch, Dataset, ImageSet
 from torchcaps.models import CapsNet, Recipe, create_model
-from torchcaps.nn import Routing
+from torchcaps.nn import DenseVotes, Routed, Routing, Votes
 from torchcaps.training import TrainConfig, make_config
 from torchcaps.training.capture import WARM_UP, CapturedStep
 from torchcaps.training.data import training_loader
@@ -49,16 +49,10 @@ class NaiveRouting(Routing):
         super().__init__()
         self.stop_gradient = stop_gradient
 
-    def forward(
-        self,
-        poses: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        prior: Tensor | None = None,
-        return_coupling: bool = False,
-    ) -> tuple[Tensor, None]:
+    def forward(self, votes: Votes, activations: Tensor | None = None, *, return_coupling: bool = False) -> Routed:
         """Capsules; the coupling is not kept."""
-        return naive_routing(poses, weight, 3, self.stop_gradient), None
+        assert isinstance(votes, DenseVotes)
+        return Routed(naive_routing(votes.poses, votes.weight, 3, self.stop_gradient))
 
 
 class Contender:

@@ -40,7 +40,7 @@ def by_torch(model: Network) -> Callable[[np.ndarray], Outputs]:
     def run(images: np.ndarray) -> Outputs:
         with torch.inference_mode():
             output = model(torch.from_numpy(images))
-        return tuple(each.numpy() for each in (output.lengths, output.reconstruction) if each is not None)
+        return tuple(each.numpy() for each in (output.scores, output.reconstruction) if each is not None)
 
     return run
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,23 @@ def holds(check: Callable[..., None], *args: object) -> bool:
     except (AssertionError, pytest.fail.Exception):
         return False
     return True
+
+
+@contextmanager
+def registered_for_now() -> Iterator[None]:
+    """What is registered meanwhile, parts, presets and plugins, is known no more afterwards."""
+    from torchcaps import plugins
+    from torchcaps.models import presets
+    from torchcaps.models.fields import PARTS
+
+    registries: list[dict[str, Any]] = [presets._PRESETS, plugins._loaded, *PARTS.values()]
+    before = [dict(registry) for registry in registries]
+    try:
+        yield
+    finally:
+        for registry, entries in zip(registries, before, strict=True):
+            registry.clear()
+            registry.update(entries)
 
 
 def small(preset: str, **overrides: Any) -> dict[str, Any]:

@@ -19,10 +19,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from support import registered_for_now
 from torchcaps.datasets import ImageSet
 from torchcaps.models import create_model, get_preset
-from torchcaps.models.fields import PARTS
-from torchcaps.models.presets import _PRESETS
 from torchcaps.nn import DenseVotes
 from torchcaps.plugins import load_plugin
 from torchcaps.training import read_config
@@ -45,12 +44,8 @@ def example(name: str) -> types.ModuleType:
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     """What an example registers is known to its own test only."""
-    registries: list[dict[str, Any]] = [_PRESETS, *PARTS.values()]
-    before = [dict(registry) for registry in registries]
-    yield
-    for registry, entries in zip(registries, before, strict=True):
-        registry.clear()
-        registry.update(entries)
+    with registered_for_now():
+        yield
 
 
 def test_every_example_has_a_test() -> None:
@@ -295,6 +290,17 @@ def test_own_routing(capsys: pytest.CaptureFixture[str]) -> None:
         assert re.search(rf"{routing} +test accuracy [\d.]+ %; [\d.]+ s a run", printed)
     assert len(inspect.getsource(module.SelfAttentionRouting.forward).splitlines()) <= 25
     assert create_model("compact", routing="mine").class_capsules.routing.temperature == 1
+
+
+def test_own_routing_is_what_its_page_shows() -> None:
+    """Line for line, docstrings and annotations left out."""
+    page = (EXAMPLES.parent / "docs" / "own-routing.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    source = (EXAMPLES / "own_routing.py").read_text(encoding="utf-8")
+    lines = [line for line in shown.splitlines() if line.strip()]
+    assert len(lines) >= 8
+    for line in lines:
+        assert line in source.splitlines(), line
 
 
 def test_own_routing_by_loops() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
+from support import registered_for_now
 from torchcaps.cli.app import app
 from torchcaps.cli.fields import given_fields
 from torchcaps.cli.train import build_config, run_options
@@ -106,8 +107,10 @@ CALLS = [(name_of(page), call) for page in PAGES for call in calls_in(page.read_
 
 
 @pytest.mark.parametrize(("page", "call"), CALLS)
-def test_every_call_on_a_page_parses(page: str, call: str) -> None:
-    check(call)
+def test_every_call_on_a_page_parses(page: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)  # where the plugins lie that pages name
+    with registered_for_now():
+        check(call)
 
 
 def test_pages_of_the_documentation_have_calls() -> None:
