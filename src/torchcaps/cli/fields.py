@@ -21,8 +21,9 @@ from torchcaps.ranges import Range, ranges_in
 
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any, Any]
+    Choice = click.Choice[str]
 else:
-    ParamType = click.ParamType  # takes no parameters before click 8.4
+    ParamType, Choice = click.ParamType, click.Choice  # which take no parameters before click 8.4
 
 
 def option_name(field: str) -> str:
@@ -160,7 +161,7 @@ def whole_numbers(within: Range) -> click.IntRange:
     return click.IntRange(int(within.least), int(within.most))
 
 
-class PartName(click.Choice):
+class PartName(Choice):
     """The name of a kind of part; the nearest one stands in the error.
 
     Args:
