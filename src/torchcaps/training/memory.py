@@ -7,6 +7,7 @@ from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,8 @@ LEARNED = ("weights", "gradients", "Adam's moments")
 #: Where a network's modules keep what their backward pass needs; all others keep feature maps.
 KEEPERS = {"primary_capsules": "primary capsules", "layers": "capsule layers", "decoder": "decoder"}
 MAPS = "feature maps"
+#: What is counted by itself: images, and weights.
+ELSEWHERE = "elsewhere"
 #: Images that are followed through a network: each of a batch needs the same.
 FOLLOWED = 2
 #: Copies of the largest feature map that live at the height of the backward pass, beside those that are kept for it:
@@ -214,19 +217,22 @@ class _Needs:
 
 def _follow(network: Network) -> _Needs:
     """Go forward through a training step on the meta device, where tensors have shapes and no numbers."""
+    made: dict[int, tuple[str, Tensor]] = {}  # memory → the part that it was made in; the tensor keeps it from others
     kept: dict[str, dict[int, int]] = defaultdict(dict)  # part → memory → bytes
     convolutions: list[Shape] = []
-    weights = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
     part = MAPS
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in weights and not any(storage._cdata in each for each in kept.values()):
-            kept[part][storage._cdata] = storage.nbytes()
+        where, _ = made.setdefault(storage._cdata, (part, tensor))
+        kept[where][storage._cdata] = storage.nbytes()
         return tensor
 
-    def enter(name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def enter(name: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         nonlocal part
+        for tensor in inputs:
+            if isinstance(tensor, Tensor):
+                made.setdefault(tensor.untyped_storage()._cdata, (part, tensor))
         part = KEEPERS.get(name.partition(".")[0], MAPS)
         if isinstance(module, Convolution):
             (stride, across), (padding, beside) = module.stride, module.zeros
@@ -236,16 +242,16 @@ def _follow(network: Network) -> _Needs:
     images = torch.empty(FOLLOWED, *network.in_shape)
     labels = torch.arange(objects).expand(FOLLOWED, objects) if objects > 1 else torch.zeros(FOLLOWED).long()
     drawn = torch.empty(FOLLOWED, objects, *network.in_shape) if objects > 1 else images
-    kept["images"] = {each.untyped_storage()._cdata: 0 for each in (images, labels, drawn)}  # counted elsewhere
+    for tensor in (images, labels, drawn, *network.parameters()):
+        made[tensor.untyped_storage()._cdata] = (ELSEWHERE, tensor)
     with ExitStack() as hooks:
         hooks.enter_context(saved_tensors_hooks(keep, lambda tensor: tensor))
         for name, module in network.named_modules():
             hooks.callback(module.register_forward_pre_hook(partial(enter, name)).remove)
         output = network(images, network.decoder_targets(labels))
-        loss = network.loss(output, drawn, labels).total
-    del loss  # until here it holds what is kept, so that no memory is taken twice
-    mib = {name: sum(sizes.values()) / FOLLOWED / MIB for name, sizes in kept.items()}
-    return _Needs(mib, max(kept[MAPS].values(), default=0) / FOLLOWED / MIB, convolutions)
+        network.loss(output, drawn, labels)
+    mib = {name: sum(sizes.values()) / FOLLOWED / MIB for name, sizes in kept.items() if name != ELSEWHERE}
+    return _Needs({MAPS: 0.0} | mib, max(kept[MAPS].values(), default=0) / FOLLOWED / MIB, convolutions)
 
 
 def _bytes_an_image(in_shape: tuple[int, int, int], max_shift: int) -> int:
