@@ -25,9 +25,7 @@ from torch import Tensor
 from torchcaps import CapsNet, create_model
 from torchcaps.analysis import evaluate
 from torchcaps.datasets import Augmentation, BatchLoader, ImageSet, load_dataset
-from torchcaps.models import CapsNetConfig, Preset, Recipe, register_preset
-from torchcaps.models.config import DenseLayerConfig
-from torchcaps.models.fields import replace
+from torchcaps.models import CapsNetConfig, DenseLayerConfig, Preset, Recipe, register_preset, replace
 
 
 def hidden_and_class_layers(hidden: Sequence[int]) -> tuple[DenseLayerConfig, ...]:

@@ -5,6 +5,8 @@ from .card import TrainingRecord as TrainingRecord
 from .config import BackboneConfig as BackboneConfig
 from .config import CapsNetConfig as CapsNetConfig
 from .config import CNNConfig as CNNConfig
+from .config import ConvLayerConfig as ConvLayerConfig
+from .config import DenseLayerConfig as DenseLayerConfig
 from .config import LayerConfig as LayerConfig
 from .config import NetworkConfig as NetworkConfig
 from .config import Recipe as Recipe
@@ -14,6 +16,7 @@ from .create import build_model as build_model
 from .create import create_model as create_model
 from .create import load_pretrained as load_pretrained
 from .fields import register_part as register_part
+from .fields import replace as replace
 from .network import Network as Network
 from .output import Losses as Losses
 from .output import ModelOutput as ModelOutput
