@@ -50,6 +50,11 @@ class Epochs(Silence):
         self.seen.append(row["epoch"])
 
 
+def stopping(row: Row, target: float) -> Row:
+    """The row whose training ends at an accuracy."""
+    return dataclasses.replace(row, overrides={**row.overrides, "stop_at": target})
+
+
 def looks_at_test_images(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Takes up after how many epochs a network is judged on the test images."""
     looks: list[int] = []
@@ -113,52 +118,34 @@ def test_an_interrupted_job_goes_on_where_it_stopped(tiny: Table) -> None:
 
 
 def test_training_ends_with_the_first_epoch_that_reaches_the_target(tiny: Table) -> None:
-    stopping = dataclasses.replace(tiny.rows[0], stop_at=0.0)
-    made, epochs = job(stopping), Epochs()
+    made, epochs = job(stopping(tiny.rows[0], 0.0)), Epochs()
     assert execute(made, epochs) is Outcome.DONE
     assert epochs.seen == [1]
     summary = read_json(made.log / "summary.json", "summary")
     assert (summary["epochs"], summary["best_epoch"]) == (1, 1)
     assert (summary["resumed_with"], summary["earlier_commits"]) == ([], []), "nobody had stopped it"
-    assert read_json(made.log / "config.json", "configuration")["recipe"]["epochs"] == 1
-    made.check()  # the length that it found is no other setting
+    recipe = read_json(made.log / "config.json", "configuration")["recipe"]
+    assert (recipe["epochs"], recipe["stop_at"]) == (2, 0.0)
+    made.check()
 
 
 def test_before_the_target_nobody_looks_at_the_test_images(tiny: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = looks_at_test_images(monkeypatch)
-    execute(job(dataclasses.replace(tiny.rows[0], stop_at=0.0)), Silence())
+    execute(job(stopping(tiny.rows[0], 0.0)), Silence())
     assert looks == [1], "once, with the epoch that is both the last one and the best"
 
 
 def test_a_target_that_is_not_reached_ends_with_the_last_epoch(tiny: Table) -> None:
-    made = job(dataclasses.replace(tiny.rows[0], stop_at=1.0))
+    made = job(stopping(tiny.rows[0], 1.0))
     assert execute(made, Silence()) is Outcome.DONE
     assert read_json(made.log / "summary.json", "summary")["epochs"] == 2
-
-
-def test_a_run_that_had_reached_its_target_when_it_was_stopped_is_not_trained_on(
-    tiny: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, epochs = job(dataclasses.replace(tiny.rows[0], stop_at=0.0)), Epochs()
-
-    def stopped(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("torchcaps.training.resume", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            execute(made, epochs)
-    assert epochs.seen == [1]
-    assert execute(made, epochs) is Outcome.DONE
-    assert epochs.seen == [1]
-    assert read_json(made.log / "summary.json", "summary")["epochs"] == 1
 
 
 def test_a_run_that_died_before_it_wrote_that_its_target_is_reached_ends_there(
     tiny: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by a kill between the checkpoint and the metrics that follow from it."""
-    made, epochs = job(dataclasses.replace(tiny.rows[0], stop_at=0.0)), Epochs()
+    made, epochs = job(stopping(tiny.rows[0], 0.0)), Epochs()
 
     def die(_: object) -> None:
         raise SystemExit
@@ -177,7 +164,7 @@ def test_a_run_that_died_before_it_wrote_that_its_target_is_reached_ends_there(
 
 
 def test_a_run_that_was_stopped_before_its_target_says_so_once(tiny: Table) -> None:
-    made = job(dataclasses.replace(tiny.rows[0], stop_at=0.0))
+    made = job(stopping(tiny.rows[0], 0.0))
     assert execute(made, StopAtStep(1)) is Outcome.INTERRUPTED
     assert execute(made, Silence()) is Outcome.DONE
     assert read_json(made.log / "summary.json", "summary")["resumed_with"] == [made.command]
@@ -269,8 +256,8 @@ def test_a_run_of_other_settings_is_seen_before_anything_is_done(tiny: Table, pl
 
 @pytest.mark.parametrize("place", ["run", "log"])
 def test_a_run_that_ended_with_another_target_is_seen(tiny: Table, place: str) -> None:
-    assert execute(job(dataclasses.replace(tiny.rows[0], stop_at=0.0)), Silence()) is Outcome.DONE
-    other = job(dataclasses.replace(tiny.rows[0], stop_at=1.0))
+    assert execute(job(stopping(tiny.rows[0], 0.0)), Silence()) is Outcome.DONE
+    other = job(stopping(tiny.rows[0], 1.0))
     shutil.rmtree(getattr(other, "log" if place == "run" else "run"))
     with pytest.raises(InputError, match=f"{re.escape(str(getattr(other, place)))}.*other settings"):
         other.check()
@@ -359,7 +346,7 @@ def test_a_run_in_another_precision_goes_on_in_it(tiny: Table) -> None:
 
 
 def test_a_signal_in_the_last_batch_before_the_target_stops_the_job(tiny: Table) -> None:
-    made = job(dataclasses.replace(tiny.rows[0], stop_at=0.0))
+    made = job(stopping(tiny.rows[0], 0.0))
     assert execute(made, StopAtStep(2)) is Outcome.INTERRUPTED  # two steps an epoch
     assert not (made.run / "summary.json").exists()
     assert execute(made, Silence()) is Outcome.DONE

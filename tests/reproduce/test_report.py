@@ -81,7 +81,9 @@ def test_matched_accuracy_and_affnist_have_columns(
 ) -> None:
     from torchcaps.reproduce import Measure
 
-    row = dataclasses.replace(only_tiny.rows[0], stop_at=0.98, measures=(Measure(kind="affnist"),))
+    plain = only_tiny.rows[0]
+    overrides = {**plain.overrides, "stop_at": 0.98}
+    row = dataclasses.replace(plain, overrides=overrides, measures=(Measure(kind="affnist"),))
     table = dataclasses.replace(only_tiny, rows=(row,), figures=("affnist",))
     monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", Registry("table", {"tiny": table}))
     measures = {"affnist": {"accuracy": 0.79, "images": 320_000, "source": "made"}}
@@ -164,7 +166,7 @@ def test_times_of_two_machines_have_no_sum_and_those_up_to_a_target_are_bounds(
     only_tiny: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, measured, _ = only_tiny.rows
-    rows = (dataclasses.replace(plain, stop_at=0.98), measured)
+    rows = (dataclasses.replace(plain, overrides={**plain.overrides, "stop_at": 0.98}), measured)
     table = dataclasses.replace(only_tiny, rows=rows)
     monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", Registry("table", {"tiny": table}))
     timings = {row.name: Timing(36_000.0, ABACUS, {"torch": "3.1"}) for row in rows}

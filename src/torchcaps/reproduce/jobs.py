@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from torchcaps.errors import InputError
-from torchcaps.files import LIST, TEXT, TEXTS, optional, read_json, write_json
 from torchcaps.reproduce.logs import (
     CONFIG,
     DIVERGED,
@@ -22,7 +21,6 @@ from torchcaps.reproduce.logs import (
     log_folder,
     publish,
     publish_divergence,
-    read_metrics_so_far,
     same_run,
 )
 from torchcaps.reproduce.table import Row
@@ -110,7 +108,7 @@ class Job:
         for folder in (self.log, self.run):
             if not (folder / CONFIG).exists():
                 continue
-            if not same_run(read_config(folder / CONFIG), read_metrics_so_far(folder), self.row, self.seed):
+            if not same_run(read_config(folder / CONFIG), self.row, self.seed):
                 raise InputError(
                     f"{folder} holds a run with other settings than row {self.row.name} of table {self.table} has "
                     "now; move it away to run the row anew"
@@ -186,93 +184,16 @@ def estimate_jobs(jobs: list[Job]) -> list[Timing]:
     ]
 
 
-class _TargetReached(Exception):  # noqa: N818  it is what was wanted
-    """The validation accuracy at which training is to end was reached.
-
-    Args:
-        epochs: So many are done.
-    """
-
-    def __init__(self, epochs: int) -> None:
-        super().__init__(epochs)
-        self.epochs = epochs
-
-
-class _StopAt(Progress):
-    """Ends the training with the first epoch that reaches a validation accuracy.
-
-    Args:
-        target: The accuracy, 0..1.
-        inner: What shows the training.
-    """
-
-    def __init__(self, target: float, inner: Progress) -> None:
-        self.target, self.inner = target, inner
-
-    def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:
-        self.inner.start(epochs=epochs, steps_per_epoch=steps_per_epoch, done=done)
-
-    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
-        self.inner.step(epoch=epoch, step=step, images_per_second=images_per_second, loss=loss)
-
-    def epoch(self, row: Mapping[str, Any]) -> None:
-        self.inner.epoch(row)
-        if row["validation_accuracy"] >= self.target:
-            raise _TargetReached(row["epoch"])
-
-    def message(self, text: str) -> None:
-        self.inner.message(text)
-
-    def stop(self) -> None:
-        self.inner.stop()
-
-
 def _train(job: Job, progress: Progress) -> None:
-    """Bring the run to its end: the last epoch, or the first that reaches the row's validation accuracy."""
-    if (job.run / SUMMARY).exists():
-        return
-    target, epochs = job.row.stop_at, _epochs_to_target(job)
-    if target is None or epochs is not None:
-        _start_or_resume(job, progress, epochs)
-        return
-    try:
-        _start_or_resume(job, _StopAt(target, progress), None)
-    except _TargetReached as reached:  # now the run ends there, and the test images are looked at
-        _start_or_resume(job, progress, reached.epochs)
-        _forget_last_start(job)
-
-
-def _forget_last_start(job: Job) -> None:
-    """Take the last start out of a run's summary: nobody had stopped it."""
-    keys = {"commit": optional(TEXT), "earlier_commits": LIST, "resumed_with": TEXTS}
-    summary = read_json(job.run / SUMMARY, "summary", keys)
-    commits = [*summary["earlier_commits"], summary["commit"]][:-1]
-    without = {"resumed_with": summary["resumed_with"][:-1], "commit": commits[-1], "earlier_commits": commits[:-1]}
-    write_json(job.run / SUMMARY, summary | without)
-
-
-def _start_or_resume(job: Job, progress: Progress, epochs: int | None) -> None:
+    """Bring the run to its end."""
     from torchcaps.training import resume, train
 
+    if (job.run / SUMMARY).exists():
+        return
     if (job.run / CONFIG).exists():
-        changes = job.here if epochs is None else job.here | {"epochs": epochs}
-        resume(job.run, overrides=changes, progress=progress, figures=False, command=job.command)
+        resume(job.run, overrides=job.here, progress=progress, figures=False, command=job.command)
     else:
         train(job.config, job.run, progress=progress, figures=False, command=job.command)
-
-
-def _epochs_to_target(job: Job) -> int | None:
-    """The first epoch that reached the row's validation accuracy; None if it has none, or none did so far.
-
-    The checkpoint says so, from which a run goes on: metrics.csv is written after it, and may lack its last epoch.
-    """
-    from torchcaps.training.checkpoint import CHECKPOINT, read_checkpoint
-    from torchcaps.training.position import Position
-
-    if job.row.stop_at is None or not (job.run / CHECKPOINT).exists():
-        return None
-    history = Position.from_dict(read_checkpoint(job.run / CHECKPOINT)["progress"]).history
-    return next((row["epoch"] for row in history if row["validation_accuracy"] >= job.row.stop_at), None)
 
 
 def _measure(job: Job) -> dict[str, Any]:

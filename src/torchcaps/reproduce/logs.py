@@ -111,36 +111,14 @@ def _num_test_images(folder: Path, measure: Measure) -> int:
     return NUM_TEST
 
 
-def same_run(config: TrainConfig, metrics: Metrics, row: Row, seed: int) -> bool:
-    """Whether a run is the one that its row describes; where and how it was computed makes no difference.
-
-    Args:
-        config: The run's.
-        metrics: Of the epochs that it has done so far; empty before the first.
-        row: The row.
-        seed: The run's.
-    """
-    wanted = row.config(seed)
-    for name in NOT_COMPARED:
-        wanted = dataclasses.replace(wanted, **{name: getattr(config, name)})
-    if row.stop_at is not None:
-        if config.recipe.epochs not in _lengths(metrics, wanted.recipe.epochs, row.stop_at):
-            return False
-        wanted = dataclasses.replace(wanted, recipe=dataclasses.replace(wanted.recipe, epochs=config.recipe.epochs))
-    return config == wanted
-
-
-def _lengths(metrics: Metrics, most: int, target: float) -> tuple[int, ...]:
-    """The numbers of epochs that a run may be set to that ends with the first epoch to reach a validation accuracy."""
-    if not metrics or not (reached := metrics["validation_accuracy"] >= target).any():
-        return (most,)
-    first = int(metrics["epoch"][reached][0])
-    return (most, first) if first == metrics["epoch"][-1] else ()
+def same_run(config: TrainConfig, row: Row, seed: int) -> bool:
+    """Whether a configuration is that of a row's run; where and how it is computed makes no difference."""
+    return config == dataclasses.replace(row.config(seed), **{name: getattr(config, name) for name in NOT_COMPARED})
 
 
 def counted(logs: Sequence[RunLog], row: Row) -> list[RunLog]:
     """Those of a row's logs that were run with the settings that it has now."""
-    return [log for log in logs if same_run(log.config, log.metrics, row, log.seed)]
+    return [log for log in logs if same_run(log.config, row, log.seed)]
 
 
 def read_logs(results: Path, table: Table, row: Row) -> list[RunLog]:

@@ -232,14 +232,14 @@ def _timing_text(table: Table, budget: Budget, rows: Sequence[Row], seeds: int, 
 
 def _about(seconds: float, rows: Sequence[Row]) -> str:
     """A time, as roughly as an extrapolated one is known; rows that end at a target may need fewer epochs."""
-    words = "about" if all(row.stop_at is None for row in rows) else "at most about"
+    words = "about" if all(row.config(0).recipe.stop_at is None for row in rows) else "at most about"
     hours = seconds / 3600
     return f"{words} {hours:,.0f} hours" if hours >= 10 else f"{words} {duration(seconds)}"
 
 
 def _length(row: Row) -> str:
     recipe = row.config(0).recipe
-    most = "up to " if row.stop_at is not None else ""
+    most = "up to " if recipe.stop_at is not None else ""
     return f"{most}{_plural(recipe.epochs, 'epoch')} at batch {recipe.batch_size}"
 
 
@@ -257,9 +257,8 @@ def _columns(rows: Sequence[Row], logs: Mapping[str, list[RunLog]]) -> dict[str,
         "test error, last epoch": lambda runs: _percent([run.error("last") for run in runs]),
         "test error, chosen epoch": lambda runs: _percent([run.error("best") for run in runs]),
     }
-    targets = {row.name: row.stop_at for row in rows if row.stop_at is not None}
-    if targets:
-        columns["validation accuracy reached"] = lambda runs: _reached(runs, targets.get(runs[0].row))
+    if any(row.config(0).recipe.stop_at is not None for row in rows):
+        columns["validation accuracy reached"] = _reached
     for kind in dict.fromkeys(measure.kind for row in rows for measure in row.measures):
         columns |= _measure_columns(kind, [run for row in rows for run in logs[row.name]])
     return columns | {
@@ -292,10 +291,11 @@ def _measure_columns(kind: MeasureKind, runs: Sequence[RunLog]) -> dict[str, _Ce
     }
 
 
-def _reached(runs: Sequence[RunLog], target: float | None) -> str:
-    """The validation accuracy of the chosen epoch, and how many runs reached their row's target where some did not."""
+def _reached(runs: Sequence[RunLog]) -> str:
+    """The validation accuracy of the chosen epoch, and how many runs reached their target where some did not."""
     accuracies = [run.summary["validation"]["best"]["accuracy"] for run in runs]
-    reached = sum(target is None or accuracy >= target for accuracy in accuracies)
+    targets = [run.config.recipe.stop_at or 0.0 for run in runs]
+    reached = sum(accuracy >= target for accuracy, target in zip(accuracies, targets, strict=True))
     missed = "" if reached == len(runs) else f"; {reached} of {len(runs)} reached the target"
     return _percent([100 * accuracy for accuracy in accuracies]) + missed
 

@@ -53,8 +53,6 @@ class Row:
     """The same as a test error, percent, where it is one: drawn beside ours."""
     measures: tuple[Measure, ...] = ()
     """What is measured after training."""
-    stop_at: float | None = None
-    """Training ends with the first epoch whose validation accuracy (0..1) is at least this."""
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcaps.errors import InputError, shown
-from torchcaps.files import COUNT, NAMED_TEXTS, NUMBER, TEXT, check_keys, read_json, write_json
+from torchcaps.files import COUNT, NAMED_TEXTS, NUMBER, TEXT, Kind, check_keys, read_json, write_json
 from torchcaps.reproduce.table import Row, Table
 
 ESTIMATE = "estimate.json"
@@ -19,7 +18,7 @@ _KEYS = {
     "hardware.processor": TEXT,
     "hardware.threads": COUNT,
     "versions": NAMED_TEXTS,
-    "settings": TEXT,
+    "settings": Kind("an object", lambda value: isinstance(value, dict)),
 }
 
 
@@ -77,8 +76,6 @@ def _read(results: Path, table: Table) -> dict[str, Any]:
     return found
 
 
-def _settings(row: Row) -> str:
-    """Differs where a row's network, recipe or data do."""
-    settings = {name: value for name, value in row.config(0).to_dict().items() if name != "precision"}
-    text = json.dumps(settings, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _settings(row: Row) -> dict[str, Any]:
+    """What a row's run is, as JSON has it."""
+    return json.loads(json.dumps({"preset": row.preset, "data": row.data, **row.overrides}))

@@ -44,9 +44,9 @@ from torchcaps.training.schedule import learning_rate
 from torchcaps.training.signals import noted_signals
 from torchcaps.training.summary import summarise
 
-#: Settings that may change when a run goes on: they do not change what is computed. (``epochs`` changes only how long;
-#: other devices or another number of processes draw other dropout.)
-RESUMABLE = ("epochs", *ELSEWHERE)
+#: Settings that may change when a run goes on: they do not change what is computed. (``epochs`` and ``stop_at`` change
+#: only how long; other devices or another number of processes draw other dropout.)
+RESUMABLE = ("epochs", "stop_at", *ELSEWHERE)
 
 #: On a GPU, or where processes must ask each other, losses and signals are looked at once in so many steps.
 CHECK_EVERY = 32
@@ -231,7 +231,7 @@ class Trainer:
         if self.fabric.is_global_zero:
             remove_leftovers(self.out)
             write_json(self.out / CONFIG, self.config.to_dict())
-            if self.position.epoch < self.recipe.epochs:
+            if not self._is_done:
                 (self.out / SUMMARY).unlink(missing_ok=True)  # of a shorter run, which this one goes on with
         if self.config.init_from is not None and self.position.step == 0:
             self._save_checkpoint()  # from now on the run has the weights that it started from
@@ -246,14 +246,14 @@ class Trainer:
             raise Interrupted(self.out, self.position.step, 128 + signal.SIGINT) from None
 
     def fit(self) -> None:
-        """Train until the configured number of epochs is done."""
+        """Train until the last epoch is done."""
         position, recipe = self.position, self.recipe
         if position.history:  # a kill may have come between the checkpoint and what follows from it
             self._publish()
         self.progress.start(epochs=recipe.epochs, steps_per_epoch=len(self.loader), done=position.step)
         try:
             with noted_signals() as stop:
-                while position.epoch < recipe.epochs:
+                while not self._is_done:
                     self._train_epoch(stop)
                     self._end_epoch(stop)
         finally:
@@ -314,14 +314,21 @@ class Trainer:
         }
         position.end_epoch(row)
         call = self._calls(stop, min(YOUNG, 60 * self.config.checkpoint_minutes))
-        if call or self._is_best or position.epoch == self.recipe.epochs:
+        if call or self._is_best or self._is_done:
             self._save_checkpoint()
         self._publish()
         self.events.write(row)
-        try:
-            self.progress.epoch(row | {"improved": self._is_best})
-        finally:  # whoever is told may end the training here; a signal that came before counts first
-            self._raise_if_stopped(call)
+        self.progress.epoch(row | {"improved": self._is_best})
+        self._raise_if_stopped(call)
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether the run stands at the end of its last epoch: the recipe's last, or the first to reach ``stop_at``."""
+        position, recipe = self.position, self.recipe
+        if position.batch > 0 or not position.history:
+            return False
+        reached = recipe.stop_at is not None and position.history[-1]["validation_accuracy"] >= recipe.stop_at
+        return reached or position.epoch >= recipe.epochs
 
     @property
     def _is_best(self) -> bool:
