@@ -99,6 +99,8 @@ TORCH_FREE = (
     "reproduce/logs.py",
     "reproduce/jobs.py",
     "reproduce/runner.py",
+    "reproduce/estimate.py",
+    "reproduce/workers.py",
 )
 
 
