@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -153,7 +154,7 @@ def test_an_address_without_a_scheduler(no_scheduler: str, address: str | None) 
 def cluster() -> Iterator[Any]:
     """A scheduler with two workers on this machine."""
     distributed = pytest.importorskip("distributed")
-    with distributed.LocalCluster(2, threads_per_worker=1, dashboard_address=None) as made:
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as made:
         yield made
 
 
@@ -167,7 +168,7 @@ def test_a_scheduler_without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     distributed = pytest.importorskip("distributed")
     monkeypatch.setattr(workers, "PATIENCE", 2)
     with (
-        distributed.LocalCluster(0, dashboard_address=None) as empty,
+        distributed.LocalCluster(n_workers=0, dashboard_address=None) as empty,
         pytest.raises(InputError, match="has no workers; start some by the command dask worker tcp"),
     ):
         Workers(cluster=empty.scheduler_address)
@@ -199,17 +200,29 @@ def test_a_signal_stops_the_calls_on_the_cluster(cluster: Any, tmp_path: Path) -
 
 @posix
 def test_a_cluster_that_is_lost_is_said(tmp_path: Path) -> None:
-    distributed = pytest.importorskip("distributed")
-    made = distributed.LocalCluster(1, threads_per_worker=1, dashboard_address=None)
+    pytest.importorskip("distributed")
+    file = tmp_path / "scheduler.json"
+
+    def start(role: str, *options: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", f"distributed.cli.dask_{role}", "--scheduler-file", str(file), *options]
+        return subprocess.Popen([*command, "--no-dashboard"], stderr=subprocess.DEVNULL, cwd=tmp_path)
+
+    scheduler = start("scheduler", "--port", "0", "--host", "127.0.0.1")
+    wait_for(file)
+    worker = start("worker", "--no-nanny", "--nthreads", "1")
 
     def lose() -> None:
         wait_for(tmp_path / "started")
-        made.close()
+        scheduler.kill()
 
     Thread(target=lose, daemon=True).start()
-    with (
-        Workers(cluster=made.scheduler_address) as lost,
-        pytest.raises(InputError, match="the connection to the cluster was lost"),
-    ):
-        list(lost.each(wait_for_a_signal, [str(tmp_path)]))
+    try:
+        with Workers(cluster=json.loads(file.read_text())["address"]) as lost:
+            ((_, error),) = lost.each(wait_for_a_signal, [str(tmp_path)])
+        assert isinstance(error, ChildProcessError)
+        assert "the cluster lost the run" in str(error)
+    finally:
+        for process in (scheduler, worker):
+            process.kill()
+            process.wait()
     wait_for(tmp_path / "stopped")

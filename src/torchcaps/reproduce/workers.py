@@ -2,7 +2,8 @@
 
 A process of its own gives a run its own peak memory, and no run can break another. joblib hands out the calls. Its own
 worker processes would not do: each takes many calls, one that is killed takes all others with it, and Ctrl-C kills them
-before a run has written its checkpoint. So joblib's threads, or dask's, each start a process and wait for it.
+before a run has written its checkpoint. So each of joblib's threads starts a process, or lets a dask worker start it,
+and waits for it.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import CancelledError
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from uuid import uuid4
 
 from torchcaps._version import __version__
@@ -42,9 +44,9 @@ PATIENCE = 10.0
 #: What dask raises where the scheduler is lost.
 _LOST = (OSError, CancelledError)
 
-#: The processes that this process has started, by the group of calls that they belong to; and the groups that ended.
+#: The processes that this process has started, by the group of calls that they belong to; and groups that were stopped.
 _RUNNING: defaultdict[str, set[subprocess.Popen[bytes]]] = defaultdict(set)
-_ENDED: set[str] = set()
+_STOPPED: set[str] = set()
 
 
 class Interrupted(Exception):  # noqa: N818  no error: the user asked for it
@@ -102,48 +104,47 @@ class Workers:
 
         Yields:
             An argument with what the function returned or raised for it, which is a ``ChildProcessError`` where the
-            process was killed; in the order in which the calls end.
+            process was killed or the cluster was lost; in the order in which the calls end.
 
         Raises:
             Interrupted: Ctrl-C or SIGTERM.
-            InputError: The connection to the cluster was lost.
         """
-        from joblib import Parallel, delayed, parallel_config
+        from joblib import Parallel, delayed
 
-        group = uuid4().hex
-        where: dict[str, Any] = {"backend": "threading", "n_jobs": self._jobs}
-        if self._client is not None:
-            where = {"backend": "dask", "client": self._client}
-        with parallel_config(**where):
-            parallel = Parallel(batch_size=1, pre_dispatch="all", return_as="generator_unordered")
-        calls = [delayed(_call)(group, self._environment, function, argument) for argument in arguments]
+        arguments, group = list(arguments), uuid4().hex
+        call = partial(_call, group, self._environment, function)
+        if self._client is None:
+            jobs = self._jobs
+        else:  # a thread waits for each call, and the scheduler gives them to its workers
+            jobs, call = len(arguments), partial(_call_on_cluster, self._client, call)
+        parallel = Parallel(
+            jobs, backend="threading", batch_size=1, pre_dispatch="all", return_as="generator_unordered"
+        )
 
         def react() -> None:
             if len(received) == 1:
                 raise Interrupted(128 + received[0])
-            self._end(group, at_once=True)
+            self._everywhere(_terminate, group)
 
         with noted_signals(react) as received:
-            answers = parallel(calls)
+            answers = parallel(delayed(call)(argument) for argument in arguments)
             try:
                 for answer in answers:  # noqa: UP028  yield from would close them before their processes are ended
                     yield answer
-            except BaseException as reason:
-                self._end(group)
+            except BaseException:
+                self._everywhere(_stop, group)
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # joblib's, about answers that nobody takes any more
                     answers.close()
-                if isinstance(reason, _LOST):
-                    raise InputError(f"the connection to the cluster was lost: {reason_of(reason)}") from reason
                 raise
 
-    def _end(self, group: str, *, at_once: bool = False) -> None:
-        """End what still runs of a group, on this machine or on the cluster."""
+    def _everywhere(self, function: Callable[[str], None], group: str) -> None:
+        """Let this machine, or each worker of the cluster, do something with its processes of a group."""
         if self._client is None:
-            _end_processes(group, at_once)
-            return
-        with suppress(*_LOST):
-            self._client.run(asyncio.to_thread, _end_processes, group, at_once)
+            function(group)
+        elif self._client.status == "running":  # else the workers end, and with them what they started
+            with suppress(*_LOST):
+                self._client.run(asyncio.to_thread, function, group)
 
 
 def _connect(address: str) -> Client:
@@ -190,11 +191,22 @@ def _version() -> str:
     return __version__
 
 
+def _call_on_cluster(client: Client, call: Callable[[A], tuple[A, Any]], argument: A) -> tuple[A, Any]:
+    """Let a worker of a cluster make a call."""
+    try:
+        return cast(tuple[A, Any], client.submit(call, argument, pure=False).result())
+    except Interrupted:  # in the main thread, which joblib uses where there is one call
+        raise
+    except (Exception, CancelledError) as error:
+        lost = f"the cluster lost the run: {reason_of(error)}; the same command goes on from its checkpoint"
+        return argument, ChildProcessError(lost)
+
+
 def _call(group: str, environment: Mapping[str, str], function: Callable[[A], T], argument: A) -> tuple[A, Any]:
     """Make a call in a process of its own; what it raises comes back as what it returns does."""
     try:
         return argument, _answer(group, environment, function, argument)
-    except Interrupted:  # in the main thread, which makes the call itself where it makes one at a time
+    except Interrupted:  # as above
         raise
     except Exception as error:
         return argument, error
@@ -202,6 +214,8 @@ def _call(group: str, environment: Mapping[str, str], function: Callable[[A], T]
 
 def _answer(group: str, environment: Mapping[str, str], function: Callable[[A], T], argument: A) -> Any:
     variables = {**environment, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    if group in _STOPPED:
+        raise ChildProcessError("the run was stopped before it began")
     call = pickle.dumps((function, argument))
     with TemporaryDirectory() as folder:
         file = Path(folder, "answer")
@@ -214,7 +228,7 @@ def _answer(group: str, environment: Mapping[str, str], function: Callable[[A], 
                 process.stdin.write(call)
                 process.stdin.flush()
             _RUNNING[group].add(process)
-            if group in _ENDED:
+            if group in _STOPPED:
                 process.stdin.close()
             process.wait()
         _RUNNING[group].discard(process)
@@ -226,17 +240,21 @@ def _answer(group: str, environment: Mapping[str, str], function: Callable[[A], 
     )
 
 
-def _end_processes(group: str, at_once: bool = False) -> None:
-    """End the processes that this process has started for a group, and wait for them."""
-    _ENDED.add(group)
+def _stop(group: str) -> None:
+    """Stop the processes that this process has started for a group, and wait for them."""
+    _STOPPED.add(group)
     running = list(_RUNNING[group])
     for process in running:
         assert process.stdin is not None
         process.stdin.close()
-        if at_once:
-            process.terminate()
     for process in running:
         process.wait()
+
+
+def _terminate(group: str) -> None:
+    """End the processes of a group at once; without waiting, as a signal handler calls this in the midst of a wait."""
+    for process in list(_RUNNING[group]):
+        process.terminate()
 
 
 # in the process of a call
