@@ -199,8 +199,9 @@ def test_a_signal_stops_the_calls_on_the_cluster(cluster: Any, tmp_path: Path) -
 
 
 @posix
-def test_a_cluster_that_is_lost_is_said(tmp_path: Path) -> None:
+def test_a_cluster_that_is_lost_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed")
+    monkeypatch.setattr(workers, "PATIENCE", 100)
     file = tmp_path / "scheduler.json"
 
     def start(role: str, *options: str) -> subprocess.Popen[bytes]:

@@ -29,7 +29,7 @@ _KEYS = {
 }
 #: Images of the timed step on a CPU, where the time of an image hardly depends on how many there are.
 CPU_IMAGES = 32
-#: An image that is only judged costs about a third of one that is learned from.
+#: The share of the time of a training image that an image takes which is only judged.
 JUDGING = 1 / 3
 
 

@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from uuid import uuid4
 
 from torchcaps._version import __version__
@@ -116,7 +116,7 @@ class Workers:
         if self._client is None:
             jobs = self._jobs
         else:  # a thread waits for each call, and the scheduler gives them to its workers
-            jobs, call = len(arguments), partial(_call_on_cluster, self._client, call)
+            jobs, call = max(1, len(arguments)), partial(_call_on_cluster, self._client, call)
         parallel = Parallel(
             jobs, backend="threading", batch_size=1, pre_dispatch="all", return_as="generator_unordered"
         )
@@ -127,15 +127,17 @@ class Workers:
             self._everywhere(_terminate, group)
 
         with noted_signals(react) as received:
-            answers = parallel(delayed(call)(argument) for argument in arguments)
+            answers: Generator[tuple[A, T | Exception], None, None] | None = None
             try:
+                answers = parallel(delayed(call)(argument) for argument in arguments)
                 for answer in answers:  # noqa: UP028  yield from would close them before their processes are ended
                     yield answer
             except BaseException:
                 self._everywhere(_stop, group)
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # joblib's, about answers that nobody takes any more
-                    answers.close()
+                    if answers is not None:
+                        answers.close()
                 raise
 
     def _everywhere(self, function: Callable[[str], None], group: str) -> None:
@@ -179,7 +181,7 @@ def _connect(address: str) -> Client:
 
 async def _greet(address: str) -> None:
     """See that a dask scheduler answers: ``Client`` would wait for ever for another kind of server."""
-    from distributed.comm import connect
+    from distributed.comm.core import connect
     from distributed.security import Security
 
     arguments = Security().get_connection_args("client")
@@ -194,7 +196,7 @@ def _version() -> str:
 def _call_on_cluster(client: Client, call: Callable[[A], tuple[A, Any]], argument: A) -> tuple[A, Any]:
     """Let a worker of a cluster make a call."""
     try:
-        return cast(tuple[A, Any], client.submit(call, argument, pure=False).result())
+        return client.submit(call, argument, pure=False).result()
     except Interrupted:  # in the main thread, which joblib uses where there is one call
         raise
     except (Exception, CancelledError) as error:
