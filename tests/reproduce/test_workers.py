@@ -206,7 +206,9 @@ def test_a_cluster_that_is_lost_is_said(tmp_path: Path, monkeypatch: pytest.Monk
 
     def start(role: str, *options: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", f"distributed.cli.dask_{role}", "--scheduler-file", str(file), *options]
-        return subprocess.Popen([*command, "--no-dashboard"], stderr=subprocess.DEVNULL, cwd=tmp_path)
+        path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command.append("--no-dashboard")
+        return subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=tmp_path, env=os.environ | path)
 
     scheduler = start("scheduler", "--port", "0", "--host", "127.0.0.1")
     wait_for(file)
@@ -221,7 +223,8 @@ def test_a_cluster_that_is_lost_is_said(tmp_path: Path, monkeypatch: pytest.Monk
         with Workers(cluster=json.loads(file.read_text())["address"]) as lost:
             ((_, error),) = lost.each(wait_for_a_signal, [str(tmp_path)])
         assert isinstance(error, ChildProcessError)
-        assert "the cluster lost the run" in str(error)
+        assert "the cluster did not finish the run" in str(error)
+        assert (tmp_path / "started").exists()
     finally:
         for process in (scheduler, worker):
             process.kill()

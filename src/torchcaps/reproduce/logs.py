@@ -66,11 +66,6 @@ class RunLog:
     diverged: str | None = None
     """What happened, where the loss became NaN or infinite."""
 
-    @property
-    def row(self) -> str:
-        """The name of its row."""
-        return self.folder.parent.name
-
     def error(self, which: str) -> float:
         """Test error of the ``"last"`` or the ``"best"`` (validation-chosen) epoch, percent."""
         return 100 * float(self.summary["test"][which]["error"])

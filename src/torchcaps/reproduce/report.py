@@ -219,7 +219,7 @@ def _length(row: Row) -> str:
 
 
 def _whole(runs: Sequence[RunLog]) -> list[RunLog]:
-    """Those that did not diverge."""
+    """The runs that did not diverge."""
     return [run for run in runs if run.diverged is None]
 
 
@@ -227,7 +227,7 @@ def _whole(runs: Sequence[RunLog]) -> list[RunLog]:
 
 
 def _columns(rows: Sequence[Row], logs: Mapping[str, Sequence[RunLog]]) -> dict[str, _Cell]:
-    """What is said of each row's runs, by its heading; runs that diverged are left out."""
+    """The cell of each column, by its heading; runs that diverged are left out."""
     columns: dict[str, _Cell] = {
         "test error, last epoch": lambda runs: _percent([run.error("last") for run in runs]),
         "test error, chosen epoch": lambda runs: _percent([run.error("best") for run in runs]),
@@ -245,7 +245,7 @@ def _columns(rows: Sequence[Row], logs: Mapping[str, Sequence[RunLog]]) -> dict[
 
 
 def _measure_columns(kind: MeasureKind, runs: Sequence[RunLog]) -> dict[str, _Cell]:
-    """A column for a figure, a few for a curve."""
+    """The columns of a measure: one for a number, a few for a curve."""
     if kind == "affnist":
         sources = sorted({run.measures[kind]["source"] for run in runs if kind in run.measures})
         return {f"affNIST accuracy ({source} images)": partial(_on_affnist, source=source) for source in sources}

@@ -200,8 +200,8 @@ def _call_on_cluster(client: Client, call: Callable[[A], tuple[A, Any]], argumen
     except Interrupted:  # in the main thread, which joblib uses where there is one call
         raise
     except (Exception, CancelledError) as error:
-        lost = f"the cluster lost the run: {reason_of(error)}; the same command goes on from its checkpoint"
-        return argument, ChildProcessError(lost)
+        reason = f"the cluster did not finish the run: {reason_of(error)}; the same command goes on from its checkpoint"
+        return argument, ChildProcessError(reason)
 
 
 def _call(group: str, environment: Mapping[str, str], function: Callable[[A], T], argument: A) -> tuple[A, Any]:
