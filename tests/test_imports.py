@@ -99,7 +99,6 @@ TORCH_FREE = (
     "reproduce/logs.py",
     "reproduce/jobs.py",
     "reproduce/runner.py",
-    "reproduce/estimate.py",
     "reproduce/workers.py",
 )
 
