@@ -278,7 +278,7 @@ def test_one_process_at_a_time_writes_the_page_from_the_logs_of_then(drawn_tiny:
     """So that an older page never takes the place of a newer one."""
     write_log(drawn_tiny, "plain", 0)
     Path("docs").mkdir()
-    with FileLock("docs/.results.md.lock"), ThreadPoolExecutor(1) as other:
+    with ThreadPoolExecutor(1) as other, FileLock("docs/.results.md.lock"):
         written = other.submit(page_of)
         time.sleep(0.3)
         assert not written.done()
