@@ -108,6 +108,7 @@ TORCH_FREE = (
     "reproduce/logs.py",
     "reproduce/jobs.py",
     "reproduce/runner.py",
+    "reproduce/workers.py",
 )
 
 

@@ -346,7 +346,7 @@ def _written(arguments: Sequence[str]) -> tuple[str, ...]:
         case "export":
             return ("shared", "shared/*", "run/pretrained*", "pretrained*")
         case "reproduce":
-            return ("page.md", "images", "images/*", "results/results.md", "results/images*")
+            return (*("page.md", "images", "images/*", ".page.md.lock"), *("results/results.md", "results/images*"))
         case "curves" | "perturb" | "reconstruct" | "routing":
             return ("out*.png", "run/figures*", "perturbation.png", "routing*.png")
         case "datasets":

@@ -173,6 +173,30 @@ def test_more_epochs_can_be_added(bars: Path, finished: Path, tmp_path: Path) ->
     assert_same_weights(weights(tmp_path / "run"), weights(finished))
 
 
+def test_training_ends_with_the_first_epoch_that_reaches_an_accuracy(bars: Path, tmp_path: Path) -> None:
+    whole = train(tiny_config(bars, learning_rate=5e-3), tmp_path / "whole", progress=Silence(), figures=False)
+    accuracies = [float(row["validation_accuracy"]) for row in csv.DictReader((tmp_path / "whole/metrics.csv").open())]
+    assert accuracies[0] < accuracies[1], "else this test says nothing"
+    assert whole["epochs"] == 3
+    config = tiny_config(bars, learning_rate=5e-3, stop_at=accuracies[1])
+    assert train(config, tmp_path / "run", progress=Silence(), figures=False)["epochs"] == 2
+    assert resume(tmp_path / "run", progress=Silence(), figures=False)["epochs"] == 2, "it stays at its end"
+
+
+def test_a_run_that_ended_at_an_accuracy_goes_on_to_a_higher_one(bars: Path, finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert train(tiny_config(bars, stop_at=0.0), out, progress=Silence(), figures=False)["epochs"] == 1
+    assert resume(out, overrides={"stop_at": None}, progress=Silence(), figures=False)["epochs"] == 3
+    assert_same_weights(weights(out), weights(finished))
+
+
+def test_an_accuracy_that_is_lowered_ends_a_run_between_epochs(bars: Path, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        train(tiny_config(bars), tmp_path / "run", progress=StopAt(8), figures=False)  # in the second epoch
+    assert read_checkpoint(tmp_path / "run" / "last.ckpt")["progress"]["epoch"] == 1
+    assert resume(tmp_path / "run", overrides={"stop_at": 0.0}, progress=Silence(), figures=False)["epochs"] == 2
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no kill -9")
 def test_kill_9_in_the_third_epoch_and_resume_gives_the_same_weights(bars: Path, tmp_path: Path) -> None:
     config = tmp_path / "config.json"

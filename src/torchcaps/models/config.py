@@ -668,6 +668,9 @@ class Recipe(Described):
 
     epochs: Count = 20
     """Passes over the training images."""
+    stop_at: Share | None = None
+    """Training ends with the first epoch whose validation accuracy is at least this share; only with the last epoch if
+    none is given."""
     batch_size: Count = 128
     """Images a step, over all devices."""
     learning_rate: PositiveFactor = 1e-3

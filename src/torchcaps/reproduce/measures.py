@@ -47,7 +47,7 @@ def measure(run: Run, wanted: Measure, data_dir: str | None = None) -> dict[str,
 
 
 def _spread(images: ImageSet, number: int | None) -> ImageSet:
-    """So many images, evenly from all over the set; all if there are fewer or None is given."""
+    """Take a number of images, evenly from all over the set; all if there are fewer or None is given."""
     if number is None or number >= len(images):
         return images
     return images.select(torch.arange(number) * len(images) // number)

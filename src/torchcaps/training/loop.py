@@ -47,9 +47,9 @@ from torchcaps.training.run import BEST, METRICS, SUMMARY, initial_weights, remo
 from torchcaps.training.signals import noted_signals
 from torchcaps.training.step import SUMS, learning_rate
 
-#: Settings that may change when a run goes on: they do not change what is computed. (``epochs`` changes only how long;
-#: other devices or another number of processes draw other dropout.)
-RESUMABLE = ("epochs", *ELSEWHERE)
+#: Settings that may change when a run goes on: they do not change what is computed. (``epochs`` and ``stop_at`` change
+#: only how long; other devices or another number of processes draw other dropout.)
+RESUMABLE = ("epochs", "stop_at", *ELSEWHERE)
 
 #: On a GPU, or with several processes, losses and signals are checked once in so many steps.
 CHECK_EVERY = 32
@@ -236,10 +236,10 @@ class Trainer:
         if self.fabric.is_global_zero:
             remove_leftovers(self.out)
             write_json(self.out / CONFIG, self.config.to_dict())
-            if self.state.epoch < self.recipe.epochs:
-                (self.out / SUMMARY).unlink(missing_ok=True)  # of the shorter run that goes on here
+            if not self._is_done:
+                (self.out / SUMMARY).unlink(missing_ok=True)  # of a shorter run, which this one goes on with
         if self.config.init_from is not None and self.state.step == 0:
-            self._save_checkpoint()  # it holds the weights that the run started from
+            self._save_checkpoint()  # from now on the run has the weights that it started from
         self.progress.message(f"Precision: {PRECISION_WORDS[self.config.precision]}")
         if (warning := emulation_warning(self.config.precision, self.fabric.device)) is not None:
             self.progress.message(f"Warning: {warning}")
@@ -251,14 +251,14 @@ class Trainer:
             raise Interrupted(self.out, self.state.step, 128 + signal.SIGINT) from None
 
     def fit(self) -> None:
-        """Train until the configured number of epochs is done."""
+        """Train until the last epoch is done."""
         state, recipe = self.state, self.recipe
         if state.history:  # a killed process may have written the checkpoint, but not the files that follow from it
             self._publish()
         self.progress.start(epochs=recipe.epochs, steps_per_epoch=len(self.loader), done=state.step)
         try:
             with noted_signals() as stop:
-                while state.epoch < recipe.epochs:
+                while not self._is_done:
                     self._train_epoch(stop)
                     self._end_epoch(stop)
         finally:
@@ -321,14 +321,21 @@ class Trainer:
         state.end_epoch(row)
         self.plain_step.tally.clear()
         call = self._calls(stop, min(YOUNG, 60 * self.config.checkpoint_minutes))
-        if call or self._is_best or state.epoch == self.recipe.epochs:
+        if call or self._is_best or self._is_done:
             self._save_checkpoint()
         self._publish()
         self.events.write(row)
-        try:
-            self.progress.epoch(row | {"improved": self._is_best})
-        finally:  # the display may end the training here, but a signal that came before counts first
-            self._raise_if_stopped(call)
+        self.progress.epoch(row | {"improved": self._is_best})
+        self._raise_if_stopped(call)
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether the run stands at the end of its last epoch: the recipe's last, or the first to reach ``stop_at``."""
+        state, recipe = self.state, self.recipe
+        if state.batch > 0 or not state.history:
+            return False
+        reached = recipe.stop_at is not None and state.history[-1]["validation_accuracy"] >= recipe.stop_at
+        return reached or state.epoch >= recipe.epochs
 
     @property
     def _is_best(self) -> bool:
