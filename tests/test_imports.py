@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": BASE | {"plugins", "ops", "nn", "models", "datasets", "analysis"},
     "testing": BASE | {"ops", "nn"},
     "sklearn": BASE | {"models", "datasets", "analysis", "training"},
-    "reproduce": BASE | {"ops", "nn", "models", "datasets", "analysis", "training"},
+    "reproduce": BASE | {"plugins", "ops", "nn", "models", "datasets", "analysis", "training"},
     "export": BASE | {"ops", "nn", "models", "datasets", "analysis", "training"},
     "explorer": BASE | {"ops", "nn", "models", "datasets", "analysis", "training"},
     "cli": BASE

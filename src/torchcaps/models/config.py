@@ -223,6 +223,7 @@ class DenseLayerConfig(LayerConfig):
 
     name: ClassVar[str] = "dense"
 
+    alone: ClassVar[tuple[str, ...]] = ("num_capsules",)
     num_capsules: Width | None = None
     """Output capsules of a dense layer; one for each class if none is given, as the last layer has."""
 

@@ -28,6 +28,8 @@ class Described:
     """
 
     kind: ClassVar[str] = "field"
+    alone: ClassVar[tuple[str, ...]] = ()
+    """Fields that are given within their part only, as they mean nothing to all parts of their kind together."""
     heading: ClassVar[str] = ""
     """Over its fields in the help; a part without one stands under its choice and its name."""
 
@@ -162,7 +164,10 @@ def _replace(config: ConfigT, overrides: Mapping[str, Any], found: set[str]) -> 
         value = getattr(config, field.name)
         if field.name in overrides:
             found.add(field.name)
+            before = value
             value = _chosen(field.name, value, overrides[field.name], hints[field.name])
+            if isinstance(before, Described) and value is None:
+                found |= set(flat(before))  # the fields of a part that is left out need not be left out, too
         values[field.name] = _within(value, overrides, found)
     return dataclasses.replace(config, **values)
 
@@ -261,6 +266,8 @@ def tree(config_type: type[Described]) -> Iterator[tuple[type[Described], str, A
     for kind in PARTS[config_type.choice].values() if is_choice else (config_type,):  # type: ignore[attr-defined]
         hints = typing.get_type_hints(kind, include_extras=True)
         for name in _names(kind):
+            if name in kind.alone:
+                continue
             owner = next(each for each in kind.__mro__ if name in vars(each).get("__annotations__", {}))
             yield (owner if vars(owner).get("heading") else kind), name, hints[name]
             for held in typing.get_args(hints[name]) or (hints[name],):

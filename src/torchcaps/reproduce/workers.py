@@ -18,7 +18,7 @@ import sys
 import traceback
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial
@@ -31,6 +31,7 @@ from uuid import uuid4
 from torchcaps._version import __version__
 from torchcaps.errors import InputError, reason_of, shown
 from torchcaps.machine import usable_cores
+from torchcaps.plugins import load_plugin, loaded_plugins
 from torchcaps.training.signals import noted_signals
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class Workers:
         from joblib import Parallel, delayed
 
         arguments, group = list(arguments), uuid4().hex
-        call = partial(_call, group, self._environment, function)
+        call = partial(_call, group, self._environment, loaded_plugins(), function)
         if self._client is None:
             jobs = self._jobs
         else:  # a thread waits for each call, and the scheduler gives them to its workers
@@ -204,17 +205,21 @@ def _call_on_cluster(client: Client, call: Callable[[A], tuple[A, Any]], argumen
         return argument, ChildProcessError(reason)
 
 
-def _call(group: str, environment: Mapping[str, str], function: Callable[[A], T], argument: A) -> tuple[A, Any]:
+def _call(
+    group: str, environment: Mapping[str, str], plugins: Sequence[str], function: Callable[[A], T], argument: A
+) -> tuple[A, Any]:
     """Make a call in a process of its own; what it raises comes back as what it returns does."""
     try:
-        return argument, _answer(group, environment, function, argument)
+        return argument, _answer(group, environment, plugins, function, argument)
     except Interrupted:  # as above
         raise
     except Exception as error:
         return argument, error
 
 
-def _answer(group: str, environment: Mapping[str, str], function: Callable[[A], T], argument: A) -> Any:
+def _answer(
+    group: str, environment: Mapping[str, str], plugins: Sequence[str], function: Callable[[A], T], argument: A
+) -> Any:
     variables = {**environment, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     if group in _STOPPED:
         raise ChildProcessError("the run was stopped before it began")
@@ -223,7 +228,10 @@ def _answer(group: str, environment: Mapping[str, str], function: Callable[[A], 
         file = Path(folder, "answer")
         # a process group of its own: the terminal's Ctrl-C reaches only this process, which passes it on
         with subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__, str(file)], stdin=subprocess.PIPE, env=variables, process_group=0
+            [sys.executable, "-P", "-m", __name__, str(file), *plugins],
+            stdin=subprocess.PIPE,
+            env=variables,
+            process_group=0,
         ) as process:
             assert process.stdin is not None
             with suppress(BrokenPipeError):  # it was killed already
@@ -262,8 +270,10 @@ def _terminate(group: str) -> None:
 # in the process of a call
 
 
-def _serve(file: Path) -> None:
+def _serve(file: Path, plugins: Sequence[str]) -> None:
     """Make the call that stands on the standard input, and write its answer, whole, to a file."""
+    for plugin in plugins:
+        load_plugin(plugin)
     function, argument = pickle.load(sys.stdin.buffer)
     Thread(target=_end_with_caller, daemon=True).start()
     try:
@@ -284,4 +294,4 @@ def _end_with_caller() -> None:
 
 
 if __name__ == "__main__":
-    _serve(Path(sys.argv[1]))
+    _serve(Path(sys.argv[1]), sys.argv[2:])
