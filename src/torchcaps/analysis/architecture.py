@@ -317,8 +317,8 @@ def _backbone_layers(model: CapsNet) -> list[Layer]:
 def _window(layer: DenseCapsules | ConvCapsules) -> list[str]:
     if isinstance(layer, DenseCapsules):
         return []
-    stride = f", stride {layer.stride}" if layer.stride > 1 else ""
-    return [f"windows {layer.kernel_size}×{layer.kernel_size}{stride}"]
+    named = {"stride": layer.stride if layer.stride > 1 else 0, "padding": layer.padding}
+    return [f"windows {layer.kernel_size}×{layer.kernel_size}", *(f"{name} {n}" for name, n in named.items() if n)]
 
 
 def _transform(layer: DenseCapsules | ConvCapsules) -> list[str]:

@@ -276,7 +276,12 @@ register_preset(
         source=COMPACT.source,
         model=replace(
             COMPACT.model,
-            {"layers": (ConvLayerConfig(layer_types=8, capsule_dim=8, layer_stride=2), DenseLayerConfig())},
+            {
+                "layers": (
+                    ConvLayerConfig(layer_types=8, capsule_dim=8, layer_stride=2, layer_padding=1),
+                    DenseLayerConfig(),
+                )
+            },
         ),
         recipe=COMPACT.recipe,
     )
