@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from support import registered_for_now
 from torchcaps.datasets import ImageSet
 from torchcaps.models import create_model, get_preset
+from torchcaps.models.fields import flat
 from torchcaps.nn import DenseVotes
 from torchcaps.plugins import load_plugin
 from torchcaps.training import read_config
@@ -95,8 +96,9 @@ def test_compare_routing(bars: str, tmp_path: Path, capsys: pytest.CaptureFixtur
             folder = out / f"{name.replace(' ', '-')}-seed{seed}"
             config = read_config(folder / "config.json")
             iterations, _, axis = ("0 over outputs" if name == "no routing" else name).split()
-            assert (config.model.num_iterations, config.model.softmax_over) == (int(iterations), axis)
-            assert (config.seed, config.recipe.epochs, config.model.conv_channels) == (seed, 2, 8)
+            fields = flat(config)
+            assert (fields["num_iterations"], fields["softmax_over"]) == (int(iterations), axis)
+            assert (fields["seed"], fields["epochs"], fields["conv_channels"]) == (seed, 2, 8)
             percent.append(100 * json.loads((folder / "summary.json").read_text())["test"]["best"]["accuracy"])
         (line,) = [line for line in printed.splitlines() if line.startswith(name + " ")]
         assert f" {statistics.mean(percent):.2f} ± {statistics.stdev(percent):.2f} " in line

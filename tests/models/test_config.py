@@ -132,6 +132,7 @@ def first_change(one: NetworkConfig, other: NetworkConfig) -> str | None:
 def test_every_field_has_a_case() -> None:
     for config, changes in ((CapsNetConfig, CHANGES), (CNNConfig, CNN_CHANGES)):
         fields = {name for _, name, _ in tree(config)} - ONE_KIND
+        fields |= {"num_capsules"} & set(changes)  # given within its layer only
         assert fields == set(changes), "add the new field to the table"
 
 

@@ -61,7 +61,7 @@ def test_builds_and_learns_at_any_size(name: str, in_shape: tuple[int, int, int]
     assert_gradients_reach(model)
     if isinstance(model, CapsNet):
         types, rows, columns = model.primary_grid
-        assert output.capsules.shape == (3, num_classes, flat(model.config)["capsule_dim"])
+        assert output.capsules.shape == (3, num_classes, model.class_capsules.out_dim)
         assert model.primary(images).poses.shape == (3, types * rows * columns, model.config.primary.primary_dim)
         if model.config.decoder:
             assert output.reconstruction.shape == drawn.shape
@@ -208,6 +208,7 @@ def test_primary_capsules(name: str) -> None:
         model = create_model(name)
     grids = {
         "compact": (8, 6, 6),
+        "compact-deep": (8, 6, 6),
         "sabour2017-multimnist": (32, 10, 10),
         "sabour2017-cifar10": (64, 4, 4),
         "sabour2017-smallnorb": (32, 8, 8),
@@ -216,8 +217,9 @@ def test_primary_capsules(name: str) -> None:
     if isinstance(model, CapsNet):
         types, rows, columns = model.primary_grid
         assert model.primary_grid == grids.get(name, (32, 6, 6))
-        dims = (8, 6) if name == "sabour2017-svhn" else (16, 8)
-        assert model.class_capsules.transform.weight.shape == (types * rows * columns, model.num_classes, *dims)
+        dims = {"sabour2017-svhn": (8, 6), "compact-deep": (8, 8)}.get(name, (16, 8))
+        inputs, outputs = (8 * 9, 8) if name == "compact-deep" else (types * rows * columns, model.num_classes)
+        assert model.layer(1).transform.weight.shape == (inputs, outputs, *dims)
 
 
 # ---- what is particular about each: the columns of the table
@@ -242,7 +244,7 @@ def capsnets() -> list[str]:
 CHANNELS = {"sabour2017-svhn": (64, 96), "sabour2017-cifar10": (256, 512)}
 
 
-@pytest.mark.parametrize("name", [name for name in capsnets() if name != "compact"])
+@pytest.mark.parametrize("name", [name for name in capsnets() if not name.startswith("compact")])
 def test_two_convolutions_of_9_by_9(name: str) -> None:
     with torch.device("meta"):
         model = create_model(name)
@@ -288,7 +290,7 @@ def test_relu_on_the_primary_convolution(name: str, images: Tensor) -> None:
 def test_grouping(name: str) -> None:
     model = network(name)
     layer = model.primary_capsules
-    side = 9 if name == "compact" else 20
+    side = 9 if name.startswith("compact") else 20
     features = torch.randn(3, 8, side, side)
     maps = torch.cat([conv(features) for conv in layer.convs], 1)  # (B, 16, 6, 6)
     if layer.activation == "relu":
@@ -358,6 +360,7 @@ ROUTING = {  # iterations, softmax over, gradient stops, bias
     "sabour2017-smallnorb": (3, "outputs", False, False),
     "sabour2017-svhn": (3, "outputs", False, False),
     "compact": (3, "outputs", False, False),
+    "compact-deep": (3, "outputs", False, False),
 }
 LEAKY = ("sabour2017-cifar10",)
 
@@ -369,7 +372,7 @@ def test_routing(name: str, images: Tensor) -> None:
     layer = model.class_capsules
     weight, learned = layer.transform.weight, layer.routing.bias
     nn.init.normal_(weight)  # votes that are long enough for the coupling, and its gradient, to matter
-    votes = torch.einsum("ijdk,bik->bijd", weight, model.primary(images).poses)
+    votes = torch.einsum("ijdk,bik->bijd", weight, model.capsules(images)[-1].poses)
     b = votes.new_zeros(votes.shape[:3])
     v = votes.sum(1)
     for iteration in range(iterations):

@@ -151,7 +151,8 @@ def test_rounds_are_those_of_the_built_votes(transform: str) -> None:
     got = routing.rounds(votes)
     assert len(got) == len(wanted) == 3
     for mine, theirs in zip(got, wanted, strict=True):
-        for one, other in zip(mine, theirs, strict=True):
+        assert mine.activations is theirs.activations is None
+        for one, other in zip(mine[:5], theirs[:5], strict=True):
             assert_close(one, other, 1e-10)
     assert_close(got[-1].capsules, layer(poses).poses, 1e-10)
 

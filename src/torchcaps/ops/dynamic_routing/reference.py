@@ -17,23 +17,20 @@ from torchcaps.ops.squash import squash
 
 
 class RoutingRound(NamedTuple):
-    """Every number of one iteration of dynamic routing; see :func:`routing_rounds`.
-
-    Args:
-        logits: b_ij at the beginning of the iteration.
-        coupling: c_ij, the softmax of the logits.
-        weighted_sum: s_j = Σ_i c_ij û_j|i, and the bias where there is one.
-        capsules: v_j = squash(s_j).
-        agreement: ⟨û_j|i, v_j⟩; the next iteration begins with ``logits + agreement``.
-        activations: How certain each output capsule is; None where its length says so, as in dynamic routing.
-    """
+    """Every number of one iteration of dynamic routing; see :func:`routing_rounds`."""
 
     logits: Float[Tensor, "B I J"]
+    """b_ij at the beginning of the iteration."""
     coupling: Float[Tensor, "B I J"]
+    """c_ij, the softmax of the logits."""
     weighted_sum: Float[Tensor, "B J D"]
+    """s_j = Σ_i c_ij û_j|i, and the bias where there is one."""
     capsules: Float[Tensor, "B J D"]
+    """v_j = squash(s_j)."""
     agreement: Float[Tensor, "B I J"]
+    """⟨û_j|i, v_j⟩; the next iteration begins with ``logits + agreement``."""
     activations: Float[Tensor, "B J"] | None = None
+    """How certain each output capsule is; None where its length says so, as in dynamic routing."""
 
 
 def compute_votes(poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"]) -> Float[Tensor, "B I J D"]:
