@@ -145,7 +145,7 @@ def test_layers_of_a_deep_network_say_their_windows_and_transforms(monkeypatch: 
     backbone = found[1]
     assert (backbone.steps, backbone.shape, backbone.parameters) == (("Pooled",), (12, 13, 13), 12 * 9 + 12)
     conv, dense, classes = found[4:7]
-    assert conv.steps == ("windows 3×3, stride 2", "3 matrices", "4×9 each", "Cosine")
+    assert conv.steps == ("windows 3×3", "stride 2", "3 matrices", "4×9 each", "Cosine")
     assert (conv.name, conv.shape, conv.parameters) == ("capsules", (3, 1, 1, 4), 3 * 4 * 9)
     assert dense.steps == ("3×6 vectors", "of 4", "routing, 3 iterations", "softmax over outputs")
     assert (dense.name, dense.shape, dense.parameters) == ("capsules", (6, 4), 3 * 6 * 4)
@@ -156,7 +156,7 @@ def test_layers_of_a_deep_network_say_their_windows_and_transforms(monkeypatch: 
     figure = figure_architecture(model)
     FigureCanvasAgg(figure).draw()
     said = [text.get_text() for text in figure.findobj(Text)]
-    assert {"Pooled", "windows 3×3, stride 2", "3×1×1×4", "Cosine"} <= set(said)
+    assert {"Pooled", "windows 3×3", "stride 2", "3×1×1×4", "Cosine"} <= set(said)
 
 
 def test_matrices_of_matrix_capsules_are_said() -> None:

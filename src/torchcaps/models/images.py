@@ -88,13 +88,14 @@ def largest_map(module: nn.Module, shape: Sequence[int]) -> tuple[tuple[int, ...
         if isinstance(output, Tensor):
             sizes.append(output[0].numel())
 
+    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    planned = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}
+    dtype = next((tensor.dtype for tensor in planned.values() if tensor.is_floating_point()), torch.float32)
+    images = torch.empty(2, *shape, device="meta", dtype=dtype)
     hooks = [each.register_forward_hook(note) for each in module.modules()]
     try:
-        state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        planned = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}
-        dtype = next((tensor.dtype for tensor in planned.values() if tensor.is_floating_point()), torch.float32)
         with torch.no_grad():
-            output = functional_call(module, planned, torch.empty(2, *shape, device="meta", dtype=dtype))
+            output = functional_call(module, planned, images)
     except (RuntimeError, ValueError) as error:
         raise TooSmall(f"{type(module).__name__} takes no maps of shape {tuple(shape)}: {reason_of(error)}") from error
     finally:

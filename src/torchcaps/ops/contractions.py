@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -141,6 +141,7 @@ def _in_memory_order(
 # ---- how a matrix, or a vector, of a pair meets the vectors of parent and child
 
 
+@runtime_checkable
 class _Pairing(Protocol):
     """What is particular to one kind of W; ``block`` and ``coupled`` are (j, b, K, I) and may be written over."""
 
