@@ -113,7 +113,7 @@ def test_evaluate_in_half_precision(cli: Cli, run_folder: Path) -> None:
 
 
 def test_a_run_says_its_precision(cli: Cli, tiny: tuple[str, ...]) -> None:
-    assert "Precision: float32\n" in cli("train", "sabour2017-r3", *tiny, "--out", "run").out
+    assert "Precision: float32\n" in cli("train", "sabour2017-r1-recon", *tiny, "--out", "run").out
 
 
 @pytest.mark.parametrize(("split", "images"), [("test", 100), ("validation", 100), ("train", 200)])
@@ -176,7 +176,7 @@ def test_many_classes_are_summed_up(cli: Cli, tmp_path: Path) -> None:
     shown = cli("predict", "net", "image.png").out.splitlines()
     lengths = [float(line.split()[1]) for line in shown[1:11]]
     assert lengths == sorted(lengths, reverse=True)
-    assert "and 15 shorter ones" in shown[11]
+    assert "and 15 lower ones" in shown[11]
 
 
 def test_long_paths_are_not_cut(cli: Cli, tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -286,6 +286,8 @@ def test_a_loss_that_is_not_finite_stops_the_run(
 
     def ruined(network: CapsNet, *args: object) -> Losses:
         losses = own(network, *args)  # type: ignore[arg-type]
+        if losses.total.is_meta:  # followed for its memory only
+            return losses
         calls.append(1)
         return losses._replace(total=losses.total * float("nan")) if network.training and len(calls) == 10 else losses
 
