@@ -27,7 +27,7 @@ Checkpoint = dict[str, Any]
 Change = Callable[[Checkpoint], object]
 
 #: The first parameter of the network, and its number.
-WEIGHT, FIRST = "conv.weight", 0
+WEIGHT, FIRST = "backbone.conv.weight", 0
 
 
 @pytest.fixture(scope="module")

@@ -134,8 +134,11 @@ def check_fits(
         steps_per_epoch: How many steps an epoch of the run has.
     """
     parameters, moments = list(network.parameters()), checkpoint["optimizer"]["state"]
-    wanted = {name: tensor.shape for name, tensor in network.state_dict().items()}
-    fits = wanted == {name: tensor.shape for name, tensor in checkpoint["model"].items()} and all(
+    wanted, found = (
+        {name: (tensor.shape, tensor.is_floating_point()) for name, tensor in tensors.items()}
+        for tensors in (network.state_dict(), checkpoint["model"])
+    )
+    fits = wanted == found and all(
         type(number) is int and number in range(len(parameters)) and _is_state_of(state, parameters[number])
         for number, state in moments.items()
     )
