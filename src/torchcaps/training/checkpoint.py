@@ -134,11 +134,11 @@ def check_fits(
         steps_per_epoch: How many steps an epoch of the run has.
     """
     parameters, moments = list(network.parameters()), checkpoint["optimizer"]["state"]
-    wanted, found = (
+    wanted, given = (
         {name: (tensor.shape, tensor.is_floating_point()) for name, tensor in tensors.items()}
         for tensors in (network.state_dict(), checkpoint["model"])
     )
-    fits = wanted == found and all(
+    fits = wanted == given and all(
         type(number) is int and number in range(len(parameters)) and _is_state_of(state, parameters[number])
         for number, state in moments.items()
     )
