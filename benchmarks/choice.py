@@ -57,7 +57,7 @@ def shapes_of(preset: str) -> list[Shape]:
     """The convolutions of a preset at the size of its data, one after the other."""
     network = create_model(preset)
     assert isinstance(network, CapsNet)
-    modules = [*network.stem.modules(), network.conv, network.primary_capsules.convs[0]]
+    modules = [*network.backbone.modules(), network.primary_capsules.convs[0]]
     convolutions = [module for module in modules if isinstance(module, nn.Conv2d)]
     names = [*(f"stem {n}" for n in range(1, len(convolutions) - 1)), "first", "primary"]
     _, height, width = network.in_shape

@@ -19,7 +19,6 @@ from torchcaps.datasets import Dataset, ImageSet
 from torchcaps.models import ModelOutput
 from torchcaps.models.output import Losses
 from torchcaps.training import make_config
-from torchcaps.training.data import RunData
 from torchcaps.training.launch import launch
 from torchcaps.training.loop import Trainer
 from torchcaps.training.progress import Silence
@@ -71,7 +70,7 @@ def new_trainer(name: str, images: int, plan: Plan) -> Trainer:
         "sabour2017", batch_size=plan.layer.B, precision="32", accelerator="cpu", checkpoint_minutes=1e6
     )
     train, rest = random_images(images, in_shape), random_images(1, in_shape)
-    data = RunData(Dataset("random", train, rest, rest, tuple("0123456789")), train)
+    data = Dataset("random", train, rest, rest, tuple("0123456789"))
     module = ConvolutionsAlone(network) if name.startswith("cnn") else network
     return Trainer(launch(config), config, data, [], module, Silence())
 
@@ -86,6 +85,6 @@ def random_images(number: int, in_shape: tuple[int, int, int]) -> ImageSet:
 def train_epoch(trainer: Trainer) -> float:
     """The training steps of an epoch; milliseconds."""
     trainer._train_epoch([])  # no signal has come
-    seconds = trainer.position.epoch_seconds
-    trainer.position.end_epoch({})
+    seconds = trainer.state.epoch_seconds
+    trainer.state.end_epoch({})
     return 1e3 * seconds

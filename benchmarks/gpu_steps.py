@@ -13,10 +13,10 @@ from torch import Tensor
 
 from torchcaps.datasets import Batch, Dataset, ImageSet
 from torchcaps.models import CapsNet, Recipe, create_model
-from torchcaps.nn import Routing
+from torchcaps.nn import DenseVotes, Routed, Routing, Votes
 from torchcaps.training import TrainConfig, make_config
 from torchcaps.training.capture import WARM_UP, CapturedStep
-from torchcaps.training.data import RunData, training_loader
+from torchcaps.training.data import training_loader
 from torchcaps.training.launch import launch
 from torchcaps.training.loop import Trainer
 from torchcaps.training.progress import Silence
@@ -49,16 +49,10 @@ class NaiveRouting(Routing):
         super().__init__()
         self.stop_gradient = stop_gradient
 
-    def forward(
-        self,
-        poses: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        prior: Tensor | None = None,
-        return_coupling: bool = False,
-    ) -> tuple[Tensor, None]:
+    def forward(self, votes: Votes, activations: Tensor | None = None, *, return_coupling: bool = False) -> Routed:
         """Capsules; the coupling is not kept."""
-        return naive_routing(poses, weight, 3, self.stop_gradient), None
+        assert isinstance(votes, DenseVotes)
+        return Routed(naive_routing(votes.poses, votes.weight, 3, self.stop_gradient))
 
 
 class Contender:
@@ -188,7 +182,7 @@ def time_epoch(machine: Machine, batch: int) -> Epoch:
     train, validation = (random_images(n, network.in_shape) for n in (TINY if machine.dry else MNIST))
     dataset = Dataset("random", train, validation, validation, tuple("0123456789"))
     config = config_of(machine, "bf16", batch)
-    trainer = Trainer(launch(config), config, RunData(dataset, train), [], network, Silence())
+    trainer = Trainer(launch(config), config, dataset, [], network, Silence())
     print_waits(machine, config, train)
     rows = [Row(f"epoch of {len(train):,} images, bf16", what, batch, [], 0.0) for what in ("training", "validation")]
     for n in range(EPOCHS + 1):
@@ -196,7 +190,7 @@ def time_epoch(machine: Machine, batch: int) -> Epoch:
             machine.wall_seconds(lambda: trainer._train_epoch([])),
             machine.wall_seconds(lambda: trainer._evaluate(trainer.network, validation)),
         )
-        trainer.position.end_epoch({})
+        trainer.state.end_epoch({})
         for row, each in zip(rows, seconds, strict=True):
             if n > 0:  # the first epoch warms up and records
                 row.times_us.append(1e6 * each)

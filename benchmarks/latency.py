@@ -28,7 +28,7 @@ from measuring import environment
 
 from torchcaps.errors import InputError
 from torchcaps.export import Description, OnnxModel, export_onnx, random_images
-from torchcaps.models import Model, create_model
+from torchcaps.models import Network, create_model
 
 WARM_UP = 2  # rounds that are not counted
 PAUSE = 0.1  # seconds, in which the other contender's threads go to sleep
@@ -36,16 +36,16 @@ PAUSE = 0.1  # seconds, in which the other contender's threads go to sleep
 Outputs = tuple[np.ndarray, ...]
 
 
-def by_torch(model: Model) -> Callable[[np.ndarray], Outputs]:
+def by_torch(model: Network) -> Callable[[np.ndarray], Outputs]:
     def run(images: np.ndarray) -> Outputs:
         with torch.inference_mode():
             output = model(torch.from_numpy(images))
-        return tuple(each.numpy() for each in (output.lengths, output.reconstruction) if each is not None)
+        return tuple(each.numpy() for each in (output.scores, output.reconstruction) if each is not None)
 
     return run
 
 
-def by_onnxruntime(model: Model, preset: str, threads: int, folder: Path) -> Callable[[np.ndarray], Outputs]:
+def by_onnxruntime(model: Network, preset: str, threads: int, folder: Path) -> Callable[[np.ndarray], Outputs]:
     names = tuple(str(j) for j in range(model.num_classes))
     export_onnx(model, folder / "model.onnx", Description(in_shape=model.in_shape, class_names=names, preset=preset))
     exported = OnnxModel(folder / "model.onnx", threads)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.models import CapsNet, ModelOutput
-from torchcaps.nn import mask_capsules
+from torchcaps.nn import ConvBackbone, Dense, mask_capsules
 
 
 def naive_routing(poses: Tensor, weight: Tensor, num_iterations: int = 3, stop_gradient: bool = False) -> Tensor:
@@ -57,10 +57,19 @@ def plain_convolution(convolution: nn.Conv2d) -> nn.Conv2d:
 
 def convolutions_of(network: CapsNet) -> tuple[nn.Conv2d, nn.Conv2d]:
     """The first and the primary convolution of a network, whatever they are made of."""
-    first, primary = network.conv, network.primary_capsules.convs[0]
+    backbone = network.backbone
+    assert isinstance(backbone, ConvBackbone)
+    first, primary = backbone.conv, network.primary_capsules.convs[0]
     assert isinstance(first, nn.Conv2d)
     assert isinstance(primary, nn.Conv2d)
     return first, primary
+
+
+def weight_of(network: CapsNet) -> nn.Parameter:
+    """The matrices (I, J, D, K) of its class capsules."""
+    transform = network.class_capsules.transform
+    assert isinstance(transform, Dense)
+    return transform.weight
 
 
 class Convolutions(nn.Module):
@@ -90,10 +99,11 @@ class NaiveCapsNet(nn.Module):
     def __init__(self, network: CapsNet, stop_gradient: bool) -> None:
         super().__init__()
         self.stop_gradient = stop_gradient
-        self.types, self.dim = network.config.primary_types, network.config.primary_dim
+        self.types, self.dim = network.config.primary.primary_types, network.config.primary.primary_dim
         self.convolutions = Convolutions(network)
         # contiguous, (I, J, D, K), as published code keeps it
-        self.weight = nn.Parameter(network.class_capsules.weight.detach().clone(memory_format=torch.contiguous_format))
+        weight = weight_of(network).detach()
+        self.weight = nn.Parameter(weight.clone(memory_format=torch.contiguous_format))
         self.decoder = copy.deepcopy(network.decoder)
 
     def capsules(self, images: Tensor) -> Tensor:

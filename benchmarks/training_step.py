@@ -30,7 +30,7 @@ from measuring import (
     summary,
     timed,
 )
-from naive import Convolutions, NaiveCapsNet, convolutions_of
+from naive import Convolutions, NaiveCapsNet, convolutions_of, weight_of
 from speed_page import MANY_IMAGES, ONE_IMAGE, STEP, STEP_BF16, STEP_MEMORY, STEP_NAIVE
 from torch import Tensor, nn
 
@@ -87,7 +87,7 @@ class Contender:
             if isinstance(self.module, NaiveCapsNet):
                 self.module.capsules(images)
             elif isinstance(self.module, CapsNet):
-                self.module.class_capsules(self.module.primary_poses(images))
+                self.module.class_capsules(self.module.primary(images))
             else:
                 self.module(images)
 
@@ -99,7 +99,7 @@ class Contender:
         else:
             first, primary = convolutions_of(self.network)
             parts = [first, primary, *([] if self.network.decoder is None else [self.network.decoder])]
-            parameters = [self.network.class_capsules.weight, *(p for part in parts for p in part.parameters())]
+            parameters = [weight_of(self.network), *(p for part in parts for p in part.parameters())]
         return torch.cat([math.nan * p.flatten() if p.grad is None else p.grad.flatten() for p in parameters])
 
 

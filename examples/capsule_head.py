@@ -18,9 +18,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from torchcaps import margin_loss, safe_norm
-from torchcaps.datasets import BatchLoader, ImageSet, load_dataset
-from torchcaps.nn import DenseCapsules, PrimaryCapsules
+from torchcaps import margin_loss
+from torchcaps.datasets import Augmentation, BatchLoader, ImageSet, load_dataset
+from torchcaps.nn import Capsules, DenseCapsules, PrimaryCapsules
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of red, green and blue, pixels 0..1: what downloaded weights expect their images to be standardised with."""
@@ -36,7 +36,7 @@ class CapsuleHead(nn.Module):
         num_capsules = num_types * (height - 2) * (width - 2)  # a 3×3 kernel takes a pixel from each side
         self.classes = DenseCapsules(num_capsules, 8, num_classes, 16)
 
-    def forward(self, features: Tensor) -> Tensor:
+    def forward(self, features: Tensor) -> Capsules:
         """Class capsules; their lengths are the scores."""
         return self.classes(self.primary(features))
 
@@ -117,7 +117,7 @@ class Network(nn.Module):
         print(f"images {tuple(in_shape)} → feature map {tuple(features.shape[1:])}")
         self.head = CapsuleHead(features.shape[1:], num_classes)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Capsules:
         """Class capsules."""
         return self.head(self.backbone(images.expand(-1, 3, -1, -1)))
 
@@ -125,12 +125,12 @@ class Network(nn.Module):
 def train(network: nn.Module, image_set: ImageSet, epochs: int, batch_size: int = 64, seed: int = 0) -> None:
     """Adam on the margin loss."""
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
-    loader = BatchLoader(image_set, batch_size, shuffle=True, max_shift=2, seed=seed)
+    loader = BatchLoader(image_set, batch_size, shuffle=True, augmentation=Augmentation(max_shift=2), seed=seed)
     for epoch in range(epochs):
         network.train()
         losses = []
         for batch in loader.batches(epoch):
-            loss = margin_loss(safe_norm(network(batch.images)), batch.labels)
+            loss = margin_loss(network(batch.images).scores(), batch.labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -143,7 +143,7 @@ def accuracy(network: nn.Module, image_set: ImageSet) -> float:
     """Share of the images whose longest capsule is that of their class."""
     network.eval()
     batches = BatchLoader(image_set, 256, shuffle=False).batches(0)
-    right = sum(int((safe_norm(network(batch.images)).argmax(1) == batch.labels).sum()) for batch in batches)
+    right = sum(int((network(batch.images).scores().argmax(1) == batch.labels).sum()) for batch in batches)
     return right / len(image_set)
 
 

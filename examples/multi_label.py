@@ -41,7 +41,7 @@ def train(network: torch.nn.Module, images: Tensor, targets: Tensor, epochs: int
     for epoch in range(epochs):
         losses = []
         for batch in torch.randperm(len(images)).split(batch_size):
-            loss = margin_loss(network(images[batch]).lengths, targets[batch])
+            loss = margin_loss(network(images[batch]).scores, targets[batch])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     network = create_model("sabour2017", (1, 28, 56), 10, conv_channels=32, primary_types=8, decoder=False)
     train(network, images, targets, given.epochs)
     with torch.no_grad():
-        lengths = torch.cat([network(batch).lengths for batch in test_images.split(250)])
+        lengths = torch.cat([network(batch).scores for batch in test_images.split(250)])
     print(report(lengths, test_targets))
     for count in (0, 1, 2):
         n = int((test_targets.sum(1) == count).nonzero()[0])  # the first image with so many classes

@@ -11,36 +11,43 @@ from torchcaps.errors import InputError
 from torchcaps.training.signals import noted_signals
 
 
-def answer(number: int, *, plus: int) -> tuple[int, int]:
-    """Which process it is, and a sum."""
-    return os.getpid(), number + plus
+def answer(number: int) -> tuple[int, int]:
+    """The number of the process, and the next number."""
+    return os.getpid(), number + 1
+
+
+def threads(_: object) -> str | None:
+    """How many threads the environment asks for."""
+    return os.environ.get("OMP_NUM_THREADS")
 
 
 def fail(message: str) -> None:
-    """An error of the user's."""
+    """Raise an error of the user's."""
     raise InputError(message)
 
 
-def die() -> None:
-    """As the system ends a process that takes too much memory."""
-    os.kill(os.getpid(), signal.SIGKILL)
+def die_at(number: int, fatal: int = 1) -> int:
+    """Return a number, or end as the system ends a process that takes too much memory."""
+    if number == fatal:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
 
 
-def wait_for_a_signal(started: str, stopped: str) -> None:
+def wait_for_a_signal(folder: str) -> None:
     """Go on until a SIGTERM comes, then write a file as a run writes its checkpoint."""
     received: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
-    Path(started).touch()
+    Path(folder, "started").touch()
     while not received:
         time.sleep(0.01)
-    Path(stopped).touch()
+    Path(folder, "stopped").touch()
 
 
-def wait_for_two_signals(started: str, noted: str) -> None:
+def wait_for_two_signals(folder: str) -> None:
     """Note the first signal as a run does, and go on; the second one acts as usual."""
     with noted_signals() as received:
-        Path(started).touch()
+        Path(folder, "started").touch()
         while True:
             if received:
-                Path(noted).touch()
+                Path(folder, "noted").touch()
             time.sleep(0.01)

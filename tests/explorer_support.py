@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchcaps.models import Model, create_model
+from torchcaps.models import Network, create_model
 
 if TYPE_CHECKING:
     from torchcaps.explorer import Explorer
@@ -40,16 +40,17 @@ def browser_path() -> str:
 
 def small_network(
     preset: str = "sabour2017", num_classes: int = 4, in_shape: tuple[int, int, int] = (1, 18, 20), **fields: Any
-) -> Model:
+) -> Network:
     """An untrained network, in evaluation mode, whose coupling differs from uniform."""
     torch.manual_seed(0)
     small: dict[str, Any] = {"channels": (2, 2), "hidden": (6,)}
     if preset != "baseline-cnn":
-        small = {"conv_channels": 6, "primary_types": 3, "capsule_dim": 5, "decoder_hidden": (8,)}
+        small = {"conv_channels": 6, "primary_types": 3, "capsule_dim": 5}
+        small |= {"decoder_hidden": (8,)} if fields.get("decoder", True) else {}
     model = create_model(preset, in_shape, num_classes, **(small | fields)).eval()
     if hasattr(model, "class_capsules"):
         with torch.no_grad():
-            model.class_capsules.weight.mul_(100)
+            model.class_capsules.transform.weight.mul_(100)
     return model
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +79,32 @@ def holds(check: Callable[..., None], *args: object) -> bool:
     return True
 
 
-def small(preset: str) -> dict[str, Any]:
-    """Overrides that make a preset's network small and leave what is particular about it."""
-    from torchcaps.models import CNNConfig, get_preset
+@contextmanager
+def registered_for_now() -> Iterator[None]:
+    """What is registered meanwhile, parts, presets and plugins, is known no more afterwards."""
+    from torchcaps import plugins
+    from torchcaps.models import presets
+    from torchcaps.models.fields import PARTS
 
-    if isinstance(get_preset(preset).model, CNNConfig):
-        return {"channels": (4, 6), "hidden": (12, 8)}
-    return {"conv_channels": 8, "primary_types": 2, "decoder_hidden": (16, 24)}
+    registries: list[dict[str, Any]] = [presets._PRESETS, plugins._loaded, *PARTS.values()]
+    before = [dict(registry) for registry in registries]
+    try:
+        yield
+    finally:
+        for registry, entries in zip(registries, before, strict=True):
+            registry.clear()
+            registry.update(entries)
+
+
+def small(preset: str, **overrides: Any) -> dict[str, Any]:
+    """Overrides that make a preset's network small and leave what is particular about it, and others of one's own."""
+    from torchcaps.models import get_preset
+    from torchcaps.models.fields import flat, replace
+
+    sizes = {"channels": (4, 6), "hidden": (12, 8), "conv_channels": 8, "primary_types": 2, "decoder_hidden": (16, 24)}
+    parts = {name: value for name, value in overrides.items() if name == "decoder"}  # a decoder that is not there
+    fields = flat(replace(get_preset(preset).model, parts))
+    return {name: size for name, size in sizes.items() if name in fields} | overrides
 
 
 def labels_for(model: Any, batch: int) -> Tensor:

@@ -26,19 +26,27 @@ from torchcaps import (
     set_working_memory,
     squash,
 )
-from torchcaps.datasets.images import resize_images
+from torchcaps.datasets.image_set import resize_images
 from torchcaps.datasets.splits import stratified_split
 from torchcaps.errors import InputError
 from torchcaps.models import BaselineCNN, CapsNet, ModelOutput
 from torchcaps.nn import (
+    Capsules,
     ChannelNorm,
+    ConvCapsules,
     Convolution,
     ConvStem,
     Decoder,
+    Dense,
     DenseCapsules,
     DynamicRouting,
+    Elementwise,
+    LayerSize,
+    Matrix,
     PrimaryCapsules,
+    Routed,
     Routing,
+    Shared,
     mask_capsules,
     separate_capsules,
 )
@@ -55,8 +63,8 @@ def network(preset: str = "sabour2017", **overrides: Any) -> CapsNet | BaselineC
 
 def own_routing() -> Routing:
     class Mean(Routing):
-        def forward(self, poses, weight, bias=None, prior=None, return_coupling=False):
-            return squash(compute_votes(poses, weight).mean(1)), None
+        def forward(self, votes, activations=None, *, return_coupling=False):
+            return Routed(squash(votes.weighted_sum(None) / votes.size.in_capsules))
 
     return Mean()
 
@@ -76,16 +84,22 @@ def calls() -> Iterator[Call]:
     votes = {"votes": torch.rand(2, 3, 4, 5), "bias": bias, "prior": prior}
     yield "dynamic_routing", dynamic_routing, votes, ("bias", "prior")
     yield "route", route, layer, ("bias", "prior")
-    yield "route", DynamicRouting(), layer, ("bias", "prior")
     kernels = {"features": maps, "weight": torch.rand(4, 3, 3, 3), "bias": torch.rand(4)}
     yield "convolve", convolve, kernels, ("bias",)
     yield "Convolution", Convolution(3, 4, 3), {"input": maps}, ()
     yield "ChannelNorm", ChannelNorm(3), {"input": maps}, ()
     yield "ConvStem", ConvStem(3, (4,)), {"input": maps}, ()
     yield "PrimaryCapsules", PrimaryCapsules(3, 2, 4, kernel_size=3, separate_convs=True), {"features": maps}, ()
-    yield "DenseCapsules", DenseCapsules(3, 6, 4, 5), {"poses": poses}, ()
-    yield "DenseCapsules", DenseCapsules(3, 6, 4, 5, routing=own_routing()), {"poses": poses}, ()
-    yield "DenseCapsules", DenseCapsules(3, 6, 4, 5).forward_with_coupling, {"poses": poses}, ()
+    for dense in (DenseCapsules(3, 6, 4, 5), DenseCapsules(3, 6, 4, 5, routing=own_routing())):
+        yield "DenseCapsules", lambda poses, dense=dense: dense(poses), {"poses": poses}, ()
+        yield "DenseCapsules", lambda poses, dense=dense: dense(Capsules(poses)), {"poses": poses}, ()
+        yield "DenseCapsules", lambda poses, dense=dense: dense.route(poses, return_coupling=True), {"poses": poses}, ()
+    conv = ConvCapsules(2, 6, 4, 5)
+    yield "ConvCapsules", lambda poses: conv(Capsules(poses, grid=(2, 4, 5))), {"poses": torch.rand(2, 40, 6)}, ()
+    for kind in (Dense, Shared):
+        transform = kind()
+        transform.bind(LayerSize(3, 6, 4, 5), 1.0)
+        yield kind.__name__, transform, {"poses": poses}, ()
     yield "Decoder", Decoder(4, 5, (1, 3, 3), (6,)), {"capsules": capsules}, ()
     yield "mask_capsules", mask_capsules, {"capsules": capsules, "targets": labels}, ("targets",)
     pairs = torch.tensor([[0, 1], [3, 2]])
@@ -147,7 +161,7 @@ def test_tensors_on_another_device(
     if said in ("squash", "safe_norm"):  # they have no other
         assert function(given["x"].to("meta")).device.type == "meta"  # type: ignore[attr-defined]
         return
-    said = f"({said}|convolve)"  # layers leave it to their convolution
+    said = f"({said}|convolve|Dense)"  # layers leave it to their convolution, or to their transform
     with pytest.raises(ValueError, match=f"{said}: .* must be on one device, got .*(cpu and meta|meta and cpu)"):
         function(**given | {name: given[name].to("meta")})
 
@@ -192,8 +206,32 @@ OPTIONS: list[tuple[Callable[..., object], dict[str, object], type[Exception], s
     (PrimaryCapsules, {"padding": -1}, ValueError, "PrimaryCapsules: padding must be at least 0, got -1"),
     (PrimaryCapsules, {"grouping": None}, ValueError, "PrimaryCapsules: grouping must be one of channels, raster"),
     (DenseCapsules, {"routing": 3}, TypeError, "DenseCapsules: routing must be a Routing or None, got int"),
-    (DenseCapsules, {"weight_std": -1}, ValueError, "DenseCapsules: weight_std must be at least 0 and finite"),
-    (DenseCapsules, {"bias": None}, TypeError, "DenseCapsules: bias must be True or False, got NoneType"),
+    (DenseCapsules, {"transform": "dense"}, TypeError, "DenseCapsules: transform must be a Transform or None, got str"),
+    (DenseCapsules, {"in_dim": 0}, ValueError, "DenseCapsules: in_dim must be at least 1, got 0"),
+    (ConvCapsules, {"kernel_size": 2.0}, TypeError, "ConvCapsules: kernel_size must be an integer, got 2.0"),
+    (ConvCapsules, {"padding": 3}, ValueError, "ConvCapsules: padding must be below kernel_size, 3, got 3"),
+    (ConvCapsules, {"compete_over": "all"}, ValueError, "ConvCapsules: compete_over must be one of types, types-and-p"),
+    (ConvCapsules, {"routing": Dense()}, TypeError, "ConvCapsules: routing must be a Routing or None, got Dense"),
+    (
+        ConvCapsules,
+        {"transform": Elementwise()},
+        ValueError,
+        "Elementwise: input and output capsules must have as many",
+    ),
+    (
+        ConvCapsules,
+        {"transform": Matrix()},
+        ValueError,
+        "Matrix: the poses of input and output capsules must be square",
+    ),
+    (Dense, {"weight_std": -1}, ValueError, "Dense: weight_std must be at least 0 and finite, got -1"),
+    (
+        Shared,
+        {"weight_init": "zeros"},
+        ValueError,
+        "Shared: weight_init must be one of balanced, normal, truncated-norm",
+    ),
+    (DynamicRouting, {"bias": None}, TypeError, "DynamicRouting: bias must be True or False, got NoneType"),
     (Decoder, {"out_shape": 784}, TypeError, "Decoder: out_shape must be a sequence of integers, got 784"),
     (Decoder, {"hidden": (8, 0)}, ValueError, "Decoder: hidden must be at least 1, got 0"),
     (DynamicRouting, {"leaky": "no"}, TypeError, "DynamicRouting: leaky must be True or False, got str"),
@@ -211,6 +249,7 @@ FITTING: dict[Callable[..., object], dict[str, object]] = {
     ConvStem: {"in_channels": 3, "channels": (4, 5)},
     PrimaryCapsules: {"in_channels": 3},
     DenseCapsules: {"in_capsules": 3, "in_dim": 4, "out_capsules": 2, "out_dim": 5},
+    ConvCapsules: {"in_types": 3, "in_dim": 4, "out_types": 2, "out_dim": 5},
     Decoder: {"num_capsules": 4, "capsule_dim": 5, "out_shape": (1, 3, 3)},
     route: {"poses": torch.rand(2, 3, 6), "weight": torch.rand(3, 4, 5, 6)},
     convolve: {"features": torch.rand(2, 3, 8, 8), "weight": torch.rand(4, 3, 3, 3)},

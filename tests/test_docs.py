@@ -62,8 +62,8 @@ REGISTERED = """
 from torchcaps.datasets import list_datasets
 
 assert "my-variant" in torchcaps.list_presets()
-assert torchcaps.create_model("my-variant").config.num_iterations == 2
-assert torch.allclose(coupling, torch.tensor(1 / 32))
+assert torchcaps.create_model("my-variant").class_capsules.routing.num_iterations == 2
+assert torch.allclose(routed.coupling.sum(2), torch.ones(2, 32))
 assert "my-data" in [info.spec for info in list_datasets()]
 assert load_dataset("my-data").class_names == ("empty", "square")
 (info,) = (info for info in list_datasets() if info.name == "my-data")

@@ -10,6 +10,7 @@ import re
 import statistics
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from support import registered_for_now
 from torchcaps.datasets import ImageSet
+from torchcaps.models import create_model, get_preset
+from torchcaps.models.fields import flat
+from torchcaps.nn import DenseVotes
+from torchcaps.plugins import load_plugin
 from torchcaps.training import read_config
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -31,8 +37,16 @@ def example(name: str) -> types.ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look themselves up
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    """What an example registers is known to its own test only."""
+    with registered_for_now():
+        yield
 
 
 def test_every_example_has_a_test() -> None:
@@ -82,8 +96,9 @@ def test_compare_routing(bars: str, tmp_path: Path, capsys: pytest.CaptureFixtur
             folder = out / f"{name.replace(' ', '-')}-seed{seed}"
             config = read_config(folder / "config.json")
             iterations, _, axis = ("0 over outputs" if name == "no routing" else name).split()
-            assert (config.model.num_iterations, config.model.softmax_over) == (int(iterations), axis)
-            assert (config.seed, config.recipe.epochs, config.model.conv_channels) == (seed, 2, 8)
+            fields = flat(config)
+            assert (fields["num_iterations"], fields["softmax_over"]) == (int(iterations), axis)
+            assert (fields["seed"], fields["epochs"], fields["conv_channels"]) == (seed, 2, 8)
             percent.append(100 * json.loads((folder / "summary.json").read_text())["test"]["best"]["accuracy"])
         (line,) = [line for line in printed.splitlines() if line.startswith(name + " ")]
         assert f" {statistics.mean(percent):.2f} ± {statistics.stdev(percent):.2f} " in line
@@ -252,6 +267,18 @@ def test_stacked_capsules(primary: str, capsys: pytest.CaptureFixture[str]) -> N
     assert 0 <= accuracy_in(printed) <= 100
 
 
+def test_stacked_capsules_are_a_preset() -> None:
+    load_plugin(EXAMPLES / "stacked_capsules.py")
+    layers = get_preset("stacked").model.layers
+    assert [layer.num_capsules for layer in layers] == [32, 16, 16, None]
+    assert [layer.size for layer in create_model("stacked").layers] == [
+        (288, 8, 32, 8),
+        (32, 8, 16, 8),
+        (16, 8, 16, 8),
+        (16, 8, 10, 16),
+    ]
+
+
 # ---- own_routing
 
 
@@ -261,28 +288,40 @@ def test_own_routing(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "batch independence   differs by" in printed
     assert "coupling             sums to one over the outputs" in printed
-    for routing in ("SelfAttentionRouting", "DynamicRouting"):
+    for routing in ("mine", "dynamic"):
         assert re.search(rf"{routing} +test accuracy [\d.]+ %; [\d.]+ s a run", printed)
-    assert len(inspect.getsource(module.SelfAttentionRouting.forward).splitlines()) <= 30
+    assert len(inspect.getsource(module.SelfAttentionRouting.forward).splitlines()) <= 25
+    assert create_model("compact", routing="mine").class_capsules.routing.temperature == 1
+
+
+def test_own_routing_is_what_its_page_shows() -> None:
+    """Line for line, docstrings and annotations left out."""
+    page = (EXAMPLES.parent / "docs" / "own-routing.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    source = (EXAMPLES / "own_routing.py").read_text(encoding="utf-8")
+    lines = [line for line in shown.splitlines() if line.strip()]
+    assert len(lines) >= 8
+    for line in lines:
+        assert line in source.splitlines(), line
 
 
 def test_own_routing_by_loops() -> None:
     """The equations of its description, number by number."""
     module = example("own_routing")
-    poses, weight, bias, prior = torch.randn(2, 3, 6), torch.randn(3, 4, 5, 6), torch.randn(4, 5), torch.randn(3, 4)
-    capsules, coupling = module.SelfAttentionRouting()(poses, weight, bias, prior, return_coupling=True)
+    poses, weight = torch.randn(2, 3, 6), torch.randn(3, 4, 5, 6)
+    capsules, _, coupling = module.SelfAttentionRouting(2.0)(DenseVotes(poses, weight), return_coupling=True)
     for b in range(2):
         votes = [[weight[i, j] @ poses[b, i] for j in range(4)] for i in range(3)]
         logits = torch.tensor(
             [
-                [sum(float(votes[i][j] @ votes[k][j]) for k in range(3)) / 5**0.5 + prior[i, j] for j in range(4)]
+                [sum(float(votes[i][j] @ votes[k][j]) for k in range(3)) / (2 * 5**0.5) for j in range(4)]
                 for i in range(3)
             ]
         )
         c = logits.exp() / logits.exp().sum(1, keepdim=True)
         assert torch.allclose(coupling[b], c, atol=1e-5)
         for j in range(4):
-            s = torch.stack([c[i, j] * votes[i][j] for i in range(3)]).sum(0) + bias[j]
+            s = torch.stack([c[i, j] * votes[i][j] for i in range(3)]).sum(0)
             assert torch.allclose(capsules[b, j], (1 - torch.exp(-s.norm())) * s / s.norm(), atol=1e-5)
 
 

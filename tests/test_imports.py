@@ -24,18 +24,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "registry": {"errors"},
     "ranges": {"errors"},
     "machine": {"errors"},
+    "plugins": {"errors"},
     "ops": BASE,
     "nn": BASE | {"ops"},
     "models": BASE | {"ops", "nn"},
     "datasets": BASE,
     "analysis": BASE | {"ops", "nn", "models", "datasets"},
-    "training": BASE | {"ops", "nn", "models", "datasets", "analysis"},
-    "testing": BASE | {"ops"},
+    "training": BASE | {"plugins", "ops", "nn", "models", "datasets", "analysis"},
+    "testing": BASE | {"ops", "nn"},
     "sklearn": BASE | {"models", "datasets", "analysis", "training"},
-    "reproduce": BASE | {"ops", "nn", "models", "datasets", "analysis", "training"},
+    "reproduce": BASE | {"plugins", "ops", "nn", "models", "datasets", "analysis", "training"},
     "export": BASE | {"ops", "nn", "models", "datasets", "analysis", "training"},
     "explorer": BASE | {"ops", "nn", "models", "datasets", "analysis", "training"},
-    "cli": BASE | {"ops", "nn", "models", "datasets", "analysis", "training", "reproduce", "export", "explorer"},
+    "cli": BASE
+    | {"plugins", "ops", "nn", "models", "datasets", "analysis", "training", "reproduce", "export", "explorer"},
     "__init__": {"_version"},
     "__main__": {"cli"},
 }
@@ -48,6 +50,7 @@ PACKAGES: dict[str, set[str]] = {
     "registry": set(),
     "ranges": set(),
     "machine": set(),
+    "plugins": set(),
     "ops": EVERYWHERE | {"numpy", "triton"},
     "nn": EVERYWHERE,
     "models": EVERYWHERE | {"huggingface_hub", "safetensors"},
@@ -87,11 +90,17 @@ TORCH_FREE = (
     "registry.py",
     "ranges.py",
     "machine.py",
+    "plugins.py",
+    "models/fields.py",
     "models/config.py",
+    "models/earlier.py",
     "models/presets.py",
     "training/config.py",
     "analysis/strengths.py",
-    "datasets/image_files.py",
+    "cli/base.py",
+    "cli/fields.py",
+    "cli/train.py",
+    "datasets/formats/image_files.py",
     "export/description.py",
     "export/onnx_model.py",
     "reproduce/table.py",
@@ -99,27 +108,29 @@ TORCH_FREE = (
     "reproduce/logs.py",
     "reproduce/jobs.py",
     "reproduce/runner.py",
+    "reproduce/workers.py",
 )
 
 
-def imports(tree: ast.AST, package: str) -> Iterator[tuple[str, bool]]:
-    """Dotted names that a module imports, and whether it does so as soon as it is imported itself."""
-    inside_functions = {
-        id(node)
-        for function in ast.walk(tree)
-        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)) or is_type_checking(function)
-        for node in ast.walk(function)
-    }
-    for node in ast.walk(tree):
-        at_once = id(node) not in inside_functions
+AT_ONCE, LATER, FOR_TYPES = "at once", "in a function", "for annotations"
+
+
+def imports(tree: ast.AST, package: str) -> Iterator[tuple[str, str]]:
+    """Dotted names that a module imports, and when: as soon as it is imported itself, later, or never."""
+    outer = list(ast.walk(tree))
+    functions = [node for node in outer if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    when = {id(node): LATER for function in functions for node in ast.walk(function)}
+    when |= {id(node): FOR_TYPES for block in outer if is_type_checking(block) for node in ast.walk(block)}
+    for node in outer:
+        moment = when.get(id(node), AT_ONCE)
         if isinstance(node, ast.Import):
-            yield from ((alias.name, at_once) for alias in node.names)
+            yield from ((alias.name, moment) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             parents = package.split(".")
             start = ".".join(parents[: len(parents) - node.level + 1]) if node.level else ""
             module = ".".join(filter(None, (start, node.module)))
             for alias in node.names:
-                yield (f"{module}.{alias.name}" if module in ("torchcaps", package) else module), at_once
+                yield (f"{module}.{alias.name}" if module in ("torchcaps", package) else module), moment
 
 
 def is_type_checking(node: ast.AST) -> bool:
@@ -135,7 +146,7 @@ def wrong_imports(path: Path, text: str) -> list[str]:
     """What a file, given relative to the package, imports against the rules."""
     part, wrong = part_of(path), []
     package = ".".join(("torchcaps", *path.parts[:-1]))
-    for name, at_once in imports(ast.parse(text), package):
+    for name, moment in imports(ast.parse(text), package):
         top = name.split(".")[0]
         if top == "torchcaps":
             target = name.split(".")[1] if "." in name else "__init__"
@@ -144,9 +155,9 @@ def wrong_imports(path: Path, text: str) -> list[str]:
         elif top not in sys.stdlib_module_names:
             if part in PACKAGES and top not in PACKAGES[part]:
                 wrong.append(f"{path}: {part} must not import {name}")
-            if at_once and top in LATE and path.as_posix() not in LATE_NOT_IN:
+            if moment == AT_ONCE and top in LATE and path.as_posix() not in LATE_NOT_IN:
                 wrong.append(f"{path}: imports {name} at once instead of in the function that needs it")
-            if top == "torch" and any(path.is_relative_to(each) for each in TORCH_FREE):
+            if top == "torch" and moment != FOR_TYPES and any(path.is_relative_to(each) for each in TORCH_FREE):
                 wrong.append(f"{path}: must do without torch")
     return wrong
 
@@ -181,6 +192,10 @@ def test_every_part_has_its_rule() -> None:
         ("analysis/figures.py", "from torchcaps.training import train"),
         ("errors.py", "from torchcaps.files import read_json"),
         ("models/config.py", "import torch"),
+        ("models/config.py", "def f():\n    import torch"),
+        ("models/fields.py", "from torchcaps.training import TrainConfig"),
+        ("plugins.py", "from torchcaps.models.fields import PARTS"),
+        ("plugins.py", "import torch"),
         ("reproduce/tables/mnist.py", "import torch"),
         ("training/config.py", "from torch import Tensor"),
         ("nn/capsules.py", "import scipy"),
@@ -198,6 +213,8 @@ def test_a_wrong_arrow_is_seen(path: str, text: str) -> None:
         ("analysis/figures.py", "def draw():\n    import matplotlib.pyplot as plt"),
         ("analysis/figures.py", "if TYPE_CHECKING:\n    from matplotlib.figure import Figure"),
         ("training/loop.py", "from torchcaps.datasets import load_dataset"),
+        ("training/config.py", "from torchcaps.plugins import is_loaded"),
+        ("models/config.py", "if TYPE_CHECKING:\n    from torch import nn"),
         ("cli.py", "from torchcaps.training import train"),
     ],
 )
@@ -237,6 +254,10 @@ def loaded_by(statement: str) -> set[str]:
         "import torchcaps.models.config, torchcaps.models.presets",
         "import torchcaps; torchcaps.list_presets()",
         "import torchcaps.training.config",
+        "import torchcaps.plugins, torchcaps.models.fields, torchcaps.models.earlier",
+        "import contextlib, io, torchcaps.cli\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        "    assert torchcaps.cli.main(['train', '--help']) == 0",
         "import torchcaps.models, torchcaps.datasets, torchcaps.training, torchcaps.analysis",
     ],
 )

@@ -63,7 +63,7 @@ def test_reshape_is_not_permute(monkeypatch: pytest.MonkeyPatch) -> None:
         """A change of the pixel in the corner reaches, of each type, the capsule in the corner only."""
         changed = images.clone()
         changed[..., 0, 0] += 10
-        touched = (layer(images) - layer(changed)).abs().amax(-1)[0] > 1e-6
+        touched = (layer(images).poses - layer(changed).poses).abs().amax(-1)[0] > 1e-6
         assert touched.nonzero().flatten().tolist() == [t * rows * columns for t in range(4)]
 
     def reshaped(self: PrimaryCapsules, maps: Tensor) -> Tensor:
@@ -213,7 +213,7 @@ def test_black_images() -> None:
         images = torch.zeros(2, 1, 20, 20)
         output = model(images, labels)
         model.loss(output, images, labels).total.backward()
-        assert_close(model.primary_poses(images), 0.0)
+        assert_close(model.primary(images).poses, 0.0)
         assert_finite([output.lengths, *(parameter.grad for parameter in model.parameters())])
 
 
@@ -226,15 +226,15 @@ def test_vote_scale_in_a_stack() -> None:
     def stack(factor: float) -> nn.Sequential:
         layers = [DenseCapsules(*sizes) for sizes in ((32, 8, 16, 8), (16, 8, 8, 8), (8, 8, 4, 16))]
         for layer in layers:
-            layer.weight.data *= factor
+            layer.transform.weight.data *= factor
         return nn.Sequential(*layers)
 
     poses = F.normalize(torch.randn(16, 32, 8), dim=-1)
 
     def is_alive(network: nn.Sequential) -> None:
-        lengths = safe_norm(network(poses))
+        lengths = network(poses).scores()
         lengths.sum().backward()
-        gradients = [layer.weight.grad for layer in network]
+        gradients = [layer.transform.weight.grad for layer in network]
         assert_finite([lengths, *gradients])
         assert 0.05 < lengths.mean() < 0.95
         assert all(gradient.norm() > 1e-3 for gradient in gradients)

@@ -9,7 +9,7 @@ import torch
 
 import torchcaps
 from torchcaps import machine
-from torchcaps.datasets.images import resize_images
+from torchcaps.datasets.image_set import resize_images
 from torchcaps.errors import InputError
 from torchcaps.models import build_model, create_model
 from torchcaps.models.config import CNNConfig

@@ -13,27 +13,37 @@ import torch
 from torch import Tensor, nn
 
 from support import assert_raises
-from torchcaps import InputError, compute_votes, dynamic_routing, squash
-from torchcaps.nn import DenseCapsules, DynamicRouting, Routing
+from torchcaps import InputError, dynamic_routing, squash
+from torchcaps.nn import (
+    Capsules,
+    DenseCapsules,
+    DenseVotes,
+    DynamicRouting,
+    Elementwise,
+    LayerSize,
+    Matrix,
+    Routed,
+    Routing,
+    Shared,
+    Votes,
+)
 from torchcaps.testing import _LAYER, _ROUTING, check_capsule_layer, check_routing
 
 
 class Plain(Routing):
-    """Routing by agreement in pieces, for others to get one of them wrong."""
+    """Routing by agreement of built votes, in pieces, for others to get one of them wrong."""
 
-    def votes(self, poses: Tensor, weight: Tensor) -> Tensor:
-        return compute_votes(poses, weight)
+    def build(self, votes: Votes) -> Tensor:
+        return votes.build()
 
-    def start(self, votes: Tensor, prior: Tensor | None) -> Tensor:
-        logits = votes.new_zeros(votes.shape[:3])
-        return logits if prior is None else logits + prior
+    def start(self, votes: Tensor) -> Tensor:
+        return votes.new_zeros(votes.shape[:3])
 
     def compete(self, logits: Tensor) -> Tensor:
         return logits.softmax(2)
 
-    def gather(self, coupling: Tensor, votes: Tensor, bias: Tensor | None) -> Tensor:
-        total = torch.einsum("bij,bijd->bjd", coupling, votes)
-        return self.shorten(total if bias is None else total + bias)
+    def gather(self, coupling: Tensor, votes: Tensor) -> Tensor:
+        return self.shorten(torch.einsum("bij,bijd->bjd", coupling, votes))
 
     def shorten(self, total: Tensor) -> Tensor:
         return squash(total)
@@ -41,21 +51,14 @@ class Plain(Routing):
     def agree(self, logits: Tensor, votes: Tensor, capsules: Tensor) -> Tensor:
         return logits + torch.einsum("bijd,bjd->bij", votes, capsules)
 
-    def forward(
-        self,
-        poses: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        prior: Tensor | None = None,
-        return_coupling: bool = False,
-    ) -> Any:
-        votes = self.votes(poses, weight)
-        logits = self.start(votes, prior)
+    def forward(self, votes: Votes, activations: Any = None, *, return_coupling: bool = False) -> Any:
+        built = self.build(votes)
+        logits = self.start(built)
         for _ in range(2):
             coupling = self.compete(logits)
-            capsules = self.gather(coupling, votes, bias)
-            logits = self.agree(logits, votes, capsules)
-        return capsules, coupling if return_coupling else None
+            capsules = self.gather(coupling, built)
+            logits = self.agree(logits, built, capsules)
+        return Routed(capsules, coupling=coupling if return_coupling else None)
 
 
 # ---- what is right passes
@@ -66,7 +69,6 @@ def test_plain_routing_passes() -> None:
     assert list(found) == list(_ROUTING)
     assert found["coupling"] == "sums to one over the outputs"
     assert found["shapes"] == "capsules (1, 5, 4) for a batch of one"
-    assert found["bias"] == found["prior"] == "used"
     assert not any("not supported" in words for words in found.values())
 
 
@@ -78,7 +80,7 @@ def test_the_librarys_routing_passes(axis: Any, backend: Any) -> None:
         if leaky or iterations == 0:
             skip.add("coupling")
         if iterations == 0:  # the plain sum of the votes
-            skip |= {"lengths", "prior"}
+            skip.add("lengths")
         routing = DynamicRouting(iterations, softmax_over=axis, stop_gradient=stop, leaky=leaky, backend=backend)
         found = check_routing(routing, skip=skip)
         assert {name for name, words in found.items() if words == "skipped"} == skip
@@ -107,32 +109,62 @@ def test_other_sizes_and_the_users_module_stays_as_it_is() -> None:
     assert torch.equal(routing.temperature, before["temperature"])
 
 
-def test_a_refusal_is_fine_and_noted() -> None:
-    class Refusing(Plain):
-        def start(self, votes: Tensor, prior: Tensor | None) -> Tensor:
-            if prior is not None:
-                raise ValueError("Refusing: there are no logits for a prior to start. Leave it out.")
-            return super().start(votes, prior)
+def test_parameters_made_for_the_sizes_are_checked_too() -> None:
+    routing = DynamicRouting(bias=True, learn_prior=True)
+    assert check_routing(routing, skip=["rotation"])["used parameters"] == "2 parameters"
+    assert not list(routing.parameters()), "a copy was told its sizes"
+    said = failure(check_routing, routing)
+    assert said.startswith("DynamicRouting fails “rotation”: "), "a bias does not turn with the votes"
+    routing.bind(LayerSize(7, 6, 5, 4))
+    assert "raises ValueError: DynamicRouting: a routing with parameters belongs to one" in failure(
+        check_routing, routing
+    )
 
-    found = check_routing(Refusing())
-    assert found["prior"] == "refused: Refusing: there are no logits for a prior to start. Leave it out"
-    assert found["bias"] == "used"
+
+def test_activations_are_scores() -> None:
+    class Certain(Plain):
+        """Capsules of any length, and how certain they are; a parameter that only these depend on."""
+
+        def __init__(self, factor: float = 1.0) -> None:
+            super().__init__()
+            self.factor, self.steepness = factor, nn.Parameter(torch.ones(()))
+
+        def shorten(self, total: Tensor) -> Tensor:
+            return total
+
+        def forward(self, *args: Any, **options: Any) -> Any:
+            routed = super().forward(*args, **options)
+            certain = (self.steepness * routed.poses.square().sum(-1)).tanh()
+            return routed._replace(activations=self.factor * certain)
+
+    found = check_routing(Certain())
+    assert found["lengths"] == "activations lie in 0..1"
+    assert found["used parameters"] == "1 parameters"
+    assert "activations lie in " in failure(check_routing, Certain(2.0))
+    layer = DenseCapsules(7, 6, 5, 4, routing=Certain())
+    assert check_capsule_layer(layer)["lengths"].startswith("activations lie in ")
+
+
+def test_a_routing_that_asks_is_right_over_any_transform() -> None:
+    for transform, K, D in ((Shared, 6, 4), (Elementwise, 4, 4), (Matrix, 4, 4)):
+        layer = DenseCapsules(7, K, 5, D, transform=transform(), routing=DynamicRouting(2))
+        assert list(check_capsule_layer(layer)) == list(_LAYER)
 
 
 def test_no_coupling_is_fine_and_noted() -> None:
     class Silent(Plain):
         def forward(self, *args: Any, **options: Any) -> Any:
-            return super().forward(*args, **options)[0], None
+            return super().forward(*args, **options)._replace(coupling=None)
 
     assert check_routing(Silent())["coupling"] == "not returned"
 
 
 def test_what_vmap_cannot_do_is_noted() -> None:
     class Deciding(Plain):
-        def start(self, votes: Tensor, prior: Tensor | None) -> Tensor:
+        def start(self, votes: Tensor) -> Tensor:
             if votes.sum() > 0:  # a decision on values
-                return super().start(votes, prior)
-            return super().start(votes, prior) + 0
+                return super().start(votes)
+            return super().start(votes) + 0
 
     assert check_routing(Deciding())["torch.func.vmap"].startswith("not supported: RuntimeError: ")
     assert check_routing(Plain())["torch.func.vmap"] == "differs by 0 at most"
@@ -166,8 +198,8 @@ class Sigmoid(Plain):
 
 class CouplingTransposed(Plain):
     def forward(self, *args: Any, **options: Any) -> Any:
-        capsules, coupling = super().forward(*args, **options)
-        return capsules, None if coupling is None else coupling.transpose(1, 2)
+        routed = super().forward(*args, **options)
+        return routed._replace(coupling=None if routed.coupling is None else routed.coupling.transpose(1, 2))
 
 
 class CouplingWhenNotAsked(Plain):
@@ -177,62 +209,78 @@ class CouplingWhenNotAsked(Plain):
 
 class CapsulesOnly(Plain):
     def forward(self, *args: Any, **options: Any) -> Any:
-        return super().forward(*args, **options)[0]
+        return super().forward(*args, **options).poses
 
 
 class OtherSignature(Plain):
-    def forward(self, poses: Tensor, weight: Tensor) -> Any:  # type: ignore[override]
-        return super().forward(poses, weight)
+    def forward(self, votes: Votes) -> Any:  # type: ignore[override]
+        return super().forward(votes)
+
+
+class ActivationsOfInputs(Plain):
+    """What comes in is passed on, one for each input capsule."""
+
+    def forward(self, votes: Votes, activations: Any = None, *, return_coupling: bool = False) -> Any:
+        routed = super().forward(votes, activations, return_coupling=return_coupling)
+        return routed._replace(activations=votes.poses.norm(dim=-1))
 
 
 class Squeezed(Plain):
     """A batch of one loses its axis."""
 
     def forward(self, *args: Any, **options: Any) -> Any:
-        capsules, coupling = super().forward(*args, **options)
-        return capsules.squeeze(), coupling
+        routed = super().forward(*args, **options)
+        return routed._replace(poses=routed.poses.squeeze())
 
 
 class SqueezedComponents(Plain):
     """Capsules of one component lose theirs."""
 
     def forward(self, *args: Any, **options: Any) -> Any:
-        capsules, coupling = super().forward(*args, **options)
-        return capsules.squeeze(-1), coupling
+        routed = super().forward(*args, **options)
+        return routed._replace(poses=routed.poses.squeeze(-1))
 
 
 class View(Plain):
-    def votes(self, poses: Tensor, weight: Tensor) -> Tensor:
-        I, J, D, K = weight.shape
-        return (weight.view(I * J, D, K).view(I, J, D, K) @ poses[:, :, None, :, None]).squeeze(-1)
-
-
-class ReshapedWeight(Plain):
-    """A reshape where a permute was meant: input and output capsules are mixed up."""
-
-    def votes(self, poses: Tensor, weight: Tensor) -> Tensor:
-        I, J, D, K = weight.shape
-        mixed = weight.reshape(J, I, D, K)
-        return torch.einsum("jidk,bik->bijd", mixed, poses)
+    def build(self, votes: Votes) -> Tensor:
+        B, I, K = votes.poses.shape
+        return votes.build() + 0 * votes.poses.view(B * I * K).sum()
 
 
 class ReshapedVotes(Plain):
-    def votes(self, poses: Tensor, weight: Tensor) -> Tensor:
-        votes = compute_votes(poses, weight)
-        B, I, J, D = votes.shape
-        return votes.reshape(B, J, I, D).transpose(1, 2)
+    """A reshape where a permute was meant: input and output capsules are mixed up."""
+
+    def build(self, votes: Votes) -> Tensor:
+        built = votes.build()
+        B, I, J, D = built.shape
+        return built.reshape(B, J, I, D).transpose(1, 2)
+
+
+class AsksForTheWeight(Plain):
+    """Only dense votes have one."""
+
+    def build(self, votes: Votes) -> Tensor:
+        assert isinstance(votes, DenseVotes) or not hasattr(votes, "weight")
+        return torch.einsum("ijdk,bik->bijd", votes.weight, votes.poses)  # type: ignore[attr-defined]
+
+
+class KnowsDenseVotes(Plain):
+    """Does something else with all others."""
+
+    def build(self, votes: Votes) -> Tensor:
+        return votes.build() if isinstance(votes, DenseVotes) else 2 * votes.build()
 
 
 class FromTheFirst(Plain):
     """Starts from the votes of the first input capsule, as a careless k-means does."""
 
-    def start(self, votes: Tensor, prior: Tensor | None) -> Tensor:
-        return super().start(votes, prior) + torch.einsum("bijd,bjd->bij", votes, votes[:, 0])
+    def start(self, votes: Tensor) -> Tensor:
+        return super().start(votes) + torch.einsum("bijd,bjd->bij", votes, votes[:, 0])
 
 
 class FavouredOutput(Plain):
-    def start(self, votes: Tensor, prior: Tensor | None) -> Tensor:
-        return super().start(votes, prior) - torch.arange(votes.shape[2], device=votes.device)
+    def start(self, votes: Tensor) -> Tensor:
+        return super().start(votes) - torch.arange(votes.shape[2], device=votes.device)
 
 
 class SharedLogits(Plain):
@@ -243,9 +291,9 @@ class SharedLogits(Plain):
 
 
 class BatchNormalised(Plain):
-    def votes(self, poses: Tensor, weight: Tensor) -> Tensor:
-        votes = compute_votes(poses, weight)
-        return votes - votes.mean(0)
+    def build(self, votes: Votes) -> Tensor:
+        built = votes.build()
+        return built - built.mean(0)
 
 
 class SquashOverCapsules(Plain):
@@ -294,35 +342,19 @@ class NaiveVariance(Plain):
         ).sum(-1)
 
 
-class IgnoresBias(Plain):
-    def gather(self, coupling: Tensor, votes: Tensor, bias: Tensor | None) -> Tensor:
-        return super().gather(coupling, votes, None)
+class ChangesPoses(Plain):
+    """Brings them to length one, in place."""
 
-
-class IgnoresPrior(Plain):
-    def start(self, votes: Tensor, prior: Tensor | None) -> Tensor:
-        return super().start(votes, None)
-
-
-class BreaksAtPrior(Plain):
-    """No refusal, a mistake."""
-
-    def start(self, votes: Tensor, prior: Tensor | None) -> Tensor:
-        return votes.new_zeros(votes.shape[:3]) if prior is None else votes + prior
-
-
-class ChangesPrior(Plain):
-    def start(self, votes: Tensor, prior: Tensor | None) -> Tensor:
-        if prior is None:
-            return super().start(votes, None)
+    def build(self, votes: Votes) -> Tensor:
+        built = votes.build()
         with torch.no_grad():
-            prior += 0.1
-        return super().start(votes, prior)
+            votes.poses.div_(2)
+        return built
 
 
 class RandomStart(Plain):
-    def start(self, votes: Tensor, prior: Tensor | None) -> Tensor:
-        logits = super().start(votes, prior)
+    def start(self, votes: Tensor) -> Tensor:
+        logits = super().start(votes)
         return logits + torch.randn_like(logits)
 
 
@@ -331,8 +363,8 @@ class Remembers(Plain):
 
     last: Any = None
 
-    def start(self, votes: Tensor, prior: Tensor | None) -> Tensor:
-        logits = super().start(votes, prior)
+    def start(self, votes: Tensor) -> Tensor:
+        logits = super().start(votes)
         return logits if self.last is None or self.last[0].shape != logits.shape else logits + self.last[0]
 
     def agree(self, logits: Tensor, votes: Tensor, capsules: Tensor) -> Tensor:
@@ -361,21 +393,21 @@ class Unsaved(Plain):
 
 
 class SingleInside(Plain):
-    def votes(self, poses: Tensor, weight: Tensor) -> Tensor:
-        return compute_votes(poses.float(), weight.float())
+    def build(self, votes: Votes) -> Tensor:
+        return votes.build().float()
 
 
 class RoundedInside(Plain):
     """float32 on the way, float64 at both ends: only finite differences see it."""
 
-    def votes(self, poses: Tensor, weight: Tensor) -> Tensor:
-        return compute_votes(poses.float(), weight.float()).to(poses.dtype)
+    def build(self, votes: Votes) -> Tensor:
+        return votes.build().float().to(votes.poses.dtype)
 
 
 class SingleOut(Plain):
     def forward(self, *args: Any, **options: Any) -> Any:
-        capsules, coupling = super().forward(*args, **options)
-        return capsules.float(), coupling
+        routed = super().forward(*args, **options)
+        return routed._replace(poses=routed.poses.float())
 
 
 class DoubleConstant(Plain):
@@ -384,8 +416,10 @@ class DoubleConstant(Plain):
 
 
 class Detached(Plain):
-    def votes(self, poses: Tensor, weight: Tensor) -> Tensor:
-        return compute_votes(poses.detach(), weight)
+    def build(self, votes: Votes) -> Tensor:
+        if isinstance(votes, DenseVotes):
+            votes = DenseVotes(votes.poses.detach(), votes.weight)
+        return votes.build()
 
 
 class StopsGradient(Plain):
@@ -394,8 +428,10 @@ class StopsGradient(Plain):
 
 
 class Constant(Plain):
-    def votes(self, poses: Tensor, weight: Tensor) -> Tensor:
-        return compute_votes(torch.ones_like(poses), weight)
+    def build(self, votes: Votes) -> Tensor:
+        if isinstance(votes, DenseVotes):
+            votes = DenseVotes(torch.ones_like(votes.poses), votes.weight)
+        return votes.build()
 
 
 class Idle(Plain):
@@ -407,9 +443,9 @@ class Idle(Plain):
 class FixedWhenMapped(Plain):
     """A result that depends on how it is called."""
 
-    def start(self, votes: Tensor, prior: Tensor | None) -> Tensor:
+    def start(self, votes: Tensor) -> Tensor:
         mapped = torch._C._functorch.is_batchedtensor(votes)
-        return super().start(votes, prior) * (0 if mapped else 1) + (votes.sum(-1) if mapped else 0)
+        return super().start(votes) * (0 if mapped else 1) + (votes.sum(-1) if mapped else 0)
 
 
 WRONG: list[tuple[type[Plain], str, str]] = [
@@ -418,12 +454,12 @@ WRONG: list[tuple[type[Plain], str, str]] = [
     (Sigmoid, "coupling", r"coupling sums to [\d.]+..[\d.]+ over the (in|out)puts"),
     (CouplingTransposed, "shapes", r"coupling has the shape \(3, 5, 7\) instead of \(3, 7, 5\) = \(B, I, J\)"),
     (CouplingWhenNotAsked, "shapes", "returns a coupling that was not asked for"),
-    (CapsulesOnly, "shapes", r"must return a pair \(capsules, coupling or None\), got a Tensor"),
+    (CapsulesOnly, "shapes", r"must return a torchcaps.nn.Routed of .*, got a Tensor"),
     (OtherSignature, "shapes", "raises TypeError: .*; usual cause: a forward without the arguments of"),
+    (ActivationsOfInputs, "shapes", r"activations have the shape \(3, 7\) instead of \(3, 5\) = \(B, J\)"),
     (Squeezed, "shapes", r"capsules have the shape \(5, 4\) instead of \(1, 5, 4\) = \(B, J, D\)"),
     (SqueezedComponents, "sizes of one", r"capsules have the shape \(3, 5\) instead of \(3, 5, 1\)"),
     (View, "memory layout", "raises RuntimeError: view size is not compatible.*; usual cause: view"),
-    (ReshapedWeight, "input order", "the coupling of reordered input capsules differs from the reordered coupling by"),
     (ReshapedVotes, "input order", "differ.*; usual cause: a reshape or view where a permute"),
     (FromTheFirst, "input order", "differ.* a start from the first input capsule"),
     (FavouredOutput, "output order", "coupling to reordered output capsules differs"),
@@ -436,19 +472,18 @@ WRONG: list[tuple[type[Plain], str, str]] = [
     (NaiveLength, "finite numbers", "the gradient of the poses for poses of zero: 126 of 126 numbers are NaN"),
     (NaiveSoftmax, "finite numbers", "capsules for poses of length 1e6"),
     (NaiveVariance, "finite numbers", "for (poses of zero|input capsules that all agree): .* a variance"),
-    (IgnoresBias, "bias", "capsules with another bias are the same .* an argument that is taken and ignored"),
-    (IgnoresPrior, "prior", "capsules with another prior are the same"),
-    (BreaksAtPrior, "shapes", "raises RuntimeError: The size of tensor"),
+    (AsksForTheWeight, "other votes", "raises AttributeError: .* has no attribute 'weight'; usual cause: votes.weight"),
+    (KnowsDenseVotes, "other votes", "coupling of votes that are built and of those that are not differs by"),
     (
-        ChangesPrior,
+        ChangesPoses,
         "untouched inputs",
-        "its call changes the prior that it is given; usual cause: an operation in place",
+        "its call changes the poses that it is given; usual cause: an operation in place",
     ),
     (RandomStart, "determinism", "differ by .*; usual cause: a random start"),
     (Remembers, "determinism", "logits kept from one call to the next"),
     (PlainTensor, "state", "scales holds a tensor that is neither a parameter nor a buffer"),
     (Unsaved, "state", "capsules after saving and loading the state_dict differ by"),
-    (SingleInside, "dtypes", "raises RuntimeError: expected scalar type Double but found Float"),
+    (SingleInside, "dtypes", "inputs of torch.float64 give capsules of torch.float32"),
     (SingleOut, "dtypes", "inputs of torch.float64 give capsules of torch.float32"),
     (DoubleConstant, "dtypes", "raises RuntimeError: expected scalar type"),
     (RoundedInside, "gradients", "finite differences give .*float32 inside"),
@@ -494,7 +529,7 @@ def test_a_stopped_gradient_is_skipped_by_name() -> None:
 
 
 def test_the_librarys_layer_passes() -> None:
-    layer = DenseCapsules(7, 6, 5, 4, bias=True, learn_prior=True)
+    layer = DenseCapsules(7, 6, 5, 4, routing=DynamicRouting(bias=True, learn_prior=True))
     found = check_capsule_layer(layer)
     assert list(found) == list(_LAYER)
     assert found["used parameters"] == "3 parameters"
@@ -504,25 +539,25 @@ def test_the_librarys_layer_passes() -> None:
 
 
 class Batched(DenseCapsules):
-    def forward(self, poses: Tensor) -> Tensor:
-        return super().forward(poses - poses.mean(0))
+    def forward(self, capsules: Any) -> Capsules:
+        return super().forward(capsules - capsules.mean(0))
 
 
 class Lengths(DenseCapsules):
-    def forward(self, poses: Tensor) -> Tensor:
-        return super().forward(poses).square().sum(-1)
+    def forward(self, capsules: Any) -> Any:
+        return super().forward(capsules).scores()
 
 
 class Unrouted(DenseCapsules):
-    def forward(self, poses: Tensor) -> Tensor:
-        return dynamic_routing(compute_votes(poses, self.weight), 0)
+    def forward(self, capsules: Any) -> Capsules:
+        return Capsules(dynamic_routing(self.transform(capsules).build(), 0))
 
 
 class Halved(DenseCapsules):
     """Says J = 5, gives 2."""
 
-    def forward(self, poses: Tensor) -> Tensor:
-        return super().forward(poses)[:, :2]
+    def forward(self, capsules: Any) -> Any:
+        return super().forward(capsules).poses[:, :2]
 
 
 @pytest.mark.parametrize(
@@ -536,9 +571,9 @@ class Halved(DenseCapsules):
         (DenseCapsules, {"routing": NaiveSquash()}, "finite numbers", "NaN"),
         (
             DenseCapsules,
-            {"routing": DynamicRouting(0), "learn_prior": True},
+            {"routing": DynamicRouting(0, learn_prior=True)},
             "used parameters",
-            "no gradient reaches the parameter prior",
+            "no gradient reaches the parameter routing.prior",
         ),
     ],
 )
@@ -558,7 +593,9 @@ def test_wrong_questions() -> None:
     assert_raises(InputError, check_routing, Plain(), in_capsules=1, say="in_capsules must be at least 2, got 1")
     assert_raises(InputError, check_routing, Plain(), softmax_over=1, say='"outputs" or "inputs", got 1')
     assert_raises(TypeError, check_routing, Plain, say="give an instance, not the class")
-    assert_raises(TypeError, check_routing, lambda: None, say="expected a torch.nn.Module")
+    assert_raises(TypeError, check_routing, lambda: None, say="expected a torchcaps.nn.Routing, got <function")
+    assert_raises(TypeError, check_routing, nn.ReLU(), say="expected a torchcaps.nn.Routing, got ReLU()")
+    assert_raises(TypeError, check_capsule_layer, lambda: None, say="expected a torch.nn.Module")
     assert_raises(TypeError, check_capsule_layer, DenseCapsules, say="give an instance")
     stack = nn.Sequential(DenseCapsules(6, 4, 5, 3))
     assert_raises(InputError, check_capsule_layer, stack, in_capsules=6, say="a Sequential does not say its in_dim")

@@ -49,5 +49,6 @@ def tiny_config(bars: Path, preset: str = "sabour2017", **overrides: object) -> 
         "accelerator": "cpu",
     }
     if preset != "baseline-cnn":
-        fields |= {"conv_channels": 8, "primary_types": 2, "capsule_dim": 4, "decoder_hidden": (16,)}
+        fields |= {"conv_channels": 8, "primary_types": 2, "capsule_dim": 4}
+        fields |= {} if overrides.get("decoder") is False else {"decoder_hidden": (16,)}
     return make_config(preset, **(fields | overrides))

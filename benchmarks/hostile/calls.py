@@ -108,11 +108,26 @@ def _functions() -> dict[str, Callable[[], Call]]:
         "PrimaryCapsules()": lambda: (layer_of(nn.PrimaryCapsules, in_channels=4, num_types=2, dim=4, kernel_size=3),
                                       {"input": _random(2, 4, 9, 9)}),
         "DenseCapsules": lambda: (
-            nn.DenseCapsules, {**layer, "routing": nn.DynamicRouting(2), "bias": True, "learn_prior": True}
+            nn.DenseCapsules, {**layer, "transform": nn.Dense("normal", 0.1), "routing": nn.DynamicRouting(2)}
         ),
         "DenseCapsules()": lambda: (layer_of(nn.DenseCapsules, **layer), {"input": poses}),
-        "DynamicRouting": lambda: (nn.DynamicRouting, {**routing, "backend": "auto"}),
-        "DynamicRouting()": lambda: (nn.DynamicRouting(2), {"poses": poses, "weight": weight, **more}),
+        "ConvCapsules": lambda: (
+            nn.ConvCapsules,
+            {"in_types": 2, "in_dim": 4, "out_types": 3, "out_dim": 4, "kernel_size": 2, **coordinates}
+            | {"compete_over": "types", "transform": nn.Elementwise()},
+        ),
+        "ConvCapsules()": lambda: (
+            lambda poses: nn.ConvCapsules(2, 4, 3, 4, padding=1)(nn.Capsules(poses, grid=(2, 3, 3))),
+            {"poses": _random(B, 18, 4)},
+        ),
+        "Shared": lambda: (nn.Shared, {"weight_init": "normal", "weight_std": 0.1}),
+        "DynamicRouting": lambda: (
+            nn.DynamicRouting, {**routing, "bias": True, "learn_prior": True, "backend": "auto"}
+        ),
+        "DynamicRouting()": lambda: (
+            nn.DenseCapsules(**layer, routing=nn.DynamicRouting(2, bias=True, learn_prior=True)).route,
+            {"capsules": poses, "return_coupling": True},
+        ),
         "Decoder": lambda: (nn.Decoder, {"num_capsules": J, "capsule_dim": D, "out_shape": (1, 4, 4), "hidden": (8,)}),
         "Decoder()": lambda: (layer_of(nn.Decoder, num_capsules=J, capsule_dim=D, out_shape=(1, 4, 4), hidden=(8,)),
                               {"input": _random(B, J, D)}),
@@ -199,10 +214,10 @@ def _functions() -> dict[str, Callable[[], Call]]:
     }  # fmt: skip
 
 
-def _batches(images: Any, epoch: Any, **options: Any) -> None:
-    from torchcaps.datasets import BatchLoader
+def _batches(images: Any, epoch: Any, max_shift: Any, **options: Any) -> None:
+    from torchcaps.datasets import Augmentation, BatchLoader
 
-    for _ in BatchLoader(images, **options).batches(epoch):
+    for _ in BatchLoader(images, augmentation=Augmentation(max_shift), **options).batches(epoch):
         pass
 
 

@@ -346,7 +346,7 @@ def _written(arguments: Sequence[str]) -> tuple[str, ...]:
         case "export":
             return ("shared", "shared/*", "run/pretrained*", "pretrained*")
         case "reproduce":
-            return ("page.md", "images", "images/*", "results/results.md", "results/images*")
+            return (*("page.md", "images", "images/*", ".page.md.lock"), *("results/results.md", "results/images*"))
         case "curves" | "perturb" | "reconstruct" | "routing":
             return ("out*.png", "run/figures*", "perturbation.png", "routing*.png")
         case "datasets":
@@ -364,7 +364,7 @@ def read(arguments: Sequence[str]) -> int:
 
 
 def _read_originals(file: str) -> None:
-    from torchcaps.datasets.affnist import read_originals
+    from torchcaps.datasets.sources.affnist import read_originals
 
     read_originals([Path(file)])
 

@@ -167,7 +167,7 @@ class Requests(Part):
             return [f"the explorer ended with {self.server.returncode}: {self.log.read_text(errors='replace')[-2000:]}"]
         question = _own_question()
         status, _, answer = _exchange(self.port, "POST", OWN, _own_headers(self.port, question), question)
-        if status != 200 or b"lengths" not in answer:
+        if status != 200 or b"scores" not in answer:
             wrong.append(f"the page's own question is answered with {status}: {answer[:200]!r}")
         if (more := self._peak_mib() - self.began_with) > MOST_MEMORY:
             wrong.append(f"the explorer took {more:.0f} MiB more than it began with")

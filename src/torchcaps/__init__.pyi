@@ -24,5 +24,6 @@ from .ops.losses import reconstruction_loss as reconstruction_loss
 from .ops.memory import set_working_memory as set_working_memory
 from .ops.squash import safe_norm as safe_norm
 from .ops.squash import squash as squash
+from .plugins import load_plugin as load_plugin
 
 __version__: str

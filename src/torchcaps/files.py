@@ -207,6 +207,7 @@ TEXT = Kind("a text", lambda value: isinstance(value, str))
 LIST = Kind("a list", lambda value: isinstance(value, list))
 TEXTS = Kind("a list of texts", lambda value: isinstance(value, list) and all(map(TEXT.fits, value)))
 NUMBERS = Kind("a list of numbers", lambda value: isinstance(value, list) and all(map(_is_number, value)))
+OBJECT = Kind("an object", lambda value: isinstance(value, dict))
 NAMED_TEXTS = Kind("an object of texts", lambda value: isinstance(value, dict) and all(map(TEXT.fits, value.values())))
 
 

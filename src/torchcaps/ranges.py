@@ -1,4 +1,4 @@
-"""The numbers that a setting may have: its check, its help and its errors take them from one range."""
+"""The values that a setting may have: its check, its help and its errors take its numbers from one range."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from torchcaps.errors import InputError, shown
 
 MOST_LAYERS = 100
-"""So many layers at most are in a list of widths."""
+"""So many layers at most are in a list of widths, or of capsule layers."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,9 @@ _LARGEST = 1e38
 WIDTH = Range(1, 65_536)
 PIXELS = Range(1, 4096)
 COUNT = Range(1, 1_000_000_000)
+INDEX = Range(0, COUNT.most)
 ITERATIONS = Range(0, 1000)
+LAYERS = Range(1, MOST_LAYERS)
 PROCESSES = Range(1, 4096)
 SEED = Range(0, 2**32 - 1)
 
@@ -110,3 +112,6 @@ ShareBelowOne = Annotated[float, Range(0, 1, below=True)]
 """A part of a whole of which something is left, such as a probability of dropout."""
 ShareAboveZero = Annotated[float, Range(0, 1, above=True)]
 """A part of a whole that is not nothing."""
+
+Held = Literal["random", "first", "last"]
+"""Which of the training images are for validation: a random choice, or the first or the last ones."""

@@ -15,11 +15,11 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
 from torchcaps.analysis import predict
-from torchcaps.datasets import BatchLoader, ImageSet
+from torchcaps.datasets import Augmentation, BatchLoader, ImageSet
 from torchcaps.errors import InputError
-from torchcaps.models import Model, Recipe, create_model
+from torchcaps.models import Network, Recipe, create_model
 from torchcaps.training import learning_rate
-from torchcaps.training.device import pick_precision
+from torchcaps.training.environment import pick_precision
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -178,7 +178,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         tags.input_tags.three_d_array = True
         return tags
 
-    def _build(self, in_shape: Sequence[int], num_classes: int) -> Model:
+    def _build(self, in_shape: Sequence[int], num_classes: int) -> Network:
         named = {"num_iterations": self.num_iterations, "softmax_over": self.softmax_over}
         options = {**(self.options or {}), **{name: value for name, value in named.items() if value is not None}}
         network = create_model(self.preset, in_shape, num_classes, **options)
@@ -189,7 +189,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
             )
         return network
 
-    def _train(self, network: Model, image_set: ImageSet, seed: int) -> list[float]:
+    def _train(self, network: Network, image_set: ImageSet, seed: int) -> list[float]:
         recipe = Recipe(
             epochs=self.epochs,
             batch_size=self.batch_size,
@@ -201,7 +201,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
             image_set,
             min(recipe.batch_size, len(image_set)),
             shuffle=True,
-            max_shift=recipe.max_shift,
+            augmentation=Augmentation(max_shift=recipe.max_shift),
             seed=seed,
             device=self.device,
         )

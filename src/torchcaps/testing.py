@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import InputError, unknown_name
+from torchcaps.nn import Capsules, DenseVotes, LayerSize, Routed, Routing, Votes
 from torchcaps.ops.dynamic_routing import SoftmaxOver
 from torchcaps.ranges import is_whole_number
 
@@ -37,10 +38,11 @@ BATCH = 3
 Inputs = dict[str, Tensor]
 
 
-class Routed(NamedTuple):
+class Result(NamedTuple):
     """What a call gave."""
 
     capsules: Tensor
+    activations: Tensor | None
     coupling: Tensor | None
 
 
@@ -63,9 +65,9 @@ class Subject:
     softmax_over: SoftmaxOver | None = None
     """The axis over which coupling sums to one, if it is known."""
     is_layer: bool = False
-    """Called with poses alone, instead of with poses, weight, bias and prior."""
-    accepted: tuple[str, ...] = ()
-    """Of bias and prior, what the routing does not refuse."""
+    """Called with poses alone, instead of with the votes of poses and a weight."""
+    given: nn.Module | None = None
+    """A routing as it was given, not yet told its sizes; None for a layer."""
 
     def inputs(self, dtype: torch.dtype = torch.float64, *, batch: int = BATCH, sizes: Sizes | None = None) -> Inputs:
         """Random inputs, the same every time, of lengths near one."""
@@ -74,24 +76,29 @@ class Subject:
         if not self.is_layer:
             assert J is not None
             assert D is not None
-            shapes |= {"weight": (I, J, D, K), "bias": (J, D), "prior": (I, J)}
+            shapes["weight"] = (I, J, D, K)
         random = torch.Generator().manual_seed(0)
         drawn = {name: torch.randn(shape, generator=random, dtype=torch.float64) for name, shape in shapes.items()}
         drawn["poses"] /= drawn["poses"].norm(dim=-1, keepdim=True)
-        kept = ("poses", "weight", *self.accepted)
-        return {name: tensor.to(self.device, dtype) for name, tensor in drawn.items() if name in kept}
+        return {name: tensor.to(self.device, dtype) for name, tensor in drawn.items()}
 
-    def call(self, inputs: Inputs) -> Routed:
+    def call(self, inputs: Inputs, *, return_coupling: bool = True) -> Result:
         """Capsules, and the coupling where there is one, as :class:`torchcaps.nn.DenseCapsules` calls a routing."""
         if self.is_layer:
-            return Routed(self.module(inputs["poses"]), None)
-        arguments = (inputs["poses"], inputs["weight"], inputs.get("bias"), inputs.get("prior"))
-        returned = self.module(*arguments, return_coupling=True)
+            capsules = Capsules.of(self.module(inputs["poses"]))
+            return Result(capsules.poses, capsules.activations, None)
+        votes = DenseVotes(inputs["poses"], inputs["weight"])
+        return self.route(votes, return_coupling=return_coupling)
+
+    def route(self, votes: Votes, *, return_coupling: bool = True) -> Result:
+        """What a routing gives for votes."""
+        returned = self.module(votes, None, return_coupling=return_coupling)
         require(
-            isinstance(returned, tuple) and len(returned) == 2,
-            f"forward must return a pair (capsules, coupling or None), got a {type(returned).__name__}",
+            isinstance(returned, Routed),
+            "forward must return a torchcaps.nn.Routed of poses, activations or None, coupling or None, got a "
+            f"{type(returned).__name__}",
         )
-        return Routed(*returned)
+        return Result(*returned)
 
     def to(self, dtype: torch.dtype) -> Subject:
         """The same with the module's parameters in another precision."""
@@ -153,7 +160,7 @@ def check_routing(
 
     - ``shapes``: capsules (B, J, D) and coupling (B, I, J), also for a batch of one; no coupling unless asked for.
     - ``sizes of one``: the same with one input capsule, one output capsule, one component.
-    - ``memory layout``: the weight as :class:`torchcaps.nn.DenseCapsules` keeps it and poses as
+    - ``memory layout``: the weight as :class:`torchcaps.nn.Dense` keeps it and poses as
       :class:`torchcaps.nn.PrimaryCapsules` gives them, neither of them contiguous, change nothing.
     - ``state``: ``state_dict`` saves all of it, and ``load_state_dict`` brings all of it back.
     - ``dtypes``: after ``.to(float32)`` and ``.to(float64)`` the result has that dtype, and both agree; it runs under
@@ -164,24 +171,26 @@ def check_routing(
     - ``input order``: another order of the input capsules changes nothing (the coupling is reordered with them).
     - ``output order``: another order of the output capsules reorders the result in the same way.
     - ``rotation``: votes rotated in pose space give capsules rotated alike. Routing by dot products, distances and
-      lengths has it; one that treats components differently (layer normalisation, a variance for each component)
-      has not, and skips it.
-    - ``lengths``: capsules are not longer than one, as losses on lengths expect.
+      lengths has it; one that treats components differently (a bias, layer normalisation, a variance for each
+      component) has not, and skips it.
+    - ``lengths``: capsules are not longer than one, or, where it returns activations, these lie in 0..1, as losses on
+      scores expect.
     - ``coupling``: where it is returned, it lies in 0..1 and sums to one over the axis that ``softmax_over`` names.
-    - ``bias``, ``prior``: each is used, or refused with a ValueError or NotImplementedError that names it.
+    - ``other votes``: it asks the votes only for what all :class:`torchcaps.nn.Votes` answer, so that it works over any
+      transform, and gives the same over votes that are built as over those that are not.
     - ``finite numbers``: capsules and gradients, for poses of zero, of 1e-20 and of 1e6, and for votes that all agree.
-    - ``gradients``: those of poses, weight, bias, prior and the routing's own parameters are those of finite
-      differences in float64, and neither poses nor weight are without effect. Skip it for a gradient that is stopped
-      on purpose.
+    - ``gradients``: those of poses, weight and the routing's own parameters are those of finite differences in
+      float64, and neither poses nor weight are without effect. Skip it for a gradient that is stopped on purpose.
     - ``used parameters``: every parameter of the routing gets a gradient.
     - ``torch.func.vmap``: gives what a loop gives, or an error that says that it cannot.
 
     Args:
-        routing: A :class:`torchcaps.nn.Routing`. A copy is checked, in the mode it is in: call ``.eval()`` before if it
-            has dropout.
+        routing: A :class:`torchcaps.nn.Routing` that belongs to no layer. A copy is checked, told the sizes by
+            :meth:`~torchcaps.nn.Routing.bind`, in the mode it is in: call ``.eval()`` before if it has dropout.
+            Where it makes parameters there, the properties are those of their start.
         softmax_over: The axis over which its coupling sums to one, ``"outputs"`` or ``"inputs"``; its own attribute
-            ``softmax_over`` if None, and either of both if it has none.
-        in_capsules: I to check with, for a routing whose parameters fix it; at least 2, as all sizes.
+            ``softmax_over`` if None, and either of both if that is None.
+        in_capsules: I to check with; at least 2, as all sizes.
         in_dim: K.
         out_capsules: J.
         out_dim: D.
@@ -194,7 +203,7 @@ def check_routing(
     Raises:
         AssertionError: It lacks a property; one sentence with the property, the numbers and the usual cause.
         InputError: An unknown name in ``skip``, or a size below 2.
-        TypeError: ``routing`` is no module.
+        TypeError: ``routing`` is no :class:`torchcaps.nn.Routing`.
 
     Example:
         >>> from torchcaps.nn import DynamicRouting
@@ -202,7 +211,7 @@ def check_routing(
         >>> check_routing(DynamicRouting(num_iterations=2))["coupling"]
         'sums to one over the outputs'
     """
-    _check_module("check_routing", routing)
+    _check_kind("check_routing", routing, Routing)
     given = {"in_capsules": in_capsules, "in_dim": in_dim, "out_capsules": out_capsules, "out_dim": out_dim}
     for name, size in given.items():
         _check_size("check_routing", name, size, 2)
@@ -210,10 +219,12 @@ def check_routing(
     if softmax_over not in (None, "outputs", "inputs"):
         raise InputError(f'check_routing: softmax_over must be "outputs" or "inputs", got {softmax_over!r}')
     named = softmax_over or getattr(routing, "softmax_over", None)
-    subject = Subject(routing, sizes, torch.device(device), named if named in ("outputs", "inputs") else None)
-    refused = {name: words for name in ("bias", "prior") if (words := _refusal(subject, name))}
-    accepted = tuple(name for name in ("bias", "prior") if name not in refused)
-    return _run(_ROUTING, dataclasses.replace(subject, accepted=accepted), skip, refused)
+    axis = named if named in ("outputs", "inputs") else None
+    subject = Subject(routing, sizes, torch.device(device), axis, given=routing)
+    with _described(subject, "shapes", "a forward without the arguments of torchcaps.nn.Routing, in their order"):
+        fresh = _fresh(subject)
+        fresh.call(fresh.inputs())
+    return _run(_ROUTING, subject, skip)
 
 
 def check_capsule_layer(
@@ -231,7 +242,8 @@ def check_capsule_layer(
     ``used parameters`` and ``torch.func.vmap``.
 
     Args:
-        layer: Called with poses (B, I, K). A copy is checked, in the mode it is in.
+        layer: Called with poses (B, I, K); gives :class:`torchcaps.nn.Capsules`, or poses (B, J, D) alone. A copy is
+            checked, in the mode it is in.
         in_capsules: I; the layer's attribute of that name if None.
         in_dim: K; the layer's attribute of that name if None.
         device: Where to check; it must have float64.
@@ -245,11 +257,11 @@ def check_capsule_layer(
         InputError: An unknown name in ``skip``, or ``in_capsules`` or ``in_dim`` that nobody says.
         TypeError: ``layer`` is no module.
     """
-    _check_module("check_capsule_layer", layer)
+    _check_kind("check_capsule_layer", layer, nn.Module)
     own = (getattr(layer, name, None) for name in ("in_capsules", "in_dim", "out_capsules", "out_dim"))
     I, K, J, D = (size if isinstance(size, int) else None for size in own)
     sizes = Sizes(_known(layer, "in_capsules", in_capsules, I), _known(layer, "in_dim", in_dim, K), J, D)
-    return _run(_LAYER, Subject(layer, sizes, torch.device(device), is_layer=True), skip, {})
+    return _run(_LAYER, Subject(layer, sizes, torch.device(device), is_layer=True), skip)
 
 
 # ---- the properties
@@ -262,10 +274,9 @@ def _shapes(subject: Subject) -> str:
         routed = subject.call(inputs)
         _require_shapes(routed, subject.sizes, batch)
         if not subject.is_layer:
-            arguments = (inputs["poses"], inputs["weight"], inputs.get("bias"), inputs.get("prior"))
-            capsules, coupling = subject.module(*arguments)
-            require(coupling is None, "it returns a coupling that was not asked for (return_coupling=False)")
-            _require_equal(capsules, routed.capsules, "capsules with and without the coupling returned differ")
+            silent = subject.call(inputs, return_coupling=False)
+            require(silent.coupling is None, "it returns a coupling that was not asked for (return_coupling=False)")
+            _require_equal(silent.capsules, routed.capsules, "capsules with and without the coupling returned differ")
     return f"capsules {tuple(routed.capsules.shape)} for a batch of one"
 
 
@@ -274,7 +285,8 @@ def _sizes_of_one(subject: Subject) -> str:
     for axis in range(len(subject.sizes)):
         numbers = [1 if n == axis else size for n, size in enumerate(subject.sizes)]
         sizes = Sizes(*numbers)  # type: ignore[arg-type]  # all of them are known for a routing
-        _require_shapes(subject.call(subject.inputs(sizes=sizes)), sizes, BATCH)
+        small = _fresh(dataclasses.replace(subject, sizes=sizes))
+        _require_shapes(small.call(small.inputs()), sizes, BATCH)
     return "one capsule and one component are fine"
 
 
@@ -315,7 +327,7 @@ def _dtypes(subject: Subject) -> str:
     results = {}
     for dtype in (torch.float64, torch.float32):
         routed = subject.to(dtype).call(subject.inputs(dtype))
-        for name, tensor in (("capsules", routed.capsules), ("coupling", routed.coupling)):
+        for name, tensor in zip(Result._fields, routed, strict=True):
             if tensor is not None:
                 require(tensor.dtype == dtype, f"inputs of {dtype} give {name} of {tensor.dtype}")
         results[dtype] = routed.capsules
@@ -327,7 +339,7 @@ def _dtypes(subject: Subject) -> str:
     return _require_equal(single, double, "capsules in float32 and in float64 differ", SINGLE_TOLERANCE)
 
 
-@check("untouched inputs", "an operation in place, such as logits += agreement on the prior", layers=True)
+@check("untouched inputs", "an operation in place, such as poses /= length", layers=True)
 def _untouched_inputs(subject: Subject) -> str:
     inputs = subject.inputs()
     before = {name: tensor.clone() for name, tensor in inputs.items()}
@@ -359,7 +371,7 @@ def _batch_independence(subject: Subject) -> str:
     largest = 0.0
     for n in range(BATCH):
         alone = subject.call(inputs | {"poses": inputs["poses"][n : n + 1]})
-        for name, one, all_ in zip(Routed._fields, alone, together, strict=True):
+        for name, one, all_ in zip(Result._fields, alone, together, strict=True):
             if one is not None and all_ is not None:
                 what = f"the {name} of image {n} of {BATCH} and of the same image alone differ"
                 largest = max(largest, _require_close(one[0], all_[n], what))
@@ -374,8 +386,6 @@ def _input_order(subject: Subject) -> str:
     inputs = subject.inputs()
     order = torch.arange(subject.sizes.I, device=subject.device).roll(1)
     moved = inputs | {"poses": inputs["poses"][:, order], "weight": inputs["weight"][order]}
-    if "prior" in inputs:
-        moved["prior"] = inputs["prior"][order]
     wanted, got = subject.call(inputs), subject.call(moved)
     if wanted.coupling is not None and got.coupling is not None:
         what = "the coupling of reordered input capsules differs from the reordered coupling"
@@ -392,10 +402,6 @@ def _output_order(subject: Subject) -> str:
     assert subject.sizes.J is not None
     order = torch.arange(subject.sizes.J, device=subject.device).roll(1)
     moved = inputs | {"weight": inputs["weight"][:, order]}
-    if "bias" in inputs:
-        moved["bias"] = inputs["bias"][order]
-    if "prior" in inputs:
-        moved["prior"] = inputs["prior"][:, order]
     wanted, got = subject.call(inputs), subject.call(moved)
     if wanted.coupling is not None and got.coupling is not None:
         what = "the coupling to reordered output capsules differs from the reordered coupling"
@@ -412,8 +418,6 @@ def _rotation(subject: Subject) -> str:
     square = torch.randn(subject.sizes.D, subject.sizes.D, generator=random, dtype=torch.float64)
     rotation = torch.linalg.qr(square).Q.to(subject.device)
     turned = inputs | {"weight": torch.einsum("ed,ijdk->ijek", rotation, inputs["weight"])}
-    if "bias" in inputs:
-        turned["bias"] = inputs["bias"] @ rotation.T
     wanted, got = subject.call(inputs).capsules @ rotation.T, subject.call(turned).capsules
     return _require_equal(got, wanted, "the capsules of rotated votes differ from the rotated capsules")
 
@@ -421,17 +425,23 @@ def _rotation(subject: Subject) -> str:
 @check("lengths", "no squash, or one over another axis than the components'", layers=True)
 def _lengths(subject: Subject) -> str:
     inputs = subject.inputs()
-    longest = 0.0
+    longest, low, high = 0.0, 1.0, 0.0
     for factor in (1.0, 100.0):
-        scaled = inputs | {"poses": factor * inputs["poses"]}
-        longest = max(longest, float(subject.call(scaled).capsules.detach().norm(dim=-1).max()))
+        routed = subject.call(inputs | {"poses": factor * inputs["poses"]})
+        if routed.activations is None:
+            longest = max(longest, float(routed.capsules.detach().norm(dim=-1).max()))
+        else:
+            least, most = (float(each) for each in routed.activations.detach().aminmax())
+            low, high = min(low, least), max(high, most)
+    fits = low >= -TOLERANCE and high <= 1 + TOLERANCE
+    require(fits or low > high, f"activations lie in {low:.4g}..{high:.4g} instead of 0..1")
     require(longest <= 1 + TOLERANCE, f"the longest capsule has the length {longest:.4g}, more than one")
-    return f"{longest:.6g} at most"
+    return f"{longest:.6g} at most" if low > high else f"activations lie in {low:.4g}..{high:.4g}"
 
 
 @check("coupling", "a softmax over another axis than the one that competes, or a coupling of another iteration's shape")
 def _coupling(subject: Subject) -> str:
-    coupling = subject.call({name: t for name, t in subject.inputs().items() if name != "prior"}).coupling
+    coupling = subject.call(subject.inputs()).coupling
     if coupling is None:
         return "not returned"
     coupling = coupling.detach()
@@ -449,14 +459,40 @@ def _coupling(subject: Subject) -> str:
     return f"sums to one over the {axis}"
 
 
-@check("bias", "an argument that is taken and ignored; use it, or refuse it with a ValueError that names it")
-def _bias(subject: Subject) -> str:
-    return _require_used(subject, "bias")
+@check(
+    "other votes",
+    "votes.weight, or isinstance(votes, DenseVotes), where votes.weighted_sum, votes.agreement or votes.build is meant",
+)
+def _other_votes(subject: Subject) -> str:
+    inputs = subject.inputs()
+    wanted, got = subject.call(inputs), subject.route(_BuiltVotes(DenseVotes(inputs["poses"], inputs["weight"])))
+    if wanted.coupling is not None and got.coupling is not None:
+        _require_close(
+            got.coupling, wanted.coupling, "the coupling of votes that are built and of those that are not differs"
+        )
+    return _require_equal(
+        got.capsules, wanted.capsules, "capsules of votes that are built and of those that are not differ"
+    )
 
 
-@check("prior", "an argument that is taken and ignored; use it, or refuse it with a ValueError that names it")
-def _prior(subject: Subject) -> str:
-    return _require_used(subject, "prior")
+class _BuiltVotes(Votes):
+    """Votes that were built at once, as a transform without weights may have them."""
+
+    def __init__(self, votes: Votes) -> None:
+        super().__init__(votes.poses, votes.size)
+        self._votes = votes.build()
+
+    def weighted_sum(self, coupling: Tensor | None) -> Tensor:
+        """See :class:`torchcaps.nn.Votes`."""
+        return self._votes.sum(1) if coupling is None else torch.einsum("bij,bijd->bjd", coupling, self._votes)
+
+    def agreement(self, parents: Tensor) -> Tensor:
+        """See :class:`torchcaps.nn.Votes`."""
+        return torch.einsum("bijd,bjd->bij", self._votes, parents)
+
+    def build(self) -> Tensor:
+        """See :class:`torchcaps.nn.Votes`."""
+        return self._votes
 
 
 @check(
@@ -480,15 +516,13 @@ def _finite_numbers(subject: Subject) -> str:
         given = inputs | {"poses": changed}
         if case.endswith("agree") and not subject.is_layer:
             given["weight"] = inputs["weight"][:1].expand_as(inputs["weight"])
-        plain = {name: tensor for name, tensor in given.items() if name in ("poses", "weight")}
-        for chosen in (plain, given):  # a bias hides what happens at zero
-            leaves = {name: tensor.clone().requires_grad_() for name, tensor in chosen.items()}
-            routed = subject.call(leaves)
-            gradients = _gradients(routed.capsules, leaves | _parameters(subject))
-            _require_finite(routed.capsules, f"capsules for {case}")
-            _require_finite(routed.coupling, f"coupling for {case}")
-            for name, gradient in gradients.items():
-                _require_finite(gradient, f"the gradient of the {name} for {case}")
+        leaves = {name: tensor.clone().requires_grad_() for name, tensor in given.items()}
+        routed = subject.call(leaves)
+        gradients = _gradients(_seen(routed), leaves | _parameters(subject))
+        for name, tensor in zip(Result._fields, routed, strict=True):
+            _require_finite(tensor, f"{name} for {case}")
+        for name, gradient in gradients.items():
+            _require_finite(gradient, f"the gradient of the {name} for {case}")
     return f"for {', '.join(cases)}"
 
 
@@ -499,9 +533,9 @@ def _finite_numbers(subject: Subject) -> str:
 )
 def _gradients_agree(subject: Subject) -> str:
     inputs = {name: tensor.requires_grad_() for name, tensor in subject.inputs().items()}
-    capsules = subject.call(inputs).capsules
-    cotangent = _cotangent(capsules)
-    gradients = _gradients(capsules, inputs | _parameters(subject))
+    seen = _seen(subject.call(inputs))
+    cotangent = _cotangent(seen)
+    gradients = _gradients(seen, inputs | _parameters(subject))
     random = torch.Generator().manual_seed(2)
     largest = 0.0
     for name, tensor in (inputs | _parameters(subject)).items():
@@ -512,7 +546,7 @@ def _gradients_agree(subject: Subject) -> str:
         for end in (step, -step):
             with torch.no_grad():
                 tensor += end * direction
-                ends.append(float((subject.call(inputs).capsules * cotangent).sum()))
+                ends.append(float((_seen(subject.call(inputs)) * cotangent).sum()))
                 tensor -= end * direction
         slope, difference = float((gradients[name] * direction).sum()), (ends[0] - ends[1]) / (2 * step)
         if name in ("poses", "weight"):
@@ -530,7 +564,7 @@ def _gradients_agree(subject: Subject) -> str:
 
 @check("used parameters", "a parameter that was left over, or cut off by detach()", layers=True)
 def _used_parameters(subject: Subject) -> str:
-    gradients = _gradients(subject.call(subject.inputs()).capsules, _parameters(subject))
+    gradients = _gradients(_seen(subject.call(subject.inputs())), _parameters(subject))
     idle = [name for name, gradient in gradients.items() if not gradient.count_nonzero()]
     require(not idle, f"no gradient reaches the {' and the '.join(idle)}")
     return f"{len(gradients)} parameters"
@@ -555,8 +589,8 @@ def _vmap(subject: Subject) -> str:
 # ---- running them, and what they share
 
 
-def _run(checks: dict[str, Check], subject: Subject, skip: Collection[str], known: dict[str, str]) -> dict[str, str]:
-    """What each check finds; ``known`` was found before."""
+def _run(checks: dict[str, Check], subject: Subject, skip: Collection[str]) -> dict[str, str]:
+    """What each check finds."""
     skip = list(skip)
     for name in skip:
         if not isinstance(name, str) or name not in checks:
@@ -565,8 +599,6 @@ def _run(checks: dict[str, Check], subject: Subject, skip: Collection[str], know
     for name, (function, cause) in checks.items():
         if name in skip:
             found[name] = "skipped"
-        elif name in known:
-            found[name] = known[name]
         else:
             with _described(subject, name, cause):
                 found[name] = function(_fresh(subject))
@@ -575,7 +607,10 @@ def _run(checks: dict[str, Check], subject: Subject, skip: Collection[str], know
 
 def _fresh(subject: Subject) -> Subject:
     """A copy in float64: no check is misled by what another one left behind, nor is the user's module changed."""
-    return subject.replaced(copy.deepcopy(subject.module).to(subject.device, torch.float64))
+    module = copy.deepcopy(subject.module if subject.given is None else subject.given)
+    if isinstance(module, Routing):
+        module.bind(LayerSize(*subject.sizes))  # type: ignore[arg-type]  # all of them are known for a routing
+    return subject.replaced(module.to(subject.device, torch.float64))
 
 
 @contextmanager
@@ -591,49 +626,26 @@ def _described(subject: Subject, name: str, cause: str) -> Iterator[None]:
         raise AssertionError(f"{failure}: {raised}; usual cause: {cause}") from error
 
 
-def _refusal(subject: Subject, name: str) -> str | None:
-    """What a routing says that is given a bias or a prior and takes none."""
-    with _described(subject, "shapes", "a forward without the arguments of torchcaps.nn.Routing, in their order"):
-        fresh = _fresh(subject)
-        fresh.call(fresh.inputs())  # without both it must work
-    given = dataclasses.replace(_fresh(subject), accepted=(name,))
-    try:
-        given.call(given.inputs())
-    except (ValueError, NotImplementedError) as error:
-        if name in str(error):
-            return f"refused: {_first_line(error)}"
-    except Exception:
-        return None  # no refusal but a mistake, which the checks meet again and describe
-    return None
-
-
 def require(condition: bool, otherwise: str) -> None:
     """Fail a check; also under ``python -O``, which removes assert statements."""
     if not condition:
         raise AssertionError(otherwise)
 
 
-def _require_shapes(routed: Routed, sizes: Sizes, batch: int) -> None:
+def _require_shapes(routed: Result, sizes: Sizes, batch: int) -> None:
     I, _, J, D = sizes
-    capsules, coupling = routed
+    capsules, activations, coupling = routed
     require(isinstance(capsules, Tensor), f"capsules are a {type(capsules).__name__} instead of a tensor")
     shape = tuple(capsules.shape)
     fits = len(shape) == 3 and all(wanted in (None, size) for size, wanted in zip(shape, (batch, J, D), strict=True))
     wanted = f"({batch}, {J or 'J'}, {D or 'D'}) = (B, J, D)"
     require(fits, f"capsules have the shape {shape} instead of {wanted}")
+    if activations is not None:
+        of, shape = tuple(capsules.shape[:2]), tuple(activations.shape)
+        require(shape == of, f"activations have the shape {shape} instead of {of} = (B, J)")
     if coupling is not None:
         shape = tuple(coupling.shape)
         require(shape == (batch, I, J), f"coupling has the shape {shape} instead of ({batch}, {I}, {J}) = (B, I, J)")
-
-
-def _require_used(subject: Subject, name: str) -> str:
-    inputs = subject.inputs()
-    wanted = subject.call(inputs).capsules
-    without = {key: tensor for key, tensor in inputs.items() if key != name}
-    for what, changed in ((f"another {name}", inputs | {name: inputs[name].flip(0)}), (f"no {name}", without)):
-        apart = _apart(subject.call(changed).capsules, wanted)
-        require(apart > TOLERANCE, f"capsules with {what} are the same (they differ by {apart:.2g})")
-    return "used"
 
 
 def _apart(got: Tensor, wanted: Tensor) -> float:
@@ -660,10 +672,16 @@ def _require_finite(tensor: Tensor | None, what: str) -> None:
         require(bad == 0, f"{what}: {bad} of {tensor.numel()} numbers are NaN or infinite")
 
 
-def _cotangent(capsules: Tensor) -> Tensor:
-    """Fixed random weights, whose sum with the capsules is the number that is differentiated."""
+def _seen(routed: Result) -> Tensor:
+    """All numbers that a loss may see: capsules, and activations where there are some."""
+    parts = (routed.capsules.flatten(1), routed.activations)
+    return torch.cat([part for part in parts if part is not None], 1)
+
+
+def _cotangent(seen: Tensor) -> Tensor:
+    """Fixed random weights, whose sum with these numbers is the number that is differentiated."""
     random = torch.Generator().manual_seed(3)
-    return torch.randn(capsules.shape, generator=random, dtype=torch.float64).to(capsules)
+    return torch.randn(seen.shape, generator=random, dtype=torch.float64).to(seen)
 
 
 def _parameters(subject: Subject) -> Inputs:
@@ -671,11 +689,11 @@ def _parameters(subject: Subject) -> Inputs:
     return {f"parameter {name}": tensor for name, tensor in subject.module.named_parameters() if tensor.requires_grad}
 
 
-def _gradients(capsules: Tensor, leaves: Inputs) -> Inputs:
+def _gradients(seen: Tensor, leaves: Inputs) -> Inputs:
     """The gradient of each leaf, zeros where none arrives."""
-    if not capsules.requires_grad or not leaves:
+    if not seen.requires_grad or not leaves:
         return {name: torch.zeros_like(tensor) for name, tensor in leaves.items()}
-    total = (capsules * _cotangent(capsules)).sum()
+    total = (seen * _cotangent(seen)).sum()
     gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
     return dict(zip(leaves, gradients, strict=True))
 
@@ -693,10 +711,11 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0].rstrip(".")
 
 
-def _check_module(caller: str, module: object) -> None:
-    if not isinstance(module, nn.Module):
+def _check_kind(caller: str, module: object, kind: type[nn.Module]) -> None:
+    if not isinstance(module, kind):
         hint = "; give an instance, not the class" if isinstance(module, type) else ""
-        raise TypeError(f"{caller}: expected a torch.nn.Module, got {module!r}{hint}")
+        wanted = "torchcaps.nn.Routing" if kind is Routing else "torch.nn.Module"
+        raise TypeError(f"{caller}: expected a {wanted}, got {module!r}{hint}")
 
 
 def _known(layer: nn.Module, name: str, given: int | None, own: int | None) -> int:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+from own_parts import two_layers
 from torchcaps.models import BaselineCNN, CapsNet, create_model
 
 IN_SHAPE = (1, 8, 10)
@@ -23,10 +26,13 @@ def make_model():
 
     def make(preset: str = "sabour2017", in_shape=IN_SHAPE, num_classes: int = 4, **overrides) -> CapsNet:
         torch.manual_seed(0)
-        model = create_model(preset, in_shape, num_classes, **{**SMALL, "decoder": True, **overrides})
+        fields = {**SMALL, "decoder": True, **overrides}
+        if not fields["decoder"]:
+            del fields["decoder_hidden"]  # a network without a decoder has no such field
+        model = create_model(preset, in_shape, num_classes, **fields)
         assert isinstance(model, CapsNet)
         with torch.no_grad():
-            model.class_capsules.weight.mul_(100)  # else coupling hardly differs from uniform
+            model.class_capsules.transform.weight.mul_(100)  # else coupling hardly differs from uniform
         return model
 
     return make
@@ -35,6 +41,23 @@ def make_model():
 @pytest.fixture
 def model(make_model) -> CapsNet:
     return make_model()
+
+
+@pytest.fixture
+def make_deep():
+    """Networks of a layer on a map and one of four classes, for images of 8×10 with 48 primary capsules on 4×6."""
+
+    def make(conv: dict[str, Any] | None = None, dense: dict[str, Any] | None = None, **overrides: Any) -> CapsNet:
+        torch.manual_seed(0)
+        fields = {name: SMALL[name] for name in SMALL if name != "capsule_dim"} | {"primary_stride": 1}
+        model = create_model("sabour2017", IN_SHAPE, 4, layers=two_layers(conv, dense), **fields, **overrides)
+        assert isinstance(model, CapsNet)
+        with torch.no_grad():
+            for layer in model.layers:
+                layer.transform.weight.mul_(10)  # else coupling hardly differs from uniform
+        return model
+
+    return make
 
 
 @pytest.fixture

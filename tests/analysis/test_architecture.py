@@ -15,19 +15,21 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from torch import nn
 
+from own_parts import Cosine, CosineConfig, register, two_layers
 from support import small
 from torchcaps.analysis import figure_architecture, list_layers
-from torchcaps.models import BaselineCNN, CapsNet, Model, build_model, create_model, get_preset, list_presets
+from torchcaps.models import BaselineCNN, CapsNet, Network, build_model, create_model, get_preset, list_presets
+from torchcaps.models.config import DenseLayerConfig, ElementwiseConfig, SharedConfig
 from torchcaps.nn import Convolution, Routing
 
 
-def on_meta(name: str, **overrides: Any) -> Model:
+def on_meta(name: str, **overrides: Any) -> Network:
     preset = get_preset(name).with_overrides(overrides)
     with torch.device("meta"):
         return build_model(preset.model, preset.in_shape, preset.num_classes)
 
 
-def computed(model: Model) -> dict[str, list[tuple[int, ...]]]:
+def computed(model: Network) -> dict[str, list[tuple[int, ...]]]:
     """The shapes that come out of a network's modules for an image, by what they are."""
     found: dict[str, list[tuple[int, ...]]] = {"maps": [], "numbers": []}
 
@@ -35,10 +37,9 @@ def computed(model: Model) -> dict[str, list[tuple[int, ...]]]:
         for module in modules:
             module.register_forward_hook(lambda _, __, output: found[kind].append(tuple(output.shape[1:])))
 
-    convolutions: list[nn.Module] = [part for part in model.stem.modules() if isinstance(part, Convolution)]
-    if isinstance(model, CapsNet):
-        convolutions.append(model.conv)
-    else:
+    stem = model.backbone if isinstance(model, CapsNet) else model.stem
+    convolutions: list[nn.Module] = [part for part in stem.modules() if isinstance(part, Convolution)]
+    if not isinstance(model, CapsNet):
         pooled = isinstance(model.pool, nn.MaxPool2d)
         convolutions += [model.pool] if pooled else list(model.convs)  # the one pool is called for each
     listen(convolutions, "maps")
@@ -58,13 +59,19 @@ def test_layers_are_those_that_the_network_computes(name: str) -> None:
     maps = [shape for shape in shapes[1:] if len(shape) == 3]
     if isinstance(model, CapsNet):
         kinds, height, width = model.primary_grid
-        capsules = model.class_capsules
-        assert maps == [*found["maps"], (kinds * capsules.in_dim, height, width)]
-        primary, classes, lengths = shapes[-3:]
-        assert math.prod(primary[:-1]) == capsules.in_capsules
-        assert primary[1:-1] == ((height, width) if model.config.grouping == "channels" else ())
-        assert (primary[-1], classes) == (capsules.in_dim, (capsules.out_capsules, capsules.out_dim))
-        assert lengths == (model.num_classes,)
+        dim = model.primary_capsules.dim
+        assert maps == [*found["maps"], (kinds * dim, height, width)]
+        primary, *capsules, scores = shapes[-len(model.layers) - 2 :]
+        assert primary == ((kinds, height, width, dim) if model.shapes[0].grid else (kinds * height * width, dim))
+        assert scores == (model.num_classes,)
+        with torch.inference_mode():
+            output = model(torch.rand(1, *model.in_shape))
+            flow = model.capsules(torch.rand(1, *model.in_shape))
+        assert output.capsules is not None
+        poses = [each.poses for each in flow] + [output.capsules]
+        assert [(math.prod(shape[:-1]), shape[-1]) for shape in (primary, *capsules)] == [
+            tuple(each.shape[1:]) for each in poses
+        ]
     else:
         assert maps == found["maps"]
         assert [shape for shape in shapes if len(shape) == 1][1:] == found["numbers"]
@@ -118,13 +125,45 @@ def test_what_is_particular_about_a_network_is_said(name: str, overrides: dict[s
 
 def test_a_routing_of_your_own_goes_by_its_name() -> None:
     class Mine(Routing):
-        def forward(self, poses, weight, bias=None, prior=None, return_coupling=False):
+        def forward(self, votes, activations=None, *, return_coupling=False):
             raise AssertionError("nothing is computed")
 
     model = on_meta("sabour2017")
     assert isinstance(model, CapsNet)
     model.class_capsules.routing = Mine()
     assert "Mine" in [step for layer in list_layers(model) for step in layer.steps]
+
+
+def test_layers_of_a_deep_network_say_their_windows_and_transforms(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch)
+    layers = two_layers({"layer_stride": 2, "transform": SharedConfig(), "routing": CosineConfig()})
+    three = (*layers[:1], DenseLayerConfig(num_capsules=6, capsule_dim=4, transform=ElementwiseConfig()), layers[1])
+    model = on_meta("sabour2017", layers=three, backbone="pooled", pooled_channels=12, primary_dim=9)
+    assert isinstance(model, CapsNet)
+    found = list_layers(model)
+    assert sum(layer.parameters for layer in found) == sum(parameter.numel() for parameter in model.parameters())
+    backbone = found[1]
+    assert (backbone.steps, backbone.shape, backbone.parameters) == (("Pooled",), (12, 13, 13), 12 * 9 + 12)
+    conv, dense, classes = found[4:7]
+    assert conv.steps == ("windows 3×3", "stride 2", "3 matrices", "4×9 each", "Cosine")
+    assert (conv.name, conv.shape, conv.parameters) == ("capsules", (3, 1, 1, 4), 3 * 4 * 9)
+    assert dense.steps == ("3×6 vectors", "of 4", "routing, 3 iterations", "softmax over outputs")
+    assert (dense.name, dense.shape, dense.parameters) == ("capsules", (6, 4), 3 * 6 * 4)
+    assert (classes.name, classes.shape, classes.parameters) == ("class capsules", (10, 5), 6 * 10 * 5 * 4)
+    assert found[7].name == "lengths"
+    model.class_capsules.routing = Cosine()  # of which nobody knows whether it gives activations
+    assert list_layers(model)[7].steps == ("activation, or length",)
+    figure = figure_architecture(model)
+    FigureCanvasAgg(figure).draw()
+    said = [text.get_text() for text in figure.findobj(Text)]
+    assert {"Pooled", "windows 3×3", "stride 2", "3×1×1×4", "Cosine"} <= set(said)
+
+
+def test_matrices_of_matrix_capsules_are_said() -> None:
+    model = on_meta("sabour2017", transform="matrix", primary_dim=16, capsule_dim=16)
+    steps = [step for layer in list_layers(model) for step in layer.steps]
+    assert {"1,152×10 matrices", "4×4 each"} <= set(steps)
+    assert sum(layer.parameters for layer in list_layers(model)) == sum(each.numel() for each in model.parameters())
 
 
 def overlaps(first: Bbox, second: Bbox) -> bool:

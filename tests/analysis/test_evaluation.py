@@ -28,7 +28,7 @@ class Oracle(nn.Module):
     def forward(self, images, targets=None):
         self.seen.append(len(images))
         given = (images[:, 0, 0, 0] * 255).round().long()
-        return ModelOutput(lengths=nn.functional.one_hot(given, self.num_classes).float())
+        return ModelOutput(nn.functional.one_hot(given, self.num_classes).float())
 
     def decoder_targets(self, targets):
         return None
@@ -97,13 +97,11 @@ def test_sums_of_shares_add_to_those_of_the_whole(model, image_set):
         evaluation_sums(model, BatchLoader(image_set, 4, shuffle=False, rank=rank, world_size=3).batches(0))
         for rank in range(3)
     ]
-    vectors = torch.stack([share.to_tensor() for share in shares])
-    for total in (shares[0] + shares[1] + shares[2], EvaluationSums.from_tensor(vectors.sum(0))):
-        result = Evaluation.from_sums(total, ["a", "b", "c", "d"])
-        np.testing.assert_array_equal(result.confusion, whole.confusion)
-        assert result.loss == pytest.approx(whole.loss, rel=1e-5)
-        assert result.class_names == ("a", "b", "c", "d")
-        assert result.predictions is None
+    result = Evaluation.from_sums(shares[0] + shares[1] + shares[2], ["a", "b", "c", "d"])
+    np.testing.assert_array_equal(result.confusion, whole.confusion)
+    assert result.loss == pytest.approx(whole.loss, rel=1e-5)
+    assert result.class_names == ("a", "b", "c", "d")
+    assert result.predictions is None
     assert sum(share.num_images for share in shares) == 10
 
 
@@ -151,7 +149,7 @@ def test_training_goes_on_after_an_error(model, make_images):
     with pytest.raises(OSError, match="no more"):
         evaluation_sums(model, broken())
     assert model.training
-    assert model.conv.training
+    assert model.backbone.conv.training
     assert not torch.is_inference_mode_enabled()
 
 
@@ -207,9 +205,6 @@ def test_sums_that_do_not_fit():
         two + pairs
     with pytest.raises(InputError, match=r"\(J, J\)"):
         EvaluationSums(np.zeros((2, 3), dtype=np.int64), 0.0)
-    for length in (0, 2, 5):
-        with pytest.raises(InputError, match=r"J·J \+ 3"):
-            EvaluationSums.from_tensor(torch.zeros(length))
     for objects, right in ((2, None), (1, 3), (0, None)):
         with pytest.raises(InputError, match="objects"):
             EvaluationSums(np.eye(2, dtype=np.int64), 0.0, objects, right)
@@ -223,6 +218,7 @@ class PairOracle(nn.Module):
 
     in_shape = (1, 1, 3)
     num_classes = 6
+    decoder = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -232,7 +228,7 @@ class PairOracle(nn.Module):
     def forward(self, images, targets=None):
         given = (images[:, 0, 0] * 255).round().long()
         lengths = torch.tensor([0.9, 0.8, 0.7]).expand_as(given)
-        return ModelOutput(lengths=torch.zeros(len(images), 6).scatter(1, given, lengths))
+        return ModelOutput(torch.zeros(len(images), 6).scatter(1, given, lengths))
 
     def decoder_targets(self, targets):
         return None
@@ -273,18 +269,12 @@ def test_sums_of_shares_with_several_objects(triples):
         evaluation_sums(PairOracle(), BatchLoader(triples, 3, shuffle=False, rank=rank, world_size=4).batches(0))
         for rank in range(4)  # one of them has no image
     ]
-    vectors = torch.stack([share.to_tensor() for share in shares])
     whole = evaluate(PairOracle(), triples)
-    for total in (sum(shares[1:], shares[0]), EvaluationSums.from_tensor(vectors.sum(0))):
-        result = Evaluation.from_sums(total)
-        np.testing.assert_array_equal(result.confusion, whole.confusion)
-        assert (result.num_images, result.num_correct, result.objects) == (3, 1, 3)
-        assert result.loss == pytest.approx(whole.loss)
-        assert str(result) == str(whole)
-    for share in shares:
-        again = EvaluationSums.from_tensor(share.to_tensor())
-        if share.num_images:  # of none, the number of objects is not known
-            assert (again.objects, again.right, again.num_images) == (3, share.right, share.num_images)
+    result = Evaluation.from_sums(sum(shares[1:], shares[0]))
+    np.testing.assert_array_equal(result.confusion, whole.confusion)
+    assert (result.num_images, result.num_correct, result.objects) == (3, 1, 3)
+    assert result.loss == pytest.approx(whole.loss)
+    assert str(result) == str(whole)
 
 
 @pytest.fixture

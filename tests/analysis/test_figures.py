@@ -132,7 +132,7 @@ assert "matplotlib" not in sys.modules, "matplotlib before a drawing"
 import matplotlib
 before = matplotlib.rcParams.copy()  # a look at its "backend" would load pyplot
 analysis.figure_confusion(analysis.Evaluation(np.eye(2, dtype=int), 0.0, ("a", "b")))
-analysis.figure_routing_statistics(analysis.RoutingStatistics(np.ones((2, 2)), np.ones((2, 2))))
+analysis.figure_routing_statistics(analysis.RoutingStatistics(np.ones((2, 2)), np.ones((2, 2)), np.ones(3)))
 assert "matplotlib.pyplot" not in sys.modules, "pyplot"
 assert dict.__eq__(matplotlib.rcParams, before), "rcParams"
 """

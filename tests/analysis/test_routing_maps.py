@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from own_parts import Active, Cosine, Silent
 from torchcaps import analysis
 from torchcaps.analysis.routing_maps import RoutingTrace, normalised_entropy
 from torchcaps.errors import InputError
-from torchcaps.nn import DynamicRouting, Routing
+from torchcaps.models import CapsNet
+from torchcaps.nn import ConvCapsules, DynamicRouting, Routing
 from torchcaps.ops.dynamic_routing import compute_votes
 from torchcaps.ops.dynamic_routing.reference import compete
 from torchcaps.ops.memory import get_working_memory, set_working_memory
@@ -29,14 +31,14 @@ VARIANTS = [
 
 def by_the_equations(model, images):
     """Logits before each iteration and after the last; coupling, sums and capsules of each: written out once more."""
-    layer, config = model.class_capsules, model.config
+    layer, routing = model.class_capsules, model.class_capsules.routing
     with torch.no_grad():
-        votes = compute_votes(model.primary_poses(images / 255), layer.weight)
-        bias = 0 if layer.bias is None else layer.bias
-        logits = [torch.zeros(votes.shape[:3]) + (0 if layer.prior is None else layer.prior)]
+        votes = compute_votes(model.primary(images / 255).poses, layer.transform.weight)
+        bias = 0 if routing.bias is None else routing.bias
+        logits = [torch.zeros(votes.shape[:3]) + (0 if routing.prior is None else routing.prior)]
         coupling, sums, capsules = [], [], []
-        for _ in range(config.num_iterations):
-            coupling.append(compete(logits[-1], config.softmax_over, config.leaky))
+        for _ in range(routing.num_iterations):
+            coupling.append(compete(logits[-1], routing.softmax_over, routing.leaky))
             sums.append((coupling[-1].unsqueeze(-1) * votes).sum(1) + bias)
             capsules.append(squash(sums[-1]))
             logits.append(logits[-1] + (votes * capsules[-1].unsqueeze(1)).sum(-1))
@@ -46,8 +48,8 @@ def by_the_equations(model, images):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_each_iteration_is_that_of_the_equations(make_model, make_images, variant):
     model = make_model(**variant)
-    if model.class_capsules.prior is not None:
-        torch.nn.init.normal_(model.class_capsules.prior)
+    if model.class_capsules.routing.prior is not None:
+        torch.nn.init.normal_(model.class_capsules.routing.prior)
     images = make_images(5)
     model.train()
     trace = analysis.trace_routing(model, images, batch_size=2)
@@ -59,7 +61,7 @@ def test_each_iteration_is_that_of_the_equations(make_model, make_images, varian
     np.testing.assert_allclose(trace.capsules, torch.stack(capsules), atol=1e-5)
     agreement = torch.stack([after - before for before, after in itertools.pairwise(logits)])
     np.testing.assert_allclose(trace.agreement, agreement, atol=1e-5)
-    np.testing.assert_allclose(trace.lengths, torch.stack(capsules).norm(dim=-1), atol=1e-3)
+    np.testing.assert_allclose(trace.scores, torch.stack(capsules).norm(dim=-1), atol=1e-3)
     change = torch.stack([(after - before).abs().mean((1, 2)) for before, after in itertools.pairwise(logits)])
     np.testing.assert_allclose(trace.logit_change, change, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(trace.images, images / 255)
@@ -116,37 +118,43 @@ def test_the_last_round_is_what_the_network_says(model, make_images):
         output = model.eval()(images / 255, return_coupling=True)
     np.testing.assert_allclose(trace.capsules[-1], output.capsules, atol=1e-5)
     np.testing.assert_allclose(trace.coupling[-1], output.coupling, atol=1e-5)
-    np.testing.assert_allclose(trace.lengths[-1], output.lengths, atol=1e-5)
+    np.testing.assert_allclose(trace.scores[-1], output.scores, atol=1e-5)
+    assert trace.lengths is trace.scores
 
 
 def test_votes_never_take_more_than_the_working_memory(model, make_images, monkeypatch):
-    built = []
-    real = compute_votes
-    monkeypatch.setattr("torchcaps.analysis.routing_maps.compute_votes", lambda *a: built.append(real(*a)) or built[-1])
+    followed = []
+    real = DynamicRouting.rounds
+
+    def rounds(routing, votes, activations=None):
+        followed.append(len(votes.poses))
+        return real(routing, votes, activations)
+
+    monkeypatch.setattr(DynamicRouting, "rounds", rounds)
     images = make_images(7)
     whole = analysis.trace_routing(model, images)
-    assert [len(votes) for votes in built] == [7]
+    assert followed == [7]
     before = get_working_memory()
     try:
-        set_working_memory(3.5 * built[0][0].numel() * 4 / 2**20)  # the votes of three images
-        built.clear()
+        set_working_memory(3.5 * model.class_capsules.transform.weight[..., 0].numel() * 4 / 2**20)  # of three images
+        followed.clear()
         parts = analysis.trace_routing(model, images)
         statistics = analysis.routing_statistics(model, images)
     finally:
         set_working_memory(before)
-    assert [len(votes) for votes in built] == [3, 3, 1] * 2
+    assert followed == [3, 3, 1] * 2
     np.testing.assert_allclose(parts.agreement, whole.agreement, atol=1e-6)
     np.testing.assert_allclose(statistics.entropy, whole.entropy, rtol=1e-5)
 
 
 def long_trace(iterations):
     trace = hand_made()
-    parts = ("coupling", "lengths", "entropy", "logit_change")
+    parts = ("coupling", "scores", "entropy", "logit_change")
     longer = {name: np.repeat(getattr(trace, name)[:1], iterations, 0) for name in parts}
     return dataclasses.replace(trace, **longer)
 
 
-def hand_made(grouping="channels", classes=3) -> RoutingTrace:
+def hand_made(in_space=True, classes=3) -> RoutingTrace:
     """Two iterations of one image on a grid of two types, 3×4; in the second all goes to class 1 at two places."""
     coupling = np.zeros((2, 1, 24, classes), dtype=np.float32)
     coupling[0] = 1 / classes
@@ -163,11 +171,12 @@ def hand_made(grouping="channels", classes=3) -> RoutingTrace:
         weighted_sum=capsules,
         capsules=capsules,
         agreement=np.zeros_like(coupling),
-        lengths=lengths,
+        scores=lengths,
         entropy=one,
         logit_change=one,
         grid=(2, 3, 4),
-        grouping=grouping,
+        in_space=in_space,
+        layer=1,
         softmax_over="outputs",
         leaky=False,
     )
@@ -196,11 +205,6 @@ def test_statistics_are_those_of_the_trace_for_any_batch_size(model, make_images
     assert statistics.entropy.shape == (3, 5)
 
 
-class Other(Routing):
-    def forward(self, poses, weight, bias=None, prior=None, return_coupling=False):
-        return compute_votes(poses, weight).mean(1), None
-
-
 @pytest.mark.parametrize("function", [analysis.trace_routing, analysis.routing_statistics])
 def test_what_cannot_be_followed(function, model, cnn, make_model, make_images):
     images = make_images(2)
@@ -214,9 +218,15 @@ def test_what_cannot_be_followed(function, model, cnn, make_model, make_images):
         function(model, images, num_iterations=10**12)
     with pytest.raises(InputError, match="at least one image"):
         function(model, make_images(0))
-    model.class_capsules.routing = Other()
-    with pytest.raises(InputError, match="not those of Other"):
+    for layer in (0, 2, -1, 1.0, True, "1"):
+        with pytest.raises(InputError, match="layer must be from 1 to 1, as the network has so many"):
+            function(model, images, layer=layer)
+    model.class_capsules.routing = Silent()
+    with pytest.raises(InputError, match="Silent returns no coupling, so there is none to show"):
         function(model, images)
+    model.class_capsules.routing = Cosine()
+    with pytest.raises(InputError, match=r"num_iterations must be left out for Cosine: only the iterations of Dynamic"):
+        function(model, images, num_iterations=2)
 
 
 def test_the_figure_has_a_map_for_each_iteration_and_class_on_one_scale(words):
@@ -235,7 +245,7 @@ def test_the_figure_has_a_map_for_each_iteration_and_class_on_one_scale(words):
 
 
 def test_the_figure_of_raster_capsules_says_that_they_have_no_place(words):
-    assert "not in space" in " ".join(words(analysis.figure_coupling(hand_made("raster"))))
+    assert "not in space" in " ".join(words(analysis.figure_coupling(hand_made(in_space=False))))
 
 
 def test_of_many_classes_the_longest_are_shown(words):
@@ -268,7 +278,9 @@ def test_uniform_coupling_can_be_drawn():
 def test_the_figure_of_statistics_draws_means_over_images(words):
     entropy = np.array([[1, 1], [0.8, 0.6]])
     change = np.array([[2, 4], [1, 3]])
-    figure = analysis.figure_routing_statistics(analysis.RoutingStatistics(entropy, change), title="Two images")
+    figure = analysis.figure_routing_statistics(
+        analysis.RoutingStatistics(entropy, change, np.ones(4)), title="Two images"
+    )
     first, second = figure.axes
     np.testing.assert_allclose(first.lines[0].get_ydata(), [1, 0.7])
     np.testing.assert_allclose(second.lines[0].get_ydata(), [3, 2])
@@ -287,3 +299,179 @@ def test_routing_does_not_depend_on_the_number_of_objects(make_model, make_image
     np.testing.assert_array_equal(
         analysis.routing_statistics(one, images).entropy, analysis.routing_statistics(two, images).entropy
     )
+
+
+# layers other than the last one, and routings other than the dynamic one
+
+
+def routed_by_hand(model, images, number):
+    """What goes into a layer, and what its routing gives, with the coupling."""
+    with torch.no_grad():
+        inputs = model.eval().capsules(images / 255)[number - 1]
+        routed = model.layer(number).route(inputs, return_coupling=True)
+    return inputs, routed
+
+
+@pytest.mark.parametrize("compete_over", ["types", "types-and-positions"])
+@pytest.mark.parametrize("padding", [0, 1])
+def test_coupling_on_a_map_is_that_of_the_windows_that_hold_a_capsule(make_deep, make_images, compete_over, padding):
+    model, images = make_deep({"compete_over": compete_over, "layer_padding": padding}), make_images(3)
+    trace = analysis.trace_routing(model, images, layer=1, batch_size=2)
+    layer = model.layer(1)
+    inputs, routed = routed_by_hand(model, images, 1)
+    windows = layer.window_capsules(inputs.grid)  # (L, I), from 1; 0 beyond the edge
+    coupling = routed.coupling.unflatten(0, (3, -1))  # (B, L, I, J)
+    wanted, held = torch.zeros(3, 48, 3), torch.zeros(48)
+    for position, place in itertools.product(*map(range, windows.shape)):
+        if windows[position, place]:
+            wanted[:, windows[position, place] - 1] += coupling[:, position, place]
+            held[windows[position, place] - 1] += 1
+    assert held.min() >= 1
+    assert held.max() > 3
+    wanted = wanted if compete_over == "types-and-positions" else wanted / held[:, None]
+    np.testing.assert_allclose(trace.coupling[-1], wanted, atol=1e-5)
+    np.testing.assert_allclose(trace.coupling.sum(3), 1, rtol=1e-4)
+    np.testing.assert_allclose(trace.coupling[0], trace.uniform, rtol=1e-4)
+
+    with torch.no_grad():
+        capsules = layer(inputs)
+    assert (trace.layer, trace.grid, trace.in_space, trace.outputs) == (1, (2, 4, 6), True, "type")
+    assert trace.maps.shape == (3, 3, 3, 2, 4, 6)
+    np.testing.assert_allclose(trace.capsules[-1], capsules.poses, atol=1e-5)
+    lengths = capsules.poses.norm(dim=2).unflatten(1, (3, -1)).mean(2)  # of each type, over its positions
+    np.testing.assert_allclose(trace.scores[-1], lengths, atol=1e-3)
+
+
+def test_the_last_layer_is_followed_unless_another_is_named(make_deep, make_images):
+    model, images = make_deep(), make_images(3)
+    last, named = analysis.trace_routing(model, images), analysis.trace_routing(model, images, layer=2)
+    np.testing.assert_array_equal(last.coupling, named.coupling)
+    inputs, routed = routed_by_hand(model, images, 2)
+    np.testing.assert_allclose(last.coupling[-1], routed.coupling, atol=1e-5)
+    np.testing.assert_allclose(last.capsules[-1], routed.poses, atol=1e-5)
+    assert (last.layer, last.grid, last.in_space, last.outputs) == (2, inputs.grid, True, "class")
+    assert last.grid == (3, 2, 4)
+    assert analysis.layers_with_coupling(model) == [1, 2]
+
+
+def test_a_layer_after_a_dense_one_has_no_map(make_deep, make_images):
+    config = make_deep().config
+    conv, dense = config.layers
+    three = (conv, dataclasses.replace(dense, num_capsules=6), dense)
+    model = CapsNet(dataclasses.replace(config, layers=three), (1, 8, 10), 4)
+    middle, last = (analysis.trace_routing(model, make_images(2), layer=layer) for layer in (2, 3))
+    assert (middle.outputs, middle.in_space, middle.coupling.shape[2:]) == ("capsule", True, (24, 6))
+    assert (last.outputs, last.in_space, last.grid) == ("class", False, (1, 1, 6))
+
+
+@pytest.mark.parametrize("leaky", [False, True])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_entropy_over_types_and_positions_is_one_where_coupling_is_uniform(make_deep, make_images, stride, leaky):
+    """With a stride of 2, the last row and the last column of capsules are in no window."""
+    conv = {"compete_over": "types-and-positions", "layer_stride": stride}
+    model, images = make_deep(conv, leaky=leaky), make_images(3)
+    statistics = analysis.routing_statistics(model, images, layer=1)
+    np.testing.assert_allclose(statistics.entropy[0], 1, rtol=1e-5)
+    assert (statistics.entropy[-1] < statistics.entropy[0] - 5e-5).all()
+    assert (statistics.entropy > 0).all()
+    trace = analysis.trace_routing(model, images, layer=1)
+    np.testing.assert_allclose(statistics.entropy, trace.entropy, rtol=1e-5)
+    np.testing.assert_allclose(statistics.logit_change, trace.logit_change, rtol=1e-4)
+
+
+def test_entropy_of_a_capsule_that_gives_all_to_one_of_its_windows_is_zero():
+    from torchcaps.nn.transforms import Rivals
+
+    layer = ConvCapsules(1, 4, 2, 4, kernel_size=1)  # each capsule stands in one window: two types compete
+    rivals = Rivals(layer.window_capsules((1, 2, 2)), 5)
+    decided = torch.tensor([1.0, 0.0]).expand(4, 1, 2)
+    np.testing.assert_allclose(normalised_entropy(decided, DynamicRouting(), rivals), 0, atol=1e-6)
+    np.testing.assert_allclose(normalised_entropy(torch.full((4, 1, 2), 0.5), DynamicRouting(), rivals), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("layer", "share"), [(1, 1 / 3), (2, 1 / 4)])
+def test_capsules_that_say_nothing_are_counted(make_deep, make_images, layer, share):
+    model, images = make_deep(), make_images(5)
+    assert analysis.routing_statistics(model, images, layer=layer).dead == 0
+    with torch.no_grad():
+        model.layer(layer).transform.weight[:, 1] = 0  # a type on the map, or a class
+    statistics = analysis.routing_statistics(model, images, layer=layer, batch_size=2)
+    assert statistics.dead == pytest.approx(share)
+    trace = analysis.trace_routing(model, images, layer=layer)
+    np.testing.assert_allclose(statistics.longest, np.linalg.norm(trace.capsules[-1], axis=2).max(0), atol=1e-5)
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+def test_figures_say_which_layer_they_show(make_deep, make_images, words, layer):
+    trace = analysis.trace_routing(make_deep(), make_images(1), layer=layer)
+    found = words(analysis.figure_coupling(trace))
+    said = " ".join(found)
+    outputs, inputs = {1: ("type", "primary capsules"), 2: ("class", "capsules of layer 1")}[layer]
+    assert f"where each {outputs} takes its input from" in said
+    assert f"on the grid of the {inputs}, averaged over their types; below: length of the capsule" in said
+    assert ("type 2" in found) == (layer == 1)
+    assert ("3" in found) == (layer == 2)
+    assert "the 2 longest of 3 types;" in " ".join(words(analysis.figure_coupling(trace, max_classes=2))) or layer == 2
+
+
+def test_a_routing_of_ones_own_is_followed_in_one_iteration(make_deep, make_images, words):
+    model, images = make_deep(), make_images(3)
+    for number in (1, 2):
+        model.layer(number).routing = Cosine(0.1)
+        trace = analysis.trace_routing(model, images, layer=number)
+        _, routed = routed_by_hand(model, images, number)
+        assert len(trace.coupling) == 1
+        np.testing.assert_allclose(trace.coupling.sum(3), 1, rtol=1e-5)
+        if number == 2:
+            np.testing.assert_allclose(trace.coupling[0], routed.coupling, atol=1e-6)
+            np.testing.assert_allclose(trace.capsules[0], routed.poses, atol=1e-6)
+            np.testing.assert_allclose(np.exp(trace.logits[0]), routed.coupling, rtol=1e-4, atol=1e-12)
+        assert ((trace.entropy > 0) & (trace.entropy < 1)).all()
+        assert "iteration 1" in words(analysis.figure_coupling(trace))
+        statistics = analysis.routing_statistics(model, images, layer=number)
+        np.testing.assert_allclose(statistics.entropy, trace.entropy, rtol=1e-5)
+
+
+def test_layers_without_coupling_are_left_out(make_deep):
+    model = make_deep()
+    model.layer(1).routing = Silent()
+    assert analysis.layers_with_coupling(model) == [2]
+    model.layer(2).routing.num_iterations = 0
+    assert analysis.layers_with_coupling(model) == []
+
+
+def test_activations_are_the_scores_of_a_routing_that_gives_them(make_deep, make_images, words):
+    model, images = make_deep(), make_images(3)
+    for layer in model.layers:
+        layer.routing = Active()
+    trace = analysis.trace_routing(model, images)
+    _, routed = routed_by_hand(model, images, 2)
+    assert trace.score_name == "activation"
+    np.testing.assert_allclose(trace.scores[0], routed.activations, atol=1e-6)
+    assert "below: activation of the capsule" in " ".join(words(analysis.figure_coupling(trace)))
+    assert "the 2 most active of 4 classes" in " ".join(words(analysis.figure_coupling(trace, max_classes=2)))
+    inner = analysis.trace_routing(model, images, layer=1)
+    assert inner.score_name == "activation"
+    assert (np.diff(inner.scores[0], axis=1) > 0).all()  # the last type the most
+    statistics = analysis.routing_statistics(model, images, layer=1)
+    assert statistics.longest.shape == (3 * 2 * 4,)
+    assert statistics.longest.max() <= 1  # activations, where poses are of length 3
+
+
+class Free(Routing):
+    """Coupling of one for every pair: nothing competes."""
+
+    softmax_over = None
+
+    def forward(self, votes, activations=None, *, return_coupling=False):
+        from torchcaps.nn import Routed
+
+        return Routed(squash(votes.weighted_sum(None)), coupling=torch.ones_like(votes.zeros()))
+
+
+def test_where_nothing_competes_every_coupling_of_one_is_uniform(model, make_images, words):
+    model.class_capsules.routing = Free()
+    trace = analysis.trace_routing(model, make_images(2))
+    assert (trace.softmax_over, trace.uniform) == (None, 1)
+    np.testing.assert_allclose(trace.entropy, 1, rtol=1e-6)
+    assert "0.98" in " ".join(words(analysis.figure_coupling(trace)))  # the scale is around one

@@ -293,7 +293,7 @@ def test_the_page_answers_its_own_question_and_nothing_is_elsewhere(hostile: Cal
 
         status, answer = ask("POST", requests.OWN)
         assert status == 200, answer
-        assert len(json.loads(answer)["lengths"]) == 4
+        assert len(json.loads(answer)["scores"]) == 4
         for method, paths in requests.SERVED.items():
             assert {path: ask(method, path)[0] for path in paths} == dict.fromkeys(paths, 200)
             others = set(requests.PATHS) - set(paths)

@@ -71,7 +71,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def test_the_epoch_asked_for(cli: Cli, run_folder: Path, written: list[tuple[Any, ...]], which: str) -> None:
     assert cli("export", run_folder, "--which", which, "--out", "x.onnx").code == 0
     wanted = load_run(run_folder, "best" if which == "best" else "last").model
-    torch.testing.assert_close(written[-1][0].conv.weight, wanted.conv.weight, atol=0, rtol=0)
+    torch.testing.assert_close(written[-1][0].backbone.conv.weight, wanted.backbone.conv.weight, atol=0, rtol=0)
 
 
 def test_where_files_go(cli: Cli, run_folder: Path, written: list[tuple[Any, ...]], tmp_path: Path) -> None:

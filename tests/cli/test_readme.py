@@ -13,9 +13,10 @@ from pathlib import Path
 import click
 import pytest
 
+from support import registered_for_now
 from torchcaps.cli.app import app
 from torchcaps.cli.fields import given_fields
-from torchcaps.cli.train import OPTIONS, build_config
+from torchcaps.cli.train import build_config, run_options
 from torchcaps.errors import InputError
 from torchcaps.models import get_preset
 from torchcaps.reproduce import get_table
@@ -89,7 +90,7 @@ def check(call: str) -> None:
     parsed = command.make_context(name, arguments, parent=context)
     values = parsed.params
     if name in ("train", "memory"):
-        fields = {option.name: values[option.name] for option in OPTIONS if option.name is not None}
+        fields = {option.name: values[option.name] for option in run_options() if option.name is not None}
         config = build_config(values["preset"], None, given_fields(parsed, fields))
         look_up(config.data)
     elif name == "presets" and values["name"] is not None:
@@ -106,8 +107,10 @@ CALLS = [(name_of(page), call) for page in PAGES for call in calls_in(page.read_
 
 
 @pytest.mark.parametrize(("page", "call"), CALLS)
-def test_every_call_on_a_page_parses(page: str, call: str) -> None:
-    check(call)
+def test_every_call_on_a_page_parses(page: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)  # where the plugins lie that pages name
+    with registered_for_now():
+        check(call)
 
 
 def test_pages_of_the_documentation_have_calls() -> None:

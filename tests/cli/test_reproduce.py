@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from torchcaps.files import read_json
+from torchcaps.files import read_json, write_json
 from torchcaps.registry import Registry
-from torchcaps.reproduce import Interrupted, Measure, Outcome, Row, Table, list_tables, runner
+from torchcaps.reproduce import (
+    Interrupted,
+    Job,
+    Measure,
+    Outcome,
+    Reproduction,
+    Row,
+    Table,
+    Workers,
+    list_tables,
+    workers,
+)
 
 Cli = Callable[..., Any]
 
@@ -52,7 +63,14 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Table:
 
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "in_process", lambda function, *args: function(*args))
+    def each(self: Workers, function: Callable[[Any], Any], arguments: Iterable[Any]) -> Generator[Any, None, None]:
+        for argument in arguments:
+            try:
+                yield argument, function(argument)
+            except Exception as error:
+                yield argument, error
+
+    monkeypatch.setattr(Workers, "each", each)
 
 
 @pytest.mark.usefixtures("tiny", "in_this_process")
@@ -66,12 +84,14 @@ def test_a_table_is_run_logged_and_reported(cli: Cli) -> None:
         ["all", "4"],
     ]
     assert [part.partition("\n")[0] for part in parts] == [
-        "tiny/plain, seed 0: 4 of 4 runs left",
-        "tiny/wild, seed 0: 3 of 4 runs left",
-        "tiny/wild, seed 0 diverged, which is logged; the others go on",
-        "tiny/plain, seed 1: 2 of 4 runs left",
-        "tiny/wild, seed 1: 1 of 4 runs left",
-        "tiny/wild, seed 1 diverged, which is logged; the others go on",
+        "tiny/plain, seed 0",
+        "tiny/plain, seed 0: done; 3 of 4 runs left",
+        "tiny/wild, seed 0",
+        "tiny/wild, seed 0: diverged; 2 of 4 runs left",
+        "tiny/plain, seed 1",
+        "tiny/plain, seed 1: done; 1 of 4 runs left",
+        "tiny/wild, seed 1",
+        "tiny/wild, seed 1: diverged; 0 of 4 runs left",
     ]
     assert "All 4 runs of tiny are done (4 now, of which 2 diverged)" in result.out
     page = Path("docs/results.md").read_text(encoding="utf-8")
@@ -100,8 +120,8 @@ def test_what_is_left_is_only_timed(cli: Cli) -> None:
 
 @pytest.mark.usefixtures("tiny")
 def test_what_others_work_on_is_said(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner.Reproduction, "estimate", lambda self: [])
-    monkeypatch.setattr(runner, "in_process", lambda function, job: Outcome.BUSY)
+    monkeypatch.setattr(Reproduction, "estimate", lambda self, workers: {})
+    monkeypatch.setattr(Workers, "each", lambda self, function, jobs: ((job, Outcome.BUSY) for job in jobs))
     result = cli("reproduce", "tiny", "--seeds", "1")
     assert result.code == 0
     assert result.out.endswith("Other processes still work on tiny/plain, seed 0, tiny/wild, seed 0.\n")
@@ -147,6 +167,9 @@ def test_the_report_alone(cli: Cli) -> None:
         ([], ["name a table", "tiny", "--list"]),
         (["tiny", "--row", "plane"], ['"plane"', '"plain"']),
         (["tiny", "--report"], ["--report"]),
+        (["tiny", "--jobs", "0"], ["--jobs", "0"]),
+        (["--report", "--jobs", "2"], ["--jobs is for running a table, not for --report"]),
+        (["--list", "--cluster", "x"], ["--cluster is for one table"]),
         (["tiny", "--seeds", "0"], ["--seeds", "0"]),
         (["tiny", "--budget", "large"], ["--budget", "large", "small", "full"]),
         # options that would do nothing
@@ -180,9 +203,61 @@ def test_data_that_are_missing_are_seen_before_the_first_run(cli: Cli, tiny: Tab
 
 
 def test_a_stopped_table_says_how_it_goes_on(cli: Cli, tiny: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(*_: object) -> None:
+    def stopped(*_: object) -> Generator[Any, None, None]:
         raise Interrupted(130)
+        yield
 
-    monkeypatch.setattr(runner, "in_process", stopped)
+    monkeypatch.setattr(Workers, "each", stopped)
     result = cli("reproduce", "tiny")
     assert (result.code, result.err) == (130, "stopped; the same command goes on from here\n")
+    assert cli("reproduce", "tiny", "--estimate").err == "stopped; nothing was written\n"
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_run_that_fails_is_said_and_the_others_go_on(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def each(self: Workers, function: object, jobs: Iterable[Job]) -> Generator[Any, None, None]:
+        for job in jobs:
+            if job.row.name == "plain":
+                yield job, ChildProcessError("the process was killed")
+            else:
+                write_json(job.log / "diverged.json", {"reason": "NaN"})
+                write_json(job.log / "config.json", job.config.to_dict())
+                yield job, Outcome.DIVERGED
+
+    monkeypatch.setattr(Reproduction, "estimate", lambda self, workers: {})
+    monkeypatch.setattr(Workers, "each", each)
+    result = cli("reproduce", "tiny", "--seeds", "1")
+    assert result.code == 2
+    assert result.out.endswith("\ntiny/wild, seed 0: diverged; 0 of 2 runs left\n")
+    assert result.err == (
+        "tiny/plain, seed 0 failed: the process was killed; 1 of 2 runs left\nError: the process was killed\n"
+    )
+    assert "| `wild` |" in Path("docs/results.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_run_that_is_stopped_alone_ends_the_command_as_stopped(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reproduction, "estimate", lambda self, workers: {})
+    monkeypatch.setattr(Workers, "each", lambda self, function, jobs: ((job, Outcome.STOPPED) for job in jobs))
+    result = cli("reproduce", "tiny", "--seeds", "1")
+    assert (result.code, result.err) == (143, "stopped; the same command goes on from here\n")
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_cluster_sees_whole_paths_and_needs_no_number_of_jobs(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Job] = []
+
+    def each(self: Workers, function: object, jobs: Iterable[Job]) -> Generator[Any, None, None]:
+        for job in jobs:
+            seen.append(job)
+            yield job, Outcome.BUSY
+
+    monkeypatch.setattr(workers, "_connect", lambda address: None)
+    monkeypatch.setattr(Reproduction, "estimate", lambda self, workers: {})
+    monkeypatch.setattr(Workers, "each", each)
+    assert cli("reproduce", "tiny", "--seeds", "1", "--cluster", "tcp://x:1", "--data-dir", "data").code == 0
+    assert {(job.out, job.results, job.data_dir) for job in seen} == {
+        (Path("runs/reproduce").absolute(), Path("results").absolute(), str(Path("data").absolute()))
+    }
+    result = cli("reproduce", "tiny", "--cluster", "tcp://x:1", "--jobs", "2")
+    assert (result.code, "--jobs is for this machine" in result.err) == (2, True)

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from torchcaps.cli.train import OPTIONS
+from torchcaps.cli.train import run_options
 
 Cli = Callable[..., Any]
 
 
 def test_every_option_stands_once() -> None:
-    names = [name for option in OPTIONS for name in option.opts + option.secondary_opts]
+    names = [name for option in run_options() for name in option.opts + option.secondary_opts]
     assert len(names) == len(set(names))
     assert {"--objects", "--crop", "--standardise", "--pool", "--capture"} <= set(names)
 

@@ -32,7 +32,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def mnist_dir() -> Path:
     """The real MNIST files."""
-    from torchcaps.datasets.mnist import FAMILIES, source_of
+    from torchcaps.datasets.sources.mnist import FAMILIES, source_of
 
     if not _NAMED or source_of(FAMILIES[0]).find(Path(_NAMED)) is None:
         pytest.skip("the environment variable TORCHCAPS_DATA names no folder with the four MNIST files")
@@ -67,7 +67,7 @@ def save_image() -> Callable[..., Path]:
 @pytest.fixture
 def small_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that passes for MNIST's, of 100 training and 40 test digits: an L of ink where MNIST has its digits."""
-    from torchcaps.datasets import mnist
+    from torchcaps.datasets.sources import mnist
 
     shapes, folder = {}, tmp_path / "mnist"
     folder.mkdir()

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from torchcaps.datasets import BatchLoader, ImageSet, center_crop, fixed_pairs
+from torchcaps.datasets import Augmentation, BatchLoader, ImageSet, center_crop, fixed_pairs
 from torchcaps.datasets.affine import inverse_maps, sample
-from torchcaps.datasets.augmentation import Augmentation, Changes, recoloured, turned
+from torchcaps.datasets.augmentation import Changes, recoloured, turned
 from torchcaps.errors import InputError
 
 MakeSet = Callable[..., ImageSet]
@@ -118,7 +118,7 @@ def test_turned_without_a_turn_is_the_window(make_set: MakeSet) -> None:
     images = make_set(8, (2, 9, 6))
     for options in ({}, {"max_shift": 3}, {"crop": 4}, {"crop": 5, "max_shift": 2}, {"crop": 6, "max_shift": 5}):
         plain = Augmentation(**options)  # type: ignore[arg-type]
-        loader = BatchLoader(images, 8, shuffle=True, **options)  # type: ignore[arg-type]
+        loader = BatchLoader(images, 8, shuffle=True, augmentation=Augmentation(**options))  # type: ignore[arg-type]
         (batch,) = loader.batches(0)
         changes = dataclasses.replace(plain, max_scaling=1e-9).draw(images.in_shape, 8, (0, 0, 0))
         assert changes.linear is not None
@@ -129,7 +129,7 @@ def test_turned_without_a_turn_is_the_window(make_set: MakeSet) -> None:
 def test_images_are_turned_about_their_own_middle_before_they_are_moved_and_cropped(make_set: MakeSet) -> None:
     images = make_set(8, (1, 9, 9))
     options = {"max_shift": 2, "crop": 5, "max_rotation": 30.0, "max_scaling": 0.2}
-    loader = BatchLoader(images, 8, shuffle=True, **options)  # type: ignore[arg-type]
+    loader = BatchLoader(images, 8, shuffle=True, augmentation=Augmentation(**options))  # type: ignore[arg-type]
     (batch,) = loader.batches(0)
     changes = loader.changes(0, 0)
     assert changes.linear is not None
@@ -146,7 +146,7 @@ def test_images_are_turned_about_their_own_middle_before_they_are_moved_and_crop
 
 def test_mirrored_and_cropped_batches(make_set: MakeSet) -> None:
     images = make_set(30, (3, 6, 7))
-    loader = BatchLoader(images, 10, shuffle=True, crop=4, flip=True, seed=2)
+    loader = BatchLoader(images, 10, shuffle=True, augmentation=Augmentation(crop=4, flip=True), seed=2)
     assert loader.in_shape == (3, 4, 4)
     for number, batch in enumerate(loader.batches(1)):
         changes = loader.changes(1, number)
@@ -160,7 +160,7 @@ def test_mirrored_and_cropped_batches(make_set: MakeSet) -> None:
 
 def test_brightness_and_contrast_in_batches(make_set: MakeSet) -> None:
     images = make_set(20, (3, 6, 7))
-    loader = BatchLoader(images, 10, shuffle=True, brightness=0.3, contrast=0.8)
+    loader = BatchLoader(images, 10, shuffle=True, augmentation=Augmentation(brightness=0.3, contrast=0.8))
     for number, batch in enumerate(loader.batches(0)):
         changes = loader.changes(0, number)
         assert changes.brightness is not None
@@ -183,7 +183,7 @@ def test_shares_epochs_and_resumed_batches_agree_with_everything_on(
     images = make_set(40, (2, 6, 6))
 
     def load(**more: int) -> BatchLoader:
-        return BatchLoader(images, 12, shuffle=True, seed=7, **options, **more)  # type: ignore[arg-type]
+        return BatchLoader(images, 12, shuffle=True, seed=7, augmentation=Augmentation(**options), **more)  # type: ignore[arg-type]
 
     whole = list(load().batches(2))
     shares = [list(load(rank=rank, world_size=3).batches(2)) for rank in range(3)]
@@ -201,14 +201,14 @@ def test_parts_go_where_their_image_goes(make_set: MakeSet) -> None:
     pairs = fixed_pairs(make_set(12, (2, 6, 6)), max_shift=1)
     assert pairs.parts is not None
     for options in ({"max_shift": 1, "crop": 5, "flip": True}, {"max_rotation": 90.0}):
-        (batch,) = BatchLoader(pairs, 12, shuffle=True, **options).batches(0)  # type: ignore[arg-type]
+        (batch,) = BatchLoader(pairs, 12, shuffle=True, augmentation=Augmentation(**options)).batches(0)  # type: ignore[arg-type]
         assert batch.parts is not None
         assert batch.parts.shape == (12, 2, *batch.images.shape[1:])
         if "crop" in options:  # interpolated after the clipping, an image is not the sum of its parts any more
             assert (batch.images - batch.parts.sum(1).clamp(max=1)).abs().max() < 1e-6
         alone = [ImageSet(pairs.parts[:, i], pairs.labels[:, i]) for i in range(2)]
         for i, part in enumerate(alone):
-            (only,) = BatchLoader(part, 12, shuffle=True, **options).batches(0)  # type: ignore[arg-type]
+            (only,) = BatchLoader(part, 12, shuffle=True, augmentation=Augmentation(**options)).batches(0)  # type: ignore[arg-type]
             assert torch.equal(batch.parts[:, i], only.images)
 
 
@@ -220,7 +220,7 @@ def test_evaluation_gives_parts_and_the_middle(make_set: MakeSet) -> None:
     assert torch.equal(torch.cat([batch.labels for batch in batches]), pairs.labels)
     middle = center_crop(pairs, 4)
     assert middle.parts is not None
-    (batch,) = BatchLoader(pairs, 6, shuffle=False, crop=4).batches(0)
+    (batch,) = BatchLoader(pairs, 6, shuffle=False, augmentation=Augmentation(crop=4)).batches(0)
     assert torch.equal(batch.images, middle.images / 255)
     assert torch.equal(batch.parts, middle.parts / 255)  # type: ignore[arg-type]
 
@@ -238,37 +238,37 @@ def test_center_crop_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("shuffle", "options", "words"),
     [
-        ({"crop": 6}, "crop is 6 pixels, but squares of 1 to 5 can be cut out"),
-        ({"crop": 0}, "crop is 0 pixels"),
-        ({"brightness": -0.1}, "brightness must be 0 to 1, got -0.1"),
-        ({"brightness": float("nan")}, "brightness must be 0 to 1, got nan"),
-        ({"contrast": 1.5}, "contrast must be 0 to 1, got 1.5"),
-        ({"max_rotation": 181.0}, "max_rotation must be 0 to 180, got 181"),
-        ({"max_scaling": 1.0}, "max_scaling must be from 0 to below 1, got 1.0"),
-        ({"shuffle": False, "flip": True}, r"flip is True, but only training images \(shuffle=True\) are changed"),
-        ({"shuffle": False, "max_rotation": 5.0}, "max_rotation is 5.0, but only training images"),
+        (True, {"crop": 6}, "crop is 6 pixels, but squares of 1 to 5 can be cut out"),
+        (True, {"crop": 0}, "crop is 0 pixels"),
+        (True, {"brightness": -0.1}, "brightness must be 0 to 1, got -0.1"),
+        (True, {"brightness": float("nan")}, "brightness must be 0 to 1, got nan"),
+        (True, {"contrast": 1.5}, "contrast must be 0 to 1, got 1.5"),
+        (True, {"max_rotation": 181.0}, "max_rotation must be 0 to 180, got 181"),
+        (True, {"max_scaling": 1.0}, "max_scaling must be at least 0 and below 1, got 1.0"),
+        (False, {"flip": True}, r"flip is True, but only training images \(shuffle=True\) are changed"),
+        (False, {"max_rotation": 5.0}, "max_rotation is 5.0, but only training images"),
     ],
 )
-def test_changes_that_cannot_be(make_set: MakeSet, options: dict[str, float], words: str) -> None:
+def test_changes_that_cannot_be(make_set: MakeSet, shuffle: bool, options: dict[str, float], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        BatchLoader(make_set(12), 4, **{"shuffle": True, **options})  # type: ignore[arg-type]
+        BatchLoader(make_set(12), 4, shuffle=shuffle, augmentation=Augmentation(**options))  # type: ignore[arg-type]
 
 
 def test_images_are_not_made_so_small_that_they_vanish(make_set: MakeSet) -> None:
     images = make_set(12, (1, 28, 28))
     words = r"max_scaling is 0\.998, which makes images of 28×28 pixels vanish; choose at most 0\.997$"
     with pytest.raises(InputError, match=words):
-        BatchLoader(images, 4, shuffle=True, max_scaling=0.998)
-    BatchLoader(images, 4, shuffle=True, max_scaling=0.997)
-    BatchLoader(make_set(12, (1, 40, 40)), 4, shuffle=True, max_scaling=0.99, max_shift=30)
+        BatchLoader(images, 4, shuffle=True, augmentation=Augmentation(max_scaling=0.998))
+    BatchLoader(images, 4, shuffle=True, augmentation=Augmentation(max_scaling=0.997))
+    BatchLoader(make_set(12, (1, 40, 40)), 4, shuffle=True, augmentation=Augmentation(max_scaling=0.99, max_shift=30))
 
 
 @pytest.mark.parametrize("option", ["brightness", "contrast"])
 def test_the_colours_of_several_objects_stay(make_set: MakeSet, option: str) -> None:
     with pytest.raises(InputError, match="brightness and contrast are for images of one object, got 2 an image"):
-        BatchLoader(fixed_pairs(make_set(12)), 4, shuffle=True, **{option: 0.1})  # type: ignore[arg-type]
+        BatchLoader(fixed_pairs(make_set(12)), 4, shuffle=True, augmentation=Augmentation(**{option: 0.1}))  # type: ignore[arg-type]
 
 
 @pytest.mark.gpu
@@ -276,7 +276,7 @@ def test_the_colours_of_several_objects_stay(make_set: MakeSet, option: str) -> 
 def test_the_same_changes_on_the_gpu(make_set: MakeSet, options: dict[str, float]) -> None:
     images = make_set(40, (3, 8, 8))
     cpu, gpu = (
-        BatchLoader(images, 8, shuffle=True, device=device, **options)  # type: ignore[arg-type]
+        BatchLoader(images, 8, shuffle=True, device=device, augmentation=Augmentation(**options))  # type: ignore[arg-type]
         for device in ("cpu", "cuda")
     )
     for a, b in zip(cpu.batches(1), gpu.batches(1), strict=True):

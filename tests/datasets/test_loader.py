@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchcaps.datasets import Batch, BatchLoader, ImageSet, PairSet
+from torchcaps.datasets import Augmentation, Batch, BatchLoader, ImageSet, PairSet
 from torchcaps.errors import InputError
 
 MakeSet = Callable[..., ImageSet]
@@ -63,7 +63,7 @@ def test_pixels_run_from_0_to_1() -> None:
 @pytest.mark.parametrize("shape", [(1, 6, 5), (3, 4, 7)])
 def test_each_image_is_moved_by_its_own_shift(make_set: MakeSet, shape: tuple[int, int, int]) -> None:
     images = make_set(30, shape)
-    loader = BatchLoader(images, 8, shuffle=True, max_shift=3, seed=5)
+    loader = BatchLoader(images, 8, shuffle=True, augmentation=Augmentation(3), seed=5)
     for number, batch in enumerate(loader.batches(2)):
         index = loader.order(2)[number * 8 : (number + 1) * 8]
         shifts = shifts_of(loader, 2, number)
@@ -74,7 +74,7 @@ def test_each_image_is_moved_by_its_own_shift(make_set: MakeSet, shape: tuple[in
 
 
 def test_shifts_are_uniform_over_the_whole_range_on_both_axes(make_set: MakeSet) -> None:
-    loader = BatchLoader(make_set(6000, (1, 5, 5)), 6000, shuffle=True, max_shift=2)
+    loader = BatchLoader(make_set(6000, (1, 5, 5)), 6000, shuffle=True, augmentation=Augmentation(2))
     shifts = shifts_of(loader, 0, 0)
     pairs = (shifts[:, 0] + 2) * 5 + shifts[:, 1] + 2
     counts = pairs.bincount(minlength=25)
@@ -94,7 +94,8 @@ def test_an_epoch_is_a_new_order_of_all_images(make_set: MakeSet) -> None:
 
 def test_the_same_seed_gives_the_same_batches_and_another_one_others(make_set: MakeSet) -> None:
     first, again, other = (
-        list(BatchLoader(make_set(40), 8, shuffle=True, max_shift=1, seed=seed).batches(3)) for seed in (1, 1, 2)
+        list(BatchLoader(make_set(40), 8, shuffle=True, augmentation=Augmentation(1), seed=seed).batches(3))
+        for seed in (1, 1, 2)
     )
     assert same(first, again)
     assert not same(first, other)
@@ -102,19 +103,19 @@ def test_the_same_seed_gives_the_same_batches_and_another_one_others(make_set: M
 
 def test_seed_and_epoch_do_not_add_up(make_set: MakeSet) -> None:
     """Seed 1's epoch 0 is not seed 0's epoch 1, or runs that should be independent would share their orders."""
-    a, b = (BatchLoader(make_set(40), 8, shuffle=True, max_shift=2, seed=seed) for seed in (0, 1))
+    a, b = (BatchLoader(make_set(40), 8, shuffle=True, augmentation=Augmentation(2), seed=seed) for seed in (0, 1))
     assert not torch.equal(a.order(1), b.order(0))
     assert not torch.equal(shifts_of(a, 1, 0), shifts_of(b, 0, 0))
     assert not torch.equal(shifts_of(a, 0, 1), shifts_of(a, 1, 0))
 
 
 def test_the_order_does_not_depend_on_whether_images_are_shifted(make_set: MakeSet) -> None:
-    plain, shifted = (BatchLoader(make_set(40), 8, shuffle=True, max_shift=m) for m in (0, 2))
+    plain, shifted = (BatchLoader(make_set(40), 8, shuffle=True, augmentation=Augmentation(m)) for m in (0, 2))
     assert torch.equal(plain.order(0), shifted.order(0))
 
 
 def test_global_random_state_is_neither_read_nor_moved(make_set: MakeSet) -> None:
-    loader = BatchLoader(make_set(40), 8, shuffle=True, max_shift=2)
+    loader = BatchLoader(make_set(40), 8, shuffle=True, augmentation=Augmentation(2))
     torch.manual_seed(1)
     first = list(loader.batches(0))
     state = torch.random.get_rng_state()
@@ -126,7 +127,7 @@ def test_global_random_state_is_neither_read_nor_moved(make_set: MakeSet) -> Non
 
 @pytest.mark.parametrize("start", [0, 1, 4, 5])
 def test_a_resumed_epoch_goes_on_exactly(make_set: MakeSet, start: int) -> None:
-    loader = BatchLoader(make_set(37), 8, shuffle=True, max_shift=2)
+    loader = BatchLoader(make_set(37), 8, shuffle=True, augmentation=Augmentation(2))
     whole = list(loader.batches(4))
     assert len(whole) == 5
     assert same(whole[start:], list(loader.batches(4, start)))
@@ -141,7 +142,15 @@ def test_many_processes_see_together_what_one_sees(n: int, batch: int, world: in
     images = ImageSet(torch.randint(0, 256, (n, 1, 4, 4), dtype=torch.uint8), torch.arange(n))
 
     def batches(rank: int, size: int) -> list[Batch]:
-        loader = BatchLoader(images, batch, shuffle=shuffle, max_shift=2 * shuffle, rank=rank, world_size=size, seed=n)
+        loader = BatchLoader(
+            images,
+            batch,
+            shuffle=shuffle,
+            augmentation=Augmentation(2 * shuffle),
+            rank=rank,
+            world_size=size,
+            seed=n,
+        )
         return list(loader.batches(1))
 
     alone = batches(0, 1)
@@ -185,10 +194,13 @@ def test_evaluation_batches_may_be_larger_than_the_set(make_set: MakeSet) -> Non
         ({"batch_size": 0, "shuffle": True}, "at least 1, got 0"),
         ({"batch_size": 4, "shuffle": True, "world_size": 3}, "3 processes cannot share evenly.*multiple of 3"),
         ({"batch_size": 4, "shuffle": True, "world_size": 2, "rank": 2}, "rank must be from 0.*got 2"),
-        ({"batch_size": 4, "shuffle": False, "max_shift": 2}, "only training images"),
-        ({"batch_size": 4, "shuffle": True, "max_shift": 5}, "5 pixels can be moved by 0 to 4"),
-        ({"batch_size": 4, "shuffle": True, "max_shift": -1}, "max_shift is -1"),
-        ({"batch_size": 4, "shuffle": True, "seed": -1}, "seed must be from 0"),
+        ({"batch_size": 4, "shuffle": False, "augmentation": Augmentation(2)}, "only training images"),
+        (
+            {"batch_size": 4, "shuffle": True, "augmentation": Augmentation(5)},
+            "5 pixels can be moved by 0 to 4",
+        ),
+        ({"batch_size": 4, "shuffle": True, "augmentation": Augmentation(-1)}, "max_shift is -1"),
+        ({"batch_size": 4, "shuffle": True, "seed": -1}, "seed must be 0 to 4294967295, got -1"),
     ],
 )
 def test_options_that_cannot_be(make_set: MakeSet, options: dict[str, int | bool], words: str) -> None:
@@ -251,7 +263,7 @@ def test_many_processes_see_the_same_pairs(make_set: MakeSet, options: dict[str,
     pairs = PairSet(make_set(26), max_shift=2)
 
     def batches(rank: int, size: int) -> list[Batch]:
-        loader = BatchLoader(pairs, 9, shuffle=True, rank=rank, world_size=size, **options)  # type: ignore[arg-type]
+        loader = BatchLoader(pairs, 9, shuffle=True, rank=rank, world_size=size, augmentation=Augmentation(**options))  # type: ignore[arg-type]
         return list(loader.batches(1))
 
     shares = [batches(rank, 3) for rank in range(3)]
@@ -262,7 +274,9 @@ def test_many_processes_see_the_same_pairs(make_set: MakeSet, options: dict[str,
 
 def test_pairs_do_not_depend_on_what_else_is_done(make_set: MakeSet) -> None:
     pairs = PairSet(make_set(12), max_shift=2)
-    (plain,), (mirrored,) = (BatchLoader(pairs, 12, shuffle=True, flip=flip).batches(0) for flip in (False, True))
+    (plain,), (mirrored,) = (
+        BatchLoader(pairs, 12, shuffle=True, augmentation=Augmentation(flip=flip)).batches(0) for flip in (False, True)
+    )
     assert torch.equal(plain.labels, mirrored.labels)
     whole = (plain.images == mirrored.images).flatten(1).all(1)
     turned = (plain.images.flip(-1) == mirrored.images).flatten(1).all(1)
@@ -271,7 +285,7 @@ def test_pairs_do_not_depend_on_what_else_is_done(make_set: MakeSet) -> None:
 
 
 def test_pairs_made_on_the_fly_judge_nothing(make_set: MakeSet) -> None:
-    with pytest.raises(InputError, match=r"are to train on \(shuffle=True\); judge by fixed_pairs"):
+    with pytest.raises(InputError, match=r"for training only \(shuffle=True\); judge by fixed_pairs"):
         BatchLoader(PairSet(make_set(12)), 4, shuffle=False)
 
 
@@ -283,16 +297,23 @@ def test_images_of_one_object_have_no_parts(make_set: MakeSet) -> None:
 def test_batches_are_those_of_earlier_versions() -> None:
     """A run that began with an earlier version goes on with the same batches: whatever moves them is a break."""
     images = torch.arange(1, 13, dtype=torch.uint8).view(12, 1, 1, 1).repeat(1, 1, 3, 3)
-    loader = BatchLoader(ImageSet(images, torch.arange(12)), 6, shuffle=True, max_shift=1, seed=5)
+    loader = BatchLoader(ImageSet(images, torch.arange(12)), 6, shuffle=True, augmentation=Augmentation(1), seed=5)
     assert loader.order(2).tolist() == [0, 11, 4, 9, 6, 8, 5, 1, 10, 7, 3, 2]
     assert shifts_of(loader, 2, 1).tolist() == [[0, 1], [0, -1], [0, 1], [-1, -1], [-1, 0], [0, 0]]
 
 
 @pytest.mark.gpu
 def test_the_same_batches_on_the_gpu(make_set: MakeSet) -> None:
-    cpu, gpu = (BatchLoader(make_set(40), 8, shuffle=True, max_shift=2, device=d) for d in ("cpu", "cuda"))
+    cpu, gpu = (
+        BatchLoader(make_set(40), 8, shuffle=True, augmentation=Augmentation(2), device=d) for d in ("cpu", "cuda")
+    )
     for a, b in zip(cpu.batches(1), gpu.batches(1), strict=True):
         assert b.images.is_cuda
         assert b.labels.is_cuda
         torch.testing.assert_close(b.images.cpu(), a.images, rtol=0, atol=1e-7)
         assert torch.equal(b.labels.cpu(), a.labels)
+
+
+def test_an_augmentation_is_no_mapping(make_set: MakeSet) -> None:
+    with pytest.raises(TypeError, match="BatchLoader: augmentation must be an Augmentation, got dict"):
+        BatchLoader(make_set(12), 4, shuffle=True, augmentation={"max_shift": 2})  # type: ignore[arg-type]

@@ -111,7 +111,7 @@ def test_limits_are_caps(toy: Splits, size: int | None) -> None:
         ({"image_size": 0}, "image_size must be 1 to 4096, got 0"),
         ({"image_size": 10**30}, "image_size must be 1 to 4096, got 1000000000000000000000000000000"),
         ({"image_size": (3, 4, 5)}, "image_size must be"),
-        ({"seed": -1}, "seed must be from 0"),
+        ({"seed": -1}, "seed must be 0 to 4294967295"),
         ({"validation": "middle"}, "validation must be one of random, first, last, got 'middle'"),
         ({"validation": "first", "validation_size": 97}, "validation_size is 97, but 1 to 96"),
         ({"data_dir": "x"}, 'the data set "toy" has no files in a data folder'),

@@ -59,5 +59,5 @@ def test_sizes_that_cannot_be(size: int) -> None:
 
 @pytest.mark.parametrize("seed", [-1, 2**32])
 def test_seeds_out_of_range(seed: int) -> None:
-    with pytest.raises(InputError, match=f"seed must be from 0 to 4294967295, got {seed}"):
+    with pytest.raises(InputError, match=f"seed must be 0 to 4294967295, got {seed}"):
         stratified_split(torch.arange(10) % 3, 3, seed=seed)

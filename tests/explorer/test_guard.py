@@ -118,7 +118,7 @@ def test_the_page_itself_is_answered(site: Site) -> None:
         own = (("Host", host), ("Origin", f"http://{host}"), ("Sec-Fetch-Site", "same-origin"))
         answer = site.look(*own, ("Content-Type", f"{JSON}; charset=utf-8"))
         assert answer.status == 200
-        assert len(json.loads(answer.body)["lengths"]) == 4
+        assert len(json.loads(answer.body)["scores"]) == 4
         assert_no_leave(answer)
         assert site.ask("GET", "/theme.css", None, *own).status == 200
 

@@ -67,14 +67,14 @@ def test_the_page_is_told_what_to_show(explorer: Explorer) -> None:
 
 def test_looking(explorer: Explorer, ask: Page) -> None:
     view, answer = explorer.look(PIXELS), ask("look", pixels=encode(PIXELS))
-    np.testing.assert_allclose(answer["lengths"], view.lengths, atol=1e-4)
+    np.testing.assert_allclose(answer["scores"], view.scores, atol=1e-4)
     np.testing.assert_allclose(answer["capsules"], view.capsules, atol=1e-4)
     assert answer["present"] == list(view.present)
     routing = answer["routing"]
     assert view.routing is not None
     iterations, shown, height, width = view.routing.maps.shape
     assert (routing["size"], routing["classes"]) == ([height, width], [0, 1, 2, 3])
-    assert np.shape(routing["means"]) == np.shape(routing["lengths"]) == (iterations, shown)
+    assert np.shape(routing["means"]) == np.shape(routing["scores"]) == (iterations, shown)
     last = np.frombuffer(base64.b64decode(routing["maps"][-1][2]), np.uint8).reshape(3, height, width)
     np.testing.assert_array_equal(last, view.routing.colours()[-1, 2])
     np.testing.assert_allclose(routing["range"], [view.routing.maps.min(), view.routing.maps.max()], atol=1e-4)
@@ -83,7 +83,7 @@ def test_looking(explorer: Explorer, ask: Page) -> None:
 def test_looking_without_capsules() -> None:
     answer = Page(Explorer(small_network("baseline-cnn")))("look", pixels=encode(PIXELS))
     assert (answer["capsules"], answer["routing"]) == (None, None)
-    assert len(answer["lengths"]) == 4
+    assert len(answer["scores"]) == 4
 
 
 def test_decoding_one_capsule(explorer: Explorer, ask: Page) -> None:

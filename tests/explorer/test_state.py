@@ -11,12 +11,15 @@ import torch
 from PIL import Image
 
 from explorer_support import small_network
+from own_parts import register, two_layers
 from support import assert_raises
 from torchcaps.analysis import load_image, perturb_capsule, predict, trace_routing
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
 from torchcaps.explorer import Explorer, Routing
+from torchcaps.explorer.messages import describe
 from torchcaps.explorer.state import MOST_MAPS, OBJECT_COLOURS, colour_apart, overlay, to_bytes
+from torchcaps.models import create_model
 
 
 def pixels_for(explorer: Explorer, seed: int = 0) -> np.ndarray:
@@ -33,20 +36,20 @@ def test_looking_says_what_predict_and_trace_say(small: Explorer) -> None:
     view = small.look(pixels)
     images = torch.from_numpy(pixels)[None]
     predictions, trace = predict(small.model, images), trace_routing(small.model, images)
-    np.testing.assert_allclose(view.lengths, predictions.lengths[0], rtol=1e-6)
+    np.testing.assert_allclose(view.scores, predictions.lengths[0], rtol=1e-6)
     assert view.present == (int(predictions.classes[0]),)
     assert view.capsules is not None
-    np.testing.assert_allclose(np.linalg.norm(view.capsules, axis=1), view.lengths, rtol=1e-3)
+    np.testing.assert_allclose(np.linalg.norm(view.capsules, axis=1), view.scores, rtol=1e-3)
     assert view.routing is not None
     assert view.routing.classes == (0, 1, 2, 3)
     np.testing.assert_allclose(view.routing.maps, trace.maps[:, 0].mean(2), rtol=1e-6)
-    np.testing.assert_allclose(view.routing.lengths, trace.lengths[:, 0], rtol=1e-6)
+    np.testing.assert_allclose(view.routing.scores, trace.lengths[:, 0], rtol=1e-6)
     assert view.routing.uniform == trace.uniform == 0.25
 
 
 def test_another_image_looks_otherwise(small: Explorer) -> None:
     first, second = (small.look(pixels_for(small, seed)) for seed in (0, 1))
-    assert np.abs(first.lengths - second.lengths).max() > 1e-3
+    assert np.abs(first.scores - second.scores).max() > 1e-3
 
 
 def test_a_capsule_decodes_as_perturb_has_it(small: Explorer) -> None:
@@ -87,7 +90,7 @@ def test_several_objects_are_the_longest_capsules() -> None:
     explorer = Explorer(small_network("sabour2017-multimnist", num_classes=5))
     assert explorer.num_objects == 2
     view = explorer.look(pixels_for(explorer))
-    assert view.present == tuple(np.argsort(-view.lengths)[:2])
+    assert view.present == tuple(np.argsort(-view.scores)[:2])
 
 
 def test_capsules_in_raster_order_have_no_place() -> None:
@@ -102,10 +105,10 @@ def test_the_longest_of_many_classes_have_maps() -> None:
     explorer = Explorer(small_network(num_classes=MOST_MAPS + 3))
     view = explorer.look(pixels_for(explorer))
     assert view.routing is not None
-    longest = np.argsort(-view.lengths)[:MOST_MAPS]
+    longest = np.argsort(-view.scores)[:MOST_MAPS]
     assert view.routing.classes == tuple(sorted(longest.tolist()))
-    assert view.routing.maps.shape[1] == view.routing.lengths.shape[1] == MOST_MAPS
-    np.testing.assert_allclose(view.routing.lengths[-1], view.lengths[np.sort(longest)], rtol=1e-5)
+    assert view.routing.maps.shape[1] == view.routing.scores.shape[1] == MOST_MAPS
+    np.testing.assert_allclose(view.routing.scores[-1], view.scores[np.sort(longest)], rtol=1e-5)
 
 
 def test_what_a_network_lacks_is_said() -> None:
@@ -130,12 +133,41 @@ def test_what_a_network_lacks_is_said() -> None:
     assert "needs capsules" in cnn.no_routing
     view = cnn.look(pixels_for(cnn))
     assert (view.capsules, view.routing, cnn.capsule_dim) == (None, None, 0)
-    assert view.lengths.sum() == pytest.approx(1)
+    assert view.scores.sum() == pytest.approx(1)
+
+
+def test_a_network_with_activations_is_explored_by_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch)
+    explorer = Explorer(small_network(routing="active"))
+    view = explorer.look(pixels_for(explorer))
+    assert explorer.score_name == "activation"
+    assert view.present == (3,)
+    assert view.capsules is not None
+    assert np.linalg.norm(view.capsules, axis=1).min() > 2  # lengths are no scores
+    assert view.scores.max() <= 1
+    assert view.routing is not None
+    np.testing.assert_allclose(view.routing.scores[-1], view.scores, rtol=1e-5)
+    described = describe(explorer)
+    assert (described["score"], described["highest"]) == ("activation", "most active")
+    plain = describe(Explorer(small_network()))
+    assert (plain["score"], plain["highest"]) == ("length", "longest")
+
+
+def test_a_network_of_two_layers_or_without_coupling_is_explored(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch)
+    layers = two_layers({"layer_kernel": 1})
+    deep = Explorer(create_model("sabour2017", (1, 18, 20), 4, layers=layers, conv_channels=4, primary_types=2).eval())
+    view = deep.look(pixels_for(deep))
+    assert view.routing is not None
+    assert (view.routing.inputs, view.routing.in_space) == ("capsules of layer 1", True)
+    silent = Explorer(small_network(routing="silent"))
+    assert silent.no_routing == "Routing cannot be followed: Silent returns no coupling, so there is none to show."
+    assert silent.look(pixels_for(silent)).routing is None
 
 
 def routing_of(*values: float, uniform: float = 0.25) -> Routing:
     maps = np.array(values, np.float32).reshape(1, 1, 1, -1)
-    return Routing((0,), maps, np.zeros((1, 1)), uniform, in_space=True)
+    return Routing((0,), maps, np.zeros((1, 1)), uniform, in_space=True, inputs="primary capsules")
 
 
 def test_coupling_is_white_where_uniform_red_above_blue_below() -> None:

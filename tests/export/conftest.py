@@ -30,7 +30,7 @@ def make_network() -> MakeNetwork:
         made = create_model(preset, SHAPE, len(CLASSES), **small(preset) | overrides)
         if isinstance(made, CapsNet):
             with torch.no_grad():
-                made.class_capsules.weight.mul_(20)
+                made.class_capsules.transform.weight.mul_(20)
         return made
 
     return make

@@ -21,6 +21,7 @@ from torchcaps.analysis import evaluate
 from torchcaps.errors import InputError
 from torchcaps.export import export_folder, folder, share, training_record
 from torchcaps.files import read_json, write_json
+from torchcaps.models.fields import replace
 from torchcaps.training import Run, load_run
 
 FILES = {"config.json", "model.safetensors", "classes.json", "README.md"}
@@ -60,7 +61,7 @@ def test_what_a_card_says_of_a_run(run: Run, runs: tuple[Path, Path]) -> None:
 
 def test_the_command_trains_it_again_anywhere(run: Run) -> None:
     """It is the run's configuration, without what is of this machine."""
-    from torchcaps.cli.train import OPTIONS
+    from torchcaps.cli.train import run_options
 
     assert run.config is not None
     changed = dataclasses.replace(
@@ -68,18 +69,18 @@ def test_the_command_trains_it_again_anywhere(run: Run) -> None:
         data_dir="/home/me",
         checkpoint_minutes=1.0,
         recipe=dataclasses.replace(run.config.recipe, flip=True, limit_train=None),
-        model=dataclasses.replace(run.config.model, decoder_hidden=(), decoder=False),
+        model=replace(run.config.model, {"num_iterations": 2, "decoder": False}),
     )
     command = training_record(dataclasses.replace(run, config=changed)).command
     assert command.startswith("torchcaps train sabour2017 --data npz:PATH --seed 0 --conv-channels 8 ")
-    for option in ("--primary-types 2", "--decoder-hidden none", "--no-decoder", "--flip", "--validation-size 12"):
+    for option in ("--primary-types 2", "--num-iterations 2", "--no-decoder", "--flip", "--validation-size 12"):
         assert f" {option}" in command
     for local in ("/", "cpu", "--checkpoint-minutes", "--precision"):
         assert local not in command.replace("bars", "")
     for source, said in (("/home/me/run", "RUN"), ("compact", "compact"), ("someone/net", "someone/net")):
         started = dataclasses.replace(changed, init_from=source)
         assert f" --init-from {said} " in training_record(dataclasses.replace(run, config=started)).command + " "
-    known = {name for option in OPTIONS for name in (*option.opts, *option.secondary_opts)}
+    known = {name for option in run_options() for name in (*option.opts, *option.secondary_opts)}
     assert {word for word in command.split() if word.startswith("--")} <= known
 
 
@@ -174,7 +175,7 @@ def test_weights_for_the_package(run: Run, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     export_folder(run, "compact", half=True)
     assert 'load_pretrained("compact")' in (tmp_path / "compact" / "README.md").read_text(encoding="utf-8")
-    assert_close(load_pretrained().conv.weight, run.model.conv.weight, 1e-3)
+    assert_close(load_pretrained().backbone.conv.weight, run.model.backbone.conv.weight, 1e-3)
 
 
 def test_nothing_is_overwritten(run: Run, tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from own_parts import register
 from support import assert_raises
 from torchcaps.errors import InputError
-from torchcaps.export import Agreement, OnnxModel, export_onnx, export_program, graphs
-from torchcaps.models import Model
+from torchcaps.export import Agreement, Description, OnnxModel, export_onnx, export_program, graphs
+from torchcaps.models import Network, create_model
 
 for package in ("onnx", "onnxruntime", "onnxscript"):
     pytest.importorskip(package, reason="the extra torchcaps[export] is not installed")
@@ -36,7 +37,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module", params=KINDS)
 def exported(
     request: pytest.FixtureRequest, make_network: Make, describe: Make, make_images: Make, tmp_path_factory: Any
-) -> tuple[Model, Path, Agreement]:
+) -> tuple[Network, Path, Agreement]:
     """A network, its ONNX file, and how they agree."""
     model = make_network(**KINDS[request.param])
     path = tmp_path_factory.mktemp("onnx") / "model.onnx"
@@ -44,7 +45,7 @@ def exported(
     return model, path, export_onnx(model.train(), path, description, make_images(5))
 
 
-def outputs(model: Model, images: Tensor) -> list[np.ndarray]:
+def outputs(model: Network, images: Tensor) -> list[np.ndarray]:
     was_training = model.training
     with torch.no_grad():
         output = model.eval()(images)
@@ -54,7 +55,7 @@ def outputs(model: Model, images: Tensor) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("count", [1, 3, 300])
 def test_an_onnx_file_gives_what_the_network_gives(
-    exported: tuple[Model, Path, Agreement], make_images: Make, count: int
+    exported: tuple[Network, Path, Agreement], make_images: Make, count: int
 ) -> None:
     model, path, _ = exported
     images = make_images(count)
@@ -67,7 +68,7 @@ def test_an_onnx_file_gives_what_the_network_gives(
     assert np.ptp(wanted[0], axis=1).min() > 1e-3, "lengths that differ, so that decoding is tested"
 
 
-def test_what_an_onnx_file_is(exported: tuple[Model, Path, Agreement]) -> None:
+def test_what_an_onnx_file_is(exported: tuple[Network, Path, Agreement]) -> None:
     """One file with all weights, ONNX's own operators only, names that can be relied on, and no line of source."""
     import onnx
 
@@ -92,23 +93,23 @@ def test_what_an_onnx_file_is(exported: tuple[Model, Path, Agreement]) -> None:
     assert len(contents) < 1.1 * sum(4 * p.numel() for p in model.parameters()) + 50_000
 
 
-def test_it_says_what_the_network_is(exported: tuple[Model, Path, Agreement], describe: Make) -> None:
+def test_it_says_what_the_network_is(exported: tuple[Network, Path, Agreement], describe: Make) -> None:
     model, path, _ = exported
     preset = "baseline-cnn" if getattr(model, "decoder", None) is None else "sabour2017"
     assert OnnxModel(path).description == describe(preset=preset, objects=model.config.objects)
 
 
-def test_the_network_stays_as_it_was(exported: tuple[Model, Path, Agreement]) -> None:
+def test_the_network_stays_as_it_was(exported: tuple[Network, Path, Agreement]) -> None:
     model, _, _ = exported
     assert all(module.training for module in model.modules())
 
 
-def test_how_far_they_agree_is_told(exported: tuple[Model, Path, Agreement]) -> None:
+def test_how_far_they_agree_is_told(exported: tuple[Network, Path, Agreement]) -> None:
     model, _, agreement = exported
     assert (agreement.images, agreement.batch_sizes) == (5, (1, 5))
     assert 0 <= agreement.lengths < 1e-6
     assert (agreement.reconstruction is None) == (getattr(model, "decoder", None) is None)
-    assert f"largest difference of a length {agreement.lengths:.1e}" in str(agreement)
+    assert f"largest difference of a score {agreement.lengths:.1e}" in str(agreement)
     assert "in batches of 1 and 5" in str(agreement)
 
 
@@ -143,7 +144,7 @@ def test_a_file_that_differs_is_not_left_behind(
     model = make_network("baseline-cnn", hidden=())
     real = graphs.trace
 
-    def trace_another(network: Model) -> Any:
+    def trace_another(network: Network) -> Any:
         other = copy.deepcopy(network)
         with torch.no_grad():
             other.classify.bias[0] += wrong
@@ -163,12 +164,6 @@ def test_differences_are_absolute_up_to_one_and_relative_beyond() -> None:
     assert graphs._difference(row[0], row) == math.inf
     assert math.isnan(graphs._difference(row * math.nan, row))
     assert math.isnan(graphs._difference(row, row * math.nan))
-
-
-def test_equally_long_capsules_are_decoded_as_the_file_chose() -> None:
-    lengths = np.array([[0.1, 0.7, 0.7, 0.2], [0.9, 0.1, 0.2, 0.3]], np.float32)
-    assert graphs._longest(lengths, 1).tolist() == [1, 0]
-    assert graphs._longest(lengths, 3).tolist() == [[1, 2, 3], [0, 3, 2]]
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -205,3 +200,22 @@ def test_a_package_that_is_missing(
     monkeypatch.setitem(sys.modules, package, None)
     said = f'an ONNX file needs the package {package}: pip install "torchcaps[export]"'
     assert_raises(InputError, export_onnx, make_network(), tmp_path / "x.onnx", describe(), say=said)
+
+
+def test_a_network_with_activations_is_exported_by_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: torch.Generator
+) -> None:
+    """The file's ``lengths`` are the scores, and it decodes the most active capsule."""
+    register(monkeypatch)
+    fields = {"conv_channels": 4, "primary_types": 2, "decoder_hidden": (6,)}
+    network = create_model("sabour2017", (1, 18, 20), 4, routing="active", **fields).eval()
+    path = tmp_path / "active.onnx"
+    agreement = export_onnx(network, path, Description(in_shape=(1, 18, 20), class_names=("a", "b", "c", "d")))
+    assert agreement.lengths < 1e-6
+    images = torch.randint(0, 256, (3, 1, 18, 20), dtype=torch.uint8, generator=rng)
+    scores, reconstruction = OnnxModel(path)(images.numpy())
+    with torch.no_grad():
+        output = network(images / 255)
+    np.testing.assert_allclose(scores, output.activations, atol=1e-5)
+    assert reconstruction is not None
+    np.testing.assert_allclose(reconstruction, output.reconstruction, atol=1e-5)

@@ -125,7 +125,7 @@ def test_a_stem_comes_first() -> None:
 def test_the_smallest_image_that_a_stem_takes() -> None:
     options = {"stem_channels": (4, 4, 4), "stem_strides": (1, 2, 1), "channels": (2,), "hidden": ()}
     assert create_model("baseline-cnn", (1, 9, 10), 3, **options)(torch.rand(1, 1, 9, 10)).lengths.shape == (1, 3)
-    said = "images of 8×10 are too small for a stem of 3; the smallest size that fits is 9×9"
+    said = "images of 8×10 are too small for the network's convolutions; the smallest size that fits is 9×9"
     assert_raises(InputError, create_model, "baseline-cnn", (1, 8, 10), 3, **options, say=said)
 
 

@@ -28,7 +28,7 @@ LABELS = torch.tensor([0, 1, 1])
 
 
 def network(preset: str = "sabour2017", in_shape: Any = (1, 20, 20), num_classes: int = 4, **overrides: Any) -> CapsNet:
-    model = create_model(preset, in_shape, num_classes, **small(preset) | overrides)
+    model = create_model(preset, in_shape, num_classes, **small(preset, **overrides))
     assert isinstance(model, CapsNet)
     return model
 
@@ -36,7 +36,8 @@ def network(preset: str = "sabour2017", in_shape: Any = (1, 20, 20), num_classes
 def test_the_parts_make_the_whole() -> None:
     model = network()
     output = model(IMAGES, LABELS, return_coupling=True)
-    capsules, coupling = model.class_capsules.forward_with_coupling(model.primary_poses(IMAGES))
+    capsules, activations, coupling = model.class_capsules.route(model.primary(IMAGES), return_coupling=True)
+    assert activations is None
     assert_close(output.capsules, capsules)
     assert_close(output.lengths, safe_norm(capsules))
     assert_close(output.coupling, coupling)
@@ -166,7 +167,7 @@ def test_copies_and_pickles_and_states() -> None:
     fresh.load_state_dict(model.state_dict())
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), fresh):
         assert other.config == model.config
-        assert other.class_capsules.weight.stride() == model.class_capsules.weight.stride()
+        assert other.class_capsules.transform.weight.stride() == model.class_capsules.transform.weight.stride()
         assert_close(other(IMAGES).reconstruction, model(IMAGES).reconstruction, 0)
 
 
@@ -191,8 +192,8 @@ def test_channels_last_and_double() -> None:
 def test_leaky_routing_gives_the_rest_to_none_of_the_classes() -> None:
     model = network(leaky=True)
     assert (model(IMAGES, return_coupling=True).coupling.sum(-1) < 0.999).all()
-    poses = model.primary_poses(IMAGES)
-    votes = torch.einsum("ijdk,bik->bijd", model.class_capsules.weight, poses)
+    poses = model.primary(IMAGES).poses
+    votes = torch.einsum("ijdk,bik->bijd", model.class_capsules.transform.weight, poses)
     assert_close(model(IMAGES).capsules, dynamic_routing(votes, leaky=True), 1e-5)
 
 
@@ -204,8 +205,8 @@ def test_standardised_images_change_the_network_and_not_what_is_drawn() -> None:
     plain.load_state_dict(model.state_dict())
     pixels = IMAGES - IMAGES.mean((1, 2, 3), keepdim=True)
     pixels = pixels / pixels.square().mean((1, 2, 3), keepdim=True).sqrt()
-    assert_close(model.primary_poses(IMAGES), plain.primary_poses(pixels), 1e-5)
-    assert_close(model.primary_poses(IMAGES * 0.4 + 0.5), model.primary_poses(IMAGES), 1e-4)
+    assert_close(model.primary(IMAGES).poses, plain.primary(pixels).poses, 1e-5)
+    assert_close(model.primary(IMAGES * 0.4 + 0.5).poses, model.primary(IMAGES).poses, 1e-4)
     output = model(IMAGES, LABELS)
     squared = (output.reconstruction - IMAGES).square().sum() / len(IMAGES)  # the pixels, not the standardised ones
     assert_close(model.loss(output, IMAGES, LABELS).reconstruction, squared, 1e-5)

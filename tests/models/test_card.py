@@ -14,6 +14,7 @@ from support import small
 from torchcaps import create_model, list_presets
 from torchcaps.models import CNNConfig, Recipe, SeedResult, TrainingRecord, get_preset
 from torchcaps.models.card import CardSubject, model_card
+from torchcaps.models.fields import replace
 
 
 def subject(preset: str = "sabour2017", **values: Any) -> CardSubject:
@@ -115,7 +116,7 @@ def test_the_preset_is_described_within_a_sentence() -> None:
 
 
 def test_what_was_changed_of_the_preset() -> None:
-    config = dataclasses.replace(get_preset("sabour2017").model, num_iterations=2, decoder_hidden=(), leaky=True)
+    config = replace(get_preset("sabour2017").model, {"num_iterations": 2, "decoder_hidden": (), "leaky": True})
     card = model_card(subject(config=config), training())
     assert "Here changed: `num_iterations` 2, `leaky` on, `decoder_hidden` none." in card
     assert "Here changed" not in model_card(subject(), training())

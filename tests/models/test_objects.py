@@ -18,6 +18,15 @@ def test_the_longest_come_first() -> None:
     assert longest(lengths, 1).tolist() == [[1], [2]]
 
 
+def test_of_equally_long_capsules_the_first_class_comes_first() -> None:
+    lengths = torch.tensor([[0.5, 0.9, 0.9, 0.1, 0.9], [0.2] * 5])  # topk gives 2, 4, 1 and 2, 4, 3
+    assert longest(lengths, 3).tolist() == [[1, 2, 4], [0, 1, 2]]
+    by_numpy = (-lengths.numpy()).argsort(axis=1, kind="stable")  # as predict orders them, without torch
+    assert longest(lengths, 5).tolist() == by_numpy.tolist()
+    assert longest(lengths[0], 2).tolist() == [1, 2]
+    assert is_right(lengths, torch.tensor([[2, 1], [1, 0]])).tolist() == [True, True]
+
+
 def test_an_image_is_right_only_with_exactly_its_classes() -> None:
     lengths = torch.tensor([[0.1, 0.9, 0.3, 0.8]]).expand(4, 4)
     labels = torch.tensor([[1, 3], [3, 1], [1, 2], [0, 2]])

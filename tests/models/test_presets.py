@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import Any
 
@@ -25,8 +24,11 @@ from support import (
 from torchcaps import create_model, list_presets, margin_loss, reconstruction_loss, safe_norm, squash
 from torchcaps.errors import InputError
 from torchcaps.models import BaselineCNN, CapsNet, CapsNetConfig, Preset, Recipe, get_preset, register_preset
+from torchcaps.models.fields import flat
 from torchcaps.models.images import standardise
+from torchcaps.models.presets import capsnet
 from torchcaps.nn import ChannelNorm
+from torchcaps.nn.routing import Routed
 from torchcaps.registry import Registry
 
 SHAPES = [((1, 28, 28), 10), ((3, 32, 32), 7), ((1, 20, 24), 3)]
@@ -59,8 +61,8 @@ def test_builds_and_learns_at_any_size(name: str, in_shape: tuple[int, int, int]
     assert_gradients_reach(model)
     if isinstance(model, CapsNet):
         types, rows, columns = model.primary_grid
-        assert output.capsules.shape == (3, num_classes, model.config.capsule_dim)
-        assert model.primary_poses(images).shape == (3, types * rows * columns, model.config.primary_dim)
+        assert output.capsules.shape == (3, num_classes, model.class_capsules.out_dim)
+        assert model.primary(images).poses.shape == (3, types * rows * columns, model.config.primary.primary_dim)
         if model.config.decoder:
             assert output.reconstruction.shape == drawn.shape
             assert 0 <= output.reconstruction.min() <= output.reconstruction.max() <= 1
@@ -130,9 +132,9 @@ def test_names_are_taken_once_and_unknown_ones_get_the_nearest() -> None:
 
 def test_a_new_preset_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchcaps.models.presets._PRESETS", Registry("preset"))
-    register_preset(Preset(name="mine", description="Mine.", source="me", model=CapsNetConfig(conv_channels=4)))
+    register_preset(Preset(name="mine", description="Mine.", source="me", model=capsnet(conv_channels=4)))
     assert list_presets() == ["mine"]
-    assert create_model("mine").conv.out_channels == 4
+    assert create_model("mine").backbone.conv.out_channels == 4
 
 
 # ---- sizes
@@ -197,7 +199,7 @@ def test_the_matched_cnn_has_as_many_parameters_as_the_capsules() -> None:
 
 def test_compact_is_compact() -> None:
     assert COMPACT <= 1_500_000
-    assert get_preset("compact").model.num_iterations >= 2
+    assert flat(get_preset("compact").model)["num_iterations"] >= 2
 
 
 @every_preset
@@ -206,6 +208,7 @@ def test_primary_capsules(name: str) -> None:
         model = create_model(name)
     grids = {
         "compact": (8, 6, 6),
+        "compact-deep": (8, 6, 6),
         "sabour2017-multimnist": (32, 10, 10),
         "sabour2017-cifar10": (64, 4, 4),
         "sabour2017-smallnorb": (32, 8, 8),
@@ -214,8 +217,9 @@ def test_primary_capsules(name: str) -> None:
     if isinstance(model, CapsNet):
         types, rows, columns = model.primary_grid
         assert model.primary_grid == grids.get(name, (32, 6, 6))
-        dims = (8, 6) if name == "sabour2017-svhn" else (16, 8)
-        assert model.class_capsules.weight.shape == (types * rows * columns, model.num_classes, *dims)
+        dims = {"sabour2017-svhn": (8, 6), "compact-deep": (8, 8)}.get(name, (16, 8))
+        inputs, outputs = (8 * 9, 8) if name == "compact-deep" else (types * rows * columns, model.num_classes)
+        assert model.layer(1).transform.weight.shape == (inputs, outputs, *dims)
 
 
 # ---- what is particular about each: the columns of the table
@@ -228,7 +232,7 @@ def images() -> Tensor:
 
 def network(name: str, **overrides: Any) -> CapsNet:
     """A preset's network, smaller and without dropout, for images of 28×28 in ten classes."""
-    model = create_model(name, (1, 28, 28), 10, **small(name) | {"conv_dropout": 0.0} | overrides)
+    model = create_model(name, (1, 28, 28), 10, **small(name, **{"conv_dropout": 0.0} | overrides))
     assert isinstance(model, CapsNet)
     return model
 
@@ -240,18 +244,18 @@ def capsnets() -> list[str]:
 CHANNELS = {"sabour2017-svhn": (64, 96), "sabour2017-cifar10": (256, 512)}
 
 
-@pytest.mark.parametrize("name", [name for name in capsnets() if name != "compact"])
+@pytest.mark.parametrize("name", [name for name in capsnets() if not name.startswith("compact")])
 def test_two_convolutions_of_9_by_9(name: str) -> None:
     with torch.device("meta"):
         model = create_model(name)
     first, second = CHANNELS.get(name, (256, 256))
-    assert model.conv.weight.shape == (first, model.in_shape[0], 9, 9)
-    assert model.conv.stride == (1, 1)
+    assert model.backbone.conv.weight.shape == (first, model.in_shape[0], 9, 9)
+    assert model.backbone.conv.stride == (1, 1)
     assert all(conv.stride == (2, 2) and conv.kernel_size == (9, 9) for conv in model.primary_capsules.convs)
     assert sum(conv.out_channels for conv in model.primary_capsules.convs) == second
     assert len(model.primary_capsules.convs) == (8 if name == "torch-notebook" else 1)
-    assert isinstance(model.stem, nn.Identity)
-    assert isinstance(model.conv_norm, nn.Identity)
+    assert isinstance(model.backbone.stem, nn.Identity)
+    assert isinstance(model.backbone.norm, nn.Identity)
 
 
 def test_five_small_convolutions_of_compact() -> None:
@@ -270,15 +274,15 @@ def test_relu_after_the_first_convolution(name: str, images: Tensor) -> None:
     pixels = images * 255 if name.startswith("keras") else images
     if name in ("sabour2017-cifar10", "sabour2017-smallnorb"):
         pixels = standardise(pixels)
-    features = model.conv_norm(model.conv(model.stem(pixels)))
+    features = model.backbone.norm(model.backbone.conv(model.backbone.stem(pixels)))
     features = features if name == "torch-notebook" else features.relu()
-    assert_close(model.primary_poses(images), model.primary_capsules(features))
+    assert_close(model.primary(images).poses, model.primary_capsules(features).poses)
     assert (features < 0).any() == (name == "torch-notebook")
 
 
 @pytest.mark.parametrize("name", capsnets())
 def test_relu_on_the_primary_convolution(name: str, images: Tensor) -> None:
-    negative = (network(name).primary_poses(images) < 0).any()
+    negative = (network(name).primary(images).poses < 0).any()
     assert negative == (not name.startswith(("tf-notebook", "keras")))
 
 
@@ -286,7 +290,7 @@ def test_relu_on_the_primary_convolution(name: str, images: Tensor) -> None:
 def test_grouping(name: str) -> None:
     model = network(name)
     layer = model.primary_capsules
-    side = 9 if name == "compact" else 20
+    side = 9 if name.startswith("compact") else 20
     features = torch.randn(3, 8, side, side)
     maps = torch.cat([conv(features) for conv in layer.convs], 1)  # (B, 16, 6, 6)
     if layer.activation == "relu":
@@ -298,14 +302,14 @@ def test_grouping(name: str) -> None:
         poses = maps.reshape(3, 2, dim, 36).permute(0, 1, 3, 2).reshape(3, 72, dim)
     if name == "sabour2017-code":
         poses = poses / 2 + 0.1
-    aligned = torch.cosine_similarity(layer(features), poses, dim=-1)
+    aligned = torch.cosine_similarity(layer(features).poses, poses, dim=-1)
     assert_close(aligned[poses.norm(dim=-1) > 0.1], 1.0, 1e-4)
 
 
 @pytest.mark.parametrize("name", capsnets())
 def test_primary_lengths(name: str, images: Tensor) -> None:
     model = network(name)
-    lengths = model.primary_poses(images).norm(dim=-1)
+    lengths = model.primary(images).poses.norm(dim=-1)
     if name.startswith("keras"):
         alive = lengths[lengths > 1e-3]
         assert_close(alive, 1.0, 1e-2)
@@ -330,7 +334,7 @@ def test_primary_lengths(name: str, images: Tensor) -> None:
     ],
 )
 def test_initial_transformation_matrices(name: str, std: float, cut: float | None) -> None:
-    weight = network(name).class_capsules.weight
+    weight = network(name).class_capsules.transform.weight
     assert weight.std().item() == pytest.approx(std, rel=0.02)
     assert cut is None or weight.abs().max() <= cut
     assert cut is not None or weight.abs().max() > 3 * std
@@ -356,6 +360,7 @@ ROUTING = {  # iterations, softmax over, gradient stops, bias
     "sabour2017-smallnorb": (3, "outputs", False, False),
     "sabour2017-svhn": (3, "outputs", False, False),
     "compact": (3, "outputs", False, False),
+    "compact-deep": (3, "outputs", False, False),
 }
 LEAKY = ("sabour2017-cifar10",)
 
@@ -365,25 +370,26 @@ def test_routing(name: str, images: Tensor) -> None:
     iterations, axis, stops, bias = ROUTING[name]
     model = network(name)
     layer = model.class_capsules
-    nn.init.normal_(layer.weight)  # votes that are long enough for the coupling, and its gradient, to matter
-    votes = torch.einsum("ijdk,bik->bijd", layer.weight, model.primary_poses(images))
+    weight, learned = layer.transform.weight, layer.routing.bias
+    nn.init.normal_(weight)  # votes that are long enough for the coupling, and its gradient, to matter
+    votes = torch.einsum("ijdk,bik->bijd", weight, model.capsules(images)[-1].poses)
     b = votes.new_zeros(votes.shape[:3])
     v = votes.sum(1)
     for iteration in range(iterations):
         u = votes.detach() if stops and iteration < iterations - 1 else votes
         competing = torch.cat([b, b.new_zeros(*b.shape[:2], 1)], 2) if name in LEAKY else b  # "none of the above"
         c = competing.softmax(2 if axis == "outputs" else 1)[..., :10]
-        s = ((c.detach() if stops else c)[..., None] * u).sum(1) + (layer.bias if bias else 0)
-        v = squash(s, eps=model.config.squash_eps)
+        s = ((c.detach() if stops else c)[..., None] * u).sum(1) + (learned if bias else 0)
+        v = squash(s, eps=model.config.primary.squash_eps)
         b = b + (u * v[:, None]).sum(-1)
     output = model(images)
     assert_close(output.capsules, v, 1e-4)
     assert_close(output.lengths, safe_norm(v, eps=model.config.length_eps), 1e-4)
     weights = torch.randn_like(v)
-    got, wanted = (torch.autograd.grad((x * weights).sum(), layer.weight)[0] for x in (output.capsules, v))
+    got, wanted = (torch.autograd.grad((x * weights).sum(), weight)[0] for x in (output.capsules, v))
     assert_close(got / wanted.abs().max(), wanted / wanted.abs().max(), 1e-4)
-    assert (layer.bias is not None) == bias
-    assert model.config.leaky == (name in LEAKY)
+    assert (learned is not None) == bias
+    assert flat(model.config)["leaky"] == (name in LEAKY)
 
 
 #: The epsilon under the root of the lengths, as each source has it; 1e-24 where it has none.
@@ -404,7 +410,7 @@ def test_lengths_of_short_capsules_are_the_sources(name: str, images: Tensor) ->
     model = network(name)
     directions = F.normalize(torch.randn(3, 10, 16), dim=-1)
     short = (directions * torch.logspace(-7, -4, 10)[:, None]).requires_grad_()
-    model.class_capsules.forward = lambda poses: short  # type: ignore[method-assign]
+    model.class_capsules.route = lambda capsules, return_coupling: Routed(short)  # type: ignore[method-assign]
     lengths = model(images).lengths
     wanted = (short.detach().double().square().sum(-1) + eps).sqrt()
     assert_close(lengths.double() / wanted, torch.ones_like(wanted), 1e-5)
@@ -480,7 +486,7 @@ def test_loss(name: str, images: Tensor) -> None:
 def test_the_codes_margin_loss_is_a_half_and_a_quarter_over_the_classes() -> None:
     """0.5·present + 0.25·absent, averaged over batch and classes: 1/20 of the paper's, so reconstruction weighs 20x."""
     paper, code = (network(name, decoder=False) for name in ("sabour2017", "sabour2017-code"))
-    output = paper(torch.rand(3, 1, 28, 28))._replace(lengths=torch.rand(3, 10))
+    output = paper(torch.rand(3, 1, 28, 28))._replace(scores=torch.rand(3, 10))
     present = F.one_hot(LABELS, 10)
     lengths = output.lengths
     plus, minus = (0.9 - lengths).clamp_min(0) ** 2, (lengths - 0.1).clamp_min(0) ** 2
@@ -498,7 +504,7 @@ def test_the_tutorial_weighs_its_reconstruction_as_the_paper_does(images: Tensor
 def test_the_tutorials_squash() -> None:
     s = torch.randn(50, 16, dtype=torch.float64)
     norm = s.norm(dim=-1, keepdim=True)
-    eps = get_preset("torch-tutorial").model.squash_eps
+    eps = flat(get_preset("torch-tutorial").model)["squash_eps"]
     assert_close(squash(s, eps=eps), norm**2 / (1 + norm**2) * s / (norm + 1e-8), 1e-8)
 
 
@@ -507,7 +513,7 @@ def test_the_tutorials_squash_differs_by_what_its_description_says() -> None:
     said = re.search(r"longer by (\S+) at most \(at ‖s‖ = 1\)", preset.description)
     assert said
     r = torch.cat([torch.logspace(-12, 4, 2001, dtype=torch.float64), torch.ones(1, dtype=torch.float64)])
-    longer = squash(r[:, None], eps=preset.model.squash_eps)[:, 0] - r**2 / (1 + r**2) * r / (r + 1e-8)
+    longer = squash(r[:, None], eps=flat(preset.model)["squash_eps"])[:, 0] - r**2 / (1 + r**2) * r / (r + 1e-8)
     assert longer.max() == pytest.approx(float(said[1]), rel=1e-3)
     assert r[longer.argmax()] == pytest.approx(1, abs=0.1)
     assert longer.min() > -1e-15
@@ -516,10 +522,10 @@ def test_the_tutorials_squash_differs_by_what_its_description_says() -> None:
 def test_keras_multiplies_pixels_by_255(images: Tensor) -> None:
     tutorial = network("keras-tutorial")
     plain = network("keras-tutorial", pixel_scale=1)
-    nn.init.constant_(tutorial.conv.bias, 0.5)  # without biases, vectors of length one do not see a scale
+    nn.init.constant_(tutorial.backbone.conv.bias, 0.5)  # without biases, vectors of length one do not see a scale
     plain.load_state_dict(tutorial.state_dict())
-    assert_close(tutorial.primary_poses(images), plain.primary_poses(images * 255), 1e-4)
-    assert_differs(tutorial.primary_poses(images), plain.primary_poses(images), by=0.1)
+    assert_close(tutorial.primary(images).poses, plain.primary(images * 255).poses, 1e-4)
+    assert_differs(tutorial.primary(images).poses, plain.primary(images).poses, by=0.1)
 
 
 def test_keras_without_routing_is_not_squashed(images: Tensor) -> None:
@@ -529,14 +535,14 @@ def test_keras_without_routing_is_not_squashed(images: Tensor) -> None:
 
 def test_initial_convolutions() -> None:
     code = create_model("sabour2017-code", conv_channels=64, primary_types=8, decoder=False)
-    assert code.conv.weight.abs().max() <= 0.1
-    assert code.conv.weight.std().item() == pytest.approx(0.05 * 0.88, rel=0.05)
+    assert code.backbone.conv.weight.abs().max() <= 0.1
+    assert code.backbone.conv.weight.std().item() == pytest.approx(0.05 * 0.88, rel=0.05)
     assert code.primary_capsules.convs[0].weight.abs().max() <= 0.2
     assert code.primary_capsules.convs[0].weight.std().item() == pytest.approx(0.1 * 0.88, rel=0.05)
-    for bias in (code.conv.bias, code.primary_capsules.bias, code.class_capsules.bias):
+    for bias in (code.backbone.conv.bias, code.primary_capsules.bias, code.class_capsules.routing.bias):
         assert_close(bias, 0.1)
     keras = create_model("keras-tutorial", conv_channels=64, primary_types=8)
-    for conv in (keras.conv, keras.primary_capsules.convs[0]):
+    for conv in (keras.backbone.conv, keras.primary_capsules.convs[0]):
         assert_close(conv.bias, 0.0)
         limit = (6 / (81 * (conv.in_channels + conv.out_channels))) ** 0.5  # Glorot
         assert 0.95 * limit < conv.weight.abs().max() <= limit
@@ -651,8 +657,9 @@ def test_variants_differ_from_their_source_in_what_they_say_only() -> None:
         ("sabour2017-smallnorb", "sabour2017", {"standardise"}),
         ("sabour2017-svhn", "sabour2017", {"conv_channels", "primary_types", "primary_dim", "capsule_dim"}),
     ):
-        ours, theirs = (dataclasses.asdict(get_preset(preset).model) for preset in (name, source))
-        assert {field for field in ours if ours[field] != theirs[field]} == fields
+        ours, theirs = (flat(get_preset(preset).model) for preset in (name, source))
+        changed = {field for field in ours | theirs if ours.get(field) != theirs.get(field)}
+        assert {field for field in changed if field in ours} == fields
         if name not in RECIPES:
             assert get_preset(name).recipe == get_preset(source).recipe
 

@@ -23,6 +23,7 @@ from support import (
 from torchcaps import create_model
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNetConfig, CNNConfig
+from torchcaps.models.fields import replace
 from torchcaps.nn import ChannelNorm, Convolution, ConvStem
 from torchcaps.ops.convolution import Shape, choice, transform
 
@@ -239,21 +240,24 @@ def test_the_smallest_image_that_a_network_with_a_stem_takes(stride: int) -> Non
     overrides |= {"conv_channels": 4, "primary_types": 1, "decoder": False}
     smallest = 3 + 3 + (5 - 1) * stride - 1  # 5 into the convolutions
     assert create_model("sabour2017", (1, smallest, smallest), 3, **overrides).primary_grid == (1, 1, 1)
-    said = f"for a stem of 2, a 3×3 convolution followed by a 3×3 one; the smallest size that fits is {smallest}×"
+    said = f"too small for the network's convolutions; the smallest size that fits is {smallest}×"
     assert_raises(InputError, create_model, "sabour2017", (1, smallest - 1, smallest), 3, **overrides, say=said)
 
 
 def test_values_that_do_not_fit() -> None:
-    for config in (CapsNetConfig, CNNConfig):
-        assert_raises(InputError, config, stem_channels=(8, 0), say="stem_channels must be 1 to 65536, got 0")
-        assert_raises(InputError, config, stem_strides=(0,), say="stem_strides must be 1 to 4096, got 0")
+    for config in (CapsNetConfig(), CNNConfig()):
+        for field, value, said in (
+            ("stem_channels", (8, 0), "stem_channels must be 1 to 65536, got 0"),
+            ("stem_strides", (0,), "stem_strides must be 1 to 4096, got 0"),
+            ("conv_dropout", 1.0, "conv_dropout must be at least 0 and below 1, got 1.0"),
+        ):
+            assert_raises(InputError, replace, config, {field: value}, say=said)
         said = "stem_strides must be 2 numbers, one for each of stem_channels, got 1"
-        assert_raises(InputError, config, stem_channels=(4, 8), stem_strides=(2,), say=said)
-        assert_raises(InputError, config, conv_dropout=1.0, say="conv_dropout must be at least 0 and below 1, got 1.0")
+        assert_raises(InputError, replace, config, {"stem_channels": (4, 8), "stem_strides": (2,)}, say=said)
 
 
 @pytest.mark.parametrize(("init", "std"), [("glorot", (2 / (9 * (8 + 512))) ** 0.5), ("truncated-normal", 0.05 * 0.88)])
 def test_a_stem_starts_as_the_first_convolution_does(init: str, std: float) -> None:
     torch.manual_seed(0)
     model = create_model("sabour2017", stem_channels=(8, 512), stem_strides=(1, 1), conv_init=init)
-    assert model.stem[2].weight.std().item() == pytest.approx(std, rel=0.1)
+    assert model.backbone.stem[2].weight.std().item() == pytest.approx(std, rel=0.1)

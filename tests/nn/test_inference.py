@@ -13,7 +13,7 @@ from support import assert_batch_independent, assert_close
 from torchcaps import create_model
 from torchcaps.machine import MIB
 from torchcaps.models import CapsNet
-from torchcaps.nn import PrimaryCapsules
+from torchcaps.nn import Capsules, PrimaryCapsules
 from torchcaps.nn.inference import MAP, WIDE, images_in_part, in_parts, only_infers
 from torchcaps.ops.convolution import Shape
 from torchcaps.ops.memory import get_working_memory
@@ -30,13 +30,13 @@ def working_memory() -> Iterator[None]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many images each call of the convolutions got."""
     seen: list[int] = []
-    whole = CapsNet._poses
+    whole = CapsNet._primary
 
-    def noted(self: CapsNet, images: Tensor) -> Tensor:
+    def noted(self: CapsNet, images: Tensor) -> Capsules:
         seen.append(len(images))
         return whole(self, images)
 
-    monkeypatch.setattr(CapsNet, "_poses", noted)
+    monkeypatch.setattr(CapsNet, "_primary", noted)
     return seen
 
 
@@ -64,15 +64,17 @@ def test_how_many_images_are_a_part() -> None:
 def test_parts_are_nearly_equal(images: int, largest: int, parts: list[int]) -> None:
     seen = []
 
-    def function(part: Tensor) -> Tensor:
+    def function(part: Tensor) -> Capsules:
         seen.append(len(part))
-        return part.flatten(2).mul(2).contiguous().transpose(1, 2)  # (B, I, K), kept as (B, K, I)
+        poses = part.flatten(2).mul(2).contiguous().transpose(1, 2)  # (B, I, K), kept as (B, K, I)
+        return Capsules(poses, grid=(1, 2, 2))
 
     given = torch.rand(images, 3, 2, 2)
-    poses = in_parts(function, given, largest)
+    poses, activations, grid = in_parts(function, given, largest)
     assert seen == parts
     assert poses.equal(2 * given.flatten(2).transpose(1, 2))
     assert poses.transpose(1, 2).is_contiguous()
+    assert (activations, grid) == (None, (1, 2, 2))
 
 
 def test_when_nothing_is_learned() -> None:
@@ -93,18 +95,18 @@ def test_when_nothing_is_learned() -> None:
 
 def test_images_go_through_the_convolutions_in_parts(calls: list[int]) -> None:
     model, images = network(), torch.rand(7, 1, 28, 28)
-    whole = model.primary_poses(images)
+    whole = model.primary(images).poses
     torchcaps.set_working_memory(3.5 * 16 * 20 * 20 * 4 / 2**20)  # maps of three images and a half
     with torch.no_grad():
-        parts = model.primary_poses(images)
+        parts = model.primary(images).poses
         assert_close(parts, whole)
         assert parts.transpose(1, 2).is_contiguous() == whole.transpose(1, 2).is_contiguous()
         with torch.autocast("cpu", torch.bfloat16):
-            model.primary_poses(images)
+            model.primary(images)
     assert calls == [7, 3, 2, 2, 7]  # maps of bfloat16 are half as large
     torchcaps.set_working_memory(1e-3)
     with torch.inference_mode():
-        assert_close(model.primary_poses(images), whole)
+        assert_close(model.primary(images).poses, whole)
     assert calls[5:] == [1] * 7
 
 
@@ -119,12 +121,12 @@ def test_products_of_planes_get_more_images_at_a_time(calls: list[int], monkeypa
     model, images = network(), torch.rand(7, 1, 28, 28)
     torchcaps.set_working_memory(3.5 * 16 * 20 * 20 * 4 / MIB / WIDE)
     with torch.no_grad():
-        parts = model.primary_poses(images)
+        parts = model.primary(images).poses
     assert calls == [3, 2, 2]
     assert asked == [(Shape(16, 16, (20, 20), (9, 9), (2, 2)), 7, False)]
-    assert_close(parts, model.primary_poses(images), 1e-5)
+    assert_close(parts, model.primary(images).poses, 1e-5)
     with torch.no_grad():
-        model.double().primary_poses(images.double())
+        model.double().primary(images.double())
     assert len(asked) == 1, "planes are of float32"
 
 
@@ -137,8 +139,9 @@ def test_whether_the_primary_convolution_goes_by_planes(separate: bool) -> None:
 
 
 def test_an_image_s_poses_do_not_depend_on_how_many_there_are() -> None:
+    model = network(conv_channels=64, primary_types=8)
     with torch.no_grad():
-        assert_batch_independent(network(conv_channels=64, primary_types=8).primary_poses, torch.rand(40, 1, 28, 28))
+        assert_batch_independent(lambda images: model.primary(images).poses, torch.rand(40, 1, 28, 28))
 
 
 def test_not_where_something_is_learned(calls: list[int]) -> None:
@@ -152,7 +155,7 @@ def test_the_largest_map_of_a_stem_counts(calls: list[int]) -> None:
     model = network(stem_channels=(40, 8), stem_strides=(1, 2), conv_kernel=3, primary_kernel=3)
     torchcaps.set_working_memory(2 * 40 * 26 * 26 * 4 / 2**20)
     with torch.no_grad():
-        model.primary_poses(torch.rand(5, 1, 28, 28))
+        model.primary(torch.rand(5, 1, 28, 28))
     assert calls == [2, 2, 1]
 
 
@@ -174,8 +177,8 @@ def test_who_listens_to_a_convolution_hears_it(separate: bool) -> None:
     layer, heard = PrimaryCapsules(32, 32, separate_convs=separate), []
     features = torch.randn(1, 32, 9, 9)
     with torch.no_grad():
-        wanted = layer(features)
+        wanted = layer(features).poses
         for conv in layer.convs:
             conv.register_forward_hook(lambda *_: heard.append(1))
-        assert_close(layer(features), wanted, 1e-5)
+        assert_close(layer(features).poses, wanted, 1e-5)
     assert len(heard) == len(layer.convs)

@@ -19,7 +19,8 @@ from torchcaps.analysis import RobustnessCurve
 from torchcaps.errors import InputError
 from torchcaps.files import read_json
 from torchcaps.reproduce import Job, Measure, Outcome, Row, Table
-from torchcaps.reproduce.jobs import estimate_jobs, execute
+from torchcaps.reproduce.estimate import time_jobs
+from torchcaps.reproduce.jobs import execute
 from torchcaps.training import Interrupted, TrainConfig, load_run, train
 from torchcaps.training.loop import Trainer
 from torchcaps.training.progress import Silence
@@ -50,6 +51,11 @@ class Epochs(Silence):
         self.seen.append(row["epoch"])
 
 
+def stopping(row: Row, target: float) -> Row:
+    """The row whose training ends at an accuracy."""
+    return dataclasses.replace(row, overrides={**row.overrides, "stop_at": target})
+
+
 def looks_at_test_images(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Takes up after how many epochs a network is judged on the test images."""
     looks: list[int] = []
@@ -57,7 +63,7 @@ def looks_at_test_images(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def spy(trainer: Trainer, network: Any, images: Any) -> Any:
         if images is trainer.dataset.test:
-            looks.append(trainer.position.epoch)
+            looks.append(trainer.state.epoch)
         return own(trainer, network, images)
 
     monkeypatch.setattr(Trainer, "_evaluate", spy)
@@ -102,7 +108,7 @@ def test_a_run_without_its_log_is_logged_without_training(tiny: Table) -> None:
 
 def test_an_interrupted_job_goes_on_where_it_stopped(tiny: Table) -> None:
     made, epochs = job(tiny.rows[0]), Epochs()
-    assert execute(made, StopAtStep(3)) is Outcome.INTERRUPTED  # two steps an epoch
+    assert execute(made, StopAtStep(3)) is Outcome.STOPPED  # two steps an epoch
     assert not made.is_done
     assert execute(made, epochs) is Outcome.DONE
     assert epochs.seen == [2]
@@ -113,52 +119,34 @@ def test_an_interrupted_job_goes_on_where_it_stopped(tiny: Table) -> None:
 
 
 def test_training_ends_with_the_first_epoch_that_reaches_the_target(tiny: Table) -> None:
-    stopping = dataclasses.replace(tiny.rows[0], stop_at=0.0)
-    made, epochs = job(stopping), Epochs()
+    made, epochs = job(stopping(tiny.rows[0], 0.0)), Epochs()
     assert execute(made, epochs) is Outcome.DONE
     assert epochs.seen == [1]
     summary = read_json(made.log / "summary.json", "summary")
     assert (summary["epochs"], summary["best_epoch"]) == (1, 1)
     assert (summary["resumed_with"], summary["earlier_commits"]) == ([], []), "nobody had stopped it"
-    assert read_json(made.log / "config.json", "configuration")["recipe"]["epochs"] == 1
-    made.check()  # the length that it found is no other setting
+    recipe = read_json(made.log / "config.json", "configuration")["recipe"]
+    assert (recipe["epochs"], recipe["stop_at"]) == (2, 0.0)
+    made.check()
 
 
 def test_before_the_target_nobody_looks_at_the_test_images(tiny: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = looks_at_test_images(monkeypatch)
-    execute(job(dataclasses.replace(tiny.rows[0], stop_at=0.0)), Silence())
+    execute(job(stopping(tiny.rows[0], 0.0)), Silence())
     assert looks == [1], "once, with the epoch that is both the last one and the best"
 
 
 def test_a_target_that_is_not_reached_ends_with_the_last_epoch(tiny: Table) -> None:
-    made = job(dataclasses.replace(tiny.rows[0], stop_at=1.0))
+    made = job(stopping(tiny.rows[0], 1.0))
     assert execute(made, Silence()) is Outcome.DONE
     assert read_json(made.log / "summary.json", "summary")["epochs"] == 2
-
-
-def test_a_run_that_had_reached_its_target_when_it_was_stopped_is_not_trained_on(
-    tiny: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, epochs = job(dataclasses.replace(tiny.rows[0], stop_at=0.0)), Epochs()
-
-    def stopped(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("torchcaps.training.resume", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            execute(made, epochs)
-    assert epochs.seen == [1]
-    assert execute(made, epochs) is Outcome.DONE
-    assert epochs.seen == [1]
-    assert read_json(made.log / "summary.json", "summary")["epochs"] == 1
 
 
 def test_a_run_that_died_before_it_wrote_that_its_target_is_reached_ends_there(
     tiny: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by a kill between the checkpoint and the metrics that follow from it."""
-    made, epochs = job(dataclasses.replace(tiny.rows[0], stop_at=0.0)), Epochs()
+    made, epochs = job(stopping(tiny.rows[0], 0.0)), Epochs()
 
     def die(_: object) -> None:
         raise SystemExit
@@ -177,8 +165,8 @@ def test_a_run_that_died_before_it_wrote_that_its_target_is_reached_ends_there(
 
 
 def test_a_run_that_was_stopped_before_its_target_says_so_once(tiny: Table) -> None:
-    made = job(dataclasses.replace(tiny.rows[0], stop_at=0.0))
-    assert execute(made, StopAtStep(1)) is Outcome.INTERRUPTED
+    made = job(stopping(tiny.rows[0], 0.0))
+    assert execute(made, StopAtStep(1)) is Outcome.STOPPED
     assert execute(made, Silence()) is Outcome.DONE
     assert read_json(made.log / "summary.json", "summary")["resumed_with"] == [made.command]
 
@@ -222,32 +210,39 @@ def test_what_a_row_measures_is_measured(tiny: Table) -> None:
 def test_one_process_at_a_time_works_on_a_job(tiny: Table) -> None:
     made = job(tiny.rows[0])
     made.run.parent.mkdir(parents=True)
-    assert not made.is_locked
     lock = made.run.with_name(f".{made.run.name}.lock")
     with FileLock(lock):
-        assert made.is_locked
         assert execute(made, Silence()) is Outcome.BUSY
         assert not made.run.exists()
     lock.touch()
-    assert not made.is_locked, "a lock file that is left behind is no lock"
-    assert execute(made, Silence()) is Outcome.DONE
+    assert execute(made, Silence()) is Outcome.DONE, "a lock file that is left behind is no lock"
 
 
 def test_runs_in_several_folders_do_not_write_the_same_log(tiny: Table) -> None:
     made = job(tiny.rows[0])
     other = dataclasses.replace(made, out=Path("elsewhere"))
-    with other._lock():
-        assert made.is_locked
+    with other.locked():
         assert execute(made, Silence()) is Outcome.BUSY
-        assert not dataclasses.replace(made, results=Path("other-results")).is_locked
-    assert not made.run.exists()
-    assert not made.is_locked
+        assert not made.run.exists()
+        with dataclasses.replace(made, results=Path("other-results")).locked():
+            pass
+    with made.locked():
+        pass
 
 
 def test_runs_and_logs_may_share_a_folder(tiny: Table) -> None:
     made = dataclasses.replace(job(tiny.rows[0]), results=Path("runs").resolve())
-    assert not made.is_locked
     assert execute(made, Silence()) is Outcome.DONE
+
+
+def test_lines_of_runs_that_share_a_terminal_begin_with_their_names(
+    tiny: Table, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(job(tiny.rows[0]), share_output=True) is Outcome.DONE
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.startswith("tiny/plain, seed 0: ") for line in lines), lines
+    assert lines[0].endswith(": begins")
+    assert sum(": epoch " in line for line in lines) == 2
 
 
 # other settings
@@ -269,48 +264,48 @@ def test_a_run_of_other_settings_is_seen_before_anything_is_done(tiny: Table, pl
 
 @pytest.mark.parametrize("place", ["run", "log"])
 def test_a_run_that_ended_with_another_target_is_seen(tiny: Table, place: str) -> None:
-    assert execute(job(dataclasses.replace(tiny.rows[0], stop_at=0.0)), Silence()) is Outcome.DONE
-    other = job(dataclasses.replace(tiny.rows[0], stop_at=1.0))
+    assert execute(job(stopping(tiny.rows[0], 0.0)), Silence()) is Outcome.DONE
+    other = job(stopping(tiny.rows[0], 1.0))
     shutil.rmtree(getattr(other, "log" if place == "run" else "run"))
     with pytest.raises(InputError, match=f"{re.escape(str(getattr(other, place)))}.*other settings"):
         other.check()
 
 
 def test_rows_that_share_their_data_load_them_once(tiny: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchcaps.reproduce import estimate
+    from torchcaps.training import data
 
-    loaded, load = [], estimate.load_run_data
+    loaded, load = [], data.load_run_data
 
     def count(config: TrainConfig) -> Any:
         loaded.append(config)
         return load(config)
 
-    monkeypatch.setattr(estimate, "load_run_data", count)
+    monkeypatch.setattr(data, "load_run_data", count)
     row = tiny.rows[0]
     longer = dataclasses.replace(row, overrides={**row.overrides, "epochs": 7, "num_iterations": 1})
     fewer = dataclasses.replace(row, overrides={**row.overrides, "limit_train": 60})
-    estimate_jobs([job(row), job(longer), job(fewer), job(fewer)])
+    time_jobs([job(row), job(longer), job(fewer), job(fewer)])
     assert [config.recipe.limit_train for config in loaded] == [100, 60]
 
 
 def test_the_time_of_a_job_is_estimated_from_its_images(tiny: Table) -> None:
     row = tiny.rows[0]
     long = dataclasses.replace(row, overrides={**row.overrides, "epochs": 2000})
-    short, much = estimate_jobs([job(row), job(long)])
+    short, much = time_jobs([job(row), job(long)])
     assert 0 < short.seconds < much.seconds
     assert short.hardware["device"] == "cpu"
     assert short.versions["torch"] == torch.__version__
     with pytest.raises(InputError, match="no data set"):
-        estimate_jobs([job(dataclasses.replace(row, data="dogits"))])
+        time_jobs([job(dataclasses.replace(row, data="dogits"))])
 
 
 def test_the_timed_step_is_training_s_own(tiny: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchcaps.reproduce import estimate
-    from torchcaps.training import loop
-    from torchcaps.training.schedule import learning_rate
+    from torchcaps.training import capture, loop
+    from torchcaps.training.step import learning_rate
 
-    assert estimate.set_up_steps is loop.set_up_steps
-    made, rates, own = [], [], estimate.set_up_steps
+    assert loop.set_up_steps is capture.set_up_steps
+    made, rates, own = [], [], capture.set_up_steps
 
     def spy(fabric: Any, config: TrainConfig, network: Any) -> Any:
         steps = own(fabric, config, network)
@@ -322,8 +317,8 @@ def test_the_timed_step_is_training_s_own(tiny: Table, monkeypatch: pytest.Monke
 
         return SimpleNamespace(make=make, captured=steps.captured)
 
-    monkeypatch.setattr(estimate, "set_up_steps", spy)
-    (timing,) = estimate_jobs([job(tiny.rows[0])])
+    monkeypatch.setattr(capture, "set_up_steps", spy)
+    (timing,) = time_jobs([job(tiny.rows[0])])
     ((fabric, config, steps),) = made
     assert timing.seconds > 0
     assert fabric._precision.precision == "32-true"
@@ -333,18 +328,18 @@ def test_the_timed_step_is_training_s_own(tiny: Table, monkeypatch: pytest.Monke
 
 
 def test_a_captured_step_is_timed_where_it_is_replayed(tiny: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchcaps.reproduce import estimate
+    from torchcaps.training import capture
 
     calls: list[int] = []
-    own = estimate.set_up_steps
+    own = capture.set_up_steps
 
     def captured(*arguments: Any) -> Any:
         steps = own(*arguments)
         return SimpleNamespace(make=lambda batch, step, rate: calls.append(step), captured=steps.plain)
 
-    monkeypatch.setattr(estimate, "set_up_steps", captured)
-    estimate_jobs([job(tiny.rows[0])])
-    assert calls == list(range(estimate.WARM_UP + 1 + 2))
+    monkeypatch.setattr(capture, "set_up_steps", captured)
+    time_jobs([job(tiny.rows[0])])
+    assert calls == list(range(capture.WARM_UP + 1 + 2))
 
 
 def test_a_run_in_another_precision_goes_on_in_it(tiny: Table) -> None:
@@ -359,8 +354,8 @@ def test_a_run_in_another_precision_goes_on_in_it(tiny: Table) -> None:
 
 
 def test_a_signal_in_the_last_batch_before_the_target_stops_the_job(tiny: Table) -> None:
-    made = job(dataclasses.replace(tiny.rows[0], stop_at=0.0))
-    assert execute(made, StopAtStep(2)) is Outcome.INTERRUPTED  # two steps an epoch
+    made = job(stopping(tiny.rows[0], 0.0))
+    assert execute(made, StopAtStep(2)) is Outcome.STOPPED  # two steps an epoch
     assert not (made.run / "summary.json").exists()
     assert execute(made, Silence()) is Outcome.DONE
     assert read_json(made.log / "summary.json", "summary")["epochs"] == 1

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from torchcaps.errors import InputError
@@ -14,7 +13,6 @@ from torchcaps.files import read_json, write_json
 from torchcaps.reproduce import Measure, Row, Table, read_logs
 from torchcaps.reproduce.logs import (
     ELSEWHERE,
-    counted,
     is_whole,
     publish,
     publish_divergence,
@@ -42,7 +40,7 @@ def test_logs_come_by_seed_with_their_errors(tiny: Table, write_log) -> None:
     assert (first.seed, second.seed) == (2, 10)
     assert (first.error("last"), first.error("best")) == pytest.approx((4.0, 1.0))
     assert list(first.metrics["validation_accuracy"]) == [0.91, 0.92]
-    assert same_run(first.config, first.metrics, plain(tiny), 2)
+    assert same_run(first.config, plain(tiny), 2)
 
 
 def test_runs_that_are_not_over_are_left_out(tiny: Table, write_log) -> None:
@@ -156,52 +154,17 @@ def test_a_log_without_its_epochs_is_damaged(tiny: Table, write_log) -> None:
 def test_where_a_run_is_computed_makes_no_difference_to_what_it_is(tiny: Table) -> None:
     config = plain(tiny).config(1)
     elsewhere = override(config, {"accelerator": "cpu", "data_dir": "there", "checkpoint_minutes": 1.0})
-    assert same_run(elsewhere, {}, plain(tiny), 1)
+    assert same_run(elsewhere, plain(tiny), 1)
     for precision in ("32", "bf16"):
-        assert same_run(override(config, {"precision": precision}), {}, plain(tiny), 1)
-    for changes in ({"learning_rate": 0.5}, {"num_iterations": 1}, {"epochs": 3}, {"seed": 2}):
-        assert not same_run(override(config, changes), {}, plain(tiny), 1), changes
-
-
-@pytest.mark.parametrize(
-    ("epochs", "accuracies", "is_same"),
-    [
-        (4, [], True),  # before its first epoch
-        (4, [0.1, 0.2], True),  # on its way
-        (4, [0.1, 0.2, 0.9], True),  # there, and not ended yet
-        (3, [0.1, 0.2, 0.9], True),
-        (4, [0.1, 0.2, 0.3, 0.4], True),  # never there
-        (4, [0.1, 0.2, 0.3, 0.9], True),
-        (3, [0.1, 0.2, 0.3], False),  # ended with another target
-        (3, [0.1, 0.9, 0.9], False),
-        (4, [0.1, 0.9, 0.9, 0.9], False),
-        (5, [0.1, 0.2, 0.3, 0.4, 0.5], False),  # of a row that took more epochs at most
-        (5, [], False),
-        (2, [], False),
-    ],
-)
-def test_a_run_that_ends_by_itself_has_the_length_that_its_target_gives(
-    tiny: Table, epochs: int, accuracies: list[float], is_same: bool
-) -> None:
-    row = plain(tiny)
-    stopping = dataclasses.replace(row, stop_at=0.9, overrides={**row.overrides, "epochs": 4})
-    metrics = {"epoch": np.arange(1.0, len(accuracies) + 1), "validation_accuracy": np.array(accuracies)}
-    config = override(stopping.config(0), {"epochs": epochs})
-    assert same_run(config, metrics if accuracies else {}, stopping, 0) == is_same
-    assert not same_run(override(config, {"batch_size": 10}), metrics if accuracies else {}, stopping, 0)
-
-
-def test_logs_with_another_target_are_not_counted(tiny: Table, write_log) -> None:
-    write_log(tiny, "plain")  # 91 and 92 % in two epochs
-    for target, number in ((0.915, 1), (0.92, 1), (0.99, 1), (0.9, 0)):
-        row = dataclasses.replace(plain(tiny), stop_at=target)
-        assert len(counted(read_logs(RESULTS, tiny, row), row)) == number, target
+        assert same_run(override(config, {"precision": precision}), plain(tiny), 1)
+    for changes in ({"learning_rate": 0.5}, {"num_iterations": 1}, {"epochs": 3}, {"stop_at": 0.9}, {"seed": 2}):
+        assert not same_run(override(config, changes), plain(tiny), 1), changes
 
 
 def test_what_may_differ_is_what_a_resumed_run_may_change() -> None:
     from torchcaps.training.loop import RESUMABLE
 
-    assert set(ELSEWHERE) == set(RESUMABLE) - {"epochs"}
+    assert set(ELSEWHERE) == set(RESUMABLE) - {"epochs", "stop_at"}
 
 
 # writing

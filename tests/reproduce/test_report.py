@@ -6,15 +6,18 @@ import dataclasses
 import json
 import re
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from torchcaps.errors import InputError
 from torchcaps.registry import Registry
 from torchcaps.reproduce import Table, write_report
+from torchcaps.reproduce.estimate import Timing, write_timings
 from torchcaps.reproduce.report import default_page
-from torchcaps.reproduce.timings import Timing, write_timings
 
 ROOT = Path(__file__).parents[2]
 CURVE = {"kind": "rotation", "strengths": [-30.0, 0.0, 30.0], "accuracy": [0.5, 0.9, 0.7], "num_images": 10}
@@ -81,7 +84,9 @@ def test_matched_accuracy_and_affnist_have_columns(
 ) -> None:
     from torchcaps.reproduce import Measure
 
-    row = dataclasses.replace(only_tiny.rows[0], stop_at=0.98, measures=(Measure(kind="affnist"),))
+    plain = only_tiny.rows[0]
+    overrides = {**plain.overrides, "stop_at": 0.98}
+    row = dataclasses.replace(plain, overrides=overrides, measures=(Measure(kind="affnist"),))
     table = dataclasses.replace(only_tiny, rows=(row,), figures=("affnist",))
     monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", Registry("table", {"tiny": table}))
     measures = {"affnist": {"accuracy": 0.79, "images": 320_000, "source": "made"}}
@@ -164,7 +169,7 @@ def test_times_of_two_machines_have_no_sum_and_those_up_to_a_target_are_bounds(
     only_tiny: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, measured, _ = only_tiny.rows
-    rows = (dataclasses.replace(plain, stop_at=0.98), measured)
+    rows = (dataclasses.replace(plain, overrides={**plain.overrides, "stop_at": 0.98}), measured)
     table = dataclasses.replace(only_tiny, rows=rows)
     monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", Registry("table", {"tiny": table}))
     timings = {row.name: Timing(36_000.0, ABACUS, {"torch": "3.1"}) for row in rows}
@@ -269,47 +274,17 @@ def test_only_the_figures_asked_for_are_drawn_again(drawn_tiny: Table, write_log
     assert all(figure.stat().st_size > 1000 for figure in figures)
 
 
-def test_a_log_that_comes_while_the_page_is_written_is_not_missed(
-    only_tiny: Table, write_log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As when another process writes a newer page first, and this one an older page over it."""
-    from torchcaps.reproduce import report
-
-    write_log(only_tiny, "plain", 0)
-    write, calls = report.write_text, []
-
-    def slow(path: Path, text: str) -> None:
-        calls.append(text)
-        if len(calls) == 1:
-            write_log(only_tiny, "plain", 1)
-        write(path, text)
-
-    monkeypatch.setattr(report, "write_text", slow)
-    assert cells(page_of(), "plain")["seeds"] == "2"
-    assert len(calls) == 2
-
-
-def test_a_missing_figure_is_drawn_from_the_newest_logs(
-    drawn_tiny: Table, write_log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As when another process draws it from newer logs first, and this one from older ones over it."""
-    from torchcaps.reproduce import report
-
-    write_log(drawn_tiny, "plain", last=9.0)
-    newest = {path.name: path.read_bytes() for path in write_report("results", "docs/results.md")}
-    shutil.rmtree("docs")
-    write_log(drawn_tiny, "plain", last=1.0)
-    write, calls = report.write_text, []
-
-    def slow(path: Path, text: str) -> None:
-        calls.append(text)
-        if len(calls) == 1:
-            write_log(drawn_tiny, "plain", last=9.0)
-        write(path, text)
-
-    monkeypatch.setattr(report, "write_text", slow)
-    assert {path.name: path.read_bytes() for path in write_report("results", "docs/results.md", redraw=())} == newest
-    assert len(calls) == 2
+def test_one_process_at_a_time_writes_the_page_from_the_logs_of_then(drawn_tiny: Table, write_log) -> None:
+    """So that an older page never takes the place of a newer one."""
+    write_log(drawn_tiny, "plain", 0)
+    Path("docs").mkdir()
+    with ThreadPoolExecutor(1) as other, FileLock("docs/.results.md.lock"):
+        written = other.submit(page_of)
+        time.sleep(0.3)
+        assert not written.done()
+        assert not Path("docs/results.md").exists()
+        write_log(drawn_tiny, "plain", 1)
+    assert cells(written.result(), "plain")["seeds"] == "2"
 
 
 def test_the_command_runs_every_seed_that_is_shown(only_tiny: Table, write_log) -> None:

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from torchcaps.errors import InputError
-from torchcaps.reproduce import Interrupted, Job, Outcome, Table, plan, runner
-from torchcaps.reproduce.timings import Timing
+from torchcaps.reproduce import Interrupted, Job, Outcome, Reproduction, Table, Timing, Workers, plan
 
 CURVE = {"strengths": [0.0], "accuracy": [0.9]}
 #: What the row "measured" asks for.
@@ -54,39 +53,40 @@ def test_a_plan_that_cannot_be(tiny: Table) -> None:
 # the order of work, without working
 
 
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Job], Any]], None]:
-    """Let a function stand in for the work on a job."""
+class Here(Workers):
+    """A function stands in for the work on a job.
 
-    def replace(work: Callable[[Job], Any]) -> None:
-        monkeypatch.setattr(runner, "in_process", lambda _function, job: work(job))
+    Args:
+        work: What a job, or a list of jobs that are timed, comes to.
+    """
 
-    return replace
+    def __init__(self, work: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.work = work
+
+    def each(self, function: object, arguments: Iterable[Any]) -> Generator[tuple[Any, Any], None, None]:
+        for argument in arguments:
+            yield argument, self.work(argument)
 
 
-def test_all_jobs_are_worked_on_and_told_of(tiny: Table, here, write_log) -> None:
+def endings(planned: Reproduction, work: Callable[[Any], Any]) -> list[tuple[str, Any]]:
+    return [(str(job), outcome) for job, outcome in planned.run(Here(work))]
+
+
+def test_all_jobs_are_worked_on_and_told_of(tiny: Table, write_log) -> None:
     def work(job: Job) -> Outcome:
         write_log(tiny, job.row.name, job.seed, measures=MEASURES)
         return Outcome.DIVERGED if job.row.name == "measured" else Outcome.DONE
 
-    here(work)
     write_log(tiny, "plain", 0)  # done before
-    told = []
-    tally = plan(tiny, seeds=2).run(
-        before=lambda job, left: told.append((str(job), left)), after=lambda job, _: told.append((job.row.name, -1))
-    )
-    assert told == [
-        ("tiny/measured, seed 0", 3),
-        ("measured", -1),
-        ("tiny/plain, seed 1", 2),
-        ("plain", -1),
-        ("tiny/measured, seed 1", 1),
-        ("measured", -1),
+    assert endings(plan(tiny, seeds=2), work) == [
+        ("tiny/measured, seed 0", Outcome.DIVERGED),
+        ("tiny/plain, seed 1", Outcome.DONE),
+        ("tiny/measured, seed 1", Outcome.DIVERGED),
     ]
-    assert [len(jobs) for jobs in (tally.done, tally.diverged, tally.busy)] == [1, 2, 0]
 
 
-def test_what_others_work_on_is_left_to_them_and_looked_at_again(tiny: Table, here, write_log) -> None:
+def test_what_others_work_on_is_left_to_them_and_looked_at_again(tiny: Table, write_log) -> None:
     calls = []
 
     def work(job: Job) -> Outcome:
@@ -96,23 +96,35 @@ def test_what_others_work_on_is_left_to_them_and_looked_at_again(tiny: Table, he
         write_log(tiny, job.row.name, job.seed, measures=MEASURES)
         return Outcome.DONE
 
-    here(work)
-    tally = plan(tiny, seeds=1).run()
+    ended = endings(plan(tiny, seeds=1), work)
     assert calls == ["tiny/plain, seed 0", "tiny/measured, seed 0", "tiny/plain, seed 0"]
-    assert (len(tally.done), tally.busy) == (2, [])
+    assert ended == [("tiny/measured, seed 0", Outcome.DONE), ("tiny/plain, seed 0", Outcome.DONE)]
 
 
-def test_when_only_others_work_there_is_nothing_to_wait_for(tiny: Table, here) -> None:
-    here(lambda job: Outcome.BUSY)
-    tally = plan(tiny, seeds=1).run()
-    assert [str(job) for job in tally.busy] == ["tiny/plain, seed 0", "tiny/measured, seed 0"]
-    assert tally.done == []
+def test_when_only_others_work_there_is_nothing_to_wait_for(tiny: Table) -> None:
+    assert endings(plan(tiny, seeds=1), lambda job: Outcome.BUSY) == [
+        ("tiny/plain, seed 0", Outcome.BUSY),
+        ("tiny/measured, seed 0", Outcome.BUSY),
+    ]
 
 
-def test_a_stopped_run_stops_the_table(tiny: Table, here) -> None:
-    here(lambda job: Outcome.INTERRUPTED)
-    with pytest.raises(Interrupted):
-        plan(tiny, seeds=1).run()
+def test_a_run_that_fails_or_is_stopped_leaves_the_others_alone(tiny: Table, write_log) -> None:
+    failure = ChildProcessError("killed")
+
+    def work(job: Job) -> Outcome | Exception:
+        if job.seed == 1:
+            return failure if job.row.name == "plain" else Outcome.STOPPED
+        write_log(tiny, job.row.name, job.seed, measures=MEASURES)
+        return Outcome.DONE
+
+    ended = [outcome for _, outcome in endings(plan(tiny, seeds=3), work)]
+    assert ended == [Outcome.DONE, Outcome.DONE, failure, Outcome.STOPPED, Outcome.DONE, Outcome.DONE]
+
+
+def test_a_run_whose_log_lies_on_another_machine_has_failed(tiny: Table) -> None:
+    (_, error), _ = endings(plan(tiny, seeds=1), lambda job: Outcome.DONE)
+    assert isinstance(error, InputError)
+    assert "seed-0 is not here: the cluster must share this folder" in str(error)
 
 
 def test_other_settings_are_seen_before_the_first_run(tiny: Table, write_log) -> None:
@@ -123,15 +135,17 @@ def test_other_settings_are_seen_before_the_first_run(tiny: Table, write_log) ->
         plan(tiny, seeds=2)
 
 
-def test_the_time_left_is_estimated_for_each_row(tiny: Table, here, write_log) -> None:
-    here(lambda jobs: [Timing(10.0 * job.row.config(0).recipe.epochs, {}, {}) for job in jobs])
+def test_the_time_left_is_estimated_for_each_row(tiny: Table, write_log) -> None:
+    here = Here(lambda jobs: [Timing(10.0 * job.row.config(0).recipe.epochs, {}, {}) for job in jobs])
     write_log(tiny, "plain", 0)
     planned = plan(tiny, seeds=2)
-    found = [(each.row.name, each.runs, each.seconds) for each in planned.estimate()]
-    assert found == [("measured", 2, 10.0), ("plain", 1, 20.0)]
+    found = {name: timing.seconds for name, timing in planned.estimate(here).items()}
+    assert found == {"measured": 10.0, "plain": 20.0}
+    with pytest.raises(InputError, match="no data"):
+        planned.estimate(Here(lambda jobs: InputError("no data")))
     for job in planned.pending:
         write_log(tiny, job.row.name, job.seed, measures=MEASURES)
-    assert planned.estimate() == []
+    assert planned.estimate(here) == {}
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="on Windows no signal reaches another process: it just ends")
@@ -149,9 +163,9 @@ def test_ctrl_c_stops_the_run_in_its_own_process_which_can_go_on(tiny: Table, mo
 
     Thread(target=interrupt, daemon=True).start()
     with pytest.raises(Interrupted) as caught:
-        planned.run()
+        list(planned.run(Workers()))
     assert caught.value.exit_code == 130
     assert (job.run / "last.ckpt").exists()
     assert not (job.run / "summary.json").exists()
-    assert not job.is_locked
-    assert planned.pending == [job]
+    with job.locked():
+        assert planned.pending == [job]

@@ -18,7 +18,7 @@ from support import small
 from tiny_runs import StopAt, tiny_config
 from torchcaps.datasets import Batch, BatchLoader
 from torchcaps.errors import InputError
-from torchcaps.models import Model, Recipe, create_model, get_preset, list_presets
+from torchcaps.models import Network, Recipe, create_model, get_preset, list_presets
 from torchcaps.training import Diverged, Interrupted, capture, loop, resume, train
 from torchcaps.training.capture import WARM_UP, CapturedStep, choose_capture
 from torchcaps.training.checkpoint import read_checkpoint
@@ -44,12 +44,12 @@ def batches(number: int, preset: str, size: int = BATCH) -> list[Batch]:
     return found
 
 
-def network_of(preset: str) -> Model:
+def network_of(preset: str) -> Network:
     torch.manual_seed(0)
     return create_model(preset, SHAPE, 10, **small(preset)).train()
 
 
-def plain(network: Model, precision: str = "32-true", recipe: Recipe | None = None) -> TrainStep:
+def plain(network: Network, precision: str = "32-true", recipe: Recipe | None = None) -> TrainStep:
     fabric = Fabric(accelerator="cpu", devices=1, precision=precision)  # type: ignore[arg-type]
     return TrainStep(fabric, network, recipe or Recipe(), seed=3)
 

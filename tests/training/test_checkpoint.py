@@ -13,10 +13,10 @@ from torchcaps import files
 from torchcaps.analysis import Evaluation
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
-from torchcaps.models import Model
+from torchcaps.models import Network
 from torchcaps.training import checkpoint, load_run, resume, train
+from torchcaps.training.checkpoint import ProgressState
 from torchcaps.training.loop import Trainer
-from torchcaps.training.position import Position
 from torchcaps.training.progress import Silence
 
 #: Accuracy on the validation images in a first try and in the second one, by epoch: epochs are not computed alike.
@@ -44,11 +44,11 @@ class Run:
                 raise KilledError
             own_commit(temporary, path)
 
-        def evaluate(trainer: Trainer, network: Model, images: ImageSet) -> Evaluation:
+        def evaluate(trainer: Trainer, network: Network, images: ImageSet) -> Evaluation:
             result = own_evaluate(trainer, network, images)
             if images is not trainer.dataset.validation:
                 return result
-            accuracy = ACCURACY[self.attempt][trainer.position.epoch]
+            accuracy = ACCURACY[self.attempt][trainer.state.epoch]
             self.weights[accuracy] = {name: each.clone() for name, each in network.state_dict().items()}
             right = round(100 * accuracy)
             counts = [[right, 100 - right, 0], [0, 0, 0], [0, 0, 0]]
@@ -118,7 +118,11 @@ def test_resuming_a_run_that_was_killed_at_its_very_end_writes_what_is_missing(
     ],
 )
 def test_a_checkpoint_of_other_parts_is_refused(tmp_path: Path, change: dict[str, object], said: str) -> None:
-    whole = {"model": {}, "optimizer": {"state": {}, "param_groups": []}, "progress": dataclasses.asdict(Position())}
+    whole = {
+        "model": {},
+        "optimizer": {"state": {}, "param_groups": []},
+        "progress": dataclasses.asdict(ProgressState()),
+    }
     torch.save(whole, tmp_path / "whole.ckpt")
     assert checkpoint.read_checkpoint(tmp_path / "whole.ckpt").keys() == whole.keys()
     torch.save(whole | change, tmp_path / "other.ckpt")

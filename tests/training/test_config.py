@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from torchcaps.errors import InputError
-from torchcaps.models import list_presets
-from torchcaps.models.config import CapsNetConfig, CNNConfig, Recipe
+from torchcaps.models import NetworkConfig, Recipe, list_presets
+from torchcaps.models.fields import flat, tree
 from torchcaps.training import TrainConfig, make_config, read_config
-from torchcaps.training.config import field_names, override
+from torchcaps.training.config import WHOLE, override
 
 
 @pytest.mark.parametrize("preset", list_presets())
@@ -21,7 +21,7 @@ def test_a_configuration_survives_json(preset: str, tmp_path: Path) -> None:
 
 def test_overrides_reach_network_recipe_and_run() -> None:
     config = make_config("sabour2017", num_iterations=1, batch_size=7, seed=5)
-    assert config.model.num_iterations == 1  # type: ignore[union-attr]
+    assert flat(config)["num_iterations"] == 1
     assert config.recipe.batch_size == 7
     assert config.seed == 5
 
@@ -33,17 +33,23 @@ def test_what_is_left_out_of_a_file_is_the_presets() -> None:
 
 
 def test_no_field_name_stands_twice() -> None:
-    for config in (CapsNetConfig, CNNConfig):
-        names = [f.name for part in (config, Recipe, TrainConfig) for f in dataclasses.fields(part)]
-        assert len(names) == len(set(names))
+    """A name of the run or of its recipe is no name of a network: each stands for one thing."""
+    network = {name for _, name, _ in tree(NetworkConfig)}
+    own = [field.name for part in (Recipe, TrainConfig) for field in dataclasses.fields(part)]
+    assert len(own) == len(set(own))
+    assert not network & set(own)
 
 
-def test_field_names_are_all_but_the_parts_themselves() -> None:
-    names = field_names(make_config("baseline-cnn"))
-    assert "dropout" in names["model"]
-    assert "epochs" in names["recipe"]
-    assert "seed" in names["run"]
-    assert not {"preset", "model", "recipe"} & set(names["run"])
+def test_every_field_of_a_run_and_its_parts_has_one_flat_name() -> None:
+    fields = flat(make_config("baseline-cnn"))
+    assert {"dropout", "epochs", "seed", "preset", "model"} <= set(fields)
+    assert (fields["model"], fields["epochs"]) == ("cnn", 50)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_a_run_consists_of_is_given_field_by_field(name: str) -> None:
+    with pytest.raises(InputError, match=f'there is no field of sabour2017 "{name}"'):
+        override(make_config("sabour2017"), {name: {}})
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,13 @@ from torchcaps.errors import InputError
 from torchcaps.training import load_run, resume, train
 from torchcaps.training.checkpoint import read_checkpoint
 from torchcaps.training.progress import Silence
+from torchcaps.training.step import SUMS
 
 Checkpoint = dict[str, Any]
 Change = Callable[[Checkpoint], object]
 
 #: The first parameter of the network, and its number.
-WEIGHT, FIRST = "conv.weight", 0
+WEIGHT, FIRST = "backbone.conv.weight", 0
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +104,10 @@ POSITION: dict[str, Any] = {
     "sums": [
         None,
         1,
-        {"images": "1"},
-        {"images": 1, "loss": "1"},
-        {"loss": torch.zeros(2)},
-        {"correct": float("nan")},
+        {"loss": 1.0},
+        {**dict.fromkeys(SUMS, 1.0), "loss": "1"},
+        {**dict.fromkeys(SUMS, 1.0), "loss": torch.zeros(2)},
+        {**dict.fromkeys(SUMS, 1.0), "correct": float("nan")},
     ],
     "history": [None, "rows", [], [{}, {}], {}, [1, 2], 3],
     "peak_memory_mib": ["1", torch.zeros(3), float("nan")],

@@ -5,26 +5,32 @@ import pytest
 import torch
 
 from tiny_runs import tiny_config
-from torchcaps.datasets import Dataset
+from torchcaps.datasets import Augmentation, Dataset
 from torchcaps.errors import InputError
+from torchcaps.models import Recipe
 from torchcaps.training import TrainConfig, data, load_run, make_config, train
 from torchcaps.training.config import override
-from torchcaps.training.data import check_objects, fingerprint, load_run_data, training_loader
+from torchcaps.training.data import as_seen, augmentation_of, check_objects, fingerprint, load_run_data, training_loader
 from torchcaps.training.progress import Silence
 
 
 def test_judged_images_are_cut_in_the_middle_and_batches_anywhere(bars: Path) -> None:
     config = tiny_config(bars, max_shift=0, crop=10)
-    run_data = load_run_data(config)
-    whole = load_run_data(tiny_config(bars, max_shift=0)).dataset
-    assert run_data.dataset.in_shape == (1, 10, 10)
-    assert run_data.train.in_shape == (1, 18, 18)
+    whole = load_run_data(config)
+    seen = as_seen(whole, config.recipe)
+    assert seen.in_shape == (1, 10, 10)
+    assert whole.in_shape == (1, 18, 18)
     for part in ("train", "validation", "test"):
-        assert torch.equal(getattr(run_data.dataset, part).images, getattr(whole, part).images[..., 4:14, 4:14])
-    loader = training_loader(config, run_data.train, "cpu")
-    known = {image.numpy().tobytes() for image in run_data.dataset.train.images}
-    seen = [(image * 255).round().byte().numpy().tobytes() for batch in loader.batches(0) for image in batch.images]
-    assert sum(image in known for image in seen) / len(seen) < 0.2
+        assert torch.equal(getattr(seen, part).images, getattr(whole, part).images[..., 4:14, 4:14])
+    loader = training_loader(config, whole.train, "cpu")
+    known = {image.numpy().tobytes() for image in seen.train.images}
+    batches = [(image * 255).round().byte().numpy().tobytes() for batch in loader.batches(0) for image in batch.images]
+    assert sum(image in known for image in batches) / len(batches) < 0.2
+
+
+def test_a_recipe_holds_every_field_of_an_augmentation_with_its_default() -> None:
+    assert augmentation_of(Recipe()) == Augmentation()
+    assert augmentation_of(Recipe(crop=9, max_scaling=0.5)) == Augmentation(crop=9, max_scaling=0.5)
 
 
 def test_every_augmentation_of_the_recipe_reaches_the_loader(bars: Path) -> None:
@@ -56,7 +62,7 @@ def test_limits_are_caps(bars: Path) -> None:
     sizes = {
         limit: [len(part) for part in (d.train, d.validation, d.test)]
         for limit in (None, 20, 10_000)
-        for d in [load_run_data(tiny_config(bars, limit_train=limit, limit_test=limit)).dataset]
+        for d in [load_run_data(tiny_config(bars, limit_train=limit, limit_test=limit))]
     }
     assert sizes[None] == sizes[10_000] == [108, 12, 30]
     assert sizes[20] == [20, 12, 20]
@@ -83,21 +89,20 @@ def test_objects_that_the_network_does_not_look_for_are_refused() -> None:
 @pytest.mark.usefixtures("two_bars")
 def test_objects_that_nobody_shows_alone_cannot_be_reconstructed(monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config("sabour2017-multimnist")
-    run_data = load_run_data(config)
-    own = run_data.dataset
+    own = load_run_data(config)
     nowhere = type(own.test)(own.test.images, own.test.labels)
     monkeypatch.setattr(
         data, "load_dataset", lambda *_, **__: Dataset("pairs", own.train, own.validation, nowhere, own.class_names)
     )
     with pytest.raises(InputError, match="none of them alone, which the network is to reconstruct; set --no-decoder"):
         load_run_data(config)
-    assert load_run_data(override(config, {"decoder": False})).dataset.num_objects == 2
+    assert load_run_data(override(config, {"decoder": False})).num_objects == 2
 
 
 @pytest.mark.usefixtures("two_bars")
 def test_pairs_that_are_made_anew_are_not_cropped() -> None:
     config = override(make_config("sabour2017-multimnist"), {"crop": 20})
-    with pytest.raises(InputError, match="makes its training images when they are asked for; leave --crop out"):
+    with pytest.raises(InputError, match="makes new training images in each epoch, which are not cropped; omit --crop"):
         load_run_data(config)
 
 
@@ -107,7 +112,8 @@ def test_a_fingerprint_changes_with_any_pixel_or_label(bars: Path, tmp_path: Pat
 
     def marks(x: np.ndarray, y: np.ndarray) -> list[int]:
         np.savez(tmp_path / "bars.npz", x=x, y=y)
-        return fingerprint(load_run_data(config(tmp_path / "bars.npz")))
+        run = config(tmp_path / "bars.npz")
+        return fingerprint(load_run_data(run), run.recipe)
 
     other = x.copy()
     other[70, 3, 4] ^= 1
@@ -120,12 +126,12 @@ def test_a_fingerprint_changes_with_any_pixel_or_label(bars: Path, tmp_path: Pat
 @pytest.mark.usefixtures("two_bars")
 def test_a_fingerprint_of_pairs_is_that_of_what_they_are_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config("sabour2017-multimnist")
-    run_data = load_run_data(config)
-    first = fingerprint(run_data)
-    run_data.dataset.validation.parts[0, 1, 0, 5, 5] ^= 1  # type: ignore[index]
-    second = fingerprint(run_data)
-    run_data.train.tensors[0][3, 0, 2, 2] ^= 1
-    assert len({first[3], second[3], fingerprint(run_data)[3]}) == 3
+    pairs = load_run_data(config)
+    first = fingerprint(pairs, config.recipe)
+    pairs.validation.parts[0, 1, 0, 5, 5] ^= 1  # type: ignore[index]
+    second = fingerprint(pairs, config.recipe)
+    pairs.train.tensors[0][3, 0, 2, 2] ^= 1
+    assert len({first[3], second[3], fingerprint(pairs, config.recipe)[3]}) == 3
 
 
 def config(path: Path) -> TrainConfig:

@@ -99,7 +99,7 @@ def test_what_save_pretrained_wrote_and_what_is_shipped_can_be_started_from(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"capsule_dim": 8}, "do not fit the network: class_capsules.weight has shape"),
+        ({"capsule_dim": 8}, "do not fit the network: layers.0.transform.weight has shape"),
         ({"decoder": False}, "do not fit the network: decoder."),
         ({"init_from": "nowhere"}, "there is no run folder nowhere"),
         ({"init_from": "cmpact"}, "there is no run folder cmpact"),

@@ -26,7 +26,7 @@ from tiny_runs import same_weights
 from torchcaps.errors import InputError
 from torchcaps.training import load_run
 from torchcaps.training.checkpoint import read_checkpoint
-from torchcaps.training.lock import HOLDER
+from torchcaps.training.folder import HOLDER
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no kill -9")
 

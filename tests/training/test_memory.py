@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,24 @@ from torchcaps.training.launch import count_processes
 from torchcaps.training.progress import Silence
 
 MNIST = ((1, 28, 28), 10)
+
+STEPS = """
+import re, torch
+from pathlib import Path
+from lightning_fabric import Fabric
+from torchcaps.datasets import Batch
+from torchcaps.models import create_model
+from torchcaps.training import estimate_memory, loop, make_config
+from torchcaps.training.step import TrainStep
+
+config = make_config("compact", batch_size=96, accelerator="cpu")
+print(estimate_memory(config, (1, 28, 28), 10).total)
+network = create_model("compact").train()
+step = TrainStep(Fabric(accelerator="cpu", devices=1), network, config.recipe, seed=0)
+for number in range(3):
+    step(Batch(torch.rand(96, 1, 28, 28), torch.arange(96) % 10, None), number, 1e-3)
+print(int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024)
+"""
 
 
 class Listener(Silence):
@@ -32,10 +52,14 @@ def test_weights_are_counted_exactly(preset: str) -> None:
 
 
 def test_maps_are_worked_by_hand() -> None:
-    # conv: 256 maps of 20×20; primary conv: 256 of 6×6; float32, two images
+    # conv: 256 maps of 20×20, float32, two images; at the height six more of them, as PyTorch convolves so few
     parts = estimate_memory(make_config("sabour2017", batch_size=2), *MNIST).parts
-    assert parts["feature maps"] == 2 * 4 * (256 * 400 + 256 * 36) / 2**20
-    assert parts["work space of convolutions"] == 2 * 4 * 3 * 256 * 400 / 2**20
+    assert parts["feature maps"] == 2 * 4 * 256 * 400 / 2**20
+    assert parts["work space of convolutions"] == 2 * 4 * 6 * 256 * 400 / 2**20
+    # 1,152 capsules of 8 components, before and after the squash, and its five numbers a capsule
+    assert parts["primary capsules"] == 2 * 4 * 1152 * (8 + 8 + 5) / 2**20
+    # three sums and the capsules of ten classes, 16 components each, those that are decoded, and twice their lengths
+    assert parts["capsule layers"] == 2 * 4 * (5 * 160 + 2 * 10) / 2**20
     # 10 images of 28×28, and again in a frame of 2 pixels
     with_images = estimate_memory(make_config("sabour2017", max_shift=2), *MNIST, num_images=10).parts
     assert with_images["images of the data set"] == 10 * (784 + 32 * 32) / 2**20
@@ -46,10 +70,11 @@ def test_objects_and_what_is_done_to_images_are_counted() -> None:
     two = estimate_memory(make_config("sabour2017-multimnist", batch_size=3), (1, 36, 36), 10, num_images=10).parts
     assert two["images of the data set"] == 10 * 3 * 2 * 36 * 36 / 2**20
     assert two["images of a batch"] == 4 * 3 * 3 * 36 * 36 / 2**20
-    assert two["decoder"] == 4 * 3 * 2 * (2 * (512 + 1024) + 4 * 36 * 36) / 2**20
-    # 24×24 out of 32×32, standardised: conv to 256 maps of 16×16, primary conv to 512 of 4×4
+    # two hidden layers, what is drawn, and its distance from the image
+    assert two["decoder"] == pytest.approx(4 * 3 * 2 * (512 + 1024 + 2 * 36 * 36) / 2**20, rel=0.02)
+    # 24×24 out of 32×32, standardised: conv to 256 maps of 16×16
     cut = estimate_memory(make_config("sabour2017-cifar10", batch_size=2), (3, 32, 32), 10, num_images=10).parts
-    assert cut["feature maps"] == 2 * 4 * (256 * 256 + 512 * 16) / 2**20
+    assert cut["feature maps"] == 2 * 4 * (256 * 256 + 3 * 24 * 24) / 2**20
     assert cut["images of a batch"] == 4 * 2 * 4 * 3 * 24 * 24 / 2**20
     assert cut["images of the data set"] == 10 * 2 * 3 * 32 * 32 / 2**20
     with pytest.raises(InputError, match="crop is 24 pixels"):
@@ -61,14 +86,43 @@ def test_pooled_maps_are_worked_by_hand() -> None:
     parts = estimate_memory(make_config("baseline-cnn-multimnist", batch_size=2), (1, 36, 36), 10).parts
     pooled = 512 * 18**2, 256 * 9**2
     kept = 512 * 36**2 + pooled[0] + 256 * 18**2 + pooled[1]
-    assert parts["feature maps"] == 2 * (4 * kept + 8 * sum(pooled)) / 2**20
+    assert parts["feature maps"] == pytest.approx(2 * (4 * kept + 8 * sum(pooled)) / 2**20, rel=0.005)
 
 
 def test_maps_of_a_stem_before_a_cnn_are_worked_by_hand() -> None:
-    # 4 maps of 26×26 and 8 of 12×12, each before its normalisation and after its ReLU; as many of the convolution
-    stem = {"stem_channels": (4, 8), "stem_strides": (1, 2), "conv_norm": "channel"}
+    # 4 maps of 26×26 and 8 of 12×12, each before its normalisation and after its ReLU, with a mean and a deviation at
+    # each place; as many of the convolution, and its maps once more, places last, for the dense layer
+    stem = {"stem_channels": (4, 8), "stem_strides": (1, 2), "conv_norm": "channel", "hidden": (), "dropout": 0.0}
     parts = estimate_memory(make_config("baseline-cnn", batch_size=1, channels=(6,), **stem), *MNIST).parts
-    assert parts["feature maps"] == 4 * 2 * (4 * 26**2 + 8 * 12**2 + 6 * 12**2) / 2**20
+    kept = (2 * 4 + 2) * 26**2 + (2 * 8 + 2 + 3 * 6 + 2) * 12**2
+    assert parts["feature maps"] == pytest.approx(4 * kept / 2**20, rel=0.01)
+
+
+def test_layers_of_a_stack_are_counted() -> None:
+    layers = [{"name": "conv", "layer_types": 8}, {"name": "dense"}]
+    one, two = (
+        estimate_memory(make_config("compact", batch_size=8, **deep), *MNIST).parts for deep in ({}, {"layers": layers})
+    )
+    windows = 8 * 4 * 16 * 9 * 8 * 8  # 8 images, 4×4 windows of 3×3 places with 8 types of 8 components
+    assert two["capsule layers"] - one["capsule layers"] > 4 * windows / 16 / 2**20
+    assert two["feature maps"] == one["feature maps"]
+
+
+def test_a_network_is_followed_once_however_many_batches_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    followed: list[object] = []
+    follow = memory._follow
+    monkeypatch.setattr(memory, "_follow", lambda network: followed.append(network) or follow(network))
+    monkeypatch.setattr(memory, "available_memory_mib", lambda: 3000.0)
+    assert "the largest --batch-size that fits is about" in str(
+        memory.memory_warning(make_config("compact", batch_size=5000), *MNIST, 0)
+    )
+    assert len(followed) == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say how high memory was")
+def test_the_estimate_is_near_what_steps_take() -> None:
+    estimate, taken = map(float, subprocess.check_output([sys.executable, "-c", STEPS], text=True).split())
+    assert estimate == pytest.approx(taken, rel=0.15)
 
 
 def test_processes_share_a_batch_and_bf16_halves_the_maps() -> None:

@@ -13,7 +13,7 @@ import torch
 from tiny_runs import tiny_config
 from torchcaps.training import resume, train
 from torchcaps.training.checkpoint import read_checkpoint
-from torchcaps.training.lock import sole_use
+from torchcaps.training.folder import sole_use
 from torchcaps.training.progress import Silence
 
 pytestmark = [

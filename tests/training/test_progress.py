@@ -12,7 +12,7 @@ import pytest
 from tiny_runs import tiny_config
 from torchcaps.analysis import Evaluation
 from torchcaps.datasets import ImageSet
-from torchcaps.models import Model
+from torchcaps.models import Network
 from torchcaps.training import PlainProgress, TerminalProgress, resume, train
 from torchcaps.training.loop import Trainer
 from torchcaps.training.progress import Progress, Silence, describe
@@ -68,10 +68,10 @@ def test_improved_is_measured_as_the_best_epoch_is_chosen_and_over_all_sittings(
     own = Trainer._evaluate
     results = {0: (50, 0.5), 1: (40, 0.4), 2: (60, 0.6), 3: (60, 0.6), 4: (60, 0.3), 5: (60, 0.3)}
 
-    def evaluate(trainer: Trainer, network: Model, images: ImageSet) -> Evaluation:
+    def evaluate(trainer: Trainer, network: Network, images: ImageSet) -> Evaluation:
         if images is not trainer.dataset.validation:
             return own(trainer, network, images)
-        right, loss = results[trainer.position.epoch]
+        right, loss = results[trainer.state.epoch]
         return Evaluation(np.array([[right, 100 - right, 0], [0, 0, 0], [0, 0, 0]]), loss, ("0", "1", "2"))
 
     monkeypatch.setattr(Trainer, "_evaluate", evaluate)

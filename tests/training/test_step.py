@@ -1,8 +1,9 @@
-"""A training step's Adam, in the form of each source, against the formulas in float64."""
+"""A training step's Adam, in the form of each source, against the formulas in float64; and learning rates."""
 
 from __future__ import annotations
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from torchcaps.datasets import Batch
-from torchcaps.models import Model, Recipe, create_model, get_preset
-from torchcaps.training.step import BiasCorrection, TrainStep
+from torchcaps.models import Network, Recipe, create_model, get_preset
+from torchcaps.training.step import BiasCorrection, TrainStep, learning_rate
 
 TINY = {"conv_channels": 4, "primary_types": 2, "capsule_dim": 4, "decoder_hidden": (8,)}
 RATES = [1e-3 * 0.9**step for step in range(24)]
@@ -21,7 +22,7 @@ RATES = [1e-3 * 0.9**step for step in range(24)]
 def start(recipe: Recipe) -> tuple[TrainStep, list[Tensor]]:
     """A step, and where its weights start."""
     torch.manual_seed(0)
-    network: Model = create_model("sabour2017", (1, 20, 20), 10, **TINY).train()
+    network: Network = create_model("sabour2017", (1, 20, 20), 10, **TINY).train()
     step = TrainStep(Fabric(accelerator="cpu", devices=1, precision="32-true"), network, recipe, seed=0)
     return step, [parameter.detach().clone() for parameter in network.parameters()]
 
@@ -126,3 +127,39 @@ def test_powers_are_products_in_float32() -> None:
     exact = np.sqrt(1 - float(np.float32(0.999)) ** 20) / (1 - float(np.float32(0.9)) ** 20)
     assert wanted[19] != exact
     assert wanted[19] == pytest.approx(exact, rel=1e-5)
+
+
+def test_a_constant_rate() -> None:
+    assert {learning_rate(Recipe(), step, 10) for step in range(50)} == {1e-3}
+
+
+def test_decay_by_step_is_the_authors() -> None:
+    recipe = Recipe(schedule="decay-by-step", decay=0.96, decay_steps=2000, min_learning_rate=1e-6)
+    assert learning_rate(recipe, 0, 429) == 1e-3
+    assert learning_rate(recipe, 1000, 429) == pytest.approx(1e-3 * 0.96**0.5)
+    assert learning_rate(recipe, 2000, 429) == pytest.approx(0.96e-3)
+    assert learning_rate(recipe, 10**6, 429) == 1e-6
+
+
+def test_decay_by_epoch_changes_with_the_epoch_only() -> None:
+    recipe = Recipe(schedule="decay-by-epoch", decay=0.9)
+    assert [learning_rate(recipe, step, 3) for step in range(7)] == pytest.approx(
+        [1e-3, 1e-3, 1e-3, 0.9e-3, 0.9e-3, 0.9e-3, 0.81e-3]
+    )
+
+
+def test_one_cycle_rises_to_the_peak_and_falls_to_zero() -> None:
+    recipe = Recipe(schedule="one-cycle", learning_rate=3e-3, epochs=10)
+    rates = [learning_rate(recipe, step, 10) for step in range(101)]
+    assert rates[0] == pytest.approx(3e-3 / 25)
+    assert max(rates) == pytest.approx(3e-3)
+    assert rates.index(max(rates)) == 30
+    assert rates[:31] == sorted(rates[:31])
+    assert rates[30:] == sorted(rates[30:], reverse=True)
+    assert rates[100] == pytest.approx(0, abs=1e-12)
+    # half way down: the cosine's middle
+    assert rates[65] == pytest.approx(1.5e-3)
+
+
+def test_one_cycle_of_a_single_step() -> None:
+    assert math.isfinite(learning_rate(Recipe(schedule="one-cycle", epochs=1), 0, 1))

@@ -32,6 +32,7 @@ from .routing_maps import RoutingStatistics as RoutingStatistics
 from .routing_maps import RoutingTrace as RoutingTrace
 from .routing_maps import figure_coupling as figure_coupling
 from .routing_maps import figure_routing_statistics as figure_routing_statistics
+from .routing_maps import layers_with_coupling as layers_with_coupling
 from .routing_maps import routing_statistics as routing_statistics
 from .routing_maps import trace_routing as trace_routing
 from .samples import figure_samples as figure_samples

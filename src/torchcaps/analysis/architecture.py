@@ -11,8 +11,19 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from torchcaps.analysis.figures import GAP, LINE, MARGIN, MUTED, SMALL, TITLE, Sheet, text_width
-from torchcaps.models import BaselineCNN, CapsNet, Model
-from torchcaps.nn import ChannelNorm, Convolution, DynamicRouting
+from torchcaps.models import BaselineCNN, CapsNet, Network
+from torchcaps.nn import (
+    ChannelNorm,
+    ConvBackbone,
+    ConvCapsules,
+    Convolution,
+    Dense,
+    DenseCapsules,
+    DynamicRouting,
+    Elementwise,
+    Matrix,
+    Shared,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,8 +55,8 @@ class Layer:
     in_decoder: bool = False
 
 
-def list_layers(model: Model) -> list[Layer]:
-    """The layers of a network, from the image to the lengths (or probabilities), then those of the decoder.
+def list_layers(model: Network) -> list[Layer]:
+    """The layers of a network, from the image to the class scores, such as lengths, then those of the decoder.
 
     Args:
         model: Of either kind; nothing is computed with it, so that it may be on torch's device ``"meta"``.
@@ -65,10 +76,12 @@ def list_layers(model: Model) -> list[Layer]:
         class capsules (10, 16) 1474560
         lengths (10,) 0
     """
-    return _capsule_layers(model) if isinstance(model, CapsNet) else _cnn_layers(model)
+    if isinstance(model, CapsNet):
+        return _capsule_layers(model)
+    return _cnn_layers(model) if isinstance(model, BaselineCNN) else [_whole(model)]
 
 
-def figure_architecture(model: Model, *, title: str | None = None) -> Figure:
+def figure_architecture(model: Network, *, title: str | None = None) -> Figure:
     """A drawing of a network's layers with their sizes: from left to right what comes out of each, arrows between.
 
     Over an arrow stands what is done, under it how many parameters are learned; the decoder has rows of its own.
@@ -258,15 +271,8 @@ _FEATURES, _NORM, _DROPOUT = "feature maps", "channel norm", "dropout"
 
 
 def _capsule_layers(model: CapsNet) -> list[Layer]:
-    config, primary, capsules = model.config, model.primary_capsules, model.class_capsules
-    layers = [Layer("image", (), model.in_shape, 0)]
-    layers += _stem(model.stem, model.in_shape, config.conv_dropout > 0)
-    steps = _convolution(model.conv)
-    steps += [_NORM] if isinstance(model.conv_norm, ChannelNorm) else []
-    steps += ["ReLU"] if config.conv_activation == "relu" else []
-    steps += [_DROPOUT] if config.conv_dropout else []
-    shape = _convolved(model.conv, layers[-1].shape)
-    layers.append(Layer(_FEATURES, tuple(steps), shape, _learned(model.conv, model.conv_norm)))
+    config, primary = model.config, model.primary_capsules
+    layers = [Layer("image", (), model.in_shape, 0), *_backbone_layers(model)]
 
     if config.standardise or config.pixel_scale != 1:
         before = "standardised" if config.standardise else f"pixels × {config.pixel_scale:g}"
@@ -284,12 +290,54 @@ def _capsule_layers(model: CapsNet) -> list[Layer]:
     own = _learned(primary) - _learned(primary.convs)
     layers.append(Layer("primary capsules", (cut, *ends[primary.output]), (*places, primary.dim), own))
 
-    matrices = f"{capsules.in_capsules:,}×{capsules.out_capsules} matrices"
-    steps = [matrices, f"{capsules.out_dim}×{capsules.in_dim} each", *_routing(capsules.routing)]
-    pair = (capsules.out_capsules, capsules.out_dim)
-    layers.append(Layer("class capsules", tuple(steps), pair, _learned(capsules)))
-    layers.append(Layer("lengths", ("length",), pair[:1], 0))
+    for layer, out in zip(model.layers, model.shapes[1:], strict=True):
+        assert isinstance(layer, DenseCapsules | ConvCapsules)
+        steps = [*_window(layer), *_transform(layer), *_routing(layer.routing)]
+        places = (out.number,) if out.grid is None else out.grid
+        name = "class capsules" if layer is model.class_capsules else "capsules"
+        layers.append(Layer(name, tuple(steps), (*places, out.dim), _learned(layer)))
+    is_length = isinstance(model.class_capsules.routing, DynamicRouting)
+    score = ("lengths", "length") if is_length else ("scores", "activation, or length")
+    layers.append(Layer(score[0], score[1:], (model.num_classes,), 0))
     return layers + _decoder_layers(model)
+
+
+def _backbone_layers(model: CapsNet) -> list[Layer]:
+    backbone = model.backbone
+    if not isinstance(backbone, ConvBackbone):
+        return [Layer(_FEATURES, (type(backbone).__name__,), model.map_shape, _learned(backbone))]
+    layers = _stem(backbone.stem, model.in_shape, isinstance(backbone.dropout, nn.Dropout2d))
+    steps = _convolution(backbone.conv)
+    steps += [_NORM] if isinstance(backbone.norm, ChannelNorm) else []
+    steps += ["ReLU"] if backbone.conv.relu or isinstance(backbone.activation, nn.ReLU) else []
+    steps += [_DROPOUT] if isinstance(backbone.dropout, nn.Dropout2d) else []
+    return [*layers, Layer(_FEATURES, tuple(steps), model.map_shape, _learned(backbone.conv, backbone.norm))]
+
+
+def _window(layer: DenseCapsules | ConvCapsules) -> list[str]:
+    if isinstance(layer, DenseCapsules):
+        return []
+    named = {"stride": layer.stride if layer.stride > 1 else 0, "padding": layer.padding}
+    return [f"windows {layer.kernel_size}×{layer.kernel_size}", *(f"{name} {n}" for name, n in named.items() if n)]
+
+
+def _transform(layer: DenseCapsules | ConvCapsules) -> list[str]:
+    size, transform = layer.size, layer.transform
+    pairs = f"{size.in_capsules:,}×{size.out_capsules}"
+    if isinstance(transform, Dense):
+        return [f"{pairs} matrices", f"{size.out_dim}×{size.in_dim} each"]
+    if isinstance(transform, Shared):
+        return [f"{size.out_capsules} matrices", f"{size.out_dim}×{size.in_dim} each"]
+    if isinstance(transform, Matrix):
+        return [f"{pairs} matrices", f"{math.isqrt(size.in_dim)}×{math.isqrt(size.in_dim)} each"]
+    if isinstance(transform, Elementwise):
+        return [f"{pairs} vectors", f"of {size.out_dim}"]
+    return [type(transform).__name__]
+
+
+def _whole(model: Network) -> Layer:
+    """A network that is none of the package's own, as one step."""
+    return Layer("scores", (type(model).__name__,), (model.num_classes,), _learned(model))
 
 
 def _routing(routing: nn.Module) -> Iterable[str]:

@@ -3,11 +3,11 @@
 All of it follows from sums, the confusion counts and the loss, which can be taken over any share of the images and
 added: over batches, and over processes.
 
-With P objects in an image, P capsules are read off: the longest. An image is right only if they are exactly its P
-classes. The confusion matrix, and with it the table of the classes, counts objects: an object whose class is among the
-P longest was given its class; one that was missed was given the class that came in its place (of several missed in one
-image, the first label goes with the longest of those capsules, and so on). So a row sums to the images with that class
-in them, a column to the images that were given it.
+With P objects in an image, P classes are read off: those of the highest scores. An image is right only if they are
+exactly its P classes. The confusion matrix, and with it the table of the classes, counts objects: an object whose class
+is among them was given its class; one that was missed was given the class that came in its place (of several missed in
+one image, the first label goes with the highest of those scores, and so on). So a row sums to the images with that
+class in them, a column to the images that were given it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,18 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from torchcaps.analysis.inference import as_pixels, check_labels, class_labels, classes_of, inference, to_pixels
+from torchcaps.analysis.inference import (
+    Scored,
+    as_pixels,
+    check_labels,
+    class_labels,
+    classes_of,
+    inference,
+    to_pixels,
+)
 from torchcaps.datasets import Batch, BatchLoader, ImageSet
 from torchcaps.errors import InputError
-from torchcaps.models import CapsNet, Model
+from torchcaps.models import Network
 from torchcaps.models.images import check_image_shape
 from torchcaps.models.objects import is_right, match
 
@@ -105,32 +113,9 @@ class EvaluationSums(_Counted):
         right = None if self.right is None or other.right is None else self.right + other.right
         return EvaluationSums(self.confusion + other.confusion, self.loss + other.loss, self.objects, right)
 
-    def to_tensor(self) -> Float[Tensor, "n"]:
-        """The J·J counts, the images, the right ones and the loss in one float64 vector on the CPU.
-
-        So all of them are summed over processes at once.
-        """
-        numbers = [*self.confusion.ravel().tolist(), self.num_images, self.num_correct, self.loss]
-        return torch.tensor(numbers, dtype=torch.float64)
-
-    @classmethod
-    def from_tensor(cls, vector: Float[Tensor, "n"]) -> EvaluationSums:
-        """The inverse of :meth:`to_tensor`.
-
-        Raises:
-            InputError: The vector's length is not J·J + 3.
-        """
-        classes = math.isqrt(max(vector.numel() - 3, 0))
-        if vector.shape != (classes * classes + 3,):
-            raise InputError(f"a vector of sums has shape (J·J + 3,), got {tuple(vector.shape)}")
-        *counts, images, right, loss = vector.cpu().double().tolist()
-        confusion = np.array(counts).round().astype(np.int64).reshape(classes, classes)
-        objects = round(int(confusion.sum()) / images) if images else 1
-        return cls(confusion, loss, objects, None if objects == 1 else round(right))
-
 
 @dataclass(frozen=True, eq=False)
-class Evaluation(_Counted):
+class Evaluation(_Counted, Scored):
     """How good a network is on a set of images.
 
     Args:
@@ -138,9 +123,10 @@ class Evaluation(_Counted):
             object in an image, these are images.
         loss: Mean loss of an image, by the network's own loss.
         class_names: The name of each class.
-        predictions: The class given to each image, or, with several objects, the classes of the longest capsules, the
-            longest first; None where only sums are known.
-        lengths: The scores ‖v_j‖ of each image; None where only sums are known.
+        predictions: The class given to each image, or, with several objects, the classes of the highest scores, the
+            highest first; None where only sums are known.
+        scores: The class scores of each image: lengths ‖v_j‖ or activations of capsules, or a CNN's probabilities; None
+            where only sums are known.
         objects: P, the objects in an image.
         right: With several objects, how many images were given exactly their classes; with one, None.
 
@@ -152,7 +138,7 @@ class Evaluation(_Counted):
     loss: float
     class_names: tuple[str, ...]
     predictions: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"] | None = None
-    lengths: Float[np.ndarray, "N J"] | None = None
+    scores: Float[np.ndarray, "N J"] | None = None
     objects: int = 1
     right: int | None = None
 
@@ -234,7 +220,7 @@ class Evaluation(_Counted):
 
 
 def evaluate(
-    model: Model,
+    model: Network,
     image_set: ImageSet,
     *,
     batch_size: int = 256,
@@ -256,8 +242,8 @@ def evaluate(
 
     Returns:
         Accuracy, error, mean loss, confusion matrix, a table of the classes, and each image's class (or classes) and
-        lengths. For the loss, the decoder is masked by the labels only where the network's source does so at
-        inference too (``decoder_mask="label"``), otherwise by the longest capsule; lengths do not depend on it.
+        scores. For the loss, the decoder is masked by the labels only where the network's source does so at
+        inference too (``decoder_mask="label"``), otherwise by the highest score; scores do not depend on it.
 
     Raises:
         InputError: Images or labels that the network was not built for, several objects in an image without their
@@ -277,20 +263,20 @@ def evaluate(
     if device is not None:
         model.to(device)
     loader = BatchLoader(image_set, batch_size, shuffle=False, device=next(model.parameters()).device)
-    sums, lengths = _judge(model, loader.batches(0), precision)
+    sums, scores = _judge(model, loader.batches(0), precision)
     return Evaluation(
         sums.confusion,
         sums.loss / sums.num_images,
         names,
-        classes_of(lengths, sums.objects).numpy(),
-        lengths.numpy(),
+        classes_of(scores, sums.objects).numpy(),
+        scores.numpy(),
         sums.objects,
         sums.right,
     )
 
 
 def evaluation_sums(
-    model: Model,
+    model: Network,
     batches: Iterable[Batch | tuple[Shaped[Tensor, "B C H W"], Int[Tensor, "B"]]],
     *,
     precision: Precision = "32",
@@ -315,16 +301,16 @@ def evaluation_sums(
 
 
 def _judge(
-    model: Model, batches: Iterable[Batch | tuple[Tensor, Tensor]], precision: str
+    model: Network, batches: Iterable[Batch | tuple[Tensor, Tensor]], precision: str
 ) -> tuple[EvaluationSums, Float[Tensor, "N J"]]:
-    """Sums over the batches, and the lengths of their images, on the CPU."""
+    """Sums over the batches, and the scores of their images, on the CPU."""
     if precision not in ("32", "bf16"):
         raise InputError(f'precision must be "32" or "bf16", got {precision!r}')
     device = next(model.parameters()).device
     classes, objects = model.num_classes, model.config.objects
     counts = torch.zeros(classes * classes, dtype=torch.int64, device=device)
     right = torch.zeros((), dtype=torch.int64, device=device)
-    losses, lengths = [], [torch.empty(0, classes)]
+    losses, scores = [], [torch.empty(0, classes)]
     with inference(model):
         for images, labels, *more in batches:
             if len(labels) == 0:  # a share of a small last batch; the mean of nothing would be NaN
@@ -334,18 +320,18 @@ def _judge(
                 output = model(images, model.decoder_targets(labels))
             drawn = images if objects == 1 else _parts(model, images, more)
             losses.append(model.loss(output, drawn, labels).total * len(labels))
-            given = classes_of(output.lengths, objects)
+            given = classes_of(output.scores, objects)
             counts += _confusion(given, labels, classes)
-            right += is_right(output.lengths, labels).sum()
-            lengths.append(output.lengths.float().cpu())
+            right += is_right(output.scores, labels).sum()
+            scores.append(output.scores.float().cpu())
     loss = float(torch.stack(losses).cpu().double().sum()) if losses else 0.0
     confusion = counts.view(classes, classes).cpu().numpy()
-    return EvaluationSums(confusion, loss, objects, None if objects == 1 else int(right)), torch.cat(lengths)
+    return EvaluationSums(confusion, loss, objects, None if objects == 1 else int(right)), torch.cat(scores)
 
 
-def _parts(model: Model, images: Float[Tensor, "B C H W"], more: Sequence[Tensor | None]) -> Float[Tensor, "..."]:
+def _parts(model: Network, images: Float[Tensor, "B C H W"], more: Sequence[Tensor | None]) -> Float[Tensor, "..."]:
     """The objects of images, each alone, where the network's loss looks at them."""
-    if not isinstance(model, CapsNet) or model.decoder is None:
+    if model.decoder is None:
         return images
     if not more or more[0] is None:
         raise InputError(

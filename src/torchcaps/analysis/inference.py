@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from torchcaps.errors import InputError
-from torchcaps.models import CapsNet, CapsNetConfig, Model, get_preset, list_presets
+from torchcaps.models import CapsNet, Network, NetworkConfig, get_preset, list_presets
 from torchcaps.models.images import check_image_shape
 from torchcaps.models.objects import longest
 from torchcaps.ops.checks import INTEGERS
@@ -37,7 +38,7 @@ def inference(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def as_pixels(model: Model, images: Shaped[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
+def as_pixels(model: Network, images: Shaped[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
     """Images as the network takes them: pixels 0..1, in the dtype and on the device of its weights.
 
     Args:
@@ -53,7 +54,7 @@ def as_pixels(model: Model, images: Shaped[Tensor, "B C H W"]) -> Float[Tensor, 
     return to_pixels(model, images)
 
 
-def to_pixels(model: Model, images: Shaped[Tensor, "..."]) -> Float[Tensor, "..."]:
+def to_pixels(model: Network, images: Shaped[Tensor, "..."]) -> Float[Tensor, "..."]:
     """:func:`as_pixels` for images of any shape, such as the objects of images."""
     check_images(images)
     weight = next(model.parameters())
@@ -74,7 +75,7 @@ def check_images(images: Tensor) -> None:
 
 
 def in_batches(
-    model: Model,
+    model: Network,
     images: Shaped[Tensor, "N C H W"],
     labels: Int[Tensor, "N"] | Int[Tensor, "N P"] | None,
     batch_size: int,
@@ -108,7 +109,7 @@ def check_batch_size(batch_size: int) -> None:
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
 
 
-def check_labels(model: Model, labels: Int[Tensor, "N"] | Int[Tensor, "N P"], num_images: int) -> None:
+def check_labels(model: Network, labels: Int[Tensor, "N"] | Int[Tensor, "N P"], num_images: int) -> None:
     """Raise unless labels are a network's classes, one for each object that it sees in an image.
 
     Raises:
@@ -134,9 +135,21 @@ def check_labels(model: Model, labels: Int[Tensor, "N"] | Int[Tensor, "N P"], nu
         raise InputError("the objects of an image must be of different classes, got labels with a class twice")
 
 
-def classes_of(lengths: Float[Tensor, "B J"], objects: int) -> Int[Tensor, "B"] | Int[Tensor, "B P"]:
-    """The class of the longest capsule, or, for several objects, the classes of the longest ones, the longest first."""
-    return lengths.argmax(-1) if objects == 1 else longest(lengths, objects)
+class Scored:
+    """What has class scores."""
+
+    scores: Any
+
+    @property
+    def lengths(self) -> Float[np.ndarray, "... J"]:
+        """The scores, by the name that they have where they are lengths ‖v_j‖."""
+        scores: np.ndarray = self.scores
+        return scores
+
+
+def classes_of(scores: Float[Tensor, "B J"], objects: int) -> Int[Tensor, "B"] | Int[Tensor, "B P"]:
+    """The class of the highest score, or, for several objects, the classes of the highest ones, the highest first."""
+    return scores.argmax(-1) if objects == 1 else longest(scores, objects)
 
 
 def class_labels(class_names: Sequence[str] | None, num_classes: int) -> list[str]:
@@ -156,36 +169,37 @@ def join_names(names: Sequence[str], classes: Int[Tensor, "*P"] | Int[np.ndarray
     return " + ".join(names[int(j)] for j in classes.reshape(-1))
 
 
-def require_capsules(model: Model, purpose: str) -> CapsNet:
-    """The model, if it is a capsule network.
+def require_capsules(model: Network, purpose: str) -> CapsNet:
+    """The model, if it has capsules.
 
     Args:
         model: The network.
         purpose: What needs capsules, as the subject of a sentence.
 
     Raises:
-        InputError: It is none; the presets that are get named.
+        InputError: It has none; the presets that have get named.
     """
     if not isinstance(model, CapsNet):
         raise InputError(
-            f"{purpose} needs capsules, which a {type(model).__name__} has not; {_presets(lambda _: True)}"
+            f"{purpose} needs capsules, which a {type(model).__name__} has not; "
+            f"{_presets(lambda network: network.has_capsules)}"
         )
     return model
 
 
-def require_decoder(model: Model, purpose: str) -> CapsNet:
-    """The model, if it is a capsule network with a decoder.
+def require_decoder(model: Network, purpose: str) -> CapsNet:
+    """The model, if it has capsules and a decoder.
 
     Raises:
-        InputError: It is none; the presets that are get named.
+        InputError: It has no decoder; the presets that have get named.
     """
     if not isinstance(model, CapsNet) or model.decoder is None:
         what = "this network" if isinstance(model, CapsNet) else f"a {type(model).__name__}"
-        raise InputError(f"{purpose} needs a decoder, but {what} has no decoder; {_presets(lambda net: net.decoder)}")
+        raise InputError(
+            f"{purpose} needs a decoder, but {what} has no decoder; {_presets(lambda network: network.decodes)}"
+        )
     return model
 
 
-def _presets(fits: Callable[[CapsNetConfig], bool]) -> str:
-    models = ((name, get_preset(name).model) for name in list_presets())
-    names = [name for name, model in models if isinstance(model, CapsNetConfig) and fits(model)]
-    return f"presets that can: {', '.join(names)}"
+def _presets(fits: Callable[[NetworkConfig], bool]) -> str:
+    return f"presets that can: {', '.join(name for name in list_presets() if fits(get_preset(name).model))}"

@@ -24,9 +24,17 @@ from torchcaps.analysis.figures import (
     text_width,
     tile_size,
 )
-from torchcaps.analysis.inference import as_pixels, check_batch_size, class_labels, inference, require_decoder
+from torchcaps.analysis.inference import (
+    Scored,
+    as_pixels,
+    check_batch_size,
+    class_labels,
+    inference,
+    require_decoder,
+)
 from torchcaps.errors import InputError
-from torchcaps.models import CapsNet, Model
+from torchcaps.models import CapsNet, Network
+from torchcaps.models.output import ScoreName
 from torchcaps.ranges import is_number, is_whole_number
 
 if TYPE_CHECKING:
@@ -39,7 +47,7 @@ hundreds of megabytes."""
 
 
 @dataclass(frozen=True, eq=False)
-class Perturbation:
+class Perturbation(Scored):
     """One capsule, decoded after a change to one of its components at a time.
 
     Args:
@@ -49,8 +57,9 @@ class Perturbation:
         offsets: What is added, in equal steps; exactly zero in the middle of an odd number of −amplitude … amplitude.
         reconstruction: Decoded from the capsule as it is.
         target: The class whose capsule it is.
-        lengths: All lengths ‖v_j‖ before any change.
+        scores: All class scores before any change: the lengths ‖v_j‖ of the capsules, or their activations.
         components: Which components are changed, each by itself.
+        score_name: What the scores are.
     """
 
     image: Float[np.ndarray, "C H W"]
@@ -58,12 +67,18 @@ class Perturbation:
     offsets: Float[np.ndarray, "steps"]
     reconstruction: Float[np.ndarray, "C H W"]
     target: int
-    lengths: Float[np.ndarray, "J"]
+    scores: Float[np.ndarray, "J"]
     components: tuple[int, ...]
+    score_name: ScoreName = "length"
+
+    @property
+    def score(self) -> str:
+        """The score of the capsule that is changed, in words: ``length 0.93``."""
+        return f"{self.score_name} {self.scores[self.target]:.2f}"
 
 
 def perturb_capsule(
-    model: Model,
+    model: Network,
     image: Shaped[Tensor, "C H W"],
     *,
     target: int | None = None,
@@ -77,7 +92,7 @@ def perturb_capsule(
     Args:
         model: A network with a decoder; in evaluation mode meanwhile, and afterwards as it was.
         image: uint8 of 0..255 or floating-point of 0..1.
-        target: The class whose capsule is changed, such as the image's label; the longest one's if None.
+        target: The class whose capsule is changed, such as the image's label; that of the highest score if None.
         components: Which components are changed, each by itself, from 0 to D−1; all of them if None.
         amplitude: Largest change of a component either way, above 0; or the lowest and the highest change, such as
             (-0.5, 1.0). At most 1,000; capsules are shorter than 1.
@@ -93,7 +108,7 @@ def perturb_capsule(
     network = require_decoder(model, "a perturbed capsule")
     if target is not None and not (is_whole_number(target) and 0 <= target < network.num_classes):
         raise InputError(f"target must be a class from 0 to {network.num_classes - 1}, got {target}")
-    dim = network.config.capsule_dim
+    dim = network.class_capsules.out_dim
     changed = tuple(range(dim) if components is None else components)
     if not changed or not all(is_whole_number(d) and 0 <= d < dim for d in changed):
         got = ", ".join(map(str, changed)) or "none"
@@ -104,7 +119,7 @@ def perturb_capsule(
     with inference(network):
         pixels = as_pixels(network, image[None])
         output = network(pixels)
-        chosen = int(output.lengths.argmax()) if target is None else target
+        chosen = int(output.scores.argmax()) if target is None else target
         capsule = output.capsules[0, chosen]  # (D)
         # row (m, n) has offset n added to the m-th of the components; the last row is the capsule as it is
         changes = np.kron(np.eye(dim)[list(changed)], offsets[:, None])
@@ -116,8 +131,9 @@ def perturb_capsule(
         offsets=offsets,
         reconstruction=decoded[-1].numpy(),
         target=chosen,
-        lengths=output.lengths[0].float().cpu().numpy(),
+        scores=output.scores[0].float().cpu().numpy(),
         components=changed,
+        score_name=output.score_name,
     )
 
 
@@ -134,7 +150,7 @@ def figure_perturbation(
     Raises:
         InputError: Not one name for each class, or more images than one figure holds (5,000, in 500 rows).
     """
-    names = drawable(class_labels(class_names, len(result.lengths)))
+    names = drawable(class_labels(class_names, len(result.scores)))
     rows = [str(d) for d in result.components]
     tile, pitch = _sizes(result)
     title = title or f"Components of the capsule “{names[result.target]}”, changed one at a time"
@@ -148,7 +164,7 @@ def figure_perturbation(
     sheet.text(title, MARGIN, MARGIN, size=TITLE)
 
     centre = MARGIN + beside / 2
-    words = [["image"], ["reconstruction", f"length {result.lengths[result.target]:.2f}"]]
+    words = [["image"], ["reconstruction", result.score]]
     y = top
     for image, lines in zip((result.image, result.reconstruction), words, strict=True):
         sheet.image(image, centre - tile[0] / 2, y, tile)
@@ -207,15 +223,12 @@ def figure_component(
             )
         if not np.array_equal(result.offsets, first.offsets) or result.image.shape != first.image.shape:
             raise InputError("all images must have the same shape, changed by the same amplitude and number of steps")
-    names = class_labels(class_names, len(first.lengths))
+    names = class_labels(class_names, len(first.scores))
     (component,) = first.components
     one = all(result.target == first.target for result in results)
     whose = f"of the capsule “{names[first.target]}”" if one else "of a capsule of each image"
     title = title or f"Component {component} {whose}"
-    words = [
-        (shorten(f"capsule {names[each.target]}", 2 * TILE), f"length {each.lengths[each.target]:.2f}")
-        for each in results
-    ]
+    words = [(shorten(f"capsule {names[each.target]}", 2 * TILE), each.score) for each in results]
     tile, pitch = _sizes(first)
     headings = ("image", "reconstruction")
     widths = [max(tile[0], text_width([heading])) for heading in headings]

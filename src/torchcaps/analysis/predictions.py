@@ -11,9 +11,10 @@ import torch
 from jaxtyping import Float, Int, Shaped, UInt8
 from torch import Tensor
 
-from torchcaps.analysis.inference import classes_of, in_batches, inference
-from torchcaps.datasets.image_files import Fit, read_image
-from torchcaps.models import Model
+from torchcaps.analysis.inference import Scored, classes_of, in_batches, inference
+from torchcaps.datasets.formats.image_files import Fit, read_image
+from torchcaps.models import Network
+from torchcaps.models.output import ScoreName
 
 
 def load_image(
@@ -31,24 +32,26 @@ def load_image(
 
 
 @dataclass(frozen=True, eq=False)
-class Predictions:
+class Predictions(Scored):
     """What a network says about images.
 
     Args:
-        classes: The class of the longest capsule (or of the highest probability); with several objects in an image
-            those of the P longest, the longest first.
-        lengths: All class scores ‖v_j‖, 0..1.
-        reconstructions: The image decoded from the longest capsule, pixels 0..1; with several objects each decoded
-            from its own, as ``classes`` has them (or the targets, where they chose); None without a decoder.
+        classes: The class of the highest score; with several objects in an image those of the P highest, the highest
+            first.
+        scores: All class scores, 0..1: the lengths ‖v_j‖ of capsules, their activations, or a CNN's probabilities.
+        reconstructions: The image decoded from the capsule of the highest score, pixels 0..1; with several objects each
+            decoded from its own, as ``classes`` has them (or the targets, where they chose); None without a decoder.
+        score_name: What the scores are.
     """
 
     classes: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"]
-    lengths: Float[np.ndarray, "N J"]
+    scores: Float[np.ndarray, "N J"]
     reconstructions: Float[np.ndarray, "N C H W"] | Float[np.ndarray, "N P C H W"] | None
+    score_name: ScoreName = "length"
 
 
 def predict(
-    model: Model,
+    model: Network,
     images: Shaped[Tensor, "N C H W"],
     targets: Int[Tensor, "N"] | Int[Tensor, "N P"] | None = None,
     *,
@@ -59,23 +62,25 @@ def predict(
     Args:
         model: The network; in evaluation mode meanwhile, and afterwards as it was.
         images: uint8 of 0..255 or floating-point of 0..1; N at least 1.
-        targets: The classes whose capsules are decoded instead of the longest; they do not change the classification.
+        targets: The classes whose capsules are decoded instead of that of the highest score; they do not change the
+            classification.
         batch_size: Images at a time.
 
     Raises:
         TypeError: Images of another dtype.
         InputError: Images of a shape the network was not built for, no image, or targets that do not fit.
     """
-    lengths, reconstructions = [], []
+    parts, reconstructions = [], []
     with inference(model):
         for pixels, classes in in_batches(model, images, targets, batch_size):
             output = model(pixels, classes)
-            lengths.append(output.lengths.float().cpu())
+            parts.append(output.scores.float().cpu())
             if output.reconstruction is not None:
                 reconstructions.append(output.reconstruction.float().cpu())
-    scores = torch.cat(lengths)
+    scores = torch.cat(parts)
     return Predictions(
         classes_of(scores, model.config.objects).numpy(),
         scores.numpy(),
         torch.cat(reconstructions).numpy() if reconstructions else None,
+        output.score_name,
     )

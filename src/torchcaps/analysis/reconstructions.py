@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchcaps.analysis.figures import COLOURS, MUTED, WRONG, Caption, draw_tiles, drawable
 from torchcaps.analysis.inference import (
+    Scored,
     as_pixels,
     check_images,
     check_labels,
@@ -22,7 +23,8 @@ from torchcaps.analysis.inference import (
 )
 from torchcaps.analysis.predictions import predict
 from torchcaps.errors import InputError
-from torchcaps.models import Model
+from torchcaps.models import Network
+from torchcaps.models.output import ScoreName
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,24 +36,26 @@ OVERLAID = ("#00ff00", "#ff00ff")
 
 
 @dataclass(frozen=True, eq=False)
-class Reconstructions:
+class Reconstructions(Scored):
     """Images, and what the decoder makes of one of their capsules; of P objects in an image, of one capsule each.
 
     Args:
         images: Pixels 0..1.
         reconstructions: Pixels 0..1; of P objects each by itself.
         labels: The images' classes, where known.
-        classes: The class of the longest capsule, or of the P longest, the longest first.
-        lengths: All lengths ‖v_j‖.
+        classes: The class of the highest score, or of the P highest, the highest first.
+        scores: All class scores: the lengths ‖v_j‖ of the capsules, or their activations.
         decoded: The class whose capsule was decoded, or those of the objects, as ``reconstructions`` has them.
+        score_name: What the scores are.
     """
 
     images: Float[np.ndarray, "N C H W"]
     reconstructions: Float[np.ndarray, "N C H W"] | Float[np.ndarray, "N P C H W"]
     labels: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"] | None
     classes: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"]
-    lengths: Float[np.ndarray, "N J"]
+    scores: Float[np.ndarray, "N J"]
     decoded: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"]
+    score_name: ScoreName = "length"
 
     @property
     def whole(self) -> Float[np.ndarray, "N C H W"]:
@@ -80,7 +84,7 @@ class Reconstructions:
 
 
 def reconstruct(
-    model: Model,
+    model: Network,
     images: Shaped[Tensor, "N C H W"],
     labels: Int[Tensor, "N"] | Int[Tensor, "N P"] | None = None,
     *,
@@ -93,8 +97,8 @@ def reconstruct(
         model: A network with a decoder; in evaluation mode meanwhile, and afterwards as it was.
         images: uint8 of 0..255 or floating-point of 0..1.
         labels: The images' classes, where known.
-        capsule: Which capsule is decoded: ``"longest"``, ``"label"``, or as the network's ``"source"`` does at
-            inference (the label's where ``decoder_mask`` is ``"label"`` and labels are given, else the longest).
+        capsule: Which capsule is decoded: ``"longest"`` (or most active), ``"label"``, or as the network's ``"source"``
+            does at inference (the label's where ``decoder_mask`` is ``"label"`` with labels, else the longest).
         batch_size: Images at a time.
 
     Raises:
@@ -112,7 +116,7 @@ def reconstruct(
     check_images(images)
     if labels is not None:
         check_labels(network, labels, len(images))
-    source = labels if network.config.decoder_mask == "label" else None
+    source = labels if network.config.decoder is not None and network.config.decoder.decoder_mask == "label" else None
     targets = {"source": source, "longest": None, "label": labels}[capsule]
     predictions = predict(network, images, targets, batch_size=batch_size)
     assert predictions.reconstructions is not None  # there is a decoder
@@ -121,15 +125,16 @@ def reconstruct(
         reconstructions=predictions.reconstructions,
         labels=None if labels is None else labels.cpu().numpy(),
         classes=predictions.classes,
-        lengths=predictions.lengths,
+        scores=predictions.scores,
         decoded=predictions.classes if targets is None else targets.cpu().numpy(),
+        score_name=predictions.score_name,
     )
 
 
 def figure_reconstructions(
     result: Reconstructions, class_names: Sequence[str] | None = None, *, columns: int = 10, title: str | None = None
 ) -> Figure:
-    """Images over their reconstructions; under each its label, the class it was given and that capsule's length.
+    """Images over their reconstructions; under each its label, the class it was given and its score.
 
     Of several objects in an image, each reconstruction has a row and a colour of its own, and one more row lays them
     over each other: where two objects overlap, green and magenta add to white.
@@ -150,13 +155,13 @@ def figure_reconstructions(
     """
     if len(result.images) > MOST_SHOWN:
         raise InputError(f"at most {MOST_SHOWN:,} images are drawn in one figure, got {len(result.images):,}")
-    names = drawable(class_labels(class_names, result.lengths.shape[1]))
+    names = drawable(class_labels(class_names, result.scores.shape[1]))
     classes = result.classes.reshape(len(result.classes), -1)  # (N, P)
     wrong = np.zeros(len(classes), dtype=bool) if result.labels is None else ~result.right
-    lengths = [" ".join(f"{length:.2f}" for length in row) for row in np.take_along_axis(result.lengths, classes, 1)]
+    scores = [" ".join(f"{score:.2f}" for score in row) for row in np.take_along_axis(result.scores, classes, 1)]
     lines = {
         "class": [Caption(join_names(names, row), WRONG if wrong[n] else None) for n, row in enumerate(classes)],
-        "length": [Caption(length, MUTED) for length in lengths],
+        result.score_name: [Caption(score, MUTED) for score in scores],
     }
     if result.labels is not None:
         lines = {"label": [Caption(join_names(names, row)) for row in result.labels], **lines}

@@ -26,11 +26,10 @@ from torchcaps.analysis.figures import COLOURS, SMALL, TITLE, new_figure, style_
 from torchcaps.analysis.inference import as_pixels, check_labels, evaluating, in_batches, inference
 from torchcaps.analysis.strengths import ANGLES, EPSILONS, MOST_STRENGTHS, PGD_STEPS, STEPS
 from torchcaps.datasets import ImageSet
-from torchcaps.datasets.splits import check_seed
 from torchcaps.errors import InputError
-from torchcaps.models import Model
+from torchcaps.models import Network
 from torchcaps.ops.checks import check_numbers, check_tensor
-from torchcaps.ranges import is_number
+from torchcaps.ranges import SEED, is_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -121,7 +120,7 @@ def rotate(images: Float[Tensor, "B C H W"], degrees: float) -> Float[Tensor, "B
 
 
 def rotation_curve(
-    model: Model, image_set: ImageSet, *, angles: Sequence[float] = ANGLES, batch_size: int = 256
+    model: Network, image_set: ImageSet, *, angles: Sequence[float] = ANGLES, batch_size: int = 256
 ) -> RobustnessCurve:
     """Accuracy on images that are turned by each of some angles.
 
@@ -143,7 +142,7 @@ def rotation_curve(
 
 
 def fgsm(
-    model: Model,
+    model: Network,
     images: Shaped[Tensor, "B C H W"],
     labels: Int[Tensor, "B"],
     epsilon: float,
@@ -158,7 +157,7 @@ def fgsm(
         labels: Their classes.
         epsilon: Largest change of a pixel, 0..1.
         objective: What grows: the network's own ``"loss"``, or the difference of ``"scores"`` between the best wrong
-            class and the right one (lengths of capsules, a CNN's logits), which does not flatten out.
+            class and the right one (scores of capsules, a CNN's logits), which does not flatten out.
 
     Raises:
         TypeError: Images of another dtype.
@@ -173,7 +172,7 @@ def fgsm(
 
 
 def pgd(
-    model: Model,
+    model: Network,
     images: Shaped[Tensor, "B C H W"],
     labels: Int[Tensor, "B"],
     epsilon: float,
@@ -203,7 +202,7 @@ def pgd(
     """
     _check_attack(model, [epsilon], objective)
     _check_steps(steps, step_size)
-    check_seed(seed)
+    SEED.check("seed", seed)
     pixels, labels = _prepare(model, images, labels)
     generator = torch.Generator().manual_seed(seed)
     with _frozen(model):
@@ -211,7 +210,7 @@ def pgd(
 
 
 def attack_curve(
-    model: Model,
+    model: Network,
     image_set: ImageSet,
     attack: Attack,
     *,
@@ -238,7 +237,7 @@ def attack_curve(
     """
     _check_attack(model, epsilons, objective)
     _check_steps(steps, None)
-    check_seed(seed)
+    SEED.check("seed", seed)
     if attack not in ("fgsm", "pgd"):
         raise InputError(f'attack must be "fgsm" or "pgd", got {attack!r}')
     correct = np.zeros(len(epsilons), dtype=np.int64)
@@ -306,7 +305,7 @@ def figure_robustness(networks: Mapping[str, Sequence[RobustnessCurve]], *, titl
     return figure
 
 
-def _step(model: Model, pixels: Tensor, labels: Tensor, size: float, objective: Objective) -> Tensor:
+def _step(model: Network, pixels: Tensor, labels: Tensor, size: float, objective: Objective) -> Tensor:
     """One step of ``size`` along the sign of the gradient of the objective."""
     with torch.enable_grad():
         variable = pixels.detach().requires_grad_()
@@ -314,7 +313,7 @@ def _step(model: Model, pixels: Tensor, labels: Tensor, size: float, objective: 
         if objective == "loss":
             goal = model.loss(output, variable, labels).total
         else:
-            scores = output.lengths if output.logits is None else output.logits
+            scores = output.scores if output.logits is None else output.logits
             right = F.one_hot(labels, scores.shape[1]).bool()
             goal = (scores.masked_fill(right, -math.inf).amax(1) - scores[right]).sum()
         (gradient,) = torch.autograd.grad(goal, variable)
@@ -322,7 +321,7 @@ def _step(model: Model, pixels: Tensor, labels: Tensor, size: float, objective: 
 
 
 def _descend(
-    model: Model,
+    model: Network,
     pixels: Tensor,
     labels: Tensor,
     epsilon: float,
@@ -341,7 +340,7 @@ def _descend(
 
 
 @contextmanager
-def _frozen(model: Model) -> Iterator[None]:
+def _frozen(model: Network) -> Iterator[None]:
     """Evaluation mode, and no gradient into the weights; afterwards all is as it was."""
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in learning:
@@ -354,14 +353,14 @@ def _frozen(model: Model) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def _batches(model: Model, image_set: ImageSet, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(model: Network, image_set: ImageSet, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
     for pixels, labels in in_batches(model, image_set.images, image_set.labels, batch_size):
         assert labels is not None
         yield pixels, labels
 
 
-def _num_correct(model: Model, pixels: Tensor, labels: Tensor) -> int:
-    return int((model(pixels).lengths.argmax(-1) == labels).sum())
+def _num_correct(model: Network, pixels: Tensor, labels: Tensor) -> int:
+    return int((model(pixels).scores.argmax(-1) == labels).sum())
 
 
 def _curve(kind: str, strengths: Sequence[float], correct: np.ndarray, num_images: int) -> RobustnessCurve:
@@ -370,7 +369,7 @@ def _curve(kind: str, strengths: Sequence[float], correct: np.ndarray, num_image
 
 
 def _prepare(
-    model: Model, images: Shaped[Tensor, "B C H W"], labels: Int[Tensor, "B"]
+    model: Network, images: Shaped[Tensor, "B C H W"], labels: Int[Tensor, "B"]
 ) -> tuple[Float[Tensor, "B C H W"], Int[Tensor, "B"]]:
     """Images as the network takes them, and their labels beside them."""
     pixels = as_pixels(model, images)
@@ -378,7 +377,7 @@ def _prepare(
     return pixels, labels.to(pixels.device)
 
 
-def _check(model: Model, strengths: Sequence[float], name: str, most: float = math.inf) -> None:
+def _check(model: Network, strengths: Sequence[float], name: str, most: float = math.inf) -> None:
     if model.config.objects != 1:
         raise InputError(
             f"robustness is measured on images of one object, but this network finds {model.config.objects} in each"
@@ -393,7 +392,7 @@ def _check(model: Model, strengths: Sequence[float], name: str, most: float = ma
             raise InputError(f"{name} must be {'finite' if most == math.inf else f'0 to {most:g}'}, got {strength}")
 
 
-def _check_attack(model: Model, epsilons: Sequence[float], objective: Objective) -> None:
+def _check_attack(model: Network, epsilons: Sequence[float], objective: Objective) -> None:
     _check(model, epsilons, "epsilon", most=1)
     if objective not in ("loss", "scores"):
         raise InputError(f'objective must be "loss" or "scores", got {objective!r}')

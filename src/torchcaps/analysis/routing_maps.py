@@ -1,14 +1,15 @@
 """What routing does, iteration by iteration: where the coupling goes, how decided it is, and whether it settles.
 
-B images, I primary capsules, J classes, T iterations.
+B images, I input capsules and J output capsules of a layer, T iterations.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -33,25 +34,39 @@ from torchcaps.analysis.figures import (
     tile_size,
     use_whole_numbers,
 )
-from torchcaps.analysis.inference import class_labels, in_batches, inference, require_capsules
+from torchcaps.analysis.inference import Scored, as_pixels, class_labels, in_batches, inference, require_capsules
 from torchcaps.analysis.strengths import DRAWN_ITERATIONS
 from torchcaps.errors import InputError
 from torchcaps.machine import MIB
-from torchcaps.models import CapsNet, Model
-from torchcaps.nn import DynamicRouting
-from torchcaps.ops.dynamic_routing import RoutingRound, SoftmaxOver, compute_votes, routing_rounds
+from torchcaps.models import CapsNet, Network
+from torchcaps.models.objects import longest
+from torchcaps.models.output import HIGHEST, ScoreName
+from torchcaps.nn import Capsules, ConvCapsules, DynamicRouting, Routing, Votes
+from torchcaps.nn.layers import CapsuleLayer, on_map
+from torchcaps.nn.transforms import Rivals
+from torchcaps.ops.dynamic_routing import RoutingRound, SoftmaxOver
 from torchcaps.ops.memory import get_working_memory
-from torchcaps.ops.squash import safe_norm
-from torchcaps.ranges import ITERATIONS
+from torchcaps.ranges import ITERATIONS, is_whole_number
 
 if TYPE_CHECKING:
     from matplotlib.colors import TwoSlopeNorm
     from matplotlib.figure import Figure
 
 
+Outputs = Literal["class", "capsule", "type"]
+"""What the output capsules of a layer are."""
+PLURALS: dict[Outputs, str] = {"class": "classes", "capsule": "capsules", "type": "types"}
+DEAD = 1e-3
+"""A capsule whose length or activation is never more says nothing."""
+
+
 @dataclass(frozen=True, eq=False)
-class RoutingTrace:
+class RoutingTrace(Scored):
     """Every number of each routing iteration of some images; of iteration t, ``logits[t - 1]`` and so on.
+
+    Of a layer on a map, J are the types, and sums and capsules are those of all types and positions; scores are means
+    over the positions. Logits, coupling and agreement of an input capsule are means over the windows that hold it; but
+    where the positions compete for it, its coupling is the sum over them.
 
     Args:
         images: Pixels 0..1.
@@ -60,13 +75,16 @@ class RoutingTrace:
         weighted_sum: s_j = Σ_i c_ij û_j|i, and the bias where the network has one.
         capsules: v_j = squash(s_j).
         agreement: ⟨û_j|i, v_j⟩; the next iteration begins with ``logits + agreement``.
-        lengths: ‖v_j‖ after each iteration.
+        scores: Of the output capsules after each iteration: ‖v_j‖, or their activations where the routing gives them.
         entropy: See :class:`RoutingStatistics`.
         logit_change: See :class:`RoutingStatistics`.
-        grid: Types, height and width of the primary capsules; I is their product.
-        grouping: How primary capsules are formed, ``"channels"`` or ``"raster"``.
-        softmax_over: The axis on which capsules compete, ``"outputs"`` (j) or ``"inputs"`` (i).
+        grid: Types, height and width of the input capsules; I is their product.
+        in_space: Whether they stand on a map; if not, the grid shows them in the order of their index.
+        layer: The capsule layer, from 1.
+        softmax_over: The axis on which capsules compete, ``"outputs"`` (j) or ``"inputs"`` (i); None if they do not.
         leaky: Whether a "none of the above" competes too.
+        score_name: What the scores are.
+        outputs: What the J are: classes, capsules of another layer, or types of capsules on a map.
     """
 
     images: Float[np.ndarray, "B C H W"]
@@ -75,27 +93,37 @@ class RoutingTrace:
     weighted_sum: Float[np.ndarray, "T B J D"]
     capsules: Float[np.ndarray, "T B J D"]
     agreement: Float[np.ndarray, "T B I J"]
-    lengths: Float[np.ndarray, "T B J"]
+    scores: Float[np.ndarray, "T B J"]
     entropy: Float[np.ndarray, "T B"]
     logit_change: Float[np.ndarray, "T B"]
     grid: tuple[int, int, int]
-    grouping: str
-    softmax_over: SoftmaxOver
+    in_space: bool
+    layer: int
+    softmax_over: SoftmaxOver | None
     leaky: bool
+    score_name: ScoreName = "length"
+    outputs: Outputs = "class"
 
     @property
     def maps(self) -> Float[np.ndarray, "T B J types H W"]:
-        """The coupling on the grid of the primary capsules: capsule i = (type·H + y)·W + x.
+        """The coupling on the grid of the input capsules: capsule i = (type·H + y)·W + x.
 
-        With ``grouping="raster"``, a primary capsule is a run of K neighbouring values of one flattened channel and
-        has no single location: the grid then shows the capsules in the order of their index only, not in space.
+        Primary capsules of ``grouping="raster"`` are runs of K neighbouring values of one flattened channel and have no
+        single location: the grid then shows the capsules in the order of their index only, not in space.
         """
         iterations, images, _, classes = self.coupling.shape
         return self.coupling.swapaxes(2, 3).reshape(iterations, images, classes, *self.grid)
 
     @property
+    def inputs(self) -> str:
+        """What the input capsules are, in words."""
+        return "primary capsules" if self.layer == 1 else f"capsules of layer {self.layer - 1}"
+
+    @property
     def uniform(self) -> float:
-        """The coupling of iteration 1 without a prior: 1 / (number of competitors)."""
+        """The coupling of iteration 1 without a prior: 1 / (number of competitors); 1 where nothing competes."""
+        if self.softmax_over is None:
+            return 1.0
         competitors = self.coupling.shape[3 if self.softmax_over == "outputs" else 2]
         return 1 / (competitors + self.leaky)
 
@@ -109,16 +137,28 @@ class RoutingStatistics:
             it competes), divided by its maximum: 1 is uniform coupling, 0 all to one.
         logit_change: Mean of |b_ij(t+1) − b_ij(t)|, the agreement |⟨û_j|i, v_j⟩| of iteration t. That of the last
             iteration is what one more iteration would add.
+        longest: The largest length, or activation, that each output capsule has on any of the images.
     """
 
     entropy: Float[np.ndarray, "T N"]
     logit_change: Float[np.ndarray, "T N"]
+    longest: Float[np.ndarray, "J"]
+
+    @property
+    def dead(self) -> float:
+        """The share of output capsules that are never longer, or more active, than 1e-3."""
+        return float((self.longest <= DEAD).mean())
 
 
 def trace_routing(
-    model: Model, images: Shaped[Tensor, "B C H W"], *, num_iterations: int | None = None, batch_size: int = 64
+    model: Network,
+    images: Shaped[Tensor, "B C H W"],
+    *,
+    layer: int | None = None,
+    num_iterations: int | None = None,
+    batch_size: int = 64,
 ) -> RoutingTrace:
-    """Follow the routing of images from iteration to iteration.
+    """Follow the routing of images from iteration to iteration, in one capsule layer.
 
     :func:`torchcaps.routing_rounds` does it for votes of your own.
 
@@ -126,13 +166,14 @@ def trace_routing(
         model: A capsule network; in evaluation mode meanwhile, and afterwards as it was.
         images: uint8 of 0..255 or floating-point of 0..1. All numbers of their routing, 3·T·B·I·J + 2·T·B·J·D, are
             kept in memory: for large sets there is :func:`routing_statistics`.
-        num_iterations: T, 1 to 1,000; the network's own if None.
+        layer: Which capsule layer, from 1; the last one, of the class capsules, if None.
+        num_iterations: T, 1 to 1,000, of dynamic routing; the network's own if None.
         batch_size: Images at a time.
 
     Raises:
         TypeError: Images of another dtype.
-        InputError: A network without capsules, without dynamic routing or without any iteration, images it was not
-            built for, or a number out of its range.
+        InputError: A network without capsules, a layer that is not there or has no coupling or no iteration, images
+            it was not built for, or a number out of its range.
 
     Example:
         >>> from torchcaps import create_model
@@ -144,14 +185,19 @@ def trace_routing(
         >>> trace.maps[-1].mean(2).shape  # last iteration, averaged over capsule types: images, classes, places
         (4, 10, 6, 6)
     """
-    network, routing, iterations = _check(model, num_iterations)
     pixels, followed = [], []
-    with inference(network):
-        for batch, rounds in _follow(network, routing, images, iterations, batch_size):
+    with _checked(model, layer, num_iterations) as (network, number):
+        chosen = network.layer(number)
+        routing, grid = chosen.routing, _grid(network, number)
+        for batch, votes, rounds in _follow(network, number, images, batch_size):
             pixels.append(batch.float().cpu())
-            numbers = (torch.stack(each) for each in zip(*rounds, strict=True))  # (T, B, ...)
-            followed.append([each.float().cpu() for each in (*numbers, *_measure(rounds, routing))])
-    logits, coupling, weighted_sum, capsules, agreement, entropy, change = (
+            by_image = [_by_image(each, chosen, grid) for each in rounds]
+            scores = torch.stack([_scores(each, network.config.length_eps) for each in by_image])
+            numbers = (torch.stack(each) for each in zip(*(each[:5] for each in by_image), strict=True))  # (T, B, …)
+            measured = _measure(rounds, routing, votes, len(batch))
+            followed.append([each.float().cpu() for each in (*numbers, scores, *measured)])
+            score_name: ScoreName = "length" if rounds[-1].activations is None else "activation"
+    logits, coupling, weighted_sum, capsules, agreement, scores, entropy, change = (
         torch.cat(parts, 1) for parts in zip(*followed, strict=True)
     )
     return RoutingTrace(
@@ -161,38 +207,50 @@ def trace_routing(
         weighted_sum=weighted_sum.numpy(),
         capsules=capsules.numpy(),
         agreement=agreement.numpy(),
-        lengths=safe_norm(capsules, eps=network.config.length_eps).numpy(),
+        scores=scores.unflatten(2, (coupling.shape[3], -1)).mean(3).numpy(),
         entropy=entropy.numpy(),
         logit_change=change.numpy(),
-        grid=network.primary_grid,
-        grouping=network.config.grouping,
+        grid=grid,
+        in_space=network.shapes[number - 1].grid is not None,
+        layer=number,
         softmax_over=routing.softmax_over,
         leaky=routing.leaky,
+        score_name=score_name,
+        outputs=_outputs(network, number),
     )
 
 
 def routing_statistics(
-    model: Model, images: Shaped[Tensor, "N C H W"], *, num_iterations: int | None = None, batch_size: int = 64
+    model: Network,
+    images: Shaped[Tensor, "N C H W"],
+    *,
+    layer: int | None = None,
+    num_iterations: int | None = None,
+    batch_size: int = 64,
 ) -> RoutingStatistics:
-    """Entropy of the coupling and change of the logits at each iteration, for any number of images.
+    """Entropy of the coupling, change of the logits and scores in one capsule layer, for any number of images.
 
     Args:
         model: A capsule network; in evaluation mode meanwhile, and afterwards as it was.
         images: uint8 of 0..255 or floating-point of 0..1.
-        num_iterations: T, 1 to 1,000; the network's own if None.
+        layer: See :func:`trace_routing`.
+        num_iterations: See :func:`trace_routing`.
         batch_size: Images at a time.
 
     Raises:
         TypeError: Images of another dtype.
         InputError: As for :func:`trace_routing`.
     """
-    network, routing, iterations = _check(model, num_iterations)
-    with inference(network):
-        followed = [
-            _measure(rounds, routing) for _, rounds in _follow(network, routing, images, iterations, batch_size)
-        ]
+    followed, longest = [], None
+    with _checked(model, layer, num_iterations) as (network, number):
+        chosen = network.layer(number)
+        for batch, votes, rounds in _follow(network, number, images, batch_size):
+            followed.append(_measure(rounds, chosen.routing, votes, len(batch)))
+            scores = _scores(_by_image(rounds[-1], chosen, network.shapes[number - 1].grid), eps=1e-24).amax(0)
+            longest = scores if longest is None else torch.maximum(longest, scores)
     entropy, change = (torch.cat(parts, 1).float().cpu().numpy() for parts in zip(*followed, strict=True))
-    return RoutingStatistics(entropy, change)
+    assert longest is not None
+    return RoutingStatistics(entropy, change, longest.float().cpu().numpy())
 
 
 def figure_coupling(
@@ -203,16 +261,17 @@ def figure_coupling(
     max_classes: int = 10,
     title: str | None = None,
 ) -> Figure:
-    """Coupling maps of one image: a row for each iteration, a column for each class, the image beside them.
+    """Coupling maps of one image: a row for each iteration, a column for each output, the image beside them.
 
-    A map is the coupling on the grid of the primary capsules, averaged over their types, white where it is uniform;
-    the length of the class capsule after that iteration stands under it.
+    An output is a class, or a capsule or a type of capsules of another layer than the last. A map is the coupling on
+    the grid of the input capsules, averaged over their types, white where it is uniform; the length (or activation) of
+    the output capsule after that iteration stands under it.
 
     Args:
         trace: From :func:`trace_routing`.
         index: Which of its images.
-        class_names: The name of each class; its number if None.
-        max_classes: Of more classes, only those of the longest capsules are shown.
+        class_names: The name of each output; its number if None.
+        max_classes: Of more outputs, only those of the highest scores are shown.
         title: Above the figure.
 
     Raises:
@@ -223,21 +282,22 @@ def figure_coupling(
         raise InputError(f"index must be 0 to {len(trace.images) - 1}, as so many images were traced, got {index}")
     if max_classes < 1:
         raise InputError(f"max_classes must be at least 1, got {max_classes}")
-    iterations, _, classes = trace.lengths.shape
+    iterations, _, classes = trace.scores.shape
     DRAWN_ITERATIONS.check("the number of iterations in a figure", iterations)
-    names = drawable(class_labels(class_names, classes))
-    longest = np.argsort(-trace.lengths[-1, index], kind="stable")
-    shown = np.sort(longest[:max_classes])
+    names = drawable(output_names(trace, class_names))
+    ordered = longest(torch.from_numpy(trace.scores[-1, index]), min(max_classes, classes)).numpy()
+    shown = np.sort(ordered)
     maps = trace.maps[:, index].mean(2)[:, shown]  # (T, shown, H, W)
-    lengths = trace.lengths[:, index]
+    scores = trace.scores[:, index]
 
-    title = title or "Routing: where each class takes its input from"
-    places = "on the grid of the primary capsules"
-    if trace.grouping == "raster":
-        places = "of the primary capsules in the order of their index, not in space (raster grouping)"
-    subtitle = f"coupling {places}, averaged over their types; below: length of the capsule"
+    title = title or f"Routing: where each {trace.outputs} takes its input from"
+    what = trace.inputs
+    places = (
+        f"on the grid of the {what}" if trace.in_space else f"of the {what} in the order of their index, not in space"
+    )
+    subtitle = f"coupling {places}, averaged over their types; below: {trace.score_name} of the capsule"
     if len(shown) < classes:
-        subtitle = f"the {len(shown)} longest of {classes} classes; {subtitle}"
+        subtitle = f"the {len(shown)} {HIGHEST[trace.score_name]} of {classes} {PLURALS[trace.outputs]}; {subtitle}"
     tile, picture = tile_size(*maps.shape[2:]), tile_size(*trace.images.shape[2:])
     pitch = (column_width(tile, [names[j] for j in shown]) + GAP, tile[1] + LINE + 2 * GAP)
     rows = [f"iteration {t}" for t in range(1, iterations + 1)]
@@ -254,13 +314,13 @@ def figure_coupling(
     norm = _around(trace.uniform, maps)
     for column, j in enumerate(shown):
         centre = left + (column + 0.5) * pitch[0] - GAP / 2
-        weight = "bold" if j == longest[0] else "normal"
+        weight = "bold" if j == ordered[0] else "normal"
         sheet.text(shorten(names[j], pitch[0] - GAP), centre, top - GAP / 2, ha="center", va="bottom", weight=weight)
         for t in range(iterations):
             y = top + t * pitch[1]
             drawn = sheet.map(maps[t, column], centre - tile[0] / 2, y, tile, colours="RdBu_r", norm=norm)
             sheet.text(
-                f"{lengths[t, j]:.2f}",
+                f"{scores[t, j]:.2f}",
                 centre,
                 y + tile[1] + GAP / 2,
                 size=SMALL,
@@ -278,6 +338,22 @@ def figure_coupling(
     ticks = {ends[0]: "", trace.uniform: " uniform", ends[1]: ""}
     bar.set_ticks(list(ticks), labels=[f"{tick:.2g}{word}" for tick, word in ticks.items()])
     return sheet.figure
+
+
+def output_names(trace: RoutingTrace, class_names: Sequence[str] | None = None) -> list[str]:
+    """What the outputs of a layer are called: classes by their names, others by their kind and number.
+
+    Args:
+        trace: From :func:`trace_routing`.
+        class_names: The name of each; its number if None.
+
+    Raises:
+        InputError: Not one name for each.
+    """
+    number = trace.coupling.shape[3]
+    if class_names is None and trace.outputs != "class":
+        return [f"{trace.outputs} {j}" for j in range(number)]
+    return class_labels(class_names, number)
 
 
 def figure_routing_statistics(statistics: RoutingStatistics | RoutingTrace, *, title: str | None = None) -> Figure:
@@ -311,58 +387,150 @@ def figure_routing_statistics(statistics: RoutingStatistics | RoutingTrace, *, t
 
 
 def _follow(
-    network: CapsNet, routing: DynamicRouting, images: Shaped[Tensor, "N C H W"], num_iterations: int, batch_size: int
-) -> Iterator[tuple[Float[Tensor, "B C H W"], list[RoutingRound]]]:
-    """Pixels and rounds, of no more images at a time than have votes that fit the working memory."""
-    layer = network.class_capsules
-    fitting = int(get_working_memory() * MIB / (4 * layer.in_capsules * layer.out_capsules * layer.out_dim))
-    for batch, _ in in_batches(network, images, None, min(batch_size, max(fitting, 1))):
-        rounds = routing_rounds(
-            compute_votes(network.primary_poses(batch), layer.weight),
-            num_iterations,
-            softmax_over=routing.softmax_over,
-            bias=layer.bias,
-            prior=layer.prior,
-            leaky=routing.leaky,
-            eps=routing.eps,
-        )
-        yield batch, rounds
+    network: CapsNet, number: int, images: Shaped[Tensor, "N C H W"], batch_size: int
+) -> Iterator[tuple[Float[Tensor, "B C H W"], Votes, list[RoutingRound]]]:
+    """Pixels, votes and rounds, of no more images at a time than have numbers that fit the working memory.
+
+    Of a layer on a map, the rounds are those of its windows: B·L in place of B.
+    """
+    layer = network.layer(number)
+    links = 4 * network.shapes[number - 1].number * network.shapes[number].number * layer.out_dim
+    fitting = max(1, int(get_working_memory() * MIB / links))
+    for batch, _ in in_batches(network, images, None, min(batch_size, fitting)):
+        votes, activations = layer.votes(network.capsules(batch)[number - 1])
+        yield batch, votes, layer.routing.rounds(votes, activations)
 
 
-def _measure(rounds: list[RoutingRound], routing: DynamicRouting) -> tuple[Float[Tensor, "T B"], Float[Tensor, "T B"]]:
-    """Entropy of the coupling, and change of the logits, of each iteration."""
-    entropy = torch.stack([normalised_entropy(each.coupling, routing) for each in rounds])
-    return entropy, torch.stack([each.agreement.abs().mean((1, 2)) for each in rounds])
+def _by_image(each: RoutingRound, layer: CapsuleLayer, grid: tuple[int, int, int] | None) -> RoutingRound:
+    """A round of a layer on a map, image by image.
+
+    Logits, coupling and agreement of an input capsule are averaged over the windows that hold it: (B, N, J); where the
+    positions compete for it, its coupling is summed, so that what it gives to the types sums to one. Sums, capsules and
+    activations stand at all positions: (B, J·L, D).
+    """
+    if not isinstance(layer, ConvCapsules):
+        return each
+    assert grid is not None
+    windows = Rivals(layer.window_capsules(grid).to(each.coupling.device), math.prod(grid) + 1)
+    links = windows.links.clamp_min(1)
+
+    def total(given: Float[Tensor, "BL I J"]) -> Float[Tensor, "B N J"]:
+        return torch.stack([windows.sum(type_)[:, 1:] for type_ in given.unbind(2)], 2)
+
+    def mean(given: Float[Tensor, "BL I J"]) -> Float[Tensor, "B N J"]:
+        return total(given) / links[1:, None]
+
+    logits, coupling, weighted_sum, capsules, agreement, activations = each
+    positions = len(windows.children)
+    sums, poses = (on_map(tensor, positions) for tensor in (weighted_sum, capsules))
+    active = None if activations is None else on_map(activations, positions)
+    shared = layer.compete_over == "types-and-positions" and layer.routing.softmax_over == "outputs"
+    shares = total(coupling) if shared else mean(coupling)
+    return RoutingRound(mean(logits), shares, sums, poses, mean(agreement), active)
 
 
-def normalised_entropy(coupling: Float[Tensor, "B I J"], routing: DynamicRouting) -> Float[Tensor, "B"]:
-    """Entropy over the competitors, averaged over what they compete for, as a share of its maximum."""
-    axis = 2 if routing.softmax_over == "outputs" else 1
+def _scores(each: RoutingRound, eps: float) -> Float[Tensor, "B N"]:
+    """Activations of a round's capsules, or their lengths where there are none."""
+    return Capsules(each.capsules, each.activations).scores(eps)
+
+
+def _measure(
+    rounds: list[RoutingRound], routing: Routing, votes: Votes, images: int
+) -> tuple[Float[Tensor, "T B"], Float[Tensor, "T B"]]:
+    """Entropy of the coupling, and change of the logits, of each iteration and image."""
+    entropy = torch.stack([normalised_entropy(each.coupling, routing, votes.rivals) for each in rounds])
+    change = torch.stack([each.agreement.abs().mean((1, 2)) for each in rounds])
+    return entropy.unflatten(1, (images, -1)).mean(2), change.unflatten(1, (images, -1)).mean(2)
+
+
+def normalised_entropy(
+    coupling: Float[Tensor, "B I J"], routing: Routing, rivals: Rivals | None = None
+) -> Float[Tensor, "B"]:
+    """Entropy over the competitors, averaged over what they compete for, as a share of its maximum.
+
+    Where the output capsules of overlapping windows compete, the entropy of an input capsule is over all of them. Where
+    nothing competes, it is that of the shares of an input capsule's coupling that go to the output capsules.
+    """
+    axis = 1 if routing.softmax_over == "inputs" else 2
+    if routing.softmax_over is None:
+        coupling = coupling.clamp_min(0) / coupling.clamp_min(0).sum(2, keepdim=True).clamp_min(1e-30)
     entropy = torch.special.entr(coupling).sum(axis)
+    if rivals is not None and routing.softmax_over == "outputs":
+        entropy, given = (rivals.sum(each) for each in (entropy, coupling.sum(2)))  # (B, N)
+        rivals_of_each = coupling.shape[2] * rivals.links + routing.leaky
+        entropy = entropy + torch.special.entr((1 - given).clamp_min(0)) if routing.leaky else entropy
+        share = torch.where(rivals_of_each > 1, entropy / rivals_of_each.clamp_min(2).log(), 0.0)
+        held = (rivals.links > 0) & (torch.arange(rivals.number, device=entropy.device) > 0)  # 0 is beyond the edge
+        return share[:, held].mean(1).repeat_interleave(len(rivals.children))
     if routing.leaky:
         entropy = entropy + torch.special.entr((1 - coupling.sum(axis)).clamp_min(0))
     competitors = coupling.shape[axis] + routing.leaky
     return entropy.mean(1) / math.log(competitors) if competitors > 1 else torch.zeros_like(entropy.mean(1))
 
 
-def _check(model: Model, num_iterations: int | None) -> tuple[CapsNet, DynamicRouting, int]:
-    """The network, its routing, and how many iterations to follow.
+@contextmanager
+def _checked(model: Network, layer: int | None, num_iterations: int | None) -> Iterator[tuple[CapsNet, int]]:
+    """The network in evaluation mode, and the number of a layer, which routes ``num_iterations`` times meanwhile.
 
     Raises:
         InputError: There is nothing to follow.
     """
     network = require_capsules(model, "routing")
-    routing = network.class_capsules.routing
-    if not isinstance(routing, DynamicRouting):
-        raise InputError(f"iterations of DynamicRouting can be followed, not those of {type(routing).__name__}")
-    iterations = routing.num_iterations if num_iterations is None else num_iterations
+    count = len(network.layers)
+    number = count if layer is None else layer
+    if not is_whole_number(number) or not 1 <= number <= count:
+        raise InputError(f"layer must be from 1 to {count}, as the network has so many capsule layers, got {layer}")
+    routing = network.layer(int(number)).routing
+    own = routing.num_iterations
+    if num_iterations is not None and not isinstance(routing, DynamicRouting):
+        raise InputError(
+            f"num_iterations must be left out for {type(routing).__name__}: only the iterations of DynamicRouting can "
+            "be changed"
+        )
+    iterations = own if num_iterations is None else num_iterations
     ITERATIONS.check("num_iterations", iterations)
     if iterations < 1:
         raise InputError(
             f"num_iterations must be at least 1 for routing to be followed, got {iterations}: without an iteration "
             "votes are summed and there is no coupling"
         )
-    return network, routing, iterations
+    routing.num_iterations = iterations
+    try:
+        with inference(network):
+            yield network, int(number)
+    finally:
+        routing.num_iterations = own
+
+
+def _grid(network: CapsNet, number: int) -> tuple[int, int, int]:
+    """Types, height and width of a layer's input capsules; one row where they stand on no map."""
+    if number == 1:
+        return network.primary_grid
+    shape = network.shapes[number - 1]
+    return shape.grid or (1, 1, shape.number)
+
+
+def layers_with_coupling(model: Network) -> list[int]:
+    """The numbers, from 1, of a network's capsule layers whose routing :func:`trace_routing` can follow."""
+    if not isinstance(model, CapsNet):
+        return []
+    blank = torch.zeros(1, *model.in_shape, dtype=torch.uint8)
+    with inference(model):
+        inputs = model.capsules(as_pixels(model, blank))
+        numbers = [number for number in range(1, len(inputs) + 1) if model.layer(number).routing.num_iterations > 0]
+        return [number for number in numbers if _has_coupling(model.layer(number), inputs[number - 1])]
+
+
+def _has_coupling(layer: CapsuleLayer, capsules: Capsules) -> bool:
+    votes, activations = layer.votes(capsules)
+    return layer.routing(votes, activations, return_coupling=True).coupling is not None
+
+
+def _outputs(network: CapsNet, number: int) -> Outputs:
+    """What the output capsules of a layer are."""
+    if number == len(network.layers):
+        return "class"
+    return "capsule" if network.shapes[number].grid is None else "type"
 
 
 def _around(uniform: float, values: Float[np.ndarray, "..."]) -> TwoSlopeNorm:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import click
 
 from torchcaps.errors import unknown_name
+from torchcaps.plugins import load_plugin
 
 WIDTH = 100
 """Columns of the help at most."""
@@ -50,6 +52,18 @@ def debug_option() -> click.Option:
     )
 
 
+def plugin_option() -> click.Option:
+    """``--plugin``; :meth:`Command.parse_args` has loaded what it names, before other options are read."""
+    return click.Option(
+        ["--plugin"],
+        multiple=True,
+        expose_value=False,
+        metavar="FILE",
+        help="Run this Python file, or load an installed package's entry point, for the parts, presets and data sets "
+        "that it registers; may be given several times.",
+    )
+
+
 class SectionOption(click.Option):
     """An option that stands under a heading of its own in the help.
 
@@ -75,9 +89,19 @@ class Command(click.Command):
 
     def __init__(self, *args: Any, examples: Sequence[tuple[str, str]] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.params.append(debug_option())
+        self.params += [plugin_option(), debug_option()]
         self.examples = examples
         self.context_settings = {"max_content_width": WIDTH, "help_option_names": ["-h", "--help"]}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments; plugins first, as they add to the options and to what they take."""
+        given = args[: args.index("--")] if "--" in args else args
+        for word, following in itertools.zip_longest(given, given[1:], fillvalue=""):
+            if word == "--plugin" and following:
+                load_plugin(following)
+            elif word.startswith("--plugin="):
+                load_plugin(word.removeprefix("--plugin="))
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Options under their headings, those without one first."""

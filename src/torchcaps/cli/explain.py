@@ -45,7 +45,7 @@ from torchcaps.cli.runs import (
     several_index_options,
 )
 from torchcaps.errors import InputError
-from torchcaps.ranges import COUNT, Range
+from torchcaps.ranges import COUNT, INDEX, LAYERS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -198,11 +198,11 @@ class Changes(ParamType):
     type=click.Choice(["longest", "label"]),
     default="longest",
     show_default=True,
-    help="Whose capsule is changed: the longest, or that of the image's label.",
+    help="Whose capsule is changed: the longest (or most active), or that of the image's label.",
 )
 @click.option(
     "--component",
-    type=whole_numbers(Range(0, COUNT.most)),
+    type=whole_numbers(INDEX),
     help="This component only, each image in a row.  [default: all]",
 )
 @click.option(
@@ -230,6 +230,7 @@ def perturb(
     With --component, that component alone, of as many images as there are --index.
     """
     from torchcaps.analysis import figure_component, figure_perturbation, perturb_capsule
+    from torchcaps.models.output import HIGHEST
 
     chosen = ChosenImages(**options)
     check_image_options(chosen.image_file)
@@ -251,7 +252,8 @@ def perturb(
         )
         for picture in pictures
     ]
-    whose = "" if capsule is not None else {"longest": "the longest", "label": "the label's"}[follow]
+    highest = HIGHEST[results[0].score_name]
+    whose = "" if capsule is not None else {"longest": f"the {highest}", "label": "the label's"}[follow]
     if component is None:
         figure = figure_perturbation(results[0], run.class_names)
     else:
@@ -260,7 +262,7 @@ def perturb(
     for picture, result in zip(pictures, results, strict=True):
         part = "" if component is None else f"component {component} of "
         name = run.class_names[result.target] + (f" ({whose})" if whose else "")
-        say(f"{picture.words}: {part}capsule {name}, length {result.lengths[result.target]:.3f}")
+        say(f"{picture.words}: {part}capsule {name}, {result.score_name} {result.scores[result.target]:.3f}")
     write_figure(figure, figure_path(out, chosen.run_folder, "perturbation"))
 
 
@@ -299,9 +301,14 @@ def _label_of(picture: Picture) -> int:
 @data_options
 @index_options
 @click.option(
+    "--layer",
+    type=whole_numbers(LAYERS),
+    help="Which capsule layer, from 1.  [default: the last, of the class capsules]",
+)
+@click.option(
     "--num-iterations",
     type=whole_numbers(DRAWN_ITERATIONS),
-    help="Iterations to follow.  [default: the network's]",
+    help="Iterations to follow, of dynamic routing.  [default: the network's]",
 )
 @click.option(
     "--count", "number", type=whole_numbers(COUNT), default=100, show_default=True, help="Images of the statistics."
@@ -309,7 +316,7 @@ def _label_of(picture: Picture) -> int:
 @click.option(
     "--input-capsule",
     "inputs",
-    type=whole_numbers(Range(0, COUNT.most)),
+    type=whole_numbers(INDEX),
     multiple=True,
     help="Also print logits, coupling and agreement of this input capsule in each iteration; may be given several "
     "times.",
@@ -323,6 +330,7 @@ def _label_of(picture: Picture) -> int:
 )
 @out_option("routing")
 def routing(
+    layer: int | None,
     num_iterations: int | None,
     number: int,
     inputs: tuple[int, ...],
@@ -341,25 +349,27 @@ def routing(
         routing_statistics,
         trace_routing,
     )
+    from torchcaps.analysis.routing_maps import output_names
 
     chosen = ChosenImages(index=(index,), **options)
     check_image_options(chosen.image_file, "number")
     run = chosen.open_run()
     (picture,) = chosen.read(run)
-    trace = trace_routing(run.model, picture.pixels[None], num_iterations=num_iterations)
+    trace = trace_routing(run.model, picture.pixels[None], layer=layer, num_iterations=num_iterations)
     _check_inputs(inputs, trace)
-    figures = {"": figure_coupling(trace, class_names=run.class_names)}
+    names = tuple(output_names(trace, run.class_names if trace.outputs == "class" else None))
+    figures = {"": figure_coupling(trace, class_names=names)}
     statistics = None
     if picture.images is not None:
         many = picture.images.preview(number)
-        statistics = routing_statistics(run.model, many.images, num_iterations=num_iterations)
+        statistics = routing_statistics(run.model, many.images, layer=layer, num_iterations=num_iterations)
         figures["-statistics"] = figure_routing_statistics(statistics)
     if as_json:
-        print_json(_describe_trace(trace, run.class_names, picture.words, inputs))
+        print_json(_describe_trace(trace, names, picture.words, inputs))
     else:
-        _show_trace(trace, run.class_names, picture.words)
+        _show_trace(trace, names, picture.words)
         for capsule in inputs:
-            _show_input(trace, run.class_names, capsule)
+            _show_input(trace, names, capsule)
         if statistics is not None:
             _show_statistics(statistics, f"Mean of the first {count(len(many))} {picture.where}")
         say("Entropy: 1 is uniform coupling, 0 is all to one. Change: what the iteration adds to the logits.", "")
@@ -393,7 +403,8 @@ def _describe_trace(
         "class_names": class_names,
         "softmax_over": trace.softmax_over,
         "leaky": trace.leaky,
-        "grouping": trace.grouping,
+        "layer": trace.layer,
+        "in_space": trace.in_space,
         "grid": trace.grid,
         "input_capsules": chosen,
         "rounds": [
@@ -403,7 +414,7 @@ def _describe_trace(
                 "coupling": _numbers(trace.coupling[t, 0, chosen]),
                 "weighted_sum": _numbers(trace.weighted_sum[t, 0]),
                 "capsules": _numbers(trace.capsules[t, 0]),
-                "lengths": _numbers(trace.lengths[t, 0]),
+                "lengths": _numbers(trace.scores[t, 0]),
                 "agreement": _numbers(trace.agreement[t, 0, chosen]),
             }
             for t in range(len(trace.coupling))
@@ -417,35 +428,49 @@ def _numbers(values: np.ndarray) -> Any:
 
 
 def _show_input(trace: RoutingTrace, class_names: tuple[str, ...], capsule: int) -> None:
-    """What one input capsule and each class make of each other, iteration by iteration."""
+    """What one input capsule and each output capsule make of each other, iteration by iteration."""
+    import torch
+
+    from torchcaps.analysis.routing_maps import PLURALS
+    from torchcaps.models.objects import longest
+    from torchcaps.models.output import HIGHEST
+
     shown: Sequence[int] = range(len(class_names))
     if len(class_names) > MOST_CLASSES:
-        shown = sorted((-trace.lengths[-1, 0]).argsort(kind="stable")[:MOST_SHOWN])
-    rows = table("iteration", "class", "logit", "coupling", "agreement", "length of the class capsule", left=2)
+        shown = sorted(longest(torch.from_numpy(trace.scores[-1, 0]), MOST_SHOWN).tolist())
+    score = f"{trace.score_name} of the {trace.outputs} capsule" if trace.outputs != "capsule" else trace.score_name
+    rows = table("iteration", trace.outputs, "logit", "coupling", "agreement", score, left=2)
     for t in range(len(trace.coupling)):
         for j in shown:
             values = [part[t, 0, capsule, j] for part in (trace.logits, trace.coupling, trace.agreement)]
-            cells = (f"{value:z.4f}" for value in (*values, trace.lengths[t, 0, j]))
+            cells = (f"{value:z.4f}" for value in (*values, trace.scores[t, 0, j]))
             add_row(rows, t + 1 if j == shown[0] else "", class_names[j], *cells)
         rows.add_section()
     _, height, width = trace.grid
     place = ""
-    if trace.grouping == "channels":
+    if trace.in_space:
         kind, rest = divmod(capsule, height * width)
         place = f": type {kind}, row {rest // width}, column {rest % width}"
-    fewer = f" (the {len(shown)} longest of {len(class_names)} classes)" if len(shown) < len(class_names) else ""
+    fewer = (
+        f" (the {len(shown)} {HIGHEST[trace.score_name]} of {len(class_names)} {PLURALS[trace.outputs]})"
+        if len(shown) < len(class_names)
+        else ""
+    )
     print_table(rows, f"Input capsule {capsule}{place}{fewer}")
 
 
 def _show_trace(trace: RoutingTrace, class_names: tuple[str, ...], words: str) -> None:
-    rows = table("iteration", "longest capsule", "length", "entropy of coupling", "change of logits")
-    for t, lengths in enumerate(trace.lengths[:, 0]):
-        longest = int(lengths.argmax())
+    from torchcaps.models.output import HIGHEST
+
+    most = f"{HIGHEST[trace.score_name]} {'type' if trace.outputs == 'type' else 'capsule'}"
+    rows = table("iteration", most, trace.score_name, "entropy of coupling", "change of logits")
+    for t, scores in enumerate(trace.scores[:, 0]):
+        highest = int(scores.argmax())
         add_row(
             rows,
             t + 1,
-            class_names[longest],
-            f"{lengths[longest]:.3f}",
+            class_names[highest],
+            f"{scores[highest]:.3f}",
             f"{trace.entropy[t, 0]:.4f}",
             f"{trace.logit_change[t, 0]:.2e}",
         )
@@ -459,6 +484,8 @@ def _show_statistics(statistics: RoutingStatistics, words: str) -> None:
     ):
         add_row(rows, t + 1, f"{entropy:.4f}", f"{change:.2e}")
     print_table(rows, words)
+    if statistics.dead:
+        say(f"{100 * statistics.dead:.1f} % of the output capsules are never longer, or more active, than 0.001.")
 
 
 @click.command(

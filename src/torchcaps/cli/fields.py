@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import itertools
 import textwrap
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
 from torchcaps.cli.base import SectionOption
-from torchcaps.models.config import Described, as_text
+from torchcaps.errors import unknown_name
+from torchcaps.models.fields import OF_ONES_OWN, PARTS, Described, Part, as_text, is_choice, is_part, tree
 from torchcaps.ranges import Range, ranges_in
 
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any, Any]
-else:
-    ParamType = click.ParamType  # takes no parameters before click 8.4
+    Choice = click.Choice[str]
+else:  # they take no parameters before click 8.4
+    ParamType, Choice = click.ParamType, click.Choice
 
 
 def option_name(field: str) -> str:
@@ -41,28 +44,70 @@ def field_options(
         show_defaults: Show the fields' own defaults; a preset has others.
     """
     hints = typing.get_type_hints(config_type, include_extras=True)
-    words = field_descriptions(config_type)
-    options: list[click.Option] = []
-    for field in dataclasses.fields(config_type):
-        if field.name in skip:
-            continue
-        name, hint = option_name(field.name), hints[field.name]
-        kind = None if hint is bool else option_type(hint)
-        notes = [f"default: {as_text(field.default)}"] if show_defaults and field.default is not None else []
-        notes += map(str, ranges_in(hint))
-        text = words.get(field.name, "") + (f"  [{'; '.join(notes)}]" if notes else "")
-        options.append(
-            SectionOption(
-                [f"{name}/--no-{name[2:]}" if hint is bool else name, field.name],
-                type=kind,
-                # click writes names of types in capitals, which "none" must not be typed in
-                metavar=f"{kind.inner.name.upper()}|none" if isinstance(kind, OrNone) else None,
-                default=None,
-                help=text,
-                section=section,
-            )
-        )
-    return options
+    defaults = {
+        field.name: field.default
+        for field in dataclasses.fields(config_type)
+        if show_defaults and field.name not in skip
+    }
+    return [
+        _option(config_type, field.name, hints[field.name], section, defaults.get(field.name))
+        for field in dataclasses.fields(config_type)
+        if field.name not in skip
+    ]
+
+
+def part_options(config_type: type[Described], section: str) -> list[click.Option]:
+    """Options for the fields of all kinds of a part, and of the parts that it has.
+
+    A name that several parts have is one option. A part that is chosen by its name, and one that may be left out, are
+    options too.
+
+    Args:
+        config_type: The choice.
+        section: The heading of options in the help, with a place for that of the part.
+    """
+    options: dict[str, click.Option] = {}
+    for owner, name, hint in tree(config_type):
+        if name not in options and is_option(hint):
+            options[name] = _option(owner, name, hint, section.format(owner.heading or part_heading(owner)))
+    return sorted_by_section(options.values())
+
+
+def is_option(hint: Any) -> bool:
+    """Whether a field of an annotation is given on the command line: not layers, nor a part that is always there."""
+    if typing.get_origin(hint) is tuple:
+        return not is_part(typing.get_args(hint)[0])
+    return not is_part(hint) or is_choice(hint) or type(None) in typing.get_args(hint)
+
+
+def part_heading(part: type[Described]) -> str:
+    """What stands over the fields of a part that has no heading of its own: ``Routing dynamic``."""
+    return f"{part.choice.capitalize()} {part.name}" if issubclass(part, Part) else part.__name__
+
+
+def sorted_by_section(options: Iterable[click.Option]) -> list[click.Option]:
+    """Options of one section next to each other, sections in the order in which they come first."""
+    sections: dict[str, list[click.Option]] = {}
+    for option in options:
+        sections.setdefault(getattr(option, "section", ""), []).append(option)
+    return list(itertools.chain.from_iterable(sections.values()))
+
+
+def _option(owner: type[Described], name: str, hint: Any, section: str, default: Any = None) -> click.Option:
+    typed = option_name(name)
+    is_flag = hint is bool or (is_part(hint) and not is_choice(hint))
+    kind = None if is_flag else option_type(hint)
+    notes = [f"default: {as_text(default)}"] if default is not None and default is not dataclasses.MISSING else []
+    notes += map(str, ranges_in(hint))
+    return SectionOption(
+        [f"{typed}/--no-{typed[2:]}" if is_flag else typed, name],
+        type=kind,
+        # click writes names of types in capitals, which "none" must not be typed in
+        metavar=f"{kind.inner.name.upper()}|none" if isinstance(kind, OrNone) else None,
+        default=None,
+        help=field_descriptions(owner).get(name, "") + (f"  [{'; '.join(notes)}]" if notes else ""),
+        section=section,
+    )
 
 
 def given_fields(context: click.Context, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,10 +117,18 @@ def given_fields(context: click.Context, values: Mapping[str, Any]) -> dict[str,
 
 
 def field_descriptions(config_type: type) -> dict[str, str]:
-    """The string under each field of a dataclass, on one line.
+    """The string under each field of a dataclass and of those that it derives from, on one line.
 
     Source: PEP 258, "attribute docstrings".
     """
+    found: dict[str, str] = {}
+    for each in filter(dataclasses.is_dataclass, reversed(config_type.__mro__)):
+        found |= _own_descriptions(each)
+    return found
+
+
+@functools.cache
+def _own_descriptions(config_type: type) -> dict[str, str]:
     try:
         source = inspect.getsource(config_type)
     except OSError:  # installed without sources: the options work, their help has no words
@@ -99,6 +152,8 @@ def option_type(hint: Any) -> ParamType:
         return option_type(args[0])
     if origin is Literal:
         return click.Choice(args)
+    if is_choice(hint):
+        return PartName(hint.choice)
     if origin in (typing.Union, types.UnionType):
         (inner,) = (arg for arg in args if arg is not type(None))
         return OrNone(option_type(inner)) if inner is not str else click.STRING
@@ -111,6 +166,24 @@ def option_type(hint: Any) -> ParamType:
 def whole_numbers(within: Range) -> click.IntRange:
     """The type of an option for whole numbers of a range; click shows it in the help."""
     return click.IntRange(int(within.least), int(within.most))
+
+
+class PartName(Choice):
+    """The name of a kind of part; the nearest one stands in the error.
+
+    Args:
+        choice: Of which choice.
+    """
+
+    def __init__(self, choice: str) -> None:
+        super().__init__(list(PARTS[choice]))
+        self.choice = choice
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """From the command line to a name."""
+        if value not in self.choices:
+            self.fail(f"{unknown_name(self.choice, value, self.choices)} {OF_ONES_OWN}", param, ctx)
+        return str(value)
 
 
 class Integers(ParamType):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from torchcaps.cli.base import Command
-from torchcaps.cli.fields import field_descriptions, whole_numbers
+from torchcaps.cli.fields import field_descriptions, part_heading, whole_numbers
 from torchcaps.cli.output import (
     add_row,
     count,
@@ -25,7 +26,8 @@ from torchcaps.cli.output import (
     write_figure,
 )
 from torchcaps.cli.runs import FIGURE, Split, refuse_options
-from torchcaps.models.config import CapsNetConfig, CNNConfig, Described, as_text
+from torchcaps.models.config import LayerConfig, NetworkConfig
+from torchcaps.models.fields import Described, Part, as_text, flat, replace
 from torchcaps.models.presets import Preset, get_preset, list_presets
 from torchcaps.ranges import PIXELS
 
@@ -34,11 +36,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from torchcaps.datasets import Dataset, DatasetInfo, ImageSet, PairSet
-    from torchcaps.models import Model
+    from torchcaps.models import Network
 
 MOST_SAMPLES, SAMPLE_COLUMNS = 1000, 10
 REFERENCE = "sabour2017"
 """The preset that the others are compared with."""
+ABSENT = "–"
+"""In place of a field that a network has not, such as those of a decoder."""
 
 
 @click.command(
@@ -76,7 +80,7 @@ def presets(name: str | None, figure: Path | None, as_json: bool) -> None:
         write_figure(figure_architecture(_shapes_of(chosen[0]), title=chosen[0].name), figure, quiet=as_json)
 
 
-def _shapes_of(preset: Preset) -> Model:
+def _shapes_of(preset: Preset) -> Network:
     """A preset's network for its source's images, without memory for its weights."""
     import torch
 
@@ -93,7 +97,7 @@ def variant_of(preset: Preset) -> Preset | None:
 
 
 @functools.cache
-def count_parameters(model: CapsNetConfig | CNNConfig, in_shape: tuple[int, int, int], num_classes: int) -> int:
+def count_parameters(model: NetworkConfig, in_shape: tuple[int, int, int], num_classes: int) -> int:
     """Learned numbers of a network, from its shapes alone."""
     import torch
 
@@ -106,8 +110,8 @@ def count_parameters(model: CapsNetConfig | CNNConfig, in_shape: tuple[int, int,
 def parameter_counts(preset: Preset) -> tuple[int | None, int]:
     """Learned numbers on its source's images with the decoder (None where the network has none) and without."""
     model, images = preset.model, (preset.in_shape, preset.num_classes)
-    if isinstance(model, CapsNetConfig) and model.decoder:
-        return count_parameters(model, *images), count_parameters(dataclasses.replace(model, decoder=False), *images)
+    if model.decodes:
+        return count_parameters(model, *images), count_parameters(replace(model, {"decoder": False}), *images)
     return None, count_parameters(model, *images)
 
 
@@ -137,7 +141,7 @@ def _show_presets(all_presets: list[Preset]) -> None:
     networks = [preset for preset in all_presets if variant_of(preset) is None]
     variants = [preset for preset in all_presets if variant_of(preset) is not None]
     capsules, convolutional = (
-        [preset for preset in all_presets if isinstance(preset.model, kind)] for kind in (CapsNetConfig, CNNConfig)
+        [preset for preset in all_presets if preset.model.has_capsules == capsules] for capsules in (True, False)
     )
     compared = {
         f"Capsule networks: where they differ (· as {REFERENCE})": [p for p in capsules if p in networks],
@@ -176,12 +180,12 @@ def _difference_tables(compared: list[Preset]) -> list[Table]:
 
 def differing_fields(compared: list[Preset]) -> list[tuple[str, str]]:
     """The fields, as (part, name), that are not the same in all of the networks or their recipes."""
-    return [
-        (part, field.name)
-        for part in ("model", "recipe")
-        for field in dataclasses.fields(getattr(compared[0], part))
-        if len({getattr(getattr(preset, part), field.name) for preset in compared}) > 1
-    ]
+    found = []
+    for part in ("model", "recipe"):
+        values = [flat(getattr(preset, part)) for preset in compared]
+        names = dict.fromkeys(name for each in values for name in each)
+        found += [(part, name) for name in names if len({each.get(name, ABSENT) for each in values}) > 1]
+    return found
 
 
 def _difference_table(shown: list[Preset], compared: list[Preset], name_width: int) -> Table:
@@ -193,7 +197,9 @@ def _difference_table(shown: list[Preset], compared: list[Preset], name_width: i
         if part != last:
             rows.add_section()
             last = part
-        _add_differences(rows, _broken(name, name_width), [getattr(getattr(preset, part), name) for preset in shown])
+        _add_differences(
+            rows, _broken(name, name_width), [flat(getattr(preset, part)).get(name, ABSENT) for preset in shown]
+        )
     rows.add_section()
     _add_differences(rows, "data", [preset.data for preset in shown])
     _add_differences(rows, "images", [_shape(preset.in_shape) for preset in shown])
@@ -242,8 +248,9 @@ def _show_preset(preset: Preset) -> None:
         ]
     )
     print_table(_layer_table(preset))
-    for heading, config in (("Network", preset.model), ("Recipe", preset.recipe)):
-        print_table(_field_table(heading, config))
+    said: dict[str, Any] = {}
+    for heading, config in [*_parts_of(preset.model), ("Recipe", preset.recipe)]:
+        print_table(_field_table(heading, config, said))
 
 
 def _layer_table(preset: Preset) -> Table:
@@ -260,11 +267,50 @@ def _layer_table(preset: Preset) -> Table:
     return rows
 
 
-def _field_table(heading: str, config: Described) -> Table:
+def _parts_of(config: Described, place: str = "") -> Iterator[tuple[str, Described]]:
+    """A configuration and its parts, each with what it is called, in the order in which images go through them.
+
+    Args:
+        config: The whole.
+        place: The layer that it is of, in words.
+    """
+    yield _heading(config, place), config
+    for field in dataclasses.fields(config):
+        held = getattr(config, field.name)
+        if isinstance(held, tuple):
+            for number, item in enumerate(held, 1):
+                if isinstance(item, Described):
+                    yield from _parts_of(item, f"layer {number}")
+        elif isinstance(held, Described):
+            yield from _parts_of(held, place)
+
+
+def _heading(config: Described, place: str) -> str:
+    """``Routing dynamic of layer 1``, ``Layer 1: dense``, ``Decoder``."""
+    if isinstance(config, LayerConfig):
+        return f"{place.capitalize()}: {config.name}"
+    if not isinstance(config, Part) or isinstance(config, NetworkConfig):
+        return config.heading
+    return part_heading(type(config)) + (f" of {place}" if place else "")
+
+
+def _field_table(heading: str, config: Described, said: dict[str, Any]) -> Table:
+    """The fields of a part that no earlier part has with the same value.
+
+    Args:
+        heading: Of the table.
+        config: The part.
+        said: Fields of earlier parts by their names; those of this part are added.
+    """
     words = field_descriptions(type(config))
     rows = table(heading, "value", "", left=3)
     for field in dataclasses.fields(config):
-        add_row(rows, field.name, as_text(getattr(config, field.name)), words.get(field.name, ""))
+        value = getattr(config, field.name)
+        is_whole = isinstance(value, Described) or (isinstance(value, tuple) and isinstance(next(iter(value), 0), Part))
+        if not is_whole and (field.name not in said or said[field.name] != value):
+            shown = "off" if value is None and field.name == "decoder" else as_text(value)
+            add_row(rows, field.name, shown, words.get(field.name, ""))
+            said[field.name] = value
     return rows
 
 

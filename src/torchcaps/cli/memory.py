@@ -7,11 +7,10 @@ from typing import Any
 
 import click
 
-from torchcaps.cli.base import Command
 from torchcaps.cli.fields import given_fields
 from torchcaps.cli.output import add_row, count, print_pairs, print_table, table
 from torchcaps.cli.runs import PATH
-from torchcaps.cli.train import OPTIONS, build_config
+from torchcaps.cli.train import RunCommand, build_config
 
 EXAMPLES = (
     ("memory sabour2017 --data mnist --batch-size 512", "the paper's network on MNIST, a larger batch"),
@@ -23,10 +22,9 @@ EXAMPLES = (
 
 @click.command(
     "memory",
-    cls=Command,
+    cls=RunCommand,
     short_help="What memory training will need, by part.",
     examples=EXAMPLES,
-    params=list(OPTIONS),
 )
 @click.argument("preset", required=False)
 @click.option("--config", "config_file", type=PATH, help="Take a run's config.json.")
@@ -42,7 +40,7 @@ def memory(context: click.Context, /, preset: str | None, config_file: Path | No
     from torchcaps.datasets import data_shape
     from torchcaps.training import available_memory_mib, estimate_memory, largest_batch
     from torchcaps.training.data import check_objects
-    from torchcaps.training.device import PRECISION_WORDS, resolve_precision
+    from torchcaps.training.environment import PRECISION_WORDS, resolve_precision
     from torchcaps.training.launch import count_processes
 
     config = resolve_precision(config)

@@ -40,7 +40,7 @@ ONNX, CONFIG = ".onnx", "config.json"
 @image_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def predict(arguments: tuple[Path, ...], which: Which, invert: bool, fit: Fit | None, as_json: bool) -> None:
-    """Classify image files of any size: the class (or those of several objects) and the length of every capsule.
+    """Classify image files of any size: the class (or those of several objects) and the score of every class.
 
     RUN is a run folder, a folder written by save_pretrained, a repository of the hub such as someone/capsnet, or an
     .onnx file written by `torchcaps export`. Without it, the network that comes with torchcaps classifies.
@@ -51,11 +51,12 @@ def predict(arguments: tuple[Path, ...], which: Which, invert: bool, fit: Fit | 
 
     from torchcaps.datasets import read_image
 
-    description, lengths_of = _classifier(run_path, which)
+    description, scores_of = _classifier(run_path, which)
     shape, fit = description.in_shape, fit or description.fit
     images = np.stack([read_image(file, shape, invert=invert, fit=fit) for file in image_files])
-    lengths = lengths_of(images)
-    longest = (-lengths).argsort(axis=1, kind="stable")[:, : description.objects]
+    scores = scores_of(images)
+    # the order of torchcaps.models.objects.longest, without torch
+    highest = (-scores).argsort(axis=1, kind="stable")[:, : description.objects]
     names = description.class_names
     results = [
         {
@@ -63,7 +64,7 @@ def predict(arguments: tuple[Path, ...], which: Which, invert: bool, fit: Fit | 
             "classes": [names[j] for j in chosen],
             "lengths": dict(zip(names, row, strict=True)),
         }
-        for file, chosen, row in zip(image_files, longest.tolist(), lengths.tolist(), strict=True)
+        for file, chosen, row in zip(image_files, highest.tolist(), scores.tolist(), strict=True)
     ]
     if as_json:
         print_json([_one_class(result) for result in results])
@@ -85,7 +86,7 @@ def split_arguments(arguments: Sequence[Path]) -> tuple[Path | None, Sequence[Pa
         UsageError: There is no image.
         InputError: The first argument is a folder that holds no network; or there is nothing at all there.
     """
-    from torchcaps.datasets.image_files import SUFFIXES
+    from torchcaps.datasets.formats.image_files import SUFFIXES
 
     first = arguments[0] if arguments else None
     is_network = first is not None and (
@@ -122,7 +123,7 @@ def _classifier(run_path: Path | None, which: Which) -> tuple[Description, Calla
     from torchcaps.export import describe_run
 
     run = open_run(run_path, which)
-    return describe_run(run), lambda images: classify(run.model, torch.from_numpy(images)).lengths
+    return describe_run(run), lambda images: classify(run.model, torch.from_numpy(images)).scores
 
 
 def _one_class(result: dict[str, Any]) -> dict[str, Any]:
@@ -139,15 +140,15 @@ def _show_prediction(result: dict[str, Any]) -> None:
     to = console()
     given = [visible(name) for name in result["classes"]]
     to.print(Text.assemble(visible(result["image"]), "  ", (" + ".join(given), "bold green")), soft_wrap=True)
-    lengths: Sequence[tuple[str, float]] = [(visible(name), length) for name, length in result["lengths"].items()]
+    scores: Sequence[tuple[str, float]] = [(visible(name), score) for name, score in result["lengths"].items()]
     hidden = 0
-    if len(lengths) > MOST_CLASSES:
-        lengths = sorted(lengths, key=lambda item: -item[1])[:MOST_SHOWN]
+    if len(scores) > MOST_CLASSES:
+        scores = sorted(scores, key=lambda item: -item[1])[:MOST_SHOWN]
         hidden = len(result["lengths"]) - MOST_SHOWN
-    wide = max(len(name) for name, _ in lengths)
-    for name, length in lengths:
+    wide = max(len(name) for name, _ in scores)
+    for name, score in scores:
         style = "bold green" if name in given else ""
-        to.print(Text(f"  {name:>{wide}}  {length:.3f}  {bar(length)}", style=style), soft_wrap=True)
+        to.print(Text(f"  {name:>{wide}}  {score:.3f}  {bar(score)}", style=style), soft_wrap=True)
     if hidden:
-        to.print(f"  … and {hidden} shorter ones (--json shows all)")
+        to.print(f"  … and {hidden} lower ones (--json shows all)")
     to.print()

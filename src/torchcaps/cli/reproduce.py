@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +14,14 @@ from torchcaps.cli.fields import whole_numbers
 from torchcaps.cli.output import add_row, count, print_pairs, print_table, print_title, say, table
 from torchcaps.cli.runs import PATH, accelerator_option, refuse_options
 from torchcaps.errors import InputError
-from torchcaps.ranges import Range
+from torchcaps.files import user_path
+from torchcaps.ranges import PROCESSES, Range
 
 if TYPE_CHECKING:
-    from torchcaps.reproduce import Budget, Estimate, Job, Outcome, Reproduction, Table
+    from torchcaps.reproduce import Budget, Job, Outcome, Reproduction, Table, Timing, Workers
 
 #: Options that only say which runs are made, and how.
-_OF_RUNS = ("budget", "seeds", "rows", "out", "data_dir", "accelerator", "estimate")
+_OF_RUNS = ("budget", "seeds", "rows", "out", "data_dir", "accelerator", "jobs", "cluster", "estimate")
 
 
 @click.command(
@@ -28,6 +31,8 @@ _OF_RUNS = ("budget", "seeds", "rows", "out", "data_dir", "accelerator", "estima
     examples=(
         ("reproduce --list", "the tables and what they ask"),
         ("reproduce mnist", "a whole table in its small budget, or the rest of it"),
+        ("reproduce mnist --jobs 4", "four runs at a time, which share this machine's cores"),
+        ("reproduce mnist --cluster tcp://192.168.0.1:8786", "on the workers of a dask cluster"),
         ("reproduce mnist --budget full --seeds 5", "at the published size; for a GPU"),
         ("reproduce mnist --budget full --estimate", "how long that would take here"),
         ("reproduce mnist --row compact-r1 --row compact-r3", "some rows only"),
@@ -58,6 +63,19 @@ _OF_RUNS = ("budget", "seeds", "rows", "out", "data_dir", "accelerator", "estima
 @click.option("--data-dir", metavar="DIR", help="Folder that holds the data sets' files.")
 @accelerator_option
 @click.option(
+    "--jobs",
+    type=whole_numbers(PROCESSES),
+    default=1,
+    show_default=True,
+    help="Runs at a time, each in a process of its own.",
+)
+@click.option(
+    "--cluster",
+    metavar="ADDRESS",
+    help="Run on the workers of this dask scheduler, which share the folders --out and --results with this machine "
+    "(extra torchcaps[cluster]).",
+)
+@click.option(
     "--estimate", is_flag=True, help="Only time a step of each row that is left, and put on the page how long it takes."
 )
 @click.option("--list", "listed", is_flag=True, help="List the tables, or the rows of TABLE, and what is done.")
@@ -72,17 +90,19 @@ def reproduce(
     page: Path | None,
     data_dir: str | None,
     accelerator: str,
+    jobs: int,
+    cluster: str | None,
     estimate: bool,
     listed: bool,
     report: bool,
 ) -> None:
     """Run or resume all runs of a table of results, log them, and write the page of results from the logs.
 
-    What is done is skipped; every row gets its first seed before any row its second. After Ctrl-C the same command goes
-    on. Several processes may work on one table at a time, each on other runs. A run folder is OUT/TABLE/ROW/seed-N, its
-    log RESULTS/TABLE/ROW/seed-N.
+    What is done is skipped; every row gets its first seed before any row its second. A run that fails leaves the
+    others alone. After Ctrl-C the same command goes on. Several commands may work on one table at a time, each on
+    other runs. A run folder is OUT/TABLE/ROW/seed-N, its log RESULTS/TABLE/ROW/seed-N.
     """
-    from torchcaps.reproduce import get_table, list_tables, plan, write_report
+    from torchcaps.reproduce import Interrupted, Workers, get_table, list_tables, plan, write_report
 
     if report:
         if table_name is not None or listed:
@@ -102,82 +122,98 @@ def reproduce(
         refuse_options((*_OF_RUNS, "page"), "is for running a table, not for --list")
         _list_rows(wanted, results)
         return
+    if cluster is not None:
+        refuse_options(("jobs",), "is for this machine, and the cluster's workers have as many runs as threads")
+        out, data_dir = out.absolute(), data_dir and str(user_path(data_dir).absolute())
     planned = plan(
         wanted,
         budget=budget,
         seeds=seeds,
         rows=rows,
         out=out,
-        results=results,
+        results=results if cluster is None else results.absolute(),
         data_dir=data_dir,
         accelerator=accelerator,
     )
-    if estimate:
-        _estimate(planned, results, page)
-    else:
-        _work(planned, results, page)
-
-
-def _estimate(planned: Reproduction, results: Path, page: Path | None) -> None:
-    """Time what is left, and put it beside the logs."""
-    from torchcaps.reproduce import Interrupted, write_report
-    from torchcaps.reproduce.timings import write_timings
-
     try:
-        found = _show_estimate(planned)
+        with Workers(jobs, cluster) as workers:
+            timings = _show_estimate(planned, workers)
+            if estimate:
+                _write_estimate(planned, timings, results, page)
+            else:
+                _work(planned, workers, results, page)
     except Interrupted as stop:
-        raise Stopped("stopped; nothing was written", stop.exit_code) from stop
-    if not found:
-        say(f"All {len(planned.jobs)} runs of {planned.table.name} are done; there is nothing to time.")
-        return
-    file = write_timings(results, planned.table, {each.row.name: each.timing for each in found})
-    say("", f"Times: {file}, page: {write_report(results, page, redraw=[])[0]}")
+        kept = "nothing was written" if estimate else "the same command goes on from here"
+        raise Stopped(f"stopped; {kept}", stop.exit_code) from stop
 
 
-def _work(planned: Reproduction, results: Path, page: Path | None) -> None:
-    from torchcaps.reproduce import Interrupted, Outcome, write_report
-
-    total, name = len(planned.jobs), planned.table.name
-
-    def before(job: Job, left: int) -> None:
-        say("")
-        print_title(f"{job}: {left} of {total} runs left")
-
-    def after(job: Job, outcome: Outcome) -> None:
-        if outcome is Outcome.DIVERGED:
-            say(f"{job} diverged, which is logged; the others go on")
-        write_report(results, page, redraw=[name])
-
-    try:
-        _show_estimate(planned)
-        tally = planned.run(before=before, after=after)
-    except Interrupted as stop:
-        raise Stopped("stopped; the same command goes on from here", stop.exit_code) from stop
-    written = write_report(results, page, redraw=[name])
-    say("")
-    if tally.busy:
-        say(f"Other processes still work on {', '.join(map(str, tally.busy))}.")
-    else:
-        diverged = f", of which {len(tally.diverged)} diverged" if tally.diverged else ""
-        done = len(tally.done) + len(tally.diverged)
-        say(f"All {total} runs of {name} are done ({done} now{diverged}). Logs: {results / name}, page: {written[0]}")
-
-
-def _show_estimate(planned: Reproduction) -> list[Estimate]:
-    """What is left to do, and how long it will take."""
+def _show_estimate(planned: Reproduction, workers: Workers) -> dict[str, Timing]:
+    """Show what is left to do, and how long it will take."""
     from torchcaps.training.progress import duration
 
     pending = planned.pending
     if not pending:
-        return []
+        return {}
     say(f"Timing a step of each row of {planned.table.name} …")
-    found = planned.estimate()
+    timings = planned.estimate(workers)
+    runs = {name: sum(job.row.name == name for job in pending) for name in timings}
     rows = table("row", "runs left", "one takes about", "together")
-    for each in found:
-        add_row(rows, each.row.name, each.runs, duration(each.seconds), duration(each.runs * each.seconds))
-    add_row(rows, "all", len(pending), "", duration(sum(each.runs * each.seconds for each in found)), style="bold")
-    print_table(rows, f"{planned.table.title}: time of training, in one process")
-    return found
+    for name, timing in timings.items():
+        add_row(rows, name, runs[name], duration(timing.seconds), duration(runs[name] * timing.seconds))
+    together = sum(runs[name] * timing.seconds for name, timing in timings.items())
+    add_row(rows, "all", len(pending), "", duration(together), style="bold")
+    print_table(rows, f"{planned.table.title}: time of training, one run at a time")
+    return timings
+
+
+def _write_estimate(planned: Reproduction, timings: dict[str, Timing], results: Path, page: Path | None) -> None:
+    """Put the times beside the logs, and on the page."""
+    from torchcaps.reproduce import write_report
+    from torchcaps.reproduce.estimate import write_timings
+
+    if not timings:
+        say(f"All {len(planned.jobs)} runs of {planned.table.name} are done; there is nothing to time.")
+        return
+    file = write_timings(results, planned.table, timings)
+    say("", f"Times: {file}, page: {write_report(results, page, redraw=[])[0]}")
+
+
+def _work(planned: Reproduction, workers: Workers, results: Path, page: Path | None) -> None:
+    """Make the runs that are left, and write the page after each of them.
+
+    Raises:
+        Exception: What the first run raised that failed; after all others.
+        Interrupted: A run was stopped by a signal of its own; after all others.
+    """
+    from torchcaps.reproduce import Interrupted, Outcome, write_report
+
+    total, left, name = len(planned.jobs), len(planned.pending), planned.table.name
+    ended: Counter[Outcome] = Counter()
+    busy: list[Job] = []
+    failures: list[Exception] = []
+    for job, outcome in planned.run(workers):
+        if outcome is Outcome.BUSY:
+            busy.append(job)
+            continue
+        left -= 1
+        if isinstance(outcome, Outcome):
+            ended[outcome] += 1
+            say(f"{job}: {outcome.value}; {left} of {total} runs left")
+        else:
+            failures.append(outcome)
+            say(f"{job} failed: {outcome}; {left} of {total} runs left", err=True)
+        write_report(results, page, redraw=[name])
+    written = write_report(results, page, redraw=[name])
+    if failures:
+        raise failures[0]
+    if ended[Outcome.STOPPED]:
+        raise Interrupted(128 + signal.SIGTERM)
+    say("")
+    if busy:
+        say(f"Other processes still work on {', '.join(map(str, busy))}.")
+    else:
+        now = f"{ended.total()} now" + (f", of which {lost} diverged" if (lost := ended[Outcome.DIVERGED]) else "")
+        say(f"All {total} runs of {name} are done ({now}). Logs: {results / name}, page: {written[0]}")
 
 
 def _list_tables(tables: list[Table]) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torchcaps.analysis import RobustnessCurve
     from torchcaps.analysis.robustness import Attack, Objective
     from torchcaps.datasets import ImageSet
-    from torchcaps.models import Model
+    from torchcaps.models import Network
 
 _KINDS = ("rotation", "fgsm", "pgd")
 
@@ -152,7 +152,7 @@ def _refuse_idle_options(kinds: Sequence[str]) -> None:
 
 
 def _measure(
-    model: Model,
+    model: Network,
     images: ImageSet,
     kinds: Sequence[str],
     *,

@@ -12,7 +12,7 @@ from torchcaps.cli.base import Decorator, compose
 from torchcaps.cli.fields import whole_numbers
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.files import check_path
-from torchcaps.ranges import COUNT, Range
+from torchcaps.ranges import INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -134,7 +134,7 @@ _file_options = compose(click.option("--image", "image_file", type=PATH, help="A
 index_options = compose(
     click.option(
         "--index",
-        type=whole_numbers(Range(0, COUNT.most)),
+        type=whole_numbers(INDEX),
         default=0,
         show_default=True,
         help="Which image of the part.",
@@ -145,7 +145,7 @@ index_options = compose(
 several_index_options = compose(
     click.option(
         "--index",
-        type=whole_numbers(Range(0, COUNT.most)),
+        type=whole_numbers(INDEX),
         default=[0],
         show_default="0",
         multiple=True,
@@ -183,7 +183,7 @@ def open_run(run_folder: Path | None, which: Which, accelerator: str = "cpu") ->
     """
     from torchcaps.models.pretrained import shipped_folder
     from torchcaps.training import load_run
-    from torchcaps.training.device import pick_device
+    from torchcaps.training.environment import pick_device
 
     if run_folder is not None and run_folder.is_file():
         raise InputError(f"{run_folder} is a file; this command needs a run folder")

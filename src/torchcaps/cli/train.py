@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import click
 
 from torchcaps.cli.base import Command, Session, Stopped
-from torchcaps.cli.fields import field_options, given_fields, option_name
+from torchcaps.cli.fields import field_options, given_fields, option_name, part_options
 from torchcaps.cli.output import (
     add_row,
     command_line,
@@ -24,14 +23,10 @@ from torchcaps.cli.output import (
 )
 from torchcaps.cli.runs import PATH
 from torchcaps.errors import InputError, unknown_name
-from torchcaps.models.config import CapsNetConfig, CNNConfig, Recipe
-from torchcaps.training.config import TrainConfig, field_names, make_config, override, read_config
-
-RUN_FIELDS = "Run"
-RECIPE_FIELDS = "Recipe (default: the preset's)"
-NETWORK_FIELDS = "Any network (default: the preset's)"
-CAPSNET_FIELDS = "Capsule network (default: the preset's)"
-CNN_FIELDS = "Baseline CNN (default: the preset's)"
+from torchcaps.models.config import NetworkConfig, Recipe
+from torchcaps.models.fields import UnknownField
+from torchcaps.plugins import loaded_plugins
+from torchcaps.training.config import WHOLE, TrainConfig, make_config, override, read_config
 
 EXAMPLES = (
     ("train", "the paper's network on the embedded digits"),
@@ -43,19 +38,27 @@ EXAMPLES = (
     ("train --init-from runs/sabour2017-digits-1 --learning-rate 1e-4", "a new run from the best epoch's weights"),
 )
 
-_CAPSNET, _CNN = ({field.name for field in dataclasses.fields(network)} for network in (CapsNetConfig, CNNConfig))
 
-# the field `preset` is the argument PRESET; `model` and `recipe` are given field by field
-OPTIONS = [
-    *field_options(TrainConfig, RUN_FIELDS, skip=("preset", "model", "recipe"), show_defaults=True),
-    *field_options(Recipe, RECIPE_FIELDS),
-    *field_options(CapsNetConfig, NETWORK_FIELDS, skip=_CAPSNET - _CNN),
-    *field_options(CapsNetConfig, CAPSNET_FIELDS, skip=_CNN),
-    *field_options(CNNConfig, CNN_FIELDS, skip=_CAPSNET),
-]
+class RunCommand(Command):
+    """A command with an option for every field of a run, of its recipe, and of whatever parts are registered."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The options; plugins that are loaded by now have added theirs."""
+        return [*super().get_params(ctx), *run_options()]
 
 
-@click.command("train", cls=Command, short_help="Train a network and test it.", examples=EXAMPLES, params=list(OPTIONS))
+def run_options() -> list[click.Option]:
+    """An option for every field of a run."""
+    # the field `preset` is the argument PRESET, `plugins` is --plugin; `model` and `recipe` are given field by field
+    skipped = ("preset", "model", "recipe", "plugins")
+    return [
+        *field_options(TrainConfig, "Run", skip=skipped, show_defaults=True),
+        *field_options(Recipe, "Recipe (default: the preset's)"),
+        *part_options(NetworkConfig, "{} (default: the preset's)"),
+    ]
+
+
+@click.command("train", cls=RunCommand, short_help="Train a network and test it.", examples=EXAMPLES)
 @click.argument("preset", required=False)
 @click.option("--out", type=PATH, help="Run folder, a new one.  [default: runs/PRESET-DATA-N]")
 @click.option("--resume", "resumed", type=PATH, help="Go on with the run in this folder.")
@@ -129,12 +132,12 @@ def build_config(preset: str | None, config_file: Path | None, overrides: Mappin
         base = read_config(config_file)
         if preset not in (None, base.preset):
             raise InputError(f"{config_file} is a configuration of {base.preset}; leave {preset} or --config out")
-    known = {name for names in field_names(base).values() for name in names}
-    for name in overrides:
-        if name not in known:
-            network = (option_name(field.name) for field in dataclasses.fields(base.model))
-            raise unknown_name(f"option of {base.preset}", option_name(name), network)
-    return override(base, overrides)
+    changes = {**overrides, "plugins": loaded_plugins() or base.plugins}
+    try:
+        return override(base, changes)
+    except UnknownField as error:
+        known = (option_name(name) for name in error.known if name not in WHOLE)
+        raise unknown_name(f"option of {base.preset}", option_name(error.name), known) from None
 
 
 def show_summary(summary: Mapping[str, Any]) -> None:
@@ -155,7 +158,7 @@ def show_summary(summary: Mapping[str, Any]) -> None:
     say("")
     print_table(rows)
     figures = sorted(file.name for file in (out / FIGURES).glob("*.png"))
-    decoder = getattr(read_config(out / CONFIG).model, "decoder", False)
+    decoder = read_config(out / CONFIG).model.decodes
     following = [command_line("evaluate", out), command_line("reconstruct", out), command_line("perturb", out)]
     print_pairs(
         [

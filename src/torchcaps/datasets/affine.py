@@ -1,8 +1,8 @@
 """Affine maps of images: turned, scaled, sheared and moved, with bilinear interpolation.
 
-Positions are in pixels from the centre of an image, x to the right and y down. A map is rounded to 65,536ths and the
-place where a pixel is read to 256ths of a pixel; from there on all numbers are whole or fractions that float32 holds
-exactly. So the same map gives the same values on every device, and a map that only moves pixels gives those pixels.
+Positions are in pixels from the centre of an image, x to the right and y down. A map is rounded to 65,536ths, and the
+place where a pixel is read to 256ths of a pixel; float32 holds all numbers after that exactly. So the same map gives
+the same values on every device, and a map that only moves pixels does not change them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def linear_maps(
 
 
 def inverse_maps(linear: Float[Tensor, "B 2 2"], shift: Float[Tensor, "B 2"]) -> Float[Tensor, "B 2 3"]:
-    """What `sample` needs to show images under x ↦ linear·x + shift: the map back, [linear⁻¹ | -linear⁻¹·shift].
+    """The inverse maps that `sample` takes to show images under x ↦ linear·x + shift: [linear⁻¹ | -linear⁻¹·shift].
 
     Args:
         linear: The matrices, none of them singular.
@@ -57,12 +57,12 @@ def inverse_maps(linear: Float[Tensor, "B 2 2"], shift: Float[Tensor, "B 2"]) ->
 def sample(
     images: UInt8[Tensor, "B C H W"], maps: Float[Tensor, "B 2 3"], size: tuple[int, int]
 ) -> Float32[Tensor, "B C h w"]:
-    """Images read at other places: output(x, y) = image(map·(x, y, 1)), bilinear, zeros outside of the image.
+    """Read images at other places: output(x, y) = image(map·(x, y, 1)), bilinear, zeros outside of the image.
 
     Args:
         images: The images to read.
-        maps: For each image the places to read, from those of the output, both counted from the centre; on the CPU.
-            No place may be farther than `FARTHEST` from the centre.
+        maps: For each image the map from places of the output to places of the image, both counted from the centre; on
+            the CPU. No place may be farther than `FARTHEST` from the centre.
         size: Height and width of the output, pixels.
 
     Returns:
@@ -81,14 +81,14 @@ def sample(
 
 
 def _rounded(maps: Float[Tensor, "B 2 3"]) -> Int32[Tensor, "B 2 3"]:
-    """Maps in their whole steps."""
+    """Round maps to whole steps of 2⁻¹⁶."""
     return (maps.double() * 2**_MAP_BITS).round().to(torch.int32)
 
 
 def _places(
     maps: Int32[Tensor, "B 2 3"], source: tuple[int, int], size: tuple[int, int]
 ) -> tuple[Int32[Tensor, "B h w"], Int32[Tensor, "B h w"]]:
-    """Where each output pixel is read, x and y, in 256ths of a pixel from the middle of the first one."""
+    """The place where each output pixel is read, x and y, in 256ths of a pixel from the middle of the first one."""
     # twice the place is computed, as twice the position from the centre is whole for even and odd sizes
     height, width = size
     right = 2 * torch.arange(width, dtype=torch.int32, device=maps.device) - (width - 1)
@@ -110,5 +110,5 @@ def _pixel(place: Int32[Tensor, "B h w"], length: int) -> Int32[Tensor, "B h w"]
 
 
 def _share(place: Int32[Tensor, "B h w"]) -> Float32[Tensor, "B h w"]:
-    """How much of the next pixel is in a place, 0 to below 1."""
+    """The weight of the next pixel at a place, 0 to below 1."""
     return (place & ((1 << _PLACE_BITS) - 1)).float() / (1 << _PLACE_BITS)

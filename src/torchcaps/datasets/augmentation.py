@@ -1,4 +1,4 @@
-"""What is done to training images at random: moved, cropped, mirrored, turned, scaled, made brighter, of more contrast.
+"""Random changes of training images: they are moved, cropped, mirrored, turned, scaled, and changed in colour.
 
 Every number is drawn on the CPU, for a whole batch at a time, from a stream of its own: a batch looks the same on any
 device, in one process or in many, and each change is the same whatever else is done.
@@ -6,53 +6,82 @@ device, in one process or in many, and each change is the same whatever else is 
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import typing
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Float, Float32, Int64, UInt8
 from torch import Tensor
 
 from torchcaps.datasets.affine import FARTHEST, inverse_maps, linear_maps, sample
-from torchcaps.datasets.streams import BRIGHTNESS, CONTRAST, CROPS, FLIPS, ROTATIONS, SCALINGS, SHIFTS, Key, stream_of
-from torchcaps.datasets.types import ImageSet
+from torchcaps.datasets.image_set import ImageSet
+from torchcaps.datasets.rng import BRIGHTNESS, CONTRAST, CROPS, FLIPS, ROTATIONS, SCALINGS, SHIFTS, Key, stream_of
 from torchcaps.errors import InputError
+from torchcaps.ranges import Range, Share, ShareBelowOne, ranges_in
 
 
 class Changes(NamedTuple):
-    """What is done to each image of a batch; None where nothing of the kind is."""
+    """The changes of each image of a batch; None for a change that is not made."""
 
     corners: Int64[Tensor, "B 2"]
-    """Row and column at which the window onto the image begins, counted from its margin's corner."""
+    """Row and column at which the window onto the image begins, counted from the corner of the image's margin."""
     linear: Float[Tensor, "B 2 2"] | None = None
-    """How the image is turned and scaled about its centre, before it is looked at through the window."""
+    """The matrix that turns and scales the image about its centre, before the window is cut out."""
     flips: Int64[Tensor, "B"] | None = None
     """1 where the image is mirrored left to right."""
     brightness: Float32[Tensor, "B"] | None = None
-    """What is added to every pixel (0..1)."""
+    """The number that is added to every pixel (0..1)."""
     contrast: Float32[Tensor, "B"] | None = None
     """The factor of the distance of every pixel from the mean of its channel of the image."""
 
     def share(self, part: slice) -> Changes:
-        """Those of some of the images."""
+        """The changes of some of the images."""
         return Changes._make(None if each is None else each[part] for each in self)
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How training images are changed at random. Each field is described at `BatchLoader`."""
+    """Random changes of training images.
+
+    Images are turned and scaled first, about their centres; then moved, cropped, mirrored, and changed in contrast and
+    brightness. The parts of an image with several objects go where it goes.
+
+    Args:
+        max_shift: Largest shift in pixels; each image's shifts down and to the right are uniform in
+            -max_shift..max_shift, zeros moving in.
+        crop: Side in pixels of the squares to cut out of the images, at a random place for training, else in the
+            middle (of two middles the upper left one); None for whole images.
+        flip: Whether to mirror an image left to right, with probability 1/2.
+        brightness: Largest change of all pixels (0..1) of an image; the change is uniform in ± that, and the result
+            clipped to 0..1.
+        contrast: Largest change of the contrast: the distance of an image's pixels from the mean of their channel is
+            multiplied by a factor uniform in 1 ± that, one an image, and the result clipped to 0..1.
+        max_rotation: Largest angle that an image is turned by, degrees; the angle is uniform in ± that.
+        max_scaling: Largest change of size; the factor is uniform in 1 ± that. Turned and scaled images are
+            interpolated bilinearly, with zeros outside of the image.
+
+    Raises:
+        InputError: A number is out of the range in its field's type.
+    """
 
     max_shift: int = 0
     crop: int | None = None
     flip: bool = False
-    brightness: float = 0.0
-    contrast: float = 0.0
-    max_rotation: float = 0.0
-    max_scaling: float = 0.0
+    brightness: Share = 0.0
+    contrast: Share = 0.0
+    max_rotation: Annotated[float, Range(0, 180)] = 0.0
+    max_scaling: ShareBelowOne = 0.0
+
+    def __post_init__(self) -> None:
+        for name, hint in typing.get_type_hints(type(self), include_extras=True).items():
+            for allowed in ranges_in(hint):
+                allowed.check(name, getattr(self, name))
 
     def check(self, in_shape: tuple[int, int, int], num_objects: int) -> None:
-        """Raise InputError where a number is out of its range, or does not go with these images."""
+        """Raise InputError unless images of this shape, each with so many objects, can be changed like this."""
         smallest = min(in_shape[1:])
         if not isinstance(self.max_shift, int) or not 0 <= self.max_shift < smallest:
             raise InputError(
@@ -60,11 +89,6 @@ class Augmentation:
                 f"{smallest - 1}"
             )
         check_crop(in_shape, self.crop)
-        for name, least, most in (("brightness", 0, 1), ("contrast", 0, 1), ("max_rotation", 0, 180)):
-            if not least <= getattr(self, name) <= most:
-                raise InputError(f"{name} must be {least} to {most}, got {getattr(self, name)}")
-        if not 0 <= self.max_scaling < 1:
-            raise InputError(f"max_scaling must be from 0 to below 1, got {self.max_scaling}")
         # an image made very small is read very far from its centre
         farthest = math.hypot(*in_shape[1:]) / 2 + math.hypot(self.max_shift, self.max_shift)
         if farthest > FARTHEST * (1 - self.max_scaling):
@@ -80,8 +104,8 @@ class Augmentation:
 
     @property
     def training_only(self) -> list[str]:
-        """What is asked for that is never done to images that are judged."""
-        names = ("max_shift", "flip", "brightness", "contrast", "max_rotation", "max_scaling")
+        """The names of the changes in use that only training images may have."""
+        names = (field.name for field in dataclasses.fields(self) if field.name != "crop")
         return [name for name in names if getattr(self, name)]
 
     @property
@@ -90,15 +114,15 @@ class Augmentation:
         return self.max_rotation > 0 or self.max_scaling > 0
 
     def window(self, in_shape: tuple[int, int, int]) -> tuple[int, int]:
-        """Height and width of what is given of images of this shape."""
+        """Height and width of the squares that are cut out of images of this shape, or of whole images."""
         return in_shape[1:] if self.crop is None else (self.crop, self.crop)
 
     def none(self, in_shape: tuple[int, int, int], n: int) -> Changes:
-        """Nothing but a look at the middle of each of ``n`` images."""
+        """No change of ``n`` images but the crop, in the middle."""
         return Changes(torch.tensor(middle(in_shape, self.window(in_shape))).expand(n, 2))
 
     def draw(self, in_shape: tuple[int, int, int], n: int, key: Key) -> Changes:
-        """What happens to the ``n`` images of a batch.
+        """Draw the changes of the ``n`` images of a batch.
 
         Args:
             in_shape: Channels, height and width of the whole images.
@@ -142,7 +166,7 @@ def _linear(rotation: Tensor | None, scaling: Tensor | None) -> Tensor | None:
 def turned(
     images: UInt8[Tensor, "B C H W"], changes: Changes, max_shift: int, size: tuple[int, int]
 ) -> Float32[Tensor, "B C h w"]:
-    """Images turned and scaled about their centres, looked at through their windows; pixels of 0..255."""
+    """Turn and scale images about their centres and cut out their windows; pixels of 0..255."""
     assert changes.linear is not None
     lengths = torch.tensor(images.shape[2:])
     # from the centre of the image to that of the window, (down, right), turned round to (x, y)
@@ -151,7 +175,7 @@ def turned(
 
 
 def mirrored(pixels: Float32[Tensor, "B C H W"], changes: Changes) -> Float32[Tensor, "B C H W"]:
-    """Pixels with some of the images mirrored left to right."""
+    """Mirror some of the images left to right."""
     if changes.flips is None:
         return pixels
     return torch.where(
@@ -160,11 +184,11 @@ def mirrored(pixels: Float32[Tensor, "B C H W"], changes: Changes) -> Float32[Te
 
 
 def recoloured(pixels: Float32[Tensor, "B C H W"], changes: Changes) -> Float32[Tensor, "B C H W"]:
-    """Pixels of 0..255 brought to 0..1, with their changes of contrast and brightness; they are overwritten."""
+    """Bring pixels of 0..255 to 0..1, and change their contrast and brightness; the pixels are overwritten."""
     if changes.brightness is None and changes.contrast is None:
         return pixels.div_(255)
     if changes.contrast is not None:
-        # sums of such values are exact in float64, so that no order of summation makes a difference
+        # float64 holds sums of such values exactly, so that the order of summation makes no difference
         wide = torch.float32 if pixels.device.type == "mps" else torch.float64
         mean = pixels.mean((2, 3), keepdim=True, dtype=wide).float()
         pixels.sub_(mean).mul_(changes.contrast.to(pixels.device, non_blocking=True)[:, None, None, None]).add_(mean)
@@ -181,7 +205,7 @@ def center_crop(image_set: ImageSet, size: int) -> ImageSet:
         A set that shares its pixels with the given one.
 
     Raises:
-        InputError: When ``size`` is below 1 or larger than the images.
+        InputError: ``size`` is below 1 or larger than the images.
     """
     check_crop(image_set.in_shape, size)
     y, x = middle(image_set.in_shape, (size, size))
@@ -198,5 +222,5 @@ def check_crop(in_shape: tuple[int, int, int], size: int | None) -> None:
 
 
 def middle(in_shape: tuple[int, int, int], size: tuple[int, int]) -> tuple[int, int]:
-    """Where a window in the middle of an image begins; of two middles the one nearer to the upper left."""
+    """The corner of a window in the middle of an image; of two middles the one nearer to the upper left."""
     return (in_shape[1] - size[0]) // 2, (in_shape[2] - size[1]) // 2

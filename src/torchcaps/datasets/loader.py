@@ -1,4 +1,4 @@
-"""Batches from a set that lives on the device as uint8: gathered, changed and scaled there."""
+"""Batches of a set that lives on the device as uint8: they are gathered, changed and scaled there."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 from torchcaps.datasets.augmentation import Augmentation, Changes, mirrored, recoloured, turned
-from torchcaps.datasets.pairs import Pairs, PairSet
-from torchcaps.datasets.splits import check_seed
-from torchcaps.datasets.streams import ORDER, stream
-from torchcaps.datasets.types import ImageSet
-from torchcaps.datasets.windows import look_through, windows
+from torchcaps.datasets.image_set import ImageSet
+from torchcaps.datasets.overlapping_pairs import Pairs, PairSet
+from torchcaps.datasets.rng import ORDER, stream
+from torchcaps.datasets.shifts import look_through, windows
 from torchcaps.errors import InputError
+from torchcaps.ranges import SEED
 
 
 class Batch(NamedTuple):
@@ -33,41 +33,27 @@ class BatchLoader:
     """Gives the batches of any epoch, from any of them on, the same every time.
 
     The images stay uint8 on the device; the pairs of a `PairSet` are made there. For each batch they are gathered,
-    each moved by its own whole number of pixels with zeros moving in, cropped, changed in the other ways asked for, and
-    scaled to 0..1 there. Batch n of epoch e depends on nothing but (seed, e, n): a run that was resumed sees what it
-    would have seen, on any device, and N processes see together what one does.
-
-    Images are turned and scaled first, about their centres; then moved, cropped, mirrored, and changed in contrast and
-    brightness. The parts of an image with several objects go where it goes.
+    changed as the augmentation says, and scaled to 0..1 there. Batch n of epoch e depends on nothing but (seed, e, n):
+    a run that was resumed sees what it would have seen, on any device, and N processes see together what one does.
 
     Args:
         image_set: The images.
         batch_size: Images a batch, over all processes together; the last batch of an epoch may be smaller.
         shuffle: Whether this is for training: a new order in every epoch. Otherwise the images come in their order,
-            and as they are: of all that follows only ``crop`` is possible then.
-        max_shift: Largest shift in pixels; each image's shifts down and to the right are uniform in
-            -max_shift..max_shift.
-        crop: Side in pixels of the squares to cut out of the images, at a random place for training, else in the
-            middle (of two middles the upper left one); None for whole images.
-        flip: Whether to mirror an image left to right, with probability 1/2.
-        brightness: Largest change of all pixels (0..1) of an image, 0 to 1; the change is uniform in ± that, and the
-            result clipped to 0..1.
-        contrast: Largest change of the contrast, 0 to 1: the distance of an image's pixels from the mean of
-            their channel is multiplied by a factor uniform in 1 ± that, one an image, and the result clipped to 0..1.
-        max_rotation: Largest angle that an image is turned by, degrees, 0 to 180; the angle is uniform in ± that.
-        max_scaling: Largest change of size, 0 to below 1; the factor is uniform in 1 ± that. Turned and scaled images
-            are interpolated bilinearly, with zeros outside of the image.
-        seed: Of all that is random, 0 to 2³² - 1.
-        device: Where images are kept and batches are made.
-        rank: Which process this is, 0 to world_size - 1. Each gets its contiguous share of every batch; shares differ
-            by one image at most, and those of a small last batch may be empty.
+            and the augmentation may only crop them.
+        augmentation: How the images are changed at random; not at all if None.
+        seed: The seed of all that is random, 0 to 2³² - 1.
+        device: The device that keeps the images and makes the batches.
+        rank: The number of this process, 0 to world_size - 1. Each process gets its contiguous share of every batch;
+            shares differ by one image at most, and those of a small last batch may be empty.
         world_size: How many processes there are.
         drop_last: Whether to leave out a last batch that is not full.
 
     Raises:
-        InputError: When a training batch is larger than the set or cannot be shared out evenly, evaluation images are
-            to be changed or pairs to be evaluated on, a shift or a crop does not go with the size of the images, or a
-            number is out of its range.
+        TypeError: ``augmentation`` is no `Augmentation`.
+        InputError: A training batch is larger than the set or cannot be shared out evenly, evaluation images are
+            to be changed or pairs to be evaluated on, the augmentation does not go with the images, or a number is out
+            of its range.
     """
 
     def __init__(
@@ -76,25 +62,21 @@ class BatchLoader:
         batch_size: int,
         *,
         shuffle: bool,
-        max_shift: int = 0,
-        crop: int | None = None,
-        flip: bool = False,
-        brightness: float = 0.0,
-        contrast: float = 0.0,
-        max_rotation: float = 0.0,
-        max_scaling: float = 0.0,
+        augmentation: Augmentation | None = None,
         seed: int = 0,
         device: torch.device | str = "cpu",
         rank: int = 0,
         world_size: int = 1,
         drop_last: bool = False,
     ) -> None:
-        check_seed(seed)
+        SEED.check("seed", seed)
         _check_sizes(len(image_set), batch_size, shuffle=shuffle, drop_last=drop_last, rank=rank, world_size=world_size)
-        self.augmentation = Augmentation(max_shift, crop, flip, brightness, contrast, max_rotation, max_scaling)
+        if augmentation is not None and not isinstance(augmentation, Augmentation):
+            raise TypeError(f"BatchLoader: augmentation must be an Augmentation, got {type(augmentation).__name__}")
+        self.augmentation = augmentation or Augmentation()
         self.augmentation.check(image_set.in_shape, image_set.num_objects)
         if not shuffle:
-            _check_as_they_are(image_set, self.augmentation)
+            _check_evaluation(image_set, self.augmentation)
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         self.rank, self.world_size, self.drop_last = rank, world_size, drop_last
         self.device = torch.device(device)
@@ -116,14 +98,14 @@ class BatchLoader:
         return self._whole_shape[0], *self.augmentation.window(self._whole_shape)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """This process's share of the batches of an epoch, in turn.
+        """Give this process's share of the batches of an epoch, in turn.
 
         Args:
-            epoch: Which epoch, from 0.
+            epoch: The number of the epoch, from 0.
             start: The first batch to give, 0 to ``len(self)``; those before it cost nothing.
 
         Raises:
-            InputError: When the epoch is negative or there is no such batch.
+            InputError: The epoch is negative, or there is no such batch.
         """
         if epoch < 0:
             raise InputError(f"epochs are counted from 0, got {epoch}")
@@ -138,7 +120,7 @@ class BatchLoader:
         return torch.randperm(self.num_images, generator=stream(self.seed, epoch, ORDER))
 
     def changes(self, epoch: int, batch: int) -> Changes:
-        """What is done to each image of a whole batch, on the CPU."""
+        """The changes of each image of a whole batch, on the CPU."""
         if not self.shuffle:
             return self.augmentation.none(self._whole_shape, self.batch_size)
         return self.augmentation.draw(self._whole_shape, self.batch_size, (self.seed, epoch, batch))
@@ -159,13 +141,13 @@ class BatchLoader:
                 yield self._batch(layers, torch.arange(len(index), device=self.device), pairs.labels, changes)
 
     def _composed(self, pairs: PairSet, index: Tensor, epoch: int, number: int, share: slice) -> Pairs:
-        """The objects at ``index``, each with another one, both at their places."""
+        """Pair each object at ``index`` with another one, both moved to their places."""
         dice, shifts = pairs.draw(self.batch_size, (self.seed, epoch, number))
         dice, shifts = (drawn[share].to(self.device, non_blocking=True) for drawn in (dice, shifts))
         return pairs.compose(index, pairs.partners(index, dice), shifts)
 
     def _prepared(self, layers: Tensor) -> Tensor:
-        """What batches are gathered from: the layers where they are turned, else all windows onto them."""
+        """The tensor that batches are gathered from: the layers where they are turned, else all windows onto them."""
         augmentation = self.augmentation
         return layers if augmentation.turns else windows(layers, augmentation.max_shift, self.in_shape[1:])
 
@@ -182,7 +164,7 @@ class BatchLoader:
 
 
 def _layers(images: UInt8[Tensor, "N C H W"], parts: UInt8[Tensor, "N P C H W"] | None) -> UInt8[Tensor, "N L H W"]:
-    """Images and their parts, one over the other, so that whatever moves the one moves the other."""
+    """Images and their parts in one tensor of channels, so that each change moves both."""
     return images if parts is None else torch.cat([images, parts.flatten(1, 2)], 1)
 
 
@@ -204,10 +186,10 @@ def _check_sizes(
         )
 
 
-def _check_as_they_are(image_set: ImageSet | PairSet, augmentation: Augmentation) -> None:
-    """Raise InputError where images that are judged would be random."""
+def _check_evaluation(image_set: ImageSet | PairSet, augmentation: Augmentation) -> None:
+    """Raise InputError if images to judge by would be random."""
     if isinstance(image_set, PairSet):
-        raise InputError("pairs that are made anew each time are to train on (shuffle=True); judge by fixed_pairs")
+        raise InputError("a PairSet makes new pairs each time, for training only (shuffle=True); judge by fixed_pairs")
     for name in augmentation.training_only:
         raise InputError(
             f"{name} is {getattr(augmentation, name)}, but only training images (shuffle=True) are changed at random"

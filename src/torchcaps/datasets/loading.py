@@ -1,34 +1,33 @@
-"""``load_dataset``: from a name to a data set in its three parts."""
+"""``load_dataset`` turns a name into a data set in its three parts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import torch
 
 # imported for what they register
 # isort: off
 # in the order of the list
-from torchcaps.datasets import digits, mnist, affnist, multimnist, smallnorb, svhn, cifar10, folder, npz  # noqa: F401
+from torchcaps.datasets.sources import digits, mnist, affnist, multimnist, smallnorb, svhn, cifar10  # noqa: F401
+from torchcaps.datasets.formats import folder, npz  # noqa: F401
 
 # isort: on
-from torchcaps.datasets.registry import DataRequest, DatasetInfo, Splits, look_up, registered
-from torchcaps.datasets.splits import check_seed, stratified_split
-from torchcaps.datasets.types import Dataset, ImageSet
+from torchcaps.datasets.dataset import Dataset, Splits
+from torchcaps.datasets.image_set import ImageSet
+from torchcaps.datasets.registry import DataRequest, DatasetInfo, look_up, registered
+from torchcaps.datasets.splits import stratified_split
 from torchcaps.errors import InputError, shown
 from torchcaps.files import user_path
-from torchcaps.ranges import PIXELS
+from torchcaps.ranges import PIXELS, SEED, Held
 
 _VALIDATION_SHARE = 0.1
 
-Held = Literal["random", "first", "last"]
-"""Which of the training images are kept for validation."""
-
 
 def list_datasets() -> list[DatasetInfo]:
-    """All data sets that ``load_dataset`` knows, those a user registered among them."""
+    """All data sets that ``load_dataset`` knows, with those that a user registered."""
     return registered()
 
 
@@ -46,37 +45,36 @@ def load_dataset(
 ) -> Dataset:
     """Load a data set and set its validation images apart.
 
-    The test images depend on nothing but the data set: neither on ``seed`` nor on ``validation_size``. The validation
-    images are a stratified random choice from the training images, or the first or the last of them in their original
-    order. Limits are caps: with ``limit_train=n`` the training part is exactly the first n training images in their
-    original order, of those that are not the first or the last ones for validation; validation images that are chosen
-    at random come from those after them. Where no more than n images are left to train on anyway, the limit changes
-    nothing.
+    The test images depend on the data set alone, not on ``seed`` or ``validation_size``. The validation images are a
+    stratified random choice from the training images, or the first or the last of them in their original order. Limits
+    are caps: with ``limit_train=n`` the training part is the first n training images in their original order, without
+    the first or last ones that are for validation; validation images that are chosen at random come from those after
+    them. The limit changes nothing if no more than n training images are left anyway.
 
     Args:
         spec: A name (see `list_datasets`), ``"folder:PATH"`` or ``"npz:PATH"``.
-        data_dir: The folder that holds the files of a data set with files of its own; None for the one that the
-            environment variable TORCHCAPS_DATA names, then the cache of downloads.
+        data_dir: The folder of the files, for a data set with files of its own; None for the one that the environment
+            variable TORCHCAPS_DATA names, then the cache of downloads.
         image_size: Height and width in pixels to resize the images to, one number for both; None leaves them.
-        validation_size: How many validation images; None for 5,000 (MNIST family) or a tenth of the training
-            images, at least one of each class. At least 1: without them the best epoch would have to be chosen by the
-            test images, whose result would then be too good.
+        validation_size: How many validation images to set apart, at least 1: without them the test images would have to
+            choose the best epoch, and their result would be too good. None for 5,000 (MNIST family) or a tenth of the
+            training images, at least one of each class.
         validation: Which images are for validation: ``"random"``, ``"first"`` or ``"last"``.
-        seed: Which images are chosen at random for validation, 0 to 2³² - 1.
-        download: Whether files that are missing may be downloaded.
-        limit_train: Train on the first so many training images at most, from 1.
-        limit_test: Test on the first so many test images at most, from 1.
+        seed: Chooses the random validation images, 0 to 2³² - 1.
+        download: Whether missing files may be downloaded.
+        limit_train: How many training images to take at most, the first ones, from 1.
+        limit_test: How many test images to take at most, the first ones, from 1.
 
     Returns:
         The data set, on the CPU.
 
     Raises:
-        InputError: When the name is not known, files are missing or broken, or a number does not fit the images.
+        InputError: The name is not known, files are missing or broken, or a number does not fit the images.
     """
     info, path = look_up(spec)
     if data_dir is not None and not info.takes_data_dir:
         raise InputError(f'the data set "{info.name}" has no files in a data folder; leave data_dir (--data-dir) out')
-    check_seed(seed)
+    SEED.check("seed", seed)
     request = DataRequest(
         path=path,
         data_dir=None if data_dir is None else user_path(data_dir),
@@ -88,13 +86,19 @@ def load_dataset(
     splits = info.load(request)
     if validation not in get_args(Held):
         raise InputError(f"validation must be one of {', '.join(get_args(Held))}, got {validation!r}")
-    asked = _Asked(validation, validation_size, info.validation_size, seed, limit_train)
-    to_train_on, to_choose_by = _divide(spec, splits, asked)
-    train, chosen_by = splits.as_train(to_train_on), splits.as_validation(to_choose_by)
-    test = _at_most(splits.test, limit_test)
+    if splits.validation is None:
+        count = _validation_size(spec, splits, validation_size, info.validation_size)
+        learned, chosen = _divide(splits.train, count, validation, seed, limit_train)
+    else:
+        for name, own in (("validation_size", validation_size is not None), ("validation", validation != "random")):
+            if own:
+                raise InputError(f"{spec} has validation images of its own; leave {name} out")
+        learned, chosen = _at_most(splits.train, limit_train), splits.validation
+    _check_classes(spec, learned, splits)
+    train, held, test = splits.as_train(learned), splits.as_validation(chosen), _at_most(splits.test, limit_test)
     if (size := request.image_size) is not None:
-        train, chosen_by, test = train.resize(size), chosen_by.resize(size), test.resize(size)
-    return Dataset(spec, train, chosen_by, test, splits.class_names)
+        train, held, test = train.resize(size), held.resize(size), test.resize(size)
+    return Dataset(spec, train, held, test, splits.class_names)
 
 
 def _size(image_size: int | Sequence[int] | None) -> tuple[int, int] | None:
@@ -120,75 +124,56 @@ def _at_most(images: ImageSet, limit: int | None) -> ImageSet:
     return images if limit is None or limit >= len(images) else images.take(limit)
 
 
-class _Asked(NamedTuple):
-    """What the training images are divided by."""
+def _divide(images: ImageSet, size: int, held: Held, seed: int, limit: int | None) -> tuple[ImageSet, ImageSet]:
+    """Divide the training images into those to train on, at most ``limit``, and ``size`` for validation."""
+    if held != "random":
+        left = torch.arange(len(images) - size) + (size if held == "first" else 0)
+        apart = torch.arange(size) + (0 if held == "first" else len(images) - size)
+        return _at_most(images.select(left), limit), images.select(apart)
 
-    held: Held
-    size: int | None
-    default_size: int | None
-    seed: int
-    limit: int | None
-
-
-def _divide(spec: str, splits: Splits, asked: _Asked) -> tuple[ImageSet, ImageSet]:
-    """The training and the validation images."""
-    images, limit = splits.train, asked.limit
-    if splits.validation is not None:
-        for name, own in (("validation_size", asked.size is not None), ("validation", asked.held != "random")):
-            if own:
-                raise InputError(f"{spec} has validation images of its own; leave {name} out")
-        return _with_all_classes(spec, _at_most(images, limit), splits), splits.validation
-    if asked.held != "random":
-        size = _validation_size(spec, splits, asked)
-        left = torch.arange(len(images) - size) + (size if asked.held == "first" else 0)
-        held = torch.arange(size) + (0 if asked.held == "first" else len(images) - size)
-        return _with_all_classes(spec, _at_most(images.select(left), limit), splits), images.select(held)
-
-    limited = _with_all_classes(spec, _at_most(images, limit), splits)
-    size, seed = _validation_size(spec, splits, asked), asked.seed
+    limited = _at_most(images, limit)
     strata = images.labels.view(len(images), -1)[:, 0]  # of several objects the first one's class
     if len(limited) >= len(images) - size:  # the limit leaves out no image that would be trained on
-        rest, held = stratified_split(strata, size, seed=seed)
-        return images.select(rest), images.select(held)
+        rest, apart = stratified_split(strata, size, seed=seed)
+        return images.select(rest), images.select(apart)
     begin = len(limited)  # the images before it are trained on in any case
-    _, held = stratified_split(strata[begin:], size, seed=seed, leave_one=False)
-    return limited, images.select(held + begin)
+    _, apart = stratified_split(strata[begin:], size, seed=seed, leave_one=False)
+    return limited, images.select(apart + begin)
 
 
-def _validation_size(spec: str, splits: Splits, asked: _Asked) -> int:
-    """How many images are for validation."""
-    images, num_classes, size = len(splits.train), len(splits.class_names), asked.size
+def _validation_size(spec: str, splits: Splits, asked: int | None, default: int | None) -> int:
+    """How many images to set apart for validation."""
+    images, num_classes = len(splits.train), len(splits.class_names)
     most = images - num_classes
     if most < 1:
         raise InputError(f"{spec}: {images} training images leave none for validation; give more")
-    if size is None:
-        return min(asked.default_size or max(round(_VALIDATION_SHARE * images), num_classes), most)
-    if not 1 <= size <= most:
-        why = "; the best epoch is chosen by them, never by the test images" if size < 1 else ""
-        raise InputError(f"{spec}: validation_size is {size}, but 1 to {most} images can be set apart{why}")
-    return size
+    if asked is None:
+        return min(default or max(round(_VALIDATION_SHARE * images), num_classes), most)
+    if not 1 <= asked <= most:
+        why = "; the best epoch is chosen by them, never by the test images" if asked < 1 else ""
+        raise InputError(f"{spec}: validation_size is {asked}, but 1 to {most} images can be set apart{why}")
+    return asked
 
 
-def _with_all_classes(spec: str, images: ImageSet, splits: Splits) -> ImageSet:
-    """Images to train on, in which no class is missing."""
+def _check_classes(spec: str, images: ImageSet, splits: Splits) -> None:
+    """Raise InputError if a class is missing among the images to train on."""
     missing = (~torch.isin(torch.arange(len(splits.class_names)), images.labels)).nonzero()
     if len(missing):
         raise InputError(
             f"{spec}: the first {len(images)} training images have none of the class "
             f'"{splits.class_names[missing[0]]}"; take more of them'
         )
-    return images
 
 
 class DataShape(NamedTuple):
-    """How large a data set is."""
+    """The size of a data set."""
 
     in_shape: tuple[int, int, int]
     """Channels, height and width of the images."""
     num_classes: int
     """How many classes there are: J."""
     num_images: int
-    """All images together."""
+    """How many images there are in all parts."""
     num_objects: int = 1
     """How many objects are in an image: P."""
 
@@ -196,7 +181,7 @@ class DataShape(NamedTuple):
 def data_shape(
     spec: str, *, data_dir: str | Path | None = None, image_size: int | Sequence[int] | None = None
 ) -> DataShape:
-    """How large a data set is; one with a name of its own need not be here for that, files of a path are read.
+    """The size of a data set: known by its name without its files, or read from the files of a path.
 
     Args:
         spec: A name (see `list_datasets`), ``"folder:PATH"`` or ``"npz:PATH"``.

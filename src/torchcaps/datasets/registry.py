@@ -11,29 +11,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torchcaps.datasets.types import ImageSet
+from torchcaps.datasets.dataset import Splits
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.files import user_path
 from torchcaps.registry import Registry
 
-if TYPE_CHECKING:
-    from torchcaps.datasets.pairs import PairSet
-
 
 @dataclass(frozen=True)
 class DataRequest:
-    """What a data set's function is asked for.
+    """The request that a data set's function answers.
 
     Args:
-        path: What stood after the colon of ``kind:PATH``; None for a data set that has a name only.
+        path: The text after the colon of ``kind:PATH``; None for a data set that has a name only.
         data_dir: The folder that the user named; None for the usual places.
         image_size: Height and width to bring images to, in pixels; None to leave them. A function whose files may
-            differ in size has to heed it; the others are resized after them.
-        download: Whether files that are missing may be downloaded.
+            differ in size must resize them; ``load_dataset`` resizes the others.
+        download: Whether missing files may be downloaded.
         limit_test: How many test images are wanted at most; None for all. A function that makes its test images may
-            make no more than these, which have to be the first ones.
+            make only the first so many.
     """
 
     path: Path | None = None
@@ -44,38 +41,9 @@ class DataRequest:
 
     @property
     def source(self) -> Path:
-        """``path`` of a data set registered with ``takes_path``, where there always is one."""
+        """``path``, which is never None for a data set that was registered with ``takes_path``."""
         assert self.path is not None
         return self.path
-
-
-def _unchanged(images: ImageSet) -> ImageSet:
-    return images
-
-
-@dataclass(frozen=True, eq=False)
-class Splits:
-    """What a data set's function returns.
-
-    Args:
-        train: All training images in their own fixed order; ``load_dataset`` takes the validation images from them.
-        test: The test images, the same whatever the user's seed.
-        class_names: The name of each label.
-        validation: Validation images, only where the source has them apart from the others.
-        as_train: What becomes of the training images when the validation images are taken out.
-        as_validation: What becomes of these.
-    """
-
-    train: ImageSet
-    test: ImageSet
-    class_names: tuple[str, ...]
-    validation: ImageSet | None = None
-    as_train: Callable[[ImageSet], ImageSet | PairSet] = _unchanged
-    as_validation: Callable[[ImageSet], ImageSet] = _unchanged
-
-
-def _nowhere(data_dir: Path | None) -> Path | None:  # noqa: ARG001  what all such functions are given
-    return None
 
 
 @dataclass(frozen=True)
@@ -83,20 +51,20 @@ class DatasetInfo:
     """One entry of the list of data sets.
 
     Args:
-        name: What ``load_dataset`` knows it by.
-        title: Its full name, for people.
-        source: Where it comes from: an address or a paper.
-        licence: The terms that its images come under.
-        num_train: Training images, those of the validation split among them; None where the files decide.
-        num_test: Test images; None where the files decide.
-        in_shape: (C, H, W) of the images; None where the files decide.
-        class_names: The names of the classes; None where the files decide.
+        name: Its name for ``load_dataset``.
+        title: Its title in lists.
+        source: Its address or paper.
+        licence: The terms of its images.
+        num_train: How many training images it has, with those of the validation split; None if its files decide.
+        num_test: How many test images it has; None if its files decide.
+        in_shape: (C, H, W) of the images; None if its files decide.
+        class_names: The names of the classes; None if its files decide.
         num_objects: How many objects are in an image.
-        takes_path: Whether it is asked for as ``name:PATH``.
+        takes_path: Whether it is loaded as ``name:PATH``.
         takes_data_dir: Whether its files are looked for in ``data_dir``.
-        validation_size: Validation images when the user names no number; None for a tenth of the training images.
+        validation_size: How many validation images to take by default; None for a tenth of the training images.
         load: The function that reads it.
-        find: The function that finds its files.
+        find: The function that finds the folder of its files; None for a data set without files of its own.
     """
 
     name: str
@@ -112,33 +80,35 @@ class DatasetInfo:
     takes_path: bool = False
     takes_data_dir: bool = False
     validation_size: int | None = None
-    find: Callable[[Path | None], Path | None] = field(default=_nowhere, repr=False)
+    find: Callable[[Path | None], Path | None] | None = field(default=None, repr=False)
 
     @property
     def spec(self) -> str:
-        """What to write to get it: ``"mnist"``, ``"folder:PATH"``."""
+        """The text that loads it: ``"mnist"``, ``"folder:PATH"``."""
         return f"{self.name}:PATH" if self.takes_path else self.name
 
     @property
     def num_classes(self) -> int | None:
-        """How many classes it has; None where the files decide."""
+        """How many classes it has; None if its files decide."""
         return None if self.class_names is None else len(self.class_names)
 
     def is_here(self, data_dir: str | Path | None = None) -> bool:
-        """Whether it can be loaded without a download: its files are on this machine, or a path is given with it."""
+        """Whether it can be loaded without a download: its files are on this machine, or it takes a path."""
         return self.takes_path or self.locate(data_dir) is not None
 
     def locate(self, data_dir: str | Path | None = None) -> Path | None:
-        """The folder on this machine that holds all its files, or None when it would have to be downloaded.
+        """The folder on this machine that holds all its files, or None if it would have to be downloaded.
+
+        Files are read only where data sets have files of the same names.
 
         Args:
-            data_dir: The folder to look in; None for the usual places. Nothing is read beyond what tells data sets
-                with the same file names apart.
+            data_dir: The folder to look in; None for the usual places.
 
         Raises:
             InputError: The folder is in the home folder of a user who is not known.
         """
-        return self.find(None if data_dir is None else user_path(data_dir))
+        folder = None if data_dir is None else user_path(data_dir)
+        return None if self.find is None else self.find(folder)
 
 
 _DATASETS: Registry[DatasetInfo] = Registry("data set")
@@ -150,14 +120,14 @@ def register_dataset(
     """Put the decorated function on the list of data sets.
 
     Args:
-        name: What users ask for; no colon in it, and not taken yet.
+        name: The name to load it by, without a colon, which no other data set has.
         info: The fields of `DatasetInfo`: ``title``, ``source`` and ``licence`` at least.
 
     Returns:
-        A decorator that gives its function back unchanged.
+        A decorator that returns its function unchanged.
 
     Raises:
-        InputError: When the name is taken or has a colon in it.
+        InputError: The name is taken or has a colon in it.
     """
     if ":" in name:
         raise InputError(f'a data set cannot be called "{name}": what follows a colon is a path')
@@ -181,8 +151,8 @@ def look_up(spec: str) -> tuple[DatasetInfo, Path | None]:
         spec: ``"name"`` or ``"kind:PATH"``; ``~`` in the path stands for the home folder.
 
     Raises:
-        InputError: When the name is not known (the nearest is named), a path is missing, or one is too many, or is in
-            the home folder of a user who is not known.
+        InputError: The name is not known (the error names the nearest), the path is missing, there is one too many, or
+            it is in the home folder of a user who is not known.
     """
     name, colon, path = spec.partition(":")
     if name not in _DATASETS:

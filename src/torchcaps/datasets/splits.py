@@ -10,58 +10,36 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from torchcaps.datasets.registry import Splits
-from torchcaps.datasets.types import ImageSet
+from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.image_set import ImageSet, check_dtype
+from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.errors import InputError
 
-FIXED_SEED = 0
-"""The seed of splits that must not follow the user's: test images and the order of a folder's files."""
 _TEST_SHARE = 0.2
-
-
-def generator(seed: int) -> np.random.RandomState:
-    """A random generator whose stream NumPy has frozen (NEP 19), so that a split never changes with a version.
-
-    Args:
-        seed: From 0 to 2³² - 1.
-
-    Raises:
-        InputError: When the seed is out of that range.
-    """
-    check_seed(seed)
-    return np.random.RandomState(seed)
-
-
-def check_seed(seed: int) -> None:
-    """Raise `InputError` unless ``seed`` is from 0 to 2³² - 1."""
-    if not 0 <= seed < 2**32:
-        raise InputError(f"the seed must be from 0 to {2**32 - 1}, got {seed}")
 
 
 def stratified_split(
     labels: Int64[Tensor, "N"], size: int, *, seed: int, leave_one: bool = True
 ) -> tuple[Int64[Tensor, "rest"], Int64[Tensor, "size"]]:
-    """Hold out ``size`` images at random, of each class its share.
+    """Hold out ``size`` images at random, from each class its share.
 
-    A class of n among N images gives size·n/N of them, rounded down or up so that the sum is right; at least one
-    where ``size`` allows it, and never its last one while ``leave_one`` holds.
+    A class of n among N images gives size·n/N of them, rounded down or up so that the sum is ``size``; at least one if
+    ``size`` allows it, and never its last one if ``leave_one`` is set.
 
     Args:
         labels: The class of each image, (N,).
-        size: How many to hold out, from 1.
-        seed: Which images of a class are taken, 0 to 2³² - 1.
+        size: How many images to hold out, from 1.
+        seed: Chooses the images of a class, 0 to 2³² - 1.
         leave_one: Whether every class keeps an image in the rest.
 
     Returns:
         The indices of the rest and of those held out, both ascending, so that images stay in their order.
 
     Raises:
-        TypeError: Labels that are no int64 tensor.
-        InputError: When so many cannot be held out.
+        TypeError: The labels are no int64 tensor.
+        InputError: So many images cannot be held out, or the seed is out of its range.
     """
-    if not isinstance(labels, Tensor) or labels.dtype != torch.int64:
-        got = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-        raise TypeError(f"labels must be int64, got {got}")
+    check_dtype("labels", labels, torch.int64)
     classes, counts = np.unique(labels.numpy(), return_counts=True)
     most = len(labels) - leave_one * len(classes)
     if not 1 <= size <= most:
@@ -77,15 +55,15 @@ def stratified_split(
 
 
 def with_test_set(source: Path, parts: Mapping[str, ImageSet], class_names: tuple[str, ...]) -> Splits:
-    """The parts of a user's own images; the test set, where there is none, is a fixed stratified fifth of training.
+    """The splits of a user's own images; without test images, a fixed stratified fifth of the training images is taken.
 
     Args:
-        source: Where they are from, for the error.
-        parts: ``"train"``, and ``"test"`` and ``"validation"`` where they are there.
+        source: The folder or file of the images, for the error.
+        parts: ``"train"``, and ``"test"`` and ``"validation"`` if they are there.
         class_names: The name of each label.
 
     Raises:
-        InputError: When there are too few images to leave one of each class to train on.
+        InputError: There are too few images to leave one of each class to train on.
     """
     train, validation = parts["train"], parts.get("validation")
     if "test" in parts:
@@ -109,6 +87,6 @@ def _quotas(counts: np.ndarray, size: int, leave_one: bool) -> np.ndarray:
     while (missing := size - quotas.sum()) != 0:
         step = 1 if missing > 0 else -1
         free = quotas < highest if step > 0 else quotas > lowest
-        # the class that is furthest from its share gives one more, or one less; ties go to the lowest label
+        # the class that is furthest from its share gives one more or one less, the lowest label of equals first
         quotas[np.argmax(np.where(free, step * (ideal - quotas), -np.inf))] += step
     return quotas

@@ -17,6 +17,7 @@ from jaxtyping import UInt8
 
 from torchcaps.errors import InputError
 from torchcaps.explorer.state import OBJECT_COLOURS, Explorer, Routing, colour_apart, overlay, to_bytes
+from torchcaps.models.output import HIGHEST
 
 Answer = dict[str, Any]
 LARGEST_FILE = 32 * 2**20
@@ -37,6 +38,8 @@ def describe(explorer: Explorer) -> Answer:
         "noImages": explorer.no_images,
         "noPose": explorer.no_pose,
         "noRouting": explorer.no_routing,
+        "score": explorer.score_name,
+        "highest": HIGHEST[explorer.score_name],
         "largestFile": LARGEST_FILE,
         "colours": [f"rgb({', '.join(str(round(255 * part)) for part in colour)})" for colour in OBJECT_COLOURS],
     }
@@ -52,10 +55,10 @@ def answers(explorer: Explorer) -> list[Callable[[Any], Answer]]:
     """The questions that the page may ask, as functions of one JSON object named as the page calls them."""
 
     def look(question: Any) -> Answer:
-        """``{pixels}`` → lengths, the longest classes, capsules, coupling maps."""
+        """``{pixels}`` → scores, the classes of the highest, capsules, coupling maps."""
         view = explorer.look(_image(question, explorer.model.in_shape))
         return {
-            "lengths": view.lengths.round(4).tolist(),
+            "scores": view.scores.round(4).tolist(),
             "present": view.present,
             "capsules": None if view.capsules is None else view.capsules.round(4).tolist(),
             "routing": None if view.routing is None else _routing(view.routing),
@@ -106,10 +109,11 @@ def _routing(routing: Routing) -> Answer:
         "size": [height, width],
         "maps": [[_encode(one) for one in row] for row in routing.colours()],
         "means": routing.maps.mean((2, 3)).round(4).tolist(),
-        "lengths": routing.lengths.round(4).tolist(),
+        "scores": routing.scores.round(4).tolist(),
         "uniform": round(routing.uniform, 4),
         "range": [round(float(end), 4) for end in (routing.maps.min(), routing.maps.max())],
         "inSpace": routing.in_space,
+        "inputs": routing.inputs,
     }
 
 

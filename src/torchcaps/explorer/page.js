@@ -288,11 +288,11 @@ function showNothing() {
 }
 
 function showView() {
-  const { lengths, present, routing } = state.view;
+  const { scores, present, routing } = state.view;
   const names = bold(present.map((j) => about.classes[j]).join(" and "));
-  if (lengths[present.at(-1)] >= 0.5) showVerdict("The network sees ", names, ".");
+  if (scores[present.at(-1)] >= 0.5) showVerdict("The network sees ", names, ".");
   else showVerdict("Most like ", names, ", but the network is not sure.");
-  showBars(lengths, present);
+  showBars(scores, present);
   showSliders();
   if (routing) showRouting(routing, present);
   decode();
@@ -304,17 +304,17 @@ function bold(text) {
   return made;
 }
 
-function showBars(lengths, present) {
-  const ranked = lengths.map((_, j) => j).sort((a, b) => lengths[b] - lengths[a]);
+function showBars(scores, present) {
+  const ranked = scores.map((_, j) => j).sort((a, b) => scores[b] - scores[a]);
   const listed = new Set([...ranked.slice(0, MOST_BARS), state.chosen]);
   for (const row of element.querySelectorAll(".bar[data-class]")) {
     const j = Number(row.dataset.class), n = present.indexOf(j);
     row.hidden = !listed.has(j);
     row.classList.toggle("present", n >= 0);
-    row.style.setProperty("--share", Math.min(lengths[j], 1));
+    row.style.setProperty("--share", Math.min(scores[j], 1));
     row.style.setProperty("--own", about.objects > 1 && n >= 0 ? colour(n) : "");
-    row.querySelector(".number").textContent = lengths[j].toFixed(2);
-    row.querySelector("input").setAttribute("aria-label", `${about.classes[j]}, length ${lengths[j].toFixed(2)}`);
+    row.querySelector(".number").textContent = scores[j].toFixed(2);
+    row.querySelector("input").setAttribute("aria-label", `${about.classes[j]}, ${about.score} ${scores[j].toFixed(2)}`);
   }
 }
 
@@ -352,10 +352,10 @@ function showDecoded() {
 
 function showRouting(routing, present) {
   $(".routing .hint").textContent =
-    `${routing.inSpace ? "Where each capsule takes its input from: coupling on the grid of the primary capsules" :
-      "Coupling with the primary capsules in the order of their index, not in space (raster grouping)"}, red above ` +
+    `${routing.inSpace ? `Where each capsule takes its input from: coupling on the grid of the ${routing.inputs}` :
+      `Coupling with the ${routing.inputs} in the order of their index, not in space`}, red above ` +
     `uniform (${routing.uniform}), blue below; here ${routing.range[0]} to ${routing.range[1]}. Under each map, the capsule's ` +
-    `length after that iteration.`;
+    `${about.score} after that iteration.`;
   const table = document.createElement("table");
   const head = table.createTHead().insertRow();
   head.append(cell("th", "iteration", "col"), ...routing.classes.map((j) => {
@@ -372,7 +372,7 @@ function showRouting(routing, present) {
       canvas.setAttribute("role", "img");
       canvas.setAttribute("aria-label", `mean coupling ${routing.means[t][n]}`);
       const made = row.insertCell();
-      made.append(canvas, cell("span", short(routing.lengths[t][n])));
+      made.append(canvas, cell("span", short(routing.scores[t][n])));
     });
   });
   $(".routing .scroll").replaceChildren(table);
@@ -397,7 +397,7 @@ function chooseAndShow(j) {
   choose(j);
   if (!state.view) return;
   takePose();
-  showBars(state.view.lengths, state.view.present);
+  showBars(state.view.scores, state.view.present);
   showSliders();
   decode();
 }
@@ -497,13 +497,13 @@ function build() {
   $(".network").textContent = about.title;
   $(".bars legend").textContent = about.noPose
     ? "How sure the network is of each class"
-    : "Length of each class's capsule; choose the one to decode";
+    : `${about.score[0].toUpperCase()}${about.score.slice(1)} of each class's capsule; choose the one to decode`;
   const rows = [null, ...about.classes.keys()].map((j) => {
     const row = document.createElement("label"), radio = document.createElement("input");
     row.className = "bar";
     Object.assign(radio, { type: "radio", name: "capsule", value: j ?? "longest", checked: j === null });
     radio.addEventListener("change", () => chooseAndShow(j));
-    row.append(radio, cell("span", j === null ? "the longest" : about.classes[j]));
+    row.append(radio, cell("span", j === null ? `the ${about.highest}` : about.classes[j]));
     if (j !== null) {
       row.dataset.class = j;
       const track = cell("span", ""), number = cell("span", "0.00");

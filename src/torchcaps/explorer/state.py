@@ -1,4 +1,4 @@
-"""What the explorer shows of an image: lengths, capsules, coupling, and what a changed capsule decodes to.
+"""What the explorer shows of an image: scores, capsules, coupling, and what a changed capsule decodes to.
 
 No page and no server in it. J classes, D components, T routing iterations, P objects in an image.
 """
@@ -15,14 +15,16 @@ import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 
-from torchcaps.analysis import load_image, trace_routing
+from torchcaps.analysis import load_image, predict, trace_routing
 from torchcaps.analysis.inference import as_pixels, class_labels, inference, require_decoder
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError, visible
-from torchcaps.models import CapsNet, Model
+from torchcaps.models import CapsNet, Network
+from torchcaps.models.objects import longest
+from torchcaps.models.output import ScoreName
 
 MOST_MAPS = 10
-"""Of more classes, only those of the longest capsules have their coupling shown."""
+"""Of more classes, only those of the highest scores have their coupling shown."""
 
 # Red, green, blue of the first object and of the second: orange and blue, which every colour vision tells apart, and
 # together white, so that a pixel that both objects explain is white. Further objects repeat them.
@@ -36,18 +38,20 @@ class Routing:
     """The coupling of one image, iteration by iteration.
 
     Args:
-        classes: Whose maps these are, in the order of their numbers: all classes, or those of the longest capsules.
-        maps: The coupling on the grid of the primary capsules, averaged over their types.
-        lengths: ‖v_j‖ after each iteration.
+        classes: Whose maps these are, in the order of their numbers: all classes, or those of the highest scores.
+        maps: The coupling on the grid of the last layer's input capsules, averaged over their types.
+        scores: ‖v_j‖ after each iteration, or activations.
         uniform: What uniform coupling would be.
         in_space: Whether a place on the grid is one in the image; not where capsules were grouped in raster order.
+        inputs: What the input capsules are, in words.
     """
 
     classes: tuple[int, ...]
     maps: Float[np.ndarray, "T shown H W"]
-    lengths: Float[np.ndarray, "T shown"]
+    scores: Float[np.ndarray, "T shown"]
     uniform: float
     in_space: bool
+    inputs: str
 
     @property
     def reach(self) -> float:
@@ -66,13 +70,13 @@ class View:
     """What a network says about one image.
 
     Args:
-        lengths: Class scores ‖v_j‖, or a CNN's probabilities.
-        present: The classes of the P longest capsules, the longest first.
+        scores: Class scores: lengths ‖v_j‖ or activations of capsules, or a CNN's probabilities.
+        present: The classes of the P highest scores, the highest first.
         capsules: Class capsules v_j; None for a network without.
         routing: None where routing cannot be followed.
     """
 
-    lengths: Float[np.ndarray, "J"]
+    scores: Float[np.ndarray, "J"]
     present: tuple[int, ...]
     capsules: Float[np.ndarray, "J D"] | None
     routing: Routing | None
@@ -92,11 +96,12 @@ class Explorer:
     Attributes:
         no_pose: Why capsules cannot be decoded, in a sentence; None where they can.
         no_routing: Why routing cannot be followed, in a sentence; None where it can.
+        score_name: What class scores are.
     """
 
     def __init__(
         self,
-        model: Model,
+        model: Network,
         class_names: Sequence[str] | None = None,
         *,
         title: str = "",
@@ -109,6 +114,7 @@ class Explorer:
         blank = torch.zeros(1, *model.in_shape, dtype=torch.uint8)
         self.no_pose = _why_not("Capsules cannot be decoded", lambda: require_decoder(model, "a reconstruction"))
         self.no_routing = _why_not("Routing cannot be followed", lambda: trace_routing(model, blank))
+        self.score_name: ScoreName = predict(model, blank).score_name
 
     @property
     def num_objects(self) -> int:
@@ -118,7 +124,7 @@ class Explorer:
     @property
     def capsule_dim(self) -> int:
         """D, the components of a capsule; 0 for a network without capsules."""
-        return self.model.config.capsule_dim if isinstance(self.model, CapsNet) else 0
+        return self.model.class_capsules.out_dim if isinstance(self.model, CapsNet) else 0
 
     def look(self, pixels: UInt8[np.ndarray, "C H W"]) -> View:
         """What the network says about an image.
@@ -132,22 +138,23 @@ class Explorer:
         image = torch.from_numpy(pixels)[None]
         with inference(self.model):
             output = self.model(as_pixels(self.model, image))
-        lengths = output.lengths[0].float().cpu().numpy()
+        scores = output.scores[0].float().cpu()
         capsules = None if output.capsules is None else output.capsules[0].float().cpu().numpy()
-        longest = np.argsort(-lengths, kind="stable")
+        classes = longest(scores, self.num_objects).tolist()
         routing = None
         if self.no_routing is None:
             trace = trace_routing(self.model, image)
-            shown = np.sort(longest[:MOST_MAPS])
+            shown = np.sort(longest(scores, min(MOST_MAPS, len(scores))).numpy())
             maps = trace.maps[:, 0, shown].mean(2)
             routing = Routing(
                 classes=tuple(shown.tolist()),
                 maps=maps,
-                lengths=trace.lengths[:, 0, shown],
+                scores=trace.scores[:, 0, shown],
                 uniform=trace.uniform,
-                in_space=trace.grouping == "channels",
+                in_space=trace.in_space,
+                inputs=trace.inputs,
             )
-        return View(lengths, tuple(longest[: self.num_objects].tolist()), capsules, routing)
+        return View(scores.numpy(), tuple(classes), capsules, routing)
 
     def decode(self, classes: Sequence[int], poses: Float[np.ndarray, "P D"]) -> Float[np.ndarray, "P C H W"]:
         """Images decoded from one capsule each, the other capsules being zero; pixels 0..1.

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from torchcaps.analysis.inference import as_pixels, inference
+from torchcaps.analysis.inference import as_pixels, classes_of, inference
 from torchcaps.errors import InputError
 from torchcaps.export.description import Description
 from torchcaps.export.images import random_images
 from torchcaps.export.onnx_model import INPUT, LENGTHS, RECONSTRUCTION, OnnxModel
 from torchcaps.files import atomic_path
-from torchcaps.models import Model, ModelOutput
+from torchcaps.models import ModelOutput, Network
 
 if TYPE_CHECKING:
     import onnx
@@ -53,24 +53,24 @@ class Agreement:
     batch_sizes: tuple[int, ...]
     """How many at a time."""
     lengths: float
-    """Largest difference of the class scores."""
+    """Largest difference of the class scores, the file's ``lengths``."""
     reconstruction: float | None
     """Largest difference of the reconstructed pixels; None without a decoder."""
 
     def __str__(self) -> str:
         drawn = "" if self.reconstruction is None else f", of a reconstructed pixel {self.reconstruction:.1e}"
         sizes = " and ".join(map(str, self.batch_sizes))
-        return f"largest difference of a length {self.lengths:.1e}{drawn}, in batches of {sizes}"
+        return f"largest difference of a score {self.lengths:.1e}{drawn}, in batches of {sizes}"
 
 
 def export_onnx(
-    network: Model, path: str | Path, description: Description, images: UInt8[Tensor, "N C H W"] | None = None
+    network: Network, path: str | Path, description: Description, images: UInt8[Tensor, "N C H W"] | None = None
 ) -> Agreement:
     """Write a network as an ONNX file for any batch size, and compare it with the network.
 
-    The file takes ``images`` (B, C, H, W), float32 pixels 0..1, and gives ``lengths`` (B, J) and, with a decoder,
-    ``reconstruction`` (B, C, H, W), or (B, P, C, H, W) of P objects in an image, from the longest capsules. All weights
-    are in it; it names no file, no path and no line of source.
+    The file takes ``images`` (B, C, H, W), float32 pixels 0..1, and gives ``lengths`` (B, J), the class scores, and,
+    with a decoder, ``reconstruction`` (B, C, H, W), or (B, P, C, H, W) of P objects in an image, from the capsules of
+    the highest scores. All weights are in it; it names no file, no path and no line of source.
 
     Args:
         network: Its weights are written as float32.
@@ -117,7 +117,7 @@ def export_onnx(
 
 
 def export_program(
-    network: Model, path: str | Path, description: Description, images: UInt8[Tensor, "N C H W"] | None = None
+    network: Network, path: str | Path, description: Description, images: UInt8[Tensor, "N C H W"] | None = None
 ) -> Agreement:
     """Write a network as a torch.export program for any batch size, and compare it with the network.
 
@@ -148,18 +148,18 @@ def export_program(
 
 
 class _Outputs(nn.Module):
-    """A network that takes images alone and gives what it has of (lengths, reconstruction), for inference."""
+    """A network that takes images alone and gives what it has of (scores, reconstruction), for inference."""
 
-    def __init__(self, network: Model) -> None:
+    def __init__(self, network: Network) -> None:
         super().__init__()
         self.network = network
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> tuple[Tensor, ...]:
         output = self.network(images)
-        return (output.lengths,) if output.reconstruction is None else (output.lengths, output.reconstruction)
+        return (output.scores,) if output.reconstruction is None else (output.scores, output.reconstruction)
 
 
-def trace(network: Model) -> ExportedProgram:
+def trace(network: Network) -> ExportedProgram:
     """The network as torch.export sees it, made of torch's own operations, for any number of images.
 
     Lines of source, which would name paths of this machine, are left out.
@@ -194,8 +194,8 @@ def _runner_of_onnx(path: Path) -> Callable[[Tensor], Outputs]:
     model = OnnxModel(path)
 
     def run(pixels: Tensor) -> Outputs:
-        lengths, reconstruction = model(pixels.numpy())
-        return (lengths,) if reconstruction is None else (lengths, reconstruction)
+        scores, reconstruction = model(pixels.numpy())
+        return (scores,) if reconstruction is None else (scores, reconstruction)
 
     return run
 
@@ -212,11 +212,11 @@ def _runner_of_program(path: Path) -> Callable[[Tensor], Outputs]:
 
 
 def _compare(
-    network: Model, run: Callable[[Tensor], Outputs], images: UInt8[Tensor, "N C H W"] | None, path: Path
+    network: Network, run: Callable[[Tensor], Outputs], images: UInt8[Tensor, "N C H W"] | None, path: Path
 ) -> Agreement:
     """How far a file's output is from the network's, one image at a time and all at once.
 
-    The network decodes the capsules that the file found longest: where two are equally long, rounding may choose
+    The network decodes the capsules whose scores the file found highest: where two are equal, rounding may choose
     either.
 
     Raises:
@@ -231,7 +231,8 @@ def _compare(
         except InputError as error:  # it names a temporary file
             raise InputError(f"{path} was not written: {str(error).partition(': ')[2]}") from error
         with inference(network):
-            wanted = network(pixels[:size], _longest(got[0], network.config.objects).to(pixels.device))
+            chosen = classes_of(torch.from_numpy(got[0]), network.config.objects)
+            wanted = network(pixels[:size], chosen.to(pixels.device))
         differences.append(_differences(got, wanted))
     largest = np.max(differences, axis=0).tolist()  # NaN stays NaN
     for name, difference in zip((LENGTHS, RECONSTRUCTION), largest, strict=False):
@@ -243,14 +244,8 @@ def _compare(
     return Agreement(len(pixels), batch_sizes, largest[0], largest[1] if len(largest) > 1 else None)
 
 
-def _longest(lengths: Float[np.ndarray, "B J"], objects: int) -> Int[Tensor, "B"] | Int[Tensor, "B P"]:
-    """The class of the longest capsule, or of the P longest, the longest first."""
-    order = torch.from_numpy((-lengths).argsort(axis=1, kind="stable"))
-    return order[:, 0] if objects == 1 else order[:, :objects]
-
-
 def _differences(got: Outputs, wanted: ModelOutput) -> list[float]:
-    expected = [wanted.lengths] if wanted.reconstruction is None else [wanted.lengths, wanted.reconstruction]
+    expected = [wanted.scores] if wanted.reconstruction is None else [wanted.scores, wanted.reconstruction]
     return [_difference(ours, theirs.float().cpu().numpy()) for ours, theirs in zip(got, expected, strict=True)]
 
 
@@ -268,7 +263,7 @@ def _with_suffix(path: str | Path, suffix: str) -> Path:
     return path
 
 
-def _check_description(description: Description, network: Model) -> None:
+def _check_description(description: Description, network: Network) -> None:
     said = (description.in_shape, len(description.class_names), description.objects)
     wanted = (network.in_shape, network.num_classes, network.config.objects)
     if said != wanted:

@@ -12,6 +12,7 @@ from torchcaps.datasets.registry import look_up
 from torchcaps.errors import InputError
 from torchcaps.files import COUNT, NAMED_TEXTS, NUMBER, TEXT, check_keys, optional, read_json
 from torchcaps.models import SeedResult, TrainingRecord, get_preset
+from torchcaps.models.fields import flat
 from torchcaps.models.pretrained import CONFIG, is_public
 from torchcaps.training import Run, TrainConfig, read_config
 from torchcaps.training.config import ELSEWHERE
@@ -121,14 +122,14 @@ def _command(config: TrainConfig, info: DatasetInfo) -> str:
     preset = get_preset(config.preset)
     plain = TrainConfig(preset=preset.name, model=preset.model, recipe=preset.recipe)
     words = ["torchcaps", "train", preset.name, "--data", info.spec, "--seed", str(config.seed)]
-    for own, usual in ((config.model, plain.model), (config.recipe, plain.recipe), (config, plain)):
-        for field in dataclasses.fields(own):
-            value = getattr(own, field.name)
-            said = field.name in ("preset", "model", "recipe", "data", "precision", *MAY_DIFFER)
-            if field.name == "init_from" and value is not None and not is_public(value):
-                value = "RUN"
-            if not said and value != getattr(usual, field.name):
-                words += _option(field.name, value)
+    for plugin in config.plugins:
+        words += ["--plugin", Path(plugin).name]
+    usual = flat(plain)
+    for name, value in flat(config).items():
+        if name == "init_from" and value is not None and not is_public(value):
+            value = "RUN"
+        if name not in ("preset", "model", "data", "precision", *MAY_DIFFER) and value != usual.get(name):
+            words += _option(name, value)
     return " ".join(words)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch.nn.functional as F
@@ -12,23 +13,22 @@ from torch import Tensor, nn
 
 from torchcaps.errors import InputError
 from torchcaps.models.config import CNNConfig
-from torchcaps.models.images import check_images, check_num_classes, check_objects, check_shape, map_sizes
+from torchcaps.models.images import check_images, if_they_fit, shape_after
+from torchcaps.models.network import Network
 from torchcaps.models.objects import label_rows
 from torchcaps.models.output import Losses, ModelOutput, check_output
-from torchcaps.models.pretrained import Pretrained
 from torchcaps.nn import ChannelNorm, Convolution, ConvStem
-from torchcaps.nn.convolutions import STEM_KERNEL
 from torchcaps.ops.checks import check_flags
 from torchcaps.ops.losses import multi_hot
 from torchcaps.ops.precision import in_full_precision
 
 
-class BaselineCNN(Pretrained):
+class BaselineCNN(Network):
     """Convolutions of stride 1 that keep the size, each followed by max pooling where wanted, dense layers, dropout.
 
     Before them, where wanted, the stem that :class:`~torchcaps.models.CapsNet` may have too.
 
-    It is called like :class:`~torchcaps.models.CapsNet`; its ``lengths`` are probabilities: of a softmax, or, for
+    It is called like :class:`~torchcaps.models.CapsNet`; its ``scores`` are probabilities: of a softmax, or, for
     several objects in an image, of sigmoids.
 
     Args:
@@ -50,20 +50,14 @@ class BaselineCNN(Pretrained):
     def __init__(self, config: CNNConfig, in_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10) -> None:
         if not isinstance(config, CNNConfig):
             raise InputError(f"config must be a CNNConfig, got {config!r}; create_model takes a preset's name")
-        super().__init__()
-        self.config = config
-        self.in_shape = check_shape(in_shape)
-        self.num_classes = check_num_classes(num_classes)
-        check_objects(config.objects, num_classes)
+        super().__init__(config, in_shape, num_classes)
         channels, height, width = self.in_shape
         norm = config.conv_norm == "channel"
         self.stem: nn.Module = nn.Identity()
         if config.stem_channels:
-            depth, dropout = len(config.stem_channels), config.conv_dropout
+            dropout = config.conv_dropout
             self.stem = ConvStem(channels, config.stem_channels, config.stem_strides, norm=norm, dropout=dropout)
-            channels = config.stem_channels[-1]
-            sizes = map_sizes(self.in_shape, [STEM_KERNEL] * depth, config.stem_strides, f"a stem of {depth}")
-            height, width = (each[-1] for each in sizes)
+            channels, height, width = if_they_fit(partial(shape_after, self.stem), self.in_shape)
         widths = [channels, *config.channels]
         kernels = [config.first_kernel or config.kernel, *[config.kernel] * (len(config.channels) - 1)]
         self.convs = nn.ModuleList(
@@ -80,6 +74,7 @@ class BaselineCNN(Pretrained):
         self.dense = nn.ModuleList(nn.Linear(fan_in, fan_out) for fan_in, fan_out in itertools.pairwise(widths))
         self.dropout = nn.Dropout(config.dropout)
         self.classify = nn.Linear(widths[-1], num_classes)
+        self.layers, self.decoder = nn.ModuleList(), None
 
     def forward(
         self,
@@ -110,7 +105,7 @@ class BaselineCNN(Pretrained):
         for dense in self.dense:
             hidden = dense(hidden).relu()
         logits = in_full_precision(self.classify(self.dropout(hidden)))
-        return ModelOutput(lengths=logits.softmax(-1) if self.config.objects == 1 else logits.sigmoid(), logits=logits)
+        return ModelOutput(logits.softmax(-1) if self.config.objects == 1 else logits.sigmoid(), logits=logits)
 
     def decoder_targets(
         self,
@@ -140,10 +135,10 @@ class BaselineCNN(Pretrained):
         if output.logits is None:
             raise ValueError("BaselineCNN.loss: output must have logits, which that of a capsule network has not")
         if self.config.objects > 1:
-            present = label_rows(output.lengths, targets, self.config.objects, "BaselineCNN.loss")
+            present = label_rows(output.scores, targets, self.config.objects, "BaselineCNN.loss")
             loss = F.binary_cross_entropy_with_logits(output.logits, present, reduction="none").sum(-1).mean()
             return Losses(loss, loss)
-        present = multi_hot(output.lengths, targets, "BaselineCNN.loss")
+        present = multi_hot(output.scores, targets, "BaselineCNN.loss")
         wanted = present / present.sum(-1, keepdim=True).clamp_min(1)
         loss = -(wanted * F.log_softmax(output.logits, -1)).sum(-1).mean()
         return Losses(loss, loss)

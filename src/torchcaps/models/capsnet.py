@@ -1,54 +1,37 @@
-"""The capsule network: (stem →) convolution → primary capsules → routing → class capsules → decoder."""
+"""The capsule network: backbone → primary capsules → capsule layers → decoder."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from torchcaps.errors import InputError
-from torchcaps.models.config import CapsNetConfig
-from torchcaps.models.images import (
-    check_images,
-    check_num_classes,
-    check_objects,
-    check_shape,
-    map_sizes,
-    standardise,
-)
+from torchcaps.models.config import CapsNetConfig, CapsuleShape
+from torchcaps.models.images import check_images, if_they_fit, largest_map, standardise
+from torchcaps.models.network import Network
 from torchcaps.models.objects import check_labels, label_rows, longest, match
 from torchcaps.models.output import Losses, ModelOutput, check_output
-from torchcaps.models.pretrained import Pretrained
-from torchcaps.nn import (
-    ChannelNorm,
-    Convolution,
-    ConvStem,
-    Decoder,
-    DenseCapsules,
-    DynamicRouting,
-    PrimaryCapsules,
-    mask_capsules,
-    separate_capsules,
-)
-from torchcaps.nn.convolutions import STEM_KERNEL
+from torchcaps.nn import Capsules, DenseCapsules, mask_capsules, separate_capsules
 from torchcaps.nn.inference import images_in_part, in_parts, only_infers
+from torchcaps.nn.layers import CapsuleLayer
 from torchcaps.ops.checks import check_flags, check_floating, check_one_device
 from torchcaps.ops.losses import margin_loss, normalised_cross_entropy, reconstruction_loss
-from torchcaps.ops.squash import safe_norm
 
 
-class CapsNet(Pretrained):
-    """A capsule network for images of any size, channels and class count that its convolutions fit.
+class CapsNet(Network):
+    """A capsule network for images of any size, channels and class count that its parts fit.
 
     Args:
         config: The network; :func:`torchcaps.create_model` builds it from a preset's name.
         in_shape: Images (C, H, W).
         num_classes: J.
+        backbone: From images (B, C, H, W) to maps (B, c, h, w), in place of the one that the configuration describes.
+            Such a network can be trained and looked at; to be saved, its backbone must be registered.
 
     Raises:
         InputError: No configuration of a capsule network, images smaller than the convolutions need (the message gives
@@ -60,77 +43,37 @@ class CapsNet(Pretrained):
     config_type: ClassVar = CapsNetConfig
     config: CapsNetConfig
 
-    def __init__(self, config: CapsNetConfig, in_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10) -> None:
+    def __init__(
+        self,
+        config: CapsNetConfig,
+        in_shape: Sequence[int] = (1, 28, 28),
+        num_classes: int = 10,
+        *,
+        backbone: nn.Module | None = None,
+    ) -> None:
         if not isinstance(config, CapsNetConfig):
             raise InputError(f"config must be a CapsNetConfig, got {config!r}; create_model takes a preset's name")
-        super().__init__()
-        self.config = config
-        self.in_shape = check_shape(in_shape)
-        self.num_classes = check_num_classes(num_classes)
-        check_objects(config.objects, num_classes)
-        heights, widths = _map_sizes(config, self.in_shape)
-        height, width = heights[-1], widths[-1]
+        super().__init__(config, in_shape, num_classes)
+        self.backbone = config.backbone.build(self.in_shape) if backbone is None else backbone
+        shapes = if_they_fit(partial(_shapes, config, self.backbone, num_classes), self.in_shape)
+        #: channels, height, width of the backbone's maps
+        self.map_shape = shapes.maps
+        #: what goes into each capsule layer, and what comes out of the last
+        self.shapes = shapes.capsules
+        self._largest_map = shapes.largest
         #: types, height, width of the primary capsules
-        self.primary_grid = (config.primary_types, height, width)
-        channels = (*config.stem_channels, config.conv_channels)
-        self._before_primary = heights[-2], widths[-2]
-        self._largest_map = max(math.prod(each) for each in zip(channels, heights[:-1], widths[:-1], strict=True))
-
-        norm = config.conv_norm == "channel"
-        self.stem = (
-            ConvStem(
-                self.in_shape[0], config.stem_channels, config.stem_strides, norm=norm, dropout=config.conv_dropout
-            )
-            if config.stem_channels
-            else nn.Identity()
-        )
-        before = (self.in_shape[0], *config.stem_channels)[-1]
-        self.conv = Convolution(
-            before,
-            config.conv_channels,
-            config.conv_kernel,
-            config.conv_stride,
-            bias=not norm,
-            relu=config.conv_activation == "relu" and not norm,
-        )
-        self.conv_norm = ChannelNorm(config.conv_channels) if norm else nn.Identity()
-        self.conv_dropout = nn.Dropout2d(config.conv_dropout) if config.conv_dropout else nn.Identity()
-        self.primary_capsules = PrimaryCapsules(
-            config.conv_channels,
-            config.primary_types,
-            config.primary_dim,
-            kernel_size=config.primary_kernel,
-            stride=config.primary_stride,
-            padding=config.primary_padding,
-            activation=config.primary_activation,
-            grouping=config.grouping,
-            separate_convs=config.primary_separate_convs,
-            output=config.primary_output,
-            eps=config.squash_eps,
-        )
-        self.class_capsules = DenseCapsules(
-            config.primary_types * height * width,
-            config.primary_dim,
-            num_classes,
-            config.capsule_dim,
-            routing=DynamicRouting(
-                config.num_iterations,
-                softmax_over=config.softmax_over,
-                stop_gradient=config.stop_gradient,
-                leaky=config.leaky,
-                eps=config.squash_eps,
-            ),
-            bias=config.capsule_bias,
-            learn_prior=config.learn_prior,
-            weight_init=config.weight_init,
-            weight_std=config.weight_std,
+        self.primary_grid = config.primary.grid(shapes.maps)
+        self.primary_capsules = config.primary.build(shapes.maps[0])
+        self.layers = nn.ModuleList(
+            layer.build(shape, num_classes) for layer, shape in zip(config.layers, shapes.capsules, strict=False)
         )
         self.decoder = (
-            Decoder(num_classes, config.capsule_dim, self.in_shape, config.decoder_hidden, init=config.decoder_init)
-            if config.decoder
+            config.decoder.build(num_classes, shapes.capsules[-1].dim, self.in_shape)
+            if config.decoder is not None
             else None
         )
-        self._init_convolutions()
+        config.backbone.start(self.backbone)
+        config.primary.start(self.primary_capsules)
 
     def forward(
         self,
@@ -152,43 +95,74 @@ class CapsNet(Pretrained):
             ValueError: Images or targets that do not fit, or two objects of one class in an image.
         """
         check_flags("CapsNet", return_coupling=return_coupling)
-        poses = self.primary_poses(images)
-        coupling = None
-        if return_coupling:
-            capsules, coupling = self.class_capsules.forward_with_coupling(poses)
-        else:
-            capsules = self.class_capsules(poses)
-        lengths = safe_norm(capsules, eps=self.config.length_eps)
+        routed = self.class_capsules.route(self.capsules(images)[-1], return_coupling=return_coupling)
+        scores = Capsules(routed.poses, routed.activations).scores(self.config.length_eps)
         reconstruction = decoded = None
         if self.decoder is not None and self.config.objects == 1:
-            reconstruction = self.decode(mask_capsules(capsules, targets))
+            chosen = scores.argmax(-1) if targets is None else targets
+            reconstruction = self.decode(mask_capsules(routed.poses, chosen))
         elif self.decoder is not None:
-            decoded = self._objects(lengths, targets)
-            alone = separate_capsules(capsules, decoded)  # (B, P, J, D)
+            decoded = self._objects(scores, targets)
+            alone = separate_capsules(routed.poses, decoded)  # (B, P, J, D)
             reconstruction = self.decode(alone.flatten(0, 1)).unflatten(0, decoded.shape)
-        return ModelOutput(lengths, capsules, reconstruction, coupling, decoded=decoded)
+        return ModelOutput(
+            scores, routed.poses, reconstruction, routed.coupling, decoded=decoded, activations=routed.activations
+        )
 
-    def primary_poses(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B I K"]:
-        """The primary capsules u_i of images with pixels 0..1.
+    @property
+    def class_capsules(self) -> DenseCapsules:
+        """The last layer, which has a capsule for each class."""
+        layer = self.layers[-1]
+        assert isinstance(layer, DenseCapsules)
+        return layer
+
+    def layer(self, number: int) -> CapsuleLayer:
+        """A capsule layer, counted from 1."""
+        layer = self.layers[number - 1]
+        assert isinstance(layer, CapsuleLayer)
+        return layer
+
+    def capsules(self, images: Float[Tensor, "B C H W"]) -> list[Capsules]:
+        """What goes into each layer: the primary capsules, and the output of each layer but the last.
+
+        Args:
+            images: Pixels 0..1.
+
+        Raises:
+            TypeError: Images that are not floating-point or not of the network's dtype.
+            ValueError: Images that do not fit.
+        """
+        flow = [self.primary(images)]
+        for layer in self.layers[:-1]:
+            flow.append(layer(flow[-1]))
+        return flow
+
+    def primary(self, images: Float[Tensor, "B C H W"]) -> Capsules:
+        """The primary capsules of images with pixels 0..1.
 
         On a CPU, where nothing is learned, some images at a time go through the convolutions, within
         :func:`torchcaps.set_working_memory`.
-        """
-        check_images("CapsNet", images, self.in_shape, self.conv.weight)
-        if not only_infers(images):
-            return self._poses(images)
-        number = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else images.dtype
-        wide = number == torch.float32 and self.primary_capsules.is_wide(self._before_primary, len(images))
-        return in_parts(self._poses, images, images_in_part(self._largest_map * number.itemsize, wide))
 
-    def _poses(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B I K"]:
+        Args:
+            images: Pixels 0..1.
+
+        Raises:
+            TypeError: Images that are not floating-point or not of the network's dtype.
+            ValueError: Images that do not fit.
+        """
+        weight = next(self.parameters())
+        check_images("CapsNet", images, self.in_shape, weight)
+        if not only_infers(images):
+            return self._primary(images)
+        number = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else images.dtype
+        wide = number == torch.float32 and self.primary_capsules.is_wide(self.map_shape[1:], len(images))
+        return in_parts(self._primary, images, images_in_part(self._largest_map * number.itemsize, wide))
+
+    def _primary(self, images: Float[Tensor, "B C H W"]) -> Capsules:
         if self.config.standardise:
             images = standardise(images)
         pixels = images if self.config.pixel_scale == 1 else images * self.config.pixel_scale
-        features = self.conv_norm(self.conv(self.stem(pixels)))
-        if self.config.conv_activation == "relu" and not self.conv.relu:
-            features = features.relu_()
-        return self.primary_capsules(self.conv_dropout(features))
+        return self.primary_capsules(self.backbone(pixels))
 
     def decode(self, capsules: Float[Tensor, "B J D"]) -> Float[Tensor, "B C H W"]:
         """Images from class capsules of which the unwanted ones are zero (:func:`torchcaps.nn.mask_capsules`).
@@ -205,12 +179,12 @@ class CapsNet(Pretrained):
     ) -> Int[Tensor, "B"] | Shaped[Tensor, "B J"] | Int[Tensor, "B P"] | None:
         """The targets whose capsules the network's source decodes, to be given to :meth:`forward`; None: the longest.
 
-        ``config.decoder_mask`` decides: the label's capsule always, in training mode only, or never.
+        ``config.decoder.decoder_mask`` decides: the label's capsule always, in training mode only, or never.
 
         Args:
             targets: As for :meth:`loss`.
         """
-        mask = self.config.decoder_mask
+        mask = None if self.config.decoder is None else self.config.decoder.decoder_mask
         by_label = mask == "label" or (mask == "label-in-training" and self.training)
         return targets if by_label else None
 
@@ -237,10 +211,10 @@ class CapsNet(Pretrained):
             ValueError: Images or targets that do not fit, or two objects of one class in an image.
         """
         check_output("CapsNet.loss", output)
-        classification = self._classification_loss(output.lengths, targets)
+        classification = self._classification_loss(output.scores, targets)
         if output.reconstruction is None:
             return Losses(classification, classification)
-        config, reconstruction = self.config, output.reconstruction
+        config, reconstruction = self.config.loss, output.reconstruction
         if output.decoded is not None:
             check_floating("CapsNet.loss", "images", images)
             check_one_device("CapsNet.loss", reconstruction=reconstruction, images=images)
@@ -262,9 +236,9 @@ class CapsNet(Pretrained):
         lengths: Float[Tensor, "B J"],
         targets: Int[Tensor, "B"] | Shaped[Tensor, "B J"] | Int[Tensor, "B P"],
     ) -> Float[Tensor, ""]:
-        config = self.config
-        if config.objects > 1:
-            targets = label_rows(lengths, targets, config.objects, "CapsNet.loss")
+        config = self.config.loss
+        if self.config.objects > 1:
+            targets = label_rows(lengths, targets, self.config.objects, "CapsNet.loss")
         if config.classification_loss == "cross-entropy":
             return normalised_cross_entropy(lengths, targets)
         loss = config.margin_scale * margin_loss(
@@ -285,26 +259,29 @@ class CapsNet(Pretrained):
         check_one_device("CapsNet", images=lengths, targets=labels)
         return labels
 
-    def _init_convolutions(self) -> None:
-        if self.config.conv_init == "torch":
-            return
-        before = [module for module in self.stem.modules() if isinstance(module, Convolution)]
-        for convs, std in (([*before, self.conv], 0.05), (self.primary_capsules.convs, 0.1)):
-            for conv in convs:
-                assert isinstance(conv, Convolution)
-                if self.config.conv_init == "glorot":
-                    conv.draw(nn.init.xavier_uniform_)
-                else:
-                    conv.draw(partial(nn.init.trunc_normal_, std=std, a=-2 * std, b=2 * std))
-                if conv.bias is not None:
-                    nn.init.constant_(conv.bias, 0.0 if self.config.conv_init == "glorot" else 0.1)
+
+class _Shapes(NamedTuple):
+    """What flows through a network for one image."""
+
+    maps: tuple[int, int, int]
+    """Of the backbone: channels, height, width."""
+    largest: int
+    """Numbers in the largest tensor up to there."""
+    capsules: list[CapsuleShape]
+    """What goes into each layer, and what comes out of the last."""
 
 
-def _map_sizes(config: CapsNetConfig, in_shape: tuple[int, int, int]) -> tuple[list[int], list[int]]:
-    """Heights and widths of the map of each convolution; the last are the primary capsules."""
-    kernels = [STEM_KERNEL] * len(config.stem_channels) + [config.conv_kernel, config.primary_kernel]
-    strides = [*config.stem_strides, config.conv_stride, config.primary_stride]
-    stem = f"a stem of {len(config.stem_channels)}, " if config.stem_channels else ""
-    first, primary = config.conv_kernel, config.primary_kernel
-    words = f"{stem}a {first}×{first} convolution followed by a {primary}×{primary} one"
-    return map_sizes(in_shape, kernels, strides, words, config.primary_padding)
+def _shapes(config: CapsNetConfig, backbone: nn.Module, num_classes: int, in_shape: tuple[int, int, int]) -> _Shapes:
+    """The shapes for images (C, H, W).
+
+    Raises:
+        TooSmall: A map is smaller than what looks at it.
+        InputError: The backbone gives no maps.
+    """
+    maps, largest = largest_map(backbone, in_shape)
+    if len(maps) != 3:
+        raise InputError(f"the backbone must give maps (B, c, h, w), got shape (B, {', '.join(map(str, maps))})")
+    capsules = [config.primary.out_shape(maps)]
+    for layer in config.layers:
+        capsules.append(layer.out_shape(capsules[-1], num_classes))
+    return _Shapes(maps, largest, capsules)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torchcaps._version import __version__
-from torchcaps.models.config import CapsNetConfig, Described, Recipe, as_text
+from torchcaps.models.config import NetworkConfig, Recipe
+from torchcaps.models.fields import as_text, flat, own_parts
 from torchcaps.models.presets import get_preset
 
 MOST_CLASSES = 30
@@ -87,8 +88,7 @@ class TrainingRecord:
 class CardSubject:
     """The network that a card is about."""
 
-    config: Described
-    """A ``CapsNetConfig`` or a ``CNNConfig``."""
+    config: NetworkConfig
     in_shape: tuple[int, int, int]
     num_classes: int
     class_names: Sequence[str] | None
@@ -114,7 +114,7 @@ def model_card(subject: CardSubject, training: TrainingRecord | None = None, sou
         _front_matter(subject, training),
         f"# {_name(subject, training)}",
         _introduction(subject, training),
-        _usage(source),
+        _usage(source, own_parts(subject.config)),
         _results(training) if training else "How it was trained and how good it is are not recorded here.",
         _training(training) if training else "",
         _limits(subject, training),
@@ -128,14 +128,14 @@ def _name(subject: CardSubject, training: TrainingRecord | None) -> str:
 
 
 def _kind(subject: CardSubject) -> str:
-    return "Capsule network" if isinstance(subject.config, CapsNetConfig) else "Convolutional network"
+    return "Capsule network" if subject.config.has_capsules else "Convolutional network"
 
 
 def _front_matter(subject: CardSubject, training: TrainingRecord | None) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     tags = ["torchcaps", "pytorch"]
-    if isinstance(subject.config, CapsNetConfig):
+    if subject.config.has_capsules:
         tags += ["capsule-network", "dynamic-routing", "arxiv:1710.09829"]
     data = ModelCardData(library_name="torchcaps", pipeline_tag="image-classification", tags=tags)
     if training is not None:
@@ -157,7 +157,7 @@ def _front_matter(subject: CardSubject, training: TrainingRecord | None) -> str:
 
 def _introduction(subject: CardSubject, training: TrainingRecord | None) -> str:
     channels, height, width = subject.in_shape
-    number = subject.config.to_dict()["objects"]
+    number = subject.config.objects
     objects = f", {number} of them in an image" if number > 1 else ""
     kind = {1: " grey", 3: " colour"}.get(channels, "")
     lines = [
@@ -167,7 +167,7 @@ def _introduction(subject: CardSubject, training: TrainingRecord | None) -> str:
     ]
     if training is not None:
         preset = get_preset(training.preset)
-        own, published = subject.config.to_dict(), preset.model.to_dict()
+        own, published = flat(subject.config), flat(preset.model)
         changed = ", ".join(f"`{name}` {as_text(value)}" for name, value in own.items() if value != published.get(name))
         lines.append(
             f"Preset `{preset.name}` ({preset.source}): {_in_a_sentence(preset.description)}"
@@ -186,7 +186,7 @@ def _in_a_sentence(words: str) -> str:
     return words if first[1:] != first[1:].lower() else words[0].lower() + words[1:]
 
 
-def _usage(source: str | None) -> str:
+def _usage(source: str | None, own: Sequence[str]) -> str:
     if source is None:
         source = "path/to/this/folder"
         predict = f"torchcaps predict {source} image.png"
@@ -194,14 +194,21 @@ def _usage(source: str | None) -> str:
         predict = f"hf download {source} --local-dir network\ntorchcaps predict network image.png"
     else:
         predict = "torchcaps predict image.png"
+    plugin = ""
+    if own:
+        predict = predict.replace("torchcaps predict", "torchcaps predict --plugin parts.py")
+        plugin = 'torchcaps.load_plugin("parts.py")\n'
+    note = (
+        f"Parts that do not come with torchcaps: {', '.join(own)}. They are in a file of the author's, here parts.py.\n"
+    )
     return f"""\
 ## Use
 
-```python
+{note if own else ""}```python
 import torch
 import torchcaps
 
-model = torchcaps.load_pretrained("{source}")
+{plugin}model = torchcaps.load_pretrained("{source}")
 output = model(torch.rand(1, *model.in_shape))  # pixels 0..1
 output.lengths  # (1, classes): the scores; output.reconstruction: what the decoder draws
 ```

@@ -1,24 +1,23 @@
-"""What a network is (``CapsNetConfig``, ``CNNConfig``) and how its source trains it (``Recipe``): plain, typed fields.
+"""What a network is, part by part, and how its source trains it (``Recipe``): plain, typed fields.
 
-Nothing here imports torch, so that the command line can list every field at once.
+A network is a backbone, primary capsules, a tuple of capsule layers, a decoder and a loss, each a dataclass of its own;
+a layer is a transform and a routing. Each says how it is built. Nothing here imports torch before something is built,
+so that the command line can list every field at once.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import types
-import typing
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from torchcaps.errors import InputError, shown, unknown_name
+from torchcaps.errors import InputError
+from torchcaps.models.fields import Described, Part, register_part
 from torchcaps.ranges import (
-    MOST_LAYERS,
     Count,
     Epsilon,
     Factor,
+    Held,
     Iterations,
     Pixels,
     PositiveFactor,
@@ -29,73 +28,375 @@ from torchcaps.ranges import (
     Width,
 )
 
+if TYPE_CHECKING:
+    from torch import nn
+
+    from torchcaps.models.network import Network
+    from torchcaps.nn import Decoder, PrimaryCapsules, Routing, Transform
+    from torchcaps.nn.layers import CapsuleLayer
+
 OddKernel = Annotated[int, Range(1, 255, odd=True)]
 """The side of a kernel of a convolution that keeps the size."""
+ConvInit = Literal["torch", "glorot", "truncated-normal"]
+
+
+# ---- what flows between the parts
+
+
+class TooSmall(InputError):  # noqa: N818  said of a map, and caught where images are known
+    """A map that is smaller than the windows that look at it."""
 
 
 @dataclass(frozen=True)
-class Described:
-    """A frozen dataclass whose fields are checked against their annotations when one is made.
+class CapsuleShape:
+    """How many capsules of how many components flow between two layers, and where they stand."""
 
-    A :class:`~torchcaps.ranges.Range` in an annotation says which numbers a field takes; the options of the command
-    line show it, too.
-    """
+    number: int
+    """Of all capsules of an image."""
+    dim: int
+    """Components of a pose."""
+    grid: tuple[int, int, int] | None = None
+    """Types, height, width, where they stand on a map."""
 
-    kind: ClassVar[str] = "field"
 
-    def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self), include_extras=True)
-        for field in dataclasses.fields(self):
-            value = _checked(field.name, getattr(self, field.name), hints[field.name])
-            object.__setattr__(self, field.name, value)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Fields and values, as JSON takes them."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> typing.Self:
-        """The inverse of :meth:`to_dict`.
-
-        Raises:
-            InputError: An unknown field (the nearest known one is named), or a value that does not fit its field.
-        """
-        check_fields(cls, values)
-        return cls(**values)
+# ---- routings
 
 
 @dataclass(frozen=True, kw_only=True)
-class CapsNetConfig(Described):
-    """A capsule network: (stem →) convolution → primary capsules → routing → class capsules → decoder, and its loss."""
+class RoutingConfig(Part):
+    """A routing algorithm. Derive from it, with ``name`` and :meth:`build`, and register it to add your own."""
 
-    kind: ClassVar[str] = "CapsNet field"
+    choice: ClassVar[str] = "routing"
 
-    objects: Width = 1
-    """Objects in an image, each of another class; with several, each is decoded from its own capsule alone."""
-    pixel_scale: PositiveFactor = 1.0
-    """What pixels of 0..1 are multiplied with before the network: 255.0 for networks fed with unscaled pixels."""
-    standardise: bool = False
-    """Bring each image to mean 0 and deviation 1 before the network; the decoder still draws pixels of 0..1."""
+    def build(self) -> Routing:
+        """The module."""
+        raise NotImplementedError
+
+
+@register_part
+@dataclass(frozen=True, kw_only=True)
+class DynamicRoutingConfig(RoutingConfig):
+    """Routing by agreement, :class:`torchcaps.nn.DynamicRouting`."""
+
+    name: ClassVar[str] = "dynamic"
+
+    num_iterations: Iterations = 3
+    """Routing iterations: how many times the coupling is computed; 1 is uniform coupling, 0 no routing, no squash."""
+    softmax_over: Literal["outputs", "inputs"] = "outputs"
+    """The axis on which capsules compete: the paper's outputs, or the inputs."""
+    stop_gradient: bool = False
+    """Gradients flow through the last weighted sum only."""
+    leaky: bool = False
+    """Add a "none of the above" competitor to the softmax."""
+    capsule_bias: bool = False
+    """Learned bias, starting at 0.1, added before the capsules' squash."""
+    learn_prior: bool = False
+    """Learn the start of the routing logits."""
+    squash_eps: Epsilon = 1e-7
+    """Added under the squash's root. 1e-24 stands for none: it changes no vector longer than 1e-8 in float32, and keeps
+    the gradient of a zero vector finite."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.learn_prior and (self.stop_gradient or self.num_iterations == 0):
+            raise InputError(
+                "learn_prior needs stop_gradient=False and num_iterations of at least 1: else no gradient reaches it"
+            )
+
+    def build(self) -> Routing:
+        """The module."""
+        from torchcaps.nn import DynamicRouting
+
+        return DynamicRouting(
+            self.num_iterations,
+            softmax_over=self.softmax_over,
+            stop_gradient=self.stop_gradient,
+            leaky=self.leaky,
+            bias=self.capsule_bias,
+            learn_prior=self.learn_prior,
+            eps=self.squash_eps,
+        )
+
+
+# ---- transforms
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformConfig(Part):
+    """From capsules to votes. Derive from it, with ``name`` and :meth:`build`, and register it to add your own."""
+
+    choice: ClassVar[str] = "transform"
+
+    def build(self) -> Transform:
+        """The module."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WeightTransformConfig(TransformConfig):
+    heading: ClassVar[str] = "Transforms"
+
+    weight_init: Literal["balanced", "normal", "truncated-normal", "fan-in"] = "balanced"
+    """Distribution of the transformation matrices at the start."""
+    weight_std: PositiveFactor = 0.1
+    """Its standard deviation, where the distribution takes one."""
+
+    def build(self) -> Transform:
+        """The module."""
+        from torchcaps.nn import transforms
+
+        kind: type[transforms.WeightTransform] = getattr(transforms, type(self).__name__.removesuffix("Config"))
+        return kind(self.weight_init, self.weight_std)
+
+
+@register_part
+@dataclass(frozen=True, kw_only=True)
+class DenseConfig(_WeightTransformConfig):
+    """A matrix for each pair of capsules, :class:`torchcaps.nn.Dense`."""
+
+    name: ClassVar[str] = "dense"
+
+
+@register_part
+@dataclass(frozen=True, kw_only=True)
+class SharedConfig(_WeightTransformConfig):
+    """A matrix for each output capsule, which all input capsules share, :class:`torchcaps.nn.Shared`."""
+
+    name: ClassVar[str] = "shared"
+
+
+@register_part
+@dataclass(frozen=True, kw_only=True)
+class ElementwiseConfig(_WeightTransformConfig):
+    """A vector for each pair of capsules, :class:`torchcaps.nn.Elementwise`."""
+
+    name: ClassVar[str] = "elementwise"
+
+
+@register_part
+@dataclass(frozen=True, kw_only=True)
+class MatrixConfig(_WeightTransformConfig):
+    """Poses and weights that are square matrices, :class:`torchcaps.nn.Matrix`."""
+
+    name: ClassVar[str] = "matrix"
+
+
+# ---- layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerConfig(Part):
+    """A capsule layer: a transform, which makes votes, and a routing, which makes capsules of them."""
+
+    choice: ClassVar[str] = "layer"
+    heading: ClassVar[str] = "Capsule layers"
+
+    capsule_dim: Width = 16
+    """Components of an output capsule."""
+    transform: TransformConfig = DenseConfig()
+    """From capsules to votes."""
+    routing: RoutingConfig = DynamicRoutingConfig()
+    """From votes to capsules."""
+
+    def build(self, shape: CapsuleShape, num_classes: int) -> CapsuleLayer:
+        """The module.
+
+        Args:
+            shape: Of the capsules that come in.
+            num_classes: J of the network.
+        """
+        raise NotImplementedError
+
+    def out_shape(self, shape: CapsuleShape, num_classes: int) -> CapsuleShape:
+        """Shape of the capsules that go out; arguments as for :meth:`build`.
+
+        Raises:
+            TooSmall: Capsules on a map that is too small for it.
+        """
+        raise NotImplementedError
+
+
+@register_part
+@dataclass(frozen=True, kw_only=True)
+class DenseLayerConfig(LayerConfig):
+    """Every capsule votes for every capsule, :class:`torchcaps.nn.DenseCapsules`."""
+
+    name: ClassVar[str] = "dense"
+
+    alone: ClassVar[tuple[str, ...]] = ("num_capsules",)
+    num_capsules: Width | None = None
+    """Output capsules of a dense layer; one for each class if none is given, as the last layer has."""
+
+    def build(self, shape: CapsuleShape, num_classes: int) -> CapsuleLayer:
+        """The module."""
+        from torchcaps.nn import DenseCapsules
+
+        out = self.out_shape(shape, num_classes)
+        transform, routing = self.transform.build(), self.routing.build()
+        return DenseCapsules(shape.number, shape.dim, out.number, out.dim, transform=transform, routing=routing)
+
+    def out_shape(self, shape: CapsuleShape, num_classes: int) -> CapsuleShape:  # noqa: ARG002  as all layers
+        """See :class:`LayerConfig`."""
+        return CapsuleShape(num_classes if self.num_capsules is None else self.num_capsules, self.capsule_dim)
+
+
+@register_part
+@dataclass(frozen=True, kw_only=True)
+class ConvLayerConfig(LayerConfig):
+    """The capsules of a window vote for those in its middle, :class:`torchcaps.nn.ConvCapsules`."""
+
+    name: ClassVar[str] = "conv"
+
+    layer_types: Width = 16
+    """Capsule types that go out of a layer on a map."""
+    layer_kernel: Pixels = 3
+    """Height and width of a window of a layer on a map, positions."""
+    layer_stride: Pixels = 1
+    """Stride of a layer on a map, positions."""
+    layer_padding: Annotated[int, Range(0, 4095)] = 0
+    """Positions without capsules around the map, on each side."""
+    compete_over: Literal["types", "types-and-positions"] = "types"
+    """In a layer on a map, the output types at one position compete for a capsule, or those of all positions whose
+    windows hold it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layer_padding >= self.layer_kernel:
+            raise InputError(f"layer_padding must be below layer_kernel, {self.layer_kernel}, got {self.layer_padding}")
+
+    def build(self, shape: CapsuleShape, num_classes: int) -> CapsuleLayer:
+        """The module."""
+        from torchcaps.nn import ConvCapsules
+
+        self.out_shape(shape, num_classes)
+        assert shape.grid is not None
+        return ConvCapsules(
+            shape.grid[0],
+            shape.dim,
+            self.layer_types,
+            self.capsule_dim,
+            kernel_size=self.layer_kernel,
+            stride=self.layer_stride,
+            padding=self.layer_padding,
+            compete_over=self.compete_over,
+            transform=self.transform.build(),
+            routing=self.routing.build(),
+        )
+
+    def out_shape(self, shape: CapsuleShape, num_classes: int) -> CapsuleShape:  # noqa: ARG002  as all layers
+        """See :class:`LayerConfig`."""
+        if shape.grid is None:
+            raise InputError(
+                "a conv layer needs capsules on a map: primary capsules with grouping channels, or another conv layer, "
+                "must come before it"
+            )
+        sizes = [size + 2 * self.layer_padding - self.layer_kernel for size in shape.grid[1:]]
+        if min(sizes) < 0:
+            raise TooSmall(f"a map of {shape.grid[1]}×{shape.grid[2]} capsules is smaller than a window of a layer")
+        height, width = (size // self.layer_stride + 1 for size in sizes)
+        return CapsuleShape(self.layer_types * height * width, self.capsule_dim, (self.layer_types, height, width))
+
+
+# ---- before the layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackboneConfig(Part):
+    """From images to maps. Derive from it, with ``name`` and :meth:`build`, and register it to add your own."""
+
+    choice: ClassVar[str] = "backbone"
+
+    def build(self, in_shape: tuple[int, int, int]) -> nn.Module:
+        """A module from images (B, C, H, W) to maps (B, c, h, w).
+
+        Args:
+            in_shape: C, H, W.
+        """
+        raise NotImplementedError
+
+    def start(self, backbone: nn.Module) -> None:
+        """Draw the weights, once the whole network stands; PyTorch's own start is left if this does nothing.
+
+        Args:
+            backbone: What :meth:`build` returned.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ConvolutionsConfig(Described):
+    """What the convolutions of any network may have: small ones before all others, normalisation and dropout."""
+
+    heading: ClassVar[str] = "Any network"
+
     stem_channels: tuple[Width, ...] = ()
     """Channels of 3x3 convolutions with ReLU before the first convolution; the published networks have none."""
     stem_strides: tuple[Pixels, ...] = ()
     """Their strides, pixels, one for each."""
+    conv_norm: Literal["none", "channel"] = "none"
+    """Before the activations of all convolutions but the primary capsules': nothing, or layer normalisation over the
+    channels of each location."""
+    conv_dropout: ShareBelowOne = 0.0
+    """Dropout after the stem and after each other convolution but the primary capsules', a probability: whole channels
+    of an image."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.stem_strides) != len(self.stem_channels):
+            raise InputError(
+                f"stem_strides must be {len(self.stem_channels)} numbers, one for each of stem_channels, got "
+                f"{len(self.stem_strides)}"
+            )
+
+
+@register_part
+@dataclass(frozen=True, kw_only=True)
+class ConvBackboneConfig(_ConvolutionsConfig, BackboneConfig):
+    """(Stem →) convolution, :class:`torchcaps.nn.ConvBackbone`."""
+
+    name: ClassVar[str] = "conv"
+    heading: ClassVar[str] = "Backbone conv"
+
     conv_channels: Width = 256
     """Channels of the first convolution."""
     conv_kernel: Pixels = 9
     """Kernel of the first convolution, pixels."""
     conv_stride: Pixels = 1
     """Stride of the first convolution, pixels."""
-    conv_norm: Literal["none", "channel"] = "none"
-    """Before the activations of the stem and the first convolution: nothing, or layer normalisation over the channels
-    of each location."""
-    conv_dropout: ShareBelowOne = 0.0
-    """Dropout after the stem and after the first convolution, a probability: whole channels of an image."""
     conv_activation: Literal["relu", "none"] = "relu"
     """Activation after the first convolution."""
-    conv_init: Literal["torch", "glorot", "truncated-normal"] = "torch"
+    conv_init: ConvInit = "torch"
     """How the convolutions start: torch's default; Keras's (Glorot uniform, bias 0); or the authors' code's
     (truncated normal of deviation 0.05 and 0.1, bias 0.1)."""
+
+    def build(self, in_shape: tuple[int, int, int]) -> nn.Module:
+        """The module."""
+        from torchcaps.nn import ConvBackbone
+
+        return ConvBackbone(
+            in_shape[0],
+            self.conv_channels,
+            self.conv_kernel,
+            self.conv_stride,
+            stem_channels=self.stem_channels,
+            stem_strides=self.stem_strides,
+            norm=self.conv_norm == "channel",
+            dropout=self.conv_dropout,
+            activation=self.conv_activation,
+        )
+
+    def start(self, backbone: nn.Module) -> None:
+        """See :class:`BackboneConfig`."""
+        from torchcaps.nn.convolutions import draw_convolutions
+
+        draw_convolutions(backbone, self.conv_init, std=0.05)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrimaryConfig(Described):
+    """Primary capsules, :class:`torchcaps.nn.PrimaryCapsules`."""
+
+    heading: ClassVar[str] = "Primary capsules"
+
     primary_types: Width = 32
     """Types of primary capsules; their number is types x height x width of the second convolution's output."""
     primary_dim: Width = 8
@@ -114,39 +415,105 @@ class CapsNetConfig(Described):
     """A primary capsule holds the channels of one location, or neighbouring locations of a flattened map."""
     primary_output: Literal["squash", "unit", "routed"] = "squash"
     """Primary capsules are squashed; or brought to length one; or votes/types + bias, squashed (authors' code)."""
-    capsule_dim: Width = 16
-    """Components of a class capsule."""
-    capsule_bias: bool = False
-    """Learned bias, starting at 0.1, added before the class capsules' squash."""
-    weight_init: Literal["balanced", "normal", "truncated-normal", "fan-in"] = "normal"
-    """Distribution of the transformation matrices at the start."""
-    weight_std: PositiveFactor = 0.1
-    """Its standard deviation, where the distribution takes one."""
-    num_iterations: Iterations = 3
-    """Routing iterations: how many times the coupling is computed; 1 is uniform coupling, 0 no routing, no squash."""
-    softmax_over: Literal["outputs", "inputs"] = "outputs"
-    """The axis on which capsules compete: the paper's outputs, or the inputs."""
-    stop_gradient: bool = False
-    """Gradients flow through the last weighted sum only."""
-    leaky: bool = False
-    """Add a "none of the above" competitor to the softmax."""
-    learn_prior: bool = False
-    """Learn the start of the routing logits."""
     squash_eps: Epsilon = 1e-7
     """Added under the squash's root. 1e-24 stands for none: it changes no vector longer than 1e-8 in float32, and keeps
     the gradient of a zero vector finite."""
-    length_eps: Epsilon = 1e-7
-    """Added under the root of the class capsules' lengths, which are the scores; as for squash_eps."""
-    decoder: bool = True
-    """Reconstruct the image from the capsule of its class."""
+    conv_init: ConvInit = "torch"
+    """How the convolutions start: torch's default; Keras's (Glorot uniform, bias 0); or the authors' code's
+    (truncated normal of deviation 0.05 and 0.1, bias 0.1)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.primary_padding >= self.primary_kernel:  # capsules would see zeros only
+            raise InputError(
+                f"primary_padding must be below primary_kernel, {self.primary_kernel}, got {self.primary_padding}"
+            )
+
+    def grid(self, maps: tuple[int, int, int]) -> tuple[int, int, int]:
+        """Types, height and width of the capsules.
+
+        Args:
+            maps: Of the backbone: channels, height, width.
+
+        Raises:
+            TooSmall: Maps that are smaller than the kernel.
+        """
+        sizes = [size + 2 * self.primary_padding - self.primary_kernel for size in maps[1:]]
+        if min(sizes) < 0:
+            raise TooSmall(f"a map of {maps[1]}×{maps[2]} is smaller than the primary capsules' kernel")
+        return self.primary_types, *(size // self.primary_stride + 1 for size in sizes)  # type: ignore[return-value]
+
+    def out_shape(self, maps: tuple[int, int, int]) -> CapsuleShape:
+        """Shape of the capsules; arguments and errors as for :meth:`grid`."""
+        types, height, width = grid = self.grid(maps)
+        return CapsuleShape(types * height * width, self.primary_dim, None if self.grouping == "raster" else grid)
+
+    def build(self, in_channels: int) -> PrimaryCapsules:
+        """The module.
+
+        Args:
+            in_channels: Of the backbone's maps.
+        """
+        from torchcaps.nn import PrimaryCapsules
+
+        return PrimaryCapsules(
+            in_channels,
+            self.primary_types,
+            self.primary_dim,
+            kernel_size=self.primary_kernel,
+            stride=self.primary_stride,
+            padding=self.primary_padding,
+            activation=self.primary_activation,
+            grouping=self.grouping,
+            separate_convs=self.primary_separate_convs,
+            output=self.primary_output,
+            eps=self.squash_eps,
+        )
+
+    def start(self, primary: PrimaryCapsules) -> None:
+        """Draw the weights of its convolutions."""
+        from torchcaps.nn.convolutions import draw_convolutions
+
+        draw_convolutions(primary, self.conv_init, std=0.1)
+
+
+# ---- after the layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig(Described):
+    """From the capsule of a class to the image, :class:`torchcaps.nn.Decoder`."""
+
+    heading: ClassVar[str] = "Decoder"
+
     decoder_hidden: tuple[Width, ...] = (512, 1024)
     """Widths of the decoder's hidden layers."""
-    decoder_init: Literal["torch", "glorot", "truncated-normal"] = "torch"
+    decoder_init: ConvInit = "torch"
     """How the decoder starts: torch's default; TensorFlow's and Keras's (Glorot uniform, bias 0); or the authors'
     code's (truncated normal of deviation 0.1, bias 0.1)."""
     decoder_mask: Literal["label-in-training", "label", "longest"] = "label-in-training"
     """Whose capsule is decoded: the label's in training and the longest at inference; always the label's (where there
     is one); or always the longest."""
+
+    def build(self, num_classes: int, capsule_dim: int, in_shape: Sequence[int]) -> Decoder:
+        """The module.
+
+        Args:
+            num_classes: J.
+            capsule_dim: D.
+            in_shape: C, H, W.
+        """
+        from torchcaps.nn import Decoder
+
+        return Decoder(num_classes, capsule_dim, in_shape, self.decoder_hidden, init=self.decoder_init)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig(Described):
+    """What is minimised: a loss of the class scores, and the reconstruction error with its weight."""
+
+    heading: ClassVar[str] = "Loss"
+
     classification_loss: Literal["margin", "cross-entropy"] = "margin"
     """Margin loss, or cross-entropy of the lengths divided by their sum."""
     m_plus: Factor = 0.9
@@ -166,38 +533,106 @@ class CapsNetConfig(Described):
     reconstruction_over_pixels: Literal["sum", "mean"] = "sum"
     """Squared reconstruction error summed over an image's pixels (the paper) or averaged."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_stem(self)
-        if self.primary_padding >= self.primary_kernel:  # capsules would see zeros only
-            raise InputError(
-                f"primary_padding must be below primary_kernel, {self.primary_kernel}, got {self.primary_padding}"
-            )
-        if self.standardise and self.pixel_scale != 1:
-            raise InputError(f"pixel_scale must be 1 with standardise=True, which undoes it, got {self.pixel_scale}")
-        if self.learn_prior and (self.stop_gradient or self.num_iterations == 0):
-            raise InputError(
-                "learn_prior needs stop_gradient=False and num_iterations of at least 1: else no gradient reaches it"
-            )
+
+# ---- networks
 
 
 @dataclass(frozen=True, kw_only=True)
-class CNNConfig(Described):
+class NetworkConfig(Part):
+    """A network: :class:`CapsNetConfig`, or one to compare it with."""
+
+    choice: ClassVar[str] = "network"
+    heading: ClassVar[str] = "Any network"
+
+    objects: Width = 1
+    """Objects in an image, each of another class; with several, a capsule network decodes each from its own capsule
+    alone, and a convolutional one has sigmoid cross-entropy instead of that of a softmax."""
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the network draws what it sees."""
+        return False
+
+    @property
+    def has_capsules(self) -> bool:
+        """Whether classes are capsules."""
+        return False
+
+    def build(self, in_shape: Sequence[int], num_classes: int) -> Network:
+        """The network.
+
+        Args:
+            in_shape: Images (C, H, W).
+            num_classes: J.
+
+        Raises:
+            InputError: Images or classes that do not fit.
+        """
+        raise NotImplementedError
+
+
+@register_part
+@dataclass(frozen=True, kw_only=True)
+class CapsNetConfig(NetworkConfig):
+    """A capsule network: backbone → primary capsules → capsule layers → decoder, and its loss."""
+
+    kind: ClassVar[str] = "CapsNet field"
+    name: ClassVar[str] = "capsules"
+    heading: ClassVar[str] = "Capsule network"
+
+    pixel_scale: PositiveFactor = 1.0
+    """What pixels of 0..1 are multiplied with before the network: 255.0 for networks fed with unscaled pixels."""
+    standardise: bool = False
+    """Bring each image to mean 0 and deviation 1 before the network; the decoder still draws pixels of 0..1."""
+    length_eps: Epsilon = 1e-7
+    """Added under the root of the class capsules' lengths, which are the scores; as for squash_eps."""
+    backbone: BackboneConfig = ConvBackboneConfig()
+    """From images to maps."""
+    primary: PrimaryConfig = PrimaryConfig()
+    """From maps to the first capsules."""
+    layers: tuple[LayerConfig, ...] = (DenseLayerConfig(transform=DenseConfig(weight_init="normal")),)
+    """From capsules to capsules, one after the other; the last one has a capsule for each class."""
+    decoder: DecoderConfig | None = DecoderConfig()
+    """Reconstruct the image from the capsule of its class."""
+    loss: LossConfig = LossConfig()
+    """What is minimised."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.standardise and self.pixel_scale != 1:
+            raise InputError(f"pixel_scale must be 1 with standardise=True, which undoes it, got {self.pixel_scale}")
+        last = self.layers[-1] if self.layers else None
+        if not isinstance(last, DenseLayerConfig) or last.num_capsules is not None:
+            raise InputError(
+                "layers must end with a dense layer without num_capsules, which has a capsule for each class"
+            )
+
+    @property
+    def decodes(self) -> bool:
+        """See :class:`NetworkConfig`."""
+        return self.decoder is not None
+
+    @property
+    def has_capsules(self) -> bool:
+        """See :class:`NetworkConfig`."""
+        return True
+
+    def build(self, in_shape: Sequence[int], num_classes: int) -> Network:
+        """See :class:`NetworkConfig`."""
+        from torchcaps.models.capsnet import CapsNet
+
+        return CapsNet(self, in_shape, num_classes)
+
+
+@register_part
+@dataclass(frozen=True, kw_only=True)
+class CNNConfig(_ConvolutionsConfig, NetworkConfig):
     """A convolutional network: (stem →) convolutions that keep the size, max pooling, dense layers, dropout."""
 
     kind: ClassVar[str] = "CNN field"
+    name: ClassVar[str] = "cnn"
+    heading: ClassVar[str] = "Baseline CNN"
 
-    objects: Width = 1
-    """Objects in an image, each of another class: softmax cross-entropy for one, sigmoid cross-entropy for more."""
-    stem_channels: tuple[Width, ...] = ()
-    """Channels of 3x3 convolutions with ReLU before the others; the published networks have none."""
-    stem_strides: tuple[Pixels, ...] = ()
-    """Their strides, pixels, one for each."""
-    conv_norm: Literal["none", "channel"] = "none"
-    """Before the activations of all convolutions: nothing, or layer normalisation over the channels of each
-    location."""
-    conv_dropout: ShareBelowOne = 0.0
-    """Dropout after the stem and after each other convolution, a probability: whole channels of an image."""
     channels: tuple[Width, ...] = (256, 256, 128)
     """Channels of the convolutions."""
     kernel: OddKernel = 5
@@ -213,17 +648,17 @@ class CNNConfig(Described):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_stem(self)
         if not self.channels:
             raise InputError("channels must name at least one convolution, got none")
 
+    def build(self, in_shape: Sequence[int], num_classes: int) -> Network:
+        """See :class:`NetworkConfig`."""
+        from torchcaps.models.baseline import BaselineCNN
 
-def _check_stem(config: CapsNetConfig | CNNConfig) -> None:
-    if len(config.stem_strides) != len(config.stem_channels):
-        raise InputError(
-            f"stem_strides must be {len(config.stem_channels)} numbers, one for each of stem_channels, got "
-            f"{len(config.stem_strides)}"
-        )
+        return BaselineCNN(self, in_shape, num_classes)
+
+
+# ---- training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,6 +669,9 @@ class Recipe(Described):
 
     epochs: Count = 20
     """Passes over the training images."""
+    stop_at: Share | None = None
+    """Training ends with the first epoch whose validation accuracy is at least this share; only with the last epoch if
+    none is given."""
     batch_size: Count = 128
     """Images a step, over all devices."""
     learning_rate: PositiveFactor = 1e-3
@@ -271,75 +709,10 @@ class Recipe(Described):
     """What chooses the best epoch on the validation images (the loss breaks ties of the accuracy)."""
     validation_size: Count | None = None
     """Images kept from training to choose the best epoch; the data set's default if none is given."""
-    validation: Literal["random", "first", "last"] = "random"
+    validation: Held = "random"
     """Which of the training images these are: a random choice with each class's share, or the first or the last ones in
     the order of the data set."""
     limit_train: Count | None = None
     """Train on the first so many images at most; on all if none is given."""
     limit_test: Count | None = None
     """Test on the first so many images at most; on all if none is given."""
-
-
-ConfigT = TypeVar("ConfigT", bound=Described)
-
-
-def replace(config: ConfigT, overrides: Mapping[str, Any]) -> ConfigT:
-    """A copy of ``config`` with other values in some fields.
-
-    Raises:
-        InputError: An unknown field (the nearest known one is named), or a value that does not fit its field.
-    """
-    check_fields(type(config), overrides)
-    return dataclasses.replace(config, **overrides)
-
-
-def check_fields(config_type: type[Described], names: typing.Iterable[str]) -> None:
-    """Raise InputError at the first name that is no field of ``config_type``."""
-    known = [field.name for field in dataclasses.fields(config_type)]
-    for name in names:
-        if name not in known:
-            raise unknown_name(config_type.kind, name, known)
-
-
-def as_text(value: object) -> str:
-    """A field's value as a person reads it, and types it: ``on``, ``none``, ``0.001``, ``512,1024``."""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, tuple):
-        return ",".join(map(str, value)) or "none"
-    if value is None:
-        return "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _checked(name: str, value: Any, hint: Any) -> Any:
-    """``value``, as its annotation wants it: ints become floats, lists tuples; anything else must fit already."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Annotated:
-        kind, allowed = args
-        value = _checked(name, value, kind)
-        allowed.check(name, value)
-        return value
-    if origin is Literal:
-        if value not in args:
-            raise InputError(f"{name} must be one of {', '.join(args)}, got {shown(value)}")
-        return value
-    if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in args:
-            return value
-        kinds = [arg for arg in args if arg is not type(None)]
-        fitting = (arg for arg in kinds if isinstance(arg, type) and isinstance(value, arg))
-        return _checked(name, value, next(fitting, kinds[0]))
-    if origin is tuple:
-        if not isinstance(value, (tuple, list)):
-            raise InputError(f"{name} must be a sequence, got {shown(value)}")
-        if len(value) > MOST_LAYERS:
-            raise InputError(f"{name} must have at most {MOST_LAYERS} numbers, got {len(value)}")
-        return tuple(_checked(name, item, args[0]) for item in value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value) if abs(value) < 2**63 else math.inf
-    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise InputError(f"{name} must be of type {hint.__name__}, got {shown(value)}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InputError(f"{name} must be finite, got {value}")
-    return value

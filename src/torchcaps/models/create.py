@@ -7,30 +7,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from torchcaps.errors import InputError
-from torchcaps.files import read_json
 from torchcaps.machine import check_memory
-from torchcaps.models.baseline import BaselineCNN
 from torchcaps.models.capsnet import CapsNet
-from torchcaps.models.config import CapsNetConfig, CNNConfig
+from torchcaps.models.config import CapsNetConfig, NetworkConfig
+from torchcaps.models.network import Network
 from torchcaps.models.presets import get_preset
-from torchcaps.models.pretrained import CONFIG, SHIPPED, find_pretrained
-
-Model = CapsNet | BaselineCNN
-"""A network of either kind."""
+from torchcaps.models.pretrained import SHIPPED
 
 
 def create_model(
     preset: str, in_shape: Sequence[int] | None = None, num_classes: int | None = None, **overrides: Any
-) -> CapsNet | BaselineCNN:
+) -> Network:
     """Build a published network for images of any size.
 
     Args:
         preset: A name from :func:`torchcaps.list_presets`.
         in_shape: Images (C, H, W); those of the preset's source if None: (1, 28, 28) for MNIST's.
         num_classes: J; that of the preset's source if None: 10 for MNIST's.
-        **overrides: Other values for fields of the preset's :class:`~torchcaps.models.CapsNetConfig` (or CNNConfig).
+        **overrides: Other values for fields of the preset's :class:`~torchcaps.models.CapsNetConfig` (or CNNConfig) and
+            its parts, by their own names: ``num_iterations=2``, ``routing="dynamic"``, ``layers=(…)``. A module as
+            ``backbone`` stands in place of the one that the preset describes.
 
     Returns:
         A :class:`~torchcaps.models.CapsNet`, or a :class:`~torchcaps.models.BaselineCNN` for the CNN presets; its
@@ -46,29 +45,26 @@ def create_model(
         >>> model.in_shape, model.num_classes
         ((3, 32, 32), 10)
     """
+    backbone = overrides.pop("backbone") if isinstance(overrides.get("backbone"), nn.Module) else None
     chosen = get_preset(preset).with_overrides(overrides)
-    return build_model(
-        chosen.model,
-        chosen.in_shape if in_shape is None else in_shape,
-        chosen.num_classes if num_classes is None else num_classes,
-    )
+    in_shape = chosen.in_shape if in_shape is None else in_shape
+    num_classes = chosen.num_classes if num_classes is None else num_classes
+    if backbone is None:
+        return build_model(chosen.model, in_shape, num_classes)
+    if not isinstance(chosen.model, CapsNetConfig):
+        raise InputError(f"backbone must be left out for {preset}, which has no capsules")
+    return CapsNet(chosen.model, in_shape, num_classes, backbone=backbone)
 
 
-def build_model(config: CapsNetConfig | CNNConfig, in_shape: Sequence[int], num_classes: int) -> CapsNet | BaselineCNN:
+def build_model(config: NetworkConfig, in_shape: Sequence[int], num_classes: int) -> Network:
     """The network that a configuration describes.
 
     Raises:
         InputError: Images that do not fit it, or parameters that do not fit into memory; none is allocated then.
     """
-
-    def build() -> CapsNet | BaselineCNN:
-        if isinstance(config, CNNConfig):
-            return BaselineCNN(config, in_shape, num_classes)
-        return CapsNet(config, in_shape, num_classes)
-
     try:
         with torch.device("meta"):
-            planned = build()
+            planned = config.build(in_shape, num_classes)
     except InputError:
         raise
     except (
@@ -82,12 +78,10 @@ def build_model(config: CapsNetConfig | CNNConfig, in_shape: Sequence[int], num_
     if torch.get_default_device().type == "cpu":
         sizes = (parameter.numel() * parameter.element_size() for parameter in planned.parameters())
         check_memory(sum(sizes), "the network's parameters")
-    return build()
+    return config.build(in_shape, num_classes)
 
 
-def load_pretrained(
-    source: str | Path = SHIPPED[0], *, device: torch.device | str = "cpu", **download: Any
-) -> CapsNet | BaselineCNN:
+def load_pretrained(source: str | Path = SHIPPED[0], *, device: torch.device | str = "cpu", **download: Any) -> Network:
     """Read a trained network of any kind, in evaluation mode; nothing in its files is executed.
 
     Args:
@@ -106,7 +100,4 @@ def load_pretrained(
         >>> load_pretrained("my-network").in_shape
         (1, 28, 28)
     """
-    folder = find_pretrained(source, **download)
-    description = read_json(folder / CONFIG, "configuration")
-    is_cnn = "channels" in description  # a field that capsule networks do not have, and every version of CNNs had
-    return (BaselineCNN if is_cnn else CapsNet).from_pretrained(folder, device=device)
+    return Network.from_pretrained(source, device=device, **download)

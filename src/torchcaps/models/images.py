@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
-from torchcaps.errors import InputError, shown
+from torchcaps.errors import InputError, reason_of, shown
+from torchcaps.models.config import TooSmall
 from torchcaps.ops.checks import check_floating, check_one_device, check_one_dtype
 from torchcaps.ops.precision import in_full_precision
-from torchcaps.ranges import COUNT
+from torchcaps.ranges import COUNT, PIXELS
+
+T = TypeVar("T")
 
 
 def check_shape(in_shape: Sequence[int]) -> tuple[int, int, int]:
@@ -54,40 +59,95 @@ def check_objects(objects: int, num_classes: int) -> None:
         )
 
 
-def map_sizes(
-    in_shape: tuple[int, int, int], kernels: Sequence[int], strides: Sequence[int], convolutions: str, padding: int = 0
-) -> tuple[list[int], list[int]]:
-    """Heights and widths of the maps of convolutions, one after the other.
+def shape_after(module: nn.Module, shape: Sequence[int]) -> tuple[int, ...]:
+    """Shape of what a module makes of one image or map; nothing is computed.
 
     Args:
-        in_shape: Images (C, H, W).
-        kernels: Of the convolutions, pixels.
-        strides: Of the convolutions, pixels.
-        convolutions: What they are, for the message.
-        padding: Zeros on each side of what the last one sees, pixels; the others have none.
+        module: Takes a batch.
+        shape: Of one of the batch.
 
     Raises:
-        InputError: The images are too small for them; the message gives the smallest size that fits.
+        TooSmall: The module refuses the shape.
     """
-    heights, widths = [in_shape[1]], [in_shape[2]]
-    for number, (kernel, stride) in enumerate(zip(kernels, strides, strict=True), 1):
-        zeros = 2 * padding if number == len(kernels) else 0
-        if min(heights[-1], widths[-1]) + zeros < kernel:
-            smallest = _smallest_size(kernels, strides, padding)
-            raise InputError(
-                f"images of {in_shape[1]}×{in_shape[2]} are too small for {convolutions}; the smallest size that fits "
-                f"is {smallest}×{smallest}"
-            )
-        for sizes in (heights, widths):
-            sizes.append((sizes[-1] + zeros - kernel) // stride + 1)
-    return heights[1:], widths[1:]
+    return largest_map(module, shape)[0]
 
 
-def _smallest_size(kernels: Sequence[int], strides: Sequence[int], padding: int) -> int:
-    smallest = max(1, kernels[-1] - 2 * padding)
-    for kernel, stride in zip(reversed(kernels[:-1]), reversed(strides[:-1]), strict=True):
-        smallest = kernel + (smallest - 1) * stride
-    return smallest
+def largest_map(module: nn.Module, shape: Sequence[int]) -> tuple[tuple[int, ...], int]:
+    """Shape of what a module makes of one image, and numbers in the largest tensor on the way; nothing is computed.
+
+    Args:
+        module: Takes a batch.
+        shape: Of one of the batch.
+
+    Raises:
+        TooSmall: The module refuses the shape.
+    """
+    sizes: list[int] = []
+
+    def note(_module: nn.Module, _inputs: object, output: object) -> None:
+        if isinstance(output, Tensor):
+            sizes.append(output[0].numel())
+
+    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    planned = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}
+    dtype = next((tensor.dtype for tensor in planned.values() if tensor.is_floating_point()), torch.float32)
+    images = torch.empty(2, *shape, device="meta", dtype=dtype)
+    hooks = [each.register_forward_hook(note) for each in module.modules()]
+    try:
+        with torch.no_grad():
+            output = functional_call(module, planned, images)
+    except (RuntimeError, ValueError) as error:
+        raise TooSmall(f"{type(module).__name__} takes no maps of shape {tuple(shape)}: {reason_of(error)}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not isinstance(output, Tensor):
+        raise InputError(f"{type(module).__name__} must return a tensor, got {type(output).__name__}")
+    return tuple(output.shape[1:]), max(sizes, default=0)
+
+
+def if_they_fit(shapes: Callable[[tuple[int, int, int]], T], in_shape: tuple[int, int, int]) -> T:
+    """``shapes(in_shape)``, what images of that shape make of a network.
+
+    Args:
+        shapes: Raises TooSmall for images that are too small for the network; if some fit, larger ones do too.
+        in_shape: Images (C, H, W).
+
+    Raises:
+        InputError: The images are too small; the message gives the smallest size that fits.
+    """
+    channels, height, width = in_shape
+    try:
+        return shapes(in_shape)
+    except TooSmall as error:
+        smallest = _smallest(lambda side: _fits(shapes, (channels, side, side)), min(height, width))
+        if smallest is None:
+            raise InputError(f"images of {height}×{width} do not fit the network: {error}") from error
+        raise InputError(
+            f"images of {height}×{width} are too small for the network's convolutions; the smallest size that fits is "
+            f"{smallest}×{smallest}"
+        ) from error
+
+
+def _fits(shapes: Callable[[tuple[int, int, int]], object], in_shape: tuple[int, int, int]) -> bool:
+    try:
+        shapes(in_shape)
+    except TooSmall:
+        return False
+    return True
+
+
+def _smallest(fits: Callable[[int], bool], too_small: int) -> int | None:
+    """The smallest side that fits, up to 4,096 pixels."""
+    fitting = 2 * too_small
+    while not fits(fitting):
+        if fitting > PIXELS.most:
+            return None
+        too_small, fitting = fitting, 2 * fitting
+    while fitting - too_small > 1:
+        between = (fitting + too_small) // 2
+        too_small, fitting = (too_small, between) if fits(between) else (between, fitting)
+    return fitting
 
 
 def check_images(caller: str, images: Tensor, in_shape: tuple[int, int, int], weight: Tensor) -> None:

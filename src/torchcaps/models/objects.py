@@ -13,14 +13,20 @@ from torchcaps.ops.checks import NUMBERS, can_look, check_classes, check_dense, 
 from torchcaps.ops.precision import full_dtype
 
 
-def longest(lengths: Float[Tensor, "B J"], objects: int) -> Int[Tensor, "B P"]:
-    """The classes of the P longest capsules, the longest first.
+def longest(lengths: Float[Tensor, "*B J"], objects: int) -> Int[Tensor, "*B P"]:
+    """The classes of the P longest capsules, the longest first; of equally long ones the first class comes first.
+
+    ``topk`` leaves the order of equal numbers open, and ONNX has no stable sort; both have this argmax.
 
     Args:
         lengths: ‖v_j‖, or any other score of the classes.
         objects: P, 1 to J.
     """
-    return lengths.topk(objects, -1).indices
+    left, found = lengths.detach(), []
+    for _ in range(objects):
+        found.append(left.argmax(-1, keepdim=True))
+        left = left.scatter(-1, found[-1], -torch.inf)
+    return torch.cat(found, -1)
 
 
 def is_right(lengths: Float[Tensor, "B J"], labels: Int[Tensor, "B"] | Int[Tensor, "B P"]) -> Bool[Tensor, "B"]:

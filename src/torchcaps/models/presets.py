@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchcaps.errors import InputError, shown
-from torchcaps.models.config import CapsNetConfig, CNNConfig, Recipe, replace
+from torchcaps.models.config import CapsNetConfig, CNNConfig, ConvLayerConfig, DenseLayerConfig, NetworkConfig, Recipe
+from torchcaps.models.fields import replace
 from torchcaps.registry import Registry
 
 
@@ -25,7 +26,7 @@ class Preset:
     """What is particular about it, in a sentence or two."""
     source: str
     """Where it was published."""
-    model: CapsNetConfig | CNNConfig
+    model: NetworkConfig
     """The network."""
     recipe: Recipe = field(default_factory=Recipe)
     """How its source trains it."""
@@ -76,6 +77,11 @@ def get_preset(name: str) -> Preset:
     return _PRESETS[name]
 
 
+def capsnet(**fields: Any) -> CapsNetConfig:
+    """The paper's network with other values in some fields, of whichever part."""
+    return replace(CapsNetConfig(), fields)
+
+
 SABOUR2017 = register_preset(
     Preset(
         name="sabour2017",
@@ -84,7 +90,7 @@ SABOUR2017 = register_preset(
             "constant, training lasts 50 epochs."
         ),
         source="Sabour, Frosst, Hinton: Dynamic Routing Between Capsules, 2017, arXiv:1710.09829",
-        model=CapsNetConfig(weight_init="truncated-normal", weight_std=0.1),
+        model=capsnet(weight_init="truncated-normal", weight_std=0.1),
         recipe=Recipe(epochs=50, batch_size=128, max_shift=2),
         published="0.25 % ± 0.005 test error (MNIST)",
     )
@@ -100,7 +106,7 @@ register_preset(
             "here the shift is drawn at random within the same ±2 px."
         ),
         source="the authors' TensorFlow code, 2018",
-        model=CapsNetConfig(
+        model=capsnet(
             conv_init="truncated-normal",
             decoder_init="truncated-normal",
             squash_eps=1e-24,
@@ -135,7 +141,7 @@ register_preset(
             "validation images are the first 5,000; here they are chosen at random, unless validation is first."
         ),
         source="Aurélien Géron's TensorFlow notebook on capsule networks, 2017",
-        model=CapsNetConfig(
+        model=capsnet(
             conv_init="glorot",
             decoder_init="glorot",
             primary_activation="relu",
@@ -158,7 +164,7 @@ KERAS_TUTORIAL = register_preset(
             "trained one epoch on the first 1,000 images, tested on the first 1,000."
         ),
         source='the Keras tutorial "Capsule Networks Part II: Dynamic Routing", 2023',
-        model=CapsNetConfig(
+        model=capsnet(
             pixel_scale=255.0,
             conv_init="glorot",
             primary_activation="relu",
@@ -183,7 +189,7 @@ register_preset(
             "margins not squared."
         ),
         source="a PyTorch notebook that follows gram-ai's code",
-        model=CapsNetConfig(
+        model=capsnet(
             conv_activation="none",
             primary_separate_convs=True,
             grouping="raster",
@@ -208,7 +214,7 @@ register_preset(
             "by √(‖s‖² + 1e-16), which makes a capsule longer by 5e-9 at most (at ‖s‖ = 1)."
         ),
         source="a PyTorch article that follows XifengGuo's code",
-        model=CapsNetConfig(
+        model=capsnet(
             grouping="raster",
             weight_init="normal",
             weight_std=0.01,
@@ -223,7 +229,7 @@ register_preset(
     )
 )
 
-register_preset(
+COMPACT = register_preset(
     Preset(
         name="compact",
         description=(
@@ -257,6 +263,27 @@ register_preset(
             max_rotation=10,
             max_scaling=0.1,
         ),
+    )
+)
+
+register_preset(
+    Preset(
+        name="compact-deep",
+        description=(
+            "compact with a layer of capsules on a map between its primary and its class capsules: three capsule "
+            "layers, of which the middle one has 8 types and looks through windows of 3x3. Every layer starts balanced."
+        ),
+        source=COMPACT.source,
+        model=replace(
+            COMPACT.model,
+            {
+                "layers": (
+                    ConvLayerConfig(layer_types=8, capsule_dim=8, layer_stride=2, layer_padding=1),
+                    DenseLayerConfig(),
+                )
+            },
+        ),
+        recipe=COMPACT.recipe,
     )
 )
 

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from huggingface_hub import HfApi, snapshot_download
@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.files import atomic_path, could_be_repository, read_json, require_file, write_json, write_text
 from torchcaps.models.card import CardSubject, TrainingRecord, model_card
-from torchcaps.models.config import Described
+from torchcaps.models.config import NetworkConfig
+from torchcaps.models.earlier import renamed, with_name
 from torchcaps.ops.checks import FLOATS
 
 CONFIG, WEIGHTS, CLASSES, CARD = "config.json", "model.safetensors", "classes.json", "README.md"
@@ -46,14 +47,30 @@ class Pretrained(nn.Module):
     Nothing is guessed: a field, a tensor or a file too many, too few or of another shape is refused.
     """
 
-    config_type: ClassVar[type[Described]]
-    config: Described
+    config: NetworkConfig
     in_shape: tuple[int, int, int]
     num_classes: int
 
     def description(self) -> dict[str, Any]:
         """What ``config.json`` holds: the fields of the config, ``in_shape`` and ``num_classes``."""
         return self.config.to_dict() | {"in_shape": self.in_shape, "num_classes": self.num_classes}
+
+    def check_described(self) -> None:
+        """See that the network is what its configuration describes: what is saved is built from it again.
+
+        Raises:
+            InputError: A part was put in by hand, or changed.
+        """
+        with torch.device("meta"):
+            described = self.config.build(self.in_shape, self.num_classes)
+        wanted, found = _parts(described), _parts(self)
+        for name in [*wanted, *found]:
+            if found.get(name) != wanted.get(name):
+                raise InputError(
+                    f"the network cannot be saved: its {name} is {found.get(name, 'not there')}, where its "
+                    f"configuration describes {wanted.get(name, 'nothing')}; register the part, and build the network "
+                    "with its name, as docs/own-routing.md shows"
+                )
 
     def save_files(self, folder: Path, dtype: torch.dtype | None = None) -> None:
         """Write ``config.json`` and ``model.safetensors``, each whole or not at all, and no model card.
@@ -63,10 +80,14 @@ class Pretrained(nn.Module):
             dtype: See :meth:`save_pretrained`.
 
         Raises:
-            InputError: A weight that ``dtype`` cannot hold.
+            InputError: A weight that ``dtype`` cannot hold, or a network that its configuration does not describe.
             OSError: The folder cannot be written, or the disk is full.
         """
-        tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in self.state_dict().items()}
+        self.check_described()
+        tensors = {
+            name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
+            for name, tensor in self.state_dict().items()
+        }
         for name, tensor in tensors.items():
             if dtype is not None and not tensor.isfinite().all():
                 raise InputError(f"{name} has weights that {dtype} cannot hold; store them as they are")
@@ -173,31 +194,40 @@ class Pretrained(nn.Module):
                 it is missing, damaged, or does not fit the others.
         """
         folder = find_pretrained(source, **download)
-        network = cls._from_description(folder / CONFIG)
+        network = _from_description(folder / CONFIG)
+        if not isinstance(network, cls):
+            raise InputError(f"{source} holds a {type(network).__name__}, not a {cls.__name__}")
         tensors, written = _read_weights(folder / WEIGHTS)
-        check_weights(network, tensors, folder / WEIGHTS)
         if written not in (None, checksum(tensors)):
             raise InputError(
                 f"weights {folder / WEIGHTS} are damaged: they have changed since they were written; take a copy that "
                 "is whole"
             )
+        tensors = renamed(tensors)
+        check_weights(network, tensors, folder / WEIGHTS)
         network.to_empty(device="cpu").load_state_dict(tensors)
         return network.to(device).eval()
 
-    @classmethod
-    def _from_description(cls, path: Path) -> Self:
-        """The network without memory for its weights: what a file claims need not be true."""
-        description = read_json(path, "configuration")
-        try:
-            in_shape, num_classes = description.pop("in_shape"), description.pop("num_classes")
-            with torch.device("meta"):
-                return cls(cls.config_type.from_dict(description), in_shape, num_classes)
-        except (RuntimeError, OverflowError) as error:  # torch's, where a size is beyond all numbers
-            raise InputError(f"configuration {path} describes no {cls.__name__} that could be: {error}") from None
-        except KeyError as error:
-            raise InputError(f"configuration {path} has no {error}") from None
-        except InputError as error:
-            raise InputError(f"configuration {path} does not describe a {cls.__name__}: {error}") from None
+
+def _parts(network: nn.Module) -> dict[str, str]:
+    """The modules of a network by their names: their kinds, and the options that they print."""
+    return {name: f"{type(module).__name__}({module.extra_repr()})" for name, module in network.named_modules() if name}
+
+
+def _from_description(path: Path) -> Pretrained:
+    """The network without memory for its weights: what a file claims need not be true."""
+    description = read_json(path, "configuration")
+    try:
+        in_shape, num_classes = description.pop("in_shape"), description.pop("num_classes")
+        config = NetworkConfig.from_dict(with_name(description))
+        with torch.device("meta"):
+            return config.build(in_shape, num_classes)
+    except (RuntimeError, OverflowError) as error:  # torch's, where a size is beyond all numbers
+        raise InputError(f"configuration {path} describes no network that could be: {error}") from None
+    except KeyError as error:
+        raise InputError(f"configuration {path} has no {error}") from None
+    except InputError as error:
+        raise InputError(f"configuration {path} does not describe a network: {error}") from None
 
 
 def load_weights(network: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
@@ -229,8 +259,12 @@ def check_weights(network: nn.Module, tensors: dict[str, Tensor], source: Path) 
         wanted = tuple(own[name].shape) if name in own else "nothing"
         if got != wanted:
             raise InputError(f"weights {source} do not fit the network: {name} has shape {got}, wanted {wanted}")
-        if tensors[name].dtype not in FLOATS:
-            raise InputError(f"weights {source} do not fit the network: {name} is {tensors[name].dtype}, wanted floats")
+        fits = tensors[name].dtype == own[name].dtype or (
+            tensors[name].dtype in FLOATS and own[name].is_floating_point()
+        )
+        if not fits:
+            kind = "floats" if own[name].is_floating_point() else str(own[name].dtype)
+            raise InputError(f"weights {source} do not fit the network: {name} is {tensors[name].dtype}, wanted {kind}")
         if not tensors[name].isfinite().all():
             raise InputError(f"weights {source} cannot be used: {name} holds numbers that are NaN or infinite")
 

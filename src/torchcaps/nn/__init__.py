@@ -1,19 +1,35 @@
-"""Modules: capsule layers, the decoder, and routing algorithms, usable alone and stacked."""
+"""Modules: capsule layers, transforms, routing algorithms and the decoder, usable alone and stacked."""
 
-from torchcaps.nn.capsules import DenseCapsules, PrimaryCapsules
+from torchcaps.nn.backbones import ConvBackbone
+from torchcaps.nn.capsules import PrimaryCapsules
 from torchcaps.nn.convolutions import ChannelNorm, Convolution, ConvStem
 from torchcaps.nn.decoder import Decoder, mask_capsules, separate_capsules
-from torchcaps.nn.routing import DynamicRouting, Routing
+from torchcaps.nn.flow import Capsules, LayerSize
+from torchcaps.nn.layers import ConvCapsules, DenseCapsules
+from torchcaps.nn.routing import DynamicRouting, Routed, Routing
+from torchcaps.nn.transforms import Dense, DenseVotes, Elementwise, Matrix, Shared, Transform, Votes
 
 __all__ = [
+    "Capsules",
     "ChannelNorm",
+    "ConvBackbone",
+    "ConvCapsules",
     "ConvStem",
     "Convolution",
     "Decoder",
+    "Dense",
     "DenseCapsules",
+    "DenseVotes",
     "DynamicRouting",
+    "Elementwise",
+    "LayerSize",
+    "Matrix",
     "PrimaryCapsules",
+    "Routed",
     "Routing",
+    "Shared",
+    "Transform",
+    "Votes",
     "mask_capsules",
     "separate_capsules",
 ]

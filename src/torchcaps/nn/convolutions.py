@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -191,3 +193,23 @@ class ConvStem(nn.Sequential):
         """
         check_tensor("ConvStem", "input", input, ("B", self.in_channels, "H", "W"))
         return super().forward(input)
+
+
+def draw_convolutions(network: nn.Module, init: Literal["torch", "glorot", "truncated-normal"], std: float) -> None:
+    """Draw the weights of every :class:`Convolution` in a module.
+
+    Args:
+        network: Holds them.
+        init: PyTorch's own start, which is left as it is; Keras's, Glorot uniform with biases of 0; or that of Sabour
+            et al.'s code, a truncated normal with biases of 0.1.
+        std: Deviation of the truncated normal, cut at two deviations.
+    """
+    for conv in network.modules():
+        if init == "torch" or not isinstance(conv, Convolution):
+            continue
+        if init == "glorot":
+            conv.draw(nn.init.xavier_uniform_)
+        else:
+            conv.draw(partial(nn.init.trunc_normal_, std=std, a=-2 * std, b=2 * std))
+        if conv.bias is not None:
+            nn.init.constant_(conv.bias, 0.0 if init == "glorot" else 0.1)

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.machine import MIB
+from torchcaps.nn.flow import Capsules
 from torchcaps.ops.memory import get_working_memory
 
 MAP = 3.0
@@ -35,18 +36,17 @@ def images_in_part(map_bytes: int, wide: bool) -> int:
 
 
 def in_parts(
-    function: Callable[[Float[Tensor, "B C H W"]], Float[Tensor, "B I K"]],
-    images: Float[Tensor, "B C H W"],
-    largest: int,
-) -> Float[Tensor, "B I K"]:
+    function: Callable[[Float[Tensor, "B C H W"]], Capsules], images: Float[Tensor, "B C H W"], largest: int
+) -> Capsules:
     """``function(images)``, some images at a time, in nearly equal parts; poses keep their memory order (B, K, I).
 
     Args:
-        function: From images to poses, each image by itself.
+        function: From images to capsules without activations, each image by itself.
         images: All of them.
         largest: Images at a time, at most.
     """
     if len(images) <= largest:
         return function(images)
-    parts = images.tensor_split(-(-len(images) // largest))
-    return torch.cat([function(part).transpose(1, 2) for part in parts]).transpose(1, 2)
+    parts = [function(part) for part in images.tensor_split(-(-len(images) // largest))]
+    poses = torch.cat([part.poses.transpose(1, 2) for part in parts]).transpose(1, 2)
+    return parts[0]._replace(poses=poses)

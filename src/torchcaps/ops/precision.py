@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,3 +17,10 @@ def full_dtype(dtype: torch.dtype) -> torch.dtype:
 def in_full_precision(x: Tensor) -> Tensor:
     """A tensor in :func:`full_dtype` of its dtype."""
     return x.to(full_dtype(x.dtype))
+
+
+def full_precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Autocast off on ``device``: the softmax and the squash magnify the rounding of half-precision products."""
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()

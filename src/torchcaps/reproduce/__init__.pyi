@@ -1,10 +1,9 @@
+from .estimate import Timing as Timing
 from .jobs import Job as Job
 from .jobs import Outcome as Outcome
 from .logs import RunLog as RunLog
 from .logs import read_logs as read_logs
-from .processes import Interrupted as Interrupted
 from .report import write_report as write_report
-from .runner import Estimate as Estimate
 from .runner import Reproduction as Reproduction
 from .runner import plan as plan
 from .table import Budget as Budget
@@ -14,3 +13,5 @@ from .table import Table as Table
 from .tables import get_table as get_table
 from .tables import list_tables as list_tables
 from .tables import register_table as register_table
+from .workers import Interrupted as Interrupted
+from .workers import Workers as Workers

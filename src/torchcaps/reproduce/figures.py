@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from torchcaps.analysis.figures import COLOURS, MUTED, SMALL, TITLE, new_figure, style_axes, use_whole_numbers
-from torchcaps.models.config import CapsNetConfig
+from torchcaps.models.fields import flat
 from torchcaps.reproduce.logs import RunLog
 from torchcaps.reproduce.table import FigureKind
 
@@ -71,9 +71,9 @@ def draw_iterations(logs: Logs, published: Mapping[str, float]) -> Figure | None
             for name, network in networks.items():
                 if network is None or _scale(network) != scale:
                     continue
-                count = network.num_iterations
-                of_axis = network.softmax_over == axis or count == 0
-                of_gradient = network.stop_gradient == stop or count <= 1
+                count = network["num_iterations"]
+                of_axis = network["softmax_over"] == axis or count == 0
+                of_gradient = network["stop_gradient"] == stop or count <= 1
                 if of_axis and of_gradient:
                     points.setdefault(count, []).extend(run.error("last") for run in logs[name])
             label = f"softmax {_AXES_WORDS[axis]}, gradient {'stopped' if stop else 'through all iterations'}"
@@ -90,11 +90,11 @@ def draw_epochs(logs: Logs, published: Mapping[str, float]) -> Figure | None:  #
     Gradients are those through all iterations.
     """
     networks = {name: _capsules(runs) for name, runs in logs.items()}
-    shown = {name: net for name, net in networks.items() if net is not None and not net.stop_gradient}
+    shown = {name: net for name, net in networks.items() if net is not None and not net["stop_gradient"]}
     scales = sorted({_scale(net) for net in shown.values()})
     if not scales:
         return None
-    counts = sorted({net.num_iterations for net in shown.values()})
+    counts = sorted({net["num_iterations"] for net in shown.values()})
     figure = new_figure(3.1 * len(scales) + 0.5, 6.2)
     figure.suptitle("Error on the validation images, epoch by epoch", fontsize=TITLE)
     panels = figure.subplots(2, len(scales), squeeze=False, sharex=True, sharey=True)
@@ -104,7 +104,11 @@ def draw_epochs(logs: Logs, published: Mapping[str, float]) -> Figure | None:  #
         for count, colour in zip(counts, COLOURS, strict=False):
             points: Curve = {}
             for name, net in shown.items():
-                if _scale(net) == scale and net.num_iterations == count and (net.softmax_over == axis or count == 0):
+                if (
+                    _scale(net) == scale
+                    and net["num_iterations"] == count
+                    and (net["softmax_over"] == axis or count == 0)
+                ):
                     for run in logs[name]:
                         for epoch, accuracy in zip(
                             run.metrics["epoch"], run.metrics["validation_accuracy"], strict=True
@@ -157,15 +161,15 @@ DRAW: dict[FigureKind, Callable[[Logs, Mapping[str, float]], Figure | None]] = {
 }
 
 
-def _capsules(runs: Sequence[RunLog]) -> CapsNetConfig | None:
-    """The network of a row, if it has capsules."""
+def _capsules(runs: Sequence[RunLog]) -> Mapping[str, Any] | None:
+    """The fields of a row's network, if it has capsules."""
     model = runs[0].config.model
-    return model if isinstance(model, CapsNetConfig) else None
+    return flat(model) if model.has_capsules else None
 
 
-def _scale(network: CapsNetConfig) -> float:
+def _scale(network: Mapping[str, Any]) -> float:
     """The deviation of W at the start; infinity, so that it comes last, where the layer computes its own."""
-    return math.inf if network.weight_init == "balanced" else network.weight_std
+    return math.inf if network["weight_init"] == "balanced" else float(network["weight_std"])
 
 
 def _scale_words(scale: float) -> str:

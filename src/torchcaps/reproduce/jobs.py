@@ -1,10 +1,10 @@
-"""One (row, seed) of a table: trained or resumed as an ordinary run, measured, and logged."""
+"""One run of a table: a row with one seed, trained or resumed as an ordinary run, measured, and logged."""
 
 from __future__ import annotations
 
 import enum
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from torchcaps.errors import InputError
-from torchcaps.files import LIST, TEXT, TEXTS, optional, read_json, write_json
 from torchcaps.reproduce.logs import (
     CONFIG,
     DIVERGED,
@@ -22,34 +21,32 @@ from torchcaps.reproduce.logs import (
     log_folder,
     publish,
     publish_divergence,
-    read_metrics_so_far,
     same_run,
 )
 from torchcaps.reproduce.table import Row
-from torchcaps.reproduce.timings import Timing
 from torchcaps.training.config import TrainConfig, override, read_config
-from torchcaps.training.progress import Progress, choose_progress
+from torchcaps.training.progress import PlainProgress, Progress, choose_progress
 
 
 class Outcome(enum.Enum):
-    """How working on a job ended."""
+    """How the work on a job ended."""
 
     DONE = "done"
     DIVERGED = "diverged"
     BUSY = "another process works on it"
-    INTERRUPTED = "interrupted"
+    STOPPED = "a signal stopped it; the same command goes on from its checkpoint"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Job:
-    """A run of a table's row with one seed, and where it goes."""
+    """A run of a table's row with one seed, and the places of its files."""
 
     table: str
     """The table's name."""
     row: Row
-    """What to run."""
+    """What is run."""
     seed: int
-    """Of the run."""
+    """The run's seed."""
     out: Path
     """Folder of the run folders."""
     results: Path
@@ -64,61 +61,50 @@ class Job:
 
     @property
     def here(self) -> dict[str, str]:
-        """Fields of the run that say where it is computed, not what."""
+        """Fields of the configuration that say where the run is computed, not what it is."""
         return {"accelerator": self.accelerator} | ({} if self.data_dir is None else {"data_dir": self.data_dir})
 
     @property
     def config(self) -> TrainConfig:
-        """What is trained."""
+        """The configuration of the run."""
         return override(self.row.config(self.seed), self.here)
 
     @property
     def run(self) -> Path:
-        """Its run folder."""
+        """The run folder."""
         return log_folder(self.out, self.table, self.row.name, self.seed)
 
     @property
     def log(self) -> Path:
-        """The folder of its log."""
+        """The folder of the log."""
         return log_folder(self.results, self.table, self.row.name, self.seed)
 
     @property
     def command(self) -> str:
-        """What runs it again, with the seeds before it."""
+        """The command that runs it again, with the seeds before it."""
         return row_command(self.table, self.row.name, self.seed + 1)
 
     @property
     def is_done(self) -> bool:
-        """Whether its log is whole."""
+        """Whether the log is whole."""
         return is_whole(self.log, self.row)
 
-    @property
-    def is_locked(self) -> bool:
-        """Whether another process works on it now."""
-        try:
-            with self._lock():
-                return False
-        except Timeout:
-            return True
-
     def check(self) -> None:
-        """See that what is there of it already is of the same configuration.
+        """Check that an existing run and an existing log have the row's configuration.
 
         Raises:
-            InputError: It is not, or it is damaged; the folder is named.
+            InputError: They have another one, or are damaged; the folder is named.
         """
         for folder in (self.log, self.run):
-            if not (folder / CONFIG).exists():
-                continue
-            if not same_run(read_config(folder / CONFIG), read_metrics_so_far(folder), self.row, self.seed):
+            if (folder / CONFIG).exists() and not same_run(read_config(folder / CONFIG), self.row, self.seed):
                 raise InputError(
                     f"{folder} holds a run with other settings than row {self.row.name} of table {self.table} has "
                     "now; move it away to run the row anew"
                 )
 
     @contextmanager
-    def _lock(self) -> Iterator[None]:
-        """Keep other processes from the run, and from its log, which that of another folder of runs may be as well.
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from the run, and from its log, which another folder of runs may share.
 
         Raises:
             Timeout: Another process works on one of them.
@@ -137,142 +123,63 @@ def row_command(table: str, row: str, seeds: int) -> str:
     return shlex.join(["torchcaps", "reproduce", table, "--row", row, "--seeds", str(seeds), *again])
 
 
-def execute(job: Job, progress: Progress | None = None) -> Outcome:
-    """Train what is not trained yet, measure it, and write its log. One process at a time works on a job.
+class NamedLines(PlainProgress):
+    """Lines that begin with the job's name, for jobs that print to one place at a time.
 
     Args:
-        job: What to do.
+        job: The job.
+    """
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self._job = job
+
+    def message(self, text: str) -> None:
+        """A line, at once."""
+        super().message(f"{self._job}: {text}")
+
+
+def execute(job: Job, progress: Progress | None = None, *, share_output: bool = False) -> Outcome:
+    """Train what is not trained yet, measure it, and write the log. One process at a time works on a job.
+
+    Args:
+        job: The job.
         progress: Where to show the training; a live display or plain lines if None.
+        share_output: Begin each line with the job's name, as other jobs print to the same place.
 
     Raises:
         InputError: Data or settings that do not fit.
     """
-    try:
-        with job._lock():
-            # without a look at the log, what another process has just finished would be done again
-            return _outcome(job) if job.is_done else _work(job, choose_progress() if progress is None else progress)
-    except Timeout:
-        return Outcome.BUSY
-
-
-def _work(job: Job, progress: Progress) -> Outcome:
     from torchcaps.training import Diverged, Interrupted
 
+    if progress is None:
+        progress = NamedLines(job) if share_output else choose_progress()
     try:
-        _train(job, progress)
-        publish(job.run, job.log, _measure(job), job.command)
-    except Diverged as failure:
-        publish_divergence(job.run, job.log, str(failure).partition("; ")[0])  # the rest names places on this machine
+        with job.locked():
+            if not job.is_done:  # another process may have finished it meanwhile
+                progress.message("begins" if share_output else f"\n{job}")
+                try:
+                    _train(job, progress)
+                    publish(job.run, job.log, _measure(job), job.command)
+                except Diverged as failure:  # what it says after the first clause names places on this machine
+                    publish_divergence(job.run, job.log, str(failure).partition("; ")[0])
+            return Outcome.DIVERGED if (job.log / DIVERGED).exists() else Outcome.DONE
+    except Timeout:
+        return Outcome.BUSY
     except Interrupted:
-        return Outcome.INTERRUPTED
-    return _outcome(job)
-
-
-def _outcome(job: Job) -> Outcome:
-    return Outcome.DIVERGED if (job.log / DIVERGED).exists() else Outcome.DONE
-
-
-def estimate_jobs(jobs: list[Job]) -> list[Timing]:
-    """How long jobs will take here, see :func:`torchcaps.reproduce.estimate.estimate_seconds`."""
-    from torchcaps.reproduce.estimate import estimate_seconds
-    from torchcaps.training.device import pick_device
-    from torchcaps.training.environment import hardware, versions
-
-    devices = [pick_device(job.accelerator) for job in jobs]
-    seconds = estimate_seconds([job.config for job in jobs])
-    return [
-        Timing(round(each, 1), hardware(device), versions(device))
-        for each, device in zip(seconds, devices, strict=True)
-    ]
-
-
-class _TargetReached(Exception):  # noqa: N818  it is what was wanted
-    """The validation accuracy at which training is to end was reached.
-
-    Args:
-        epochs: So many are done.
-    """
-
-    def __init__(self, epochs: int) -> None:
-        super().__init__(epochs)
-        self.epochs = epochs
-
-
-class _StopAt(Progress):
-    """Ends the training with the first epoch that reaches a validation accuracy.
-
-    Args:
-        target: The accuracy, 0..1.
-        inner: What shows the training.
-    """
-
-    def __init__(self, target: float, inner: Progress) -> None:
-        self.target, self.inner = target, inner
-
-    def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:
-        self.inner.start(epochs=epochs, steps_per_epoch=steps_per_epoch, done=done)
-
-    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
-        self.inner.step(epoch=epoch, step=step, images_per_second=images_per_second, loss=loss)
-
-    def epoch(self, row: Mapping[str, Any]) -> None:
-        self.inner.epoch(row)
-        if row["validation_accuracy"] >= self.target:
-            raise _TargetReached(row["epoch"])
-
-    def message(self, text: str) -> None:
-        self.inner.message(text)
-
-    def stop(self) -> None:
-        self.inner.stop()
+        return Outcome.STOPPED
 
 
 def _train(job: Job, progress: Progress) -> None:
-    """Bring the run to its end: the last epoch, or the first that reaches the row's validation accuracy."""
-    if (job.run / SUMMARY).exists():
-        return
-    target, epochs = job.row.stop_at, _epochs_to_target(job)
-    if target is None or epochs is not None:
-        _start_or_resume(job, progress, epochs)
-        return
-    try:
-        _start_or_resume(job, _StopAt(target, progress), None)
-    except _TargetReached as reached:  # now the run ends there, and the test images are looked at
-        _start_or_resume(job, progress, reached.epochs)
-        _forget_last_start(job)
-
-
-def _forget_last_start(job: Job) -> None:
-    """Take the last start out of a run's summary: nobody had stopped it."""
-    keys = {"commit": optional(TEXT), "earlier_commits": LIST, "resumed_with": TEXTS}
-    summary = read_json(job.run / SUMMARY, "summary", keys)
-    commits = [*summary["earlier_commits"], summary["commit"]][:-1]
-    without = {"resumed_with": summary["resumed_with"][:-1], "commit": commits[-1], "earlier_commits": commits[:-1]}
-    write_json(job.run / SUMMARY, summary | without)
-
-
-def _start_or_resume(job: Job, progress: Progress, epochs: int | None) -> None:
+    """Train the run to its end."""
     from torchcaps.training import resume, train
 
+    if (job.run / SUMMARY).exists():
+        return
     if (job.run / CONFIG).exists():
-        changes = job.here if epochs is None else job.here | {"epochs": epochs}
-        resume(job.run, overrides=changes, progress=progress, figures=False, command=job.command)
+        resume(job.run, overrides=job.here, progress=progress, figures=False, command=job.command)
     else:
         train(job.config, job.run, progress=progress, figures=False, command=job.command)
-
-
-def _epochs_to_target(job: Job) -> int | None:
-    """The first epoch that reached the row's validation accuracy; None if it has none, or none did so far.
-
-    The checkpoint says so, from which a run goes on: metrics.csv is written after it, and may lack its last epoch.
-    """
-    from torchcaps.training.checkpoint import CHECKPOINT, read_checkpoint
-    from torchcaps.training.position import Position
-
-    if job.row.stop_at is None or not (job.run / CHECKPOINT).exists():
-        return None
-    history = Position.from_dict(read_checkpoint(job.run / CHECKPOINT)["progress"]).history
-    return next((row["epoch"] for row in history if row["validation_accuracy"] >= job.row.stop_at), None)
 
 
 def _measure(job: Job) -> dict[str, Any]:
@@ -281,7 +188,7 @@ def _measure(job: Job) -> dict[str, Any]:
         return {}
     from torchcaps.reproduce.measures import measure
     from torchcaps.training import load_run
-    from torchcaps.training.device import pick_device
+    from torchcaps.training.environment import pick_device
 
     run = load_run(job.run, device=pick_device(job.accelerator))
     return {each.kind: measure(run, each, job.data_dir) for each in job.row.measures}

@@ -2,7 +2,7 @@
 
 ```text
 RESULTS/TABLE/findings.md             what was found, written by hand
-              estimate.json            how long rows would take that were not run (timings.py)
+              estimate.json            how long rows would take that were not run (estimate.py)
               ROW/seed-N/config.json     the run; torchcaps train --config runs it again
                          metrics.csv     each epoch
                          summary.json    test error, seconds, memory, hardware, versions
@@ -14,7 +14,6 @@ RESULTS/TABLE/findings.md             what was found, written by hand
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,11 +28,12 @@ from torchcaps.files import (
     TEXT,
     TEXTS,
     Kind,
-    atomic_path,
     check_keys,
     optional,
     read_json,
+    read_text,
     write_json,
+    write_text,
 )
 from torchcaps.reproduce.table import Measure, Row, Table
 from torchcaps.training.config import ELSEWHERE, TrainConfig, read_config
@@ -52,24 +52,19 @@ class RunLog:
     """The log of one seed of a row."""
 
     folder: Path
-    """Where it lies."""
+    """The folder of the log."""
     seed: int
-    """Of the run."""
+    """The run's seed."""
     config: TrainConfig
-    """As it was run."""
+    """The configuration with which it was run."""
     metrics: Metrics
-    """Each epoch; without columns where the run diverged in the first."""
+    """The numbers of each epoch; without columns where the run diverged in the first."""
     summary: dict[str, Any]
-    """Of the run; empty where it diverged."""
+    """The run's summary; empty where it diverged."""
     measures: dict[str, Any]
-    """By kind."""
+    """What was measured beside the test error, by kind; empty where it diverged."""
     diverged: str | None = None
     """What happened, where the loss became NaN or infinite."""
-
-    @property
-    def row(self) -> str:
-        """The name of its row."""
-        return self.folder.parent.name
 
     def error(self, which: str) -> float:
         """Test error of the ``"last"`` or the ``"best"`` (validation-chosen) epoch, percent."""
@@ -77,7 +72,7 @@ class RunLog:
 
 
 def log_folder(results: Path, table: str, row: str, seed: int) -> Path:
-    """Where the log of a run lies."""
+    """The folder of a run's log."""
     return results / table / row / f"seed-{seed}"
 
 
@@ -87,60 +82,36 @@ def is_whole(folder: Path, row: Row) -> bool:
     Raises:
         InputError: A log that is damaged.
     """
-    if (folder / DIVERGED).exists():
-        return True
-    if not (folder / MEASURES).exists():
-        return False
+    if (folder / DIVERGED).exists() or not (folder / MEASURES).exists():
+        return (folder / DIVERGED).exists()
     measures = _read_measures(folder)
-    return all(measure.kind in measures and _is_on_its_images(folder, measures, measure) for measure in row.measures)
+    return all(_is_measured(folder, measures.get(measure.kind), measure) for measure in row.measures)
 
 
-def _is_on_its_images(folder: Path, measures: Mapping[str, Any], measure: Measure) -> bool:
+def _is_measured(folder: Path, found: Mapping[str, Any] | None, measure: Measure) -> bool:
     """Whether as many images were measured as a row asks for, which are all of them where there are fewer."""
-    found = measures[measure.kind]["images" if measure.kind == "affnist" else "num_images"]
-    if found == measure.images:
+    if found is None:
+        return False
+    number = found["images" if measure.kind == "affnist" else "num_images"]
+    if number == measure.images:
         return True
-    return (measure.images is None or measure.images > found) and found == _num_test_images(folder, measure)
+    if measure.kind == "affnist":
+        from torchcaps.datasets.sources.affnist import NUM_TEST
+
+        every = NUM_TEST
+    else:
+        every = _read_summary(folder)["images"]["test"]
+    return bool(number == every and (measure.images is None or measure.images > every))
 
 
-def _num_test_images(folder: Path, measure: Measure) -> int:
-    if measure.kind != "affnist":
-        return int(_read_summary(folder)["images"]["test"])
-    from torchcaps.datasets.affnist import NUM_TEST
-
-    return NUM_TEST
-
-
-def same_run(config: TrainConfig, metrics: Metrics, row: Row, seed: int) -> bool:
-    """Whether a run is the one that its row describes; where and how it was computed makes no difference.
-
-    Args:
-        config: The run's.
-        metrics: Of the epochs that it has done so far; empty before the first.
-        row: The row.
-        seed: The run's.
-    """
-    wanted = row.config(seed)
-    for name in NOT_COMPARED:
-        wanted = dataclasses.replace(wanted, **{name: getattr(config, name)})
-    if row.stop_at is not None:
-        if config.recipe.epochs not in _lengths(metrics, wanted.recipe.epochs, row.stop_at):
-            return False
-        wanted = dataclasses.replace(wanted, recipe=dataclasses.replace(wanted.recipe, epochs=config.recipe.epochs))
-    return config == wanted
-
-
-def _lengths(metrics: Metrics, most: int, target: float) -> tuple[int, ...]:
-    """The numbers of epochs that a run may be set to that ends with the first epoch to reach a validation accuracy."""
-    if not metrics or not (reached := metrics["validation_accuracy"] >= target).any():
-        return (most,)
-    first = int(metrics["epoch"][reached][0])
-    return (most, first) if first == metrics["epoch"][-1] else ()
+def same_run(config: TrainConfig, row: Row, seed: int) -> bool:
+    """Whether a configuration is that of a row's run; where and how it is computed makes no difference."""
+    return config == dataclasses.replace(row.config(seed), **{name: getattr(config, name) for name in NOT_COMPARED})
 
 
 def counted(logs: Sequence[RunLog], row: Row) -> list[RunLog]:
-    """Those of a row's logs that were run with the settings that it has now."""
-    return [log for log in logs if same_run(log.config, log.metrics, row, log.seed)]
+    """The logs of a row's runs that were made with the settings that it has now."""
+    return [log for log in logs if same_run(log.config, row, log.seed)]
 
 
 def read_logs(results: Path, table: Table, row: Row) -> list[RunLog]:
@@ -158,46 +129,28 @@ def read_logs(results: Path, table: Table, row: Row) -> list[RunLog]:
 
 
 def _read_log(folder: Path, seed: int) -> RunLog:
-    config, metrics = read_config(folder / CONFIG), read_metrics_so_far(folder)
-    if (folder / DIVERGED).exists():
+    from torchcaps.analysis import read_metrics
+
+    config, diverged = read_config(folder / CONFIG), (folder / DIVERGED).exists()
+    # a run that diverged in its first epoch has none
+    metrics = {} if diverged and not (folder / METRICS).exists() else read_metrics(folder / METRICS)
+    if metrics and "validation_accuracy" not in metrics:
+        raise InputError(f'{folder / METRICS} has no column "validation_accuracy"')
+    if diverged:
         reason = read_json(folder / DIVERGED, "divergence").get("reason")
         return RunLog(folder, seed, config, metrics, {}, {}, str(reason))
-    if not metrics:
-        raise InputError(f"there is no {folder / METRICS}, which a log must have unless its run diverged")
     return RunLog(folder, seed, config, metrics, _read_summary(folder), _read_measures(folder))
 
 
-def read_metrics_so_far(folder: Path) -> Metrics:
-    """The epochs of a run or a log; nothing where there is none yet.
-
-    Raises:
-        InputError: A file that is damaged.
-    """
-    from torchcaps.analysis import read_metrics
-
-    if not (folder / METRICS).exists():
-        return {}
-    metrics = read_metrics(folder / METRICS)
-    if "validation_accuracy" not in metrics:
-        raise InputError(f'{folder / METRICS} has no column "validation_accuracy"')
-    return metrics
-
-
-# what the page takes from the files, so that a damaged one is named before
+# what the page takes from the files: a damaged one is named before anything is written
 
 
 _SUMMARY_KEYS = {
-    "precision": Kind('"32" or "bf16"', lambda value: value in ("32", "bf16")),
-    "epochs": COUNT,
-    "parameters": COUNT,
-    "images.test": COUNT,
-    "validation.best.accuracy": NUMBER,
-    "test.last.error": NUMBER,
-    "test.best.error": NUMBER,
-    "seconds": NUMBER,
+    "precision": Kind('"32" or "bf16"', ("32", "bf16").__contains__),
+    **dict.fromkeys(("epochs", "parameters", "images.test", "hardware.threads"), COUNT),
+    **dict.fromkeys(("validation.best.accuracy", "test.last.error", "test.best.error", "seconds"), NUMBER),
     "peak_memory_mib": optional(NUMBER),
     "hardware.processor": TEXT,
-    "hardware.threads": COUNT,
     "versions": NAMED_TEXTS,
 }
 _AFFNIST_KEYS = {"accuracy": NUMBER, "images": COUNT, "source": TEXT}
@@ -212,25 +165,26 @@ def _read_measures(folder: Path) -> dict[str, Any]:
     measures = read_json(folder / MEASURES, "measures")
     for kind, found in measures.items():
         where = f"{kind} of measures {folder / MEASURES}"
-        if kind == "affnist":
-            check_keys(found, _AFFNIST_KEYS, where)
-            continue
-        check_keys(found, {"kind": Kind(f'"{kind}"', kind.__eq__), **_CURVE_KEYS}, where)
-        if not 0 < len(found["strengths"]) == len(found["accuracy"]):
+        own_kind = {"kind": Kind(f'"{kind}"', kind.__eq__)}
+        check_keys(found, _AFFNIST_KEYS if kind == "affnist" else own_kind | _CURVE_KEYS, where)
+        if kind != "affnist" and not 0 < len(found["strengths"]) == len(found["accuracy"]):
             raise InputError(f'{where}: "strengths" and "accuracy" must have as many numbers, one at least')
     return measures
 
 
+# what a finished run leaves in its log
+
+
 def publish(run: Path, folder: Path, measures: dict[str, Any], command: str) -> None:
-    """Copy what a log holds from a finished run, without its weights, and without places on this machine.
+    """Copy what a log holds from a finished run: no weights, and no places on this machine.
 
     Args:
         run: The run folder.
-        folder: Where the log goes.
+        folder: The folder of the log.
         measures: What was measured beside the test error, by kind.
-        command: What runs it again, in the place of what was typed, which may name such places.
+        command: The command that runs it again; it replaces what was typed, which may name such places.
     """
-    _publish_start(run, folder)
+    _publish_epochs(run, folder)
     summary = read_json(run / SUMMARY, "summary", {"resumed_with": TEXTS})
     summary |= {
         "out": "/".join(("runs/reproduce", *folder.parts[-3:])),
@@ -243,13 +197,12 @@ def publish(run: Path, folder: Path, measures: dict[str, Any], command: str) -> 
 
 def publish_divergence(run: Path, folder: Path, reason: str) -> None:
     """Log a run whose loss became NaN or infinite."""
-    _publish_start(run, folder)
+    _publish_epochs(run, folder)
     write_json(folder / DIVERGED, {"reason": reason})
 
 
-def _publish_start(run: Path, folder: Path) -> None:
+def _publish_epochs(run: Path, folder: Path) -> None:
     config = read_config(run / CONFIG)
     write_json(folder / CONFIG, dataclasses.replace(config, data_dir=None).to_dict())
     if (run / METRICS).exists():
-        with atomic_path(folder / METRICS) as temporary:
-            shutil.copyfile(run / METRICS, temporary)
+        write_text(folder / METRICS, read_text(run / METRICS, "metrics"))

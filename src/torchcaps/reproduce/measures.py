@@ -9,7 +9,7 @@ import torch
 from torchcaps.analysis import attack_curve, evaluate, rotation_curve
 from torchcaps.analysis.robustness import Attack, Objective
 from torchcaps.datasets import ImageSet, load_dataset
-from torchcaps.datasets.affnist import find_originals
+from torchcaps.datasets.sources.affnist import find_originals
 from torchcaps.files import user_path
 from torchcaps.reproduce.table import Measure
 from torchcaps.training import Run
@@ -47,7 +47,7 @@ def measure(run: Run, wanted: Measure, data_dir: str | None = None) -> dict[str,
 
 
 def _spread(images: ImageSet, number: int | None) -> ImageSet:
-    """So many images, evenly from all over the set; all if there are fewer or None is given."""
+    """Take a number of images, evenly from all over the set; all if there are fewer or None is given."""
     if number is None or number >= len(images):
         return images
     return images.select(torch.arange(number) * len(images) // number)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from torchcaps.files import read_text, write_text
+from torchcaps.reproduce.estimate import Timing, read_timings
 from torchcaps.reproduce.jobs import row_command
 from torchcaps.reproduce.logs import FINDINGS, RunLog, counted, read_logs
 from torchcaps.reproduce.table import BUDGETS, SEEDS, Budget, MeasureKind, Row, Table
 from torchcaps.reproduce.tables import get_table, list_tables
-from torchcaps.reproduce.timings import ESTIMATE, Timing, read_timings
 from torchcaps.training.progress import duration
 
 IMAGES = "images"
@@ -38,7 +41,7 @@ answer the same questions at another size, and their errors are not the paper's.
 where there are any; they are made for a GPU.
 """
 
-#: Commands, and rows that were not run, stand there one by one up to so many.
+#: The most commands, and the most rows that were not run, that stand there one by one.
 _MANY = 15
 
 _Cell = Callable[[Sequence[RunLog]], str]
@@ -54,7 +57,8 @@ def write_report(
 ) -> list[Path]:
     """Write the page and its figures, ``images/results-TABLE-BUDGET-FIGURE.png`` beside it.
 
-    Several processes may do so at the same time: each looks again whether the logs are still those that it has read.
+    One process at a time does so, and reads the logs only then: a process that writes the page after it has added a log
+    finds that log on the page.
 
     Args:
         results: Folder of the logs.
@@ -65,126 +69,125 @@ def write_report(
         The page, and the figures on it.
 
     Raises:
-        InputError: A log that is damaged, or a place that cannot be written to.
+        InputError: A log that is damaged.
+        OSError: The page cannot be written.
     """
     results = Path(results)
     page = default_page(results) if page is None else Path(page)
-    drawn: set[Path] = set()
-    while True:
-        before = _stamp(results)
-        written = _write(results, page, redraw, drawn)
-        if _stamp(results) == before:
-            return written
+    page.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(page.with_name(f".{page.name}.lock")):
+        # all logs are read before anything is written: a damaged one leaves the page and its figures as they were
+        chapters = [_read_chapter(results, get_table(name)) for name in list_tables()]
+        figures = [chapter.draw(page.parent / IMAGES, redraw) for chapter in chapters]
+        texts = [chapter.text(drawn) for chapter, drawn in zip(chapters, figures, strict=True)]
+        write_text(page, "\n".join([_HEAD, *texts]))
+    return [page, *(file for drawn in figures for files in drawn.values() for file in files)]
 
 
-def _write(results: Path, page: Path, redraw: Collection[str] | None, drawn: set[Path]) -> list[Path]:
-    """Write the page and its figures once; those in ``drawn`` are drawn again, and those that were are added to it."""
-    read = []  # all of it, before anything is written: a damaged file leaves the page and its figures as they were
-    for name in list_tables():
-        table, findings = get_table(name), results / name / FINDINGS
-        found = read_text(findings, "text").strip() if findings.exists() else ""
-        read.append((table, _table_logs(results, table), found, read_timings(results, table)))
-    parts, figures = [_HEAD], []
-    for table, (logs, left_out), found, timings in read:
-        draw = redraw is None or table.name in redraw
-        shown = {budget: _figures(table, budget, logs, page.parent / IMAGES, draw, drawn) for budget in BUDGETS}
-        figures += [file for files in shown.values() for file in files]
-        parts.append(_table_text(table, logs, left_out, shown, found, timings))
-    write_text(page, "\n".join(parts))
-    return [page, *figures]
+def _read_chapter(results: Path, table: Table) -> _Chapter:
+    """Read what the page says of a table.
+
+    Raises:
+        InputError: A file that is damaged.
+    """
+    findings = results / table.name / FINDINGS
+    found = {row.name: read_logs(results, table, row) for row in table.rows}
+    logs = {row.name: counted(found[row.name], row) for row in table.rows}
+    others = [log.folder for name in found for log in found[name] if log not in logs[name]]
+    words = read_text(findings, "text").strip() if findings.exists() else ""
+    return _Chapter(table, logs, others, words, read_timings(results, table))
 
 
-def _figures(
-    table: Table, budget: Budget, logs: Mapping[str, list[RunLog]], folder: Path, draw: bool, drawn: set[Path]
-) -> list[Path]:
-    """The figures of a budget's rows, drawn anew if asked for, missing, or drawn by an earlier pass from older logs."""
-    from torchcaps.analysis import save_figure
-    from torchcaps.reproduce.figures import DRAW
+@dataclass(frozen=True)
+class _Chapter:
+    """What the page says of a table."""
 
-    shown = {row.name: whole for row in table.rows_of(budget) if (whole := _whole(logs[row.name]))}
-    published = {row.name: row.published_error for row in table.rows if row.published_error is not None}
-    files = []
-    for kind in table.figures if shown else ():
-        file = folder / f"results-{table.name}-{budget}-{kind}.png"
-        if not draw and file.exists() and file not in drawn:
-            files.append(file)
-        elif (figure := DRAW[kind](shown, published)) is not None:
-            files.append(save_figure(figure, file))
-            drawn.add(file)
-    return files
+    table: Table
+    logs: Mapping[str, Sequence[RunLog]]
+    """The logs of each row."""
+    others: Sequence[Path]
+    """The folders of logs that were made with other settings than the row has now."""
+    findings: str
+    """What was found, in words."""
+    timings: Mapping[str, Timing]
+    """How long runs of rows take."""
+
+    def draw(self, folder: Path, redraw: Collection[str] | None) -> dict[Budget, list[Path]]:
+        """The figures of each budget, drawn anew where they are asked for or missing."""
+        return {budget: list(self._draw(budget, folder, redraw)) for budget in BUDGETS}
+
+    def _draw(self, budget: Budget, folder: Path, redraw: Collection[str] | None) -> Iterator[Path]:
+        from torchcaps.analysis import save_figure
+        from torchcaps.reproduce.figures import DRAW
+
+        shown = {row.name: whole for row in self.table.rows_of(budget) if (whole := _whole(self.logs[row.name]))}
+        published = {row.name: row.published_error for row in self.table.rows if row.published_error is not None}
+        for kind in self.table.figures if shown else ():
+            file = folder / f"results-{self.table.name}-{budget}-{kind}.png"
+            if file.exists() and redraw is not None and self.table.name not in redraw:
+                yield file
+            elif (figure := DRAW[kind](shown, published)) is not None:
+                yield save_figure(figure, file)
+
+    def text(self, figures: Mapping[Budget, Sequence[Path]]) -> str:
+        """The text of the table."""
+        parts = [f"## {self.table.title}", self.table.question, f"**Protocol.** {self.table.protocol}"]
+        if self.findings:
+            parts += ["### What was found", self.findings]
+        for budget in BUDGETS:
+            if rows := self.table.rows_of(budget):
+                parts += self._budget(budget, rows, figures[budget])
+        if self.others:
+            folders = ", ".join(f"`{'/'.join(folder.parts[-3:])}`" for folder in self.others)
+            parts.append(f"Logs of runs with other settings than their rows have now, not counted above: {folders}.")
+        return "\n\n".join(parts) + "\n"
+
+    def _budget(self, budget: Budget, rows: Sequence[Row], figures: Sequence[Path]) -> Iterator[str]:
+        run = [row for row in rows if self.logs[row.name]]
+        missing = [row for row in rows if not self.logs[row.name]]
+        yield f"### {budget.capitalize()} budget"
+        yield f"{self.table.budgets[budget]} Whole: `torchcaps reproduce {self.table.name} --budget {budget}`."
+        for file in figures:
+            yield f"![{self.table.title}, {budget} budget: {file.stem.rpartition('-')[2]}]({IMAGES}/{file.name})"
+        if run:
+            yield _grid(_columns(run, self.logs), run, self.logs)
+            if any(_whole(self.logs[row.name]) for row in run):
+                yield _hardware({row.name: self.logs[row.name] for row in run})
+            yield _commands(self.table, {row.name: self.logs[row.name][-1].seed + 1 for row in run})
+        if missing:
+            yield self._missing(missing, SEEDS[budget])
+            if any(row.name in self.timings for row in missing):
+                yield self._times(budget, missing, SEEDS[budget])
+
+    def _missing(self, rows: Sequence[Row], seeds: int) -> str:
+        """The rows that were not run, and how long they would train: one by one, or in short where there are many."""
+        if len(rows) > _MANY:
+            epochs = " or ".join(dict.fromkeys(_length(row) for row in rows))
+            return (
+                f"Not run yet: {len(rows)} rows, {seeds} seeds each, {epochs}; "
+                f"`torchcaps reproduce {self.table.name} --list` names them."
+            )
+        lines = []
+        for row in rows:
+            published = "" if row.published == "–" else f"; published: {row.published}"
+            time = f", {_about(self.timings[row.name].seconds, [row])}" if row.name in self.timings else ""
+            lines.append(f"- `{row.name}`: {row.title}, {_length(row)}{time}{published}")
+        return "\n".join([f"Not run yet, {seeds} seeds each:\n", *lines])
+
+    def _times(self, budget: Budget, rows: Sequence[Row], seeds: int) -> str:
+        """What the times of rows that were not run mean, and their sum where all are known, of one machine."""
+        known = [self.timings[row.name] for row in rows if row.name in self.timings]
+        machines = dict.fromkeys(_machine(each.hardware, each.versions) for each in known)
+        together = seeds * sum(each.seconds for each in known)
+        summed = len(known) == len(rows) and len(machines) == 1
+        return (
+            "Times of training that was not done are extrapolated from a timed step of each row, not measured, on "
+            f"{' and '.join(machines)} (`torchcaps reproduce {self.table.name} --budget {budget} --estimate`); cores "
+            "that are shared take longer." + (f" All of them with {seeds} seeds: {_about(together, rows)}." * summed)
+        )
 
 
-def _stamp(results: Path) -> list[tuple[str, int, int]]:
-    """Changes when a log or a finding does."""
-    files = [path for name in list_tables() for path in (results / name).glob("*/seed-*/*")]
-    files += [path for name in list_tables() for file in (FINDINGS, ESTIMATE) for path in (results / name).glob(file)]
-    files = sorted(path for path in files if not path.name.startswith("."))  # those are still being written
-    return [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files]
-
-
-def _table_logs(results: Path, table: Table) -> tuple[dict[str, list[RunLog]], list[Path]]:
-    """The logs of each row, and the folders of those that were run with other settings than the row has now."""
-    logs: dict[str, list[RunLog]] = {}
-    left_out = []
-    for row in table.rows:
-        found = read_logs(results, table, row)
-        logs[row.name] = counted(found, row)
-        left_out += [run.folder for run in found if run not in logs[row.name]]
-    return logs, left_out
-
-
-# the text of a table
-
-
-def _table_text(
-    table: Table,
-    logs: Mapping[str, list[RunLog]],
-    left_out: Sequence[Path],
-    figures: Mapping[Budget, Sequence[Path]],
-    findings: str,
-    timings: Mapping[str, Timing],
-) -> str:
-    parts = [f"## {table.title}", table.question, f"**Protocol.** {table.protocol}"]
-    if findings:
-        parts += ["### What was found", findings]
-    for budget in BUDGETS:
-        parts += _budget_text(table, budget, logs, figures[budget], timings)
-    if left_out:
-        folders = ", ".join(f"`{'/'.join(folder.parts[-3:])}`" for folder in left_out)
-        parts.append(f"Logs of runs with other settings than their rows have now, not counted above: {folders}.")
-    return "\n\n".join(parts) + "\n"
-
-
-def _budget_text(
-    table: Table,
-    budget: Budget,
-    logs: Mapping[str, list[RunLog]],
-    figures: Sequence[Path],
-    timings: Mapping[str, Timing],
-) -> Iterable[str]:
-    rows = table.rows_of(budget)
-    if not rows:
-        return
-    yield f"### {budget.capitalize()} budget"
-    yield f"{table.budgets[budget]} Whole: `torchcaps reproduce {table.name} --budget {budget}`."
-    for file in figures:
-        yield f"![{table.title}, {budget} budget: {file.stem.rpartition('-')[2]}]({IMAGES}/{file.name})"
-    run = [row for row in rows if logs[row.name]]
-    if run:
-        yield _grid(_columns(run, logs), run, logs)
-    if any(_whole(logs[row.name]) for row in run):
-        yield _hardware({row.name: logs[row.name] for row in run})
-    if run:
-        yield _commands(table, {row.name: logs[row.name][-1].seed + 1 for row in run})
-    missing = [row for row in rows if not logs[row.name]]
-    if missing:
-        known = {row.name: timings[row.name] for row in missing if row.name in timings}
-        yield _missing_text(table, missing, SEEDS[budget], known)
-        if known:
-            yield _timing_text(table, budget, missing, SEEDS[budget], known)
-
-
-def _grid(columns: Mapping[str, _Cell], rows: Sequence[Row], logs: Mapping[str, list[RunLog]]) -> str:
+def _grid(columns: Mapping[str, _Cell], rows: Sequence[Row], logs: Mapping[str, Sequence[RunLog]]) -> str:
     headings = ["row", "what", "seeds", *columns, "published"]
     lines = [headings, ["---"] * len(headings)]
     for row in rows:
@@ -202,64 +205,35 @@ def _commands(table: Table, seeds: Mapping[str, int]) -> str:
     return "\n".join(["Each row again, beside the runs and logs that there are:\n", "```bash", *commands, "```"])
 
 
-def _missing_text(table: Table, rows: Sequence[Row], seeds: int, timings: Mapping[str, Timing]) -> str:
-    """What was not run, and how long it would train: row by row, or in short where there are many."""
-    if len(rows) > _MANY:
-        epochs = " or ".join(dict.fromkeys(_length(row) for row in rows))
-        return (
-            f"Not run yet: {len(rows)} rows, {seeds} seeds each, {epochs}; "
-            f"`torchcaps reproduce {table.name} --list` names them."
-        )
-    lines = []
-    for row in rows:
-        published = "" if row.published == "–" else f"; published: {row.published}"
-        time = f", {_about(timings[row.name].seconds, [row])}" if row.name in timings else ""
-        lines.append(f"- `{row.name}`: {row.title}, {_length(row)}{time}{published}")
-    return "\n".join([f"Not run yet, {seeds} seeds each:\n", *lines])
-
-
-def _timing_text(table: Table, budget: Budget, rows: Sequence[Row], seeds: int, timings: Mapping[str, Timing]) -> str:
-    """What the times of rows that were not run are, and their sum where all are known, of one machine."""
-    machines = dict.fromkeys(_machine(each.hardware, each.versions) for each in timings.values())
-    together = seeds * sum(each.seconds for each in timings.values())
-    summed = len(timings) == len(rows) and len(machines) == 1
-    return (
-        "Times of training that was not done are extrapolated from a timed step of each row, not measured, on "
-        f"{' and '.join(machines)} (`torchcaps reproduce {table.name} --budget {budget} --estimate`); cores that are "
-        "shared take longer." + (f" All of them with {seeds} seeds: {_about(together, rows)}." if summed else "")
-    )
-
-
 def _about(seconds: float, rows: Sequence[Row]) -> str:
     """A time, as roughly as an extrapolated one is known; rows that end at a target may need fewer epochs."""
-    words = "about" if all(row.stop_at is None for row in rows) else "at most about"
+    words = "about" if all(row.config(0).recipe.stop_at is None for row in rows) else "at most about"
     hours = seconds / 3600
     return f"{words} {hours:,.0f} hours" if hours >= 10 else f"{words} {duration(seconds)}"
 
 
 def _length(row: Row) -> str:
     recipe = row.config(0).recipe
-    most = "up to " if row.stop_at is not None else ""
+    most = "up to " if recipe.stop_at is not None else ""
     return f"{most}{_plural(recipe.epochs, 'epoch')} at batch {recipe.batch_size}"
 
 
 def _whole(runs: Sequence[RunLog]) -> list[RunLog]:
-    """Those that did not diverge."""
+    """The runs that did not diverge."""
     return [run for run in runs if run.diverged is None]
 
 
 # the cells of a row, from its logs
 
 
-def _columns(rows: Sequence[Row], logs: Mapping[str, list[RunLog]]) -> dict[str, _Cell]:
-    """What is said of each row's runs, by its heading; runs that diverged are left out."""
+def _columns(rows: Sequence[Row], logs: Mapping[str, Sequence[RunLog]]) -> dict[str, _Cell]:
+    """The cell of each column, by its heading; runs that diverged are left out."""
     columns: dict[str, _Cell] = {
         "test error, last epoch": lambda runs: _percent([run.error("last") for run in runs]),
         "test error, chosen epoch": lambda runs: _percent([run.error("best") for run in runs]),
     }
-    targets = {row.name: row.stop_at for row in rows if row.stop_at is not None}
-    if targets:
-        columns["validation accuracy reached"] = lambda runs: _reached(runs, targets.get(runs[0].row))
+    if any(row.config(0).recipe.stop_at is not None for row in rows):
+        columns["validation accuracy reached"] = _reached
     for kind in dict.fromkeys(measure.kind for row in rows for measure in row.measures):
         columns |= _measure_columns(kind, [run for row in rows for run in logs[row.name]])
     return columns | {
@@ -271,7 +245,7 @@ def _columns(rows: Sequence[Row], logs: Mapping[str, list[RunLog]]) -> dict[str,
 
 
 def _measure_columns(kind: MeasureKind, runs: Sequence[RunLog]) -> dict[str, _Cell]:
-    """A column for a figure, a few for a curve."""
+    """The columns of a measure: one for a number, a few for a curve."""
     if kind == "affnist":
         sources = sorted({run.measures[kind]["source"] for run in runs if kind in run.measures})
         return {f"affNIST accuracy ({source} images)": partial(_on_affnist, source=source) for source in sources}
@@ -292,10 +266,11 @@ def _measure_columns(kind: MeasureKind, runs: Sequence[RunLog]) -> dict[str, _Ce
     }
 
 
-def _reached(runs: Sequence[RunLog], target: float | None) -> str:
-    """The validation accuracy of the chosen epoch, and how many runs reached their row's target where some did not."""
+def _reached(runs: Sequence[RunLog]) -> str:
+    """The validation accuracy of the chosen epoch, and how many runs reached their target where some did not."""
     accuracies = [run.summary["validation"]["best"]["accuracy"] for run in runs]
-    reached = sum(target is None or accuracy >= target for accuracy in accuracies)
+    targets = [run.config.recipe.stop_at or 0.0 for run in runs]
+    reached = sum(accuracy >= target for accuracy, target in zip(accuracies, targets, strict=True))
     missed = "" if reached == len(runs) else f"; {reached} of {len(runs)} reached the target"
     return _percent([100 * accuracy for accuracy in accuracies]) + missed
 

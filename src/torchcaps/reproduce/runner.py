@@ -1,110 +1,84 @@
-"""A whole table: which runs are left, how long they will take, and one after the other until all are logged."""
+"""A whole table: the runs that are left, how long they will take, and the work on them until all are logged."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from torchcaps.errors import InputError, unknown_name
-from torchcaps.reproduce.jobs import Job, Outcome, estimate_jobs, execute
-from torchcaps.reproduce.processes import Interrupted, in_process
-from torchcaps.reproduce.table import SEEDS, Budget, Row, Table
-from torchcaps.reproduce.timings import Timing
+from torchcaps.reproduce.estimate import Timing, time_jobs
+from torchcaps.reproduce.jobs import Job, Outcome, execute
+from torchcaps.reproduce.table import SEEDS, Budget, Table
+from torchcaps.reproduce.workers import Workers
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """What is left of a row."""
-
-    row: Row
-    """The row."""
-    runs: int
-    """Runs that are not logged yet."""
-    timing: Timing
-    """How long one run takes, about."""
-
-    @property
-    def seconds(self) -> float:
-        """Of one run."""
-        return self.timing.seconds
-
-
-@dataclass
-class Tally:
-    """How the runs of a reproduction ended."""
-
-    done: list[Job] = field(default_factory=list)
-    diverged: list[Job] = field(default_factory=list)
-    busy: list[Job] = field(default_factory=list)
-    """Those that other processes still worked on."""
-
-
-@dataclass(frozen=True, eq=False)
 class Reproduction:
     """The runs of a table that are asked for, every row's first seed before any row's second."""
 
     table: Table
-    """Whose."""
+    """The table."""
     jobs: tuple[Job, ...]
-    """All of them, in their order."""
+    """All of its runs, in their order."""
 
     @property
     def pending(self) -> list[Job]:
-        """Those whose log is not whole."""
+        """The runs whose log is not whole."""
         return [job for job in self.jobs if not job.is_done]
 
-    def estimate(self) -> list[Estimate]:
-        """How long the pending runs will take; also sees that their data are there.
+    def estimate(self, workers: Workers) -> dict[str, Timing]:
+        """Estimate how long a run of each row takes that has pending runs, and check that their data can be loaded.
+
+        Args:
+            workers: Where steps are timed, one after the other.
+
+        Returns:
+            The times, by the name of the row.
 
         Raises:
             InputError: Data that are not there, or that do not fit.
             Interrupted: A signal stopped it.
         """
-        by_row: dict[str, list[Job]] = {}
-        for job in self.pending:
-            by_row.setdefault(job.row.name, []).append(job)
-        timings = in_process(estimate_jobs, [jobs[0] for jobs in by_row.values()]) if by_row else []
-        return [Estimate(jobs[0].row, len(jobs), each) for jobs, each in zip(by_row.values(), timings, strict=True)]
+        first = {job.row.name: job for job in reversed(self.pending)}
+        jobs = [first[row.name] for row in self.table.rows if row.name in first]
+        if not jobs:
+            return {}
+        ((_, times),) = workers.each(time_jobs, [jobs])
+        if isinstance(times, Exception):
+            raise times
+        return dict(zip([job.row.name for job in jobs], times, strict=True))
 
-    def run(
-        self,
-        *,
-        before: Callable[[Job, int], None] = lambda _job, _left: None,
-        after: Callable[[Job, Outcome], None] = lambda _job, _outcome: None,
-    ) -> Tally:
-        """Work on the pending runs, each in a process of its own, until all are logged or in others' hands.
+    def run(self, workers: Workers) -> Generator[tuple[Job, Outcome | Exception], None, None]:
+        """Work on the pending runs until all are logged, have failed, or are in the hands of other processes.
 
         Args:
-            before: Called before a run, with the number of runs that are left, itself among them.
-            after: Called after a run that was logged.
+            workers: Where the runs are made.
+
+        Yields:
+            A run with its outcome or with what it raised, as soon as it ends; at last those that other processes still
+            work on.
 
         Raises:
-            InputError: Data that are not there, or that do not fit.
             Interrupted: A signal stopped it; the same call goes on.
         """
-        tally = Tally()
-        progress = True
-        while progress:  # a run that another process gave up is taken over in the next round
-            progress = False
-            tally.busy.clear()
-            for job in self.pending:
-                if job.is_done:
-                    continue  # by another process, meanwhile
-                if job.is_locked:
-                    tally.busy.append(job)
-                    continue
-                before(job, len(self.pending))
-                outcome = in_process(execute, job)
-                if outcome is Outcome.INTERRUPTED:
-                    raise Interrupted(143)
-                if outcome is Outcome.BUSY:
-                    tally.busy.append(job)
-                    continue
-                progress = True
-                (tally.diverged if outcome is Outcome.DIVERGED else tally.done).append(job)
-                after(job, outcome)
-        return tally
+        waiting = self.pending
+        while waiting:
+            busy: list[Job] = []
+            with closing(workers.each(partial(execute, share_output=workers.share_output), waiting)) as ended:
+                for job, outcome in ended:
+                    if outcome is Outcome.BUSY:
+                        busy.append(job)
+                    elif isinstance(outcome, Exception) or outcome is Outcome.STOPPED or job.is_done:
+                        yield job, outcome
+                    else:
+                        yield job, InputError(f"its log {job.log} is not here: the cluster must share this folder")
+            if len(busy) == len(waiting):
+                yield from ((job, Outcome.BUSY) for job in busy)
+                return
+            waiting = [job for job in busy if not job.is_done]  # what another process gave up is taken over
 
 
 def plan(
@@ -121,9 +95,9 @@ def plan(
     """The runs of a table.
 
     Args:
-        table: Which.
+        table: The table.
         budget: The rows of the ``"small"`` budget, or of the ``"full"`` one.
-        seeds: How many of each row, from seed 0; 3 of a small budget and 5 of a full one if None.
+        seeds: How many runs of each row, with seeds from 0; 3 of a small budget and 5 of a full one if None.
         rows: Only the rows of these names, whatever their budget.
         out: Folder of the run folders, ``OUT/TABLE/ROW/seed-N``.
         results: Folder of the logs, ``RESULTS/TABLE/ROW/seed-N``.
@@ -142,9 +116,8 @@ def plan(
         if name not in by_name:
             raise unknown_name(f"row of table {table.name}", name, by_name)
     chosen = [by_name[name] for name in dict.fromkeys(rows)] if rows else table.rows_of(budget)
-    folders = Path(out), Path(results)
     jobs = [
-        Job(table.name, row, seed, *folders, data_dir=data_dir, accelerator=accelerator)
+        Job(table.name, row, seed, Path(out), Path(results), data_dir, accelerator)
         for seed in range(number)
         for row in chosen
     ]

@@ -28,7 +28,7 @@ class Measure:
     kind: MeasureKind
     """Accuracy on affNIST, or one of the curves of :mod:`torchcaps.analysis.robustness`."""
     images: int | None = None
-    """On so many test images; on all if None."""
+    """The number of test images that it takes; all of them if None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,19 +42,17 @@ class Row:
     preset: str
     """The network and the recipe that it starts from."""
     data: str
-    """What it is trained and tested on."""
+    """The data set that it is trained and tested on."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the network, the recipe and the run that differ from the preset."""
     budgets: tuple[Budget, ...]
-    """The budgets that it is part of."""
+    """The budgets that the row is part of."""
     published: str = "–"
     """The figure that its source reports, in words."""
     published_error: float | None = None
     """The same as a test error, percent, where it is one: drawn beside ours."""
     measures: tuple[Measure, ...] = ()
     """What is measured after training."""
-    stop_at: float | None = None
-    """Training ends with the first epoch whose validation accuracy (0..1) is at least this."""
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
@@ -76,19 +74,19 @@ class Table:
     """A question, and the rows that answer it."""
 
     name: str
-    """What the user types."""
+    """The word that the user types."""
     title: str
-    """What it is about, in a few words."""
+    """The subject of the table, in a few words."""
     question: str
-    """What it is to find out."""
+    """The question that the rows answer."""
     protocol: str
-    """How: data, choice of the epoch, what is counted."""
+    """How the rows are run: data, choice of the epoch, what is counted."""
     budgets: Mapping[Budget, str]
-    """What each budget spends, in words."""
+    """The cost of each budget, in words."""
     rows: tuple[Row, ...]
-    """In the order in which they are shown."""
+    """The rows, in the order in which they are shown."""
     figures: tuple[FigureKind, ...] = ("errors",)
-    """Drawn from its logs."""
+    """The figures that are drawn from the table's logs."""
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):

@@ -14,4 +14,4 @@ from .progress import Progress as Progress
 from .progress import TerminalProgress as TerminalProgress
 from .run import Run as Run
 from .run import load_run as load_run
-from .schedule import learning_rate as learning_rate
+from .step import learning_rate as learning_rate

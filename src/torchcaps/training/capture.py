@@ -18,31 +18,31 @@ import torch
 
 from torchcaps.datasets import Batch
 from torchcaps.errors import InputError
-from torchcaps.models import Model
+from torchcaps.models import Network
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.step import TrainStep
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-#: Steps made as they are before one is recorded: kernels are compiled, libraries and Adam set up their memory.
+#: Plain steps before one is recorded: they compile kernels, and libraries and Adam set up their memory.
 WARM_UP = 3
 
 Work = Callable[[], None]
 
 
 class Capture(Protocol):
-    """How work is recorded and replayed on a device; tests have one for the CPU."""
+    """Records and replays work on a device; tests have one for the CPU."""
 
     def run(self, work: Work) -> None:
-        """Do the work as it is, where it can be recorded afterwards."""
+        """Do the work in a way that lets it be recorded afterwards."""
 
     def record(self, work: Work) -> Work:
-        """Record the work, without doing it; what is returned does it."""
+        """Record the work without doing it; the function that is returned does it."""
 
 
 class CudaGraphs:
-    """Capture by CUDA graphs.
+    """Captures work as CUDA graphs.
 
     Source: PyTorch's notes on CUDA semantics, "Whole-network capture".
     """
@@ -51,7 +51,7 @@ class CudaGraphs:
         self._stream = torch.cuda.Stream()
 
     def run(self, work: Work) -> None:
-        """Do the work on the stream that will record it: autograd and the libraries keep what they use by stream."""
+        """Do the work on the stream that will record it, as autograd and the libraries keep resources by stream."""
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream), warnings.catch_warnings():
@@ -60,7 +60,7 @@ class CudaGraphs:
         current.wait_stream(self._stream)
 
     def record(self, work: Work) -> Work:
-        """Record the work as a graph; its memory stays its own."""
+        """Record the work as a graph with memory of its own."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self._stream):
             work()
@@ -72,8 +72,8 @@ class CapturedStep:
 
     Args:
         step: The step, made with ``capturable=True``.
-        capture: How it is recorded.
-        batch_size: Images of a full batch; a smaller one is trained on by the step as it is.
+        capture: Records it.
+        batch_size: Images of a full batch; smaller ones use the plain step.
     """
 
     def __init__(self, step: TrainStep, capture: Capture, batch_size: int) -> None:
@@ -104,29 +104,29 @@ class CapturedStep:
 
 
 class Steps(NamedTuple):
-    """How a run makes its steps."""
+    """The steps of a run."""
 
     plain: TrainStep
-    """The step as it is, which holds the network, the optimizer and the tally."""
+    """The plain step, which holds the network, the optimizer and the tally."""
     captured: CapturedStep | None
-    """The same step captured, where that serves."""
+    """The same step captured, if it can be."""
 
     @property
     def make(self) -> TrainStep | CapturedStep:
-        """What is called for each batch."""
+        """The step to call for each batch."""
         return self.captured or self.plain
 
 
-def set_up_steps(fabric: Fabric, config: TrainConfig, network: Model) -> Steps:
-    """Bring a network to its device, give it its optimizer, and choose how its training steps are made.
+def set_up_steps(fabric: Fabric, config: TrainConfig, network: Network) -> Steps:
+    """Bring a network to its device, give it its optimizer, and choose between plain and captured steps.
 
     Args:
-        fabric: Of the run, from :func:`torchcaps.training.launch.launch`.
+        fabric: The devices of the run, from :func:`torchcaps.training.launch.launch`.
         config: The run.
         network: The network.
 
     Raises:
-        InputError: Capture is wanted where there is none.
+        InputError: Capture is asked for on a device without it.
     """
     capture = choose_capture(config.capture, fabric.device, fabric.world_size)
     plain = TrainStep(fabric, network, config.recipe, seed=config.seed, capturable=capture is not None)
@@ -134,15 +134,15 @@ def set_up_steps(fabric: Fabric, config: TrainConfig, network: Model) -> Steps:
 
 
 def choose_capture(setting: Literal["auto", "on", "off"], device: torch.device, processes: int) -> Capture | None:
-    """CUDA graphs where they serve: on a CUDA device with one process; None for steps as they are.
+    """CUDA graphs on a CUDA device with one process; None for plain steps.
 
     Args:
         setting: ``TrainConfig.capture``.
-        device: Where steps are made.
-        processes: How many train together.
+        device: The device of the steps.
+        processes: How many processes train together.
 
     Raises:
-        InputError: Capture is wanted where there is none.
+        InputError: Capture is asked for on a device without it.
     """
     serves = device.type == "cuda" and processes == 1
     if setting == "on" and not serves:

@@ -1,10 +1,14 @@
-"""``last.ckpt``: everything needed to go on, written whole or not at all."""
+"""The progress of a run, and ``last.ckpt``: everything needed to go on with it, written whole or not at all."""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import warnings
 import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,30 +16,44 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import InputError
-from torchcaps.files import atomic_path, require_file
-from torchcaps.models import Model
-from torchcaps.ops.checks import FLOATS
+from torchcaps.files import COUNT, NUMBER, atomic_path, require_file
+from torchcaps.models import Network
+from torchcaps.ops.checks import FLOATS, INTEGERS
 from torchcaps.training.config import TrainConfig
-from torchcaps.training.position import Position
-from torchcaps.training.step import OLD, TrainStep
+from torchcaps.training.step import OLD, SUMS, TrainStep
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 CHECKPOINT = "last.ckpt"
 
-#: What Adam keeps of each parameter.
+#: The state that Adam keeps for each parameter.
 ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
 
+#: The columns of metrics.csv: integers, and numbers, of which one is None for a network without a decoder.
+COUNTS = ("epoch", "step")
+NUMBERS = (
+    "seconds",
+    "images_per_second",
+    "learning_rate",
+    "train_loss",
+    "train_classification_loss",
+    "train_reconstruction_loss",
+    "train_accuracy",
+    "validation_loss",
+    "validation_accuracy",
+)
+OF_DECODER = "train_reconstruction_loss"
 
-def write_checkpoint(fabric: Fabric, out: Path, step: TrainStep, position: Position, data: list[int]) -> None:
+
+def write_checkpoint(fabric: Fabric, out: Path, step: TrainStep, progress: ProgressState, data: list[int]) -> None:
     """Write the checkpoint of a run; all processes must call it.
 
     Args:
-        fabric: Whose first process writes.
+        fabric: Its first process writes.
         out: The run folder.
         step: Holds weights and Adam's moments.
-        position: Where the run is.
+        progress: The progress of the run.
         data: The fingerprint of its data.
 
     Raises:
@@ -44,12 +62,12 @@ def write_checkpoint(fabric: Fabric, out: Path, step: TrainStep, position: Posit
     state = {
         "model": step.network.state_dict(),
         "optimizer": step.optimizer.state_dict(),
-        "progress": dataclasses.asdict(position),
+        "progress": dataclasses.asdict(progress),
         "data": data,
     }
     if fabric.is_global_zero:
         _write(out / CHECKPOINT, state)
-    fabric.barrier()  # nobody leaves before the checkpoint is whole
+    fabric.barrier()  # no process goes on before the checkpoint is whole
 
 
 def _write(path: Path, state: dict[str, Any]) -> None:
@@ -67,20 +85,20 @@ def _write(path: Path, state: dict[str, Any]) -> None:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read ``last.ckpt``; only tensors and plain values are accepted, nothing in it is executed.
+    """Read ``last.ckpt``; only tensors and plain values are accepted, and nothing in it is executed.
 
     Raises:
-        InputError: It is missing, damaged, or not a checkpoint of torchcaps.
+        InputError: The file is missing, damaged, or not a checkpoint of torchcaps.
     """
     require_file(path, "checkpoint")
     try:
-        with zipfile.ZipFile(path) as archive:  # torch does not compare the checksums of what it reads
+        with zipfile.ZipFile(path) as archive:  # torch does not compare checksums
             if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
                 raise InputError(f"checkpoint {path} is not one of torchcaps, which compresses none of its parts")
             if (damaged := archive.testzip()) is not None:
                 raise InputError(f"checkpoint {path} is damaged: the checksum of its part {damaged} is wrong")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what torch says of the files of others is for its programmers
+            warnings.simplefilter("ignore")  # torch's warnings about such files are for programmers
             checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, InputError):
         raise
@@ -96,14 +114,15 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not isinstance(optimizer.get("state"), dict) or not isinstance(optimizer.get("param_groups"), list):
         raise InputError(f"checkpoint {path} is not one of torchcaps: its optimizer must hold state and param_groups")
     for state in optimizer["state"].values():
-        if not isinstance(state, dict) or state.keys() != ADAM_STATE or not all(map(is_plain, state.values())):
+        whole = isinstance(state, dict) and state.keys() == ADAM_STATE
+        if not whole or not all(is_plain(tensor) and tensor.is_floating_point() for tensor in state.values()):
             raise InputError(f"checkpoint {path} is not one of torchcaps: its optimizer must hold Adam's plain tensors")
-    Position.from_dict(checkpoint["progress"])
+    ProgressState.from_dict(checkpoint["progress"])
     return checkpoint
 
 
 def check_fits(
-    checkpoint: dict[str, Any], config: TrainConfig, data: list[int], network: Model, steps_per_epoch: int
+    checkpoint: dict[str, Any], config: TrainConfig, data: list[int], network: Network, steps_per_epoch: int
 ) -> None:
     """Raise InputError unless a checkpoint is of this network, these data, and no more epochs than asked for.
 
@@ -112,11 +131,14 @@ def check_fits(
         config: The run that is to go on.
         data: The fingerprint of its data.
         network: Its network.
-        steps_per_epoch: Of the run.
+        steps_per_epoch: How many steps an epoch of the run has.
     """
     parameters, moments = list(network.parameters()), checkpoint["optimizer"]["state"]
-    wanted = {name: tensor.shape for name, tensor in network.state_dict().items()}
-    fits = wanted == {name: tensor.shape for name, tensor in checkpoint["model"].items()} and all(
+    wanted, given = (
+        {name: (tensor.shape, tensor.is_floating_point()) for name, tensor in tensors.items()}
+        for tensors in (network.state_dict(), checkpoint["model"])
+    )
+    fits = wanted == given and all(
         type(number) is int and number in range(len(parameters)) and _is_state_of(state, parameters[number])
         for number, state in moments.items()
     )
@@ -130,35 +152,140 @@ def check_fits(
         raise InputError(
             f"the images of {config.data} are not those that the run was trained on; it goes on with the same ones only"
         )
-    position, epochs = Position.from_dict(checkpoint["progress"]), config.recipe.epochs
-    if position.batch >= steps_per_epoch or position.step != position.epoch * steps_per_epoch + position.batch:
+    progress, epochs = ProgressState.from_dict(checkpoint["progress"]), config.recipe.epochs
+    if progress.batch >= steps_per_epoch or progress.step != progress.epoch * steps_per_epoch + progress.batch:
         raise InputError(f"the run's {CHECKPOINT} is not of a run of {steps_per_epoch} steps an epoch, as this one is")
-    steps = OLD if config.recipe.adam == "tensorflow" else float(position.step)
+    steps = OLD if config.recipe.adam == "tensorflow" else float(progress.step)
     if any(state["step"] != steps for state in moments.values()):
         raise InputError(
             f"the run's {CHECKPOINT} was written with another Adam than {config.recipe.adam}'s, or by a torchcaps that "
             "had one only; start a new run"
         )
-    if epochs < position.epoch:
-        raise InputError(f"the run has finished {position.epoch} epochs already; it cannot go on to {epochs}")
-    if epochs == position.epoch and position.batch > 0:
+    if epochs < progress.epoch:
+        raise InputError(f"the run has finished {progress.epoch} epochs already; it cannot go on to {epochs}")
+    if epochs == progress.epoch and progress.batch > 0:
         raise InputError(
             f"the run is within epoch {epochs + 1} already; it cannot go back to the end of epoch {epochs}"
         )
 
 
 def is_plain(tensor: object) -> bool:
-    """Whether this is a tensor of numbers as networks keep them: not sparse, quantised, nested or without a place."""
+    """Whether this is a plain tensor of floating-point numbers: not sparse, quantised, nested or on the meta device."""
     return (
         isinstance(tensor, Tensor)
         and type(tensor) in (Tensor, torch.nn.Parameter)
         and tensor.layout == torch.strided
         and tensor.device.type == "cpu"
         and not tensor.is_nested
-        and tensor.dtype in FLOATS
+        and tensor.dtype in (*FLOATS, *INTEGERS)
     )
 
 
 def _is_state_of(state: dict[str, Tensor], parameter: Tensor) -> bool:
     """Whether these may be Adam's moments of a parameter, and its number of steps."""
     return state["step"].ndim == 0 and state["exp_avg"].shape == state["exp_avg_sq"].shape == parameter.shape
+
+
+@dataclass
+class ProgressState:
+    """The progress of a run: its place, and its results so far. A checkpoint holds it beside weights and moments."""
+
+    epoch: int = 0
+    """How many epochs are finished."""
+    batch: int = 0
+    """How many batches of the running epoch are finished."""
+    step: int = 0
+    """How many steps are finished."""
+    seconds: float = 0.0
+    """The time spent in training and validation, over all sittings."""
+    epoch_seconds: float = 0.0
+    """The time spent in the training steps of the running epoch."""
+    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))
+    """The sums of the running epoch; see :class:`~torchcaps.training.step.Tally`."""
+    history: list[dict[str, Any]] = field(default_factory=list)
+    """The rows of metrics.csv."""
+    peak_memory_mib: float | None = None
+    """The peak memory of a process over all sittings up to the last checkpoint; None where unknown."""
+    commands: list[str] = field(default_factory=list)
+    """The command that started the run, and those that resumed it."""
+    commits: list[str | None] = field(default_factory=list)
+    """The commit of the source tree at each of these starts; None where it is installed or was not noted."""
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ProgressState:
+        """The inverse of ``dataclasses.asdict``.
+
+        Raises:
+            InputError: The values are not those of a run's progress.
+        """
+        try:
+            state = cls(**{**values, "sums": {name: values["sums"][name] for name in SUMS}})
+        except (TypeError, KeyError) as error:
+            raise InputError(f"the run's checkpoint is not of this version of torchcaps: {error}") from None
+        if (wrong := state._wrong_field()) is not None:
+            raise InputError(f"the run's checkpoint is none of torchcaps: its {wrong} is not valid")
+        return state
+
+    def _wrong_field(self) -> str | None:
+        """The first field with an impossible value."""
+        for name in ("epoch", "batch", "step"):
+            if not COUNT.fits(getattr(self, name)):
+                return name
+        for name in ("seconds", "epoch_seconds"):
+            if not NUMBER.fits(getattr(self, name)):
+                return name
+        if not all(map(NUMBER.fits, self.sums.values())):
+            return "sums"
+        if not isinstance(self.history, list) or not all(
+            _is_row(row, epoch) for epoch, row in enumerate(self.history, start=1)
+        ):
+            return "history"
+        if self.peak_memory_mib is not None and not NUMBER.fits(self.peak_memory_mib):
+            return "peak_memory_mib"
+        if not isinstance(self.commands, list) or not all(isinstance(each, str) for each in self.commands):
+            return "commands"
+        if not isinstance(self.commits, list) or not all(
+            each is None or isinstance(each, str) for each in self.commits
+        ):
+            return "commits"
+        return None if len(self.history) == self.epoch else "history"
+
+    def best(self, select: str) -> dict[str, Any]:
+        """The row of the epoch that the validation images chose."""
+        if select == "loss":
+            return min(self.history, key=lambda row: row["validation_loss"])
+        return max(self.history, key=lambda row: (row["validation_accuracy"], -row["validation_loss"]))
+
+    def note_start(self, command: str, commit: str | None) -> None:
+        """Remember the command of a sitting, and its commit: at its end the tree may be at another one."""
+        not_noted: list[str | None] = [None] * (len(self.commands) - len(self.commits))  # by an earlier version
+        self.commits += [*not_noted, commit]
+        self.commands.append(command)
+
+    def note_peak(self, mib: float | None) -> None:
+        """Remember the peak memory of this sitting's process."""
+        known = [each for each in (self.peak_memory_mib, mib) if each is not None]
+        self.peak_memory_mib = max(known, default=None)
+
+    def end_epoch(self, row: dict[str, Any]) -> None:
+        """Add the row of the finished epoch, and begin the next one."""
+        self.history.append(row)
+        self.epoch, self.batch = self.epoch + 1, 0
+        self.epoch_seconds, self.sums = 0.0, dict.fromkeys(SUMS, 0.0)
+
+    def metrics(self) -> str:
+        """The text of metrics.csv, a line an epoch."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, fieldnames=list(self.history[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.history)
+        return text.getvalue()
+
+
+def _is_row(row: object, epoch: int) -> bool:
+    """Whether this is the row of an epoch, counted from 1."""
+    if not isinstance(row, Mapping) or row.keys() != {*COUNTS, *NUMBERS} or row["epoch"] != epoch:
+        return False
+    return all(COUNT.fits(row[name]) for name in COUNTS) and all(
+        NUMBER.fits(row[name]) or (name == OF_DECODER and row[name] is None) for name in NUMBERS
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,12 +11,26 @@ from typing import Any, ClassVar, Literal, Self
 
 from torchcaps.errors import InputError, shown, unknown_name
 from torchcaps.files import read_json
-from torchcaps.models.config import CapsNetConfig, CNNConfig, Described, Recipe, check_fields, replace
+from torchcaps.models.config import CapsNetConfig, NetworkConfig, Recipe
+from torchcaps.models.earlier import present_fields
+from torchcaps.models.fields import Described, flat, replace
 from torchcaps.models.presets import get_preset
+from torchcaps.plugins import is_loaded
 from torchcaps.ranges import Pixels, PositiveFactor, Processes, Seed
 
+#: What a run consists of, given field by field.
+WHOLE = ("preset", "model", "recipe")
 #: Settings that say where and how a run is computed, not what.
-ELSEWHERE = ("data_dir", "accelerator", "capture", "devices", "num_nodes", "checkpoint_minutes", "tensorboard")
+ELSEWHERE = (
+    "data_dir",
+    "accelerator",
+    "capture",
+    "devices",
+    "num_nodes",
+    "checkpoint_minutes",
+    "tensorboard",
+    "plugins",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +41,7 @@ class TrainConfig(Described):
 
     preset: str = "sabour2017"
     """The preset that the network and the recipe started from."""
-    model: CapsNetConfig | CNNConfig = field(default_factory=CapsNetConfig)
+    model: NetworkConfig = field(default_factory=CapsNetConfig)
     """The network."""
     recipe: Recipe = field(default_factory=Recipe)
     """How it is trained."""
@@ -56,6 +71,8 @@ class TrainConfig(Described):
     """Machines."""
     checkpoint_minutes: PositiveFactor = 5.0
     """Longest time between two checkpoints, minutes."""
+    plugins: tuple[str, ...] = ()
+    """Files and entry points that register parts of the run's network, its preset or its data; --plugin names them."""
     tensorboard: bool = False
     """Also write TensorBoard events (extra torchcaps[tensorboard])."""
 
@@ -66,14 +83,16 @@ class TrainConfig(Described):
         Raises:
             InputError: An unknown field (the nearest known one is named), or a value that does not fit its field.
         """
-        check_fields(cls, values)
         preset = get_preset(values.get("preset", cls.preset))
-        parts = {"model": preset.model, "recipe": preset.recipe}
-        for name in parts:
+        own = [each.name for each in dataclasses.fields(cls)]
+        for name in values:
+            if name not in own:
+                raise unknown_name(cls.kind, name, own)
+        for name in ("model", "recipe"):
             if not isinstance(values.get(name, {}), Mapping):
                 raise InputError(f'"{name}" must be a JSON object of fields, got {shown(values[name])}')
-            parts[name] = replace(parts[name], values.get(name, {}))
-        return cls(**{**values, **parts})
+        values = {**values, "model": present_fields(values.get("model", {}))}
+        return replace(cls(model=preset.model, recipe=preset.recipe), values)
 
 
 def make_config(preset: str = "sabour2017", **overrides: Any) -> TrainConfig:
@@ -102,28 +121,11 @@ def override(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
     Raises:
         InputError: An unknown field (the nearest known one is named), or a value that does not fit.
     """
-    parts: dict[str, dict[str, Any]] = {"model": {}, "recipe": {}, "run": {}}
-    owners = {name: part for part, names in field_names(config).items() for name in names}
-    for name, value in overrides.items():
-        if name not in owners:
-            raise unknown_name(f"field of {config.preset}", name, owners)
-        parts[owners[name]][name] = value
-    return dataclasses.replace(
-        config,
-        model=replace(config.model, parts["model"]),
-        recipe=replace(config.recipe, parts["recipe"]),
-        **parts["run"],
-    )
-
-
-def field_names(config: TrainConfig) -> dict[str, list[str]]:
-    """Names of the fields of the network, the recipe and the run itself, which may be given together."""
-    own = [f.name for f in dataclasses.fields(config) if f.name not in ("preset", "model", "recipe")]
-    return {
-        "model": [f.name for f in dataclasses.fields(config.model)],
-        "recipe": [f.name for f in dataclasses.fields(config.recipe)],
-        "run": own,
-    }
+    what = f"field of {config.preset}"
+    for name in overrides:
+        if name in WHOLE:
+            raise unknown_name(what, name, [each for each in flat(config) if each not in WHOLE])
+    return replace(config, overrides, what)
 
 
 def read_config(path: str | Path) -> TrainConfig:
@@ -136,4 +138,13 @@ def read_config(path: str | Path) -> TrainConfig:
     try:
         return TrainConfig.from_dict(values)
     except InputError as error:
-        raise InputError(f"configuration {path}: {error}") from None
+        raise InputError(f"configuration {path}: {error}{_missing_plugins(values)}") from None
+
+
+def _missing_plugins(values: Mapping[str, Any]) -> str:
+    """What to do where a run was made with plugins that are not loaded; they are never loaded by themselves."""
+    named = values.get("plugins", ())
+    missing = [name for name in named if isinstance(name, str) and not is_loaded(name)]
+    if not missing:
+        return ""
+    return f" The run was made with plugins; add {' '.join(f'--plugin {shlex.quote(name)}' for name in missing)}."

@@ -1,35 +1,34 @@
-"""The data of a run: loaded and cropped as its configuration says, and known again when it goes on."""
+"""The data of a run: loaded and cropped as its configuration says, with a fingerprint by which they are recognised."""
 
 from __future__ import annotations
 
 import dataclasses
 import zlib
-from typing import NamedTuple
 
 import torch
 
-from torchcaps.datasets import BatchLoader, Dataset, ImageSet, PairSet, center_crop, list_datasets, load_dataset
+from torchcaps.datasets import (
+    Augmentation,
+    BatchLoader,
+    Dataset,
+    ImageSet,
+    PairSet,
+    center_crop,
+    list_datasets,
+    load_dataset,
+)
 from torchcaps.errors import InputError
 from torchcaps.models import get_preset, list_presets
-from torchcaps.models.config import CapsNetConfig
+from torchcaps.models.config import Recipe
 from torchcaps.training.config import TrainConfig
 
 
-class RunData(NamedTuple):
-    """What a run trains on and is judged by."""
-
-    dataset: Dataset
-    """All parts as the network sees them: with a crop, their centres."""
-    train: ImageSet | PairSet
-    """The training images whole, from which batches are made."""
-
-
-def load_run_data(config: TrainConfig) -> RunData:
-    """Load the data set of a run.
+def load_run_data(config: TrainConfig) -> Dataset:
+    """Load the data set of a run, its images whole; :func:`as_seen` crops them.
 
     Raises:
-        InputError: As for :func:`torchcaps.datasets.load_dataset`; or the images do not go with the recipe's crop, or
-            not with the objects that the network looks for.
+        InputError: As for :func:`torchcaps.datasets.load_dataset`; or the images do not fit the recipe's crop, or the
+            number of objects that the network looks for.
     """
     recipe = config.recipe
     loaded = load_dataset(
@@ -44,7 +43,23 @@ def load_run_data(config: TrainConfig) -> RunData:
     )
     check_objects(loaded.name, loaded.num_objects, config)
     _check_parts(loaded, config)
-    return RunData(loaded if recipe.crop is None else _cropped(loaded, recipe.crop), loaded.train)
+    as_seen(loaded, recipe)
+    return loaded
+
+
+def as_seen(dataset: Dataset, recipe: Recipe) -> Dataset:
+    """A data set as the network sees it: with a crop, the middle of each image; the pixels are shared.
+
+    Raises:
+        InputError: The images do not go with the recipe's crop.
+    """
+    if recipe.crop is None:
+        return dataset
+    if isinstance(dataset.train, PairSet):
+        raise InputError(f"{dataset.name} makes new training images in each epoch, which are not cropped; omit --crop")
+    parts = (dataset.train, dataset.validation, dataset.test)
+    train, validation, test = (center_crop(part, recipe.crop) for part in parts)
+    return dataclasses.replace(dataset, train=train, validation=validation, test=test)
 
 
 def training_loader(
@@ -54,10 +69,10 @@ def training_loader(
 
     Args:
         config: The run.
-        train: Its training images.
-        device: Where batches are made.
-        rank: Which process this is.
-        processes: How many share the batches.
+        train: Its training images, whole.
+        device: The device that batches are made on.
+        rank: The number of this process.
+        processes: How many processes share the batches.
 
     Raises:
         InputError: As for :class:`torchcaps.datasets.BatchLoader`.
@@ -67,13 +82,7 @@ def training_loader(
         train,
         recipe.batch_size,
         shuffle=True,
-        max_shift=recipe.max_shift,
-        crop=recipe.crop,
-        flip=recipe.flip,
-        brightness=recipe.brightness,
-        contrast=recipe.contrast,
-        max_rotation=recipe.max_rotation,
-        max_scaling=recipe.max_scaling,
+        augmentation=augmentation_of(recipe),
         seed=config.seed,
         device=device,
         rank=rank,
@@ -82,9 +91,20 @@ def training_loader(
     )
 
 
-def fingerprint(data: RunData) -> list[int]:
-    """Numbers that change when the data do: sizes of the parts, and a checksum of images and labels."""
-    parts = (data.train, data.dataset.validation, data.dataset.test)
+def augmentation_of(recipe: Recipe) -> Augmentation:
+    """The random changes of training images, which a recipe holds as fields of its own."""
+    return Augmentation(**{field.name: getattr(recipe, field.name) for field in dataclasses.fields(Augmentation)})
+
+
+def fingerprint(dataset: Dataset, recipe: Recipe) -> list[int]:
+    """Numbers that change when the data of a run do: sizes of the parts, and a checksum of images and labels.
+
+    Args:
+        dataset: The data set whole.
+        recipe: Says how images to judge by are cropped.
+    """
+    seen = as_seen(dataset, recipe)
+    parts = (dataset.train, seen.validation, seen.test)
     checksum = 0
     for part in parts:
         for tensor in part.tensors:
@@ -92,19 +112,12 @@ def fingerprint(data: RunData) -> list[int]:
     return [*(len(part) for part in parts), checksum]
 
 
-def _cropped(dataset: Dataset, size: int) -> Dataset:
-    if isinstance(dataset.train, PairSet):
-        raise InputError(f"{dataset.name} makes its training images when they are asked for; leave --crop out")
-    train, validation, test = (center_crop(part, size) for part in (dataset.train, dataset.validation, dataset.test))
-    return dataclasses.replace(dataset, train=train, validation=validation, test=test)
-
-
 def check_objects(data: str, objects: int, config: TrainConfig) -> None:
     """Raise InputError unless the network looks for as many objects as there are in an image.
 
     Args:
         data: The name of the data set.
-        objects: In each of its images.
+        objects: How many objects each of its images holds.
         config: The run.
     """
     wanted = config.model.objects
@@ -123,8 +136,8 @@ def check_objects(data: str, objects: int, config: TrainConfig) -> None:
 
 
 def _check_parts(dataset: Dataset, config: TrainConfig) -> None:
-    """Raise InputError if the network is to reconstruct objects that are nowhere shown alone."""
-    decodes = isinstance(config.model, CapsNetConfig) and config.model.decoder
+    """Raise InputError if the network reconstructs objects, but the data set does not show them alone."""
+    decodes = config.model.decodes
     sets = (dataset.train, dataset.validation, dataset.test)
     if dataset.num_objects > 1 and decodes and any(isinstance(each, ImageSet) and each.parts is None for each in sets):
         raise InputError(

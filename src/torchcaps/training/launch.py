@@ -1,4 +1,4 @@
-"""The processes of a run."""
+"""The processes of a run: how many there are, whether they can be started, and their start."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from torchcaps.errors import InputError, shown
 from torchcaps.machine import usable_cores
 from torchcaps.ranges import COUNT, PROCESSES, Range
 from torchcaps.training.config import TrainConfig
-from torchcaps.training.device import pick_device, resolve_precision
+from torchcaps.training.environment import pick_device, resolve_precision
 
-#: How long processes wait for each other, to meet at the start and later at any step.
+#: How long processes wait for each other, at the start and later at any step.
 PATIENCE = timedelta(minutes=30)
 #: Programs that start processes themselves, as Fabric knows them: torchrun and those of clusters.
 STARTED_ELSEWHERE = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment)
-#: What says where the machines meet, and which of them this one is, where processes are started from here.
+#: Environment variables that name the meeting place of the machines and the number of this one.
 MEETING_PLACE = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
 
 
 class Processes(NamedTuple):
-    """How many processes a run has; its batches are shared out among them."""
+    """How many processes a run has; they share its batches."""
 
     devices: int
-    """On this machine, one a device."""
+    """How many processes this machine has, one a device."""
     num_nodes: int
-    """Machines."""
+    """How many machines there are."""
 
     @property
     def total(self) -> int:
-        """On all machines."""
+        """How many processes all machines have."""
         return self.devices * self.num_nodes
 
 
 def count_processes(config: TrainConfig) -> Processes:
-    """Those that the configuration asks for, or those that torchrun has started.
+    """Count the processes that the configuration asks for, or those that torchrun has started.
 
     Raises:
         InputError: torchrun's environment variables are not the numbers that torchrun writes.
@@ -58,13 +58,13 @@ def count_processes(config: TrainConfig) -> Processes:
 
 
 def check_processes(config: TrainConfig) -> None:
-    """Raise unless the processes that are to be started here can be, and those of several machines can meet.
+    """Raise unless this machine can start its processes, and the processes of several machines can meet.
 
-    Processes that torchrun or a cluster's own program has started are taken as they are.
+    Processes that torchrun or a cluster's own program has started are not checked.
 
     Raises:
         InputError: There are fewer devices on this machine, or, on a CPU, fewer cores that this process may use; or
-            there are to be several machines, and the environment does not say where they meet.
+            there are several machines, and the environment does not say where they meet.
     """
     if any(environment.detect() for environment in STARTED_ELSEWHERE):
         return
@@ -88,14 +88,14 @@ def check_processes(config: TrainConfig) -> None:
 
 
 def launch(config: TrainConfig) -> Fabric:
-    """Start the processes, or find out that they have been started, and wait until all of them are there.
+    """Start the processes, unless they have been started already, and wait for all of them.
 
     Raises:
         InputError: The devices that the configuration asks for are not there, or the processes did not meet in time.
     """
     check_processes(config)
     processes, precision = count_processes(config), resolve_precision(config).precision
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its greetings are not for our users
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it greets its own users
     try:
         fabric = Fabric(
             accelerator=config.accelerator,
@@ -108,14 +108,14 @@ def launch(config: TrainConfig) -> Fabric:
         RuntimeError,
         ValueError,
         MisconfigurationException,
-    ) as error:  # Fabric's own words for a device that is not there
+    ) as error:  # Fabric raises these for devices that are not there
         wanted = f"{processes.devices} devices with accelerator {config.accelerator}"
         raise InputError(f"this machine cannot give {wanted}: {error}") from None
     if processes.num_nodes > 1:
         _announce(processes)
     try:
         fabric.launch()
-    except (RuntimeError, ValueError) as error:  # torch's where nobody came, Fabric's where a cluster has other numbers
+    except (RuntimeError, ValueError) as error:  # torch: no other process came; Fabric: the cluster has other numbers
         if processes.total == 1:
             raise
         reason = str(error).partition("\n")[0]
@@ -124,7 +124,7 @@ def launch(config: TrainConfig) -> Fabric:
 
 
 def _announce(processes: Processes) -> None:
-    """Say what this machine waits for, where its processes are started from here."""
+    """Print what this machine waits for, unless another program has started its processes."""
     if any(environment.detect() for environment in STARTED_ELSEWHERE) or os.environ.get("LOCAL_RANK", "0") != "0":
         return
     address, port, rank = (os.environ[name] for name in MEETING_PLACE)
@@ -141,7 +141,7 @@ def _environment_number(name: str, within: Range) -> int:
     """A whole number from an environment variable.
 
     Raises:
-        InputError: It is none, or out of its range.
+        InputError: The variable holds no whole number, or one out of its range.
     """
     text = os.environ.get(name, "")
     if not (text.isdecimal() and len(text) < 20 and int(text) in within):

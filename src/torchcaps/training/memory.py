@@ -3,43 +3,52 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import defaultdict
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from torchcaps.datasets.augmentation import check_crop
 from torchcaps.errors import InputError
 from torchcaps.machine import MIB, resident_memory_mib
 from torchcaps.machine import available_memory_mib as available_memory_mib
-from torchcaps.models import BaselineCNN, Model, build_model
-from torchcaps.models.config import CapsNetConfig
+from torchcaps.models import Network, build_model
+from torchcaps.models.fields import flat
 from torchcaps.nn import Convolution
-from torchcaps.ops.convolution import shape_of, working_mib
+from torchcaps.ops.convolution import Shape, shape_of, working_mib
 from torchcaps.ops.dynamic_routing.recompute.blocks import BLOCK
 from torchcaps.ops.memory import get_working_memory
 from torchcaps.ranges import COUNT
-from torchcaps.training.config import TrainConfig, override
-from torchcaps.training.device import pick_device, resolve_precision
+from torchcaps.training.config import TrainConfig
+from torchcaps.training.environment import pick_device, resolve_precision
 from torchcaps.training.launch import count_processes
 
 #: What the weights need beside their own place, whatever the batch: as much again for each.
 LEARNED = ("weights", "gradients", "Adam's moments")
+#: Where a network's modules keep what their backward pass needs; all others keep feature maps.
+KEEPERS = {"primary_capsules": "primary capsules", "layers": "capsule layers", "decoder": "decoder"}
+MAPS = "feature maps"
+#: What is counted by itself: images, and weights.
+ELSEWHERE = "elsewhere"
+#: Images that are followed through a network: each of a batch needs the same.
+FOLLOWED = 2
 #: Copies of the largest feature map that live at the height of the backward pass, beside those that are kept for it:
-#: its gradient before and after the ReLU, and one in the layout that the convolution's weight gradient works in.
-WORK_COPIES = 3
+#: its gradient on each side of a normalisation and of a ReLU, both in the layouts that PyTorch's convolutions work in,
+#: and what the allocator keeps between them. Measured: 6.3 and 6.4 (compact, 64 and 256 images, AMD EPYC, torch 2.13).
+WORK_COPIES = 6
 #: Likewise where convolutions multiply planes: the gradient alone.
 WORK_COPIES_OF_PLANES = 1
 #: Copies of the largest convolution's weight in the layouts that forward and backward work in.
 WEIGHT_COPIES = 2
-#: Copies of the primary capsules' map: the convolution's output, the poses before and after the squash, their gradient.
-PRIMARY_COPIES = 4
+#: MiB of machine code, tables and buffers of PyTorch's libraries that the first step brings in.
+FIRST_STEP = 15.0
 #: Copies of a batch's images while they are standardised: centred, squared, divided.
 STANDARDISE_COPIES = 3
-#: Copies of what is drawn: before and after the sigmoid, its distance from the image, and a gradient.
-DRAWN_COPIES = 4
 
 
 @dataclass(frozen=True)
@@ -75,42 +84,7 @@ def estimate_memory(
         InputError: Images too small for the network's convolutions or for the recipe's crop; or the precision is
             ``auto``, and this machine has not the accelerator that the run names.
     """
-    batch = -(-config.recipe.batch_size // count_processes(config).total)
-    crop, objects = config.recipe.crop, config.model.objects
-    check_crop(in_shape, crop)
-    seen = in_shape if crop is None else (in_shape[0], crop, crop)
-    half = resolve_precision(config).precision == "bf16"
-    value = 2 if half else 4
-    with torch.device("meta"):
-        network = build_model(config.model, seen, num_classes)
-        planes = [] if half else _note_planes(network, batch)
-        maps = _feature_maps(network, seen)
-    weights = 4 * sum(p.numel() for p in network.parameters()) / MIB
-    convolutions = [m.weight.numel() for m in network.modules() if isinstance(m, nn.Conv2d)]
-    low_precision_copies = 2 * sum(p.numel() for p in network.parameters() if p.ndim > 1) / MIB if half else 0.0
-    copies_of_maps = WORK_COPIES_OF_PLANES if planes else WORK_COPIES
-    alone = objects if objects > 1 else 0  # each object by itself, beside the whole image
-    copies = 1 + alone + STANDARDISE_COPIES * bool(getattr(config.model, "standardise", False))
-    working = batch * value * copies_of_maps * max(maps.numbers) / MIB + sum(planes)
-    parts = {
-        "Python and PyTorch": resident_memory_mib() or 0.0,
-        "images of the data set": num_images * (1 + alone) * _bytes_an_image(in_shape, config.recipe.max_shift) / MIB,
-        "images of a batch": 4 * batch * copies * math.prod(seen) / MIB,
-        "weights": weights,
-        "gradients": weights,
-        "Adam's moments": 2 * weights,
-        "weights in other layouts": (0 if planes else 4 * WEIGHT_COPIES * max(convolutions) / MIB)
-        + low_precision_copies,
-        "feature maps": batch * (value * sum(maps.numbers) + 8 * maps.indices) / MIB,
-        "work space of convolutions": max(working, get_working_memory()) if planes else working,  # that much is kept
-    }
-    if isinstance(config.model, CapsNetConfig):
-        parts["primary capsules"] = 4 * PRIMARY_COPIES * maps.numbers[-1] * batch / MIB
-        parts["routing"] = min(BLOCK, get_working_memory())
-        if config.model.decoder:
-            numbers = 2 * sum(config.model.decoder_hidden) + DRAWN_COPIES * math.prod(seen)
-            parts["decoder"] = 4 * batch * objects * numbers / MIB
-    return MemoryEstimate(parts, batch)
+    return _Run(config, in_shape, num_classes, num_images).estimate()
 
 
 def largest_batch(
@@ -120,23 +94,7 @@ def largest_batch(
 
     0 if not even one image a process does.
     """
-    processes = count_processes(config)
-
-    def fits(size: int) -> bool:
-        if size * processes.total not in COUNT:
-            return False
-        of_all = override(config, {"batch_size": size * processes.total})
-        return estimate_memory(of_all, in_shape, num_classes, num_images).total * processes.devices <= available
-
-    if not fits(1):
-        return 0
-    most, too_many = 1, 2
-    while fits(too_many):
-        most, too_many = too_many, 2 * too_many
-    while too_many - most > 1:
-        between = (most + too_many) // 2
-        most, too_many = (between, too_many) if fits(between) else (most, between)
-    return most * processes.total
+    return _Run(config, in_shape, num_classes, num_images).largest_batch(available)
 
 
 def memory_warning(
@@ -151,8 +109,8 @@ def memory_warning(
     available = available_memory_mib()
     if available is None:
         return None
-    devices = count_processes(config).devices
-    estimate = estimate_memory(config, in_shape, num_classes, num_images)
+    run = _Run(config, in_shape, num_classes, num_images)
+    devices, estimate = run.processes.devices, run.estimate()
     learned, needed = devices * sum(estimate.parts[name] for name in LEARNED), devices * estimate.total
     if learned > available and pick_device(config.accelerator).type == "cpu":
         raise InputError(
@@ -161,7 +119,7 @@ def memory_warning(
         )
     if needed <= available:
         return None
-    fits = largest_batch(config, in_shape, num_classes, num_images, available)
+    fits = run.largest_batch(available)
     advice = f"the largest --batch-size that fits is about {fits}" if fits else "no batch fits"
     return (
         f"training will need about {needed:,.0f} MiB, and {available:,.0f} MiB are there; {advice} "
@@ -169,61 +127,131 @@ def memory_warning(
     )
 
 
-class _Maps(NamedTuple):
-    """What is kept of one image for the backward pass."""
+class _Run:
+    """What is known of a run before its batch is, and the estimates for any batch.
 
-    numbers: list[int]
-    """In the map of each convolution, and in what is pooled of it, the last one last."""
-    indices: int = 0
-    """Of the pixels that pooling chose, 8 bytes each."""
-
-
-def _feature_maps(network: Model, in_shape: tuple[int, int, int]) -> _Maps:
-    """What a network on the meta device keeps of one image."""
-    value = torch.empty(1, *in_shape)
-    if isinstance(network, BaselineCNN):
-        numbers, value = _kept(network.stem.children(), value, network.config.conv_norm)
-        indices = 0
-        for conv, normed in zip(network.convs, network.norms, strict=True):
-            more, value = _kept((conv, normed, nn.ReLU()), value, network.config.conv_norm)
-            numbers += more
-            if network.config.pool > 1:
-                numbers.append((value := network.pool(value)).numel())
-                indices += value.numel()
-        return _Maps(numbers, indices)
-    layers = (*network.stem.children(), network.conv, network.conv_norm, nn.ReLU())
-    numbers, value = _kept(layers, value, network.config.conv_norm)
-    return _Maps([*numbers, sum(conv(value).numel() for conv in network.primary_capsules.convs)])
-
-
-def _note_planes(network: Model, batch: int) -> list[float]:
-    """A list to which each convolution by products of planes adds the MiB of its planes when it is called."""
-    found: list[float] = []
-
-    def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        assert isinstance(module, Convolution)
-        (stride, across), (padding, beside) = module.stride, module.zeros
-        shape = shape_of(inputs[0], module.weight, (stride, across), (padding, beside))
-        if mib := working_mib(shape, batch):
-            found.append(mib)
-
-    for module in network.modules():
-        if isinstance(module, Convolution):
-            module.register_forward_pre_hook(note)
-    return found
-
-
-def _kept(layers: Iterable[nn.Module], value: Tensor, norm: str) -> tuple[list[int], Tensor]:
-    """Numbers in the maps that convolutions, each with its ReLU, keep for backward; and the last map.
-
-    What a convolution gives is kept if it is normalised, what a normalisation gives is not.
+    Args:
+        config: As for :func:`estimate_memory`, as for all arguments.
+        in_shape: Likewise.
+        num_classes: Likewise.
+        num_images: Likewise.
     """
-    numbers = []
-    for layer in layers:
-        value = layer(value)
-        if isinstance(layer, nn.ReLU) or (isinstance(layer, nn.Conv2d) and norm != "none"):
-            numbers.append(value.numel())
-    return numbers, value
+
+    def __init__(self, config: TrainConfig, in_shape: tuple[int, int, int], num_classes: int, num_images: int) -> None:
+        self.config, self.processes = config, count_processes(config)
+        crop, objects = config.recipe.crop, config.model.objects
+        check_crop(in_shape, crop)
+        seen = in_shape if crop is None else (in_shape[0], crop, crop)
+        self.half = resolve_precision(config).precision == "bf16"
+        with torch.device("meta"):
+            network = build_model(config.model, seen, num_classes)
+            self.needs = _follow(network)
+        alone = objects if objects > 1 else 0  # each object by itself, beside the whole image
+        copies = 1 + alone + STANDARDISE_COPIES * bool(flat(config.model).get("standardise"))
+        weights = 4 * sum(p.numel() for p in network.parameters()) / MIB
+        matrices = 2 * sum(p.numel() for p in network.parameters() if p.ndim > 1) / MIB
+        convolutions = [4 * each.weight.numel() / MIB for each in network.modules() if isinstance(each, nn.Conv2d)]
+        image = _bytes_an_image(in_shape, config.recipe.max_shift)
+        self.images = copies * 4 * math.prod(seen) / MIB
+        self.whatever_the_batch = {
+            "Python and PyTorch": (resident_memory_mib() or 0.0) + FIRST_STEP,
+            "images of the data set": num_images * (1 + alone) * image / MIB,
+            "weights": weights,
+            "gradients": weights,
+            "Adam's moments": 2 * weights,
+            "weights in half precision": matrices * self.half,
+            "work space of routing": min(BLOCK, get_working_memory()) * config.model.has_capsules,
+        }
+        self.reordered = WEIGHT_COPIES * max(convolutions, default=0.0)
+
+    def estimate(self, batch_size: int | None = None) -> MemoryEstimate:
+        """The estimate for a batch.
+
+        Args:
+            batch_size: Images a step of this process; the run's if None.
+        """
+        batch = -(-self.config.recipe.batch_size // self.processes.total) if batch_size is None else batch_size
+        planes = 0.0 if self.half else sum(working_mib(shape, batch) for shape in self.needs.convolutions)
+        copies = WORK_COPIES_OF_PLANES if planes else WORK_COPIES
+        largest = batch * self.needs.largest / (2 if self.half else 1)
+        kept = {name: batch * mib / (2 if self.half and name == MAPS else 1) for name, mib in self.needs.kept.items()}
+        working = copies * largest + planes
+        parts = self.whatever_the_batch | kept
+        parts["images of a batch"] = batch * self.images
+        parts["weights in other layouts"] = 0.0 if planes else self.reordered
+        # planes are multiplied in memory that is kept from step to step, with the maps that come of them; validation
+        # takes all of it
+        stays = get_working_memory() - kept[MAPS] if planes else 0.0
+        parts["work space of convolutions"] = max(working, stays)
+        return MemoryEstimate({name: mib for name, mib in parts.items() if mib}, batch)
+
+    def largest_batch(self, available: float) -> int:
+        """See :func:`largest_batch`."""
+        total, devices = self.processes.total, self.processes.devices
+
+        def fits(size: int) -> bool:
+            return size * total in COUNT and self.estimate(size).total * devices <= available
+
+        if not fits(1):
+            return 0
+        most, too_many = 1, 2
+        while fits(too_many):
+            most, too_many = too_many, 2 * too_many
+        while too_many - most > 1:
+            between = (most + too_many) // 2
+            most, too_many = (between, too_many) if fits(between) else (most, between)
+        return most * total
+
+
+@dataclass(frozen=True)
+class _Needs:
+    """What the forward pass of a training step leaves for its backward pass."""
+
+    kept: dict[str, float]
+    """MiB an image, by part, beside the weights."""
+    largest: float
+    """MiB an image of the largest feature map among it."""
+    convolutions: list[Shape]
+    """Those that may multiply planes."""
+
+
+def _follow(network: Network) -> _Needs:
+    """Go forward through a training step on the meta device, where tensors have shapes and no numbers."""
+    made: dict[int, tuple[str, Tensor]] = {}  # memory → the part that it was made in; the tensor keeps it from others
+    kept: dict[str, dict[int, int]] = defaultdict(dict)  # part → memory → bytes
+    convolutions: list[Shape] = []
+    part = MAPS
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        where, _ = made.setdefault(storage._cdata, (part, tensor))
+        kept[where][storage._cdata] = storage.nbytes()
+        return tensor
+
+    def enter(name: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        nonlocal part
+        for tensor in inputs:
+            if isinstance(tensor, Tensor):
+                made.setdefault(tensor.untyped_storage()._cdata, (part, tensor))
+        part = KEEPERS.get(name.partition(".")[0], MAPS)
+        if isinstance(module, Convolution):
+            (stride, across), (padding, beside) = module.stride, module.zeros
+            convolutions.append(shape_of(inputs[0], module.weight, (stride, across), (padding, beside)))
+
+    objects = network.config.objects
+    images = torch.empty(FOLLOWED, *network.in_shape)
+    labels = torch.arange(objects).expand(FOLLOWED, objects) if objects > 1 else torch.zeros(FOLLOWED).long()
+    drawn = torch.empty(FOLLOWED, objects, *network.in_shape) if objects > 1 else images
+    for tensor in (images, labels, drawn, *network.parameters()):
+        made[tensor.untyped_storage()._cdata] = (ELSEWHERE, tensor)
+    with ExitStack() as hooks:
+        hooks.enter_context(saved_tensors_hooks(keep, lambda tensor: tensor))
+        for name, module in network.named_modules():
+            hooks.callback(module.register_forward_pre_hook(partial(enter, name)).remove)
+        output = network(images, network.decoder_targets(labels))
+        network.loss(output, drawn, labels)
+    mib = {name: sum(sizes.values()) / FOLLOWED / MIB for name, sizes in kept.items() if name != ELSEWHERE}
+    return _Needs({MAPS: 0.0} | mib, max(kept[MAPS].values(), default=0) / FOLLOWED / MIB, convolutions)
 
 
 def _bytes_an_image(in_shape: tuple[int, int, int], max_shift: int) -> int:

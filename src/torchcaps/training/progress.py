@@ -1,62 +1,48 @@
-"""What a run tells the person who waits for it: a live display on a terminal, plain lines elsewhere."""
+"""How a run shows its progress: a live display on a terminal, plain lines elsewhere, and TensorBoard events."""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from torchcaps.errors import InputError
 
-class Progress(ABC):
-    """Told by the training loop what happens. Subclass it to show it in another way."""
 
-    @abstractmethod
+class Progress:
+    """Shows the progress of a run; the training loop calls its methods. Subclass it for a display of your own.
+
+    A method that a subclass does not override shows nothing.
+    """
+
     def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:
-        """The run begins, or goes on after ``done`` steps."""
+        """Called when the run begins, or goes on after ``done`` steps."""
 
-    @abstractmethod
     def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
-        """A step is done: ``step`` of all, in ``epoch`` (from 1), with its loss."""
+        """Called after a step: ``step`` of all, in ``epoch`` (from 1), with its loss."""
 
-    @abstractmethod
     def epoch(self, row: Mapping[str, Any]) -> None:
-        """An epoch is done; ``row`` is its line of metrics.csv, and ``"improved"``: whether it is the best one so far.
+        """Called after an epoch with its row of metrics.csv and ``"improved"``: whether it is the best one so far.
 
-        The validation images say so, by the recipe's ``select``; the first epoch always is.
+        The validation images decide that, by the recipe's ``select``; the first epoch always is the best so far.
         """
 
-    @abstractmethod
     def message(self, text: str) -> None:
-        """Something to read."""
+        """Called with a text for the user."""
 
-    @abstractmethod
     def stop(self) -> None:
-        """The run ends, well or not."""
+        """Called when the run ends, also after an error."""
 
 
 class Silence(Progress):
     """Shows nothing: for processes other than the first, and for tests."""
 
-    def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:
-        """Nothing."""
-
-    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
-        """Nothing."""
-
-    def epoch(self, row: Mapping[str, Any]) -> None:
-        """Nothing."""
-
-    def message(self, text: str) -> None:
-        """Nothing."""
-
-    def stop(self) -> None:
-        """Nothing."""
-
 
 class PlainProgress(Progress):
-    """A line an epoch, and one every half minute between, for logs and pipes.
+    """Prints a line an epoch, and one every half minute between, for logs and pipes.
 
     Args:
         interval: Shortest time between two lines within an epoch, seconds.
@@ -68,12 +54,12 @@ class PlainProgress(Progress):
         self._total = self._epochs = 0
 
     def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:
-        """Keep the totals."""
+        """Remember the totals."""
         self._epochs, self._total = epochs, epochs * steps_per_epoch
         self._clock = Clock(self._total, done)
 
     def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
-        """A line when the last one is old enough."""
+        """Print a line if the last one is old enough."""
         if time.monotonic() - self._last < self.interval:
             return
         self._last = time.monotonic()
@@ -83,16 +69,16 @@ class PlainProgress(Progress):
         )
 
     def epoch(self, row: Mapping[str, Any]) -> None:
-        """A line."""
+        """Print a line."""
         self._last = time.monotonic()
         self.message(f"epoch {row['epoch']}/{self._epochs}  {describe(row)}")
 
     def message(self, text: str) -> None:
-        """A line, at once."""
+        """Print a line, without buffering."""
         print(text, flush=True)
 
     def stop(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 class TerminalProgress(Progress):
@@ -124,11 +110,11 @@ class TerminalProgress(Progress):
         self._bar.update(self._task, completed=step, epoch=epoch, rate=images_per_second, loss=f"{loss:.4f}", left=left)
 
     def epoch(self, row: Mapping[str, Any]) -> None:
-        """A line above the bar."""
+        """Print a line above the bar."""
         self.message(f"epoch {row['epoch']}/{self._epochs}  {describe(row)}")
 
     def message(self, text: str) -> None:
-        """A line above the bar."""
+        """Print a line above the bar."""
         self._bar.console.print(text, highlight=False, markup=False)
 
     def stop(self) -> None:
@@ -142,7 +128,7 @@ def choose_progress() -> Progress:
 
 
 class Clock:
-    """Time left, from the steps done since the start.
+    """Estimates the time left from the steps done since the start.
 
     Args:
         total: Steps of the whole run.
@@ -153,7 +139,7 @@ class Clock:
         self._total, self._done, self._begin = total, done, time.monotonic()
 
     def left(self, step: int) -> float | None:
-        """Seconds left after ``step``; None while nothing is known."""
+        """Seconds left after ``step``; None before the first step."""
         if step <= self._done:
             return None
         return (time.monotonic() - self._begin) / (step - self._done) * (self._total - step)
@@ -170,9 +156,46 @@ def duration(seconds: float | None) -> str:
 
 
 def describe(row: Mapping[str, Any]) -> str:
-    """An epoch's metrics in words, and whether it improved on all before it."""
+    """An epoch's metrics in words, and whether it is better than all epochs before it."""
     return (
         f"loss {row['train_loss']:.4f}  train {row['train_accuracy']:.2%}  "
         f"validation {row['validation_accuracy']:.2%} (loss {row['validation_loss']:.4f})  "
         f"{row['images_per_second']:.0f} images/s{'  (improved)' if row.get('improved') else ''}"
     )
+
+
+class Events:
+    """A context that writes each epoch's metrics as TensorBoard events.
+
+    Args:
+        out: The run folder.
+        wanted: Whether to write events at all.
+    """
+
+    def __init__(self, out: Path, wanted: bool) -> None:
+        self._folder, self._wanted = out / "tensorboard", wanted
+
+    @staticmethod
+    def check() -> None:
+        """Raise InputError if TensorBoard is not installed."""
+        if importlib.util.find_spec("tensorboard") is None:
+            raise InputError('--tensorboard needs the package tensorboard: pip install "torchcaps[tensorboard]"')
+
+    def __enter__(self) -> None:
+        if self._wanted:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(self._folder))
+
+    def __exit__(self, *_: object) -> None:
+        if self._wanted:
+            self._writer.close()
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Write an epoch's metrics."""
+        if not self._wanted:
+            return
+        for name, value in row.items():
+            if name not in ("epoch", "step") and value is not None:
+                self._writer.add_scalar(name.replace("_", "/", 1), value, row["step"])
+        self._writer.flush()

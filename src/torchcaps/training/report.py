@@ -1,8 +1,10 @@
-"""The pictures of a finished run: curves, mistakes, and what its capsules encode."""
+"""The results of a finished run: ``summary.json``, and pictures of its curves, its mistakes and its capsules."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from torchcaps.analysis import (
     Evaluation,
@@ -13,6 +15,7 @@ from torchcaps.analysis import (
     figure_reconstructions,
     figure_routing_statistics,
     figure_samples,
+    layers_with_coupling,
     perturb_capsule,
     read_metrics,
     reconstruct,
@@ -22,21 +25,91 @@ from torchcaps.analysis import (
 )
 from torchcaps.datasets import Dataset
 from torchcaps.files import remove_temporaries
-from torchcaps.models import CapsNet, Model
+from torchcaps.models import Network
+from torchcaps.training.checkpoint import ProgressState
+from torchcaps.training.config import TrainConfig
+from torchcaps.training.environment import hardware, versions
 from torchcaps.training.run import FIGURES
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 #: Test images in the sheet of reconstructions, and behind the mean figures of routing.
 SHOWN, MEASURED = 20, 100
 
 
-def draw_figures(run: Path, model: Model, dataset: Dataset, evaluation: Evaluation) -> list[Path]:
-    """Draw what there is to see of a run into its folder ``figures``.
+def summarise(
+    config: TrainConfig,
+    dataset: Dataset,
+    network: Network,
+    state: ProgressState,
+    judged: Mapping[str, Evaluation],
+    fabric: Fabric,
+    *,
+    out: Path,
+    captured: bool,
+) -> dict[str, Any]:
+    """The results of a run, and all that a table of results needs besides.
+
+    Args:
+        config: The run.
+        dataset: Its data, as the network sees them.
+        network: Its network.
+        state: Its state after the last epoch.
+        judged: The results of the best and the last epoch's weights on the test images.
+        fabric: Its device and processes.
+        out: Its folder.
+        captured: Whether its steps were captured.
+    """
+    best, last, peak = state.best(config.recipe.select), state.history[-1], state.peak_memory_mib
+    return {
+        "preset": config.preset,
+        "data": config.data,
+        "out": str(out),
+        "seed": config.seed,
+        "precision": config.precision,
+        "epochs": state.epoch,
+        "best_epoch": best["epoch"],
+        "select": config.recipe.select,
+        "parameters": sum(p.numel() for p in network.parameters()),
+        "images": {part: len(getattr(dataset, part)) for part in ("train", "validation", "test")},
+        "in_shape": list(dataset.in_shape),
+        "classes": dataset.num_classes,
+        "objects": dataset.num_objects,
+        "validation": {
+            name: {"accuracy": row["validation_accuracy"], "loss": row["validation_loss"]}
+            for name, row in (("best", best), ("last", last))
+        },
+        "test": {
+            name: {
+                "accuracy": result.accuracy,
+                "error": result.error,
+                "loss": result.loss,
+                "images": result.num_images,
+            }
+            for name, result in judged.items()
+        },
+        "seconds": round(state.seconds, 1),
+        "images_per_second": last["images_per_second"],
+        "peak_memory_mib": None if peak is None else round(peak, 1),
+        "captured": captured,
+        "hardware": hardware(fabric.device) | {"processes": fabric.world_size},
+        "versions": versions(fabric.device),
+        "commit": state.commits[-1],
+        "earlier_commits": state.commits[:-1],
+        "command": state.commands[0],
+        "resumed_with": state.commands[1:],
+    }
+
+
+def draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: Evaluation) -> list[Path]:
+    """Draw the pictures of a run into its folder ``figures``.
 
     Args:
         run: The run folder, with its metrics.csv.
         model: The network of the epoch chosen on the validation images.
-        dataset: What it was trained and tested on.
-        evaluation: Its result on the test images.
+        dataset: Its data, as the network sees them.
+        evaluation: The network's result on the test images.
 
     Returns:
         The files written.
@@ -50,15 +123,16 @@ def draw_figures(run: Path, model: Model, dataset: Dataset, evaluation: Evaluati
         "curves": figure_curves({run.name: read_metrics(run)}),
         "confusion": figure_confusion(evaluation),
     }
-    if isinstance(model, CapsNet):
-        if model.decoder is not None:
-            first = test.preview(SHOWN)
-            figures["reconstructions"] = figure_reconstructions(reconstruct(model, first.images, first.labels), names)
-            figures["perturbation"] = figure_perturbation(perturb_capsule(model, test.images[0]), names)
-        if model.config.num_iterations > 0:
-            statistics = routing_statistics(model, test.images[:MEASURED])
-            figures["routing"] = figure_coupling(trace_routing(model, test.images[:1]), class_names=names)
-            figures["routing-statistics"] = figure_routing_statistics(statistics)
+    if model.decoder is not None:
+        first = test.preview(SHOWN)
+        figures["reconstructions"] = figure_reconstructions(reconstruct(model, first.images, first.labels), names)
+        figures["perturbation"] = figure_perturbation(perturb_capsule(model, test.images[0]), names)
+    for number in layers_with_coupling(model):
+        name = "routing" if number == len(model.layers) else f"routing-layer-{number}"
+        trace = trace_routing(model, test.images[:1], layer=number)
+        figures[name] = figure_coupling(trace, class_names=names if number == len(model.layers) else None)
+        statistics = routing_statistics(model, test.images[:MEASURED], layer=number)
+        figures[name.replace("routing", "routing-statistics")] = figure_routing_statistics(statistics)
     paths = {name: run / FIGURES / f"{name}.png" for name in figures}
     for path in paths.values():
         remove_temporaries(path)  # of an earlier sitting

@@ -1,4 +1,4 @@
-"""The run folder: what lies where, and a trained network read back from it.
+"""The run folder: its files, and a trained network read back from it.
 
 ```text
 RUN/config.json      the complete configuration; torchcaps train --config runs it again
@@ -7,8 +7,8 @@ RUN/config.json      the complete configuration; torchcaps train --config runs i
     best/            weights of the epoch chosen on the validation images, as save_pretrained writes them
     summary.json     results, hardware, versions, command
     figures/         pictures
-    tensorboard/     events, where asked for
-    .lock.json       who trains in it, while somebody does
+    tensorboard/     events, if the configuration asks for them
+    .lock.json       the process that trains in it, while one does
 ```
 """
 
@@ -26,7 +26,7 @@ from torchcaps.datasets import Dataset, load_dataset
 from torchcaps.datasets.registry import look_up
 from torchcaps.errors import InputError
 from torchcaps.files import could_be_repository, read_json, remove_temporaries, write_json
-from torchcaps.models import Model, load_pretrained
+from torchcaps.models import Network, load_pretrained
 from torchcaps.models.pretrained import (
     CLASSES,
     CONFIG,
@@ -40,7 +40,7 @@ from torchcaps.models.pretrained import (
 )
 from torchcaps.training.checkpoint import CHECKPOINT, read_checkpoint
 from torchcaps.training.config import TrainConfig, read_config
-from torchcaps.training.data import load_run_data
+from torchcaps.training.data import as_seen, load_run_data
 
 METRICS, SUMMARY, BEST, FIGURES = "metrics.csv", "summary.json", "best", "figures"
 BEST_FILES = tuple(f"{BEST}/{name}" for name in (CONFIG, WEIGHTS, CLASSES))
@@ -48,27 +48,27 @@ BEST_FILES = tuple(f"{BEST}/{name}" for name in (CONFIG, WEIGHTS, CLASSES))
 
 @dataclass(frozen=True)
 class Run:
-    """A trained network with what is known of its training."""
+    """A trained network, with its configuration and results if they are known."""
 
     path: Path
     """The run folder, a folder written by save_pretrained, or the name of a repository of the hub."""
-    model: Model
-    """In evaluation mode."""
+    model: Network
+    """The network, in evaluation mode."""
     config: TrainConfig | None
-    """None for what save_pretrained wrote."""
+    """The configuration of the run; None for a folder that save_pretrained wrote."""
     summary: dict[str, Any] | None
-    """None while the run is not finished, or goes on for more epochs."""
+    """The contents of summary.json; None while the run is not finished, or goes on for more epochs."""
     class_names: tuple[str, ...]
     """Names of the classes."""
 
     @property
     def image_fit(self) -> Literal["pad", "stretch"]:
-        """How its images were brought to size: those of a ``folder:`` data set are stretched."""
+        """How images are brought to the network's size: those of a ``folder:`` data set are stretched."""
         return "stretch" if self.config is not None and self.config.data.startswith("folder:") else "pad"
 
     @property
     def shown_data(self) -> str | None:
-        """The data set to look at: its own; of a network that comes with torchcaps the embedded one; or none."""
+        """The data set to show: the run's own; for a network that comes with torchcaps the embedded one; or None."""
         if self.config is not None:
             return self.config.data
         return SHIPPED_DATA if is_shipped(self.path) else None
@@ -81,7 +81,7 @@ class Run:
             data_dir: As for :meth:`dataset`.
 
         Raises:
-            InputError: A data set that is not known.
+            InputError: The data set is not known.
         """
         if self.config is not None and data in (None, self.config.data):
             data, data_dir = self.config.data, data_dir or self.config.data_dir
@@ -91,16 +91,17 @@ class Run:
         """The data set of the run as the network sees it, or another one, whose images are resized to the network's.
 
         Args:
-            data: Another data set than the run's.
-            data_dir: Where its files are.
+            data: The name of another data set than the run's.
+            data_dir: The folder of its files.
 
         Raises:
-            InputError: The data does not fit the network, or none is known.
+            InputError: The data do not fit the network, or no data set is known.
         """
         own = self.config is not None and data in (None, self.config.data)
         if own:
             assert self.config is not None
-            loaded = load_run_data(dataclasses.replace(self.config, data_dir=data_dir or self.config.data_dir)).dataset
+            config = dataclasses.replace(self.config, data_dir=data_dir or self.config.data_dir)
+            loaded = as_seen(load_run_data(config), config.recipe)
         elif data is not None:
             # the same seed: data sets made of the same images set the same ones apart for validation
             seed = 0 if self.config is None else self.config.seed
@@ -124,13 +125,12 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
     """Read a trained network from its run folder, or from what ``save_pretrained`` or ``push_to_hub`` wrote.
 
     Args:
-        path: The folder; or a repository of the hub such as ``"someone/capsnet-mnist"``, where no folder is called so.
-        which: The epoch chosen on the validation images, or the last checkpoint, which lies within an epoch where the
-            run was stopped there.
-        device: Where to put the network.
+        path: The folder; or a repository of the hub such as ``"someone/capsnet-mnist"``, if no folder has this name.
+        which: The epoch chosen on the validation images, or the last checkpoint, which may lie within an epoch.
+        device: The device to put the network on.
 
     Raises:
-        InputError: No such folder, and the hub has no such repository or cannot be reached; or a file in it that is
+        InputError: There is no such folder, and the hub has no such repository or cannot be reached; or a file in it is
             missing, damaged, or does not fit the others.
     """
     path = Path(path)
@@ -146,7 +146,7 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
         return Run(path, model, None, None, names)
 
     config = read_config(path / CONFIG)
-    # metrics.csv is written after the first epoch's network: without it, what is missing is not lost
+    # metrics.csv is written after the first epoch's network: without it, the network was never written, not lost
     if not (path / METRICS).exists() and not all((path / name).exists() for name in BEST_FILES):
         raise InputError(
             f"{path} has no checkpoint of a finished epoch yet, so there is no network to load; wait for its first "
@@ -172,7 +172,7 @@ def initial_weights(source: str) -> dict[str, Tensor]:
     return load_run(shipped_folder(source) if source in SHIPPED else source).model.state_dict()
 
 
-def save_best(folder: Path, model: Model, class_names: tuple[str, ...]) -> None:
+def save_best(folder: Path, model: Network, class_names: tuple[str, ...]) -> None:
     """Write a network and the names of its classes; :func:`~torchcaps.models.load_pretrained` reads it.
 
     Raises:
@@ -183,7 +183,7 @@ def save_best(folder: Path, model: Model, class_names: tuple[str, ...]) -> None:
 
 
 def remove_leftovers(out: Path) -> None:
-    """Remove what a killed process left of the files that it was writing; nobody may be writing them now."""
+    """Remove the temporary files of a killed process; no process may be writing to the folder now."""
     for name in (CONFIG, METRICS, CHECKPOINT, SUMMARY, *BEST_FILES):
         remove_temporaries(out / name)
     (out / f".{CHECKPOINT}.tmp").unlink(missing_ok=True)  # as earlier versions called it

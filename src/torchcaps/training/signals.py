@@ -11,12 +11,12 @@ from typing import Any
 
 @contextmanager
 def noted_signals(react: Callable[[], object] | None = None) -> Iterator[list[int]]:
-    """A list that takes up the numbers of stop signals; nothing stops but what looks at it.
+    """Note the numbers of stop signals in a list instead of stopping; the code in the context must look at the list.
 
-    Outside the main thread, where no signal arrives, it stays empty.
+    Outside the main thread, where no signal arrives, the list stays empty.
 
     Args:
-        react: Called at every signal. Without it, only the first one is noted, and a second one acts as usual.
+        react: Called at every signal. Without it, only the first signal is noted, and a second one acts as usual.
     """
     received: list[int] = []
     previous: dict[signal.Signals, Any] = {}

@@ -1,8 +1,10 @@
-"""One training step: forward, loss, backward, Adam, and what it adds to the epoch's sums.
+"""One training step: its learning rate, forward, loss, backward, Adam, and the sums of the epoch.
 
-It has two parts. ``prepare`` is the host's and differs from step to step: the learning rate and the seed. ``update`` is
-the device's: the same operations on tensors that stay where they are, never waiting for a result. So a step can be
-captured; :mod:`torchcaps.training.capture` does that.
+A step has two parts. ``prepare`` runs on the host and differs from step to step: it sets the learning rate and the
+seed. ``update`` runs on the device: the same operations on tensors that stay where they are, never waiting for a
+result. So a step can be captured; :mod:`torchcaps.training.capture` does that.
+
+A learning rate is a pure function of the step, so that a resumed run needs no state for it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from torchcaps.datasets import Batch
-from torchcaps.models import Model, Recipe
+from torchcaps.models import Network, Recipe
 from torchcaps.models.objects import is_right
 from torchcaps.models.output import Losses
 
@@ -27,22 +29,30 @@ if TYPE_CHECKING:
 #: β₁ and β₂ of Adam's moments. TensorFlow keeps them in float32: 1 − β₂ is 1.3e-5 of itself smaller than 0.001.
 BETAS = {"torch": (0.9, 0.999), "tensorflow": (torch.tensor(0.9).item(), torch.tensor(0.999).item())}
 
-#: Steps after which Adam sees no bias in its moments, and which a float32 counts no further: both β^(2^24) are 0.
+#: After so many steps Adam corrects no bias, as both β^(2^24) are 0, and a float32 counts no further.
 OLD = 2.0**24
+
+#: The sums that a tally keeps over the images of an epoch: losses times images, and the images that are right.
+SUMS = ("loss", "classification_loss", "reconstruction_loss", "correct")
+
+#: The one-cycle schedule rises in this share of the steps, from the peak divided by this number.
+WARM_UP_SHARE, START_DIVISOR = 0.3, 25.0
 
 
 class TrainStep:
     """One update of a network's weights by Adam.
 
     Args:
-        fabric: Says where and in which precision; the network and the optimizer are set up with it.
+        fabric: Sets up the network and the optimizer for its device and precision.
         network: The network, in training mode when a step is made.
-        recipe: Says which Adam.
-        seed: Of the randomness within a step, such as dropout.
+        recipe: Names the form of Adam.
+        seed: The seed of the randomness within a step, such as dropout.
         capturable: Whether steps will be captured.
     """
 
-    def __init__(self, fabric: Fabric, network: Model, recipe: Recipe, *, seed: int, capturable: bool = False) -> None:
+    def __init__(
+        self, fabric: Fabric, network: Network, recipe: Recipe, *, seed: int, capturable: bool = False
+    ) -> None:
         self.fabric, self.network = fabric, network
         self.tally = Tally(fabric.device)
         self._seed = seed * 1_000_003
@@ -65,15 +75,15 @@ class TrainStep:
         """Make a step.
 
         Args:
-            batch: Images, labels, and the parts where an image holds several objects.
-            step: Steps of the run before this one.
-            learning_rate: Adam's.
+            batch: Images, labels, and the parts if an image holds several objects.
+            step: How many steps of the run come before this one.
+            learning_rate: Adam's learning rate.
         """
         self.prepare(step, learning_rate)
         self.update(batch)
 
     def prepare(self, step: int, learning_rate: float) -> None:
-        """Set what differs from step to step."""
+        """Set the learning rate and the seed, which differ from step to step."""
         if self._correction is not None:
             learning_rate *= self._correction(step + 1)
         if self._rate is None:
@@ -81,21 +91,21 @@ class TrainStep:
                 group["lr"] = learning_rate
         else:
             self._rate.fill_(learning_rate)
-        # all randomness is a function of the step: nothing of it needs saving
+        # all randomness is a function of the step, so that a checkpoint need not hold any
         seed_device(self.fabric.device, (self._seed + step) * 1_009 + self.fabric.global_rank)
 
     def update(self, batch: Batch) -> None:
-        """Forward, loss, backward, Adam, sums: nothing here reads a value, and no number of Python's changes."""
+        """Forward, loss, backward, Adam, sums: reads no value from the device, and changes no number of Python's."""
         images, labels, parts = batch
         output = self.model(images, self.network.decoder_targets(labels))
         losses = self.network.loss(output, images if parts is None else parts, labels)
         self.fabric.backward(losses.total)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.tally.add(losses, is_right(output.lengths.detach(), labels).sum(), len(labels))
+        self.tally.add(losses, is_right(output.scores.detach(), labels).sum(), len(labels))
 
     def restore(self, network: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
-        """Take up weights and Adam's moments of a checkpoint; the settings of this device stay."""
+        """Load weights and Adam's moments of a checkpoint; the optimizer keeps the settings of this device."""
         self.network.load_state_dict(network)
         settings = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": optimizer["state"], "param_groups": settings})
@@ -105,74 +115,69 @@ class TrainStep:
 
 
 class Counted(NamedTuple):
-    """What a tally has counted since it was cleared, in Python's numbers."""
+    """The losses of the steps that a tally has counted since it was cleared or restored."""
 
-    loss: float
-    """Losses times images."""
-    classification_loss: float
-    """Classification losses times images."""
-    reconstruction_loss: float
-    """Reconstruction losses times images; 0 without a decoder."""
-    correct: float
-    """Images that were given their classes."""
     last_loss: float
     """Loss of the last step."""
     first_bad: float
-    """The first step, from 0, whose loss was NaN or infinite; infinity if there was none."""
+    """The first of these steps, from 0, whose loss was NaN or infinite; infinity if there was none."""
     steps: float
-    """How many there were."""
+    """How many steps there were."""
 
 
 class Tally:
-    """What steps add up to, kept on the device: only ``read`` waits for it.
+    """The sums of an epoch so far, kept on the device: only reading them waits for it.
 
     Args:
-        device: Where it is kept.
+        device: The device that keeps the sums.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._values = torch.zeros(len(Counted._fields), dtype=wide_dtype(device), device=device)
+        self._values = torch.zeros(len(SUMS) + len(Counted._fields), dtype=wide_dtype(device), device=device)
+        self.sums: Float[Tensor, "4"] = self._values[: len(SUMS)]
+        """The `SUMS`, on the device."""
+        self._losses = self._values[len(SUMS) :]
         self.clear()
-
-    @property
-    def sums(self) -> Float[Tensor, "4"]:
-        """The first four of what is counted, on the device."""
-        return self._values[:4]
 
     def add(self, losses: Losses, right: Int64[Tensor, ""], images: int) -> None:
         """Count a step.
 
         Args:
-            losses: Of the batch, means over its images.
-            right: Images that were given their classes.
-            images: Of the batch.
+            losses: The losses of the batch, means over its images.
+            right: How many images were given their classes.
+            images: How many images the batch has.
         """
         reconstruction = torch.zeros_like(losses.total) if losses.reconstruction is None else losses.reconstruction
         means = torch.stack([losses.total, losses.classification, reconstruction]).detach().to(self._values.dtype)
-        last_loss, first_bad, steps = self._values[4:].unbind()
-        self._values[:3].add_(means * images)
-        self._values[3].add_(right)
+        last_loss, first_bad, steps = self._losses.unbind()
+        self.sums[:3].add_(means * images)
+        self.sums[3].add_(right)
         last_loss.copy_(means[0])
         # torch.where would have to bring Python's infinity to the device, and wait for it
         first_bad.copy_(torch.minimum(first_bad, steps.masked_fill(means[0].isfinite(), math.inf)))
         steps.add_(1)
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Begin an epoch."""
         self._values.zero_()
-        self._values[5].fill_(math.inf)
+        self._losses[1].fill_(math.inf)
+
+    def restore(self, sums: list[float]) -> None:
+        """Go on within an epoch whose sums so far are these."""
+        self.clear()
+        self.sums.copy_(torch.tensor(sums, dtype=self.sums.dtype))
 
     def read(self) -> Counted:
-        """Wait for the steps that were made, and return what they add up to."""
-        return Counted(*self._values.tolist())
+        """Wait for the steps that were made, and return their losses."""
+        return Counted(*self._losses.tolist())
 
 
 class BiasCorrection:
     """√(1 − β₂^t) / (1 − β₁^t): TensorFlow's Adam corrects the bias of both moments by this factor on its rate.
 
-    So its epsilon is added to a root that is not yet corrected: it takes the step
+    So its epsilon is added to a root that is not yet corrected: TensorFlow takes the step
     ``rate · correction · m / (√v + eps)``, where PyTorch's takes ``rate / (1 − β₁^t) · m / (√v / √(1 − β₂^t) + eps)``.
-    TensorFlow keeps the powers in float32, each the product of the last one and β; the losses show their rounding.
+    TensorFlow keeps the powers in float32, each the product of the last one and β; their rounding shows in the losses.
 
     Source: Kingma, Ba 2015 (arXiv:1412.6980), end of section 2.
     """
@@ -197,7 +202,7 @@ class BiasCorrection:
 
 
 def _leave_moments_uncorrected(optimizer: torch.optim.Optimizer, fused: bool) -> None:
-    """Let Adam's moments start as those of a run so old that it sees no bias in them."""
+    """Start Adam's moments with so many steps that it corrects no bias."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter] = {
@@ -208,19 +213,50 @@ def _leave_moments_uncorrected(optimizer: torch.optim.Optimizer, fused: bool) ->
 
 
 def _rate_tensor(device: torch.device) -> Tensor:
-    """Where a fused Adam reads its learning rate, at each replay of a captured step, too; CUDA's reads float32 only."""
+    """The tensor that a fused Adam reads its learning rate from, also in captured steps; CUDA's reads float32 only."""
     return torch.ones((), dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """The widest floating-point numbers of a device: MPS has no float64."""
+    """The widest floating-point dtype of a device: MPS has no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def seed_device(device: torch.device, seed: int) -> None:
-    """Seed the generator that a device's operations draw from, and on CPU and CUDA no other: that takes no time."""
+    """Seed the generator of a device's operations; on CPU and CUDA no other one, to save time."""
     seeders: dict[str, Callable[[int], object]] = {
         "cpu": torch.default_generator.manual_seed,
         "cuda": torch.cuda.manual_seed,
     }
     seeders.get(device.type, torch.manual_seed)(seed)
+
+
+def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
+    """Learning rate of a step.
+
+    ``one-cycle`` rises on a cosine from a 25th of the peak to the peak in the first 30 % of all steps and falls on a
+    cosine to zero in the rest.
+
+    Args:
+        recipe: Names the schedule and its numbers.
+        step: Steps done before this one.
+        steps_per_epoch: Steps of an epoch.
+
+    Source: Smith, Topin 2018, "Super-convergence" (arXiv:1708.07120), with cosines.
+    """
+    peak = recipe.learning_rate
+    if recipe.schedule == "decay-by-step":
+        return max(peak * recipe.decay ** (step / recipe.decay_steps), recipe.min_learning_rate)
+    if recipe.schedule == "decay-by-epoch":
+        return max(peak * recipe.decay ** (step // steps_per_epoch), recipe.min_learning_rate)
+    if recipe.schedule == "one-cycle":
+        total = recipe.epochs * steps_per_epoch
+        rise = max(1.0, WARM_UP_SHARE * total)
+        if step < rise:
+            return _cosine(peak / START_DIVISOR, peak, step / rise)
+        return _cosine(peak, 0.0, (step - rise) / (total - rise)) if total > rise else peak
+    return peak
+
+
+def _cosine(start: float, end: float, share: float) -> float:
+    return end + (start - end) * (1 + math.cos(math.pi * min(share, 1.0))) / 2

@@ -5,9 +5,8 @@ The equations are in :mod:`~torchcaps.ops.dynamic_routing.reference`. The other 
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Literal, TypedDict, Unpack, overload
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from torchcaps.ops.dynamic_routing.checks import check_options, check_route, che
 from torchcaps.ops.dynamic_routing.options import Options
 from torchcaps.ops.dynamic_routing.recompute import route_recompute
 from torchcaps.ops.dynamic_routing.reference import RoutingRound, compute_votes, follow_votes, route_votes
+from torchcaps.ops.export import is_exporting
 
 SoftmaxOver = Literal["outputs", "inputs"]
 """The axis on which capsules compete."""
@@ -37,18 +37,30 @@ __all__ = [
 ]
 
 
+class RoutingOptions(TypedDict, total=False):
+    """The options of :func:`dynamic_routing` that do not change what it returns."""
+
+    softmax_over: SoftmaxOver
+    stop_gradient: bool
+    bias: Float[Tensor, "J D"] | None
+    prior: Float[Tensor, "I J"] | None
+    leaky: bool
+    eps: float
+
+
+class RouteOptions(RoutingOptions, total=False):
+    """Those of :func:`route`."""
+
+    backend: Backend
+
+
 @overload
 def dynamic_routing(
     votes: Float[Tensor, "B I J D"],
     num_iterations: int = 3,
     *,
-    softmax_over: SoftmaxOver = "outputs",
-    stop_gradient: bool = False,
-    bias: Float[Tensor, "J D"] | None = None,
-    prior: Float[Tensor, "I J"] | None = None,
-    leaky: bool = False,
-    eps: float = 1e-7,
     return_coupling: Literal[False] = False,
+    **options: Unpack[RoutingOptions],
 ) -> Float[Tensor, "B J D"]: ...
 
 
@@ -57,13 +69,8 @@ def dynamic_routing(
     votes: Float[Tensor, "B I J D"],
     num_iterations: int = 3,
     *,
-    softmax_over: SoftmaxOver = "outputs",
-    stop_gradient: bool = False,
-    bias: Float[Tensor, "J D"] | None = None,
-    prior: Float[Tensor, "I J"] | None = None,
-    leaky: bool = False,
-    eps: float = 1e-7,
     return_coupling: Literal[True],
+    **options: Unpack[RoutingOptions],
 ) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B I J"]]: ...
 
 
@@ -175,14 +182,8 @@ def route(
     weight: Float[Tensor, "I J D K"],
     num_iterations: int = 3,
     *,
-    softmax_over: SoftmaxOver = "outputs",
-    stop_gradient: bool = False,
-    bias: Float[Tensor, "J D"] | None = None,
-    prior: Float[Tensor, "I J"] | None = None,
-    leaky: bool = False,
-    eps: float = 1e-7,
     return_coupling: Literal[False] = False,
-    backend: Backend = "auto",
+    **options: Unpack[RouteOptions],
 ) -> Float[Tensor, "B J D"]: ...
 
 
@@ -192,14 +193,8 @@ def route(
     weight: Float[Tensor, "I J D K"],
     num_iterations: int = 3,
     *,
-    softmax_over: SoftmaxOver = "outputs",
-    stop_gradient: bool = False,
-    bias: Float[Tensor, "J D"] | None = None,
-    prior: Float[Tensor, "I J"] | None = None,
-    leaky: bool = False,
-    eps: float = 1e-7,
     return_coupling: Literal[True],
-    backend: Backend = "auto",
+    **options: Unpack[RouteOptions],
 ) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B I J"]]: ...
 
 
@@ -266,7 +261,7 @@ def route(
 
 
 def _fastest(poses: Tensor, weight: Tensor, num_iterations: int) -> Backend:
-    if torch.jit.is_tracing() or torch.compiler.is_exporting():  # type: ignore[attr-defined]  # torch's types lack it
+    if is_exporting():
         return "reference"
     if poses.is_cuda and triton.is_available() and triton.supports(poses, weight, num_iterations):
         return "triton"

@@ -5,34 +5,32 @@ B batch, I input capsules, J output capsules, D components of an output capsule,
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.ops.dynamic_routing.checks import check_route
-from torchcaps.ops.precision import in_full_precision
+from torchcaps.ops.precision import full_precision, in_full_precision
 from torchcaps.ops.squash import squash
 
 
 class RoutingRound(NamedTuple):
-    """Every number of one iteration of dynamic routing; see :func:`routing_rounds`.
-
-    Args:
-        logits: b_ij at the beginning of the iteration.
-        coupling: c_ij, the softmax of the logits.
-        weighted_sum: s_j = Σ_i c_ij û_j|i, and the bias where there is one.
-        capsules: v_j = squash(s_j).
-        agreement: ⟨û_j|i, v_j⟩; the next iteration begins with ``logits + agreement``.
-    """
+    """Every number of one iteration of dynamic routing; see :func:`routing_rounds`."""
 
     logits: Float[Tensor, "B I J"]
+    """b_ij at the beginning of the iteration."""
     coupling: Float[Tensor, "B I J"]
+    """c_ij, the softmax of the logits."""
     weighted_sum: Float[Tensor, "B J D"]
+    """s_j = Σ_i c_ij û_j|i, and the bias where there is one."""
     capsules: Float[Tensor, "B J D"]
+    """v_j = squash(s_j)."""
     agreement: Float[Tensor, "B I J"]
+    """⟨û_j|i, v_j⟩; the next iteration begins with ``logits + agreement``."""
+    activations: Float[Tensor, "B J"] | None = None
+    """How certain each output capsule is; None where its length says so, as in dynamic routing."""
 
 
 def compute_votes(poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"]) -> Float[Tensor, "B I J D"]:
@@ -134,15 +132,10 @@ def compete(logits: Float[Tensor, "B I J"], softmax_over: str, leaky: bool) -> F
     With ``leaky``, a competitor with logit 0 takes a share that goes to no capsule.
     """
     axis = {"outputs": 2, "inputs": 1}[softmax_over]
+    if not leaky and axis == 2 and logits.movedim(2, 0).is_contiguous():  # as the contractions lay them out: kept so
+        return logits.movedim(2, 0).softmax(0).movedim(0, 2)
     if not leaky:
         return logits.softmax(axis)
     none_of_the_above = torch.zeros_like(logits.narrow(axis, 0, 1))
     shares = torch.cat([none_of_the_above, logits], axis).softmax(axis)
     return shares.narrow(axis, 1, logits.shape[axis])
-
-
-def full_precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Autocast off on ``device``: the softmax and the squash magnify the rounding of half-precision products."""
-    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return contextlib.nullcontext()

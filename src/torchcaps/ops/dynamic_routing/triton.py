@@ -35,7 +35,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.ops.dynamic_routing.options import LAYER_SCHEMA, OPTIONS_SCHEMA, Options, Wanted, in_memory_order
-from torchcaps.ops.dynamic_routing.reference import compete, full_precision
+from torchcaps.ops.dynamic_routing.reference import compete
+from torchcaps.ops.precision import full_precision
 
 MAX_INPUT_DIM = 32  # K: a lane keeps a pose of each of its images in registers
 MAX_OUTPUT_DIM = 1024  # D: one tile holds an output capsule

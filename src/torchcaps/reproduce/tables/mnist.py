@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from torchcaps.models.fields import flat
 from torchcaps.models.presets import get_preset
 from torchcaps.reproduce.table import Budget, Row, Table
 from torchcaps.reproduce.tables.recipes import (
@@ -23,7 +24,7 @@ from torchcaps.reproduce.tables.recipes import (
 )
 
 #: The reconstruction's weight, and 20 times as much: the authors' code shrinks the margin loss to a 20th instead.
-_WEIGHT: float = get_preset("sabour2017").model.to_dict()["reconstruction_weight"]
+_WEIGHT: float = flat(get_preset("sabour2017").model)["reconstruction_weight"]
 _STRONG, _WEAK = {"reconstruction_weight": 20 * _WEIGHT}, {"reconstruction_weight": _WEIGHT / 20}
 #: The authors' 300,000 steps and decay; the paper says of its own only that it decays exponentially.
 _AUTHORS: dict[str, Any] = {
@@ -47,41 +48,38 @@ _PAPER: dict[str, tuple[dict[str, Any], str, float, str]] = {
 }
 
 
-@dataclass(frozen=True)
-class _Family:
-    """The paper's rows with one network, and a row whose reconstruction has the other weight."""
-
-    name: str
-    title: str
-    preset: str
-    recipe: Mapping[str, Any]
-    budgets: tuple[Budget, ...]
-    other_weight: tuple[str, str, Mapping[str, Any]]
-    published: bool = False
-    """Whether the paper's errors are those of this network."""
-
-    def rows(self) -> Iterator[Row]:
-        row = partial(Row, preset=self.preset, data="mnist", budgets=self.budgets)
-        for variant, (overrides, words, error, text) in _PAPER.items():
-            yield row(
-                name=f"{self.name}-{variant}",
-                title=f"{self.title}: {words}",
-                overrides={**self.recipe, **overrides},
-                published=text if self.published else "–",
-                published_error=error if self.published else None,
-            )
-        suffix, comparative, other = self.other_weight
+def _family(
+    name: str,
+    title: str,
+    preset: str,
+    recipe: Mapping[str, Any],
+    budgets: tuple[Budget, ...],
+    other: tuple[str, str, Mapping[str, Any]],
+    *,
+    published: bool = False,
+) -> Iterator[Row]:
+    """The paper's rows with one network, which may be the paper's own, and a row with another weight."""
+    row = partial(Row, preset=preset, data="mnist", budgets=budgets)
+    for variant, (overrides, words, error, text) in _PAPER.items():
         yield row(
-            name=f"{self.name}-r3-recon-{suffix}",
-            title=f"{self.title}: 3 iterations, reconstruction 20 times {comparative}",
-            overrides={**self.recipe, **other},
+            name=f"{name}-{variant}",
+            title=f"{title}: {words}",
+            overrides={**recipe, **overrides},
+            published=text if published else "–",
+            published_error=error if published else None,
         )
+    suffix, comparative, weight = other
+    yield row(
+        name=f"{name}-r3-recon-{suffix}",
+        title=f"{title}: 3 iterations, reconstruction 20 times {comparative}",
+        overrides={**recipe, **weight},
+    )
 
 
 _STRONGER, _WEAKER = ("strong", "stronger", _STRONG), ("weak", "weaker", _WEAK)
 _FAMILIES = (
-    _Family("compact", "compact", "compact", SHORT, SMALL, _STRONGER),
-    _Family(
+    _family("compact", "compact", "compact", SHORT, SMALL, _STRONGER),
+    _family(
         "compact-code",
         "compact after the authors' code",
         "sabour2017-code",
@@ -89,8 +87,8 @@ _FAMILIES = (
         SMALL,
         _WEAKER,
     ),
-    _Family("sabour2017", "the paper's network", "sabour2017", _AUTHORS, FULL, _STRONGER, published=True),
-    _Family("code", "the authors' code", "sabour2017-code", {}, FULL, _WEAKER),
+    _family("sabour2017", "the paper's network", "sabour2017", _AUTHORS, FULL, _STRONGER, published=True),
+    _family("code", "the authors' code", "sabour2017-code", {}, FULL, _WEAKER),
 )
 _on_mnist = partial(Row, data="mnist")
 _long = partial(_on_mnist, preset="compact", budgets=BOTH)
@@ -135,7 +133,7 @@ TABLE = Table(
             budgets=SMALL,
         ),
         _on_mnist(name="cnn-twin", title=TWIN_TITLE, preset="cnn-matched", overrides=TWIN | SHORT, budgets=SMALL),
-        *(row for family in _FAMILIES for row in family.rows()),
+        *itertools.chain(*_FAMILIES),
         _long(
             name="compact",
             title="compact, its own longer recipe, turned and scaled too",

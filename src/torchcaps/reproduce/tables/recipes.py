@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from torchcaps.models.fields import flat
 from torchcaps.models.presets import get_preset
 from torchcaps.reproduce.table import Budget
 
@@ -13,7 +14,7 @@ BOTH: tuple[Budget, ...] = ("small", "full")
 
 #: What brings another preset to the size of `compact`.
 COMPACT_SIZE = {
-    name: getattr(get_preset("compact").model, name)
+    name: flat(get_preset("compact").model)[name]
     for name in (
         "stem_channels",
         "stem_strides",

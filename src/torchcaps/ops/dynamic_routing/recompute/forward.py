@@ -19,7 +19,7 @@ from torchcaps.ops.dynamic_routing.recompute.steps import (
     pull_back,
     uniform_coupling,
 )
-from torchcaps.ops.dynamic_routing.reference import full_precision
+from torchcaps.ops.precision import full_precision
 from torchcaps.ops.squash import squash
 
 

@@ -1,0 +1,107 @@
+"""A data set: as its function returns it (`Splits`), and in its three parts (`Dataset`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torchcaps.datasets.image_set import ImageSet
+from torchcaps.datasets.overlapping_pairs import PairSet
+from torchcaps.errors import InputError
+
+
+def _unchanged(images: ImageSet) -> ImageSet:
+    return images
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """The images that a data set's function returns.
+
+    Args:
+        train: All training images in their own fixed order; ``load_dataset`` takes the validation images from them.
+        test: The test images, the same whatever the user's seed.
+        class_names: The name of each label.
+        validation: Validation images, only where the source keeps them apart from the others.
+        as_train: Makes the training part of the images that are left when the validation images are taken out.
+        as_validation: Makes the validation part of the images that were taken out.
+    """
+
+    train: ImageSet
+    test: ImageSet
+    class_names: tuple[str, ...]
+    validation: ImageSet | None = None
+    as_train: Callable[[ImageSet], ImageSet | PairSet] = _unchanged
+    as_validation: Callable[[ImageSet], ImageSet] = _unchanged
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A data set in its three parts, no image in two of them.
+
+    Args:
+        name: The name that it was loaded by, e.g. ``"mnist"`` or ``"folder:photos"``.
+        train: Images to learn from; a `PairSet` makes them when they are needed.
+        validation: Images that choose the best epoch and the settings.
+        test: Images for the one figure at the end; nothing is ever chosen by them.
+        class_names: The name of each label, in the order of the labels, no two alike.
+
+    Raises:
+        InputError: The parts differ in image shape or in the number of objects an image, a label has no class name, two
+            classes have the same name, or a name is not UTF-8.
+    """
+
+    name: str
+    train: ImageSet | PairSet
+    validation: ImageSet
+    test: ImageSet
+    class_names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for name, count in Counter(self.class_names).items():
+            if count > 1:
+                raise InputError(
+                    f'{self.name}: two classes are called "{name}"; results are given by name, so each needs its own'
+                )
+            try:
+                name.encode()
+            except UnicodeEncodeError:
+                raise InputError(
+                    f"{self.name}: the class {name!a} has a name that is not UTF-8, which no result can be "
+                    "written by; rename it"
+                ) from None
+        for part in ("validation", "test"):
+            images = getattr(self, part)
+            if images.in_shape != self.train.in_shape:
+                raise InputError(
+                    f"{self.name}: the {part} images are {images.in_shape}, the training images {self.train.in_shape} "
+                    "(channels, height, width); both must be the same"
+                )
+            if images.num_objects != self.train.num_objects:
+                raise InputError(
+                    f"{self.name}: the {part} images have {images.num_objects} objects each, the training images "
+                    f"{self.train.num_objects}; both must be the same"
+                )
+        for part in ("train", "validation", "test"):
+            highest = int(getattr(self, part).labels.max())
+            if highest >= self.num_classes:
+                raise InputError(
+                    f"{self.name}: a {part} label is {highest}, but the {self.num_classes} classes "
+                    f"go from 0 to {self.num_classes - 1}"
+                )
+
+    @property
+    def in_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of every image: (C, H, W)."""
+        return self.train.in_shape
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are: J."""
+        return len(self.class_names)
+
+    @property
+    def num_objects(self) -> int:
+        """How many objects are in every image: P."""
+        return self.train.num_objects

@@ -1,0 +1,244 @@
+"""Image files, read and resized for a network by Pillow and NumPy: an exported network needs no torch for them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from torchcaps.errors import InputError, reason_of, shown
+from torchcaps.files import require_file
+
+Fit = Literal["pad", "stretch"]
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
+"""The image files that are read; other files in a folder are ignored."""
+
+MAX_MEGAPIXELS = 64.0
+PILLOWS_MEGAPIXELS = 178.0
+"""Pillow refuses larger images by itself (twice ``PIL.Image.MAX_IMAGE_PIXELS``)."""
+
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")  # Pillow knows more, some of which start other programs
+_TILE_WIDTH, _TILE_LENGTH = 322, 323  # of TIFF: a tile may be larger than its image, and is decoded as a whole
+_ERROR_STREAM = 2  # of the system, for the whole process
+_one_at_a_time = threading.Lock()  # or a thread would restore the stream that another thread has put there
+_CHUNK = 2**20  # pixels that are scaled at once, in float64
+
+
+# Python prints records without a handler; Pillow's decoders log the errors that they raise
+logging.getLogger("PIL").addHandler(logging.NullHandler())
+
+
+class _Limit:
+    megapixels = MAX_MEGAPIXELS
+
+
+def set_max_megapixels(megapixels: float) -> None:
+    """Set how large an image file may be; a larger one is refused before it is decoded.
+
+    A few hundred kilobytes may decode to gigabytes. Reading an image takes up to 24 bytes of memory a pixel. The
+    setting holds for all threads and for everything that reads image files: `read_image`, ``folder:`` data sets, the
+    command line and the explorer.
+
+    Args:
+        megapixels: Height · width / 10⁶, above 0, at most 178 (Pillow reads none larger); 64 at the start.
+
+    Raises:
+        ValueError: ``megapixels`` is out of that range.
+    """
+    if not 0 < megapixels <= PILLOWS_MEGAPIXELS:
+        raise ValueError(
+            f"set_max_megapixels: megapixels must be above 0 and at most {PILLOWS_MEGAPIXELS:g}, got {megapixels}"
+        )
+    _Limit.megapixels = float(megapixels)
+
+
+def get_max_megapixels() -> float:
+    """Megapixels of the largest image file that is read; see `set_max_megapixels`."""
+    return _Limit.megapixels
+
+
+def read_image(
+    path: str | Path, in_shape: Sequence[int], *, invert: bool = False, fit: Fit = "pad", name: str | None = None
+) -> UInt8[np.ndarray, "C H W"]:
+    """Read an image file of any size and bring it to the shape a network takes.
+
+    Colour becomes grey by ITU-R 601 luma where the network takes one channel; see :func:`read_pixels` for the rest.
+
+    Args:
+        path: A PNG, JPEG, BMP, GIF, WebP or TIFF file.
+        in_shape: (C, H, W), C being 1 or 3.
+        invert: Turn dark on light, such as pen on paper, into light on dark, as MNIST has it.
+        fit: ``"pad"`` keeps the aspect ratio: the image is resized to fit inside H×W, centred, and surrounded by the
+            median colour of its own border. ``"stretch"`` resizes height and width each by its own factor, as images
+            of a ``folder:`` data set are.
+        name: The file's name in errors; its path if None.
+
+    Returns:
+        Pixels of 0..255. Resizing is bicubic, smoothed first where the image shrinks.
+
+    Raises:
+        InputError: The file is missing, no image, a broken one or one of more than `get_max_megapixels`; C is neither 1
+            nor 3; or an unknown ``fit``.
+    """
+    if fit not in ("pad", "stretch"):
+        raise InputError(f'fit must be "pad" or "stretch", got {fit!r}')
+    if not isinstance(invert, bool):
+        raise InputError(f"invert must be True or False, got {shown(invert)}")
+    channels, height, width = in_shape
+    image = with_channels(read_pixels(Path(path), name), channels)
+    if invert:
+        image = 255 - image
+    if fit == "stretch":
+        return _resize(image, height, width)
+    scale = min(height / image.shape[1], width / image.shape[2])
+    inner = _resize(image, max(round(image.shape[1] * scale), 1), max(round(image.shape[2] * scale), 1))
+    canvas = np.empty((channels, height, width), np.uint8)
+    canvas[:] = _border_colour(image)[:, None, None]
+    top, left = (height - inner.shape[1]) // 2, (width - inner.shape[2]) // 2
+    canvas[:, top : top + inner.shape[1], left : left + inner.shape[2]] = inner
+    return canvas
+
+
+def read_pixels(path: Path, name: str | None = None) -> UInt8[np.ndarray, "C H W"]:
+    """Read one image file at its own size.
+
+    The first of several frames is read; a photo is turned upright by its EXIF data; transparent parts become white, as
+    on a page; 16-bit greys are scaled to 8 bit.
+
+    Args:
+        path: A PNG, JPEG, BMP, GIF, WebP or TIFF file.
+        name: The file's name in errors; its path if None.
+
+    Returns:
+        Pixels of 0..255: one channel where all of them are grey, else three.
+
+    Raises:
+        InputError: The file is missing, no image, a broken one, or one of more than `get_max_megapixels`.
+    """
+    name = str(path) if name is None else name
+    require_file(path, "image file", name)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of damage that matters the decoder makes an error
+            with Image.open(path, formats=_FORMATS) as image:
+                _check_size(image, name)
+                with _errors_unsaid() if image.format == "TIFF" else nullcontext():
+                    image.load()
+                ImageOps.exif_transpose(image, in_place=True)
+                pixels = _to_uint8(image)
+    except InputError:
+        raise
+    except UnidentifiedImageError:
+        raise InputError(f"{name} cannot be read as an image; PNG, JPEG, BMP, GIF, WebP and TIFF files can") from None
+    except Image.DecompressionBombError:
+        raise InputError(f"{name} has more than {PILLOWS_MEGAPIXELS:g} megapixels{_advice()}") from None
+    except Exception as error:  # decoders trust the bytes: damaged ones may raise any error
+        raise InputError(f"{name} cannot be read as an image: {reason_of(error)}") from error
+    if pixels.ndim == 2:
+        return pixels[None]
+    # The pixels decide, not the file's mode: grey drawings are often saved as RGB.
+    if all(np.array_equal(pixels[..., channel], pixels[..., 0]) for channel in (1, 2)):
+        return pixels[None, ..., 0].copy()
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+@contextmanager
+def _errors_unsaid() -> Iterator[None]:
+    """Discard the process's error stream: libtiff writes there, past Python, the errors that its caller gets anyway."""
+    if sys.__stderr__ is None:  # the process began without one, and the number may be that of any file
+        yield
+        return
+    with _one_at_a_time, Path(os.devnull).open("wb") as nowhere:
+        kept = os.dup(_ERROR_STREAM)
+        try:
+            os.dup2(nowhere.fileno(), _ERROR_STREAM)
+            yield
+        finally:
+            os.dup2(kept, _ERROR_STREAM)
+            os.close(kept)
+
+
+def _check_size(image: Image.Image, name: str) -> None:
+    """Raise InputError if an image that is not decoded yet, or one of its tiles, has too many pixels."""
+    sizes = {"": image.size}
+    if image.format == "TIFF":
+        tags = image.tag_v2  # type: ignore[attr-defined]  # of a TiffImageFile
+        sizes[" in a tile"] = (int(tags.get(_TILE_WIDTH, 0)), int(tags.get(_TILE_LENGTH, 0)))
+    for where, (width, height) in sizes.items():
+        if width * height > 1e6 * _Limit.megapixels:
+            megapixels = f"{width * height / 1e6:.3g} megapixels"
+            raise InputError(f"{name} has {width}×{height} pixels{where}, {megapixels}{_advice()}")
+
+
+def _advice() -> str:
+    """The end of an error's sentence: how large an image may be, and where to set that."""
+    return (
+        f", but at most {_Limit.megapixels:g} megapixels are read; make it smaller, or raise the limit "
+        "(--max-megapixels of commands that take image files, torchcaps.datasets.set_max_megapixels)"
+    )
+
+
+def with_channels(image: UInt8[np.ndarray, "c H W"], channels: int) -> UInt8[np.ndarray, "C H W"]:
+    """Bring a grey or colour image to one or three channels: grey is repeated, colour becomes its luma.
+
+    Raises:
+        InputError: ``channels`` is neither 1 nor 3.
+    """
+    if channels not in (1, 3):
+        raise InputError(f"an image file gives 1 channel or 3, not {channels}")
+    if len(image) == channels:
+        return image
+    if channels == 3:
+        return image.repeat(3, axis=0)
+    return np.array(Image.fromarray(image.transpose(1, 2, 0)).convert("L"))[None]
+
+
+def _to_uint8(image: Image.Image) -> np.ndarray:
+    """Convert any of Pillow's modes to uint8, (H, W) or (H, W, 3)."""
+    if image.mode.startswith("I"):
+        return _scaled(np.asarray(image), 65535)
+    if image.mode == "F":
+        return _scaled(np.asarray(image), 1)
+    if image.has_transparency_data:
+        page = Image.new("RGBA", image.size, "white")
+        page.alpha_composite(image.convert("RGBA"))
+        image = page
+    return np.array(image.convert("L" if image.mode in ("1", "L") else "RGB"))
+
+
+def _scaled(values: np.ndarray, white: int) -> np.ndarray:
+    """Convert values of 0..white to uint8."""
+    if not (values.min() >= 0 and values.max() <= white):
+        raise ValueError(f"its values run from {values.min():g} to {values.max():g} instead of 0..{white}")
+    scaled = np.empty(values.shape, np.uint8)
+    rows = max(_CHUNK // values.shape[1], 1)
+    for start in range(0, len(values), rows):
+        scaled[start : start + rows] = np.round(values[start : start + rows] * np.float64(255 / white))
+    return scaled
+
+
+def _resize(image: UInt8[np.ndarray, "C h w"], height: int, width: int) -> UInt8[np.ndarray, "C H W"]:
+    """Resize an image as :func:`torchcaps.datasets.resize_images` does: in floats, not in Pillow's 8 bit."""
+    if image.shape[1:] == (height, width):
+        return image
+    planes = [
+        np.asarray(Image.fromarray(plane.astype(np.float32)).resize((width, height), Image.Resampling.BICUBIC))
+        for plane in image
+    ]
+    return np.stack(planes).round().clip(0, 255).astype(np.uint8)
+
+
+def _border_colour(image: UInt8[np.ndarray, "C H W"]) -> UInt8[np.ndarray, "C"]:
+    border = np.concatenate([image[:, 0], image[:, -1], image[:, :, 0], image[:, :, -1]], axis=1)
+    return np.sort(border, axis=1)[:, (border.shape[1] - 1) // 2]

@@ -1,0 +1,206 @@
+"""Images of two overlapping objects of different classes, made of images of one object, as for MultiMNIST."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int64, UInt8
+from torch import Tensor
+
+from torchcaps.datasets.image_set import ImageSet, resize_images
+from torchcaps.datasets.rng import FIXED_SEED, PARTNERS, PLACES, Key, generator, stream_of
+from torchcaps.datasets.shifts import look_through, windows
+from torchcaps.errors import InputError
+
+_DICE = 2**62  # random whole numbers below this choose partners; it is so large that no partner is favoured
+
+
+class Pairs(NamedTuple):
+    """Images of two objects."""
+
+    images: UInt8[Tensor, "B C H W"]
+    """The two parts added, at most 255."""
+    labels: Int64[Tensor, "B 2"]
+    """The classes of the two."""
+    parts: UInt8[Tensor, "B 2 C H W"]
+    """Each object alone."""
+
+
+@dataclass(frozen=True, eq=False)
+class PairSet:
+    """Images of two objects of different classes, made on demand; an epoch has one for each object.
+
+    Each object is moved by its own whole number of pixels on a canvas with ``max_shift`` pixels more on each side, so
+    that none of it is lost; the two are added and clipped at 255.
+
+    Args:
+        objects: Images of one object each, of two classes at least.
+        max_shift: Largest shift each way, pixels.
+        size: Height and width to bring the pairs to; None leaves them at those of the canvas.
+
+    Raises:
+        InputError: There is only one class, the images have several objects already, or the shift is negative.
+
+    Source:
+        Sabour, Frosst, Hinton: Dynamic Routing Between Capsules (2017), arXiv:1710.09829, section 6 (MultiMNIST).
+    """
+
+    objects: ImageSet
+    max_shift: int = 4
+    size: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.objects.num_objects != 1:
+            raise InputError(f"pairs are made of images of one object, got {self.objects.num_objects} an image")
+        if self.objects.labels.min() == self.objects.labels.max():
+            raise InputError("pairs are of two classes, but all images are of one")
+        if self.max_shift < 0:
+            raise InputError(f"max_shift must be 0 pixels or more, got {self.max_shift}")
+
+    def __len__(self) -> int:
+        return len(self.objects)
+
+    @property
+    def in_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of every pair: (C, H, W)."""
+        height, width = self.size or self._canvas
+        return self.objects.in_shape[0], height, width
+
+    @property
+    def num_objects(self) -> int:
+        """How many objects are in every image: 2."""
+        return 2
+
+    @property
+    def labels(self) -> Int64[Tensor, "N"]:
+        """The class of each single object."""
+        return self.objects.labels
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Images and labels of the single objects."""
+        return self.objects.tensors
+
+    def to(self, device: torch.device | str) -> PairSet:
+        """The same set on another device (itself when it is there already)."""
+        objects = self.objects.to(device)
+        return self if objects is self.objects else PairSet(objects, self.max_shift, self.size)
+
+    def take(self, n: int) -> PairSet:
+        """Pairs of the first ``n`` objects; ``n`` from 1 to all of them.
+
+        Raises:
+            InputError: ``n`` is below 1, there are fewer objects, or they are all of one class.
+        """
+        return PairSet(self.objects.take(n), self.max_shift, self.size)
+
+    def resize(self, size: tuple[int, int]) -> PairSet:
+        """The same pairs, each object brought to another height and width before they are added."""
+        return PairSet(self.objects, self.max_shift, size)
+
+    def preview(self, n: int) -> ImageSet:
+        """At most ``n`` pairs to look at, always the same: the first objects, with random others."""
+        here, index = self.to("cpu"), torch.arange(min(n, len(self)))
+        dice, shifts = self.draw(len(index), (FIXED_SEED, 0, 0))
+        return ImageSet(*here.compose(index, here.partners(index, dice), shifts))
+
+    def draw(self, n: int, key: Key) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n 2 2"]]:
+        """Draw the random numbers of a batch of ``n`` pairs, on the CPU: for `partners`, and the shifts for `compose`.
+
+        Args:
+            n: How many pairs.
+            key: (seed, epoch, batch).
+        """
+        dice = torch.randint(_DICE, (n,), generator=stream_of(PARTNERS, key))
+        most = self.max_shift
+        return dice, torch.randint(-most, most + 1, (n, 2, 2), generator=stream_of(PLACES, key))
+
+    def partners(self, index: Int64[Tensor, "B"], dice: Int64[Tensor, "B"]) -> Int64[Tensor, "B"]:
+        """Choose for each object a partner of another class, all of them equally likely.
+
+        Args:
+            index: The indices of the objects.
+            dice: Their random numbers.
+        """
+        ordered, first, count = self._by_class
+        label = self.labels[index]
+        place = dice % (len(self) - count[label])  # among those of other classes, in the order of the classes
+        return ordered[place + count[label] * (place >= first[label])]
+
+    def compose(self, first: Int64[Tensor, "B"], second: Int64[Tensor, "B"], shifts: Int64[Tensor, "B 2 2"]) -> Pairs:
+        """The pairs of the objects at ``first`` and ``second``.
+
+        Args:
+            first: The index of one object of each pair.
+            second: The index of the other.
+            shifts: How far the two objects of each pair are moved (down, to the right), -max_shift..max_shift pixels;
+                on the device of the objects, as the indices.
+        """
+        corners = self.max_shift - shifts  # a window that begins at m - shift shows the object moved by the shift
+        both = [look_through(self._windows, each, corners[:, i]) for i, each in enumerate((first, second))]
+        if self.size is not None:
+            both = [resize_images(each, self.size) for each in both]
+        parts = torch.stack(both, 1)
+        images = (both[0].to(torch.int16) + both[1]).clamp_(max=255).to(torch.uint8)
+        return Pairs(images, torch.stack([self.labels[first], self.labels[second]], 1), parts)
+
+    @cached_property
+    def _windows(self) -> Tensor:
+        return windows(self.objects.images, 2 * self.max_shift, self._canvas)
+
+    @property
+    def _canvas(self) -> tuple[int, int]:
+        _, height, width = self.objects.in_shape
+        return height + 2 * self.max_shift, width + 2 * self.max_shift
+
+    @cached_property
+    def _by_class(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The objects in the order of their classes, and where each class begins there, and its size."""
+        count = self.labels.bincount()
+        return self.labels.argsort(stable=True), count.cumsum(0) - count, count
+
+
+def fixed_pairs(objects: ImageSet, max_shift: int = 4) -> ImageSet:
+    """Pairs to judge by, always the same: as many as objects, each object in exactly two pairs.
+
+    Args:
+        objects: Images of one object each; no class has more than half of them.
+        max_shift: As for `PairSet`.
+
+    Returns:
+        The pairs, with their parts.
+
+    Raises:
+        InputError: A class has more than half of the objects, each of which needs a partner of another class; or the
+            images have several objects already.
+    """
+    pairs, random = PairSet(objects, max_shift), generator(FIXED_SEED)
+    first, second = _matched(objects.labels.numpy(), random)
+    shifts = random.randint(-max_shift, max_shift + 1, (len(objects), 2, 2))
+    return ImageSet(*pairs.compose(*map(torch.from_numpy, (first, second, shifts))))
+
+
+def _matched(labels: np.ndarray, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
+    """Two random orders of all objects, with different classes at every place."""
+    largest = int(np.bincount(labels).max())
+    if 2 * largest > len(labels):
+        raise InputError(
+            f"{largest} of {len(labels)} images are of one class; to put each in a pair with one of another class, "
+            "no class may have more than half of them"
+        )
+    first, second = random.permutation(len(labels)), random.permutation(len(labels))
+    ours, theirs = labels[first], labels[second]
+    for place in np.flatnonzero(ours == theirs):
+        if ours[place] != theirs[place]:  # an earlier exchange has changed it
+            continue
+        # the partners of two places are exchanged where neither has this class: there is such a place, as the class
+        # has at most half of the objects, and this place takes up two of them
+        others = np.flatnonzero((ours != ours[place]) & (theirs != ours[place]))
+        other = random.choice(others)
+        for each in (second, theirs):
+            each[[place, other]] = each[[other, place]]
+    return first, second

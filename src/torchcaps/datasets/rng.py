@@ -1,0 +1,48 @@
+"""Random numbers of data: streams for batches, and a generator for splits and test images that never change.
+
+What is drawn for a batch depends on nothing but the seed, the epoch, the batch and the purpose.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from torchcaps.ranges import SEED
+
+FIXED_SEED = 0
+"""The seed of what must not follow the user's: test images, and the order of a folder's files."""
+
+# The purpose of each stream, so that streams are independent. A new one goes to the end: runs depend on the numbers.
+ORDER, SHIFTS, CROPS, FLIPS, BRIGHTNESS, CONTRAST, ROTATIONS, SCALINGS, PARTNERS, PLACES = range(10)
+
+Key = tuple[int, int, int]
+"""(seed, epoch, batch): everything random about a batch depends on these alone."""
+
+
+def stream(*key: int) -> torch.Generator:
+    """A generator for one key, on the CPU whatever the device; different keys give unrelated numbers.
+
+    Zeros at the end of a key make no difference.
+    """
+    (state,) = np.random.SeedSequence(key).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(state >> np.uint64(1)))
+
+
+def stream_of(which: int, key: Key) -> torch.Generator:
+    """The generator of one of the streams for one batch."""
+    seed, epoch, batch = key
+    return stream(seed, epoch, which, batch)
+
+
+def generator(seed: int) -> np.random.RandomState:
+    """A random generator whose numbers NumPy has frozen (NEP 19), so that a split never changes with a version.
+
+    Args:
+        seed: From 0 to 2³² - 1.
+
+    Raises:
+        InputError: The seed is out of that range.
+    """
+    SEED.check("seed", seed)
+    return np.random.RandomState(seed)

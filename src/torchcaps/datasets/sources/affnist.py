@@ -1,0 +1,216 @@
+"""mnist-40 and affNIST: MNIST digits somewhere in 40×40 pixels, upright or under random affine maps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float64, UInt8
+from torch import Tensor
+
+from torchcaps.datasets.affine import inverse_maps, linear_maps, sample
+from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.formats.matlab import read_mat
+from torchcaps.datasets.image_set import ImageSet
+from torchcaps.datasets.registry import DataRequest, register_dataset
+from torchcaps.datasets.rng import FIXED_SEED, generator
+from torchcaps.datasets.shifts import look_through, windows
+from torchcaps.datasets.sources.mnist import find_mnist, load_mnist
+from torchcaps.datasets.sources.source import roots
+from torchcaps.errors import InputError
+
+MARGIN = 6
+"""Pixels of zeros around a digit; as far, at most, it is moved each way."""
+SIDE = 28 + 2 * MARGIN
+"""Height and width of the images."""
+VERSIONS = 32
+"""Affine versions of each test digit."""
+MAX_ROTATION = 20.0
+"""Degrees, either way."""
+MAX_SHEAR = 0.2
+"""Pixels to the right or left for each pixel down."""
+SCALES = (0.8, 1.2)
+"""The least and the largest factor of the height, and of the width."""
+NUM_TEST = 10_000 * VERSIONS
+"""Test images, original or made here."""
+
+_CHUNK = 64  # images made at once: few enough for all their numbers to stay in the processor's cache
+_BATCHES = tuple(f"{number}.mat" for number in range(1, VERSIONS + 1))
+
+
+@register_dataset(
+    "mnist-40",
+    title="MNIST digits at random places in 40×40",
+    source="made here of MNIST, as Sabour, Frosst, Hinton (2017) did to train for affNIST",
+    licence="CC BY-SA 3.0, as MNIST's",
+    num_train=60_000,
+    num_test=10_000,
+    in_shape=(1, SIDE, SIDE),
+    class_names=tuple("0123456789"),
+    takes_data_dir=True,
+    validation_size=5_000,
+    find=find_mnist,
+)
+def load_mnist40(request: DataRequest) -> Splits:
+    """MNIST with 6 pixels of zeros around each digit.
+
+    Training digits are in the middle: the loader moves them in each epoch (``max_shift=6``). Validation and test digits
+    are at random places, up to 6 pixels from the middle each way, which are always the same.
+
+    Raises:
+        InputError: As for MNIST.
+    """
+    digits = load_mnist(request)
+    return Splits(digits.train, placed(digits.test), digits.class_names, as_train=padded, as_validation=placed)
+
+
+@register_dataset(
+    "affnist",
+    title="affNIST: mnist-40, tested on deformed digits",
+    source="Tieleman, www.cs.toronto.edu/~tijmen/affNIST; made here of MNIST by its ranges",
+    licence="CC BY-SA 3.0, as MNIST's",
+    num_train=60_000,
+    num_test=NUM_TEST,
+    in_shape=(1, SIDE, SIDE),
+    class_names=tuple("0123456789"),
+    takes_data_dir=True,
+    validation_size=5_000,
+    find=find_mnist,
+)
+def load_affnist(request: DataRequest) -> Splits:
+    """mnist-40 for training and validation, and 32 affine versions of each MNIST test digit as test images.
+
+    `affine_versions` makes the test images, always the same ones. Original files are read instead where they are found:
+    ``affnist/test.mat``, or ``affnist/test_batches/1.mat`` to ``32.mat``, in the folder of MNIST's files (``affNIST``
+    and ``affnist/transformed`` are searched, too). Either way the images are in a fixed random order, so that the first
+    n are a sample of all.
+
+    Raises:
+        InputError: As for MNIST; or original files are missing, truncated, corrupt, or of another form.
+    """
+    digits = load_mnist(request)
+    originals = find_originals(request.data_dir)
+    test = (
+        affine_versions(digits.test, limit=request.limit_test)
+        if originals is None
+        else read_originals(originals, limit=request.limit_test)
+    )
+    return Splits(digits.train, test, digits.class_names, as_train=padded, as_validation=placed)
+
+
+def padded(digits: ImageSet) -> ImageSet:
+    """Put digits in the middle of a canvas with `MARGIN` pixels more on each side."""
+    return ImageSet(F.pad(digits.images, (MARGIN,) * 4), digits.labels)
+
+
+def placed(digits: ImageSet) -> ImageSet:
+    """Put digits on that canvas, each moved by up to `MARGIN` pixels each way, always to the same places."""
+    height, width = digits.in_shape[1:]
+    views = windows(digits.images, 2 * MARGIN, (height + 2 * MARGIN, width + 2 * MARGIN))
+    corners = torch.from_numpy(generator(FIXED_SEED).randint(0, 2 * MARGIN + 1, (len(digits), 2)))
+    return ImageSet(look_through(views, torch.arange(len(digits)), corners), digits.labels)
+
+
+def affine_versions(digits: ImageSet, versions: int = VERSIONS, limit: int | None = None) -> ImageSet:
+    """Change digits by random affine maps with the ranges of affNIST; the same digits give the same images.
+
+    Each digit is scaled in width and height by two factors, uniform in 0.8..1.2, sheared by ±0.2, turned by ±20
+    degrees, and moved to a place that is uniform among those at which no ink is lost. Values between pixels are
+    interpolated bilinearly.
+
+    Args:
+        digits: Images of one object each, zeros where there is no ink.
+        versions: How many versions to make of each digit.
+        limit: How many images to make, the first ones; None for all.
+
+    Returns:
+        The images, 40×40: one version of each digit in random order, then another of each in another order, and so on.
+    """
+    random = generator(FIXED_SEED)
+    order = np.concatenate([random.permutation(len(digits)) for _ in range(versions)])[:limit]
+    index, numbers = torch.from_numpy(order), torch.from_numpy(random.random_sample((len(order), 6)))
+    images = torch.empty(len(order), digits.in_shape[0], SIDE, SIDE, dtype=torch.uint8)
+    for chosen, drawn, made in zip(index.split(_CHUNK), numbers.split(_CHUNK), images.split(_CHUNK), strict=True):
+        made.copy_(_transformed(digits.images[chosen], drawn))
+    return ImageSet(images, digits.labels[index])
+
+
+def _transformed(digits: UInt8[Tensor, "B C H W"], numbers: Float64[Tensor, "B 6"]) -> UInt8[Tensor, "B C h w"]:
+    """Change digits by the maps that numbers of 0..1 choose."""
+    signs = 2 * numbers[:, :2] - 1
+    scale = SCALES[0] + (SCALES[1] - SCALES[0]) * numbers[:, 2:4]
+    linear = linear_maps(signs[:, 0] * MAX_ROTATION, scale, signs[:, 1] * MAX_SHEAR)
+    least, most = _room(digits, linear)
+    maps = inverse_maps(linear, least + (most - least) * numbers[:, 4:])
+    return sample(digits, maps, (SIDE, SIDE)).round_().to(torch.uint8)
+
+
+def _room(
+    digits: UInt8[Tensor, "B C H W"], linear: Float64[Tensor, "B 2 2"]
+) -> tuple[Float64[Tensor, "B 2"], Float64[Tensor, "B 2"]]:
+    """The least and the largest shift (x, y) of transformed digits that keep all ink inside.
+
+    A digit that is too large for that has one shift, which is both. An ink pixel changes the interpolated values at
+    places that are less than a pixel away from it in each direction.
+    """
+    height, width = digits.shape[2:]
+    y, x = torch.meshgrid(torch.arange(height) - (height - 1) / 2, torch.arange(width) - (width - 1) / 2, indexing="ij")
+    places = linear @ torch.stack([x, y]).double().flatten(1)  # (B, 2, H·W), where each pixel goes
+    blank = (digits.amax(1) == 0).flatten(1)[:, None]
+    blank = blank & ~blank.all(2, keepdim=True)  # an image without ink counts as ink everywhere
+    reach = linear.abs().sum(2) * (1 + 2**-7)  # places are read to 2^-8 pixels
+    edge = SIDE / 2 + 0.5  # the middle of the first pixel that is outside
+    least = -edge - places.masked_fill(blank, torch.inf).amin(2) + reach
+    most = edge - places.masked_fill(blank, -torch.inf).amax(2) - reach
+    middle = (least + most) / 2
+    return torch.minimum(least, middle), torch.maximum(most, middle)
+
+
+def find_originals(data_dir: Path | None) -> list[Path] | None:
+    """The original Matlab files of the test images, or None.
+
+    Args:
+        data_dir: The folder of MNIST's files; None for the usual places.
+    """
+    for root in roots(data_dir):
+        for name in ("affnist", "affNIST"):
+            for folder in (root / name, root / name / "transformed"):
+                if (folder / "test.mat").is_file():
+                    return [folder / "test.mat"]
+                if (folder / "test_batches").is_dir():
+                    return [folder / "test_batches" / name for name in _BATCHES]
+    return None
+
+
+def read_originals(paths: list[Path], limit: int | None = None) -> ImageSet:
+    """The images of original files, in a fixed random order.
+
+    Args:
+        paths: The files, each with the structure ``affNISTdata``: ``image`` (1600, n), whose columns are the rows of
+            an image one after the other, and ``label_int`` (1, n).
+        limit: How many images to read, the first ones in that order; None for all.
+
+    Raises:
+        InputError: A file is missing, truncated, corrupt, or of another form.
+    """
+    most = SIDE * SIDE * NUM_TEST // len(paths)  # bytes
+    images, labels = zip(*(_read_original(path, most) for path in paths), strict=True)
+    order = generator(FIXED_SEED).permutation(sum(map(len, labels)))[:limit]
+    pixels = np.concatenate(images)[order].reshape(-1, 1, SIDE, SIDE)
+    return ImageSet(torch.from_numpy(pixels), torch.from_numpy(np.concatenate(labels)[order].astype(np.int64)))
+
+
+def _read_original(path: Path, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """The images (n, 1600) and labels (n,) of one file."""
+    fields = read_mat(path, "affNISTdata.image", "affNISTdata.label_int", most=most)
+    image, labels = fields["affNISTdata.image"], fields["affNISTdata.label_int"].ravel()
+    if image.dtype != np.uint8 or image.shape != (SIDE * SIDE, labels.size) or not labels.size:
+        raise InputError(
+            f"{path} is not affNIST's: its images are {image.dtype} of the shape {image.shape} and its {labels.size} "
+            f"labels {labels.dtype}, but images must be uint8 of the shape ({SIDE * SIDE}, {labels.size})"
+        )
+    if not np.isin(labels, np.arange(10)).all():
+        raise InputError(f"{path} is not affNIST's: its labels run from {labels.min()} to {labels.max()}, not 0 to 9")
+    return image.T, labels

@@ -1,0 +1,51 @@
+"""The embedded default: scikit-learn's handwritten digits, brought to MNIST's format."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.image_set import ImageSet, resize_images
+from torchcaps.datasets.registry import DataRequest, register_dataset
+from torchcaps.datasets.rng import FIXED_SEED
+from torchcaps.datasets.splits import stratified_split
+
+_NUM_TEST = 360  # a fifth of 1,797
+
+
+def find_digits(data_dir: Path | None) -> Path | None:  # noqa: ARG001  they lie in one place only
+    """The folder of the installed scikit-learn, which holds the images."""
+    found = importlib.util.find_spec("sklearn")
+    return Path(found.origin).parent if found and found.origin else None
+
+
+@register_dataset(
+    "digits",
+    title="UCI handwritten digits, 8×8 brought to 28×28",
+    source="scikit-learn's load_digits: the test part of the UCI optical recognition set, doi:10.24432/C50P49",
+    licence="CC BY 4.0",
+    num_train=1797 - _NUM_TEST,
+    num_test=_NUM_TEST,
+    in_shape=(1, 28, 28),
+    class_names=tuple("0123456789"),
+    find=find_digits,
+)
+def load_digits(request: DataRequest) -> Splits:  # noqa: ARG001  these digits have no options
+    """1,797 digits: 8×8 pixels of 0..16, resized to 20×20 and set in 28×28 with a margin of 4, as MNIST's are.
+
+    The 360 test images are a fixed stratified choice, the same for every seed. scikit-learn's copy does not name the
+    writers, so training and test may have digits of the same writer.
+    """
+    from sklearn.datasets import load_digits as read_digits
+
+    raw = read_digits()
+    pixels = torch.from_numpy(raw.images).float()[:, None]  # (N, 1, 8, 8)
+    small = (pixels * (255 / 16)).round().to(torch.uint8)
+    images = F.pad(resize_images(small, (20, 20)), (4, 4, 4, 4))
+    digits = ImageSet(images, torch.from_numpy(raw.target).long())
+    train, test = stratified_split(digits.labels, _NUM_TEST, seed=FIXED_SEED)
+    return Splits(digits.select(train), digits.select(test), class_names=tuple("0123456789"))

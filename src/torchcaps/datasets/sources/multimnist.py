@@ -1,0 +1,41 @@
+"""MultiMNIST: pairs of MNIST digits, made on the fly."""
+
+from __future__ import annotations
+
+from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.overlapping_pairs import PairSet, fixed_pairs
+from torchcaps.datasets.registry import DataRequest, register_dataset
+from torchcaps.datasets.sources.mnist import find_mnist, load_mnist
+
+
+@register_dataset(
+    "multimnist",
+    title="MultiMNIST: two MNIST digits on each other",
+    source="Sabour, Frosst, Hinton (2017), arXiv:1710.09829; made here of MNIST",
+    licence="CC BY-SA 3.0, as MNIST's",
+    num_train=60_000,
+    num_test=10_000,
+    in_shape=(1, 36, 36),
+    class_names=tuple("0123456789"),
+    num_objects=2,
+    takes_data_dir=True,
+    validation_size=5_000,
+    find=find_mnist,
+)
+def load_multimnist(request: DataRequest) -> Splits:
+    """Two digits of different classes, each moved by up to 4 pixels each way, added and clipped at 255.
+
+    Every epoch has new training pairs, one for each training digit with a random other digit: 60,000 less the
+    validation digits. Validation pairs are made of training digits that are in no training pair, test pairs of the test
+    digits; both are fixed, as many as there are digits, with each digit in exactly two of them.
+
+    The paper has 1,000 test pairs a digit, 10 million. Ten thousand are enough: at an error of 5 % their standard error
+    is 0.22 points, and they are judged in a thousandth of the time.
+
+    Raises:
+        InputError: As for MNIST.
+    """
+    digits = load_mnist(request)
+    return Splits(
+        digits.train, fixed_pairs(digits.test), digits.class_names, as_train=PairSet, as_validation=fixed_pairs
+    )

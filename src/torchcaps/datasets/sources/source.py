@@ -1,0 +1,126 @@
+"""The places of a data set's files: a folder that the user names, the cache of downloads, or a mirror."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchcaps.datasets.registry import DataRequest
+from torchcaps.datasets.sources.download import cache_folder, fetch
+from torchcaps.errors import InputError
+from torchcaps.files import user_path
+
+DATA_VARIABLE = "TORCHCAPS_DATA"
+"""The environment variable that names the folder to look in when the user names none."""
+
+
+def roots(data_dir: Path | None) -> list[Path]:
+    """The folders to look in, in order: the one named, else that of TORCHCAPS_DATA and the cache of downloads.
+
+    Raises:
+        InputError: TORCHCAPS_DATA names the home folder of a user who is not known.
+    """
+    if data_dir is not None:
+        return [data_dir]
+    named = os.environ.get(DATA_VARIABLE)
+    return [*([user_path(named)] if named else []), cache_folder()]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files of a data set.
+
+    Args:
+        name: The data set's name; its files may lie in a folder of this name, where downloads are put too.
+        mirrors: Addresses to put before the name of a file, tried in turn.
+        sha256: The hash of each file as the mirrors have it, by its name. Downloads must have it; a user's own file
+            need not: unpacked, or packed again, it is right and has another hash.
+        unpacked: The name under which each file may lie unpacked: for an archive (``.tar`` is in its name) the name of
+            a folder, else of a file; by default none.
+        folders: Other folders in which the files may lie, relative to the one that the user named.
+        is_foreign: Whether files that lie in the named folder itself are known to be another data set's, as those of
+            data sets with the same names of files may be; None where no other data set has these names.
+    """
+
+    name: str
+    mirrors: tuple[str, ...]
+    sha256: Mapping[str, str]
+    unpacked: Mapping[str, str] = field(default_factory=dict)
+    folders: tuple[str, ...] = ()
+    is_foreign: Callable[[Mapping[str, Path]], bool] | None = None
+
+    def find(self, data_dir: Path | None) -> Path | None:
+        """The folder that holds all files, or None.
+
+        Args:
+            data_dir: The folder to look in; None for that of TORCHCAPS_DATA, then the cache of downloads.
+        """
+        for root in roots(data_dir):
+            folder, found = self._search(root)
+            if len(found) == len(self.sha256):
+                return folder
+        return None
+
+    def paths(self, request: DataRequest) -> dict[str, Path]:
+        """The path of each file, packed or unpacked, by its name: in the user's folder, in the cache, or downloaded.
+
+        Raises:
+            InputError: The folder does not exist or lacks files, or they could not be downloaded.
+        """
+        *named, last = roots(request.data_dir)
+        for root in [last] if request.data_dir else named:
+            if not root.is_dir():
+                origin = "data_dir" if request.data_dir else DATA_VARIABLE
+                raise InputError(f"{origin} is {root}, which is no folder; it should hold the files of {self.name}")
+            folder, found = self._search(root)
+            missing = [name for name in self.sha256 if name not in found]
+            if not missing:
+                return found
+            if found or request.data_dir:
+                raise InputError(
+                    f"{folder} has no {self._described(missing)}; put all files of {self.name} there or in "
+                    f"{root / self.name}, or leave the folder out to have them downloaded"
+                )
+        return self._cached(last, download=request.download)
+
+    def _described(self, missing: list[str]) -> str:
+        packed = [name for name in missing if name in self.unpacked]
+        names = " and no ".join(self.unpacked.get(name, name) for name in missing)
+        return f"{names} (or {', '.join(packed)})" if packed else names
+
+    def _search(self, root: Path) -> tuple[Path, dict[str, Path]]:
+        """Find the first folder under ``root`` with any of the files, and those files."""
+        for folder in (root / self.name, *(root / folder for folder in self.folders), root):
+            found = {name: path for name in self.sha256 if (path := self._file(folder, name)) is not None}
+            foreign = folder == root and self.is_foreign is not None and self.is_foreign(found)
+            if found and not foreign:
+                return folder, found
+        return root, {}
+
+    def _file(self, folder: Path, name: str) -> Path | None:
+        """The path of a file in a folder, the unpacked one if both are there; None if neither is."""
+        if name in self.unpacked:
+            unpacked = folder / self.unpacked[name]
+            if unpacked.is_dir() if ".tar" in name else unpacked.is_file():
+                return unpacked
+        return folder / name if (folder / name).is_file() else None
+
+    def _cached(self, cache: Path, *, download: bool) -> dict[str, Path]:
+        """The files in the cache: those that the user put there, and downloads, whose hashes are checked."""
+        own = cache / self.name
+        folder, found = self._search(cache)
+        whole = len(found) == len(self.sha256)
+        advice = f"where there is no network, name a folder with its files: --data-dir FOLDER, or {DATA_VARIABLE}"
+        if not download:
+            if whole:
+                return found
+            missing = next(name for name in self.sha256 if name not in found)
+            where = folder if found else own
+            raise InputError(f"{self.name} is not on this machine ({missing} is not in {where}); {advice}")
+        placed = {name: path for name, path in found.items() if path != own / name} if whole else {}
+        return {
+            name: placed[name] if name in placed else fetch(name, self.mirrors, sha256, own, advice)
+            for name, sha256 in self.sha256.items()
+        }

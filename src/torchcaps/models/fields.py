@@ -1,0 +1,355 @@
+"""Typed fields: the dataclasses that describe networks, recipes and runs, checked, written as JSON, changed by name.
+
+Nothing here imports torch, so that the command line can list every field at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from torchcaps.errors import InputError, shown, unknown_name
+from torchcaps.ranges import MOST_LAYERS
+from torchcaps.registry import Registry
+
+
+@dataclass(frozen=True)
+class Described:
+    """A frozen dataclass whose fields are checked against their annotations when one is made.
+
+    A :class:`~torchcaps.ranges.Range` in an annotation says which numbers a field takes; the options of the command
+    line show it, too. A field may hold another ``Described``: the whole is a tree, in which a name stands for the same
+    thing wherever it stands, so that ``replace(config, {"num_iterations": 2})`` needs no path.
+    """
+
+    kind: ClassVar[str] = "field"
+    alone: ClassVar[tuple[str, ...]] = ()
+    """Fields that are given within their part only, as they mean nothing to all parts of their kind together."""
+    heading: ClassVar[str] = ""
+    """Over its fields in the help; a part without one stands under its choice and its name."""
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self), include_extras=True)
+        for field in dataclasses.fields(self):
+            value = _checked(field.name, getattr(self, field.name), hints[field.name])
+            object.__setattr__(self, field.name, value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Fields and values, as JSON takes them."""
+        return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> typing.Self:
+        """The inverse of :meth:`to_dict`.
+
+        Raises:
+            InputError: An unknown field (the nearest known one is named), or a value that does not fit its field.
+        """
+        return replace(cls(), values)
+
+
+@dataclass(frozen=True)
+class Part(Described):
+    """A ``Described`` of which there are several kinds to choose from, each registered under its name.
+
+    A class without a ``name`` is a choice, such as that of the routing; :func:`register_part` adds kinds to it.
+    """
+
+    choice: ClassVar[str]
+    """What is chosen: ``"routing"``."""
+    name: ClassVar[str]
+    """Which one this is: ``"dynamic"``."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The name, and fields and values, as JSON takes them."""
+        return {"name": self.name} | super().to_dict()
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> typing.Self:
+        """The inverse of :meth:`to_dict`; of a class that stands for a choice, of whichever kind ``"name"`` says.
+
+        Raises:
+            InputError: No such kind, an unknown field, or a value that does not fit its field.
+        """
+        part = _chosen(cls.choice, cls() if hasattr(cls, "name") else None, values, cls)
+        assert isinstance(part, cls)
+        return part
+
+
+class UnknownField(InputError):  # noqa: N818  one kind of wrong input
+    """A name that is no field.
+
+    Args:
+        what: What was looked up, in words.
+        name: The name.
+        known: All fields.
+    """
+
+    def __init__(self, what: str, name: str, known: typing.Iterable[str]) -> None:
+        self.name, self.known = name, tuple(known)
+        super().__init__(str(unknown_name(what, name, self.known)))
+
+
+OF_ONES_OWN = "One of your own is loaded by --plugin FILE."
+"""Said where a part is not known."""
+PARTS: dict[str, Registry[type[Part]]] = {}
+"""The kinds of each choice, by their names."""
+
+PartT = TypeVar("PartT", bound=type[Part])
+
+
+def register_part(part: PartT) -> PartT:
+    """Add a kind of routing, transform, backbone, layer or network to those that can be chosen by name.
+
+    Args:
+        part: A dataclass that derives from the choice's class, with a class attribute ``name``.
+
+    Raises:
+        InputError: The name is taken, or a field has the name of another part's field but another type.
+    """
+    for other in all_parts():
+        mine = typing.get_type_hints(part, include_extras=True)
+        theirs = typing.get_type_hints(other, include_extras=True)
+        for field in dataclasses.fields(part):
+            if field.name in _names(other) and _kind_of(mine[field.name]) != _kind_of(theirs[field.name]):
+                raise InputError(
+                    f'{part.choice} "{part.name}" has a field {field.name} of another type than {other.choice} '
+                    f'"{other.name}" has; a name stands for one thing in all parts, so choose another name'
+                )
+    PARTS.setdefault(part.choice, Registry(part.choice)).add(part.name, part)
+    return part
+
+
+def all_parts() -> Iterator[type[Part]]:
+    """Every registered kind of every choice."""
+    for registry in PARTS.values():
+        yield from registry.values()
+
+
+ConfigT = TypeVar("ConfigT", bound=Described)
+
+
+def replace(config: ConfigT, overrides: Mapping[str, Any], what: str | None = None) -> ConfigT:
+    """A copy of ``config`` with other values in some fields, its own or those of its parts.
+
+    A name that several parts have is changed in all of them. A part is chosen by its name, and keeps the values of
+    fields that the new kind has too; a mapping changes the fields of that part only; False or None leave out a part
+    that may be absent, and True puts it in.
+
+    Args:
+        config: What to start from.
+        overrides: Values by the names of their fields.
+        what: What a name stands for, in errors; what the configuration says of itself if None.
+
+    Raises:
+        InputError: An unknown field (the nearest known one is named), or a value that does not fit its field.
+    """
+    found: set[str] = set()
+    changed = _replace(config, overrides, found)
+    for name in overrides:
+        if name not in found:
+            raise UnknownField(what or config.kind, name, flat(changed))
+    return changed
+
+
+def _replace(config: ConfigT, overrides: Mapping[str, Any], found: set[str]) -> ConfigT:
+    hints = typing.get_type_hints(type(config), include_extras=True)
+    values = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name in overrides:
+            found.add(field.name)
+            before = value
+            value = _chosen(field.name, value, overrides[field.name], hints[field.name])
+            if isinstance(before, Described) and value is None:
+                found |= set(flat(before))  # the fields of a part that is left out need not be left out, too
+        values[field.name] = _within(value, overrides, found)
+    return dataclasses.replace(config, **values)
+
+
+def _within(value: Any, overrides: Mapping[str, Any], found: set[str]) -> Any:
+    """A value with the overrides of fields inside it."""
+    if isinstance(value, Described):
+        return _replace(value, overrides, found)
+    if isinstance(value, tuple):
+        return tuple(_within(item, overrides, found) for item in value)
+    return value
+
+
+def _chosen(name: str, before: Any, given: Any, hint: Any) -> Any:
+    """What a field is given, where it holds a part: a name, a mapping, True or False stand for one."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if not is_part(hint) or isinstance(given, Described):
+        return given
+    if origin is tuple:
+        befores = before if isinstance(before, tuple) else ()
+        items = _sequence(name, given)
+        padded = [*befores, *[None] * len(items)]
+        return tuple(_chosen(name, old, new, args[0]) for old, new in zip(padded, items, strict=False))
+    (held,) = (kind for kind in (args or (hint,)) if kind is not type(None))
+    if given is False and args:
+        return None
+    if given is True:
+        return before if before is not None else held()
+    if isinstance(given, str) and issubclass(held, Part):
+        given = {"name": given}
+    if not isinstance(given, Mapping):
+        return given
+    fields = dict(given)
+    wanted = fields.pop("name", None)
+    if issubclass(held, Part):
+        kinds = PARTS[held.choice]
+        if wanted is None:
+            if before is None:
+                raise InputError(f'{name} has no "name"; known: {", ".join(kinds)}')
+        elif not isinstance(wanted, str):
+            raise InputError(f"{name} must be a name, got {shown(wanted)}")
+        elif wanted not in kinds:
+            raise InputError(f"{unknown_name(held.choice, wanted, kinds)} {OF_ONES_OWN}")
+        elif before is None or wanted != before.name:
+            kept = {} if before is None else {key: getattr(before, key) for key in _names(before)}
+            before = kinds[wanted](**{key: value for key, value in kept.items() if key in _names(kinds[wanted])})
+    return replace(held() if before is None else before, fields)
+
+
+def is_choice(hint: Any) -> bool:
+    """Whether a field of an annotation holds a part that is chosen by its name."""
+    return isinstance(hint, type) and issubclass(hint, Part)
+
+
+def is_part(hint: Any) -> bool:
+    """Whether a field of an annotation holds a part, or may hold one."""
+    kinds = typing.get_args(hint) or (hint,)
+    return any(isinstance(kind, type) and issubclass(kind, Described) for kind in kinds)
+
+
+def flat(config: Described) -> dict[str, Any]:
+    """Every field of a configuration and its parts by its name; a part stands by its own name.
+
+    Where parts have a field of the same name but different values, the value is a tuple of them, in their order.
+    """
+    values: dict[str, list[Any]] = {}
+    _collect(config, values)
+    return {
+        name: found[0] if all(each == found[0] for each in found) else tuple(found) for name, found in values.items()
+    }
+
+
+def own_parts(config: Described) -> list[str]:
+    """The parts of a configuration that do not come with torchcaps: ``["routing mine"]``."""
+    found = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        for held in value if isinstance(value, tuple) else (value,):
+            if isinstance(held, Part) and not type(held).__module__.startswith("torchcaps."):
+                found.append(f"{held.choice} {held.name}")
+            if isinstance(held, Described):
+                found += own_parts(held)
+    return list(dict.fromkeys(found))
+
+
+def tree(config_type: type[Described]) -> Iterator[tuple[type[Described], str, Any]]:
+    """Every field that a configuration of a type may have, in whichever parts are registered.
+
+    Args:
+        config_type: The type; of a choice, all its kinds.
+
+    Yields:
+        The class that declares it, its name, and its annotation.
+    """
+    is_choice = issubclass(config_type, Part) and not hasattr(config_type, "name")
+    for kind in PARTS[config_type.choice].values() if is_choice else (config_type,):  # type: ignore[attr-defined]
+        hints = typing.get_type_hints(kind, include_extras=True)
+        for name in _names(kind):
+            if name in kind.alone:
+                continue
+            owner = next(each for each in kind.__mro__ if name in vars(each).get("__annotations__", {}))
+            yield (owner if vars(owner).get("heading") else kind), name, hints[name]
+            for held in typing.get_args(hints[name]) or (hints[name],):
+                if isinstance(held, type) and issubclass(held, Described):
+                    yield from tree(held)
+
+
+def _collect(config: Described, values: dict[str, list[Any]]) -> None:
+    hints = typing.get_type_hints(type(config), include_extras=True)
+    for field in dataclasses.fields(config):
+        value, hint = getattr(config, field.name), hints[field.name]
+        held = [item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, Described)]
+        names = tuple(item.name for item in held if isinstance(item, Part))
+        if not is_part(hint):
+            values.setdefault(field.name, []).append(value)
+        elif names:
+            values.setdefault(field.name, []).append(names if isinstance(value, tuple) else names[0])
+        elif typing.get_args(hint):  # a part that may be absent
+            values.setdefault(field.name, []).append(value is not None)
+        for item in held:
+            _collect(item, values)
+
+
+def as_text(value: object) -> str:
+    """A field's value as a person reads it, and types it: ``on``, ``none``, ``0.001``, ``512,1024``."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return ",".join(map(as_text, value)) or "none"
+    if value is None:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _names(config: Described | type[Described]) -> list[str]:
+    return [field.name for field in dataclasses.fields(config)]
+
+
+def _kind_of(hint: Any) -> Any:
+    """A type without its range."""
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+
+
+def _sequence(name: str, value: Any) -> list[Any] | tuple[Any, ...]:
+    """``value``, a sequence of one thing for each layer."""
+    if not isinstance(value, (tuple, list)):
+        raise InputError(f"{name} must be a sequence, got {shown(value)}")
+    if len(value) > MOST_LAYERS:
+        raise InputError(f"{name} must have at most {MOST_LAYERS} entries, got {len(value)}")
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Described):
+        return value.to_dict()
+    return tuple(_plain(item) for item in value) if isinstance(value, tuple) else value
+
+
+def _checked(name: str, value: Any, hint: Any) -> Any:
+    """``value``, as its annotation wants it: ints become floats, lists tuples; anything else must fit already."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        kind, allowed = args
+        value = _checked(name, value, kind)
+        allowed.check(name, value)
+        return value
+    if origin is Literal:
+        if value not in args:
+            raise InputError(f"{name} must be one of {', '.join(args)}, got {shown(value)}")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in args:
+            return value
+        kinds = [arg for arg in args if arg is not type(None)]
+        fitting = (arg for arg in kinds if isinstance(arg, type) and isinstance(value, arg))
+        return _checked(name, value, next(fitting, kinds[0]))
+    if origin is tuple:
+        return tuple(_checked(name, item, args[0]) for item in _sequence(name, value))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value) if abs(value) < 2**63 else math.inf
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        raise InputError(f"{name} must be of type {hint.__name__}, got {shown(value)}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{name} must be finite, got {value}")
+    return value

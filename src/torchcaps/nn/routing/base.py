@@ -1,0 +1,103 @@
+"""What a routing algorithm is: the abstract class, and what it returns."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from torchcaps.errors import InputError
+from torchcaps.nn.flow import LayerSize
+from torchcaps.nn.transforms import Votes
+from torchcaps.ops.dynamic_routing import RoutingRound, SoftmaxOver
+
+
+class Routed(NamedTuple):
+    """What a routing algorithm returns."""
+
+    poses: Float[Tensor, "B J D"]
+    """Output capsules v_j."""
+    activations: Float[Tensor, "B J"] | None = None
+    """How certain each is, 0..1; None where the length of a pose says so."""
+    coupling: Float[Tensor, "B I J"] | None = None
+    """Coupling c_ij that made them, where it was asked for and there is one."""
+
+
+class Routing(nn.Module, ABC):
+    """A routing algorithm: from the votes of input capsules to output capsules.
+
+    Subclass it with a :meth:`forward` of the signature below to put an algorithm of your own into a capsule layer.
+    Parameters whose shapes depend on the layer's sizes are made in :meth:`bind`.
+    """
+
+    softmax_over: SoftmaxOver | None = "outputs"
+    """The axis on which capsules compete, over which coupling sums to one; None if it sums to one over neither."""
+    leaky: bool = False
+    """Whether a competitor that is no capsule takes a share of the coupling."""
+    num_iterations: int = 1
+    """How many times the coupling is computed."""
+
+    def bind(self, size: LayerSize) -> None:
+        """Make the parameters; a layer calls this once.
+
+        Args:
+            size: I, K, J, D.
+        """
+
+    def balanced_std(self, size: LayerSize) -> float:
+        """The deviation of votes, relative to the length of a pose, with which output capsules start well.
+
+        That is neither short, as too small a deviation halves the lengths again and again in a stack until nothing is
+        left, nor saturated. Under uniform coupling c the sum of votes has D components of variance I·c²·σ²·‖u‖², where
+        c = 1/J (competition over outputs), 1/I (over inputs) or 1 (no competition): σ = 1 / (c·√(I·D)) makes its length
+        near one for poses of length one.
+
+        Args:
+            size: I, K, J, D; J here is how many output capsules compete for an input capsule.
+        """
+        I, _, J, D = size
+        competitors = {"outputs": J, "inputs": I, None: 1}[self.softmax_over]
+        return competitors / math.sqrt(I * D)
+
+    @abstractmethod
+    def forward(
+        self,
+        votes: Votes,
+        activations: Float[Tensor, "B I"] | None = None,
+        *,
+        return_coupling: bool = False,
+    ) -> Routed:
+        """Route.
+
+        Args:
+            votes: What the input capsules predict for the output capsules.
+            activations: How active the input capsules are, 0..1; None where the length of a pose says so.
+            return_coupling: Whether the coupling is asked for.
+
+        Returns:
+            Output capsules, and the coupling if it was asked for and there is one.
+        """
+
+    def rounds(self, votes: Votes, activations: Float[Tensor, "B I"] | None = None) -> list[RoutingRound]:
+        """Every number of each iteration, for pictures and statistics.
+
+        Of an algorithm that does not say more, this is one iteration: its coupling, and logits whose softmax the
+        coupling is, ln c_ij.
+
+        Args:
+            votes: See :meth:`forward`.
+            activations: See :meth:`forward`.
+
+        Raises:
+            InputError: The algorithm returns no coupling.
+        """
+        routed = self(votes, activations, return_coupling=True)
+        if routed.coupling is None:
+            raise InputError(f"{type(self).__name__} returns no coupling, so there is none to show")
+        logits = routed.coupling.clamp_min(1e-30).log()
+        weighted_sum = votes.weighted_sum(routed.coupling)
+        agreement = votes.agreement(routed.poses)
+        return [RoutingRound(logits, routed.coupling, weighted_sum, routed.poses, agreement, routed.activations)]

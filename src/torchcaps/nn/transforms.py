@@ -1,0 +1,391 @@
+"""Transforms: what each input capsule predicts for each output capsule, its votes, asked for and never built.
+
+A transform is a module from capsules to :class:`Votes`. A routing algorithm then asks for their weighted sums and for
+their agreement with output capsules, and for the votes themselves only if it must have each of them.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from torchcaps.nn.flow import LayerSize
+from torchcaps.ops.checks import check_choice, check_numbers, check_one_device, check_tensor
+from torchcaps.ops.contractions import agreement, weighted_sum
+from torchcaps.ops.dynamic_routing import SoftmaxOver, compute_votes
+from torchcaps.ops.dynamic_routing.reference import compete
+from torchcaps.ops.precision import full_dtype, full_precision, in_full_precision
+
+WeightInit = Literal["balanced", "normal", "truncated-normal", "fan-in"]
+
+
+class Votes(ABC):
+    """The votes û_j|i of the input capsules of a batch for its output capsules, as a routing algorithm sees them.
+
+    Args:
+        poses: Input capsules u_i.
+        size: I, K, J, D.
+    """
+
+    def __init__(self, poses: Float[Tensor, "B I K"], size: LayerSize) -> None:
+        self.poses, self.size = poses, size
+        self.rivals: Rivals | None = None
+
+    def zeros(self) -> Float[Tensor, "B I J"]:
+        """Routing logits to start from, in full precision; in memory as (J, B, I), as agreement is."""
+        shape = self.size.out_capsules, self.poses.shape[0], self.size.in_capsules
+        return self.poses.new_zeros(shape, dtype=full_dtype(self.poses.dtype)).permute(1, 2, 0)
+
+    @abstractmethod
+    def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
+        """Σ_i c_ij û_j|i; without coupling, the plain sum."""
+
+    @abstractmethod
+    def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
+        """⟨û_j|i, x_j⟩ with output capsules, or with any other vectors x_j."""
+
+    @abstractmethod
+    def build(self) -> Float[Tensor, "B I J D"]:
+        """The votes themselves, for algorithms that need each of them: B·I·J·D numbers."""
+
+    def compete(
+        self, logits: Float[Tensor, "B I J"], softmax_over: SoftmaxOver = "outputs", *, leaky: bool = False
+    ) -> Float[Tensor, "B I J"]:
+        """Coupling c_ij: the softmax of the logits over the capsules that compete.
+
+        Over ``"outputs"``, the output capsules that an input capsule votes for compete: all of them, or, in a layer on
+        a map that says so, those of all positions whose windows hold the input capsule.
+
+        Args:
+            logits: b_ij.
+            softmax_over: The axis on which capsules compete.
+            leaky: Add a competitor with logit 0, whose share goes to no capsule.
+        """
+        if self.rivals is None or softmax_over == "inputs":
+            return compete(logits, softmax_over, leaky)
+        return self.rivals.compete(logits, leaky)
+
+
+class DenseVotes(Votes):
+    """Votes W_ij u_i, a matrix for each pair; or w_ij∘u_i, a vector for each pair.
+
+    Args:
+        poses: Input capsules u_i.
+        weight: W_ij (I, J, D, K), or w_ij (I, J, D) with D = K.
+    """
+
+    def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D ..."]) -> None:
+        I, J, D = weight.shape[:3]
+        super().__init__(poses, LayerSize(I, poses.shape[2], J, D))
+        self.weight = weight
+
+    def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
+        """See :class:`Votes`."""
+        return weighted_sum(self.poses, self.weight, coupling)
+
+    def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
+        """See :class:`Votes`."""
+        return agreement(self.poses, self.weight, parents)
+
+    def build(self) -> Float[Tensor, "B I J D"]:
+        """See :class:`Votes`."""
+        if self.weight.ndim == 3:
+            return self.poses.unsqueeze(2) * self.weight
+        return compute_votes(self.poses, self.weight)
+
+
+class SharedVotes(Votes):
+    """Votes W_j u_i: all input capsules share the matrix of an output capsule.
+
+    Args:
+        poses: Input capsules u_i.
+        weight: W_j.
+    """
+
+    def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "J D K"]) -> None:
+        J, D, K = weight.shape
+        super().__init__(poses, LayerSize(poses.shape[1], K, J, D))
+        self.weight = weight
+        self._poses, self._weight = in_full_precision(poses), in_full_precision(weight)
+
+    def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
+        """See :class:`Votes`. W_j Σ_i c_ij u_i: the poses are summed first."""
+        with full_precision(self.poses.device):
+            if coupling is None:
+                total = torch.einsum("jdk,bk->bjd", self._weight, self._poses.sum(1))
+            else:
+                sums = coupling.to(self._poses).transpose(1, 2) @ self._poses  # (B, J, K)
+                total = torch.einsum("jdk,bjk->bjd", self._weight, sums)
+        return total.to(self.poses.dtype)
+
+    def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
+        """See :class:`Votes`. ⟨u_i, W_jᵀ x_j⟩: the output capsules are brought back first."""
+        with full_precision(self.poses.device):
+            agreement = self._poses @ torch.einsum("jdk,bjd->bkj", self._weight, parents.to(self._poses))
+        return agreement.to(self.poses.dtype)
+
+    def build(self) -> Float[Tensor, "B I J D"]:
+        """See :class:`Votes`."""
+        with full_precision(self.poses.device):
+            return torch.einsum("jdk,bik->bijd", self._weight, self._poses).to(self.poses.dtype)
+
+
+class MatrixVotes(Votes):
+    """Votes M_i W_ij of poses that are square matrices, M_i (P, P), read row by row: K = D = P².
+
+    The rows of a pose are transformed alike, so that a row is a capsule of P components to the sums.
+
+    Args:
+        poses: Input capsules M_i.
+        weight: W_ij.
+    """
+
+    def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J P P"]) -> None:
+        I, J, P, _ = weight.shape
+        super().__init__(poses, LayerSize(I, P * P, J, P * P))
+        rows = poses.unflatten(2, (P, P)).movedim(2, 1).flatten(0, 1)  # (B·P, I, P)
+        self.rows = DenseVotes(rows, weight.transpose(2, 3))
+        self.batch, self.side = poses.shape[0], P
+
+    def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
+        """See :class:`Votes`."""
+        each = None if coupling is None else coupling.repeat_interleave(self.side, 0)
+        return self._joined(self.rows.weighted_sum(each))
+
+    def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
+        """See :class:`Votes`."""
+        rows = parents.unflatten(2, (self.side, self.side)).movedim(2, 1).flatten(0, 1)  # (B·P, J, P)
+        return self.rows.agreement(rows).unflatten(0, (self.batch, self.side)).sum(1)
+
+    def build(self) -> Float[Tensor, "B I J D"]:
+        """See :class:`Votes`."""
+        return self._joined(self.rows.build())
+
+    def _joined(self, rows: Float[Tensor, "BP *capsules P"]) -> Float[Tensor, "B *capsules D"]:
+        return rows.unflatten(0, (self.batch, self.side)).movedim(1, -2).flatten(-2)
+
+
+class Rivals:
+    """The competition on a map: an input capsule's rivals stand at all positions whose windows hold it.
+
+    Args:
+        children: The capsule of the map that each input capsule of each window is.
+        number: Capsules on the map, N.
+    """
+
+    def __init__(self, children: Int[Tensor, "L I"], number: int) -> None:
+        self.children, self.number = children, number
+
+    def sum(self, windows: Float[Tensor, "BL I"]) -> Float[Tensor, "B N"]:
+        """What the input capsules of the windows have, summed for each capsule of the map."""
+        given = windows.unflatten(0, (-1, len(self.children))).flatten(1)  # (B, L·I)
+        return given.new_zeros(len(given), self.number).index_add(1, self.children.flatten(), given)
+
+    @property
+    def links(self) -> Float[Tensor, "N"]:
+        """How many windows hold each capsule of the map."""
+        return self.sum(torch.ones(self.children.shape, device=self.children.device))[0]
+
+    def compete(self, logits: Float[Tensor, "BL I J"], leaky: bool) -> Float[Tensor, "BL I J"]:
+        """The softmax over the output types and the positions; see :meth:`Votes.compete`.
+
+        Args:
+            logits: Those of the windows (B·L, I, J).
+            leaky: See :meth:`Votes.compete`.
+        """
+        positions, I = self.children.shape
+        child = self.children.flatten()  # (L·I)
+        given = logits.unflatten(0, (-1, positions)).flatten(1, 2)  # (B, L·I, J)
+        B = given.shape[0]
+        with torch.no_grad():  # the largest of a child's logits, which cancels out
+            start = 0.0 if leaky else -math.inf
+            largest = given.new_full((B, self.number), start)
+            largest.scatter_reduce_(1, child.expand(B, -1), given.amax(2), "amax")
+            largest = largest.clamp_min(torch.finfo(given.dtype).min)  # of capsules in no window
+        powers = (given - largest[:, child, None]).exp()
+        total = self.sum(powers.sum(2).unflatten(1, (positions, I)).flatten(0, 1))
+        if leaky:
+            total = total + (-largest).exp()
+        return (powers / total[:, child, None]).unflatten(1, (positions, I)).flatten(0, 1)
+
+
+class Transform(nn.Module, ABC):
+    """From capsules to votes. A layer tells it its sizes once, by :meth:`bind`, where it makes its parameters.
+
+    Subclass it with :meth:`bind` and :meth:`forward` to put a transform of your own into a capsule layer.
+    """
+
+    @abstractmethod
+    def bind(self, size: LayerSize, std: float) -> None:
+        """Make the parameters.
+
+        Args:
+            size: I, K, J, D.
+            std: The deviation of votes, relative to the length of a pose, that suits the routing; see
+                :meth:`torchcaps.nn.Routing.balanced_std`.
+
+        Raises:
+            ValueError: Sizes that this transform cannot have.
+        """
+
+    @abstractmethod
+    def forward(self, poses: Float[Tensor, "B I K"]) -> Votes:
+        """The votes of input capsules u_i."""
+
+
+class WeightTransform(Transform):
+    """A transform with one tensor of weights, which starts at random.
+
+    Args:
+        weight_init: ``"balanced"`` (default): normal, with the deviation that suits the sizes and the routing, so that
+            layers stack; ``"normal"`` or ``"truncated-normal"`` (cut at two deviations) with ``weight_std``;
+            ``"fan-in"``: normal with variance 2 / (I·K).
+        weight_std: Standard deviation for ``"normal"`` and ``"truncated-normal"``.
+
+    Raises:
+        TypeError: A deviation that is no number.
+        ValueError: A deviation below zero, or another ``weight_init``.
+    """
+
+    weight: nn.Parameter
+
+    def __init__(self, weight_init: WeightInit = "balanced", weight_std: float = 0.1) -> None:
+        super().__init__()
+        name = type(self).__name__
+        check_choice(name, "weight_init", weight_init, ("balanced", "normal", "truncated-normal", "fan-in"))
+        check_numbers(name, weight_std=weight_std)
+        if not 0 <= weight_std < math.inf:
+            raise ValueError(f"{name}: weight_std must be at least 0 and finite, got {weight_std}")
+        self.weight_init, self.weight_std = weight_init, weight_std
+
+    def bind(self, size: LayerSize, std: float) -> None:
+        """See :class:`Transform`."""
+        if hasattr(self, "size"):
+            raise ValueError(f"{type(self).__name__}: this transform belongs to a layer already; make one for each")
+        self.weight = nn.Parameter(self._empty(size))
+        self.size, self.balanced_std = size, std * math.sqrt(size.in_dim / self._products(size))
+        self.reset_parameters()
+
+    @abstractmethod
+    def _empty(self, size: LayerSize) -> Tensor:
+        """The weights' memory.
+
+        Raises:
+            ValueError: Sizes that this transform cannot have.
+        """
+
+    def _products(self, size: LayerSize) -> int:
+        """How many products of a weight and a component of a pose are summed in a component of a vote."""
+        return size.in_dim
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew from torch's random generator."""
+        with torch.no_grad():
+            if self.weight_init == "truncated-normal":
+                std = self.weight_std
+                nn.init.trunc_normal_(self.weight, std=std, a=-2 * std, b=2 * std)
+            else:
+                stds = {
+                    "balanced": self.balanced_std,
+                    "normal": self.weight_std,
+                    "fan-in": math.sqrt(2 / (self.size.in_capsules * self.size.in_dim)),
+                }
+                nn.init.normal_(self.weight, std=stds[self.weight_init])
+
+    def _check(self, poses: Tensor) -> None:
+        check_tensor(type(self).__name__, "poses", poses, ("B", self.size.in_capsules, self.size.in_dim))
+        check_one_device(type(self).__name__, poses=poses, weight=self.weight)
+
+    def extra_repr(self) -> str:
+        """Sizes and start, for ``print(model)``."""
+        std = f"({self.weight_std:g})" if "normal" in self.weight_init else ""
+        return (
+            f"weight={tuple(self.weight.shape)}, weight_init={self.weight_init}{std}" if hasattr(self, "size") else ""
+        )
+
+
+class Dense(WeightTransform):
+    """A matrix for each pair of an input and an output capsule: votes W_ij u_i, W (I, J, D, K).
+
+    Source: Sabour, Frosst, Hinton 2017, equation 2 (arXiv:1710.09829).
+    """
+
+    def _empty(self, size: LayerSize) -> Float[Tensor, "I J D K"]:
+        # seen as (I, J, D, K), kept in memory as (J, D, K, I): every step of fast routing is then a matrix product
+        I, K, J, D = size
+        return torch.empty(J, D, K, I).permute(3, 0, 1, 2)
+
+    def forward(self, poses: Float[Tensor, "B I K"]) -> DenseVotes:
+        """See :class:`Transform`."""
+        self._check(poses)
+        return DenseVotes(poses, self.weight)
+
+
+class Shared(WeightTransform):
+    """One matrix for each output capsule, which all input capsules share: votes W_j u_i, W (J, D, K).
+
+    Source: Gu, Tresp 2020, "Improving the Robustness of Capsule Networks to Image Affine Transformations"
+    (arXiv:1911.07968).
+    """
+
+    def _empty(self, size: LayerSize) -> Float[Tensor, "J D K"]:
+        _, K, J, D = size
+        return torch.empty(J, D, K)
+
+    def forward(self, poses: Float[Tensor, "B I K"]) -> SharedVotes:
+        """See :class:`Transform`."""
+        self._check(poses)
+        return SharedVotes(poses, self.weight)
+
+
+class Elementwise(WeightTransform):
+    """A vector for each pair of an input and an output capsule: votes w_ij∘u_i, w (I, J, D), D = K.
+
+    Source: Byerly, Kalganova, Dear 2021, "No Routing Needed Between Capsules" (arXiv:2001.09136).
+    """
+
+    def _empty(self, size: LayerSize) -> Float[Tensor, "I J D"]:
+        I, K, J, D = size
+        if K != D:
+            raise ValueError(
+                f"Elementwise: input and output capsules must have as many components as each other, got {K} and {D}"
+            )
+        return torch.empty(J, D, I).permute(2, 0, 1)
+
+    def _products(self, size: LayerSize) -> int:  # noqa: ARG002  as all transforms
+        return 1
+
+    def forward(self, poses: Float[Tensor, "B I K"]) -> DenseVotes:
+        """See :class:`Transform`."""
+        self._check(poses)
+        return DenseVotes(poses, self.weight)
+
+
+class Matrix(WeightTransform):
+    """Poses are square matrices M_i (P, P), and so are the weights: votes M_i W_ij, W (I, J, P, P), K = D = P².
+
+    Source: Hinton, Sabour, Frosst 2018, "Matrix capsules with EM routing" (ICLR).
+    """
+
+    def _empty(self, size: LayerSize) -> Float[Tensor, "I J P P"]:
+        I, K, J, D = size
+        P = math.isqrt(K)
+        if P * P != K or K != D:
+            raise ValueError(
+                f"Matrix: the poses of input and output capsules must be square matrices of one size, such as 4×4 = 16 "
+                f"components, got {K} and {D}"
+            )
+        return torch.empty(J, P, P, I).permute(3, 0, 2, 1)
+
+    def _products(self, size: LayerSize) -> int:
+        return math.isqrt(size.in_dim)
+
+    def forward(self, poses: Float[Tensor, "B I K"]) -> MatrixVotes:
+        """See :class:`Transform`."""
+        self._check(poses)
+        return MatrixVotes(poses, self.weight)

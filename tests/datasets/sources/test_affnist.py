@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.io import savemat
+
+from torchcaps.datasets import DataRequest, ImageSet, load_dataset
+from torchcaps.datasets.sources import affnist
+from torchcaps.datasets.sources.affnist import affine_versions, find_originals, padded, placed, read_originals
+from torchcaps.datasets.sources.mnist import load_mnist
+from torchcaps.errors import InputError
+
+
+def digits(n: int = 20, left: int = 4, right: int = 24) -> ImageSet:
+    """A frame of ink as wide as MNIST's digits, and a dot in its upper right corner."""
+    images = torch.zeros(n, 1, 28, 28, dtype=torch.uint8)
+    images[..., 4:24, left:right] = 255
+    images[..., 6:22, left + 2 : right - 2] = 0
+    return ImageSet(images, torch.arange(n) % 10)
+
+
+def test_mnist40_trains_on_digits_in_the_middle(small_mnist: Path) -> None:
+    data = load_dataset("mnist-40", data_dir=small_mnist, limit_train=50, validation_size=20)
+    assert data.in_shape == (1, 40, 40)
+    assert isinstance(data.train, ImageSet)
+    raw = load_mnist(DataRequest(data_dir=small_mnist)).train.take(50)
+    assert torch.equal(data.train.images[:, :, 6:34, 6:34], raw.images)
+    assert data.train.images.count_nonzero() == raw.images.count_nonzero()
+
+
+def test_mnist40_judges_by_digits_at_fixed_random_places(small_mnist: Path) -> None:
+    first, other = (load_dataset("mnist-40", data_dir=small_mnist, seed=seed, validation_size=50) for seed in (0, 1))
+    assert torch.equal(first.test.images, other.test.images)
+    for part in (first.validation, first.test):
+        assert part.images.flatten(1).count_nonzero(1).unique().tolist() == [3 * 20 + 3 * 9]  # all ink is there
+        assert len(corners(part)) > 30
+
+
+def corners(part: ImageSet) -> set[tuple[int, int]]:
+    """Where the ink of the images begins."""
+    rows = (part.images > 0).any(3)[:, 0].int().argmax(1)
+    columns = (part.images > 0).any(2)[:, 0].int().argmax(1)
+    return set(zip(rows.tolist(), columns.tolist(), strict=True))
+
+
+def test_all_places_within_6_pixels_are_taken_up() -> None:
+    assert corners(placed(digits(3000))) == {(y, x) for y in range(4, 17) for x in range(4, 17)}
+
+
+def test_placed_and_padded_by_hand() -> None:
+    one = ImageSet(torch.full((1, 1, 28, 28), 7, dtype=torch.uint8), torch.tensor([3]))
+    assert padded(one).images.count_nonzero() == 28 * 28
+    assert padded(one).images[0, 0, 6, 6] == 7
+    assert padded(one).images[0, 0, 5, 6] == 0
+    assert placed(one).images.count_nonzero() == 28 * 28
+
+
+def test_versions_of_digits_keep_all_their_ink() -> None:
+    made = affine_versions(digits(), versions=16)
+    assert made.images.shape == (320, 1, 40, 40)
+    # a frame of 2 pixels: 144 of them, scaled by 0.64 to 1.44
+    ink = made.images.double().sum((1, 2, 3)) / 255 / 144
+    assert ink.min() > 0.6
+    assert ink.max() < 1.5
+    # the frame is closed: as many columns begin in ink as rows do, and none is cut by the edge
+    for image in made.images[:60, 0]:
+        rows, columns = (image > 0).any(1).nonzero(), (image > 0).any(0).nonzero()
+        assert rows[-1] - rows[0] >= 15
+        assert columns[-1] - columns[0] >= 15
+
+
+def test_no_ink_would_lie_outside_of_the_canvas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a larger canvas the same digits have the same ink: none of it was lost on the smaller one."""
+    numbers = torch.from_numpy(np.random.RandomState(1).random_sample((300, 6)))
+    numbers[:50, 4:] = 0  # as far up and left as may be
+    numbers[50:100, 4:] = 1
+    pixels = digits(300).images
+    shown = affnist._transformed(pixels, numbers)
+    room = affnist._room
+    monkeypatch.setattr(affnist, "_room", lambda *_: limits)
+    limits = room(pixels, affnist.linear_maps(*parameters(numbers)))
+    monkeypatch.setattr(affnist, "SIDE", 60)
+    large = affnist._transformed(pixels, numbers)
+    assert torch.equal(large[:, :, 10:50, 10:50], shown)
+    assert large.count_nonzero() == shown.count_nonzero()
+    limits = tuple(limit + 1.5 for limit in limits)  # type: ignore[assignment]
+    assert affnist._transformed(pixels, numbers)[:, :, 10:50, 10:50].count_nonzero() < shown.count_nonzero()
+
+
+def parameters(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rotation, scale and shear of the documented ranges."""
+    return (40 * numbers[:, 0] - 20, 0.8 + 0.4 * numbers[:, 2:4], 0.4 * numbers[:, 1] - 0.2)
+
+
+def test_digits_use_the_whole_canvas() -> None:
+    made = affine_versions(digits(left=12, right=16), versions=32)
+    touched = (made.images > 0).any(0)[0]
+    assert touched[0].any()
+    assert touched[-1].any()
+    assert touched[:, 0].any()
+    assert touched[:, -1].any()
+
+
+def test_one_number_moves_one_thing() -> None:
+    pixels = digits(1).images
+    still = torch.full((1, 6), 0.5, dtype=torch.float64)  # no turn, no shear, no scaling, in the middle
+    upright = affnist._transformed(pixels, still)
+    assert torch.equal(upright[:, :, 6:34, 6:34], pixels)
+    for place, (rows, columns) in enumerate(((20, 24), (20, 24), (20, 24), (24, 20))):
+        changed = still.clone()
+        changed[0, place] = 1.0
+        image = affnist._transformed(pixels, changed)[0, 0] > 127
+        height, width = int(image.any(1).sum()), int(image.any(0).sum())
+        if place == 0:  # turned by 20 degrees: larger both ways
+            assert min(height, width) >= 24
+        else:  # sheared: wider; scaled in width, scaled in height
+            assert (abs(height - rows) <= 1, abs(width - columns) <= 1) == (True, True)
+
+
+def test_a_digit_too_large_for_the_canvas_is_put_in_its_middle() -> None:
+    large = ImageSet(torch.full((4, 1, 76, 76), 255, dtype=torch.uint8), torch.arange(4))
+    assert (affine_versions(large, versions=2).images == 255).all()
+
+
+def test_an_image_without_ink_stays_without() -> None:
+    blank = ImageSet(torch.zeros(3, 1, 28, 28, dtype=torch.uint8), torch.arange(3))
+    assert affine_versions(blank, versions=2).images.count_nonzero() == 0
+
+
+def test_the_first_versions_are_a_sample_and_the_same_as_those_of_all() -> None:
+    whole = affine_versions(digits(40), versions=4)
+    assert torch.equal(whole.labels[:40].bincount(), torch.full((10,), 4))
+    assert not torch.equal(whole.labels[:40], whole.labels[40:80])
+    for limit in (1, 40, 70, 1000):
+        some = affine_versions(digits(40), versions=4, limit=limit)
+        assert torch.equal(some.images, whole.images[:limit])
+        assert torch.equal(some.labels, whole.labels[:limit])
+
+
+def test_affnist_is_mnist40_with_another_test_set(small_mnist: Path) -> None:
+    data = load_dataset("affnist", data_dir=small_mnist, limit_test=60)
+    other = load_dataset("mnist-40", data_dir=small_mnist)
+    assert torch.equal(data.train.images, other.train.images)  # type: ignore[union-attr]
+    assert torch.equal(data.validation.images, other.validation.images)
+    assert len(data.test) == 60
+    assert data.test.labels[:40].bincount().tolist() == [4] * 10
+    assert len(load_dataset("affnist", data_dir=small_mnist).test) == 40 * 32
+
+
+def write_original(path: Path, n: int = 6, first: int = 0, **changed: object) -> np.ndarray:
+    """A file of the original form; each image has its number in its first pixel, and a row of ink."""
+    images = np.zeros((n, 40, 40), np.uint8)
+    images[:, 0, 0] = first + np.arange(n)
+    images[:, 5, 10:30] = 255
+    fields = {
+        "affine_cf": np.zeros((6, n)),
+        "image": images.reshape(n, 1600).T,
+        "label_int": (np.arange(n) % 10)[None].astype(np.uint8),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fields = {name: value for name, value in {**fields, **changed}.items() if value is not None}
+    savemat(path, {"affNISTdata": fields}, do_compression=True)
+    return images
+
+
+@pytest.mark.parametrize("folder", ["affnist", "affNIST", "affnist/transformed"])
+def test_an_original_file_is_read_upright_where_it_is_there(small_mnist: Path, folder: str) -> None:
+    assert find_originals(small_mnist) is None
+    images = write_original(small_mnist / folder / "test.mat", 30)
+    data = load_dataset("affnist", data_dir=small_mnist)
+    number = data.test.images[:, 0, 0, 0].long()
+    assert number.sort().values.tolist() == list(range(30))
+    assert number.tolist() != list(range(30))  # in random order: the first n are a sample
+    assert torch.equal(data.test.images[:, 0], torch.from_numpy(images)[number])
+    assert torch.equal(data.test.labels, number % 10)
+    assert torch.equal(load_dataset("affnist", data_dir=small_mnist, limit_test=7).test.images, data.test.images[:7])
+
+
+def test_the_original_batches_are_read(small_mnist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(affnist, "_BATCHES", ("1.mat", "2.mat"))
+    folder = small_mnist / "affnist" / "test_batches"
+    write_original(folder / "1.mat")
+    with pytest.raises(InputError, match=f"there is no file {re.escape(str(folder / '2.mat'))}"):
+        load_dataset("affnist", data_dir=small_mnist)
+    write_original(folder / "2.mat", first=6)
+    test = load_dataset("affnist", data_dir=small_mnist).test
+    assert test.images[:, 0, 0, 0].sort().values.tolist() == list(range(12))
+
+
+def test_there_are_32_original_batches() -> None:
+    assert affnist._BATCHES[0] == "1.mat"
+    assert affnist._BATCHES[-1] == "32.mat"
+    assert len(affnist._BATCHES) == 32
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"image": None}, "no variable affNISTdata.image; it holds affNISTdata"),
+        ({"image": np.zeros((784, 6), np.uint8)}, r"images are uint8 of the shape \(784, 6\)"),
+        ({"image": np.zeros((1600, 6))}, r"images are float64"),
+        ({"label_int": np.zeros((1, 5), np.uint8)}, r"and its 5 labels.*must be uint8 of the shape \(1600, 5\)"),
+        ({"label_int": np.full((1, 6), 10, np.uint8)}, "labels run from 10 to 10, not 0 to 9"),
+        ({"label_int": np.array(["abcdef"])}, "its affNISTdata.label_int holds other than real numbers"),
+        ({"image": None, "label_int": np.array([{"a": 1}])}, "affNISTdata.label_int holds other than real numbers"),
+    ],
+)
+def test_original_files_of_another_form(tmp_path: Path, changed: dict[str, object], words: str) -> None:
+    write_original(tmp_path / "test.mat", **changed)
+    with pytest.raises(InputError, match=f"{re.escape(str(tmp_path / 'test.mat'))} .*{words}"):
+        read_originals([tmp_path / "test.mat"])
+
+
+def test_another_matlab_file(tmp_path: Path) -> None:
+    savemat(tmp_path / "test.mat", {"affNISTdata": np.zeros(3)})
+    with pytest.raises(InputError, match=r"test\.mat has no variable affNISTdata\.image; it holds affNISTdata"):
+        read_originals([tmp_path / "test.mat"])
+
+
+@pytest.mark.mnist
+def test_the_published_test_images(mnist_dir: Path) -> None:
+    # published results rest on these images: whatever moves them is a break
+    data = load_dataset("affnist", data_dir=mnist_dir, limit_test=1000)
+    assert (
+        hashlib.sha256(data.test.images.numpy()).hexdigest()
+        == "8fbbc55982fc00feb6cd730c753417e8ab9aaf583d413a477d5f4463aad83367"
+    )
+    upright = load_dataset("mnist-40", data_dir=mnist_dir)
+    assert (
+        hashlib.sha256(upright.test.images.numpy()).hexdigest()
+        == "5e2d731cb7dd9768e427103d7df19e314f6c8aa47e1d36c5c88ea3acf507b6a8"
+    )
+    assert (len(upright.train), len(upright.validation), len(upright.test)) == (55_000, 5_000, 10_000)
+    # each digit fits: none had to be put in the middle for want of room
+    raw = load_mnist(DataRequest(data_dir=mnist_dir)).test.images[:2000]
+    numbers = torch.from_numpy(np.random.RandomState(0).random_sample((2000, 6)))
+    least, most = affnist._room(raw, affnist.linear_maps(*parameters(numbers)))
+    assert (most - least).min() > 0

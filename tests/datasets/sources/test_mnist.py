@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import re
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from torchcaps.datasets import list_datasets, load_dataset
+from torchcaps.datasets.registry import DataRequest
+from torchcaps.datasets.sources import mnist
+from torchcaps.datasets.sources.mnist import FAMILIES, IdxFamily, load_family, source_of
+from torchcaps.errors import InputError
+
+STEMS = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+
+
+def idx(array: np.ndarray) -> bytes:
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def contents(seed: int, *, balanced: bool = False) -> dict[str, bytes]:
+    """The four files of a small family: 40 and 20 images of 6×5."""
+    random = np.random.default_rng(seed)
+    files = {}
+    for part, n in (("train", 40), ("t10k", 20)):
+        labels = np.arange(n, dtype=np.uint8) % 10
+        if not balanced:
+            labels[-1] = seed
+        files[f"{part}-images-idx3-ubyte"] = idx(random.integers(0, 256, (n, 6, 5), dtype=np.uint8))
+        files[f"{part}-labels-idx1-ubyte"] = idx(random.permutation(labels))
+    return files
+
+
+def family(name: str, files: dict[str, bytes], mirrors: tuple[str, ...] = ("http://127.0.0.1:9/",)) -> IdxFamily:
+    return dataclasses.replace(
+        FAMILIES[0],
+        name=name,
+        torchvision=name.upper(),
+        mirrors=mirrors,
+        sha256={stem: hashlib.sha256(gzip.compress(data, mtime=0)).hexdigest() for stem, data in files.items()},
+        md5={stem: hashlib.md5(data).hexdigest() for stem, data in files.items()},
+        shapes={stem: (40 if "train" in stem else 20, 6, 5)[: 3 if "images" in stem else 1] for stem in files},
+    )
+
+
+ONE, TWO, FREE = contents(1), contents(2), contents(3, balanced=True)
+SMALL, OTHER = family("small", ONE), family("other", TWO)
+UNKNOWN = dataclasses.replace(family("unknown", FREE), md5={})  # as KMNIST, whose contents' hashes nobody published
+
+
+@pytest.fixture(autouse=True)
+def _families(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mnist, "FAMILIES", (SMALL, OTHER, UNKNOWN))
+
+
+def write(folder: Path, files: dict[str, bytes], *, zipped: bool = False) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for stem, data in files.items():
+        if zipped:
+            (folder / f"{stem}.gz").write_bytes(gzip.compress(data, mtime=0))
+        else:
+            (folder / stem).write_bytes(data)
+    return folder
+
+
+def load(which: IdxFamily, folder: Path | None = None, *, download: bool = False) -> torch.Tensor:
+    splits = load_family(which, DataRequest(data_dir=folder, download=download))
+    return torch.cat([splits.train.images, splits.test.images])
+
+
+@pytest.mark.parametrize("sub", [".", "small", "SMALL/raw"])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_files_are_found_and_read(tmp_path: Path, sub: str, zipped: bool) -> None:
+    write(tmp_path / "data" / sub, ONE, zipped=zipped)
+    splits = load_family(SMALL, DataRequest(data_dir=tmp_path / "data"))
+    pixels = np.frombuffer(ONE["train-images-idx3-ubyte"][16:], np.uint8).reshape(40, 1, 6, 5)
+    assert torch.equal(splits.train.images, torch.from_numpy(pixels.copy()))
+    assert splits.train.labels.tolist() == list(ONE["train-labels-idx1-ubyte"][8:])
+    assert splits.test.labels.tolist() == list(ONE["t10k-labels-idx1-ubyte"][8:])
+    assert source_of(SMALL).find(tmp_path / "data") == tmp_path / "data" / sub
+
+
+def test_the_variable_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHCAPS_DATA", str(write(tmp_path / "data", ONE)))
+    assert len(load(SMALL)) == 60
+    assert source_of(SMALL).find(None) == tmp_path / "data"
+
+
+def test_the_argument_comes_before_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path / "nowhere"))
+    assert len(load(SMALL, write(tmp_path / "data", ONE))) == 60
+
+
+def test_the_cache_is_the_last_place(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(cache / "small", ONE, zipped=True)
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path / "data"))  # which holds other things
+    assert source_of(SMALL).find(None) == cache / "small"
+    assert len(load(SMALL)) == 60
+    assert len(load(SMALL, download=True)) == 60  # needs no network either
+
+
+def test_another_sets_files_of_the_same_names_are_not_taken_for_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHCAPS_DATA", str(write(tmp_path / "data", ONE)))
+    assert source_of(OTHER).find(None) is None
+    assert source_of(UNKNOWN).find(None) is None
+    with pytest.raises(InputError, match="other is not on this machine"):
+        load(OTHER)
+    write(tmp_path / "data" / "other", ONE)  # put where only the other's belong
+    with pytest.raises(InputError, match="not have the contents of other's train-images-idx3-ubyte but of small"):
+        load(OTHER)
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_changed_contents_are_named_with_both_hashes(tmp_path: Path, stem: str) -> None:
+    changed = bytearray(ONE[stem])
+    changed[-1] = (changed[-1] + 1) % 10
+    write(tmp_path, ONE | {stem: bytes(changed)})
+    got, wanted = hashlib.md5(changed).hexdigest(), SMALL.md5[stem]
+    with pytest.raises(
+        InputError, match=f"{re.escape(str(tmp_path / stem))} does not have the contents .*MD5 {got}, expected {wanted}"
+    ):
+        load(SMALL, tmp_path)
+
+
+@pytest.mark.parametrize("stem", STEMS)
+@pytest.mark.parametrize("zipped", [True, False])
+def test_truncated_files_are_named(tmp_path: Path, stem: str, zipped: bool) -> None:
+    write(tmp_path, ONE, zipped=zipped)
+    path = tmp_path / (f"{stem}.gz" if zipped else stem)
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(InputError, match=f"{re.escape(str(path))} is (a )?truncated"):
+        load(SMALL, tmp_path)
+
+
+def test_wrong_shapes_and_labels_out_of_range(tmp_path: Path) -> None:
+    write(tmp_path, FREE | {"t10k-images-idx3-ubyte": idx(np.zeros((20, 5, 6), np.uint8))})
+    with pytest.raises(InputError, match=r"t10k-images-idx3-ubyte holds .*\(20, 5, 6\), but .*\(20, 6, 5\)"):
+        load(UNKNOWN, tmp_path)
+    write(tmp_path, FREE | {"train-labels-idx1-ubyte": idx(np.full(40, 10, np.uint8))})
+    with pytest.raises(InputError, match="train-labels-idx1-ubyte has a label 10, but those of unknown are 0 to 9"):
+        load(UNKNOWN, tmp_path)
+    write(tmp_path, FREE | {"train-labels-idx1-ubyte": idx(np.zeros(39, np.uint8))})
+    with pytest.raises(InputError, match=r"\(39,\), but .*\(40,\)"):
+        load(UNKNOWN, tmp_path)
+
+
+def test_a_family_without_known_contents_is_held_to_its_balance(tmp_path: Path) -> None:
+    write(tmp_path, FREE)
+    assert len(load(UNKNOWN, tmp_path)) == 60
+    write(tmp_path, {"train-labels-idx1-ubyte": contents(4)["train-labels-idx1-ubyte"]})
+    with pytest.raises(InputError, match="classes differ in size"):
+        load(UNKNOWN, tmp_path)
+
+
+def test_what_is_noticed_of_a_family_without_known_contents(tmp_path: Path) -> None:
+    stem = "train-images-idx3-ubyte"
+    changed = bytearray(FREE[stem])
+    changed[-1] ^= 1
+    write(tmp_path, FREE, zipped=True)
+    path = tmp_path / f"{stem}.gz"
+    path.write_bytes(gzip.compress(bytes(changed), mtime=0)[:-8] + path.read_bytes()[-8:])  # the checksum of before
+    with pytest.raises(InputError, match=f"{re.escape(str(path))} is a truncated or corrupt gzip file"):
+        load(UNKNOWN, tmp_path)
+    path.write_bytes(gzip.compress(bytes(changed)))  # changed before it was packed: documented as not noticed
+    assert len(load(UNKNOWN, tmp_path)) == 60
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_a_family_without_known_contents_still_knows_anothers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stem: str
+) -> None:
+    balanced = contents(5, balanced=True)
+    monkeypatch.setattr(mnist, "FAMILIES", (family("known", balanced), UNKNOWN))
+    write(tmp_path / "unknown", FREE | {stem: balanced[stem]})
+    with pytest.raises(InputError, match=f"not have the contents of unknown's {stem} but of known"):
+        load(UNKNOWN, tmp_path)
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_a_missing_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stem: str) -> None:
+    write(tmp_path / "data", ONE)
+    (tmp_path / "data" / stem).unlink()
+    with pytest.raises(InputError, match=f"{re.escape(str(tmp_path / 'data'))} has no {stem}"):
+        load(SMALL, tmp_path / "data")
+    monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path / "data"))
+    with pytest.raises(InputError, match=f"has no {stem}"):  # half a set there is a mistake, not a wish to download
+        load(SMALL)
+    assert source_of(SMALL).find(tmp_path / "data") is None
+
+
+def test_a_folder_that_is_none_or_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=f"data_dir is {re.escape(str(tmp_path / 'no'))}, which is no folder"):
+        load(SMALL, tmp_path / "no")
+    with pytest.raises(InputError, match="has no train-images-idx3-ubyte and no train-labels"):
+        load(SMALL, tmp_path, download=True)
+    monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path / "no"))
+    with pytest.raises(InputError, match=r"TORCHCAPS_DATA is .*no folder"):
+        load(SMALL)
+    assert source_of(SMALL).find(None) is None
+
+
+def test_no_network_and_no_wish_for_one() -> None:
+    with pytest.raises(
+        InputError, match=r"could not be downloaded \(http://127\.0\.0\.1:9/: no connection\).*--data-dir"
+    ):
+        load(SMALL, download=True)
+    with pytest.raises(InputError, match=r"small is not on this machine.*--data-dir FOLDER, or TORCHCAPS_DATA"):
+        load(SMALL, download=False)
+
+
+def test_the_published_families_are_complete() -> None:
+    assert [family.name for family in FAMILIES] == ["mnist", "fashion-mnist", "kmnist"]
+    for each in FAMILIES:
+        assert tuple(each.sha256) == tuple(each.shapes) == STEMS
+        assert all(len(value) == 64 for value in each.sha256.values())
+        assert all(len(value) == 32 for value in each.md5.values())
+        assert tuple(each.md5) in (STEMS, ())
+        assert len(each.class_names) == 10
+        assert all(mirror.endswith("/") for mirror in each.mirrors)
+
+
+@pytest.mark.mnist
+def test_the_real_thing(mnist_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mnist, "FAMILIES", FAMILIES)
+    monkeypatch.setenv("TORCHCAPS_DATA", str(mnist_dir))
+    data = load_dataset("mnist")
+    assert (len(data.train), len(data.validation), len(data.test)) == (55_000, 5_000, 10_000)
+    assert data.in_shape == (1, 28, 28)
+    assert data.test.labels[:10].tolist() == [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
+    counts = data.train.labels.bincount() + data.validation.labels.bincount()
+    assert counts.tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert ((data.validation.labels.bincount() - counts / 12).abs() < 1).all()
+
+    limited = load_dataset("mnist", limit_train=1000, limit_test=1000, image_size=20)
+    assert limited.train.labels[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
+    assert (len(limited.train), len(limited.validation), len(limited.test)) == (1000, 5000, 1000)
+    assert limited.in_shape == (1, 20, 20)
+
+    here = {info.name for info in list_datasets() if info.locate()}
+    assert "mnist" in here

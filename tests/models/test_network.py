@@ -1,0 +1,314 @@
+"""Networks of parts: stacks of capsule layers, backbones of one's own, and what of them can be saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from support import assert_close, assert_finite, assert_gradients_reach, assert_raises
+from torchcaps import create_model, load_pretrained
+from torchcaps.errors import InputError
+from torchcaps.models import CapsNet, CapsNetConfig
+from torchcaps.models.config import ConvLayerConfig, DenseLayerConfig
+from torchcaps.models.fields import replace
+from torchcaps.nn import Decoder, DynamicRouting, Shared
+
+SHAPE, CLASSES = (1, 20, 20), 4
+IMAGES = torch.rand(3, *SHAPE, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([0, 1, 3])
+SMALL = {"conv_channels": 8, "primary_types": 2, "decoder_hidden": (16,)}
+MAPS = {"primary_kernel": 5, "primary_stride": 1}  # primary capsules on a map of 8×8
+
+LAYERS: dict[str, tuple[dict[str, Any], ...]] = {
+    "dense, dense": ({"name": "dense", "num_capsules": 6, "capsule_dim": 4}, {"name": "dense", "capsule_dim": 5}),
+    "conv, dense": ({"name": "conv", "layer_types": 3, "layer_stride": 2, "capsule_dim": 4}, {"name": "dense"}),
+    "conv over positions, conv, dense": (
+        {"name": "conv", "layer_types": 3, "capsule_dim": 4, "compete_over": "types-and-positions"},
+        {
+            "name": "conv",
+            "layer_types": 2,
+            "capsule_dim": 4,
+            "layer_kernel": 2,
+            "layer_padding": 1,
+            "transform": "matrix",
+        },
+        {"name": "dense", "transform": "shared"},
+    ),
+}
+
+
+def network(in_shape: tuple[int, int, int] = SHAPE, **overrides: Any) -> CapsNet:
+    model = create_model("sabour2017", in_shape, CLASSES, **SMALL | overrides)
+    assert isinstance(model, CapsNet)
+    return model
+
+
+def step(model: CapsNet) -> float:
+    """One step of Adam; the loss before it."""
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    loss = model.loss(model(IMAGES, LABELS), IMAGES, LABELS).total
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+# ---- layers
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_are_built_trained_saved_and_read_again(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = network(**MAPS, layers=LAYERS[name])
+    output = model(IMAGES, LABELS, return_coupling=True)
+    assert output.scores.shape == (3, CLASSES)
+    assert output.reconstruction is not None
+    assert output.reconstruction.shape == IMAGES.shape
+    flow = [*model.capsules(IMAGES), model.class_capsules(model.capsules(IMAGES)[-1])]
+    for capsules, shape in zip(flow, model.shapes, strict=True):
+        assert capsules.poses.shape == (3, shape.number, shape.dim)
+        assert capsules.grid == shape.grid
+    before = step(model)
+    assert_gradients_reach(model)
+    assert step(model) < before
+    model.eval().save_pretrained(tmp_path)
+    again = load_pretrained(tmp_path)
+    assert again.config == model.config
+    for ours, theirs in zip(again(IMAGES), model(IMAGES), strict=True):
+        assert (ours is None) == (theirs is None)
+        assert ours is None or torch.equal(ours, theirs)
+
+
+def test_the_grid_of_each_layer_by_hand() -> None:
+    model = network(**MAPS, layers=LAYERS["conv over positions, conv, dense"])
+    # 8×8 → 3×3 windows, 6×6 → 2×2 windows with a frame of one, 7×7 → classes
+    assert [shape.grid for shape in model.shapes] == [(2, 8, 8), (3, 6, 6), (2, 7, 7), None]
+    assert [(shape.number, shape.dim) for shape in model.shapes] == [(128, 8), (108, 4), (98, 4), (4, 16)]
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (),
+        (DenseLayerConfig(num_capsules=4),),
+        (DenseLayerConfig(), ConvLayerConfig()),
+        (DenseLayerConfig(), DenseLayerConfig(num_capsules=10)),
+    ],
+)
+def test_the_last_layer_has_the_classes(layers: tuple[Any, ...]) -> None:
+    said = "layers must end with a dense layer without num_capsules, which has a capsule for each class"
+    assert_raises(InputError, CapsNetConfig, layers=layers, say=said)
+
+
+def test_a_layer_on_a_map_needs_one() -> None:
+    conv, dense = {"name": "conv"}, {"name": "dense"}
+    said = "a conv layer needs capsules on a map: primary capsules with grouping channels, or another conv layer, must"
+    for overrides in (
+        {"grouping": "raster", "layers": [conv, dense]},
+        {"layers": [{"name": "dense", "num_capsules": 4}, conv, dense]},
+    ):
+        assert_raises(InputError, network, **MAPS | overrides, say=said)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"conv_stride": 3, "conv_kernel": 4, "primary_kernel": 2, "primary_stride": 5},
+        {"primary_padding": 2, "stem_channels": (3, 3), "stem_strides": (2, 1)},
+        {"conv_kernel": 1, "primary_kernel": 1, "primary_stride": 1},
+        {"layers": [{"name": "conv"}, {"name": "dense"}]},
+        {"layers": [{"name": "conv", "layer_padding": 1}, {"name": "conv", "layer_kernel": 4}, {"name": "dense"}]},
+        {"primary_stride": 3, "layers": [{"name": "conv", "layer_kernel": 2, "layer_stride": 2}, {"name": "dense"}]},
+    ],
+)
+def test_the_smallest_size_that_is_named_is_the_smallest(overrides: dict[str, Any]) -> None:
+    """Every side below it is refused with the same sentence, and it fits, as do those above it."""
+
+    def built(side: int) -> str:
+        try:
+            with torch.device("meta"):
+                network((1, side, side), **overrides)
+        except InputError as error:
+            return str(error)
+        return "fits"
+
+    found = [built(side) for side in range(1, 48)]
+    smallest = found.index("fits") + 1
+    assert set(found[smallest - 1 :]) == {"fits"}
+    for side, said in enumerate(found[: smallest - 1], 1):
+        assert said == (
+            f"images of {side}×{side} are too small for the network's convolutions; the smallest size that fits is "
+            f"{smallest}×{smallest}"
+        )
+    assert_finite(network((1, smallest, smallest), **overrides)(torch.rand(2, 1, smallest, smallest)))
+
+
+# ---- backbones of one's own
+
+
+class Flat(nn.Module):
+    """Gives no map."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.flatten(1)
+
+
+class Pair(nn.Module):
+    """Gives no tensor."""
+
+    def forward(self, images: Tensor) -> Any:
+        return images, images
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 6, 5, stride=2), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout2d(0.1))
+
+
+def test_any_module_that_gives_a_map_is_a_backbone() -> None:
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.MaxPool2d(2))
+    before = [parameter.clone() for parameter in backbone.parameters()]
+    model = create_model("sabour2017", SHAPE, CLASSES, backbone=backbone, primary_types=2, decoder_hidden=(16,))
+    assert isinstance(model, CapsNet)
+    assert model.backbone is backbone
+    assert model.map_shape == (6, 9, 9)
+    assert model.primary_grid == (2, 1, 1)
+    for ours, theirs in zip(before, backbone.parameters(), strict=True):
+        assert_close(theirs, ours, 0)
+    assert_close(model.primary(IMAGES).poses, model.primary_capsules(backbone(IMAGES)).poses)
+    assert step(model) > step(model)
+    assert_gradients_reach(model)
+
+
+def test_batch_norm_in_a_backbone_is_left_as_it_was() -> None:
+    """Shapes are found without a step of it: its averages, its mode and its batch of one stay out of it."""
+    backbone = normed().train()
+    model = create_model("sabour2017", SHAPE, CLASSES, backbone=backbone, primary_kernel=3)
+    assert isinstance(model, CapsNet)
+    assert backbone[1].num_batches_tracked == 0  # type: ignore[index]
+    assert_close(backbone[1].running_mean, 0.0, 0)  # type: ignore[index, arg-type]
+    assert backbone.training
+    model.train()(IMAGES, LABELS)
+    assert backbone[1].num_batches_tracked == 1  # type: ignore[index]
+    scores = model.eval()(IMAGES).scores
+    assert_close(model(IMAGES[:1]).scores, scores[:1], 1e-5)
+
+
+def test_a_backbone_that_gives_no_map_is_refused() -> None:
+    said = "the backbone must give maps (B, c, h, w), got shape (B, 400)"
+    assert_raises(InputError, create_model, "sabour2017", SHAPE, CLASSES, backbone=Flat(), say=said)
+    said = "Pair must return a tensor, got tuple"
+    assert_raises(InputError, create_model, "sabour2017", SHAPE, CLASSES, backbone=Pair(), say=said)
+    said = "backbone must be left out for baseline-cnn, which has no capsules"
+    assert_raises(InputError, create_model, "baseline-cnn", SHAPE, CLASSES, backbone=normed(), say=said)
+
+
+def test_images_too_small_for_a_backbone_of_ones_own() -> None:
+    backbone = nn.Sequential(nn.Conv2d(1, 6, 7), nn.MaxPool2d(2))
+    said = "images of 10×20 are too small for the network's convolutions; the smallest size that fits is 24×24"
+    assert_raises(InputError, create_model, "sabour2017", (1, 10, 20), CLASSES, backbone=backbone, say=said)
+    said = "images of 20×20 do not fit the network: Sequential takes no maps of shape (3, 20, 20): "
+    assert_raises(InputError, create_model, "sabour2017", (3, 20, 20), CLASSES, backbone=backbone, say=said)
+
+
+# ---- parts changed by hand
+
+
+def other_backbone(model: CapsNet) -> None:
+    model.backbone = nn.Conv2d(1, 8, 9)
+
+
+def other_routing(model: CapsNet) -> None:
+    class Mine(DynamicRouting):
+        pass
+
+    model.class_capsules.routing = Mine()
+
+
+def other_option(model: CapsNet) -> None:
+    model.class_capsules.routing.num_iterations = 1
+
+
+def other_transform(model: CapsNet) -> None:
+    layer = model.class_capsules
+    layer.transform = Shared()
+    layer.transform.bind(layer.size, 0.1)
+
+
+def other_activation(model: CapsNet) -> None:
+    model.primary_capsules.activation = "relu"
+
+
+def other_decoder(model: CapsNet) -> None:
+    model.decoder = Decoder(CLASSES, 16, SHAPE, (17,))
+
+
+def no_decoder(model: CapsNet) -> None:
+    model.decoder = None
+
+
+def more(model: CapsNet) -> None:
+    model.another = nn.Linear(3, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (other_backbone, "backbone"),
+        (other_routing, "layers.0.routing"),
+        (other_option, "layers.0.routing"),
+        (other_transform, "layers.0.transform"),
+        (other_activation, "primary_capsules"),
+        (other_decoder, "decoder.layers.0"),
+        (no_decoder, "decoder"),
+        (more, "another"),
+    ],
+)
+def test_a_network_changed_by_hand_is_not_saved_as_what_it_is_not(
+    change: Callable[[CapsNet], None], part: str, tmp_path: Path
+) -> None:
+    model = network()
+    change(model)
+    with pytest.raises(InputError) as caught:
+        model.save_pretrained(tmp_path / "x")
+    assert str(caught.value).startswith(f"the network cannot be saved: its {part} is ")
+    assert str(caught.value).endswith("as docs/own-routing.md shows")
+    assert str(caught.value).count("\n") == 0
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_backbone_from_outside_can_be_trained_and_not_saved(tmp_path: Path) -> None:
+    model = create_model("sabour2017", SHAPE, CLASSES, backbone=normed(), primary_kernel=3)
+    said = "the network cannot be saved: its backbone is Sequential()"
+    assert_raises(InputError, model.save_pretrained, tmp_path / "x", say=said)
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda model: model.half(),
+        lambda model: model.double(),
+        lambda model: model.bfloat16(),
+        lambda model: model.eval(),
+        lambda model: model.to("cpu"),
+        lambda model: model.to(memory_format=torch.channels_last),
+        lambda model: model.requires_grad_(False),
+    ],
+)
+def test_what_only_converts_a_network_leaves_it_what_it_is(convert: Callable[[Any], Any], tmp_path: Path) -> None:
+    model = network(**MAPS, layers=LAYERS["conv, dense"], capsule_bias=True)
+    convert(model).save_pretrained(tmp_path)
+    again = load_pretrained(tmp_path)
+    assert again.config == model.config
+    for name, parameter in again.named_parameters():
+        assert_close(parameter.float(), model.get_parameter(name).float(), 0)
+
+
+def test_a_configuration_changed_as_a_whole_is_another_network() -> None:
+    config = replace(network().config, {"num_iterations": 1})
+    assert CapsNet(config, SHAPE, CLASSES).class_capsules.routing.num_iterations == 1
