@@ -43,6 +43,14 @@ def wait_for_a_signal(folder: str) -> None:
     Path(folder, "stopped").touch()
 
 
+def number_or_wait(argument: int | str) -> int | None:
+    """The next number; or go on until a SIGTERM comes, where a folder is given."""
+    if isinstance(argument, int):
+        return argument + 1
+    wait_for_a_signal(argument)
+    return None
+
+
 def wait_for_two_signals(folder: str) -> None:
     """Note the first signal as a run does, and go on; the second one acts as usual."""
     with noted_signals() as received:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from support import NO_GPU, NO_MNIST, has_mnist  # noqa: E402  after its asserts
 
 
 def pytest_configure() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it; tests send it
     torch.set_num_threads(1)  # sums in one order, and no fight over cores between tests that run side by side
     if importlib.util.find_spec("triton") and not torch.cuda.is_available():
         # Triton chooses its interpreter when it is imported, and torch.compile in an earlier test imports it, too

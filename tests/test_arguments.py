@@ -256,7 +256,11 @@ FITTING: dict[Callable[..., object], dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize(("function", "options", "kind", "said"), OPTIONS, ids=lambda value: str(value)[:40])
+def name_of(value: object) -> str:
+    return getattr(value, "__name__", str(value)[:40])
+
+
+@pytest.mark.parametrize(("function", "options", "kind", "said"), OPTIONS, ids=name_of)
 def test_options_that_do_not_fit(
     function: Callable[..., object], options: dict[str, object], kind: type[Exception], said: str
 ) -> None:

@@ -106,6 +106,8 @@ PositiveFactor = Annotated[float, Range(0, _LARGEST, above=True)]
 """A scale, a rate, a duration."""
 Epsilon = Annotated[float, Range(1e-24, 1)]
 """What is added under a root; the gradient of a smaller root overflows in float32."""
+Degrees = Annotated[float, Range(0, 180)]
+"""An angle, either way."""
 Share = Annotated[float, Range(0, 1)]
 """A part of a whole, both ends included."""
 ShareBelowOne = Annotated[float, Range(0, 1, below=True)]

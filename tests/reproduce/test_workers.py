@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from child_work import answer, die_at, fail, threads, wait_for_a_signal, wait_for_two_signals
+from child_work import answer, die_at, fail, number_or_wait, threads, wait_for_a_signal, wait_for_two_signals
 from torchcaps.errors import InputError
 from torchcaps.machine import usable_cores
 from torchcaps.reproduce import Interrupted, Workers, workers
@@ -49,7 +49,7 @@ def test_each_call_has_a_process_of_its_own(jobs: int) -> None:
 
 
 def test_calls_at_a_time_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert list(Workers(1).each(threads, [0])) == [(0, None)]
     assert list(Workers(2).each(threads, [0])) == [(0, str(max(1, usable_cores() // 2)))]
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
@@ -96,16 +96,11 @@ def test_a_second_signal_ends_the_work_at_once(tmp_path: Path, jobs: int) -> Non
 
 @posix
 def test_who_leaves_the_answers_stops_the_calls(tmp_path: Path) -> None:
-    (tmp_path / "0").mkdir()
-    answers = Workers(2).each(_number_or_wait, [1, str(tmp_path)])
+    answers = Workers(2).each(number_or_wait, [1, str(tmp_path)])
     assert next(answers) == (1, 2)
     wait_for(tmp_path / "started")
     answers.close()
     assert (tmp_path / "stopped").exists()
-
-
-def _number_or_wait(argument: Any) -> Any:
-    return argument + 1 if isinstance(argument, int) else wait_for_a_signal(argument)
 
 
 @posix

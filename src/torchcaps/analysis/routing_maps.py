@@ -411,7 +411,7 @@ def _by_image(each: RoutingRound, layer: CapsuleLayer, grid: tuple[int, int, int
     if not isinstance(layer, ConvCapsules):
         return each
     assert grid is not None
-    windows = Rivals(layer.window_capsules(grid).to(each.coupling.device), math.prod(grid) + 1)
+    windows = Rivals(layer.window_capsules(grid, each.coupling.device), math.prod(grid) + 1)
     links = windows.links.clamp_min(1)
 
     def total(given: Float[Tensor, "BL I J"]) -> Float[Tensor, "B N J"]:

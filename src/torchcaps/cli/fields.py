@@ -17,7 +17,7 @@ import click
 
 from torchcaps.cli.base import SectionOption
 from torchcaps.errors import unknown_name
-from torchcaps.models.fields import OF_ONES_OWN, PARTS, Described, Part, as_text, is_choice, is_part, tree
+from torchcaps.models.fields import OF_ONES_OWN, PARTS, Described, Part, as_text, hints_of, is_choice, is_part, tree
 from torchcaps.ranges import Range, ranges_in
 
 if TYPE_CHECKING:
@@ -43,14 +43,9 @@ def field_options(
         skip: Fields to leave out.
         show_defaults: Show the fields' own defaults; a preset has others.
     """
-    hints = typing.get_type_hints(config_type, include_extras=True)
-    defaults = {
-        field.name: field.default
-        for field in dataclasses.fields(config_type)
-        if show_defaults and field.name not in skip
-    }
+    hints = hints_of(config_type)
     return [
-        _option(config_type, field.name, hints[field.name], section, defaults.get(field.name))
+        _option(config_type, field.name, hints[field.name], section, field.default if show_defaults else None)
         for field in dataclasses.fields(config_type)
         if field.name not in skip
     ]

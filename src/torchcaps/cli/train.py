@@ -39,12 +39,18 @@ EXAMPLES = (
 )
 
 
+OPTIONS = f"{__name__}.options"
+"""Where a call of a command keeps its options for the fields of a run."""
+
+
 class RunCommand(Command):
     """A command with an option for every field of a run, of its recipe, and of whatever parts are registered."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The options; plugins that are loaded by now have added theirs."""
-        return [*super().get_params(ctx), *run_options()]
+        """The options; plugins, which are loaded before the first call of this, have added theirs."""
+        if OPTIONS not in ctx.meta:  # click asks several times, and compares what it was given
+            ctx.meta[OPTIONS] = run_options()
+        return [*super().get_params(ctx), *ctx.meta[OPTIONS]]
 
 
 def run_options() -> list[click.Option]:

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import typing
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Float32, Int64, UInt8
@@ -20,7 +20,7 @@ from torchcaps.datasets.affine import FARTHEST, inverse_maps, linear_maps, sampl
 from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.rng import BRIGHTNESS, CONTRAST, CROPS, FLIPS, ROTATIONS, SCALINGS, SHIFTS, Key, stream_of
 from torchcaps.errors import InputError
-from torchcaps.ranges import Range, Share, ShareBelowOne, ranges_in
+from torchcaps.ranges import Degrees, Share, ShareBelowOne, ranges_in
 
 
 class Changes(NamedTuple):
@@ -72,7 +72,7 @@ class Augmentation:
     flip: bool = False
     brightness: Share = 0.0
     contrast: Share = 0.0
-    max_rotation: Annotated[float, Range(0, 180)] = 0.0
+    max_rotation: Degrees = 0.0
     max_scaling: ShareBelowOne = 0.0
 
     def __post_init__(self) -> None:

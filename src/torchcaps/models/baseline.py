@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar
 
 import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
@@ -44,7 +43,6 @@ class BaselineCNN(Network):
     only convolutions that keep the size have its 35.4 M parameters on MNIST and its 24.56 M on MultiMNIST's 36×36.
     """
 
-    config_type: ClassVar = CNNConfig
     config: CNNConfig
 
     def __init__(self, config: CNNConfig, in_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -40,7 +40,6 @@ class CapsNet(Network):
     Source: Sabour, Frosst, Hinton 2017 (arXiv:1710.09829).
     """
 
-    config_type: ClassVar = CapsNetConfig
     config: CapsNetConfig
 
     def __init__(

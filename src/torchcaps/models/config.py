@@ -15,6 +15,7 @@ from torchcaps.errors import InputError
 from torchcaps.models.fields import Described, Part, register_part
 from torchcaps.ranges import (
     Count,
+    Degrees,
     Epsilon,
     Factor,
     Held,
@@ -57,6 +58,18 @@ class CapsuleShape:
     """Components of a pose."""
     grid: tuple[int, int, int] | None = None
     """Types, height, width, where they stand on a map."""
+
+
+def _positions(sizes: tuple[int, int], kernel: int, stride: int, padding: int, what: str) -> tuple[int, int]:
+    """Height and width of what windows make of a map.
+
+    Raises:
+        TooSmall: The map is smaller than a window.
+    """
+    height, width = (size + 2 * padding - kernel for size in sizes)
+    if min(height, width) < 0:
+        raise TooSmall(f"a map of {sizes[0]}×{sizes[1]} is smaller than {what}")
+    return height // stride + 1, width // stride + 1
 
 
 # ---- routings
@@ -290,10 +303,8 @@ class ConvLayerConfig(LayerConfig):
                 "a conv layer needs capsules on a map: primary capsules with grouping channels, or another conv layer, "
                 "must come before it"
             )
-        sizes = [size + 2 * self.layer_padding - self.layer_kernel for size in shape.grid[1:]]
-        if min(sizes) < 0:
-            raise TooSmall(f"a map of {shape.grid[1]}×{shape.grid[2]} capsules is smaller than a window of a layer")
-        height, width = (size // self.layer_stride + 1 for size in sizes)
+        windows = self.layer_kernel, self.layer_stride, self.layer_padding
+        height, width = _positions(shape.grid[1:], *windows, "a window of a layer")
         return CapsuleShape(self.layer_types * height * width, self.capsule_dim, (self.layer_types, height, width))
 
 
@@ -438,10 +449,8 @@ class PrimaryConfig(Described):
         Raises:
             TooSmall: Maps that are smaller than the kernel.
         """
-        sizes = [size + 2 * self.primary_padding - self.primary_kernel for size in maps[1:]]
-        if min(sizes) < 0:
-            raise TooSmall(f"a map of {maps[1]}×{maps[2]} is smaller than the primary capsules' kernel")
-        return self.primary_types, *(size // self.primary_stride + 1 for size in sizes)  # type: ignore[return-value]
+        windows = self.primary_kernel, self.primary_stride, self.primary_padding
+        return self.primary_types, *_positions(maps[1:], *windows, "the primary capsules' kernel")
 
     def out_shape(self, maps: tuple[int, int, int]) -> CapsuleShape:
         """Shape of the capsules; arguments and errors as for :meth:`grid`."""
@@ -701,7 +710,7 @@ class Recipe(Described):
     """Training pixels (0..1) are changed by a number of up to this, one an image, up or down."""
     contrast: Share = 0.0
     """Training images' contrast is multiplied by 1 ± up to this, about the mean of each channel."""
-    max_rotation: Annotated[float, Range(0, 180)] = 0.0
+    max_rotation: Degrees = 0.0
     """Training images are turned by up to so many degrees either way."""
     max_scaling: ShareBelowOne = 0.0
     """Training images are made larger or smaller by up to this share: times 1 ± up to this."""

@@ -6,6 +6,7 @@ Nothing here imports torch, so that the command line can list every field at onc
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -16,6 +17,16 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from torchcaps.errors import InputError, shown, unknown_name
 from torchcaps.ranges import MOST_LAYERS
 from torchcaps.registry import Registry
+
+
+def hints_of(kind: type) -> Mapping[str, Any]:
+    """The annotations of a dataclass, with the ranges of numbers."""
+    return _evaluated(kind)
+
+
+@functools.cache  # Python would evaluate their text anew each time
+def _evaluated(kind: type) -> Mapping[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
 
 
 @dataclass(frozen=True)
@@ -34,7 +45,7 @@ class Described:
     """Over its fields in the help; a part without one stands under its choice and its name."""
 
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self), include_extras=True)
+        hints = hints_of(type(self))
         for field in dataclasses.fields(self):
             value = _checked(field.name, getattr(self, field.name), hints[field.name])
             object.__setattr__(self, field.name, value)
@@ -112,9 +123,9 @@ def register_part(part: PartT) -> PartT:
     Raises:
         InputError: The name is taken, or a field has the name of another part's field but another type.
     """
+    mine = hints_of(part)
     for other in all_parts():
-        mine = typing.get_type_hints(part, include_extras=True)
-        theirs = typing.get_type_hints(other, include_extras=True)
+        theirs = hints_of(other)
         for field in dataclasses.fields(part):
             if field.name in _names(other) and _kind_of(mine[field.name]) != _kind_of(theirs[field.name]):
                 raise InputError(
@@ -158,7 +169,7 @@ def replace(config: ConfigT, overrides: Mapping[str, Any], what: str | None = No
 
 
 def _replace(config: ConfigT, overrides: Mapping[str, Any], found: set[str]) -> ConfigT:
-    hints = typing.get_type_hints(type(config), include_extras=True)
+    hints = hints_of(type(config))
     values = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -217,7 +228,7 @@ def _chosen(name: str, before: Any, given: Any, hint: Any) -> Any:
     return replace(held() if before is None else before, fields)
 
 
-def is_choice(hint: Any) -> bool:
+def is_choice(hint: Any) -> typing.TypeGuard[type[Part]]:
     """Whether a field of an annotation holds a part that is chosen by its name."""
     return isinstance(hint, type) and issubclass(hint, Part)
 
@@ -262,9 +273,11 @@ def tree(config_type: type[Described]) -> Iterator[tuple[type[Described], str, A
     Yields:
         The class that declares it, its name, and its annotation.
     """
-    is_choice = issubclass(config_type, Part) and not hasattr(config_type, "name")
-    for kind in PARTS[config_type.choice].values() if is_choice else (config_type,):  # type: ignore[attr-defined]
-        hints = typing.get_type_hints(kind, include_extras=True)
+    kinds: typing.Iterable[type[Described]] = (config_type,)
+    if is_choice(config_type) and not hasattr(config_type, "name"):
+        kinds = PARTS[config_type.choice].values()
+    for kind in kinds:
+        hints = hints_of(kind)
         for name in _names(kind):
             if name in kind.alone:
                 continue
@@ -276,7 +289,7 @@ def tree(config_type: type[Described]) -> Iterator[tuple[type[Described], str, A
 
 
 def _collect(config: Described, values: dict[str, list[Any]]) -> None:
-    hints = typing.get_type_hints(type(config), include_extras=True)
+    hints = hints_of(type(config))
     for field in dataclasses.fields(config):
         value, hint = getattr(config, field.name), hints[field.name]
         held = [item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, Described)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import Literal
 
 import torch
@@ -19,7 +20,7 @@ Competition = Literal["types", "types-and-positions"]
 """What the capsules that an input capsule of a map votes for compete over."""
 
 
-class CapsuleLayer(nn.Module):
+class CapsuleLayer(nn.Module, ABC):
     """What the layers have in common: a transform and a routing, told their sizes.
 
     Args:
@@ -68,9 +69,25 @@ class CapsuleLayer(nn.Module):
         """D."""
         return self.size.out_dim
 
+    @abstractmethod
     def votes(self, capsules: Capsules) -> tuple[Votes, Float[Tensor, "B I"] | None]:
         """What the routing is given: the votes, and the activations of the capsules that vote."""
-        raise NotImplementedError
+
+    def route(self, capsules: Capsules | Float[Tensor, "B I K"], *, return_coupling: bool = False) -> Routed:
+        """What the routing returns: the output capsules, and the coupling if asked for.
+
+        Of a layer on a map, these are those of its windows, position by position: (B·L, T, D), coupling (B·L, I, T).
+
+        Args:
+            capsules: Input capsules; of a layer that needs no map, their poses alone will do.
+            return_coupling: Whether the coupling c_ij of the last iteration is asked for.
+
+        Raises:
+            TypeError: Poses that are not floating-point.
+            ValueError: Poses of another shape, or on another device.
+        """
+        votes, activations = self.votes(capsules)  # type: ignore[arg-type]  # each layer says what it takes
+        return self.routing(votes, activations, return_coupling=return_coupling)
 
     def extra_repr(self) -> str:
         """Sizes, for ``print(model)``."""
@@ -129,22 +146,9 @@ class DenseCapsules(CapsuleLayer):
         routed = self.route(capsules)
         return Capsules(routed.poses, routed.activations)
 
-    def route(self, capsules: Capsules | Float[Tensor, "B I K"], *, return_coupling: bool = False) -> Routed:
-        """What the routing returns: the output capsules, and the coupling if asked for.
-
-        Args:
-            capsules: See :meth:`forward`.
-            return_coupling: Whether the coupling c_ij of the last iteration is asked for.
-
-        Raises:
-            TypeError: Poses that are not floating-point.
-            ValueError: Poses of another shape, or on another device.
-        """
-        votes, activations = self.votes(Capsules.of(capsules))
-        return self.routing(votes, activations, return_coupling=return_coupling)
-
-    def votes(self, capsules: Capsules) -> tuple[Votes, Float[Tensor, "B I"] | None]:
+    def votes(self, capsules: Capsules | Float[Tensor, "B I K"]) -> tuple[Votes, Float[Tensor, "B I"] | None]:
         """What the routing is given."""
+        capsules = Capsules.of(capsules)
         check_tensor("DenseCapsules", "poses", capsules.poses, ("B", self.in_capsules, self.in_dim))
         return self.transform(capsules.poses), capsules.activations
 
@@ -219,16 +223,6 @@ class ConvCapsules(CapsuleLayer):
         activations = None if routed.activations is None else on_map(routed.activations, positions)
         return Capsules(on_map(routed.poses, positions), activations, grid)
 
-    def route(self, capsules: Capsules, *, return_coupling: bool = False) -> Routed:
-        """What the routing returns for the windows, position by position: (B·L, T, D), coupling (B·L, I, T).
-
-        Args:
-            capsules: See :meth:`forward`.
-            return_coupling: Whether the coupling of the last iteration is asked for.
-        """
-        votes, activations = self.votes(capsules)
-        return self.routing(votes, activations, return_coupling=return_coupling)
-
     def votes(self, capsules: Capsules) -> tuple[Votes, Float[Tensor, "BL I"] | None]:
         """What the routing is given: the votes of the capsules of each of the B·L windows."""
         grid = self._check(capsules)
@@ -238,19 +232,20 @@ class ConvCapsules(CapsuleLayer):
         windows = windows.unflatten(1, (self.in_types, self.in_dim)).permute(0, 4, 2, 1, 3)  # (B, L, K, T, k²)
         votes = self.transform(windows.reshape(B * positions, self.in_dim, self.in_types * area).transpose(1, 2))
         if self.compete_over == "types-and-positions":
-            votes.rivals = Rivals(self.window_capsules(grid).to(poses.device), math.prod(grid) + 1)
+            votes.rivals = Rivals(self.window_capsules(grid, poses.device), math.prod(grid) + 1)
         if capsules.activations is None:
             return votes, None
         activations = self._windows(capsules.activations.unflatten(1, grid)).flatten(1, 2)  # (B, I, L)
         return votes, activations.transpose(1, 2).flatten(0, 1)
 
-    def window_capsules(self, grid: tuple[int, int, int]) -> Int[Tensor, "L I"]:
+    def window_capsules(self, grid: tuple[int, int, int], device: torch.device | None = None) -> Int[Tensor, "L I"]:
         """The capsule of the map, counted from 1, that each capsule of each window is; 0 beyond the edge.
 
         Args:
             grid: Of the map that comes in.
+            device: Where to make it; the CPU if None.
         """
-        number = torch.arange(1.0, math.prod(grid) + 1)  # exact up to 2^24
+        number = torch.arange(1.0, math.prod(grid) + 1, device=device)  # exact up to 2^24
         return self._windows(number.view(1, *grid)).flatten(1, 2)[0].t().long()
 
     def out_grid(self, grid: tuple[int, int, int] | None) -> tuple[int, int, int]:

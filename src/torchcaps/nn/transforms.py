@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from torchcaps.nn.flow import LayerSize
 from torchcaps.ops.checks import check_choice, check_numbers, check_one_device, check_tensor
-from torchcaps.ops.contractions import agreement, weighted_sum
-from torchcaps.ops.dynamic_routing import SoftmaxOver, compute_votes
+from torchcaps.ops.contractions import agreement, build_votes, weighted_sum
+from torchcaps.ops.dynamic_routing import SoftmaxOver
 from torchcaps.ops.dynamic_routing.reference import compete
 from torchcaps.ops.precision import full_dtype, full_precision, in_full_precision
 
@@ -94,9 +94,7 @@ class DenseVotes(Votes):
 
     def build(self) -> Float[Tensor, "B I J D"]:
         """See :class:`Votes`."""
-        if self.weight.ndim == 3:
-            return self.poses.unsqueeze(2) * self.weight
-        return compute_votes(self.poses, self.weight)
+        return build_votes(self.poses, self.weight)
 
 
 class SharedVotes(Votes):

@@ -31,6 +31,7 @@ from torchcaps.machine import MIB
 from torchcaps.ops.checks import check_one_device, check_tensor
 from torchcaps.ops.dynamic_routing.checks import check_route
 from torchcaps.ops.dynamic_routing.recompute.blocks import BLOCK, MAX_BATCH_SLICE, slices
+from torchcaps.ops.dynamic_routing.reference import compute_votes
 from torchcaps.ops.export import is_exporting
 from torchcaps.ops.memory import get_working_memory
 from torchcaps.ops.precision import full_precision, in_full_precision
@@ -65,7 +66,7 @@ def weighted_sum(
         check_tensor("weighted_sum", "coupling", coupling, (*poses.shape[:2], weight.shape[1]))
         check_one_device("weighted_sum", poses=poses, coupling=coupling)
     if is_exporting():
-        votes = _votes(poses, weight)
+        votes = build_votes(poses, weight)
         return votes.sum(1) if coupling is None else torch.einsum("bij,bijd->bjd", coupling.to(votes.dtype), votes)
     dtype, (u, W, c) = _in_memory_order(poses, weight, None if coupling is None else coupling.permute(2, 0, 1))
     with full_precision(poses.device):
@@ -96,7 +97,7 @@ def agreement(
     check_tensor("agreement", "parents", parents, (poses.shape[0], *weight.shape[1:3]))
     check_one_device("agreement", poses=poses, parents=parents)
     if is_exporting():
-        votes = _votes(poses, weight)
+        votes = build_votes(poses, weight)
         return torch.einsum("bijd,bjd->bij", votes, parents.to(votes.dtype))
     dtype, (u, W, x) = _in_memory_order(poses, weight, parents)
     assert x is not None
@@ -104,11 +105,14 @@ def agreement(
         return _of(weight).agreement(x, u, W).permute(1, 2, 0).to(dtype)
 
 
-def _votes(poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D ..."]) -> Float[Tensor, "B I J D"]:
-    """The votes themselves, by torch's own operations, of which exported graphs are made."""
-    dtype = torch.promote_types(poses.dtype, weight.dtype)
-    poses, weight = poses.to(dtype), weight.to(dtype)
-    return poses.unsqueeze(2) * weight if weight.ndim == 3 else torch.einsum("ijdk,bik->bijd", weight, poses)
+def build_votes(poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D ..."]) -> Float[Tensor, "B I J D"]:
+    """The votes themselves, by torch's own operations, of which exported graphs are made.
+
+    Args:
+        poses: Input capsules u_i.
+        weight: Transformation matrices W_ij; see :func:`weighted_sum`.
+    """
+    return poses.unsqueeze(2) * weight if weight.ndim == 3 else compute_votes(poses, weight)
 
 
 def _of(weight: Float[Tensor, "I J D ..."]) -> _Calculus:

@@ -111,10 +111,7 @@ class DynamicRouting(Routing):
             if self.num_iterations == 0:  # no routing: the plain sum
                 coupling, poses = torch.ones_like(logits), self._sum(votes, None)
             for iteration in range(1, self.num_iterations + 1):
-                coupling = votes.compete(logits, self.softmax_over, leaky=self.leaky)
-                if self.stop_gradient:
-                    coupling = coupling.detach()
-                poses = squash(self._sum(votes, coupling), eps=self.eps)
+                coupling, _, poses = self._iterate(votes, logits)
                 if iteration < self.num_iterations:
                     logits = logits + in_full_precision(votes.agreement(poses))
         dtype = votes.poses.dtype
@@ -126,9 +123,7 @@ class DynamicRouting(Routing):
         with full_precision(votes.poses.device):
             logits = self._start(votes)
             for _ in range(self.num_iterations):
-                coupling = votes.compete(logits, self.softmax_over, leaky=self.leaky)
-                weighted_sum = self._sum(votes, coupling)
-                capsules = squash(weighted_sum, eps=self.eps)
+                coupling, weighted_sum, capsules = self._iterate(votes, logits)
                 agreement = in_full_precision(votes.agreement(capsules))
                 rounds.append(RoutingRound(logits, coupling, weighted_sum, capsules, agreement))
                 logits = logits + agreement
@@ -154,6 +149,16 @@ class DynamicRouting(Routing):
         """The logits before the first iteration."""
         logits = votes.zeros()
         return logits if self.prior is None else logits + self.prior.to(logits.dtype)
+
+    def _iterate(
+        self, votes: Votes, logits: Float[Tensor, "B I J"]
+    ) -> tuple[Float[Tensor, "B I J"], Float[Tensor, "B J D"], Float[Tensor, "B J D"]]:
+        """Coupling, weighted sum and capsules of one iteration."""
+        coupling = votes.compete(logits, self.softmax_over, leaky=self.leaky)
+        if self.stop_gradient:
+            coupling = coupling.detach()
+        weighted_sum = self._sum(votes, coupling)
+        return coupling, weighted_sum, squash(weighted_sum, eps=self.eps)
 
     def _sum(self, votes: Votes, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
         """The weighted sum of the votes, and the bias."""
