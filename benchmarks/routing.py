@@ -1,4 +1,6 @@
-"""Routing alone: torchcaps against its own reference and the naive formulation. A part of `run.py`.
+"""Routing alone: torchcaps against its own reference, the naive formulation, and one of one's own. A part of `run.py`.
+
+The one of one's own is dynamic routing as a user would write it, in three lines over weighted sums and agreements.
 
 Outputs and gradients are checked first: against the reference in float64, torchcaps's error may be at most twice that
 of the plain formulation in float32, for the batch that is timed (cut to 8) and for one image, which takes another way.
@@ -30,20 +32,35 @@ from measuring import (
     timed,
 )
 from naive import naive_routing
-from speed_page import LARGE_MEMORY, LARGE_TIME, ROUTING
+from speed_page import LARGE_MEMORY, LARGE_TIME, OWN_ROUTING, ROUTING
 from torch import Tensor
 
-from torchcaps import route
+from torchcaps import route, squash
+from torchcaps.nn import DenseVotes
 
 VOTES_AT_ONCE = 22  # how often the naive formulation holds what is as large as the votes
 
 Routing = Callable[[Tensor, Tensor, bool], Tensor]
 Tensors = tuple[Tensor, Tensor, Tensor]
 
+
+def own_routing(poses: Tensor, weight: Tensor, stop: bool, num_iterations: int = 3) -> Tensor:
+    """Dynamic routing in three lines, over votes that are asked and not built."""
+    votes = DenseVotes(poses, weight)
+    logits = votes.zeros()
+    for iteration in range(1, num_iterations + 1):
+        coupling = votes.compete(logits)
+        capsules = squash(votes.weighted_sum(coupling.detach() if stop else coupling))
+        if iteration < num_iterations:
+            logits = logits + votes.agreement(capsules)
+    return capsules
+
+
 CONTENDERS: dict[str, Routing] = {
     "reference": lambda poses, weight, stop: route(poses, weight, stop_gradient=stop, backend="reference"),
     "torchcaps": lambda poses, weight, stop: route(poses, weight, stop_gradient=stop),
     "naive": lambda poses, weight, stop: naive_routing(poses, weight, 3, stop),
+    "own": own_routing,
 }
 
 
@@ -88,13 +105,14 @@ def _check(size: Size, stop: bool) -> list[str]:
     exact = _results("reference", size, torch.float64, stop)
     plain = _results("reference", size, torch.float32, stop)
     ours = _results("torchcaps", size, torch.float32, stop)
-    naive = _results("naive", size, torch.float64, stop)
+    others = {name: _results(name, size, torch.float64, stop) for name in ("naive", "own")}
     for n, name in enumerate(("capsules", "poses' gradient", "weights' gradient")):
         error, plain_error = ((x[n].double() - exact[n]).norm().item() for x in (ours, plain))
         if not error <= 2 * plain_error:
             wrong.append(f"{name}: torchcaps is {error:.2e} off, plain float32 {plain_error:.2e}")
-        if not torch.allclose(naive[n], exact[n], rtol=1e-8, atol=1e-10):
-            wrong.append(f"{name}: the naive formulation computes something else")
+        for other, results in others.items():
+            if not torch.allclose(results[n], exact[n], rtol=1e-8, atol=1e-10):
+                wrong.append(f"{name}: the contender {other} computes something else")
     return wrong
 
 
@@ -115,6 +133,7 @@ def measure(plan: Plan) -> Part:
         for name, values in times.items():
             part.records.append({"case": case, "contender": name, **plan.layer._asdict(), **summary(values)})
         part.figures[ROUTING[case]] = ratio(times["naive"], times["torchcaps"])
+        part.figures[OWN_ROUTING[case]] = ratio(times["own"], times["torchcaps"])
     if plan.large is None:
         part.left_out.update(dict.fromkeys((LARGE_MEMORY, LARGE_TIME), "left out"))
     else:

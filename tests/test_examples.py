@@ -325,6 +325,20 @@ def test_own_routing_by_loops() -> None:
             assert torch.allclose(capsules[b, j], (1 - torch.exp(-s.norm())) * s / s.norm(), atol=1e-5)
 
 
+# ---- own_backbone
+
+
+def test_own_backbone(capsys: pytest.CaptureFixture[str]) -> None:
+    module = example("own_backbone")
+    module.main(["--epochs", "1", "--seeds", "0", "--images", "64"])
+    printed = capsys.readouterr().out
+    for backbone in ("conv", "residual"):
+        assert re.search(rf"{backbone} +[\d,]+ parameters; test accuracy [\d.]+ %", printed)
+    network = create_model("compact", backbone="residual", residual_width=4, residual_blocks=3)
+    assert sum(isinstance(part, module.ResidualBlock) for part in network.modules()) == 3
+    assert network(torch.rand(2, 1, 28, 28)).scores.shape == (2, 10)
+
+
 # ---- own_images
 
 

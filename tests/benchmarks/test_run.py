@@ -123,7 +123,7 @@ def test_one_command_checks_times_and_writes_everything(
         assert row["options"] == "--quick"
     for row in (row for name, part in found.items() if name != "convolution_errors" for row in part):
         assert float(row["median_ms"] or row["peak_mib"]) > 0
-    assert {row["contender"] for row in found["routing"]} == {"torchcaps", "naive", "reference"}
+    assert {row["contender"] for row in found["routing"]} == {"torchcaps", "naive", "reference", "own"}
     assert {(row["case"], row["contender"]) for row in found["squash"]} == {
         (case, name) for case in ("forward", "forward + backward") for name in ("as printed", "XifengGuo", "torchcaps")
     }
@@ -248,7 +248,8 @@ def _half(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     ("part", "broken", "say"),
     [
         ("routing", "torchcaps", "weights' gradient: torchcaps is"),
-        ("routing", "naive", "capsules: the naive formulation computes something else"),
+        ("routing", "naive", "capsules: the contender naive computes something else"),
+        ("routing", "own", "capsules: the contender own computes something else"),
         ("convolution", "torchcaps", "primary convolution, one-hot input, gradient of features: torchcaps is"),
         ("choice", "convolve", "compact, primary: transform is"),
         ("training_step", "naive", "gradients are"),

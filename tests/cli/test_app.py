@@ -130,7 +130,7 @@ def diverged() -> BaseException:
 ENDS: list[tuple[Callable[[], BaseException], int, str]] = [
     (interrupted, 130, f"stopped after step 7; go on with: torchcaps train --resume '{Path('runs/a b')}'\n"),
     (diverged, 1, "Error: the loss became nan at step 3\n"),
-    (KeyboardInterrupt, 130, "\n"),
+    (KeyboardInterrupt, 130, "\nInterrupted.\n"),
     (
         lambda: OSError(errno.ENOSPC, "No space left on device", "run/last.ckpt"),
         2,

@@ -95,6 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _report(error: BaseException) -> int:
     """Say in one line what went wrong; the exit code."""
     if isinstance(error, (KeyboardInterrupt, click.Abort)):
+        _say("Interrupted.")
         return INTERRUPTED
     if isinstance(error, Stopped):
         # codes above 128 are those of signals: what the user asked for is no error
