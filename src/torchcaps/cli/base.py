@@ -12,7 +12,7 @@ import click
 from torchcaps.errors import unknown_name
 from torchcaps.plugins import load_plugin
 
-SETTINGS = {"max_content_width": 100, "help_option_names": ["-h", "--help"], "show_default": True}
+SETTINGS: dict[str, Any] = {"max_content_width": 100, "help_option_names": ["-h", "--help"], "show_default": True}
 """Of all commands; the width is that of the help, columns at most."""
 
 
@@ -82,8 +82,9 @@ class Command(click.Command):
     """
 
     def __init__(self, *args: Any, examples: Sequence[tuple[str, str]] = (), **kwargs: Any) -> None:
-        super().__init__(*args, context_settings=SETTINGS, **kwargs)
+        super().__init__(*args, **kwargs)
         self.params += [plugin_option(), debug_option()]
+        self.context_settings = SETTINGS
         self.examples = examples
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -121,8 +122,9 @@ class Group(click.Group):
     """The commands, in the order in which they were added; an unknown one brings the nearest name."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, context_settings=SETTINGS, **kwargs)
+        super().__init__(*args, **kwargs)
         self.params.append(debug_option())
+        self.context_settings = SETTINGS
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  the signature click has
         """Names, as they were added."""
