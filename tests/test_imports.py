@@ -107,7 +107,6 @@ TORCH_FREE = (
     "reproduce/tables",
     "reproduce/logs.py",
     "reproduce/jobs.py",
-    "reproduce/runner.py",
     "reproduce/workers.py",
 )
 

@@ -156,9 +156,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
     def decision_function(self, X: ArrayLike) -> Float[np.ndarray, "N J"] | Float[np.ndarray, "N"]:
         """Scores of the classes: the lengths of their capsules; of two classes, the second's minus the first's.
 
-        Raises:
-            NotFittedError: ``fit`` was not called.
-            InputError: See :meth:`capsule_lengths`.
+        Errors are those of :meth:`capsule_lengths`.
         """
         lengths = self.capsule_lengths(X)
         return lengths[:, 1] - lengths[:, 0] if lengths.shape[1] == 2 else lengths
@@ -166,9 +164,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
     def predict(self, X: ArrayLike) -> np.ndarray:
         """The label of the longest capsule of each image.
 
-        Raises:
-            NotFittedError: ``fit`` was not called.
-            InputError: See :meth:`capsule_lengths`.
+        Errors are those of :meth:`capsule_lengths`.
         """
         lengths = self.capsule_lengths(X)
         return self.classes_[lengths.argmax(1)]
@@ -244,11 +240,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
 
 
 def _flat_shape(image_shape: Sequence[int], features: int) -> tuple[int, ...]:
-    """Shape of the image in a row of so many numbers.
-
-    Raises:
-        InputError: They are not as many as ``image_shape`` says.
-    """
+    """Shape of the image in a row of so many numbers, which must be as many as ``image_shape`` says."""
     shape = tuple(image_shape)
     if len(shape) not in (2, 3) or min(shape) < 1:
         raise InputError(f"image_shape must be (H, W) or (C, H, W), got {image_shape!r}")
@@ -258,11 +250,7 @@ def _flat_shape(image_shape: Sequence[int], features: int) -> tuple[int, ...]:
 
 
 def _to_bytes(array: np.ndarray) -> UInt8[np.ndarray, "N C H W"]:
-    """Pixels of 0..1 as 0..255; uint8 as it is.
-
-    Raises:
-        InputError: Floating-point pixels out of 0..1.
-    """
+    """Pixels of 0..1 as 0..255; uint8 as it is."""
     if array.dtype == np.uint8:
         return array
     low, high = float(array.min()), float(array.max())

@@ -1,4 +1,4 @@
-"""A job from training to its log, in this process; test_runner.py gives each a process of its own."""
+"""A job from training to its log, in this process; test_plans.py gives each a process of its own."""
 
 from __future__ import annotations
 

@@ -13,18 +13,17 @@ import click
 
 from torchcaps._version import __version__
 from torchcaps.cli.base import Group, Session, Stopped
+from torchcaps.cli.datasets import datasets
+from torchcaps.cli.evaluate import evaluate
 from torchcaps.cli.explain import curves, perturb, reconstruct, routing
 from torchcaps.cli.explore import explore
-from torchcaps.cli.export import export
-from torchcaps.cli.judge import evaluate
-from torchcaps.cli.lists import datasets, presets
-from torchcaps.cli.memory import memory
+from torchcaps.cli.export import export, share
 from torchcaps.cli.output import is_main_process, say
 from torchcaps.cli.predict import predict
+from torchcaps.cli.presets import presets
 from torchcaps.cli.reproduce import reproduce
 from torchcaps.cli.robustness import robustness
-from torchcaps.cli.share import share
-from torchcaps.cli.train import train
+from torchcaps.cli.train import memory, train
 from torchcaps.errors import InputError, visible
 
 WRONG_INPUT, BUG, INTERRUPTED = 2, 70, 130
@@ -44,23 +43,8 @@ def app(context: click.Context) -> None:
         say(*context.get_help().split("\n"))
 
 
-for _command in (
-    train,
-    evaluate,
-    predict,
-    reconstruct,
-    perturb,
-    routing,
-    curves,
-    presets,
-    datasets,
-    memory,
-    export,
-    share,
-    explore,
-    robustness,
-    reproduce,
-):
+_LOOK = (evaluate, predict, reconstruct, perturb, routing, curves)
+for _command in (train, *_LOOK, presets, datasets, memory, export, share, explore, robustness, reproduce):
     app.add_command(_command)
 
 
@@ -101,23 +85,19 @@ def _report(error: BaseException) -> int:
         # codes above 128 are those of signals: what the user asked for is no error
         (_say if error.exit_code > 128 else _say_error)(*error.message.split("\n"))
         return error.exit_code
+    code, lines = WRONG_INPUT, [str(error)]
     if isinstance(error, click.ClickException):
-        _say_error(*error.format_message().split("\n"))
-        return WRONG_INPUT
-    if isinstance(error, InputError):
-        _say_error(str(error))
-        return WRONG_INPUT
-    if isinstance(error, OSError):
-        _say_error(describe_os_error(error))
-        return WRONG_INPUT
-    if is_out_of_memory(error):
-        _say_error("there is not enough memory; take a smaller --batch-size, smaller images or a smaller network")
-        return WRONG_INPUT
-    _say_error(
-        f"{type(error).__name__}: {error}",
-        "This is a bug in torchcaps, please report it with the command; --debug shows the traceback.",
-    )
-    return BUG
+        lines = error.format_message().split("\n")
+    elif isinstance(error, OSError):
+        lines = [describe_os_error(error)]
+    elif is_out_of_memory(error):
+        lines = ["there is not enough memory; take a smaller --batch-size, smaller images or a smaller network"]
+    elif not isinstance(error, InputError):
+        code = BUG
+        report = "This is a bug in torchcaps, please report it with the command; --debug shows the traceback."
+        lines = [f"{type(error).__name__}: {error}", report]
+    _say_error(*lines)
+    return code
 
 
 def is_out_of_memory(error: BaseException) -> bool:

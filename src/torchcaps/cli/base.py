@@ -12,8 +12,8 @@ import click
 from torchcaps.errors import unknown_name
 from torchcaps.plugins import load_plugin
 
-WIDTH = 100
-"""Columns of the help at most."""
+SETTINGS: dict[str, Any] = {"max_content_width": 100, "help_option_names": ["-h", "--help"], "show_default": True}
+"""Of all commands; the width is that of the help, columns at most."""
 
 
 @dataclass
@@ -65,13 +65,7 @@ def plugin_option() -> click.Option:
 
 
 class SectionOption(click.Option):
-    """An option that stands under a heading of its own in the help.
-
-    Args:
-        *args: See :class:`click.Option`.
-        section: The heading.
-        **kwargs: See :class:`click.Option`.
-    """
+    """An option that stands under a heading of its own, ``section``, in the help."""
 
     def __init__(self, *args: Any, section: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -90,8 +84,8 @@ class Command(click.Command):
     def __init__(self, *args: Any, examples: Sequence[tuple[str, str]] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.params += [plugin_option(), debug_option()]
+        self.context_settings = SETTINGS
         self.examples = examples
-        self.context_settings = {"max_content_width": WIDTH, "help_option_names": ["-h", "--help"]}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the arguments; plugins first, as they add to the options and to what they take."""
@@ -130,7 +124,7 @@ class Group(click.Group):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.params.append(debug_option())
-        self.context_settings = {"max_content_width": WIDTH, "help_option_names": ["-h", "--help"]}
+        self.context_settings = SETTINGS
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  the signature click has
         """Names, as they were added."""
@@ -139,11 +133,7 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that the arguments begin with.
-
-        Raises:
-            InputError: There is none of that name.
-        """
+        """The command that the arguments begin with."""
         if not ctx.resilient_parsing and args[0] not in self.commands and not args[0].startswith("-"):
             raise unknown_name("command", args[0], self.commands)
         return super().resolve_command(ctx, args)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -11,7 +10,7 @@ import click
 
 from torchcaps.analysis.strengths import DRAWN_ITERATIONS
 from torchcaps.cli.base import Command
-from torchcaps.cli.fields import ParamType, whole_numbers
+from torchcaps.cli.fields import Numbers, whole_numbers
 from torchcaps.cli.output import (
     MOST_CLASSES,
     MOST_SHOWN,
@@ -28,23 +27,18 @@ from torchcaps.cli.runs import (
     Fit,
     Split,
     Which,
-    check_image_options,
-    class_number,
     data_options,
     figure_path,
-    image_at,
     index_options,
     names_of,
     open_images,
     open_run,
     optional_run_argument,
     out_option,
-    read_image,
     refuse_options,
     runs_argument,
-    several_index_options,
 )
-from torchcaps.errors import InputError
+from torchcaps.errors import InputError, unknown_name
 from torchcaps.ranges import COUNT, INDEX, LAYERS
 
 if TYPE_CHECKING:
@@ -52,57 +46,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from torchcaps.analysis import RoutingStatistics, RoutingTrace
-    from torchcaps.datasets import Dataset, ImageSet
+    from torchcaps.datasets import ImageSet
     from torchcaps.training import Run
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """What the options name: a run, and a part of a data set."""
-
-    run_folder: Path | None
-    which: Which
-    data: str | None
-    data_dir: str | None
-    split: Split
-
-    def open_run(self) -> Run:
-        """The trained network.
-
-        Raises:
-            InputError: There is none, or it is damaged.
-        """
-        return open_run(self.run_folder, self.which)
-
-    def open_images(self, run: Run) -> tuple[ImageSet, Dataset, str]:
-        """The images, the data set they are of, and what they are, in words.
-
-        Raises:
-            InputError: Data that do not fit the network, or cannot be read.
-        """
-        return open_images(run, self.data, self.data_dir, self.split)
-
-
-@dataclass(frozen=True)
-class ChosenImages(Chosen):
-    """What the options name: a run, and some images of a data set, or an image file."""
-
-    index: tuple[int, ...]
-    image_file: Path | None
-    invert: bool
-    fit: Fit | None
-
-    def read(self, run: Run) -> list[Picture]:
-        """The images as the run's network takes them.
-
-        Raises:
-            InputError: There is none, or they do not fit the network.
-        """
-        if self.image_file is not None:
-            pixels = read_image(run, self.image_file, invert=self.invert, fit=self.fit)
-            return [Picture(pixels, str(self.image_file), [], None, "")]
-        images, dataset, where = self.open_images(run)
-        return [Picture(*image_at(images, index, dataset.class_names, where), images, where) for index in self.index]
 
 
 class Picture(NamedTuple):
@@ -120,6 +65,43 @@ class Picture(NamedTuple):
     """What the set is, in words."""
 
 
+def read_pictures(
+    run: Run,
+    index: Sequence[int],
+    image_file: Path | None,
+    *,
+    invert: bool,
+    fit: Fit | None,
+    data: str | None,
+    data_dir: str | None,
+    split: Split,
+) -> list[Picture]:
+    """The images that the options name, as the run's network takes them."""
+    from torchcaps.analysis import load_image
+    from torchcaps.analysis.inference import join_names
+
+    if image_file is not None:  # brought to size as the images of the run's data set were
+        pixels = load_image(image_file, run.model.in_shape, invert=invert, fit=fit or run.image_fit)
+        return [Picture(pixels, str(image_file), [], None, "")]
+    images, dataset, where = open_images(run, data, data_dir, split)
+    pictures = []
+    for number in index:
+        if number >= len(images):
+            raise InputError(f"--index must be below {len(images)}, the number of {where}, got {number}")
+        labels = images.labels[number].reshape(-1)
+        words = f"Image {number} of the {where}, class {join_names(dataset.class_names, labels)}"
+        pictures.append(Picture(images.images[number], words, labels.tolist(), images, where))
+    return pictures
+
+
+def check_image_options(image_file: Path | None, *more: str) -> None:
+    """Refuse the options of a data set, and ``more``, beside --image; and without it those of a file."""
+    if image_file is None:
+        refuse_options(("invert", "fit"), "is for a file given with --image")
+    else:
+        refuse_options(("index", "data", "data_dir", "split", *more), "is for a data set, not for --image")
+
+
 @click.command(
     "reconstruct",
     cls=Command,
@@ -131,9 +113,9 @@ class Picture(NamedTuple):
 )
 @optional_run_argument
 @data_options
-@click.option("--count", "number", type=whole_numbers(COUNT), default=20, show_default=True, help="How many images.")
+@click.option("--count", "number", type=whole_numbers(COUNT), default=20, help="How many images.")
 @out_option("reconstructions")
-def reconstruct(number: int, out: Path | None, **options: Any) -> None:
+def reconstruct(run_folder: Path | None, which: Which, number: int, out: Path | None, **images_of: Any) -> None:
     """Draw images over what the decoder makes of their capsules; several objects in an image each in its colour."""
     from torchcaps.analysis import figure_reconstructions
     from torchcaps.analysis import reconstruct as decode
@@ -143,9 +125,8 @@ def reconstruct(number: int, out: Path | None, **options: Any) -> None:
         raise InputError(
             f"--count must be at most {count(MOST_SHOWN)}, more do not fit one figure, got {count(number)}"
         )
-    chosen = Chosen(**options)
-    run = chosen.open_run()
-    images, dataset, where = chosen.open_images(run)
+    run = open_run(run_folder, which)
+    images, dataset, where = open_images(run, **images_of)
     images = images.preview(number)
     result = decode(run.model, images.images, images.labels)
     given = "their class" if result.classes.ndim == 1 else "exactly their classes"
@@ -153,26 +134,7 @@ def reconstruct(number: int, out: Path | None, **options: Any) -> None:
         f"First {count(len(images))} {where}: {count(int(result.right.sum()))} were given {given}; "
         f"squared error {result.squared_error.mean():.2f} an image"
     )
-    path = figure_path(out, chosen.run_folder, "reconstructions")
-    write_figure(figure_reconstructions(result, dataset.class_names), path)
-
-
-class Changes(ParamType):
-    """The largest change either way, or the lowest and the highest change with a comma between them."""
-
-    name = "range"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """From the command line to a number or two."""
-        if not isinstance(value, str):
-            return value
-        try:
-            numbers = tuple(map(float, value.split(",")))
-        except ValueError:
-            numbers = ()
-        if not 1 <= len(numbers) <= 2:
-            self.fail(f"{value!r} is no range: it must be a number such as 0.5, or two such as -0.5,1.", param, ctx)
-        return numbers if len(numbers) == 2 else numbers[0]
+    write_figure(figure_reconstructions(result, dataset.class_names), figure_path(out, run_folder, "reconstructions"))
 
 
 @click.command(
@@ -191,39 +153,39 @@ class Changes(ParamType):
 )
 @optional_run_argument
 @data_options
-@several_index_options
+@index_options(several=True)
 @click.option("--capsule", metavar="CLASS", help="Whose capsule, by name or number, in place of --follow.")
 @click.option(
     "--follow",
     type=click.Choice(["longest", "label"]),
     default="longest",
-    show_default=True,
     help="Whose capsule is changed: the longest (or most active), or that of the image's label.",
 )
 @click.option(
-    "--component",
-    type=whole_numbers(INDEX),
-    help="This component only, each image in a row.  [default: all]",
+    "--component", type=whole_numbers(INDEX), help="This component only, each image in a row.  [default: all]"
 )
 @click.option(
     "--range",
     "amplitude",
-    type=Changes(),
-    default=0.25,
-    show_default=True,
+    type=Numbers(float, "0.5, or two such as -0.5,1", most=2),
+    default="0.25",
     metavar="A|LOW,HIGH",
     help="Largest change either way, or the lowest and the highest change.",
 )
-@click.option("--steps", type=int, default=11, show_default=True, help="Values of each component.")
+@click.option("--steps", type=int, default=11, help="Values of each component.")
 @out_option("perturbation")
 def perturb(
+    run_folder: Path | None,
+    which: Which,
+    index: tuple[int, ...],
+    image_file: Path | None,
     capsule: str | None,
     follow: Literal["longest", "label"],
     component: int | None,
-    amplitude: float | tuple[float, float],
+    amplitude: tuple[float] | tuple[float, float],
     steps: int,
     out: Path | None,
-    **options: Any,
+    **images_of: Any,
 ) -> None:
     """Change each component of a class capsule a little, decode, and draw what it encodes.
 
@@ -232,22 +194,21 @@ def perturb(
     from torchcaps.analysis import figure_component, figure_perturbation, perturb_capsule
     from torchcaps.models.output import HIGHEST
 
-    chosen = ChosenImages(**options)
-    check_image_options(chosen.image_file)
+    check_image_options(image_file)
     if capsule is not None:
         refuse_options(("follow",), "says whose capsule is changed, and so does --capsule")
-    if component is None and len(chosen.index) > 1:
+    if component is None and len(index) > 1:
         raise click.UsageError("several --index need --component, e.g. --component 0: all components fill a figure")
-    run = chosen.open_run()
-    target = None if capsule is None else class_number(capsule, run.class_names)
-    pictures = chosen.read(run)
+    run = open_run(run_folder, which)
+    target = None if capsule is None else _class_number(capsule, run.class_names)
+    pictures = read_pictures(run, index, image_file, **images_of)
     results = [
         perturb_capsule(
             run.model,
             picture.pixels,
             target=_label_of(picture) if follow == "label" else target,
             components=None if component is None else [component],
-            amplitude=amplitude,
+            amplitude=amplitude if len(amplitude) == 2 else amplitude[0],
             steps=steps,
         )
         for picture in pictures
@@ -263,26 +224,27 @@ def perturb(
         part = "" if component is None else f"component {component} of "
         name = run.class_names[result.target] + (f" ({whose})" if whose else "")
         say(f"{picture.words}: {part}capsule {name}, {result.score_name} {result.scores[result.target]:.3f}")
-    write_figure(figure, figure_path(out, chosen.run_folder, "perturbation"))
+    write_figure(figure, figure_path(out, run_folder, "perturbation"))
+
+
+def _class_number(name: str, class_names: tuple[str, ...]) -> int:
+    """The number of a class that is given by its name or its number."""
+    numbers = [str(number) for number in range(len(class_names))]
+    for known in (class_names, numbers):
+        if name in known:
+            return known.index(name)
+    raise unknown_name("class", name, class_names)
 
 
 def _label_of(picture: Picture) -> int:
-    """The class of an image of one object.
-
-    Raises:
-        InputError: It is not known, or there are several.
-    """
-    if not picture.labels:
-        raise InputError(
-            f"--follow label needs an image whose class is known, which that of the file {picture.words} is not; "
-            "choose a capsule with --capsule"
-        )
-    if len(picture.labels) > 1:
-        raise InputError(
-            f"--follow label needs an image of one object, this one has {len(picture.labels)}; choose a capsule with "
-            "--capsule"
-        )
-    return picture.labels[0]
+    """The class of an image of one object, which must be known."""
+    if len(picture.labels) == 1:
+        return picture.labels[0]
+    if picture.labels:
+        needed = f"an image of one object, this one has {len(picture.labels)}"
+    else:
+        needed = f"an image whose class is known, which that of the file {picture.words} is not"
+    raise InputError(f"--follow label needs {needed}; choose a capsule with --capsule")
 
 
 @click.command(
@@ -299,7 +261,7 @@ def _label_of(picture: Picture) -> int:
 )
 @optional_run_argument
 @data_options
-@index_options
+@index_options()
 @click.option(
     "--layer",
     type=whole_numbers(LAYERS),
@@ -310,9 +272,7 @@ def _label_of(picture: Picture) -> int:
     type=whole_numbers(DRAWN_ITERATIONS),
     help="Iterations to follow, of dynamic routing.  [default: the network's]",
 )
-@click.option(
-    "--count", "number", type=whole_numbers(COUNT), default=100, show_default=True, help="Images of the statistics."
-)
+@click.option("--count", "number", type=whole_numbers(COUNT), default=100, help="Images of the statistics.")
 @click.option(
     "--input-capsule",
     "inputs",
@@ -330,33 +290,35 @@ def _label_of(picture: Picture) -> int:
 )
 @out_option("routing")
 def routing(
+    run_folder: Path | None,
+    which: Which,
+    index: int,
+    image_file: Path | None,
     layer: int | None,
     num_iterations: int | None,
     number: int,
     inputs: tuple[int, ...],
     as_json: bool,
     out: Path | None,
-    index: int,
-    **options: Any,
+    **images_of: Any,
 ) -> None:
     """Draw where each class takes its input from, iteration by iteration, and whether routing settles.
 
     The coupling maps of one image go to --out; the statistics of many, unless --image is given, to a file beside it.
     """
-    from torchcaps.analysis import (
-        figure_coupling,
-        figure_routing_statistics,
-        routing_statistics,
-        trace_routing,
-    )
+    from torchcaps.analysis import figure_coupling, figure_routing_statistics, routing_statistics, trace_routing
     from torchcaps.analysis.routing_maps import output_names
 
-    chosen = ChosenImages(index=(index,), **options)
-    check_image_options(chosen.image_file, "number")
-    run = chosen.open_run()
-    (picture,) = chosen.read(run)
+    check_image_options(image_file, "number")
+    run = open_run(run_folder, which)
+    (picture,) = read_pictures(run, [index], image_file, **images_of)
     trace = trace_routing(run.model, picture.pixels[None], layer=layer, num_iterations=num_iterations)
-    _check_inputs(inputs, trace)
+    there = trace.coupling.shape[2]
+    if inputs and max(inputs) >= there:
+        raise InputError(
+            f"--input-capsule must be below {count(there)}, the number of the network's input capsules, got "
+            f"{count(max(inputs))}"
+        )
     names = tuple(output_names(trace, run.class_names if trace.outputs == "class" else None))
     figures = {"": figure_coupling(trace, class_names=names)}
     statistics = None
@@ -373,24 +335,9 @@ def routing(
         if statistics is not None:
             _show_statistics(statistics, f"Mean of the first {count(len(many))} {picture.where}")
         say("Entropy: 1 is uniform coupling, 0 is all to one. Change: what the iteration adds to the logits.", "")
-    path = figure_path(out, chosen.run_folder, "routing")
+    path = figure_path(out, run_folder, "routing")
     for suffix, figure in figures.items():
         write_figure(figure, path.with_stem(path.stem + suffix), quiet=as_json)
-
-
-def _check_inputs(inputs: tuple[int, ...], trace: RoutingTrace) -> None:
-    """Raise unless the network has these input capsules.
-
-    Raises:
-        InputError: It has not.
-    """
-    there = trace.coupling.shape[2]
-    for capsule in inputs:
-        if capsule >= there:
-            raise InputError(
-                f"--input-capsule must be below {count(there)}, the number of the network's input capsules, got "
-                f"{count(capsule)}"
-            )
 
 
 def _describe_trace(

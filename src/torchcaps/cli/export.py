@@ -1,18 +1,15 @@
-"""``torchcaps export``: a trained network as a file that runs elsewhere, or as a folder to pass on."""
+"""``torchcaps export`` and ``share``: a trained network as a file that runs elsewhere, as a folder, or on the hub."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import click
 
 from torchcaps.cli.base import Command, compose
 from torchcaps.cli.output import say
-from torchcaps.cli.runs import PATH, Which, has_folder, open_run, optional_run_argument
-
-if TYPE_CHECKING:
-    from torchcaps.training import Run
+from torchcaps.cli.runs import PATH, Which, has_folder, open_run, optional_run_argument, run_argument
 
 Format = Literal["onnx", "torch", "folder"]
 
@@ -52,7 +49,6 @@ card_options = compose(
     "kind",
     type=click.Choice(list(NAMES)),
     default="onnx",
-    show_default=True,
     help="ONNX, a torch.export program, or a folder such as save_pretrained writes with a model card of the run. "
     "Reading a torch.export program can execute code: load one only from people you trust, and pass on one of the "
     "other two.",
@@ -80,11 +76,8 @@ def export(
 
         export_folder(run, path, which, half=half, others=others)
         say(f"wrote {path}; its README.md is the model card, torchcaps share puts it on the hub")
-    else:
-        _write_file(run, path, kind)
+        return
 
-
-def _write_file(run: Run, path: Path, kind: Literal["onnx", "torch"]) -> None:
     from torchcaps.export import describe_run, export_onnx, export_program, sample_images
 
     images, words = sample_images(run)
@@ -92,3 +85,28 @@ def _write_file(run: Run, path: Path, kind: Literal["onnx", "torch"]) -> None:
     agreement = write(run.model, path, describe_run(run), images)
     say(f"Compared with the network on {words}: {agreement}")
     say(f"wrote {path} ({path.stat().st_size / 2**20:.1f} MiB)")
+
+
+@click.command(
+    "share",
+    cls=Command,
+    short_help="Put a network and its model card on the Hugging Face hub.",
+    examples=(
+        ("share runs/sabour2017-digits-1 --repo someone/capsnet-digits", "for all to read"),
+        ("share runs/sabour2017-digits-1 --repo someone/capsnet-digits --private", "for yourself"),
+    ),
+)
+@run_argument
+@click.option("--repo", metavar="NAME", required=True, help="Repository of the hub, made if it is not there.")
+@click.option("--private", is_flag=True, help="If the repository is new, only you can read it.")
+@card_options
+def share(run_folder: Path, which: Which, repo: str, private: bool, half: bool, others: tuple[Path, ...]) -> None:
+    """Put a run's network on the Hugging Face hub, with a model card of its data, recipe, accuracy and limits.
+
+    Nothing else of the run is uploaded. The hub knows you by `hf auth login`, or by the environment variable HF_TOKEN.
+    To see what would be uploaded: `torchcaps export RUN --format folder`.
+    """
+    from torchcaps.export import share as put
+
+    address = put(open_run(run_folder, which), repo, which, private=private, half=half, others=others)
+    say(f"shared at {address}")

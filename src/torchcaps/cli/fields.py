@@ -10,7 +10,7 @@ import itertools
 import textwrap
 import types
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
@@ -35,13 +35,9 @@ def option_name(field: str) -> str:
 def field_options(
     config_type: type[Described], section: str, *, skip: Collection[str] = (), show_defaults: bool = False
 ) -> list[click.Option]:
-    """Options for the fields of a configuration: the words under a field and its range are the help.
+    """Options for the fields of a configuration but ``skip``: the words under a field and its range are the help.
 
-    Args:
-        config_type: The dataclass.
-        section: The heading of its options in the help.
-        skip: Fields to leave out.
-        show_defaults: Show the fields' own defaults; a preset has others.
+    With ``show_defaults``, the fields' own defaults are shown; a preset has others.
     """
     hints = hints_of(config_type)
     return [
@@ -52,20 +48,16 @@ def field_options(
 
 
 def part_options(config_type: type[Described], section: str) -> list[click.Option]:
-    """Options for the fields of all kinds of a part, and of the parts that it has.
+    """Options for the fields of all kinds of a part, and of the parts that it has; ``section`` has a place for each.
 
     A name that several parts have is one option. A part that is chosen by its name, and one that may be left out, are
     options too.
-
-    Args:
-        config_type: The choice.
-        section: The heading of options in the help, with a place for that of the part.
     """
     options: dict[str, click.Option] = {}
     for owner, name, hint in tree(config_type):
         if name not in options and is_option(hint):
             options[name] = _option(owner, name, hint, section.format(owner.heading or part_heading(owner)))
-    return sorted_by_section(options.values())
+    return list(options.values())
 
 
 def is_option(hint: Any) -> bool:
@@ -78,14 +70,6 @@ def is_option(hint: Any) -> bool:
 def part_heading(part: type[Described]) -> str:
     """What stands over the fields of a part that has no heading of its own: ``Routing dynamic``."""
     return f"{part.choice.capitalize()} {part.name}" if issubclass(part, Part) else part.__name__
-
-
-def sorted_by_section(options: Iterable[click.Option]) -> list[click.Option]:
-    """Options of one section next to each other, sections in the order in which they come first."""
-    sections: dict[str, list[click.Option]] = {}
-    for option in options:
-        sections.setdefault(getattr(option, "section", ""), []).append(option)
-    return list(itertools.chain.from_iterable(sections.values()))
 
 
 def _option(owner: type[Described], name: str, hint: Any, section: str, default: Any = None) -> click.Option:
@@ -153,7 +137,7 @@ def option_type(hint: Any) -> ParamType:
         (inner,) = (arg for arg in args if arg is not type(None))
         return OrNone(option_type(inner)) if inner is not str else click.STRING
     if origin is tuple:
-        return Integers()
+        return Numbers(int, "512,1024")
     plain: dict[Any, ParamType] = {int: click.INT, float: click.FLOAT, str: click.STRING}
     return plain[hint]
 
@@ -164,11 +148,7 @@ def whole_numbers(within: Range) -> click.IntRange:
 
 
 class PartName(Choice):
-    """The name of a kind of part; the nearest one stands in the error.
-
-    Args:
-        choice: Of which choice.
-    """
+    """The name of a kind of part of a choice; the nearest one stands in the error."""
 
     def __init__(self, choice: str) -> None:
         super().__init__(list(PARTS[choice]))
@@ -181,27 +161,31 @@ class PartName(Choice):
         return str(value)
 
 
-class Integers(ParamType):
-    """Integers with commas between them, ``512,1024``; ``none`` is no integer at all."""
+class Numbers(ParamType):
+    """Numbers with commas between them, ``512,1024``, at most so many; of integers ``none`` stands for no number."""
 
-    name = "integer,…"
+    def __init__(self, kind: type[int] | type[float], example: str, most: int | None = None) -> None:
+        self.name = "integer,…" if kind is int else "number,…"
+        self.kind, self.example, self.most = kind, example, most
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
         """From the command line to a tuple."""
-        if value == "none":
+        if isinstance(value, tuple):
+            return value
+        if value == "none" and self.kind is int:
             return ()
         try:
-            return tuple(int(part) for part in str(value).split(","))
+            numbers = tuple(self.kind(part) for part in str(value).split(","))
         except ValueError:
-            self.fail(f"{value!r} is no list of integers such as 512,1024.", param, ctx)
+            numbers = ()
+        if not numbers or len(numbers) > (self.most or len(numbers)):
+            words = "integers" if self.kind is int else "numbers"
+            self.fail(f"{value!r} is no list of {words} such as {self.example}.", param, ctx)
+        return numbers
 
 
 class OrNone(ParamType):
-    """Another type, or ``none``.
-
-    Args:
-        inner: The other type.
-    """
+    """Another type, or ``none``."""
 
     def __init__(self, inner: ParamType) -> None:
         self.inner = inner

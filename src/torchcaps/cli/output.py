@@ -30,12 +30,7 @@ PLAIN_LIST, LINE_BREAK = re.compile(r"\[\n\s*([^][{}]*?)\n\s*\]"), re.compile(r"
 
 
 def say(*lines: str, err: bool = False) -> None:
-    """Print lines of plain text, whatever is in them; see :func:`~torchcaps.errors.visible`.
-
-    Args:
-        *lines: One line each.
-        err: Print to stderr.
-    """
+    """Print lines of plain text, whatever is in them; see :func:`~torchcaps.errors.visible`."""
     click.echo("\n".join(map(visible, lines)), err=err)
 
 
@@ -55,11 +50,9 @@ def is_main_process() -> bool:
 
 
 def table(*columns: str, left: int = 1) -> Table:
-    """An empty table.
+    """An empty table of these headings.
 
-    Args:
-        *columns: Headings.
-        left: How many columns from the first hold words; those after them hold numbers, set to the right.
+    The first ``left`` columns hold words; those after them hold numbers, set to the right.
     """
     from rich import box
     from rich.table import Table
@@ -105,9 +98,7 @@ def print_table(rows: Table, title: str | None = None) -> None:
 def print_pairs(pairs: Iterable[tuple[str, Any]]) -> None:
     """Lines of a name and what it is, and an empty line.
 
-    Args:
-        pairs: Names and values. Long values go on under themselves, though no path is cut; a list's items stand each
-            on a line of its own, whole.
+    Long values go on under themselves, though no path is cut; a list's items stand each on a line of its own, whole.
     """
     from rich.text import Text
 
@@ -138,6 +129,11 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
+def by(shape: tuple[int, ...]) -> str:
+    """A shape as ``1×28×28``."""
+    return "×".join(map(str, shape))
+
+
 def print_json(value: Any) -> None:
     """JSON for other programs, and nothing else; lists of plain values stand on one line each.
 
@@ -149,16 +145,7 @@ def print_json(value: Any) -> None:
 
 
 def write_figure(figure: Figure, path: Path, *, quiet: bool = False) -> None:
-    """Write a figure and say where.
-
-    Args:
-        figure: What to write.
-        path: Its suffix gives the format.
-        quiet: Say it on stderr, where stdout is for JSON.
-
-    Raises:
-        InputError: A suffix that is no figure's, or a place that cannot be written to.
-    """
+    """Write a figure and say where; ``quiet``, on stderr, where stdout is for JSON."""
     from torchcaps.analysis import save_figure
 
     say(f"wrote {save_figure(figure, path)}", err=quiet)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from torchcaps.cli.base import Command
 from torchcaps.cli.output import MOST_CLASSES, MOST_SHOWN, bar, console, print_json
-from torchcaps.cli.runs import PATH, Fit, Which, image_options, open_run, which_option
+from torchcaps.cli.runs import PATH, Fit, Which, image_options, is_given, json_option, open_run, which_option
 from torchcaps.errors import InputError, visible
 from torchcaps.files import could_be_repository
 
@@ -38,7 +38,7 @@ ONNX, CONFIG = ".onnx", "config.json"
 @click.argument("arguments", metavar="[RUN] IMAGE...", nargs=-1, type=PATH)
 @which_option
 @image_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def predict(arguments: tuple[Path, ...], which: Which, invert: bool, fit: Fit | None, as_json: bool) -> None:
     """Classify image files of any size: the class (or those of several objects) and the score of every class.
 
@@ -58,33 +58,22 @@ def predict(arguments: tuple[Path, ...], which: Which, invert: bool, fit: Fit | 
     # the order of torchcaps.models.objects.longest, without torch
     highest = (-scores).argsort(axis=1, kind="stable")[:, : description.objects]
     names = description.class_names
-    results = [
-        {
-            "image": str(file),
-            "classes": [names[j] for j in chosen],
-            "lengths": dict(zip(names, row, strict=True)),
-        }
-        for file, chosen, row in zip(image_files, highest.tolist(), scores.tolist(), strict=True)
-    ]
+    results = []
+    for file, chosen, row in zip(image_files, highest.tolist(), scores.tolist(), strict=True):
+        given, lengths = [names[j] for j in chosen], dict(zip(names, row, strict=True))
+        found = {"classes": given} if len(given) > 1 else {"class": given[0]}
+        results.append({"image": str(file)} | found | {"lengths": lengths})
+        if not as_json:
+            _show_prediction(file, given, lengths)
     if as_json:
-        print_json([_one_class(result) for result in results])
-        return
-    for result in results:
-        _show_prediction(result)
+        print_json(results)
 
 
 def split_arguments(arguments: Sequence[Path]) -> tuple[Path | None, Sequence[Path]]:
-    """What stands on the command line as the network and the images.
+    """What stands on the command line as the network, None for the one that comes with torchcaps, and the images.
 
     The first argument is the network if it is a folder, ends in ``.onnx``, or is nothing here and could be a repository
     of the hub; else it is an image.
-
-    Returns:
-        The network, None for the one that comes with torchcaps; and the images.
-
-    Raises:
-        UsageError: There is no image.
-        InputError: The first argument is a folder that holds no network; or there is nothing at all there.
     """
     from torchcaps.datasets.formats.image_files import SUFFIXES
 
@@ -111,8 +100,7 @@ def _classifier(run_path: Path | None, which: Which) -> tuple[Description, Calla
     if run_path is not None and run_path.suffix.lower() == ONNX:
         from torchcaps.export import OnnxModel
 
-        given = click.get_current_context().get_parameter_source("which")
-        if given is click.core.ParameterSource.COMMANDLINE:
+        if is_given("which"):
             raise click.UsageError("--which is for a run folder, not for an ONNX file; leave it out")
         model = OnnxModel(run_path)
         return model.description, lambda images: model(images)[0]
@@ -126,29 +114,19 @@ def _classifier(run_path: Path | None, which: Which) -> tuple[Description, Calla
     return describe_run(run), lambda images: classify(run.model, torch.from_numpy(images)).scores
 
 
-def _one_class(result: dict[str, Any]) -> dict[str, Any]:
-    """With one class, ``class`` in place of the list ``classes``."""
-    if len(result["classes"]) > 1:
-        return result
-    (name,) = result["classes"]
-    return {"image": result["image"], "class": name, "lengths": result["lengths"]}
-
-
-def _show_prediction(result: dict[str, Any]) -> None:
+def _show_prediction(file: Path, classes: list[str], lengths: dict[str, float]) -> None:
     from rich.text import Text
 
     to = console()
-    given = [visible(name) for name in result["classes"]]
-    to.print(Text.assemble(visible(result["image"]), "  ", (" + ".join(given), "bold green")), soft_wrap=True)
-    scores: Sequence[tuple[str, float]] = [(visible(name), score) for name, score in result["lengths"].items()]
-    hidden = 0
+    given = [visible(name) for name in classes]
+    to.print(Text.assemble(visible(str(file)), "  ", (" + ".join(given), "bold green")), soft_wrap=True)
+    scores: Sequence[tuple[str, float]] = [(visible(name), score) for name, score in lengths.items()]
     if len(scores) > MOST_CLASSES:
         scores = sorted(scores, key=lambda item: -item[1])[:MOST_SHOWN]
-        hidden = len(result["lengths"]) - MOST_SHOWN
     wide = max(len(name) for name, _ in scores)
     for name, score in scores:
         style = "bold green" if name in given else ""
         to.print(Text(f"  {name:>{wide}}  {score:.3f}  {bar(score)}", style=style), soft_wrap=True)
-    if hidden:
-        to.print(f"  … and {hidden} lower ones (--json shows all)")
+    if len(lengths) > len(scores):
+        to.print(f"  … and {len(lengths) - len(scores)} lower ones (--json shows all)")
     to.print()

@@ -44,7 +44,6 @@ _OF_RUNS = ("budget", "seeds", "rows", "out", "data_dir", "accelerator", "jobs",
     "--budget",
     type=click.Choice(["small", "full"]),
     default="small",
-    show_default=True,
     help="Rows for a computer without a GPU, or the published settings.",
 )
 @click.option(
@@ -53,8 +52,8 @@ _OF_RUNS = ("budget", "seeds", "rows", "out", "data_dir", "accelerator", "jobs",
     help="Runs of each row, with seeds from 0.  [default: 3 of a small budget, 5 of a full one]",
 )
 @click.option("--row", "rows", metavar="ROW", multiple=True, help="Only this row; may be given several times.")
-@click.option("--out", type=PATH, default=Path("runs/reproduce"), show_default=True, help="Folder of the run folders.")
-@click.option("--results", type=PATH, default=Path("results"), show_default=True, help="Folder of the logs.")
+@click.option("--out", type=PATH, default=Path("runs/reproduce"), help="Folder of the run folders.")
+@click.option("--results", type=PATH, default=Path("results"), help="Folder of the logs.")
 @click.option(
     "--page",
     type=PATH,
@@ -62,13 +61,7 @@ _OF_RUNS = ("budget", "seeds", "rows", "out", "data_dir", "accelerator", "jobs",
 )
 @click.option("--data-dir", metavar="DIR", help="Folder that holds the data sets' files.")
 @accelerator_option
-@click.option(
-    "--jobs",
-    type=whole_numbers(PROCESSES),
-    default=1,
-    show_default=True,
-    help="Runs at a time, each in a process of its own.",
-)
+@click.option("--jobs", type=whole_numbers(PROCESSES), default=1, help="Runs at a time, each in a process of its own.")
 @click.option(
     "--cluster",
     metavar="ADDRESS",
@@ -115,7 +108,10 @@ def reproduce(
         if not listed:
             raise InputError(f"name a table to reproduce: {', '.join(list_tables())}; or give --list or --report")
         refuse_options((*_OF_RUNS, "results", "page"), "is for one table, not for the list of all")
-        _list_tables([get_table(name) for name in list_tables()])
+        for each in map(get_table, list_tables()):
+            print_title(each.name)
+            small, full = len(each.rows_of("small")), len(each.rows_of("full"))
+            print_pairs([("", each.question), ("", f"{small} rows in the small budget, {full} in the full one.")])
         return
     wanted = get_table(table_name)
     if listed:
@@ -179,12 +175,7 @@ def _write_estimate(planned: Reproduction, timings: dict[str, Timing], results: 
 
 
 def _work(planned: Reproduction, workers: Workers, results: Path, page: Path | None) -> None:
-    """Make the runs that are left, and write the page after each of them.
-
-    Raises:
-        Exception: What the first run raised that failed; after all others.
-        Interrupted: A run was stopped by a signal of its own; after all others.
-    """
+    """Make the runs that are left, and write the page after each; a failed run is raised after all others."""
     from torchcaps.reproduce import Interrupted, Outcome, write_report
 
     total, left, name = len(planned.jobs), len(planned.pending), planned.table.name
@@ -214,13 +205,6 @@ def _work(planned: Reproduction, workers: Workers, results: Path, page: Path | N
     else:
         now = f"{ended.total()} now" + (f", of which {lost} diverged" if (lost := ended[Outcome.DIVERGED]) else "")
         say(f"All {total} runs of {name} are done ({now}). Logs: {results / name}, page: {written[0]}")
-
-
-def _list_tables(tables: list[Table]) -> None:
-    for each in tables:
-        small, full = (len(each.rows_of(budget)) for budget in ("small", "full"))
-        print_title(each.name)
-        print_pairs([("", each.question), ("", f"{small} rows in the small budget, {full} in the full one.")])
 
 
 def _list_rows(wanted: Table, results: Path) -> None:

@@ -10,7 +10,7 @@ import click
 
 from torchcaps.analysis.strengths import ANGLES, EPSILONS, PGD_STEPS, STEPS
 from torchcaps.cli.base import Command
-from torchcaps.cli.fields import ParamType, whole_numbers
+from torchcaps.cli.fields import Numbers, whole_numbers
 from torchcaps.cli.output import add_row, count, percent, print_json, print_table, table, write_figure
 from torchcaps.cli.runs import (
     FIGURE,
@@ -18,6 +18,7 @@ from torchcaps.cli.runs import (
     Which,
     accelerator_option,
     data_options,
+    json_option,
     names_of,
     open_images,
     open_run,
@@ -36,21 +37,6 @@ if TYPE_CHECKING:
     from torchcaps.models import Network
 
 _KINDS = ("rotation", "fgsm", "pgd")
-
-
-class Numbers(ParamType):
-    """Numbers with commas between them, ``0,0.1,0.2``."""
-
-    name = "number,…"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
-        """From the command line to a tuple."""
-        if isinstance(value, tuple):
-            return value
-        try:
-            return tuple(float(part) for part in str(value).split(","))
-        except ValueError:
-            self.fail(f"{value!r} is no list of numbers such as 0,0.1,0.2.", param, ctx)
 
 
 @click.command(
@@ -73,28 +59,26 @@ class Numbers(ParamType):
     multiple=True,
     help="What is done to the images; may be given several times.  [default: all]",
 )
-@click.option("--angles", type=Numbers(), default=",".join(map(str, ANGLES)), show_default=True, help="Degrees.")
+@click.option("--angles", type=Numbers(float, "-30,0,30"), default=",".join(map(str, ANGLES)), help="Degrees.")
 @click.option(
     "--epsilons",
-    type=Numbers(),
+    type=Numbers(float, "0,0.1,0.2"),
     default=",".join(f"{epsilon:g}" for epsilon in EPSILONS),
-    show_default=True,
     help="Largest changes of a pixel (0..1) by FGSM and PGD.",
 )
-@click.option("--steps", type=whole_numbers(STEPS), default=PGD_STEPS, show_default=True, help="Steps of PGD.")
+@click.option("--steps", type=whole_numbers(STEPS), default=PGD_STEPS, help="Steps of PGD.")
 @click.option(
     "--objective",
     type=click.Choice(["loss", "scores"]),
     default="loss",
-    show_default=True,
     help="What the attacks follow: the network's own loss, which is flat where an image is classified with enough "
     "margin, or the scores, which are not.",
 )
-@click.option("--limit", type=whole_numbers(COUNT), default=1000, show_default=True, help="The first so many images.")
-@click.option("--seed", type=whole_numbers(SEED), default=0, show_default=True, help="Of PGD's random starts.")
+@click.option("--limit", type=whole_numbers(COUNT), default=1000, help="The first so many images.")
+@click.option("--seed", type=whole_numbers(SEED), default=0, help="Of PGD's random starts.")
 @accelerator_option
 @click.option("--figure", type=FIGURE, help="Draw the curves to this file, .png, .pdf or .svg.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def robustness(
     run_folders: tuple[Path, ...],
     which: Which,
@@ -115,40 +99,35 @@ def robustness(
     several are compared.
     """
     kinds = kinds or _KINDS
-    _refuse_idle_options(kinds)
-
-    from torchcaps.analysis import figure_robustness
-
-    networks: dict[str, list[RobustnessCurve]] = {}
-    shown: dict[str, str] = {}
-    about = []
-    for folder, name in zip(run_folders, names_of(run_folders), strict=True):
-        run = open_run(folder, which, accelerator)
-        images, dataset, where = open_images(run, data, data_dir, split)
-        images = images.preview(limit)
-        networks[name] = _measure(run.model, images, kinds, seed=seed, **options)
-        shown[name] = f"the first {count(len(images))} {where}"
-        about.append({"run": str(folder), "which": which, "data": dataset.name, "split": split})
-    differ = len(set(shown.values())) > 1
-    if as_json:
-        curves = [{"curves": [curve.to_dict() for curve in found]} for found in networks.values()]
-        print_json([each | found for each, found in zip(about, curves, strict=True)])
-    else:
-        each = [f"of {name} on {words}" for name, words in shown.items()]
-        _show(networks, f"Accuracy {', '.join(each)}" if differ else f"Accuracy on {shown[name]}")
-    if figure is not None:
-        title = "\n".join(f"{name}: {words}" for name, words in shown.items()) if differ else None
-        write_figure(figure_robustness(networks, title=title), figure, quiet=as_json)
-
-
-def _refuse_idle_options(kinds: Sequence[str]) -> None:
-    """Refuse the options of what --kind leaves out."""
     if "rotation" not in kinds:
         refuse_options(("angles",), "is for rotations, which --kind leaves out")
     if "fgsm" not in kinds and "pgd" not in kinds:
         refuse_options(("epsilons", "objective"), "is for attacks, which --kind leaves out")
     if "pgd" not in kinds:
         refuse_options(("steps", "seed"), "is for PGD, which --kind leaves out")
+
+    from torchcaps.analysis import figure_robustness
+
+    networks: dict[str, list[RobustnessCurve]] = {}
+    shown: dict[str, str] = {}
+    described = []
+    for folder, name in zip(run_folders, names_of(run_folders), strict=True):
+        run = open_run(folder, which, accelerator)
+        images, dataset, where = open_images(run, data, data_dir, split)
+        images = images.preview(limit)
+        networks[name] = _measure(run.model, images, kinds, seed=seed, **options)
+        shown[name] = f"the first {count(len(images))} {where}"
+        about = {"run": str(folder), "which": which, "data": dataset.name, "split": split}
+        described.append(about | {"curves": [curve.to_dict() for curve in networks[name]]})
+    differ = len(set(shown.values())) > 1
+    if as_json:
+        print_json(described)
+    else:
+        each = [f"of {name} on {words}" for name, words in shown.items()]
+        _show(networks, f"Accuracy {', '.join(each)}" if differ else f"Accuracy on {shown[name]}")
+    if figure is not None:
+        title = "\n".join(f"{name}: {words}" for name, words in shown.items()) if differ else None
+        write_figure(figure_robustness(networks, title=title), figure, quiet=as_json)
 
 
 def _measure(

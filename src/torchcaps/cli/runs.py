@@ -10,14 +10,12 @@ import click
 
 from torchcaps.cli.base import Decorator, compose
 from torchcaps.cli.fields import whole_numbers
-from torchcaps.errors import InputError, unknown_name
+from torchcaps.errors import InputError
 from torchcaps.files import check_path
 from torchcaps.ranges import INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-
-    from torch import Tensor
 
     from torchcaps.datasets import Dataset, ImageSet
     from torchcaps.training import Run
@@ -28,70 +26,61 @@ Fit = Literal["pad", "stretch"]
 
 
 class GivenPath(click.Path):
-    """A file or folder; an empty text, such as a variable of the shell that is not set, names none."""
+    """A file or folder; an empty text, such as a variable of the shell that is not set, names none.
+
+    Args:
+        figure: Whether it is a file for a figure, refused before anything is computed if it cannot be one.
+    """
+
+    def __init__(self, *, figure: bool = False) -> None:
+        super().__init__()
+        self.figure = figure
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """From the command line to a path."""
         try:
             check_path(str(value))
-        except InputError as error:
-            self.fail(f"{error}.", param, ctx)
-        return Path(str(super().convert(value, param, ctx)))
+            path = Path(str(super().convert(value, param, ctx)))
+            if not self.figure:
+                return path
+            from torchcaps.analysis.figures import figure_file
 
-
-class FigurePath(GivenPath):
-    """A file for a figure, refused before anything is computed if it cannot be one."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """From the command line to a path."""
-        from torchcaps.analysis.figures import figure_file
-
-        try:
-            return figure_file(super().convert(value, param, ctx))
+            return figure_file(path)
         except InputError as error:
             self.fail(f"{error}.", param, ctx)
 
 
 PATH = GivenPath()
-FIGURE = FigurePath()
+FIGURE = GivenPath(figure=True)
 
 which_option = click.option(
     "--which",
     type=click.Choice(["best", "last"]),
     default="best",
-    show_default=True,
     help="The epoch that the validation images chose, or the last checkpoint.",
 )
-
 run_argument = compose(click.argument("run_folder", metavar="RUN", type=PATH), which_option)
-
 # without RUN, the network that comes with torchcaps
 optional_run_argument = compose(click.argument("run_folder", metavar="[RUN]", required=False, type=PATH), which_option)
-
 runs_argument = click.argument("run_folders", metavar="RUN...", nargs=-1, required=True, type=PATH)
 
 accelerator_option = click.option(
-    "--accelerator",
-    type=click.Choice(["auto", "cpu", "cuda", "mps"]),
-    default="auto",
-    show_default=True,
-    help="Where to compute.",
+    "--accelerator", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", help="Where to compute."
 )
-
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+data_dir_option = click.option("--data-dir", metavar="DIR", help="Folder that holds the data set's files.")
 dataset_options = compose(
     click.option(
         "--data", metavar="NAME", help="Other images: a data set, folder:PATH or npz:PATH.  [default: the run's]"
     ),
-    click.option("--data-dir", metavar="DIR", help="Folder that holds the data set's files."),
+    data_dir_option,
 )
-
 data_options = compose(
     dataset_options,
     click.option(
         "--split",
         type=click.Choice(["test", "validation", "train"]),
         default="test",
-        show_default=True,
         help="Which part of the data set.",
     ),
 )
@@ -117,7 +106,6 @@ max_megapixels_option = click.option(
     expose_value=False,
     help="Refuse image files of more megapixels before they are decoded, at most 178.  [default: 64]",
 )
-
 image_options = compose(
     click.option("--invert", is_flag=True, help="Turn dark on light, as ink on paper, into light on dark."),
     click.option(
@@ -129,30 +117,21 @@ image_options = compose(
     max_megapixels_option,
 )
 
-_file_options = compose(click.option("--image", "image_file", type=PATH, help="An image file instead."), image_options)
 
-index_options = compose(
-    click.option(
+def index_options(*, several: bool = False) -> Decorator:
+    """The options of one image of a data set, or of several; or of an image file."""
+    more = "; with --component several, each by an --index of its own" if several else ""
+    index = click.option(
         "--index",
         type=whole_numbers(INDEX),
-        default=0,
-        show_default=True,
-        help="Which image of the part.",
-    ),
-    _file_options,
-)
-
-several_index_options = compose(
-    click.option(
-        "--index",
-        type=whole_numbers(INDEX),
-        default=[0],
-        show_default="0",
-        multiple=True,
-        help="Which image of the part; with --component several, each by an --index of its own.",
-    ),
-    _file_options,
-)
+        default=[0] if several else 0,
+        show_default="0" if several else None,
+        multiple=several,
+        help=f"Which image of the part{more}.",
+    )
+    return compose(
+        index, click.option("--image", "image_file", type=PATH, help="An image file instead."), image_options
+    )
 
 
 def out_option(name: str) -> Decorator:
@@ -176,11 +155,7 @@ def has_folder(run: Path | None) -> TypeGuard[Path]:
 
 
 def open_run(run_folder: Path | None, which: Which, accelerator: str = "cpu") -> Run:
-    """The trained network in a run folder or a repository of the hub; without one, that which comes with torchcaps.
-
-    Raises:
-        InputError: There is none, or it is damaged; or this machine has no such accelerator.
-    """
+    """The trained network in a run folder or a repository of the hub; without one, that which comes with torchcaps."""
     from torchcaps.models.pretrained import shipped_folder
     from torchcaps.training import load_run
     from torchcaps.training.environment import pick_device
@@ -194,9 +169,6 @@ def open_images(run: Run, data: str | None, data_dir: str | None, split: Split) 
     """The images that the options name, the data set they are of, and what they are, in words.
 
     Of training images that are made as they are asked for, these are always the same ones.
-
-    Raises:
-        InputError: Data that do not fit the network, or cannot be read.
     """
     dataset = run.dataset(images_for(run, data), data_dir)
     images = {"test": dataset.test, "validation": dataset.validation, "train": dataset.train}[split]
@@ -209,48 +181,17 @@ def images_for(run: Run, data: str | None) -> str | None:
 
 
 def names_of(run_folders: Sequence[Path]) -> list[str]:
-    """What to call several runs beside each other: their folders' names, or whole paths where two are the same.
-
-    Raises:
-        InputError: One is given twice.
-    """
+    """What to call several runs beside each other: their folders' names, or whole paths where two are the same."""
     if len(set(run_folders)) < len(run_folders):
         raise InputError(f"each run may be given once, got {', '.join(map(str, run_folders))}")
     names = [folder.resolve().name for folder in run_folders]
     return names if len(set(names)) == len(names) else [str(folder) for folder in run_folders]
 
 
-def read_image(run: Run, file: Path, *, invert: bool, fit: Fit | None) -> Tensor:
-    """An image file as the run's network takes it, uint8 (C, H, W).
-
-    Args:
-        run: Whose network.
-        file: The image.
-        invert: The option --invert.
-        fit: The option --fit; None brings the image to size as the images of the run's data set were.
-
-    Raises:
-        InputError: The file is missing, or no image.
-    """
-    from torchcaps.analysis import load_image
-
-    return load_image(file, run.model.in_shape, invert=invert, fit=fit or run.image_fit)
-
-
-def check_image_options(image_file: Path | None, *more: str) -> None:
-    """Refuse options that would do nothing: those of a data set beside --image, those of a file without it.
-
-    Args:
-        image_file: The option --image.
-        *more: Parameters of the running command, beside the usual ones, that have no meaning for an image file.
-
-    Raises:
-        UsageError: One of them stands on the command line.
-    """
-    if image_file is None:
-        refuse_options(("invert", "fit"), "is for a file given with --image")
-    else:
-        refuse_options(("index", "data", "data_dir", "split", *more), "is for a data set, not for --image")
+def is_given(parameter: str) -> bool:
+    """Whether a parameter of the running command stands on the command line."""
+    source = click.get_current_context().get_parameter_source(parameter)
+    return source is click.core.ParameterSource.COMMANDLINE
 
 
 def refuse_options(names: Collection[str], why: str) -> None:
@@ -259,50 +200,7 @@ def refuse_options(names: Collection[str], why: str) -> None:
     Args:
         names: Parameters of the running command.
         why: The rest of a sentence that begins with the option.
-
-    Raises:
-        UsageError: One of them stands on the command line.
     """
-    context = click.get_current_context()
-    for parameter in context.command.params:
-        given = context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
-        if parameter.name in names and given:
+    for parameter in click.get_current_context().command.params:
+        if parameter.name in names and is_given(parameter.name):
             raise click.UsageError(f"{parameter.opts[0]} {why}; leave it out")
-
-
-def image_at(images: ImageSet, index: int, class_names: tuple[str, ...], where: str) -> tuple[Tensor, str, list[int]]:
-    """An image (C, H, W) of a set, uint8, what it is, in words, and the classes of its objects.
-
-    Args:
-        images: The set.
-        index: Which one, from 0.
-        class_names: Of the set.
-        where: What the set is.
-
-    Raises:
-        InputError: An index beyond the images.
-    """
-    from torchcaps.analysis.inference import join_names
-
-    if index >= len(images):
-        raise InputError(f"--index must be below {len(images)}, the number of {where}, got {index}")
-    labels = images.labels[index].reshape(-1)
-    return (
-        images.images[index],
-        f"Image {index} of the {where}, class {join_names(class_names, labels)}",
-        labels.tolist(),
-    )
-
-
-def class_number(name: str, class_names: tuple[str, ...]) -> int:
-    """The number of a class that is given by its name or its number.
-
-    Raises:
-        InputError: There is none such.
-    """
-    if name in class_names:
-        return class_names.index(name)
-    numbers = list(map(str, range(len(class_names))))
-    if name in numbers:
-        return numbers.index(name)
-    raise unknown_name("class", name, class_names)

@@ -1,4 +1,4 @@
-"""``torchcaps train``: every field of a preset, its recipe and the run is an option."""
+"""``torchcaps train`` and ``memory``: every field of a preset, its recipe and the run is an option."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from torchcaps.models.fields import UnknownField
 from torchcaps.plugins import loaded_plugins
 from torchcaps.training.config import WHOLE, TrainConfig, make_config, override, read_config
 
-EXAMPLES = (
+TRAIN_EXAMPLES = (
     ("train", "the paper's network on the embedded digits"),
     ("train tf-notebook --data mnist --epochs 3", "another preset, on MNIST"),
     ("train --num-iterations 1 --no-decoder", "the paper's network, changed"),
@@ -38,6 +38,12 @@ EXAMPLES = (
     ("train --init-from runs/sabour2017-digits-1 --learning-rate 1e-4", "a new run from the best epoch's weights"),
 )
 
+MEMORY_EXAMPLES = (
+    ("memory sabour2017 --data mnist --batch-size 512", "the paper's network on MNIST, a larger batch"),
+    ("memory sabour2017 --data mnist --image-size 64", "larger images"),
+    ("memory baseline-cnn --data mnist --batch-size 64", "the paper's CNN"),
+    ("memory sabour2017-multimnist --data multimnist", "two digits in an image"),
+)
 
 OPTIONS = f"{__name__}.options"
 """Where a call of a command keeps its options for the fields of a run."""
@@ -64,12 +70,14 @@ def run_options() -> list[click.Option]:
     ]
 
 
-@click.command("train", cls=RunCommand, short_help="Train a network and test it.", examples=EXAMPLES)
+@click.command("train", cls=RunCommand, short_help="Train a network and test it.", examples=TRAIN_EXAMPLES)
 @click.argument("preset", required=False)
 @click.option("--out", type=PATH, help="Run folder, a new one.  [default: runs/PRESET-DATA-N]")
 @click.option("--resume", "resumed", type=PATH, help="Go on with the run in this folder.")
 @click.option("--config", "config_file", type=PATH, help="Start from a run's config.json.")
-@click.option("--figures/--no-figures", default=True, help="Draw figures at the end.  [default: on]")
+@click.option(
+    "--figures/--no-figures", default=True, show_default=False, help="Draw figures at the end.  [default: on]"
+)
 @click.pass_context
 def train(
     context: click.Context,
@@ -87,13 +95,10 @@ def train(
     field of the network and of its recipe can be changed by an option.
     """
     overrides = given_fields(context, fields)
-    if resumed is None:
-        config, folder = build_config(preset, config_file, overrides), out
-    else:
-        for name, other in (("--out", out), ("--config", config_file)):
-            if other is not None:
-                raise InputError(f"--resume goes on in the run's own folder with its own settings; leave {name} out")
-        config, folder = None, resumed
+    for name, other in (("--out", out), ("--config", config_file)):
+        if resumed is not None and other is not None:
+            raise InputError(f"--resume goes on in the run's own folder with its own settings; leave {name} out")
+    config = build_config(preset, config_file, overrides) if resumed is None else None  # a typo is told at once
 
     from torchcaps.training import Diverged, Interrupted
     from torchcaps.training import resume as start_again
@@ -101,17 +106,14 @@ def train(
     from torchcaps.training.progress import choose_progress
 
     session = context.find_object(Session)
-    common: dict[str, Any] = {
-        "progress": choose_progress(),
-        "figures": figures,
-        "command": command_line(*(session.arguments if session else ())),
-    }
+    command = command_line(*(session.arguments if session else ()))
+    common: dict[str, Any] = {"progress": choose_progress(), "figures": figures, "command": command}
     try:
-        if config is None:
-            assert folder is not None
-            summary = start_again(folder, preset=preset, overrides=overrides, **common)
+        if config is not None:
+            summary = start(config, out, **common)
         else:
-            summary = start(config, folder, **common)
+            assert resumed is not None
+            summary = start_again(resumed, preset=preset, overrides=overrides, **common)
     except Interrupted as stop:
         raise Stopped(str(stop), stop.exit_code) from stop
     except Diverged as failure:
@@ -121,17 +123,7 @@ def train(
 
 
 def build_config(preset: str | None, config_file: Path | None, overrides: Mapping[str, Any]) -> TrainConfig:
-    """The configuration that a preset or a file, and the options, describe.
-
-    Args:
-        preset: The argument PRESET.
-        config_file: The option --config.
-        overrides: Fields that stand on the command line.
-
-    Raises:
-        InputError: An unknown preset, a file that is no configuration, PRESET and a file of another preset, a field
-            that the network has not, or a value that does not fit.
-    """
+    """The configuration that the argument PRESET or a file, and the options, describe."""
     if config_file is None:
         base = make_config(preset) if preset else make_config()
     else:
@@ -174,3 +166,50 @@ def show_summary(summary: Mapping[str, Any]) -> None:
             ("Next", following if decoder else following[:1]),
         ]
     )
+
+
+@click.command(
+    "memory", cls=RunCommand, short_help="What memory training will need, by part.", examples=MEMORY_EXAMPLES
+)
+@click.argument("preset", required=False)
+@click.option("--config", "config_file", type=PATH, help="Take a run's config.json.")
+@click.pass_context
+def memory(context: click.Context, /, preset: str | None, config_file: Path | None, **fields: Any) -> None:
+    """Estimate the peak memory of training on the CPU, by part, before anything runs.
+
+    It takes the options of `torchcaps train`.
+    """
+    config = build_config(preset, config_file, given_fields(context, fields))
+
+    import torchcaps.training.loop  # noqa: F401  what training imports is the estimate's first part
+    from torchcaps.datasets import data_shape
+    from torchcaps.training import available_memory_mib, estimate_memory, largest_batch
+    from torchcaps.training.data import check_objects
+    from torchcaps.training.environment import PRECISION_WORDS, resolve_precision
+    from torchcaps.training.launch import count_processes
+
+    config = resolve_precision(config)
+    in_shape, num_classes, num_images, objects = data_shape(
+        config.data, data_dir=config.data_dir, image_size=config.image_size
+    )
+    check_objects(config.data, objects, config)
+    shape = in_shape, num_classes, num_images
+    estimate = estimate_memory(config, *shape)
+    rows = table("part", "MiB")
+    for name, mib in estimate.parts.items():
+        add_row(rows, name, f"{mib:,.0f}")
+    add_row(rows, "peak", f"{estimate.total:,.0f}", style="bold")
+    print_table(rows)
+    available = available_memory_mib()
+    devices, shared = count_processes(config).devices, ""
+    facts: list[tuple[str, object]] = [
+        ("Batch", f"{count(estimate.batch_size)} images a step and process"),
+        ("Precision", PRECISION_WORDS[config.precision]),
+    ]
+    if devices > 1:
+        shared = ", over all processes"
+        facts.append(("Processes", f"{devices} on this machine, {devices * estimate.total:,.0f} MiB together"))
+    if available is not None:
+        most = largest_batch(config, *shape, available)
+        facts += [("There is", f"{available:,.0f} MiB"), ("Largest batch", f"about {count(most)} images{shared}")]
+    print_pairs(facts)

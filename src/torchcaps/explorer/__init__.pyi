@@ -1,5 +1,5 @@
 from .server import serve as serve
-from .sources import open_explorer as open_explorer
 from .state import Explorer as Explorer
 from .state import Routing as Routing
 from .state import View as View
+from .state import open_explorer as open_explorer

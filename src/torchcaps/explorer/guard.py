@@ -7,15 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
-"""A web application by the ASGI standard."""
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 NAMES = frozenset({"127.0.0.1", "localhost"})
 """The names of this machine that a request may be for; any other name was made to point here by another site."""
@@ -56,19 +51,18 @@ class Guard:
         app: The application.
     """
 
-    def __init__(self, app: Application) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
-        elif scope["type"] == "http":
-            await self._answer(scope, receive, send)
-        else:  # the page opens no web socket
+            return
+        if scope["type"] != "http":  # the page opens no web socket
             await send({"type": "websocket.close", "code": 1008})
+            return
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_policy(message: Message) -> None:
             if message["type"] == "http.response.start":
                 added = [(name.encode(), value.encode()) for name, value in _ADDED.items()]
@@ -79,18 +73,17 @@ class Guard:
 
         refused = refusal(scope)
         if refused is not None:
-            await _refuse(*refused, send_with_policy)
+            from starlette.responses import PlainTextResponse
+
+            status, sentence = refused
+            await PlainTextResponse(f"{sentence}\n", status)(scope, receive, send_with_policy)
         else:
             headers = [(name, value) for name, value in scope["headers"] if name in _PASSED_ON]
             await self.app({**scope, "headers": headers, "query_string": b""}, receive, send_with_policy)
 
 
 def refusal(scope: Scope) -> tuple[int, str] | None:
-    """Why a request is not answered: the status, and a sentence; None for one that is.
-
-    Args:
-        scope: The request.
-    """
+    """Why a request is not answered: the status, and a sentence; None for one that is."""
     hosts = _values(scope, b"host")
     if len(hosts) != 1 or hosts[0].partition(":")[0] not in NAMES:
         return 400, f"The explorer answers requests for {' and '.join(sorted(NAMES))} only."
@@ -115,10 +108,3 @@ def _is_foreign(scope: Scope, host: str) -> bool:
 def _values(scope: Scope, wanted: bytes) -> list[str]:
     """The values of a header, in lower case."""
     return [value.decode("latin-1").lower() for name, value in scope["headers"] if name == wanted]
-
-
-async def _refuse(status: int, sentence: str, send: Send) -> None:
-    body = f"{sentence}\n".encode()
-    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

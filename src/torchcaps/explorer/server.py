@@ -1,23 +1,36 @@
-"""Serving the page on this machine, and only to it."""
+"""The page, drawn by one component of Gradio, and the answers to its questions, served to this machine only."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import json
+import os
 import socket
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchcaps.errors import InputError
-from torchcaps.explorer.page import make_app
+from torchcaps.explorer.guard import Guard
+from torchcaps.explorer.messages import answers, describe, largest_question
 from torchcaps.explorer.state import Explorer
 from torchcaps.training.signals import noted_signals
 
 if TYPE_CHECKING:
     import uvicorn
+    from fastapi import FastAPI
+    from starlette.requests import Request
+    from starlette.responses import Response
 
 HOST = "127.0.0.1"
 PORT = 7860
 """Taken where no port is named and it is free."""
+AT_ONCE = 2
+"""Questions that are answered at the same time, so that a few large images fill no memory; others wait."""
+_FOLDER = Path(__file__).parent
 
 
 def serve(explorer: Explorer, port: int | None, ready: Callable[[str], None]) -> None:
@@ -40,11 +53,7 @@ def serve(explorer: Explorer, port: int | None, ready: Callable[[str], None]) ->
 
 
 def make_server(explorer: Explorer) -> uvicorn.Server:
-    """The server of the page, to run on a socket.
-
-    Raises:
-        InputError: Gradio is not installed.
-    """
+    """The server of the page, to run on a socket; InputError without Gradio."""
     app = make_app(explorer)
     import uvicorn  # comes with gradio
 
@@ -53,11 +62,7 @@ def make_server(explorer: Explorer) -> uvicorn.Server:
 
 
 def listen(port: int | None) -> socket.socket:
-    """A socket on 127.0.0.1; see :func:`serve`.
-
-    Raises:
-        InputError: The port is taken, or may not be used by this user.
-    """
+    """A socket on 127.0.0.1; see :func:`serve`."""
     try:
         return socket.create_server((HOST, PORT if port is None else port))
     except OSError as error:
@@ -67,3 +72,109 @@ def listen(port: int | None) -> socket.socket:
             return socket.create_server((HOST, 0))
         reason = "is taken by another program" if error.errno == errno.EADDRINUSE else "may not be used by this user"
         raise InputError(f"port {port} {reason}; name another with --port, or leave it out") from None
+
+
+def make_app(explorer: Explorer) -> FastAPI:
+    """The page as a web application, which takes questions of a bounded size and leaves no files behind.
+
+    It answers its own page only, and forbids the browser to load anything from elsewhere: see
+    :class:`~torchcaps.explorer.guard.Guard`.
+    """
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
+    try:
+        import gradio
+        from fastapi import FastAPI
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"the explorer needs {error.name}, which is not installed; pip install 'torchcaps[explore]'"
+        ) from None
+
+    background = {"body_background_fill": "#f5f5f2", "body_background_fill_dark": "#121215"}
+    # plain names are fonts of the reader's own system; others would be fetched, from Google too
+    theme = gradio.themes.Base(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
+    app = FastAPI(openapi_url=None)  # its documentation pages load scripts from elsewhere
+    app.add_middleware(Guard)
+    add_answers(app, explorer)
+    with _gradio_elsewhere():
+        with gradio.Blocks(title="torchcaps explorer", analytics_enabled=False, fill_width=True) as page:
+            gradio.HTML(
+                html_template=_read("page.html"),
+                js_on_load=_read("page.js"),
+                apply_default_css=False,
+                about=describe(explorer),
+            )
+        return gradio.mount_gradio_app(
+            app,
+            page,
+            path="/",
+            footer_links=[],
+            run_history=False,
+            ssr_mode=False,
+            mcp_server=False,
+            pwa=False,
+            theme=theme.set(**background),
+            head=f"<style>\n{_read('page.css')}</style>",
+        )
+
+
+@contextmanager
+def _gradio_elsewhere() -> Iterator[None]:
+    """Gradio makes a folder for what its users edit, which the guard lets nobody do: in a folder that goes."""
+    from gradio import routes
+
+    name = "DEFAULT_TEMP_DIR"
+    usual = getattr(routes, name)
+    with tempfile.TemporaryDirectory() as folder:
+        setattr(routes, name, folder)
+        try:
+            yield
+        finally:
+            setattr(routes, name, usual)
+
+
+def add_answers(app: FastAPI, explorer: Explorer) -> None:
+    """Answer the page's questions: ``POST /ask/NAME``, JSON both ways, see :mod:`torchcaps.explorer.messages`."""
+    import anyio
+    from starlette.requests import ClientDisconnect
+    from starlette.responses import JSONResponse
+
+    functions = {function.__name__: function for function in answers(explorer)}
+    limiter = anyio.CapacityLimiter(AT_ONCE)
+
+    def answer(name: str, body: bytes) -> Response:
+        try:
+            question = json.loads(body)
+        except (ValueError, RecursionError):
+            return JSONResponse({"error": "The question is not valid JSON."}, 400)
+        return JSONResponse(functions[name](question))
+
+    async def ask(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in functions:
+            return JSONResponse({"error": f"There is no question {name}."}, 404)
+        # a page of another site could send plain text without asking the browser for leave first
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            return JSONResponse({"error": "A question must be application/json."}, 415)
+        try:
+            body = await _read_body(request, largest_question(explorer, name))
+            if body is None:
+                return JSONResponse({"error": "The question is too large."}, 413)
+            return await anyio.to_thread.run_sync(answer, name, body, limiter=limiter)
+        except (ClientDisconnect, asyncio.CancelledError):  # nobody waits for an answer any more, or the server ends
+            return JSONResponse({"error": "The question was broken off."}, 503)
+
+    app.router.add_route("/ask/{name}", ask, methods=["POST"])
+
+
+async def _read_body(request: Request, most: int) -> bytes | None:
+    """The body of a request; None if it has more bytes than ``most``, of which no more are kept."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > most:
+            return None
+    return bytes(body)
+
+
+def _read(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")

@@ -22,6 +22,7 @@ from torchcaps.errors import InputError, visible
 from torchcaps.models import CapsNet, Network
 from torchcaps.models.objects import longest
 from torchcaps.models.output import ScoreName
+from torchcaps.training import Run
 
 MOST_MAPS = 10
 """Of more classes, only those of the highest scores have their coupling shown."""
@@ -127,34 +128,25 @@ class Explorer:
         return self.model.class_capsules.out_dim if isinstance(self.model, CapsNet) else 0
 
     def look(self, pixels: UInt8[np.ndarray, "C H W"]) -> View:
-        """What the network says about an image.
-
-        Args:
-            pixels: 0..255.
-
-        Raises:
-            InputError: An image of another shape than the network's.
-        """
+        """What the network says about an image, pixels 0..255; InputError for one of another shape than its own."""
         image = torch.from_numpy(pixels)[None]
         with inference(self.model):
             output = self.model(as_pixels(self.model, image))
         scores = output.scores[0].float().cpu()
         capsules = None if output.capsules is None else output.capsules[0].float().cpu().numpy()
-        classes = longest(scores, self.num_objects).tolist()
         routing = None
         if self.no_routing is None:
             trace = trace_routing(self.model, image)
             shown = np.sort(longest(scores, min(MOST_MAPS, len(scores))).numpy())
-            maps = trace.maps[:, 0, shown].mean(2)
             routing = Routing(
                 classes=tuple(shown.tolist()),
-                maps=maps,
+                maps=trace.maps[:, 0, shown].mean(2),
                 scores=trace.scores[:, 0, shown],
                 uniform=trace.uniform,
                 in_space=trace.in_space,
                 inputs=trace.inputs,
             )
-        return View(scores.numpy(), tuple(classes), capsules, routing)
+        return View(scores.numpy(), tuple(longest(scores, self.num_objects).tolist()), capsules, routing)
 
     def decode(self, classes: Sequence[int], poses: Float[np.ndarray, "P D"]) -> Float[np.ndarray, "P C H W"]:
         """Images decoded from one capsule each, the other capsules being zero; pixels 0..1.
@@ -164,8 +156,7 @@ class Explorer:
             poses: The capsules.
 
         Raises:
-            InputError: A network without decoder, a class that is none, more capsules than classes, or capsules of
-                another shape.
+            InputError: No decoder; no such class; or not one capsule for each of at least one class and at most all.
         """
         network = require_decoder(self.model, "a reconstruction")
         for j in classes:
@@ -184,14 +175,7 @@ class Explorer:
             return network.decode(capsules).float().cpu().numpy()
 
     def pick(self, index: int) -> tuple[UInt8[np.ndarray, "C H W"], str]:
-        """One of the images, and what it shows, in words.
-
-        Args:
-            index: Which one, from 0.
-
-        Raises:
-            InputError: There are no images, or not so many.
-        """
+        """The image of an index, from 0, and what it shows, in words; InputError where there is none."""
         if self.images is None:
             raise InputError(self.no_images)
         if not 0 <= index < len(self.images):
@@ -207,7 +191,7 @@ class Explorer:
             data: What is in it.
 
         Raises:
-            InputError: It is no image or a broken one, or the network's images have other channels than files have.
+            InputError: No image or a broken one, or the network's images have other channels than files have.
         """
         channels = self.model.in_shape[0]
         if channels not in (1, 3):
@@ -216,6 +200,46 @@ class Explorer:
             path = Path(folder) / "image"
             path.write_bytes(data)
             return load_image(path, self.model.in_shape, fit=self.fit, name=f"“{name}”").numpy()
+
+
+def open_explorer(run: Run, data: str | None = None, data_dir: str | None = None) -> Explorer:
+    """An explorer of a run's network, with the test images of the run's data set to pick from.
+
+    Nothing is downloaded: data that are not on this machine are left out, and the explorer says why.
+
+    Args:
+        run: The network.
+        data: Another data set than the run's.
+        data_dir: Where its files are.
+
+    Raises:
+        InputError: ``data`` is named, but is not here or does not fit the network.
+    """
+    images, no_images = None, ""
+    try:
+        images = _test_images(run, data, data_dir)
+    except InputError as error:
+        if data is not None:
+            raise
+        no_images = f"There are no test images to pick from: {error}."
+    return Explorer(
+        run.model, run.class_names, title=_title(run), images=images, no_images=no_images, fit=run.image_fit
+    )
+
+
+def _test_images(run: Run, data: str | None, data_dir: str | None) -> ImageSet:
+    name = run.config.data if data is None and run.config is not None else data
+    if name is not None and not run.has_data(data, data_dir):
+        raise InputError(
+            f"the files of {name} are not on this machine and the explorer downloads nothing; name their folder "
+            "with --data-dir or TORCHCAPS_DATA"
+        )
+    return run.dataset(data, data_dir).test
+
+
+def _title(run: Run) -> str:
+    name = run.path.resolve().name
+    return name if run.config is None else f"{name}: {run.config.preset}, trained on {run.config.data}"
 
 
 def colour_apart(images: Float[np.ndarray, "P C H W"]) -> Float[np.ndarray, "P 3 H W"]:

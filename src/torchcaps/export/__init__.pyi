@@ -4,8 +4,8 @@ from .folder import share as share
 from .graphs import Agreement as Agreement
 from .graphs import export_onnx as export_onnx
 from .graphs import export_program as export_program
-from .images import describe_run as describe_run
-from .images import random_images as random_images
-from .images import sample_images as sample_images
 from .onnx_model import OnnxModel as OnnxModel
+from .record import describe_run as describe_run
+from .record import random_images as random_images
+from .record import sample_images as sample_images
 from .record import training_record as training_record

@@ -14,7 +14,7 @@ from torchcaps.analysis import evaluate
 from torchcaps.errors import InputError
 from torchcaps.export.record import training_record
 from torchcaps.models import TrainingRecord, load_pretrained
-from torchcaps.models.pretrained import check_repository, is_shipped, upload
+from torchcaps.models.pretrained import is_shipped
 from torchcaps.training import Run
 
 
@@ -53,14 +53,11 @@ def export_folder(
         raise InputError(f"there is something at {path} already; choose another place, or remove it first")
     if is_shipped(path.resolve()):
         source = path.name
-    record = training_record(run, which, others)
+    record = _record(run, which, half, others)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as temporary:
         folder = Path(temporary) / path.name
         dtype = torch.float16 if half else None
-        if half:
-            run.model.save_files(folder, dtype)
-            record = dataclasses.replace(record, stored_error=_test_error(run, folder))
         run.model.save_pretrained(folder, class_names=run.class_names, training=record, dtype=dtype, source=source)
         folder.rename(path)
     return record
@@ -93,17 +90,27 @@ def share(
     Raises:
         InputError: As for :func:`export_folder`; or the hub cannot be reached, does not know you, or refuses.
     """
-    check_repository(repository)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / "network"
-        record = export_folder(run, folder, which, half=half, others=others, source=repository)
-        message = f"{record.preset} on {record.data_title}, made with torchcaps"
-        return upload(folder, repository, private=private, commit_message=message, token=token)
+    record = _record(run, which, half, others)
+    return run.model.push_to_hub(
+        repository,
+        class_names=run.class_names,
+        training=record,
+        dtype=torch.float16 if half else None,
+        private=private,
+        commit_message=f"{record.preset} on {record.data_title}, made with torchcaps",
+        token=token,
+    )
 
 
-def _test_error(run: Run, folder: Path) -> float:
-    """Share of the test images that the network in a folder gives another class."""
-    assert run.config is not None
+def _record(run: Run, which: Literal["best", "last"], half: bool, others: Sequence[str | Path]) -> TrainingRecord:
+    """What the card says of the training; with ``half``, also of the test images after the weights were rounded."""
+    record = training_record(run, which, others)
+    if not half:
+        return record
     if not run.has_data():
+        assert run.config is not None
         raise InputError(f"rounded weights are tested again, but {run.config.data} is not on this machine")
-    return evaluate(load_pretrained(folder), run.dataset().test).error
+    with tempfile.TemporaryDirectory() as temporary:
+        run.model.save_files(Path(temporary), torch.float16)
+        rounded = load_pretrained(temporary)
+    return dataclasses.replace(record, stored_error=evaluate(rounded, run.dataset().test).error)

@@ -24,8 +24,8 @@ from torch.export import Dim, ExportedProgram
 from torchcaps.analysis.inference import as_pixels, classes_of, inference
 from torchcaps.errors import InputError
 from torchcaps.export.description import Description
-from torchcaps.export.images import random_images
 from torchcaps.export.onnx_model import INPUT, LENGTHS, RECONSTRUCTION, OnnxModel
+from torchcaps.export.record import random_images
 from torchcaps.files import atomic_path
 from torchcaps.models import ModelOutput, Network
 
@@ -84,8 +84,7 @@ def export_onnx(
             ``export`` is not installed.
         OSError: The file cannot be written.
     """
-    path = _with_suffix(path, ".onnx")
-    _check_description(description, network)
+    path = _checked(path, ".onnx", description, network)
     try:
         import onnx
         import onnxruntime  # noqa: F401  found missing before the work, not after it
@@ -101,7 +100,7 @@ def export_onnx(
             program,
             (),
             input_names=[INPUT],
-            output_names=[LENGTHS, RECONSTRUCTION][: len(_outputs_of(program))],
+            output_names=[LENGTHS, RECONSTRUCTION][: len(program.graph_signature.user_outputs)],
             opset_version=OPSET,
             dynamo=True,
             external_data=False,
@@ -125,19 +124,10 @@ def export_program(
     ``(lengths, reconstruction)``, or ``(lengths,)`` without a decoder. It needs torch, but not torchcaps. It also
     unpickles, so a file made for it can execute code: load one only from people you trust.
 
-    Args:
-        network: Its weights are written as float32.
-        path: Where to; it must end in ``.pt2``.
-        description: What the file says of the network, as JSON in its extra file ``torchcaps.json``.
-        images: Images to compare on, at least one; random ones if None.
-
-    Raises:
-        InputError: The program's output differs from the network's by more than 1e-4, and is not left behind; or the
-            description is not of this network.
-        OSError: The file cannot be written.
+    Arguments and errors are those of :func:`export_onnx`, but ``path`` must end in ``.pt2``, the description is JSON in
+    the program's extra file ``torchcaps.json``, no other package is needed, and no size is too large.
     """
-    path = _with_suffix(path, ".pt2")
-    _check_description(description, network)
+    path = _checked(path, ".pt2", description, network)
     program = trace(network)
     contents = io.BytesIO()
     with _quiet():
@@ -175,10 +165,6 @@ def trace(network: Network) -> ExportedProgram:
     return program
 
 
-def _outputs_of(program: ExportedProgram) -> list[str]:
-    return program.graph_signature.user_outputs
-
-
 def _tidy(model: onnx.ModelProto) -> None:
     """Call the batch axis by its name, and leave out the exporter's notes, among them paths of this machine."""
     graph = model.graph
@@ -214,13 +200,10 @@ def _runner_of_program(path: Path) -> Callable[[Tensor], Outputs]:
 def _compare(
     network: Network, run: Callable[[Tensor], Outputs], images: UInt8[Tensor, "N C H W"] | None, path: Path
 ) -> Agreement:
-    """How far a file's output is from the network's, one image at a time and all at once.
+    """How far a file's output is from the network's, one at a time and all at once: at most ``TOLERANCE``.
 
     The network decodes the capsules whose scores the file found highest: where two are equal, rounding may choose
     either.
-
-    Raises:
-        InputError: Further than ``TOLERANCE``.
     """
     pixels = as_pixels(network, random_images(network.in_shape) if images is None else images)
     batch_sizes = tuple(sorted({1, len(pixels)}))
@@ -256,14 +239,11 @@ def _difference(got: np.ndarray, wanted: np.ndarray) -> float:
     return float(np.abs(got - wanted).max() / max(1.0, np.abs(wanted).max()))
 
 
-def _with_suffix(path: str | Path, suffix: str) -> Path:
+def _checked(path: str | Path, suffix: str, description: Description, network: Network) -> Path:
+    """Where a file is written to, if its name ends as it must and what it is to say is true of the network."""
     path = Path(path)
     if path.suffix.lower() != suffix:
         raise InputError(f"the file must end in {suffix}, got {path}")
-    return path
-
-
-def _check_description(description: Description, network: Network) -> None:
     said = (description.in_shape, len(description.class_names), description.objects)
     wanted = (network.in_shape, network.num_classes, network.config.objects)
     if said != wanted:
@@ -271,6 +251,7 @@ def _check_description(description: Description, network: Network) -> None:
             "the description must be of the network: its in_shape, number of class_names and objects are "
             f"{said}, the network's {wanted}"
         )
+    return path
 
 
 @contextmanager

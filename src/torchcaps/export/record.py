@@ -1,4 +1,4 @@
-"""From a run, and others of its kind, to what its model card says."""
+"""What is taken from a run: the words of its model card and of an exported file, and images to compare that on."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
 from torchcaps.datasets import DatasetInfo
 from torchcaps.datasets.registry import look_up
 from torchcaps.errors import InputError
+from torchcaps.export.description import Description
 from torchcaps.files import COUNT, NAMED_TEXTS, NUMBER, TEXT, check_keys, optional, read_json
 from torchcaps.models import SeedResult, TrainingRecord, get_preset
 from torchcaps.models.fields import flat
@@ -29,8 +34,45 @@ _KEYS = {
 #: Of its "hardware", where that has it: a processor may be without a name.
 _HARDWARE_KEYS = {"processor": optional(TEXT), "gpu": optional(TEXT), "processes": optional(COUNT)}
 
+SAMPLE = 32
+"""Images that a file is compared on."""
 MAY_DIFFER = ("seed", *ELSEWHERE)
 """Settings in which runs of the same training may differ; those after the seed are of no use to others."""
+
+
+def describe_run(run: Run) -> Description:
+    """What an exported file says of a run's network."""
+    return Description(
+        in_shape=run.model.in_shape,
+        class_names=run.class_names,
+        preset=None if run.config is None else run.config.preset,
+        objects=run.model.config.objects,
+        fit=run.image_fit,
+    )
+
+
+def sample_images(run: Run, count: int = SAMPLE) -> tuple[UInt8[Tensor, "N C H W"], str]:
+    """The first test images of a run's data, ``count`` at most, and what they are, in words.
+
+    They are random where the data are not on this machine: nothing is downloaded. For a network that comes with
+    torchcaps they are the embedded digits.
+    """
+    shape, data = run.model.in_shape, run.shown_data
+    if data is None:
+        return random_images(shape, count), f"{count} random images ({run.path} does not say what it was trained on)"
+    try:
+        if not run.has_data(data):
+            return random_images(shape, count), f"{count} random images ({data} is not on this machine)"
+        images = run.dataset(data).test.images[:count]
+    except InputError as error:
+        return random_images(shape, count), f"{count} random images (the data cannot be read: {error})"
+    return images, f"the first {len(images)} test images of {data}"
+
+
+def random_images(in_shape: Sequence[int], count: int = SAMPLE) -> UInt8[Tensor, "N C H W"]:
+    """Noise, the same each time."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (count, *in_shape), dtype=torch.uint8, generator=generator)
 
 
 def training_record(
@@ -85,11 +127,7 @@ def training_record(
 
 
 def _finished(folder: Path, summary: dict[str, Any] | None) -> dict[str, Any]:
-    """A run's summary, which has all that a card says of it.
-
-    Raises:
-        InputError: There is none, or it is damaged.
-    """
+    """A run's summary, which has all that a card says of it."""
     if summary is None:
         raise InputError(
             f"{folder} has no {SUMMARY}, so there is no result for its card; finish it with "
@@ -105,11 +143,7 @@ def _finished(folder: Path, summary: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _same_training(first: Path, config: TrainConfig, folder: Path) -> dict[str, Any]:
-    """The summary of another run of the same configuration.
-
-    Raises:
-        InputError: It is none.
-    """
+    """The summary of another run, which must be of the same configuration."""
     other = read_config(folder / CONFIG).to_dict()
     for name, value in config.to_dict().items():
         if name not in MAY_DIFFER and other[name] != value:

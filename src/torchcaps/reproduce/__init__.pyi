@@ -1,11 +1,11 @@
 from .estimate import Timing as Timing
 from .jobs import Job as Job
 from .jobs import Outcome as Outcome
+from .jobs import Reproduction as Reproduction
+from .jobs import plan as plan
 from .logs import RunLog as RunLog
 from .logs import read_logs as read_logs
 from .report import write_report as write_report
-from .runner import Reproduction as Reproduction
-from .runner import plan as plan
 from .table import Budget as Budget
 from .table import Measure as Measure
 from .table import Row as Row

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from torchcaps.errors import InputError, shown
 from torchcaps.files import COUNT, NAMED_TEXTS, NUMBER, OBJECT, TEXT, check_keys, read_json, write_json
-from torchcaps.reproduce.jobs import Job
 from torchcaps.reproduce.table import Row, Table
 
 if TYPE_CHECKING:
     from torchcaps.datasets import Dataset
+    from torchcaps.reproduce.jobs import Job
     from torchcaps.training.config import TrainConfig
 
 ESTIMATE = "estimate.json"
@@ -54,9 +54,9 @@ def time_jobs(jobs: list[Job]) -> list[Timing]:
     from torchcaps.training.data import load_run_data
     from torchcaps.training.environment import hardware, pick_device, versions
 
-    settings, data, timings = None, None, []
+    settings, timings = None, []
     for config in (job.config for job in jobs):
-        if data is None or settings != _data_settings(config):  # rows one after the other share their data
+        if settings != _data_settings(config):  # rows one after the other share their data
             settings, data = _data_settings(config), load_run_data(config)
         epochs = config.recipe.epochs
         judged = epochs * len(data.validation) + 2 * len(data.test)

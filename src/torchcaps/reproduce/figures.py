@@ -57,8 +57,8 @@ def draw_iterations(logs: Logs, published: Mapping[str, float]) -> Figure | None
     Without routing, and with one iteration, some of these settings make no difference; such a run is then part of
     each line that it belongs to.
     """
-    networks = {name: _capsules(runs) for name, runs in logs.items()}
-    scales = sorted({_scale(network) for network in networks.values() if network is not None})
+    networks = _capsules(logs)
+    scales = sorted(set(map(_scale, networks.values())))
     if not scales:
         return None
     figure = new_figure(3.1 * len(scales) + 0.5, 3.6)
@@ -69,12 +69,9 @@ def draw_iterations(logs: Logs, published: Mapping[str, float]) -> Figure | None
         for (axis, stop), colour in zip(lines, COLOURS, strict=False):
             points: Curve = {}
             for name, network in networks.items():
-                if network is None or _scale(network) != scale:
-                    continue
                 count = network["num_iterations"]
-                of_axis = network["softmax_over"] == axis or count == 0
                 of_gradient = network["stop_gradient"] == stop or count <= 1
-                if of_axis and of_gradient:
+                if _scale(network) == scale and _over(axis, network) and of_gradient:
                     points.setdefault(count, []).extend(run.error("last") for run in logs[name])
             label = f"softmax {_AXES_WORDS[axis]}, gradient {'stopped' if stop else 'through all iterations'}"
             _draw_mean(panel, points, colour, label if scale == scales[0] else None, dashed=stop)
@@ -89,9 +86,8 @@ def draw_epochs(logs: Logs, published: Mapping[str, float]) -> Figure | None:  #
 
     Gradients are those through all iterations.
     """
-    networks = {name: _capsules(runs) for name, runs in logs.items()}
-    shown = {name: net for name, net in networks.items() if net is not None and not net["stop_gradient"]}
-    scales = sorted({_scale(net) for net in shown.values()})
+    shown = {name: net for name, net in _capsules(logs).items() if not net["stop_gradient"]}
+    scales = sorted(set(map(_scale, shown.values())))
     if not scales:
         return None
     counts = sorted({net["num_iterations"] for net in shown.values()})
@@ -101,19 +97,13 @@ def draw_epochs(logs: Logs, published: Mapping[str, float]) -> Figure | None:  #
     for (row, axis), (column, scale) in itertools.product(enumerate(("outputs", "inputs")), enumerate(scales)):
         panel = panels[row, column]
         style_axes(panel, f"{_AXES_WORDS[axis]}, {_scale_words(scale)}", "epoch", "validation error, %")
+        of_panel = {name: net for name, net in shown.items() if _scale(net) == scale and _over(axis, net)}
         for count, colour in zip(counts, COLOURS, strict=False):
             points: Curve = {}
-            for name, net in shown.items():
-                if (
-                    _scale(net) == scale
-                    and net["num_iterations"] == count
-                    and (net["softmax_over"] == axis or count == 0)
-                ):
-                    for run in logs[name]:
-                        for epoch, accuracy in zip(
-                            run.metrics["epoch"], run.metrics["validation_accuracy"], strict=True
-                        ):
-                            points.setdefault(float(epoch), []).append(100 * (1 - accuracy))
+            names = [name for name, net in of_panel.items() if net["num_iterations"] == count]
+            for run in itertools.chain(*(logs[name] for name in names)):
+                for epoch, accuracy in zip(run.metrics["epoch"], run.metrics["validation_accuracy"], strict=True):
+                    points.setdefault(float(epoch), []).append(100 * (1 - accuracy))
             label = f"{count} iterations" if count != 1 else "1 iteration"
             _draw_mean(panel, points, colour, label if row == column == 0 else None)
         use_whole_numbers(panel)
@@ -161,10 +151,15 @@ DRAW: dict[FigureKind, Callable[[Logs, Mapping[str, float]], Figure | None]] = {
 }
 
 
-def _capsules(runs: Sequence[RunLog]) -> Mapping[str, Any] | None:
-    """The fields of a row's network, if it has capsules."""
-    model = runs[0].config.model
-    return flat(model) if model.has_capsules else None
+def _capsules(logs: Logs) -> dict[str, Mapping[str, Any]]:
+    """The fields of the networks of capsules, by the names of their rows."""
+    models = {name: runs[0].config.model for name, runs in logs.items()}
+    return {name: flat(model) for name, model in models.items() if model.has_capsules}
+
+
+def _over(axis: str, network: Mapping[str, Any]) -> bool:
+    """Whether a network's softmax goes over an axis; without routing it makes no difference."""
+    return bool(network["softmax_over"] == axis or network["num_iterations"] == 0)
 
 
 def _scale(network: Mapping[str, Any]) -> float:

@@ -1,18 +1,20 @@
-"""One run of a table: a row with one seed, trained or resumed as an ordinary run, measured, and logged."""
+"""The runs of a table: each a row with one seed, trained or resumed as an ordinary run, measured, and logged."""
 
 from __future__ import annotations
 
 import enum
 import shlex
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from torchcaps.errors import InputError
+from torchcaps.errors import InputError, unknown_name
+from torchcaps.reproduce.estimate import Timing, time_jobs
 from torchcaps.reproduce.logs import (
     CONFIG,
     DIVERGED,
@@ -23,7 +25,8 @@ from torchcaps.reproduce.logs import (
     publish_divergence,
     same_run,
 )
-from torchcaps.reproduce.table import Row
+from torchcaps.reproduce.table import SEEDS, Budget, Row, Table
+from torchcaps.reproduce.workers import Workers
 from torchcaps.training.config import TrainConfig, override, read_config
 from torchcaps.training.progress import PlainProgress, Progress, choose_progress
 
@@ -124,11 +127,7 @@ def row_command(table: str, row: str, seeds: int) -> str:
 
 
 class NamedLines(PlainProgress):
-    """Lines that begin with the job's name, for jobs that print to one place at a time.
-
-    Args:
-        job: The job.
-    """
+    """Lines that begin with the job's name, for jobs that print to one place at a time."""
 
     def __init__(self, job: Job) -> None:
         super().__init__()
@@ -146,9 +145,6 @@ def execute(job: Job, progress: Progress | None = None, *, share_output: bool = 
         job: The job.
         progress: Where to show the training; a live display or plain lines if None.
         share_output: Begin each line with the job's name, as other jobs print to the same place.
-
-    Raises:
-        InputError: Data or settings that do not fit.
     """
     from torchcaps.training import Diverged, Interrupted
 
@@ -192,3 +188,114 @@ def _measure(job: Job) -> dict[str, Any]:
 
     run = load_run(job.run, device=pick_device(job.accelerator))
     return {each.kind: measure(run, each, job.data_dir) for each in job.row.measures}
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """The runs of a table that are asked for, every row's first seed before any row's second."""
+
+    table: Table
+    """The table."""
+    jobs: tuple[Job, ...]
+    """All of its runs, in their order."""
+
+    @property
+    def pending(self) -> list[Job]:
+        """The runs whose log is not whole."""
+        return [job for job in self.jobs if not job.is_done]
+
+    def estimate(self, workers: Workers) -> dict[str, Timing]:
+        """Estimate how long a run of each row takes that has pending runs, and check that their data can be loaded.
+
+        Args:
+            workers: Where steps are timed, one after the other.
+
+        Returns:
+            The times, by the name of the row.
+
+        Raises:
+            InputError: Data that are not there, or that do not fit.
+            Interrupted: A signal stopped it.
+        """
+        first = {job.row.name: job for job in reversed(self.pending)}
+        jobs = [first[row.name] for row in self.table.rows if row.name in first]
+        if not jobs:
+            return {}
+        ((_, times),) = workers.each(time_jobs, [jobs])
+        if isinstance(times, Exception):
+            raise times
+        return dict(zip([job.row.name for job in jobs], times, strict=True))
+
+    def run(self, workers: Workers) -> Generator[tuple[Job, Outcome | Exception], None, None]:
+        """Work on the pending runs until all are logged, have failed, or are in the hands of other processes.
+
+        Args:
+            workers: Where the runs are made.
+
+        Yields:
+            A run with its outcome or with what it raised, as soon as it ends; at last those that other processes still
+            work on.
+
+        Raises:
+            Interrupted: A signal stopped it; the same call goes on.
+        """
+        waiting = self.pending
+        while waiting:
+            busy: list[Job] = []
+            with closing(workers.each(partial(execute, share_output=workers.share_output), waiting)) as ended:
+                for job, outcome in ended:
+                    if outcome is Outcome.BUSY:
+                        busy.append(job)
+                    elif isinstance(outcome, Exception) or outcome is Outcome.STOPPED or job.is_done:
+                        yield job, outcome
+                    else:
+                        yield job, InputError(f"its log {job.log} is not here: the cluster must share this folder")
+            if len(busy) == len(waiting):
+                yield from ((job, Outcome.BUSY) for job in busy)
+                return
+            waiting = [job for job in busy if not job.is_done]  # what another process gave up is taken over
+
+
+def plan(
+    table: Table,
+    *,
+    budget: Budget = "small",
+    seeds: int | None = None,
+    rows: Sequence[str] = (),
+    out: str | Path = "runs/reproduce",
+    results: str | Path = "results",
+    data_dir: str | None = None,
+    accelerator: str = "auto",
+) -> Reproduction:
+    """The runs of a table.
+
+    Args:
+        table: The table.
+        budget: The rows of the ``"small"`` budget, or of the ``"full"`` one.
+        seeds: How many runs of each row, with seeds from 0; 3 of a small budget and 5 of a full one if None.
+        rows: Only the rows of these names, whatever their budget.
+        out: Folder of the run folders, ``OUT/TABLE/ROW/seed-N``.
+        results: Folder of the logs, ``RESULTS/TABLE/ROW/seed-N``.
+        data_dir: Folder that holds the data sets' files.
+        accelerator: Where to compute.
+
+    Raises:
+        InputError: No such row, a number of seeds below one, or a run or a log that is there already but has other
+            settings than its row has now.
+    """
+    number = SEEDS[budget] if seeds is None else seeds
+    if number < 1:
+        raise InputError(f"seeds must be at least 1, got {number}")
+    by_name = {row.name: row for row in table.rows}
+    for name in rows:
+        if name not in by_name:
+            raise unknown_name(f"row of table {table.name}", name, by_name)
+    chosen = [by_name[name] for name in dict.fromkeys(rows)] if rows else table.rows_of(budget)
+    jobs = [
+        Job(table.name, row, seed, Path(out), Path(results), data_dir, accelerator)
+        for seed in range(number)
+        for row in chosen
+    ]
+    for job in jobs:
+        job.check()
+    return Reproduction(table, tuple(jobs))

@@ -77,11 +77,7 @@ def log_folder(results: Path, table: str, row: str, seed: int) -> Path:
 
 
 def is_whole(folder: Path, row: Row) -> bool:
-    """Whether a log has all that its row asks for, on as many images, or says that the run diverged.
-
-    Raises:
-        InputError: A log that is damaged.
-    """
+    """Whether a log has all that its row asks for, on as many images, or says that the run diverged."""
     if (folder / DIVERGED).exists() or not (folder / MEASURES).exists():
         return (folder / DIVERGED).exists()
     measures = _read_measures(folder)
@@ -176,13 +172,9 @@ def _read_measures(folder: Path) -> dict[str, Any]:
 
 
 def publish(run: Path, folder: Path, measures: dict[str, Any], command: str) -> None:
-    """Copy what a log holds from a finished run: no weights, and no places on this machine.
+    """Copy what a log holds from a finished run, and write its measures: no weights, and no places on this machine.
 
-    Args:
-        run: The run folder.
-        folder: The folder of the log.
-        measures: What was measured beside the test error, by kind.
-        command: The command that runs it again; it replaces what was typed, which may name such places.
+    ``command`` runs it again; it replaces what was typed, which may name such places.
     """
     _publish_epochs(run, folder)
     summary = read_json(run / SUMMARY, "summary", {"resumed_with": TEXTS})

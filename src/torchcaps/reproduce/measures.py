@@ -16,17 +16,11 @@ from torchcaps.training import Run
 
 
 def measure(run: Run, wanted: Measure, data_dir: str | None = None) -> dict[str, Any]:
-    """Measure a trained network.
-
-    Args:
-        run: The trained network and its data.
-        wanted: What to measure.
-        data_dir: Folder that holds the data sets' files; that of the run if None, else the usual places.
+    """Measure a trained network, on files in ``data_dir``; in the folder of the run if None, else in the usual places.
 
     Returns:
-        For ``affnist``, ``accuracy``, ``error``, ``images`` and their ``source``, which are made here (``"made"``)
-        or read from the ``"original"`` files; else a
-        :class:`~torchcaps.analysis.RobustnessCurve` as a dictionary.
+        For ``affnist``, ``accuracy``, ``error``, ``images`` and their ``source``, which are made here (``"made"``) or
+        read from the ``"original"`` files; else a :class:`~torchcaps.analysis.RobustnessCurve` as a dictionary.
 
     Raises:
         InputError: Data that cannot be loaded, or that the network was not built for.

@@ -85,11 +85,7 @@ def write_report(
 
 
 def _read_chapter(results: Path, table: Table) -> _Chapter:
-    """Read what the page says of a table.
-
-    Raises:
-        InputError: A file that is damaged.
-    """
+    """Read what the page says of a table."""
     findings = results / table.name / FINDINGS
     found = {row.name: read_logs(results, table, row) for row in table.rows}
     logs = {row.name: counted(found[row.name], row) for row in table.rows}

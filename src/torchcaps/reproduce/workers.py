@@ -198,7 +198,7 @@ def _call_on_cluster(client: Client, call: Callable[[A], tuple[A, Any]], argumen
     """Let a worker of a cluster make a call."""
     try:
         return client.submit(call, argument, pure=False).result()
-    except Interrupted:  # in the main thread, which joblib uses where there is one call
+    except Interrupted:  # as below
         raise
     except (Exception, CancelledError) as error:
         reason = f"the cluster did not finish the run: {reason_of(error)}; the same command goes on from its checkpoint"
@@ -209,45 +209,37 @@ def _call(
     group: str, environment: Mapping[str, str], plugins: Sequence[str], function: Callable[[A], T], argument: A
 ) -> tuple[A, Any]:
     """Make a call in a process of its own; what it raises comes back as what it returns does."""
+    variables = {**environment, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    if group in _STOPPED:
+        return argument, ChildProcessError("the run was stopped before it began")
     try:
-        return argument, _answer(group, environment, plugins, function, argument)
-    except Interrupted:  # as above
+        call = pickle.dumps((function, argument))
+        with TemporaryDirectory() as folder:
+            file = Path(folder, "answer")
+            # a process group of its own: the terminal's Ctrl-C reaches only this process, which passes it on
+            with subprocess.Popen(
+                [sys.executable, "-P", "-m", __name__, str(file), *plugins],
+                stdin=subprocess.PIPE,
+                env=variables,
+                process_group=0,
+            ) as process:
+                assert process.stdin is not None
+                with suppress(BrokenPipeError):  # it was killed already
+                    process.stdin.write(call)
+                    process.stdin.flush()
+                _RUNNING[group].add(process)
+                if group in _STOPPED:
+                    process.stdin.close()
+                process.wait()
+            _RUNNING[group].discard(process)
+            if file.exists():
+                return argument, pickle.loads(file.read_bytes())
+    except Interrupted:  # in the main thread, which joblib uses where there is one call
         raise
     except Exception as error:
         return argument, error
-
-
-def _answer(
-    group: str, environment: Mapping[str, str], plugins: Sequence[str], function: Callable[[A], T], argument: A
-) -> Any:
-    variables = {**environment, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    if group in _STOPPED:
-        raise ChildProcessError("the run was stopped before it began")
-    call = pickle.dumps((function, argument))
-    with TemporaryDirectory() as folder:
-        file = Path(folder, "answer")
-        # a process group of its own: the terminal's Ctrl-C reaches only this process, which passes it on
-        with subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__, str(file), *plugins],
-            stdin=subprocess.PIPE,
-            env=variables,
-            process_group=0,
-        ) as process:
-            assert process.stdin is not None
-            with suppress(BrokenPipeError):  # it was killed already
-                process.stdin.write(call)
-                process.stdin.flush()
-            _RUNNING[group].add(process)
-            if group in _STOPPED:
-                process.stdin.close()
-            process.wait()
-        _RUNNING[group].discard(process)
-        if file.exists():
-            return pickle.loads(file.read_bytes())
-    raise ChildProcessError(
-        f"the process of the run ended with code {process.returncode} before its work was done, perhaps for want of "
-        "memory; the same command goes on from there"
-    )
+    reason = f"the process of the run ended with code {process.returncode} before its work was done"
+    return argument, ChildProcessError(f"{reason}, perhaps for want of memory; the same command goes on from there")
 
 
 def _stop(group: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from torchcaps.reproduce.table import Measure, Row, Table
-from torchcaps.reproduce.tables.recipes import FULL, MATCHED_TITLE, NOT_TURNED, SMALL, TWIN, TWIN_TITLE
+from torchcaps.reproduce.table import Measure, Table
+from torchcaps.reproduce.tables.recipes import FULL, MATCHED_TITLE, NOT_TURNED, SMALL, TWIN, TWIN_TITLE, row
 
 _CONSTANT: dict[str, Any] = NOT_TURNED | {
     "schedule": "constant",
@@ -17,8 +17,8 @@ _CONSTANT: dict[str, Any] = NOT_TURNED | {
 _SMALL_TARGET = 0.985
 _SHORT = _CONSTANT | {"epochs": 8, "stop_at": _SMALL_TARGET}
 _LONG = _CONSTANT | {"epochs": 300, "stop_at": 0.9923}
-_small = partial(Row, data="mnist-40", budgets=SMALL, measures=(Measure(kind="affnist", images=32_000),))
-_full = partial(Row, data="mnist-40", budgets=FULL, measures=(Measure(kind="affnist"),))
+_small = partial(row, data="mnist-40", budgets=SMALL, measures=(Measure(kind="affnist", images=32_000),))
+_full = partial(row, data="mnist-40", budgets=FULL, measures=(Measure(kind="affnist"),))
 
 TABLE = Table(
     name="affnist",
@@ -44,31 +44,21 @@ TABLE = Table(
         "full": "The paper's network and a CNN of its parameter count, target 99.23 %, all 320,000 affNIST images.",
     },
     rows=(
-        _small(
-            name="cnn-twin",
-            title=TWIN_TITLE,
-            preset="cnn-matched",
-            overrides=TWIN | {"hidden": (592,)} | _SHORT | {"learning_rate": 3e-4},
-        ),
-        _small(
-            name="compact-r1",
-            title="compact, 1 iteration",
-            preset="compact",
-            overrides=_SHORT | {"num_iterations": 1},
-        ),
-        _small(name="compact-r3", title="compact, 3 iterations", preset="compact", overrides=_SHORT),
+        _small("cnn-twin", TWIN_TITLE, "cnn-matched", TWIN | {"hidden": (592,)} | _SHORT | {"learning_rate": 3e-4}),
+        _small("compact-r1", "compact, 1 iteration", "compact", _SHORT | {"num_iterations": 1}),
+        _small("compact-r3", "compact, 3 iterations", "compact", _SHORT),
         _full(
-            name="cnn-matched",
-            title=MATCHED_TITLE,
-            preset="cnn-matched",
-            overrides=_LONG | {"hidden": (1940,)},
+            "cnn-matched",
+            MATCHED_TITLE,
+            "cnn-matched",
+            _LONG | {"hidden": (1940,)},
             published="66 % affNIST accuracy at 99.22 % (the paper's CNN)",
         ),
         _full(
-            name="sabour2017",
-            title="the paper's network, 3 iterations",
-            preset="sabour2017",
-            overrides=_LONG,
+            "sabour2017",
+            "the paper's network, 3 iterations",
+            "sabour2017",
+            _LONG,
             published="79 % affNIST accuracy at 99.23 %",
         ),
     ),

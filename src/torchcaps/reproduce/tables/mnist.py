@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from torchcaps.models.fields import flat
 from torchcaps.models.presets import get_preset
 from torchcaps.reproduce.table import Budget, Row, Table
-from torchcaps.reproduce.tables.recipes import (
-    BOTH,
-    COMPACT_SIZE,
-    FULL,
-    MATCHED_TITLE,
-    SHORT,
-    SMALL,
-    SMALL_BASELINE,
-    SMALL_BASELINE_TITLE,
-    TWIN,
-    TWIN_TITLE,
-)
+from torchcaps.reproduce.tables import recipes
+from torchcaps.reproduce.tables.recipes import BOTH, COMPACT_SIZE, FULL, SHORT, SMALL, TWIN, TWIN_TITLE, percent, row
 
 #: The reconstruction's weight, and 20 times as much: the authors' code shrinks the margin loss to a 20th instead.
 _WEIGHT: float = flat(get_preset("sabour2017").model)["reconstruction_weight"]
@@ -59,21 +48,12 @@ def _family(
     published: bool = False,
 ) -> Iterator[Row]:
     """The paper's rows with one network, which may be the paper's own, and a row with another weight."""
-    row = partial(Row, preset=preset, data="mnist", budgets=budgets)
     for variant, (overrides, words, error, text) in _PAPER.items():
-        yield row(
-            name=f"{name}-{variant}",
-            title=f"{title}: {words}",
-            overrides={**recipe, **overrides},
-            published=text if published else "–",
-            published_error=error if published else None,
-        )
+        more = {"published": text, "published_error": error} if published else {}
+        yield row(f"{name}-{variant}", f"{title}: {words}", preset, {**recipe, **overrides}, budgets, **more)
     suffix, comparative, weight = other
-    yield row(
-        name=f"{name}-r3-recon-{suffix}",
-        title=f"{title}: 3 iterations, reconstruction 20 times {comparative}",
-        overrides={**recipe, **weight},
-    )
+    title = f"{title}: 3 iterations, reconstruction 20 times {comparative}"
+    yield row(f"{name}-r3-recon-{suffix}", title, preset, {**recipe, **weight}, budgets)
 
 
 _STRONGER, _WEAKER = ("strong", "stronger", _STRONG), ("weak", "weaker", _WEAK)
@@ -90,8 +70,8 @@ _FAMILIES = (
     _family("sabour2017", "the paper's network", "sabour2017", _AUTHORS, FULL, _STRONGER, published=True),
     _family("code", "the authors' code", "sabour2017-code", {}, FULL, _WEAKER),
 )
-_on_mnist = partial(Row, data="mnist")
-_long = partial(_on_mnist, preset="compact", budgets=BOTH)
+_LONG, _PAPERS = "compact, its own longer recipe", "the paper's network, 3 epochs of one-cycle"
+_AT_THE_END = "0.25 ± 0.005 %, trained to the end"
 
 TABLE = Table(
     name="mnist",
@@ -125,60 +105,22 @@ TABLE = Table(
         "full": "The paper's network and the authors' code for their 300,000 steps; the paper's CNN.",
     },
     rows=(
-        _on_mnist(
-            name="baseline-small",
-            title=SMALL_BASELINE_TITLE,
-            preset="baseline-cnn",
-            overrides=SMALL_BASELINE | SHORT,
-            budgets=SMALL,
-        ),
-        _on_mnist(name="cnn-twin", title=TWIN_TITLE, preset="cnn-matched", overrides=TWIN | SHORT, budgets=SMALL),
+        row("baseline-small", recipes.SMALL_BASELINE_TITLE, "baseline-cnn", recipes.SMALL_BASELINE | SHORT, SMALL),
+        row("cnn-twin", TWIN_TITLE, "cnn-matched", TWIN | SHORT, SMALL),
         *itertools.chain(*_FAMILIES),
-        _long(
-            name="compact",
-            title="compact, its own longer recipe, turned and scaled too",
+        row("compact", f"{_LONG}, turned and scaled too", "compact", {}, BOTH),
+        row("compact-long-r3", f"{_LONG}, no reconstruction", "compact", {"decoder": False}, BOTH),
+        row("compact-long-r3-recon-strong", f"{_LONG}, reconstruction 20 times stronger", "compact", _STRONG, BOTH),
+        row("cnn-twin-long", f"{TWIN_TITLE}; compact's longer recipe", "cnn-matched", TWIN | _COMPACT_RECIPE, BOTH),
+        row("sabour2017-3-epochs", _PAPERS, "sabour2017", _THREE_EPOCHS, SMALL, published=_AT_THE_END),
+        row(
+            "sabour2017-3-epochs-strong",
+            f"{_PAPERS}, reconstruction 20 times stronger",
+            "sabour2017",
+            _THREE_EPOCHS | _STRONG,
+            SMALL,
         ),
-        _long(
-            name="compact-long-r3",
-            title="compact, its own longer recipe, no reconstruction",
-            overrides={"decoder": False},
-        ),
-        _long(
-            name="compact-long-r3-recon-strong",
-            title="compact, its own longer recipe, reconstruction 20 times stronger",
-            overrides=_STRONG,
-        ),
-        _on_mnist(
-            name="cnn-twin-long",
-            title=f"{TWIN_TITLE}; compact's longer recipe",
-            preset="cnn-matched",
-            overrides=TWIN | _COMPACT_RECIPE,
-            budgets=BOTH,
-        ),
-        _on_mnist(
-            name="sabour2017-3-epochs",
-            title="the paper's network, 3 epochs of one-cycle",
-            preset="sabour2017",
-            overrides=_THREE_EPOCHS,
-            budgets=SMALL,
-            published="0.25 ± 0.005 %, trained to the end",
-        ),
-        _on_mnist(
-            name="sabour2017-3-epochs-strong",
-            title="the paper's network, 3 epochs of one-cycle, reconstruction 20 times stronger",
-            preset="sabour2017",
-            overrides=_THREE_EPOCHS | _STRONG,
-            budgets=SMALL,
-        ),
-        _on_mnist(
-            name="baseline-cnn",
-            title="the paper's CNN",
-            preset="baseline-cnn",
-            overrides=_AUTHORS,
-            budgets=FULL,
-            published="0.39 %",
-            published_error=0.39,
-        ),
-        _on_mnist(name="cnn-matched", title=MATCHED_TITLE, preset="cnn-matched", overrides=_AUTHORS, budgets=FULL),
+        row("baseline-cnn", "the paper's CNN", "baseline-cnn", _AUTHORS, FULL, **percent(0.39)),
+        row("cnn-matched", recipes.MATCHED_TITLE, "cnn-matched", _AUTHORS, FULL),
     ),
 )

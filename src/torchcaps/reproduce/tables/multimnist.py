@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from torchcaps.models.presets import get_preset
 from torchcaps.reproduce.table import Row, Table
-from torchcaps.reproduce.tables.recipes import COMPACT_SIZE, FULL, SHORT, SMALL, TWIN, TWIN_TITLE
+from torchcaps.reproduce.tables.recipes import COMPACT_SIZE, FULL, SHORT, SMALL, TWIN, TWIN_TITLE, percent, row
 
-_SHORT = {"epochs": 4, "max_shift": 0}  # the digits are shifted where they are put together
+_SHORT = SHORT | {"epochs": 4, "max_shift": 0}  # the digits are shifted where they are put together
 _LONG: dict[str, Any] = {"epochs": 1000}
 #: The decay of `sabour2017-multimnist`.
 _DECAY: dict[str, Any] = {
@@ -17,8 +16,16 @@ _DECAY: dict[str, Any] = {
     for name in ("schedule", "decay", "decay_steps", "min_learning_rate")
 }
 
-_capsules = partial(Row, preset="sabour2017-multimnist", data="multimnist")
-_cnn = partial(Row, preset="baseline-cnn-multimnist", data="multimnist")
+_CAPSULES, _CNN = "sabour2017-multimnist", "baseline-cnn-multimnist"
+
+
+def _small(name: str, title: str, preset: str, overrides: dict[str, Any]) -> Row:
+    return row(name, title, preset, overrides | _SHORT, SMALL, data="multimnist")
+
+
+def _full(name: str, title: str, preset: str, overrides: dict[str, Any], error: float) -> Row:
+    return row(name, title, preset, _LONG | overrides, FULL, data="multimnist", **percent(error))
+
 
 TABLE = Table(
     name="multimnist",
@@ -39,53 +46,19 @@ TABLE = Table(
         "full": "The paper's networks, 1,000 epochs of 55,000 pairs: about one pass over the paper's 60 million.",
     },
     rows=(
-        _cnn(
-            name="baseline-small",
-            title="the paper's CNN for MultiMNIST with fewer channels, of compact's parameter count",
-            overrides={"channels": (32, 16), "hidden": (1513,)} | SHORT | _SHORT | {"learning_rate": 6e-3},
-            budgets=SMALL,
+        row(
+            "baseline-small",
+            "the paper's CNN for MultiMNIST with fewer channels, of compact's parameter count",
+            _CNN,
+            {"channels": (32, 16), "hidden": (1513,)} | _SHORT | {"learning_rate": 6e-3},
+            SMALL,
+            data="multimnist",
         ),
-        _cnn(
-            name="cnn-twin",
-            title=TWIN_TITLE,
-            overrides=TWIN | {"hidden": (580,), "first_kernel": None, "dropout": 0.5} | SHORT | _SHORT,
-            budgets=SMALL,
-        ),
-        _capsules(
-            name="compact-r1",
-            title="compact, 1 iteration",
-            overrides=COMPACT_SIZE | SHORT | _SHORT | {"num_iterations": 1},
-            budgets=SMALL,
-        ),
-        _capsules(
-            name="compact-r3",
-            title="compact, 3 iterations",
-            overrides=COMPACT_SIZE | SHORT | _SHORT,
-            budgets=SMALL,
-        ),
-        _cnn(
-            name="baseline-cnn",
-            title="the paper's CNN for MultiMNIST",
-            overrides=_LONG | _DECAY,
-            budgets=FULL,
-            published="8.1 %",
-            published_error=8.1,
-        ),
-        _capsules(
-            name="sabour2017-r1",
-            title="the paper's network, 1 iteration",
-            overrides=_LONG | {"num_iterations": 1},
-            budgets=FULL,
-            published="7.5 %",
-            published_error=7.5,
-        ),
-        _capsules(
-            name="sabour2017-r3",
-            title="the paper's network, 3 iterations",
-            overrides=_LONG,
-            budgets=FULL,
-            published="5.2 %",
-            published_error=5.2,
-        ),
+        _small("cnn-twin", TWIN_TITLE, _CNN, TWIN | {"hidden": (580,), "first_kernel": None, "dropout": 0.5}),
+        _small("compact-r1", "compact, 1 iteration", _CAPSULES, COMPACT_SIZE | {"num_iterations": 1}),
+        _small("compact-r3", "compact, 3 iterations", _CAPSULES, COMPACT_SIZE),
+        _full("baseline-cnn", "the paper's CNN for MultiMNIST", _CNN, _DECAY, 8.1),
+        _full("sabour2017-r1", "the paper's network, 1 iteration", _CAPSULES, {"num_iterations": 1}, 7.5),
+        _full("sabour2017-r3", "the paper's network, 3 iterations", _CAPSULES, {}, 5.2),
     ),
 )

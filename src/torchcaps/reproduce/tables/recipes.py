@@ -6,7 +6,7 @@ from typing import Any
 
 from torchcaps.models.fields import flat
 from torchcaps.models.presets import get_preset
-from torchcaps.reproduce.table import Budget
+from torchcaps.reproduce.table import Budget, Row
 
 SMALL: tuple[Budget, ...] = ("small",)
 FULL: tuple[Budget, ...] = ("full",)
@@ -61,3 +61,13 @@ SHORT: dict[str, Any] = NOT_TURNED | {
     "learning_rate": 3e-3,
     "max_shift": 2,
 }
+
+
+def row(name: str, title: str, preset: str, overrides: dict[str, Any], budgets: tuple[Budget, ...], **more: Any) -> Row:
+    """A row on MNIST, unless ``more`` says otherwise."""
+    return Row(name=name, title=title, preset=preset, overrides=overrides, budgets=budgets, **{"data": "mnist"} | more)
+
+
+def percent(error: float) -> dict[str, Any]:
+    """A published test error, percent, as a number and in words."""
+    return {"published": f"{error} %", "published_error": error}

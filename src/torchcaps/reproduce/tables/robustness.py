@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from torchcaps.reproduce.table import Measure, Row, Table
-from torchcaps.reproduce.tables.recipes import (
-    FULL,
-    MATCHED_TITLE,
-    SHORT,
-    SMALL,
-    SMALL_BASELINE,
-    SMALL_BASELINE_TITLE,
-    TWIN,
-    TWIN_TITLE,
-)
+from torchcaps.reproduce.table import Measure, Table
+from torchcaps.reproduce.tables import recipes
+from torchcaps.reproduce.tables.recipes import FULL, SHORT, SMALL, TWIN, row
 
 
 def _disturbances(attacked: int, turned: int | None) -> tuple[Measure, ...]:
@@ -22,8 +14,8 @@ def _disturbances(attacked: int, turned: int | None) -> tuple[Measure, ...]:
     return (Measure(kind="rotation", images=turned), *attacks)
 
 
-_small = partial(Row, data="mnist", budgets=SMALL, measures=_disturbances(500, 2000))
-_full = partial(Row, data="mnist", budgets=FULL, measures=_disturbances(2000, None))
+_small = partial(row, budgets=SMALL, measures=_disturbances(500, 2000))
+_full = partial(row, budgets=FULL, measures=_disturbances(2000, None))
 
 TABLE = Table(
     name="robustness",
@@ -48,17 +40,12 @@ TABLE = Table(
         "full": "The paper's network and CNN, and a CNN of its parameter count; attacks on 2,000 test images.",
     },
     rows=(
-        _small(
-            name="baseline-small",
-            title=SMALL_BASELINE_TITLE,
-            preset="baseline-cnn",
-            overrides=SMALL_BASELINE | SHORT,
-        ),
-        _small(name="cnn-twin", title=TWIN_TITLE, preset="cnn-matched", overrides=TWIN | SHORT),
-        _small(name="compact-r3", title="compact, 3 iterations, reconstruction", preset="compact", overrides=SHORT),
-        _full(name="baseline-cnn", title="the paper's CNN", preset="baseline-cnn"),
-        _full(name="cnn-matched", title=MATCHED_TITLE, preset="cnn-matched"),
-        _full(name="sabour2017", title="the paper's network", preset="sabour2017"),
+        _small("baseline-small", recipes.SMALL_BASELINE_TITLE, "baseline-cnn", recipes.SMALL_BASELINE | SHORT),
+        _small("cnn-twin", recipes.TWIN_TITLE, "cnn-matched", TWIN | SHORT),
+        _small("compact-r3", "compact, 3 iterations, reconstruction", "compact", SHORT),
+        _full("baseline-cnn", "the paper's CNN", "baseline-cnn", {}),
+        _full("cnn-matched", recipes.MATCHED_TITLE, "cnn-matched", {}),
+        _full("sabour2017", "the paper's network", "sabour2017", {}),
     ),
     figures=("robustness",),
 )

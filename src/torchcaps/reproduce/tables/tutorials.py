@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torchcaps.reproduce.table import Row, Table
-from torchcaps.reproduce.tables.recipes import BOTH, FULL, SMALL
+from torchcaps.reproduce.tables.recipes import BOTH, FULL, SMALL, row
 
 
-def _row(name: str, title: str, published: str, error: float | None = None, **overrides: Any) -> Row:
+def _row(name: str, title: str, published: str) -> Row:
     """A preset's own run, in both budgets."""
-    return Row(
-        name=name,
-        title=title,
-        preset=name,
-        data="mnist",
-        overrides=overrides,
-        budgets=BOTH,
-        published=published,
-        published_error=error,
-    )
+    return row(name, title, name, {}, BOTH, published=published)
 
 
 def _longer_rows(preset: str, title: str, published: str, error: float | None) -> tuple[Row, Row]:
     """A preset's own run in the full budget, and its first epoch in the small one."""
-    common: dict[str, Any] = {"preset": preset, "data": "mnist", "published": published}
     return (
-        Row(name=f"{preset}-1-epoch", title=f"{title}: 1 epoch", overrides={"epochs": 1}, budgets=SMALL, **common),
-        Row(name=preset, title=title, overrides={}, budgets=FULL, published_error=error, **common),
+        row(f"{preset}-1-epoch", f"{title}: 1 epoch", preset, {"epochs": 1}, SMALL, published=published),
+        row(preset, title, preset, {}, FULL, published=published, published_error=error),
     )
 
 
@@ -57,13 +45,12 @@ TABLE = Table(
         _row("keras-tutorial", "Keras tutorial, 4 iterations", "–"),
         _row("keras-tutorial-outputs", "Keras tutorial, softmax over outputs", "significantly worse than over inputs"),
         _row("tf-notebook", "TensorFlow notebook", "0.47 % (99.53 % accuracy), with earlier epochs"),
-        Row(
-            name="tf-notebook-20-epochs",
-            title="TensorFlow notebook, 10 epochs more",
-            preset="tf-notebook",
-            data="mnist",
-            overrides={"epochs": 20},
-            budgets=FULL,
+        row(
+            "tf-notebook-20-epochs",
+            "TensorFlow notebook, 10 epochs more",
+            "tf-notebook",
+            {"epochs": 20},
+            FULL,
             published="0.47 % (99.53 % accuracy), earlier epochs unknown",
             published_error=0.47,
         ),

@@ -29,6 +29,7 @@ from torchcaps.cli.runs import (
     Which,
     accelerator_option,
     data_options,
+    json_option,
     open_images,
     open_run,
     run_argument,
@@ -56,17 +57,16 @@ if TYPE_CHECKING:
 )
 @run_argument
 @data_options
-@click.option("--batch-size", type=whole_numbers(COUNT), default=256, show_default=True, help="Images at a time.")
+@click.option("--batch-size", type=whole_numbers(COUNT), default=256, help="Images at a time.")
 @click.option(
     "--precision",
     type=click.Choice(["32", "bf16"]),
     default="32",
-    show_default=True,
     help="float32, or bfloat16 convolutions and dense layers.",
 )
 @accelerator_option
 @click.option("--figure", type=FIGURE, help="Draw the confusion matrix to this file too, .png, .pdf or .svg.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def evaluate(
     run_folder: Path,
     which: Which,
@@ -88,13 +88,7 @@ def evaluate(
 
     run = open_run(run_folder, which, accelerator)
     images, dataset, where = open_images(run, data, data_dir, split)
-    evaluation = judge(
-        run.model,
-        images,
-        batch_size=batch_size,
-        class_names=dataset.class_names,
-        precision=precision,
-    )
+    evaluation = judge(run.model, images, batch_size=batch_size, class_names=dataset.class_names, precision=precision)
     if as_json:
         about = {"run": str(run_folder), "which": which, "data": dataset.name, "split": split}
         print_json(about | evaluation.to_dict())
