@@ -67,11 +67,7 @@ def build_model(config: NetworkConfig, in_shape: Sequence[int], num_classes: int
             planned = config.build(in_shape, num_classes)
     except InputError:
         raise
-    except (
-        RuntimeError,
-        OverflowError,
-        ValueError,
-    ) as error:  # torch's, or a layer's, where a size is beyond all numbers
+    except (RuntimeError, OverflowError, ValueError) as error:  # of torch or a layer: a size beyond all numbers
         raise InputError("the network would have more parameters than can be counted; choose smaller sizes") from error
     if torch.get_default_device().type == "meta":
         return planned
