@@ -79,7 +79,7 @@ def user_path(path: str | Path) -> Path:
     """A path that the user named; ``~`` and ``~name`` at its beginning stand for home folders.
 
     Raises:
-        InputError: It is empty, or no system takes it; or there is no user of that name.
+        InputError: As for :func:`check_path`; or there is no user of that name.
     """
     check_path(str(path))
     try:
@@ -89,11 +89,7 @@ def user_path(path: str | Path) -> Path:
 
 
 def check_path(text: str) -> None:
-    """Raise unless a text can be the name of a file.
-
-    Raises:
-        InputError: It is empty, or holds a character that no file's name can hold.
-    """
+    """Raise InputError if a text is empty, or holds a character that no file's name can hold."""
     if not text:
         raise InputError("a path must not be empty; write . for the folder that you are in")
     try:
@@ -132,7 +128,7 @@ def require_file(path: Path, what: str = "file", name: str | None = None) -> Non
 def could_be_repository(path: Path) -> bool:
     """Whether a path may name a repository of the Hugging Face hub: an owner, of which no folder is here, and a name.
 
-    So ``runs/sabour2017-mnst-1``, mistyped where there is a folder ``runs``, is asked of nobody.
+    So the hub is not asked for ``runs/sabour2017-mnst-1``, mistyped where there is a folder ``runs``.
     """
     return len(path.parts) == 2 and not path.anchor and ".." not in path.parts and not path.parent.is_dir()
 

@@ -79,17 +79,12 @@ class BaselineCNN(Network):
         targets: Targets | None = None,  # noqa: ARG002  as all
         return_coupling: bool = False,
     ) -> ModelOutput:
-        """Classify images.
-
-        Args:
-            images: Pixels 0..1.
-            targets: Not used: there is no capsule to choose.
-            return_coupling: A CNN has none.
+        """Classify images with pixels 0..1; ``targets`` are not used, as there is no capsule to choose.
 
         Raises:
             TypeError: Images that are not floating-point or not of the network's dtype.
             ValueError: Images whose shape does not fit.
-            InputError: Coupling was asked for.
+            InputError: Coupling was asked for, which a CNN has not.
         """
         check_flags("BaselineCNN", return_coupling=return_coupling)
         if return_coupling:
@@ -115,11 +110,7 @@ class BaselineCNN(Network):
     ) -> Losses:
         """Softmax cross-entropy; for several objects in an image, sigmoid cross-entropy, summed over the classes.
 
-        Args:
-            output: What the network returned for ``images``.
-            images: Not used.
-            targets: Labels (B,) or (B, 1), or multi-hot rows (B, J), whose classes share the probability; of P objects
-                their labels (B, P).
+        The classes of a multi-hot row share the probability. The images are not used.
 
         Raises:
             TypeError: Labels that are not integers, or another ``output``.

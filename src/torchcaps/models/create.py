@@ -87,8 +87,7 @@ def load_pretrained(source: str | Path = SHIPPED[0], *, device: torch.device | s
         **download: For the hub, as for :meth:`torchcaps.CapsNet.from_pretrained`.
 
     Raises:
-        InputError: There is no such folder, and the hub has no such repository or cannot be reached; or a file in it
-            is missing, damaged, or does not fit the others; or torchcaps was installed without its weights.
+        InputError: As for :meth:`torchcaps.CapsNet.from_pretrained`; or torchcaps was installed without its weights.
 
     Example:
         >>> from torchcaps import create_model, load_pretrained

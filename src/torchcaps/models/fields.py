@@ -78,11 +78,7 @@ class Part(Described):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> typing.Self:
-        """The inverse of :meth:`to_dict`; of a class that stands for a choice, of whichever kind ``"name"`` says.
-
-        Raises:
-            InputError: No such kind, an unknown field, or a value that does not fit its field.
-        """
+        """The inverse of :meth:`to_dict`; of a class that stands for a choice, of whichever kind ``"name"`` says."""
         part = _chosen(cls.choice, cls() if hasattr(cls, "name") else None, values, cls)
         assert isinstance(part, cls)
         return part

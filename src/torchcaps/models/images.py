@@ -24,10 +24,6 @@ T = TypeVar("T")
 def largest_map(module: nn.Module, shape: Sequence[int]) -> tuple[tuple[int, ...], int]:
     """Shape of what a module makes of one image, and numbers in the largest tensor on the way; nothing is computed.
 
-    Args:
-        module: Takes a batch.
-        shape: Of one of the batch.
-
     Raises:
         TooSmall: The module refuses the shape.
         InputError: The module returns no tensor.
@@ -89,13 +85,7 @@ def if_they_fit(shapes: Callable[[tuple[int, int, int]], T], in_shape: tuple[int
 
 
 def check_images(caller: str, images: Tensor, in_shape: tuple[int, int, int], weight: Tensor) -> None:
-    """Raise unless ``images`` is a floating-point batch (B, C, H, W) of ``in_shape`` that weights can be used on.
-
-    Args:
-        caller: The network to name in an error.
-        images: What to check.
-        in_shape: (C, H, W).
-        weight: Of the network; without autocast it is of the images' dtype.
+    """Raise unless ``images`` is a floating-point batch (B, C, H, W) of ``in_shape`` that a weight can be used on.
 
     Raises:
         TypeError: No tensor, not floating-point, or of another dtype than the network.
@@ -114,11 +104,7 @@ def check_images(caller: str, images: Tensor, in_shape: tuple[int, int, int], we
 
 
 def check_image_shape(shape: Sequence[int], in_shape: tuple[int, int, int]) -> None:
-    """Raise unless ``shape`` is (B, C, H, W) with the C, H, W that a network was built for.
-
-    Raises:
-        InputError: It is not.
-    """
+    """Raise InputError unless ``shape`` is (B, C, H, W) with the C, H, W that a network was built for."""
     if len(shape) != 4 or tuple(shape[1:]) != in_shape:
         wanted = ", ".join(map(str, in_shape))
         raise InputError(

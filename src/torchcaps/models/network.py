@@ -115,11 +115,14 @@ class Network(nn.Module):
                     "with its name, as docs/own-routing.md shows"
                 )
 
-    def save_files(self, folder: Path, dtype: torch.dtype | None = None) -> None:
-        """Write ``config.json`` and ``model.safetensors``, each whole or not at all, and no model card.
-
-        Arguments and errors are those of :meth:`save_pretrained`.
-        """
+    def save_files(
+        self, folder: Path, dtype: torch.dtype | None = None, class_names: Sequence[str] | None = None
+    ) -> None:
+        """Write what :meth:`save_pretrained` writes, each file whole or not at all, but no model card."""
+        if class_names is not None and len(class_names) != self.num_classes:
+            raise InputError(
+                f"class_names must be {self.num_classes} names, one for each class, got {len(class_names)}"
+            )
         self.check_described()
         tensors = {
             name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
@@ -134,6 +137,10 @@ class Network(nn.Module):
                 save_file(tensors, temporary, metadata={CHECKSUM: checksum(tensors)})
             except SafetensorError as error:  # hides the operating system's reason, such as a full disk
                 raise OSError(f"the weights {folder / WEIGHTS} could not be written: {error}") from error
+        if class_names is None:
+            (folder / CLASSES).unlink(missing_ok=True)
+        else:
+            write_json(folder / CLASSES, {"class_names": list(class_names)})
 
     def save_pretrained(
         self,
@@ -160,16 +167,8 @@ class Network(nn.Module):
                 configuration does not describe.
             OSError: The folder cannot be written, or the disk is full.
         """
-        if class_names is not None and len(class_names) != self.num_classes:
-            raise InputError(
-                f"class_names must be {self.num_classes} names, one for each class, got {len(class_names)}"
-            )
         folder = Path(folder)
-        self.save_files(folder, dtype)
-        if class_names is None:
-            (folder / CLASSES).unlink(missing_ok=True)
-        else:
-            write_json(folder / CLASSES, {"class_names": list(class_names)})
+        self.save_files(folder, dtype, class_names)
         card = model_card(self, training, source, class_names=class_names, half=dtype == torch.float16)
         write_text(folder / CARD, card)
 

@@ -48,11 +48,7 @@ class ModelOutput(NamedTuple):
 
 
 def check_output(caller: str, output: ModelOutput) -> None:
-    """Raise unless ``output`` is what a network returns.
-
-    Raises:
-        TypeError: It is not.
-    """
+    """Raise TypeError unless ``output`` is what a network returns."""
     if not isinstance(output, ModelOutput):
         raise TypeError(f"{caller}: output must be the ModelOutput of the network, got {type(output).__name__}")
 
