@@ -10,6 +10,7 @@ A learning rate is a pure function of the step, so that a resumed run needs no s
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -95,8 +96,12 @@ class TrainStep:
             self._rate.fill_(learning_rate)
         # all randomness is a function of the step, so that a checkpoint need not hold any; on CPU and CUDA no other
         # generator than the device's is seeded, to save time
-        seed = {"cpu": torch.default_generator.manual_seed, "cuda": torch.cuda.manual_seed}.get(self.fabric.device.type)
-        (seed or torch.manual_seed)((self._seed + step) * 1_009 + self.fabric.global_rank)
+        seeders: dict[str, Callable[[int], object]] = {
+            "cpu": torch.default_generator.manual_seed,
+            "cuda": torch.cuda.manual_seed,
+        }
+        seed = seeders.get(self.fabric.device.type, torch.manual_seed)
+        seed((self._seed + step) * 1_009 + self.fabric.global_rank)
 
     def _update(self, batch: Batch) -> None:
         """Forward, loss, backward, Adam, sums: reads no value from the device, and changes no number of Python's."""
