@@ -189,20 +189,12 @@ class Kind:
     fits: Callable[[Any], bool]
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e38 < value < 1e38
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-NUMBER = Kind("a number", _is_number)
-COUNT = Kind("a whole number", _is_count)
+NUMBER = Kind("a number", lambda value: type(value) in (int, float) and -1e38 < value < 1e38)
+COUNT = Kind("a whole number", lambda value: type(value) is int and 0 <= value < 2**63)
 TEXT = Kind("a text", lambda value: isinstance(value, str))
 LIST = Kind("a list", lambda value: isinstance(value, list))
 TEXTS = Kind("a list of texts", lambda value: isinstance(value, list) and all(map(TEXT.fits, value)))
-NUMBERS = Kind("a list of numbers", lambda value: isinstance(value, list) and all(map(_is_number, value)))
+NUMBERS = Kind("a list of numbers", lambda value: isinstance(value, list) and all(map(NUMBER.fits, value)))
 OBJECT = Kind("an object", lambda value: isinstance(value, dict))
 NAMED_TEXTS = Kind("an object of texts", lambda value: isinstance(value, dict) and all(map(TEXT.fits, value.values())))
 
