@@ -19,9 +19,13 @@ from torchcaps.ranges import MOST_LAYERS
 from torchcaps.registry import Registry
 
 
-@functools.cache  # Python would evaluate their text anew each time
 def hints_of(kind: type) -> Mapping[str, Any]:
     """The annotations of a dataclass, with the ranges of numbers."""
+    return _evaluated(kind)
+
+
+@functools.cache  # Python would evaluate their text anew each time; mypy takes no class of a dataclass for hashable
+def _evaluated(kind: type) -> Mapping[str, Any]:
     return typing.get_type_hints(kind, include_extras=True)
 
 
