@@ -74,7 +74,8 @@ def if_they_fit(shapes: Callable[[tuple[int, int, int]], T], in_shape: tuple[int
     try:
         return shapes(in_shape)
     except TooSmall as error:
-        sides = range(min(height, width) + 1, 2 * int(PIXELS.most) + 1)
+        too_small = min(height, width)
+        sides = range(too_small + 1, 2 * max(too_small, int(PIXELS.most)) + 1)
         smallest = bisect_left(sides, True, key=fits)
         if smallest == len(sides):
             raise InputError(f"images of {height}×{width} do not fit the network: {error}") from error
