@@ -15,7 +15,7 @@ from torchcaps.datasets import Batch, Dataset, ImageSet
 from torchcaps.models import CapsNet, Recipe, create_model
 from torchcaps.nn import DenseVotes, Routed, Routing, Votes
 from torchcaps.training import TrainConfig, make_config
-from torchcaps.training.capture import WARM_UP, CapturedStep
+from torchcaps.training.capture import WARM_UP
 from torchcaps.training.data import training_loader
 from torchcaps.training.launch import launch
 from torchcaps.training.loop import Trainer
@@ -74,16 +74,19 @@ class Contender:
         captured = name in ("captured", "compiled, captured", "naive")
         compiled = torch.compile(network, backend="eager" if machine.dry else "inductor")
         self.step = TrainStep(
-            fabric, compiled if "compiled" in name else network, Recipe(), seed=0, capturable=captured
+            fabric,
+            compiled if "compiled" in name else network,
+            Recipe(batch_size=batch),
+            seed=0,
+            capture=machine.new_capture() if captured else None,
         )
         self.network, self.done = network, 0
-        self._make = CapturedStep(self.step, machine.new_capture(), batch) if captured else self.step
         self._batches = new_batches(machine, batch, network.in_shape)
 
     def train(self, steps: int) -> None:
         """Make so many steps, at a rate that changes."""
         for _ in range(steps):
-            self._make(self._batches[self.done % BATCHES], self.done, 1e-3 / (1 + self.done / 1000))
+            self.step(self._batches[self.done % BATCHES], self.done, 1e-3 / (1 + self.done / 1000))
             self.done += 1
 
     def weights(self) -> torch.Tensor:

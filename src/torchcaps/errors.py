@@ -37,13 +37,7 @@ def shown(value: object) -> str:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
-    """The error for a name that is not registered, with the nearest one that is.
-
-    Args:
-        kind: What was looked up, e.g. ``"preset"``.
-        name: The name that was not found.
-        known: All names of that kind.
-    """
+    """The error for a name that is not among the known ones of its kind, e.g. ``"preset"``, with the nearest one."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f'did you mean "{near[0]}"?' if near else f"known: {', '.join(known)}."

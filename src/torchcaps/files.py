@@ -79,7 +79,7 @@ def user_path(path: str | Path) -> Path:
     """A path that the user named; ``~`` and ``~name`` at its beginning stand for home folders.
 
     Raises:
-        InputError: It is empty, or no system takes it; or there is no user of that name.
+        InputError: As for :func:`check_path`; or there is no user of that name.
     """
     check_path(str(path))
     try:
@@ -89,11 +89,7 @@ def user_path(path: str | Path) -> Path:
 
 
 def check_path(text: str) -> None:
-    """Raise unless a text can be the name of a file.
-
-    Raises:
-        InputError: It is empty, or holds a character that no file's name can hold.
-    """
+    """Raise InputError if a text is empty, or holds a character that no file's name can hold."""
     if not text:
         raise InputError("a path must not be empty; write . for the folder that you are in")
     try:
@@ -132,7 +128,7 @@ def require_file(path: Path, what: str = "file", name: str | None = None) -> Non
 def could_be_repository(path: Path) -> bool:
     """Whether a path may name a repository of the Hugging Face hub: an owner, of which no folder is here, and a name.
 
-    So ``runs/sabour2017-mnst-1``, mistyped where there is a folder ``runs``, is asked of nobody.
+    So the hub is not asked for ``runs/sabour2017-mnst-1``, mistyped where there is a folder ``runs``.
     """
     return len(path.parts) == 2 and not path.anchor and ".." not in path.parts and not path.parent.is_dir()
 
@@ -193,20 +189,12 @@ class Kind:
     fits: Callable[[Any], bool]
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e38 < value < 1e38
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-NUMBER = Kind("a number", _is_number)
-COUNT = Kind("a whole number", _is_count)
+NUMBER = Kind("a number", lambda value: type(value) in (int, float) and -1e38 < value < 1e38)
+COUNT = Kind("a whole number", lambda value: type(value) is int and 0 <= value < 2**63)
 TEXT = Kind("a text", lambda value: isinstance(value, str))
 LIST = Kind("a list", lambda value: isinstance(value, list))
 TEXTS = Kind("a list of texts", lambda value: isinstance(value, list) and all(map(TEXT.fits, value)))
-NUMBERS = Kind("a list of numbers", lambda value: isinstance(value, list) and all(map(_is_number, value)))
+NUMBERS = Kind("a list of numbers", lambda value: isinstance(value, list) and all(map(NUMBER.fits, value)))
 OBJECT = Kind("an object", lambda value: isinstance(value, dict))
 NAMED_TEXTS = Kind("an object of texts", lambda value: isinstance(value, dict) and all(map(TEXT.fits, value.values())))
 

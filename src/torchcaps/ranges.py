@@ -45,15 +45,7 @@ class Range:
         return f"an odd number from {least} to {most}" if self.odd else f"{least} to {most}"
 
     def check(self, name: str, value: float) -> None:
-        """Raise unless a number is in the range.
-
-        Args:
-            name: What the number is, for the error.
-            value: The number.
-
-        Raises:
-            InputError: It is not; NaN never is.
-        """
+        """Raise InputError, which says what the number is, unless it is in the range; NaN never is."""
         if value not in self:
             raise InputError(f"{name} must be {self}, got {shown(value)}")
 

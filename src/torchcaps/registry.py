@@ -29,11 +29,7 @@ class Registry(dict[str, EntryT]):
         raise unknown_name(self.kind, name, self)
 
     def add(self, name: str, entry: EntryT) -> None:
-        """Add an entry.
-
-        Raises:
-            InputError: The name is taken.
-        """
+        """Add an entry; raise InputError if the name is taken."""
         if name in self:
             raise InputError(f'there is a {self.kind} "{name}" already; choose another name')
         self[name] = entry

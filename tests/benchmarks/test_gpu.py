@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from torchcaps.training.capture import CapturedStep
+from torchcaps.training.capture import CapturedUpdate
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -64,7 +64,7 @@ def test_without_a_gpu_it_says_so(
 def test_captured_weights_that_are_wrong_stop_it(
     gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(CapturedStep, "_replay_with", lambda *_: None)  # nothing is replayed
+    monkeypatch.setattr(CapturedUpdate, "_replay_with", lambda *_: None)  # nothing is replayed
     assert run(gpu, monkeypatch, "--dry-run", "--no-compile") == 1
     wrong = capsys.readouterr().err
     assert "wrong results, nothing was timed" in wrong

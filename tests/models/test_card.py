@@ -5,28 +5,35 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from huggingface_hub import ModelCard
 
 from support import small
 from torchcaps import create_model, list_presets
 from torchcaps.models import CNNConfig, Recipe, SeedResult, TrainingRecord, get_preset
-from torchcaps.models.card import CardSubject, model_card
+from torchcaps.models.card import model_card
 from torchcaps.models.fields import replace
 
 
-def subject(preset: str = "sabour2017", **values: Any) -> CardSubject:
+def subject(preset: str = "sabour2017", **values: Any) -> Any:
+    """What a card asks of a network, and what it is told beside."""
     plain = {
         "config": get_preset(preset).model,
         "in_shape": (1, 28, 28),
         "num_classes": 3,
+        "parameters": lambda: [torch.empty(1_234_567, device="meta")],
         "class_names": ("one", "two", "three"),
-        "parameters": 1_234_567,
         "half": False,
     }
-    return CardSubject(**plain | values)
+    return SimpleNamespace(**plain | values)
+
+
+def card_of(network: Any, training: TrainingRecord | None = None, source: str | None = None) -> str:
+    return model_card(network, training, source, class_names=network.class_names, half=network.half)
 
 
 def training(**values: Any) -> TrainingRecord:
@@ -54,7 +61,7 @@ def rows(card: str) -> list[list[str]]:
 
 
 def test_one_run() -> None:
-    card = model_card(subject(), training())
+    card = card_of(subject(), training())
     assert "# sabour2017 on MNIST handwritten digits\n" in card
     assert rows(card) == [
         ["", "test error", "test accuracy", "epoch"],
@@ -78,7 +85,7 @@ def test_several_seeds() -> None:
         SeedResult(seed=seed, best_epoch=10, best_error=error, last_error=2 * error)
         for seed, error in ((4, 0.003), (0, 0.004), (1, 0.005))
     )
-    card = model_card(subject(), training(results=results, which="last"))
+    card = card_of(subject(), training(results=results, which="last"))
     assert [row[4] for row in rows(card)] == [
         "test error, mean of 3 seeds",
         "---",
@@ -92,34 +99,34 @@ def test_several_seeds() -> None:
 
 @pytest.mark.parametrize(("which", "accuracy"), [("best", 0.9965), ("last", 0.9963)])
 def test_the_hub_reads_its_metadata(which: str, accuracy: float) -> None:
-    data = ModelCard(model_card(subject(), training(which=which))).data
+    data = ModelCard(card_of(subject(), training(which=which))).data
     assert (data.library_name, data.pipeline_tag, data.datasets) == ("torchcaps", "image-classification", "mnist")
     assert "capsule-network" in data.tags
     (result,) = data.eval_results
     assert (result.metric_type, result.metric_value, result.dataset_split) == ("accuracy", accuracy, "test")
     assert result.dataset_name == "MNIST handwritten digits"
-    stored = ModelCard(model_card(subject(), training(which=which, stored_error=0.0041))).data.eval_results
+    stored = ModelCard(card_of(subject(), training(which=which, stored_error=0.0041))).data.eval_results
     assert stored[0].metric_value == 0.9959
 
 
 def test_rounded_weights() -> None:
-    card = model_card(subject(half=True), training(stored_error=0.0036))
+    card = card_of(subject(half=True), training(stored_error=0.0036))
     assert "stored in half precision (float16) and computed with in float32" in card
     assert "As stored, rounded to half precision, the weights have 0.36 % test error, measured after rounding." in card
 
 
 def test_the_preset_is_described_within_a_sentence() -> None:
     notebook = get_preset("tf-notebook")
-    card = model_card(subject(config=notebook.model), dataclasses.replace(training(), preset="tf-notebook"))
+    card = card_of(subject(config=notebook.model), dataclasses.replace(training(), preset="tf-notebook"))
     assert f"({notebook.source}): ReLU on the primary convolution" in card
-    assert "): the paper's network." in model_card(subject(), training())
+    assert "): the paper's network." in card_of(subject(), training())
 
 
 def test_what_was_changed_of_the_preset() -> None:
     config = replace(get_preset("sabour2017").model, {"num_iterations": 2, "decoder_hidden": (), "leaky": True})
-    card = model_card(subject(config=config), training())
+    card = card_of(subject(config=config), training())
     assert "Here changed: `num_iterations` 2, `leaky` on, `decoder_hidden` none." in card
-    assert "Here changed" not in model_card(subject(), training())
+    assert "Here changed" not in card_of(subject(), training())
 
 
 @pytest.mark.parametrize(
@@ -137,17 +144,17 @@ def test_what_was_changed_of_the_preset() -> None:
     ],
 )
 def test_the_recipe_in_few_words(recipe: Recipe, said: str) -> None:
-    assert said in model_card(subject(), training(recipe=recipe))
+    assert said in card_of(subject(), training(recipe=recipe))
 
 
 def test_own_images_are_no_data_set_of_the_hub() -> None:
-    data = ModelCard(model_card(subject(), training(data=None, data_title="own images"))).data
+    data = ModelCard(card_of(subject(), training(data=None, data_title="own images"))).data
     assert data.datasets is None
     assert data.eval_results[0].dataset_type == "own-images"
 
 
 def test_nothing_is_said_that_is_not_known() -> None:
-    card = model_card(subject(class_names=None))
+    card = card_of(subject(class_names=None))
     assert "How it was trained and how good it is are not recorded here." in card
     assert "Classes:" not in card
     assert "## Results" not in card
@@ -157,17 +164,17 @@ def test_nothing_is_said_that_is_not_known() -> None:
 
 def test_many_classes_are_not_listed() -> None:
     names = tuple(f"class-{n}" for n in range(100))
-    assert "class-7" not in model_card(subject(class_names=names, num_classes=100), training())
+    assert "class-7" not in card_of(subject(class_names=names, num_classes=100), training())
 
 
 def test_a_network_without_capsules() -> None:
-    card = model_card(subject("baseline-cnn"))
+    card = card_of(subject("baseline-cnn"))
     assert "# Convolutional network\n" in card
     assert "capsule-network" not in ModelCard(card).data.tags
 
 
 def test_it_is_cited() -> None:
-    card = model_card(subject())
+    card = card_of(subject())
     (bibtex,) = re.findall(r"```bibtex\n(.*?)```", card, re.DOTALL)
     assert bibtex.count("{") == bibtex.count("}")
     entries = re.findall(r"^@(\w+)\{(\S+),$", bibtex, re.MULTILINE)
@@ -176,13 +183,13 @@ def test_it_is_cited() -> None:
 
 
 def test_a_card_for_the_hub_names_the_repository() -> None:
-    card = model_card(subject(), source="someone/net")
+    card = card_of(subject(), source="someone/net")
     assert 'torchcaps.load_pretrained("someone/net")' in card
     assert "hf download someone/net --local-dir network\ntorchcaps predict network image.png" in card
 
 
 def test_a_card_of_a_shipped_network_names_it() -> None:
-    card = model_card(subject(), source="compact")
+    card = card_of(subject(), source="compact")
     assert 'torchcaps.load_pretrained("compact")' in card
     assert "```bash\ntorchcaps predict image.png\n```" in card
 

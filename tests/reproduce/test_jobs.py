@@ -8,13 +8,13 @@ import re
 import shutil
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from filelock import FileLock
 
+from recorder import Recorder
 from torchcaps.analysis import RobustnessCurve
 from torchcaps.errors import InputError
 from torchcaps.files import read_json
@@ -301,45 +301,42 @@ def test_the_time_of_a_job_is_estimated_from_its_images(tiny: Table) -> None:
 
 def test_the_timed_step_is_training_s_own(tiny: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchcaps.reproduce import estimate
-    from torchcaps.training import capture, loop
-    from torchcaps.training.step import learning_rate
+    from torchcaps.training import loop, step
+    from torchcaps.training.step import TrainStep, learning_rate, set_up_step
 
-    assert loop.set_up_steps is capture.set_up_steps
-    made, rates, own = [], [], capture.set_up_steps
+    assert loop.set_up_step is set_up_step
+    made, rates = [], []
 
     def spy(fabric: Any, config: TrainConfig, network: Any) -> Any:
-        steps = own(fabric, config, network)
-        made.append((fabric, config, steps))
+        made.append((fabric, config, set_up_step(fabric, config, network)))
+        return made[-1][2]
 
-        def make(batch: Any, step: int, rate: float) -> None:
-            rates.append((len(batch.labels), step, rate))
-            steps.make(batch, step, rate)
+    def noted(step: TrainStep, batch: Any, number: int, rate: float) -> None:
+        rates.append((len(batch.labels), number, rate))
+        own(step, batch, number, rate)
 
-        return SimpleNamespace(make=make, captured=steps.captured)
-
-    monkeypatch.setattr(capture, "set_up_steps", spy)
+    own = TrainStep.__call__
+    monkeypatch.setattr(TrainStep, "__call__", noted)
+    monkeypatch.setattr(step, "set_up_step", spy)
     (timing,) = time_jobs([job(tiny.rows[0])])
-    ((fabric, config, steps),) = made
+    ((fabric, config, made_step),) = made
     assert timing.seconds > 0
     assert fabric._precision.precision == "32-true"
-    assert steps.plain.optimizer.param_groups[0]["fused"]
+    assert made_step.optimizer.param_groups[0]["fused"]
     assert config.recipe.batch_size == estimate.CPU_IMAGES
     assert rates == [(estimate.CPU_IMAGES, step, learning_rate(config.recipe, step, 3)) for step in range(3)]
 
 
 def test_a_captured_step_is_timed_where_it_is_replayed(tiny: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchcaps.training import capture
+    from torchcaps.training import step
+    from torchcaps.training.capture import WARM_UP
+    from torchcaps.training.step import TrainStep
 
     calls: list[int] = []
-    own = capture.set_up_steps
-
-    def captured(*arguments: Any) -> Any:
-        steps = own(*arguments)
-        return SimpleNamespace(make=lambda batch, step, rate: calls.append(step), captured=steps.plain)
-
-    monkeypatch.setattr(capture, "set_up_steps", captured)
+    monkeypatch.setattr(step, "choose_capture", lambda *_: Recorder())
+    monkeypatch.setattr(TrainStep, "__call__", lambda _, batch, number, rate: calls.append(number))
     time_jobs([job(tiny.rows[0])])
-    assert calls == list(range(capture.WARM_UP + 1 + 2))
+    assert calls == list(range(WARM_UP + 1 + 2))
 
 
 def test_a_run_in_another_precision_goes_on_in_it(tiny: Table) -> None:

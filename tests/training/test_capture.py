@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from tiny_runs import StopAt, tiny_config
 from torchcaps.datasets import Batch, BatchLoader
 from torchcaps.errors import InputError
 from torchcaps.models import Network, Recipe, create_model, get_preset, list_presets
-from torchcaps.training import Diverged, Interrupted, capture, loop, resume, train
-from torchcaps.training.capture import WARM_UP, CapturedStep, choose_capture
+from torchcaps.training import Diverged, Interrupted, loop, resume, train
+from torchcaps.training import step as step_module
+from torchcaps.training.capture import WARM_UP, choose_capture
 from torchcaps.training.checkpoint import read_checkpoint
 from torchcaps.training.progress import Silence
 from torchcaps.training.step import TrainStep
@@ -49,12 +51,19 @@ def network_of(preset: str) -> Network:
     return create_model(preset, SHAPE, 10, **small(preset)).train()
 
 
-def plain(network: Network, precision: str = "32-true", recipe: Recipe | None = None) -> TrainStep:
+def step_of(
+    network: Network,
+    precision: str = "32-true",
+    recipe: Recipe | None = None,
+    recorder: Recorder | None = None,
+) -> TrainStep:
+    """A plain step, or one that a recorder captures."""
     fabric = Fabric(accelerator="cpu", devices=1, precision=precision)  # type: ignore[arg-type]
-    return TrainStep(fabric, network, recipe or Recipe(), seed=3)
+    recipe = dataclasses.replace(recipe or Recipe(), batch_size=BATCH)
+    return TrainStep(fabric, network, recipe, seed=3, capture=recorder)
 
 
-def run(step: TrainStep | CapturedStep, data: list[Batch], start: int = 0) -> None:
+def run(step: TrainStep, data: list[Batch], start: int = 0) -> None:
     for n, batch in enumerate(data, start):
         # what a loader gave is gone when it gives the next batch
         mine = Batch(*(None if part is None else part.clone() for part in batch))
@@ -80,20 +89,20 @@ def assert_same(one: list[Tensor], two: list[Tensor]) -> None:
 @pytest.mark.parametrize("preset", list_presets())
 def test_captured_steps_are_the_plain_ones(preset: str) -> None:
     data = batches(7, preset)
-    one, two = (plain(network_of(preset), recipe=get_preset(preset).recipe) for _ in range(2))
-    recorder = Recorder()
+    recipe, recorder = get_preset(preset).recipe, Recorder()
+    one, two = (step_of(network_of(preset), recipe=recipe, recorder=each) for each in (None, recorder))
     run(one, data)
-    run(CapturedStep(two, recorder, BATCH), data)
+    run(two, data)
     assert (recorder.runs, recorder.replays) == (WARM_UP, 7 - WARM_UP)
     assert_same(state(one), state(two))
 
 
 def test_half_precision_casts_its_weights_anew_at_each_replay() -> None:
     data = batches(7, "sabour2017")
-    one, two = (plain(network_of("sabour2017"), "bf16-mixed") for _ in range(2))
     recorder = Recorder()
+    one, two = (step_of(network_of("sabour2017"), "bf16-mixed", recorder=each) for each in (None, recorder))
     run(one, data)
-    run(CapturedStep(two, recorder, BATCH), data)
+    run(two, data)
     casts = [call for call in recorder.calls if "_to_copy" in str(call[0])]
     assert any(call[0] and call[3].dtype == torch.bfloat16 for call in casts)
     assert_same(state(one), state(two))
@@ -105,15 +114,14 @@ def test_dropout_is_a_function_of_the_step() -> None:
     network = network_of("baseline-cnn")
     assert isinstance(network.dropout, nn.Dropout)
     assert network.dropout.p > 0
-    step = plain(network)
     recorder = Recorder()
-    captured = CapturedStep(step, recorder, BATCH)
+    step = step_of(network, recorder=recorder)
     for n, batch in enumerate(data):
-        captured(batch, n, 0.0)  # the weights stay, so that only dropout makes a difference
+        step(batch, n, 0.0)  # the weights stay, so that only dropout makes a difference
         drawn.append(torch.tensor(step.tally.read().last_loss))
     assert recorder.replays == 4
     assert len({float(loss) for loss in drawn}) == 7
-    again = plain(network_of("baseline-cnn"))
+    again = step_of(network_of("baseline-cnn"))
     for n in (5, 2):
         again(data[0], n, 0.0)
         assert again.tally.read().last_loss == drawn[n]
@@ -122,27 +130,27 @@ def test_dropout_is_a_function_of_the_step() -> None:
 def test_a_smaller_batch_is_trained_on_as_it_is() -> None:
     whole, rest = batches(9, "sabour2017"), batches(1, "sabour2017", size=2)
     data = [*rest, *whole[:5], *rest, *whole[5:]]
-    one, two = plain(network_of("sabour2017")), plain(network_of("sabour2017"))
     recorder = Recorder()
+    one, two = (step_of(network_of("sabour2017"), recorder=each) for each in (None, recorder))
     run(one, data)
-    run(CapturedStep(two, recorder, BATCH), data)
+    run(two, data)
     assert (recorder.runs, recorder.replays) == (WARM_UP + 2, 9 - WARM_UP)
     assert_same(state(one), state(two))
 
 
 def test_captured_steps_go_on_from_plain_ones() -> None:
     data = batches(10, "sabour2017")
-    whole, first, second = (plain(network_of("sabour2017")) for _ in range(3))
+    whole, first, second = (step_of(network_of("sabour2017"), recorder=each) for each in (None, Recorder(), Recorder()))
     run(whole, data)
-    run(CapturedStep(first, Recorder(), BATCH), data[:5])
+    run(first, data[:5])
     second.restore(first.network.state_dict(), copy.deepcopy(first.optimizer.state_dict()))
-    run(CapturedStep(second, Recorder(), BATCH), data[5:], start=5)
+    run(second, data[5:], start=5)
     assert_same(state(whole)[:-1], state(second)[:-1])
 
 
 def test_a_checkpoint_of_another_device_brings_only_moments() -> None:
     data = batches(3, "sabour2017")
-    one, two = plain(network_of("sabour2017")), plain(network_of("sabour2017"))
+    one, two = step_of(network_of("sabour2017")), step_of(network_of("sabour2017"))
     run(one, data)
     saved = copy.deepcopy(one.optimizer.state_dict())
     group = {**saved["param_groups"][0], "lr": 0.5, "fused": False, "capturable": True}
@@ -155,13 +163,12 @@ def test_a_checkpoint_of_another_device_brings_only_moments() -> None:
 
 def test_a_loss_that_is_lost_is_counted_where_it_was() -> None:
     data = batches(8, "sabour2017")
-    step = plain(network_of("sabour2017"))
-    captured = CapturedStep(step, Recorder(), BATCH)
-    run(captured, data[:5])
+    step = step_of(network_of("sabour2017"), recorder=Recorder())
+    run(step, data[:5])
     assert step.tally.read().first_bad == float("inf")
     step.tally.clear()
     data[6].images.fill_(float("nan"))
-    run(captured, data[5:], start=5)
+    run(step, data[5:], start=5)
     counted = step.tally.read()
     assert (counted.first_bad, counted.steps) == (1, 3)
 
@@ -178,7 +185,7 @@ def recorders(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
         made.append(Recorder())
         return made[-1]
 
-    monkeypatch.setattr(capture, "choose_capture", choose)
+    monkeypatch.setattr(step_module, "choose_capture", choose)
     return made
 
 

@@ -107,15 +107,15 @@ def test_all_processes_end_where_another_run_has_the_folder(config: Path, tmp_pa
 SLOW_TO_PUBLISH = """
 import time
 from torchcaps.cli import main
-from torchcaps.training import loop
+from torchcaps.models import Network
 
-own = loop.save_best
+own = Network.save_files
 
-def save_best(*arguments):
+def save_files(*arguments, **named):
     time.sleep(2)
-    own(*arguments)
+    own(*arguments, **named)
 
-loop.save_best = save_best
+Network.save_files = save_files
 main()
 """
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from functools import partial
 
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import InputError
 from torchcaps.models.config import CNNConfig
-from torchcaps.models.images import check_images, if_they_fit, shape_after
+from torchcaps.models.images import check_images, if_they_fit, largest_map
 from torchcaps.models.network import Network
 from torchcaps.models.objects import label_rows
-from torchcaps.models.output import Losses, ModelOutput, check_output
+from torchcaps.models.output import Losses, ModelOutput, Targets, check_output
 from torchcaps.nn import ChannelNorm, Convolution, ConvStem
 from torchcaps.ops.checks import check_flags
 from torchcaps.ops.losses import multi_hot
@@ -55,7 +54,7 @@ class BaselineCNN(Network):
         if config.stem_channels:
             dropout = config.conv_dropout
             self.stem = ConvStem(channels, config.stem_channels, config.stem_strides, norm=norm, dropout=dropout)
-            channels, height, width = if_they_fit(partial(shape_after, self.stem), self.in_shape)
+            channels, height, width = if_they_fit(lambda shape: largest_map(self.stem, shape)[0], self.in_shape)
         widths = [channels, *config.channels]
         kernels = [config.first_kernel or config.kernel, *[config.kernel] * (len(config.channels) - 1)]
         self.convs = nn.ModuleList(
@@ -77,20 +76,15 @@ class BaselineCNN(Network):
     def forward(
         self,
         images: Float[Tensor, "B C H W"],
-        targets: Int[Tensor, "B"] | Shaped[Tensor, "B J"] | Int[Tensor, "B P"] | None = None,  # noqa: ARG002  as all
+        targets: Targets | None = None,  # noqa: ARG002  as all
         return_coupling: bool = False,
     ) -> ModelOutput:
-        """Classify images.
-
-        Args:
-            images: Pixels 0..1.
-            targets: Not used: there is no capsule to choose.
-            return_coupling: A CNN has none.
+        """Classify images with pixels 0..1; ``targets`` are not used, as there is no capsule to choose.
 
         Raises:
             TypeError: Images that are not floating-point or not of the network's dtype.
             ValueError: Images whose shape does not fit.
-            InputError: Coupling was asked for.
+            InputError: Coupling was asked for, which a CNN has not.
         """
         check_flags("BaselineCNN", return_coupling=return_coupling)
         if return_coupling:
@@ -105,25 +99,18 @@ class BaselineCNN(Network):
         logits = in_full_precision(self.classify(self.dropout(hidden)))
         return ModelOutput(logits.softmax(-1) if self.config.objects == 1 else logits.sigmoid(), logits=logits)
 
-    def decoder_targets(
-        self,
-        targets: Int[Tensor, "B"] | Shaped[Tensor, "B J"] | Int[Tensor, "B P"],
-    ) -> None:
+    def decoder_targets(self, targets: Targets) -> None:
         """None: there is no decoder."""
 
     def loss(
         self,
         output: ModelOutput,
         images: Float[Tensor, "B C H W"] | Float[Tensor, "B P C H W"],  # noqa: ARG002  the call all networks share
-        targets: Int[Tensor, "B"] | Shaped[Tensor, "B J"] | Int[Tensor, "B P"],
+        targets: Targets,
     ) -> Losses:
         """Softmax cross-entropy; for several objects in an image, sigmoid cross-entropy, summed over the classes.
 
-        Args:
-            output: What the network returned for ``images``.
-            images: Not used.
-            targets: Labels (B,) or (B, 1), or multi-hot rows (B, J), whose classes share the probability; of P objects
-                their labels (B, P).
+        The classes of a multi-hot row share the probability. The images are not used.
 
         Raises:
             TypeError: Labels that are not integers, or another ``output``.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import InputError
@@ -15,7 +15,7 @@ from torchcaps.models.config import CapsNetConfig, CapsuleShape
 from torchcaps.models.images import check_images, if_they_fit, largest_map, standardise
 from torchcaps.models.network import Network
 from torchcaps.models.objects import check_labels, label_rows, longest, match
-from torchcaps.models.output import Losses, ModelOutput, check_output
+from torchcaps.models.output import Losses, ModelOutput, Targets, check_output
 from torchcaps.nn import Capsules, DenseCapsules, mask_capsules, separate_capsules
 from torchcaps.nn.inference import images_in_part, in_parts, only_infers
 from torchcaps.nn.layers import CapsuleLayer
@@ -54,31 +54,24 @@ class CapsNet(Network):
             raise InputError(f"config must be a CapsNetConfig, got {config!r}; create_model takes a preset's name")
         super().__init__(config, in_shape, num_classes)
         self.backbone = config.backbone.build(self.in_shape) if backbone is None else backbone
-        shapes = if_they_fit(partial(_shapes, config, self.backbone, num_classes), self.in_shape)
-        #: channels, height, width of the backbone's maps
-        self.map_shape = shapes.maps
-        #: what goes into each capsule layer, and what comes out of the last
-        self.shapes = shapes.capsules
-        self._largest_map = shapes.largest
+        #: channels, height, width of the backbone's maps; what goes into each capsule layer and comes out of the last
+        self.map_shape, self._largest_map, self.shapes = if_they_fit(
+            partial(_shapes, config, self.backbone, num_classes), self.in_shape
+        )
         #: types, height, width of the primary capsules
-        self.primary_grid = config.primary.grid(shapes.maps)
-        self.primary_capsules = config.primary.build(shapes.maps[0])
+        self.primary_grid = config.primary.grid(self.map_shape)
+        self.primary_capsules = config.primary.build(self.map_shape[0])
         self.layers = nn.ModuleList(
-            layer.build(shape, num_classes) for layer, shape in zip(config.layers, shapes.capsules, strict=False)
+            layer.build(shape, num_classes) for layer, shape in zip(config.layers, self.shapes, strict=False)
         )
-        self.decoder = (
-            config.decoder.build(num_classes, shapes.capsules[-1].dim, self.in_shape)
-            if config.decoder is not None
-            else None
-        )
+        self.decoder = None
+        if config.decoder is not None:
+            self.decoder = config.decoder.build(num_classes, self.shapes[-1].dim, self.in_shape)
         config.backbone.start(self.backbone)
         config.primary.start(self.primary_capsules)
 
     def forward(
-        self,
-        images: Float[Tensor, "B C H W"],
-        targets: Int[Tensor, "B"] | Shaped[Tensor, "B J"] | Int[Tensor, "B P"] | None = None,
-        return_coupling: bool = False,
+        self, images: Float[Tensor, "B C H W"], targets: Targets | None = None, return_coupling: bool = False
     ) -> ModelOutput:
         """Classify images, and reconstruct them from one capsule each; several objects in an image each from its own.
 
@@ -101,7 +94,12 @@ class CapsNet(Network):
             chosen = scores.argmax(-1) if targets is None else targets
             reconstruction = self.decode(mask_capsules(routed.poses, chosen))
         elif self.decoder is not None:
-            decoded = self._objects(scores, targets)
+            if targets is None:
+                decoded = longest(scores, self.config.objects)
+            else:
+                check_labels(targets, (len(scores), self.config.objects), self.num_classes, "CapsNet")
+                check_one_device("CapsNet", images=scores, targets=targets)
+                decoded = targets
             alone = separate_capsules(routed.poses, decoded)  # (B, P, J, D)
             reconstruction = self.decode(alone.flatten(0, 1)).unflatten(0, decoded.shape)
         return ModelOutput(
@@ -124,12 +122,7 @@ class CapsNet(Network):
     def capsules(self, images: Float[Tensor, "B C H W"]) -> list[Capsules]:
         """What goes into each layer: the primary capsules, and the output of each layer but the last.
 
-        Args:
-            images: Pixels 0..1.
-
-        Raises:
-            TypeError: Images that are not floating-point or not of the network's dtype.
-            ValueError: Images that do not fit.
+        Argument and errors are those of :meth:`primary`.
         """
         flow = [self.primary(images)]
         for layer in self.layers[:-1]:
@@ -137,7 +130,7 @@ class CapsNet(Network):
         return flow
 
     def primary(self, images: Float[Tensor, "B C H W"]) -> Capsules:
-        """The primary capsules of images with pixels 0..1.
+        """The primary capsules of images.
 
         On a CPU, where nothing is learned, some images at a time go through the convolutions, within
         :func:`torchcaps.set_working_memory`.
@@ -173,9 +166,7 @@ class CapsNet(Network):
             raise InputError("this network has no decoder, so there is nothing to reconstruct with; set decoder=True")
         return self.decoder(capsules)
 
-    def decoder_targets(
-        self, targets: Int[Tensor, "B"] | Shaped[Tensor, "B J"] | Int[Tensor, "B P"]
-    ) -> Int[Tensor, "B"] | Shaped[Tensor, "B J"] | Int[Tensor, "B P"] | None:
+    def decoder_targets(self, targets: Targets) -> Targets | None:
         """The targets whose capsules the network's source decodes, to be given to :meth:`forward`; None: the longest.
 
         ``config.decoder.decoder_mask`` decides: the label's capsule always, in training mode only, or never.
@@ -188,10 +179,7 @@ class CapsNet(Network):
         return targets if by_label else None
 
     def loss(
-        self,
-        output: ModelOutput,
-        images: Float[Tensor, "B C H W"] | Float[Tensor, "B P C H W"],
-        targets: Int[Tensor, "B"] | Shaped[Tensor, "B J"] | Int[Tensor, "B P"],
+        self, output: ModelOutput, images: Float[Tensor, "B C H W"] | Float[Tensor, "B P C H W"], targets: Targets
     ) -> Losses:
         """The loss of this network's source, with its weights and scales.
 
@@ -230,11 +218,7 @@ class CapsNet(Network):
         error = reconstruction_loss(reconstruction, images, reduction=over_pixels)
         return Losses(classification + config.reconstruction_weight * error, classification, error)
 
-    def _classification_loss(
-        self,
-        lengths: Float[Tensor, "B J"],
-        targets: Int[Tensor, "B"] | Shaped[Tensor, "B J"] | Int[Tensor, "B P"],
-    ) -> Float[Tensor, ""]:
+    def _classification_loss(self, lengths: Float[Tensor, "B J"], targets: Targets) -> Float[Tensor, ""]:
         config = self.config.loss
         if self.config.objects > 1:
             targets = label_rows(lengths, targets, self.config.objects, "CapsNet.loss")
@@ -250,28 +234,15 @@ class CapsNet(Network):
         )
         return loss / self.num_classes if config.margin_over_classes == "mean" else loss
 
-    def _objects(self, lengths: Float[Tensor, "B J"], labels: Int[Tensor, "B P"] | None) -> Int[Tensor, "B P"]:
-        """The classes of the objects to decode: the labels, or else the longest capsules'."""
-        if labels is None:
-            return longest(lengths, self.config.objects)
-        check_labels(labels, (len(lengths), self.config.objects), self.num_classes, "CapsNet")
-        check_one_device("CapsNet", images=lengths, targets=labels)
-        return labels
 
+def _shapes(
+    config: CapsNetConfig, backbone: nn.Module, num_classes: int, in_shape: tuple[int, int, int]
+) -> tuple[tuple[int, int, int], int, list[CapsuleShape]]:
+    """What flows through a network for one image (C, H, W).
 
-class _Shapes(NamedTuple):
-    """What flows through a network for one image."""
-
-    maps: tuple[int, int, int]
-    """Of the backbone: channels, height, width."""
-    largest: int
-    """Numbers in the largest tensor up to there."""
-    capsules: list[CapsuleShape]
-    """What goes into each layer, and what comes out of the last."""
-
-
-def _shapes(config: CapsNetConfig, backbone: nn.Module, num_classes: int, in_shape: tuple[int, int, int]) -> _Shapes:
-    """The shapes for images (C, H, W).
+    Returns:
+        Channels, height and width of the backbone's maps; how many numbers the largest tensor up to there has; and the
+        capsules that go into each layer, and that come out of the last.
 
     Raises:
         TooSmall: A map is smaller than what looks at it.
@@ -283,4 +254,4 @@ def _shapes(config: CapsNetConfig, backbone: nn.Module, num_classes: int, in_sha
     capsules = [config.primary.out_shape(maps)]
     for layer in config.layers:
         capsules.append(layer.out_shape(capsules[-1], num_classes))
-    return _Shapes(maps, largest, capsules)
+    return maps, largest, capsules

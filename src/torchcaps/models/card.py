@@ -6,12 +6,15 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from torchcaps._version import __version__
-from torchcaps.models.config import NetworkConfig, Recipe
+from torchcaps.models.config import Recipe
 from torchcaps.models.fields import as_text, flat, own_parts
 from torchcaps.models.presets import get_preset
+
+if TYPE_CHECKING:
+    from torchcaps.models.network import Network
 
 MOST_CLASSES = 30
 """Names of so many classes at most stand in a card."""
@@ -84,64 +87,56 @@ class TrainingRecord:
     """Of torchcaps, torch and Python."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CardSubject:
-    """The network that a card is about."""
-
-    config: NetworkConfig
-    in_shape: tuple[int, int, int]
-    num_classes: int
-    class_names: Sequence[str] | None
-    """None where the classes have numbers only."""
-    parameters: int
-    half: bool
-    """Whether the weights are stored in half precision."""
-
-
-def model_card(subject: CardSubject, training: TrainingRecord | None = None, source: str | None = None) -> str:
+def model_card(
+    network: Network,
+    training: TrainingRecord | None = None,
+    source: str | None = None,
+    *,
+    class_names: Sequence[str] | None = None,
+    half: bool = False,
+) -> str:
     """A README.md with the metadata that the Hugging Face hub reads.
 
     Args:
-        subject: The network.
+        network: The network.
         training: What is known of its training; None where nothing is.
         source: What ``load_pretrained`` is given to load it: a repository of the hub with its owner, or the name of a
             network that comes with torchcaps; the card's own folder if None.
+        class_names: The name of each class; None where the classes have numbers only.
+        half: Whether the weights are stored in half precision.
 
     Returns:
         Markdown. Nothing in it depends on the time or the machine that writes it.
     """
+    kind = "Capsule network" if network.config.has_capsules else "Convolutional network"
+    name = kind if training is None else f"{training.preset} on {training.data_title}"
     parts = [
-        _front_matter(subject, training),
-        f"# {_name(subject, training)}",
-        _introduction(subject, training),
-        _usage(source, own_parts(subject.config)),
+        _front_matter(network, training, name),
+        f"# {name}",
+        _network(network, kind),
+        _preset(network, training) if training else "",
+        f"Classes: {', '.join(class_names)}." if class_names and len(class_names) <= MOST_CLASSES else "",
+        "The weights are stored in half precision (float16) and computed with in float32." if half else "",
+        _usage(source, own_parts(network.config)),
         _results(training) if training else "How it was trained and how good it is are not recorded here.",
         _training(training) if training else "",
-        _limits(subject, training),
+        _limits(network.num_classes, training),
         f"## Citation\n\n```bibtex\n{CITATION}```",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _name(subject: CardSubject, training: TrainingRecord | None) -> str:
-    return _kind(subject) if training is None else f"{training.preset} on {training.data_title}"
-
-
-def _kind(subject: CardSubject) -> str:
-    return "Capsule network" if subject.config.has_capsules else "Convolutional network"
-
-
-def _front_matter(subject: CardSubject, training: TrainingRecord | None) -> str:
+def _front_matter(network: Network, training: TrainingRecord | None, name: str) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     tags = ["torchcaps", "pytorch"]
-    if subject.config.has_capsules:
+    if network.config.has_capsules:
         tags += ["capsule-network", "dynamic-routing", "arxiv:1710.09829"]
     data = ModelCardData(library_name="torchcaps", pipeline_tag="image-classification", tags=tags)
     if training is not None:
         first = training.results[0]
         error = first.best_error if training.which == "best" else first.last_error
-        data.model_name, data.datasets = _name(subject, training), training.data
+        data.model_name, data.datasets = name, training.data
         data.eval_results = [
             EvalResult(
                 task_type="image-classification",
@@ -155,35 +150,27 @@ def _front_matter(subject: CardSubject, training: TrainingRecord | None) -> str:
     return f"---\n{data.to_yaml()}\n---"
 
 
-def _introduction(subject: CardSubject, training: TrainingRecord | None) -> str:
-    channels, height, width = subject.in_shape
-    number = subject.config.objects
+def _network(network: Network, kind: str) -> str:
+    channels, height, width = network.in_shape
+    number = network.config.objects
     objects = f", {number} of them in an image" if number > 1 else ""
-    kind = {1: " grey", 3: " colour"}.get(channels, "")
-    lines = [
-        f"A {_kind(subject).lower()} for{kind} images of {channels}×{height}×{width} (channels × height × width, "
-        f"pixels 0 to 1) in {subject.num_classes} classes{objects}; {subject.parameters:,} parameters, made with "
-        f"torchcaps {__version__}."
-    ]
-    if training is not None:
-        preset = get_preset(training.preset)
-        own, published = flat(subject.config), flat(preset.model)
-        changed = ", ".join(f"`{name}` {as_text(value)}" for name, value in own.items() if value != published.get(name))
-        lines.append(
-            f"Preset `{preset.name}` ({preset.source}): {_in_a_sentence(preset.description)}"
-            + (f" Here changed: {changed}." if changed else "")
-        )
-    if subject.class_names is not None and len(subject.class_names) <= MOST_CLASSES:
-        lines.append(f"Classes: {', '.join(subject.class_names)}.")
-    if subject.half:
-        lines.append("The weights are stored in half precision (float16) and computed with in float32.")
-    return "\n\n".join(lines)
+    colour = {1: " grey", 3: " colour"}.get(channels, "")
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    return (
+        f"A {kind.lower()} for{colour} images of {channels}×{height}×{width} (channels × height × width, pixels 0 to "
+        f"1) in {network.num_classes} classes{objects}; {parameters:,} parameters, made with torchcaps {__version__}."
+    )
 
 
-def _in_a_sentence(words: str) -> str:
-    """Words that began a sentence, after a colon: those such as ReLU stay as they are."""
+def _preset(network: Network, training: TrainingRecord) -> str:
+    preset = get_preset(training.preset)
+    own, published = flat(network.config), flat(preset.model)
+    changed = ", ".join(f"`{name}` {as_text(value)}" for name, value in own.items() if value != published.get(name))
+    words = preset.description
     first = words.partition(" ")[0]
-    return words if first[1:] != first[1:].lower() else words[0].lower() + words[1:]
+    if first[1:] == first[1:].lower():  # words such as ReLU stay as they are
+        words = words[0].lower() + words[1:]
+    return f"Preset `{preset.name}` ({preset.source}): {words}" + (f" Here changed: {changed}." if changed else "")
 
 
 def _usage(source: str | None, own: Sequence[str]) -> str:
@@ -194,17 +181,16 @@ def _usage(source: str | None, own: Sequence[str]) -> str:
         predict = f"hf download {source} --local-dir network\ntorchcaps predict network image.png"
     else:
         predict = "torchcaps predict image.png"
-    plugin = ""
+    note = plugin = ""
     if own:
         predict = predict.replace("torchcaps predict", "torchcaps predict --plugin parts.py")
         plugin = 'torchcaps.load_plugin("parts.py")\n'
-    note = (
-        f"Parts that do not come with torchcaps: {', '.join(own)}. They are in a file of the author's, here parts.py.\n"
-    )
+        note = f"Parts that do not come with torchcaps: {', '.join(own)}. "
+        note += "They are in a file of the author's, here parts.py.\n"
     return f"""\
 ## Use
 
-{note if own else ""}```python
+{note}```python
 import torch
 import torchcaps
 
@@ -257,7 +243,14 @@ def _results(training: TrainingRecord) -> str:
 
 
 def _training(training: TrainingRecord) -> str:
-    recipe = ", ".join(f"`{name}` {as_text(value)}" for name, value in _telling(training.recipe).items())
+    # what every training has, and what this one does beyond
+    always, plain = {"epochs", "batch_size", "learning_rate", "schedule"}, Recipe().to_dict()
+    if training.recipe.schedule.startswith("decay"):
+        always |= {"decay", "min_learning_rate"}
+    if training.recipe.schedule == "decay-by-step":
+        always |= {"decay_steps"}
+    said = {name: value for name, value in training.recipe.to_dict().items() if name in always or value != plain[name]}
+    recipe = ", ".join(f"`{name}` {as_text(value)}" for name, value in said.items())
     versions = ", ".join(f"{name} {version}" for name, version in training.versions.items())
     precision = {"32": "float32", "bf16": "bfloat16 with routing in float32"}[training.precision]
     return f"""\
@@ -272,31 +265,18 @@ def _training(training: TrainingRecord) -> str:
 ```"""
 
 
-def _telling(recipe: Recipe) -> dict[str, object]:
-    """The fields of a recipe that say something: what every training has, and what this one does beyond."""
-    always = {"epochs", "batch_size", "learning_rate", "schedule"}
-    if recipe.schedule.startswith("decay"):
-        always |= {"decay", "min_learning_rate"}
-    if recipe.schedule == "decay-by-step":
-        always |= {"decay_steps"}
-    plain = Recipe().to_dict()
-    return {name: value for name, value in recipe.to_dict().items() if name in always or value != plain[name]}
-
-
-def _limits(subject: CardSubject, training: TrainingRecord | None) -> str:
+def _limits(num_classes: int, training: TrainingRecord | None) -> str:
     trained_on = "those it was trained on" if training is None else f"those of {training.data_title}"
-    images = (training.images["test"], len(training.results)) if training is not None else None
     limits = [
-        f"It knows its {subject.num_classes} classes only: an image of anything else is given one of them too. Lengths "
+        f"It knows its {num_classes} classes only: an image of anything else is given one of them too. Lengths "
         "are scores, not calibrated probabilities.",
         f"Images should look like {trained_on}: the same side light and dark (`--invert` turns it round), of about the "
         "same place and size in the frame. Nothing here is said of others, or of images changed to deceive it.",
     ]
-    if images is not None:
-        test, seeds = images
+    if training is not None:
         limits.append(
-            f"One test image is {100 / test:.3g} % of the test set"
-            + (", and this is the result of one seed" if seeds == 1 else "")
+            f"One test image is {100 / training.images['test']:.3g} % of the test set"
+            + (", and this is the result of one seed" if len(training.results) == 1 else "")
             + ": small differences from other networks mean nothing."
         )
     return "## Limits\n\n" + "\n".join(f"- {limit}" for limit in limits)

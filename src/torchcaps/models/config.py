@@ -552,6 +552,8 @@ class NetworkConfig(Part):
 
     choice: ClassVar[str] = "network"
     heading: ClassVar[str] = "Any network"
+    has_capsules: ClassVar[bool] = False
+    """Whether classes are capsules."""
 
     objects: Width = 1
     """Objects in an image, each of another class; with several, a capsule network decodes each from its own capsule
@@ -560,11 +562,6 @@ class NetworkConfig(Part):
     @property
     def decodes(self) -> bool:
         """Whether the network draws what it sees."""
-        return False
-
-    @property
-    def has_capsules(self) -> bool:
-        """Whether classes are capsules."""
         return False
 
     def build(self, in_shape: Sequence[int], num_classes: int) -> Network:
@@ -588,6 +585,7 @@ class CapsNetConfig(NetworkConfig):
     kind: ClassVar[str] = "CapsNet field"
     name: ClassVar[str] = "capsules"
     heading: ClassVar[str] = "Capsule network"
+    has_capsules: ClassVar[bool] = True
 
     pixel_scale: PositiveFactor = 1.0
     """What pixels of 0..1 are multiplied with before the network: 255.0 for networks fed with unscaled pixels."""
@@ -620,11 +618,6 @@ class CapsNetConfig(NetworkConfig):
     def decodes(self) -> bool:
         """See :class:`NetworkConfig`."""
         return self.decoder is not None
-
-    @property
-    def has_capsules(self) -> bool:
-        """See :class:`NetworkConfig`."""
-        return True
 
     def build(self, in_shape: Sequence[int], num_classes: int) -> Network:
         """See :class:`NetworkConfig`."""

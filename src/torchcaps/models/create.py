@@ -67,11 +67,7 @@ def build_model(config: NetworkConfig, in_shape: Sequence[int], num_classes: int
             planned = config.build(in_shape, num_classes)
     except InputError:
         raise
-    except (
-        RuntimeError,
-        OverflowError,
-        ValueError,
-    ) as error:  # torch's, or a layer's, where a size is beyond all numbers
+    except (RuntimeError, OverflowError, ValueError) as error:  # of torch or a layer: a size beyond all numbers
         raise InputError("the network would have more parameters than can be counted; choose smaller sizes") from error
     if torch.get_default_device().type == "meta":
         return planned
@@ -91,8 +87,7 @@ def load_pretrained(source: str | Path = SHIPPED[0], *, device: torch.device | s
         **download: For the hub, as for :meth:`torchcaps.CapsNet.from_pretrained`.
 
     Raises:
-        InputError: There is no such folder, and the hub has no such repository or cannot be reached; or a file in it
-            is missing, damaged, or does not fit the others; or torchcaps was installed without its weights.
+        InputError: As for :meth:`torchcaps.CapsNet.from_pretrained`; or torchcaps was installed without its weights.
 
     Example:
         >>> from torchcaps import create_model, load_pretrained

@@ -1,7 +1,7 @@
-"""Networks that earlier versions of torchcaps wrote: how their files are read by this one.
+"""Networks that version 0.1 of torchcaps wrote: how their files are read by this one.
 
-Version 0.1 described a network in one flat list of fields, without the name of its kind, and kept the weights of its
-two capsule layers under other names.
+It described a network in one flat list of fields, without the name of its kind, and kept the weights of its two capsule
+layers under other names.
 """
 
 from __future__ import annotations
@@ -22,15 +22,9 @@ _PREFIXES = {
 }
 """Names of weights of a capsule network, before and now."""
 
-_DECODER = ("decoder_hidden", "decoder_init", "decoder_mask")
-
 
 def with_name(description: Mapping[str, Any]) -> dict[str, Any]:
-    """A network's fields with the name of its kind.
-
-    Args:
-        description: Fields of this version, with a name, or of an earlier one, without.
-    """
+    """A network's fields with the name of its kind, which those of version 0.1 have not."""
     if "name" in description:
         return dict(description)
     is_cnn = "channels" in description  # a field that capsule networks did not have
@@ -39,7 +33,7 @@ def with_name(description: Mapping[str, Any]) -> dict[str, Any]:
 
 def present_fields(description: Mapping[str, Any]) -> dict[str, Any]:
     """A network's fields without those of a decoder that it has not, which one flat list had all the same."""
-    absent = _DECODER if description.get("decoder") is False else ()
+    absent = ("decoder_hidden", "decoder_init", "decoder_mask") if description.get("decoder") is False else ()
     return {name: value for name, value in description.items() if name not in absent}
 
 
@@ -47,9 +41,8 @@ def renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights by the names that they have now."""
     if not any(name.startswith("class_capsules.") for name in tensors):
         return dict(tensors)
-    return {_renamed(name): tensor for name, tensor in tensors.items()}
-
-
-def _renamed(name: str) -> str:
-    before = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
-    return _PREFIXES.get(before, "") + name.removeprefix(before)
+    found = {}
+    for name, tensor in tensors.items():
+        before = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
+        found[_PREFIXES.get(before, "") + name.removeprefix(before)] = tensor
+    return found

@@ -10,7 +10,7 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -24,7 +24,7 @@ def hints_of(kind: type) -> Mapping[str, Any]:
     return _evaluated(kind)
 
 
-@functools.cache  # Python would evaluate their text anew each time
+@functools.cache  # Python would evaluate their text anew each time; mypy takes no class of a dataclass for hashable
 def _evaluated(kind: type) -> Mapping[str, Any]:
     return typing.get_type_hints(kind, include_extras=True)
 
@@ -82,11 +82,7 @@ class Part(Described):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> typing.Self:
-        """The inverse of :meth:`to_dict`; of a class that stands for a choice, of whichever kind ``"name"`` says.
-
-        Raises:
-            InputError: No such kind, an unknown field, or a value that does not fit its field.
-        """
+        """The inverse of :meth:`to_dict`; of a class that stands for a choice, of whichever kind ``"name"`` says."""
         part = _chosen(cls.choice, cls() if hasattr(cls, "name") else None, values, cls)
         assert isinstance(part, cls)
         return part
@@ -101,7 +97,7 @@ class UnknownField(InputError):  # noqa: N818  one kind of wrong input
         known: All fields.
     """
 
-    def __init__(self, what: str, name: str, known: typing.Iterable[str]) -> None:
+    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
         self.name, self.known = name, tuple(known)
         super().__init__(str(unknown_name(what, name, self.known)))
 
@@ -161,48 +157,43 @@ def replace(config: ConfigT, overrides: Mapping[str, Any], what: str | None = No
         InputError: An unknown field (the nearest known one is named), or a value that does not fit its field.
     """
     found: set[str] = set()
-    changed = _replace(config, overrides, found)
+    changed: ConfigT = _replace(config, overrides, found)
     for name in overrides:
         if name not in found:
             raise UnknownField(what or config.kind, name, flat(changed))
     return changed
 
 
-def _replace(config: ConfigT, overrides: Mapping[str, Any], found: set[str]) -> ConfigT:
+def _replace(config: Any, overrides: Mapping[str, Any], found: set[str]) -> Any:
+    """A copy of a part, or of those in a tuple, with other values inside; any other value as it is."""
+    if isinstance(config, tuple):
+        return tuple(_replace(item, overrides, found) for item in config)
+    if not isinstance(config, Described):
+        return config
     hints = hints_of(type(config))
     values = {}
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
+        value = before = getattr(config, field.name)
         if field.name in overrides:
             found.add(field.name)
-            before = value
-            value = _chosen(field.name, value, overrides[field.name], hints[field.name])
+            value = _chosen(field.name, before, overrides[field.name], hints[field.name])
             if isinstance(before, Described) and value is None:
                 found |= set(flat(before))  # the fields of a part that is left out need not be left out, too
-        values[field.name] = _within(value, overrides, found)
+        values[field.name] = _replace(value, overrides, found)
     return dataclasses.replace(config, **values)
-
-
-def _within(value: Any, overrides: Mapping[str, Any], found: set[str]) -> Any:
-    """A value with the overrides of fields inside it."""
-    if isinstance(value, Described):
-        return _replace(value, overrides, found)
-    if isinstance(value, tuple):
-        return tuple(_within(item, overrides, found) for item in value)
-    return value
 
 
 def _chosen(name: str, before: Any, given: Any, hint: Any) -> Any:
     """What a field is given, where it holds a part: a name, a mapping, True or False stand for one."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if not is_part(hint) or isinstance(given, Described):
+    if not _kinds(hint) or isinstance(given, Described):
         return given
     if origin is tuple:
         befores = before if isinstance(before, tuple) else ()
         items = _sequence(name, given)
         padded = [*befores, *[None] * len(items)]
         return tuple(_chosen(name, old, new, args[0]) for old, new in zip(padded, items, strict=False))
-    (held,) = (kind for kind in (args or (hint,)) if kind is not type(None))
+    (held,) = _kinds(hint)
     if given is False and args:
         return None
     if given is True:
@@ -223,8 +214,8 @@ def _chosen(name: str, before: Any, given: Any, hint: Any) -> Any:
         elif wanted not in kinds:
             raise InputError(f"{unknown_name(held.choice, wanted, kinds)} {OF_ONES_OWN}")
         elif before is None or wanted != before.name:
-            kept = {} if before is None else {key: getattr(before, key) for key in _names(before)}
-            before = kinds[wanted](**{key: value for key, value in kept.items() if key in _names(kinds[wanted])})
+            kept = [] if before is None else [key for key in _names(before) if key in _names(kinds[wanted])]
+            before = kinds[wanted](**{key: getattr(before, key) for key in kept})
     return replace(held() if before is None else before, fields)
 
 
@@ -235,8 +226,18 @@ def is_choice(hint: Any) -> typing.TypeGuard[type[Part]]:
 
 def is_part(hint: Any) -> bool:
     """Whether a field of an annotation holds a part, or may hold one."""
+    return bool(_kinds(hint))
+
+
+def _kinds(hint: Any) -> list[type[Described]]:
+    """The class of the part that a field of an annotation holds, or may hold; none if it holds none."""
     kinds = typing.get_args(hint) or (hint,)
-    return any(isinstance(kind, type) and issubclass(kind, Described) for kind in kinds)
+    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Described)]
+
+
+def _held(value: Any) -> list[Described]:
+    """The parts that the value of a field holds."""
+    return [item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, Described)]
 
 
 def flat(config: Described) -> dict[str, Any]:
@@ -255,12 +256,10 @@ def own_parts(config: Described) -> list[str]:
     """The parts of a configuration that do not come with torchcaps: ``["routing mine"]``."""
     found = []
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        for held in value if isinstance(value, tuple) else (value,):
+        for held in _held(getattr(config, field.name)):
             if isinstance(held, Part) and not type(held).__module__.startswith("torchcaps."):
                 found.append(f"{held.choice} {held.name}")
-            if isinstance(held, Described):
-                found += own_parts(held)
+            found += own_parts(held)
     return list(dict.fromkeys(found))
 
 
@@ -273,7 +272,7 @@ def tree(config_type: type[Described]) -> Iterator[tuple[type[Described], str, A
     Yields:
         The class that declares it, its name, and its annotation.
     """
-    kinds: typing.Iterable[type[Described]] = (config_type,)
+    kinds: Iterable[type[Described]] = (config_type,)
     if is_choice(config_type) and not hasattr(config_type, "name"):
         kinds = PARTS[config_type.choice].values()
     for kind in kinds:
@@ -283,18 +282,17 @@ def tree(config_type: type[Described]) -> Iterator[tuple[type[Described], str, A
                 continue
             owner = next(each for each in kind.__mro__ if name in vars(each).get("__annotations__", {}))
             yield (owner if vars(owner).get("heading") else kind), name, hints[name]
-            for held in typing.get_args(hints[name]) or (hints[name],):
-                if isinstance(held, type) and issubclass(held, Described):
-                    yield from tree(held)
+            for held in _kinds(hints[name]):
+                yield from tree(held)
 
 
 def _collect(config: Described, values: dict[str, list[Any]]) -> None:
     hints = hints_of(type(config))
     for field in dataclasses.fields(config):
         value, hint = getattr(config, field.name), hints[field.name]
-        held = [item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, Described)]
+        held = _held(value)
         names = tuple(item.name for item in held if isinstance(item, Part))
-        if not is_part(hint):
+        if not _kinds(hint):
             values.setdefault(field.name, []).append(value)
         elif names:
             values.setdefault(field.name, []).append(names if isinstance(value, tuple) else names[0])

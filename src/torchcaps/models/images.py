@@ -1,8 +1,9 @@
-"""What every network asks of its images and classes."""
+"""What every network asks of its images."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -11,76 +12,21 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from torchcaps.errors import InputError, reason_of, shown
+from torchcaps.errors import InputError, reason_of
 from torchcaps.models.config import TooSmall
 from torchcaps.ops.checks import check_floating, check_one_device, check_one_dtype
 from torchcaps.ops.precision import in_full_precision
-from torchcaps.ranges import COUNT, PIXELS
+from torchcaps.ranges import PIXELS
 
 T = TypeVar("T")
-
-
-def check_shape(in_shape: Sequence[int]) -> tuple[int, int, int]:
-    """``in_shape`` as (C, H, W).
-
-    Raises:
-        InputError: It is not three positive integers, or they are absurdly large.
-    """
-    shape = tuple(in_shape) if isinstance(in_shape, Sequence) else ()
-    if len(shape) != 3 or not all(type(size) is int and size > 0 for size in shape):
-        raise InputError(f"in_shape must be (channels, height, width), three positive integers, got {shown(in_shape)}")
-    for name, size in zip(("channels", "height", "width"), shape, strict=True):
-        COUNT.check(f"in_shape's {name}", size)
-    return shape
-
-
-def check_num_classes(num_classes: int) -> int:
-    """``num_classes``.
-
-    Raises:
-        InputError: It is no integer of at least 2, or it is absurdly large.
-    """
-    if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 2:
-        raise InputError(f"num_classes must be an integer of at least 2, got {shown(num_classes)}")
-    COUNT.check("num_classes", num_classes)
-    return num_classes
-
-
-def check_objects(objects: int, num_classes: int) -> None:
-    """Raise unless some classes can be absent from an image.
-
-    Raises:
-        InputError: As many objects in an image as there are classes, or more.
-    """
-    if objects >= num_classes:
-        raise InputError(
-            f"objects must be below num_classes, as they are of different classes, got {objects} objects and "
-            f"{num_classes} classes"
-        )
-
-
-def shape_after(module: nn.Module, shape: Sequence[int]) -> tuple[int, ...]:
-    """Shape of what a module makes of one image or map; nothing is computed.
-
-    Args:
-        module: Takes a batch.
-        shape: Of one of the batch.
-
-    Raises:
-        TooSmall: The module refuses the shape.
-    """
-    return largest_map(module, shape)[0]
 
 
 def largest_map(module: nn.Module, shape: Sequence[int]) -> tuple[tuple[int, ...], int]:
     """Shape of what a module makes of one image, and numbers in the largest tensor on the way; nothing is computed.
 
-    Args:
-        module: Takes a batch.
-        shape: Of one of the batch.
-
     Raises:
         TooSmall: The module refuses the shape.
+        InputError: The module returns no tensor.
     """
     sizes: list[int] = []
 
@@ -117,47 +63,30 @@ def if_they_fit(shapes: Callable[[tuple[int, int, int]], T], in_shape: tuple[int
         InputError: The images are too small; the message gives the smallest size that fits.
     """
     channels, height, width = in_shape
+
+    def fits(side: int) -> bool:
+        try:
+            shapes((channels, side, side))
+        except TooSmall:
+            return False
+        return True
+
     try:
         return shapes(in_shape)
     except TooSmall as error:
-        smallest = _smallest(lambda side: _fits(shapes, (channels, side, side)), min(height, width))
-        if smallest is None:
+        too_small = min(height, width)
+        sides = range(too_small + 1, 2 * max(too_small, int(PIXELS.most)) + 1)
+        smallest = bisect_left(sides, True, key=fits)
+        if smallest == len(sides):
             raise InputError(f"images of {height}×{width} do not fit the network: {error}") from error
         raise InputError(
             f"images of {height}×{width} are too small for the network's convolutions; the smallest size that fits is "
-            f"{smallest}×{smallest}"
+            f"{sides[smallest]}×{sides[smallest]}"
         ) from error
 
 
-def _fits(shapes: Callable[[tuple[int, int, int]], object], in_shape: tuple[int, int, int]) -> bool:
-    try:
-        shapes(in_shape)
-    except TooSmall:
-        return False
-    return True
-
-
-def _smallest(fits: Callable[[int], bool], too_small: int) -> int | None:
-    """The smallest side that fits, up to 4,096 pixels."""
-    fitting = 2 * too_small
-    while not fits(fitting):
-        if fitting > PIXELS.most:
-            return None
-        too_small, fitting = fitting, 2 * fitting
-    while fitting - too_small > 1:
-        between = (fitting + too_small) // 2
-        too_small, fitting = (too_small, between) if fits(between) else (between, fitting)
-    return fitting
-
-
 def check_images(caller: str, images: Tensor, in_shape: tuple[int, int, int], weight: Tensor) -> None:
-    """Raise unless ``images`` is a floating-point batch (B, C, H, W) of ``in_shape`` that weights can be used on.
-
-    Args:
-        caller: The network to name in an error.
-        images: What to check.
-        in_shape: (C, H, W).
-        weight: Of the network; without autocast it is of the images' dtype.
+    """Raise unless ``images`` is a floating-point batch (B, C, H, W) of ``in_shape`` that a weight can be used on.
 
     Raises:
         TypeError: No tensor, not floating-point, or of another dtype than the network.
@@ -176,11 +105,7 @@ def check_images(caller: str, images: Tensor, in_shape: tuple[int, int, int], we
 
 
 def check_image_shape(shape: Sequence[int], in_shape: tuple[int, int, int]) -> None:
-    """Raise unless ``shape`` is (B, C, H, W) with the C, H, W that a network was built for.
-
-    Raises:
-        InputError: It is not.
-    """
+    """Raise InputError unless ``shape`` is (B, C, H, W) with the C, H, W that a network was built for."""
     if len(shape) != 4 or tuple(shape[1:]) != in_shape:
         wanted = ", ".join(map(str, in_shape))
         raise InputError(

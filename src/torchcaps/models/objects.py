@@ -17,10 +17,6 @@ def longest(lengths: Float[Tensor, "*B J"], objects: int) -> Int[Tensor, "*B P"]
     """The classes of the P longest capsules, the longest first; of equally long ones the first class comes first.
 
     ``topk`` leaves the order of equal numbers open, and ONNX has no stable sort; both have this argmax.
-
-    Args:
-        lengths: ‖v_j‖, or any other score of the classes.
-        objects: P, 1 to J.
     """
     left, found = lengths.detach(), []
     for _ in range(objects):
@@ -32,10 +28,6 @@ def longest(lengths: Float[Tensor, "*B J"], objects: int) -> Int[Tensor, "*B P"]
 def is_right(lengths: Float[Tensor, "B J"], labels: Int[Tensor, "B"] | Int[Tensor, "B P"]) -> Bool[Tensor, "B"]:
     """Whether an image's longest capsule is its class, or its P longest capsules are exactly its P classes.
 
-    Args:
-        lengths: ‖v_j‖, or any other score of the classes.
-        labels: The class of each image, or of each of its objects.
-
     Source: Sabour, Frosst, Hinton 2017, section 6 (arXiv:1710.09829).
     """
     if labels.ndim == 1:
@@ -45,17 +37,10 @@ def is_right(lengths: Float[Tensor, "B J"], labels: Int[Tensor, "B"] | Int[Tenso
 
 
 def match(given: Int[Tensor, "B P"], labels: Int[Tensor, "B P"]) -> Int[Tensor, "B P"]:
-    """Which of an image's objects stands beside each of those that it was given.
+    """The permutation of an image's labels that puts each beside the class that it is to be compared with.
 
-    A class that is in both stands beside itself; those that were missed stand beside those that were given in their
-    place, in the order in which either came.
-
-    Args:
-        given: Classes, all different in a row.
-        labels: Classes, all different in a row.
-
-    Returns:
-        A permutation of 0..P-1 in each row: ``labels.gather(1, match(given, labels))`` stands beside ``given``.
+    ``labels.gather(1, match(given, labels))`` stands beside ``given``: a class that is in both beside itself, the
+    others in the order in which either came. The classes of a row are all different.
     """
     same = given.unsqueeze(2) == labels.unsqueeze(1)  # (B, P given, P labels)
     # both in one order: the classes that are in both by their number, then the others as they came
@@ -68,18 +53,7 @@ def match(given: Int[Tensor, "B P"], labels: Int[Tensor, "B P"]) -> Int[Tensor, 
 def label_rows(
     lengths: Float[Tensor, "B J"], labels: Int[Tensor, "B P"], objects: int, caller: str
 ) -> Float[Tensor, "B J"]:
-    """Labels of several objects as one row of zeros and ones an image.
-
-    Args:
-        lengths: Gives the shape (B, J).
-        labels: The class of each object; see :func:`check_labels`.
-        objects: P.
-        caller: The function to name in an error.
-
-    Raises:
-        TypeError: Labels that are not integers.
-        ValueError: Labels that do not fit.
-    """
+    """Labels of several objects as one row of zeros and ones an image; errors as for :func:`check_labels`."""
     check_labels(labels, (len(lengths), objects), lengths.shape[1], caller)
     check_one_device(caller, lengths=lengths, targets=labels)
     rows = torch.zeros(lengths.shape, dtype=full_dtype(lengths.dtype), device=lengths.device)
@@ -87,13 +61,9 @@ def label_rows(
 
 
 def check_labels(labels: Tensor, shape: tuple[int, int], num_classes: int, caller: str) -> None:
-    """Raise unless ``labels`` are the classes of P different objects in each image.
+    """Raise unless ``labels`` are the classes of P different objects in each image, of ``shape`` (B, P).
 
-    Args:
-        labels: What to check. Values are looked at on the CPU only: on a GPU that would wait for the device.
-        shape: (B, P).
-        num_classes: J.
-        caller: The function to name in an error.
+    Values are looked at on the CPU only: on a GPU that would wait for the device.
 
     Raises:
         TypeError: Labels that are not integers.

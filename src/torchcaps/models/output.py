@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
+
+Targets = Int[Tensor, "B"] | Shaped[Tensor, "B J"] | Int[Tensor, "B P"]
+"""What images show: labels (B,) or (B, 1), or multi-hot rows (B, J), or the labels of P objects in each image."""
 
 ScoreName = Literal["length", "activation", "probability"]
 """What class scores are: lengths of capsules, activations of capsules, or a CNN's probabilities."""
@@ -45,11 +48,7 @@ class ModelOutput(NamedTuple):
 
 
 def check_output(caller: str, output: ModelOutput) -> None:
-    """Raise unless ``output`` is what a network returns.
-
-    Raises:
-        TypeError: It is not.
-    """
+    """Raise TypeError unless ``output`` is what a network returns."""
     if not isinstance(output, ModelOutput):
         raise TypeError(f"{caller}: output must be the ModelOutput of the network, got {type(output).__name__}")
 

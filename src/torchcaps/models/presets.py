@@ -82,6 +82,20 @@ def capsnet(**fields: Any) -> CapsNetConfig:
     return replace(CapsNetConfig(), fields)
 
 
+def _register_variant(
+    of: Preset,
+    name: str,
+    description: str,
+    model: Mapping[str, Any] | None = None,
+    recipe: Mapping[str, Any] | None = None,
+    **others: Any,
+) -> Preset:
+    """Register a preset of the same source as another, with other values in some fields of its network and recipe."""
+    changed = dataclasses.replace(of, recipe=replace(of.recipe, recipe or {}), published=Preset.published)
+    fields = {"name": name, "description": description, **others}
+    return register_preset(dataclasses.replace(changed.with_overrides(model or {}), **fields))
+
+
 SABOUR2017 = register_preset(
     Preset(
         name="sabour2017",
@@ -266,107 +280,78 @@ COMPACT = register_preset(
     )
 )
 
-register_preset(
-    Preset(
-        name="compact-deep",
-        description=(
-            "compact with a layer of capsules on a map between its primary and its class capsules: three capsule "
-            "layers, of which the middle one has 8 types and looks through windows of 3x3. Every layer starts balanced."
-        ),
-        source=COMPACT.source,
-        model=replace(
-            COMPACT.model,
-            {
-                "layers": (
-                    ConvLayerConfig(layer_types=8, capsule_dim=8, layer_stride=2, layer_padding=1),
-                    DenseLayerConfig(),
-                )
-            },
-        ),
-        recipe=COMPACT.recipe,
-    )
+_register_variant(
+    COMPACT,
+    "compact-deep",
+    "compact with a layer of capsules on a map between its primary and its class capsules: three capsule layers, of "
+    "which the middle one has 8 types and looks through windows of 3x3. Every layer starts balanced.",
+    {
+        "layers": (
+            ConvLayerConfig(layer_types=8, capsule_dim=8, layer_stride=2, layer_padding=1),
+            DenseLayerConfig(),
+        )
+    },
 )
 
 # The paper's network on its other data sets.
-register_preset(
-    Preset(
-        name="sabour2017-multimnist",
-        description=(
-            "sabour2017 for two overlapping digits: both are classes of the margin loss, each is reconstructed from "
-            "its own capsule, an image is right only if the two longest capsules are its digits; 11.36 M parameters "
-            "as the paper says. The paper stretches the decay of the learning rate ten times, its start and factor are "
-            "those of the authors' code; it leaves open how long it trained."
-        ),
-        source=SABOUR2017.source,
-        model=replace(SABOUR2017.model, {"objects": 2}),
-        recipe=replace(
-            SABOUR2017.recipe,
-            {
-                "max_shift": 0,  # the digits are shifted where they are put together
-                "schedule": "decay-by-step",
-                "decay": 0.96,
-                "decay_steps": 20_000,
-                "min_learning_rate": 1e-6,
-            },
-        ),
-        data="multimnist",
-        in_shape=(1, 36, 36),
-        published="5.2 % test error (MultiMNIST)",
-    )
+_register_variant(
+    SABOUR2017,
+    "sabour2017-multimnist",
+    "sabour2017 for two overlapping digits: both are classes of the margin loss, each is reconstructed from its own "
+    "capsule, an image is right only if the two longest capsules are its digits; 11.36 M parameters as the paper says. "
+    "The paper stretches the decay of the learning rate ten times, its start and factor are those of the authors' "
+    "code; it leaves open how long it trained.",
+    {"objects": 2},
+    {
+        "max_shift": 0,  # the digits are shifted where they are put together
+        "schedule": "decay-by-step",
+        "decay": 0.96,
+        "decay_steps": 20_000,
+        "min_learning_rate": 1e-6,
+    },
+    data="multimnist",
+    in_shape=(1, 36, 36),
+    published="5.2 % test error (MultiMNIST)",
 )
-register_preset(
-    Preset(
-        name="sabour2017-cifar10",
-        description=(
-            'sabour2017 for crops of CIFAR-10: 64 capsule types and a "none of the above" in the routing softmax. '
-            "Crops, mirroring, brightness, contrast and standardisation are those of the authors' code; here pixels "
-            "stay in 0..1 before they are standardised. The paper does not say whether it reconstructs, nor for how "
-            "long it trained: the authors' sample command has no decoder, padded convolutions and 600,000 steps; here "
-            "the decoder draws the pixels before standardisation. The published error is that of 7 networks together."
-        ),
-        source=SABOUR2017.source,
-        model=replace(SABOUR2017.model, {"primary_types": 64, "leaky": True, "standardise": True}),
-        recipe=replace(
-            SABOUR2017.recipe, {"max_shift": 0, "crop": 24, "flip": True, "brightness": 63 / 255, "contrast": 0.8}
-        ),
-        data="cifar10",
-        in_shape=(3, 24, 24),
-        published="10.6 % test error, ensemble of 7 (CIFAR-10)",
-    )
+_register_variant(
+    SABOUR2017,
+    "sabour2017-cifar10",
+    'sabour2017 for crops of CIFAR-10: 64 capsule types and a "none of the above" in the routing softmax. Crops, '
+    "mirroring, brightness, contrast and standardisation are those of the authors' code; here pixels stay in 0..1 "
+    "before they are standardised. The paper does not say whether it reconstructs, nor for how long it trained: the "
+    "authors' sample command has no decoder, padded convolutions and 600,000 steps; here the decoder draws the pixels "
+    "before standardisation. The published error is that of 7 networks together.",
+    {"primary_types": 64, "leaky": True, "standardise": True},
+    {"max_shift": 0, "crop": 24, "flip": True, "brightness": 63 / 255, "contrast": 0.8},
+    data="cifar10",
+    in_shape=(3, 24, 24),
+    published="10.6 % test error, ensemble of 7 (CIFAR-10)",
 )
-register_preset(
-    Preset(
-        name="sabour2017-smallnorb",
-        description=(
-            "sabour2017 for both images of smallNORB's cameras, reduced to 48x48: random crops of 32x32 in training, "
-            "the centre at the test. Brightness, contrast and standardisation, of which the paper says nothing, are "
-            "those of the authors' code; here pixels stay in 0..1 before they are standardised, and the decoder draws "
-            "them as they were before it. The length of the training is left open."
-        ),
-        source=SABOUR2017.source,
-        model=replace(SABOUR2017.model, {"standardise": True}),
-        recipe=replace(SABOUR2017.recipe, {"max_shift": 0, "crop": 32, "brightness": 63 / 255, "contrast": 0.8}),
-        data="smallnorb",
-        in_shape=(2, 32, 32),
-        num_classes=5,
-        published="2.7 % test error (smallNORB)",
-    )
+_register_variant(
+    SABOUR2017,
+    "sabour2017-smallnorb",
+    "sabour2017 for both images of smallNORB's cameras, reduced to 48x48: random crops of 32x32 in training, the "
+    "centre at the test. Brightness, contrast and standardisation, of which the paper says nothing, are those of the "
+    "authors' code; here pixels stay in 0..1 before they are standardised, and the decoder draws them as they were "
+    "before it. The length of the training is left open.",
+    {"standardise": True},
+    {"max_shift": 0, "crop": 32, "brightness": 63 / 255, "contrast": 0.8},
+    data="smallnorb",
+    in_shape=(2, 32, 32),
+    num_classes=5,
+    published="2.7 % test error (smallNORB)",
 )
-register_preset(
-    Preset(
-        name="sabour2017-svhn",
-        description=(
-            "sabour2017, smaller, for the 73,257 training images of SVHN: 64 channels, 16 types of primary capsules of "
-            "6 components, class capsules of 8. Augmentation, decoder and length of training are left open: none, as "
-            "for MNIST, and 50 epochs."
-        ),
-        source=SABOUR2017.source,
-        model=replace(SABOUR2017.model, {"conv_channels": 64, "primary_types": 16, "primary_dim": 6, "capsule_dim": 8}),
-        recipe=replace(SABOUR2017.recipe, {"max_shift": 0}),
-        data="svhn",
-        in_shape=(3, 32, 32),
-        published="4.3 % test error (SVHN)",
-    )
+_register_variant(
+    SABOUR2017,
+    "sabour2017-svhn",
+    "sabour2017, smaller, for the 73,257 training images of SVHN: 64 channels, 16 types of primary capsules of 6 "
+    "components, class capsules of 8. Augmentation, decoder and length of training are left open: none, as for MNIST, "
+    "and 50 epochs.",
+    {"conv_channels": 64, "primary_types": 16, "primary_dim": 6, "capsule_dim": 8},
+    {"max_shift": 0},
+    data="svhn",
+    in_shape=(3, 32, 32),
+    published="4.3 % test error (SVHN)",
 )
 
 # Convolutional networks to compare with.
@@ -414,43 +399,32 @@ register_preset(
 )
 
 # The variants that the sources compare.
-for _iterations, _what in (
-    (0, "no routing: the plain sum of the votes, not squashed"),
-    (1, "one routing iteration: uniform coupling"),
-    (2, "two routing iterations"),
-    (3, "three routing iterations"),
+for _iterations, _what in enumerate(
+    (
+        "no routing: the plain sum of the votes, not squashed",
+        "one routing iteration: uniform coupling",
+        "two routing iterations",
+        "three routing iterations",
+    )
 ):
-    register_preset(
-        Preset(
-            name=f"keras-tutorial-r{_iterations}",
-            description=f"keras-tutorial with {_what}.",
-            source=KERAS_TUTORIAL.source,
-            model=replace(KERAS_TUTORIAL.model, {"num_iterations": _iterations}),
-            recipe=KERAS_TUTORIAL.recipe,
-        )
-    )
-register_preset(
-    Preset(
-        name="keras-tutorial-outputs",
-        description="keras-tutorial with the softmax over the output capsules, as in the paper.",
-        source=KERAS_TUTORIAL.source,
-        model=replace(KERAS_TUTORIAL.model, {"softmax_over": "outputs"}),
-        recipe=KERAS_TUTORIAL.recipe,
-        published="significantly worse than softmax over inputs",
-    )
+    _name = f"keras-tutorial-r{_iterations}"
+    _register_variant(KERAS_TUTORIAL, _name, f"keras-tutorial with {_what}.", {"num_iterations": _iterations})
+_register_variant(
+    KERAS_TUTORIAL,
+    "keras-tutorial-outputs",
+    "keras-tutorial with the softmax over the output capsules, as in the paper.",
+    {"softmax_over": "outputs"},
+    published="significantly worse than softmax over inputs",
 )
 for _name, _overrides, _what, _result in (
     ("sabour2017-r1", {"num_iterations": 1, "decoder": False}, "1 iteration, no decoder", "0.34 %"),
     ("sabour2017-r1-recon", {"num_iterations": 1}, "1 iteration, with decoder", "0.29 %"),
     ("sabour2017-r3", {"decoder": False}, "3 iterations, no decoder", "0.35 %"),
 ):
-    register_preset(
-        Preset(
-            name=_name,
-            description=f"sabour2017 as in the paper's table 1: {_what}.",
-            source=SABOUR2017.source,
-            model=replace(SABOUR2017.model, _overrides),
-            recipe=SABOUR2017.recipe,
-            published=f"{_result} test error (MNIST)",
-        )
+    _register_variant(
+        SABOUR2017,
+        _name,
+        f"sabour2017 as in the paper's table 1: {_what}.",
+        _overrides,
+        published=f"{_result} test error (MNIST)",
     )

@@ -79,24 +79,24 @@ def _seconds_an_image(config: TrainConfig, data: Dataset) -> float:
     import torch
 
     from torchcaps.models import build_model
-    from torchcaps.training.capture import WARM_UP, set_up_steps
+    from torchcaps.training.capture import WARM_UP
     from torchcaps.training.data import as_seen, training_loader
     from torchcaps.training.launch import launch
-    from torchcaps.training.step import learning_rate
+    from torchcaps.training.step import learning_rate, set_up_step
 
     fabric = launch(config)
     device, recipe = fabric.device, config.recipe
     count = recipe.batch_size if device.type == "cuda" else min(recipe.batch_size, CPU_IMAGES)
     few = dataclasses.replace(config, recipe=dataclasses.replace(recipe, batch_size=count))
     network = build_model(config.model, as_seen(data, recipe).in_shape, data.num_classes).train()
-    steps = set_up_steps(fabric, few, network)
+    step = set_up_step(fabric, few, network)
     loader = training_loader(few, data.train, device, fabric.global_rank, fabric.world_size)
     batch = next(loader.batches(0))
-    warm_up = 1 if steps.captured is None else WARM_UP + 1  # the step after them is recorded
+    warm_up = 1 if step.captured is None else WARM_UP + 1  # the step after them is recorded
     times = []
     for number in range(warm_up + 2):
         begin = time.monotonic()
-        steps.make(batch, number, learning_rate(few.recipe, number, len(loader)))
+        step(batch, number, learning_rate(few.recipe, number, len(loader)))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(time.monotonic() - begin)

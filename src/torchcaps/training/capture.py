@@ -12,18 +12,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 import torch
 
 from torchcaps.datasets import Batch
 from torchcaps.errors import InputError
-from torchcaps.models import Network
-from torchcaps.training.config import TrainConfig
-from torchcaps.training.step import TrainStep
-
-if TYPE_CHECKING:
-    from lightning_fabric import Fabric
 
 #: Plain steps before one is recorded: they compile kernels, and libraries and Adam set up their memory.
 WARM_UP = 3
@@ -67,35 +61,33 @@ class CudaGraphs:
         return graph.replay
 
 
-class CapturedStep:
-    """A training step that is replayed, from its fourth full batch on.
+class CapturedUpdate:
+    """The device's part of a training step, replayed from the fourth full batch on.
 
     Args:
-        step: The step, made with ``capturable=True``.
         capture: Records it.
-        batch_size: Images of a full batch; smaller ones use the plain step.
+        batch_size: Images of a full batch; smaller ones are not replayed.
     """
 
-    def __init__(self, step: TrainStep, capture: Capture, batch_size: int) -> None:
-        self._step, self._capture, self._batch_size = step, capture, batch_size
+    def __init__(self, capture: Capture, batch_size: int) -> None:
+        self._capture, self._batch_size = capture, batch_size
         self._warm = 0
         self._inputs: Batch | None = None
         self._replay: Work | None = None
 
-    def __call__(self, batch: Batch, step: int, learning_rate: float) -> None:
-        """Make a step; see :class:`~torchcaps.training.step.TrainStep`."""
-        self._step.prepare(step, learning_rate)
+    def __call__(self, update: Callable[[Batch], None], batch: Batch) -> None:
+        """Do ``update(batch)``; it must be the same function each time."""
         if len(batch.labels) != self._batch_size or self._warm < WARM_UP:
             self._warm += len(batch.labels) == self._batch_size
-            self._capture.run(lambda: self._step.update(batch))
+            self._capture.run(lambda: update(batch))
         else:
-            self._replay_with(batch)
+            self._replay_with(update, batch)
 
-    def _replay_with(self, batch: Batch) -> None:
+    def _replay_with(self, update: Callable[[Batch], None], batch: Batch) -> None:
         if self._inputs is None or self._replay is None:
             images, labels, parts = batch
             inputs = Batch(images.clone(), labels.clone(), None if parts is None else parts.clone())
-            self._inputs, self._replay = inputs, self._capture.record(lambda: self._step.update(inputs))
+            self._inputs, self._replay = inputs, self._capture.record(lambda: update(inputs))
         else:
             for place, part in zip(self._inputs, batch, strict=True):
                 if place is not None and part is not None:
@@ -103,43 +95,8 @@ class CapturedStep:
         self._replay()
 
 
-class Steps(NamedTuple):
-    """The steps of a run."""
-
-    plain: TrainStep
-    """The plain step, which holds the network, the optimizer and the tally."""
-    captured: CapturedStep | None
-    """The same step captured, if it can be."""
-
-    @property
-    def make(self) -> TrainStep | CapturedStep:
-        """The step to call for each batch."""
-        return self.captured or self.plain
-
-
-def set_up_steps(fabric: Fabric, config: TrainConfig, network: Network) -> Steps:
-    """Bring a network to its device, give it its optimizer, and choose between plain and captured steps.
-
-    Args:
-        fabric: The devices of the run, from :func:`torchcaps.training.launch.launch`.
-        config: The run.
-        network: The network.
-
-    Raises:
-        InputError: Capture is asked for on a device without it.
-    """
-    capture = choose_capture(config.capture, fabric.device, fabric.world_size)
-    plain = TrainStep(fabric, network, config.recipe, seed=config.seed, capturable=capture is not None)
-    return Steps(plain, None if capture is None else CapturedStep(plain, capture, config.recipe.batch_size))
-
-
 def choose_capture(setting: Literal["auto", "on", "off"], device: torch.device, processes: int) -> Capture | None:
     """CUDA graphs on a CUDA device with one process; None for plain steps.
-
-    Args:
-        setting: ``TrainConfig.capture``.
-        device: The device of the steps.
-        processes: How many processes train together.
 
     Raises:
         InputError: Capture is asked for on a device without it.

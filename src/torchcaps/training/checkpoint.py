@@ -7,7 +7,7 @@ import dataclasses
 import io
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import InputError
-from torchcaps.files import COUNT, NUMBER, atomic_path, require_file
+from torchcaps.files import COUNT, NUMBER, TEXT, TEXTS, atomic_path, optional, require_file
 from torchcaps.models import Network
 from torchcaps.ops.checks import FLOATS, INTEGERS
 from torchcaps.training.config import TrainConfig
@@ -30,31 +30,24 @@ CHECKPOINT = "last.ckpt"
 #: The state that Adam keeps for each parameter.
 ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
 
-#: The columns of metrics.csv: integers, and numbers, of which one is None for a network without a decoder.
-COUNTS = ("epoch", "step")
-NUMBERS = (
-    "seconds",
-    "images_per_second",
-    "learning_rate",
-    "train_loss",
-    "train_classification_loss",
-    "train_reconstruction_loss",
-    "train_accuracy",
-    "validation_loss",
-    "validation_accuracy",
-)
-OF_DECODER = "train_reconstruction_loss"
+#: The columns of metrics.csv.
+COLUMNS = {
+    "epoch": COUNT,
+    "step": COUNT,
+    "seconds": NUMBER,
+    "images_per_second": NUMBER,
+    "learning_rate": NUMBER,
+    "train_loss": NUMBER,
+    "train_classification_loss": NUMBER,
+    "train_reconstruction_loss": optional(NUMBER),  # None for a network without a decoder
+    "train_accuracy": NUMBER,
+    "validation_loss": NUMBER,
+    "validation_accuracy": NUMBER,
+}
 
 
 def write_checkpoint(fabric: Fabric, out: Path, step: TrainStep, progress: ProgressState, data: list[int]) -> None:
-    """Write the checkpoint of a run; all processes must call it.
-
-    Args:
-        fabric: Its first process writes.
-        out: The run folder.
-        step: Holds weights and Adam's moments.
-        progress: The progress of the run.
-        data: The fingerprint of its data.
+    """Write the checkpoint of a run into its folder ``out``; all processes must call it, and the first one writes.
 
     Raises:
         OSError: The folder cannot be written, or the disk is full; an earlier checkpoint is then as it was.
@@ -131,7 +124,7 @@ def check_fits(
         config: The run that is to go on.
         data: The fingerprint of its data.
         network: Its network.
-        steps_per_epoch: How many steps an epoch of the run has.
+        steps_per_epoch: Of the run.
     """
     parameters, moments = list(network.parameters()), checkpoint["optimizer"]["state"]
     wanted, given = (
@@ -222,33 +215,12 @@ class ProgressState:
             state = cls(**{**values, "sums": {name: values["sums"][name] for name in SUMS}})
         except (TypeError, KeyError) as error:
             raise InputError(f"the run's checkpoint is not of this version of torchcaps: {error}") from None
-        if (wrong := state._wrong_field()) is not None:
-            raise InputError(f"the run's checkpoint is none of torchcaps: its {wrong} is not valid")
+        for name, fits in _FITS.items():
+            if not fits(getattr(state, name)):
+                raise InputError(f"the run's checkpoint is none of torchcaps: its {name} is not valid")
+        if len(state.history) != state.epoch:
+            raise InputError("the run's checkpoint is none of torchcaps: its history is not valid")
         return state
-
-    def _wrong_field(self) -> str | None:
-        """The first field with an impossible value."""
-        for name in ("epoch", "batch", "step"):
-            if not COUNT.fits(getattr(self, name)):
-                return name
-        for name in ("seconds", "epoch_seconds"):
-            if not NUMBER.fits(getattr(self, name)):
-                return name
-        if not all(map(NUMBER.fits, self.sums.values())):
-            return "sums"
-        if not isinstance(self.history, list) or not all(
-            _is_row(row, epoch) for epoch, row in enumerate(self.history, start=1)
-        ):
-            return "history"
-        if self.peak_memory_mib is not None and not NUMBER.fits(self.peak_memory_mib):
-            return "peak_memory_mib"
-        if not isinstance(self.commands, list) or not all(isinstance(each, str) for each in self.commands):
-            return "commands"
-        if not isinstance(self.commits, list) or not all(
-            each is None or isinstance(each, str) for each in self.commits
-        ):
-            return "commits"
-        return None if len(self.history) == self.epoch else "history"
 
     def best(self, select: str) -> dict[str, Any]:
         """The row of the epoch that the validation images chose."""
@@ -284,8 +256,22 @@ class ProgressState:
 
 def _is_row(row: object, epoch: int) -> bool:
     """Whether this is the row of an epoch, counted from 1."""
-    if not isinstance(row, Mapping) or row.keys() != {*COUNTS, *NUMBERS} or row["epoch"] != epoch:
+    if not isinstance(row, Mapping) or row.keys() != COLUMNS.keys() or row["epoch"] != epoch:
         return False
-    return all(COUNT.fits(row[name]) for name in COUNTS) and all(
-        NUMBER.fits(row[name]) or (name == OF_DECODER and row[name] is None) for name in NUMBERS
-    )
+    return all(kind.fits(row[name]) for name, kind in COLUMNS.items())
+
+
+def _are_rows(history: object) -> bool:
+    return isinstance(history, list) and all(_is_row(row, epoch) for epoch, row in enumerate(history, start=1))
+
+
+_FITS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("epoch", "batch", "step"), COUNT.fits),
+    **dict.fromkeys(("seconds", "epoch_seconds"), NUMBER.fits),
+    "sums": lambda sums: all(map(NUMBER.fits, sums.values())),
+    "history": _are_rows,
+    "peak_memory_mib": optional(NUMBER).fits,
+    "commands": TEXTS.fits,
+    "commits": lambda commits: isinstance(commits, list) and all(map(optional(TEXT).fits, commits)),
+}
+"""Of a state of progress from a file: whether the value of a field is possible."""

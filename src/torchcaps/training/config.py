@@ -138,13 +138,8 @@ def read_config(path: str | Path) -> TrainConfig:
     try:
         return TrainConfig.from_dict(values)
     except InputError as error:
-        raise InputError(f"configuration {path}: {error}{_missing_plugins(values)}") from None
-
-
-def _missing_plugins(values: Mapping[str, Any]) -> str:
-    """What to do where a run was made with plugins that are not loaded; they are never loaded by themselves."""
-    named = values.get("plugins", ())
-    missing = [name for name in named if isinstance(name, str) and not is_loaded(name)]
-    if not missing:
-        return ""
-    return f" The run was made with plugins; add {' '.join(f'--plugin {shlex.quote(name)}' for name in missing)}."
+        # plugins are never loaded because a file names them
+        missing = [name for name in values.get("plugins", ()) if isinstance(name, str) and not is_loaded(name)]
+        options = " ".join(f"--plugin {shlex.quote(name)}" for name in missing)
+        advice = f" The run was made with plugins; add {options}." if missing else ""
+        raise InputError(f"configuration {path}: {error}{advice}") from None

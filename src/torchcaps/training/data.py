@@ -27,8 +27,8 @@ def load_run_data(config: TrainConfig) -> Dataset:
     """Load the data set of a run, its images whole; :func:`as_seen` crops them.
 
     Raises:
-        InputError: As for :func:`torchcaps.datasets.load_dataset`; or the images do not fit the recipe's crop, or the
-            number of objects that the network looks for.
+        InputError: As for :func:`torchcaps.datasets.load_dataset`; or the images do not fit the recipe's crop or the
+            number of objects that the network looks for, or do not show alone what it reconstructs.
     """
     recipe = config.recipe
     loaded = load_dataset(
@@ -42,7 +42,13 @@ def load_run_data(config: TrainConfig) -> Dataset:
         limit_test=recipe.limit_test,
     )
     check_objects(loaded.name, loaded.num_objects, config)
-    _check_parts(loaded, config)
+    sets = (loaded.train, loaded.validation, loaded.test)
+    without_parts = any(isinstance(each, ImageSet) and each.parts is None for each in sets)
+    if loaded.num_objects > 1 and config.model.decodes and without_parts:
+        raise InputError(
+            f"the images of {loaded.name} hold {loaded.num_objects} objects, but none of them alone, which the "
+            "network is to reconstruct; set --no-decoder"
+        )
     as_seen(loaded, recipe)
     return loaded
 
@@ -65,14 +71,7 @@ def as_seen(dataset: Dataset, recipe: Recipe) -> Dataset:
 def training_loader(
     config: TrainConfig, train: ImageSet | PairSet, device: torch.device | str, rank: int = 0, processes: int = 1
 ) -> BatchLoader:
-    """The batches that a run trains on, changed as its recipe says.
-
-    Args:
-        config: The run.
-        train: Its training images, whole.
-        device: The device that batches are made on.
-        rank: The number of this process.
-        processes: How many processes share the batches.
+    """The batches that a run trains on, its whole training images changed as its recipe says.
 
     Raises:
         InputError: As for :class:`torchcaps.datasets.BatchLoader`.
@@ -97,12 +96,7 @@ def augmentation_of(recipe: Recipe) -> Augmentation:
 
 
 def fingerprint(dataset: Dataset, recipe: Recipe) -> list[int]:
-    """Numbers that change when the data of a run do: sizes of the parts, and a checksum of images and labels.
-
-    Args:
-        dataset: The data set whole.
-        recipe: Says how images to judge by are cropped.
-    """
+    """Numbers that change when the data of a run, here whole, do: sizes of the parts, and a checksum of all tensors."""
     seen = as_seen(dataset, recipe)
     parts = (dataset.train, seen.validation, seen.test)
     checksum = 0
@@ -113,13 +107,7 @@ def fingerprint(dataset: Dataset, recipe: Recipe) -> list[int]:
 
 
 def check_objects(data: str, objects: int, config: TrainConfig) -> None:
-    """Raise InputError unless the network looks for as many objects as there are in an image.
-
-    Args:
-        data: The name of the data set.
-        objects: How many objects each of its images holds.
-        config: The run.
-    """
+    """Raise InputError unless the network looks for as many objects as an image of the data set ``data`` holds."""
     wanted = config.model.objects
     if objects == wanted:
         return
@@ -133,14 +121,3 @@ def check_objects(data: str, objects: int, config: TrainConfig) -> None:
         f"an image of {data} holds {objects} object{'s' * (objects > 1)}, but the network looks for {wanted}; "
         f"{', or '.join(ways)}"
     )
-
-
-def _check_parts(dataset: Dataset, config: TrainConfig) -> None:
-    """Raise InputError if the network reconstructs objects, but the data set does not show them alone."""
-    decodes = config.model.decodes
-    sets = (dataset.train, dataset.validation, dataset.test)
-    if dataset.num_objects > 1 and decodes and any(isinstance(each, ImageSet) and each.parts is None for each in sets):
-        raise InputError(
-            f"the images of {dataset.name} hold {dataset.num_objects} objects, but none of them alone, which the "
-            "network is to reconstruct; set --no-decoder"
-        )

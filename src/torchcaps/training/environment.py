@@ -30,10 +30,7 @@ AMPERE = (8, 0)
 
 
 def pick_device(accelerator: str) -> torch.device:
-    """The device of that name; ``auto`` is the fastest device of this machine, as for training.
-
-    Args:
-        accelerator: ``auto``, ``cpu``, ``cuda`` or ``mps``.
+    """The device called ``cpu``, ``cuda`` or ``mps``; ``auto`` is the fastest one of this machine.
 
     Raises:
         InputError: This machine has no such device.
@@ -53,22 +50,12 @@ def pick_precision(precision: str, device: torch.device) -> Literal["32", "bf16"
     """The precision of training on a device; ``auto`` is the fastest one there.
 
     ``auto`` is bfloat16 on CUDA GPUs that multiply it, else float32. It is float32 on CPUs that multiply bfloat16, too:
-    their float32 convolutions take less time.
-
-    Args:
-        precision: ``auto``, ``32`` or ``bf16``.
-        device: The device that training computes on.
-
-    Raises:
-        InputError: There is no such precision.
+    their float32 convolutions take less time. Another name than ``auto``, ``32`` and ``bf16`` raises InputError.
     """
-    if precision == "auto":
-        return "bf16" if device.type == "cuda" and multiplies_bf16(device) else "32"
-    if precision == "32":
-        return "32"
-    if precision == "bf16":
-        return "bf16"
-    raise InputError(f'precision must be "auto", "32" or "bf16", got {precision!r}')
+    if precision not in ("auto", "32", "bf16"):
+        raise InputError(f'precision must be "auto", "32" or "bf16", got {precision!r}')
+    fast = device.type == "cuda" and multiplies_bf16(device) if precision == "auto" else precision == "bf16"
+    return "bf16" if fast else "32"
 
 
 def resolve_precision(config: TrainConfig) -> TrainConfig:
@@ -91,7 +78,7 @@ def multiplies_bf16(device: torch.device) -> bool:
         return torch.cuda.get_device_capability(device) >= AMPERE
     if device.type != "cpu":
         return False
-    found = BF16_FEATURES & _cpu_features(CPUINFO)
+    found = BF16_FEATURES & _cpu_features()
     if "bf16" in found:
         return True
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
@@ -110,11 +97,20 @@ def emulation_warning(precision: str, device: torch.device) -> str | None:
     return f"this {device.type} device has no instructions for bfloat16, so float32 may be faster"
 
 
-def _cpu_features(cpuinfo: Path) -> set[str]:
+def _cpuinfo() -> dict[str, str]:
+    """What Linux says of the first processor; empty elsewhere."""
+    found: dict[str, str] = {}
+    for line in CPUINFO.read_text().splitlines() if CPUINFO.exists() else ():
+        key, _, value = line.partition(":")
+        found.setdefault(key.strip(), value.strip())
+    return found
+
+
+def _cpu_features() -> set[str]:
     """Names of the processor's instruction sets; none if they are not known."""
-    if cpuinfo.exists():
-        lines = (line.partition(":") for line in cpuinfo.read_text().splitlines())
-        return {name for key, _, names in lines if key.strip() in ("flags", "Features") for name in names.split()}
+    if CPUINFO.exists():
+        found = _cpuinfo()
+        return {*found.get("flags", "").split(), *found.get("Features", "").split()}
     ask = getattr(torch.cpu, "get_capabilities", None)  # since torch 2.11; the only source without Linux's file
     return {name for name, there in ask().items() if there is True} if ask is not None else set()
 
@@ -122,7 +118,7 @@ def _cpu_features(cpuinfo: Path) -> set[str]:
 def hardware(device: torch.device) -> dict[str, str | int]:
     """Processor, threads, and the accelerator if one is used."""
     found: dict[str, str | int] = {
-        "processor": _processor(),
+        "processor": _cpuinfo().get("model name") or platform.processor() or platform.machine(),
         "cores": os.cpu_count() or 1,
         "threads": torch.get_num_threads(),
         "device": device.type,
@@ -158,12 +154,3 @@ def peak_memory_mib(device: torch.device) -> float | None:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / MIB
     return peak_resident_memory_mib()
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,20 +86,15 @@ def new_folder(config: TrainConfig, out: str | Path | None) -> Iterator[Path]:
         InputError: There is a run in the folder that is named, or another process has locked it.
         OSError: The folder cannot be written.
     """
-    if out is not None:
-        with sole_use(Path(out)) as folder:
-            check_new(folder)
-            yield folder
-        return
-    Path("runs").mkdir(exist_ok=True)
-    while True:
-        folder = _next_folder(config)
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            continue  # another run was faster
-        break
-    with sole_use(folder):
+    if out is None:
+        Path("runs").mkdir(exist_ok=True)
+    while out is None:
+        free = _next_folder(config)
+        with suppress(FileExistsError):  # another run was faster
+            free.mkdir()
+            out = free
+    with sole_use(Path(out)) as folder:
+        check_new(folder)
         yield folder
 
 

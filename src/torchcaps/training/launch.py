@@ -104,11 +104,7 @@ def launch(config: TrainConfig) -> Fabric:
             strategy=DDPStrategy(timeout=PATIENCE) if processes.total > 1 else "auto",
             precision="bf16-mixed" if precision == "bf16" else "32-true",
         )
-    except (
-        RuntimeError,
-        ValueError,
-        MisconfigurationException,
-    ) as error:  # Fabric raises these for devices that are not there
+    except (RuntimeError, ValueError, MisconfigurationException) as error:  # devices that are not there
         wanted = f"{processes.devices} devices with accelerator {config.accelerator}"
         raise InputError(f"this machine cannot give {wanted}: {error}") from None
     if processes.num_nodes > 1:
@@ -138,11 +134,7 @@ def _announce(processes: Processes) -> None:
 
 
 def _environment_number(name: str, within: Range) -> int:
-    """A whole number from an environment variable.
-
-    Raises:
-        InputError: The variable holds no whole number, or one out of its range.
-    """
+    """A whole number from an environment variable; InputError if it holds none, or one out of its range."""
     text = os.environ.get(name, "")
     if not (text.isdecimal() and len(text) < 20 and int(text) in within):
         raise InputError(f"the environment variable {name} must be {within}, got {shown(text)}")

@@ -20,14 +20,13 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from torchcaps.analysis import Evaluation, EvaluationSums, evaluation_sums
+from torchcaps.analysis import Evaluation, evaluation_sums
 from torchcaps.datasets import BatchLoader, Dataset, ImageSet
 from torchcaps.errors import InputError
 from torchcaps.files import write_json, write_text
 from torchcaps.models import Network, build_model, load_pretrained
 from torchcaps.models.fields import flat
 from torchcaps.models.pretrained import CONFIG, load_weights
-from torchcaps.training.capture import set_up_steps
 from torchcaps.training.checkpoint import CHECKPOINT, ProgressState, check_fits, read_checkpoint, write_checkpoint
 from torchcaps.training.config import ELSEWHERE, TrainConfig, override, read_config
 from torchcaps.training.data import as_seen, fingerprint, load_run_data, training_loader
@@ -41,11 +40,11 @@ from torchcaps.training.environment import (
 from torchcaps.training.folder import check_new, new_folder, sole_use, taken_for_all
 from torchcaps.training.launch import check_processes, launch
 from torchcaps.training.memory import memory_warning
-from torchcaps.training.progress import Events, Progress, Silence, choose_progress
+from torchcaps.training.progress import Events, Progress, choose_progress
 from torchcaps.training.report import draw_figures, summarise
-from torchcaps.training.run import BEST, METRICS, SUMMARY, initial_weights, remove_leftovers, save_best
+from torchcaps.training.run import BEST, METRICS, SUMMARY, initial_weights, remove_leftovers
 from torchcaps.training.signals import noted_signals
-from torchcaps.training.step import SUMS, learning_rate
+from torchcaps.training.step import SUMS, learning_rate, set_up_step
 
 #: Settings that may change when a run goes on: they do not change what is computed. (``epochs`` and ``stop_at`` change
 #: only how long; other devices or another number of processes draw other dropout.)
@@ -134,9 +133,9 @@ def resume(
         out: The run folder.
         preset: The run's preset, or None.
         overrides: Settings, of which only those in ``RESUMABLE`` may differ from the run's.
-        progress: As for :func:`train`.
-        figures: As for :func:`train`.
-        command: As for :func:`train`.
+        progress: As for :func:`train`, as the next two.
+        figures: The same.
+        command: The same.
 
     Returns:
         The summary, as written to ``summary.json``.
@@ -158,10 +157,7 @@ def resume(
 def _prepare(config: TrainConfig, progress: Progress | None, *, begin: bool) -> Trainer:
     """Check everything that can be checked before anything is written, and make the trainer.
 
-    Args:
-        config: The run.
-        progress: As for :func:`train`.
-        begin: Whether the run begins here, with the weights that it starts from.
+    A run that begins here takes the weights that it starts from.
     """
     check_processes(config)
     config = resolve_precision(config)
@@ -176,7 +172,10 @@ def _prepare(config: TrainConfig, progress: Progress | None, *, begin: bool) -> 
     if begin and config.init_from is not None:
         load_weights(network, initial_weights(config.init_from), Path(config.init_from))
     fabric = launch(config)
-    trainer = Trainer(fabric, config, whole, marks, network, _progress(fabric, progress))
+    shown = Progress()  # of the other processes nothing is shown
+    if fabric.is_global_zero:
+        shown = choose_progress() if progress is None else progress
+    trainer = Trainer(fabric, config, whole, marks, network, shown)
     if warning is not None and fabric.device.type == "cpu":
         trainer.progress.message(f"Warning: {warning}")
     return trainer
@@ -210,29 +209,23 @@ class Trainer:
         device = fabric.device
         self.loader = training_loader(config, whole.train, device, fabric.global_rank, fabric.world_size)
         self.network = network
-        steps = set_up_steps(fabric, config, network)
-        self.plain_step, self.step, self.captured = steps.plain, steps.make, steps.captured is not None
+        self.step = set_up_step(fabric, config, network)
         #: Steps between two checks of losses and signals, the same in all processes: 1 where a check takes no time.
         self.look_every = 1 if fabric.world_size == 1 and device.type == "cpu" else CHECK_EVERY
         self._last_save = time.monotonic()
 
     def restore(self, checkpoint: dict[str, Any]) -> None:
-        """Go on from a checkpoint.
-
-        Raises:
-            InputError: The checkpoint is of another run.
-        """
+        """Go on from a checkpoint; raise InputError if it is of another run."""
         check_fits(checkpoint, self.config, self._fingerprint, self.network, len(self.loader))
-        self.plain_step.restore(checkpoint["model"], checkpoint["optimizer"])
+        self.step.restore(checkpoint["model"], checkpoint["optimizer"])
         self.state = ProgressState.from_dict(checkpoint["progress"])
         if self.fabric.is_global_zero:  # the sums of all processes are added
-            self.plain_step.tally.restore([self.state.sums[name] for name in SUMS])
+            self.step.tally.restore([self.state.sums[name] for name in SUMS])
 
     def run(self, out: Path, *, figures: bool, command: str | None) -> dict[str, Any]:
         """Train, test and summarise in the folder ``out``, which no other process writes to."""
         self.out = out
         self.state.note_start(command or f"torchcaps train --config {self.out / CONFIG}", source_commit())
-        self.events = Events(self.out, self.config.tensorboard and self.fabric.is_global_zero)
         if self.fabric.is_global_zero:
             remove_leftovers(self.out)
             write_json(self.out / CONFIG, self.config.to_dict())
@@ -243,8 +236,11 @@ class Trainer:
         self.progress.message(f"Precision: {PRECISION_WORDS[self.config.precision]}")
         if (warning := emulation_warning(self.config.precision, self.fabric.device)) is not None:
             self.progress.message(f"Warning: {warning}")
-        with self.events:
+        self.events = Events(self.out, self.config.tensorboard and self.fabric.is_global_zero)
+        try:
             self.fit()
+        finally:
+            self.events.close()
         try:
             return self.finish(figures=figures)
         except KeyboardInterrupt:
@@ -298,10 +294,7 @@ class Trainer:
         validation = self._evaluate(self.network, self.dataset.validation)
         state.seconds += time.monotonic() - begin
         if not math.isfinite(validation.loss):
-            step = state.step - 1
-            raise Diverged(
-                f"the loss of the validation images is NaN or infinite after step {step + 1} {self._advice(step)}"
-            )
+            raise self._diverged("the loss of the validation images is NaN or infinite after", state.step - 1)
         images = state.batch * self.recipe.batch_size
         means = {name: total / images for name, total in state.sums.items()}
         has_decoder = getattr(self.network, "decoder", None) is not None
@@ -319,7 +312,7 @@ class Trainer:
             "validation_accuracy": validation.accuracy,
         }
         state.end_epoch(row)
-        self.plain_step.tally.clear()
+        self.step.tally.clear()
         call = self._calls(stop, min(YOUNG, 60 * self.config.checkpoint_minutes))
         if call or self._is_best or self._is_done:
             self._save_checkpoint()
@@ -351,13 +344,13 @@ class Trainer:
         if not self.fabric.is_global_zero:
             return
         if self._is_best:
-            save_best(self.out / BEST, self.network, self.dataset.class_names)
+            self.network.save_files(self.out / BEST, class_names=self.dataset.class_names)
         write_text(self.out / METRICS, self.state.metrics())
 
     def _save_checkpoint(self) -> None:
         """Write ``last.ckpt``, whole or not at all; the caller has checked the weights."""
         self.state.note_peak(peak_memory_mib(self.fabric.device))
-        write_checkpoint(self.fabric, self.out, self.plain_step, self.state, self._fingerprint)
+        write_checkpoint(self.fabric, self.out, self.step, self.state, self._fingerprint)
         self._last_save = time.monotonic()
 
     def _calls(self, stop: list[int], seconds: float) -> int:
@@ -376,7 +369,7 @@ class Trainer:
     def _note_sums(self, begin: float) -> float:
         """Note the sums of the epoch so far and the time since ``begin``; return the new beginning."""
         self._check_loss()
-        sums = self._over_processes(self.plain_step.tally.sums, "sum").tolist()
+        sums = self._over_processes(self.step.tally.sums, "sum").tolist()
         now, state = time.monotonic(), self.state
         state.sums = dict(zip(SUMS, sums, strict=True))
         state.seconds += now - begin
@@ -385,36 +378,34 @@ class Trainer:
 
     def _check_loss(self) -> float:
         """Return the last loss; all processes raise Diverged if a loss of one of them is NaN or infinite."""
-        counted = self.plain_step.tally.read()
+        counted = self.step.tally.read()
         first_bad = self.state.step - counted.steps + counted.first_bad
         first_bad = -int(self._over_processes(torch.tensor(-int(min(first_bad, NEVER))), "max"))
         if first_bad < NEVER:
-            raise Diverged(f"the loss became NaN or infinite at step {first_bad + 1} {self._advice(first_bad)}")
+            raise self._diverged("the loss became NaN or infinite at", first_bad)
         return counted.last_loss
 
     def _check_weights(self) -> None:
         """Raise Diverged if the weights are not finite, as an update may ruin them after a good loss."""
         if not torch.stack([p.isfinite().all() for p in self.network.parameters()]).all():
-            step = self.state.step - 1
-            raise Diverged(f"the weights became NaN or infinite by step {step + 1} {self._advice(step)}")
+            raise self._diverged("the weights became NaN or infinite by", self.state.step - 1)
 
-    def _advice(self, step: int) -> str:
-        """The place of a step, and settings to try, for the end of an error's sentence."""
+    def _diverged(self, what: str, step: int) -> Diverged:
+        """The error, with the place of the step, and settings to try."""
         rate = learning_rate(self.recipe, step, len(self.loader))
         to_try = [f"a smaller --learning-rate (now {rate:.2g})"]
         if "weight_std" in flat(self.config.model):
             to_try.append("a smaller --weight-std")
         if self.config.precision != "32":
             to_try.append("--precision 32")
-        return (
-            f"(epoch {step // len(self.loader) + 1}, batch {step % len(self.loader) + 1} of {len(self.loader)}); try "
-            f"{' or '.join(to_try)}; {self._kept()}"
-        )
-
-    def _kept(self) -> str:
+        kept = f"there was no checkpoint yet in {self.out}"
         if (self.out / CHECKPOINT).exists():
-            return f"{self.out} keeps the last good checkpoint"
-        return f"there was no checkpoint yet in {self.out}"
+            kept = f"{self.out} keeps the last good checkpoint"
+        batches = len(self.loader)
+        return Diverged(
+            f"{what} step {step + 1} (epoch {step // batches + 1}, batch {step % batches + 1} of {batches}); try "
+            f"{' or '.join(to_try)}; {kept}"
+        )
 
     def _evaluate(self, network: Network, images: ImageSet) -> Evaluation:
         """Evaluate a network in float32; each process takes its share of the images, and every image counts once."""
@@ -426,16 +417,10 @@ class Trainer:
             rank=self.fabric.global_rank,
             world_size=self.fabric.world_size,
         )
-        shares = self._of_processes(evaluation_sums(network, loader.batches(0)))
+        shares = [evaluation_sums(network, loader.batches(0))] * self.fabric.world_size
+        if self.fabric.world_size > 1:
+            torch.distributed.all_gather_object(shares, shares[0])
         return Evaluation.from_sums(functools.reduce(operator.add, shares), self.dataset.class_names)
-
-    def _of_processes(self, own: EvaluationSums) -> list[EvaluationSums]:
-        """The sums of each process, the same list in all of them."""
-        if self.fabric.world_size == 1:
-            return [own]
-        found: list[EvaluationSums] = [own] * self.fabric.world_size
-        torch.distributed.all_gather_object(found, own)
-        return found
 
     def _over_processes(self, own: Tensor, reduction: str) -> Tensor:
         """The elementwise sum or maximum over all processes, the same in all of them."""
@@ -453,16 +438,15 @@ class Trainer:
         # while the last epoch is the best one, both networks are the same
         last = best if self._is_best else self._evaluate(self.network.eval(), self.dataset.test)
         self.state.note_peak(peak_memory_mib(self.fabric.device))
-        judged = {"best": best, "last": last}
         summary = summarise(
             self.config,
             self.dataset,
             self.network,
             self.state,
-            judged,
+            {"best": best, "last": last},
             self.fabric,
             out=self.out,
-            captured=self.captured,
+            captured=self.step.captured is not None,
         )
         if self.fabric.is_global_zero:
             write_json(self.out / SUMMARY, summary)
@@ -495,9 +479,3 @@ def _resumed_config(out: Path, preset: str | None, overrides: Mapping[str, Any])
             f"{changed.recipe.epochs}, only start anew"
         )
     return changed
-
-
-def _progress(fabric: Fabric, progress: Progress | None) -> Progress:
-    if not fabric.is_global_zero:
-        return Silence()
-    return choose_progress() if progress is None else progress

@@ -128,14 +128,7 @@ def memory_warning(
 
 
 class _Run:
-    """What is known of a run before its batch is, and the estimates for any batch.
-
-    Args:
-        config: As for :func:`estimate_memory`, as for all arguments.
-        in_shape: Likewise.
-        num_classes: Likewise.
-        num_images: Likewise.
-    """
+    """What is known of a run before its batch is, and the estimates for any batch; see :func:`estimate_memory`."""
 
     def __init__(self, config: TrainConfig, in_shape: tuple[int, int, int], num_classes: int, num_images: int) -> None:
         self.config, self.processes = config, count_processes(config)
@@ -145,13 +138,15 @@ class _Run:
         self.half = resolve_precision(config).precision == "bf16"
         with torch.device("meta"):
             network = build_model(config.model, seen, num_classes)
-            self.needs = _follow(network)
+            self.kept, self.largest, self.convolutions = _follow(network)
         alone = objects if objects > 1 else 0  # each object by itself, beside the whole image
         copies = 1 + alone + STANDARDISE_COPIES * bool(flat(config.model).get("standardise"))
         weights = 4 * sum(p.numel() for p in network.parameters()) / MIB
         matrices = 2 * sum(p.numel() for p in network.parameters() if p.ndim > 1) / MIB
         convolutions = [4 * each.weight.numel() / MIB for each in network.modules() if isinstance(each, nn.Conv2d)]
-        image = _bytes_an_image(in_shape, config.recipe.max_shift)
+        channels, height, width = in_shape
+        shift = 2 * config.recipe.max_shift  # images that are shifted lie once more in a frame of zeros
+        image = channels * (height * width + (height + shift) * (width + shift))
         self.images = copies * 4 * math.prod(seen) / MIB
         self.whatever_the_batch = {
             "Python and PyTorch": (resident_memory_mib() or 0.0) + FIRST_STEP,
@@ -165,16 +160,12 @@ class _Run:
         self.reordered = WEIGHT_COPIES * max(convolutions, default=0.0)
 
     def estimate(self, batch_size: int | None = None) -> MemoryEstimate:
-        """The estimate for a batch.
-
-        Args:
-            batch_size: Images a step of this process; the run's if None.
-        """
+        """The estimate for so many images a step of this process; for the run's if None."""
         batch = -(-self.config.recipe.batch_size // self.processes.total) if batch_size is None else batch_size
-        planes = 0.0 if self.half else sum(working_mib(shape, batch) for shape in self.needs.convolutions)
+        planes = 0.0 if self.half else sum(working_mib(shape, batch) for shape in self.convolutions)
         copies = WORK_COPIES_OF_PLANES if planes else WORK_COPIES
-        largest = batch * self.needs.largest / (2 if self.half else 1)
-        kept = {name: batch * mib / (2 if self.half and name == MAPS else 1) for name, mib in self.needs.kept.items()}
+        largest = batch * self.largest / (2 if self.half else 1)
+        kept = {name: batch * mib / (2 if self.half and name == MAPS else 1) for name, mib in self.kept.items()}
         working = copies * largest + planes
         parts = self.whatever_the_batch | kept
         parts["images of a batch"] = batch * self.images
@@ -203,20 +194,13 @@ class _Run:
         return most * total
 
 
-@dataclass(frozen=True)
-class _Needs:
-    """What the forward pass of a training step leaves for its backward pass."""
+def _follow(network: Network) -> tuple[dict[str, float], float, list[Shape]]:
+    """Go forward through a training step on the meta device, where tensors have shapes and no numbers.
 
-    kept: dict[str, float]
-    """MiB an image, by part, beside the weights."""
-    largest: float
-    """MiB an image of the largest feature map among it."""
-    convolutions: list[Shape]
-    """Those that may multiply planes."""
-
-
-def _follow(network: Network) -> _Needs:
-    """Go forward through a training step on the meta device, where tensors have shapes and no numbers."""
+    Returns:
+        What it leaves for the backward pass beside the weights, by part, and the largest feature map among it: MiB an
+        image; and the convolutions that may multiply planes.
+    """
     made: dict[int, tuple[str, Tensor]] = {}  # memory → the part that it was made in; the tensor keeps it from others
     kept: dict[str, dict[int, int]] = defaultdict(dict)  # part → memory → bytes
     convolutions: list[Shape] = []
@@ -251,10 +235,4 @@ def _follow(network: Network) -> _Needs:
         output = network(images, network.decoder_targets(labels))
         network.loss(output, drawn, labels)
     mib = {name: sum(sizes.values()) / FOLLOWED / MIB for name, sizes in kept.items() if name != ELSEWHERE}
-    return _Needs({MAPS: 0.0} | mib, max(kept[MAPS].values(), default=0) / FOLLOWED / MIB, convolutions)
-
-
-def _bytes_an_image(in_shape: tuple[int, int, int], max_shift: int) -> int:
-    """Its pixels, and once more in a frame of zeros that it is shifted in."""
-    channels, height, width = in_shape
-    return channels * (height * width + (height + 2 * max_shift) * (width + 2 * max_shift))
+    return {MAPS: 0.0} | mib, max(kept[MAPS].values(), default=0) / FOLLOWED / MIB, convolutions

@@ -7,9 +7,12 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchcaps.errors import InputError
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 
 class Progress:
@@ -51,12 +54,17 @@ class PlainProgress(Progress):
     def __init__(self, interval: float = 30.0) -> None:
         self.interval = interval
         self._last = time.monotonic()
-        self._total = self._epochs = 0
 
     def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:
-        """Remember the totals."""
+        """Remember the totals, and where and when the run goes on."""
         self._epochs, self._total = epochs, epochs * steps_per_epoch
-        self._clock = Clock(self._total, done)
+        self._done, self._begin = done, time.monotonic()
+
+    def _left(self, step: int) -> str:
+        """The time left, in words, estimated from the steps since the start."""
+        if step <= self._done:
+            return "?"
+        return duration((time.monotonic() - self._begin) / (step - self._done) * (self._total - step))
 
     def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
         """Print a line if the last one is old enough."""
@@ -65,7 +73,7 @@ class PlainProgress(Progress):
         self._last = time.monotonic()
         self.message(
             f"epoch {epoch}/{self._epochs}  step {step}/{self._total}  {images_per_second:.0f} images/s  "
-            f"loss {loss:.4f}  {duration(self._clock.left(step))} left"
+            f"loss {loss:.4f}  {self._left(step)} left"
         )
 
     def epoch(self, row: Mapping[str, Any]) -> None:
@@ -77,14 +85,12 @@ class PlainProgress(Progress):
         """Print a line, without buffering."""
         print(text, flush=True)
 
-    def stop(self) -> None:
-        """Do nothing: there is nothing to close."""
 
-
-class TerminalProgress(Progress):
+class TerminalProgress(PlainProgress):
     """A live bar with epoch, step, images/s, loss and time left; finished epochs scroll up above it."""
 
     def __init__(self) -> None:
+        super().__init__()
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as Bar
 
@@ -97,21 +103,16 @@ class TerminalProgress(Progress):
 
     def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:
         """Show the bar."""
-        self._epochs, total = epochs, epochs * steps_per_epoch
-        self._clock = Clock(total, done)
+        super().start(epochs=epochs, steps_per_epoch=steps_per_epoch, done=done)
         self._task = self._bar.add_task(
-            "", total=total, completed=done, epoch=1, epochs=epochs, rate=0.0, loss="–", left="?"
+            "", total=self._total, completed=done, epoch=1, epochs=epochs, rate=0.0, loss="–", left="?"
         )
         self._bar.start()
 
     def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
         """Move the bar."""
-        left = duration(self._clock.left(step))
+        left = self._left(step)
         self._bar.update(self._task, completed=step, epoch=epoch, rate=images_per_second, loss=f"{loss:.4f}", left=left)
-
-    def epoch(self, row: Mapping[str, Any]) -> None:
-        """Print a line above the bar."""
-        self.message(f"epoch {row['epoch']}/{self._epochs}  {describe(row)}")
 
     def message(self, text: str) -> None:
         """Print a line above the bar."""
@@ -127,28 +128,8 @@ def choose_progress() -> Progress:
     return TerminalProgress() if sys.stdout.isatty() else PlainProgress()
 
 
-class Clock:
-    """Estimates the time left from the steps done since the start.
-
-    Args:
-        total: Steps of the whole run.
-        done: Steps done before the clock starts.
-    """
-
-    def __init__(self, total: int, done: int) -> None:
-        self._total, self._done, self._begin = total, done, time.monotonic()
-
-    def left(self, step: int) -> float | None:
-        """Seconds left after ``step``; None before the first step."""
-        if step <= self._done:
-            return None
-        return (time.monotonic() - self._begin) / (step - self._done) * (self._total - step)
-
-
-def duration(seconds: float | None) -> str:
+def duration(seconds: float) -> str:
     """Seconds in words: ``1 h 05 min``, ``2 min 10 s``, ``7 s``."""
-    if seconds is None:
-        return "?"
     whole = round(seconds)
     if whole >= 3600:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
@@ -165,7 +146,7 @@ def describe(row: Mapping[str, Any]) -> str:
 
 
 class Events:
-    """A context that writes each epoch's metrics as TensorBoard events.
+    """Writes each epoch's metrics as TensorBoard events.
 
     Args:
         out: The run folder.
@@ -173,7 +154,11 @@ class Events:
     """
 
     def __init__(self, out: Path, wanted: bool) -> None:
-        self._folder, self._wanted = out / "tensorboard", wanted
+        self._writer: SummaryWriter | None = None
+        if wanted:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(out / "tensorboard"))
 
     @staticmethod
     def check() -> None:
@@ -181,19 +166,14 @@ class Events:
         if importlib.util.find_spec("tensorboard") is None:
             raise InputError('--tensorboard needs the package tensorboard: pip install "torchcaps[tensorboard]"')
 
-    def __enter__(self) -> None:
-        if self._wanted:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(str(self._folder))
-
-    def __exit__(self, *_: object) -> None:
-        if self._wanted:
+    def close(self) -> None:
+        """Close the file."""
+        if self._writer is not None:
             self._writer.close()
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Write an epoch's metrics."""
-        if not self._wanted:
+        if self._writer is None:
             return
         for name, value in row.items():
             if name not in ("epoch", "step") and value is not None:

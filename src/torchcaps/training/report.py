@@ -49,17 +49,9 @@ def summarise(
     out: Path,
     captured: bool,
 ) -> dict[str, Any]:
-    """The results of a run, and all that a table of results needs besides.
+    """The results of a run in the folder ``out``, and all that a table of results needs besides.
 
-    Args:
-        config: The run.
-        dataset: Its data, as the network sees them.
-        network: Its network.
-        state: Its state after the last epoch.
-        judged: The results of the best and the last epoch's weights on the test images.
-        fabric: Its device and processes.
-        out: Its folder.
-        captured: Whether its steps were captured.
+    ``judged`` has the results of the weights of the ``best`` and the ``last`` epoch on the test images.
     """
     best, last, peak = state.best(config.recipe.select), state.history[-1], state.peak_memory_mib
     return {
@@ -81,13 +73,8 @@ def summarise(
             for name, row in (("best", best), ("last", last))
         },
         "test": {
-            name: {
-                "accuracy": result.accuracy,
-                "error": result.error,
-                "loss": result.loss,
-                "images": result.num_images,
-            }
-            for name, result in judged.items()
+            name: {"accuracy": each.accuracy, "error": each.error, "loss": each.loss, "images": each.num_images}
+            for name, each in judged.items()
         },
         "seconds": round(state.seconds, 1),
         "images_per_second": last["images_per_second"],
@@ -103,13 +90,7 @@ def summarise(
 
 
 def draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: Evaluation) -> list[Path]:
-    """Draw the pictures of a run into its folder ``figures``.
-
-    Args:
-        run: The run folder, with its metrics.csv.
-        model: The network of the epoch chosen on the validation images.
-        dataset: Its data, as the network sees them.
-        evaluation: The network's result on the test images.
+    """Draw the pictures of a run folder, of its metrics and of its best network, into its folder ``figures``.
 
     Returns:
         The files written.

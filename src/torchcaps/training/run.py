@@ -25,7 +25,7 @@ from torch import Tensor
 from torchcaps.datasets import Dataset, load_dataset
 from torchcaps.datasets.registry import look_up
 from torchcaps.errors import InputError
-from torchcaps.files import could_be_repository, read_json, remove_temporaries, write_json
+from torchcaps.files import could_be_repository, read_json, remove_temporaries
 from torchcaps.models import Network, load_pretrained
 from torchcaps.models.pretrained import (
     CLASSES,
@@ -74,11 +74,7 @@ class Run:
         return SHIPPED_DATA if is_shipped(self.path) else None
 
     def has_data(self, data: str | None = None, data_dir: str | None = None) -> bool:
-        """Whether :meth:`dataset` needs no download.
-
-        Args:
-            data: As for :meth:`dataset`.
-            data_dir: As for :meth:`dataset`.
+        """Whether :meth:`dataset`, called in the same way, needs no download.
 
         Raises:
             InputError: The data set is not known.
@@ -97,9 +93,7 @@ class Run:
         Raises:
             InputError: The data do not fit the network, or no data set is known.
         """
-        own = self.config is not None and data in (None, self.config.data)
-        if own:
-            assert self.config is not None
+        if self.config is not None and data in (None, self.config.data):
             config = dataclasses.replace(self.config, data_dir=data_dir or self.config.data_dir)
             loaded = as_seen(load_run_data(config), config.recipe)
         elif data is not None:
@@ -161,25 +155,8 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
 
 
 def initial_weights(source: str) -> dict[str, Tensor]:
-    """The weights that a run starts from.
-
-    Args:
-        source: As :attr:`TrainConfig.init_from`.
-
-    Raises:
-        InputError: As for :func:`load_run`.
-    """
+    """The weights that a run starts from; ``source`` is :attr:`TrainConfig.init_from`, errors are load_run's."""
     return load_run(shipped_folder(source) if source in SHIPPED else source).model.state_dict()
-
-
-def save_best(folder: Path, model: Network, class_names: tuple[str, ...]) -> None:
-    """Write a network and the names of its classes; :func:`~torchcaps.models.load_pretrained` reads it.
-
-    Raises:
-        OSError: The folder cannot be written, or the disk is full.
-    """
-    model.save_files(folder)
-    write_json(folder / CLASSES, {"class_names": list(class_names)})
 
 
 def remove_leftovers(out: Path) -> None:
@@ -190,7 +167,6 @@ def remove_leftovers(out: Path) -> None:
 
 
 def _class_names(folder: Path, num_classes: int) -> tuple[str, ...]:
-    """The names of the classes, kept beside a network's weights."""
     path = folder / CLASSES
     names = read_json(path, "list of classes").get("class_names")
     if not isinstance(names, list) or len(names) != num_classes or not all(isinstance(name, str) for name in names):

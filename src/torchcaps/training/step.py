@@ -1,8 +1,8 @@
 """One training step: its learning rate, forward, loss, backward, Adam, and the sums of the epoch.
 
-A step has two parts. ``prepare`` runs on the host and differs from step to step: it sets the learning rate and the
-seed. ``update`` runs on the device: the same operations on tensors that stay where they are, never waiting for a
-result. So a step can be captured; :mod:`torchcaps.training.capture` does that.
+A step has two parts. ``_prepare`` runs on the host and differs from step to step: it sets the learning rate and the
+seed. ``_update`` runs on the device: the same operations on tensors that stay where they are, never waiting for a
+result. So it can be captured; :mod:`torchcaps.training.capture` does that.
 
 A learning rate is a pure function of the step, so that a resumed run needs no state for it.
 """
@@ -22,6 +22,8 @@ from torchcaps.datasets import Batch
 from torchcaps.models import Network, Recipe
 from torchcaps.models.objects import is_right
 from torchcaps.models.output import Losses
+from torchcaps.training.capture import Capture, CapturedUpdate, choose_capture
+from torchcaps.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -45,44 +47,45 @@ class TrainStep:
     Args:
         fabric: Sets up the network and the optimizer for its device and precision.
         network: The network, in training mode when a step is made.
-        recipe: Names the form of Adam.
+        recipe: Names the form of Adam, and the size of a full batch.
         seed: The seed of the randomness within a step, such as dropout.
-        capturable: Whether steps will be captured.
+        capture: Records the step for full batches, and replays it; None for plain steps.
     """
 
     def __init__(
-        self, fabric: Fabric, network: Network, recipe: Recipe, *, seed: int, capturable: bool = False
+        self, fabric: Fabric, network: Network, recipe: Recipe, *, seed: int, capture: Capture | None = None
     ) -> None:
         self.fabric, self.network = fabric, network
         self.tally = Tally(fabric.device)
         self._seed = seed * 1_000_003
         fused = fabric.device.type in ("cpu", "cuda")
-        self._rate = _rate_tensor(fabric.device) if fused else None
+        self._rate: Tensor | None = None
+        if fused:  # Adam reads its learning rate from a tensor, also in captured steps; CUDA's reads float32 only
+            number = torch.float64 if fabric.device.type == "cpu" else torch.float32
+            self._rate = torch.ones((), dtype=number, device=fabric.device)
         optimizer = torch.optim.Adam(
             network.parameters(),
             lr=1.0 if self._rate is None else self._rate,
             betas=BETAS[recipe.adam],
             eps=recipe.adam_eps,
             fused=fused,
-            capturable=capturable,
+            capturable=capture is not None,
         )
         self.model, self.optimizer = fabric.setup(network, optimizer)
         self._correction = BiasCorrection() if recipe.adam == "tensorflow" else None
         if self._correction is not None:
             _leave_moments_uncorrected(self.optimizer, fused)
+        self.captured = None if capture is None else CapturedUpdate(capture, recipe.batch_size)
 
     def __call__(self, batch: Batch, step: int, learning_rate: float) -> None:
-        """Make a step.
+        """Make a step, before which the run has made ``step`` others."""
+        self._prepare(step, learning_rate)
+        if self.captured is None:
+            self._update(batch)
+        else:
+            self.captured(self._update, batch)
 
-        Args:
-            batch: Images, labels, and the parts if an image holds several objects.
-            step: How many steps of the run come before this one.
-            learning_rate: Adam's learning rate.
-        """
-        self.prepare(step, learning_rate)
-        self.update(batch)
-
-    def prepare(self, step: int, learning_rate: float) -> None:
+    def _prepare(self, step: int, learning_rate: float) -> None:
         """Set the learning rate and the seed, which differ from step to step."""
         if self._correction is not None:
             learning_rate *= self._correction(step + 1)
@@ -91,10 +94,16 @@ class TrainStep:
                 group["lr"] = learning_rate
         else:
             self._rate.fill_(learning_rate)
-        # all randomness is a function of the step, so that a checkpoint need not hold any
-        seed_device(self.fabric.device, (self._seed + step) * 1_009 + self.fabric.global_rank)
+        # all randomness is a function of the step, so that a checkpoint need not hold any; on CPU and CUDA no other
+        # generator than the device's is seeded, to save time
+        seeders: dict[str, Callable[[int], object]] = {
+            "cpu": torch.default_generator.manual_seed,
+            "cuda": torch.cuda.manual_seed,
+        }
+        seed = seeders.get(self.fabric.device.type, torch.manual_seed)
+        seed((self._seed + step) * 1_009 + self.fabric.global_rank)
 
-    def update(self, batch: Batch) -> None:
+    def _update(self, batch: Batch) -> None:
         """Forward, loss, backward, Adam, sums: reads no value from the device, and changes no number of Python's."""
         images, labels, parts = batch
         output = self.model(images, self.network.decoder_targets(labels))
@@ -114,6 +123,16 @@ class TrainStep:
                 group["lr"] = self._rate
 
 
+def set_up_step(fabric: Fabric, config: TrainConfig, network: Network) -> TrainStep:
+    """The step of a run, captured if that can be; the network is brought to its device.
+
+    Raises:
+        InputError: Capture is asked for on a device without it.
+    """
+    capture = choose_capture(config.capture, fabric.device, fabric.world_size)
+    return TrainStep(fabric, network, config.recipe, seed=config.seed, capture=capture)
+
+
 class Counted(NamedTuple):
     """The losses of the steps that a tally has counted since it was cleared or restored."""
 
@@ -126,27 +145,18 @@ class Counted(NamedTuple):
 
 
 class Tally:
-    """The sums of an epoch so far, kept on the device: only reading them waits for it.
-
-    Args:
-        device: The device that keeps the sums.
-    """
+    """The sums of an epoch so far, kept on a device: only reading them waits for it."""
 
     def __init__(self, device: torch.device) -> None:
-        self._values = torch.zeros(len(SUMS) + len(Counted._fields), dtype=wide_dtype(device), device=device)
+        widest = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
+        self._values = torch.zeros(len(SUMS) + len(Counted._fields), dtype=widest, device=device)
         self.sums: Float[Tensor, "4"] = self._values[: len(SUMS)]
         """The `SUMS`, on the device."""
         self._losses = self._values[len(SUMS) :]
         self.clear()
 
     def add(self, losses: Losses, right: Int64[Tensor, ""], images: int) -> None:
-        """Count a step.
-
-        Args:
-            losses: The losses of the batch, means over its images.
-            right: How many images were given their classes.
-            images: How many images the batch has.
-        """
+        """Count a step: its mean losses, how many images were given their classes, and how many images there were."""
         reconstruction = torch.zeros_like(losses.total) if losses.reconstruction is None else losses.reconstruction
         means = torch.stack([losses.total, losses.classification, reconstruction]).detach().to(self._values.dtype)
         last_loss, first_bad, steps = self._losses.unbind()
@@ -187,11 +197,7 @@ class BiasCorrection:
         self._step, self._powers = 0, np.ones(2, np.float32)
 
     def __call__(self, step: int) -> float:
-        """The factor of a step.
-
-        Args:
-            step: t, from 1.
-        """
+        """The factor of step t, counted from 1."""
         if step < self._step:
             self._step, self._powers = 0, np.ones(2, np.float32)
         while self._step < step:
@@ -210,25 +216,6 @@ def _leave_moments_uncorrected(optimizer: torch.optim.Optimizer, fused: bool) ->
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
-
-
-def _rate_tensor(device: torch.device) -> Tensor:
-    """The tensor that a fused Adam reads its learning rate from, also in captured steps; CUDA's reads float32 only."""
-    return torch.ones((), dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
-
-
-def wide_dtype(device: torch.device) -> torch.dtype:
-    """The widest floating-point dtype of a device: MPS has no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
-def seed_device(device: torch.device, seed: int) -> None:
-    """Seed the generator of a device's operations; on CPU and CUDA no other one, to save time."""
-    seeders: dict[str, Callable[[int], object]] = {
-        "cpu": torch.default_generator.manual_seed,
-        "cuda": torch.cuda.manual_seed,
-    }
-    seeders.get(device.type, torch.manual_seed)(seed)
 
 
 def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
