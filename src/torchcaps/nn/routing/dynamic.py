@@ -53,8 +53,8 @@ class DynamicRouting(Routing):
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
-        check_options(num_iterations, softmax_over, eps, "DynamicRouting")
-        check_flags("DynamicRouting", stop_gradient=stop_gradient, leaky=leaky, bias=bias, learn_prior=learn_prior)
+        flags = {"stop_gradient": stop_gradient, "leaky": leaky, "bias": bias, "learn_prior": learn_prior}
+        check_options("DynamicRouting", num_iterations, softmax_over, eps, **flags)
         check_choice("DynamicRouting", "backend", backend, BACKENDS)
         self.num_iterations = num_iterations
         self.softmax_over: SoftmaxOver = softmax_over

@@ -47,7 +47,7 @@ def compute_votes(poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"
         TypeError: A tensor that is not floating-point.
         ValueError: Shapes that do not fit each other.
     """
-    check_route(poses, weight, caller="compute_votes")
+    check_route("compute_votes", poses, weight)
     dtype = torch.promote_types(poses.dtype, weight.dtype)
     with full_precision(poses.device):
         return torch.einsum("ijdk,bik->bijd", weight.to(dtype), poses.to(dtype))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.dynamic_routing.options import Options, Wanted
-from torchcaps.ops.dynamic_routing.recompute.blocks import Block
-from torchcaps.ops.dynamic_routing.recompute.layer import Layer
+from torchcaps.ops.dynamic_routing.options import Options
+from torchcaps.ops.dynamic_routing.recompute.layer import Block, Layer
 from torchcaps.ops.dynamic_routing.recompute.steps import (
     agreement,
     competing_axis,
@@ -33,15 +32,16 @@ class Gradients(NamedTuple):
     prior: Float[Tensor, "J I"] | None
 
     @classmethod
-    def start(cls, layer: Layer, wanted: Wanted) -> Gradients:
+    def start(cls, layer: Layer, wanted: list[bool]) -> Gradients:
         """Zeros; the weight's, when the last iteration is going to write it block by block, uninitialised."""
         u, W = layer.poses, layer.weight
+        poses, weight, bias, prior = wanted
         iterated = layer.options.num_iterations > 1
         return cls(
-            torch.zeros_like(u) if wanted.poses else None,
-            None if not wanted.weight else torch.empty_like(W) if iterated else torch.zeros_like(W),
-            u.new_zeros(W.shape[:2]) if wanted.bias else None,
-            u.new_zeros(W.shape[0], u.shape[2]) if wanted.prior else None,
+            torch.zeros_like(u) if poses else None,
+            None if not weight else torch.empty_like(W) if iterated else torch.zeros_like(W),
+            u.new_zeros(W.shape[:2]) if bias else None,
+            u.new_zeros(W.shape[0], u.shape[2]) if prior else None,
         )
 
 
@@ -54,10 +54,11 @@ def backward(
     prior: Tensor | None,
     sums: Tensor,
     coupling: Tensor,
-    wanted: Wanted,
-    options: Options,
+    wanted: list[bool],
+    *scalars: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """[backward] Gradients of poses, weight, bias and prior in their axes and dtypes; empty where none is wanted."""
+    options = Options(*scalars)
     with full_precision(poses.device):
         layer = Layer.of(poses, weight, bias, prior, options)
         grads = Gradients.start(layer, wanted)

@@ -7,8 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.ops.dynamic_routing.options import Options
-from torchcaps.ops.dynamic_routing.recompute.blocks import Block
-from torchcaps.ops.dynamic_routing.recompute.layer import Layer
+from torchcaps.ops.dynamic_routing.recompute.layer import Block, Layer
 
 
 def first_coupling(layer: Layer) -> Float[Tensor, "J I"]:
