@@ -27,7 +27,7 @@ from torchcaps.ops.checks import (
     check_sizes,
     check_tensor,
 )
-from torchcaps.ops.convolution.autograd import compute, is_ordinary, plain, shape_of
+from torchcaps.ops.convolution.autograd import Convolve, forward, is_ordinary, plain, shape_of
 from torchcaps.ops.convolution.choice import choose, working_mib
 from torchcaps.ops.convolution.plan import Pair, Shape
 
@@ -94,7 +94,9 @@ def convolve(
     way = choose(shape_of(features, weight, stride, padding), len(features), learning) if backend == "auto" else backend
     if way == "plain" or len(features) == 0:
         return plain(features, weight, bias, stride, padding, relu)
-    return compute(features, weight, bias, stride, padding, relu, way, learning)
+    if learning:
+        return Convolve.apply(features, weight, bias, stride, padding, relu, way)
+    return forward(features, weight, bias, stride, padding, relu, way, learning=False)[0]
 
 
 def _pair(name: str, value: int | Pair, least: int) -> Pair:

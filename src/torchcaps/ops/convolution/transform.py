@@ -23,14 +23,25 @@ class Planes:
     """The planes of each group, (R, rows, columns), made one group at a time when they are asked for.
 
     Args:
-        matrices: From places to planes.
+        matrices: From places to planes: along the first axis for each place of the second one, then along the second.
         rows: Of the first axis, for each group.
-        half: The numbers halfway: transformed along the first axis, (rows of the first axis, places, numbers).
+        column: The numbers at a place of the second axis: (size of the first axis, numbers at a place).
+        length: Places of the second axis.
         shape: Of a plane.
     """
 
-    def __init__(self, matrices: Matrices, rows: list[slice], half: Tensor, shape: tuple[int, int]) -> None:
-        self._matrices, self._rows, self._half, self._shape = matrices, rows, half, shape
+    def __init__(
+        self,
+        matrices: Matrices,
+        rows: list[slice],
+        column: Callable[[int], Tensor],
+        length: int,
+        shape: tuple[int, int],
+    ) -> None:
+        self._matrices, self._rows, self._shape = matrices, rows, shape
+        self._half = new_empty((len(matrices.first), length, math.prod(shape)))
+        for place in range(length):
+            torch.mm(matrices.first, column(place), out=self._half[:, place])
 
     def __iter__(self) -> Iterator[Float[Tensor, "R _ _"]]:
         numbers = self._half.shape[2]
@@ -57,7 +68,7 @@ def kernel_planes(plan: Plan, kernel: Float[Tensor, "O k l C"]) -> Planes:
             part[taps:] = 0
         return column.view(size, -1)
 
-    return _to_planes(plan.kernel, plan.rows, fill, plan.axes[1].taps, (plan.summed, O))
+    return Planes(plan.kernel, plan.rows, fill, plan.axes[1].taps, (plan.summed, O))
 
 
 def feature_planes(plan: Plan, features: Float[Tensor, "H W B C"]) -> Planes:
@@ -73,7 +84,7 @@ def feature_planes(plan: Plan, features: Float[Tensor, "H W B C"]) -> Planes:
             part.copy_(windows[..., p::s, t * place + q].movedim(4, 0))
         return column.view(first.size, -1)
 
-    return _to_planes(plan.features, plan.rows, fill, second.size, (down * across * B, plan.summed))
+    return Planes(plan.features, plan.rows, fill, second.size, (down * across * B, plan.summed))
 
 
 def map_planes(plan: Plan, maps: Float[Tensor, "h w B O"]) -> Planes:
@@ -91,7 +102,7 @@ def map_planes(plan: Plan, maps: Float[Tensor, "h w B O"]) -> Planes:
         column.copy_(tiles[:, :, :, place].permute(1, 4, 0, 2, 3))
         return column.view(m, -1)
 
-    return _to_planes(plan.maps, plan.rows, fill, n, (O, down * across * B))
+    return Planes(plan.maps, plan.rows, fill, n, (O, down * across * B))
 
 
 def forward(
@@ -165,31 +176,13 @@ def features_gradient(plan: Plan, W: Iterable[Tensor], G: Iterable[Tensor], imag
     return gradient[:height, :width]
 
 
-# ---- to planes and back
-
-
-def _to_planes(
-    matrices: Matrices, rows: list[slice], column: Callable[[int], Tensor], length: int, shape: tuple[int, int]
-) -> Planes:
-    """From places to planes: along the first axis for each place of the second one.
-
-    Args:
-        matrices: Of both axes.
-        rows: Of the first axis, for each group.
-        column: The numbers at a place of the second axis: (size of the first axis, numbers at a place).
-        length: Places of the second axis.
-        shape: Of a plane.
-    """
-    half = new_empty((len(matrices.first), length, math.prod(shape)))
-    for place in range(length):
-        torch.mm(matrices.first, column(place), out=half[:, place])
-    return Planes(matrices, rows, half, shape)
+# ---- back from planes
 
 
 def _from_planes(
     matrices: Matrices, rows: list[slice], planes: Iterator[Tensor], length: int
 ) -> Iterator[tuple[int, Tensor]]:
-    """The transposed way: each place of the second axis, with (size of the first axis, numbers at a place)."""
+    """The transpose of :class:`Planes`: each place of the second axis, with (size of the first axis, numbers there)."""
     half = None
     for matrix, each, group in zip(matrices.second, rows, planes, strict=True):
         flat = group.flatten(1)
