@@ -124,12 +124,7 @@ class PrimaryCapsules(nn.Module):
         return Capsules(poses.transpose(1, 2), grid=grid)
 
     def is_wide(self, size: tuple[int, int], images: int) -> bool:
-        """Whether features of so many images are convolved by products of planes where nothing is learned.
-
-        Args:
-            size: Height and width of the features.
-            images: B.
-        """
+        """Whether features of this height and width are convolved by products of planes where nothing is learned."""
         first = self.convs[0]
         assert isinstance(first, Convolution)
         (k, l), (s, t) = first.kernel_size, first.stride

@@ -23,6 +23,7 @@ from torchcaps.ops.checks import (
 )
 from torchcaps.ops.convolution import LAYOUTS, convolve
 
+WeightStart = Literal["torch", "glorot", "truncated-normal"]
 STEM_KERNEL = 3
 """Of the stem's convolutions, pixels."""
 
@@ -74,21 +75,10 @@ class Convolution(nn.Conv2d):
     def reset_parameters(self) -> None:
         """Draw the weights anew from torch's random generator, as :class:`torch.nn.Conv2d` does."""
         self.weight.data = self.weight.data.contiguous(memory_format=torch.channels_last)
-        self.draw(lambda weight: nn.init.kaiming_uniform_(weight, a=math.sqrt(5)))
+        _draw(self.weight, partial(nn.init.kaiming_uniform_, a=math.sqrt(5)))
         if self.bias is not None:
             bound = 1 / math.sqrt(self.weight[0].numel())
             nn.init.uniform_(self.bias, -bound, bound)
-
-    def draw(self, initialise: Callable[[Tensor], object]) -> None:
-        """Draw the weight in the order of its axes, whatever that of its memory is.
-
-        Args:
-            initialise: Fills a tensor with random numbers.
-        """
-        weight = torch.empty_like(self.weight, memory_format=torch.contiguous_format)
-        initialise(weight)
-        with torch.no_grad():
-            self.weight.copy_(weight)
 
     def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B O h w"]:
         """Convolve.
@@ -195,21 +185,30 @@ class ConvStem(nn.Sequential):
         return super().forward(input)
 
 
-def draw_convolutions(network: nn.Module, init: Literal["torch", "glorot", "truncated-normal"], std: float) -> None:
-    """Draw the weights of every :class:`Convolution` in a module.
+def draw_weights(network: nn.Module, init: WeightStart, std: float, kind: type[nn.Module] = Convolution) -> None:
+    """Draw the weights of every layer of a kind in a module.
 
     Args:
         network: Holds them.
         init: PyTorch's own start, which is left as it is; Keras's, Glorot uniform with biases of 0; or that of Sabour
             et al.'s code, a truncated normal with biases of 0.1.
         std: Deviation of the truncated normal, cut at two deviations.
+        kind: A class of layers with ``weight`` and ``bias``.
     """
-    for conv in network.modules():
-        if init == "torch" or not isinstance(conv, Convolution):
+    for layer in network.modules():
+        if init == "torch" or not isinstance(layer, kind):
             continue
         if init == "glorot":
-            conv.draw(nn.init.xavier_uniform_)
+            _draw(layer.weight, nn.init.xavier_uniform_)
         else:
-            conv.draw(partial(nn.init.trunc_normal_, std=std, a=-2 * std, b=2 * std))
-        if conv.bias is not None:
-            nn.init.constant_(conv.bias, 0.0 if init == "glorot" else 0.1)
+            _draw(layer.weight, partial(nn.init.trunc_normal_, std=std, a=-2 * std, b=2 * std))
+        if layer.bias is not None:
+            nn.init.constant_(layer.bias, 0.0 if init == "glorot" else 0.1)
+
+
+def _draw(weight: Tensor, initialise: Callable[[Tensor], object]) -> None:
+    """Draw a weight in the order of its axes, whatever that of its memory is."""
+    drawn = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    initialise(drawn)
+    with torch.no_grad():
+        weight.copy_(drawn)
