@@ -36,14 +36,8 @@ SINGLE_TOLERANCE = 1e-2
 BATCH = 3
 
 Inputs = dict[str, Tensor]
-
-
-class Result(NamedTuple):
-    """What a call gave."""
-
-    capsules: Tensor
-    activations: Tensor | None = None
-    coupling: Tensor | None = None
+RESULTS = ("capsules", "activations", "coupling")
+"""What a routing returns, by the names that failures say."""
 
 
 class Sizes(NamedTuple):
@@ -83,14 +77,14 @@ class Subject:
         drawn["poses"] /= drawn["poses"].norm(dim=-1, keepdim=True)
         return {name: tensor.to(self.device, dtype) for name, tensor in drawn.items()}
 
-    def call(self, inputs: Inputs, *, return_coupling: bool = True) -> Result:
+    def call(self, inputs: Inputs, *, return_coupling: bool = True) -> Routed:
         """Capsules, and the coupling where there is one, as :class:`torchcaps.nn.DenseCapsules` calls a routing."""
         if self.is_layer:
-            return Result(*Capsules.of(self.module(inputs["poses"]))[:2])
+            return Routed(*Capsules.of(self.module(inputs["poses"]))[:2])
         votes = DenseVotes(inputs["poses"], inputs["weight"])
         return self.route(votes, return_coupling=return_coupling)
 
-    def route(self, votes: Votes, *, return_coupling: bool = True) -> Result:
+    def route(self, votes: Votes, *, return_coupling: bool = True) -> Routed:
         """What a routing gives for votes."""
         returned = self.module(votes, None, return_coupling=return_coupling)
         require(
@@ -98,7 +92,7 @@ class Subject:
             "forward must return a torchcaps.nn.Routed of poses, activations or None, coupling or None, got a "
             f"{type(returned).__name__}",
         )
-        return Result(*returned)
+        return returned
 
     def to(self, dtype: torch.dtype) -> Subject:
         """The same with the module's parameters in another precision."""
@@ -262,7 +256,7 @@ def _shapes(subject: Subject) -> str:
             silent = subject.call(inputs, return_coupling=False)
             require(silent.coupling is None, "it returns a coupling that was not asked for (return_coupling=False)")
             _require_same(silent, routed, "with and without the coupling returned")
-    return f"capsules {tuple(routed.capsules.shape)} for a batch of one"
+    return f"capsules {tuple(routed.poses.shape)} for a batch of one"
 
 
 @check("sizes of one", "a squeeze(), or broadcasting that takes an axis of size one for another")
@@ -311,15 +305,15 @@ def _dtypes(subject: Subject) -> str:
     results = {}
     for dtype in (torch.float64, torch.float32):
         routed = subject.to(dtype).call(subject.inputs(dtype))
-        for name, tensor in zip(Result._fields, routed, strict=True):
+        for name, tensor in zip(RESULTS, routed, strict=True):
             if tensor is not None:
                 require(tensor.dtype == dtype, f"inputs of {dtype} give {name} of {tensor.dtype}")
-        results[dtype] = routed.capsules
+        results[dtype] = routed.poses
     with torch.autocast(subject.device.type, torch.bfloat16), torch.no_grad():
-        halved = subject.to(torch.float32).call(subject.inputs(torch.float32)).capsules
+        halved = subject.to(torch.float32).call(subject.inputs(torch.float32)).poses
     require(halved.is_floating_point(), f"under bfloat16 autocast, capsules are of {halved.dtype}")
     require(bool(halved.isfinite().all()), "under bfloat16 autocast, capsules are not finite")
-    single, double = (Result(results[dtype]) for dtype in (torch.float32, torch.float64))
+    single, double = (Routed(results[dtype]) for dtype in (torch.float32, torch.float64))
     return _require_same(single, double, "in float32 and in float64", SINGLE_TOLERANCE)
 
 
@@ -351,7 +345,7 @@ def _determinism(subject: Subject) -> str:
 def _batch_independence(subject: Subject) -> str:
     inputs = subject.inputs()
     each = zip(*(subject.call(inputs | {"poses": pose}) for pose in inputs["poses"].split(1)), strict=True)
-    alone = Result(*(None if parts[0] is None else torch.cat(parts) for parts in each))  # type: ignore[arg-type]
+    alone = Routed(*(None if parts[0] is None else torch.cat(parts) for parts in each))  # type: ignore[arg-type]
     return _require_same(alone, subject.call(inputs), "of each image alone and in a batch")
 
 
@@ -377,7 +371,7 @@ def _output_order(subject: Subject) -> str:
     inputs = subject.inputs()
     order = torch.arange(inputs["weight"].shape[1], device=subject.device).roll(1)
     capsules, activations, coupling = subject.call(inputs)
-    wanted = Result(
+    wanted = Routed(
         capsules[:, order],
         None if activations is None else activations[:, order],
         None if coupling is None else coupling[..., order],
@@ -396,8 +390,8 @@ def _rotation(subject: Subject) -> str:
     square = torch.randn(D, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     rotation = torch.linalg.qr(square).Q.to(subject.device)
     turned = inputs | {"weight": torch.einsum("ed,ijdk->ijek", rotation, inputs["weight"])}
-    wanted, got = subject.call(inputs).capsules @ rotation.T, subject.call(turned).capsules
-    return _require_same(Result(got), Result(wanted), "rotated before and after routing")
+    wanted, got = subject.call(inputs).poses @ rotation.T, subject.call(turned).poses
+    return _require_same(Routed(got), Routed(wanted), "rotated before and after routing")
 
 
 @check("lengths", "no squash, or one over another axis than the components'", layers=True)
@@ -407,7 +401,7 @@ def _lengths(subject: Subject) -> str:
     for factor in (1.0, 100.0):
         routed = subject.call(inputs | {"poses": factor * inputs["poses"]})
         if routed.activations is None:
-            longest = max(longest, float(routed.capsules.detach().norm(dim=-1).max()))
+            longest = max(longest, float(routed.poses.detach().norm(dim=-1).max()))
         else:
             least, most = (float(each) for each in routed.activations.detach().aminmax())
             low, high = min(low, least), max(high, most)
@@ -491,7 +485,7 @@ def _finite_numbers(subject: Subject) -> str:
         leaves = {name: tensor.clone().requires_grad_() for name, tensor in given.items()}
         routed = subject.call(leaves)
         gradients = _gradients(_seen(routed), leaves | _parameters(subject))
-        for name, tensor in zip(Result._fields, routed, strict=True):
+        for name, tensor in zip(RESULTS, routed, strict=True):
             _require_finite(tensor, f"{name} for {case}")
         for name, gradient in gradients.items():
             _require_finite(gradient, f"the gradient of the {name} for {case}")
@@ -548,20 +542,20 @@ def _vmap(subject: Subject) -> str:
     stacked = torch.stack([inputs["poses"], inputs["poses"].flip(0)])
 
     def capsules(poses: Tensor) -> Tensor:
-        return subject.call(inputs | {"poses": poses}).capsules
+        return subject.call(inputs | {"poses": poses}).poses
 
     wanted = torch.stack([capsules(poses) for poses in stacked])
     try:
         got = torch.func.vmap(capsules)(stacked)
     except Exception as error:
         return f"not supported: {type(error).__name__}: {_first_line(error)}"
-    return _require_same(Result(got), Result(wanted), "under torch.func.vmap and from a loop")
+    return _require_same(Routed(got), Routed(wanted), "under torch.func.vmap and from a loop")
 
 
 # ---- running them, and what they share
 
 
-def _run(checks: dict[str, Check], subject: Subject, skip: Collection[str]) -> dict[str, str]:
+def _run(checks: dict[str, tuple[Finder, str]], subject: Subject, skip: Collection[str]) -> dict[str, str]:
     """What each check finds."""
     skip = list(skip)
     for name in skip:
@@ -604,7 +598,7 @@ def require(condition: bool, otherwise: str) -> None:
         raise AssertionError(otherwise)
 
 
-def _require_shapes(routed: Result, sizes: Sizes, batch: int) -> None:
+def _require_shapes(routed: Routed, sizes: Sizes, batch: int) -> None:
     I, _, J, D = sizes
     capsules, activations, coupling = routed
     require(isinstance(capsules, Tensor), f"capsules are a {type(capsules).__name__} instead of a tensor")
@@ -620,10 +614,10 @@ def _require_shapes(routed: Result, sizes: Sizes, batch: int) -> None:
         require(shape == (batch, I, J), f"coupling has the shape {shape} instead of ({batch}, {I}, {J}) = (B, I, J)")
 
 
-def _require_same(got: Result, wanted: Result, which: str, tolerance: float = TOLERANCE) -> str:
+def _require_same(got: Routed, wanted: Routed, which: str, tolerance: float = TOLERANCE) -> str:
     """Fail unless capsules, and activations and coupling where both have them, are equal beside the largest number."""
     largest = 0.0
-    for name, one, other in zip(Result._fields, got, wanted, strict=True):
+    for name, one, other in zip(RESULTS, got, wanted, strict=True):
         if one is not None and other is not None:
             what = f"the {name} {which}"
             shapes = f"{tuple(one.shape)} and {tuple(other.shape)}"
@@ -643,9 +637,9 @@ def _require_finite(tensor: Tensor | None, what: str) -> None:
         require(bad == 0, f"{what}: {bad} of {tensor.numel()} numbers are NaN or infinite")
 
 
-def _seen(routed: Result) -> Tensor:
+def _seen(routed: Routed) -> Tensor:
     """All numbers that a loss may see: capsules, and activations where there are some."""
-    parts = (routed.capsules.flatten(1), routed.activations)
+    parts = (routed.poses.flatten(1), routed.activations)
     return torch.cat([part for part in parts if part is not None], 1)
 
 

@@ -43,8 +43,8 @@ class Convolution(nn.Conv2d):
         relu: Also apply a ReLU, which then takes no memory of its own.
 
     Raises:
-        TypeError: A size that is no integer, or an option of another type.
-        ValueError: A size out of its range.
+        TypeError: A size that is no integer, an option of another type, or maps that are not floating-point.
+        ValueError: A size out of its range, or maps that do not fit.
     """
 
     def __init__(
@@ -58,13 +58,8 @@ class Convolution(nn.Conv2d):
         bias: bool = True,
         relu: bool = False,
     ) -> None:
-        check_sizes(
-            "Convolution",
-            in_channels=in_channels,
-            out_channels=out_channels,
-            kernel_size=kernel_size,
-            stride=stride,
-        )
+        check_sizes("Convolution", in_channels=in_channels, out_channels=out_channels)
+        check_sizes("Convolution", kernel_size=kernel_size, stride=stride)
         check_sizes("Convolution", least=0, padding=padding)
         check_flags("Convolution", bias=bias, relu=relu)
         super().__init__(in_channels, out_channels, kernel_size, stride, padding, bias=bias)
@@ -81,12 +76,7 @@ class Convolution(nn.Conv2d):
             nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B O h w"]:
-        """Convolve.
-
-        Raises:
-            TypeError: Maps that are not floating-point.
-            ValueError: Maps that do not fit.
-        """
+        """Convolve."""
         check_tensor("Convolution", "input", input, ("B", self.in_channels, "H", "W"), LAYOUTS)
         (stride, across), (padding, beside) = self.stride, self.zeros
         return convolve(input, self.weight, self.bias, (stride, across), (padding, beside), relu=self.relu)
@@ -106,8 +96,8 @@ class ChannelNorm(nn.LayerNorm):
         channels: C.
 
     Raises:
-        TypeError: ``channels`` is no integer.
-        ValueError: It is below one.
+        TypeError: ``channels`` is no integer, or the maps are not floating-point.
+        ValueError: ``channels`` is below one, or the maps are not (B, C, H, W).
 
     Source: Ba, Kiros, Hinton 2016 (arXiv:1607.06450), placed as in Liu et al. 2022 (arXiv:2201.03545).
     """
@@ -117,12 +107,7 @@ class ChannelNorm(nn.LayerNorm):
         super().__init__(channels)
 
     def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
-        """Normalise feature maps.
-
-        Raises:
-            TypeError: Maps that are not floating-point.
-            ValueError: Maps that are not (B, C, H, W).
-        """
+        """Normalise feature maps."""
         check_tensor("ChannelNorm", "input", input, ("B", self.normalized_shape[0], "H", "W"))
         check_one_device("ChannelNorm", input=input, weight=self.weight)
         if input.dtype == torch.float64 or self.weight.dtype == torch.float64:  # shorter ones go together
@@ -141,8 +126,9 @@ class ConvStem(nn.Sequential):
         dropout: Of whole channels of the last maps, a probability.
 
     Raises:
-        TypeError: A size that is no integer, or an option of another type.
-        ValueError: A size or ``dropout`` out of its range, no convolution, or not one stride for each.
+        TypeError: A size that is no integer, an option of another type, or images that are not floating-point.
+        ValueError: A size or ``dropout`` out of its range, no convolution, not one stride for each, or images of
+            another number of channels or smaller than a kernel.
     """
 
     def __init__(
@@ -175,17 +161,14 @@ class ConvStem(nn.Sequential):
         self.in_channels = in_channels
 
     def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B c h w"]:
-        """Feature maps of images.
-
-        Raises:
-            TypeError: Images that are not floating-point.
-            ValueError: Another number of channels, or images smaller than a kernel.
-        """
+        """Feature maps of images."""
         check_tensor("ConvStem", "input", input, ("B", self.in_channels, "H", "W"))
         return super().forward(input)
 
 
-def draw_weights(network: nn.Module, init: WeightStart, std: float, kind: type[nn.Module] = Convolution) -> None:
+def draw_weights(
+    network: nn.Module, init: WeightStart, std: float, kind: type[nn.Conv2d] | type[nn.Linear] = Convolution
+) -> None:
     """Draw the weights of every layer of a kind in a module.
 
     Args:
@@ -193,7 +176,7 @@ def draw_weights(network: nn.Module, init: WeightStart, std: float, kind: type[n
         init: PyTorch's own start, which is left as it is; Keras's, Glorot uniform with biases of 0; or that of Sabour
             et al.'s code, a truncated normal with biases of 0.1.
         std: Deviation of the truncated normal, cut at two deviations.
-        kind: A class of layers with ``weight`` and ``bias``.
+        kind: Of the layers.
     """
     for layer in network.modules():
         if init == "torch" or not isinstance(layer, kind):

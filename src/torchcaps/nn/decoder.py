@@ -93,8 +93,8 @@ class Decoder(nn.Module):
             code, deviation 0.1, cut at two deviations, with biases of 0.1.
 
     Raises:
-        TypeError: A size that is no integer.
-        ValueError: A size below one, or another ``init``.
+        TypeError: A size that is no integer, or capsules that are not floating-point.
+        ValueError: A size below one, another ``init``, or capsules of another shape.
 
     Source: Sabour, Frosst, Hinton 2017, section 4.1 and figure 2 (arXiv:1710.09829).
     """
@@ -124,13 +124,8 @@ class Decoder(nn.Module):
     def forward(self, capsules: Float[Tensor, "B J D"]) -> Float[Tensor, "B C H W"]:
         """Decode capsules, of which all but the wanted ones are zero (:func:`mask_capsules`), to images in 0..1.
 
-        Args:
-            capsules: J capsules of D components, of any floating dtype: routing returns float32 in a network that was
-                converted to half precision, and they are brought to the decoder's own dtype.
-
-        Raises:
-            TypeError: Capsules that are not floating-point.
-            ValueError: Another shape.
+        Capsules of any floating dtype are brought to the decoder's own: routing returns float32 in a network that was
+        converted to half precision.
         """
         check_tensor("Decoder", "capsules", capsules, ("B", self.num_capsules, self.capsule_dim))
         weight = next(self.parameters(), capsules)  # a quantised decoder has no parameters

@@ -206,15 +206,10 @@ class Transform(nn.Module, ABC):
 
     @abstractmethod
     def bind(self, size: LayerSize, std: float) -> None:
-        """Make the parameters.
+        """Make the parameters for the sizes I, K, J, D; a ValueError for sizes that this transform cannot have.
 
-        Args:
-            size: I, K, J, D.
-            std: The deviation of votes, relative to the length of a pose, that suits the routing; see
-                :meth:`torchcaps.nn.Routing.balanced_std`.
-
-        Raises:
-            ValueError: Sizes that this transform cannot have.
+        ``std`` is the deviation of votes, relative to the length of a pose, that suits the routing; see
+        :meth:`torchcaps.nn.Routing.balanced_std`.
         """
 
     @abstractmethod
@@ -237,7 +232,7 @@ class WeightTransform(Transform):
     """
 
     weight: nn.Parameter
-    votes: type[DenseVotes | SharedVotes | MatrixVotes] = DenseVotes
+    _votes: type[DenseVotes | SharedVotes | MatrixVotes] = DenseVotes
 
     def __init__(self, weight_init: WeightInit = "balanced", weight_std: float = 0.1) -> None:
         super().__init__()
@@ -282,7 +277,7 @@ class WeightTransform(Transform):
         """See :class:`Transform`."""
         check_tensor(type(self).__name__, "poses", poses, ("B", self.size.in_capsules, self.size.in_dim))
         check_one_device(type(self).__name__, poses=poses, weight=self.weight)
-        return self.votes(poses, self.weight)
+        return self._votes(poses, self.weight)
 
     def extra_repr(self) -> str:
         """Sizes and start, for ``print(model)``."""
@@ -311,7 +306,7 @@ class Shared(WeightTransform):
     (arXiv:1911.07968).
     """
 
-    votes = SharedVotes
+    _votes = SharedVotes
 
     def _empty(self, size: LayerSize) -> Float[Tensor, "J D K"]:
         _, K, J, D = size
@@ -342,7 +337,7 @@ class Matrix(WeightTransform):
     Source: Hinton, Sabour, Frosst 2018, "Matrix capsules with EM routing" (ICLR).
     """
 
-    votes = MatrixVotes
+    _votes = MatrixVotes
 
     def _empty(self, size: LayerSize) -> Float[Tensor, "I J P P"]:
         I, K, J, D = size

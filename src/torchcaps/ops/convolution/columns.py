@@ -48,14 +48,7 @@ def kernel_gradient(
     gradient: Float[Tensor, "h w B O"],
     maps: Float[Tensor, "h w B O"] | None,
 ) -> tuple[Float[Tensor, "O k l C"], Float[Tensor, "O"]]:
-    """The gradients of the kernel and of the bias.
-
-    Args:
-        shape: Of the convolution.
-        features: Its input.
-        gradient: Of the maps.
-        maps: What a ReLU left of them; where that is zero, nothing flows back. None: there was no ReLU.
-    """
+    """The gradients of the kernel and of the bias; where ``maps``, what a ReLU left, are zero, nothing flows back."""
     total = torch.zeros(math.prod(shape.kernel) * shape.channels, shape.outputs)
     part, bias = torch.empty_like(total), torch.zeros(shape.outputs)
     for rows, windows in _windows(shape, features):

@@ -13,11 +13,6 @@ def multiply(left: Float[Tensor, "M K"], right: Float[Tensor, "K N"], out: Float
     PyTorch gives such products to MKL, which uses AVX-512 on Intel's processors only. oneDNN, which PyTorch gives its
     convolutions and linear layers to, uses what there is: on an AMD processor with AVX-512 it is 1.8 times as fast,
     elsewhere as fast as MKL. It is quick only if both matrices lie in memory row by row.
-
-    Args:
-        left: Rows that are contiguous, as are those of ``right``.
-        right: The other factor.
-        out: Where the product goes.
     """
     if _linear is None:
         torch.mm(left, right, out=out)

@@ -15,7 +15,7 @@ from torchcaps.ops.dynamic_routing import triton
 from torchcaps.ops.dynamic_routing.checks import check_options, check_route, check_votes
 from torchcaps.ops.dynamic_routing.options import Options
 from torchcaps.ops.dynamic_routing.recompute import route_recompute
-from torchcaps.ops.dynamic_routing.reference import RoutingRound, compute_votes, follow_votes, route_votes
+from torchcaps.ops.dynamic_routing.reference import RoutingRound, compute_votes, route_votes
 
 SoftmaxOver = Literal["outputs", "inputs"]
 """The axis on which capsules compete."""
@@ -161,7 +161,9 @@ def routing_rounds(
     """
     check_options("routing_rounds", num_iterations, softmax_over, eps, leaky=leaky)
     check_votes("routing_rounds", votes, bias, prior)
-    return follow_votes(votes, num_iterations, softmax_over, bias, prior, leaky, eps)
+    rounds: list[RoutingRound] = []
+    route_votes(votes, num_iterations, softmax_over, False, bias, prior, leaky, eps, rounds)
+    return rounds
 
 
 @overload

@@ -114,9 +114,7 @@ def _sum_votes(
     return total.to(dtype), poses.new_ones((B, I, J), dtype=dtype) if return_coupling else None
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Each pass is one operator to torch, which torch.compile leaves whole.
-# ---------------------------------------------------------------------------------------------------------------------
+# ---- each pass is one operator to torch, which torch.compile leaves whole
 
 
 @torch.library.custom_op(
@@ -221,9 +219,7 @@ def _backward(ctx: Any, grad_capsules: Tensor | None, grad_coupling: Tensor | No
 _forward_op.register_autograd(_backward, setup_context=_setup_context)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The steps
-# ---------------------------------------------------------------------------------------------------------------------
+# ---- the steps
 
 
 class _Blocks(NamedTuple):

@@ -36,7 +36,7 @@ def route_recompute(
     tensors = (poses, weight, bias, prior)
     differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     keep_coupling = return_coupling or (differentiated and options.stop_gradient and options.num_iterations > 1)
-    run = _Route.apply
+    run: Callable[..., Any] = _Route.apply
     if torch.compiler.is_compiling():
         run = _route_op
     elif torch.is_inference_mode_enabled() and not torch._C._are_functorch_transforms_active():

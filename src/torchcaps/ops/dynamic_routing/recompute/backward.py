@@ -133,7 +133,7 @@ def _iteration_backward(
             coupled = torch.mul(grad_logits[:, :, None], u, out=scratch).flatten(2)
             if grad_W is not None:
                 grad_W.baddbmm_(V.permute(1, 2, 0), coupled)
-            grad_V = product(layer, "sum", coupled, W.transpose(1, 2))  # [logits, backward]
+            grad_V = product(layer, coupled, W.transpose(1, 2))  # [logits, backward]
             grad_summed[batch, block.outputs] += grad_V.transpose(0, 1)
         _put_block(grads.weight, block, grad_W, add=not last)
 

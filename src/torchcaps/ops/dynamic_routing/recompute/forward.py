@@ -117,7 +117,7 @@ def _weighted_sum(
             if coupling_out is not None:
                 coupling_out[block.outputs, batch, block.inputs] = coupling
             coupled = torch.mul(coupling[:, :, None], u, out=VW)  # VW has done its part
-            s[batch, block.outputs] += product(layer, "sum", coupled.flatten(2), W.transpose(1, 2)).transpose(0, 1)
+            s[batch, block.outputs] += product(layer, coupled.flatten(2), W.transpose(1, 2)).transpose(0, 1)
     return s
 
 

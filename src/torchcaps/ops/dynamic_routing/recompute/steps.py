@@ -65,6 +65,6 @@ def competing_axis(options: Options) -> int:
     return 2 if options.over_inputs else 0
 
 
-def product(layer: Layer, name: str, left: Tensor, right: Tensor) -> Tensor:
-    """The product left @ right, one product a capsule, in the buffer of that name."""
-    return torch.bmm(left, right, out=layer.buffers.take(name, (*left.shape[:2], right.shape[2])))
+def product(layer: Layer, left: Tensor, right: Tensor) -> Tensor:
+    """The product left @ right, one product a capsule, in a buffer."""
+    return torch.bmm(left, right, out=layer.buffers.take("sum", (*left.shape[:2], right.shape[2])))
