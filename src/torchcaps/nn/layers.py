@@ -72,7 +72,7 @@ class DenseCapsules(CapsuleLayer):
 
     Usable alone and stacked: capsules, or poses (B, I, K) alone, in; capsules (B, J, D) out.
 
-    A stack needs poses that are not too short, of a length of 0.3 or more: every squash shortens short capsules further.
+    A stack needs poses that are not too short, 0.3 long or more: every squash shortens short capsules further.
 
     Args:
         in_capsules: I.
