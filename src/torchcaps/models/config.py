@@ -397,9 +397,9 @@ class ConvBackboneConfig(_ConvolutionsConfig, BackboneConfig):
 
     def start(self, backbone: nn.Module) -> None:
         """See :class:`BackboneConfig`."""
-        from torchcaps.nn.convolutions import draw_weights
+        from torchcaps.nn.convolutions import draw_convolutions
 
-        draw_weights(backbone, self.conv_init, std=0.05)
+        draw_convolutions(backbone, self.conv_init, std=0.05)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -481,9 +481,9 @@ class PrimaryConfig(Described):
 
     def start(self, primary: PrimaryCapsules) -> None:
         """Draw the weights of its convolutions."""
-        from torchcaps.nn.convolutions import draw_weights
+        from torchcaps.nn.convolutions import draw_convolutions
 
-        draw_weights(primary, self.conv_init, std=0.1)
+        draw_convolutions(primary, self.conv_init, std=0.1)
 
 
 # ---- after the layers

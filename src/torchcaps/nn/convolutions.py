@@ -70,10 +70,14 @@ class Convolution(nn.Conv2d):
     def reset_parameters(self) -> None:
         """Draw the weights anew from torch's random generator, as :class:`torch.nn.Conv2d` does."""
         self.weight.data = self.weight.data.contiguous(memory_format=torch.channels_last)
-        _draw(self.weight, partial(nn.init.kaiming_uniform_, a=math.sqrt(5)))
+        self.draw(partial(nn.init.kaiming_uniform_, a=math.sqrt(5)))
         if self.bias is not None:
             bound = 1 / math.sqrt(self.weight[0].numel())
             nn.init.uniform_(self.bias, -bound, bound)
+
+    def draw(self, initialise: Callable[[Tensor], object]) -> None:
+        """See :func:`draw_weight`."""
+        draw_weight(self.weight, initialise)
 
     def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B O h w"]:
         """Convolve."""
@@ -166,31 +170,34 @@ class ConvStem(nn.Sequential):
         return super().forward(input)
 
 
-def draw_weights(
-    network: nn.Module, init: WeightStart, std: float, kind: type[nn.Conv2d] | type[nn.Linear] = Convolution
-) -> None:
-    """Draw the weights of every layer of a kind in a module.
+def draw_convolutions(network: nn.Module, init: WeightStart, std: float) -> None:
+    """Draw the weights of every :class:`Convolution` in a module, as :func:`draw_layer` does."""
+    for layer in network.modules():
+        if isinstance(layer, Convolution):
+            draw_layer(layer, init, std)
+
+
+def draw_layer(layer: Convolution | nn.Linear, init: WeightStart, std: float) -> None:
+    """Draw the weights of a layer.
 
     Args:
-        network: Holds them.
+        layer: Holds them.
         init: PyTorch's own start, which is left as it is; Keras's, Glorot uniform with biases of 0; or that of Sabour
             et al.'s code, a truncated normal with biases of 0.1.
         std: Deviation of the truncated normal, cut at two deviations.
-        kind: Of the layers.
     """
-    for layer in network.modules():
-        if init == "torch" or not isinstance(layer, kind):
-            continue
-        if init == "glorot":
-            _draw(layer.weight, nn.init.xavier_uniform_)
-        else:
-            _draw(layer.weight, partial(nn.init.trunc_normal_, std=std, a=-2 * std, b=2 * std))
-        if layer.bias is not None:
-            nn.init.constant_(layer.bias, 0.0 if init == "glorot" else 0.1)
+    if init == "torch":
+        return
+    if init == "glorot":
+        draw_weight(layer.weight, nn.init.xavier_uniform_)
+    else:
+        draw_weight(layer.weight, partial(nn.init.trunc_normal_, std=std, a=-2 * std, b=2 * std))
+    if layer.bias is not None:
+        nn.init.constant_(layer.bias, 0.0 if init == "glorot" else 0.1)
 
 
-def _draw(weight: Tensor, initialise: Callable[[Tensor], object]) -> None:
-    """Draw a weight in the order of its axes, whatever that of its memory is."""
+def draw_weight(weight: Tensor, initialise: Callable[[Tensor], object]) -> None:
+    """Draw a weight in the order of its axes, whatever that of its memory is; ``initialise`` fills a tensor."""
     drawn = torch.empty_like(weight, memory_format=torch.contiguous_format)
     initialise(drawn)
     with torch.no_grad():

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from torchcaps.nn.convolutions import WeightStart, draw_weights
+from torchcaps.nn.convolutions import WeightStart, draw_layer
 from torchcaps.ops.checks import (
     check_choice,
     check_classes,
@@ -119,7 +119,9 @@ class Decoder(nn.Module):
         for fan_in, fan_out in itertools.pairwise(widths):
             layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
         self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], math.prod(self.out_shape)), nn.Sigmoid())
-        draw_weights(self.layers, init, std=0.1, kind=nn.Linear)
+        for layer in self.layers:
+            if isinstance(layer, nn.Linear):
+                draw_layer(layer, init, std=0.1)
 
     def forward(self, capsules: Float[Tensor, "B J D"]) -> Float[Tensor, "B C H W"]:
         """Decode capsules, of which all but the wanted ones are zero (:func:`mask_capsules`), to images in 0..1.

@@ -72,7 +72,10 @@ class DenseCapsules(CapsuleLayer):
 
     Usable alone and stacked: capsules, or poses (B, I, K) alone, in; capsules (B, J, D) out.
 
-    A stack needs poses that are not too short, 0.3 long or more: every squash shortens short capsules further.
+    A stack needs poses that are not too short: every squash shortens short capsules further. In an experiment with
+    three stacked layers (32 → 16 → 8 → 4 capsules, default initialisation, Adam), fed with poses of length 0.1, both
+    softmax axes stayed at their initial loss for 1,000 steps; of length 0.2, over outputs they trained, over inputs
+    they stayed for 400 steps; of length 0.3, both trained, over outputs better.
 
     Args:
         in_capsules: I.
