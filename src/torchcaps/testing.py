@@ -327,11 +327,7 @@ def _untouched_inputs(subject: Subject) -> str:
     return ", ".join(inputs) + " stay as they are"
 
 
-@check(
-    "determinism",
-    "a random start, dropout in training mode, or logits kept from one call to the next",
-    layers=True,
-)
+@check("determinism", "a random start, dropout in training mode, or logits kept from one call to the next", layers=True)
 def _determinism(subject: Subject) -> str:
     inputs = subject.inputs()
     return _require_same(subject.call(inputs), subject.call(inputs), "of a first and of a second call")
@@ -350,8 +346,7 @@ def _batch_independence(subject: Subject) -> str:
 
 
 @check(
-    "input order",
-    "a reshape or view where a permute or transpose is meant, or a start from the first input capsule",
+    "input order", "a reshape or view where a permute or transpose is meant, or a start from the first input capsule"
 )
 def _input_order(subject: Subject) -> str:
     inputs = subject.inputs()

@@ -35,9 +35,7 @@ from torchcaps.ops.precision import full_dtype, full_precision
 
 
 def weighted_sum(
-    poses: Float[Tensor, "B I K"],
-    weight: Float[Tensor, "I J D ..."],
-    coupling: Float[Tensor, "B I J"] | None = None,
+    poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D ..."], coupling: Float[Tensor, "B I J"] | None = None
 ) -> Float[Tensor, "B J D"]:
     """The sum of votes, weighted by their coupling: s_j = Σ_i c_ij W_ij u_i.
 

@@ -57,11 +57,7 @@ class Routing(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self,
-        votes: Votes,
-        activations: Float[Tensor, "B I"] | None = None,
-        *,
-        return_coupling: bool = False,
+        self, votes: Votes, activations: Float[Tensor, "B I"] | None = None, *, return_coupling: bool = False
     ) -> Routed:
         """Route.
 

@@ -5,7 +5,7 @@ transform. To be read in this order:
 
 - :mod:`.basis`: the matrices of the transform, from the sizes of a correlation;
 - :mod:`.plan`: how a convolution is cut into phases and tiles;
-- :mod:`.transform`: forward and backward, from top to bottom; :mod:`.products`: the products of its planes;
+- :mod:`.transform`: forward and backward, from top to bottom;
 - :mod:`.columns`: the other way, one matrix product, for few input channels and for very few images;
 - :mod:`.choice`: which way is taken; :mod:`.autograd`: how PyTorch calls them.
 """
@@ -19,14 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.checks import (
-    check_choice,
-    check_flags,
-    check_one_device,
-    check_one_dtype,
-    check_sizes,
-    check_tensor,
-)
+from torchcaps.ops.checks import check_choice, check_flags, check_one_device, check_one_dtype, check_sizes, check_tensor
 from torchcaps.ops.convolution.autograd import Convolve, forward, is_ordinary, plain, shape_of
 from torchcaps.ops.convolution.choice import choose, working_mib
 from torchcaps.ops.convolution.plan import Pair, Shape

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from torchcaps.ops.convolution.columns import multiply
 from torchcaps.ops.convolution.plan import Matrices, Plan
-from torchcaps.ops.convolution.products import multiply
 from torchcaps.ops.memory import new_empty
 
 

@@ -3,8 +3,8 @@
 ``README.md`` beside this folder derives every step; names in brackets, such as [logits], are the steps' names there.
 To be read in this order:
 
-- :mod:`.forward` and :mod:`.backward`: the two passes, from top to bottom; :mod:`.steps`: what they share;
-- :mod:`.layer`: a call's tensors, how they are cut, and the work buffers;
+- :mod:`.forward` and :mod:`.backward`: the two passes, from top to bottom;
+- :mod:`.layer`: a call's tensors, how they are cut, the work buffers, and the steps that both passes take;
 - :mod:`.autograd`: how PyTorch calls all this.
 
 Inside, poses are (B, K, I) and weights (J, D, K, I): the long axis comes last, and each step is a matrix product or

@@ -9,13 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.dynamic_routing.options import (
-    LAYER_SCHEMA,
-    OPTIONS_SCHEMA,
-    Options,
-    differentiate,
-    empty_gradients,
-)
+from torchcaps.ops.dynamic_routing.options import LAYER_SCHEMA, OPTIONS_SCHEMA, Options, differentiate, empty_gradients
 from torchcaps.ops.dynamic_routing.recompute.backward import backward
 from torchcaps.ops.dynamic_routing.recompute.forward import forward
 from torchcaps.ops.dynamic_routing.recompute.layer import working_dtype

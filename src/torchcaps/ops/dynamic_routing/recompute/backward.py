@@ -9,8 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.ops.dynamic_routing.options import Options
-from torchcaps.ops.dynamic_routing.recompute.layer import Block, Layer
-from torchcaps.ops.dynamic_routing.recompute.steps import (
+from torchcaps.ops.dynamic_routing.recompute.layer import (
+    Block,
+    Layer,
     agreement,
     competing_axis,
     couple,

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from torchcaps.machine import MIB
 from torchcaps.ops.dynamic_routing.options import Options
-from torchcaps.ops.dynamic_routing.recompute.layer import Layer
-from torchcaps.ops.dynamic_routing.recompute.steps import (
+from torchcaps.ops.dynamic_routing.recompute.layer import (
+    Layer,
     compete,
     couple,
     first_coupling,
