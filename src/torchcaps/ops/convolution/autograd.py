@@ -61,7 +61,7 @@ class Convolve(torch.autograd.Function):
     def forward(ctx: Any, *call: Any) -> Tensor:
         """See :func:`forward`."""
         features, weight, bias, ctx.stride, ctx.padding, relu, ctx.way = call
-        maps, ctx.planes = forward(*call, True)
+        maps, ctx.planes = forward(features, weight, bias, ctx.stride, ctx.padding, relu, ctx.way, learning=True)
         maps = maps.detach()  # to autograd no view, so that it may be changed in place
         ctx.save_for_backward(features, weight, bias, maps if relu else None)
         return maps
