@@ -450,7 +450,7 @@ class FixedWhenMapped(Plain):
 
 WRONG: list[tuple[type[Plain], str, str]] = [
     (SoftmaxOverInputs, "coupling", "over the outputs, but to one over the inputs; usual cause: a softmax over"),
-    (SoftmaxOverBatch, "batch independence", "the capsules of image 0 of 3 and of the same image alone differ by"),
+    (SoftmaxOverBatch, "batch independence", "the capsules of each image alone and in a batch differ by"),
     (Sigmoid, "coupling", r"coupling sums to [\d.]+..[\d.]+ over the (in|out)puts"),
     (CouplingTransposed, "shapes", r"coupling has the shape \(3, 5, 7\) instead of \(3, 7, 5\) = \(B, I, J\)"),
     (CouplingWhenNotAsked, "shapes", "returns a coupling that was not asked for"),
@@ -462,10 +462,10 @@ WRONG: list[tuple[type[Plain], str, str]] = [
     (View, "memory layout", "raises RuntimeError: view size is not compatible.*; usual cause: view"),
     (ReshapedVotes, "input order", "differ.*; usual cause: a reshape or view where a permute"),
     (FromTheFirst, "input order", "differ.* a start from the first input capsule"),
-    (FavouredOutput, "output order", "coupling to reordered output capsules differs"),
+    (FavouredOutput, "output order", "the capsules of outputs reordered before and after routing differ by"),
     (SharedLogits, "batch independence", "differ by .*; usual cause: logits shared or averaged over the batch"),
     (BatchNormalised, "batch independence", "a normalisation by the batch"),
-    (SquashOverCapsules, "rotation", "the capsules of rotated votes differ from the rotated capsules by"),
+    (SquashOverCapsules, "rotation", "the capsules rotated before and after routing differ by"),
     (SquashOverOne, "rotation", "usual cause: a squash, norm or dot product over another axis"),
     (NoSquash, "lengths", r"the longest capsule has the length \d+.*, more than one; usual cause: no squash"),
     (NaiveSquash, "finite numbers", r"capsules for poses of zero: 60 of 60 numbers are NaN or infinite"),
@@ -473,7 +473,7 @@ WRONG: list[tuple[type[Plain], str, str]] = [
     (NaiveSoftmax, "finite numbers", "capsules for poses of length 1e6"),
     (NaiveVariance, "finite numbers", "for (poses of zero|input capsules that all agree): .* a variance"),
     (AsksForTheWeight, "other votes", "raises AttributeError: .* has no attribute 'weight'; usual cause: votes.weight"),
-    (KnowsDenseVotes, "other votes", "coupling of votes that are built and of those that are not differs by"),
+    (KnowsDenseVotes, "other votes", "capsules of votes that are built and of those that are not differ by"),
     (
         ChangesPoses,
         "untouched inputs",
@@ -482,7 +482,7 @@ WRONG: list[tuple[type[Plain], str, str]] = [
     (RandomStart, "determinism", "differ by .*; usual cause: a random start"),
     (Remembers, "determinism", "logits kept from one call to the next"),
     (PlainTensor, "state", "scales holds a tensor that is neither a parameter nor a buffer"),
-    (Unsaved, "state", "capsules after saving and loading the state_dict differ by"),
+    (Unsaved, "state", "capsules before and after saving and loading the state_dict differ by"),
     (SingleInside, "dtypes", "inputs of torch.float64 give capsules of torch.float32"),
     (SingleOut, "dtypes", "inputs of torch.float64 give capsules of torch.float32"),
     (DoubleConstant, "dtypes", "raises RuntimeError: expected scalar type"),
@@ -563,7 +563,7 @@ class Halved(DenseCapsules):
 @pytest.mark.parametrize(
     ("wrong", "options", "name", "says"),
     [
-        (Batched, {}, "batch independence", "image 0 of 3"),
+        (Batched, {}, "batch independence", "each image alone and in a batch"),
         (Lengths, {}, "shapes", r"\(3, 5\) instead of \(3, 5, 4\)"),
         (Halved, {}, "shapes", r"\(3, 2, 4\) instead of \(3, 5, 4\)"),
         (Unrouted, {}, "lengths", "more than one"),

@@ -36,14 +36,8 @@ SINGLE_TOLERANCE = 1e-2
 BATCH = 3
 
 Inputs = dict[str, Tensor]
-
-
-class Result(NamedTuple):
-    """What a call gave."""
-
-    capsules: Tensor
-    activations: Tensor | None
-    coupling: Tensor | None
+RESULTS = ("capsules", "activations", "coupling")
+"""What a routing returns, by the names that failures say."""
 
 
 class Sizes(NamedTuple):
@@ -64,33 +58,33 @@ class Subject:
     device: torch.device
     softmax_over: SoftmaxOver | None = None
     """The axis over which coupling sums to one, if it is known."""
-    is_layer: bool = False
-    """Called with poses alone, instead of with the votes of poses and a weight."""
     given: nn.Module | None = None
     """A routing as it was given, not yet told its sizes; None for a layer."""
 
-    def inputs(self, dtype: torch.dtype = torch.float64, *, batch: int = BATCH, sizes: Sizes | None = None) -> Inputs:
+    @property
+    def is_layer(self) -> bool:
+        """Called with poses alone, instead of with the votes of poses and a weight."""
+        return self.given is None
+
+    def inputs(self, dtype: torch.dtype = torch.float64, *, batch: int = BATCH) -> Inputs:
         """Random inputs, the same every time, of lengths near one."""
-        I, K, J, D = sizes or self.sizes
-        shapes: dict[str, tuple[int, ...]] = {"poses": (batch, I, K)}
+        I, K, *out = self.sizes
+        shapes = {"poses": [batch, I, K]}
         if not self.is_layer:
-            assert J is not None
-            assert D is not None
-            shapes["weight"] = (I, J, D, K)
+            shapes["weight"] = [I, *(size for size in out if size is not None), K]
         random = torch.Generator().manual_seed(0)
         drawn = {name: torch.randn(shape, generator=random, dtype=torch.float64) for name, shape in shapes.items()}
         drawn["poses"] /= drawn["poses"].norm(dim=-1, keepdim=True)
         return {name: tensor.to(self.device, dtype) for name, tensor in drawn.items()}
 
-    def call(self, inputs: Inputs, *, return_coupling: bool = True) -> Result:
+    def call(self, inputs: Inputs, *, return_coupling: bool = True) -> Routed:
         """Capsules, and the coupling where there is one, as :class:`torchcaps.nn.DenseCapsules` calls a routing."""
         if self.is_layer:
-            capsules = Capsules.of(self.module(inputs["poses"]))
-            return Result(capsules.poses, capsules.activations, None)
+            return Routed(*Capsules.of(self.module(inputs["poses"]))[:2])
         votes = DenseVotes(inputs["poses"], inputs["weight"])
         return self.route(votes, return_coupling=return_coupling)
 
-    def route(self, votes: Votes, *, return_coupling: bool = True) -> Result:
+    def route(self, votes: Votes, *, return_coupling: bool = True) -> Routed:
         """What a routing gives for votes."""
         returned = self.module(votes, None, return_coupling=return_coupling)
         require(
@@ -98,7 +92,7 @@ class Subject:
             "forward must return a torchcaps.nn.Routed of poses, activations or None, coupling or None, got a "
             f"{type(returned).__name__}",
         )
-        return Result(*returned)
+        return returned
 
     def to(self, dtype: torch.dtype) -> Subject:
         """The same with the module's parameters in another precision."""
@@ -112,32 +106,17 @@ class Subject:
 Finder = Callable[[Subject], str]
 """Says what it found, or fails."""
 
-
-class Check(NamedTuple):
-    """One property."""
-
-    function: Finder
-    cause: str
-    """What usually breaks it."""
-
-
-_ROUTING: dict[str, Check] = {}
-_LAYER: dict[str, Check] = {}
+# the checks of each property, with what usually breaks it
+_ROUTING: dict[str, tuple[Finder, str]] = {}
+_LAYER: dict[str, tuple[Finder, str]] = {}
 
 
 def check(name: str, cause: str, *, layers: bool = False) -> Callable[[Finder], Finder]:
-    """Register a check: a function that returns what it found, or fails by :func:`require`.
-
-    Args:
-        name: The property.
-        cause: What usually breaks it.
-        layers: Whether a capsule layer has the property too.
-    """
+    """Register the check of a property, which ``cause`` usually breaks, and which ``layers`` may have too."""
 
     def register(function: Finder) -> Finder:
-        _ROUTING[name] = Check(function, cause)
-        if layers:
-            _LAYER[name] = _ROUTING[name]
+        for registry in (_ROUTING, _LAYER) if layers else (_ROUTING,):
+            registry[name] = function, cause
         return function
 
     return register
@@ -261,7 +240,7 @@ def check_capsule_layer(
     own = (getattr(layer, name, None) for name in ("in_capsules", "in_dim", "out_capsules", "out_dim"))
     I, K, J, D = (size if isinstance(size, int) else None for size in own)
     sizes = Sizes(_known(layer, "in_capsules", in_capsules, I), _known(layer, "in_dim", in_dim, K), J, D)
-    return _run(_LAYER, Subject(layer, sizes, torch.device(device), is_layer=True), skip)
+    return _run(_LAYER, Subject(layer, sizes, torch.device(device)), skip)
 
 
 # ---- the properties
@@ -276,8 +255,8 @@ def _shapes(subject: Subject) -> str:
         if not subject.is_layer:
             silent = subject.call(inputs, return_coupling=False)
             require(silent.coupling is None, "it returns a coupling that was not asked for (return_coupling=False)")
-            _require_equal(silent.capsules, routed.capsules, "capsules with and without the coupling returned differ")
-    return f"capsules {tuple(routed.capsules.shape)} for a batch of one"
+            _require_same(silent, routed, "with and without the coupling returned")
+    return f"capsules {tuple(routed.poses.shape)} for a batch of one"
 
 
 @check("sizes of one", "a squeeze(), or broadcasting that takes an axis of size one for another")
@@ -296,8 +275,7 @@ def _memory_layout(subject: Subject) -> str:
     laid_out = inputs | {"poses": inputs["poses"].transpose(1, 2).contiguous().transpose(1, 2)}
     if not subject.is_layer:  # in memory as (J, D, K, I)
         laid_out["weight"] = inputs["weight"].permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
-    wanted, got = subject.call(inputs).capsules, subject.call(laid_out).capsules
-    return _require_equal(got, wanted, "capsules of tensors that are not contiguous differ")
+    return _require_same(subject.call(laid_out), subject.call(inputs), "of tensors that are contiguous and of others")
 
 
 @check("state", "a tensor kept as a plain attribute; make it a parameter or call register_buffer", layers=True)
@@ -305,7 +283,7 @@ def _state(subject: Subject) -> str:
     plain = {name for name, value in _attributes(subject.module) if isinstance(value, Tensor)}
     require(not plain, f"{', '.join(sorted(plain))} holds a tensor that is neither a parameter nor a buffer")
     inputs = subject.inputs()
-    wanted = subject.call(inputs).capsules
+    wanted = subject.call(inputs)
     file = io.BytesIO()
     torch.save(subject.module.state_dict(), file)
     file.seek(0)
@@ -314,8 +292,8 @@ def _state(subject: Subject) -> str:
         for tensor in (*other.parameters(), *other.buffers()):
             tensor.zero_()
     other.load_state_dict(torch.load(file, map_location=subject.device, weights_only=True))
-    got = subject.replaced(other).call(inputs).capsules
-    return _require_equal(got, wanted, "capsules after saving and loading the state_dict differ")
+    got = subject.replaced(other).call(inputs)
+    return _require_same(got, wanted, "before and after saving and loading the state_dict")
 
 
 @check(
@@ -327,16 +305,16 @@ def _dtypes(subject: Subject) -> str:
     results = {}
     for dtype in (torch.float64, torch.float32):
         routed = subject.to(dtype).call(subject.inputs(dtype))
-        for name, tensor in zip(Result._fields, routed, strict=True):
+        for name, tensor in zip(RESULTS, routed, strict=True):
             if tensor is not None:
                 require(tensor.dtype == dtype, f"inputs of {dtype} give {name} of {tensor.dtype}")
-        results[dtype] = routed.capsules
+        results[dtype] = routed.poses
     with torch.autocast(subject.device.type, torch.bfloat16), torch.no_grad():
-        halved = subject.to(torch.float32).call(subject.inputs(torch.float32)).capsules
+        halved = subject.to(torch.float32).call(subject.inputs(torch.float32)).poses
     require(halved.is_floating_point(), f"under bfloat16 autocast, capsules are of {halved.dtype}")
     require(bool(halved.isfinite().all()), "under bfloat16 autocast, capsules are not finite")
-    single, double = results[torch.float32].double(), results[torch.float64]
-    return _require_equal(single, double, "capsules in float32 and in float64 differ", SINGLE_TOLERANCE)
+    single, double = (Routed(results[dtype]) for dtype in (torch.float32, torch.float64))
+    return _require_same(single, double, "in float32 and in float64", SINGLE_TOLERANCE)
 
 
 @check("untouched inputs", "an operation in place, such as poses /= length", layers=True)
@@ -349,15 +327,10 @@ def _untouched_inputs(subject: Subject) -> str:
     return ", ".join(inputs) + " stay as they are"
 
 
-@check(
-    "determinism",
-    "a random start, dropout in training mode, or logits kept from one call to the next",
-    layers=True,
-)
+@check("determinism", "a random start, dropout in training mode, or logits kept from one call to the next", layers=True)
 def _determinism(subject: Subject) -> str:
     inputs = subject.inputs()
-    first, second = (subject.call(inputs).capsules for _ in range(2))
-    return _require_equal(second, first, "capsules of a second call differ")
+    return _require_same(subject.call(inputs), subject.call(inputs), "of a first and of a second call")
 
 
 @check(
@@ -367,30 +340,22 @@ def _determinism(subject: Subject) -> str:
 )
 def _batch_independence(subject: Subject) -> str:
     inputs = subject.inputs()
-    together = subject.call(inputs)
-    largest = 0.0
-    for n in range(BATCH):
-        alone = subject.call(inputs | {"poses": inputs["poses"][n : n + 1]})
-        for name, one, all_ in zip(Result._fields, alone, together, strict=True):
-            if one is not None and all_ is not None:
-                what = f"the {name} of image {n} of {BATCH} and of the same image alone differ"
-                largest = max(largest, _require_close(one[0], all_[n], what))
-    return f"differs by {largest:.2g} at most"
+    each = zip(*(subject.call(inputs | {"poses": pose}) for pose in inputs["poses"].split(1)), strict=True)
+    alone = Routed(*(None if parts[0] is None else torch.cat(parts) for parts in each))  # type: ignore[arg-type]
+    return _require_same(alone, subject.call(inputs), "of each image alone and in a batch")
 
 
 @check(
-    "input order",
-    "a reshape or view where a permute or transpose is meant, or a start from the first input capsule",
+    "input order", "a reshape or view where a permute or transpose is meant, or a start from the first input capsule"
 )
 def _input_order(subject: Subject) -> str:
     inputs = subject.inputs()
     order = torch.arange(subject.sizes.I, device=subject.device).roll(1)
     moved = inputs | {"poses": inputs["poses"][:, order], "weight": inputs["weight"][order]}
-    wanted, got = subject.call(inputs), subject.call(moved)
-    if wanted.coupling is not None and got.coupling is not None:
-        what = "the coupling of reordered input capsules differs from the reordered coupling"
-        _require_close(got.coupling, wanted.coupling[:, order], what)
-    return _require_equal(got.capsules, wanted.capsules, "capsules of reordered input capsules differ")
+    wanted = subject.call(inputs)
+    if wanted.coupling is not None:
+        wanted = wanted._replace(coupling=wanted.coupling[:, order])
+    return _require_same(subject.call(moved), wanted, "of input capsules in two orders")
 
 
 @check(
@@ -399,27 +364,29 @@ def _input_order(subject: Subject) -> str:
 )
 def _output_order(subject: Subject) -> str:
     inputs = subject.inputs()
-    assert subject.sizes.J is not None
-    order = torch.arange(subject.sizes.J, device=subject.device).roll(1)
-    moved = inputs | {"weight": inputs["weight"][:, order]}
-    wanted, got = subject.call(inputs), subject.call(moved)
-    if wanted.coupling is not None and got.coupling is not None:
-        what = "the coupling to reordered output capsules differs from the reordered coupling"
-        _require_close(got.coupling, wanted.coupling[..., order], what)
-    what = "the capsules of reordered outputs differ from the reordered capsules"
-    return _require_equal(got.capsules, wanted.capsules[:, order], what)
+    order = torch.arange(inputs["weight"].shape[1], device=subject.device).roll(1)
+    capsules, activations, coupling = subject.call(inputs)
+    wanted = Routed(
+        capsules[:, order],
+        None if activations is None else activations[:, order],
+        None if coupling is None else coupling[..., order],
+    )
+    return _require_same(
+        subject.call(inputs | {"weight": inputs["weight"][:, order]}),
+        wanted,
+        "of outputs reordered before and after routing",
+    )
 
 
 @check("rotation", "a squash, norm or dot product over another axis than the components', or over one of size one")
 def _rotation(subject: Subject) -> str:
     inputs = subject.inputs()
-    assert subject.sizes.D is not None
-    random = torch.Generator().manual_seed(1)
-    square = torch.randn(subject.sizes.D, subject.sizes.D, generator=random, dtype=torch.float64)
+    D = inputs["weight"].shape[2]
+    square = torch.randn(D, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     rotation = torch.linalg.qr(square).Q.to(subject.device)
     turned = inputs | {"weight": torch.einsum("ed,ijdk->ijek", rotation, inputs["weight"])}
-    wanted, got = subject.call(inputs).capsules @ rotation.T, subject.call(turned).capsules
-    return _require_equal(got, wanted, "the capsules of rotated votes differ from the rotated capsules")
+    wanted, got = subject.call(inputs).poses @ rotation.T, subject.call(turned).poses
+    return _require_same(Routed(got), Routed(wanted), "rotated before and after routing")
 
 
 @check("lengths", "no squash, or one over another axis than the components'", layers=True)
@@ -429,7 +396,7 @@ def _lengths(subject: Subject) -> str:
     for factor in (1.0, 100.0):
         routed = subject.call(inputs | {"poses": factor * inputs["poses"]})
         if routed.activations is None:
-            longest = max(longest, float(routed.capsules.detach().norm(dim=-1).max()))
+            longest = max(longest, float(routed.poses.detach().norm(dim=-1).max()))
         else:
             least, most = (float(each) for each in routed.activations.detach().aminmax())
             low, high = min(low, least), max(high, most)
@@ -465,14 +432,8 @@ def _coupling(subject: Subject) -> str:
 )
 def _other_votes(subject: Subject) -> str:
     inputs = subject.inputs()
-    wanted, got = subject.call(inputs), subject.route(_BuiltVotes(DenseVotes(inputs["poses"], inputs["weight"])))
-    if wanted.coupling is not None and got.coupling is not None:
-        _require_close(
-            got.coupling, wanted.coupling, "the coupling of votes that are built and of those that are not differs"
-        )
-    return _require_equal(
-        got.capsules, wanted.capsules, "capsules of votes that are built and of those that are not differ"
-    )
+    got = subject.route(_BuiltVotes(DenseVotes(inputs["poses"], inputs["weight"])))
+    return _require_same(got, subject.call(inputs), "of votes that are built and of those that are not")
 
 
 class _BuiltVotes(Votes):
@@ -519,7 +480,7 @@ def _finite_numbers(subject: Subject) -> str:
         leaves = {name: tensor.clone().requires_grad_() for name, tensor in given.items()}
         routed = subject.call(leaves)
         gradients = _gradients(_seen(routed), leaves | _parameters(subject))
-        for name, tensor in zip(Result._fields, routed, strict=True):
+        for name, tensor in zip(RESULTS, routed, strict=True):
             _require_finite(tensor, f"{name} for {case}")
         for name, gradient in gradients.items():
             _require_finite(gradient, f"the gradient of the {name} for {case}")
@@ -576,20 +537,20 @@ def _vmap(subject: Subject) -> str:
     stacked = torch.stack([inputs["poses"], inputs["poses"].flip(0)])
 
     def capsules(poses: Tensor) -> Tensor:
-        return subject.call(inputs | {"poses": poses}).capsules
+        return subject.call(inputs | {"poses": poses}).poses
 
     wanted = torch.stack([capsules(poses) for poses in stacked])
     try:
         got = torch.func.vmap(capsules)(stacked)
     except Exception as error:
         return f"not supported: {type(error).__name__}: {_first_line(error)}"
-    return _require_equal(got, wanted, "capsules under torch.func.vmap and from a loop differ")
+    return _require_same(Routed(got), Routed(wanted), "under torch.func.vmap and from a loop")
 
 
 # ---- running them, and what they share
 
 
-def _run(checks: dict[str, Check], subject: Subject, skip: Collection[str]) -> dict[str, str]:
+def _run(checks: dict[str, tuple[Finder, str]], subject: Subject, skip: Collection[str]) -> dict[str, str]:
     """What each check finds."""
     skip = list(skip)
     for name in skip:
@@ -632,7 +593,7 @@ def require(condition: bool, otherwise: str) -> None:
         raise AssertionError(otherwise)
 
 
-def _require_shapes(routed: Result, sizes: Sizes, batch: int) -> None:
+def _require_shapes(routed: Routed, sizes: Sizes, batch: int) -> None:
     I, _, J, D = sizes
     capsules, activations, coupling = routed
     require(isinstance(capsules, Tensor), f"capsules are a {type(capsules).__name__} instead of a tensor")
@@ -648,22 +609,21 @@ def _require_shapes(routed: Result, sizes: Sizes, batch: int) -> None:
         require(shape == (batch, I, J), f"coupling has the shape {shape} instead of ({batch}, {I}, {J}) = (B, I, J)")
 
 
-def _apart(got: Tensor, wanted: Tensor) -> float:
-    """The largest difference relative to the largest number; infinite where there is a NaN."""
-    got, wanted = got.detach(), wanted.detach()
-    scale = max(float(wanted.abs().max()), 1e-30)
-    return float(((got - wanted).abs() / scale).nan_to_num(float("inf")).max())
-
-
-def _require_close(got: Tensor, wanted: Tensor, what: str, tolerance: float = TOLERANCE) -> float:
-    require(got.shape == wanted.shape, f"{what}: their shapes are {tuple(got.shape)} and {tuple(wanted.shape)}")
-    apart = _apart(got, wanted)
-    require(apart <= tolerance, f"{what} by {apart:.2g} of the largest number, more than {tolerance:.0e}")
-    return apart
-
-
-def _require_equal(got: Tensor, wanted: Tensor, what: str, tolerance: float = TOLERANCE) -> str:
-    return f"differs by {_require_close(got, wanted, what, tolerance):.2g} at most"
+def _require_same(got: Routed, wanted: Routed, which: str, tolerance: float = TOLERANCE) -> str:
+    """Fail unless capsules, and activations and coupling where both have them, are equal beside the largest number."""
+    largest = 0.0
+    for name, one, other in zip(RESULTS, got, wanted, strict=True):
+        if one is not None and other is not None:
+            what = f"the {name} {which}"
+            shapes = f"{tuple(one.shape)} and {tuple(other.shape)}"
+            require(one.shape == other.shape, f"{what} differ in their shapes, {shapes}")
+            off = (one - other).detach().abs() / max(float(other.detach().abs().max()), 1e-30)
+            apart = float(off.nan_to_num(float("inf")).max())
+            require(
+                apart <= tolerance, f"{what} differ by {apart:.2g} of the largest number, more than {tolerance:.0e}"
+            )
+            largest = max(largest, apart)
+    return f"differs by {largest:.2g} at most"
 
 
 def _require_finite(tensor: Tensor | None, what: str) -> None:
@@ -672,9 +632,9 @@ def _require_finite(tensor: Tensor | None, what: str) -> None:
         require(bad == 0, f"{what}: {bad} of {tensor.numel()} numbers are NaN or infinite")
 
 
-def _seen(routed: Result) -> Tensor:
+def _seen(routed: Routed) -> Tensor:
     """All numbers that a loss may see: capsules, and activations where there are some."""
-    parts = (routed.capsules.flatten(1), routed.activations)
+    parts = (routed.poses.flatten(1), routed.activations)
     return torch.cat([part for part in parts if part is not None], 1)
 
 

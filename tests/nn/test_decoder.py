@@ -110,7 +110,7 @@ def test_each_object_stands_alone() -> None:
 
 
 def test_decoder_refuses_an_unknown_start() -> None:
-    said = 'Decoder: init must be "torch", "glorot" or "truncated-normal", got \'keras\''
+    said = "Decoder: init must be one of torch, glorot, truncated-normal, got 'keras'"
     assert_raises(ValueError, Decoder, 3, 4, (2, 5, 3), (7,), init="keras", say=said)
 
 

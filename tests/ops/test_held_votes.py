@@ -11,7 +11,7 @@ from torch import Tensor
 
 from support import assert_close
 from torchcaps import route
-from torchcaps.ops.dynamic_routing.recompute import held_votes
+from torchcaps.ops.dynamic_routing.recompute import forward
 from torchcaps.ops.memory import set_working_memory
 
 SIZE = (3, 63, 7, 5, 3)  # B, I, J, D, K
@@ -26,8 +26,8 @@ Tensors = dict[str, Tensor]
 def built(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The votes that were built."""
     votes: list[Tensor] = []
-    make = held_votes.make_votes
-    monkeypatch.setattr(held_votes, "make_votes", lambda layer: votes.append(make(layer)) or votes[-1])
+    make = forward.make_votes
+    monkeypatch.setattr(forward, "make_votes", lambda layer: votes.append(make(layer)) or votes[-1])
     return votes
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from support import assert_close, assert_differs, assert_finite, assert_raises, holds
 from torchcaps import route
 from torchcaps.ops.dynamic_routing.options import Options
-from torchcaps.ops.dynamic_routing.recompute import autograd, backward, blocks, layer, route_recompute
+from torchcaps.ops.dynamic_routing.recompute import autograd, backward, layer, route_recompute
 from torchcaps.ops.dynamic_routing.reference import compute_votes, route_votes
 from torchcaps.ops.memory import get_working_memory, set_working_memory
 
@@ -27,8 +27,8 @@ either_gradient = pytest.mark.parametrize("stop", [False, True])
 @pytest.fixture
 def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let even small layers be cut along every axis."""
-    monkeypatch.setattr(blocks, "MAX_BATCH_SLICE", 2)
-    monkeypatch.setattr(blocks, "INPUT_MULTIPLE", 4)
+    monkeypatch.setattr(layer, "MAX_BATCH_SLICE", 2)
+    monkeypatch.setattr(layer, "INPUT_MULTIPLE", 4)
 
 
 Leaves = dict[str, Tensor]
@@ -122,7 +122,7 @@ def test_the_cuts_above_are_what_they_are_meant_to_be(mib: float, axis: str, pie
     set_working_memory(mib)
     B, I, J, D, K = SIZE
     poses, weight = torch.empty(B, K, I, dtype=torch.float64), torch.empty(J, D, K, I, dtype=torch.float64)
-    cut = blocks.Blocks.of(poses, weight, axis == "inputs")
+    cut = layer.Blocks.of(poses, weight, axis == "inputs")
     assert (len(cut.outputs), len(cut.inputs), len(cut.batches)) == pieces
 
 
@@ -231,7 +231,7 @@ def test_inputs_are_not_written_to() -> None:
 # ---- memory
 
 
-class _Watched(blocks.Buffers):
+class _Watched(layer.Buffers):
     """Buffers that remember all of their kind."""
 
     calls: list[_Watched]
@@ -242,7 +242,7 @@ class _Watched(blocks.Buffers):
 
     @property
     def mib(self) -> float:
-        return sum(flat.numel() * flat.element_size() for flat in self._flat.values()) / blocks.MIB
+        return sum(flat.numel() * flat.element_size() for flat in self._flat.values()) / layer.MIB
 
 
 @pytest.mark.parametrize("size", [(64, 288, 10, 16, 8), (16, 256, 40, 16, 8), (200, 30, 5, 4, 4)])

@@ -42,8 +42,9 @@ class PrimaryCapsules(nn.Module):
         eps: Epsilon of the squash or of the unit length.
 
     Raises:
-        TypeError: A size that is no integer, or an option of another type.
-        ValueError: A size below one, or an option that does not exist.
+        TypeError: A size that is no integer, an option of another type, or features that are not floating-point.
+        ValueError: A size below one, an option that does not exist, or features of another number of channels or, with
+            the padding, smaller than the kernel.
 
     Source: Sabour, Frosst, Hinton 2017, section 4 (arXiv:1710.09829).
     """
@@ -95,13 +96,6 @@ class PrimaryCapsules(nn.Module):
         """Primary capsules; their poses' memory is laid out as (B, K, I), as fast routing wants it.
 
         Capsules of the grouping ``"raster"`` stand at no one place, so they have no grid.
-
-        Args:
-            features: Maps of ``in_channels`` channels, with the padding no smaller than the kernel.
-
-        Raises:
-            TypeError: Maps that are not floating-point.
-            ValueError: Another number of channels, or maps smaller than the kernel.
         """
         check_tensor("PrimaryCapsules", "features", features, ("B", self.in_channels, "H", "W"))
         least = max(1, self.kernel_size - 2 * self.padding)
@@ -124,12 +118,7 @@ class PrimaryCapsules(nn.Module):
         return Capsules(poses.transpose(1, 2), grid=grid)
 
     def is_wide(self, size: tuple[int, int], images: int) -> bool:
-        """Whether features of so many images are convolved by products of planes where nothing is learned.
-
-        Args:
-            size: Height and width of the features.
-            images: B.
-        """
+        """Whether features of this height and width are convolved by products of planes where nothing is learned."""
         first = self.convs[0]
         assert isinstance(first, Convolution)
         (k, l), (s, t) = first.kernel_size, first.stride

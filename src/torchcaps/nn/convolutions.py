@@ -23,6 +23,7 @@ from torchcaps.ops.checks import (
 )
 from torchcaps.ops.convolution import LAYOUTS, convolve
 
+WeightStart = Literal["torch", "glorot", "truncated-normal"]
 STEM_KERNEL = 3
 """Of the stem's convolutions, pixels."""
 
@@ -42,8 +43,8 @@ class Convolution(nn.Conv2d):
         relu: Also apply a ReLU, which then takes no memory of its own.
 
     Raises:
-        TypeError: A size that is no integer, or an option of another type.
-        ValueError: A size out of its range.
+        TypeError: A size that is no integer, an option of another type, or maps that are not floating-point.
+        ValueError: A size out of its range, or maps that do not fit.
     """
 
     def __init__(
@@ -57,13 +58,8 @@ class Convolution(nn.Conv2d):
         bias: bool = True,
         relu: bool = False,
     ) -> None:
-        check_sizes(
-            "Convolution",
-            in_channels=in_channels,
-            out_channels=out_channels,
-            kernel_size=kernel_size,
-            stride=stride,
-        )
+        check_sizes("Convolution", in_channels=in_channels, out_channels=out_channels)
+        check_sizes("Convolution", kernel_size=kernel_size, stride=stride)
         check_sizes("Convolution", least=0, padding=padding)
         check_flags("Convolution", bias=bias, relu=relu)
         super().__init__(in_channels, out_channels, kernel_size, stride, padding, bias=bias)
@@ -74,29 +70,17 @@ class Convolution(nn.Conv2d):
     def reset_parameters(self) -> None:
         """Draw the weights anew from torch's random generator, as :class:`torch.nn.Conv2d` does."""
         self.weight.data = self.weight.data.contiguous(memory_format=torch.channels_last)
-        self.draw(lambda weight: nn.init.kaiming_uniform_(weight, a=math.sqrt(5)))
+        self.draw(partial(nn.init.kaiming_uniform_, a=math.sqrt(5)))
         if self.bias is not None:
             bound = 1 / math.sqrt(self.weight[0].numel())
             nn.init.uniform_(self.bias, -bound, bound)
 
     def draw(self, initialise: Callable[[Tensor], object]) -> None:
-        """Draw the weight in the order of its axes, whatever that of its memory is.
-
-        Args:
-            initialise: Fills a tensor with random numbers.
-        """
-        weight = torch.empty_like(self.weight, memory_format=torch.contiguous_format)
-        initialise(weight)
-        with torch.no_grad():
-            self.weight.copy_(weight)
+        """See :func:`draw_weight`."""
+        draw_weight(self.weight, initialise)
 
     def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B O h w"]:
-        """Convolve.
-
-        Raises:
-            TypeError: Maps that are not floating-point.
-            ValueError: Maps that do not fit.
-        """
+        """Convolve."""
         check_tensor("Convolution", "input", input, ("B", self.in_channels, "H", "W"), LAYOUTS)
         (stride, across), (padding, beside) = self.stride, self.zeros
         return convolve(input, self.weight, self.bias, (stride, across), (padding, beside), relu=self.relu)
@@ -116,8 +100,8 @@ class ChannelNorm(nn.LayerNorm):
         channels: C.
 
     Raises:
-        TypeError: ``channels`` is no integer.
-        ValueError: It is below one.
+        TypeError: ``channels`` is no integer, or the maps are not floating-point.
+        ValueError: ``channels`` is below one, or the maps are not (B, C, H, W).
 
     Source: Ba, Kiros, Hinton 2016 (arXiv:1607.06450), placed as in Liu et al. 2022 (arXiv:2201.03545).
     """
@@ -127,12 +111,7 @@ class ChannelNorm(nn.LayerNorm):
         super().__init__(channels)
 
     def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
-        """Normalise feature maps.
-
-        Raises:
-            TypeError: Maps that are not floating-point.
-            ValueError: Maps that are not (B, C, H, W).
-        """
+        """Normalise feature maps."""
         check_tensor("ChannelNorm", "input", input, ("B", self.normalized_shape[0], "H", "W"))
         check_one_device("ChannelNorm", input=input, weight=self.weight)
         if input.dtype == torch.float64 or self.weight.dtype == torch.float64:  # shorter ones go together
@@ -151,8 +130,9 @@ class ConvStem(nn.Sequential):
         dropout: Of whole channels of the last maps, a probability.
 
     Raises:
-        TypeError: A size that is no integer, or an option of another type.
-        ValueError: A size or ``dropout`` out of its range, no convolution, or not one stride for each.
+        TypeError: A size that is no integer, an option of another type, or images that are not floating-point.
+        ValueError: A size or ``dropout`` out of its range, no convolution, not one stride for each, or images of
+            another number of channels or smaller than a kernel.
     """
 
     def __init__(
@@ -185,31 +165,40 @@ class ConvStem(nn.Sequential):
         self.in_channels = in_channels
 
     def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B c h w"]:
-        """Feature maps of images.
-
-        Raises:
-            TypeError: Images that are not floating-point.
-            ValueError: Another number of channels, or images smaller than a kernel.
-        """
+        """Feature maps of images."""
         check_tensor("ConvStem", "input", input, ("B", self.in_channels, "H", "W"))
         return super().forward(input)
 
 
-def draw_convolutions(network: nn.Module, init: Literal["torch", "glorot", "truncated-normal"], std: float) -> None:
-    """Draw the weights of every :class:`Convolution` in a module.
+def draw_convolutions(network: nn.Module, init: WeightStart, std: float) -> None:
+    """Draw the weights of every :class:`Convolution` in a module, as :func:`draw_layer` does."""
+    for layer in network.modules():
+        if isinstance(layer, Convolution):
+            draw_layer(layer, init, std)
+
+
+def draw_layer(layer: Convolution | nn.Linear, init: WeightStart, std: float) -> None:
+    """Draw the weights of a layer.
 
     Args:
-        network: Holds them.
+        layer: Holds them.
         init: PyTorch's own start, which is left as it is; Keras's, Glorot uniform with biases of 0; or that of Sabour
             et al.'s code, a truncated normal with biases of 0.1.
         std: Deviation of the truncated normal, cut at two deviations.
     """
-    for conv in network.modules():
-        if init == "torch" or not isinstance(conv, Convolution):
-            continue
-        if init == "glorot":
-            conv.draw(nn.init.xavier_uniform_)
-        else:
-            conv.draw(partial(nn.init.trunc_normal_, std=std, a=-2 * std, b=2 * std))
-        if conv.bias is not None:
-            nn.init.constant_(conv.bias, 0.0 if init == "glorot" else 0.1)
+    if init == "torch":
+        return
+    if init == "glorot":
+        draw_weight(layer.weight, nn.init.xavier_uniform_)
+    else:
+        draw_weight(layer.weight, partial(nn.init.trunc_normal_, std=std, a=-2 * std, b=2 * std))
+    if layer.bias is not None:
+        nn.init.constant_(layer.bias, 0.0 if init == "glorot" else 0.1)
+
+
+def draw_weight(weight: Tensor, initialise: Callable[[Tensor], object]) -> None:
+    """Draw a weight in the order of its axes, whatever that of its memory is; ``initialise`` fills a tensor."""
+    drawn = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    initialise(drawn)
+    with torch.no_grad():
+        weight.copy_(drawn)

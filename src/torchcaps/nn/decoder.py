@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import get_args
 
 import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
+from torchcaps.nn.convolutions import WeightStart, draw_layer
 from torchcaps.ops.checks import (
+    check_choice,
     check_classes,
     check_integers,
     check_one_device,
@@ -91,8 +93,8 @@ class Decoder(nn.Module):
             code, deviation 0.1, cut at two deviations, with biases of 0.1.
 
     Raises:
-        TypeError: A size that is no integer.
-        ValueError: A size below one, or another ``init``.
+        TypeError: A size that is no integer, or capsules that are not floating-point.
+        ValueError: A size below one, another ``init``, or capsules of another shape.
 
     Source: Sabour, Frosst, Hinton 2017, section 4.1 and figure 2 (arXiv:1710.09829).
     """
@@ -104,10 +106,11 @@ class Decoder(nn.Module):
         out_shape: Sequence[int],
         hidden: Sequence[int] = (512, 1024),
         *,
-        init: Literal["torch", "glorot", "truncated-normal"] = "torch",
+        init: WeightStart = "torch",
     ) -> None:
         check_sizes("Decoder", num_capsules=num_capsules, capsule_dim=capsule_dim)
         check_size_lists("Decoder", out_shape=out_shape, hidden=hidden)
+        check_choice("Decoder", "init", init, get_args(WeightStart))
         super().__init__()
         self.num_capsules, self.capsule_dim = num_capsules, capsule_dim
         self.out_shape = tuple(out_shape)
@@ -116,32 +119,17 @@ class Decoder(nn.Module):
         for fan_in, fan_out in itertools.pairwise(widths):
             layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
         self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], math.prod(self.out_shape)), nn.Sigmoid())
-        self._init_layers(init)
+        for layer in self.layers:
+            if isinstance(layer, nn.Linear):
+                draw_layer(layer, init, std=0.1)
 
     def forward(self, capsules: Float[Tensor, "B J D"]) -> Float[Tensor, "B C H W"]:
         """Decode capsules, of which all but the wanted ones are zero (:func:`mask_capsules`), to images in 0..1.
 
-        Args:
-            capsules: J capsules of D components, of any floating dtype: routing returns float32 in a network that was
-                converted to half precision, and they are brought to the decoder's own dtype.
-
-        Raises:
-            TypeError: Capsules that are not floating-point.
-            ValueError: Another shape.
+        Capsules of any floating dtype are brought to the decoder's own: routing returns float32 in a network that was
+        converted to half precision.
         """
         check_tensor("Decoder", "capsules", capsules, ("B", self.num_capsules, self.capsule_dim))
         weight = next(self.parameters(), capsules)  # a quantised decoder has no parameters
         check_one_device("Decoder", capsules=capsules, weight=weight)
         return self.layers(capsules.flatten(1).to(weight.dtype)).unflatten(1, self.out_shape)
-
-    def _init_layers(self, init: Literal["torch", "glorot", "truncated-normal"]) -> None:
-        if init not in ("torch", "glorot", "truncated-normal"):
-            raise ValueError(f'Decoder: init must be "torch", "glorot" or "truncated-normal", got {init!r}')
-        for layer in self.layers:
-            if init == "torch" or not isinstance(layer, nn.Linear):
-                continue
-            if init == "glorot":
-                nn.init.xavier_uniform_(layer.weight)
-            else:
-                nn.init.trunc_normal_(layer.weight, std=0.1, a=-0.2, b=0.2)
-            nn.init.constant_(layer.bias, 0.0 if init == "glorot" else 0.1)

@@ -25,11 +25,9 @@ def only_infers(images: Tensor) -> bool:
 
 
 def images_in_part(map_bytes: int, wide: bool) -> int:
-    """How many images are best taken through the convolutions at a time.
+    """How many images are best taken through the convolutions at a time, by the largest map of an image.
 
-    Args:
-        map_bytes: The largest map of an image before the primary capsules.
-        wide: The primary convolution goes by products of planes, which want many images.
+    A ``wide`` primary convolution goes by products of planes, which want many images.
     """
     most = get_working_memory() * WIDE if wide else min(MAP, get_working_memory())
     return max(1, int(most * MIB / map_bytes))
@@ -38,12 +36,9 @@ def images_in_part(map_bytes: int, wide: bool) -> int:
 def in_parts(
     function: Callable[[Float[Tensor, "B C H W"]], Capsules], images: Float[Tensor, "B C H W"], largest: int
 ) -> Capsules:
-    """``function(images)``, some images at a time, in nearly equal parts; poses keep their memory order (B, K, I).
+    """``function(images)``, at most ``largest`` images at a time, in nearly equal parts.
 
-    Args:
-        function: From images to capsules without activations, each image by itself.
-        images: All of them.
-        largest: Images at a time, at most.
+    The capsules have no activations; their poses keep their memory order (B, K, I).
     """
     if len(images) <= largest:
         return function(images)

@@ -21,17 +21,9 @@ Competition = Literal["types", "types-and-positions"]
 
 
 class CapsuleLayer(nn.Module, ABC):
-    """What the layers have in common: a transform and a routing, told their sizes.
+    """What the layers have in common: a transform and a routing, told their sizes I, K, J, D.
 
-    Args:
-        size: I, K, J, D.
-        transform: From capsules to votes; :class:`Dense` if None.
-        routing: From votes to capsules; :class:`DynamicRouting` if None.
-        rivals: How many output capsules compete for an input capsule; J if None.
-
-    Raises:
-        TypeError: A transform that is no :class:`Transform`, or a routing that is no :class:`Routing`.
-        ValueError: Sizes that the transform cannot have.
+    ``rivals`` is how many output capsules compete for an input capsule; J if None.
     """
 
     def __init__(
@@ -43,31 +35,12 @@ class CapsuleLayer(nn.Module, ABC):
             if not isinstance(given, kind | None):
                 raise TypeError(f"{name}: {what} must be a {kind.__name__} or None, got {type(given).__name__}")
         self.size = size
+        self.in_capsules, self.in_dim, self.out_capsules, self.out_dim = size
         self.transform = Dense() if transform is None else transform
         self.routing = DynamicRouting() if routing is None else routing
         rivals = size.out_capsules if rivals is None else rivals
         self.transform.bind(size, self.routing.balanced_std(size._replace(out_capsules=rivals)))
         self.routing.bind(size)
-
-    @property
-    def in_capsules(self) -> int:
-        """I."""
-        return self.size.in_capsules
-
-    @property
-    def in_dim(self) -> int:
-        """K."""
-        return self.size.in_dim
-
-    @property
-    def out_capsules(self) -> int:
-        """J."""
-        return self.size.out_capsules
-
-    @property
-    def out_dim(self) -> int:
-        """D."""
-        return self.size.out_dim
 
     @abstractmethod
     def votes(self, capsules: Capsules) -> tuple[Votes, Float[Tensor, "B I"] | None]:
@@ -134,15 +107,7 @@ class DenseCapsules(CapsuleLayer):
         super().__init__(LayerSize(**sizes), transform, routing)
 
     def forward(self, capsules: Capsules | Float[Tensor, "B I K"]) -> Capsules:
-        """Output capsules v_j.
-
-        Args:
-            capsules: Input capsules, or their poses alone.
-
-        Raises:
-            TypeError: Poses that are not floating-point.
-            ValueError: Poses of another shape, or on another device.
-        """
+        """Output capsules v_j of input capsules, or of their poses alone; see :meth:`route`."""
         routed = self.route(capsules)
         return Capsules(routed.poses, routed.activations)
 
@@ -209,10 +174,7 @@ class ConvCapsules(CapsuleLayer):
         self.compete_over: Competition = compete_over
 
     def forward(self, capsules: Capsules) -> Capsules:
-        """Output capsules, on a map.
-
-        Args:
-            capsules: Those of a map, with its grid.
+        """Output capsules, on a map, from those of a map with its grid.
 
         Raises:
             TypeError: Poses that are not floating-point.
@@ -225,7 +187,12 @@ class ConvCapsules(CapsuleLayer):
 
     def votes(self, capsules: Capsules) -> tuple[Votes, Float[Tensor, "BL I"] | None]:
         """What the routing is given: the votes of the capsules of each of the B·L windows."""
-        grid = self._check(capsules)
+        if not isinstance(capsules, Capsules):
+            raise TypeError(f"ConvCapsules: capsules must be Capsules with a grid, got {type(capsules).__name__}")
+        grid = capsules.grid
+        self.out_grid(grid)
+        assert grid is not None
+        check_tensor("ConvCapsules", "poses", capsules.poses, ("B", math.prod(grid), self.in_dim))
         poses = capsules.poses.unflatten(1, grid)  # (B, T, H, W, K)
         windows = self._windows(poses.movedim(-1, 2).flatten(1, 2))  # (B, T·K, k², L)
         B, _, area, positions = windows.shape
@@ -239,20 +206,12 @@ class ConvCapsules(CapsuleLayer):
         return votes, activations.transpose(1, 2).flatten(0, 1)
 
     def window_capsules(self, grid: tuple[int, int, int], device: torch.device | None = None) -> Int[Tensor, "L I"]:
-        """The capsule of the map, counted from 1, that each capsule of each window is; 0 beyond the edge.
-
-        Args:
-            grid: Of the map that comes in.
-            device: Where to make it; the CPU if None.
-        """
+        """The capsule of the map ``grid``, counted from 1, that each capsule of each window is; 0 beyond the edge."""
         number = torch.arange(1.0, math.prod(grid) + 1, device=device)  # exact up to 2^24
         return self._windows(number.view(1, *grid)).flatten(1, 2)[0].t().long()
 
     def out_grid(self, grid: tuple[int, int, int] | None) -> tuple[int, int, int]:
-        """Types, height and width of the map that goes out.
-
-        Args:
-            grid: Of the map that comes in.
+        """Types, height and width of the map that goes out, from those of the map that comes in.
 
         Raises:
             ValueError: A map that is none, of other types, or smaller than a window.
@@ -276,15 +235,6 @@ class ConvCapsules(CapsuleLayer):
         columns = F.unfold(maps, self.kernel_size, padding=self.padding, stride=self.stride)  # (B, C·k², L)
         return columns.unflatten(1, (maps.shape[1], self.kernel_size**2))
 
-    def _check(self, capsules: Capsules) -> tuple[int, int, int]:
-        if not isinstance(capsules, Capsules):
-            raise TypeError(f"ConvCapsules: capsules must be Capsules with a grid, got {type(capsules).__name__}")
-        grid = capsules.grid
-        self.out_grid(grid)
-        assert grid is not None
-        check_tensor("ConvCapsules", "poses", capsules.poses, ("B", grid[0] * grid[1] * grid[2], self.in_dim))
-        return grid
-
     def extra_repr(self) -> str:
         """Sizes, for ``print(model)``."""
         return (
@@ -294,10 +244,5 @@ class ConvCapsules(CapsuleLayer):
 
 
 def on_map(windows: Float[Tensor, "BL T *more"], positions: int) -> Float[Tensor, "B TL *more"]:
-    """What was computed for the windows of a map, in the order of :class:`Capsules`.
-
-    Args:
-        windows: Of each position of each image, the types.
-        positions: L.
-    """
+    """What was computed for the windows of a map of L ``positions``, in the order of :class:`Capsules`."""
     return windows.unflatten(0, (-1, positions)).transpose(1, 2).flatten(1, 2)

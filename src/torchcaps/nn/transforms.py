@@ -98,12 +98,7 @@ class DenseVotes(Votes):
 
 
 class SharedVotes(Votes):
-    """Votes W_j u_i: all input capsules share the matrix of an output capsule.
-
-    Args:
-        poses: Input capsules u_i.
-        weight: W_j.
-    """
+    """Votes W_j u_i: all input capsules share the matrix of an output capsule."""
 
     def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "J D K"]) -> None:
         J, D, K = weight.shape
@@ -137,10 +132,6 @@ class MatrixVotes(Votes):
     """Votes M_i W_ij of poses that are square matrices, M_i (P, P), read row by row: K = D = P².
 
     The rows of a pose are transformed alike, so that a row is a capsule of P components to the sums.
-
-    Args:
-        poses: Input capsules M_i.
-        weight: W_ij.
     """
 
     def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J P P"]) -> None:
@@ -190,12 +181,7 @@ class Rivals:
         return self.sum(torch.ones(self.children.shape, device=self.children.device))[0]
 
     def compete(self, logits: Float[Tensor, "BL I J"], leaky: bool) -> Float[Tensor, "BL I J"]:
-        """The softmax over the output types and the positions; see :meth:`Votes.compete`.
-
-        Args:
-            logits: Those of the windows (B·L, I, J).
-            leaky: See :meth:`Votes.compete`.
-        """
+        """The softmax over the output types and the positions; see :meth:`Votes.compete`."""
         positions, I = self.children.shape
         child = self.children.flatten()  # (L·I)
         given = logits.unflatten(0, (-1, positions)).flatten(1, 2)  # (B, L·I, J)
@@ -220,15 +206,10 @@ class Transform(nn.Module, ABC):
 
     @abstractmethod
     def bind(self, size: LayerSize, std: float) -> None:
-        """Make the parameters.
+        """Make the parameters for the sizes I, K, J, D; a ValueError for sizes that this transform cannot have.
 
-        Args:
-            size: I, K, J, D.
-            std: The deviation of votes, relative to the length of a pose, that suits the routing; see
-                :meth:`torchcaps.nn.Routing.balanced_std`.
-
-        Raises:
-            ValueError: Sizes that this transform cannot have.
+        ``std`` is the deviation of votes, relative to the length of a pose, that suits the routing; see
+        :meth:`torchcaps.nn.Routing.balanced_std`.
         """
 
     @abstractmethod
@@ -251,6 +232,7 @@ class WeightTransform(Transform):
     """
 
     weight: nn.Parameter
+    _votes: type[DenseVotes | SharedVotes | MatrixVotes] = DenseVotes
 
     def __init__(self, weight_init: WeightInit = "balanced", weight_std: float = 0.1) -> None:
         super().__init__()
@@ -271,11 +253,7 @@ class WeightTransform(Transform):
 
     @abstractmethod
     def _empty(self, size: LayerSize) -> Tensor:
-        """The weights' memory.
-
-        Raises:
-            ValueError: Sizes that this transform cannot have.
-        """
+        """The weights' memory; a ValueError for sizes that this transform cannot have."""
 
     def _products(self, size: LayerSize) -> int:
         """How many products of a weight and a component of a pose are summed in a component of a vote."""
@@ -295,16 +273,18 @@ class WeightTransform(Transform):
                 }
                 nn.init.normal_(self.weight, std=stds[self.weight_init])
 
-    def _check(self, poses: Tensor) -> None:
+    def forward(self, poses: Float[Tensor, "B I K"]) -> Votes:
+        """See :class:`Transform`."""
         check_tensor(type(self).__name__, "poses", poses, ("B", self.size.in_capsules, self.size.in_dim))
         check_one_device(type(self).__name__, poses=poses, weight=self.weight)
+        return self._votes(poses, self.weight)
 
     def extra_repr(self) -> str:
         """Sizes and start, for ``print(model)``."""
+        if not hasattr(self, "size"):
+            return ""
         std = f"({self.weight_std:g})" if "normal" in self.weight_init else ""
-        return (
-            f"weight={tuple(self.weight.shape)}, weight_init={self.weight_init}{std}" if hasattr(self, "size") else ""
-        )
+        return f"weight={tuple(self.weight.shape)}, weight_init={self.weight_init}{std}"
 
 
 class Dense(WeightTransform):
@@ -318,11 +298,6 @@ class Dense(WeightTransform):
         I, K, J, D = size
         return torch.empty(J, D, K, I).permute(3, 0, 1, 2)
 
-    def forward(self, poses: Float[Tensor, "B I K"]) -> DenseVotes:
-        """See :class:`Transform`."""
-        self._check(poses)
-        return DenseVotes(poses, self.weight)
-
 
 class Shared(WeightTransform):
     """One matrix for each output capsule, which all input capsules share: votes W_j u_i, W (J, D, K).
@@ -331,14 +306,11 @@ class Shared(WeightTransform):
     (arXiv:1911.07968).
     """
 
+    _votes = SharedVotes
+
     def _empty(self, size: LayerSize) -> Float[Tensor, "J D K"]:
         _, K, J, D = size
         return torch.empty(J, D, K)
-
-    def forward(self, poses: Float[Tensor, "B I K"]) -> SharedVotes:
-        """See :class:`Transform`."""
-        self._check(poses)
-        return SharedVotes(poses, self.weight)
 
 
 class Elementwise(WeightTransform):
@@ -358,17 +330,14 @@ class Elementwise(WeightTransform):
     def _products(self, size: LayerSize) -> int:  # noqa: ARG002  as all transforms
         return 1
 
-    def forward(self, poses: Float[Tensor, "B I K"]) -> DenseVotes:
-        """See :class:`Transform`."""
-        self._check(poses)
-        return DenseVotes(poses, self.weight)
-
 
 class Matrix(WeightTransform):
     """Poses are square matrices M_i (P, P), and so are the weights: votes M_i W_ij, W (I, J, P, P), K = D = P².
 
     Source: Hinton, Sabour, Frosst 2018, "Matrix capsules with EM routing" (ICLR).
     """
+
+    _votes = MatrixVotes
 
     def _empty(self, size: LayerSize) -> Float[Tensor, "I J P P"]:
         I, K, J, D = size
@@ -382,8 +351,3 @@ class Matrix(WeightTransform):
 
     def _products(self, size: LayerSize) -> int:
         return math.isqrt(size.in_dim)
-
-    def forward(self, poses: Float[Tensor, "B I K"]) -> MatrixVotes:
-        """See :class:`Transform`."""
-        self._check(poses)
-        return MatrixVotes(poses, self.weight)

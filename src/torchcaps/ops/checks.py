@@ -1,4 +1,7 @@
-"""What functions and layers ask of their arguments: a sentence names the function, the argument, and what fits."""
+"""What functions and layers ask of their arguments: a sentence names the function, the argument, and what fits.
+
+Each check takes the ``caller``, which is the layer or function to name in an error, and arguments with their names.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +31,7 @@ def check_dense(
     wanted: str = "a tensor of numbers",
     layouts: Sequence[torch.layout] = (torch.strided,),
 ) -> None:
-    """Raise unless ``tensor`` is a dense tensor of one of some dtypes.
-
-    Args:
-        caller: The layer or function to name in an error.
-        name: The argument.
-        tensor: Its value.
-        dtypes: Those that will do.
-        wanted: What they make of it, for the error.
-        layouts: Those that will do.
-
-    Raises:
-        TypeError: No tensor, one of another dtype, or one that is not dense.
-    """
+    """Raise TypeError unless ``tensor`` is a dense tensor of one of the ``dtypes``, which ``wanted`` describes."""
     if not isinstance(tensor, Tensor) or tensor.dtype not in dtypes:
         raise TypeError(f"{caller}: {name} must be {wanted}, got {_kind(tensor)}")
     if tensor.layout not in layouts or tensor.is_nested:
@@ -49,17 +40,7 @@ def check_dense(
 
 
 def check_floating(caller: str, name: str, tensor: Tensor, layouts: Sequence[torch.layout] = (torch.strided,)) -> None:
-    """Raise unless ``tensor`` is a dense floating-point tensor.
-
-    Args:
-        caller: The layer or function to name in an error.
-        name: The argument.
-        tensor: Its value.
-        layouts: Those that will do.
-
-    Raises:
-        TypeError: No tensor, one that is not floating-point, has fewer than 16 bits, or is not dense.
-    """
+    """Raise TypeError unless ``tensor`` is a dense floating-point tensor of at least 16 bits."""
     if isinstance(tensor, Tensor) and tensor.dtype in FLOATS and tensor.layout in layouts and not tensor.is_nested:
         return  # before any words are made: this is asked several times in each layer
     bits = " of at least 16 bits" if isinstance(tensor, Tensor) and tensor.is_floating_point() else ""
@@ -73,19 +54,7 @@ def check_tensor(
     shape: Sequence[int | str],
     layouts: Sequence[torch.layout] = (torch.strided,),
 ) -> None:
-    """Raise unless ``tensor`` is a dense floating-point tensor of a shape.
-
-    Args:
-        caller: The layer or function to name in an error.
-        name: The argument.
-        tensor: Its value.
-        shape: The sizes wanted; a letter stands for any size.
-        layouts: Those that will do.
-
-    Raises:
-        TypeError: As for :func:`check_floating`.
-        ValueError: Another shape.
-    """
+    """As :func:`check_floating`, and raise ValueError unless ``tensor`` has a shape; a letter stands for any size."""
     check_floating(caller, name, tensor, layouts)
     sizes = tensor.shape
     fits = len(sizes) == len(shape)
@@ -97,20 +66,12 @@ def check_tensor(
 
 
 def check_integers(caller: str, name: str, tensor: Tensor) -> None:
-    """Raise unless ``tensor`` is a dense tensor of integers.
-
-    Raises:
-        TypeError: It is not.
-    """
+    """Raise TypeError unless ``tensor`` is a dense tensor of integers."""
     check_dense(caller, name, tensor, INTEGERS, "a tensor of integers")
 
 
 def check_classes(caller: str, name: str, labels: Tensor, num_classes: int) -> None:
-    """Raise unless integers are numbers of classes, where their values can be looked at (:func:`can_look`).
-
-    Raises:
-        ValueError: One is below 0, or ``num_classes`` or more.
-    """
+    """Raise ValueError unless labels lie in 0..num_classes-1, as far as one :func:`can_look`."""
     if can_look(labels) and (labels.min() < 0 or labels.max() >= num_classes):
         raise ValueError(
             f"{caller}: {name} must be in 0..{num_classes - 1}, got {int(labels.min())}..{int(labels.max())}"
@@ -129,23 +90,20 @@ def can_look(tensor: Tensor) -> bool:
     return not torch._C._len_torch_dispatch_stack()
 
 
-def check_one_device(caller: str, **tensors: Tensor | None) -> None:
-    """Raise unless all tensors, by the names of their arguments, are on one device; None is on any.
+def is_exporting() -> bool:
+    """Whether a graph is being made of torch's own operations, as for ONNX; the fast paths make way for it."""
+    return torch.jit.is_tracing() or torch.compiler.is_exporting()  # type: ignore[attr-defined]  # torch's types lack it
 
-    Raises:
-        ValueError: They are not.
-    """
+
+def check_one_device(caller: str, **tensors: Tensor | None) -> None:
+    """Raise ValueError unless all tensors are on one device; None is on any."""
     given = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
     if _differ(given):
         raise ValueError(f"{caller}: {_names(given)} must be on one device, got {_names(given.values())}")
 
 
 def check_one_dtype(caller: str, **tensors: Tensor | None) -> None:
-    """Raise unless all tensors, by the names of their arguments, are computed with in one dtype; None is of any.
-
-    Raises:
-        TypeError: They differ in dtype, and autocast does not see to it.
-    """
+    """Raise TypeError unless all tensors are of one dtype, or autocast brings them to one; None is of any."""
     if len({tensor.dtype for tensor in tensors.values() if tensor is not None}) <= 1:
         return  # whether or not there is autocast
     given = {name: _computed_in(tensor) for name, tensor in tensors.items() if tensor is not None}
@@ -154,17 +112,7 @@ def check_one_dtype(caller: str, **tensors: Tensor | None) -> None:
 
 
 def check_sizes(caller: str, *, least: int = 1, **sizes: Any) -> None:
-    """Raise unless sizes, by the names of their arguments, are integers in a range.
-
-    Args:
-        caller: The layer or function to name in an error.
-        least: The smallest that will do; the largest is 2³¹ - 1.
-        **sizes: What to check.
-
-    Raises:
-        TypeError: No integer.
-        ValueError: One out of the range.
-    """
+    """Raise TypeError unless sizes are integers, and ValueError unless they lie in ``least``..2³¹ - 1."""
     for name, size in sizes.items():
         if type(size) is int and least <= size <= LARGEST_SIZE:
             continue  # asked at each call of a convolution: the usual integer is known at once
@@ -177,12 +125,7 @@ def check_sizes(caller: str, *, least: int = 1, **sizes: Any) -> None:
 
 
 def check_size_lists(caller: str, **lists: Any) -> None:
-    """Raise unless options, by their names, are sequences of sizes (:func:`check_sizes`).
-
-    Raises:
-        TypeError: No sequence, or no integer in it.
-        ValueError: A size below one.
-    """
+    """Raise unless options are sequences (TypeError) of sizes of at least one (:func:`check_sizes`)."""
     for name, sizes in lists.items():
         if isinstance(sizes, str) or not isinstance(sizes, Sequence):
             raise TypeError(f"{caller}: {name} must be a sequence of integers, got {sizes!r}")
@@ -191,12 +134,7 @@ def check_size_lists(caller: str, **lists: Any) -> None:
 
 
 def check_numbers(caller: str, **numbers: Any) -> None:
-    """Raise unless options, by their names, are numbers.
-
-    Raises:
-        TypeError: One is not.
-        ValueError: An integer of more than 64 bits.
-    """
+    """Raise TypeError unless options are numbers, and ValueError for an integer of more than 64 bits."""
     for name, number in numbers.items():
         if not is_number(number):
             raise TypeError(f"{caller}: {name} must be a number, got {_kind(number)}")
@@ -205,39 +143,20 @@ def check_numbers(caller: str, **numbers: Any) -> None:
 
 
 def check_flags(caller: str, **flags: Any) -> None:
-    """Raise unless options, by their names, are True or False.
-
-    Raises:
-        TypeError: One is neither.
-    """
+    """Raise TypeError unless options are True or False."""
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise TypeError(f"{caller}: {name} must be True or False, got {_kind(flag)}")
 
 
 def check_choice(caller: str, name: str, value: str, choices: Sequence[str]) -> None:
-    """Raise unless an option is one of its choices.
-
-    Raises:
-        ValueError: It is not.
-    """
+    """Raise ValueError unless an option is one of its choices."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{caller}: {name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 def check_axis(caller: str, name: str, tensor: Tensor, dim: int) -> None:
-    """Raise unless ``dim`` is an axis of a tensor.
-
-    Args:
-        caller: The function to name in an error.
-        name: The tensor's argument.
-        tensor: Its value.
-        dim: Counted from the first axis, or, negative, from behind the last.
-
-    Raises:
-        TypeError: No integer.
-        ValueError: There is no such axis, or none at all.
-    """
+    """Raise TypeError unless ``dim`` is an integer, and ValueError unless ``tensor`` has that axis, from either end."""
     if not is_whole_number(dim):
         raise TypeError(f"{caller}: dim must be an integer, got {dim!r}")
     if tensor.ndim == 0:

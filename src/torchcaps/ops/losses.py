@@ -147,8 +147,7 @@ def multi_hot(
 
     Args:
         lengths: Gives the shape (B, J), J at least 1, and the dtype (float32 for half precision).
-        targets: Class indices (B,) or (B, 1) in [0, J), or multi-hot (B, J) with values in [0, 1]: integers, booleans
-            or floats. Of a single class, J = 1, targets (B, 1) are multi-hot.
+        targets: As for :func:`margin_loss`, labels in [0, J); rows may be integers, booleans or floats in [0, 1].
         caller: The function to name in an error.
 
     Raises:

@@ -22,10 +22,6 @@ MOST_WASTE = 3  # times what is needed: a block that is larger stays for those w
 SMALLEST = MIB  # bytes; the system's allocator is as fast for less
 
 
-class _WorkingMemory:
-    mib = WORKING_MEMORY
-
-
 def set_working_memory(mib: float) -> None:
     """Set how much memory the work buffers of one call of a routing or of a convolution may take.
 
@@ -49,17 +45,17 @@ def set_working_memory(mib: float) -> None:
     check_numbers("set_working_memory", mib=mib)
     if not 0 < mib < float("inf"):
         raise ValueError(f"set_working_memory: mib must be positive and finite, got {mib}")
-    _WorkingMemory.mib = float(mib)
+    _pool.mib = float(mib)
     _pool.trim()
 
 
 def get_working_memory() -> float:
     """MiB that the work buffers of one call may take; see :func:`set_working_memory`."""
-    return _WorkingMemory.mib
+    return _pool.mib
 
 
 class _Pool:
-    """Blocks of memory that tensors have given back.
+    """Blocks of memory that tensors have given back, as many as the working memory, ``mib``, allows.
 
     Memory that the system has just given to a process costs more to touch for the first time than most arithmetic on
     it: up to 100 ms for the 52 MB of a feature map of MNIST's network at batch 128. NumPy asks for it in large pages
@@ -67,12 +63,12 @@ class _Pool:
     """
 
     def __init__(self) -> None:
+        self.mib = WORKING_MEMORY
         self._lock = threading.RLock()  # a tensor may die, and give back, while its thread takes
         self._free: list[np.ndarray] = []
         self._lent = 0  # bytes
 
     def renew_lock(self) -> None:
-        """Begin with a lock that nobody holds."""
         self._lock = threading.RLock()
 
     def take(self, size: int) -> np.ndarray:
@@ -97,14 +93,10 @@ class _Pool:
             self.trim()
 
     def trim(self, room: int = 0) -> None:
-        """Let blocks go, those first that were given back first, until all fit into the working memory.
-
-        Args:
-            room: Bytes of a block to come.
-        """
+        """Let the oldest blocks go until all, and ``room`` bytes to come, fit into the working memory."""
         with self._lock:
             held = room + self._lent + sum(block.nbytes for block in self._free)
-            while self._free and held > _WorkingMemory.mib * MIB:
+            while self._free and held > self.mib * MIB:
                 held -= self._free.pop(0).nbytes
 
 
@@ -114,11 +106,7 @@ if hasattr(os, "register_at_fork"):  # another thread may hold the lock while th
 
 
 def new_empty(shape: Sequence[int]) -> Float[Tensor, "..."]:
-    """A float32 tensor on the CPU whose numbers are not set, in memory that is used again when the tensor is gone.
-
-    Args:
-        shape: Of the tensor.
-    """
+    """A float32 tensor on the CPU whose numbers are not set, in memory that is used again when the tensor is gone."""
     numbers = math.prod(shape)
     if 4 * numbers < SMALLEST:
         return torch.empty(tuple(shape))

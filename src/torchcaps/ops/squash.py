@@ -29,13 +29,11 @@ def squash(x: Float[Tensor, "..."], dim: int = -1, eps: float = 1e-7) -> Float[T
 
     Raises:
         TypeError: ``x`` is not a floating-point tensor, or ``dim`` no integer.
-        ValueError: ``eps`` is not positive.
-        ValueError: ``x`` has no axis ``dim``.
+        ValueError: ``eps`` is not positive, or ``x`` has no axis ``dim``.
 
     Source: Sabour, Frosst, Hinton 2017, equation 1 (arXiv:1710.09829), with ``eps`` added.
     """
-    _check(x, eps, "squash")
-    check_axis("squash", "x", x, dim)
+    _check("squash", x, dim, eps)
     s = in_full_precision(x)
     squared = s.square().sum(dim, keepdim=True)
     return (squared / (1 + squared) * torch.rsqrt(squared + eps) * s).to(x.dtype)
@@ -56,17 +54,16 @@ def safe_norm(x: Float[Tensor, "..."], dim: int = -1, keepdim: bool = False, eps
 
     Raises:
         TypeError: ``x`` is not a floating-point tensor, or ``dim`` no integer.
-        ValueError: ``eps`` is not positive.
-        ValueError: ``x`` has no axis ``dim``.
+        ValueError: ``eps`` is not positive, or ``x`` has no axis ``dim``.
     """
-    _check(x, eps, "safe_norm")
-    check_axis("safe_norm", "x", x, dim)
+    _check("safe_norm", x, dim, eps)
     s = in_full_precision(x)
     return (s.square().sum(dim, keepdim=keepdim) + eps).sqrt().to(x.dtype)
 
 
-def _check(x: Tensor, eps: float, function: str) -> None:
+def _check(function: str, x: Tensor, dim: int, eps: float) -> None:
     check_floating(function, "x", x)
     check_numbers(function, eps=eps)
     if not eps > 0:
         raise ValueError(f"{function}: eps must be positive, got {eps}")
+    check_axis(function, "x", x, dim)

@@ -21,7 +21,7 @@ from torchcaps.models import Network, build_model
 from torchcaps.models.fields import flat
 from torchcaps.nn import Convolution
 from torchcaps.ops.convolution import Shape, shape_of, working_mib
-from torchcaps.ops.dynamic_routing.recompute.blocks import BLOCK
+from torchcaps.ops.dynamic_routing.recompute.layer import BLOCK
 from torchcaps.ops.memory import get_working_memory
 from torchcaps.ranges import COUNT
 from torchcaps.training.config import TrainConfig

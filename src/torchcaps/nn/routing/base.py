@@ -41,11 +41,7 @@ class Routing(nn.Module, ABC):
     """How many times the coupling is computed."""
 
     def bind(self, size: LayerSize) -> None:
-        """Make the parameters; a layer calls this once.
-
-        Args:
-            size: I, K, J, D.
-        """
+        """Make the parameters for the sizes I, K, J, D; a layer calls this once."""
 
     def balanced_std(self, size: LayerSize) -> float:
         """The deviation of votes, relative to the length of a pose, with which output capsules start well.
@@ -53,10 +49,7 @@ class Routing(nn.Module, ABC):
         That is neither short, as too small a deviation halves the lengths again and again in a stack until nothing is
         left, nor saturated. Under uniform coupling c the sum of votes has D components of variance I·c²·σ²·‖u‖², where
         c = 1/J (competition over outputs), 1/I (over inputs) or 1 (no competition): σ = 1 / (c·√(I·D)) makes its length
-        near one for poses of length one.
-
-        Args:
-            size: I, K, J, D; J here is how many output capsules compete for an input capsule.
+        near one for poses of length one. J of ``size`` is how many output capsules compete for an input capsule.
         """
         I, _, J, D = size
         competitors = {"outputs": J, "inputs": I, None: 1}[self.softmax_over]
@@ -64,11 +57,7 @@ class Routing(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self,
-        votes: Votes,
-        activations: Float[Tensor, "B I"] | None = None,
-        *,
-        return_coupling: bool = False,
+        self, votes: Votes, activations: Float[Tensor, "B I"] | None = None, *, return_coupling: bool = False
     ) -> Routed:
         """Route.
 
@@ -82,14 +71,10 @@ class Routing(nn.Module, ABC):
         """
 
     def rounds(self, votes: Votes, activations: Float[Tensor, "B I"] | None = None) -> list[RoutingRound]:
-        """Every number of each iteration, for pictures and statistics.
+        """Every number of each iteration, for pictures and statistics; the arguments are those of :meth:`forward`.
 
         Of an algorithm that does not say more, this is one iteration: its coupling, and logits whose softmax the
         coupling is, ln c_ij.
-
-        Args:
-            votes: See :meth:`forward`.
-            activations: See :meth:`forward`.
 
         Raises:
             InputError: The algorithm returns no coupling.

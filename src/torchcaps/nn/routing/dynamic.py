@@ -53,8 +53,8 @@ class DynamicRouting(Routing):
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
-        check_options(num_iterations, softmax_over, eps, "DynamicRouting")
-        check_flags("DynamicRouting", stop_gradient=stop_gradient, leaky=leaky, bias=bias, learn_prior=learn_prior)
+        flags = {"stop_gradient": stop_gradient, "leaky": leaky, "bias": bias, "learn_prior": learn_prior}
+        check_options("DynamicRouting", num_iterations, softmax_over, eps, **flags)
         check_choice("DynamicRouting", "backend", backend, BACKENDS)
         self.num_iterations = num_iterations
         self.softmax_over: SoftmaxOver = softmax_over
@@ -106,27 +106,14 @@ class DynamicRouting(Routing):
         check_flags("DynamicRouting", return_coupling=return_coupling)
         if isinstance(votes, DenseVotes) and votes.weight.ndim == 4 and votes.rivals is None:
             return self._route_dense(votes, return_coupling)
-        with full_precision(votes.poses.device):
-            logits = self._start(votes)
-            if self.num_iterations == 0:  # no routing: the plain sum
-                coupling, poses = torch.ones_like(logits), self._sum(votes, None)
-            for iteration in range(1, self.num_iterations + 1):
-                coupling, _, poses = self._iterate(votes, logits)
-                if iteration < self.num_iterations:
-                    logits = logits + in_full_precision(votes.agreement(poses))
+        poses, coupling = self._follow(votes)
         dtype = votes.poses.dtype
         return Routed(poses.to(dtype), coupling=coupling.to(dtype) if return_coupling else None)
 
     def rounds(self, votes: Votes, activations: Float[Tensor, "B I"] | None = None) -> list[RoutingRound]:  # noqa: ARG002
         """Every number of each iteration; see :func:`torchcaps.routing_rounds`."""
         rounds: list[RoutingRound] = []
-        with full_precision(votes.poses.device):
-            logits = self._start(votes)
-            for _ in range(self.num_iterations):
-                coupling, weighted_sum, capsules = self._iterate(votes, logits)
-                agreement = in_full_precision(votes.agreement(capsules))
-                rounds.append(RoutingRound(logits, coupling, weighted_sum, capsules, agreement))
-                logits = logits + agreement
+        self._follow(votes, rounds)
         return rounds
 
     def _route_dense(self, votes: DenseVotes, return_coupling: bool) -> Routed:
@@ -145,20 +132,28 @@ class DynamicRouting(Routing):
         poses, coupling = route(votes.poses, votes.weight, self.num_iterations, return_coupling=True, **options)
         return Routed(poses, coupling=coupling)
 
-    def _start(self, votes: Votes) -> Float[Tensor, "B I J"]:
-        """The logits before the first iteration."""
-        logits = votes.zeros()
-        return logits if self.prior is None else logits + self.prior.to(logits.dtype)
-
-    def _iterate(
-        self, votes: Votes, logits: Float[Tensor, "B I J"]
-    ) -> tuple[Float[Tensor, "B I J"], Float[Tensor, "B J D"], Float[Tensor, "B J D"]]:
-        """Coupling, weighted sum and capsules of one iteration."""
-        coupling = votes.compete(logits, self.softmax_over, leaky=self.leaky)
-        if self.stop_gradient:
-            coupling = coupling.detach()
-        weighted_sum = self._sum(votes, coupling)
-        return coupling, weighted_sum, squash(weighted_sum, eps=self.eps)
+    def _follow(
+        self, votes: Votes, rounds: list[RoutingRound] | None = None
+    ) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B I J"]]:
+        """Capsules and coupling; ``rounds``, where it is given, is filled with every number of each iteration."""
+        with full_precision(votes.poses.device):
+            logits = votes.zeros()
+            logits = logits if self.prior is None else logits + self.prior.to(logits.dtype)
+            if self.num_iterations == 0:  # no routing: the plain sum
+                return self._sum(votes, None), torch.ones_like(logits)
+            for iteration in range(1, self.num_iterations + 1):
+                coupling = votes.compete(logits, self.softmax_over, leaky=self.leaky)
+                if self.stop_gradient:
+                    coupling = coupling.detach()
+                weighted_sum = self._sum(votes, coupling)
+                capsules = squash(weighted_sum, eps=self.eps)
+                if iteration == self.num_iterations and rounds is None:
+                    break
+                agreement = in_full_precision(votes.agreement(capsules))
+                if rounds is not None:
+                    rounds.append(RoutingRound(logits, coupling, weighted_sum, capsules, agreement))
+                logits = logits + agreement
+        return capsules, coupling
 
     def _sum(self, votes: Votes, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
         """The weighted sum of the votes, and the bias."""

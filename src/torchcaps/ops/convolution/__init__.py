@@ -5,7 +5,7 @@ transform. To be read in this order:
 
 - :mod:`.basis`: the matrices of the transform, from the sizes of a correlation;
 - :mod:`.plan`: how a convolution is cut into phases and tiles;
-- :mod:`.transform`: forward and backward, from top to bottom; :mod:`.products`: the products of its planes;
+- :mod:`.transform`: forward and backward, from top to bottom;
 - :mod:`.columns`: the other way, one matrix product, for few input channels and for very few images;
 - :mod:`.choice`: which way is taken; :mod:`.autograd`: how PyTorch calls them.
 """
@@ -19,15 +19,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.checks import (
-    check_choice,
-    check_flags,
-    check_one_device,
-    check_one_dtype,
-    check_sizes,
-    check_tensor,
-)
-from torchcaps.ops.convolution.autograd import compute, is_ordinary, plain, shape_of
+from torchcaps.ops.checks import check_choice, check_flags, check_one_device, check_one_dtype, check_sizes, check_tensor
+from torchcaps.ops.convolution.autograd import Convolve, forward, is_ordinary, plain, shape_of
 from torchcaps.ops.convolution.choice import choose, working_mib
 from torchcaps.ops.convolution.plan import Pair, Shape
 
@@ -94,7 +87,9 @@ def convolve(
     way = choose(shape_of(features, weight, stride, padding), len(features), learning) if backend == "auto" else backend
     if way == "plain" or len(features) == 0:
         return plain(features, weight, bias, stride, padding, relu)
-    return compute(features, weight, bias, stride, padding, relu, way, learning)
+    if learning:
+        return Convolve.apply(features, weight, bias, stride, padding, relu, way)
+    return forward(features, weight, bias, stride, padding, relu, way, learning=False)[0]
 
 
 def _pair(name: str, value: int | Pair, least: int) -> Pair:

@@ -54,49 +54,25 @@ def shape_of(features: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> S
     return Shape(C, O, (H + 2 * padding[0], W + 2 * padding[1]), (k, l), stride)
 
 
-def compute(
-    features: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Pair,
-    padding: Pair,
-    relu: bool,
-    way: Way,
-    learning: bool,
-) -> Tensor:
-    """A convolution by columns or by the transform.
-
-    Args:
-        features: See :func:`torchcaps.ops.convolution.convolve`, as for all arguments up to ``relu``.
-        weight: Likewise.
-        bias: Likewise.
-        stride: Likewise.
-        padding: Likewise.
-        relu: Likewise.
-        way: ``"columns"`` or ``"transform"``.
-        learning: Whether gradients may be asked for.
-    """
-    if learning:
-        return _Convolve.apply(features, weight, bias, stride, padding, relu, way)
-    return _forward(features, weight, bias, stride, padding, relu, way, learning=False)[0]
-
-
-class _Convolve(torch.autograd.Function):
+class Convolve(torch.autograd.Function):
     """A convolution by columns or by the transform, with its backward pass."""
 
     @staticmethod
     def forward(ctx: Any, *call: Any) -> Tensor:
+        """See :func:`forward`."""
         features, weight, bias, ctx.stride, ctx.padding, relu, ctx.way = call
-        maps, ctx.planes = _forward(features, weight, bias, ctx.stride, ctx.padding, relu, ctx.way, learning=True)
+        maps, ctx.planes = forward(features, weight, bias, ctx.stride, ctx.padding, relu, ctx.way, learning=True)
         maps = maps.detach()  # to autograd no view, so that it may be changed in place
         ctx.save_for_backward(features, weight, bias, maps if relu else None)
         return maps
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of features, weight and bias, where they are wanted."""
         features, weight, bias, maps = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradients will themselves be differentiated
-            grads = _differentiable(ctx, gradient, features, weight, bias, maps)
+        if torch.is_grad_enabled():  # the gradients will themselves be differentiated: by PyTorch's own operations
+            gradient = gradient if maps is None else gradient * (maps > 0)
+            grads = _plain_backward(ctx, gradient, features, weight, bias, list(ctx.needs_input_grad[:3]))
         elif ctx.way == "columns":
             grads = _columns_backward(ctx, gradient, features, weight, bias, maps)
         else:
@@ -104,7 +80,7 @@ class _Convolve(torch.autograd.Function):
         return *grads, None, None, None, None
 
 
-def _forward(
+def forward(
     features: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -196,15 +172,6 @@ def _used_up(planes: Made) -> Iterator[Tensor]:
     """The planes one after the other, each let go when the next is asked for."""
     while planes:
         yield planes.pop(0)
-
-
-def _differentiable(
-    ctx: Any, gradient: Tensor, features: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor | None
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients by PyTorch's own operations, which can be differentiated again."""
-    if maps is not None:
-        gradient = gradient * (maps > 0)
-    return _plain_backward(ctx, gradient, features, weight, bias, list(ctx.needs_input_grad[:3]))
 
 
 def _plain_backward(

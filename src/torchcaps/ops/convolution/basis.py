@@ -17,9 +17,6 @@ def points(n: int) -> list[complex]:
     Complex points come first, for their planes are the most, and what they take serves the others after them. Of two
     that are conjugate to each other, one stands for both. Real points are cheaper, and more of them than four for an
     even n, or three for an odd one, would cost accuracy.
-
-    Args:
-        n: At least 1.
     """
     order = n - 1 if n % 2 else n - 2  # of the roots of unity
     real = [INFINITY, 1 + 0j, -1 + 0j] if n % 2 else [INFINITY, 0j, 1 + 0j, -1 + 0j]
@@ -44,12 +41,7 @@ def evaluate(at: Sequence[complex], size: int) -> np.ndarray:
 
 
 class Axis:
-    """One axis of a tile: ``outputs`` results of a correlation with ``taps``, by n = outputs + taps − 1 values.
-
-    Args:
-        outputs: m.
-        taps: r, of the longest phase.
-    """
+    """One axis of a tile: m outputs of a correlation with r taps (of the longest phase), by n = m + r − 1 values."""
 
     def __init__(self, outputs: int, taps: int) -> None:
         self.outputs, self.taps = outputs, taps

@@ -37,13 +37,7 @@ LEAST_GAIN = 1.05
 
 
 def choose(shape: Shape, images: int, learning: bool) -> Way:
-    """The fastest way for so many images, within the working memory.
-
-    Args:
-        shape: Of the convolution.
-        images: B.
-        learning: Whether gradients will be asked for.
-    """
+    """The fastest way for so many images, within the working memory; ``learning``: gradients will be asked for."""
     if min(shape.out) < 1 or images == 0:
         return "plain"
     places = images * math.prod(shape.out)
@@ -76,12 +70,7 @@ def images_at_once(plan: Plan, images: int) -> int:
 
 
 def working_mib(shape: Shape, images: int) -> float:
-    """MiB of the work buffers of a training step's convolution; 0 where it is not by products of planes.
-
-    Args:
-        shape: Of the convolution.
-        images: B.
-    """
+    """MiB of the work buffers of a training step's convolution; 0 where it is not by products of planes."""
     if choose(shape, images, learning=True) != "transform":
         return 0.0
     plan = best_plan(shape, images)

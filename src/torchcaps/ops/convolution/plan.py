@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,6 +53,10 @@ class Shape:
 class Matrices:
     """What takes features, kernels or maps to planes, in float32."""
 
+    rows: list[slice]
+    """Rows of the first axis that each group is made of."""
+    length: int
+    """Places along the second axis."""
     first: Tensor
     """Along the first axis: (rows, size)."""
     second: list[Tensor]
@@ -117,24 +122,27 @@ class Plan:
         return [[slice(C * span.start, C * span.stop) for span in each] for each in spans]
 
     @cached_property
-    def rows(self) -> list[slice]:
-        """Rows of the first axis that each group is made of."""
-        return [group.rows for group in self._groups]
-
-    @cached_property
     def features(self) -> Matrices:
         """Tiles of the features to planes."""
-        return Matrices(_float(self.axes[0].features), [_float(group.features) for group in self._groups])
+        first, second = self.axes
+        return self._matrices(second.size, first.features, [group.features for group in self._groups])
 
     @cached_property
     def kernel(self) -> Matrices:
         """Kernels to planes."""
-        return Matrices(_float(self.axes[0].kernel), [_float(group.kernel) for group in self._groups])
+        first, second = self.axes
+        return self._matrices(second.taps, first.kernel, [group.kernel for group in self._groups])
 
     @cached_property
     def maps(self) -> Matrices:
         """Gradients of the maps to planes; transposed, planes to maps."""
-        return Matrices(_float(self.axes[0].maps), [_float(group.maps) for group in self._groups])
+        first, second = self.axes
+        return self._matrices(second.outputs, first.maps, [group.maps for group in self._groups])
+
+    def _matrices(self, length: int, first: np.ndarray, second: list[np.ndarray]) -> Matrices:
+        return Matrices(
+            [group.rows for group in self._groups], length, _float(first), [_float(each) for each in second]
+        )
 
     @cached_property
     def _groups(self) -> list[Group]:
@@ -187,5 +195,5 @@ def _plan(shape: Shape, tile: Pair) -> Plan:
     return Plan(shape, tile)
 
 
-def _float(matrix: object) -> Tensor:
+def _float(matrix: np.ndarray) -> Tensor:
     return torch.as_tensor(matrix, dtype=torch.float32).contiguous()

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from torchcaps.ops.convolution.columns import multiply
 from torchcaps.ops.convolution.plan import Matrices, Plan
-from torchcaps.ops.convolution.products import multiply
 from torchcaps.ops.memory import new_empty
 
 
@@ -23,18 +23,20 @@ class Planes:
     """The planes of each group, (R, rows, columns), made one group at a time when they are asked for.
 
     Args:
-        matrices: From places to planes.
-        rows: Of the first axis, for each group.
-        half: The numbers halfway: transformed along the first axis, (rows of the first axis, places, numbers).
+        matrices: From places to planes: along the first axis for each place of the second one, then along the second.
+        column: The numbers at a place of the second axis: (size of the first axis, numbers at a place).
         shape: Of a plane.
     """
 
-    def __init__(self, matrices: Matrices, rows: list[slice], half: Tensor, shape: tuple[int, int]) -> None:
-        self._matrices, self._rows, self._half, self._shape = matrices, rows, half, shape
+    def __init__(self, matrices: Matrices, column: Callable[[int], Tensor], shape: tuple[int, int]) -> None:
+        self._matrices, self._shape = matrices, shape
+        self._half = new_empty((len(matrices.first), matrices.length, math.prod(shape)))
+        for place in range(matrices.length):
+            torch.mm(matrices.first, column(place), out=self._half[:, place])
 
     def __iter__(self) -> Iterator[Float[Tensor, "R _ _"]]:
         numbers = self._half.shape[2]
-        for matrix, each in zip(self._matrices.second, self._rows, strict=True):
+        for matrix, each in zip(self._matrices.second, self._matrices.rows, strict=True):
             out = new_empty((len(matrix), numbers))
             yield torch.mm(matrix, self._half[each].view(-1, numbers), out=out).view(-1, *self._shape)
 
@@ -57,7 +59,7 @@ def kernel_planes(plan: Plan, kernel: Float[Tensor, "O k l C"]) -> Planes:
             part[taps:] = 0
         return column.view(size, -1)
 
-    return _to_planes(plan.kernel, plan.rows, fill, plan.axes[1].taps, (plan.summed, O))
+    return Planes(plan.kernel, fill, (plan.summed, O))
 
 
 def feature_planes(plan: Plan, features: Float[Tensor, "H W B C"]) -> Planes:
@@ -73,7 +75,7 @@ def feature_planes(plan: Plan, features: Float[Tensor, "H W B C"]) -> Planes:
             part.copy_(windows[..., p::s, t * place + q].movedim(4, 0))
         return column.view(first.size, -1)
 
-    return _to_planes(plan.features, plan.rows, fill, second.size, (down * across * B, plan.summed))
+    return Planes(plan.features, fill, (down * across * B, plan.summed))
 
 
 def map_planes(plan: Plan, maps: Float[Tensor, "h w B O"]) -> Planes:
@@ -91,7 +93,7 @@ def map_planes(plan: Plan, maps: Float[Tensor, "h w B O"]) -> Planes:
         column.copy_(tiles[:, :, :, place].permute(1, 4, 0, 2, 3))
         return column.view(m, -1)
 
-    return _to_planes(plan.maps, plan.rows, fill, n, (O, down * across * B))
+    return Planes(plan.maps, fill, (O, down * across * B))
 
 
 def forward(
@@ -108,7 +110,7 @@ def forward(
                 multiply(x[:, span], kernel[span], out)
             yield planes
 
-    for place, column in _from_planes(plan.maps, plan.rows, products(), n):
+    for place, column in _from_planes(plan.maps, products()):
         column = column.view(m, down, across, images, O).movedim(0, 1)
         if bias is not None:
             column = column.add_(bias)
@@ -128,7 +130,7 @@ def kernel_gradient(plan: Plan, X: Iterable[Tensor], G: Iterable[Tensor]) -> Flo
                 multiply(g, x[:, span].contiguous(), _only(out, span, 1))
             yield planes
 
-    for place, column in _from_planes(plan.kernel, plan.rows, products(), plan.axes[1].taps):
+    for place, column in _from_planes(plan.kernel, products()):
         parts = column.view(plan.axes[0].taps, O, len(plan.phases), C).unbind(2)
         for part, (p, q) in zip(parts, plan.phases, strict=True):
             if t * place + q < l:
@@ -153,7 +155,7 @@ def features_gradient(plan: Plan, W: Iterable[Tensor], G: Iterable[Tensor], imag
                 multiply(kernel[span], g, _only(out, span, 0))
             yield planes
 
-    for place, column in _from_planes(plan.features, plan.rows, products(), second.size):
+    for place, column in _from_planes(plan.features, products()):
         parts = column.view(first.size, len(plan.phases), C, down, across, images).unbind(1)
         for part, (p, q) in zip(parts, plan.phases, strict=True):
             for i in range(down):
@@ -165,40 +167,20 @@ def features_gradient(plan: Plan, W: Iterable[Tensor], G: Iterable[Tensor], imag
     return gradient[:height, :width]
 
 
-# ---- to planes and back
+# ---- back from planes
 
 
-def _to_planes(
-    matrices: Matrices, rows: list[slice], column: Callable[[int], Tensor], length: int, shape: tuple[int, int]
-) -> Planes:
-    """From places to planes: along the first axis for each place of the second one.
-
-    Args:
-        matrices: Of both axes.
-        rows: Of the first axis, for each group.
-        column: The numbers at a place of the second axis: (size of the first axis, numbers at a place).
-        length: Places of the second axis.
-        shape: Of a plane.
-    """
-    half = new_empty((len(matrices.first), length, math.prod(shape)))
-    for place in range(length):
-        torch.mm(matrices.first, column(place), out=half[:, place])
-    return Planes(matrices, rows, half, shape)
-
-
-def _from_planes(
-    matrices: Matrices, rows: list[slice], planes: Iterator[Tensor], length: int
-) -> Iterator[tuple[int, Tensor]]:
-    """The transposed way: each place of the second axis, with (size of the first axis, numbers at a place)."""
+def _from_planes(matrices: Matrices, planes: Iterator[Tensor]) -> Iterator[tuple[int, Tensor]]:
+    """The transpose of :class:`Planes`: each place of the second axis, with (size of the first axis, numbers there)."""
     half = None
-    for matrix, each, group in zip(matrices.second, rows, planes, strict=True):
+    for matrix, each, group in zip(matrices.second, matrices.rows, planes, strict=True):
         flat = group.flatten(1)
         if half is None:
-            half = new_empty((len(matrices.first), length, flat.shape[1]))
+            half = new_empty((len(matrices.first), matrices.length, flat.shape[1]))
         torch.mm(matrix.t(), flat, out=half[each].view(-1, flat.shape[1]))
     assert half is not None
     column = new_empty((matrices.first.shape[1], half.shape[2]))
-    for place in range(length):
+    for place in range(matrices.length):
         torch.mm(matrices.first.t(), half[:, place], out=column)
         yield place, column
 

@@ -10,13 +10,12 @@ from typing import Literal, TypedDict, Unpack, overload
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.checks import check_choice, check_flags
+from torchcaps.ops.checks import check_choice, is_exporting
 from torchcaps.ops.dynamic_routing import triton
 from torchcaps.ops.dynamic_routing.checks import check_options, check_route, check_votes
 from torchcaps.ops.dynamic_routing.options import Options
 from torchcaps.ops.dynamic_routing.recompute import route_recompute
-from torchcaps.ops.dynamic_routing.reference import RoutingRound, compute_votes, follow_votes, route_votes
-from torchcaps.ops.export import is_exporting
+from torchcaps.ops.dynamic_routing.reference import RoutingRound, compute_votes, route_votes
 
 SoftmaxOver = Literal["outputs", "inputs"]
 """The axis on which capsules compete."""
@@ -120,9 +119,9 @@ def dynamic_routing(
     Source: Sabour, Frosst, Hinton 2017, procedure 1 (arXiv:1710.09829); bias and leaky from the authors' released
     code. b starts at zero in the paper's experiments; a learned prior is mentioned in its section 2.
     """
-    check_options(num_iterations, softmax_over, eps, "dynamic_routing")
-    check_flags("dynamic_routing", stop_gradient=stop_gradient, leaky=leaky, return_coupling=return_coupling)
-    check_votes(votes, bias, prior)
+    flags = {"stop_gradient": stop_gradient, "leaky": leaky, "return_coupling": return_coupling}
+    check_options("dynamic_routing", num_iterations, softmax_over, eps, **flags)
+    check_votes("dynamic_routing", votes, bias, prior)
     capsules, coupling = route_votes(votes, num_iterations, softmax_over, stop_gradient, bias, prior, leaky, eps)
     return (capsules, coupling) if return_coupling else capsules
 
@@ -139,22 +138,12 @@ def routing_rounds(
 ) -> list[RoutingRound]:
     """Every number of each iteration of :func:`dynamic_routing`, to be followed with a pencil.
 
-    Args:
-        votes: See :func:`dynamic_routing`, as for all options. The numbers kept are 3·B·I·J + 2·B·J·D an iteration.
-        num_iterations: The length of the list; 0 is no routing, and an empty list.
-        softmax_over: See :func:`dynamic_routing`.
-        bias: See :func:`dynamic_routing`.
-        prior: See :func:`dynamic_routing`.
-        leaky: See :func:`dynamic_routing`.
-        eps: See :func:`dynamic_routing`.
+    The arguments are those of :func:`dynamic_routing`, and so are the errors raised.
 
     Returns:
-        The rounds 1, 2, ... of routing: logits, coupling and agreement (B, I, J), weighted sums and capsules
-        (B, J, D), in the dtype of ``votes`` (half precision is computed, and returned, in float32).
-
-    Raises:
-        TypeError: A tensor that is not floating-point.
-        ValueError: A shape or option that does not fit; the message names it.
+        The rounds 1, 2, ... of routing, as many as ``num_iterations``: logits, coupling and agreement (B, I, J),
+        weighted sums and capsules (B, J, D), in the dtype of ``votes`` (half precision is computed, and returned, in
+        float32). The numbers kept are 3·B·I·J + 2·B·J·D an iteration.
 
     Example:
         Three input capsules vote for one output capsule of one component; only the last one disagrees.
@@ -170,10 +159,11 @@ def routing_rounds(
 
     Source: Sabour, Frosst, Hinton 2017, procedure 1 (arXiv:1710.09829).
     """
-    check_options(num_iterations, softmax_over, eps, "routing_rounds")
-    check_flags("routing_rounds", leaky=leaky)
-    check_votes(votes, bias, prior, "routing_rounds")
-    return follow_votes(votes, num_iterations, softmax_over, bias, prior, leaky, eps)
+    check_options("routing_rounds", num_iterations, softmax_over, eps, leaky=leaky)
+    check_votes("routing_rounds", votes, bias, prior)
+    rounds: list[RoutingRound] = []
+    route_votes(votes, num_iterations, softmax_over, False, bias, prior, leaky, eps, rounds)
+    return rounds
 
 
 @overload
@@ -198,7 +188,7 @@ def route(
 ) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B I J"]]: ...
 
 
-def route(
+def route(  # noqa: D417  the other arguments are dynamic_routing's
     poses: Float[Tensor, "B I K"],
     weight: Float[Tensor, "I J D K"],
     num_iterations: int = 3,
@@ -215,36 +205,22 @@ def route(
     """Routing by agreement from poses and transformation matrices, without storing the votes.
 
     The result of ``dynamic_routing(compute_votes(poses, weight), ...)``; the votes, B·I·J·D numbers, are not built, but
-    for those of very few images, which stay in the processor's caches.
+    for those of very few images, which stay in the processor's caches. The options of :func:`dynamic_routing`, its
+    results and the errors that it raises are those of ``route`` too.
 
     Args:
         poses: Input capsules u_i.
         weight: Transformation matrices W_ij. Fastest when its memory is laid out as (J, D, K, I), as
             :class:`torchcaps.nn.DenseCapsules` keeps it.
-        num_iterations: See :func:`dynamic_routing`, as for all options up to ``return_coupling``.
-        softmax_over: See :func:`dynamic_routing`.
-        stop_gradient: See :func:`dynamic_routing`.
-        bias: See :func:`dynamic_routing`.
-        prior: See :func:`dynamic_routing`.
-        leaky: See :func:`dynamic_routing`.
-        eps: See :func:`dynamic_routing`.
-        return_coupling: Also return the coupling of the last iteration.
         backend: ``"reference"`` builds the votes and follows the equations, and can be differentiated any number of
             times. ``"recompute"`` does without them, on any device, within :func:`set_working_memory`; it can be
             differentiated once. ``"triton"`` does it in fused kernels on a GPU. ``"auto"`` takes Triton where it
             serves, else recompute; while a model is being exported, the reference, which is made of torch's own
             operations.
-
-    Returns:
-        Output capsules v_j; with ``return_coupling`` also c_ij (B, I, J).
-
-    Raises:
-        TypeError: A tensor that is not floating-point, or an option of another type.
-        ValueError: A shape, device or option that does not fit; the message names it.
     """
-    check_options(num_iterations, softmax_over, eps, "route")
-    check_flags("route", stop_gradient=stop_gradient, leaky=leaky, return_coupling=return_coupling)
-    check_route(poses, weight, bias, prior)
+    flags = {"stop_gradient": stop_gradient, "leaky": leaky, "return_coupling": return_coupling}
+    check_options("route", num_iterations, softmax_over, eps, **flags)
+    check_route("route", poses, weight, bias, prior)
     check_choice("route", "backend", backend, BACKENDS)
     if backend == "auto":
         backend = _fastest(poses, weight, num_iterations)

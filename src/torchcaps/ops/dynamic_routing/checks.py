@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchcaps.errors import shown
-from torchcaps.ops.checks import check_numbers, check_one_device, check_tensor
+from torchcaps.ops.checks import check_flags, check_numbers, check_one_device, check_tensor
 from torchcaps.ranges import ITERATIONS
 
 
-def check_options(num_iterations: int, softmax_over: str, eps: float, caller: str) -> None:
-    """Raise if an option is out of its range."""
+def check_options(caller: str, num_iterations: int, softmax_over: str, eps: float, **flags: bool) -> None:
+    """Raise if an option is out of its range, or one of the ``flags`` neither True nor False."""
     if not isinstance(num_iterations, int) or isinstance(num_iterations, bool) or num_iterations not in ITERATIONS:
         got = shown(num_iterations)
         raise ValueError(f"{caller}: num_iterations must be an integer from {ITERATIONS}, got {got}")
@@ -19,9 +19,10 @@ def check_options(num_iterations: int, softmax_over: str, eps: float, caller: st
     check_numbers(caller, eps=eps)
     if not eps > 0:
         raise ValueError(f"{caller}: eps must be positive, got {eps}")
+    check_flags(caller, **flags)
 
 
-def check_votes(votes: Tensor, bias: Tensor | None, prior: Tensor | None, caller: str = "dynamic_routing") -> None:
+def check_votes(caller: str, votes: Tensor, bias: Tensor | None, prior: Tensor | None) -> None:
     """Raise if votes (B, I, J, D), bias (J, D) and prior (I, J) do not fit each other."""
     check_tensor(caller, "votes", votes, ("B", "I", "J", "D"))
     _, I, J, D = votes.shape
@@ -30,7 +31,7 @@ def check_votes(votes: Tensor, bias: Tensor | None, prior: Tensor | None, caller
 
 
 def check_route(
-    poses: Tensor, weight: Tensor, bias: Tensor | None = None, prior: Tensor | None = None, caller: str = "route"
+    caller: str, poses: Tensor, weight: Tensor, bias: Tensor | None = None, prior: Tensor | None = None
 ) -> None:
     """Raise if poses (B, I, K), weight (I, J, D, K), bias (J, D) and prior (I, J) do not fit each other."""
     check_tensor(caller, "poses", poses, ("B", "I", "K"))

@@ -1,32 +1,27 @@
-"""A call of :func:`torchcaps.route` as the fast paths take it: its options, its tensors, the gradients it wants."""
+"""A call of :func:`torchcaps.route` as the fast paths take it: its tensors, then its options one by one."""
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-#: The arguments of an operation that is registered with torch: ``Options.scalars`` follow the tensors.
+#: The arguments of an operation that is registered with torch: the fields of ``Options`` follow the tensors.
 LAYER_SCHEMA = "Tensor poses, Tensor weight, Tensor? bias, Tensor? prior"
 OPTIONS_SCHEMA = "int num_iterations, bool over_inputs, bool stop_gradient, bool leaky, float eps"
 
 
-@dataclass(frozen=True)
-class Options:
-    """What :func:`torchcaps.route` is told beside its tensors."""
+class Options(NamedTuple):
+    """What :func:`torchcaps.route` is told beside its tensors, in the order of ``OPTIONS_SCHEMA``."""
 
     num_iterations: int
     over_inputs: bool
     stop_gradient: bool
     leaky: bool
     eps: float
-
-    @property
-    def scalars(self) -> tuple[int, bool, bool, bool, float]:
-        """The fields, in the order of ``OPTIONS_SCHEMA``."""
-        return astuple(self)
 
     @property
     def constant_coupling(self) -> bool:
@@ -43,10 +38,7 @@ class Options:
 def in_memory_order(
     poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"], prior: Float[Tensor, "I J"] | None
 ) -> tuple[Float[Tensor, "B K I"], Float[Tensor, "J D K I"], Float[Tensor, "J I"] | None]:
-    """Poses, weight and prior with the input capsules next to each other in memory.
-
-    No copy of poses and weights that are laid out so already, as the project's layers keep them.
-    """
+    """Poses, weight and prior with the input capsules next to each other in memory, as the layers keep them."""
     return (
         poses.transpose(1, 2).contiguous(),
         weight.permute(1, 2, 3, 0).contiguous(),
@@ -54,44 +46,33 @@ def in_memory_order(
     )
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Which of the tensors want a gradient."""
+def differentiate(
+    ctx: Any, backward: Callable[..., Sequence[Tensor]], grad_capsules: Tensor | None, grad_coupling: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """What autograd is given for the arguments of an operation.
 
-    poses: bool
-    weight: bool
-    bias: bool
-    prior: bool
-
-    @classmethod
-    def of(cls, ctx: Any, options: Options) -> Wanted:
-        """Of a call that autograd goes back through; a prior gets nothing through a constant coupling."""
-        poses, weight, bias, prior = ctx.needs_input_grad[:4]
-        return cls(poses, weight, bias, prior and not options.constant_coupling)
-
-    @property
-    def flags(self) -> list[bool]:
-        """The fields, as an operation registered with torch takes them."""
-        return list(astuple(self))
-
-    def pick(self, grads: tuple[Tensor, ...] | list[Tensor]) -> tuple[Tensor | None, ...]:
-        """Gradients of all four tensors as autograd wants them: None where none is wanted."""
-        return tuple(grad if want else None for grad, want in zip(grads, self.flags, strict=True))
-
-    def empty(self, *tensors: Tensor | None) -> list[Tensor]:
-        """Room for the gradients of the four tensors, in the order of memory in which the fast paths make them.
-
-        An empty tensor stands for one that is not wanted, as an operation registered with torch returns no None.
-        """
-        poses = tensors[0]
-        assert poses is not None
-        orders = ((0, 2, 1), (1, 2, 3, 0), (0, 1), (1, 0))  # of memory, outermost axis first
-        return [
-            _empty_in_order(tensor, order) if want and tensor is not None else poses.new_empty(0)
-            for tensor, order, want in zip(tensors, orders, self.flags, strict=True)
-        ]
+    Args:
+        ctx: Has the operation's ``options``, its other arguments than tensors as ``scalars``, and what was saved.
+        backward: From both gradients, what was saved, which of the four tensors want a gradient, and the options.
+        grad_capsules: Of the operation's first output.
+        grad_coupling: Of the second one.
+    """
+    wanted = list(ctx.needs_input_grad[:4])
+    wanted[3] = wanted[3] and not ctx.options.constant_coupling  # the prior's
+    grads = backward(grad_capsules, grad_coupling, *ctx.saved_tensors, wanted, *ctx.options)
+    picked = (grad if want else None for grad, want in zip(grads, wanted, strict=True))
+    return *picked, *[None] * len(ctx.scalars)
 
 
-def _empty_in_order(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
-    memory = tensor.new_empty([tensor.shape[axis] for axis in order])
-    return memory.permute([order.index(axis) for axis in range(tensor.ndim)])
+def empty_gradients(wanted: list[bool], poses: Tensor, *others: Tensor | None) -> list[Tensor]:
+    """Room for the gradients of poses, weight, bias and prior, in the order of memory that the fast paths make.
+
+    An empty tensor stands for one that is not wanted, as an operation registered with torch returns no None.
+    """
+    orders = ((0, 2, 1), (1, 2, 3, 0), (0, 1), (1, 0))  # of memory, outermost axis first
+    return [
+        torch.empty_permuted(tensor.shape, order, dtype=tensor.dtype, device=tensor.device)
+        if want and tensor is not None
+        else poses.new_empty(0)
+        for tensor, order, want in zip((poses, *others), orders, wanted, strict=True)
+    ]

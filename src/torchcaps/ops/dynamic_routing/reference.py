@@ -47,7 +47,7 @@ def compute_votes(poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"
         TypeError: A tensor that is not floating-point.
         ValueError: Shapes that do not fit each other.
     """
-    check_route(poses, weight, caller="compute_votes")
+    check_route("compute_votes", poses, weight)
     dtype = torch.promote_types(poses.dtype, weight.dtype)
     with full_precision(poses.device):
         return torch.einsum("ijdk,bik->bijd", weight.to(dtype), poses.to(dtype))
@@ -62,11 +62,17 @@ def route_votes(
     prior: Float[Tensor, "I J"] | None,
     leaky: bool,
     eps: float,
+    rounds: list[RoutingRound] | None = None,
 ) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B I J"]]:
-    """Output capsules and the last coupling. :func:`torchcaps.dynamic_routing` describes the arguments."""
+    """Output capsules and the last coupling. :func:`torchcaps.dynamic_routing` describes the arguments.
+
+    ``rounds``, where it is given, is filled with every number of each iteration.
+    """
     dtype = votes.dtype
-    votes, bias, logits = _start(votes, bias, prior)
-    B, _, J, D = votes.shape
+    votes = in_full_precision(votes)
+    B, I, J, D = votes.shape
+    bias = votes.new_zeros(J, D) if bias is None else bias.to(votes.dtype)
+    logits = votes.new_zeros(B, I, J) if prior is None else prior.to(votes.dtype).expand(B, I, J)
 
     if num_iterations == 0:  # no routing: the sum of the votes
         return (votes.sum(1) + bias).to(dtype), torch.ones_like(logits).to(dtype)
@@ -78,52 +84,15 @@ def route_votes(
             coupling = compete(logits, softmax_over, leaky)  # (B, I, J)
             if stop_gradient:  # what made the coupling gets no gradient, so only the last weighted sum does
                 coupling = coupling.detach()
-            capsules = squash(_weighted_sum(coupling, votes) + bias, eps=eps)
-            if iteration < num_iterations:
-                logits = logits + _agreement(votes, capsules)
-    return capsules.to(dtype), coupling.to(dtype)
-
-
-def follow_votes(
-    votes: Float[Tensor, "B I J D"],
-    num_iterations: int,
-    softmax_over: str,
-    bias: Float[Tensor, "J D"] | None,
-    prior: Float[Tensor, "I J"] | None,
-    leaky: bool,
-    eps: float,
-) -> list[RoutingRound]:
-    """The iterations of :func:`route_votes`, one by one, each with all its numbers."""
-    votes, bias, logits = _start(votes, bias, prior)
-    rounds = []
-    with full_precision(votes.device):
-        for _ in range(num_iterations):
-            coupling = compete(logits, softmax_over, leaky)
-            weighted_sum = _weighted_sum(coupling, votes) + bias
+            weighted_sum = torch.einsum("bij,bijd->bjd", coupling, votes) + bias
             capsules = squash(weighted_sum, eps=eps)
-            agreement = _agreement(votes, capsules)
-            rounds.append(RoutingRound(logits, coupling, weighted_sum, capsules, agreement))
+            if iteration == num_iterations and rounds is None:
+                break
+            agreement = torch.einsum("bijd,bjd->bij", votes, capsules)
+            if rounds is not None:
+                rounds.append(RoutingRound(logits, coupling, weighted_sum, capsules, agreement))
             logits = logits + agreement
-    return rounds
-
-
-def _start(
-    votes: Float[Tensor, "B I J D"], bias: Float[Tensor, "J D"] | None, prior: Float[Tensor, "I J"] | None
-) -> tuple[Float[Tensor, "B I J D"], Float[Tensor, "J D"], Float[Tensor, "B I J"]]:
-    """Votes and bias in full precision, zeros for no bias, and the logits that routing starts from."""
-    votes = in_full_precision(votes)
-    B, I, J, D = votes.shape
-    bias = votes.new_zeros(J, D) if bias is None else bias.to(votes.dtype)
-    logits = votes.new_zeros(B, I, J) if prior is None else prior.to(votes.dtype).expand(B, I, J)
-    return votes, bias, logits
-
-
-def _weighted_sum(coupling: Float[Tensor, "B I J"], votes: Float[Tensor, "B I J D"]) -> Float[Tensor, "B J D"]:
-    return torch.einsum("bij,bijd->bjd", coupling, votes)
-
-
-def _agreement(votes: Float[Tensor, "B I J D"], capsules: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
-    return torch.einsum("bijd,bjd->bij", votes, capsules)
+    return capsules.to(dtype), coupling.to(dtype)
 
 
 def compete(logits: Float[Tensor, "B I J"], softmax_over: str, leaky: bool) -> Float[Tensor, "B I J"]:

@@ -14,13 +14,6 @@ Launches, for r iterations with a softmax over the outputs:
 None waits for the host, and no size depends on data: a call can be captured in a CUDA graph once a first call has
 compiled the kernels (up to half a minute for a new layer shape; Triton keeps them on disk).
 
-Traffic, for MNIST's layer (B = 128, I = 1152, J = 10, D = 16, K = 8, float32, r = 3), as counted, not measured. Weights
-are 5.9 MB, poses 4.7 MB, one coupling 5.9 MB: with the backward's four couplings about 35 MB, which stay in an H200's
-60 MB L2 cache. From L2 to the multiprocessors go, a launch: coupling 60 MB (each weight once for 16 images), weighted
-sum 80 MB (each weight once for 32 images, each pose once for an output), gradient of poses 75 MB, of weights 80 MB:
-10 to 16 µs each at 5 TB/s. They compute 0.4 to 0.6 GFLOP each, in float32 outside the tensor cores, whose tf32 is too
-coarse for routing: 7 to 10 µs at 60 TFLOP/s. Loads are about as many as the load units can issue meanwhile, at most
-twice as many in the gradients. So 5 launches of 10 to 15 µs forward, and 6 of 12 to 25 µs backward.
 Device memory beside results: B·J·I numbers forward, 2 (r - 1) B·J·I backward, 1/D of the votes each.
 """
 
@@ -34,7 +27,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.dynamic_routing.options import LAYER_SCHEMA, OPTIONS_SCHEMA, Options, Wanted, in_memory_order
+from torchcaps.ops.dynamic_routing.options import (
+    LAYER_SCHEMA,
+    OPTIONS_SCHEMA,
+    Options,
+    differentiate,
+    empty_gradients,
+    in_memory_order,
+)
 from torchcaps.ops.dynamic_routing.reference import compete
 from torchcaps.ops.precision import full_precision
 
@@ -93,7 +93,7 @@ def route_triton(
         )
     if options.num_iterations == 0:
         return _sum_votes(poses, weight, bias, return_coupling)
-    capsules, coupling, _, _ = _forward_op(poses, weight, bias, prior, *options.scalars)
+    capsules, coupling, _, _ = _forward_op(poses, weight, bias, prior, *options)
     if not return_coupling:
         return capsules, None
     coupling = coupling.expand(poses.shape[0], -1, -1).transpose(1, 2).to(capsules.dtype)
@@ -114,9 +114,7 @@ def _sum_votes(
     return total.to(dtype), poses.new_ones((B, I, J), dtype=dtype) if return_coupling else None
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Each pass is one operator to torch, which torch.compile leaves whole.
-# ---------------------------------------------------------------------------------------------------------------------
+# ---- each pass is one operator to torch, which torch.compile leaves whole
 
 
 @torch.library.custom_op(
@@ -141,10 +139,8 @@ def _forward_op(
                 coupling = layer.new_links() if t == 1 else coupling
                 _couple(layer, summed_capsules[t], coupling)
             partial = _weighted_sum(layer, coupling)
-            if t < r - 1:
-                _squash(partial, bias, summed_capsules[t], sums[t], summed_capsules[t + 1], None, options.eps)
-            else:
-                _squash(partial, bias, summed_capsules[t], sums[t], None, capsules, options.eps)
+            following, out = (summed_capsules[t + 1], None) if t < r - 1 else (None, capsules)
+            _squash(partial, bias, summed_capsules[t], sums[t], following, out, options.eps)
         return capsules, coupling, sums, summed_capsules
 
 
@@ -204,29 +200,26 @@ def _backward_op(
 
 @_backward_op.register_fake
 def _(*args: Any) -> list[Tensor]:
-    return Wanted(*args[8]).empty(*args[2:6])
+    return empty_gradients(args[8], *args[2:6])
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.options = Options(*inputs[4:])
+    ctx.scalars = inputs[4:]
+    ctx.options = Options(*ctx.scalars)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:4], *output[2:])
 
 
 def _backward(ctx: Any, grad_capsules: Tensor | None, grad_coupling: Tensor | None, *_: None) -> tuple[Any, ...]:
-    wanted, scalars = Wanted.of(ctx, ctx.options), ctx.options.scalars
     if grad_capsules is None and grad_coupling is None:
-        return (None,) * (4 + len(scalars))
-    grads = _backward_op(grad_capsules, grad_coupling, *ctx.saved_tensors, wanted.flags, *scalars)
-    return *wanted.pick(grads), *[None] * len(scalars)
+        return (None,) * (4 + len(ctx.scalars))
+    return differentiate(ctx, _backward_op, grad_capsules, grad_coupling)
 
 
 _forward_op.register_autograd(_backward, setup_context=_setup_context)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The steps
-# ---------------------------------------------------------------------------------------------------------------------
+# ---- the steps
 
 
 class _Blocks(NamedTuple):
@@ -271,11 +264,10 @@ class _Layer(NamedTuple):
         B, I, *_ = self.sizes
         return _ceil_div(B, self.blocks.warps * self.blocks.images), _ceil_div(I, LANES)
 
-    @property
-    def constants(self) -> dict[str, int]:
-        """What every large kernel is compiled for."""
+    def constants(self, warps: int, components: int) -> dict[str, int]:
+        """What every large kernel is compiled for: so many warps a program, and components that a thread unrolls."""
         _, I, J, D, K = self.sizes
-        return {"I": I, "J": J, "D": D, "K": K}
+        return {"I": I, "J": J, "D": D, "K": K, "WARPS": warps, "num_warps": warps, "BLOCK_D": components}
 
     def new_links(self, *count: int) -> Tensor:
         """An uninitialised number for every image, output and input capsule: (*count, B, J, I)."""
@@ -327,26 +319,16 @@ def _couple(
     """Coupling c from V; with gs also db [logits; coupling; coupling, backward]."""
     kernels = _kernels()
     B, I, J, D, _ = layer.sizes
+    given = layer.poses, layer.weight, layer.prior, summed_capsules, grad_sums, grad_coupling, coupling, grad_logits, B
     kernels.coupling_kernel[layer.tiles](
-        layer.poses,
-        layer.weight,
-        layer.prior,
-        summed_capsules,
-        grad_sums,
-        grad_coupling,
-        coupling,
-        grad_logits,
-        B,
+        *given,
         OVER_OUTPUTS=not layer.options.over_inputs,
         LEAKY=layer.options.leaky,
         IMAGES=layer.blocks.images,
-        WARPS=layer.blocks.warps,
-        num_warps=layer.blocks.warps,
-        BLOCK_D=_largest_divisor(D, 4),
-        **layer.constants,
+        **layer.constants(layer.blocks.warps, _largest_divisor(D, 4)),
     )
     if layer.options.over_inputs:
-        block = min(ROW_BLOCK, 1 << (I - 1).bit_length())
+        block = min(ROW_BLOCK, _power_above(I))
         kernels.compete_over_inputs_kernel[(B * J,)](coupling, grad_logits, I, LEAKY=layer.options.leaky, BLOCK=block)
 
 
@@ -360,20 +342,9 @@ def _weighted_sum(layer: _Layer, links: Tensor) -> Tensor:
     tiles_a_split = _ceil_div(input_tiles, splits)
     splits = _ceil_div(input_tiles, tiles_a_split)  # none of them empty
     partial = links.new_empty((splits, B, J, D))
-    _kernels().weighted_sum_kernel[(splits, pieces, batch_tiles)](
-        layer.poses,
-        layer.weight,
-        links,
-        partial,
-        B,
-        _batch_stride(links),
-        tiles_a_split,
-        IMAGES=images,
-        WARPS=warps,
-        num_warps=warps,
-        BLOCK_D=layer.blocks.components,
-        **layer.constants,
-    )
+    given = layer.poses, layer.weight, links, partial, B, _batch_stride(links), tiles_a_split
+    constants = layer.constants(warps, layer.blocks.components)
+    _kernels().weighted_sum_kernel[(splits, pieces, batch_tiles)](*given, IMAGES=images, **constants)
     return partial
 
 
@@ -389,20 +360,9 @@ def _squash(
     """Sum s and capsules v of an iteration, and V of the next [weighted sum; squash]."""
     splits, B, J, D = partial.shape
     grid, blocks = _row_blocks(B * J, D)
-    _kernels().capsules_kernel[grid](
-        partial,
-        None if bias is None else bias.contiguous(),
-        summed_capsules,
-        sums,
-        next_summed_capsules,
-        capsules,
-        B * J,
-        J,
-        D,
-        splits,
-        eps,
-        **blocks,
-    )
+    bias = None if bias is None else bias.contiguous()
+    given = partial, bias, summed_capsules, sums, next_summed_capsules, capsules
+    _kernels().capsules_kernel[grid](*given, B * J, J, D, splits, eps, **blocks)
 
 
 def _squash_backward(
@@ -418,7 +378,7 @@ def _squash_backward(
 
 def _row_blocks(rows: int, D: int) -> tuple[tuple[int], dict[str, int]]:
     """Grid and tile of the kernels whose rows are output capsules."""
-    block_d = 1 << (D - 1).bit_length()
+    block_d = _power_above(D)
     block_rows = max(1, 256 // block_d)
     return (_ceil_div(rows, block_rows),), {"BLOCK_ROWS": block_rows, "BLOCK_D": block_d}
 
@@ -434,6 +394,12 @@ class _Terms(NamedTuple):
     coupling: Tensor  # of the others, (T, B, J, I), as are:
     grad_logits: Tensor
     summed_capsules: Tensor  # (T, B, J, D)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """As the kernels take them."""
+        first, others = self.grad_sums[0], self.grad_sums[1:]
+        return self.first_coupling, first, self.coupling, self.grad_logits, others, self.summed_capsules
 
 
 def _last_term(layer: _Layer, grad_capsules: Tensor, sums: Tensor, summed_capsules: Tensor) -> _Terms:
@@ -471,24 +437,9 @@ def _grad_poses(layer: _Layer, terms: _Terms) -> Tensor:
     """du, (B, I, K) [poses, backward]."""
     B, I, _, D, K = layer.sizes
     grad_poses = layer.poses.new_empty((B, K, I))
-    _kernels().grad_poses_kernel[layer.tiles](
-        layer.weight,
-        terms.first_coupling,
-        terms.grad_sums[0],
-        terms.coupling,
-        terms.grad_logits,
-        terms.grad_sums[1:],
-        terms.summed_capsules,
-        grad_poses,
-        B,
-        _batch_stride(terms.first_coupling),
-        T=len(terms.coupling),
-        IMAGES=layer.blocks.images,
-        WARPS=layer.blocks.warps,
-        num_warps=layer.blocks.warps,
-        BLOCK_D=_largest_divisor(D, 2),
-        **layer.constants,
-    )
+    given = layer.weight, *terms.tensors, grad_poses, B, _batch_stride(terms.first_coupling)
+    constants = layer.constants(layer.blocks.warps, _largest_divisor(D, 2))
+    _kernels().grad_poses_kernel[layer.tiles](*given, T=len(terms.coupling), IMAGES=layer.blocks.images, **constants)
     return grad_poses.transpose(1, 2)
 
 
@@ -496,23 +447,10 @@ def _grad_weight(layer: _Layer, terms: _Terms) -> Tensor:
     """dW, (I, J, D, K) [weight, backward]."""
     B, I, J, D, K = layer.sizes
     grad_weight = layer.weight.new_empty((J, D, K, I))
-    _kernels().grad_weight_kernel[(_ceil_div(I, LANES), J * D // layer.blocks.components)](
-        layer.poses,
-        terms.first_coupling,
-        terms.grad_sums[0],
-        terms.coupling,
-        terms.grad_logits,
-        terms.grad_sums[1:],
-        terms.summed_capsules,
-        grad_weight,
-        B,
-        _batch_stride(terms.first_coupling),
-        T=len(terms.coupling),
-        WARPS=layer.blocks.warps,
-        num_warps=layer.blocks.warps,
-        BLOCK_D=layer.blocks.components,
-        **layer.constants,
-    )
+    grid = _ceil_div(I, LANES), J * D // layer.blocks.components
+    given = layer.poses, *terms.tensors, grad_weight, B, _batch_stride(terms.first_coupling)
+    constants = layer.constants(layer.blocks.warps, layer.blocks.components)
+    _kernels().grad_weight_kernel[grid](*given, T=len(terms.coupling), **constants)
     return grad_weight.permute(3, 0, 1, 2)
 
 

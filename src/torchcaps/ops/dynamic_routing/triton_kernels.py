@@ -368,15 +368,7 @@ def _load_links(
 
 @triton.jit
 def _grad_vote(
-    links,
-    first_grad_sums,
-    grad_sums,
-    summed_capsules,
-    state,
-    B,
-    J: tl.constexpr,
-    D: tl.constexpr,
-    T: tl.constexpr,
+    links, first_grad_sums, grad_sums, summed_capsules, state, B, J: tl.constexpr, D: tl.constexpr, T: tl.constexpr
 ):
     """Component d of the gradient of the votes, x_j = Σ_t cᵗ_j gsᵗ_j + dbᵗ_j Vᵗ_j, of one image."""
     grad = links[0] * tl.load(first_grad_sums + state)

@@ -4,9 +4,7 @@
 To be read in this order:
 
 - :mod:`.forward` and :mod:`.backward`: the two passes, from top to bottom;
-- :mod:`.held_votes`: the exception, weighted sums of very few images, whose votes stay in the caches;
-- :mod:`.steps`: what the passes share;
-- :mod:`.layer`, :mod:`.blocks`: a call's tensors, how they are cut, and the work buffers;
+- :mod:`.layer`: a call's tensors, how they are cut, the work buffers, and the steps that both passes take;
 - :mod:`.autograd`: how PyTorch calls all this.
 
 Inside, poses are (B, K, I) and weights (J, D, K, I): the long axis comes last, and each step is a matrix product or

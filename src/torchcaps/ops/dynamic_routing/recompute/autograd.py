@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.dynamic_routing.options import LAYER_SCHEMA, OPTIONS_SCHEMA, Options, Wanted
+from torchcaps.ops.dynamic_routing.options import LAYER_SCHEMA, OPTIONS_SCHEMA, Options, differentiate, empty_gradients
 from torchcaps.ops.dynamic_routing.recompute.backward import backward
 from torchcaps.ops.dynamic_routing.recompute.forward import forward
 from torchcaps.ops.dynamic_routing.recompute.layer import working_dtype
@@ -30,13 +30,32 @@ def route_recompute(
     tensors = (poses, weight, bias, prior)
     differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     keep_coupling = return_coupling or (differentiated and options.stop_gradient and options.num_iterations > 1)
+    run: Callable[..., Any] = _Route.apply
     if torch.compiler.is_compiling():
-        capsules, coupling, _ = _route_op(*tensors, *options.scalars, keep_coupling)
+        run = _route_op
     elif torch.is_inference_mode_enabled() and not torch._C._are_functorch_transforms_active():
-        capsules, coupling, _ = forward(*tensors, options, keep_coupling)  # autograd's own work is 3 % of one image's
-    else:
-        capsules, coupling, _ = _Route.apply(*tensors, options, keep_coupling)
+        run = _forward  # autograd's own work is 3 % of one image's
+    capsules, coupling, _ = run(*tensors, *options, keep_coupling)
     return capsules, coupling.to(capsules.dtype) if return_coupling else None
+
+
+def _forward(poses: Tensor, weight: Tensor, bias: Tensor | None, prior: Tensor | None, *scalars: Any) -> Any:
+    *options, keep_coupling = scalars
+    return forward(poses, weight, bias, prior, Options(*options), keep_coupling)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    _, coupling, sums = output
+    ctx.scalars = inputs[4:]
+    *options, keep_coupling = ctx.scalars
+    ctx.options = Options(*options)
+    ctx.set_materialize_grads(False)
+    if ctx.options.constant_coupling or not keep_coupling:
+        ctx.mark_non_differentiable(coupling, sums)
+    else:
+        ctx.mark_non_differentiable(sums)
+    kept = coupling if ctx.options.stop_gradient else coupling.new_empty(0)
+    ctx.save_for_backward(*inputs[:4], sums, kept)
 
 
 # ---- autograd, torch.func
@@ -46,35 +65,34 @@ class _Route(torch.autograd.Function):
     """``forward`` with ``backward`` as its gradient."""
 
     @staticmethod
-    def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return forward(*args)
+    def forward(*call: Any) -> Any:
+        return _forward(*call)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        *tensors, options, keep_coupling = inputs
-        _save(ctx, tuple(tensors), options, keep_coupling, output)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _setup_context(ctx, inputs, output)
 
     @staticmethod
-    def backward(ctx: Any, grad_capsules: Tensor | None, grad_coupling: Tensor | None, _: None) -> Any:
-        wanted = Wanted.of(ctx, ctx.options)
-        grads = _RouteBackward.apply(grad_capsules, grad_coupling, *ctx.saved_tensors, wanted, ctx.options)
-        return *wanted.pick(grads), None, None
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        return differentiate(ctx, _RouteBackward.apply, *grads[:2])
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise NotImplementedError(_FORWARD_MODE)
+        raise NotImplementedError(
+            'route: fast routing is differentiated backward only; backend="reference" goes forward, too'
+        )
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        return _one_by_one(_Route.apply, info.batch_size, in_dims, args)
+    def vmap(info: Any, in_dims: tuple[Any, ...], *call: Any) -> Any:
+        return _one_by_one(_Route.apply, info.batch_size, in_dims, call)
 
 
 class _RouteBackward(torch.autograd.Function):
     """``backward`` as a function of its own, so that a second derivative can say what to do."""
 
     @staticmethod
-    def forward(*args: Any) -> tuple[Tensor, ...]:
-        return backward(*args)
+    def forward(*call: Any) -> Any:
+        return backward(*call)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -82,37 +100,21 @@ class _RouteBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise NotImplementedError(_SECOND_DERIVATIVE)
+        raise NotImplementedError(
+            'route: fast routing can be differentiated once; backend="reference" gives second derivatives'
+        )
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        return _one_by_one(_RouteBackward.apply, info.batch_size, in_dims, args)
-
-
-_SECOND_DERIVATIVE = 'route: fast routing can be differentiated once; backend="reference" gives second derivatives'
-_FORWARD_MODE = 'route: fast routing is differentiated backward only; backend="reference" goes forward, too'
-
-
-def _save(
-    ctx: Any, tensors: tuple[Any, ...], options: Options, keep_coupling: bool, output: tuple[Tensor, Tensor, Tensor]
-) -> None:
-    _, coupling, sums = output
-    ctx.options = options
-    ctx.set_materialize_grads(False)
-    if options.constant_coupling or not keep_coupling:
-        ctx.mark_non_differentiable(coupling, sums)
-    else:
-        ctx.mark_non_differentiable(sums)
-    kept = coupling if options.stop_gradient else coupling.new_empty(0)
-    ctx.save_for_backward(*tensors, sums, kept)
+    def vmap(info: Any, in_dims: tuple[Any, ...], *call: Any) -> Any:
+        return _one_by_one(_RouteBackward.apply, info.batch_size, in_dims, call)
 
 
 def _one_by_one(
-    function: Callable[..., tuple[Tensor, ...]], size: int, in_dims: tuple[Any, ...], args: tuple[Any, ...]
+    function: Callable[..., tuple[Tensor, ...]], size: int, in_dims: tuple[Any, ...], call: tuple[Any, ...]
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     """``torch.vmap`` of a function: a loop, as the members may differ in their weights."""
     members = [
-        function(*(arg if dim is None else arg.select(dim, n) for arg, dim in zip(args, in_dims, strict=True)))
+        function(*(x.select(dim, n) if isinstance(dim, int) else x for x, dim in zip(call, in_dims, strict=True)))
         for n in range(size)
     ]
     outputs = tuple(torch.stack(parts) for parts in zip(*members, strict=True))
@@ -122,25 +124,15 @@ def _one_by_one(
 # ---- torch.compile: one operation that it does not look into
 
 
-def _op_forward(poses: Tensor, weight: Tensor, bias: Tensor | None, prior: Tensor | None, *scalars: Any) -> Any:
-    *options, keep_coupling = scalars
-    return forward(poses, weight, bias, prior, Options(*options), keep_coupling)
-
-
-def _op_backward(*args: Any) -> Any:
-    arguments = (*args[:8], Wanted(*args[8]), Options(*args[9:]))
-    return backward(*arguments)
-
-
 _route_op = torch.library.custom_op(
     "torchcaps::route",
-    _op_forward,
+    _forward,
     mutates_args=(),
     schema=f"({LAYER_SCHEMA}, {OPTIONS_SCHEMA}, bool keep_coupling) -> (Tensor, Tensor, Tensor)",
 )
 _route_backward_op = torch.library.custom_op(
     "torchcaps::route_backward",
-    _op_backward,
+    backward,
     mutates_args=(),
     schema=f"(Tensor? grad_capsules, Tensor? grad_coupling, {LAYER_SCHEMA}, Tensor sums, Tensor coupling, "
     f"bool[4] wanted, {OPTIONS_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)",
@@ -161,20 +153,13 @@ def _(poses: Tensor, weight: Tensor, _bias: Any, _prior: Any, num_iterations: in
 
 
 @_route_backward_op.register_fake
-def _(*args: Any) -> Any:
+def _(*call: Any) -> Any:
     """Shapes, strides and dtypes of ``backward``'s results."""
-    return tuple(Wanted(*args[8]).empty(*args[2:6]))
+    return tuple(empty_gradients(call[8], *call[2:6]))
 
 
-def _op_setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *options, keep_coupling = inputs[4:]
-    _save(ctx, inputs[:4], Options(*options), keep_coupling, output)
+def _differentiate(ctx: Any, *grads: Tensor | None) -> Any:
+    return differentiate(ctx, _route_backward_op, *grads[:2])
 
 
-def _op_autograd(ctx: Any, grad_capsules: Tensor | None, grad_coupling: Tensor | None, _: None) -> Any:
-    wanted = Wanted.of(ctx, ctx.options)
-    grads = _route_backward_op(grad_capsules, grad_coupling, *ctx.saved_tensors, wanted.flags, *ctx.options.scalars)
-    return *wanted.pick(grads), *[None] * (len(ctx.options.scalars) + 1)
-
-
-_route_op.register_autograd(_op_autograd, setup_context=_op_setup_context)
+_route_op.register_autograd(_differentiate, setup_context=_setup_context)

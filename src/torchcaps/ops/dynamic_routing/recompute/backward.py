@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.dynamic_routing.options import Options, Wanted
-from torchcaps.ops.dynamic_routing.recompute.blocks import Block
-from torchcaps.ops.dynamic_routing.recompute.layer import Layer
-from torchcaps.ops.dynamic_routing.recompute.steps import (
+from torchcaps.ops.dynamic_routing.options import Options
+from torchcaps.ops.dynamic_routing.recompute.layer import (
+    Block,
+    Layer,
     agreement,
     competing_axis,
     couple,
@@ -33,15 +33,16 @@ class Gradients(NamedTuple):
     prior: Float[Tensor, "J I"] | None
 
     @classmethod
-    def start(cls, layer: Layer, wanted: Wanted) -> Gradients:
+    def start(cls, layer: Layer, wanted: list[bool]) -> Gradients:
         """Zeros; the weight's, when the last iteration is going to write it block by block, uninitialised."""
         u, W = layer.poses, layer.weight
+        poses, weight, bias, prior = wanted
         iterated = layer.options.num_iterations > 1
         return cls(
-            torch.zeros_like(u) if wanted.poses else None,
-            None if not wanted.weight else torch.empty_like(W) if iterated else torch.zeros_like(W),
-            u.new_zeros(W.shape[:2]) if wanted.bias else None,
-            u.new_zeros(W.shape[0], u.shape[2]) if wanted.prior else None,
+            torch.zeros_like(u) if poses else None,
+            None if not weight else torch.empty_like(W) if iterated else torch.zeros_like(W),
+            u.new_zeros(W.shape[:2]) if bias else None,
+            u.new_zeros(W.shape[0], u.shape[2]) if prior else None,
         )
 
 
@@ -54,10 +55,11 @@ def backward(
     prior: Tensor | None,
     sums: Tensor,
     coupling: Tensor,
-    wanted: Wanted,
-    options: Options,
+    wanted: list[bool],
+    *scalars: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """[backward] Gradients of poses, weight, bias and prior in their axes and dtypes; empty where none is wanted."""
+    options = Options(*scalars)
     with full_precision(poses.device):
         layer = Layer.of(poses, weight, bias, prior, options)
         grads = Gradients.start(layer, wanted)
@@ -132,7 +134,7 @@ def _iteration_backward(
             coupled = torch.mul(grad_logits[:, :, None], u, out=scratch).flatten(2)
             if grad_W is not None:
                 grad_W.baddbmm_(V.permute(1, 2, 0), coupled)
-            grad_V = product(layer, "sum", coupled, W.transpose(1, 2))  # [logits, backward]
+            grad_V = product(layer, coupled, W.transpose(1, 2))  # [logits, backward]
             grad_summed[batch, block.outputs] += grad_V.transpose(0, 1)
         _put_block(grads.weight, block, grad_W, add=not last)
 
