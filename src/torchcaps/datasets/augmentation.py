@@ -122,13 +122,7 @@ class Augmentation:
         return Changes(torch.tensor(middle(in_shape, self.window(in_shape))).expand(n, 2))
 
     def draw(self, in_shape: tuple[int, int, int], n: int, key: Key) -> Changes:
-        """Draw the changes of the ``n`` images of a batch.
-
-        Args:
-            in_shape: Channels, height and width of the whole images.
-            n: How many images.
-            key: (seed, epoch, batch).
-        """
+        """The changes of the ``n`` images, of shape ``in_shape`` before the crop, of the batch (seed, epoch, batch)."""
 
         def uniform(which: int, most: float) -> Tensor | None:
             return (2 * torch.rand(n, generator=stream_of(which, key)) - 1) * most if most else None
@@ -201,8 +195,7 @@ def recoloured(pixels: Float32[Tensor, "B C H W"], changes: Changes) -> Float32[
 def center_crop(image_set: ImageSet, size: int) -> ImageSet:
     """The squares of ``size`` pixels in the middle of images and parts; of two middles the upper left one.
 
-    Returns:
-        A set that shares its pixels with the given one.
+    The pixels are shared with the given set.
 
     Raises:
         InputError: ``size`` is below 1 or larger than the images.

@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
+from torchcaps.datasets.affine import look_through, windows
 from torchcaps.datasets.augmentation import Augmentation, Changes, mirrored, recoloured, turned
 from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.overlapping_pairs import Pairs, PairSet
-from torchcaps.datasets.rng import ORDER, stream
-from torchcaps.datasets.shifts import look_through, windows
+from torchcaps.datasets.rng import ORDER, stream_of
 from torchcaps.errors import InputError
 from torchcaps.ranges import SEED
 
@@ -117,7 +117,7 @@ class BatchLoader:
         """The indices of all images in the order of an epoch, on the CPU."""
         if not self.shuffle:
             return torch.arange(self.num_images)
-        return torch.randperm(self.num_images, generator=stream(self.seed, epoch, ORDER))
+        return torch.randperm(self.num_images, generator=stream_of(ORDER, (self.seed, epoch, 0)))
 
     def changes(self, epoch: int, batch: int) -> Changes:
         """The changes of each image of a whole batch, on the CPU."""
