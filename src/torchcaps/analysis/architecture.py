@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from torchcaps.analysis.figures import GAP, LINE, MARGIN, MUTED, SMALL, TITLE, Sheet, text_width
+from torchcaps.analysis.figures import GAP, LINE, MARGIN, MUTED, SMALL, Sheet, text_width
 from torchcaps.models import BaselineCNN, CapsNet, Network
 from torchcaps.nn import (
     ChannelNorm,
@@ -78,7 +77,9 @@ def list_layers(model: Network) -> list[Layer]:
     """
     if isinstance(model, CapsNet):
         return _capsule_layers(model)
-    return _cnn_layers(model) if isinstance(model, BaselineCNN) else [_whole(model)]
+    if isinstance(model, BaselineCNN):
+        return _cnn_layers(model)
+    return [Layer("scores", (type(model).__name__,), (model.num_classes,), _learned(model))]
 
 
 def figure_architecture(model: Network, *, title: str | None = None) -> Figure:
@@ -99,11 +100,8 @@ def figure_architecture(model: Network, *, title: str | None = None) -> Figure:
     rows = _rows(blocks)
     heights = [max(block.height for block in row) for row in rows]
     top = MARGIN + 0.3 + 2 * LINE
-    words = max(text_width([title], TITLE), text_width([subtitle], SMALL))
-    wide = max(words, *(sum(block.width for block in row) + GAP * len(row) for row in rows))
-    sheet = Sheet(wide + 2 * MARGIN, top + sum(heights) + LINE * len(rows) + MARGIN)
-    sheet.text(title, MARGIN, MARGIN, size=TITLE)
-    sheet.text(subtitle, MARGIN, MARGIN + 0.25, size=SMALL, color=MUTED)
+    wide = max(sum(block.width for block in row) + GAP * len(row) for row in rows)
+    sheet = Sheet(wide + 2 * MARGIN, top + sum(heights) + LINE * len(rows) + MARGIN, title, subtitle)
     y = top
     for row, height in zip(rows, heights, strict=True):
         x, middle = MARGIN, y + max(block.above for block in row)
@@ -124,7 +122,9 @@ class _Block:
 
     def __init__(self, layer: Layer, largest: int) -> None:
         self.layer, self.largest = layer, largest
-        self.under = [layer.name, _shape(layer.shape), _note(layer)]
+        *places, last = layer.shape
+        note = f"{math.prod(places):,} of {last} components" if len(places) in (1, 3) else ""
+        self.under = [layer.name, _shape(layer.shape), note]
         self.learned = f"{layer.parameters:,} parameters" if layer.parameters else ""
         self.arrow = max(ARROW, text_width([*layer.steps, self.learned], SMALL)) + 2 * GAP if layer.steps else 0.0
         self.size, self.depth = self._measure()
@@ -226,62 +226,60 @@ def _shape(shape: Sequence[int]) -> str:
     return "×".join(map(str, shape))
 
 
-def _note(layer: Layer) -> str:
-    """The sizes of capsules in words; nothing of maps and numbers."""
-    if len(layer.shape) not in (2, 4):
-        return ""
-    *places, dim = layer.shape
-    return f"{math.prod(places):,} of {dim} components"
-
-
 def _learned(*modules: nn.Module) -> int:
     return sum(parameter.numel() for module in modules for parameter in module.parameters())
 
 
-def _convolution(conv: Convolution, number: int = 1) -> list[str]:
+def _convolution(conv: nn.Module, number: int = 1) -> list[str]:
+    assert isinstance(conv, Convolution)
     height, width = conv.kernel_size
-    words = [f"{number} convolutions" if number > 1 else "convolution"]
-    words[0] += f" {height}×{width}"
-    return words + ([f"stride {conv.stride[0]}"] if conv.stride[0] > 1 else [])
+    what = f"{number} convolutions" if number > 1 else "convolution"
+    return [f"{what} {height}×{width}", *([f"stride {conv.stride[0]}"] if conv.stride[0] > 1 else [])]
 
 
-def _convolved(conv: Convolution, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of what a convolution makes of maps (C, H, W)."""
-    sizes = zip(shape[1:], conv.kernel_size, conv.stride, conv.zeros, strict=True)
-    return conv.out_channels, *((size + 2 * zeros - kernel) // stride + 1 for size, kernel, stride, zeros in sizes)
-
-
-def _stem(stem: nn.Module, shape: tuple[int, ...], dropout: bool) -> list[Layer]:
-    """The layers of a stem: each begins with its convolution."""
+def _maps(parts: Iterable[nn.Module], shape: tuple[int, ...]) -> list[Layer]:
+    """The layers of modules that make maps of others: each begins with a convolution."""
+    words = {ChannelNorm: "channel norm", nn.ReLU: "ReLU", nn.Dropout2d: "dropout"}
     layers: list[Layer] = []
-    parts = list(stem.children())
-    convs = [n for n, part in enumerate(parts) if isinstance(part, Convolution)]
-    for start, end in itertools.pairwise([*convs, len(parts)]):
-        conv, *after = parts[start:end]
-        assert isinstance(conv, Convolution)
-        shape = _convolved(conv, shape)
-        norm = [_NORM for part in after if isinstance(part, ChannelNorm)]
-        last = [_DROPOUT] if dropout and end == len(parts) else []
-        steps = (*_convolution(conv), *norm, "ReLU", *last)
-        layers.append(Layer(_FEATURES, steps, shape, _learned(conv, *after)))
+    for part in parts:
+        if isinstance(part, Convolution):
+            sizes = zip(shape[1:], part.kernel_size, part.stride, part.zeros, strict=True)
+            outer = [(size + 2 * zeros - kernel) // stride + 1 for size, kernel, stride, zeros in sizes]
+            shape = (part.out_channels, *outer)
+            layers.append(Layer(_FEATURES, (), shape, 0))
+            steps = [*_convolution(part), *(["ReLU"] if part.relu else [])]
+        elif isinstance(part, nn.MaxPool2d):
+            pool = part.kernel_size
+            assert isinstance(pool, int)
+            shape = (shape[0], *(-(-size // pool) for size in shape[1:]))
+            steps = [f"max pooling {pool}×{pool}"]
+        else:
+            steps = [words[type(part)]] if type(part) in words else []
+        last = layers[-1]
+        layers[-1] = replace(
+            last, steps=(*last.steps, *steps), shape=shape, parameters=last.parameters + _learned(part)
+        )
     return layers
 
 
-_FEATURES, _NORM, _DROPOUT = "feature maps", "channel norm", "dropout"
+_FEATURES = "feature maps"
 
 
 def _capsule_layers(model: CapsNet) -> list[Layer]:
-    config, primary = model.config, model.primary_capsules
-    layers = [Layer("image", (), model.in_shape, 0), *_backbone_layers(model)]
+    config, primary, backbone = model.config, model.primary_capsules, model.backbone
+    layers = [Layer("image", (), model.in_shape, 0)]
+    if isinstance(backbone, ConvBackbone):
+        parts = [*backbone.stem.children(), backbone.conv, backbone.norm, backbone.activation, backbone.dropout]
+        layers += _maps(parts, model.in_shape)
+    else:
+        layers.append(Layer(_FEATURES, (type(backbone).__name__,), model.map_shape, _learned(backbone)))
 
     if config.standardise or config.pixel_scale != 1:
         before = "standardised" if config.standardise else f"pixels × {config.pixel_scale:g}"
         layers[1] = replace(layers[1], steps=(before, *layers[1].steps))
 
     kinds, height, width = model.primary_grid
-    first = primary.convs[0]
-    assert isinstance(first, Convolution)
-    steps = _convolution(first, len(primary.convs)) + (["ReLU"] if primary.activation == "relu" else [])
+    steps = _convolution(primary.convs[0], len(primary.convs)) + (["ReLU"] if primary.activation == "relu" else [])
     layers.append(Layer(_FEATURES, tuple(steps), (kinds * primary.dim, height, width), _learned(primary.convs)))
     in_space = primary.grouping == "channels"
     cut = f"cut in {primary.dim}s" if in_space else f"flattened, cut in {primary.dim}s"
@@ -300,18 +298,6 @@ def _capsule_layers(model: CapsNet) -> list[Layer]:
     score = ("lengths", "length") if is_length else ("scores", "activation, or length")
     layers.append(Layer(score[0], score[1:], (model.num_classes,), 0))
     return layers + _decoder_layers(model)
-
-
-def _backbone_layers(model: CapsNet) -> list[Layer]:
-    backbone = model.backbone
-    if not isinstance(backbone, ConvBackbone):
-        return [Layer(_FEATURES, (type(backbone).__name__,), model.map_shape, _learned(backbone))]
-    layers = _stem(backbone.stem, model.in_shape, isinstance(backbone.dropout, nn.Dropout2d))
-    steps = _convolution(backbone.conv)
-    steps += [_NORM] if isinstance(backbone.norm, ChannelNorm) else []
-    steps += ["ReLU"] if backbone.conv.relu or isinstance(backbone.activation, nn.ReLU) else []
-    steps += [_DROPOUT] if isinstance(backbone.dropout, nn.Dropout2d) else []
-    return [*layers, Layer(_FEATURES, tuple(steps), model.map_shape, _learned(backbone.conv, backbone.norm))]
 
 
 def _window(layer: DenseCapsules | ConvCapsules) -> list[str]:
@@ -333,11 +319,6 @@ def _transform(layer: DenseCapsules | ConvCapsules) -> list[str]:
     if isinstance(transform, Elementwise):
         return [f"{pairs} vectors", f"of {size.out_dim}"]
     return [type(transform).__name__]
-
-
-def _whole(model: Network) -> Layer:
-    """A network that is none of the package's own, as one step."""
-    return Layer("scores", (type(model).__name__,), (model.num_classes,), _learned(model))
 
 
 def _routing(routing: nn.Module) -> Iterable[str]:
@@ -365,21 +346,14 @@ def _decoder_layers(model: CapsNet) -> list[Layer]:
 
 
 def _cnn_layers(model: BaselineCNN) -> list[Layer]:
-    config = model.config
-    layers = [Layer("image", (), model.in_shape, 0)]
-    layers += _stem(model.stem, model.in_shape, config.conv_dropout > 0)
+    parts = [*model.stem.children()]
     for conv, norm in zip(model.convs, model.norms, strict=True):
-        assert isinstance(conv, Convolution)
-        steps = [*_convolution(conv), *([_NORM] if isinstance(norm, ChannelNorm) else []), "ReLU"]
-        steps += [f"max pooling {config.pool}×{config.pool}"] if config.pool > 1 else []
-        steps += [_DROPOUT] if config.conv_dropout else []
-        channels, *sizes = _convolved(conv, layers[-1].shape)
-        shape = (channels, *(-(-size // config.pool) for size in sizes))
-        layers.append(Layer(_FEATURES, tuple(steps), shape, _learned(conv, norm)))
+        parts += [conv, norm, nn.ReLU(), model.pool, model.conv_dropout]
+    layers = [Layer("image", (), model.in_shape, 0), *_maps(parts, model.in_shape)]
     layers.append(Layer("numbers", ("flattened",), (math.prod(layers[-1].shape),), 0))
     for dense in model.dense:
         assert isinstance(dense, nn.Linear)
         layers.append(Layer("hidden", ("dense", "ReLU"), (dense.out_features,), _learned(dense)))
-    drop = [_DROPOUT] if config.dropout else []
-    end = (*drop, "dense", "softmax" if config.objects == 1 else "sigmoid")
+    drop = ["dropout"] if model.config.dropout else []
+    end = (*drop, "dense", "softmax" if model.config.objects == 1 else "sigmoid")
     return [*layers, Layer("probabilities", end, (model.num_classes,), _learned(model.classify))]
