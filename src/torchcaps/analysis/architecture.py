@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 WIDEST, LONGEST, CELL, ARROW = 14.5, 1.15, 0.1, 0.45
 MOST_CELLS, MOST_VECTORS, MOST_SHEETS = 24, 10, 5
 """Cells of a grid's side, capsules below each other, and types of capsules behind each other, at most."""
+_FEATURES = "feature maps"
 MAPS, CAPSULES, NUMBERS = "#cfe3f1", "#f9dcc4", "0.88"
 
 
@@ -115,9 +116,7 @@ def figure_architecture(model: Network, *, title: str | None = None) -> Figure:
 class _Block:
     """A layer in the drawing: an arrow with what is done, and after it what comes out.
 
-    Args:
-        layer: The layer.
-        largest: Pixels of the longest side of any map of the network.
+    The longest side of any map of the network has ``largest`` pixels.
     """
 
     def __init__(self, layer: Layer, largest: int) -> None:
@@ -145,7 +144,7 @@ class _Block:
         sheet.text(self.learned, centre, middle + GAP / 2, size=SMALL, ha="center", color=MUTED)
         left = x + self.arrow + (self.shown - self.size[0] - self.depth) / 2
         top = middle - (self.size[1] - 0.6 * self.depth) / 2  # of the front
-        {1: self._numbers, 2: self._vectors, 3: self._maps, 4: self._sheets}[len(self.layer.shape)](sheet, left, top)
+        self._draw_output(sheet, left, top)
         under = middle + (self.size[1] + 0.6 * self.depth) / 2 + GAP
         styles: tuple[dict[str, str], ...] = ({}, {"weight": "bold"}, {"color": MUTED})
         for n, (line, style) in enumerate(zip(self.under, styles, strict=True)):
@@ -166,49 +165,39 @@ class _Block:
             return front, CELL * (min(shape[0], MOST_SHEETS) - 1)
         return front, 0.05 + 0.06 * math.log2(shape[0])
 
-    def _numbers(self, sheet: Sheet, left: float, top: float) -> None:
-        sheet.polygon(_rectangle(left, top, self.size), NUMBERS)
-
-    def _vectors(self, sheet: Sheet, left: float, top: float) -> None:
-        number, components = self.layer.shape
-        rows = min(number, MOST_VECTORS)
-        size = (self.size[0], rows * CELL)
-        sheet.polygon(_rectangle(left, top, size), CAPSULES)
-        _grid(sheet, left, top, size, rows, components)
-        if number > rows:
-            sheet.text("⋮", left + size[0] / 2, top + self.size[1] - CELL / 2, size=SMALL, ha="center", va="center")
-
-    def _maps(self, sheet: Sheet, left: float, top: float) -> None:
-        (width, height), depth = self.size, self.depth
-        right, bottom, up = left + width, top + height, top - 0.6 * depth
-        over = [(left, top), (left + depth, up), (right + depth, up), (right, top)]
-        beside = [(right, top), (right + depth, up), (right + depth, up + height), (right, bottom)]
-        for face in (_rectangle(left, top, self.size), over, beside):
-            sheet.polygon(face, MAPS)
-
-    def _sheets(self, sheet: Sheet, left: float, top: float) -> None:
-        behind = min(self.layer.shape[0], MOST_SHEETS) - 1
-        for n in range(behind, -1, -1):
-            sheet.polygon(_rectangle(left + n * CELL, top - 0.6 * n * CELL, self.size), CAPSULES)
-        _grid(sheet, left, top, self.size, *self.layer.shape[1:3])
+    def _draw_output(self, sheet: Sheet, left: float, top: float) -> None:
+        """Numbers as a bar, capsules as rows of components, maps as a block, types of capsules behind each other."""
+        shape, (width, height), depth = self.layer.shape, self.size, self.depth
+        if len(shape) == 1:
+            _box(sheet, left, top, self.size, NUMBERS)
+        elif len(shape) == 2:
+            rows = min(shape[0], MOST_VECTORS)
+            _box(sheet, left, top, (width, rows * CELL), CAPSULES, rows, shape[1])
+            if shape[0] > rows:
+                sheet.text("⋮", left + width / 2, top + height - CELL / 2, size=SMALL, ha="center", va="center")
+        elif len(shape) == 3:
+            right, bottom, up = left + width, top + height, top - 0.6 * depth
+            _box(sheet, left, top, self.size, MAPS)
+            sheet.polygon([(left, top), (left + depth, up), (right + depth, up), (right, top)], MAPS)
+            sheet.polygon([(right, top), (right + depth, up), (right + depth, up + height), (right, bottom)], MAPS)
+        else:
+            for n in range(min(shape[0], MOST_SHEETS) - 1, 0, -1):
+                _box(sheet, left + n * CELL, top - 0.6 * n * CELL, self.size, CAPSULES)
+            _box(sheet, left, top, self.size, CAPSULES, *shape[1:3])
 
 
-def _grid(sheet: Sheet, left: float, top: float, size: tuple[float, float], rows: int, columns: int) -> None:
-    """Lines between rows, and between columns, where there are not too many."""
-    width, height = size
-    if rows <= MOST_CELLS:
-        for n in range(1, rows):
-            y = top + n * height / rows
-            sheet.line((left, y), (left + width, y))
-    if columns <= MOST_CELLS:
-        for n in range(1, columns):
-            x = left + n * width / columns
-            sheet.line((x, top), (x, top + height))
-
-
-def _rectangle(left: float, top: float, size: tuple[float, float]) -> list[tuple[float, float]]:
+def _box(
+    sheet: Sheet, left: float, top: float, size: tuple[float, float], colour: str, rows: int = 1, columns: int = 1
+) -> None:
+    """A rectangle with lines between rows, and between columns, where there are not too many."""
     right, bottom = left + size[0], top + size[1]
-    return [(left, top), (right, top), (right, bottom), (left, bottom)]
+    sheet.polygon([(left, top), (right, top), (right, bottom), (left, bottom)], colour)
+    for n in range(1, rows if rows <= MOST_CELLS else 1):
+        y = top + n * size[1] / rows
+        sheet.line((left, y), (right, y))
+    for n in range(1, columns if columns <= MOST_CELLS else 1):
+        x = left + n * size[0] / columns
+        sheet.line((x, top), (x, bottom))
 
 
 def _rows(blocks: Sequence[_Block]) -> list[list[_Block]]:
@@ -260,9 +249,6 @@ def _maps(parts: Iterable[nn.Module], shape: tuple[int, ...]) -> list[Layer]:
             last, steps=(*last.steps, *steps), shape=shape, parameters=last.parameters + _learned(part)
         )
     return layers
-
-
-_FEATURES = "feature maps"
 
 
 def _capsule_layers(model: CapsNet) -> list[Layer]:
