@@ -128,10 +128,14 @@ class Augmentation:
             return (2 * torch.rand(n, generator=stream_of(which, key)) - 1) * most if most else None
 
         rotation, scaling = uniform(ROTATIONS, self.max_rotation), uniform(SCALINGS, self.max_scaling)
-        contrast = uniform(CONTRAST, self.contrast)
+        contrast, linear = uniform(CONTRAST, self.contrast), None
+        if self.turns:
+            none = torch.zeros(n)
+            scale = 1 + (none if scaling is None else scaling)
+            linear = linear_maps(none if rotation is None else rotation, scale[:, None].expand(-1, 2))
         return Changes(
             self._corners(in_shape, n, key),
-            linear=_linear(rotation, scaling),
+            linear=linear,
             flips=torch.randint(2, (n,), generator=stream_of(FLIPS, key)) if self.flip else None,
             brightness=uniform(BRIGHTNESS, self.brightness),
             contrast=None if contrast is None else 1 + contrast,
@@ -146,15 +150,6 @@ class Augmentation:
             generator, free = stream_of(CROPS, key), [length - self.crop + 1 for length in in_shape[1:]]
             corners += torch.stack([torch.randint(each, (n,), generator=generator) for each in free], 1)
         return corners
-
-
-def _linear(rotation: Tensor | None, scaling: Tensor | None) -> Tensor | None:
-    given = rotation if rotation is not None else scaling
-    if given is None:
-        return None
-    none = torch.zeros_like(given)
-    scale = 1 + (none if scaling is None else scaling)
-    return linear_maps(none if rotation is None else rotation, scale[:, None].expand(-1, 2))
 
 
 def turned(

@@ -13,7 +13,7 @@ from torchcaps.errors import InputError
 
 CONTENTS = b"seven capsules" * 1000
 SHA256 = hashlib.sha256(CONTENTS).hexdigest()
-ADVICE = "name a folder"
+ADVICE = "name a folder with its files: --data-dir FOLDER, or TORCHCAPS_DATA"
 
 
 class Mirrors(BaseHTTPRequestHandler):
@@ -45,7 +45,8 @@ def server() -> Iterator[str]:
 
 
 def fetch(server: str, folder: Path, *mirrors: str) -> Path:
-    return source.fetch("a.gz", [f"{server}/{mirror}/" for mirror in mirrors], SHA256, folder, ADVICE)
+    addresses = tuple(f"{server}/{mirror}/" for mirror in mirrors)
+    return source.Source(name="a", mirrors=addresses, sha256={"a.gz": SHA256}).fetch("a.gz", folder)
 
 
 def test_mirrors_are_tried_until_one_has_the_right_file(server: str, tmp_path: Path) -> None:

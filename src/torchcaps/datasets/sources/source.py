@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,25 +11,19 @@ from torchcaps.datasets.registry import DataRequest
 from torchcaps.errors import InputError
 from torchcaps.files import user_path
 
-DATA_VARIABLE = "TORCHCAPS_DATA"
-"""The environment variable that names the folder to look in when the user names none."""
-TIMEOUT = 30.0
-"""Seconds without an answer after which the next mirror is tried."""
-
-
-def cache_folder() -> Path:
-    """The folder for downloads: ``torchcaps`` in the user's cache (pooch's ``os_cache``)."""
-    import pooch
-
-    return Path(pooch.os_cache("torchcaps"))
+DATA_VARIABLE = "TORCHCAPS_DATA"  # names the folder to look in when the user names none
+TIMEOUT = 30.0  # seconds without an answer after which the next mirror is tried
+_ADVICE = f"where there is no network, name a folder with its files: --data-dir FOLDER, or {DATA_VARIABLE}"
 
 
 def roots(data_dir: Path | None) -> list[Path]:
     """The folders to look in, in order: the one named, else that of TORCHCAPS_DATA and the cache of downloads."""
     if data_dir is not None:
         return [data_dir]
+    import pooch
+
     named = os.environ.get(DATA_VARIABLE)
-    return [*([user_path(named)] if named else []), cache_folder()]
+    return [*([user_path(named)] if named else []), Path(pooch.os_cache("torchcaps"))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,55 +107,42 @@ class Source:
         own = cache / self.name
         folder, found = self._search(cache)
         whole = len(found) == len(self.sha256)
-        advice = f"where there is no network, name a folder with its files: --data-dir FOLDER, or {DATA_VARIABLE}"
         if not download:
             if whole:
                 return found
             missing = next(name for name in self.sha256 if name not in found)
             where = folder if found else own
-            raise InputError(f"{self.name} is not on this machine ({missing} is not in {where}); {advice}")
+            raise InputError(f"{self.name} is not on this machine ({missing} is not in {where}); {_ADVICE}")
         placed = {name: path for name, path in found.items() if path != own / name} if whole else {}
-        return {
-            name: placed[name] if name in placed else fetch(name, self.mirrors, sha256, own, advice)
-            for name, sha256 in self.sha256.items()
-        }
+        return {name: placed[name] if name in placed else self.fetch(name, own) for name in self.sha256}
 
+    def fetch(self, name: str, folder: Path) -> Path:
+        """Download a file to a folder unless it is there already with the right contents.
 
-def fetch(filename: str, mirrors: Sequence[str], sha256: str, folder: Path, advice: str) -> Path:
-    """Download a file unless it is there already with the right contents.
+        The download is written under another name, checked, and renamed: the file in the folder is whole and right,
+        however the download ended.
 
-    The download is written under another name, checked, and renamed: the file in the folder is whole and right, however
-    the download ended.
+        Raises:
+            InputError: No mirror gave the right file; the error says what each of them did.
+            OSError: The folder cannot be written, or the disk is full.
+        """
+        import pooch
+        from requests.exceptions import RequestException
 
-    Args:
-        filename: Its name on the mirrors and in the folder.
-        mirrors: Addresses to put before the name, tried in turn.
-        sha256: The hash of the file as the mirrors have it, in hex.
-        folder: The folder to keep it in.
-        advice: The end of the error's sentence when no mirror has it: what the user can do.
-
-    Raises:
-        InputError: No mirror gave the right file; the error says what each of them did.
-        OSError: The folder cannot be written, or the disk is full.
-    """
-    import pooch
-    from requests.exceptions import RequestException
-
-    failures = []
-    for mirror in mirrors:
-        try:
-            return Path(
-                pooch.retrieve(
-                    url=mirror + filename,
-                    known_hash=f"sha256:{sha256}",
-                    fname=filename,
+        failures = []
+        for mirror in self.mirrors:
+            try:
+                path = pooch.retrieve(
+                    url=mirror + name,
+                    known_hash=f"sha256:{self.sha256[name]}",
+                    fname=name,
                     path=folder,
                     downloader=pooch.HTTPDownloader(timeout=TIMEOUT),
                 )
-            )
-        except RequestException as error:  # its own text is a screen full of nested exceptions
-            status = None if error.response is None else error.response.status_code
-            failures.append(f"{mirror}: HTTP status {status}" if status else f"{mirror}: {type(error).__name__}")
-        except ValueError:  # pooch raises it for another hash
-            failures.append(f"{mirror}: not the expected contents (SHA-256)")
-    raise InputError(f"{filename} could not be downloaded ({'; '.join(failures)}); {advice}")
+                return Path(path)
+            except RequestException as error:  # its own text is a screen full of nested exceptions
+                status = None if error.response is None else error.response.status_code
+                failures.append(f"{mirror}: HTTP status {status}" if status else f"{mirror}: {type(error).__name__}")
+            except ValueError:  # pooch raises it for another hash
+                failures.append(f"{mirror}: not the expected contents (SHA-256)")
+        raise InputError(f"{name} could not be downloaded ({'; '.join(failures)}); {_ADVICE}")
