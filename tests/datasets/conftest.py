@@ -32,9 +32,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def mnist_dir() -> Path:
     """The real MNIST files."""
-    from torchcaps.datasets.sources.mnist import FAMILIES, source_of
+    from torchcaps.datasets.sources.mnist import FAMILIES
 
-    if not _NAMED or source_of(FAMILIES[0]).find(Path(_NAMED)) is None:
+    if not _NAMED or FAMILIES[0].find(Path(_NAMED)) is None:
         pytest.skip("the environment variable TORCHCAPS_DATA names no folder with the four MNIST files")
     return Path(_NAMED)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from torchcaps.datasets.shifts import look_through, windows
+from torchcaps.datasets.affine import look_through, windows
 
 
 def test_windows_by_hand() -> None:

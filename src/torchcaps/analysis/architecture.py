@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from torchcaps.analysis.figures import GAP, LINE, MARGIN, MUTED, SMALL, TITLE, Sheet, text_width
+from torchcaps.analysis.figures import GAP, LINE, MARGIN, MUTED, SMALL, Sheet, text_width
 from torchcaps.models import BaselineCNN, CapsNet, Network
 from torchcaps.nn import (
     ChannelNorm,
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 WIDEST, LONGEST, CELL, ARROW = 14.5, 1.15, 0.1, 0.45
 MOST_CELLS, MOST_VECTORS, MOST_SHEETS = 24, 10, 5
 """Cells of a grid's side, capsules below each other, and types of capsules behind each other, at most."""
+_FEATURES = "feature maps"
 MAPS, CAPSULES, NUMBERS = "#cfe3f1", "#f9dcc4", "0.88"
 
 
@@ -78,7 +78,9 @@ def list_layers(model: Network) -> list[Layer]:
     """
     if isinstance(model, CapsNet):
         return _capsule_layers(model)
-    return _cnn_layers(model) if isinstance(model, BaselineCNN) else [_whole(model)]
+    if isinstance(model, BaselineCNN):
+        return _cnn_layers(model)
+    return [Layer("scores", (type(model).__name__,), (model.num_classes,), _learned(model))]
 
 
 def figure_architecture(model: Network, *, title: str | None = None) -> Figure:
@@ -99,11 +101,8 @@ def figure_architecture(model: Network, *, title: str | None = None) -> Figure:
     rows = _rows(blocks)
     heights = [max(block.height for block in row) for row in rows]
     top = MARGIN + 0.3 + 2 * LINE
-    words = max(text_width([title], TITLE), text_width([subtitle], SMALL))
-    wide = max(words, *(sum(block.width for block in row) + GAP * len(row) for row in rows))
-    sheet = Sheet(wide + 2 * MARGIN, top + sum(heights) + LINE * len(rows) + MARGIN)
-    sheet.text(title, MARGIN, MARGIN, size=TITLE)
-    sheet.text(subtitle, MARGIN, MARGIN + 0.25, size=SMALL, color=MUTED)
+    wide = max(sum(block.width for block in row) + GAP * len(row) for row in rows)
+    sheet = Sheet(wide + 2 * MARGIN, top + sum(heights) + LINE * len(rows) + MARGIN, title, subtitle)
     y = top
     for row, height in zip(rows, heights, strict=True):
         x, middle = MARGIN, y + max(block.above for block in row)
@@ -117,14 +116,14 @@ def figure_architecture(model: Network, *, title: str | None = None) -> Figure:
 class _Block:
     """A layer in the drawing: an arrow with what is done, and after it what comes out.
 
-    Args:
-        layer: The layer.
-        largest: Pixels of the longest side of any map of the network.
+    The longest side of any map of the network has ``largest`` pixels.
     """
 
     def __init__(self, layer: Layer, largest: int) -> None:
         self.layer, self.largest = layer, largest
-        self.under = [layer.name, _shape(layer.shape), _note(layer)]
+        *places, last = layer.shape
+        note = f"{math.prod(places):,} of {last} components" if len(places) in (1, 3) else ""
+        self.under = [layer.name, _shape(layer.shape), note]
         self.learned = f"{layer.parameters:,} parameters" if layer.parameters else ""
         self.arrow = max(ARROW, text_width([*layer.steps, self.learned], SMALL)) + 2 * GAP if layer.steps else 0.0
         self.size, self.depth = self._measure()
@@ -145,7 +144,7 @@ class _Block:
         sheet.text(self.learned, centre, middle + GAP / 2, size=SMALL, ha="center", color=MUTED)
         left = x + self.arrow + (self.shown - self.size[0] - self.depth) / 2
         top = middle - (self.size[1] - 0.6 * self.depth) / 2  # of the front
-        {1: self._numbers, 2: self._vectors, 3: self._maps, 4: self._sheets}[len(self.layer.shape)](sheet, left, top)
+        self._draw_output(sheet, left, top)
         under = middle + (self.size[1] + 0.6 * self.depth) / 2 + GAP
         styles: tuple[dict[str, str], ...] = ({}, {"weight": "bold"}, {"color": MUTED})
         for n, (line, style) in enumerate(zip(self.under, styles, strict=True)):
@@ -166,49 +165,39 @@ class _Block:
             return front, CELL * (min(shape[0], MOST_SHEETS) - 1)
         return front, 0.05 + 0.06 * math.log2(shape[0])
 
-    def _numbers(self, sheet: Sheet, left: float, top: float) -> None:
-        sheet.polygon(_rectangle(left, top, self.size), NUMBERS)
-
-    def _vectors(self, sheet: Sheet, left: float, top: float) -> None:
-        number, components = self.layer.shape
-        rows = min(number, MOST_VECTORS)
-        size = (self.size[0], rows * CELL)
-        sheet.polygon(_rectangle(left, top, size), CAPSULES)
-        _grid(sheet, left, top, size, rows, components)
-        if number > rows:
-            sheet.text("⋮", left + size[0] / 2, top + self.size[1] - CELL / 2, size=SMALL, ha="center", va="center")
-
-    def _maps(self, sheet: Sheet, left: float, top: float) -> None:
-        (width, height), depth = self.size, self.depth
-        right, bottom, up = left + width, top + height, top - 0.6 * depth
-        over = [(left, top), (left + depth, up), (right + depth, up), (right, top)]
-        beside = [(right, top), (right + depth, up), (right + depth, up + height), (right, bottom)]
-        for face in (_rectangle(left, top, self.size), over, beside):
-            sheet.polygon(face, MAPS)
-
-    def _sheets(self, sheet: Sheet, left: float, top: float) -> None:
-        behind = min(self.layer.shape[0], MOST_SHEETS) - 1
-        for n in range(behind, -1, -1):
-            sheet.polygon(_rectangle(left + n * CELL, top - 0.6 * n * CELL, self.size), CAPSULES)
-        _grid(sheet, left, top, self.size, *self.layer.shape[1:3])
+    def _draw_output(self, sheet: Sheet, left: float, top: float) -> None:
+        """Numbers as a bar, capsules as rows of components, maps as a block, types of capsules behind each other."""
+        shape, (width, height), depth = self.layer.shape, self.size, self.depth
+        if len(shape) == 1:
+            _box(sheet, left, top, self.size, NUMBERS)
+        elif len(shape) == 2:
+            rows = min(shape[0], MOST_VECTORS)
+            _box(sheet, left, top, (width, rows * CELL), CAPSULES, rows, shape[1])
+            if shape[0] > rows:
+                sheet.text("⋮", left + width / 2, top + height - CELL / 2, size=SMALL, ha="center", va="center")
+        elif len(shape) == 3:
+            right, bottom, up = left + width, top + height, top - 0.6 * depth
+            _box(sheet, left, top, self.size, MAPS)
+            sheet.polygon([(left, top), (left + depth, up), (right + depth, up), (right, top)], MAPS)
+            sheet.polygon([(right, top), (right + depth, up), (right + depth, up + height), (right, bottom)], MAPS)
+        else:
+            for n in range(min(shape[0], MOST_SHEETS) - 1, 0, -1):
+                _box(sheet, left + n * CELL, top - 0.6 * n * CELL, self.size, CAPSULES)
+            _box(sheet, left, top, self.size, CAPSULES, *shape[1:3])
 
 
-def _grid(sheet: Sheet, left: float, top: float, size: tuple[float, float], rows: int, columns: int) -> None:
-    """Lines between rows, and between columns, where there are not too many."""
-    width, height = size
-    if rows <= MOST_CELLS:
-        for n in range(1, rows):
-            y = top + n * height / rows
-            sheet.line((left, y), (left + width, y))
-    if columns <= MOST_CELLS:
-        for n in range(1, columns):
-            x = left + n * width / columns
-            sheet.line((x, top), (x, top + height))
-
-
-def _rectangle(left: float, top: float, size: tuple[float, float]) -> list[tuple[float, float]]:
+def _box(
+    sheet: Sheet, left: float, top: float, size: tuple[float, float], colour: str, rows: int = 1, columns: int = 1
+) -> None:
+    """A rectangle with lines between rows, and between columns, where there are not too many."""
     right, bottom = left + size[0], top + size[1]
-    return [(left, top), (right, top), (right, bottom), (left, bottom)]
+    sheet.polygon([(left, top), (right, top), (right, bottom), (left, bottom)], colour)
+    for n in range(1, rows if rows <= MOST_CELLS else 1):
+        y = top + n * size[1] / rows
+        sheet.line((left, y), (right, y))
+    for n in range(1, columns if columns <= MOST_CELLS else 1):
+        x = left + n * size[0] / columns
+        sheet.line((x, top), (x, bottom))
 
 
 def _rows(blocks: Sequence[_Block]) -> list[list[_Block]]:
@@ -226,62 +215,57 @@ def _shape(shape: Sequence[int]) -> str:
     return "×".join(map(str, shape))
 
 
-def _note(layer: Layer) -> str:
-    """The sizes of capsules in words; nothing of maps and numbers."""
-    if len(layer.shape) not in (2, 4):
-        return ""
-    *places, dim = layer.shape
-    return f"{math.prod(places):,} of {dim} components"
-
-
 def _learned(*modules: nn.Module) -> int:
     return sum(parameter.numel() for module in modules for parameter in module.parameters())
 
 
-def _convolution(conv: Convolution, number: int = 1) -> list[str]:
+def _convolution(conv: nn.Module, number: int = 1) -> list[str]:
+    assert isinstance(conv, Convolution)
     height, width = conv.kernel_size
-    words = [f"{number} convolutions" if number > 1 else "convolution"]
-    words[0] += f" {height}×{width}"
-    return words + ([f"stride {conv.stride[0]}"] if conv.stride[0] > 1 else [])
+    what = f"{number} convolutions" if number > 1 else "convolution"
+    return [f"{what} {height}×{width}", *([f"stride {conv.stride[0]}"] if conv.stride[0] > 1 else [])]
 
 
-def _convolved(conv: Convolution, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of what a convolution makes of maps (C, H, W)."""
-    sizes = zip(shape[1:], conv.kernel_size, conv.stride, conv.zeros, strict=True)
-    return conv.out_channels, *((size + 2 * zeros - kernel) // stride + 1 for size, kernel, stride, zeros in sizes)
-
-
-def _stem(stem: nn.Module, shape: tuple[int, ...], dropout: bool) -> list[Layer]:
-    """The layers of a stem: each begins with its convolution."""
+def _maps(parts: Iterable[nn.Module], shape: tuple[int, ...]) -> list[Layer]:
+    """The layers of modules that make maps of others: each begins with a convolution."""
+    words = {ChannelNorm: "channel norm", nn.ReLU: "ReLU", nn.Dropout2d: "dropout"}
     layers: list[Layer] = []
-    parts = list(stem.children())
-    convs = [n for n, part in enumerate(parts) if isinstance(part, Convolution)]
-    for start, end in itertools.pairwise([*convs, len(parts)]):
-        conv, *after = parts[start:end]
-        assert isinstance(conv, Convolution)
-        shape = _convolved(conv, shape)
-        norm = [_NORM for part in after if isinstance(part, ChannelNorm)]
-        last = [_DROPOUT] if dropout and end == len(parts) else []
-        steps = (*_convolution(conv), *norm, "ReLU", *last)
-        layers.append(Layer(_FEATURES, steps, shape, _learned(conv, *after)))
+    for part in parts:
+        if isinstance(part, Convolution):
+            sizes = zip(shape[1:], part.kernel_size, part.stride, part.zeros, strict=True)
+            outer = [(size + 2 * zeros - kernel) // stride + 1 for size, kernel, stride, zeros in sizes]
+            shape = (part.out_channels, *outer)
+            layers.append(Layer(_FEATURES, (), shape, 0))
+            steps = [*_convolution(part), *(["ReLU"] if part.relu else [])]
+        elif isinstance(part, nn.MaxPool2d):
+            pool = part.kernel_size
+            assert isinstance(pool, int)
+            shape = (shape[0], *(-(-size // pool) for size in shape[1:]))
+            steps = [f"max pooling {pool}×{pool}"]
+        else:
+            steps = [words[type(part)]] if type(part) in words else []
+        last = layers[-1]
+        layers[-1] = replace(
+            last, steps=(*last.steps, *steps), shape=shape, parameters=last.parameters + _learned(part)
+        )
     return layers
 
 
-_FEATURES, _NORM, _DROPOUT = "feature maps", "channel norm", "dropout"
-
-
 def _capsule_layers(model: CapsNet) -> list[Layer]:
-    config, primary = model.config, model.primary_capsules
-    layers = [Layer("image", (), model.in_shape, 0), *_backbone_layers(model)]
+    config, primary, backbone = model.config, model.primary_capsules, model.backbone
+    layers = [Layer("image", (), model.in_shape, 0)]
+    if isinstance(backbone, ConvBackbone):
+        parts = [*backbone.stem.children(), backbone.conv, backbone.norm, backbone.activation, backbone.dropout]
+        layers += _maps(parts, model.in_shape)
+    else:
+        layers.append(Layer(_FEATURES, (type(backbone).__name__,), model.map_shape, _learned(backbone)))
 
     if config.standardise or config.pixel_scale != 1:
         before = "standardised" if config.standardise else f"pixels × {config.pixel_scale:g}"
         layers[1] = replace(layers[1], steps=(before, *layers[1].steps))
 
     kinds, height, width = model.primary_grid
-    first = primary.convs[0]
-    assert isinstance(first, Convolution)
-    steps = _convolution(first, len(primary.convs)) + (["ReLU"] if primary.activation == "relu" else [])
+    steps = _convolution(primary.convs[0], len(primary.convs)) + (["ReLU"] if primary.activation == "relu" else [])
     layers.append(Layer(_FEATURES, tuple(steps), (kinds * primary.dim, height, width), _learned(primary.convs)))
     in_space = primary.grouping == "channels"
     cut = f"cut in {primary.dim}s" if in_space else f"flattened, cut in {primary.dim}s"
@@ -300,18 +284,6 @@ def _capsule_layers(model: CapsNet) -> list[Layer]:
     score = ("lengths", "length") if is_length else ("scores", "activation, or length")
     layers.append(Layer(score[0], score[1:], (model.num_classes,), 0))
     return layers + _decoder_layers(model)
-
-
-def _backbone_layers(model: CapsNet) -> list[Layer]:
-    backbone = model.backbone
-    if not isinstance(backbone, ConvBackbone):
-        return [Layer(_FEATURES, (type(backbone).__name__,), model.map_shape, _learned(backbone))]
-    layers = _stem(backbone.stem, model.in_shape, isinstance(backbone.dropout, nn.Dropout2d))
-    steps = _convolution(backbone.conv)
-    steps += [_NORM] if isinstance(backbone.norm, ChannelNorm) else []
-    steps += ["ReLU"] if backbone.conv.relu or isinstance(backbone.activation, nn.ReLU) else []
-    steps += [_DROPOUT] if isinstance(backbone.dropout, nn.Dropout2d) else []
-    return [*layers, Layer(_FEATURES, tuple(steps), model.map_shape, _learned(backbone.conv, backbone.norm))]
 
 
 def _window(layer: DenseCapsules | ConvCapsules) -> list[str]:
@@ -333,11 +305,6 @@ def _transform(layer: DenseCapsules | ConvCapsules) -> list[str]:
     if isinstance(transform, Elementwise):
         return [f"{pairs} vectors", f"of {size.out_dim}"]
     return [type(transform).__name__]
-
-
-def _whole(model: Network) -> Layer:
-    """A network that is none of the package's own, as one step."""
-    return Layer("scores", (type(model).__name__,), (model.num_classes,), _learned(model))
 
 
 def _routing(routing: nn.Module) -> Iterable[str]:
@@ -365,21 +332,14 @@ def _decoder_layers(model: CapsNet) -> list[Layer]:
 
 
 def _cnn_layers(model: BaselineCNN) -> list[Layer]:
-    config = model.config
-    layers = [Layer("image", (), model.in_shape, 0)]
-    layers += _stem(model.stem, model.in_shape, config.conv_dropout > 0)
+    parts = [*model.stem.children()]
     for conv, norm in zip(model.convs, model.norms, strict=True):
-        assert isinstance(conv, Convolution)
-        steps = [*_convolution(conv), *([_NORM] if isinstance(norm, ChannelNorm) else []), "ReLU"]
-        steps += [f"max pooling {config.pool}×{config.pool}"] if config.pool > 1 else []
-        steps += [_DROPOUT] if config.conv_dropout else []
-        channels, *sizes = _convolved(conv, layers[-1].shape)
-        shape = (channels, *(-(-size // config.pool) for size in sizes))
-        layers.append(Layer(_FEATURES, tuple(steps), shape, _learned(conv, norm)))
+        parts += [conv, norm, nn.ReLU(), model.pool, model.conv_dropout]
+    layers = [Layer("image", (), model.in_shape, 0), *_maps(parts, model.in_shape)]
     layers.append(Layer("numbers", ("flattened",), (math.prod(layers[-1].shape),), 0))
     for dense in model.dense:
         assert isinstance(dense, nn.Linear)
         layers.append(Layer("hidden", ("dense", "ReLU"), (dense.out_features,), _learned(dense)))
-    drop = [_DROPOUT] if config.dropout else []
-    end = (*drop, "dense", "softmax" if config.objects == 1 else "sigmoid")
+    drop = ["dropout"] if model.config.dropout else []
+    end = (*drop, "dense", "softmax" if model.config.objects == 1 else "sigmoid")
     return [*layers, Layer("probabilities", end, (model.num_classes,), _learned(model.classify))]

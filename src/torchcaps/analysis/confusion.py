@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchcaps.analysis.evaluation import Evaluation
-from torchcaps.analysis.figures import SMALL, TEXT, TINY, TITLE, drawable, new_figure, shorten
+from torchcaps.analysis.figures import SMALL, TEXT, TINY, drawable, new_figure, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,10 +38,9 @@ def figure_confusion(evaluation: Evaluation, *, title: str | None = None) -> Fig
     numbers = classes <= _MOST_WITH_NUMBERS
     cell = min(_NUMBERED if numbers else _PLAIN, _MOST / classes)
     size = 1.8 + classes * cell
-    figure = new_figure(size + 1.8, size)
-    axes = figure.subplots()
     wrong = evaluation.num_images - evaluation.num_correct
-    figure.suptitle(title or f"{wrong:,} of {evaluation.num_images:,} images wrong", fontsize=TITLE)
+    figure = new_figure(size + 1.8, size, title or f"{wrong:,} of {evaluation.num_images:,} images wrong")
+    axes = figure.subplots()
 
     scales = {"right": (right & (confusion.sum(1) > 0), "Blues", 100.0)}
     if worst := float(np.where(right, 0, share).max()):

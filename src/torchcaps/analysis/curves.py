@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from torchcaps.analysis.figures import COLOURS, MUTED, SMALL, TITLE, new_figure, style_axes, use_whole_numbers
+from torchcaps.analysis.figures import COLOURS, MUTED, draw_legend, new_figure, style_axes, use_whole_numbers
 from torchcaps.errors import InputError, shown
 from torchcaps.files import read_text
 
@@ -81,9 +81,7 @@ def figure_curves(runs: Mapping[str, Metrics], *, title: str | None = None) -> F
         for column in ("train_loss", "train_accuracy", "validation_loss", "validation_accuracy"):
             if column not in metrics:
                 raise InputError(f'the metrics of {name} have no column "{column}"')
-    figure = new_figure(9.0, 3.6)
-    if title:
-        figure.suptitle(title, fontsize=TITLE)
+    figure = new_figure(9.0, 3.6, title)
     loss_axes, error_axes = figure.subplots(1, 2)
     for (name, metrics), colour in zip(runs.items(), itertools.cycle(COLOURS)):
         for part, style in _STYLES.items():
@@ -96,9 +94,7 @@ def figure_curves(runs: Mapping[str, Metrics], *, title: str | None = None) -> F
         style_axes(axes, name, "epoch", unit)
         use_whole_numbers(axes)
         _use_powers(axes)
-    legend = figure.legend(fontsize=SMALL, frameon=False, loc="outside lower center", ncols=4)
-    for text in legend.get_texts():
-        text.set_parse_math(False)  # the name of a run is no formula, even with a $
+    draw_legend(figure, columns=4)
     return figure
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict
 
 import numpy as np
@@ -34,7 +34,6 @@ from torchcaps.analysis.inference import (
 from torchcaps.datasets import Batch, BatchLoader, ImageSet
 from torchcaps.errors import InputError
 from torchcaps.models import Network
-from torchcaps.models.images import check_image_shape
 from torchcaps.models.objects import is_right, match
 
 Precision = Literal["32", "bf16"]
@@ -89,10 +88,10 @@ class EvaluationSums(_Counted):
     """What evaluating some images adds up to. The sums of a set's shares add to those of the set.
 
     Args:
-        confusion: How many objects of class (row) were given class (column); see the module's description.
+        confusion: As for :class:`Evaluation`.
         loss: The sum of the images' losses.
-        objects: P, the objects in an image.
-        right: With several objects, how many images were given exactly their classes; with one, None.
+        objects: As for :class:`Evaluation`.
+        right: As for :class:`Evaluation`.
 
     Raises:
         InputError: ``confusion`` is not square, or ``right`` does not fit ``objects``.
@@ -150,15 +149,7 @@ class Evaluation(_Counted, Scored):
 
     @classmethod
     def from_sums(cls, sums: EvaluationSums, class_names: Sequence[str] | None = None) -> Evaluation:
-        """The evaluation that sums stand for.
-
-        Args:
-            sums: Over all images, each counted once.
-            class_names: The name of each class; its number if None.
-
-        Raises:
-            InputError: There is no image, or not one name for each class.
-        """
+        """The evaluation that sums over all images, each counted once, stand for; errors as for the class."""
         return cls(
             sums.confusion,
             sums.loss / max(sums.num_images, 1),
@@ -257,22 +248,14 @@ def evaluate(
         >>> evaluation.accuracy < 0.5, evaluation.confusion.shape  # nothing is learned yet
         (True, (10, 10))
     """
-    names = tuple(class_labels(class_names, model.num_classes))
-    check_image_shape(image_set.images.shape, model.in_shape)
+    names = class_labels(class_names, model.num_classes)
     check_labels(model, image_set.labels, len(image_set))
     if device is not None:
         model.to(device)
     loader = BatchLoader(image_set, batch_size, shuffle=False, device=next(model.parameters()).device)
     sums, scores = _judge(model, loader.batches(0), precision)
-    return Evaluation(
-        sums.confusion,
-        sums.loss / sums.num_images,
-        names,
-        classes_of(scores, sums.objects).numpy(),
-        scores.numpy(),
-        sums.objects,
-        sums.right,
-    )
+    predictions = classes_of(scores, sums.objects).numpy()
+    return replace(Evaluation.from_sums(sums, names), predictions=predictions, scores=scores.numpy())
 
 
 def evaluation_sums(
@@ -284,13 +267,10 @@ def evaluation_sums(
     """Evaluate a share of the images, e.g. one process's: ``Evaluation.from_sums(share_1 + share_2)``.
 
     Args:
-        model: The network; in evaluation mode meanwhile, and afterwards as it was.
+        model: As for :func:`evaluate`.
         batches: Images (uint8 of 0..255 or floating-point of 0..1), labels, and the parts where an image has several
             objects; a batch may be empty.
-        precision: See :func:`evaluate`.
-
-    Returns:
-        Sums that can be added.
+        precision: As for :func:`evaluate`.
 
     Raises:
         InputError: Images that the network was not built for, several objects in an image without their parts where

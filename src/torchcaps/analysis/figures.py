@@ -19,7 +19,6 @@ from torchcaps.files import atomic_path, check_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap, Normalize
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
@@ -67,11 +66,7 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
 
 
 def figure_file(path: str | Path) -> Path:
-    """The file that a figure is saved to; .png is added to a name without a suffix.
-
-    Raises:
-        InputError: A suffix that is no figure's, or a folder.
-    """
+    """The file that a figure is saved to, with .png where there is no suffix; errors as for :func:`save_figure`."""
     path = Path(path)
     check_path(str(path))
     if path.name in ("", "..") or path.is_dir():
@@ -88,11 +83,21 @@ def drawable(names: Sequence[str]) -> list[str]:
     return [visible(name) for name in names]
 
 
-def new_figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float, title: str | None = None) -> Figure:
     """An empty figure of that size in inches that lays out its axes by itself."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
+    if title:
+        figure.suptitle(title, fontsize=TITLE, parse_math=False)  # the name of a run is no formula, even with a $
+    return figure
+
+
+def draw_legend(figure: Figure, *entries: Any, columns: int) -> None:
+    """A legend below all axes, of the lines and labels ``entries``, or of all that have labels."""
+    legend = figure.legend(*entries, fontsize=SMALL, frameon=False, loc="outside lower center", ncols=columns)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
 
 
 def style_axes(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
@@ -114,38 +119,32 @@ def use_whole_numbers(axes: Axes) -> None:
 
 
 class Sheet:
-    """A figure of images and words, placed in inches from its upper left corner.
+    """A figure of images and words, placed in inches from its upper left corner; wide enough for its title."""
 
-    Args:
-        width: Inches.
-        height: Inches.
-    """
-
-    def __init__(self, width: float, height: float) -> None:
+    def __init__(self, width: float, height: float, title: str = "", subtitle: str = "") -> None:
         from matplotlib.figure import Figure
 
-        self.width, self.height = width, height
-        self.figure = Figure(figsize=(width, height))
+        words = max(text_width([title], TITLE), text_width([subtitle], SMALL))
+        self.width, self.height = max(width, words + 2 * MARGIN), height
+        self.figure = Figure(figsize=(self.width, height))
         self._axes = self.figure.add_axes((0, 0, 1, 1))
         self._axes.set_axis_off()
-        self._axes.set(xlim=(0, width), ylim=(height, 0))
+        self._axes.set(xlim=(0, self.width), ylim=(height, 0))
+        if title:
+            self.text(title, MARGIN, MARGIN, size=TITLE)
+        if subtitle:
+            self.text(subtitle, MARGIN, MARGIN + 0.25, size=SMALL, color=MUTED)
 
     def image(self, image: Float[np.ndarray, "C H W"], x: float, y: float, size: tuple[float, float]) -> None:
         """Draw pixels of 0..1, the upper left corner at (x, y), ``size`` (width, height) inches large."""
-        self._show(displayable(image), x, y, size)
+        self.show(displayable(image), x, y, size)
 
-    def map(
-        self,
-        values: Float[np.ndarray, "H W"],
-        x: float,
-        y: float,
-        size: tuple[float, float],
-        *,
-        colours: Colormap | str,
-        norm: Normalize,
-    ) -> AxesImage:
-        """Draw numbers as colours; see :meth:`image`."""
-        return self._show(values, x, y, size, cmap=colours, norm=norm)
+    def show(self, values: np.ndarray, x: float, y: float, size: tuple[float, float], **colours: Any) -> AxesImage:
+        """Draw numbers as ``colours``, options of matplotlib's ``imshow``, say; see :meth:`image`."""
+        extent = (x, x + size[0], y + size[1], y)
+        shown = self._axes.imshow(values, extent=extent, interpolation="nearest", aspect="auto", **colours)
+        self._axes.set(xlim=(0, self.width), ylim=(self.height, 0))  # an image moves the limits
+        return shown
 
     def text(self, text: str, x: float, y: float, *, size: float = TEXT, **style: Any) -> None:
         """Write ``text`` with its upper left corner (or as ``ha``, ``va`` say) at (x, y)."""
@@ -178,14 +177,6 @@ class Sheet:
         return self.figure.add_axes(
             (x / self.width, 1 - (y + height) / self.height, width / self.width, height / self.height)
         )
-
-    def _show(self, pixels: np.ndarray, x: float, y: float, size: tuple[float, float], **options: Any) -> AxesImage:
-        width, height = size
-        shown = self._axes.imshow(
-            pixels, extent=(x, x + width, y + height, y), interpolation="nearest", aspect="auto", **options
-        )
-        self._axes.set(xlim=(0, self.width), ylim=(self.height, 0))  # an image moves the limits
-        return shown
 
 
 class Caption(NamedTuple):
@@ -223,10 +214,8 @@ def draw_tiles(
     top = MARGIN + (0.35 if title else 0)
     band = len(images) * (tile[1] + GAP) + len(captions) * LINE
     bands = -(-count // columns)
-    total = max(left + columns * pitch + MARGIN - GAP, MARGIN * 2 + text_width([title or ""], TITLE))
-    sheet = Sheet(total, top + bands * (band + 2 * GAP) - 2 * GAP + MARGIN)
-    if title:
-        sheet.text(title, MARGIN, MARGIN, size=TITLE)
+    bottom = top + bands * (band + 2 * GAP) - 2 * GAP
+    sheet = Sheet(left + columns * pitch - GAP + MARGIN, bottom + MARGIN, title or "")
     for start in range(0, count, columns):
         y = top + start // columns * (band + 2 * GAP)
         shown = range(start, min(start + columns, count))

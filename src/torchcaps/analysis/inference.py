@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from torchcaps.errors import InputError
-from torchcaps.models import CapsNet, Network, NetworkConfig, get_preset, list_presets
+from torchcaps.models import CapsNet, Network, get_preset, list_presets
 from torchcaps.models.images import check_image_shape
 from torchcaps.models.objects import longest
 from torchcaps.ops.checks import INTEGERS
@@ -41,13 +42,8 @@ def inference(model: nn.Module) -> Iterator[None]:
 def as_pixels(model: Network, images: Shaped[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
     """Images as the network takes them: pixels 0..1, in the dtype and on the device of its weights.
 
-    Args:
-        model: The network.
-        images: uint8 of 0..255, or floating-point of 0..1.
-
-    Raises:
-        TypeError: Images of another dtype.
-        InputError: Images of a shape the network was not built for.
+    ``images`` are uint8 of 0..255, or floating-point of 0..1. It is a TypeError if they are of another dtype, an
+    InputError if they have a shape the network was not built for.
     """
     check_images(images)
     check_image_shape(images.shape, model.in_shape)
@@ -64,11 +60,7 @@ def to_pixels(model: Network, images: Shaped[Tensor, "..."]) -> Float[Tensor, ".
 
 
 def check_images(images: Tensor) -> None:
-    """Raise unless images are a tensor of pixels.
-
-    Raises:
-        TypeError: They are not, or of another dtype.
-    """
+    """Raise TypeError unless images are a tensor of pixels."""
     if not isinstance(images, Tensor) or not (images.dtype == torch.uint8 or images.is_floating_point()):
         got = images.dtype if isinstance(images, Tensor) else type(images).__name__
         raise TypeError(f"images must be uint8 of 0..255 or floating-point of 0..1, got {got}")
@@ -80,13 +72,7 @@ def in_batches(
     labels: Int[Tensor, "N"] | Int[Tensor, "N P"] | None,
     batch_size: int,
 ) -> Iterator[tuple[Float[Tensor, "B C H W"], Int[Tensor, "B"] | Int[Tensor, "B P"] | None]]:
-    """Images as :func:`as_pixels` gives them and their labels, ``batch_size`` at a time.
-
-    Raises:
-        TypeError: Images or labels of another dtype.
-        InputError: No image, images of a shape the network was not built for, labels that do not fit, or a batch size
-            below one.
-    """
+    """Images as :func:`as_pixels` gives them and their labels, ``batch_size`` at a time, all of them checked first."""
     check_images(images)
     check_image_shape(images.shape, model.in_shape)
     if len(images) == 0:
@@ -95,27 +81,18 @@ def in_batches(
     if labels is not None:
         check_labels(model, labels, len(images))
     for start in range(0, len(images), batch_size):
-        pixels = as_pixels(model, images[start : start + batch_size])
+        pixels = to_pixels(model, images[start : start + batch_size])
         yield pixels, None if labels is None else labels[start : start + batch_size].to(pixels.device)
 
 
 def check_batch_size(batch_size: int) -> None:
-    """Raise unless so many images can be worked on at a time.
-
-    Raises:
-        InputError: It is no integer of at least 1.
-    """
+    """Raise InputError unless so many images can be worked on at a time."""
     if not is_whole_number(batch_size) or batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
 
 
 def check_labels(model: Network, labels: Int[Tensor, "N"] | Int[Tensor, "N P"], num_images: int) -> None:
-    """Raise unless labels are a network's classes, one for each object that it sees in an image.
-
-    Raises:
-        TypeError: They are no tensor of integers.
-        InputError: They do not fit.
-    """
+    """Raise TypeError or InputError unless labels are a network's classes, one for each object in an image."""
     if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS:
         got = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
         raise TypeError(f"labels must be integers, got {got}")
@@ -153,11 +130,7 @@ def classes_of(scores: Float[Tensor, "B J"], objects: int) -> Int[Tensor, "B"] |
 
 
 def class_labels(class_names: Sequence[str] | None, num_classes: int) -> list[str]:
-    """The names of the classes, or their numbers if there are none.
-
-    Raises:
-        InputError: Not one name for each class.
-    """
+    """The names of the classes, or their numbers if there are none; InputError unless each class has a name."""
     names = [str(j) for j in range(num_classes)] if class_names is None else [str(name) for name in class_names]
     if len(names) != num_classes:
         raise InputError(f"class_names must be {num_classes} names, one for each class, got {len(names)}")
@@ -169,37 +142,21 @@ def join_names(names: Sequence[str], classes: Int[Tensor, "*P"] | Int[np.ndarray
     return " + ".join(names[int(j)] for j in classes.reshape(-1))
 
 
-def require_capsules(model: Network, purpose: str) -> CapsNet:
-    """The model, if it has capsules.
-
-    Args:
-        model: The network.
-        purpose: What needs capsules, as the subject of a sentence.
+def require_capsules(model: Network, purpose: str, *, decoder: bool = False) -> CapsNet:
+    """The model, if it has capsules, and a decoder where one is needed.
 
     Raises:
-        InputError: It has none; the presets that have get named.
+        InputError: It has not; the subject of the sentence is ``purpose``, and the presets that have get named.
     """
-    if not isinstance(model, CapsNet):
-        raise InputError(
-            f"{purpose} needs capsules, which a {type(model).__name__} has not; "
-            f"{_presets(lambda network: network.has_capsules)}"
-        )
-    return model
+    if isinstance(model, CapsNet) and not (decoder and model.decoder is None):
+        return model
+    what = "this network" if isinstance(model, CapsNet) else f"a {type(model).__name__}"
+    needed = "a decoder" if decoder else "capsules"
+    networks = {name: get_preset(name).model for name in list_presets()}
+    fits = [name for name, network in networks.items() if (network.decodes if decoder else network.has_capsules)]
+    raise InputError(
+        f"{purpose} needs {needed}, but {what} has no {needed.removeprefix('a ')}; presets that can: {', '.join(fits)}"
+    )
 
 
-def require_decoder(model: Network, purpose: str) -> CapsNet:
-    """The model, if it has capsules and a decoder.
-
-    Raises:
-        InputError: It has no decoder; the presets that have get named.
-    """
-    if not isinstance(model, CapsNet) or model.decoder is None:
-        what = "this network" if isinstance(model, CapsNet) else f"a {type(model).__name__}"
-        raise InputError(
-            f"{purpose} needs a decoder, but {what} has no decoder; {_presets(lambda network: network.decodes)}"
-        )
-    return model
-
-
-def _presets(fits: Callable[[NetworkConfig], bool]) -> str:
-    return f"presets that can: {', '.join(name for name in list_presets() if fits(get_preset(name).model))}"
+require_decoder = partial(require_capsules, decoder=True)

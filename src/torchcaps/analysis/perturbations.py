@@ -17,7 +17,6 @@ from torchcaps.analysis.figures import (
     MARGIN,
     MUTED,
     TILE,
-    TITLE,
     Sheet,
     drawable,
     shorten,
@@ -35,12 +34,13 @@ from torchcaps.analysis.inference import (
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, Network
 from torchcaps.models.output import ScoreName
-from torchcaps.ranges import is_number, is_whole_number
+from torchcaps.ranges import Range, is_number, is_whole_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LARGEST_CHANGE, MOST_STEPS = 1_000, 500
+LARGEST_CHANGE = 1_000
+STEPS = Range(2, 500)
 MOST_ROWS, MOST_DRAWN = 500, 5_000
 """Rows, and images, in one figure: more would make it larger than the 65,535 pixels that viewers take, or take
 hundreds of megabytes."""
@@ -152,33 +152,26 @@ def figure_perturbation(
     """
     names = drawable(class_labels(class_names, len(result.scores)))
     rows = [str(d) for d in result.components]
-    tile, pitch = _sizes(result)
-    title = title or f"Components of the capsule “{names[result.target]}”, changed one at a time"
+    tile = tile_size(*result.image.shape[1:])
     beside = max(tile[0], text_width(["reconstruction"]))  # the column of the input
     left = MARGIN + beside + 2 * MARGIN + text_width(rows) + LINE + GAP
     top = MARGIN + 0.35
-    bottom = top + len(rows) * pitch[1]
-    right = max(left + len(result.offsets) * pitch[0] - GAP, MARGIN + text_width([title], TITLE))
-    _check_drawn(len(rows), len(result.offsets))
-    sheet = Sheet(right + MARGIN, max(bottom + 2 * LINE + GAP, top + 2 * (tile[1] + 3 * LINE)) + MARGIN)
-    sheet.text(title, MARGIN, MARGIN, size=TITLE)
-
-    centre = MARGIN + beside / 2
+    title = title or f"Components of the capsule “{names[result.target]}”, changed one at a time"
+    sheet, middles = _draw_changes(
+        title, result.images, result.offsets, left, top, "added to the component", top + 2 * (tile[1] + 3 * LINE)
+    )
     words = [["image"], ["reconstruction", result.score]]
     y = top
     for image, lines in zip((result.image, result.reconstruction), words, strict=True):
-        sheet.image(image, centre - tile[0] / 2, y, tile)
+        sheet.image(image, MARGIN + (beside - tile[0]) / 2, y, tile)
         for n, line in enumerate(lines):
-            sheet.text(line, centre, y + tile[1] + GAP / 2 + n * LINE, ha="center", color=MUTED)
+            below = y + tile[1] + GAP / 2 + n * LINE
+            sheet.text(line, MARGIN + beside / 2, below, ha="center", color=MUTED)
         y += tile[1] + GAP + 2 * LINE
-
-    for m, row in enumerate(rows):
-        sheet.text(row, left - GAP, top + m * pitch[1] + tile[1] / 2, ha="right", va="center")
-    sheet.text(
-        "component", left - GAP - text_width(rows) - LINE / 2, (top + bottom) / 2,
-        rotation=90, ha="center", va="center", color=MUTED,
-    )  # fmt: skip
-    _draw_changes(sheet, result.images, result.offsets, left, top, "added to the component")
+    for row, middle in zip(rows, middles, strict=True):
+        sheet.text(row, left - GAP, middle, ha="right", va="center")
+    x, y = left - GAP - text_width(rows) - LINE / 2, (middles[0] + middles[-1] + GAP) / 2
+    sheet.text("component", x, y, rotation=90, ha="center", va="center", color=MUTED)
     return sheet.figure
 
 
@@ -195,20 +188,17 @@ def figure_component(
         title: Above the figure; by default it says which component of whose capsule is changed.
 
     Raises:
-        InputError: No image, more or other components than one, different changes, not one name for each class, or
-            more images than one figure holds (5,000, in 500 rows).
+        InputError: No image, more or other components than one, different changes, or as for
+            :func:`figure_perturbation`.
 
     Example:
         >>> from torchcaps import create_model
         >>> from torchcaps.analysis import figure_component, perturb_capsule
         >>> from torchcaps.datasets import load_dataset
         >>> model, digits = create_model("tf-notebook"), load_dataset("digits").test
-        >>> figure = figure_component(
-        ...     [
-        ...         perturb_capsule(model, image, target=int(label), components=[3], amplitude=0.5)
-        ...         for image, label in zip(digits.images[:5], digits.labels[:5])
-        ...     ]
-        ... )
+        >>> changed = {"components": [3], "amplitude": 0.5}
+        >>> pairs = zip(digits.images[:5], digits.labels[:5])
+        >>> figure = figure_component([perturb_capsule(model, image, target=int(j), **changed) for image, j in pairs])
 
     Source: the figure of Aurélien Géron's TensorFlow notebook on capsule networks, 2017.
     """
@@ -229,89 +219,67 @@ def figure_component(
     whose = f"of the capsule “{names[first.target]}”" if one else "of a capsule of each image"
     title = title or f"Component {component} {whose}"
     words = [(shorten(f"capsule {names[each.target]}", 2 * TILE), each.score) for each in results]
-    tile, pitch = _sizes(first)
+    tile = tile_size(*first.image.shape[1:])
     headings = ("image", "reconstruction")
     widths = [max(tile[0], text_width([heading])) for heading in headings]
     centres = (MARGIN + widths[0] / 2, MARGIN + widths[0] + GAP + widths[1] / 2)
     left = MARGIN + sum(widths) + 2 * GAP + text_width([line for lines in words for line in lines]) + GAP
     top = MARGIN + 0.35 + LINE
-    right = max(left + len(first.offsets) * pitch[0] - GAP, MARGIN + text_width([title], TITLE))
-    _check_drawn(len(results), len(first.offsets))
-    sheet = Sheet(right + MARGIN, top + len(results) * pitch[1] + 2 * LINE + GAP + MARGIN)
-    sheet.text(title, MARGIN, MARGIN, size=TITLE)
+    images = np.concatenate([result.images for result in results])
+    sheet, middles = _draw_changes(title, images, first.offsets, left, top, f"added to component {component}")
     for heading, centre in zip(headings, centres, strict=True):
         sheet.text(heading, centre, top - GAP / 2, ha="center", va="bottom", color=MUTED)
-    for m, (result, lines) in enumerate(zip(results, words, strict=True)):
-        y = top + m * pitch[1]
+    for result, lines, middle in zip(results, words, middles, strict=True):
         for image, centre in zip((result.image, result.reconstruction), centres, strict=True):
-            sheet.image(image, centre - tile[0] / 2, y, tile)
+            sheet.image(image, centre - tile[0] / 2, middle - tile[1] / 2, tile)
         for n, line in enumerate(lines):
-            middle = y + tile[1] / 2 + (n - 0.5) * LINE
-            sheet.text(line, left - GAP, middle, ha="right", va="center", color=MUTED if n else None)
-    images = np.concatenate([result.images for result in results])
-    _draw_changes(sheet, images, first.offsets, left, top, f"added to component {component}")
+            y = middle + (n - 0.5) * LINE
+            sheet.text(line, left - GAP, y, ha="right", va="center", color=MUTED if n else None)
     return sheet.figure
 
 
-def _sizes(result: Perturbation) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Inches of a decoded image, and from one to the next."""
-    tile = tile_size(*result.image.shape[1:])
-    return tile, (tile[0] + GAP, tile[1] + GAP)
-
-
 def _draw_changes(
-    sheet: Sheet,
+    title: str,
     images: Float[np.ndarray, "rows steps C H W"],
     offsets: Float[np.ndarray, "steps"],
     left: float,
     top: float,
     words: str,
-) -> None:
-    """Decoded images from (left, top) on, and under their columns what was added, with its words."""
+    height: float = 0.0,
+) -> tuple[Sheet, list[float]]:
+    """A sheet with decoded images from (left, top) on, and under their columns what was added, with its words.
+
+    The sheet is at least so high. Given back with it are the heights of the rows' middles.
+    """
+    rows, steps = images.shape[:2]
+    if rows > MOST_ROWS or rows * steps > MOST_DRAWN:
+        raise InputError(
+            f"at most {MOST_DRAWN:,} images in {MOST_ROWS} rows are drawn in one figure, got {rows:,} rows of {steps:,}"
+        )
     tile = tile_size(*images.shape[3:])
     pitch = (tile[0] + GAP, tile[1] + GAP)
-    bottom = top + len(images) * pitch[1]
+    bottom = top + rows * pitch[1]
+    right = left + steps * pitch[0] - GAP
+    sheet = Sheet(right + MARGIN, max(bottom + 2 * LINE + GAP, height) + MARGIN, title)
     for m, row in enumerate(images):
         for n, image in enumerate(row):
             sheet.image(image, left + n * pitch[0], top + m * pitch[1], tile)
     for n, (offset, text) in enumerate(zip(offsets, _signed(offsets), strict=True)):
         weight = "bold" if offset == 0 else "normal"
         sheet.text(text, left + n * pitch[0] + tile[0] / 2, bottom, ha="center", weight=weight)
-    sheet.text(words, left + (len(offsets) * pitch[0] - GAP) / 2, bottom + LINE, ha="center", color=MUTED)
-
-
-def _check_drawn(rows: int, steps: int) -> None:
-    """Raise unless so many images fit one figure.
-
-    Raises:
-        InputError: They do not.
-    """
-    if rows > MOST_ROWS or rows * steps > MOST_DRAWN:
-        raise InputError(
-            f"at most {MOST_DRAWN:,} images in {MOST_ROWS} rows are drawn in one figure, got {rows:,} rows of {steps:,}"
-        )
+    sheet.text(words, left + (steps * pitch[0] - GAP) / 2, bottom + LINE, ha="center", color=MUTED)
+    return sheet, [top + m * pitch[1] + tile[1] / 2 for m in range(rows)]
 
 
 def _offsets(amplitude: float | tuple[float, float], steps: int) -> Float[np.ndarray, "steps"]:
-    """What is added to a component: from the lowest to the highest change in equal steps.
-
-    Raises:
-        InputError: The changes or their number are out of their range.
-    """
+    """What is added to a component: from the lowest to the highest change in equal steps."""
     ends = amplitude if isinstance(amplitude, tuple) else (amplitude,)
-    if not is_whole_number(steps) or len(ends) > 2 or not all(map(is_number, ends)):
+    if not is_whole_number(steps) or len(ends) not in (1, 2) or not all(map(is_number, ends)):
         raise InputError(f"amplitude must be one number or two, and steps a whole number, got {amplitude} and {steps}")
-    if not 2 <= steps <= MOST_STEPS:
-        least = "at least 2" if steps < 2 else f"at most {MOST_STEPS}"
-        raise InputError(f"steps must be {least}, got {steps:,}")
-    if isinstance(amplitude, tuple):
-        low, high = amplitude
-        if not low < high:
-            raise InputError(f"amplitude must be a lower and a higher change, got {low} and {high}")
-    else:
-        low, high = -amplitude, amplitude
-        if not high > 0:
-            raise InputError(f"amplitude must be above 0, got {amplitude}")
+    STEPS.check("steps", steps)
+    low, high = ends if len(ends) == 2 else (-ends[0], ends[0])
+    if not low < high:
+        raise InputError(f"amplitude must be above 0, or a lower and a higher change, got {amplitude}")
     if max(-low, high) > LARGEST_CHANGE:
         raise InputError(
             f"amplitude must be at most {LARGEST_CHANGE:,}, as capsules are shorter than 1, got {amplitude}"

@@ -20,13 +20,9 @@ from torchcaps.models.output import ScoreName
 def load_image(
     path: str | Path, in_shape: Sequence[int], *, invert: bool = False, fit: Fit = "pad", name: str | None = None
 ) -> UInt8[Tensor, "C H W"]:
-    """Read an image file of any size and bring it to the shape a network takes.
+    """Read an image file and bring it to the shape a network takes: :func:`torchcaps.datasets.read_image` as a tensor.
 
-    :func:`torchcaps.datasets.read_image` as a tensor; it describes the arguments and what is done.
-
-    Raises:
-        InputError: The file is missing, no image, a broken one or too large; C is neither 1 nor 3; or an unknown
-            ``fit``.
+    Arguments and errors are those of :func:`torchcaps.datasets.read_image`.
     """
     return torch.from_numpy(read_image(path, in_shape, invert=invert, fit=fit, name=name))
 

@@ -172,16 +172,13 @@ def figure_reconstructions(
 
 def _rows(result: Reconstructions) -> dict[str, Float[np.ndarray, "N C H W"]]:
     """What stands under the images, by its heading: the reconstruction, or those of the objects and all together."""
+    from matplotlib.colors import to_rgb
+
     if result.reconstructions.ndim == 4:
         return {"reconstruction": result.reconstructions}
     greys = result.reconstructions.mean(2)  # (N, P, H, W)
     colours = OVERLAID if greys.shape[1] == len(OVERLAID) else COLOURS
-    tints = np.array([_rgb(colour) for colour in itertools.islice(itertools.cycle(colours), greys.shape[1])])
+    tints = np.array([to_rgb(colour) for colour in itertools.islice(itertools.cycle(colours), greys.shape[1])])
     tinted = greys[:, :, None] * tints[:, :, None, None]  # (N, P, 3, H, W)
     objects = {f"object {p + 1}": tinted[:, p] for p in range(greys.shape[1])}
     return objects | {"both" if len(objects) == 2 else "together": tinted.sum(1).clip(max=1)}
-
-
-def _rgb(colour: str) -> tuple[float, ...]:
-    """``"#rrggbb"`` as three numbers of 0..1."""
-    return tuple(int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))

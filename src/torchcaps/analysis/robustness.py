@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from torchcaps.analysis.figures import COLOURS, SMALL, TITLE, new_figure, style_axes
+from torchcaps.analysis.figures import COLOURS, draw_legend, new_figure, style_axes
 from torchcaps.analysis.inference import as_pixels, check_labels, evaluating, in_batches, inference
 from torchcaps.analysis.strengths import ANGLES, EPSILONS, MOST_STRENGTHS, PGD_STEPS, STEPS
 from torchcaps.datasets import ImageSet
@@ -82,11 +82,7 @@ class RobustnessCurve:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of :meth:`to_dict`.
-
-        Raises:
-            InputError: The values are not those of a curve.
-        """
+        """The inverse of :meth:`to_dict`; InputError if the values are not those of a curve."""
         try:
             sequences = {name: tuple(map(float, values[name])) for name in ("strengths", "accuracy")}
             return cls(kind=values["kind"], num_images=int(values["num_images"]), **sequences)
@@ -134,11 +130,7 @@ def rotation_curve(
         InputError: A network of several objects, images that it was not built for, or no angle.
     """
     _check(model, angles, "angle")
-    correct = np.zeros(len(angles), dtype=np.int64)
-    with inference(model):
-        for images, labels in _batches(model, image_set, batch_size):
-            correct += [_num_correct(model, rotate(images, angle), labels) for angle in angles]
-    return _curve("rotation", angles, correct, len(image_set))
+    return _curve("rotation", model, image_set, angles, batch_size, lambda n, images, _: rotate(images, angles[n]))
 
 
 def fgsm(
@@ -184,25 +176,12 @@ def pgd(
 ) -> Float[Tensor, "B C H W"]:
     """Images changed by many small steps of :func:`fgsm` from a random start, never by more than ``epsilon``.
 
-    Args:
-        model: As for :func:`fgsm`.
-        images: As for :func:`fgsm`.
-        labels: As for :func:`fgsm`.
-        epsilon: As for :func:`fgsm`.
-        steps: How many.
-        step_size: The change of a pixel in one of them; 2.5·ε/steps if None.
-        objective: As for :func:`fgsm`.
-        seed: Of the start, uniform in ±ε; 0 to 2³² - 1.
-
-    Raises:
-        TypeError: Images of another dtype.
-        InputError: A network of several objects, images it was not built for, or an option out of its range.
+    A step changes a pixel by ``step_size``, 2.5·ε/steps if None. The start is uniform in ±ε, drawn from ``seed``, 0 to
+    2³² - 1. The other arguments and the errors are those of :func:`fgsm`.
 
     Source: Madry, Makelov, Schmidt, Tsipras, Vladu 2017 (arXiv:1706.06083).
     """
-    _check_attack(model, [epsilon], objective)
-    _check_steps(steps, step_size)
-    SEED.check("seed", seed)
+    _check_attack(model, [epsilon], objective, steps, step_size, seed)
     pixels, labels = _prepare(model, images, labels)
     generator = torch.Generator().manual_seed(seed)
     with _frozen(model):
@@ -233,27 +212,23 @@ def attack_curve(
         batch_size: Images at a time; PGD's starts depend on it.
 
     Raises:
-        InputError: A network of several objects, images it was not built for, or an option out of its range.
+        InputError: As for :func:`fgsm`, or an unknown attack.
     """
-    _check_attack(model, epsilons, objective)
-    _check_steps(steps, None)
-    SEED.check("seed", seed)
+    _check_attack(model, epsilons, objective, steps, seed=seed)
     if attack not in ("fgsm", "pgd"):
         raise InputError(f'attack must be "fgsm" or "pgd", got {attack!r}')
-    correct = np.zeros(len(epsilons), dtype=np.int64)
     generators = [torch.Generator().manual_seed(seed) for _ in epsilons]
-    for images, labels in _batches(model, image_set, batch_size):
-        for n, epsilon in enumerate(epsilons):
-            with _frozen(model):
-                if epsilon == 0:
-                    changed = images
-                elif attack == "fgsm":
-                    changed = _step(model, images, labels, epsilon, objective).clamp_(0, 1)
-                else:
-                    changed = _descend(model, images, labels, epsilon, steps, None, objective, generators[n])
-            with inference(model):
-                correct[n] += _num_correct(model, changed, labels)
-    return _curve(attack if objective == "loss" else f"{attack}-scores", epsilons, correct, len(image_set))
+
+    def change(n: int, images: Tensor, labels: Tensor) -> Tensor:
+        if epsilons[n] == 0:
+            return images
+        with _frozen(model):
+            if attack == "fgsm":
+                return _step(model, images, labels, epsilons[n], objective).clamp_(0, 1)
+            return _descend(model, images, labels, epsilons[n], steps, None, objective, generators[n])
+
+    kind = attack if objective == "loss" else f"{attack}-scores"
+    return _curve(kind, model, image_set, epsilons, batch_size, change)
 
 
 def figure_robustness(networks: Mapping[str, Sequence[RobustnessCurve]], *, title: str | None = None) -> Figure:
@@ -272,9 +247,7 @@ def figure_robustness(networks: Mapping[str, Sequence[RobustnessCurve]], *, titl
         raise InputError("there must be at least one curve to draw, got none")
     columns = min(len(kinds), 3)
     rows = -(-len(kinds) // columns)
-    figure = new_figure(3.6 * columns + 0.4, 3.2 * rows + 0.5)
-    if title:
-        figure.suptitle(title, fontsize=TITLE, parse_math=False)
+    figure = new_figure(3.6 * columns + 0.4, 3.2 * rows + 0.5, title)
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     lines: dict[str, Line2D] = {}
     for panel, kind in itertools.zip_longest(panels, kinds):
@@ -297,12 +270,28 @@ def figure_robustness(networks: Mapping[str, Sequence[RobustnessCurve]], *, titl
                 spread = accuracy.std(0, ddof=1)
                 panel.fill_between(strengths, mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
     shown = [network for network in networks if network in lines]
-    legend = figure.legend(
-        [lines[network] for network in shown], shown, fontsize=SMALL, frameon=False, loc="outside lower center", ncols=3
-    )
-    for text in legend.get_texts():
-        text.set_parse_math(False)  # the name of a run is no formula, even with a $
+    draw_legend(figure, [lines[network] for network in shown], shown, columns=3)
     return figure
+
+
+def _curve(
+    kind: str,
+    model: Network,
+    image_set: ImageSet,
+    strengths: Sequence[float],
+    batch_size: int,
+    change: Callable[[int, Tensor, Tensor], Tensor],
+) -> RobustnessCurve:
+    """Accuracy on what ``change`` makes of images for the n-th strength."""
+    correct = np.zeros(len(strengths), dtype=np.int64)
+    for images, labels in in_batches(model, image_set.images, image_set.labels, batch_size):
+        assert labels is not None
+        for n in range(len(strengths)):
+            changed = change(n, images, labels)
+            with inference(model):
+                correct[n] += int((model(changed).scores.argmax(-1) == labels).sum())
+    accuracy = tuple((correct / len(image_set)).tolist())
+    return RobustnessCurve(kind, tuple(map(float, strengths)), accuracy, len(image_set))
 
 
 def _step(model: Network, pixels: Tensor, labels: Tensor, size: float, objective: Objective) -> Tensor:
@@ -353,21 +342,6 @@ def _frozen(model: Network) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def _batches(model: Network, image_set: ImageSet, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    for pixels, labels in in_batches(model, image_set.images, image_set.labels, batch_size):
-        assert labels is not None
-        yield pixels, labels
-
-
-def _num_correct(model: Network, pixels: Tensor, labels: Tensor) -> int:
-    return int((model(pixels).scores.argmax(-1) == labels).sum())
-
-
-def _curve(kind: str, strengths: Sequence[float], correct: np.ndarray, num_images: int) -> RobustnessCurve:
-    accuracy = tuple((correct / num_images).tolist())
-    return RobustnessCurve(kind, tuple(map(float, strengths)), accuracy, num_images)
-
-
 def _prepare(
     model: Network, images: Shaped[Tensor, "B C H W"], labels: Int[Tensor, "B"]
 ) -> tuple[Float[Tensor, "B C H W"], Int[Tensor, "B"]]:
@@ -392,13 +366,18 @@ def _check(model: Network, strengths: Sequence[float], name: str, most: float = 
             raise InputError(f"{name} must be {'finite' if most == math.inf else f'0 to {most:g}'}, got {strength}")
 
 
-def _check_attack(model: Network, epsilons: Sequence[float], objective: Objective) -> None:
+def _check_attack(
+    model: Network,
+    epsilons: Sequence[float],
+    objective: Objective,
+    steps: int = PGD_STEPS,
+    step_size: float | None = None,
+    seed: int = 0,
+) -> None:
     _check(model, epsilons, "epsilon", most=1)
     if objective not in ("loss", "scores"):
         raise InputError(f'objective must be "loss" or "scores", got {objective!r}')
-
-
-def _check_steps(steps: int, step_size: float | None) -> None:
     STEPS.check("steps", steps)
     if step_size is not None and not (is_number(step_size) and math.isfinite(step_size) and step_size > 0):
         raise InputError(f"step_size must be above 0, got {step_size}")
+    SEED.check("seed", seed)

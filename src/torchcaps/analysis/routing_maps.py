@@ -23,7 +23,6 @@ from torchcaps.analysis.figures import (
     MARGIN,
     MUTED,
     SMALL,
-    TITLE,
     Sheet,
     column_width,
     drawable,
@@ -185,38 +184,34 @@ def trace_routing(
         >>> trace.maps[-1].mean(2).shape  # last iteration, averaged over capsule types: images, classes, places
         (4, 10, 6, 6)
     """
-    pixels, followed = [], []
+    followed: list[dict[str, Tensor]] = []
+    pixels = []
     with _checked(model, layer, num_iterations) as (network, number):
-        chosen = network.layer(number)
-        routing, grid = chosen.routing, _grid(network, number)
+        chosen, grid = network.layer(number), _grid(network, number)
         for batch, votes, rounds in _follow(network, number, images, batch_size):
-            pixels.append(batch.float().cpu())
             by_image = [_by_image(each, chosen, grid) for each in rounds]
-            scores = torch.stack([_scores(each, network.config.length_eps) for each in by_image])
-            numbers = (torch.stack(each) for each in zip(*(each[:5] for each in by_image), strict=True))  # (T, B, …)
-            measured = _measure(rounds, routing, votes, len(batch))
-            followed.append([each.float().cpu() for each in (*numbers, scores, *measured)])
-            score_name: ScoreName = "length" if rounds[-1].activations is None else "activation"
-    logits, coupling, weighted_sum, capsules, agreement, scores, entropy, change = (
-        torch.cat(parts, 1) for parts in zip(*followed, strict=True)
-    )
+            names = ("logits", "coupling", "weighted_sum", "capsules", "agreement")
+            numbers = {name: torch.stack([getattr(each, name) for each in by_image]) for name in names}  # (T, B, …)
+            numbers["scores"] = torch.stack([_scores(each, network.config.length_eps) for each in by_image])
+            numbers["entropy"], numbers["logit_change"] = _measure(rounds, chosen.routing, votes, len(batch))
+            followed.append({name: tensor.float().cpu() for name, tensor in numbers.items()})
+            pixels.append(batch.float().cpu())
+    traced = {name: torch.cat([each[name] for each in followed], 1) for name in followed[0]}
+    traced["scores"] = traced["scores"].unflatten(2, (traced["coupling"].shape[3], -1)).mean(3)
+    if number == len(network.layers):
+        outputs: Outputs = "class"
+    else:
+        outputs = "capsule" if network.shapes[number].grid is None else "type"
     return RoutingTrace(
         images=torch.cat(pixels).numpy(),
-        logits=logits.numpy(),
-        coupling=coupling.numpy(),
-        weighted_sum=weighted_sum.numpy(),
-        capsules=capsules.numpy(),
-        agreement=agreement.numpy(),
-        scores=scores.unflatten(2, (coupling.shape[3], -1)).mean(3).numpy(),
-        entropy=entropy.numpy(),
-        logit_change=change.numpy(),
+        **{name: tensor.numpy() for name, tensor in traced.items()},
         grid=grid,
         in_space=network.shapes[number - 1].grid is not None,
         layer=number,
-        softmax_over=routing.softmax_over,
-        leaky=routing.leaky,
-        score_name=score_name,
-        outputs=_outputs(network, number),
+        softmax_over=chosen.routing.softmax_over,
+        leaky=chosen.routing.leaky,
+        score_name="length" if rounds[-1].activations is None else "activation",
+        outputs=outputs,
     )
 
 
@@ -230,23 +225,14 @@ def routing_statistics(
 ) -> RoutingStatistics:
     """Entropy of the coupling, change of the logits and scores in one capsule layer, for any number of images.
 
-    Args:
-        model: A capsule network; in evaluation mode meanwhile, and afterwards as it was.
-        images: uint8 of 0..255 or floating-point of 0..1.
-        layer: See :func:`trace_routing`.
-        num_iterations: See :func:`trace_routing`.
-        batch_size: Images at a time.
-
-    Raises:
-        TypeError: Images of another dtype.
-        InputError: As for :func:`trace_routing`.
+    Arguments and errors are those of :func:`trace_routing`.
     """
     followed, longest = [], None
     with _checked(model, layer, num_iterations) as (network, number):
         chosen = network.layer(number)
         for batch, votes, rounds in _follow(network, number, images, batch_size):
             followed.append(_measure(rounds, chosen.routing, votes, len(batch)))
-            scores = _scores(_by_image(rounds[-1], chosen, network.shapes[number - 1].grid), eps=1e-24).amax(0)
+            scores = _scores(_by_image(rounds[-1], chosen, _grid(network, number)), eps=1e-24).amax(0)
             longest = scores if longest is None else torch.maximum(longest, scores)
     entropy, change = (torch.cat(parts, 1).float().cpu().numpy() for parts in zip(*followed, strict=True))
     assert longest is not None
@@ -263,9 +249,8 @@ def figure_coupling(
 ) -> Figure:
     """Coupling maps of one image: a row for each iteration, a column for each output, the image beside them.
 
-    An output is a class, or a capsule or a type of capsules of another layer than the last. A map is the coupling on
-    the grid of the input capsules, averaged over their types, white where it is uniform; the length (or activation) of
-    the output capsule after that iteration stands under it.
+    A map is the coupling on the grid of the input capsules, averaged over their types, white where it is uniform; the
+    length (or activation) of the output capsule after that iteration stands under it.
 
     Args:
         trace: From :func:`trace_routing`.
@@ -304,10 +289,7 @@ def figure_coupling(
     left = MARGIN + picture[0] + 2 * MARGIN + text_width(rows) + GAP
     top = MARGIN + 0.3 + 2 * LINE + LINE
     right, bottom = left + len(shown) * pitch[0], top + iterations * pitch[1]
-    wide = max(right + 1.2, MARGIN + max(text_width([title], TITLE), text_width([subtitle], SMALL)))
-    sheet = Sheet(wide + MARGIN, max(bottom, top + picture[1] + LINE) + MARGIN)
-    sheet.text(title, MARGIN, MARGIN, size=TITLE)
-    sheet.text(subtitle, MARGIN, MARGIN + 0.25, size=SMALL, color=MUTED)
+    sheet = Sheet(right + 1.2 + MARGIN, max(bottom, top + picture[1] + LINE) + MARGIN, title, subtitle)
     sheet.image(trace.images[index], MARGIN, top, picture)
     sheet.text("image", MARGIN + picture[0] / 2, top + picture[1] + GAP / 2, ha="center", color=MUTED)
 
@@ -318,16 +300,9 @@ def figure_coupling(
         sheet.text(shorten(names[j], pitch[0] - GAP), centre, top - GAP / 2, ha="center", va="bottom", weight=weight)
         for t in range(iterations):
             y = top + t * pitch[1]
-            drawn = sheet.map(maps[t, column], centre - tile[0] / 2, y, tile, colours="RdBu_r", norm=norm)
-            sheet.text(
-                f"{scores[t, j]:.2f}",
-                centre,
-                y + tile[1] + GAP / 2,
-                size=SMALL,
-                ha="center",
-                color=MUTED,
-                weight=weight,
-            )
+            drawn = sheet.show(maps[t, column], centre - tile[0] / 2, y, tile, cmap="RdBu_r", norm=norm)
+            below, score = y + tile[1] + GAP / 2, f"{scores[t, j]:.2f}"
+            sheet.text(score, centre, below, size=SMALL, ha="center", color=MUTED, weight=weight)
     for t, row in enumerate(rows):
         sheet.text(row, left - GAP, top + t * pitch[1] + tile[1] / 2, ha="right", va="center")
     sheet.text("coupling", right + MARGIN, top - 2 * GAP, size=SMALL, va="bottom", color=MUTED)
@@ -341,15 +316,7 @@ def figure_coupling(
 
 
 def output_names(trace: RoutingTrace, class_names: Sequence[str] | None = None) -> list[str]:
-    """What the outputs of a layer are called: classes by their names, others by their kind and number.
-
-    Args:
-        trace: From :func:`trace_routing`.
-        class_names: The name of each; its number if None.
-
-    Raises:
-        InputError: Not one name for each.
-    """
+    """What the outputs of a traced layer are called: classes by their names (or numbers), others by kind and number."""
     number = trace.coupling.shape[3]
     if class_names is None and trace.outputs != "class":
         return [f"{trace.outputs} {j}" for j in range(number)]
@@ -363,9 +330,7 @@ def figure_routing_statistics(statistics: RoutingStatistics | RoutingTrace, *, t
         statistics: From :func:`routing_statistics`; a :class:`RoutingTrace` has the same fields.
         title: Above the figure.
     """
-    figure = new_figure(7.2, 3.0)
-    if title:
-        figure.suptitle(title, fontsize=TITLE)
+    figure = new_figure(7.2, 3.0, title)
     panels = (
         ("Entropy of the coupling", "share of its maximum", statistics.entropy),
         ("Change of the routing logits", "mean |⟨vote, output⟩|", statistics.logit_change),
@@ -401,7 +366,7 @@ def _follow(
         yield batch, votes, layer.routing.rounds(votes, activations)
 
 
-def _by_image(each: RoutingRound, layer: CapsuleLayer, grid: tuple[int, int, int] | None) -> RoutingRound:
+def _by_image(each: RoutingRound, layer: CapsuleLayer, grid: tuple[int, int, int]) -> RoutingRound:
     """A round of a layer on a map, image by image.
 
     Logits, coupling and agreement of an input capsule are averaged over the windows that hold it: (B, N, J); where the
@@ -410,7 +375,6 @@ def _by_image(each: RoutingRound, layer: CapsuleLayer, grid: tuple[int, int, int
     """
     if not isinstance(layer, ConvCapsules):
         return each
-    assert grid is not None
     windows = Rivals(layer.window_capsules(grid, each.coupling.device), math.prod(grid) + 1)
     links = windows.links.clamp_min(1)
 
@@ -470,11 +434,7 @@ def normalised_entropy(
 
 @contextmanager
 def _checked(model: Network, layer: int | None, num_iterations: int | None) -> Iterator[tuple[CapsNet, int]]:
-    """The network in evaluation mode, and the number of a layer, which routes ``num_iterations`` times meanwhile.
-
-    Raises:
-        InputError: There is nothing to follow.
-    """
+    """The network in evaluation mode, and the number of a layer, which routes ``num_iterations`` times meanwhile."""
     network = require_capsules(model, "routing")
     count = len(network.layers)
     number = count if layer is None else layer
@@ -515,22 +475,15 @@ def layers_with_coupling(model: Network) -> list[int]:
     if not isinstance(model, CapsNet):
         return []
     blank = torch.zeros(1, *model.in_shape, dtype=torch.uint8)
+    found = []
     with inference(model):
-        inputs = model.capsules(as_pixels(model, blank))
-        numbers = [number for number in range(1, len(inputs) + 1) if model.layer(number).routing.num_iterations > 0]
-        return [number for number in numbers if _has_coupling(model.layer(number), inputs[number - 1])]
-
-
-def _has_coupling(layer: CapsuleLayer, capsules: Capsules) -> bool:
-    votes, activations = layer.votes(capsules)
-    return layer.routing(votes, activations, return_coupling=True).coupling is not None
-
-
-def _outputs(network: CapsNet, number: int) -> Outputs:
-    """What the output capsules of a layer are."""
-    if number == len(network.layers):
-        return "class"
-    return "capsule" if network.shapes[number].grid is None else "type"
+        for number, capsules in enumerate(model.capsules(as_pixels(model, blank)), 1):
+            layer = model.layer(number)
+            if layer.routing.num_iterations > 0:
+                votes, activations = layer.votes(capsules)
+                if layer.routing(votes, activations, return_coupling=True).coupling is not None:
+                    found.append(number)
+    return found
 
 
 def _around(uniform: float, values: Float[np.ndarray, "..."]) -> TwoSlopeNorm:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from torchcaps.ranges import Range
 
-#: Where nobody says otherwise: degrees, counter-clockwise.
-ANGLES = tuple(range(-90, 91, 15))
-#: Likewise: largest changes of a pixel of 0..1.
-EPSILONS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
-#: Likewise: steps of PGD.
+# Where nobody says otherwise:
+ANGLES = tuple(range(-90, 91, 15))  # degrees, counter-clockwise
+EPSILONS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)  # largest changes of a pixel of 0..1
 PGD_STEPS = 20
-#: How many steps of PGD there may be.
-STEPS = Range(1, 10_000)
-#: How many strengths a curve may have.
-MOST_STRENGTHS = 1000
-#: How many routing iterations fit into one figure.
-DRAWN_ITERATIONS = Range(1, 100)
+
+STEPS = Range(1, 10_000)  # of PGD
+MOST_STRENGTHS = 1000  # of one curve
+DRAWN_ITERATIONS = Range(1, 100)  # of routing, in one figure

@@ -1,15 +1,16 @@
-"""Affine maps of images: turned, scaled, sheared and moved, with bilinear interpolation.
+"""Images moved by whole pixels, as windows that are copied only when they are read, and by any affine map.
 
-Positions are in pixels from the centre of an image, x to the right and y down. A map is rounded to 65,536ths, and the
-place where a pixel is read to 256ths of a pixel; float32 holds all numbers after that exactly. So the same map gives
-the same values on every device, and a map that only moves pixels does not change them.
+Under an affine map images are turned, scaled, sheared and moved, with bilinear interpolation. Positions are in pixels
+from the centre of an image, x to the right and y down. A map is rounded to 65,536ths, and the place where a pixel is
+read to 256ths of a pixel; float32 holds all numbers after that exactly. So the same map gives the same values on every
+device, and a map that only moves pixels does not change them.
 """
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Float32, Int32, UInt8
+from jaxtyping import Float, Float32, Int32, Int64, UInt8
 from torch import Tensor
 
 FARTHEST = 8000
@@ -18,6 +19,26 @@ FARTHEST = 8000
 _MAP_BITS = 16  # maps are rounded to 2^-16
 _PLACE_BITS = 8  # images are read at multiples of 2^-8 pixels
 _BORDER = 2  # zeros around an image: one to blend with at its edge, one for all that is farther away
+
+
+def windows(images: UInt8[Tensor, "N C H W"], margin: int, size: tuple[int, int]) -> UInt8[Tensor, "N C y x h w"]:
+    """All windows of ``size`` onto images with ``margin`` pixels of zeros around each.
+
+    Window [..., y, x, :, :] begins at row y - margin and column x - margin of the image; if ``size`` is the image's
+    own, it shows the image moved by margin - y down and margin - x to the right.
+
+    Returns:
+        A view (N, C, H + 2·margin - h + 1, W + 2·margin - w + 1, h, w) of the images, or of a copy with the zeros.
+    """
+    padded = F.pad(images, (margin,) * 4) if margin else images
+    return padded.unfold(2, size[0], 1).unfold(3, size[1], 1)
+
+
+def look_through(
+    views: UInt8[Tensor, "N C y x h w"], index: Int64[Tensor, "B"], corners: Int64[Tensor, "B 2"]
+) -> UInt8[Tensor, "B C h w"]:
+    """Copy one window of each image at ``index``: the one at its (row, column) in ``corners``."""
+    return views[index, :, corners[:, 0], corners[:, 1]]
 
 
 def linear_maps(
@@ -44,12 +65,7 @@ def linear_maps(
 
 
 def inverse_maps(linear: Float[Tensor, "B 2 2"], shift: Float[Tensor, "B 2"]) -> Float[Tensor, "B 2 3"]:
-    """The inverse maps that `sample` takes to show images under x ↦ linear·x + shift: [linear⁻¹ | -linear⁻¹·shift].
-
-    Args:
-        linear: The matrices, none of them singular.
-        shift: Pixels to the right and down.
-    """
+    """The inverse maps that `sample` takes to show images under x ↦ linear·x + shift: [linear⁻¹ | -linear⁻¹·shift]."""
     back = torch.linalg.inv(linear.double())
     return torch.cat([back, -back @ shift.double()[:, :, None]], 2)
 
@@ -69,7 +85,8 @@ def sample(
         Values of 0..255, whole multiples of 1/65,536, the same on every device.
     """
     batch, channels, height, width = images.shape
-    x, y = _places(_rounded(maps).to(images.device, non_blocking=True), (height, width), size)
+    rounded = (maps.double() * 2**_MAP_BITS).round().to(torch.int32)
+    x, y = _places(rounded.to(images.device, non_blocking=True), (height, width), size)
     padded = F.pad(images, (_BORDER,) * 4).float().flatten(2)
     row = width + 2 * _BORDER
     corner = _pixel(y, height) * row + _pixel(x, width)
@@ -78,11 +95,6 @@ def sample(
     upper = torch.lerp(padded.gather(2, index), padded.gather(2, index + 1), right)
     lower = torch.lerp(padded.gather(2, index + row), padded.gather(2, index + row + 1), right)
     return torch.lerp(upper, lower, down).view(batch, channels, *size)
-
-
-def _rounded(maps: Float[Tensor, "B 2 3"]) -> Int32[Tensor, "B 2 3"]:
-    """Round maps to whole steps of 2⁻¹⁶."""
-    return (maps.double() * 2**_MAP_BITS).round().to(torch.int32)
 
 
 def _places(

@@ -122,22 +122,20 @@ class Augmentation:
         return Changes(torch.tensor(middle(in_shape, self.window(in_shape))).expand(n, 2))
 
     def draw(self, in_shape: tuple[int, int, int], n: int, key: Key) -> Changes:
-        """Draw the changes of the ``n`` images of a batch.
-
-        Args:
-            in_shape: Channels, height and width of the whole images.
-            n: How many images.
-            key: (seed, epoch, batch).
-        """
+        """The changes of the ``n`` images, of shape ``in_shape`` before the crop, of the batch (seed, epoch, batch)."""
 
         def uniform(which: int, most: float) -> Tensor | None:
             return (2 * torch.rand(n, generator=stream_of(which, key)) - 1) * most if most else None
 
         rotation, scaling = uniform(ROTATIONS, self.max_rotation), uniform(SCALINGS, self.max_scaling)
-        contrast = uniform(CONTRAST, self.contrast)
+        contrast, linear = uniform(CONTRAST, self.contrast), None
+        if self.turns:
+            none = torch.zeros(n)
+            scale = 1 + (none if scaling is None else scaling)
+            linear = linear_maps(none if rotation is None else rotation, scale[:, None].expand(-1, 2))
         return Changes(
             self._corners(in_shape, n, key),
-            linear=_linear(rotation, scaling),
+            linear=linear,
             flips=torch.randint(2, (n,), generator=stream_of(FLIPS, key)) if self.flip else None,
             brightness=uniform(BRIGHTNESS, self.brightness),
             contrast=None if contrast is None else 1 + contrast,
@@ -152,15 +150,6 @@ class Augmentation:
             generator, free = stream_of(CROPS, key), [length - self.crop + 1 for length in in_shape[1:]]
             corners += torch.stack([torch.randint(each, (n,), generator=generator) for each in free], 1)
         return corners
-
-
-def _linear(rotation: Tensor | None, scaling: Tensor | None) -> Tensor | None:
-    given = rotation if rotation is not None else scaling
-    if given is None:
-        return None
-    none = torch.zeros_like(given)
-    scale = 1 + (none if scaling is None else scaling)
-    return linear_maps(none if rotation is None else rotation, scale[:, None].expand(-1, 2))
 
 
 def turned(
@@ -201,8 +190,7 @@ def recoloured(pixels: Float32[Tensor, "B C H W"], changes: Changes) -> Float32[
 def center_crop(image_set: ImageSet, size: int) -> ImageSet:
     """The squares of ``size`` pixels in the middle of images and parts; of two middles the upper left one.
 
-    Returns:
-        A set that shares its pixels with the given one.
+    The pixels are shared with the given set.
 
     Raises:
         InputError: ``size`` is below 1 or larger than the images.

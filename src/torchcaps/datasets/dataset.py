@@ -71,20 +71,15 @@ class Dataset:
                     f"{self.name}: the class {name!a} has a name that is not UTF-8, which no result can be "
                     "written by; rename it"
                 ) from None
-        for part in ("validation", "test"):
-            images = getattr(self, part)
-            if images.in_shape != self.train.in_shape:
-                raise InputError(
-                    f"{self.name}: the {part} images are {images.in_shape}, the training images {self.train.in_shape} "
-                    "(channels, height, width); both must be the same"
-                )
-            if images.num_objects != self.train.num_objects:
-                raise InputError(
-                    f"{self.name}: the {part} images have {images.num_objects} objects each, the training images "
-                    f"{self.train.num_objects}; both must be the same"
-                )
+        form = (self.train.in_shape, self.train.num_objects)
         for part in ("train", "validation", "test"):
-            highest = int(getattr(self, part).labels.max())
+            images = getattr(self, part)
+            if (images.in_shape, images.num_objects) != form:
+                raise InputError(
+                    f"{self.name}: the {part} images are {images.in_shape} (channels, height, width) with "
+                    f"{images.num_objects} objects each, but the training images {form[0]} with {form[1]}"
+                )
+            highest = int(images.labels.max())
             if highest >= self.num_classes:
                 raise InputError(
                     f"{self.name}: a {part} label is {highest}, but the {self.num_classes} classes "

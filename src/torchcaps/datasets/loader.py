@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
+from torchcaps.datasets.affine import look_through, windows
 from torchcaps.datasets.augmentation import Augmentation, Changes, mirrored, recoloured, turned
 from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.overlapping_pairs import Pairs, PairSet
-from torchcaps.datasets.rng import ORDER, stream
-from torchcaps.datasets.shifts import look_through, windows
+from torchcaps.datasets.rng import ORDER, stream_of
 from torchcaps.errors import InputError
 from torchcaps.ranges import SEED
 
@@ -69,24 +69,49 @@ class BatchLoader:
         world_size: int = 1,
         drop_last: bool = False,
     ) -> None:
-        SEED.check("seed", seed)
-        _check_sizes(len(image_set), batch_size, shuffle=shuffle, drop_last=drop_last, rank=rank, world_size=world_size)
         if augmentation is not None and not isinstance(augmentation, Augmentation):
             raise TypeError(f"BatchLoader: augmentation must be an Augmentation, got {type(augmentation).__name__}")
         self.augmentation = augmentation or Augmentation()
-        self.augmentation.check(image_set.in_shape, image_set.num_objects)
-        if not shuffle:
-            _check_evaluation(image_set, self.augmentation)
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         self.rank, self.world_size, self.drop_last = rank, world_size, drop_last
         self.device = torch.device(device)
         self.num_images = len(image_set)
         """Images in the set."""
+        self._check(image_set)
         self._whole_shape = image_set.in_shape
         there = image_set.to(self.device)
         self._pairs = there if isinstance(there, PairSet) else None
         if isinstance(there, ImageSet):
             self._labels, self._layers = there.labels, self._prepared(_layers(there.images, there.parts))
+
+    def _check(self, image_set: ImageSet | PairSet) -> None:
+        SEED.check("seed", self.seed)
+        if self.batch_size < 1:
+            raise InputError(f"the batch size must be at least 1, got {self.batch_size}")
+        if (self.shuffle or self.drop_last) and self.batch_size > self.num_images:
+            raise InputError(
+                f"the batch size is {self.batch_size}, but there are only {self.num_images} images to train on; "
+                "choose a smaller one"
+            )
+        if not 0 <= self.rank < self.world_size:
+            raise InputError(f"rank must be from 0 to world_size - 1 ({self.world_size - 1}), got {self.rank}")
+        if self.shuffle and self.batch_size % self.world_size:
+            raise InputError(
+                f"the batch size is {self.batch_size}, which {self.world_size} processes cannot share evenly; "
+                f"choose a multiple of {self.world_size}"
+            )
+        self.augmentation.check(image_set.in_shape, image_set.num_objects)
+        if self.shuffle:
+            return
+        if isinstance(image_set, PairSet):
+            raise InputError(
+                "a PairSet makes new pairs each time, for training only (shuffle=True); judge by fixed_pairs"
+            )
+        for name in self.augmentation.training_only:
+            raise InputError(
+                f"{name} is {getattr(self.augmentation, name)}, but only training images (shuffle=True) are changed at "
+                "random"
+            )
 
     def __len__(self) -> int:
         """Batches an epoch."""
@@ -117,7 +142,7 @@ class BatchLoader:
         """The indices of all images in the order of an epoch, on the CPU."""
         if not self.shuffle:
             return torch.arange(self.num_images)
-        return torch.randperm(self.num_images, generator=stream(self.seed, epoch, ORDER))
+        return torch.randperm(self.num_images, generator=stream_of(ORDER, (self.seed, epoch, 0)))
 
     def changes(self, epoch: int, batch: int) -> Changes:
         """The changes of each image of a whole batch, on the CPU."""
@@ -166,31 +191,3 @@ class BatchLoader:
 def _layers(images: UInt8[Tensor, "N C H W"], parts: UInt8[Tensor, "N P C H W"] | None) -> UInt8[Tensor, "N L H W"]:
     """Images and their parts in one tensor of channels, so that each change moves both."""
     return images if parts is None else torch.cat([images, parts.flatten(1, 2)], 1)
-
-
-def _check_sizes(
-    num_images: int, batch_size: int, *, shuffle: bool, drop_last: bool, rank: int, world_size: int
-) -> None:
-    if batch_size < 1:
-        raise InputError(f"the batch size must be at least 1, got {batch_size}")
-    if (shuffle or drop_last) and batch_size > num_images:
-        raise InputError(
-            f"the batch size is {batch_size}, but there are only {num_images} images to train on; choose a smaller one"
-        )
-    if not 0 <= rank < world_size:
-        raise InputError(f"rank must be from 0 to world_size - 1 ({world_size - 1}), got {rank}")
-    if shuffle and batch_size % world_size:
-        raise InputError(
-            f"the batch size is {batch_size}, which {world_size} processes cannot share evenly; "
-            f"choose a multiple of {world_size}"
-        )
-
-
-def _check_evaluation(image_set: ImageSet | PairSet, augmentation: Augmentation) -> None:
-    """Raise InputError if images to judge by would be random."""
-    if isinstance(image_set, PairSet):
-        raise InputError("a PairSet makes new pairs each time, for training only (shuffle=True); judge by fixed_pairs")
-    for name in augmentation.training_only:
-        raise InputError(
-            f"{name} is {getattr(augmentation, name)}, but only training images (shuffle=True) are changed at random"
-        )

@@ -21,7 +21,7 @@ from torchcaps.datasets.registry import DataRequest, DatasetInfo, look_up, regis
 from torchcaps.datasets.splits import stratified_split
 from torchcaps.errors import InputError, shown
 from torchcaps.files import user_path
-from torchcaps.ranges import PIXELS, SEED, Held
+from torchcaps.ranges import COUNT, PIXELS, SEED, Held
 
 _VALIDATION_SHARE = 0.1
 
@@ -82,7 +82,9 @@ def load_dataset(
         download=download,
         limit_test=limit_test,
     )
-    _check_limits(spec, train=limit_train, test=limit_test)
+    for name, limit in (("limit_train", limit_train), ("limit_test", limit_test)):
+        if limit is not None:
+            COUNT.check(f"{spec}: {name}", limit)
     splits = info.load(request)
     if validation not in get_args(Held):
         raise InputError(f"validation must be one of {', '.join(get_args(Held))}, got {validation!r}")
@@ -105,19 +107,9 @@ def _size(image_size: int | Sequence[int] | None) -> tuple[int, int] | None:
     if image_size is None:
         return None
     sizes = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-    for size in sizes:
-        if type(size) is not int:
-            raise InputError(f"image_size must be whole numbers of pixels, got {shown(image_size)}")
-        PIXELS.check("image_size", size)
-    if len(sizes) != 2:
-        raise InputError(f"image_size must be one number of pixels or two (height, width), got {shown(image_size)}")
+    if len(sizes) != 2 or not all(type(size) is int and size in PIXELS for size in sizes):
+        raise InputError(f"image_size must be {PIXELS} pixels, once or as height and width, got {shown(image_size)}")
     return sizes[0], sizes[1]
-
-
-def _check_limits(spec: str, **limits: int | None) -> None:
-    for part, limit in limits.items():
-        if limit is not None and limit < 1:
-            raise InputError(f"{spec}: limit_{part} is {limit}, but at least 1 {part} image is needed")
 
 
 def _at_most(images: ImageSet, limit: int | None) -> ImageSet:
@@ -183,13 +175,7 @@ def data_shape(
 ) -> DataShape:
     """The size of a data set: known by its name without its files, or read from the files of a path.
 
-    Args:
-        spec: A name (see `list_datasets`), ``"folder:PATH"`` or ``"npz:PATH"``.
-        data_dir: As for `load_dataset`.
-        image_size: As for `load_dataset`.
-
-    Raises:
-        InputError: As for `load_dataset`.
+    Arguments and errors are those of `load_dataset`.
     """
     info, _ = look_up(spec)
     if info.in_shape is not None and info.num_train is not None and info.num_test is not None:

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
+from torchcaps.datasets.affine import look_through, windows
 from torchcaps.datasets.image_set import ImageSet, resize_images
 from torchcaps.datasets.rng import FIXED_SEED, PARTNERS, PLACES, Key, generator, stream_of
-from torchcaps.datasets.shifts import look_through, windows
 from torchcaps.errors import InputError
 
 _DICE = 2**62  # random whole numbers below this choose partners; it is so large that no partner is favoured
@@ -91,11 +91,7 @@ class PairSet:
         return self if objects is self.objects else PairSet(objects, self.max_shift, self.size)
 
     def take(self, n: int) -> PairSet:
-        """Pairs of the first ``n`` objects; ``n`` from 1 to all of them.
-
-        Raises:
-            InputError: ``n`` is below 1, there are fewer objects, or they are all of one class.
-        """
+        """Pairs of the first ``n`` objects; errors as for `ImageSet.take` and the class."""
         return PairSet(self.objects.take(n), self.max_shift, self.size)
 
     def resize(self, size: tuple[int, int]) -> PairSet:
@@ -109,23 +105,13 @@ class PairSet:
         return ImageSet(*here.compose(index, here.partners(index, dice), shifts))
 
     def draw(self, n: int, key: Key) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n 2 2"]]:
-        """Draw the random numbers of a batch of ``n`` pairs, on the CPU: for `partners`, and the shifts for `compose`.
-
-        Args:
-            n: How many pairs.
-            key: (seed, epoch, batch).
-        """
+        """The random numbers of ``n`` pairs of a batch, (seed, epoch, batch), on the CPU."""
         dice = torch.randint(_DICE, (n,), generator=stream_of(PARTNERS, key))
         most = self.max_shift
         return dice, torch.randint(-most, most + 1, (n, 2, 2), generator=stream_of(PLACES, key))
 
     def partners(self, index: Int64[Tensor, "B"], dice: Int64[Tensor, "B"]) -> Int64[Tensor, "B"]:
-        """Choose for each object a partner of another class, all of them equally likely.
-
-        Args:
-            index: The indices of the objects.
-            dice: Their random numbers.
-        """
+        """For each object at ``index`` a partner of another class, all of them equally likely, by its random number."""
         ordered, first, count = self._by_class
         label = self.labels[index]
         place = dice % (len(self) - count[label])  # among those of other classes, in the order of the classes
@@ -134,11 +120,8 @@ class PairSet:
     def compose(self, first: Int64[Tensor, "B"], second: Int64[Tensor, "B"], shifts: Int64[Tensor, "B 2 2"]) -> Pairs:
         """The pairs of the objects at ``first`` and ``second``.
 
-        Args:
-            first: The index of one object of each pair.
-            second: The index of the other.
-            shifts: How far the two objects of each pair are moved (down, to the right), -max_shift..max_shift pixels;
-                on the device of the objects, as the indices.
+        ``shifts`` says how far the two objects of each pair are moved (down, to the right), -max_shift..max_shift
+        pixels. All three are on the device of the objects.
         """
         corners = self.max_shift - shifts  # a window that begins at m - shift shows the object moved by the shift
         both = [look_through(self._windows, each, corners[:, i]) for i, each in enumerate((first, second))]
@@ -165,14 +148,11 @@ class PairSet:
 
 
 def fixed_pairs(objects: ImageSet, max_shift: int = 4) -> ImageSet:
-    """Pairs to judge by, always the same: as many as objects, each object in exactly two pairs.
+    """Pairs to judge by, with their parts, always the same: as many as objects, each object in exactly two pairs.
 
     Args:
         objects: Images of one object each; no class has more than half of them.
         max_shift: As for `PairSet`.
-
-    Returns:
-        The pairs, with their parts.
 
     Raises:
         InputError: A class has more than half of the objects, each of which needs a partner of another class; or the

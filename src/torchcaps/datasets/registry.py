@@ -99,13 +99,8 @@ class DatasetInfo:
     def locate(self, data_dir: str | Path | None = None) -> Path | None:
         """The folder on this machine that holds all its files, or None if it would have to be downloaded.
 
-        Files are read only where data sets have files of the same names.
-
-        Args:
-            data_dir: The folder to look in; None for the usual places.
-
-        Raises:
-            InputError: The folder is in the home folder of a user who is not known.
+        Files are read only where data sets have files of the same names. ``data_dir`` is the folder to look in; None
+        for the usual places.
         """
         folder = None if data_dir is None else user_path(data_dir)
         return None if self.find is None else self.find(folder)
@@ -145,10 +140,7 @@ def registered() -> list[DatasetInfo]:
 
 
 def look_up(spec: str) -> tuple[DatasetInfo, Path | None]:
-    """The entry that ``spec`` names and the path that follows its colon.
-
-    Args:
-        spec: ``"name"`` or ``"kind:PATH"``; ``~`` in the path stands for the home folder.
+    """The entry that ``spec``, ``"name"`` or ``"kind:PATH"``, names and the path that follows its colon.
 
     Raises:
         InputError: The name is not known (the error names the nearest), the path is missing, there is one too many, or

@@ -20,29 +20,14 @@ Key = tuple[int, int, int]
 """(seed, epoch, batch): everything random about a batch depends on these alone."""
 
 
-def stream(*key: int) -> torch.Generator:
-    """A generator for one key, on the CPU whatever the device; different keys give unrelated numbers.
-
-    Zeros at the end of a key make no difference.
-    """
-    (state,) = np.random.SeedSequence(key).generate_state(1, np.uint64)
+def stream_of(which: int, key: Key) -> torch.Generator:
+    """The generator of one of the streams for one batch, on the CPU; all of them give unrelated numbers."""
+    seed, epoch, batch = key
+    (state,) = np.random.SeedSequence((seed, epoch, which, batch)).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state >> np.uint64(1)))
 
 
-def stream_of(which: int, key: Key) -> torch.Generator:
-    """The generator of one of the streams for one batch."""
-    seed, epoch, batch = key
-    return stream(seed, epoch, which, batch)
-
-
 def generator(seed: int) -> np.random.RandomState:
-    """A random generator whose numbers NumPy has frozen (NEP 19), so that a split never changes with a version.
-
-    Args:
-        seed: From 0 to 2³² - 1.
-
-    Raises:
-        InputError: The seed is out of that range.
-    """
+    """A generator whose numbers NumPy has frozen (NEP 19), so that splits never change; ``seed`` is 0 to 2³² - 1."""
     SEED.check("seed", seed)
     return np.random.RandomState(seed)

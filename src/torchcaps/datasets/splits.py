@@ -58,12 +58,9 @@ def with_test_set(source: Path, parts: Mapping[str, ImageSet], class_names: tupl
     """The splits of a user's own images; without test images, a fixed stratified fifth of the training images is taken.
 
     Args:
-        source: The folder or file of the images, for the error.
+        source: The folder or file of the images, for the error that there are too few.
         parts: ``"train"``, and ``"test"`` and ``"validation"`` if they are there.
         class_names: The name of each label.
-
-    Raises:
-        InputError: There are too few images to leave one of each class to train on.
     """
     train, validation = parts["train"], parts.get("validation")
     if "test" in parts:

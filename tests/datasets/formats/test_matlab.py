@@ -70,7 +70,7 @@ def test_a_missing_variable_is_named(tmp_path: Path) -> None:
 )
 def test_other_files(tmp_path: Path, contents: bytes) -> None:
     (tmp_path / "a.mat").write_bytes(contents)
-    with pytest.raises(InputError, match=r"a\.mat (is no Matlab file of version 5, or|has no variable X)") as raised:
+    with pytest.raises(InputError, match=r"a\.mat (is not a Matlab file of version 5, or|has no variable X)") as raised:
         read(tmp_path / "a.mat", "X")
     assert "\n" not in str(raised.value)
     with pytest.raises(InputError, match="there is no file"):
@@ -128,10 +128,10 @@ def test_a_wrong_checksum_and_data_after_the_end(tmp_path: Path) -> None:
     savemat(path, {"X": VALUES}, do_compression=True)
     whole = path.read_bytes()
     path.write_bytes(whole[:-4] + bytes(4))
-    assert_raises(InputError, read, path, "X", say="truncated or corrupt one")
+    assert_raises(InputError, read, path, "X", say="truncated or corrupt")
     packed = zlib.compress(zlib.decompress(whole[136:]) + bytes(8))
     path.write_bytes(whole[:132] + struct.pack("<I", len(packed)) + packed)
-    assert_raises(InputError, read, path, "X", say="do not end where they should")
+    assert_raises(InputError, read, path, "X", say="goes on after its last value")
 
 
 def test_structures_nested_deeply_crash_nothing(tmp_path: Path) -> None:

@@ -121,9 +121,9 @@ def test_arrays_that_are_not_used_are_not_read(tmp_path: Path) -> None:
         ({"x": X, "y": Y, "class_names": np.array(list("abca"))}, r'a\.npz: two classes are called "a"'),
         ({"x": X, "y": Y, "class_names": np.array(list("abcde"))}, "y has no image of class 4"),
         ({"x": X[:4], "y": Y[:4]}, "4 images of 4 classes, too few"),
-        ({"x": np.array([{}] * 40), "y": Y}, "no .npz file of plain arrays.*its x is no plain array"),
+        ({"x": np.array([{}] * 40), "y": Y}, "not an .npz file of plain arrays.*its x is no plain array"),
         ({"x": np.zeros(40, [("a", "f4")]), "y": Y}, "its x is no plain array"),
-        ({"x": np.zeros((1,) * 30), "y": Y}, r"its x has the shape \(1, 1, 1, 1, 1, 1, 1, 1\) and so on"),
+        ({"x": np.zeros((1,) * 30), "y": Y}, r"x must have the shape .* got \(1, 1, .*1, 1\)$"),
         ({"x": X, "y": Y, "class_names": np.array([""] * 4)}, "two classes are called"),
         (
             {"x": X, "y": Y, "class_names": np.array(["a", "b", "c\udce9", "d"])},
@@ -142,7 +142,7 @@ def test_arrays_that_cannot_be(tmp_path: Path, arrays: dict[str, np.ndarray], wo
 @pytest.mark.parametrize("contents", [b"", b"text", b"\x80\x04K\x01.", b"\x93NUMPY"])
 def test_files_that_are_no_npz(tmp_path: Path, contents: bytes) -> None:
     (tmp_path / "a.npz").write_bytes(contents)
-    with pytest.raises(InputError, match=f"{re.escape(str(tmp_path / 'a.npz'))} is no .npz file of plain arrays"):
+    with pytest.raises(InputError, match=f"{re.escape(str(tmp_path / 'a.npz'))} is not an .npz file of plain arrays"):
         load_dataset(f"npz:{tmp_path / 'a.npz'}")
 
 
@@ -153,7 +153,7 @@ def test_truncated_and_garbled_files(tmp_path: Path, save: type) -> None:
     whole = path.read_bytes()
     for damaged in (whole[:-1], whole[: len(whole) // 2], whole[:300] + bytes(40) + whole[340:]):
         path.write_bytes(damaged)
-        with pytest.raises(InputError, match=r"a truncated or corrupt one"):
+        with pytest.raises(InputError, match=r"or it is truncated or corrupt"):
             load_dataset(f"npz:{path}")
 
 
@@ -182,7 +182,7 @@ def test_a_member_that_is_no_array(tmp_path: Path) -> None:
     np.savez(path, y=Y)
     with zipfile.ZipFile(path, "a") as file:
         file.writestr("x", "pixels")
-    with pytest.raises(InputError, match=r"a\.npz is no \.npz file of plain arrays.*its x is no array"):
+    with pytest.raises(InputError, match=r"a\.npz is not an \.npz file of plain arrays.*its x is no array"):
         load_dataset(f"npz:{path}")
 
 
@@ -192,7 +192,7 @@ def test_encrypted_arrays(tmp_path: Path) -> None:
     contents = bytearray(path.read_bytes())
     contents[contents.index(b"PK\1\2") + 8] |= 1  # the flag in the list of members, which zipfile cannot write
     path.write_bytes(contents)
-    with pytest.raises(InputError, match=r"a\.npz is no \.npz file of plain arrays.*encrypted"):
+    with pytest.raises(InputError, match=r"a\.npz is not an \.npz file of plain arrays.*encrypted"):
         load_dataset(f"npz:{path}")
 
 

@@ -83,7 +83,7 @@ def test_damaged_and_missing_files(tmp_path: Path) -> None:
     path = write(tmp_path) / NAMES[1]
     path.write_bytes(path.read_bytes()[:-50])
     with pytest.raises(
-        InputError, match=f"{re.escape(str(path))} is no Matlab file of version 5, or a truncated or corrupt one"
+        InputError, match=f"{re.escape(str(path))} is not a Matlab file of version 5, or it is truncated or corrupt"
     ):
         load_dataset("svhn", data_dir=tmp_path)
     savemat(path, {"X": arrays(20)["X"]})

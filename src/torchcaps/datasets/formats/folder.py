@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -48,10 +49,7 @@ def load_folder(request: DataRequest) -> Splits:
     # each class needs one image to train on, and one for each part that has no folder of its own
     _check_enough(folders["train"], files["train"], 1 + ("test" not in files) + ("validation" not in files))
 
-    reader = _Reader(request.image_size)
-    images = {part: reader.read(by_class, class_names) for part, by_class in files.items()}
-    sets = {part: _stack(pixels, labels, reader.channels) for part, (pixels, labels) in images.items()}
-    return with_test_set(root, sets, class_names)
+    return with_test_set(root, _read(files, class_names, request.image_size), class_names)
 
 
 def _parts(root: Path) -> dict[str, Path]:
@@ -93,14 +91,11 @@ def _class_files(folder: Path) -> ClassFiles:
     }
     empty = [name for name, images in files.items() if not images]
     if empty:
+        suffixes = ", ".join(sorted(suffix[1:] for suffix in SUFFIXES))
         raise InputError(
-            f"the class folder {folder / empty[0]} has no images; put some there ({_suffix_list()}) or remove it"
+            f"the class folder {folder / empty[0]} has no images; put some there ({suffixes}) or remove it"
         )
     return files
-
-
-def _suffix_list() -> str:
-    return ", ".join(sorted(suffix[1:] for suffix in SUFFIXES))
 
 
 def _class_names(folders: dict[str, Path], files: dict[str, ClassFiles]) -> tuple[str, ...]:
@@ -129,36 +124,31 @@ def _check_enough(folder: Path, by_class: ClassFiles, needed: int) -> None:
             )
 
 
-class _Reader:
-    """Reads image files and remembers their common size, and whether one of them has colour."""
-
-    def __init__(self, image_size: tuple[int, int] | None) -> None:
-        self.channels = 1
-        self._resize_to = image_size
-        self._first: tuple[Path, tuple[int, int]] | None = None
-
-    def read(self, by_class: ClassFiles, class_names: tuple[str, ...]) -> tuple[list[np.ndarray], list[int]]:
-        """Read pixels, each (1 or 3, H, W), and labels, in a fixed random order."""
-        files = [(file, label) for label, name in enumerate(class_names) for file in by_class[name]]
-        order = generator(FIXED_SEED).permutation(len(files))
-        pixels = [self._read_one(file) for file, _ in files]
-        return [pixels[i] for i in order], [files[i][1] for i in order]
-
-    def _read_one(self, file: Path) -> np.ndarray:
+def _read(
+    files: dict[str, ClassFiles], class_names: tuple[str, ...], image_size: tuple[int, int] | None
+) -> dict[str, ImageSet]:
+    """The images of each part in a fixed random order, all of one size and number of channels."""
+    listed = {
+        part: [(file, label) for label, name in enumerate(class_names) for file in by_class[name]]
+        for part, by_class in files.items()
+    }
+    images: dict[Path, np.ndarray] = {}
+    for file, _ in itertools.chain(*listed.values()):
         image = read_pixels(file)
-        self.channels = max(self.channels, len(image))
-        if self._resize_to:
-            return resize_images(torch.from_numpy(image)[None], self._resize_to)[0].numpy()
-        size = (image.shape[1], image.shape[2])
-        self._first = self._first or (file, size)
-        if size != self._first[1]:
+        if image_size:
+            image = resize_images(torch.from_numpy(image)[None], image_size)[0].numpy()
+        images[file] = image
+        first = next(iter(images))
+        if image.shape[1:] != images[first].shape[1:]:
+            size, other = ("×".join(map(str, images[each].shape[1:])) for each in (file, first))
             raise InputError(
-                f"{file} is {size[0]}×{size[1]} pixels (height × width), but {self._first[0]} is "
-                f"{self._first[1][0]}×{self._first[1][1]}; bring all images to one size with --image-size"
+                f"{file} is {size} pixels (height × width), but {first} is {other}; bring all images to one size with "
+                "--image-size"
             )
-        return image
-
-
-def _stack(pixels: list[np.ndarray], labels: list[int], channels: int) -> ImageSet:
-    images = np.stack([with_channels(image, channels) for image in pixels])
-    return ImageSet(torch.from_numpy(images), torch.tensor(labels))
+    channels = max(map(len, images.values()))
+    sets = {}
+    for part, labelled in listed.items():
+        shuffled = [labelled[i] for i in generator(FIXED_SEED).permutation(len(labelled))]
+        pixels = np.stack([with_channels(images[file], channels) for file, _ in shuffled])
+        sets[part] = ImageSet(torch.from_numpy(pixels), torch.tensor([label for _, label in shuffled]))
+    return sets

@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -16,7 +15,8 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from torchcaps.errors import InputError, reason_of, shown
+from torchcaps.datasets.formats.reading import one_sentence
+from torchcaps.errors import InputError, shown
 from torchcaps.files import require_file
 
 Fit = Literal["pad", "stretch"]
@@ -111,40 +111,28 @@ def read_image(
 
 
 def read_pixels(path: Path, name: str | None = None) -> UInt8[np.ndarray, "C H W"]:
-    """Read one image file at its own size.
+    """Read one image file at its own size: one channel where all pixels are grey, else three, of 0..255.
 
     The first of several frames is read; a photo is turned upright by its EXIF data; transparent parts become white, as
-    on a page; 16-bit greys are scaled to 8 bit.
-
-    Args:
-        path: A PNG, JPEG, BMP, GIF, WebP or TIFF file.
-        name: The file's name in errors; its path if None.
-
-    Returns:
-        Pixels of 0..255: one channel where all of them are grey, else three.
-
-    Raises:
-        InputError: The file is missing, no image, a broken one, or one of more than `get_max_megapixels`.
+    on a page; 16-bit greys are scaled to 8 bit. Errors are those of `read_image`, and so is ``name``.
     """
     name = str(path) if name is None else name
     require_file(path, "image file", name)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of damage that matters the decoder makes an error
-            with Image.open(path, formats=_FORMATS) as image:
-                _check_size(image, name)
-                with _errors_unsaid() if image.format == "TIFF" else nullcontext():
-                    image.load()
-                ImageOps.exif_transpose(image, in_place=True)
-                pixels = _to_uint8(image)
-    except InputError:
-        raise
-    except UnidentifiedImageError:
-        raise InputError(f"{name} cannot be read as an image; PNG, JPEG, BMP, GIF, WebP and TIFF files can") from None
-    except Image.DecompressionBombError:
-        raise InputError(f"{name} has more than {PILLOWS_MEGAPIXELS:g} megapixels{_advice()}") from None
-    except Exception as error:  # decoders trust the bytes: damaged ones may raise any error
-        raise InputError(f"{name} cannot be read as an image: {reason_of(error)}") from error
+    with one_sentence(f"{name} cannot be read as an image"):
+        try:
+            image = Image.open(path, formats=_FORMATS)
+        except UnidentifiedImageError:
+            raise InputError(
+                f"{name} cannot be read as an image; PNG, JPEG, BMP, GIF, WebP and TIFF files can"
+            ) from None
+        except Image.DecompressionBombError:
+            raise InputError(f"{name} has more than {PILLOWS_MEGAPIXELS:g} megapixels{_advice()}") from None
+        with image:
+            _check_size(image, name)
+            with _errors_unsaid() if image.format == "TIFF" else nullcontext():
+                image.load()
+            ImageOps.exif_transpose(image, in_place=True)
+            pixels = _to_uint8(image)
     if pixels.ndim == 2:
         return pixels[None]
     # The pixels decide, not the file's mode: grey drawings are often saved as RGB.
@@ -190,11 +178,7 @@ def _advice() -> str:
 
 
 def with_channels(image: UInt8[np.ndarray, "c H W"], channels: int) -> UInt8[np.ndarray, "C H W"]:
-    """Bring a grey or colour image to one or three channels: grey is repeated, colour becomes its luma.
-
-    Raises:
-        InputError: ``channels`` is neither 1 nor 3.
-    """
+    """Bring a grey or colour image to one or three channels: grey is repeated, colour becomes its luma."""
     if channels not in (1, 3):
         raise InputError(f"an image file gives 1 channel or 3, not {channels}")
     if len(image) == channels:

@@ -9,16 +9,17 @@ SciPy reads more kinds of files, but trusts them: it unpacks everything, and nes
 
 from __future__ import annotations
 
+import io
 import math
 import struct
 import zlib
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from torchcaps.errors import InputError, reason_of
-from torchcaps.files import require_file
+from torchcaps.datasets.formats.reading import Readable, finish, opened, read_exactly
+from torchcaps.errors import InputError
 
 _HEADER = 128
 _MATRIX, _DEFLATED = 14, 15  # types of elements
@@ -26,7 +27,8 @@ _STRUCTURE, _NUMBERS = 2, range(6, 16)  # classes of matrices
 _COMPLEX = 0x800
 _DTYPES = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 _MOST_OF_A_HEAD = 4096  # bytes of a shape, a name or the names of fields
-_CHUNK = 2**20
+_CHUNK = 2**20  # bytes that are unpacked at once
+_PACKED = 2**16  # bytes that are unpacked from, at once
 
 
 def read_mat(path: Path, *names: str, most: int) -> dict[str, np.ndarray]:
@@ -46,81 +48,66 @@ def read_mat(path: Path, *names: str, most: int) -> dict[str, np.ndarray]:
         InputError: The file is missing, no Matlab file of version 5, truncated or corrupt, or lacks one of the
             variables; or one of them holds no numbers, or more than ``most`` bytes.
     """
-    require_file(path)
     found: dict[str, np.ndarray] = {}
     there = []
-    try:
-        with path.open("rb") as file:
-            header = file.read(_HEADER)
-            order = {b"\x00\x01IM": "<", b"\x01\x00MI": ">"}.get(header[124:])
-            if order is None:
-                raise ValueError("it does not begin as one")
-            while tag := file.read(8):
-                kind, size = struct.unpack(f"{order}II", tag)
-                end = file.tell() + size
-                if kind in (_MATRIX, _DEFLATED):
-                    element = _Element(file, size, order, deflated=kind == _DEFLATED)
-                    name, arrays = _variable(element, names, most)
-                    there.append(name)
-                    found.update(arrays)
-                file.seek(end)
-    except (ValueError, struct.error, zlib.error) as error:
-        raise InputError(
-            f"{path} is no Matlab file of version 5, or a truncated or corrupt one: {reason_of(error)}"
-        ) from error
+    with opened(path, "a Matlab file of version 5") as file:
+        order = {b"\x00\x01IM": "<", b"\x01\x00MI": ">"}.get(file.read(_HEADER)[124:])
+        if order is None:
+            raise ValueError("it does not begin as one")
+        while tag := file.read(8):
+            kind, size = struct.unpack(f"{order}II", tag)
+            end = file.tell() + size
+            if kind in (_MATRIX, _DEFLATED):
+                element = _Element(file if kind == _MATRIX else io.BufferedReader(_Inflated(file, size)), order)
+                if kind == _DEFLATED:
+                    element.matrix()
+                name, arrays = _variable(element, names, most)
+                if kind == _DEFLATED and arrays:
+                    finish(element.file)
+                if file.tell() > end:
+                    raise ValueError("its data do not end where they should")
+                there.append(name)
+                found.update(arrays)
+            file.seek(end)
     for name in names:
         if name not in found:
             raise InputError(f"{path} has no variable {name}; it holds {', '.join(sorted(there)[:20]) or 'nothing'}")
     return found
 
 
+class _Inflated(io.RawIOBase):
+    """The bytes of a deflated element of ``size`` bytes, unpacked only as far as they are read."""
+
+    def __init__(self, file: Readable, size: int) -> None:
+        self._file, self._left, self._unpack = file, size, zlib.decompressobj()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        while not self._unpack.eof:
+            packed = self._unpack.unconsumed_tail
+            if not packed:
+                packed = self._file.read(min(_PACKED, self._left))
+                self._left -= len(packed)
+            data = self._unpack.decompress(packed, min(_CHUNK, len(buffer)))
+            buffer[: len(data)] = data
+            if data:
+                return len(data)
+            if not packed:
+                raise EOFError("it ends too early")
+        return 0
+
+
 class _Element:
-    """The data of an element, read from its beginning on; a deflated one is unpacked only as far as it is read.
+    """The elements in the data of an element, at whose beginning ``file`` is; ``order`` is that of `struct`."""
 
-    Args:
-        file: The file, at the beginning of the data.
-        size: How many bytes the data take in the file.
-        order: ``"<"`` for numbers with the low byte first, else ``">"``.
-        deflated: Whether the data are another element, deflated.
-    """
-
-    def __init__(self, file: BinaryIO, size: int, order: str, *, deflated: bool) -> None:
-        self._file, self._left, self._order = file, size, order
-        self._unpack = zlib.decompressobj() if deflated else None
-        if deflated:
-            self.matrix()
-
-    def read(self, n: int) -> bytearray:
-        """The next ``n`` bytes.
-
-        Raises:
-            ValueError: There are fewer.
-        """
-        data = bytearray()
-        while len(data) < n:
-            more = self._some(min(n - len(data), _CHUNK))
-            if not more:
-                raise ValueError("it ends too early")
-            data += more
-        return data
-
-    def skip(self, n: int) -> None:
-        """Pass over the next ``n`` bytes."""
-        for start in range(0, n, _CHUNK):
-            self.read(min(_CHUNK, n - start))
-
-    def finish(self) -> None:
-        """Read a deflated element to its end, where its checksum is.
-
-        Raises:
-            ValueError: It goes on, or the checksum is missing.
-        """
-        if self._unpack is not None and (self._some(1) or not self._unpack.eof):
-            raise ValueError("its data do not end where they should")
+    def __init__(self, file: Readable, order: str) -> None:
+        self.file, self._order = file, order
 
     def numbers(self, count: int) -> tuple[int, ...]:
         """The next ``count`` 32-bit integers."""
-        return struct.unpack(f"{self._order}{count}I", self.read(4 * count))
+        return struct.unpack(f"{self._order}{count}I", read_exactly(self.file, 4 * count))
 
     def matrix(self) -> int:
         """Enter the next matrix, and return its number of bytes."""
@@ -136,7 +123,7 @@ class _Element:
         kind, size = (first & 0xFFFF, first >> 16) if packed else (first, self.numbers(1)[0])
         if size > (4 if packed else most):
             raise ValueError(f"it announces {size:,} bytes where at most {4 if packed else most:,} can be")
-        return kind, memoryview(self.read(4 if packed else -(-size // 8) * 8))[:size]
+        return kind, memoryview(read_exactly(self.file, 4 if packed else -(-size // 8) * 8))[:size]
 
     def array(self, most: int) -> np.ndarray:
         """The numbers of the next element, as one axis."""
@@ -151,24 +138,6 @@ class _Element:
         if array.dtype.kind not in "iu":
             raise ValueError(f"it has {array.dtype} numbers where whole ones should be")
         return [int(number) for number in array]
-
-    def _some(self, most: int) -> bytes:
-        """The next bytes, at least one and at most ``most``; none at the end."""
-        if self._unpack is None:
-            return self._take(most)
-        while not self._unpack.eof:
-            packed = self._unpack.unconsumed_tail or self._take(_CHUNK)
-            if data := self._unpack.decompress(packed, most):
-                return data
-            if not packed:
-                break
-        return b""
-
-    def _take(self, most: int) -> bytes:
-        """The next bytes in the file."""
-        data = self._file.read(min(most, self._left))
-        self._left -= len(data)
-        return data
 
 
 class _Head(NamedTuple):
@@ -209,10 +178,8 @@ def _variable(element: _Element, names: tuple[str, ...], most: int) -> tuple[str
             if name in names:
                 found[name] = _values(element, _head(element), most, name)
             else:
-                element.skip(size)
-    else:
-        return head.name, {}
-    element.finish()
+                for start in range(0, size, _CHUNK):  # pass over it
+                    read_exactly(element.file, min(_CHUNK, size - start))
     return head.name, found
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import difflib
 import math
-import warnings
 import zipfile
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Literal
 
@@ -17,15 +15,14 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.formats.reading import finish, opened, read_exactly
 from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.splits import with_test_set
-from torchcaps.errors import InputError, reason_of
-from torchcaps.files import require_file
+from torchcaps.errors import InputError, shown
 from torchcaps.machine import check_memory
 
 _MAX_CHANNELS = 4
-_MOST_AXES = 8
 _MOST_HEADER = 10_000  # bytes; NumPy reads the header of an array whole before it looks at it
 _MOST_IMAGES = 2**24  # in one array: bounds the labels that are read before the images
 _MOST_CLASSES = 2**16
@@ -61,8 +58,7 @@ def load_npz(request: DataRequest) -> Splits:
             not fit into memory.
     """
     path = request.source
-    require_file(path)
-    with _damage_named(path), zipfile.ZipFile(path) as archive:
+    with opened(path, "an .npz file of plain arrays"), zipfile.ZipFile(path) as archive:
         members = _members(archive)
         _check_keys(path, members)
         arrays = {key: _Array(archive, members[key], key) for key in _KEYS if key in members}
@@ -85,21 +81,6 @@ def load_npz(request: DataRequest) -> Splits:
     return with_test_set(path, sets, class_names)
 
 
-@contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
-    """Turn any error of the readers, which trust the bytes, into one sentence; hide their warnings."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(
-            f"{path} is no .npz file of plain arrays, or a truncated or corrupt one: {reason_of(error)}"
-        ) from error
-
-
 def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """The members of the file, by the names of the arrays."""
     members: dict[str, zipfile.ZipInfo] = {}
@@ -112,21 +93,12 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
 
 
 class _Array:
-    """An array of the file: its form, checked against its number of bytes, and its values, read on demand.
-
-    Args:
-        archive: The file.
-        member: The array's member of the file.
-        key: The array's name.
-    """
+    """An array of the file: its form, checked against its number of bytes, and its values, read on demand."""
 
     def __init__(self, archive: zipfile.ZipFile, member: zipfile.ZipInfo, key: str) -> None:
-        if member.compress_type not in (
-            zipfile.ZIP_STORED,
-            zipfile.ZIP_DEFLATED,
-        ):  # others cannot unpack in parts
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others cannot unpack in parts
             raise ValueError(f"its {key} is compressed in another way than NumPy's")
-        self._archive, self._member, self._key = archive, member, key
+        self._archive, self._member = archive, member
         with archive.open(member) as file:
             self.shape, self._order, self.dtype = _read_header(file, key)
             self._begin = file.tell()
@@ -134,7 +106,7 @@ class _Array:
             raise ValueError(f"its {key} is no plain array")
         if self._begin + self.nbytes != member.file_size:
             raise ValueError(
-                f"its {key} should have {self.nbytes:,} bytes by its shape {self.shape}, but has "
+                f"its {key} should have {self.nbytes:,} bytes by its shape {shown(self.shape)}, but has "
                 f"{member.file_size - self._begin:,}"
             )
 
@@ -147,21 +119,13 @@ class _Array:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def chunks(self) -> Iterator[np.ndarray]:
-        """All values in the order of the file, some at a time; the checksum is compared at the end.
-
-        Raises:
-            Exception: The file is damaged.
-        """
-        size = self.dtype.itemsize
+        """All values in the order of the file, some at a time; the checksum is compared at the end."""
+        at_once = max(_CHUNK // self.dtype.itemsize, 1) * self.dtype.itemsize
         with self._archive.open(self._member) as file:
             file.read(self._begin)
-            for start in range(0, self.nbytes, max(_CHUNK // size, 1) * size):
-                wanted = min(max(_CHUNK // size, 1) * size, self.nbytes - start)
-                data = file.read(wanted)
-                if len(data) < wanted:
-                    raise EOFError(f"its {self._key} ends too early")
-                yield np.frombuffer(data, self.dtype)
-            file.read(1)  # reading to the end compares the checksum
+            for start in range(0, self.nbytes, at_once):
+                yield np.frombuffer(read_exactly(file, min(at_once, self.nbytes - start)), self.dtype)
+            finish(file)
 
     def shaped(self, values: np.ndarray) -> np.ndarray:
         """Bring values in the order of the file into the shape of the array."""
@@ -187,8 +151,8 @@ def _read_header(file: IO[bytes], key: str) -> tuple[tuple[int, ...], Literal["C
         raise ValueError(f"its {key} has a header of {length:,} bytes")
     file.seek(begin)
     shape, fortran_order, dtype = readers[version](file)
-    if len(shape) > _MOST_AXES or any(length < 0 for length in shape):
-        raise ValueError(f"its {key} has the shape {shape[:_MOST_AXES]}{' and so on' * (len(shape) > _MOST_AXES)}")
+    if any(length < 0 for length in shape):
+        raise ValueError(f"its {key} has the shape {shown(shape)}")
     return tuple(map(int, shape)), "F" if fortran_order else "C", dtype
 
 
@@ -219,7 +183,8 @@ def _check_forms(path: Path, arrays: dict[str, _Array], x: str, y: str) -> None:
         raise InputError(f"{path}: {y} must hold whole numbers from 0, got {labels.dtype}")
     if labels.shape != (len(images),):
         raise InputError(
-            f"{path}: {y} must have the shape ({len(images)},), one label for each image of {x}, got {labels.shape}"
+            f"{path}: {y} must have the shape ({len(images)},), one label for each image of {x}, "
+            f"got {shown(labels.shape)}"
         )
 
 
@@ -269,7 +234,7 @@ def _channel_axis(shape: tuple[int, ...], where: str) -> int:
                 return axis
     raise InputError(
         f"{where} must have the shape (N, H, W), (N, H, W, C) or (N, C, H, W) with C from 1 to {_MAX_CHANNELS} and "
-        f"no axis empty, got {shape}"
+        f"no axis empty, got {shown(shape)}"
     )
 
 
@@ -281,12 +246,12 @@ def _class_names(path: Path, arrays: dict[str, _Array], labels: Int64[Tensor, "N
         if names.dtype.kind != "U" or len(names.shape) != 1 or len(names) < len(counts):
             raise InputError(
                 f"{path}: {_NAMES} must be {len(counts)} texts, one for each class of y, "
-                f"got {names.dtype} of the shape {names.shape}"
+                f"got {names.dtype} of the shape {shown(names.shape)}"
             )
         if len(names) > _MOST_CLASSES or names.nbytes > _MOST_OF_NAMES:
             raise InputError(
                 f"{path}: {_NAMES} must be at most {_MOST_CLASSES:,} texts of at most {_MOST_OF_NAMES:,} bytes in all, "
-                f"got {names.dtype} of the shape {names.shape}"
+                f"got {names.dtype} of the shape {shown(names.shape)}"
             )
         counts = torch.bincount(labels, minlength=len(names))
     if not counts.all():

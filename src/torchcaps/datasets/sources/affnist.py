@@ -10,31 +10,23 @@ import torch.nn.functional as F
 from jaxtyping import Float64, UInt8
 from torch import Tensor
 
-from torchcaps.datasets.affine import inverse_maps, linear_maps, sample
+from torchcaps.datasets.affine import inverse_maps, linear_maps, look_through, sample, windows
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.formats.matlab import read_mat
 from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED, generator
-from torchcaps.datasets.shifts import look_through, windows
-from torchcaps.datasets.sources.mnist import find_mnist, load_mnist
+from torchcaps.datasets.sources.mnist import MADE_OF_MNIST, load_mnist
 from torchcaps.datasets.sources.source import roots
 from torchcaps.errors import InputError
 
-MARGIN = 6
-"""Pixels of zeros around a digit; as far, at most, it is moved each way."""
-SIDE = 28 + 2 * MARGIN
-"""Height and width of the images."""
-VERSIONS = 32
-"""Affine versions of each test digit."""
-MAX_ROTATION = 20.0
-"""Degrees, either way."""
-MAX_SHEAR = 0.2
-"""Pixels to the right or left for each pixel down."""
-SCALES = (0.8, 1.2)
-"""The least and the largest factor of the height, and of the width."""
-NUM_TEST = 10_000 * VERSIONS
-"""Test images, original or made here."""
+MARGIN = 6  # pixels of zeros around a digit; as far, at most, it is moved each way
+SIDE = 28 + 2 * MARGIN  # height and width of the images
+VERSIONS = 32  # of each test digit
+MAX_ROTATION = 20.0  # degrees, either way
+MAX_SHEAR = 0.2  # pixels to the right or left for each pixel down
+SCALES = (0.8, 1.2)  # the least and the largest factor of the height, and of the width
+NUM_TEST = 10_000 * VERSIONS  # test images, original or made here
 
 _CHUNK = 64  # images made at once: few enough for all their numbers to stay in the processor's cache
 _BATCHES = tuple(f"{number}.mat" for number in range(1, VERSIONS + 1))
@@ -44,23 +36,15 @@ _BATCHES = tuple(f"{number}.mat" for number in range(1, VERSIONS + 1))
     "mnist-40",
     title="MNIST digits at random places in 40×40",
     source="made here of MNIST, as Sabour, Frosst, Hinton (2017) did to train for affNIST",
-    licence="CC BY-SA 3.0, as MNIST's",
-    num_train=60_000,
     num_test=10_000,
     in_shape=(1, SIDE, SIDE),
-    class_names=tuple("0123456789"),
-    takes_data_dir=True,
-    validation_size=5_000,
-    find=find_mnist,
+    **MADE_OF_MNIST,
 )
 def load_mnist40(request: DataRequest) -> Splits:
     """MNIST with 6 pixels of zeros around each digit.
 
     Training digits are in the middle: the loader moves them in each epoch (``max_shift=6``). Validation and test digits
     are at random places, up to 6 pixels from the middle each way, which are always the same.
-
-    Raises:
-        InputError: As for MNIST.
     """
     digits = load_mnist(request)
     return Splits(digits.train, placed(digits.test), digits.class_names, as_train=padded, as_validation=placed)
@@ -70,14 +54,9 @@ def load_mnist40(request: DataRequest) -> Splits:
     "affnist",
     title="affNIST: mnist-40, tested on deformed digits",
     source="Tieleman, www.cs.toronto.edu/~tijmen/affNIST; made here of MNIST by its ranges",
-    licence="CC BY-SA 3.0, as MNIST's",
-    num_train=60_000,
     num_test=NUM_TEST,
     in_shape=(1, SIDE, SIDE),
-    class_names=tuple("0123456789"),
-    takes_data_dir=True,
-    validation_size=5_000,
-    find=find_mnist,
+    **MADE_OF_MNIST,
 )
 def load_affnist(request: DataRequest) -> Splits:
     """mnist-40 for training and validation, and 32 affine versions of each MNIST test digit as test images.
@@ -86,9 +65,6 @@ def load_affnist(request: DataRequest) -> Splits:
     ``affnist/test.mat``, or ``affnist/test_batches/1.mat`` to ``32.mat``, in the folder of MNIST's files (``affNIST``
     and ``affnist/transformed`` are searched, too). Either way the images are in a fixed random order, so that the first
     n are a sample of all.
-
-    Raises:
-        InputError: As for MNIST; or original files are missing, truncated, corrupt, or of another form.
     """
     digits = load_mnist(request)
     originals = find_originals(request.data_dir)
@@ -169,11 +145,7 @@ def _room(
 
 
 def find_originals(data_dir: Path | None) -> list[Path] | None:
-    """The original Matlab files of the test images, or None.
-
-    Args:
-        data_dir: The folder of MNIST's files; None for the usual places.
-    """
+    """The original Matlab files of the test images, or None; ``data_dir`` is the folder of MNIST's files."""
     for root in roots(data_dir):
         for name in ("affnist", "affNIST"):
             for folder in (root / name, root / name / "transformed"):
@@ -185,15 +157,10 @@ def find_originals(data_dir: Path | None) -> list[Path] | None:
 
 
 def read_originals(paths: list[Path], limit: int | None = None) -> ImageSet:
-    """The images of original files, in a fixed random order.
+    """The images of original files, in a fixed random order, of which ``limit`` are read at most.
 
-    Args:
-        paths: The files, each with the structure ``affNISTdata``: ``image`` (1600, n), whose columns are the rows of
-            an image one after the other, and ``label_int`` (1, n).
-        limit: How many images to read, the first ones in that order; None for all.
-
-    Raises:
-        InputError: A file is missing, truncated, corrupt, or of another form.
+    Each file has the structure ``affNISTdata``: ``image`` (1600, n), whose columns are the rows of an image one after
+    the other, and ``label_int`` (1, n).
     """
     most = SIDE * SIDE * NUM_TEST // len(paths)  # bytes
     images, labels = zip(*(_read_original(path, most) for path in paths), strict=True)

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from torchcaps.datasets.dataset import Splits
-from torchcaps.datasets.formats.idx import read_contents
+from torchcaps.datasets.formats.reading import opened
 from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.sources.source import Source
-from torchcaps.errors import InputError, reason_of
+from torchcaps.errors import InputError
 from torchcaps.files import require_file
 
 _ARCHIVE, _FOLDER = "cifar-10-binary.tar.gz", "cifar-10-batches-bin"
@@ -54,9 +54,6 @@ def load_cifar10(request: DataRequest) -> Splits:
     """Read the six files of the binary version, from their archive or from the folder it unpacks to.
 
     A file has 10,000 records of 3,073 bytes: the label, then 32×32 pixels of red, of green and of blue, row by row.
-
-    Raises:
-        InputError: Files are missing, truncated, corrupt, or of another form; or they could not be downloaded.
     """
     place = SOURCE.paths(request)[_ARCHIVE]
     sets = {name: _image_set(contents, f"{name} in {place}") for name, contents in _contents(place)}
@@ -72,10 +69,12 @@ def _contents(place: Path) -> Iterator[tuple[str, bytes]]:
             _check_size((place / name).stat().st_size, f"{name} in {place}")
             yield name, (place / name).read_bytes()
         return
-    # read as a whole, because the archive's checksum is at its end
-    unpacked = io.BytesIO(read_contents(place, 6 * _RECORDS * _RECORD + _MOST_OF_OTHERS))
-    try:
-        with tarfile.open(fileobj=unpacked, mode="r:") as archive:  # nothing is unpacked to the disk
+    with opened(place, "the archive of CIFAR-10's binary version") as packed:
+        most = 6 * _RECORDS * _RECORD + _MOST_OF_OTHERS
+        contents = packed.read(most + 1)  # as a whole, because the checksum is at the end
+        if len(contents) > most:
+            raise ValueError(f"it has more than the {most:,} bytes that it may have, unpacked")
+        with tarfile.open(fileobj=io.BytesIO(contents), mode="r:") as archive:  # nothing is unpacked to the disk
             for name in (*_TRAIN, _TEST):
                 member = archive.getmember(f"{_FOLDER}/{name}")
                 _check_size(member.size, f"{name} in {place}")
@@ -83,10 +82,6 @@ def _contents(place: Path) -> Iterator[tuple[str, bytes]]:
                 if file is None:
                     raise KeyError(f"{_FOLDER}/{name} is no file")
                 yield name, file.read()
-    except InputError:
-        raise
-    except Exception as error:  # tarfile trusts the headers: damaged ones raise whatever comes of them
-        raise InputError(f"{place} is not the archive of CIFAR-10's binary version: {reason_of(error)}") from error
 
 
 def _check_size(size: int, where: str) -> None:

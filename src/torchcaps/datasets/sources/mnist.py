@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from torchcaps.datasets.dataset import Splits
-from torchcaps.datasets.formats.idx import parse_idx, read_contents, size_of
+from torchcaps.datasets.formats.reading import finish, opened, read_exactly, read_header
 from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.sources.source import Source
@@ -26,44 +28,47 @@ _SHAPES = {
     f"t10k-{_IMAGES}": (10_000, 28, 28),
     f"t10k-{_LABELS}": (10_000,),
 }
+_CLOTHING = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
-@dataclass(frozen=True)
-class IdxFamily:
-    """One data set of four idx files.
+@dataclass(frozen=True, kw_only=True)
+class IdxFamily(Source):
+    """One data set of four idx files, each gzipped or not.
 
     Args:
-        name: Its registered name.
         title: Its title in lists.
-        torchvision: The folder in which torchvision keeps it.
         source: Its paper or address.
         licence: Its terms.
         class_names: The name of each label.
-        mirrors: The addresses of the gzipped files.
-        sha256: The hash of each gzipped file as the mirrors have it, by the file's name without ``.gz``. Downloads
-            must have it. A user's own file need not: decompressed, or gzipped again, it is right and has another hash.
         md5: The hash of each file's decompressed contents, as published, where it is known. It is the same however the
             file was packed.
         shapes: The shape of the array in each file, by the file's name without ``.gz``.
     """
 
-    name: str
     title: str
-    torchvision: str
     source: str
     licence: str
     class_names: tuple[str, ...]
-    mirrors: tuple[str, ...]
-    sha256: dict[str, str]
     md5: dict[str, str]
     shapes: dict[str, tuple[int, ...]] = field(default_factory=lambda: _SHAPES)
+
+    def is_foreign(self, found: Mapping[str, Path]) -> bool:
+        """Whether the test labels, the smallest of the files, are known to be another family's: all share the names."""
+        stem = f"t10k-{_LABELS}"
+        if f"{stem}.gz" not in found:
+            return False
+        try:
+            _, md5 = _contents(self, stem, found[f"{stem}.gz"])
+        except InputError:  # reading it for good raises the error
+            return False
+        return _owner(md5) not in (None, self)
 
 
 FAMILIES = (
     IdxFamily(
         name="mnist",
         title="MNIST handwritten digits",
-        torchvision="MNIST",
+        folders=("MNIST/raw",),
         source="LeCun, Cortes, Burges: The MNIST database of handwritten digits (1998)",
         licence="CC BY-SA 3.0",
         class_names=tuple("0123456789"),
@@ -72,10 +77,10 @@ FAMILIES = (
             "https://storage.googleapis.com/cvdf-datasets/mnist/",
         ),
         sha256={
-            f"train-{_IMAGES}": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            f"train-{_LABELS}": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            f"t10k-{_IMAGES}": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            f"t10k-{_LABELS}": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+            f"train-{_IMAGES}.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            f"train-{_LABELS}.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            f"t10k-{_IMAGES}.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            f"t10k-{_LABELS}.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
         },
         md5={
             f"train-{_IMAGES}": "6bbc9ace898e44ae57da46a324031adb",
@@ -87,30 +92,19 @@ FAMILIES = (
     IdxFamily(
         name="fashion-mnist",
         title="Fashion-MNIST articles of clothing",
-        torchvision="FashionMNIST",
+        folders=("FashionMNIST/raw",),
         source="Xiao, Rasul, Vollgraf: Fashion-MNIST (2017), arXiv:1708.07747",
         licence="MIT",
-        class_names=(
-            "T-shirt/top",
-            "Trouser",
-            "Pullover",
-            "Dress",
-            "Coat",
-            "Sandal",
-            "Shirt",
-            "Sneaker",
-            "Bag",
-            "Ankle boot",
-        ),
+        class_names=_CLOTHING,
         mirrors=(
             "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
             "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
         ),
         sha256={
-            f"train-{_IMAGES}": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-            f"train-{_LABELS}": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-            f"t10k-{_IMAGES}": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-            f"t10k-{_LABELS}": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+            f"train-{_IMAGES}.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            f"train-{_LABELS}.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+            f"t10k-{_IMAGES}.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            f"t10k-{_LABELS}.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
         },
         md5={
             f"train-{_IMAGES}": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
@@ -122,7 +116,7 @@ FAMILIES = (
     IdxFamily(
         name="kmnist",
         title="Kuzushiji-MNIST cursive Japanese characters",
-        torchvision="KMNIST",
+        folders=("KMNIST/raw",),
         source="Clanuwat and others: Deep Learning for Classical Japanese Literature (2018), arXiv:1812.01718",
         licence="CC BY-SA 4.0",
         class_names=("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo"),
@@ -131,10 +125,10 @@ FAMILIES = (
             "http://codh.rois.ac.jp/kmnist/dataset/kmnist/",
         ),
         sha256={
-            f"train-{_IMAGES}": "51467d22d8cc72929e2a028a0428f2086b092bb31cfb79c69cc0a90ce135fde4",
-            f"train-{_LABELS}": "e38f9ebcd0f3ebcdec7fc8eabdcdaef93bb0df8ea12bee65224341c8183d8e17",
-            f"t10k-{_IMAGES}": "edd7a857845ad6bb1d0ba43fe7e794d164fe2dce499a1694695a792adfac43c5",
-            f"t10k-{_LABELS}": "20bb9a0ef54c7db3efc55a92eef5582c109615df22683c380526788f98e42a1c",
+            f"train-{_IMAGES}.gz": "51467d22d8cc72929e2a028a0428f2086b092bb31cfb79c69cc0a90ce135fde4",
+            f"train-{_LABELS}.gz": "e38f9ebcd0f3ebcdec7fc8eabdcdaef93bb0df8ea12bee65224341c8183d8e17",
+            f"t10k-{_IMAGES}.gz": "edd7a857845ad6bb1d0ba43fe7e794d164fe2dce499a1694695a792adfac43c5",
+            f"t10k-{_LABELS}.gz": "20bb9a0ef54c7db3efc55a92eef5582c109615df22683c380526788f98e42a1c",
         },
         md5={},  # none are published; load_family describes the check that stands in for them
     ),
@@ -148,7 +142,18 @@ def load_mnist(request: DataRequest) -> Splits:
 
 def find_mnist(data_dir: Path | None) -> Path | None:
     """The folder that holds MNIST's files, or None; see `Source.find`."""
-    return source_of(FAMILIES[0]).find(data_dir)
+    return FAMILIES[0].find(data_dir)
+
+
+MADE_OF_MNIST: dict[str, Any] = {
+    "licence": "CC BY-SA 3.0, as MNIST's",
+    "num_train": 60_000,
+    "class_names": tuple("0123456789"),
+    "takes_data_dir": True,
+    "validation_size": 5_000,
+    "find": find_mnist,
+}
+"""What data sets that are made of MNIST's digits have in common."""
 
 
 def load_family(family: IdxFamily, request: DataRequest) -> Splits:
@@ -163,7 +168,7 @@ def load_family(family: IdxFamily, request: DataRequest) -> Splits:
     Raises:
         InputError: Files are missing, truncated, corrupt, or another data set's; or they could not be downloaded.
     """
-    files = source_of(family).paths(request)
+    files = family.paths(request)
     arrays = {stem: _read(family, stem, files[f"{stem}.gz"]) for stem in family.shapes}
     train, test = (
         ImageSet(
@@ -175,48 +180,33 @@ def load_family(family: IdxFamily, request: DataRequest) -> Splits:
     return Splits(train, test, class_names=family.class_names)
 
 
-def source_of(family: IdxFamily) -> Source:
-    """The four files of a family, gzipped or not."""
-    return Source(
-        name=family.name,
-        mirrors=family.mirrors,
-        sha256={f"{stem}.gz": family.sha256[stem] for stem in family.shapes},
-        unpacked={f"{stem}.gz": stem for stem in family.shapes},
-        folders=(f"{family.torchvision}/raw",),
-        is_foreign=functools.partial(_is_of_another, family),  # the families share the names of their files
-    )
-
-
-def _is_of_another(family: IdxFamily, found: Mapping[str, Path]) -> bool:
-    """Whether the test labels, the smallest of the files, are known to be another family's."""
-    stem = f"t10k-{_LABELS}"
-    if f"{stem}.gz" not in found:
-        return False
-    try:
-        contents = read_contents(found[f"{stem}.gz"], size_of(family.shapes[stem]))
-        owner = _owner(hashlib.md5(contents, usedforsecurity=False).hexdigest())
-    except InputError:  # the file is unreadable; reading it for good raises the error
-        return False
-    return owner not in (None, family)
-
-
 def _owner(md5: str) -> IdxFamily | None:
     """The family one of whose files has these contents."""
     return next((family for family in FAMILIES if md5 in family.md5.values()), None)
 
 
+def _contents(family: IdxFamily, stem: str, path: Path) -> tuple[np.ndarray, str]:
+    """The array in an idx file, gzipped or not, and the MD5 of the file, unpacked.
+
+    The file has two zero bytes, a byte for the type (8: unsigned byte), one for the number of axes, the length of each
+    axis as a big-endian 32-bit integer, and the values.
+    """
+    shape = family.shapes[stem]
+    with opened(path, f"{family.name}'s {stem}") as file:
+        header = read_header(file, f">4B{len(shape)}I", (0, 0, 8, len(shape), *shape))
+        values = read_exactly(file, math.prod(shape))
+        finish(file)
+    md5 = hashlib.md5(header, usedforsecurity=False)
+    md5.update(values)
+    return np.frombuffer(values, np.uint8).reshape(shape), md5.hexdigest()
+
+
 def _read(family: IdxFamily, stem: str, path: Path) -> np.ndarray:
     """The array in one file, checked for form and contents."""
-    contents = read_contents(path, size_of(family.shapes[stem]))
-    array = parse_idx(contents, path)
-    if array.shape != family.shapes[stem]:
-        raise InputError(
-            f"{path} holds values of the shape {array.shape}, but {family.name}'s {stem} has {family.shapes[stem]}"
-        )
+    array, got = _contents(family, stem, path)
     if stem.endswith(_LABELS):
         _check_labels(family, array, path)
     wanted = family.md5.get(stem)
-    got = hashlib.md5(contents, usedforsecurity=False).hexdigest()
     owner = _owner(got)
     if wanted not in (None, got) or owner not in (None, family):
         whose = f" but of {owner.name}" if owner else ""
@@ -249,5 +239,5 @@ for _family in FAMILIES:
         class_names=_family.class_names,
         takes_data_dir=True,
         validation_size=5_000,
-        find=source_of(_family).find,
+        find=_family.find,
     )(functools.partial(load_family, _family))

@@ -5,22 +5,17 @@ from __future__ import annotations
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.overlapping_pairs import PairSet, fixed_pairs
 from torchcaps.datasets.registry import DataRequest, register_dataset
-from torchcaps.datasets.sources.mnist import find_mnist, load_mnist
+from torchcaps.datasets.sources.mnist import MADE_OF_MNIST, load_mnist
 
 
 @register_dataset(
     "multimnist",
     title="MultiMNIST: two MNIST digits on each other",
     source="Sabour, Frosst, Hinton (2017), arXiv:1710.09829; made here of MNIST",
-    licence="CC BY-SA 3.0, as MNIST's",
-    num_train=60_000,
     num_test=10_000,
     in_shape=(1, 36, 36),
-    class_names=tuple("0123456789"),
     num_objects=2,
-    takes_data_dir=True,
-    validation_size=5_000,
-    find=find_mnist,
+    **MADE_OF_MNIST,
 )
 def load_multimnist(request: DataRequest) -> Splits:
     """Two digits of different classes, each moved by up to 4 pixels each way, added and clipped at 255.
@@ -31,9 +26,6 @@ def load_multimnist(request: DataRequest) -> Splits:
 
     The paper has 1,000 test pairs a digit, 10 million. Ten thousand are enough: at an error of 5 % their standard error
     is 0.22 points, and they are judged in a thousandth of the time.
-
-    Raises:
-        InputError: As for MNIST.
     """
     digits = load_mnist(request)
     return Splits(

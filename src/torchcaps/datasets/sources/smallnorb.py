@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import math
-import struct
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,7 +15,7 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from torchcaps.datasets.dataset import Splits
-from torchcaps.datasets.formats.idx import GZIP_MAGIC
+from torchcaps.datasets.formats.reading import Readable, finish, opened, read_exactly, read_header
 from torchcaps.datasets.image_set import ImageSet, resize_images
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.sources.source import Source
@@ -44,7 +40,6 @@ SOURCE = Source(
         f"{_TEST}-{_IMAGES}.gz": "cf7104eed3e51174d2f65b66d1e5878b9da233b886f161b0d88f4510ba2c7474",
         f"{_TEST}-{_LABELS}.gz": "ecaf6d5bb8c3bc5eab9cf0258f6d2198dd474e016e374836fc097f2e5ff509ff",
     },
-    unpacked={f"{part}-{kind}.gz": f"{part}-{kind}" for part in (_TRAIN, _TEST) for kind in (_IMAGES, _LABELS)},
 )
 
 CLASS_NAMES = ("animal", "human", "airplane", "truck", "car")
@@ -70,9 +65,6 @@ def load_smallnorb(request: DataRequest) -> Splits:
 
     Training and test images show different toys. Validation images show the toys of the training images, from other
     sides or in other light, so that results on them are better than on the test images.
-
-    Raises:
-        InputError: Files are missing, truncated, corrupt, or of another form; or they could not be downloaded.
     """
     paths = SOURCE.paths(request)
     resize = _halved if request.image_size in (None, _SIZE) else partial(resize_images, size=request.image_size)
@@ -93,60 +85,28 @@ def _read_images(path: Path, resize: Callable[[Tensor], Tensor]) -> UInt8[Tensor
         chunks = []
         for start in range(0, _COUNT, _CHUNK):
             shape = (min(_CHUNK, _COUNT - start), 2, *_RAW_SIZE)
-            pixels = np.frombuffer(file.read(math.prod(shape)), np.uint8).reshape(shape)
+            pixels = np.frombuffer(read_exactly(file, math.prod(shape)), np.uint8).reshape(shape)
             chunks.append(resize(torch.from_numpy(pixels.copy())))
     return torch.cat(chunks)
 
 
 def _read_labels(path: Path) -> Int64[Tensor, "N"]:
     with _matrix(path, _INT32, (_COUNT,)) as file:
-        labels = np.frombuffer(file.read(4 * _COUNT), "<i4").astype(np.int64)
+        labels = np.frombuffer(read_exactly(file, 4 * _COUNT), "<i4").astype(np.int64)
     if not np.isin(labels, np.arange(len(CLASS_NAMES))).all():
         raise InputError(f"{path} has labels from {labels.min()} to {labels.max()}, but smallNORB's are 0 to 4")
     return torch.from_numpy(labels)
 
 
-class _Exactly:
-    """A file that gives exactly as many bytes as are asked for, or raises an error."""
-
-    def __init__(self, file: io.BufferedIOBase) -> None:
-        self._file = file
-
-    def read(self, n: int) -> bytes:
-        """The next ``n`` bytes."""
-        found = self._file.read(n)
-        if len(found) < n:
-            raise EOFError("it ends too early")
-        return found
-
-    def end(self) -> None:
-        """Read on to the end, where a gzipped file has its checksum."""
-        if self._file.read(1):
-            raise EOFError("it goes on after its last value")
-
-
 @contextmanager
-def _matrix(path: Path, kind: int, shape: tuple[int, ...]) -> Iterator[_Exactly]:
+def _matrix(path: Path, kind: int, shape: tuple[int, ...]) -> Iterator[Readable]:
     """The values of a file in NORB's binary matrix format, gzipped or not, to be read to their end.
 
     The format: a code for the type of the values, the number of axes, the length of each axis (of three at least, the
     last ones 1), all as little-endian 32-bit integers; then the values.
-
-    Raises:
-        InputError: The file has other axes or another type, or is truncated or corrupt.
     """
-    try:
-        with path.open("rb") as raw:
-            zipped = raw.read(2) == GZIP_MAGIC
-            raw.seek(0)
-            file = _Exactly(gzip.GzipFile(fileobj=raw) if zipped else raw)
-            code, axes = struct.unpack("<Ii", file.read(8))
-            if code != kind or not 1 <= axes <= 4:
-                raise InputError(f"{path} is not smallNORB's: it begins with {code:08X}, not with {kind:08X}")
-            lengths = struct.unpack(f"<{max(axes, 3)}i", file.read(4 * max(axes, 3)))[:axes]
-            if lengths != shape:
-                raise InputError(f"{path} is not smallNORB's: it has the shape {lengths} instead of {shape}")
-            yield file
-            file.end()
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"{path} is truncated or corrupt: {error}; fetch it again") from error
+    lengths = shape + (1,) * (3 - len(shape))
+    with opened(path, "smallNORB's") as file:
+        read_header(file, f"<{2 + len(lengths)}i", (kind, len(shape), *lengths))
+        yield file
+        finish(file)

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchcaps.datasets.registry import DataRequest
-from torchcaps.datasets.sources.download import cache_folder, fetch
 from torchcaps.errors import InputError
 from torchcaps.files import user_path
 
-DATA_VARIABLE = "TORCHCAPS_DATA"
-"""The environment variable that names the folder to look in when the user names none."""
+DATA_VARIABLE = "TORCHCAPS_DATA"  # names the folder to look in when the user names none
+TIMEOUT = 30.0  # seconds without an answer after which the next mirror is tried
+_ADVICE = f"where there is no network, name a folder with its files: --data-dir FOLDER, or {DATA_VARIABLE}"
 
 
 def roots(data_dir: Path | None) -> list[Path]:
-    """The folders to look in, in order: the one named, else that of TORCHCAPS_DATA and the cache of downloads.
-
-    Raises:
-        InputError: TORCHCAPS_DATA names the home folder of a user who is not known.
-    """
+    """The folders to look in, in order: the one named, else that of TORCHCAPS_DATA and the cache of downloads."""
     if data_dir is not None:
         return [data_dir]
+    import pooch
+
     named = os.environ.get(DATA_VARIABLE)
-    return [*([user_path(named)] if named else []), cache_folder()]
+    return [*([user_path(named)] if named else []), Path(pooch.os_cache("torchcaps"))]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Source:
     """The files of a data set.
 
@@ -37,11 +35,8 @@ class Source:
         mirrors: Addresses to put before the name of a file, tried in turn.
         sha256: The hash of each file as the mirrors have it, by its name. Downloads must have it; a user's own file
             need not: unpacked, or packed again, it is right and has another hash.
-        unpacked: The name under which each file may lie unpacked: for an archive (``.tar`` is in its name) the name of
-            a folder, else of a file; by default none.
+        unpacked: The folder that each archive unpacks to; a gzipped file unpacks to one without ``.gz``.
         folders: Other folders in which the files may lie, relative to the one that the user named.
-        is_foreign: Whether files that lie in the named folder itself are known to be another data set's, as those of
-            data sets with the same names of files may be; None where no other data set has these names.
     """
 
     name: str
@@ -49,14 +44,13 @@ class Source:
     sha256: Mapping[str, str]
     unpacked: Mapping[str, str] = field(default_factory=dict)
     folders: tuple[str, ...] = ()
-    is_foreign: Callable[[Mapping[str, Path]], bool] | None = None
+
+    def is_foreign(self, found: Mapping[str, Path]) -> bool:  # noqa: ARG002  for data sets that share names of files
+        """Whether files that lie in the named folder itself are known to be another data set's."""
+        return False
 
     def find(self, data_dir: Path | None) -> Path | None:
-        """The folder that holds all files, or None.
-
-        Args:
-            data_dir: The folder to look in; None for that of TORCHCAPS_DATA, then the cache of downloads.
-        """
+        """The folder that holds all files, or None; ``data_dir`` as for `roots`."""
         for root in roots(data_dir):
             folder, found = self._search(root)
             if len(found) == len(self.sha256):
@@ -86,25 +80,26 @@ class Source:
         return self._cached(last, download=request.download)
 
     def _described(self, missing: list[str]) -> str:
-        packed = [name for name in missing if name in self.unpacked]
-        names = " and no ".join(self.unpacked.get(name, name) for name in missing)
+        packed = [name for name in missing if self._unpacked(name) != name]
+        names = " and no ".join(map(self._unpacked, missing))
         return f"{names} (or {', '.join(packed)})" if packed else names
+
+    def _unpacked(self, name: str) -> str:
+        return self.unpacked.get(name, name.removesuffix(".gz"))
 
     def _search(self, root: Path) -> tuple[Path, dict[str, Path]]:
         """Find the first folder under ``root`` with any of the files, and those files."""
         for folder in (root / self.name, *(root / folder for folder in self.folders), root):
             found = {name: path for name in self.sha256 if (path := self._file(folder, name)) is not None}
-            foreign = folder == root and self.is_foreign is not None and self.is_foreign(found)
-            if found and not foreign:
+            if found and not (folder == root and self.is_foreign(found)):
                 return folder, found
         return root, {}
 
     def _file(self, folder: Path, name: str) -> Path | None:
         """The path of a file in a folder, the unpacked one if both are there; None if neither is."""
-        if name in self.unpacked:
-            unpacked = folder / self.unpacked[name]
-            if unpacked.is_dir() if ".tar" in name else unpacked.is_file():
-                return unpacked
+        unpacked = folder / self._unpacked(name)
+        if unpacked.is_dir() if name in self.unpacked else unpacked.is_file():
+            return unpacked
         return folder / name if (folder / name).is_file() else None
 
     def _cached(self, cache: Path, *, download: bool) -> dict[str, Path]:
@@ -112,15 +107,42 @@ class Source:
         own = cache / self.name
         folder, found = self._search(cache)
         whole = len(found) == len(self.sha256)
-        advice = f"where there is no network, name a folder with its files: --data-dir FOLDER, or {DATA_VARIABLE}"
         if not download:
             if whole:
                 return found
             missing = next(name for name in self.sha256 if name not in found)
             where = folder if found else own
-            raise InputError(f"{self.name} is not on this machine ({missing} is not in {where}); {advice}")
+            raise InputError(f"{self.name} is not on this machine ({missing} is not in {where}); {_ADVICE}")
         placed = {name: path for name, path in found.items() if path != own / name} if whole else {}
-        return {
-            name: placed[name] if name in placed else fetch(name, self.mirrors, sha256, own, advice)
-            for name, sha256 in self.sha256.items()
-        }
+        return {name: placed[name] if name in placed else self.fetch(name, own) for name in self.sha256}
+
+    def fetch(self, name: str, folder: Path) -> Path:
+        """Download a file to a folder unless it is there already with the right contents.
+
+        The download is written under another name, checked, and renamed: the file in the folder is whole and right,
+        however the download ended.
+
+        Raises:
+            InputError: No mirror gave the right file; the error says what each of them did.
+            OSError: The folder cannot be written, or the disk is full.
+        """
+        import pooch
+        from requests.exceptions import RequestException
+
+        failures = []
+        for mirror in self.mirrors:
+            try:
+                path = pooch.retrieve(
+                    url=mirror + name,
+                    known_hash=f"sha256:{self.sha256[name]}",
+                    fname=name,
+                    path=folder,
+                    downloader=pooch.HTTPDownloader(timeout=TIMEOUT),
+                )
+                return Path(path)
+            except RequestException as error:  # its own text is a screen full of nested exceptions
+                status = None if error.response is None else error.response.status_code
+                failures.append(f"{mirror}: HTTP status {status}" if status else f"{mirror}: {type(error).__name__}")
+            except ValueError:  # pooch raises it for another hash
+                failures.append(f"{mirror}: not the expected contents (SHA-256)")
+        raise InputError(f"{name} could not be downloaded ({'; '.join(failures)}); {_ADVICE}")

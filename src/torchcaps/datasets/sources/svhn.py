@@ -48,9 +48,6 @@ def load_svhn(request: DataRequest) -> Splits:
 
     A file has the variables X, uint8 pixels (32, 32, 3, N), and y, the labels (N, 1), in which 10 stands for the
     digit 0.
-
-    Raises:
-        InputError: Files are missing, truncated, corrupt, or of another form; or they could not be downloaded.
     """
     paths = SOURCE.paths(request)
     return Splits(_read(paths[_TRAIN], _COUNTS[_TRAIN]), _read(paths[_TEST], _COUNTS[_TEST]), tuple("0123456789"))
