@@ -255,6 +255,7 @@ def test_an_installed_package_is_a_plugin_by_its_entry_point(folder: Path, tmp_p
     )
     assert trained[0] == evaluated[0] == listed[0] == 0, trained[2] + evaluated[2]
     assert "one-matrix-net" in listed[1]
+    assert "dense, shared, elementwise, matrix, one-matrix" in listed[1]
     assert missing[0] == 2
     assert "known entry points: matrices" in missing[2]
     config = json.loads((tmp_path / "run" / "config.json").read_text())

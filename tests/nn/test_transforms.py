@@ -119,6 +119,27 @@ def test_gradients_are_those_of_finite_differences(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_routing_of_ones_own_is_compiled(kind: str) -> None:
+    """In one graph, forward and backward."""
+    transform, poses = bound(kind)
+    poses.requires_grad_()
+
+    def route(poses: Tensor) -> Tensor:
+        votes = transform(poses)
+        coupling = votes.compete(votes.agreement(votes.weighted_sum(None)))
+        return torchcaps.squash(votes.weighted_sum(coupling))
+
+    leaves = [poses, *transform.parameters()]
+    wanted = route(poses)
+    grads = torch.autograd.grad(wanted.square().sum(), leaves)
+    torch._dynamo.reset()
+    found = torch.compile(route, fullgraph=True, backend="aot_eager")(poses)
+    assert_close(found, wanted, 1e-12)
+    for grad, other in zip(torch.autograd.grad(found.square().sum(), leaves), grads, strict=True):
+        assert_close(grad, other, 1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_votes_under_autocast_are_near_those_without(kind: str) -> None:
     transform, poses = bound(kind, dtype=torch.float32)
     votes = transform(poses)

@@ -29,7 +29,7 @@ from torchcaps.cli.output import (
 )
 from torchcaps.cli.runs import FIGURE, json_option
 from torchcaps.models.config import LayerConfig, NetworkConfig
-from torchcaps.models.fields import Described, Part, as_text, flat
+from torchcaps.models.fields import PARTS, Described, Part, as_text, flat
 from torchcaps.models.presets import Preset, get_preset, list_presets
 
 if TYPE_CHECKING:
@@ -143,6 +143,8 @@ def _show_presets(all_presets: list[Preset]) -> None:
             print_table(rows)
     print_title("Variants")
     print_pairs((p.name, _with_result(p.description.partition(". ")[0], p)) for p in variants)
+    print_title("Parts that are chosen by name, as by torchcaps train --routing NAME")
+    print_pairs((choice, ", ".join(parts)) for choice, parts in PARTS.items() if choice != NetworkConfig.choice)
     say("Parameters are those for the images of the table.", "One in full: torchcaps presets NAME")
 
 

@@ -18,7 +18,7 @@ pass over (j, b, K·I) numbers, which are made block by block within :func:`torc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -214,6 +214,14 @@ def _blocks(u: Float[Tensor, "B K I"], J: int) -> Iterator[tuple[slice, slice, F
             yield outputs, batch, memory[: shape[0] * shape[1] * K * I].view(shape)
 
 
+def _sum_over(left_out: int, matrices: bool, c: Any, x: Any, u: Any, W: Any) -> Tensor:
+    if left_out == _COUPLING:
+        return _agreement(x, u, W)
+    if left_out == _PARENTS:
+        return _weighted_sum(c, u, W)
+    return _back(c, x, W) if left_out == _POSES else _outer(c, x, u, matrices)
+
+
 # ---- their gradients
 
 _COUPLING, _PARENTS, _POSES = range(3)  # places of c, x, u; W's is the last one
@@ -224,25 +232,16 @@ class _Contraction(torch.autograd.Function):
 
     @staticmethod
     def forward(left_out: int, matrices: bool, *factors: Any) -> Tensor:
-        c, x, u, W = factors
-        if left_out == _COUPLING:
-            return _agreement(x, u, W)
-        if left_out == _PARENTS:
-            return _weighted_sum(c, u, W)
-        return _back(c, x, W) if left_out == _POSES else _outer(c, x, u, matrices)
+        return _sum_over(left_out, matrices, *factors)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
-        ctx.left_out, ctx.matrices, *factors = inputs
-        ctx.save_for_backward(*factors)
-        ctx.save_for_forward(*factors)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _save(ctx, inputs, output)
+        ctx.save_for_forward(*inputs[2:])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        factors = list(ctx.saved_tensors)
-        factors[ctx.left_out] = grad
-        wanted = ctx.needs_input_grad[2:]
-        return None, None, *(_contract(n, ctx.matrices, factors) if want else None for n, want in enumerate(wanted))
+        return _gradients(ctx, grad, _Contraction.apply)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
@@ -264,6 +263,54 @@ class _Contraction(torch.autograd.Function):
         return torch.stack(members), 0
 
 
-def _contract(left_out: int, matrices: bool, factors: Sequence[Tensor | None]) -> Tensor:
-    others = (None if n == left_out else factor for n, factor in enumerate(factors))
-    return _Contraction.apply(left_out, matrices, *others)
+def _contract(
+    left_out: int, matrices: bool, factors: Sequence[Tensor | None], function: Callable[..., Tensor] | None = None
+) -> Tensor:
+    if function is None:
+        function = _contract_op if torch.compiler.is_compiling() else _Contraction.apply
+    return function(left_out, matrices, *(None if n == left_out else factor for n, factor in enumerate(factors)))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001  the signature that PyTorch calls
+    ctx.left_out, ctx.matrices, *factors = inputs
+    ctx.save_for_backward(*factors)
+
+
+def _gradients(ctx: Any, grad: Tensor, function: Callable[..., Tensor]) -> Any:
+    factors = list(ctx.saved_tensors)
+    factors[ctx.left_out] = grad
+    wanted = enumerate(ctx.needs_input_grad[2:])
+    return None, None, *(_contract(n, ctx.matrices, factors, function) if want else None for n, want in wanted)
+
+
+# ---- torch.compile: one operation that it does not look into
+
+
+def _contract_once(left_out: int, matrices: bool, *factors: Any) -> Tensor:
+    return _sum_over(left_out, matrices, *factors).contiguous()
+
+
+_contract_op = torch.library.custom_op(
+    "torchcaps::contract",
+    _contract_once,
+    mutates_args=(),
+    schema="(int left_out, bool matrices, Tensor? coupling, Tensor? parents, Tensor? poses, Tensor? weight) -> Tensor",
+)
+
+
+@_contract_op.register_fake
+def _(left_out: int, matrices: bool, _c: Any, x: Any, u: Any, W: Any) -> Tensor:
+    if left_out == _COUPLING:
+        return x.new_empty(x.shape[1], x.shape[0], u.shape[2])
+    if left_out == _PARENTS:
+        return u.new_empty(u.shape[0], *W.shape[:2])
+    if left_out == _POSES:
+        return x.new_empty(x.shape[0], *W.shape[-2:])
+    return x.new_empty(*x.shape[1:], *(u.shape[1:] if matrices else u.shape[2:]))
+
+
+def _op_gradients(ctx: Any, grad: Tensor) -> Any:
+    return _gradients(ctx, grad, _contract_op)
+
+
+_contract_op.register_autograd(_op_gradients, setup_context=_save)
