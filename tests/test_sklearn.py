@@ -56,7 +56,7 @@ def test_precision_is_that_of_the_device_unless_named(digits: tuple[np.ndarray, 
     assert half.loss_curve_ != full.loss_curve_
     assert half.loss_curve_ == pytest.approx(full.loss_curve_, rel=0.05)
     assert {tensor.dtype for tensor in half.network_.parameters()} == {torch.float32}
-    assert half.capsule_lengths(images[:2]).dtype == np.float32
+    assert half.capsule_scores(images[:2]).dtype == np.float32
     with pytest.raises(InputError, match='precision must be "auto", "32" or "bf16"'):
         small(precision="16").fit(images[:20], labels[:20])
 
@@ -119,7 +119,7 @@ def test_what_it_is() -> None:
 def test_every_form_of_the_same_images_gives_the_same(digits: tuple[np.ndarray, np.ndarray]) -> None:
     images, labels = digits
     grey = (images * 255).round().astype(np.uint8)
-    wanted = small().fit(images, labels).capsule_lengths(images)
+    wanted = small().fit(images, labels).capsule_scores(images)
     forms = {
         "channels": (images[:, None], None),
         "float32": (images.astype(np.float32), None),
@@ -131,7 +131,7 @@ def test_every_form_of_the_same_images_gives_the_same(digits: tuple[np.ndarray, 
     }
     for name, (form, shape) in forms.items():
         classifier = small(image_shape=shape).fit(form, labels)
-        assert np.array_equal(classifier.capsule_lengths(form), wanted), name
+        assert np.array_equal(classifier.capsule_scores(form), wanted), name
         assert hasattr(classifier, "n_features_in_") == (shape is not None)
     assert wanted.shape == (300, 10)
     assert wanted.min() >= 0
@@ -216,17 +216,17 @@ def test_it_learns_and_scores_are_lengths(digits: tuple[np.ndarray, np.ndarray])
     assert list(classifier.classes_) == sorted(set(names))
     lengths = classifier.decision_function(images)
     assert np.array_equal(classifier.predict(images), classifier.classes_[lengths.argmax(1)])
-    assert np.array_equal(lengths, classifier.capsule_lengths(images))
+    assert np.array_equal(lengths, classifier.capsule_scores(images))
     assert len(classifier.loss_curve_) == 12
     assert classifier.loss_curve_[-1] < classifier.loss_curve_[0] / 2
-    assert np.array_equal(pickle.loads(pickle.dumps(classifier)).capsule_lengths(images), lengths)
+    assert np.array_equal(pickle.loads(pickle.dumps(classifier)).capsule_scores(images), lengths)
 
 
 def test_two_classes_have_one_score(digits: tuple[np.ndarray, np.ndarray]) -> None:
     images, labels = digits
     two = labels < 2
     classifier = small(epochs=4, learning_rate=1e-2).fit(images[two], np.where(labels[two] == 1, "one", "zero"))
-    lengths, scores = classifier.capsule_lengths(images[two]), classifier.decision_function(images[two])
+    lengths, scores = classifier.capsule_scores(images[two]), classifier.decision_function(images[two])
     assert np.array_equal(scores, lengths[:, 1] - lengths[:, 0])
     assert np.array_equal(classifier.predict(images[two]) == "zero", scores > 0)
 
@@ -234,7 +234,7 @@ def test_two_classes_have_one_score(digits: tuple[np.ndarray, np.ndarray]) -> No
 def test_the_random_state_decides(digits: tuple[np.ndarray, np.ndarray]) -> None:
     images, labels = digits
     before = torch.get_rng_state()
-    runs = [small(random_state=state).fit(images, labels).capsule_lengths(images) for state in (1, 1, 2)]
+    runs = [small(random_state=state).fit(images, labels).capsule_scores(images) for state in (1, 1, 2)]
     assert torch.equal(torch.get_rng_state(), before)
     assert np.array_equal(runs[0], runs[1])
     assert not np.array_equal(runs[0], runs[2])

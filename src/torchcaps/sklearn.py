@@ -40,9 +40,10 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
     Images are an array (N, H, W), (N, C, H, W), or, with ``image_shape``, flat (N, C·H·W); uint8 of 0..255, or
     floating-point of 0..1, which is rounded to 256 levels. Labels are of any kind, strings too.
 
-    The scores of the classes are the lengths of their capsules. They are no probabilities: each lies in 0..1, but they
-    do not sum to one, and nothing has made 0.9 mean nine times in ten. Hence there is :meth:`decision_function` and no
-    ``predict_proba``; :class:`sklearn.calibration.CalibratedClassifierCV` makes probabilities of the lengths.
+    The scores of the classes are the lengths of their capsules, or their activations where the routing gives them. They
+    are no probabilities: they do not sum to one, and nothing has made 0.9 mean nine times in ten. Hence there is
+    :meth:`decision_function` and no ``predict_proba``; :class:`sklearn.calibration.CalibratedClassifierCV` makes
+    probabilities of the scores.
 
     Args:
         preset: A name from :func:`torchcaps.list_presets`.
@@ -135,8 +136,8 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         self.classes_, self.network_, self.loss_curve_ = classes, network.cpu().eval(), curve
         return self
 
-    def capsule_lengths(self, X: ArrayLike) -> Float[np.ndarray, "N J"]:
-        """The lengths ‖v_j‖ of the class capsules, in the order of ``classes_``: 0..1, but no probabilities.
+    def capsule_scores(self, X: ArrayLike) -> Float[np.ndarray, "N J"]:
+        """The scores of the class capsules, in the order of ``classes_``: lengths ‖v_j‖ in 0..1, or activations.
 
         Raises:
             NotFittedError: ``fit`` was not called.
@@ -149,25 +150,25 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
                 f"the images are {tuple(images.shape[1:])}, but fit saw {self.network_.in_shape} "
                 "(channels, height, width)"
             )
-        lengths = predict(self.network_.to(self.device), images).lengths
+        scores = predict(self.network_.to(self.device), images).scores
         self.network_.cpu()
-        return lengths
+        return scores
 
     def decision_function(self, X: ArrayLike) -> Float[np.ndarray, "N J"] | Float[np.ndarray, "N"]:
-        """Scores of the classes: the lengths of their capsules; of two classes, the second's minus the first's.
+        """Scores of the classes; of two classes, the second's minus the first's.
 
-        Errors are those of :meth:`capsule_lengths`.
+        Errors are those of :meth:`capsule_scores`.
         """
-        lengths = self.capsule_lengths(X)
-        return lengths[:, 1] - lengths[:, 0] if lengths.shape[1] == 2 else lengths
+        scores = self.capsule_scores(X)
+        return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def predict(self, X: ArrayLike) -> np.ndarray:
-        """The label of the longest capsule of each image.
+        """The class with the highest score for each image.
 
-        Errors are those of :meth:`capsule_lengths`.
+        Errors are those of :meth:`capsule_scores`.
         """
-        lengths = self.capsule_lengths(X)
-        return self.classes_[lengths.argmax(1)]
+        scores = self.capsule_scores(X)
+        return self.classes_[scores.argmax(1)]
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
