@@ -475,7 +475,7 @@ def _resumed_config(out: Path, preset: str | None, overrides: Mapping[str, Any])
             )
     if changed.recipe.epochs != config.recipe.epochs and config.recipe.schedule == "one-cycle":
         raise InputError(
-            f"the run in {out} has a one-cycle schedule over {config.recipe.epochs} epochs; it cannot go on for "
-            f"{changed.recipe.epochs}, only start anew"
+            f"the one-cycle schedule of the run in {out} ends with epoch {config.recipe.epochs}; it cannot go on to "
+            f"epoch {changed.recipe.epochs}: take --schedule constant in a new run"
         )
     return changed
