@@ -71,11 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
 
     digits = load_dataset("digits", limit_train=given.images)
-    loader = BatchLoader(digits.train, 64, shuffle=True, augmentation=Augmentation(max_shift=2), seed=0)
     for backbone in ("conv", "residual"):
         accuracies = []
         for seed in given.seeds:
             torch.manual_seed(seed)
+            loader = BatchLoader(digits.train, 64, shuffle=True, augmentation=Augmentation(max_shift=2), seed=seed)
             network = create_model("compact", backbone=backbone, decoder=False)
             optimizer = torch.optim.Adam(network.parameters())
             for epoch in range(given.epochs):

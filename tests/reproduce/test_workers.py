@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -23,19 +23,23 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="on Windows no signal
 one_and_two = pytest.mark.parametrize("jobs", [1, 2])
 
 
-def wait_for(file: Path) -> None:
+def wait_until(done: Callable[[], bool], otherwise: str) -> None:
     deadline = time.monotonic() + 100
-    while not file.exists():
-        assert time.monotonic() < deadline, f"there is no {file.name}"
+    while not done():
+        assert time.monotonic() < deadline, otherwise
         time.sleep(0.01)
 
 
-def interrupt_after(*files: Path) -> None:
-    """Send this process a Ctrl-C each time that one of these files comes, in their order."""
+def wait_for(file: Path) -> None:
+    wait_until(file.exists, f"there is no {file.name}")
+
+
+def interrupt_when(*events: Callable[[], bool]) -> None:
+    """Send this process a Ctrl-C each time that one of these has happened, in their order."""
 
     def interrupt() -> None:
-        for file in files:
-            wait_for(file)
+        for event in events:
+            wait_until(event, "what Ctrl-C waits for did not happen")
             os.kill(os.getpid(), signal.SIGINT)
 
     Thread(target=interrupt, daemon=True).start()
@@ -76,7 +80,7 @@ def test_a_process_that_is_killed_takes_no_other_with_it(jobs: int) -> None:
 @posix
 @one_and_two
 def test_a_signal_is_passed_on_and_the_work_is_waited_for(tmp_path: Path, jobs: int) -> None:
-    interrupt_after(tmp_path / "started")
+    interrupt_when((tmp_path / "started").exists)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(Interrupted) as caught:
         list(Workers(jobs).each(wait_for_a_signal, [str(tmp_path)]))
@@ -88,7 +92,7 @@ def test_a_signal_is_passed_on_and_the_work_is_waited_for(tmp_path: Path, jobs: 
 @posix
 @one_and_two
 def test_a_second_signal_ends_the_work_at_once(tmp_path: Path, jobs: int) -> None:
-    interrupt_after(tmp_path / "started", tmp_path / "noted")
+    interrupt_when((tmp_path / "started").exists, (tmp_path / "noted").exists)
     with pytest.raises(Interrupted) as caught:
         list(Workers(jobs).each(wait_for_two_signals, [str(tmp_path)]))
     assert caught.value.exit_code == 130
@@ -189,13 +193,7 @@ def test_a_signal_stops_the_calls_on_the_cluster(cluster: Any, tmp_path: Path) -
     def begun() -> list[Path]:
         return [folder for folder in folders if (folder / "started").exists()]
 
-    def interrupt() -> None:
-        deadline = time.monotonic() + 100
-        while len(begun()) < 2 and time.monotonic() < deadline:  # threads hand out the calls, in any order
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    Thread(target=interrupt, daemon=True).start()
+    interrupt_when(lambda: len(begun()) >= 2)  # threads hand out the calls, in any order
     with Workers(cluster=cluster.scheduler_address) as made, pytest.raises(Interrupted) as caught:
         list(made.each(wait_for_a_signal, [str(folder) for folder in folders]))
     assert caught.value.exit_code == 130
