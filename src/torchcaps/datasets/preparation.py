@@ -1,0 +1,262 @@
+"""Photos of drawings brought to the form of the data that a network was trained on. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float32, UInt8
+from PIL import Image
+
+from torchcaps.errors import InputError
+
+SIZE = 512
+"""Pixels of a photo's longer side in which its drawing is looked for; larger photos are shrunk first."""
+LIGHT = 48
+"""Pixels of the longer side of the map of light, each the median of the half of that around it."""
+DARK = 32
+"""Of 255: the ground of an image that is light on dark, as the data are, is darker."""
+
+_BLACK = 16.0  # of 255, added to the light: noise in black parts would count for much
+_NOISES = 6.0  # ink differs from its ground by so many standard deviations of the noise at least
+_FAINT = 0.05  # and by so large a share of the light
+_PART = 0.4  # of the strongest ink: what is weaker belongs to the ground
+_SOFT = 0.25, 0.75  # of the drawing's strength: pixels go from 0 to 1 between
+_NEAR = 0.25  # of the longer side of the largest part: parts that are nearer belong to the drawing
+_SPECK = 0.02  # of the largest part's ink: a part with less is dirt
+_PALE = 0.6  # of the largest part's strength: a weaker part belongs to the ground
+_THIN, _STROKE = 1.5, 2.2  # pixels of the prepared image: strokes that are thinner become so wide
+_UNEVEN = 1.25  # how many times as bright the ground is at its lightest as at its darkest
+_MOVED = 1.25, 0.1  # times as large, and shares of the image's side off the middle: less is not worth a word
+_ELSEWHERE = 0.2  # of the drawing's ink, left out: less is not worth a word
+
+Box = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """How the images of a data set were made of drawings: light on dark, the ink's box scaled, and centred.
+
+    The digits of MNIST are 20 pixels high or wide, whichever is more, with their centre of mass in the middle of 28×28
+    (LeCun, Bottou, Bengio, Haffner: Gradient-based learning applied to document recognition, 1998, section III).
+
+    Raises:
+        InputError: A value is out of its range.
+    """
+
+    box: float = 20.0
+    """Pixels: the longer side of the ink's box, 1 to 16,384."""
+    centre: Literal["mass", "box"] = "mass"
+    """What lies in the middle of the image: the ink's centre of mass, or the middle of its box."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.box, bool) or not isinstance(self.box, int | float) or not 1 <= self.box <= 2**14:
+            raise InputError(f"box must be 1 to {2**14} pixels, got {self.box!r}")
+        if self.centre not in ("mass", "box"):
+            raise InputError(f'centre must be "mass" or "box", got {self.centre!r}')
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A photo of a drawing in the form of the data.
+
+    Args:
+        image: Pixels, 0 (no ink) to 255.
+        changes: What was changed much, each in a few words such as ``"thin strokes widened"``; empty where nothing was.
+        box: Where the ink is in the photo: top, left, bottom and right edge, pixels; None where no ink was found, and
+            for an image that is returned as it is.
+    """
+
+    image: UInt8[np.ndarray, "1 H W"]
+    changes: tuple[str, ...] = ()
+    box: Box | None = None
+
+
+def looks_prepared(image: UInt8[np.ndarray, "C h w"], in_shape: Sequence[int]) -> bool:
+    """Whether an image is as the data are: of the network's size, grey, most of it and of its border dark."""
+    if image.shape != tuple(in_shape):
+        return False
+    border = np.concatenate([image[0, 0], image[0, -1], image[0, :, 0], image[0, :, -1]])
+    return bool(np.median(border) < DARK and np.median(image) < DARK)
+
+
+def prepare_image(
+    image: UInt8[np.ndarray, "C h w"], in_shape: Sequence[int], preparation: Preparation, *, dark_ink: bool = False
+) -> Prepared:
+    """Find the drawing in a photo, and bring it to the form of the images that a network was trained on.
+
+    The light of a place is the median of a wide neighbourhood. Ink is what differs from it by more than the noise does,
+    in the one direction of colour in which the photo differs most. The part with the most ink, and those close to it,
+    are cut out, scaled so that the longer side of their box has ``preparation.box`` pixels, and put in the middle as
+    light ink on 0. Strokes thinner than 1.5 pixels are widened. An image that is as the data are (of the network's
+    size, grey, light on dark) is returned as it is.
+
+    Args:
+        image: Pixels 0..255 of any size, C being 1 or 3.
+        in_shape: (1, H, W), what the network takes.
+        preparation: How its data were made.
+        dark_ink: Whether the ink is known to be darker than its ground; where False, that is found out.
+
+    Returns:
+        The image in its new form; black where no ink was found.
+
+    Raises:
+        InputError: ``in_shape`` has not 1 channel, or the image neither 1 nor 3.
+    """
+    if in_shape[0] != 1 or image.ndim != 3 or len(image) not in (1, 3):
+        raise InputError(
+            f"an image of 1 or 3 channels is prepared for a network that takes 1, got {image.shape} for "
+            f"{tuple(in_shape)}"
+        )
+    if looks_prepared(image, in_shape):
+        return Prepared(image)
+    _, height, width = image.shape
+    scale = min(SIZE / max(height, width), 1)
+    ink = _find_ink(_resized(image, (max(round(height * scale), 1), max(round(width * scale), 1))), dark_ink)
+    if ink is None:
+        return Prepared(np.zeros(tuple(in_shape), np.uint8), ("no drawing found",))
+    rows, columns = _extent(ink.drawing > 0.5)
+    edges = np.array([rows.start, columns.start, rows.stop, columns.stop]) / scale
+    top, left, bottom, right = (int(edge) for edge in np.minimum(edges.round(), [height, width] * 2))
+    drawing, is_thin = _widened(ink.drawing[rows, columns], preparation.box)
+    changes = {
+        "dark ink turned light": ink.is_dark,
+        f"drawing of {bottom - top}×{right - left} pixels cut out of {height}×{width}": _is_moved(
+            (top, left, bottom, right), (height, width), preparation.box / in_shape[1]
+        ),
+        f"uneven light flattened (1 to {ink.unevenness:.1f})": ink.unevenness > _UNEVEN,
+        "thin strokes widened": is_thin,
+        "other ink left out": ink.left_out > _ELSEWHERE,
+    }
+    placed = _placed(drawing, (in_shape[1], in_shape[2]), preparation)
+    much = tuple(words for words, is_much in changes.items() if is_much)
+    return Prepared(placed, much, (top, left, bottom, right))
+
+
+class _Ink(NamedTuple):
+    """The drawing in a photo, pixels 0..1, and what is said of it."""
+
+    drawing: Float32[np.ndarray, "h w"]
+    is_dark: bool
+    unevenness: float
+    left_out: float
+
+
+def _find_ink(planes: Float32[np.ndarray, "C h w"], dark_ink: bool) -> _Ink | None:
+    """The drawing, or None where nothing differs from the ground by more than the noise does."""
+    from scipy import ndimage
+
+    light = _light(planes)
+    ground = light.mean(0) + _BLACK
+    different = ndimage.gaussian_filter((planes - light) / ground, (0, 0.8, 0.8))
+    colour = _direction(different)
+    if dark_ink and colour.sum() > 0:
+        colour = -colour
+    amount = np.tensordot(colour, different, 1)  # (h, w), of ink, as a share of the light
+    noise = 1.4826 * np.median(np.abs(amount))  # the standard deviation of normal noise
+    strongest = ndimage.gaussian_filter(amount, 1.5).max()
+    if strongest < max(_NOISES * noise, _FAINT):
+        return None
+    chosen, left_out = _largest_drawing(amount, amount > max(_PART * strongest, 3 * noise))
+    low, high = (share * np.percentile(amount[chosen], 75) for share in _SOFT)
+    around = ndimage.binary_dilation(chosen, iterations=2)
+    drawing = np.where(around, ((amount - low) / (high - low)).clip(0, 1), 0).astype(np.float32)
+    darkest, lightest = np.percentile(ground, (1, 99))
+    return _Ink(drawing, bool(colour.sum() < 0), float(lightest / darkest), left_out)
+
+
+def _light(planes: Float32[np.ndarray, "C h w"]) -> Float32[np.ndarray, "C h w"]:
+    """The ground as it would be without ink: medians of a small copy, which goes on evenly beyond its edges."""
+    from scipy import ndimage
+
+    height, width = planes.shape[1:]
+    scale = min(LIGHT / max(height, width), 1)
+    small = _resized(planes, (max(round(height * scale), 2), max(round(width * scale), 2)))
+    radius = LIGHT // 4
+    wide = np.pad(small, ((0, 0), (radius, radius), (radius, radius)), "reflect", reflect_type="odd")
+    medians = ndimage.median_filter(wide, (1, 2 * radius + 1, 2 * radius + 1))[:, radius:-radius, radius:-radius]
+    return _resized(medians.clip(0, 255), (height, width))
+
+
+def _direction(different: Float32[np.ndarray, "C h w"]) -> Float32[np.ndarray, "C"]:
+    """The unit vector from the colour of the ground to that of the ink: few pixels, but far from the ground."""
+    from scipy import ndimage
+
+    size = np.linalg.norm(different, axis=0)
+    strong = different[:, size >= 0.5 * ndimage.gaussian_filter(size, 1.5).max()]
+    direction = np.linalg.eigh(strong @ strong.T)[1][:, -1]
+    return direction if (np.tensordot(direction, strong, 1) ** 3).sum() > 0 else -direction
+
+
+def _largest_drawing(
+    amount: Float32[np.ndarray, "h w"], mask: Bool[np.ndarray, "h w"]
+) -> tuple[Bool[np.ndarray, "h w"], float]:
+    """The part of a mask that has the most ink, with those close to it; and how much ink others have, by comparison."""
+    from scipy import ndimage
+
+    joined = ndimage.binary_dilation(mask, np.ones((3, 3)), iterations=max(round(max(mask.shape) / 200), 1))
+    labels, count = ndimage.label(joined, np.ones((3, 3)))
+    labels[~mask] = 0
+    numbers = np.arange(1, count + 1)
+    ink = ndimage.sum_labels(amount, labels, numbers)
+    strength = ndimage.mean(amount, labels, numbers)
+    boxes = np.array([[(part.start, part.stop) for part in box] for box in ndimage.find_objects(labels)])  # (n, 2, 2)
+    at_edge = ((boxes[:, :, 0] == 0) | (boxes[:, :, 1] == mask.shape)).any(1)
+    main = int(np.where(at_edge, 0.1 * ink, ink).argmax())  # a table's edge or a finger reaches the photo's edge
+    side = np.ptp(boxes[main], axis=1).max()
+    gaps = np.maximum(boxes[:, :, 0] - boxes[main, :, 1], boxes[main, :, 0] - boxes[:, :, 1]).max(1)
+    near = (gaps < _NEAR * side) & (ink > _SPECK * ink[main]) & (strength > _PALE * strength[main]) & ~at_edge
+    near[main] = True
+    return np.isin(labels, numbers[near]), float(ink[~near].sum() / ink[near].sum())
+
+
+def _widened(drawing: Float32[np.ndarray, "h w"], box: float) -> tuple[Float32[np.ndarray, "H W"], bool]:
+    """A drawing with strokes wide enough once its longer side has ``box`` pixels; and whether they were widened."""
+    from scipy import ndimage
+
+    inside, scale = drawing > 0.5, box / max(drawing.shape)
+    width = 4 * ndimage.distance_transform_edt(inside)[inside].mean() - 2  # a line's distances to its sides average so
+    more = round((_STROKE / scale - width) / 2)
+    if width * scale >= _THIN or more < 1:
+        return drawing, False
+    away = ndimage.distance_transform_edt(~np.pad(inside, more))
+    return (more + 0.5 - away).clip(0, 1).astype(np.float32), True
+
+
+def _extent(mask: Bool[np.ndarray, "h w"]) -> tuple[slice, slice]:
+    """Rows and columns of the box around what is set."""
+    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+    return slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
+
+
+def _placed(
+    drawing: Float32[np.ndarray, "h w"], size: tuple[int, int], preparation: Preparation
+) -> UInt8[np.ndarray, "1 H W"]:
+    """A drawing that fills its frame, scaled and set in the middle of an image."""
+    from scipy import ndimage
+
+    scale = preparation.box / max(drawing.shape)
+    inner = _resized(drawing[None], (max(round(drawing.shape[0] * scale), 1), max(round(drawing.shape[1] * scale), 1)))
+    inner = (inner[0] / inner.max()).clip(0, 1)
+    middle = ndimage.center_of_mass(inner) if preparation.centre == "mass" else np.array(inner.shape) / 2
+    wide = np.pad(inner, [(side, side) for side in size])
+    first = [round(side / 2 + centre) for side, centre in zip(size, middle, strict=True)]
+    cut = wide[first[0] : first[0] + size[0], first[1] : first[1] + size[1]]
+    return (255 * cut[None]).round().astype(np.uint8)
+
+
+def _is_moved(box: Box, size: tuple[int, int], share: float) -> bool:
+    """Whether a box is far from the middle of an image, or its longer side from a share of the image's shorter one."""
+    top, left, bottom, right = box
+    grown = max(bottom - top, right - left) / (share * min(size))
+    off = max(abs((top + bottom) / size[0] - 1), abs((left + right) / size[1] - 1)) / 2
+    return not 1 / _MOVED[0] <= grown <= _MOVED[0] or off > _MOVED[1]
+
+
+def _resized(planes: np.ndarray, size: tuple[int, int]) -> Float32[np.ndarray, "C H W"]:
+    """Planes of uint8 or float32 brought to another size, smoothed first where they shrink."""
+    shrinks = size[0] <= planes.shape[1]
+    how = Image.Resampling.BOX if shrinks else Image.Resampling.BICUBIC
+    return np.stack([np.asarray(Image.fromarray(plane).resize(size[::-1], how), np.float32) for plane in planes])
