@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Bool, Float32, UInt8
 from PIL import Image
 
-from torchcaps.errors import InputError
+from torchcaps.errors import InputError, shown
 
 SIZE = 512
 """Pixels of a photo's longer side in which its drawing is looked for; larger photos are shrunk first."""
@@ -31,6 +31,9 @@ _THIN, _STROKE = 1.5, 2.2  # pixels of the prepared image: strokes that are thin
 _UNEVEN = 1.25  # how many times as bright the ground is at its lightest as at its darkest
 _MOVED = 1.25, 0.1  # times as large, and shares of the image's side off the middle: less is not worth a word
 _ELSEWHERE = 0.2  # of the drawing's ink, left out: less is not worth a word
+
+NOTHING = "no drawing found"
+DARK_INK = "dark ink turned light"
 
 Box = tuple[int, int, int, int]
 
@@ -56,6 +59,26 @@ class Preparation:
             raise InputError(f"box must be 1 to {2**14} pixels, got {self.box!r}")
         if self.centre not in ("mass", "box"):
             raise InputError(f'centre must be "mass" or "box", got {self.centre!r}')
+
+    def __str__(self) -> str:
+        middle = "centre of mass" if self.centre == "mass" else "box"
+        return f"light on dark, the longer side of the ink's box {self.box:g} pixels, its {middle} in the middle"
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self | None:
+        """The inverse of ``dataclasses.asdict``, and None of None.
+
+        Raises:
+            InputError: It is something else.
+        """
+        try:
+            return None if value is None else cls(**value)
+        except TypeError:
+            raise InputError(f'a preparation must have "box" and "centre", got {shown(value)}') from None
+
+    def scaled(self, factor: float) -> Self:
+        """The same of images that were resized by a factor."""
+        return replace(self, box=self.box * factor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +106,7 @@ def looks_prepared(image: UInt8[np.ndarray, "C h w"], in_shape: Sequence[int]) -
 
 
 def prepare_image(
-    image: UInt8[np.ndarray, "C h w"], in_shape: Sequence[int], preparation: Preparation, *, dark_ink: bool = False
+    image: UInt8[np.ndarray, "C h w"], in_shape: Sequence[int], preparation: Preparation, *, light_ink: bool = False
 ) -> Prepared:
     """Find the drawing in a photo, and bring it to the form of the images that a network was trained on.
 
@@ -91,13 +114,13 @@ def prepare_image(
     in the one direction of colour in which the photo differs most. The part with the most ink, and those close to it,
     are cut out, scaled so that the longer side of their box has ``preparation.box`` pixels, and put in the middle as
     light ink on 0. Strokes thinner than 1.5 pixels are widened. An image that is as the data are (of the network's
-    size, grey, light on dark) is returned as it is.
+    size, grey, light on dark) is returned as it is, and one that is so but for dark on light has that changed alone.
 
     Args:
         image: Pixels 0..255 of any size, C being 1 or 3.
         in_shape: (1, H, W), what the network takes.
         preparation: How its data were made.
-        dark_ink: Whether the ink is known to be darker than its ground; where False, that is found out.
+        light_ink: Whether the ink is known to be lighter than its ground; where False, that is found out.
 
     Returns:
         The image in its new form; black where no ink was found.
@@ -112,17 +135,19 @@ def prepare_image(
         )
     if looks_prepared(image, in_shape):
         return Prepared(image)
+    if not light_ink and looks_prepared(255 - image, in_shape):
+        return Prepared(255 - image, (DARK_INK,))
     _, height, width = image.shape
     scale = min(SIZE / max(height, width), 1)
-    ink = _find_ink(_resized(image, (max(round(height * scale), 1), max(round(width * scale), 1))), dark_ink)
+    ink = _find_ink(_resized(image, (max(round(height * scale), 1), max(round(width * scale), 1))), light_ink)
     if ink is None:
-        return Prepared(np.zeros(tuple(in_shape), np.uint8), ("no drawing found",))
+        return Prepared(np.zeros(tuple(in_shape), np.uint8), (NOTHING,))
     rows, columns = _extent(ink.drawing > 0.5)
     edges = np.array([rows.start, columns.start, rows.stop, columns.stop]) / scale
     top, left, bottom, right = (int(edge) for edge in np.minimum(edges.round(), [height, width] * 2))
     drawing, is_thin = _widened(ink.drawing[rows, columns], preparation.box)
     changes = {
-        "dark ink turned light": ink.is_dark,
+        DARK_INK: ink.is_dark,
         f"drawing of {bottom - top}×{right - left} pixels cut out of {height}×{width}": _is_moved(
             (top, left, bottom, right), (height, width), preparation.box / in_shape[1]
         ),
@@ -144,7 +169,7 @@ class _Ink(NamedTuple):
     left_out: float
 
 
-def _find_ink(planes: Float32[np.ndarray, "C h w"], dark_ink: bool) -> _Ink | None:
+def _find_ink(planes: Float32[np.ndarray, "C h w"], light_ink: bool) -> _Ink | None:
     """The drawing, or None where nothing differs from the ground by more than the noise does."""
     from scipy import ndimage
 
@@ -152,7 +177,7 @@ def _find_ink(planes: Float32[np.ndarray, "C h w"], dark_ink: bool) -> _Ink | No
     ground = light.mean(0) + _BLACK
     different = ndimage.gaussian_filter((planes - light) / ground, (0, 0.8, 0.8))
     colour = _direction(different)
-    if dark_ink and colour.sum() > 0:
+    if light_ink and colour.sum() < 0:
         colour = -colour
     amount = np.tensordot(colour, different, 1)  # (h, w), of ink, as a share of the light
     noise = 1.4826 * np.median(np.abs(amount))  # the standard deviation of normal noise
