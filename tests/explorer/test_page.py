@@ -576,10 +576,18 @@ def test_two_networks_side_by_side(open_page: Callable[..., Page], address: str)
             page.get_by_role("radio", name="three").check()
             settle(page)
             assert page.get_by_text("iteration 3 of 3").is_visible()
+    if "TORCHCAPS_SCREENSHOTS" in os.environ:
+        runs = [load_run(os.environ[name]) for name in ("TORCHCAPS_SCREENSHOT_RUN", "TORCHCAPS_SCREENSHOT_RUN2")]
+        with served(*map(open_explorer, runs)) as beside:
+            page = open_page(beside)
+            pick(page, 7)
+            save_screenshot(page, "explorer-beside.png", full_page=True)
 
 
 def test_a_network_is_watched_while_it_learns(open_page: Callable[..., Page], tmp_path: Path) -> None:
     small: dict[str, Any] = {"conv_channels": 8, "primary_types": 2, "decoder_hidden": (16,), "limit_train": 200}
+    if is_drawn := "TORCHCAPS_SCREENSHOTS" in os.environ:
+        small = {"max_shift": 2, "learning_rate": 0.002, "schedule": "one-cycle"}
     config = make_config("sabour2017", data="digits", epochs=3, batch_size=20, accelerator="cpu", **small)
     learning = Learning(config, Progress())
     with served(learning.explorer, learning=learning) as address:
@@ -591,6 +599,9 @@ def test_a_network_is_watched_while_it_learns(open_page: Callable[..., Page], tm
         summary = train(config, tmp_path / "run", figures=False, progress=learning)
         page.get_by_text("The network is learning.").wait_for()
         page.get_by_text("epoch 3 of 3").wait_for()
+        if is_drawn:
+            settle(page)
+            save_screenshot(page, "explorer-learning.png", full_page=False)
         learning.end(load_run(tmp_path / "run"), summary["test"]["best"]["accuracy"])
         page.get_by_text("Trained:").wait_for()
         settle(page)

@@ -14,6 +14,7 @@ from explorer_support import small_network
 from own_parts import register, two_layers
 from support import assert_raises
 from torchcaps.analysis import load_image, perturb_capsule, predict, trace_routing
+from torchcaps.analysis.doubt import Calibration
 from torchcaps.datasets import ImageSet
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError
@@ -244,6 +245,13 @@ def test_an_image_too_large_is_refused_and_named(small: Explorer) -> None:
     flat.save(data, "PNG")
     with pytest.raises(InputError, match=r"^“wall\.png” has 8100×8000 pixels, 64.8 megapixels, but at most 64 "):
         small.read("wall.png", data.getvalue())
+
+
+def test_doubts_are_those_of_predict(small: Explorer) -> None:
+    view = small.look(pixels_for(small))
+    assert [doubt.split(" is ")[0] for doubt in view.doubts][-1] == "the reconstruction"
+    sure = Explorer(small.model, calibration=Calibration(score=0.0, distance=1e9, images=5))
+    assert sure.look(pixels_for(small)).doubts == ()
 
 
 def test_a_photo_is_prepared_where_the_training_images_were(small: Explorer) -> None:

@@ -17,6 +17,7 @@ from torchcaps.explorer.state import Explorer, describe_data
 from torchcaps.models import Network, build_model
 from torchcaps.training import Progress, Run, TrainConfig
 from torchcaps.training.data import as_seen, load_run_data
+from torchcaps.training.run import preparation_of
 
 MOST_IMAGES = 10
 MOST_POINTS = 200
@@ -72,7 +73,7 @@ class Learning(Progress):
             what=f"learning on {words}",
             images=data.test,
             images_of=f"test images of {words}",
-            preparation=None,
+            preparation=preparation_of(config),
         )
         self.shown = shown
         first = data.test.labels.reshape(len(data.test), -1)[:, 0].numpy()
@@ -127,7 +128,7 @@ class Learning(Progress):
             run: What was trained.
             accuracy: Of the test images, 0..1.
         """
-        self.explorer.model = run.model
+        self.explorer.model, self.explorer.calibration = run.model, run.calibration or self.explorer.calibration
         self._end = f"Trained: {accuracy:.1%} of the test images are right. The run is in {run.path}."
 
     def _copy(self) -> None:

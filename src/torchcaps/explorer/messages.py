@@ -78,12 +78,13 @@ def answers(explorers: Sequence[Explorer], learning: Learning | None = None) -> 
         return explorers[number]
 
     def look(question: Any) -> Answer:
-        """``{network, pixels}`` → scores, the classes of the highest, capsules, coupling maps."""
+        """``{network, pixels}`` → scores, the classes of the highest, why it is unsure, capsules, coupling maps."""
         explorer = asked(question)
         view = explorer.look(_image(question, explorer.model.in_shape))
         return {
             "scores": view.scores.round(4).tolist(),
             "present": view.present,
+            "doubts": view.doubts,
             "capsules": None if view.capsules is None else view.capsules.round(4).tolist(),
             "routing": None if view.routing is None else _routing(view.routing),
         }

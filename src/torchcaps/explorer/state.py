@@ -16,11 +16,12 @@ import torch
 from jaxtyping import Float, UInt8
 from PIL import Image
 
-from torchcaps.analysis import load_image, predict, trace_routing
+from torchcaps.analysis import predict, trace_routing
+from torchcaps.analysis.doubt import Calibration, distances
 from torchcaps.analysis.inference import as_pixels, class_labels, inference, require_decoder
 from torchcaps.datasets import ImageSet
-from torchcaps.datasets.formats.image_files import read_pixels
-from torchcaps.datasets.preparation import Preparation, prepare_image
+from torchcaps.datasets.formats.image_files import read_photo
+from torchcaps.datasets.preparation import Preparation
 from torchcaps.datasets.registry import look_up
 from torchcaps.errors import InputError, visible
 from torchcaps.models import CapsNet, Network
@@ -79,12 +80,14 @@ class View:
     Args:
         scores: Class scores: lengths ‖v_j‖ or activations of capsules, or a CNN's probabilities.
         present: The classes of the P highest scores, the highest first.
+        doubts: Why the answer is unsure, each reason in words; empty where it is not.
         capsules: Class capsules v_j; None for a network without.
         routing: None where routing cannot be followed.
     """
 
     scores: Float[np.ndarray, "J"]
     present: tuple[int, ...]
+    doubts: tuple[str, ...]
     capsules: Float[np.ndarray, "J D"] | None
     routing: Routing | None
 
@@ -100,9 +103,10 @@ class Explorer:
         images: To pick from; None if there are none.
         images_of: What they are, in words.
         no_images: Why there are none, in a sentence.
-        fit: How an image file is brought to the network's size, see :func:`torchcaps.analysis.load_image`.
+        fit: How an image file is brought to the network's size, see :func:`torchcaps.datasets.read_image`.
         preparation: How the images that it was trained on were made of drawings, so that photos can be made so too;
             None where they were not.
+        calibration: What is usual for it; None where that was not measured.
 
     Attributes:
         no_pose: Why capsules cannot be decoded, in a sentence; None where they can.
@@ -122,8 +126,10 @@ class Explorer:
         no_images: str = "There are no images to pick from.",
         fit: Literal["pad", "stretch"] = "pad",
         preparation: Preparation | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
         self.model, self.images, self.no_images, self.fit, self.preparation = model, images, no_images, fit, preparation
+        self.calibration = calibration or Calibration()
         self.name, self.what, self.images_of = visible(name), visible(what), visible(images_of)
         self.class_names = [visible(name) for name in class_labels(class_names, model.num_classes)]
         blank = torch.zeros(1, *model.in_shape, dtype=torch.uint8)
@@ -151,6 +157,7 @@ class Explorer:
         image, model = torch.from_numpy(pixels)[None], self.model  # another one may take its place meanwhile
         with inference(model):
             output = model(as_pixels(model, image))
+        drawn = None if output.reconstruction is None else output.reconstruction.float().cpu().numpy()
         scores = output.scores[0].float().cpu()
         capsules = None if output.capsules is None else output.capsules[0].float().cpu().numpy()
         routing = None
@@ -165,7 +172,10 @@ class Explorer:
                 in_space=trace.in_space,
                 inputs=trace.inputs,
             )
-        return View(scores.numpy(), tuple(longest(scores, self.num_objects).tolist()), capsules, routing)
+        present = tuple(longest(scores, self.num_objects).tolist())
+        off = None if drawn is None else float(distances(pixels[None].astype(np.float32) / 255, drawn)[0])
+        doubts = self.calibration.doubts(float(scores[present[-1]]), off, self.score_name)
+        return View(scores.numpy(), present, doubts, capsules, routing)
 
     def decode(self, classes: Sequence[int], poses: Float[np.ndarray, "P D"]) -> Float[np.ndarray, "P C H W"]:
         """Images decoded from one capsule each, the other capsules being zero; pixels 0..1.
@@ -222,10 +232,9 @@ class Explorer:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "image"
             path.write_bytes(data)
-            if prepare and self.preparation is not None:
-                prepared = prepare_image(read_pixels(path, f"“{name}”"), self.model.in_shape, self.preparation)
-                return prepared.image, prepared.changes
-            return load_image(path, self.model.in_shape, fit=self.fit, name=f"“{name}”").numpy(), ()
+            preparation = self.preparation if prepare else None
+            photo = read_photo(path, self.model.in_shape, preparation=preparation, fit=self.fit, name=f"“{name}”")
+        return photo.prepared.image, photo.prepared.changes
 
 
 def open_explorer(run: Run, data: str | None = None, data_dir: str | None = None) -> Explorer:
@@ -257,7 +266,8 @@ def open_explorer(run: Run, data: str | None = None, data_dir: str | None = None
         images_of=images_of,
         no_images=no_images,
         fit=run.image_fit,
-        preparation=_preparation(run),
+        preparation=run.preparation,
+        calibration=run.calibration,
     )
 
 
@@ -304,11 +314,6 @@ def _what(run: Run) -> str:
     if is_shipped(run.path):
         return "the network that comes with torchcaps, trained on MNIST handwritten digits"
     return "its folder does not say what it was trained on"
-
-
-def _preparation(run: Run) -> Preparation | None:
-    data = "mnist" if is_shipped(run.path) else None if run.config is None else run.config.data
-    return Preparation() if data in ("mnist", "digits", "emnist") else None
 
 
 def describe_data(data: str) -> str:

@@ -13,9 +13,9 @@ function decodedClasses() {
 const capsuleWords = (classes) =>
   (classes.length > 1 ? "capsules " : "capsule ") + classes.map((j) => about.classes[j]).join(" and ");
 
-function verdict({ scores, present }, classes) {
+function verdict({ present, doubts }, classes) {
   const names = make("strong", present.map((j) => classes[j]).join(" and "));
-  return scores[present.at(-1)] >= 0.5 ? ["The network sees ", names, "."] : ["Most like ", names, ", but the network is not sure."];
+  return doubts.length ? ["Most like ", names, ", but the network is not sure."] : ["The network sees ", names, "."];
 }
 
 // A screen reader reads the verdict aloud whenever it changes, so it changes only when it is another one.
@@ -26,6 +26,7 @@ function showVerdict(...parts) {
 function showNothing() {
   Object.assign(state, { views: [], view: null, pose: null, decoded: null });
   showVerdict("Draw, upload or pick an image.");
+  $(".doubts").textContent = "";
   showBars(about.classes.map(() => 0), []);
   paint(whole, new Uint8Array(height * width));
   whole.setAttribute("aria-label", "No reconstruction yet");
@@ -38,6 +39,8 @@ function showNothing() {
 
 function showView() {
   showVerdict(...verdict(state.view, about.classes));
+  const why = state.view.doubts.join("; ");
+  $(".doubts").textContent = why && `${why[0].toUpperCase()}${why.slice(1)}.`;
   showBars(state.view.scores, state.view.present);
   showSliders();
   showRouting();
