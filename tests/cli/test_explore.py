@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -84,10 +85,14 @@ def test_without_a_run_the_shipped_network_is_shown(
 
 
 def test_two_networks_are_opened(cli: Cli, run_folder: Path, served: list[Any], opened: list[str]) -> None:
-    result = cli("explore", run_folder, run_folder, "--no-browser")
+    shutil.copytree(run_folder, "other")
+    result = cli("explore", run_folder, "other", "--no-browser")
     assert result.code == 0
-    assert [explorer.name for explorer, _ in served] == ["run", "run"]
-    assert " and run: " in result.out
+    assert [explorer.name for explorer, _ in served] == ["run", "other"]
+    assert " and other: sabour2017, trained on " in result.out
+    shutil.copytree(run_folder, "there/run")
+    assert cli("explore", run_folder, "there/run", "--no-browser").code == 0
+    assert served[-1][0].name == "there/run"
 
 
 def test_last_is_another_network_than_best(cli: Cli, run_folder: Path, served: list[Any], opened: list[str]) -> None:
@@ -103,6 +108,7 @@ def test_last_is_another_network_than_best(cli: Cli, run_folder: Path, served: l
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["RUN", "RUN"], "each run may be given once"),
         (["RUN", "RUN", "RUN"], "one network is explored, or two side by side, got 3"),
         (["RUN", "--train", "digits"], "--train trains a network of its own; leave RUN or --train out"),
         (["--train", "digits", "--data", "mnist"], "--data does not go with --train; leave it out"),

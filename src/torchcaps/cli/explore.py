@@ -17,6 +17,7 @@ from torchcaps.cli.runs import (
     Which,
     dataset_options,
     max_megapixels_option,
+    names_of,
     open_run,
     refuse_options,
     which_option,
@@ -93,7 +94,10 @@ def explore(
     from torchcaps.explorer import open_explorer, serve
 
     torch.set_num_threads(1)  # an image at a time is no quicker with more, and much slower while others compute
+    names = names_of(run_folders)
     explorers = [open_explorer(open_run(folder, which), data, data_dir) for folder in run_folders or [None]]
+    for explorer, name in zip(explorers, names, strict=False):
+        explorer.name = name
     serve(explorers, port, ready_for(explorers))
 
 

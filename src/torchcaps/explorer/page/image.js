@@ -173,11 +173,10 @@ function buildImage() {
     target.value = ""; // the same file may be chosen again
     if (file) await upload(file);
   }));
-  const paste = safely(async (event) => {
+  document.addEventListener("paste", (event) => {
     const file = imageIn(event.clipboardData);
-    if (file) await upload(file);
+    if (file) safely(upload)(file);
   });
-  document.addEventListener("paste", paste);
   document.addEventListener("dragover", (event) => event.preventDefault()); // else the browser would open the file
   document.addEventListener("drop", safely(async (event) => {
     event.preventDefault();
@@ -186,9 +185,9 @@ function buildImage() {
     if (!file) throw new Error(`“${event.dataTransfer.files[0].name}” is no image file.`);
     await upload(file);
   }));
-  document.addEventListener("keydown", safely(async (event) => {
+  document.addEventListener("keydown", (event) => {
     if (!(event.ctrlKey || event.metaKey) || event.shiftKey || event.key !== "z" || event.target.type === "number") return;
     event.preventDefault();
-    await undo();
-  }));
+    safely(undo)();
+  });
 }

@@ -16,7 +16,7 @@ const showLearning = latest(async () => {
     figure.classList.toggle("present", now.right[n]);
     figure.querySelector("figcaption").textContent = `${now.seen[n]}${now.right[n] ? "" : " ?"} ${short(now.scores[n])}`;
   });
-  if (state.pixels) await look();
+  if (state.view && !isMoved()) await look(); // what was drawn, as the network sees it now
   if (now.isRunning) setTimeout(showLearning, EVERY);
 });
 

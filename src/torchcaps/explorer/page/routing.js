@@ -31,6 +31,7 @@ function showRouting() {
   const routing = state.view?.routing;
   $(".routing .shown").hidden = !routing;
   if (!routing) {
+    $(".everything .scroll").replaceChildren();
     $(".routing .what").textContent = about.noRouting ?? "Where each capsule takes its input from, once there is an image.";
     return;
   }
