@@ -18,11 +18,13 @@ DARK = 32
 """Of 255: the ground of an image that is light on dark, as the data are, is darker."""
 
 _WIDEST = 0.3  # of the photo's shorter side: strokes are narrower, and what is wider is ground
+_COARSE = 24  # pixels of the longer side of the map by which dark ink is told from light
 _BLACK = 16.0  # of 255, added to the light: noise in black parts would count for much
 _NOISES = 6.0  # ink differs from its ground by so many standard deviations of the noise at least
 _FAINT = 0.05  # and by so large a share of the light
 _PART = 0.4  # of the strongest ink: what is weaker belongs to the ground
 _SOFT = 0.25, 0.75  # of the drawing's strength: pixels go from 0 to 1 between
+_SMALLEST = 0.05  # of the photo's shorter side: if there is a part so large that lies inside it, that is the drawing
 _NEAR = 0.25  # of the longer side of the largest part: parts that are nearer belong to the drawing
 _SPECK = 0.02  # of the largest part's ink: a part with less is dirt
 _PALE = 0.6  # of the largest part's strength: a weaker part belongs to the ground
@@ -104,11 +106,11 @@ def prepare_image(
 
     The light of a place is what a morphological closing leaves of the photo, which fills everything dark that is
     narrower than 0.3 of the photo; for light ink it is an opening. Ink is what differs from the light by more than the
-    noise does, in the one direction of colour in which it differs most. Around a drawing is ground, but around its
-    holes is ink: that tells dark ink from light. The part with the most ink, and those close to it, are cut out, scaled
-    so that the longer side of their box has ``preparation.box`` pixels, and put in the middle as light ink on 0.
-    Strokes thinner than 1.5 pixels are widened. An image that is as the data are (of the network's size, grey, light on
-    dark) is returned as it is, and one that is so but for dark on light has that changed alone.
+    noise does, in the one direction of colour in which it differs most; whichever of dark and light ink is less like
+    most of the photo is the drawing's. The part with the most ink, and those close to it, are cut out, scaled so that
+    the longer side of their box has ``preparation.box`` pixels, and put in the middle as light ink on 0. Strokes
+    thinner than 1.5 pixels are widened. An image that is as the data are (of the network's size, grey, light on dark)
+    is returned as it is, and one that is so but for dark on light has that changed alone.
 
     Args:
         image: Pixels 0..255 of any size, C being 1 or 3.
@@ -168,8 +170,6 @@ class _Ink(NamedTuple):
 
     amount: Float32[np.ndarray, "h w"]
     """How much ink is where, as a share of the light."""
-    mask: Bool[np.ndarray, "h w"]
-    """Where there is ink, of whatever."""
     chosen: Bool[np.ndarray, "h w"]
     """Where there is ink of the drawing."""
     left_out: float
@@ -189,18 +189,25 @@ class _Ink(NamedTuple):
 
 def _find_ink(planes: Float32[np.ndarray, "C h w"], light_ink: bool) -> tuple[_Ink, bool] | None:
     """The drawing, and whether it is dark; None where nothing differs from its ground by more than the noise does."""
-    found = {is_dark: _ink_of(planes, is_dark) for is_dark in (True, False)}
-    share = {
-        is_dark: _share_around(ink.chosen, None if other is None else other.mask)
-        for is_dark, ink, other in ((True, found[True], found[False]), (False, found[False], found[True]))
-        if ink is not None and not (is_dark and light_ink)
-    }
-    if not share:
-        return None
-    is_dark = min(share, key=lambda way: share[way])  # around a drawing is ground, around its holes is ink
-    ink = found[is_dark]
-    assert ink is not None
-    return ink, is_dark
+    found = {is_dark: _ink_of(planes, is_dark) for is_dark in ([False] if light_ink else [True, False])}
+    # holes of a drawing, and the ground between it and the photo's edge, are narrow too, but as most of the photo is
+    common = _common(planes)
+    unlike = np.abs(planes - common).mean(0) / (common.mean(0) + _BLACK)
+    inks = [(ink, is_dark) for is_dark, ink in found.items() if ink is not None]
+    return max(inks, key=lambda way: unlike[way[0].chosen].mean(), default=None)
+
+
+def _common(planes: Float32[np.ndarray, "C h w"]) -> Float32[np.ndarray, "C h w"]:
+    """What most of a photo is like: medians over windows as large as itself, its slopes continued beyond its edges."""
+    from scipy import ndimage
+
+    height, width = planes.shape[1:]
+    scale = min(_COARSE / max(height, width), 1)
+    small = _resized(planes, (max(round(height * scale), 2), max(round(width * scale), 2)))
+    radius = _COARSE // 2
+    wide = np.pad(small, ((0, 0), (radius, radius), (radius, radius)), "reflect", reflect_type="odd")
+    medians = ndimage.median_filter(wide, (1, 2 * radius + 1, 2 * radius + 1))[:, radius:-radius, radius:-radius]
+    return _resized(medians.clip(0, 255), (height, width))
 
 
 def _ink_of(planes: Float32[np.ndarray, "C h w"], is_dark: bool) -> _Ink | None:
@@ -220,7 +227,7 @@ def _ink_of(planes: Float32[np.ndarray, "C h w"], is_dark: bool) -> _Ink | None:
         return None
     mask = amount > max(_PART * strongest, 3 * noise)
     darkest, lightest = np.percentile(ground, (1, 99))
-    return _Ink(amount, mask, *_largest_drawing(amount, mask), float(lightest / darkest))
+    return _Ink(amount, *_largest_drawing(amount, mask), float(lightest / darkest))
 
 
 def _along_one_colour(different: Float32[np.ndarray, "C h w"]) -> Float32[np.ndarray, "h w"]:
@@ -231,16 +238,6 @@ def _along_one_colour(different: Float32[np.ndarray, "C h w"]) -> Float32[np.nda
     strong = different[:, size >= 0.5 * ndimage.gaussian_filter(size, 1.5).max()]
     direction = np.abs(np.linalg.eigh(strong @ strong.T)[1][:, -1])  # all differences have one sign
     return np.tensordot(direction, different, 1)
-
-
-def _share_around(chosen: Bool[np.ndarray, "h w"], other: Bool[np.ndarray, "h w"] | None) -> float:
-    """How much of the band around the box of a drawing is ink of the other kind, 0..1."""
-    if other is None:
-        return 0
-    box = _extent(chosen)
-    wide = max(round(0.05 * max(part.stop - part.start for part in box)), 2)
-    outer = tuple(slice(max(part.start - wide, 0), part.stop + wide) for part in box)
-    return (other[outer].sum() - other[box].sum()) / max(other[outer].size - other[box].size, 1)
 
 
 def _largest_drawing(
@@ -257,8 +254,10 @@ def _largest_drawing(
     strength = ndimage.mean(amount, labels, numbers)
     boxes = np.array([[(part.start, part.stop) for part in box] for box in ndimage.find_objects(labels)])  # (n, 2, 2)
     at_edge = ((boxes[:, :, 0] == 0) | (boxes[:, :, 1] == mask.shape)).any(1)
-    main = int(np.where(at_edge, 0.1 * ink, ink).argmax())  # a desk's edge or a finger reaches the photo's edge
-    side = np.ptp(boxes[main], axis=1).max()
+    sides = np.ptp(boxes, axis=2).max(1)
+    whole = ~at_edge & (sides >= _SMALLEST * min(mask.shape))  # the edge of a desk, or a finger, is not
+    main = int(np.where(whole | ~whole.any(), ink, 0).argmax())
+    side = sides[main]
     gaps = np.maximum(boxes[:, :, 0] - boxes[main, :, 1], boxes[main, :, 0] - boxes[:, :, 1]).max(1)
     near = (gaps < _NEAR * side) & (ink > _SPECK * ink[main]) & (strength > _PALE * strength[main]) & ~at_edge
     near[main] = True
