@@ -300,6 +300,12 @@ def test_a_photo_is_prepared_and_what_was_changed_is_said(
     assert unprepared["lengths"] != photo["lengths"]
 
 
+def test_a_photo_without_a_drawing_is_unsure(cli: Cli, run_folder: Path, tmp_path: Path) -> None:
+    Image.new("RGB", (60, 40), "white").save(tmp_path / "empty.png")
+    (said,) = json.loads(cli("predict", run_folder, "empty.png", "--json").out)
+    assert (said["prepared"], said["unsure"][0]) == (["no drawing found"], "no drawing found")
+
+
 def test_networks_for_other_images_prepare_nothing(cli: Cli, photo_file: Path) -> None:
     create_model("sabour2017", conv_channels=8, primary_types=2, decoder=False).save_pretrained("net")
     plain, none = (cli("predict", "net", photo_file, *options) for options in ([], ["--prepare", "none"]))
