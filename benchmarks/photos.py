@@ -3,8 +3,9 @@
     python benchmarks/photos.py --seeds 0 1 2 --out photos.json
 
 Each photo shows one digit in ink on paper: uneven light, noise, JPEG, any place, 10 to 60 % of the frame, 300 to 1,000
-pixels a side. Rows beyond the plain one: chalk on a blackboard, ruled paper, squared paper, a thin pen. Settings are
-chosen on photos of training digits (``--split train``); the figures in the documentation are of test digits.
+pixels a side. Rows beyond the plain one: chalk on a blackboard, ruled paper, squared paper, a thin pen, a sheet of
+paper on a desk, the shadow of a hand. Settings were chosen on photos of training digits (``--split train``); the
+figures in the documentation are of test digits.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from torchcaps.datasets.formats.image_files import read_pixels
 from torchcaps.datasets.preparation import Preparation, prepare_image
 from torchcaps.models import Network, load_pretrained
 
-KINDS = ("paper", "chalk", "ruled", "squared", "thin pen")
+KINDS = ("paper", "chalk", "ruled", "squared", "thin pen", "desk", "shadow")
 INKS = ((20, 20, 25), (25, 35, 120), (30, 60, 170), (150, 25, 30), (20, 95, 50), (85, 30, 110), (90, 55, 30))
 PAPERS = ((250, 250, 248), (245, 240, 225), (225, 225, 222), (230, 238, 245), (205, 195, 175))
 CHALKS = ((240, 240, 235), (235, 225, 150), (235, 190, 195))
@@ -58,7 +59,12 @@ def photograph(digit: np.ndarray, random: np.random.Generator, kind: str = "pape
         grain = ndimage.gaussian_filter(random.normal(size=(height, width)), 1.0)
         ink = ink * np.clip(0.9 + grain, 0.3, 1)
     scene = ground + strength * ink[:, :, None] * (colour - ground)
-    scene = scene * _light((height, width), random)[:, :, None]
+    if kind == "desk":
+        _lay(scene, ink, random)
+    light = _light((height, width), random)
+    if kind == "shadow":
+        light *= _shade((height, width), random)
+    scene = scene * light[:, :, None]
     scene = ndimage.gaussian_filter(scene, (random.uniform(0, 1.2),) * 2 + (0,))
     scene += random.normal(size=scene.shape) * random.uniform(1, 10)
     file = io.BytesIO()
@@ -119,6 +125,28 @@ def _light(frame: tuple[int, int], random: np.random.Generator) -> np.ndarray:
     spot = 1 + random.uniform(0, 0.25) * np.exp(-((y - at[0]) ** 2 + (x - at[1]) ** 2) / random.uniform(0.2, 1.0))
     corners = 1 - random.uniform(0, 0.2) * (x**2 + y**2) / 2
     return slope * spot * corners * random.uniform(0.6, 1.0)
+
+
+def _lay(scene: np.ndarray, ink: np.ndarray, random: np.random.Generator) -> None:
+    """Show a desk beyond one or two edges of the paper, each a little askew and clear of the ink."""
+    colour = np.array(((90, 60, 40), (60, 60, 65), (160, 120, 80), (25, 25, 28))[random.integers(4)], float)
+    rows, columns = np.flatnonzero(ink.max(1) > 0.1), np.flatnonzero(ink.max(0) > 0.1)
+    for flipped, edge, size in ((False, rows[0], ink.shape[0]), (True, columns[0], ink.shape[1])):
+        room = edge - 0.03 * size
+        if room <= 0 or (flipped and random.random() < 0.5):
+            continue
+        across = np.linspace(-1, 1, ink.shape[0 if flipped else 1])
+        far = random.uniform(0.2, 0.8) * room * (1 + random.uniform(-0.2, 0.2) * across)
+        place = np.arange(size)[:, None] < far[None]
+        scene[place.T if flipped else place] = colour
+
+
+def _shade(frame: tuple[int, int], random: np.random.Generator) -> np.ndarray:
+    """The shadow of a hand or a head: half of the frame, with a soft edge."""
+    y, x = np.meshgrid(*(np.linspace(-1, 1, side) for side in frame), indexing="ij")
+    angle, depth = random.uniform(0, 2 * np.pi), random.uniform(0.2, 0.5)
+    across = np.cos(angle) * x + np.sin(angle) * y - random.uniform(-0.6, 0.6)
+    return 1 - depth / (1 + np.exp(-across / random.uniform(0.02, 0.1)))
 
 
 def photos(

@@ -44,20 +44,19 @@ class Calibration:
         check_keys(value, {"score": NUMBER, "distance": NUMBER, "images": COUNT}, "a calibration")
         return cls(**value)
 
-    def doubts(self, score: float, distance: float | None, score_name: str = "length") -> tuple[str, ...]:
+    def doubts(self, score: float, distance: float | None) -> tuple[str, ...]:
         """Why an answer is unsure, each reason in words; empty where it is not.
 
         Args:
             score: Of the class that was given; of several objects, of the last of them.
             distance: Of the reconstruction from the image; None for a network without decoder.
-            score_name: What the score is.
         """
+        usual = f", the bound of {100 * USUAL:.0f} % of the validation images" if self.images else ""
         reasons = []
-        usual = f"of {100 * USUAL:.0f} % of the validation images" if self.images else "that is asked for"
         if score < self.score:
-            reasons.append(f"the {score_name} {score:.2f} is below the {self.score:.2f} {usual}")
+            reasons.append(f"its score {score:.2f} is below {self.score:.2f}{usual}")
         if distance is not None and distance > self.distance:
-            reasons.append(f"the reconstruction is off by {distance:.2f}, above the {self.distance:.2f} {usual}")
+            reasons.append(f"its reconstruction is off by {distance:.2f}, more than {self.distance:.2f}{usual}")
         return tuple(reasons)
 
 

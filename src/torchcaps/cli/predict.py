@@ -78,6 +78,7 @@ def predict(
     from torchcaps.analysis.doubt import Calibration, distances, whole
     from torchcaps.analysis.photos import MOST_PHOTOS, PREVIEW, SeenPhoto, figure_photos
     from torchcaps.datasets import read_photo
+    from torchcaps.datasets.preparation import NOTHING
 
     if show is not None and len(image_files) > MOST_PHOTOS:
         raise InputError(f"--show draws at most {MOST_PHOTOS} images, got {len(image_files)}")
@@ -102,6 +103,8 @@ def predict(
         given, lengths = [names[j] for j in chosen], dict(zip(names, row, strict=True))
         changes = prepared[n].changes
         doubts = usual.doubts(row[chosen[-1]], None if off is None else float(off[n]))
+        if NOTHING in changes:
+            doubts = (NOTHING, *doubts)
         found = {"classes": given} if len(given) > 1 else {"class": given[0]}
         said = {"lengths": lengths, "prepared": changes, "unsure": doubts}
         results.append({"image": str(file)} | found | said)
