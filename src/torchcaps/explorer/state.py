@@ -174,7 +174,7 @@ class Explorer:
             )
         present = tuple(longest(scores, self.num_objects).tolist())
         off = None if drawn is None else float(distances(pixels[None].astype(np.float32) / 255, drawn)[0])
-        doubts = self.calibration.doubts(float(scores[present[-1]]), off, self.score_name)
+        doubts = self.calibration.doubts(float(scores[present[-1]]), off)
         return View(scores.numpy(), present, doubts, capsules, routing)
 
     def decode(self, classes: Sequence[int], poses: Float[np.ndarray, "P D"]) -> Float[np.ndarray, "P C H W"]:
