@@ -249,7 +249,7 @@ def test_an_image_too_large_is_refused_and_named(small: Explorer) -> None:
 
 def test_doubts_are_those_of_predict(small: Explorer) -> None:
     view = small.look(pixels_for(small))
-    assert [doubt.split(" is ")[0] for doubt in view.doubts][-1] == "the reconstruction"
+    assert [doubt.split(" is ")[0] for doubt in view.doubts][-1] == "its reconstruction"
     sure = Explorer(small.model, calibration=Calibration(score=0.0, distance=1e9, images=5))
     assert sure.look(pixels_for(small)).doubts == ()
 
