@@ -258,6 +258,7 @@ def test_files_are_read_and_broken_ones_refused_in_a_sentence(
     assert "Traceback" not in page.content()
     noise = np.random.default_rng(0).integers(0, 256, (28, 28), dtype=np.uint8)
     Image.fromarray(noise).save(tmp_path / "noise.png")
+    page.get_by_label("Prepare photos").uncheck()
     upload.set_input_files(tmp_path / "noise.png")
     settle(page)
     assert page.locator(".message").is_hidden()
@@ -530,7 +531,7 @@ def test_coupling_is_seen_and_does_not_glare(open_page: Callable[..., Page], add
 
 def test_every_panel_explains_itself(open_page: Callable[..., Page], address: str) -> None:
     page = open_page(address)
-    helps = page.locator(".help:visible")
+    helps = page.locator(".help:has(summary:visible)")
     assert helps.count() == 5  # image, capsules, reconstruction, components, routing
     docs = Path(__file__).parents[2] / "docs"
     root = tomllib.loads((docs.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"][

@@ -23,7 +23,7 @@ function showAnswer(answer, network, view, decoded) {
   }));
   const shown = decoded
     ? picture(`Reconstruction of ${network.name}`, (canvas) => paint(canvas, decodeBytes(decoded.whole)))
-    : classed("hint", make("p", view ? network.noPose : ""));
+    : classed("hint", make("p", view ? "It has no decoder that would draw." : ""));
   answer.querySelector(".drawn").replaceChildren(shown);
 }
 

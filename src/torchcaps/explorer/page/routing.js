@@ -5,10 +5,12 @@ let playing = null; // the animation that goes on
 
 // Red, green and blue of a style's variable in the present theme.
 function themeColour(name) {
-  const on = new OffscreenCanvas(1, 1).getContext("2d");
-  on.fillStyle = getComputedStyle(page).getPropertyValue(name);
-  on.fillRect(0, 0, 1, 1);
-  return [...on.getImageData(0, 0, 1, 1).data];
+  const probe = make("span");
+  probe.style.color = `var(${name})`;
+  page.append(probe);
+  const found = getComputedStyle(probe).color.match(/[\d.]+/g).slice(0, 3).map(Number);
+  probe.remove();
+  return found;
 }
 
 // Levels are −1..1: the square root of the distance from uniform coupling, by which small distances are seen too.
