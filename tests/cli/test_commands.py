@@ -463,6 +463,17 @@ def test_curves_of_several_runs(cli: Cli, run_folder: Path, tmp_path: Path) -> N
     assert_figure(Path("x.png"))
 
 
+def test_curves_of_several_runs_write_over_no_figure(cli: Cli, run_folder: Path, tmp_path: Path) -> None:
+    runs = [shutil.copytree(run_folder, tmp_path / name) for name in ("a", "b")]
+    own = runs[0] / "figures" / "curves.png"
+    before = own.read_bytes() if own.exists() else None
+    assert [cli("curves", *runs).out for _ in range(3)] == [
+        f"wrote {name}\n" for name in ("curves.png", "curves-2.png", "curves-3.png")
+    ]
+    assert (own.read_bytes() if own.exists() else None) == before
+    assert cli("curves", runs[0]).out == f"wrote {own}\n"
+
+
 # presets
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -446,11 +447,17 @@ def _show_statistics(statistics: RoutingStatistics, words: str) -> None:
 )
 @runs_argument
 @click.option(
-    "--out", type=FIGURE, help="Figure, .png, .pdf or .svg.  [default: RUN/figures/curves.png of the first run]"
+    "--out",
+    type=FIGURE,
+    help="Figure, .png, .pdf or .svg.  [default: RUN/figures/curves.png; of several runs a new file here, curves.png, "
+    "curves-2.png and so on]",
 )
 def curves(run_folders: tuple[Path, ...], out: Path | None) -> None:
     """Draw loss and error of each epoch, of one run or of several to compare them."""
     from torchcaps.analysis import figure_curves, read_metrics
 
     metrics = {name: read_metrics(folder) for name, folder in zip(names_of(run_folders), run_folders, strict=True)}
+    if out is None and len(run_folders) > 1:
+        names = itertools.chain(["curves.png"], (f"curves-{n}.png" for n in itertools.count(2)))
+        out = next(path for path in map(Path, names) if not path.exists())
     write_figure(figure_curves(metrics), figure_path(out, run_folders[0], "curves"))
