@@ -81,7 +81,7 @@ class Convolution(nn.Conv2d):
 
     def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B O h w"]:
         """Convolve."""
-        check_tensor("Convolution", "input", input, ("B", self.in_channels, "H", "W"), LAYOUTS)
+        check_tensor("Convolution", "input", input, ("B", self.in_channels, "H", "W"), LAYOUTS, ("", "in_channels"))
         (stride, across), (padding, beside) = self.stride, self.zeros
         return convolve(input, self.weight, self.bias, (stride, across), (padding, beside), relu=self.relu)
 
@@ -166,7 +166,7 @@ class ConvStem(nn.Sequential):
 
     def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B c h w"]:
         """Feature maps of images."""
-        check_tensor("ConvStem", "input", input, ("B", self.in_channels, "H", "W"))
+        check_tensor("ConvStem", "input", input, ("B", self.in_channels, "H", "W"), fixed_by=("", "in_channels"))
         return super().forward(input)
 
 

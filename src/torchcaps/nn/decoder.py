@@ -129,7 +129,8 @@ class Decoder(nn.Module):
         Capsules of any floating dtype are brought to the decoder's own: routing returns float32 in a network that was
         converted to half precision.
         """
-        check_tensor("Decoder", "capsules", capsules, ("B", self.num_capsules, self.capsule_dim))
+        shape, fixed_by = ("B", self.num_capsules, self.capsule_dim), ("", "num_capsules", "capsule_dim")
+        check_tensor("Decoder", "capsules", capsules, shape, fixed_by=fixed_by)
         weight = next(self.parameters(), capsules)  # a quantised decoder has no parameters
         check_one_device("Decoder", capsules=capsules, weight=weight)
         return self.layers(capsules.flatten(1).to(weight.dtype)).unflatten(1, self.out_shape)
