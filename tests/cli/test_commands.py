@@ -151,6 +151,11 @@ def test_evaluate_breaks_no_numbers_on_a_narrow_terminal(
     assert max(map(len, out.splitlines()[8:])) <= 50
 
 
+def test_evaluate_judges_the_network_that_comes_along(cli: Cli) -> None:
+    assert cli("evaluate").out.startswith("compact (comes with torchcaps) on the test images of digits\n")
+    assert json.loads(cli("evaluate", "--json").out)["run"] == "compact"
+
+
 def test_evaluate_keeps_json_clean_beside_a_figure(cli: Cli, run_folder: Path) -> None:
     result = cli("evaluate", run_folder, "--json", "--figure", "confusion.png")
     json.loads(result.out)

@@ -140,7 +140,7 @@ def test_the_readme_shows_every_command() -> None:
         "train baseline-cnn --num-iterations 3",
         "train --precision 16",
         "memory sabour2017 --batch-size many",
-        "evaluate",
+        "curves",
         "evaluate run --data mnits",
         "curves run --out x.bmp",
         "presets sabour",

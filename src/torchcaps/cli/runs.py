@@ -63,6 +63,7 @@ run_argument = compose(click.argument("run_folder", metavar="RUN", type=PATH), w
 # without RUN, the network that comes with torchcaps
 optional_run_argument = compose(click.argument("run_folder", metavar="[RUN]", required=False, type=PATH), which_option)
 runs_argument = click.argument("run_folders", metavar="RUN...", nargs=-1, required=True, type=PATH)
+optional_runs_argument = click.argument("run_folders", metavar="[RUN...]", nargs=-1, type=PATH)
 
 accelerator_option = click.option(
     "--accelerator", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", help="Where to compute."
@@ -163,6 +164,13 @@ def open_run(run_folder: Path | None, which: Which, accelerator: str = "cpu") ->
     if run_folder is not None and run_folder.is_file():
         raise InputError(f"{run_folder} is a file; this command needs a run folder")
     return load_run(shipped_folder() if run_folder is None else run_folder, which, device=pick_device(accelerator))
+
+
+def name_of(run_folder: Path | None) -> str:
+    """What to call the network of :func:`open_run`."""
+    from torchcaps.models.pretrained import SHIPPED
+
+    return SHIPPED[0] if run_folder is None else str(run_folder)
 
 
 def open_images(run: Run, data: str | None, data_dir: str | None, split: Split) -> tuple[ImageSet, Dataset, str]:
