@@ -220,11 +220,11 @@ def _grid(
 
 def _marked(cells: Sequence[str], best: Best | None) -> list[str]:
     """The cells of a column, the best ones bold, by the number that each begins with."""
-    numbers = {cell: float(cell.split()[0]) for cell in cells if cell != _NOTHING} if best is not None else {}
+    numbers = [float(cell.split()[0]) for cell in cells if cell != _NOTHING] if best is not None else []
     if best is None or len(numbers) < 2:
         return list(cells)
-    wanted = best(list(numbers.values()))
-    return [f"**{cell}**" if numbers.get(cell) == wanted else cell for cell in cells]
+    wanted = best(numbers)
+    return [f"**{cell}**" if cell != _NOTHING and float(cell.split()[0]) == wanted else cell for cell in cells]
 
 
 def _commands(table: Table, seeds: Mapping[str, int]) -> str:
