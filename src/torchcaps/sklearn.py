@@ -54,7 +54,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         epochs: Passes over the training images.
         batch_size: Images a step; fewer where there are fewer images.
         learning_rate: The peak of the one-cycle schedule.
-        max_shift: Training images are shifted by up to so many pixels each way.
+        max_shift: Training images are shifted by at most this many pixels in each direction.
         device: Where to compute, e.g. ``"cuda"``.
         precision: Of training: ``"32"`` is float32, ``"bf16"`` bfloat16 convolutions and dense layers, and ``"auto"``
             the second on CUDA GPUs of compute capability 8 or more, the first elsewhere. Scores are float32.

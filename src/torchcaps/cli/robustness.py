@@ -64,7 +64,7 @@ _INTERVAL = 10.0  # seconds between two lines about progress
     "kinds",
     type=click.Choice(_KINDS),
     multiple=True,
-    help="What is done to the images; may be given several times.  [default: all]",
+    help="How the images are changed; may be given several times.  [default: all]",
 )
 @click.option("--angles", type=Numbers(float, "-30,0,30"), default=",".join(map(str, ANGLES)), help="Degrees.")
 @click.option(
@@ -81,8 +81,8 @@ _INTERVAL = 10.0  # seconds between two lines about progress
     help="What the attacks follow: the network's own loss, which is flat where an image is classified with enough "
     "margin, or the scores, which are not.",
 )
-@click.option("--limit", type=whole_numbers(COUNT), default=1000, help="The first so many images.")
-@click.option("--seed", type=whole_numbers(SEED), default=0, help="Of PGD's random starts.")
+@click.option("--limit", type=whole_numbers(COUNT), default=1000, help="Use this many images, the first ones.")
+@click.option("--seed", type=whole_numbers(SEED), default=0, help="Seed of PGD's random starts.")
 @accelerator_option
 @click.option("--figure", type=FIGURE, help="Draw the curves to this file, .png, .pdf or .svg.")
 @json_option
@@ -103,8 +103,8 @@ def robustness(
     """Measure how accuracy falls when images are turned, or changed along the network's gradient (FGSM and PGD).
 
     RUN is a run folder, a folder written by save_pretrained, or a repository of the hub such as someone/capsnet;
-    several are compared. Without it, the network that comes with torchcaps is measured. How long it will take is said
-    first, on stderr; PGD takes most of the time, in proportion to its --steps.
+    several are compared. Without it, the network that comes with torchcaps is measured. The command first says, on
+    stderr, how long it will take; most of that is PGD's, in proportion to --steps.
     """
     kinds = kinds or _KINDS
     if "rotation" not in kinds:
@@ -188,7 +188,10 @@ def _tasks(
     for attack in attacks:
         each = partial(attack_curve, model, images, attack, epsilons=epsilons, steps=steps, seed=seed)
         change = partial(each, objective=objective, batch_size=_BATCH)
-        found.append(_Task(change, batches * len(epsilons), step * steps if attack == "pgd" else step))
+        if attack == "pgd":
+            few = min(steps, 3)
+            step = timed(attack_curve, "pgd", epsilons=strongest, objective=objective, steps=few) * steps / few
+        found.append(_Task(change, batches * len(epsilons), step))
     return found
 
 

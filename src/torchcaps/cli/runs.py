@@ -57,7 +57,7 @@ which_option = click.option(
     "--which",
     type=click.Choice(["best", "last"]),
     default="best",
-    help="The epoch that the validation images chose, or the last checkpoint.",
+    help="The best epoch on the validation images, or the last checkpoint.",
 )
 run_argument = compose(click.argument("run_folder", metavar="RUN", type=PATH), which_option)
 # without RUN, the network that comes with torchcaps
@@ -121,7 +121,7 @@ image_options = compose(
 
 def index_options(*, several: bool = False) -> Decorator:
     """The options of one image of a data set, or of several; or of an image file."""
-    more = "; with --component several, each by an --index of its own" if several else ""
+    more = "; with --component it may be given several times" if several else ""
     index = click.option(
         "--index",
         type=whole_numbers(INDEX),

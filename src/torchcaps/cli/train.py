@@ -33,7 +33,7 @@ TRAIN_EXAMPLES = (
     ("train tf-notebook --data mnist --epochs 3", "another preset, on MNIST"),
     ("train --num-iterations 1 --no-decoder", "the paper's network, changed"),
     ("train --data folder:photos --image-size 32", "your own images, one sub-folder a class"),
-    ("train --resume runs/sabour2017-digits-1", "go on with a run that was stopped"),
+    ("train --resume runs/sabour2017-digits-1", "resume a run that was stopped"),
     ("train --config runs/sabour2017-digits-1/config.json --seed 1", "the same run again, with another seed"),
     ("train --init-from runs/sabour2017-digits-1 --learning-rate 1e-4", "a new run from the best epoch's weights"),
 )
@@ -73,7 +73,7 @@ def run_options() -> list[click.Option]:
 @click.command("train", cls=RunCommand, short_help="Train a network and test it.", examples=TRAIN_EXAMPLES)
 @click.argument("preset", required=False)
 @click.option("--out", type=PATH, help="Run folder, a new one.  [default: runs/PRESET-DATA-N]")
-@click.option("--resume", "resumed", type=PATH, help="Go on with the run in this folder.")
+@click.option("--resume", "resumed", type=PATH, help="Resume the run in this folder.")
 @click.option("--config", "config_file", type=PATH, help="Start from a run's config.json.")
 @click.option(
     "--figures/--no-figures", default=True, show_default=False, help="Draw figures at the end.  [default: on]"

@@ -93,8 +93,8 @@ class Convolution(nn.Conv2d):
 class ChannelNorm(nn.LayerNorm):
     """Layer normalisation over the channels of each location, with a learned scale and shift for each channel.
 
-    Unlike batch normalisation it knows one image at a time: what becomes of an image does not depend on its
-    neighbours, in training neither, nor on how a batch is shared out among processes.
+    Unlike batch normalisation it sees one image at a time, in training too: the result for an image depends neither on
+    the other images of its batch nor on how the batch is divided among processes.
 
     Args:
         channels: C.

@@ -54,19 +54,20 @@ class TrainConfig(Described):
     init_from: str | None = None
     """Start from the weights of this trained network, and a fresh Adam, instead of random weights: a run folder (its
     best epoch), a folder written by save_pretrained, a network that comes with torchcaps, or a repository of the hub.
-    Once the run has begun, it is needed no more."""
+    The run does not need it after it has begun."""
     seed: Seed = 0
-    """Of the weights, the order of images, their shifts and the validation split."""
+    """Seed of the initial weights, the order of the images, their shifts and the validation split."""
     precision: Literal["auto", "32", "bf16"] = "auto"
     """float32, or bfloat16 convolutions and dense layers with routing in float32; auto is bfloat16 on CUDA GPUs of
-    compute capability 8 or more, and float32 on all other devices. A run folder holds what it came to."""
+    compute capability 8 or more, and float32 on all other devices. A run folder says which it was."""
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to compute."""
     capture: Literal["auto", "on", "off"] = "auto"
-    """Record the training step as a CUDA graph and replay it, which keeps a GPU busy: wherever it can be done, which is
-    on CUDA with one process; for certain, or an error; or never. Experimental: it was tested without a GPU only."""
+    """Record the training step as a CUDA graph and replay it, which keeps a GPU busy: auto does so on CUDA with one
+    process, where it can be done; on does so or fails; off never does. Experimental: it was only tested without a
+    GPU."""
     devices: Processes = 1
-    """Processes (one a device) on each machine."""
+    """Processes on each machine, one for each device."""
     num_nodes: Processes = 1
     """Machines."""
     checkpoint_minutes: PositiveFactor = 5.0
