@@ -97,7 +97,7 @@ def test_a_table_is_run_logged_and_reported(cli: Cli) -> None:
     page = Path("docs/results.md").read_text(encoding="utf-8")
     assert "| `plain`<br>plain |" in page
     assert "| `plain` | 2 |" in page
-    assert "| `wild` | wild | 2, of which 2 diverged |" in page
+    assert "| `wild` | 2, of which 2 diverged |" in page
     assert Path("docs/images/results-tiny-small-errors.png").exists()
     assert read_json("results/tiny/plain/seed-1/measures.json", "measures")["rotation"]["num_images"] == 5
 
