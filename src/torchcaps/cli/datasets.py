@@ -173,9 +173,9 @@ def _show_datasets(infos: list[DatasetInfo]) -> None:
         add_row(rows, Text(info.spec, style="bold"), info.title, *known, shape, classes, here)
     print_table(rows)
     say(
-        "What is not here is downloaded when it is first trained on, or read from",
+        "A data set that is not here is downloaded when it is first trained on, or read from",
         "--data-dir or $TORCHCAPS_DATA.",
-        "One of them, counted: torchcaps datasets NAME",
+        "The images of one, counted: torchcaps datasets NAME",
     )
 
 
@@ -198,6 +198,6 @@ def _show_dataset(info: DatasetInfo, found: Path | None, dataset: Dataset | None
     print_table(rows)
     if dataset.num_objects > 1:
         say(
-            f"Each image holds {dataset.num_objects} objects, and all of them are counted; of images that are",
-            "made in training, the objects that they are made of.",
+            f"Each image holds {dataset.num_objects} objects, and all of them are counted. For images that are made",
+            "in training, the objects that they are made of are counted.",
         )
