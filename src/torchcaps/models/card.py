@@ -270,8 +270,8 @@ def _limits(num_classes: int, training: TrainingRecord | None) -> str:
     limits = [
         f"It knows its {num_classes} classes only: an image of anything else is given one of them too. Lengths "
         "are scores, not calibrated probabilities.",
-        f"Images should look like {trained_on}: as light on dark or dark on light (`--invert` swaps the two), and at about "
-        "the same place and size in the frame. Other images, and images changed to deceive it, were not tested.",
+        f"Images should look like {trained_on}: as light on dark or dark on light (`--invert` swaps the two), and at "
+        "about the same place and size in the frame. Other images, and images changed to deceive it, were not tested.",
     ]
     if training is not None:
         limits.append(
