@@ -36,13 +36,13 @@ click on a heading sorts the table (on the documentation site).
 **Protocol.** Each network is trained on the training images. The validation images choose an epoch. The test images
 are looked at once, after the last epoch, with two networks: that of the *last* epoch and that of the *chosen* one. Both
 are reported, as mean ± standard deviation (n − 1) over the seeds. A seed decides the initial weights, the order and
-augmentation of the images, and which of them validate. *Seeds* counts every run; where some diverged it says so, and means
-and figures are those of the others. *Time* is that of training and validation of one run, on cores that other runs shared;
-*memory* is the peak of its process (on a GPU: of what was allocated there), the largest of the seeds.
+augmentation of the images, and which of them validate. *Seeds* counts every run; where some diverged it says so, and
+means and figures are those of the others. *Time* is that of training and validation of one run, on cores that other
+runs shared; *memory* is the peak of its process (on a GPU: of what was allocated there), the largest of the seeds.
 
-**Budgets.** *Small* rows are for a computer without a GPU: small networks, subsets, or few epochs, as stated. They answer
-the same questions at another size, and their errors are not the paper's. *Full* rows are the published settings, where
-there are any; they need a GPU.
+**Budgets.** *Small* rows are for a computer without a GPU: small networks, subsets, or few epochs, as stated. They
+answer the same questions at another size, and their errors are not the paper's. *Full* rows are the published settings,
+where there are any; they need a GPU.
 """
 
 #: The most commands, and the most rows that were not run, that stand there one by one.

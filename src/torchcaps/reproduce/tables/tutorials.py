@@ -24,8 +24,8 @@ TABLE = Table(
     title="The tutorials' own runs",
     question="Does each tutorial's network, run as its source runs it, reach what the source reports?",
     protocol=(
-        "Each preset has its own recipe. Those of the Keras tutorial are trained on the first 1,000 training images for "
-        "one epoch and tested on the first 1,000 test images, as in the source; all others use all of MNIST. The "
+        "Each preset has its own recipe. Those of the Keras tutorial are trained on the first 1,000 training images "
+        "for one epoch and tested on the first 1,000 test images, as in the source; all others use all of MNIST. The "
         "figure that the TensorFlow notebook prints is that of a run that restored an earlier checkpoint before its 10 "
         "epochs; the notebook does not say how many epochs came before. So it is compared with 10 epochs and, in the "
         "full budget, with 20."
