@@ -18,7 +18,7 @@ QUICK = (*FEW, *WEAK, "--angles=-30,0", "--steps", "2")
 
 def test_the_table_has_what_the_library_computes(cli: Cli, run_folder: Path) -> None:
     result = cli("robustness", run_folder, *QUICK)
-    assert (result.code, result.err[:27]) == (0, "Measuring will take about 0")
+    assert (result.code, result.err[:26]) == (0, "Measuring will take about ")
     run = load_run(run_folder)
     images = run.dataset().test.take(20)
     curves = {
@@ -38,7 +38,7 @@ def test_the_table_has_what_the_library_computes(cli: Cli, run_folder: Path) -> 
 def test_networks_are_compared_side_by_side(cli: Cli, run_folder: Path, cnn_folder: Path) -> None:
     options = ("--data", "digits", "--kind", "fgsm", "--objective", "scores", "--figure", "both.png")
     result = cli("robustness", run_folder, cnn_folder, *FEW, *WEAK, *options)
-    assert (result.code, result.err[:27]) == (0, "Measuring will take about 0")
+    assert (result.code, result.err[:26]) == (0, "Measuring will take about ")
     assert result.out.startswith("FGSM on the scores.")
     assert "Rotation" not in result.out
     heading = result.out.splitlines()[1].split()
@@ -57,7 +57,7 @@ def test_each_network_s_images_are_named_where_they_differ(
     monkeypatch.setattr("torchcaps.cli.robustness.write_figure", lambda *_, **__: None)
     options = (*FEW, *WEAK, "--kind", "fgsm", "--figure", "both.png")
     result = cli("robustness", run_folder, "other", *options)
-    assert (result.code, result.err[:27]) == (0, "Measuring will take about 0")
+    assert (result.code, result.err[:26]) == (0, "Measuring will take about ")
     words = (
         "FGSM. Accuracy of run on the first 20 test images of digits, of other on the first 15 test images of digits"
     )
