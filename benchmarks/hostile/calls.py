@@ -172,6 +172,15 @@ def _functions() -> dict[str, Callable[[], Call]]:
         "read_image": lambda: (
             datasets.read_image, {"path": "images/colour.png", "in_shape": (1, 9, 9), "invert": True, "fit": "pad"}
         ),
+        "prepare_image": lambda: (
+            datasets.prepare_image,
+            {
+                "image": np.arange(3 * 50 * 60, dtype=np.uint8).reshape(3, 50, 60),
+                "in_shape": (1, 28, 28),
+                "preparation": datasets.Preparation(),
+                "light_ink": True,
+            },
+        ),
         "stratified_split": lambda: (datasets.stratified_split, {"labels": _labels(30), "size": 6, "seed": 0}),
         "BatchLoader": lambda: (
             _batches,

@@ -178,7 +178,7 @@ def test_many_classes_are_summed_up(cli: Cli, tmp_path: Path) -> None:
     assert "The 10 worst of 25 classes" in out
     assert "Most frequent confusions" in out
     assert "true classes down" not in out
-    shown = cli("predict", "net", "image.png").out.splitlines()
+    shown = [line for line in cli("predict", "net", "image.png").out.splitlines() if "unsure" not in line]
     lengths = [float(line.split()[1]) for line in shown[1:11]]
     assert lengths == sorted(lengths, reverse=True)
     assert "and 15 lower ones" in shown[11]
@@ -218,18 +218,24 @@ def test_predict_gives_class_and_lengths(cli: Cli, run_folder: Path, digit_file:
 def test_predict_ink_on_paper(cli: Cli, run_folder: Path, digit_file: Path, tmp_path: Path) -> None:
     with Image.open(digit_file) as image:
         Image.fromarray(255 - np.asarray(image)).save(tmp_path / "ink.png")
-    light, ink, inverted = (
+    light, found, said, ink, inverted = (
         json.loads(cli("predict", run_folder, *arguments, "--json").out)[0]["lengths"]
-        for arguments in ([digit_file], ["ink.png"], ["ink.png", "--invert"])
+        for arguments in (
+            [digit_file],
+            ["ink.png"],
+            ["ink.png", "--invert"],
+            ["ink.png", "--prepare", "none"],
+            ["ink.png", "--prepare", "none", "--invert"],
+        )
     )
-    assert inverted == light != ink
+    assert light == found == said == inverted != ink
 
 
 def test_predict_several_images_of_any_size(cli: Cli, run_folder: Path, digit_file: Path, tmp_path: Path) -> None:
     with Image.open(digit_file) as image:
         image.convert("RGB").resize((90, 45)).save(tmp_path / "wide.jpg")
     padded, stretched = (
-        json.loads(cli("predict", run_folder, digit_file, "wide.jpg", "--fit", fit, "--json").out)
+        json.loads(cli("predict", run_folder, digit_file, "wide.jpg", "--prepare", "none", "--fit", fit, "--json").out)
         for fit in ("pad", "stretch")
     )
     assert [found["image"] for found in padded] == [str(digit_file), "wide.jpg"]
@@ -247,15 +253,18 @@ def test_image_files_are_brought_to_size_as_the_runs_images_were(
     config = read_json(copy / "config.json", "configuration")
     write_json(copy / "config.json", config | {"data": data})
 
+    as_it_is = ("--prepare", "none")
+
     def lengths(*options: str) -> list[dict[str, float]]:
-        return [found["lengths"] for found in json.loads(cli("predict", copy, "wide.png", "--json", *options).out)]
+        said = cli("predict", copy, "wide.png", "--json", *as_it_is, *options).out
+        return [found["lengths"] for found in json.loads(said)]
 
     assert lengths() == lengths("--fit", fit)
     assert lengths("--fit", "pad") != lengths("--fit", "stretch")
     for command in ("perturb", "routing"):
         pictures = []
         for options in ([], ["--fit", "pad"], ["--fit", "stretch"]):
-            assert cli(command, copy, "--image", "wide.png", *options, "--out", "x.png").code == 0
+            assert cli(command, copy, "--image", "wide.png", *as_it_is, *options, "--out", "x.png").code == 0
             pictures.append(Path("x.png").read_bytes())
         assert pictures[0] == pictures[1 if fit == "pad" else 2] != pictures[2 if fit == "pad" else 1]
 

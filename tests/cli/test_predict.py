@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,10 +21,11 @@ from PIL import Image
 
 from torchcaps.cli.predict import split_arguments
 from torchcaps.cli.runs import figure_path, open_images, open_run
-from torchcaps.datasets import get_max_megapixels
+from torchcaps.datasets import Preparation, get_max_megapixels
 from torchcaps.errors import InputError
-from torchcaps.export import Description
+from torchcaps.export import Description, OnnxModel
 from torchcaps.models import create_model, load_pretrained, pretrained
+from torchcaps.training import load_run
 
 Cli = Callable[..., Any]
 
@@ -50,7 +52,16 @@ def shipped(run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 # an ONNX file
 
 
-@pytest.mark.parametrize("options", [[], ["--invert"], ["--fit", "stretch"], ["--invert", "--fit", "pad"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--invert"],
+        ["--prepare", "none"],
+        ["--prepare", "none", "--fit", "stretch"],
+        ["--prepare", "none", "--invert", "--fit", "pad"],
+    ],
+)
 def test_an_onnx_file_says_what_the_run_says(
     cli: Cli, run_folder: Path, onnx_file: Path, digit_file: Path, wide_file: Path, options: list[str]
 ) -> None:
@@ -60,7 +71,10 @@ def test_an_onnx_file_says_what_the_run_says(
     assert by_file == by_run
     by_run, by_file = (json.loads(cli("predict", n, *arguments, "--json").out) for n in (run_folder, onnx_file))
     for ours, theirs in zip(by_file, by_run, strict=True):
-        assert (ours["image"], ours["class"]) == (theirs["image"], theirs["class"])
+        assert [ours[key] for key in ("image", "class", "prepared")] == [
+            theirs[key] for key in ("image", "class", "prepared")
+        ]
+        assert len(ours["unsure"]) == len(theirs["unsure"])
         assert ours["lengths"].keys() == theirs["lengths"].keys()
         np.testing.assert_allclose(list(ours["lengths"].values()), list(theirs["lengths"].values()), atol=1e-5)
     assert by_file[0]["lengths"] != by_file[1]["lengths"]
@@ -251,6 +265,142 @@ def test_a_description_gives_the_fit(
         for options in ([], ["--fit", "stretch"], ["--fit", "pad"])
     )
     assert plain == stretched != padded
+
+
+# photos
+
+
+@pytest.fixture
+def photo_file(digit_file: Path, tmp_path: Path) -> Path:
+    """The digit as ink on paper, in a corner, on a slope of light."""
+    with Image.open(digit_file) as image:
+        ink = np.asarray(image.convert("L").resize((90, 90))) / 255
+    photo = np.full((200, 300, 3), 230.0)
+    photo[100:190, 20:110] -= ink[:, :, None] * (200, 180, 60)
+    photo *= np.linspace(0.6, 1, 300)[None, :, None]
+    Image.fromarray(photo.astype(np.uint8)).save(tmp_path / "photo.png")
+    return tmp_path / "photo.png"
+
+
+def test_a_photo_is_prepared_and_what_was_changed_is_said(
+    cli: Cli, run_folder: Path, digit_file: Path, photo_file: Path
+) -> None:
+    photo, digit = json.loads(cli("predict", run_folder, photo_file, digit_file, "--json").out)
+    assert digit["prepared"] == []
+    changes = photo["prepared"]
+    assert changes[0] == "dark ink turned light"
+    assert changes[1].endswith("pixels cut out of 200×300")
+    assert changes[2].startswith("uneven light flattened (1 to 1.")
+    near, far = (abs(np.subtract(list(photo["lengths"].values()), list(digit["lengths"].values()))).max(), 0.05)
+    assert near < far
+    out = cli("predict", run_folder, photo_file).out.splitlines()
+    assert out[1] == f"  prepared: {'; '.join(changes)}"
+    (unprepared,) = json.loads(cli("predict", run_folder, photo_file, "--prepare", "none", "--json").out)
+    assert unprepared["prepared"] == []
+    assert unprepared["lengths"] != photo["lengths"]
+
+
+def test_a_photo_without_a_drawing_is_unsure(cli: Cli, run_folder: Path, tmp_path: Path) -> None:
+    Image.new("RGB", (60, 40), "white").save(tmp_path / "empty.png")
+    (said,) = json.loads(cli("predict", run_folder, "empty.png", "--json").out)
+    assert (said["prepared"], said["unsure"][0]) == (["no drawing found"], "no drawing found")
+
+
+def test_networks_for_other_images_prepare_nothing(cli: Cli, photo_file: Path) -> None:
+    create_model("sabour2017", conv_channels=8, primary_types=2, decoder=False).save_pretrained("net")
+    plain, none = (cli("predict", "net", photo_file, *options) for options in ([], ["--prepare", "none"]))
+    assert plain == none
+    assert "prepared" not in plain.out
+    assert cli("predict", "net", photo_file, "--fit", "stretch").code == 0
+
+
+def test_a_fit_is_for_what_is_not_prepared(cli: Cli, run_folder: Path, photo_file: Path) -> None:
+    done = cli("predict", run_folder, photo_file, "--fit", "stretch")
+    assert (done.code, done.out) == (2, "")
+    assert "--fit is for images that are not prepared; leave it out, or add --prepare none" in done.err
+
+
+def test_other_commands_prepare_a_photo_too(cli: Cli, run_folder: Path, photo_file: Path) -> None:
+    traces = [
+        cli("routing", run_folder, "--image", photo_file, "--json", *options).out
+        for options in ([], ["--prepare", "none"])
+    ]
+    assert traces[0] != traces[1]
+    done = cli("routing", run_folder, "--prepare", "none")
+    assert (done.code, "--prepare is for a file given with --image" in done.err) == (2, True)
+
+
+def test_a_figure_shows_what_the_network_sees(
+    cli: Cli, run_folder: Path, onnx_file: Path, photo_file: Path, digit_file: Path
+) -> None:
+    for network in (run_folder, onnx_file):
+        done = cli("predict", network, photo_file, digit_file, "--show", "seen.png")
+        assert (done.code, done.out.splitlines()[-1]) == (0, "wrote seen.png")
+        with Image.open("seen.png") as figure:
+            assert figure.width > figure.height > 400
+        Path("seen.png").unlink()
+    done = cli("predict", run_folder, photo_file, "--show", "seen.svg", "--json")
+    assert (json.loads(done.out)[0]["image"], done.err) == (str(photo_file), "wrote seen.svg\n")
+    done = cli("predict", run_folder, *[digit_file] * 101, "--show", "seen.png")
+    assert (done.code, done.out) == (2, "")
+    assert "--show draws at most 100 images, got 101" in done.err
+    assert not Path("seen.png").exists()
+
+
+def test_answers_beyond_what_is_usual_are_unsure(cli: Cli, run_folder: Path, digit_file: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(run_folder, tmp_path / "run"))
+    summary = json.loads((run / "summary.json").read_text())
+    for usual, number in (({"score": 1, "distance": 0}, 2), ({"score": 0, "distance": 0}, 1), ({"score": 0}, 0)):
+        summary["calibration"] = {"distance": 1000, "images": 100} | usual
+        (run / "summary.json").write_text(json.dumps(summary))
+        (said,) = json.loads(cli("predict", run, digit_file, "--json").out)
+        assert len(said["unsure"]) == number
+        assert all(reason.endswith("the bound of 99 % of the validation images") for reason in said["unsure"])
+        out = cli("predict", run, digit_file).out
+        assert (f"  unsure: {'; '.join(said['unsure'])}" in out.splitlines()) == bool(number)
+
+
+def test_what_is_usual_goes_with_the_network(
+    cli: Cli, run_folder: Path, onnx_file: Path, photo_file: Path, tmp_path: Path
+) -> None:
+    assert cli("export", run_folder, "--format", "folder", "--out", tmp_path / "saved").code == 0
+    run, saved = (load_run(folder) for folder in (run_folder, tmp_path / "saved"))
+    assert run.preparation == saved.preparation == Preparation(centre="box")
+    assert run.calibration == saved.calibration == OnnxModel(onnx_file).description.calibration
+    assert run.calibration is not None
+    assert run.calibration.images == 100
+    assert "bring photos of a drawing to that form" in (tmp_path / "saved" / "README.md").read_text()
+    assert cli("predict", tmp_path / "saved", photo_file) == cli("predict", run_folder, photo_file)
+
+
+def test_runs_of_earlier_versions_are_known_by_their_data(run_folder: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(run_folder, tmp_path / "run"))
+    summary = json.loads((run / "summary.json").read_text())
+    del summary["calibration"]
+    (run / "summary.json").write_text(json.dumps(summary))
+    config = json.loads((run / "config.json").read_text())
+    wanted = {
+        ("digits", None): Preparation(centre="box"),
+        ("mnist", None): Preparation(),
+        ("mnist", 42): Preparation(box=30),
+        ("affnist", None): Preparation(),
+        ("fashion-mnist", None): None,
+        ("multimnist", None): None,
+        ("npz:gone.npz", None): None,
+        ("of-a-plugin", None): None,
+    }
+    for (data, size), preparation in wanted.items():
+        (run / "config.json").write_text(json.dumps(config | {"data": data, "image_size": size}))
+        loaded = load_run(run)
+        assert (loaded.preparation, loaded.calibration) == (preparation, None), data
+
+
+@pytest.mark.parametrize("entry", [{"preparation": 7}, {"preparation": {"box": 20}}, {"calibration": [1, 2]}])
+def test_a_damaged_preparation_is_refused(cli: Cli, run_folder: Path, digit_file: Path, entry: dict[str, Any]) -> None:
+    load_pretrained(run_folder / "best").save_pretrained("net", class_names="abcdefghij", about_images=entry)
+    done = cli("predict", "net", digit_file)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert f"{Path('net/classes.json')} cannot be used: a" in done.err
 
 
 # image files

@@ -56,6 +56,13 @@ def training(**values: Any) -> TrainingRecord:
     return TrainingRecord(**plain | values)
 
 
+def test_a_card_says_how_images_of_drawings_are_made() -> None:
+    plain, drawn = (card_of(subject(), training(preparation=words)) for words in (None, "light on dark"))
+    assert "the same side light and dark (`--invert` turns it round)" in plain
+    assert "in the form of those of MNIST handwritten digits: light on dark. `torchcaps predict` and" in drawn
+    assert "--invert" not in drawn
+
+
 def rows(card: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in card.splitlines() if line[:1] == "|"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import types
@@ -21,8 +22,8 @@ from safetensors.torch import load_file, save_file
 
 from support import assert_close, assert_raises, small
 from torchcaps import create_model, list_presets
-from torchcaps.analysis import evaluate
-from torchcaps.datasets import load_dataset
+from torchcaps.analysis import calibrate, evaluate
+from torchcaps.datasets import Preparation, load_dataset
 from torchcaps.errors import InputError
 from torchcaps.models import BaselineCNN, CapsNet, load_pretrained, pretrained
 from torchcaps.models.fields import flat
@@ -427,3 +428,13 @@ def test_what_is_shipped_is_as_good_as_its_card_says(name: str) -> None:
     assert said is not None
     found = evaluate(load_pretrained(name), load_dataset("mnist").test)
     assert 100 * found.error == pytest.approx(float(said[1]), abs=0.011)  # one image is 0.01 %
+
+
+@pytest.mark.mnist
+@pytest.mark.parametrize("name", SHIPPED)
+def test_what_is_shipped_says_what_is_usual_for_it(name: str) -> None:
+    run = load_run(shipped_folder(name))
+    assert (run.preparation, run.calibration is None) == (Preparation(), False)
+    found = calibrate(run.model, load_dataset("mnist").validation.images)
+    said = dataclasses.asdict(run.calibration)  # type: ignore[arg-type]
+    assert dataclasses.asdict(found) == pytest.approx(said, abs=0.001)

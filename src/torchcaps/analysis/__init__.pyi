@@ -4,6 +4,8 @@ from .architecture import list_layers as list_layers
 from .confusion import figure_confusion as figure_confusion
 from .curves import figure_curves as figure_curves
 from .curves import read_metrics as read_metrics
+from .doubt import Calibration as Calibration
+from .doubt import distances as distances
 from .evaluation import ClassScore as ClassScore
 from .evaluation import Evaluation as Evaluation
 from .evaluation import EvaluationSums as EvaluationSums
@@ -15,7 +17,10 @@ from .perturbations import Perturbation as Perturbation
 from .perturbations import figure_component as figure_component
 from .perturbations import figure_perturbation as figure_perturbation
 from .perturbations import perturb_capsule as perturb_capsule
+from .photos import SeenPhoto as SeenPhoto
+from .photos import figure_photos as figure_photos
 from .predictions import Predictions as Predictions
+from .predictions import calibrate as calibrate
 from .predictions import load_image as load_image
 from .predictions import predict as predict
 from .reconstructions import Reconstructions as Reconstructions

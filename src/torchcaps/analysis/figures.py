@@ -157,9 +157,9 @@ class Sheet:
 
         self._axes.add_patch(Polygon(corners, facecolor=colour, edgecolor=EDGE, linewidth=0.6, joinstyle="round"))
 
-    def line(self, start: tuple[float, float], end: tuple[float, float]) -> None:
+    def line(self, start: tuple[float, float], end: tuple[float, float], colour: str = EDGE) -> None:
         """A thin line from one place (x, y) to another."""
-        self._axes.plot(*zip(start, end, strict=True), color=EDGE, linewidth=0.4)
+        self._axes.plot(*zip(start, end, strict=True), color=colour, linewidth=0.4)
 
     def arrow(self, start: tuple[float, float], end: tuple[float, float]) -> None:
         """A thin arrow from one place (x, y) to another."""

@@ -11,20 +11,29 @@ import torch
 from jaxtyping import Float, Int, Shaped, UInt8
 from torch import Tensor
 
+from torchcaps.analysis.doubt import USUAL, Calibration, distances
 from torchcaps.analysis.inference import Scored, classes_of, in_batches, inference
 from torchcaps.datasets.formats.image_files import Fit, read_image
+from torchcaps.datasets.preparation import Preparation
 from torchcaps.models import Network
 from torchcaps.models.output import ScoreName
 
 
 def load_image(
-    path: str | Path, in_shape: Sequence[int], *, invert: bool = False, fit: Fit = "pad", name: str | None = None
+    path: str | Path,
+    in_shape: Sequence[int],
+    *,
+    preparation: Preparation | None = None,
+    invert: bool = False,
+    fit: Fit = "pad",
+    name: str | None = None,
 ) -> UInt8[Tensor, "C H W"]:
     """Read an image file and bring it to the shape a network takes: :func:`torchcaps.datasets.read_image` as a tensor.
 
     Arguments and errors are those of :func:`torchcaps.datasets.read_image`.
     """
-    return torch.from_numpy(read_image(path, in_shape, invert=invert, fit=fit, name=name))
+    image = read_image(path, in_shape, preparation=preparation, invert=invert, fit=fit, name=name)
+    return torch.from_numpy(image)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,4 +88,30 @@ def predict(
         scores.numpy(),
         torch.cat(reconstructions).numpy() if reconstructions else None,
         output.score_name,
+    )
+
+
+def calibrate(model: Network, images: Shaped[Tensor, "N C H W"], *, batch_size: int = 256) -> Calibration:
+    """Measure what is usual for a network: the bounds that 99 % of images keep to, see `Calibration`.
+
+    Args:
+        model: The network; in evaluation mode meanwhile.
+        images: Images like those that it was trained on, but that it was not trained on; as for :func:`predict`.
+        batch_size: Images at a time.
+
+    Raises:
+        TypeError: As for :func:`predict`.
+        InputError: The same.
+    """
+    scores, off = [], []
+    with inference(model):
+        for pixels, _ in in_batches(model, images, None, batch_size):
+            output = model(pixels)
+            scores.append(output.scores.float().sort(1, descending=True).values[:, model.config.objects - 1].cpu())
+            if output.reconstruction is not None:
+                off.append(distances(pixels.float().cpu().numpy(), output.reconstruction.float().cpu().numpy()))
+    return Calibration(
+        score=round(float(np.quantile(torch.cat(scores).numpy(), 1 - USUAL)), 4),
+        distance=round(float(np.quantile(np.concatenate(off), USUAL)), 4) if off else Calibration.distance,
+        images=len(images),
     )

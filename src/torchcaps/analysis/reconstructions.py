@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from torchcaps.analysis.doubt import whole
 from torchcaps.analysis.figures import COLOURS, MUTED, WRONG, Caption, draw_tiles, drawable
 from torchcaps.analysis.inference import (
     Scored,
@@ -60,9 +61,7 @@ class Reconstructions(Scored):
     @property
     def whole(self) -> Float[np.ndarray, "N C H W"]:
         """Reconstructions of whole images: the objects of each laid over each other, added and cut off at 1."""
-        if self.reconstructions.ndim == 4:
-            return self.reconstructions
-        return self.reconstructions.sum(1).clip(max=1)
+        return whole(self.reconstructions)
 
     @property
     def right(self) -> Bool[np.ndarray, "N"]:

@@ -26,6 +26,7 @@ from torchcaps.cli.output import (
 from torchcaps.cli.runs import (
     FIGURE,
     Fit,
+    Prepare,
     Split,
     Which,
     data_options,
@@ -36,6 +37,7 @@ from torchcaps.cli.runs import (
     open_run,
     optional_run_argument,
     out_option,
+    preparation_for,
     refuse_options,
     runs_argument,
 )
@@ -71,6 +73,7 @@ def read_pictures(
     index: Sequence[int],
     image_file: Path | None,
     *,
+    prepare: Prepare,
     invert: bool,
     fit: Fit | None,
     data: str | None,
@@ -82,7 +85,13 @@ def read_pictures(
     from torchcaps.analysis.inference import join_names
 
     if image_file is not None:  # brought to size as the images of the run's data set were
-        pixels = load_image(image_file, run.model.in_shape, invert=invert, fit=fit or run.image_fit)
+        pixels = load_image(
+            image_file,
+            run.model.in_shape,
+            preparation=preparation_for(prepare, run.preparation, fit),
+            invert=invert,
+            fit=fit or run.image_fit,
+        )
         return [Picture(pixels, str(image_file), [], None, "")]
     images, dataset, where = open_images(run, data, data_dir, split)
     pictures = []
@@ -98,7 +107,7 @@ def read_pictures(
 def check_image_options(image_file: Path | None, *more: str) -> None:
     """Refuse the options of a data set, and ``more``, beside --image; and without it those of a file."""
     if image_file is None:
-        refuse_options(("invert", "fit"), "is for a file given with --image")
+        refuse_options(("prepare", "invert", "fit"), "is for a file given with --image")
     else:
         refuse_options(("index", "data", "data_dir", "split", *more), "is for a data set, not for --image")
 

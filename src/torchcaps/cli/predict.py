@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
 from torchcaps.cli.base import Command
-from torchcaps.cli.output import MOST_CLASSES, MOST_SHOWN, bar, console, print_json
-from torchcaps.cli.runs import PATH, Fit, Which, image_options, is_given, json_option, open_run, which_option
+from torchcaps.cli.output import MOST_CLASSES, MOST_SHOWN, bar, console, print_json, write_figure
+from torchcaps.cli.runs import (
+    FIGURE,
+    PATH,
+    Fit,
+    Prepare,
+    Which,
+    image_options,
+    is_given,
+    json_option,
+    open_run,
+    preparation_for,
+    which_option,
+)
 from torchcaps.errors import InputError, visible
 from torchcaps.files import could_be_repository
 
@@ -18,6 +30,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from torchcaps.export import Description
+
+    Answers: TypeAlias = tuple[np.ndarray, np.ndarray | None]
+    Classifier: TypeAlias = Callable[[np.ndarray], Answers]
 
 ONNX, CONFIG = ".onnx", "config.json"
 
@@ -28,7 +43,7 @@ ONNX, CONFIG = ".onnx", "config.json"
     short_help="Classify image files.",
     examples=(
         ("predict runs/sabour2017-digits-1 seven.png", "one image, light on dark"),
-        ("predict runs/sabour2017-digits-1 scans/*.jpg --invert", "ink on paper"),
+        ("predict photo.jpg --show seen.png", "and draw what the network sees of it"),
         ("predict runs/sabour2017-digits-1 seven.png --json", "for other programs"),
         ("predict model.onnx seven.png", "by a network that torchcaps export wrote, without torch"),
         ("predict someone/capsnet-digits seven.png", "by a network on the Hugging Face hub"),
@@ -38,33 +53,68 @@ ONNX, CONFIG = ".onnx", "config.json"
 @click.argument("arguments", metavar="[RUN] IMAGE...", nargs=-1, type=PATH)
 @which_option
 @image_options
+@click.option("--show", type=FIGURE, help="Draw each image beside what the network sees, .png, .pdf or .svg.")
 @json_option
-def predict(arguments: tuple[Path, ...], which: Which, invert: bool, fit: Fit | None, as_json: bool) -> None:
+def predict(
+    arguments: tuple[Path, ...],
+    which: Which,
+    prepare: Prepare,
+    invert: bool,
+    fit: Fit | None,
+    show: Path | None,
+    as_json: bool,
+) -> None:
     """Classify image files of any size: the class (or those of several objects) and the score of every class.
 
     RUN is a run folder, a folder written by save_pretrained, a repository of the hub such as someone/capsnet, or an
-    .onnx file written by `torchcaps export`. Without it, the network that comes with torchcaps classifies.
+    .onnx file written by `torchcaps export`. Without it, the network that comes with torchcaps classifies. For networks
+    that were trained on drawings, such as MNIST's digits, a photo of a drawing is first brought to their form; what was
+    changed much is said, and so is why an answer is unsure.
     """
     run_path, image_files = split_arguments(arguments)
 
     import numpy as np
 
-    from torchcaps.datasets import read_image
+    from torchcaps.analysis.doubt import Calibration, distances, whole
+    from torchcaps.analysis.photos import MOST_PHOTOS, PREVIEW, SeenPhoto, figure_photos
+    from torchcaps.datasets import read_photo
+    from torchcaps.datasets.preparation import NOTHING
 
-    description, scores_of = _classifier(run_path, which)
-    shape, fit = description.in_shape, fit or description.fit
-    images = np.stack([read_image(file, shape, invert=invert, fit=fit) for file in image_files])
-    scores = scores_of(images)
+    if show is not None and len(image_files) > MOST_PHOTOS:
+        raise InputError(f"--show draws at most {MOST_PHOTOS} images, got {len(image_files)}")
+    description, answers_of = _classifier(run_path, which)
+    preparation = preparation_for(prepare, description.preparation, fit)
+    shape, fit, names = description.in_shape, fit or description.fit, description.class_names
+    prepared, kept = [], []
+    for file in image_files:
+        photo = read_photo(file, shape, preparation=preparation, invert=invert, fit=fit)
+        prepared.append(photo.prepared)
+        if show is not None:
+            kept.append(photo.shrunk(PREVIEW))  # the photos themselves may be larger than memory
+    images = np.stack([each.image for each in prepared])
+    scores, reconstructions = answers_of(images)
+    off = None if reconstructions is None else distances(images / np.float32(255), reconstructions)
+    usual = description.calibration or Calibration()
     # the order of torchcaps.models.objects.longest, without torch
     highest = (-scores).argsort(axis=1, kind="stable")[:, : description.objects]
-    names = description.class_names
-    results = []
-    for file, chosen, row in zip(image_files, highest.tolist(), scores.tolist(), strict=True):
+    results: list[dict[str, Any]] = []
+    seen = []
+    for n, (file, chosen, row) in enumerate(zip(image_files, highest.tolist(), scores.tolist(), strict=True)):
         given, lengths = [names[j] for j in chosen], dict(zip(names, row, strict=True))
+        changes = prepared[n].changes
+        doubts = usual.doubts(row[chosen[-1]], None if off is None else float(off[n]))
+        if NOTHING in changes:
+            doubts = (NOTHING, *doubts)
         found = {"classes": given} if len(given) > 1 else {"class": given[0]}
-        results.append({"image": str(file)} | found | {"lengths": lengths})
+        said = {"lengths": lengths, "prepared": changes, "unsure": doubts}
+        results.append({"image": str(file)} | found | said)
+        if show is not None:
+            drawn = None if reconstructions is None else whole(reconstructions[n : n + 1])[0]
+            seen.append(SeenPhoto(f"{file.name}: {' + '.join(given)}", kept[n], drawn, doubts))
         if not as_json:
-            _show_prediction(file, given, lengths)
+            _show_prediction(file, given, lengths, changes, doubts)
+    if show is not None:
+        write_figure(figure_photos(seen), show, quiet=as_json)
     if as_json:
         print_json(results)
 
@@ -95,15 +145,15 @@ def split_arguments(arguments: Sequence[Path]) -> tuple[Path | None, Sequence[Pa
     return None, arguments
 
 
-def _classifier(run_path: Path | None, which: Which) -> tuple[Description, Callable[[np.ndarray], np.ndarray]]:
-    """What is known of a network, and a function from uint8 images (N, C, H, W) to class scores (N, J)."""
+def _classifier(run_path: Path | None, which: Which) -> tuple[Description, Classifier]:
+    """What is known of a network, and a function from uint8 images (N, C, H, W) to class scores and reconstructions."""
     if run_path is not None and run_path.suffix.lower() == ONNX:
         from torchcaps.export import OnnxModel
 
         if is_given("which"):
             raise click.UsageError("--which is for a run folder, not for an ONNX file; leave it out")
         model = OnnxModel(run_path)
-        return model.description, lambda images: model(images)[0]
+        return model.description, model
 
     import torch
 
@@ -111,15 +161,26 @@ def _classifier(run_path: Path | None, which: Which) -> tuple[Description, Calla
     from torchcaps.export import describe_run
 
     run = open_run(run_path, which)
-    return describe_run(run), lambda images: classify(run.model, torch.from_numpy(images)).scores
+
+    def answers_of(images: np.ndarray) -> Answers:
+        found = classify(run.model, torch.from_numpy(images))
+        return found.scores, found.reconstructions
+
+    return describe_run(run), answers_of
 
 
-def _show_prediction(file: Path, classes: list[str], lengths: dict[str, float]) -> None:
+def _show_prediction(
+    file: Path, classes: list[str], lengths: dict[str, float], changes: Sequence[str], doubts: Sequence[str]
+) -> None:
     from rich.text import Text
 
     to = console()
     given = [visible(name) for name in classes]
     to.print(Text.assemble(visible(str(file)), "  ", (" + ".join(given), "bold green")), soft_wrap=True)
+    if changes:
+        to.print(Text(f"  prepared: {'; '.join(changes)}"), soft_wrap=True)
+    if doubts:
+        to.print(Text(f"  unsure: {'; '.join(doubts)}", style="yellow"), soft_wrap=True)
     scores: Sequence[tuple[str, float]] = [(visible(name), score) for name, score in lengths.items()]
     if len(scores) > MOST_CLASSES:
         scores = sorted(scores, key=lambda item: -item[1])[:MOST_SHOWN]

@@ -17,12 +17,13 @@ from torchcaps.ranges import INDEX
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from torchcaps.datasets import Dataset, ImageSet
+    from torchcaps.datasets import Dataset, ImageSet, Preparation
     from torchcaps.training import Run
 
 Which = Literal["best", "last"]
 Split = Literal["test", "validation", "train"]
 Fit = Literal["pad", "stretch"]
+Prepare = Literal["auto", "none"]
 
 
 class GivenPath(click.Path):
@@ -108,15 +109,36 @@ max_megapixels_option = click.option(
     help="Refuse image files of more megapixels before they are decoded, at most 178.  [default: 64]",
 )
 image_options = compose(
-    click.option("--invert", is_flag=True, help="Turn dark on light, as ink on paper, into light on dark."),
+    click.option(
+        "--prepare",
+        type=click.Choice(["auto", "none"]),
+        default="auto",
+        help="Bring photos of a drawing to the form of the network's data, light on dark, cut out, scaled and centred, "
+        "where these were drawings (MNIST's digits and the like); or take images as they are.",
+    ),
+    click.option(
+        "--invert",
+        is_flag=True,
+        help="Turn dark on light, as ink on paper, into light on dark. Where images are prepared that is found out; "
+        "--invert says that it is so.",
+    ),
     click.option(
         "--fit",
         type=click.Choice(["pad", "stretch"]),
-        help="Bring an image to the network's size with a border, or by stretching it.  "
+        help="Bring an image that is not prepared to the network's size with a border, or by stretching it.  "
         "[default: stretch for a run on folder: data, whose images were; else pad]",
     ),
     max_megapixels_option,
 )
+
+
+def preparation_for(prepare: Prepare, own: Preparation | None, fit: Fit | None) -> Preparation | None:
+    """How the command prepares image files, ``own`` being how the network's data were made."""
+    if prepare == "none" or own is None:
+        return None
+    if fit is not None:
+        raise click.UsageError("--fit is for images that are not prepared; leave it out, or add --prepare none")
+    return own
 
 
 def index_options(*, several: bool = False) -> Decorator:

@@ -2,8 +2,10 @@ from .augmentation import Augmentation as Augmentation
 from .augmentation import center_crop as center_crop
 from .dataset import Dataset as Dataset
 from .dataset import Splits as Splits
+from .formats.image_files import Photo as Photo
 from .formats.image_files import get_max_megapixels as get_max_megapixels
 from .formats.image_files import read_image as read_image
+from .formats.image_files import read_photo as read_photo
 from .formats.image_files import set_max_megapixels as set_max_megapixels
 from .image_set import ImageSet as ImageSet
 from .image_set import resize_images as resize_images
@@ -15,6 +17,9 @@ from .loading import list_datasets as list_datasets
 from .loading import load_dataset as load_dataset
 from .overlapping_pairs import PairSet as PairSet
 from .overlapping_pairs import fixed_pairs as fixed_pairs
+from .preparation import Preparation as Preparation
+from .preparation import Prepared as Prepared
+from .preparation import prepare_image as prepare_image
 from .registry import DataRequest as DataRequest
 from .registry import DatasetInfo as DatasetInfo
 from .registry import register_dataset as register_dataset

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.files import user_path
 from torchcaps.registry import Registry
@@ -64,6 +65,8 @@ class DatasetInfo:
         takes_data_dir: Whether its files are looked for in ``data_dir``.
         validation_size: How many validation images to take by default; None for a tenth of the training images.
         load: The function that reads it.
+        preparation: How its images were made of drawings, so that photos of drawings can be made so too; None for
+            images of something else.
         find: The function that finds the folder of its files; None for a data set without files of its own.
     """
 
@@ -80,6 +83,7 @@ class DatasetInfo:
     takes_path: bool = False
     takes_data_dir: bool = False
     validation_size: int | None = None
+    preparation: Preparation | None = None
     find: Callable[[Path | None], Path | None] | None = field(default=None, repr=False)
 
     @property

@@ -5,17 +5,26 @@ from __future__ import annotations
 import json
 import math
 import reprlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
 from torchcaps._version import __version__
+from torchcaps.analysis.doubt import Calibration
+from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError
 
 PREFIX = "torchcaps."
 """What the names of all entries begin with."""
 LARGEST_IMAGE = 2**22
 """Values C·H·W of an image at most."""
+
+
+READERS: dict[str, Callable[[Any], Any]] = {
+    "preparation": Preparation.from_json,
+    "calibration": Calibration.from_json,
+}
+"""Entries that files of earlier versions have not, and what reads each from JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +41,16 @@ class Description:
     """Objects in an image."""
     fit: Literal["pad", "stretch"] = "pad"
     """How image files are brought to size, as those of the training were."""
+    preparation: Preparation | None = None
+    """How photos of drawings are prepared; None where images are of something else."""
+    calibration: Calibration | None = None
+    """What is usual for the network; None where it was not measured."""
     version: str = __version__
     """Of the torchcaps that wrote the file."""
 
     def to_metadata(self) -> dict[str, str]:
         """Entries for a file's metadata."""
-        return {PREFIX + name: json.dumps(value, ensure_ascii=False) for name, value in vars(self).items()}
+        return {PREFIX + name: json.dumps(value, ensure_ascii=False) for name, value in asdict(self).items()}
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> Self:
@@ -51,6 +64,9 @@ class Description:
             try:
                 values[name] = json.loads(metadata[PREFIX + name])
             except KeyError:
+                if name in READERS:  # a file of an earlier version
+                    values[name] = None
+                    continue
                 raise InputError(f"it has no entry {PREFIX}{name}") from None
             except (ValueError, RecursionError):  # no JSON, numbers of thousands of digits, or lists too deep in lists
                 raise InputError(f"its entry {PREFIX}{name} is not valid JSON") from None
@@ -69,6 +85,8 @@ class Description:
         for name, fitting in fits.items():
             if not fitting:
                 raise InputError(f"its entry {PREFIX}{name} must not be {reprlib.repr(values[name])}")
+        for name, read in READERS.items():
+            values[name] = read(values[name])
         if values["objects"] > len(names):
             raise InputError(f"its entry {PREFIX}objects must be at most the number of classes, {len(names)}")
         return cls(**values | {"in_shape": tuple(shape), "class_names": tuple(names)})

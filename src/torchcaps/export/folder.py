@@ -58,7 +58,14 @@ def export_folder(
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as temporary:
         folder = Path(temporary) / path.name
         dtype = torch.float16 if half else None
-        run.model.save_pretrained(folder, class_names=run.class_names, training=record, dtype=dtype, source=source)
+        run.model.save_pretrained(
+            folder,
+            class_names=run.class_names,
+            training=record,
+            dtype=dtype,
+            source=source,
+            about_images=run.about_images,
+        )
         folder.rename(path)
     return record
 
@@ -99,6 +106,7 @@ def share(
         private=private,
         commit_message=f"{record.preset} on {record.data_title}, made with torchcaps",
         token=token,
+        about_images=run.about_images,
     )
 
 

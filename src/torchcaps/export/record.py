@@ -48,6 +48,8 @@ def describe_run(run: Run) -> Description:
         preset=None if run.config is None else run.config.preset,
         objects=run.model.config.objects,
         fit=run.image_fit,
+        preparation=run.preparation,
+        calibration=run.calibration,
     )
 
 
@@ -123,6 +125,7 @@ def training_record(
         seconds=summary["seconds"],
         hardware=_hardware(summary["hardware"]),
         versions=summary["versions"],
+        preparation=None if run.preparation is None else str(run.preparation),
     )
 
 

@@ -85,6 +85,8 @@ class TrainingRecord:
     """What it was trained on."""
     versions: Mapping[str, str]
     """Of torchcaps, torch and Python."""
+    preparation: str | None = None
+    """How the images were made of drawings, in words; None for images of something else."""
 
 
 def model_card(
@@ -267,11 +269,20 @@ def _training(training: TrainingRecord) -> str:
 
 def _limits(num_classes: int, training: TrainingRecord | None) -> str:
     trained_on = "those it was trained on" if training is None else f"those of {training.data_title}"
+    form = (
+        f"Images should look like {trained_on}: the same side light and dark (`--invert` turns it round), of about the "
+        "same place and size in the frame. Nothing here is said of others, or of images changed to deceive it."
+    )
+    if training is not None and training.preparation is not None:
+        form = (
+            f"Images are single drawings in the form of {trained_on}: {training.preparation}. `torchcaps predict` and "
+            "`torchcaps explore` bring photos of a drawing to that form. Nothing here is said of other images, or of "
+            "images changed to deceive it."
+        )
     limits = [
         f"It knows its {num_classes} classes only: an image of anything else is given one of them too. Lengths "
         "are scores, not calibrated probabilities.",
-        f"Images should look like {trained_on}: as light on dark or dark on light (`--invert` swaps the two), and at "
-        "about the same place and size in the frame. Other images, and images changed to deceive it, were not tested.",
+        form,
     ]
     if training is not None:
         limits.append(

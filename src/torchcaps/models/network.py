@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -116,7 +116,11 @@ class Network(nn.Module):
                 )
 
     def save_files(
-        self, folder: Path, dtype: torch.dtype | None = None, class_names: Sequence[str] | None = None
+        self,
+        folder: Path,
+        dtype: torch.dtype | None = None,
+        class_names: Sequence[str] | None = None,
+        about_images: Mapping[str, Any] | None = None,
     ) -> None:
         """Write what :meth:`save_pretrained` writes, each file whole or not at all, but no model card."""
         if class_names is not None and len(class_names) != self.num_classes:
@@ -140,7 +144,7 @@ class Network(nn.Module):
         if class_names is None:
             (folder / CLASSES).unlink(missing_ok=True)
         else:
-            write_json(folder / CLASSES, {"class_names": list(class_names)})
+            write_json(folder / CLASSES, {"class_names": list(class_names), **(about_images or {})})
 
     def save_pretrained(
         self,
@@ -150,6 +154,7 @@ class Network(nn.Module):
         training: TrainingRecord | None = None,
         dtype: torch.dtype | None = None,
         source: str | None = None,
+        about_images: Mapping[str, Any] | None = None,
     ) -> None:
         """Write the network, the names of its classes if given, and a model card; :meth:`from_pretrained` reads it.
 
@@ -161,6 +166,8 @@ class Network(nn.Module):
                 them as they are.
             source: What the card tells its readers to load: a repository of the hub, or the name of a network that
                 comes with torchcaps; its own folder if None.
+            about_images: What else is written beside the names: ``"preparation"`` and ``"calibration"``, as
+                :attr:`torchcaps.training.Run.about_images` gives them.
 
         Raises:
             InputError: Not one name for each class, a weight that ``dtype`` cannot hold, or a network that its
@@ -168,7 +175,7 @@ class Network(nn.Module):
             OSError: The folder cannot be written, or the disk is full.
         """
         folder = Path(folder)
-        self.save_files(folder, dtype, class_names)
+        self.save_files(folder, dtype, class_names, about_images)
         card = model_card(self, training, source, class_names=class_names, half=dtype == torch.float16)
         write_text(folder / CARD, card)
 
@@ -182,6 +189,7 @@ class Network(nn.Module):
         private: bool = False,
         commit_message: str = "A network made with torchcaps",
         token: str | None = None,
+        about_images: Mapping[str, Any] | None = None,
     ) -> str:
         """Put what :meth:`save_pretrained` writes into a repository of the Hugging Face hub, in one commit.
 
@@ -193,6 +201,7 @@ class Network(nn.Module):
             private: Make a new repository that only you can read.
             commit_message: What the hub's history says.
             token: One that may write; else that of ``hf auth login`` or of the environment variable HF_TOKEN.
+            about_images: See :meth:`save_pretrained`.
 
         Returns:
             The address of the repository.
@@ -202,7 +211,14 @@ class Network(nn.Module):
         """
         check_repository(repository)
         with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(folder, class_names=class_names, training=training, dtype=dtype, source=repository)
+            self.save_pretrained(
+                folder,
+                class_names=class_names,
+                training=training,
+                dtype=dtype,
+                source=repository,
+                about_images=about_images,
+            )
             return upload(Path(folder), repository, private=private, commit_message=commit_message, token=token)
 
     @classmethod

@@ -20,7 +20,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from torchcaps.analysis import Evaluation, evaluation_sums
+from torchcaps.analysis import Evaluation, calibrate, evaluation_sums
 from torchcaps.datasets import BatchLoader, Dataset, ImageSet
 from torchcaps.errors import InputError
 from torchcaps.files import write_json, write_text
@@ -447,6 +447,7 @@ class Trainer:
             self.fabric,
             out=self.out,
             captured=self.step.captured is not None,
+            calibration=calibrate(best_network, self.dataset.validation.images),
         )
         if self.fabric.is_global_zero:
             write_json(self.out / SUMMARY, summary)

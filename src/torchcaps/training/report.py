@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchcaps.analysis import (
+    Calibration,
     Evaluation,
     figure_confusion,
     figure_coupling,
@@ -48,10 +50,12 @@ def summarise(
     *,
     out: Path,
     captured: bool,
+    calibration: Calibration,
 ) -> dict[str, Any]:
     """The results of a run in the folder ``out``, and all that a table of results needs besides.
 
-    ``judged`` has the results of the weights of the ``best`` and the ``last`` epoch on the test images.
+    ``judged`` has the results of the weights of the ``best`` and the ``last`` epoch on the test images, ``calibration``
+    what is usual for the best ones.
     """
     best, last, peak = state.best(config.recipe.select), state.history[-1], state.peak_memory_mib
     return {
@@ -76,6 +80,7 @@ def summarise(
             name: {"accuracy": each.accuracy, "error": each.error, "loss": each.loss, "images": each.num_images}
             for name, each in judged.items()
         },
+        "calibration": dataclasses.asdict(calibration),
         "seconds": round(state.seconds, 1),
         "images_per_second": last["images_per_second"],
         "peak_memory_mib": None if peak is None else round(peak, 1),

@@ -15,6 +15,7 @@ RUN/config.json      the complete configuration; torchcaps train --config runs i
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +23,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchcaps.datasets import Dataset, load_dataset
+from torchcaps.analysis.doubt import Calibration
+from torchcaps.datasets import Dataset, Preparation, load_dataset
 from torchcaps.datasets.registry import look_up
 from torchcaps.errors import InputError
 from torchcaps.files import could_be_repository, read_json, remove_temporaries
@@ -60,11 +62,22 @@ class Run:
     """The contents of summary.json; None while the run is not finished, or goes on for more epochs."""
     class_names: tuple[str, ...]
     """Names of the classes."""
+    preparation: Preparation | None = None
+    """How the images that it was trained on were made of drawings, as photos of drawings are prepared for it; None for
+    a network that was trained on images of something else, or where that is not known."""
+    calibration: Calibration | None = None
+    """What is usual for it, measured on its validation images; None where it was not measured."""
 
     @property
     def image_fit(self) -> Literal["pad", "stretch"]:
         """How images are brought to the network's size: those of a ``folder:`` data set are stretched."""
         return "stretch" if self.config is not None and self.config.data.startswith("folder:") else "pad"
+
+    @property
+    def about_images(self) -> dict[str, Any]:
+        """What a saved network says of images besides the names of its classes, as JSON has it."""
+        about: dict[str, Any] = {"preparation": self.preparation, "calibration": self.calibration}
+        return {name: dataclasses.asdict(value) for name, value in about.items() if value is not None}
 
     @property
     def shown_data(self) -> str | None:
@@ -136,8 +149,11 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
     if (folder / WEIGHTS).exists():
         model = load_pretrained(folder).to(device)
         named = (folder / CLASSES).exists()
-        names = _class_names(folder, model.num_classes) if named else tuple(map(str, range(model.num_classes)))
-        return Run(path, model, None, None, names)
+        if not named:
+            return Run(path, model, None, None, tuple(map(str, range(model.num_classes))))
+        about = read_json(folder / CLASSES, "list of classes")
+        preparation, calibration = _about_images(about, folder / CLASSES)
+        return Run(path, model, None, None, _class_names(folder, model.num_classes), preparation, calibration)
 
     config = read_config(path / CONFIG)
     # metrics.csv is written after the first epoch's network: without it, the network was never written, not lost
@@ -151,7 +167,9 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
         checkpoint = read_checkpoint(path / CHECKPOINT)
         load_weights(model, checkpoint["model"], path / CHECKPOINT)
     summary = read_json(path / SUMMARY, "summary") if (path / SUMMARY).exists() else None
-    return Run(path, model.to(device), config, summary, _class_names(path / BEST, model.num_classes))
+    _, calibration = _about_images(summary or {}, path / SUMMARY)
+    names = _class_names(path / BEST, model.num_classes)
+    return Run(path, model.to(device), config, summary, names, _preparation_of(config), calibration)
 
 
 def initial_weights(source: str) -> dict[str, Tensor]:
@@ -172,3 +190,22 @@ def _class_names(folder: Path, num_classes: int) -> tuple[str, ...]:
     if not isinstance(names, list) or len(names) != num_classes or not all(isinstance(name, str) for name in names):
         raise InputError(f'list of classes {path} must hold "class_names", {num_classes} names, got {names!r}')
     return tuple(names)
+
+
+def _about_images(values: Mapping[str, Any], path: Path) -> tuple[Preparation | None, Calibration | None]:
+    """How images are prepared and what is usual for the network, as a file has it, also one of an earlier version."""
+    try:
+        return Preparation.from_json(values.get("preparation")), Calibration.from_json(values.get("calibration"))
+    except InputError as error:
+        raise InputError(f"{path} cannot be used: {error}") from None
+
+
+def _preparation_of(config: TrainConfig) -> Preparation | None:
+    """How the images of a run's data set were made, at the size that the run has them in."""
+    try:
+        info, _ = look_up(config.data)
+    except InputError:  # a data set of a plugin that is not loaded, or a folder that is gone
+        return None
+    if info.preparation is None or info.in_shape is None or config.image_size is None:
+        return info.preparation
+    return info.preparation.scaled(config.image_size / info.in_shape[1])

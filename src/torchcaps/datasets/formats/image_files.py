@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +17,7 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from torchcaps.datasets.formats.reading import one_sentence
+from torchcaps.datasets.preparation import Preparation, Prepared, prepare_image
 from torchcaps.errors import InputError, shown
 from torchcaps.files import require_file
 
@@ -69,16 +71,26 @@ def get_max_megapixels() -> float:
 
 
 def read_image(
-    path: str | Path, in_shape: Sequence[int], *, invert: bool = False, fit: Fit = "pad", name: str | None = None
+    path: str | Path,
+    in_shape: Sequence[int],
+    *,
+    preparation: Preparation | None = None,
+    invert: bool = False,
+    fit: Fit = "pad",
+    name: str | None = None,
 ) -> UInt8[np.ndarray, "C H W"]:
     """Read an image file of any size and bring it to the shape a network takes.
 
-    Colour becomes grey by ITU-R 601 luma where the network takes one channel; see :func:`read_pixels` for the rest.
+    Without ``preparation``, colour becomes grey by ITU-R 601 luma where the network takes one channel; see
+    :func:`read_pixels` for the rest.
 
     Args:
         path: A PNG, JPEG, BMP, GIF, WebP or TIFF file.
         in_shape: (C, H, W), C being 1 or 3.
-        invert: Turn dark on light, such as pen on paper, into light on dark, as MNIST has it.
+        preparation: How the network's data were made of drawings, such as ``Run.preparation``; a photo of a drawing is
+            brought to that form by :func:`~torchcaps.datasets.prepare_image`, and ``fit`` is of no account.
+        invert: Turn dark on light, such as pen on paper, into light on dark, as MNIST has it. With ``preparation`` that
+            is found out; ``invert`` says that it is so.
         fit: ``"pad"`` keeps the aspect ratio: the image is resized to fit inside H×W, centred, and surrounded by the
             median colour of its own border. ``"stretch"`` resizes height and width each by its own factor, as images
             of a ``folder:`` data set are.
@@ -91,14 +103,62 @@ def read_image(
         InputError: The file is missing, no image, a broken one or one of more than `get_max_megapixels`; C is neither 1
             nor 3; or an unknown ``fit``.
     """
+    return read_photo(path, in_shape, preparation=preparation, invert=invert, fit=fit, name=name).prepared.image
+
+
+@dataclass(frozen=True, eq=False)
+class Photo:
+    """An image file, and what a network is given of it.
+
+    Args:
+        pixels: The file's own, 0..255; C is 1 where all are grey, else 3.
+        prepared: The image in the shape that the network takes, and what was changed.
+    """
+
+    pixels: UInt8[np.ndarray, "C h w"]
+    prepared: Prepared
+
+    def shrunk(self, side: int) -> Photo:
+        """The same with at most so many pixels a side, the place of the ink with them."""
+        height, width = self.pixels.shape[1:]
+        scale = side / max(height, width)
+        if scale >= 1:
+            return self
+        box = self.prepared.box
+        if box is not None:
+            top, left, bottom, right = (round(edge * scale) for edge in box)
+            box = top, left, bottom, right
+        pixels = _resize(self.pixels, max(round(height * scale), 1), max(round(width * scale), 1))
+        return Photo(pixels, replace(self.prepared, box=box))
+
+
+def read_photo(
+    path: str | Path,
+    in_shape: Sequence[int],
+    *,
+    preparation: Preparation | None = None,
+    invert: bool = False,
+    fit: Fit = "pad",
+    name: str | None = None,
+) -> Photo:
+    """Read an image file as :func:`read_image` does, and keep its own pixels and what was changed.
+
+    Arguments and errors are those of :func:`read_image`.
+    """
     if fit not in ("pad", "stretch"):
         raise InputError(f'fit must be "pad" or "stretch", got {fit!r}')
     if not isinstance(invert, bool):
         raise InputError(f"invert must be True or False, got {shown(invert)}")
+    pixels = read_pixels(Path(path), name)
+    image = 255 - pixels if invert else pixels
+    if preparation is not None:
+        return Photo(pixels, prepare_image(image, in_shape, preparation, light_ink=invert))
+    return Photo(pixels, Prepared(_fitted(with_channels(image, in_shape[0]), in_shape, fit)))
+
+
+def _fitted(image: UInt8[np.ndarray, "C h w"], in_shape: Sequence[int], fit: Fit) -> UInt8[np.ndarray, "C H W"]:
+    """An image brought to another size; see :func:`read_image`."""
     channels, height, width = in_shape
-    image = with_channels(read_pixels(Path(path), name), channels)
-    if invert:
-        image = 255 - image
     if fit == "stretch":
         return _resize(image, height, width)
     scale = min(height / image.shape[1], width / image.shape[2])

@@ -14,6 +14,7 @@ from torchcaps.datasets.affine import inverse_maps, linear_maps, look_through, s
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.formats.matlab import read_mat
 from torchcaps.datasets.image_set import ImageSet
+from torchcaps.datasets.preparation import Preparation
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.datasets.sources.mnist import MADE_OF_MNIST, load_mnist
@@ -38,6 +39,7 @@ _BATCHES = tuple(f"{number}.mat" for number in range(1, VERSIONS + 1))
     source="made here of MNIST, as Sabour, Frosst, Hinton (2017) did to train for affNIST",
     num_test=10_000,
     in_shape=(1, SIDE, SIDE),
+    preparation=Preparation(),
     **MADE_OF_MNIST,
 )
 def load_mnist40(request: DataRequest) -> Splits:
@@ -56,6 +58,7 @@ def load_mnist40(request: DataRequest) -> Splits:
     source="Tieleman, www.cs.toronto.edu/~tijmen/affNIST; made here of MNIST by its ranges",
     num_test=NUM_TEST,
     in_shape=(1, SIDE, SIDE),
+    preparation=Preparation(),
     **MADE_OF_MNIST,
 )
 def load_affnist(request: DataRequest) -> Splits:

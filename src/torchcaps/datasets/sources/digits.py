@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet, resize_images
+from torchcaps.datasets.preparation import Preparation
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED
 from torchcaps.datasets.splits import stratified_split
@@ -32,6 +33,7 @@ def find_digits(data_dir: Path | None) -> Path | None:  # noqa: ARG001  they lie
     num_test=_NUM_TEST,
     in_shape=(1, 28, 28),
     class_names=tuple("0123456789"),
+    preparation=Preparation(centre="box"),
     find=find_digits,
 )
 def load_digits(request: DataRequest) -> Splits:  # noqa: ARG001  these digits have no options

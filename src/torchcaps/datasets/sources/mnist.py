@@ -16,6 +16,7 @@ import torch
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.formats.reading import finish, opened, read_exactly, read_header
 from torchcaps.datasets.image_set import ImageSet
+from torchcaps.datasets.preparation import Preparation
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.sources.source import Source
 from torchcaps.errors import InputError
@@ -43,6 +44,7 @@ class IdxFamily(Source):
         md5: The hash of each file's decompressed contents, as published, where it is known. It is the same however the
             file was packed.
         shapes: The shape of the array in each file, by the file's name without ``.gz``.
+        preparation: How the images were made of drawings; None where they were made in another way.
     """
 
     title: str
@@ -51,6 +53,7 @@ class IdxFamily(Source):
     class_names: tuple[str, ...]
     md5: dict[str, str]
     shapes: dict[str, tuple[int, ...]] = field(default_factory=lambda: _SHAPES)
+    preparation: Preparation | None = None
 
     def is_foreign(self, found: Mapping[str, Path]) -> bool:
         """Whether the test labels, the smallest of the files, are known to be another family's: all share the names."""
@@ -88,6 +91,7 @@ FAMILIES = (
             f"t10k-{_IMAGES}": "2646ac647ad5339dbf082846283269ea",
             f"t10k-{_LABELS}": "27ae3e4e09519cfbb04c329615203637",
         },
+        preparation=Preparation(),
     ),
     IdxFamily(
         name="fashion-mnist",
@@ -239,5 +243,6 @@ for _family in FAMILIES:
         class_names=_family.class_names,
         takes_data_dir=True,
         validation_size=5_000,
+        preparation=_family.preparation,
         find=_family.find,
     )(functools.partial(load_family, _family))

@@ -1,0 +1,83 @@
+"""Which answers of a network are unsure: those beyond what is usual for it. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from jaxtyping import Float
+
+from torchcaps.errors import InputError, shown
+from torchcaps.files import COUNT, NUMBER, OBJECT, check_keys
+
+USUAL = 0.99
+"""The share of validation images that a calibration calls usual."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """What is usual for a network: the bounds that 99 % of its validation images keep to.
+
+    `torchcaps.analysis.calibrate` measures it. The values here stand for a network of which nothing was measured: half
+    of the longest length that there can be, and half of the image not reconstructed.
+    """
+
+    score: float = 0.5
+    """The score of the class that was given; of several objects, of the last of them. 99 % have a higher one."""
+    distance: float = 0.5
+    """Σ(x - r)² / Σx² over the pixels of an image x and its reconstruction r. 99 % have a smaller one."""
+    images: int = 0
+    """How many images were measured; 0 where none was."""
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self | None:
+        """The inverse of ``dataclasses.asdict``, and None of None.
+
+        Raises:
+            InputError: It is something else.
+        """
+        if value is None:
+            return None
+        if not OBJECT.fits(value) or value.keys() != {"score", "distance", "images"}:
+            raise InputError(f'a calibration must have "score", "distance" and "images", got {shown(value)}')
+        check_keys(value, {"score": NUMBER, "distance": NUMBER, "images": COUNT}, "a calibration")
+        return cls(**value)
+
+    def doubts(self, score: float, distance: float | None) -> tuple[str, ...]:
+        """Why an answer is unsure, each reason in words; empty where it is not.
+
+        Args:
+            score: Of the class that was given; of several objects, of the last of them.
+            distance: Of the reconstruction from the image; None for a network without decoder.
+        """
+        usual = f", the bound of {100 * USUAL:.0f} % of the validation images" if self.images else ""
+        reasons = []
+        if score < self.score:
+            reasons.append(f"its score {score:.2f} is below {self.score:.2f}{usual}")
+        if distance is not None and distance > self.distance:
+            reasons.append(f"its reconstruction is off by {distance:.2f}, more than {self.distance:.2f}{usual}")
+        return tuple(reasons)
+
+
+def distances(
+    images: Float[np.ndarray, "N C H W"],
+    reconstructions: Float[np.ndarray, "N C H W"] | Float[np.ndarray, "N P C H W"],
+) -> Float[np.ndarray, "N"]:
+    """How far reconstructions are from images: Σ(x - r)² / Σx² over the pixels of each, 0 where they are the same.
+
+    An image whose Σx² is below 1 is black, and counts as if it were 1.
+
+    Args:
+        images: Pixels 0..1.
+        reconstructions: Pixels 0..1.
+    """
+    different = ((images - whole(reconstructions)) ** 2).sum((1, 2, 3))
+    return different / np.maximum((images**2).sum((1, 2, 3)), 1)
+
+
+def whole(
+    reconstructions: Float[np.ndarray, "N C H W"] | Float[np.ndarray, "N P C H W"],
+) -> Float[np.ndarray, "N C H W"]:
+    """Reconstructions of whole images: the objects of each laid over each other, added and cut off at 1."""
+    return reconstructions if reconstructions.ndim == 4 else reconstructions.sum(1).clip(max=1)

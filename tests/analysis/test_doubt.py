@@ -1,0 +1,71 @@
+"""What is usual for a network, and answers beyond it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from support import small
+from torchcaps import create_model
+from torchcaps.analysis import Calibration, calibrate, distances, predict
+from torchcaps.errors import InputError
+
+
+def test_answers_beyond_the_bounds_are_unsure() -> None:
+    usual = Calibration(score=0.8, distance=0.4, images=100)
+    assert usual.doubts(0.8, 0.4) == ()
+    assert usual.doubts(0.9, None) == ()
+    assert usual.doubts(0.5, 0.2) == ("its score 0.50 is below 0.80, the bound of 99 % of the validation images",)
+    assert usual.doubts(0.9, 0.7) == (
+        "its reconstruction is off by 0.70, more than 0.40, the bound of 99 % of the validation images",
+    )
+    assert len(usual.doubts(0.1, 0.9)) == 2
+    assert Calibration().doubts(0.3, None) == ("its score 0.30 is below 0.50",)
+
+
+def test_distances_by_hand() -> None:
+    images = np.zeros((3, 1, 2, 2))
+    images[0] = 1.0
+    images[1] = 0.5
+    drawn = np.zeros((3, 1, 2, 2))
+    drawn[0] = 0.5
+    drawn[2] = 0.5
+    np.testing.assert_allclose(distances(images, drawn), [0.25, 1, 1])  # 4·0.25/4, 1/1, 1/max(0, 1)
+    two = np.zeros((1, 2, 1, 2, 2))
+    two[0, :, 0, 0] = 0.7  # laid over each other, cut off at 1
+    np.testing.assert_allclose(distances(images[:1], two), [0.5])
+
+
+@pytest.mark.parametrize("objects", [1, 2])
+def test_a_calibration_is_the_quantiles_of_the_images(objects: int) -> None:
+    torch.manual_seed(0)
+    model = create_model("sabour2017", **small("sabour2017", objects=objects))
+    images = torch.randint(0, 256, (300, *model.in_shape), dtype=torch.uint8)
+    usual = calibrate(model, images, batch_size=64)
+    said = predict(model, images)
+    given = np.sort(said.scores, 1)[:, -objects]
+    assert said.reconstructions is not None
+    off = distances(images.numpy() / 255, said.reconstructions)
+    assert usual.images == 300
+    assert abs((given > usual.score).mean() - 0.99) < 0.01
+    assert abs((off < usual.distance).mean() - 0.99) < 0.01
+    assert Calibration.from_json(dataclasses.asdict(usual)) == usual
+
+
+def test_without_a_decoder_only_scores_are_measured() -> None:
+    model = create_model("baseline-cnn", **small("baseline-cnn"))
+    usual = calibrate(model, torch.rand(20, *model.in_shape))
+    assert (usual.distance, usual.images) == (Calibration.distance, 20)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [7, [], {}, {"score": 1}, {"score": "1", "distance": 1, "images": 1}, {"score": 1, "distance": 1, "images": -1}],
+)
+def test_calibrations_that_cannot_be(value: object) -> None:
+    with pytest.raises(InputError):
+        Calibration.from_json(value)
+    assert Calibration.from_json(None) is None

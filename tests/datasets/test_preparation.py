@@ -1,0 +1,288 @@
+"""Photos of drawings, made here of the embedded digits, come out as these digits; and what is none comes out whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy import ndimage
+
+from support import NO_MNIST, assert_raises, has_mnist
+from torchcaps.datasets import Preparation, load_dataset, prepare_image, read_image, read_photo
+from torchcaps.errors import InputError
+
+ROOT = Path(__file__).parents[2]
+SHAPE, MNIST, DIGITS = (1, 28, 28), Preparation(), Preparation(centre="box")
+NAMED = os.environ.get("TORCHCAPS_DATA")
+BLUE, PAPER = (30, 50, 150), (235, 230, 215)
+
+
+@pytest.fixture(scope="module")
+def digits() -> np.ndarray:
+    return load_dataset("digits").test.images.numpy()
+
+
+def drawn(
+    digit: np.ndarray,
+    size: tuple[int, int] = (300, 240),
+    at: tuple[int, int] = (150, 40),
+    side: int = 120,
+    ink: tuple[int, int, int] = BLUE,
+    paper: tuple[int, int, int] = PAPER,
+) -> np.ndarray:
+    """A digit (1, 28, 28) written on paper, uint8 (3, h, w); ``side`` is that of the 28 pixels."""
+    large = np.asarray(Image.fromarray(digit[0]).resize((side, side), Image.Resampling.BICUBIC)) / 255
+    amount = np.zeros(size)
+    amount[at[0] : at[0] + side, at[1] : at[1] + side] = large
+    colours = np.array(paper) + amount[:, :, None] * (np.array(ink) - np.array(paper))
+    return colours.transpose(2, 0, 1).round().astype(np.uint8)
+
+
+def unlike(first: np.ndarray, second: np.ndarray) -> float:
+    """1 less the correlation of two images, one of them moved by up to a pixel each way: 0 for the same drawing."""
+    moved = [np.roll(second, (y, x), (-2, -1)) for y in (-1, 0, 1) for x in (-1, 0, 1)]
+    return 1 - max(np.corrcoef(first.ravel(), other.ravel())[0, 1] for other in moved)
+
+
+# images that are as the data are
+
+
+def test_the_images_of_the_data_are_returned_as_they_are(digits: np.ndarray) -> None:
+    for digit in digits:
+        prepared = prepare_image(digit, SHAPE, DIGITS)
+        assert np.array_equal(prepared.image, digit)
+        assert (prepared.changes, prepared.box) == ((), None)
+
+
+@pytest.mark.mnist
+@pytest.mark.skipif(not has_mnist(NAMED), reason=NO_MNIST)
+def test_the_test_images_of_mnist_are_returned_as_they_are() -> None:
+    images = load_dataset("mnist", data_dir=NAMED).test.images.numpy()
+    assert all(np.array_equal(prepare_image(image, SHAPE, MNIST).image, image) for image in images)
+
+
+def test_dark_on_light_of_the_right_size_is_turned_round_alone(digits: np.ndarray) -> None:
+    prepared = prepare_image(255 - digits[3], SHAPE, MNIST)
+    assert np.array_equal(prepared.image, digits[3])
+    assert prepared.changes == ("dark ink turned light",)
+
+
+# photos
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_a_drawing_on_paper_comes_out_as_the_image_it_was(digits: np.ndarray, number: int) -> None:
+    prepared = prepare_image(drawn(digits[number]), SHAPE, DIGITS)
+    assert unlike(prepared.image, digits[number]) < min(0.06, unlike(prepared.image, digits[number + 1]))
+
+
+@pytest.mark.parametrize(
+    ("ink", "paper"),
+    [
+        ((10, 10, 10), (200, 200, 200)),  # dark grey on light grey
+        ((240, 240, 230), (30, 60, 45)),  # chalk
+        ((200, 40, 40), (200, 200, 60)),  # red on yellow: the same in the red channel
+        ((90, 90, 255), (128, 128, 128)),  # about as light as its ground
+    ],
+)
+def test_whatever_the_colours(digits: np.ndarray, ink: tuple[int, int, int], paper: tuple[int, int, int]) -> None:
+    prepared = prepare_image(drawn(digits[0], ink=ink, paper=paper), SHAPE, DIGITS)
+    assert unlike(prepared.image, digits[0]) < 0.06
+
+
+def test_uneven_light_and_noise_are_flattened(digits: np.ndarray) -> None:
+    photo = drawn(digits[0])
+    light = np.linspace(0.4, 1, photo.shape[2]) * np.linspace(1, 0.7, photo.shape[1])[:, None]
+    noise = np.random.default_rng(0).normal(0, 6, photo.shape)
+    prepared = prepare_image((photo * light + noise).clip(0, 255).astype(np.uint8), SHAPE, DIGITS)
+    assert unlike(prepared.image, digits[0]) < 0.06
+    assert any(words.startswith("uneven light flattened") for words in prepared.changes)
+    border = np.concatenate([prepared.image[0, :3].ravel(), prepared.image[0, -3:].ravel()])
+    assert not border.any()  # nothing of the paper is left
+
+
+def test_the_kinds_of_photos_that_are_measured(digits: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import photos
+
+    random = np.random.default_rng(3)
+    for kind in set(photos.KINDS) - {"thin pen", "desk"}:  # other strokes than the digit's; often more desk than paper
+        apart = []
+        for digit in digits[:6]:
+            with Image.open(io.BytesIO(photos.photograph(digit[0], random, kind))) as photo:
+                pixels = np.asarray(photo).transpose(2, 0, 1)
+            apart.append(unlike(prepare_image(pixels, SHAPE, DIGITS).image, digit))
+        assert np.median(apart) < 0.15, kind
+
+
+def test_the_drawing_is_scaled_and_put_in_the_middle(digits: np.ndarray) -> None:
+    for preparation, shape, side in ((MNIST, SHAPE, 20), (DIGITS, SHAPE, 20), (Preparation(box=30), (1, 40, 44), 30)):
+        for number in range(5):
+            image = prepare_image(drawn(digits[number]), shape, preparation).image[0]
+            assert image.shape == shape[1:]
+            assert (image.dtype, image.max()) == (np.uint8, 255)
+            box = ndimage.find_objects((image > 100).astype(int))[0]
+            assert abs(max(part.stop - part.start for part in box) - side) <= 1
+            middle = ndimage.center_of_mass(image)
+            if preparation.centre == "box":
+                middle = [(part.start + part.stop) / 2 for part in box]
+            assert np.abs(np.array(middle) - np.array(image.shape) / 2).max() <= 1
+
+
+def test_the_box_of_the_ink_is_that_in_the_photo(digits: np.ndarray) -> None:
+    for factor in (1, 4):  # the larger one is shrunk to look for it
+        photo = drawn(digits[0], (300 * factor, 240 * factor), (150 * factor, 40 * factor), 120 * factor)
+        box = prepare_image(photo, SHAPE, MNIST).box
+        rows, columns = np.nonzero(photo[0] < 140)
+        edges = rows.min(), columns.min(), rows.max() + 1, columns.max() + 1
+        assert box is not None
+        assert np.abs(np.subtract(box, edges)).max() <= 4 * factor
+
+
+def test_thin_strokes_are_widened_and_others_are_not(digits: np.ndarray) -> None:
+    photo = np.full((1, 400, 400), 230, np.uint8)
+    photo[0, 100:300, 200:203] = 40  # 3 of 200 pixels: 0.3 of 20
+    thin = prepare_image(photo, SHAPE, MNIST)
+    assert "thin strokes widened" in thin.changes
+    assert 1 <= thin.image[0, 14].sum() / 255 <= 3
+    assert "thin strokes widened" not in prepare_image(drawn(digits[0]), SHAPE, MNIST).changes
+
+
+def test_what_was_changed_is_said_where_it_is_much(digits: np.ndarray) -> None:
+    small = prepare_image(drawn(digits[0]), SHAPE, DIGITS)
+    assert small.changes[0] == "dark ink turned light"
+    assert small.changes[1].endswith(" pixels cut out of 300×240")
+    top, left, bottom, right = small.box or (0, 0, 0, 0)
+    assert small.changes[1].startswith(f"drawing of {bottom - top}×{right - left} ")
+    assert len(small.changes) == 2
+    enlarged = np.asarray(Image.fromarray(digits[0, 0]).resize((280, 280), Image.Resampling.BICUBIC))[None]
+    assert prepare_image(enlarged, SHAPE, DIGITS).changes == ()
+    two = np.concatenate([drawn(digits[0]), drawn(digits[1])], axis=2)
+    assert "other ink left out" in prepare_image(two, SHAPE, DIGITS).changes
+
+
+def test_parts_of_a_drawing_stay_together_and_dirt_is_left_out() -> None:
+    photo = np.full((1, 200, 200), 230, np.uint8)
+    photo[0, 60:140, 90:100] = 30
+    photo[0, 50:58, 90:130] = 30  # the bar of a five, apart by two pixels
+    photo[0, 20:24, 20:24] = 30  # a speck
+    assert prepare_image(photo, SHAPE, MNIST).box == (50, 90, 140, 130)
+
+
+def test_the_ink_is_light_where_that_is_known() -> None:
+    photo = np.full((1, 200, 200), 120, np.uint8)
+    photo[0, 50:90, 50:60] = 0
+    photo[0, 120:150, 150:156] = 200
+    assert prepare_image(photo, SHAPE, MNIST).box == (50, 50, 90, 60)
+    assert prepare_image(photo, SHAPE, MNIST, light_ink=True).box == (120, 150, 150, 156)
+
+
+def test_paper_without_a_drawing_is_black() -> None:
+    random = np.random.default_rng(0)
+    for photo in (np.full((3, 90, 120), 200), random.normal(200, 5, (3, 300, 400)), np.zeros((1, 50, 60))):
+        prepared = prepare_image(photo.clip(0, 255).astype(np.uint8), SHAPE, MNIST)
+        assert (prepared.changes, prepared.box) == (("no drawing found",), None)
+        assert not prepared.image.any()
+
+
+def test_a_drawing_larger_than_the_image_is_cut_off() -> None:
+    photo = np.full((1, 200, 200), 230, np.uint8)
+    photo[0, 50:150, 90:110] = 30
+    image = prepare_image(photo, (1, 12, 40), MNIST).image[0]
+    assert image.shape == (12, 40)
+    assert list(np.flatnonzero(image.min(0) > 128)) in ([18, 19, 20, 21], [19, 20, 21, 22])
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 2000), (2000, 1), (2, 3), (3, 900), (28, 28), (5, 5)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_odd_sizes(size: tuple[int, int], channels: int) -> None:
+    random = np.random.default_rng(0)
+    for photo in (random.integers(0, 256, (channels, *size)), np.full((channels, *size), 255)):
+        image = prepare_image(photo.astype(np.uint8), SHAPE, MNIST).image
+        assert (image.shape, image.dtype) == (SHAPE, np.uint8)
+
+
+# files
+
+
+def test_files_are_prepared_before_they_are_brought_to_size(digits: np.ndarray, tmp_path: Path) -> None:
+    photo = drawn(digits[0])
+    Image.fromarray(photo.transpose(1, 2, 0)).save(tmp_path / "photo.png")
+    read = read_photo(tmp_path / "photo.png", SHAPE, preparation=DIGITS)
+    assert np.array_equal(read.pixels, photo)
+    assert np.array_equal(read.prepared.image, prepare_image(photo, SHAPE, DIGITS).image)
+    assert np.array_equal(read.prepared.image, read_image(tmp_path / "photo.png", SHAPE, preparation=DIGITS))
+    inverted = read_image(tmp_path / "photo.png", SHAPE, preparation=DIGITS, invert=True)
+    assert unlike(inverted, digits[0]) < 0.06
+    small = read.shrunk(100)
+    assert small.pixels.shape == (3, 100, 80)
+    assert np.abs(np.subtract(small.prepared.box or (), np.array(read.prepared.box) / 3)).max() <= 0.5
+    assert small.prepared.image is read.prepared.image
+    assert read.shrunk(300) is read
+
+
+PEAK = """
+import resource, sys
+import numpy as np
+from scipy import ndimage
+from torchcaps.datasets import Preparation, prepare_image
+image = np.zeros((3, 4000, 5000), np.uint8)
+image[:, 1000:2000, 3000:3200] = 255
+prepare_image(image[:, :500, :500], (1, 28, 28), Preparation())
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+assert prepare_image(image, (1, 28, 28), Preparation()).box
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, "torch" in sys.modules)
+"""
+
+
+def test_large_photos_take_little_memory_and_no_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
+    peak, has_torch = done.stdout.split()
+    assert int(peak) < 8 * 20_000  # KiB: 8 bytes for each of 20 million pixels
+    assert has_torch == "False"
+
+
+# what a preparation may be
+
+
+def test_only_one_channel_is_prepared() -> None:
+    grey = np.zeros((1, 40, 40), np.uint8)
+    said = "an image of 1 or 3 channels is prepared for a network that takes 1"
+    assert_raises(InputError, prepare_image, grey, (3, 28, 28), MNIST, say=said)
+    assert_raises(InputError, prepare_image, np.zeros((2, 40, 40), np.uint8), SHAPE, MNIST, say=said)
+    assert_raises(InputError, prepare_image, grey[0], SHAPE, MNIST, say=said)
+
+
+def test_a_preparation_is_json_and_words() -> None:
+    for preparation in (MNIST, DIGITS, Preparation(box=30.5)):
+        assert Preparation.from_json(dataclasses.asdict(preparation)) == preparation
+    assert Preparation.from_json(None) is None
+    assert MNIST.scaled(1.5) == Preparation(box=30)
+    assert str(DIGITS) == "light on dark, the longer side of the ink's box 20 pixels, its box in the middle"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [7, "mnist", [], {}, {"box": 20}, {"box": 20, "centre": "mass", "side": 1}, {"box": True, "centre": "mass"}]
+    + [{"box": box, "centre": "mass"} for box in (0, -1, 1e9, math.nan, "20", None)]
+    + [{"box": 20, "centre": centre} for centre in ("middle", None, 3)],
+)
+def test_preparations_that_cannot_be(value: object) -> None:
+    with pytest.raises(InputError):
+        Preparation.from_json(value)
+
+
+def test_which_data_sets_are_of_drawings() -> None:
+    from torchcaps.datasets import list_datasets
+
+    named = {info.name: info.preparation for info in list_datasets() if not info.takes_path}
+    assert {name for name, preparation in named.items() if preparation} == {"mnist", "digits", "mnist-40", "affnist"}
+    assert (named["mnist"], named["digits"]) == (MNIST, DIGITS)
