@@ -73,7 +73,9 @@ def test_the_command_trains_it_again_anywhere(run: Run) -> None:
     )
     command = training_record(dataclasses.replace(run, config=changed)).command
     assert command.startswith("torchcaps train sabour2017 --data npz:PATH --seed 0 --conv-channels 8 ")
-    for option in ("--primary-types 2", "--num-iterations 2", "--no-decoder", "--flip", "--validation-size 12"):
+    # the learning rate is the preset's, but would be fitted to so few images if it were not given
+    options = "--primary-types 2", "--num-iterations 2", "--no-decoder", "--flip", "--validation-size 12"
+    for option in (*options, "--learning-rate 0.001"):
         assert f" {option}" in command
     for local in ("/", "cpu", "--checkpoint-minutes", "--precision"):
         assert local not in command.replace("bars", "")
