@@ -68,7 +68,7 @@ def test_the_command_trains_it_again_anywhere(run: Run) -> None:
         run.config,
         data_dir="/home/me",
         checkpoint_minutes=1.0,
-        recipe=dataclasses.replace(run.config.recipe, flip=True, limit_train=None),
+        recipe=dataclasses.replace(run.config.recipe, flip=True, limit_train=None, learning_rate=1e-3),
         model=replace(run.config.model, {"num_iterations": 2, "decoder": False}),
     )
     command = training_record(dataclasses.replace(run, config=changed)).command
