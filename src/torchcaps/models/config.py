@@ -497,6 +497,9 @@ class DecoderConfig(Described):
 
     decoder_hidden: tuple[Width, ...] = (512, 1024)
     """Widths of the decoder's hidden layers."""
+    decoder_channels: tuple[Width, ...] = ()
+    """Channels of the maps that 3x3 convolutions make the image of, each map twice as large as the one before: 64,32,16
+    suits colour images from 32 pixels on; the published networks have none."""
     decoder_init: ConvInit = "torch"
     """Initial weights of the decoder: torch's default; TensorFlow's and Keras's (Glorot uniform, bias 0); or the
     authors' code's (truncated normal of deviation 0.1, bias 0.1)."""
@@ -514,7 +517,14 @@ class DecoderConfig(Described):
         """
         from torchcaps.nn import Decoder
 
-        return Decoder(num_classes, capsule_dim, in_shape, self.decoder_hidden, init=self.decoder_init)
+        return Decoder(
+            num_classes,
+            capsule_dim,
+            in_shape,
+            self.decoder_hidden,
+            channels=self.decoder_channels,
+            init=self.decoder_init,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
