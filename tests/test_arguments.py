@@ -234,6 +234,7 @@ OPTIONS: list[tuple[Callable[..., object], dict[str, object], type[Exception], s
     (DynamicRouting, {"bias": None}, TypeError, "DynamicRouting: bias must be True or False, got NoneType"),
     (Decoder, {"out_shape": 784}, TypeError, "Decoder: out_shape must be a sequence of integers, got 784"),
     (Decoder, {"hidden": (8, 0)}, ValueError, "Decoder: hidden must be at least 1, got 0"),
+    (Decoder, {"channels": (8, 0)}, ValueError, "Decoder: channels must be at least 1, got 0"),
     (DynamicRouting, {"leaky": "no"}, TypeError, "DynamicRouting: leaky must be True or False, got str"),
     (route, {"stop_gradient": "no"}, TypeError, "route: stop_gradient must be True or False, got str"),
     (route, {"eps": None}, TypeError, "route: eps must be a number, got NoneType"),

@@ -419,3 +419,17 @@ def test_sklearn_estimator(capsys: pytest.CaptureFixture[str]) -> None:
 def accuracy_in(printed: str) -> float:
     (percent,) = re.findall(r"test accuracy ([\d.]+) %", printed)
     return float(percent)
+
+
+def test_animate_capsules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from PIL import Image
+
+    file = tmp_path / "new.gif"
+    example("animate_capsules").main(["--classes", "3", "7", "--components", "1", "--out", str(file)])
+    assert capsys.readouterr().out.startswith(f"wrote {file}: 20 frames, ")
+    with Image.open(file) as animation:
+        frames = [np.asarray(animation.convert("L")) for _ in range(animation.n_frames) if animation.seek(_) is None]
+    assert 10 < len(frames) <= 20  # the same picture twice is kept once
+    digits, decoded = ([frame[rows] for frame in frames] for rows in (slice(0, 76), slice(84, 160)))
+    assert all((each == digits[0]).all() for each in digits)
+    assert not (decoded[0] == decoded[5]).all()

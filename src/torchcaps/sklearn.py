@@ -30,6 +30,10 @@ __all__ = ["CapsNetClassifier"]
 #: What arrays are left as; others, integers above all, become the first.
 DTYPES = (np.float64, np.float32, np.uint8)
 
+PixelRange = tuple[float, float] | tuple[np.ndarray, np.ndarray]
+#: What stands for 0 and 1 in arrays of bytes, and in those that need no scale.
+BYTES, UNIT = (0.0, 255.0), (0.0, 1.0)
+
 #: How far rounding may bring pixels out of 0..1.
 ROUNDING = 1e-6
 
@@ -37,8 +41,11 @@ ROUNDING = 1e-6
 class CapsNetClassifier(ClassifierMixin, BaseEstimator):
     """A network from :func:`torchcaps.create_model`, trained with Adam on a one-cycle schedule.
 
-    Images are an array (N, H, W), (N, C, H, W), or, with ``image_shape``, flat (N, C·H·W); uint8 of 0..255, or
-    floating-point of 0..1, which is rounded to 256 levels. Labels are of any kind, strings too.
+    Images are an array (N, H, W), (N, C, H, W), or, with ``image_shape``, flat (N, C·H·W); uint8 of 0..255, or numbers
+    of 0..1, which are rounded to 256 levels. Other numbers are brought there, as by ``MinMaxScaler(clip=True)``: the
+    least that ``fit`` saw becomes 0, the largest 1, and what lies beyond in other images is clipped. All pixels have
+    one scale, so that images stay images; but in rows with negative numbers, as a ``StandardScaler`` before it leaves
+    them, each pixel has its own. Labels are of any kind, strings too.
 
     The scores of the classes are the lengths of their capsules, or their activations where the routing gives them. They
     are no probabilities: they do not sum to one, and nothing has made 0.9 mean nine times in ten. Hence there is
@@ -54,7 +61,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         epochs: Passes over the training images.
         batch_size: Images a step; fewer where there are fewer images.
         learning_rate: The peak of the one-cycle schedule.
-        max_shift: Training images are shifted by up to so many pixels each way.
+        max_shift: Training images are shifted by at most this many pixels in each direction.
         device: Where to compute, e.g. ``"cuda"``.
         precision: Of training: ``"32"`` is float32, ``"bf16"`` bfloat16 convolutions and dense layers, and ``"auto"``
             the second on CUDA GPUs of compute capability 8 or more, the first elsewhere. Scores are float32.
@@ -65,6 +72,8 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         classes_: The labels, sorted.
         network_: The trained network, in evaluation mode, on the CPU.
         loss_curve_: Mean loss of each epoch.
+        pixel_range_: The numbers that stand for 0 and 1 in the images: (0, 255) of uint8, (0, 1), or the least and the
+            largest that ``fit`` saw, numbers or arrays (C, H, W).
         n_features_in_: Numbers a row; only where the images were given flat.
 
     Example:
@@ -119,7 +128,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
             InputError: An image shape, pixels or an option that do not fit; a ValueError, as scikit-learn expects.
             ValueError: What scikit-learn says of arrays: NaN, lengths that differ, a continuous target.
         """
-        images = self._to_images(X, fitting=True)
+        images, pixel_range = self._to_images(X)
         labels = column_or_1d(y, warn=True)
         assert_all_finite(labels, input_name="y")
         check_consistent_length(images, labels)
@@ -134,6 +143,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
             curve = self._train(network, ImageSet(images, torch.from_numpy(codes)), seed)
         # together, so that a fit that fails leaves what an earlier one made
         self.classes_, self.network_, self.loss_curve_ = classes, network.cpu().eval(), curve
+        self.pixel_range_ = pixel_range
         return self
 
     def capsule_scores(self, X: ArrayLike) -> Float[np.ndarray, "N J"]:
@@ -141,10 +151,10 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
 
         Raises:
             NotFittedError: ``fit`` was not called.
-            InputError: Images of another shape than those of ``fit``, or pixels that do not fit.
+            InputError: Images of another shape than those of ``fit``.
         """
         check_is_fitted(self, "network_")
-        images = self._to_images(X, fitting=False)
+        images, _ = self._to_images(X, self.pixel_range_)
         if tuple(images.shape[1:]) != self.network_.in_shape:
             raise InputError(
                 f"the images are {tuple(images.shape[1:])}, but fit saw {self.network_.in_shape} "
@@ -224,12 +234,17 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
             curve.append(total / len(image_set))
         return curve
 
-    def _to_images(self, X: ArrayLike, *, fitting: bool) -> UInt8[torch.Tensor, "N C H W"]:
-        """Any array that the class takes, as the network's pixels."""
+    def _to_images(
+        self, X: ArrayLike, pixel_range: PixelRange | None = None
+    ) -> tuple[UInt8[torch.Tensor, "N C H W"], PixelRange]:
+        """Any array that the class takes, as the network's pixels, and the range that they were scaled by.
+
+        Without a range, in ``fit``, it is the array's own.
+        """
         if self.image_shape is None:
             array = check_array(X, ensure_2d=False, allow_nd=True, dtype=DTYPES)
         else:
-            array = validate_data(self, X, reset=fitting, dtype=DTYPES)
+            array = validate_data(self, X, reset=pixel_range is None, dtype=DTYPES)
             array = array.reshape(len(array), *_flat_shape(self.image_shape, array.shape[1]))
         if array.ndim == 3:
             array = array[:, None]
@@ -237,7 +252,9 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
             raise InputError(
                 f"images have the shape {array.shape}; give (N, H, W), (N, C, H, W), or flat rows with image_shape"
             )
-        return torch.from_numpy(np.ascontiguousarray(_to_bytes(array)))
+        if pixel_range is None:
+            pixel_range = _range_of(array, by_pixel=self.image_shape is not None)
+        return torch.from_numpy(np.ascontiguousarray(_to_bytes(array, pixel_range))), pixel_range
 
 
 def _flat_shape(image_shape: Sequence[int], features: int) -> tuple[int, ...]:
@@ -250,14 +267,28 @@ def _flat_shape(image_shape: Sequence[int], features: int) -> tuple[int, ...]:
     return shape
 
 
-def _to_bytes(array: np.ndarray) -> UInt8[np.ndarray, "N C H W"]:
-    """Pixels of 0..1 as 0..255; uint8 as it is."""
+def _range_of(array: np.ndarray, *, by_pixel: bool = False) -> PixelRange:
+    """What stands for 0 and 1 in images; with ``by_pixel`` each pixel has its own, where there are negative numbers."""
     if array.dtype == np.uint8:
-        return array
+        return BYTES
     low, high = float(array.min()), float(array.max())
-    if low < -ROUNDING or high > 1 + ROUNDING:
-        raise InputError(
-            f"pixels that are not uint8 must lie in 0..1, got {low:g}..{high:g}; divide by the largest value, "
-            "or put a MinMaxScaler(clip=True) before"
-        )
+    if low >= -ROUNDING and high <= 1 + ROUNDING:
+        return UNIT
+    return (array.min(0), array.max(0)) if by_pixel and low < 0 else (low, high)
+
+
+def _to_bytes(array: np.ndarray, pixel_range: PixelRange) -> UInt8[np.ndarray, "N C H W"]:
+    """Pixels as 0..255: the ends of the range become 0 and 255, and what lies beyond is clipped.
+
+    Bytes, and numbers of 0..1, stand for the same pixels: a network that was fitted to the one takes the other.
+    """
+    low, high = pixel_range
+    if np.ndim(low) == 0:
+        if array.dtype == np.uint8 and pixel_range in (BYTES, UNIT):
+            return array
+        if pixel_range == BYTES and _range_of(array) == UNIT:
+            low, high = UNIT
+    if np.ndim(low) > 0 or (low, high) != UNIT:
+        width = np.subtract(high, low)
+        array = (array - low) / np.where(width == 0, 1, width)
     return (array.clip(0, 1) * 255).round().astype(np.uint8)

@@ -123,6 +123,19 @@ def test_what_is_particular_about_a_network_is_said(name: str, overrides: dict[s
     assert steps in [step for layer in list_layers(on_meta(name, **overrides)) for step in layer.steps]
 
 
+def test_the_maps_of_a_decoder() -> None:
+    with torch.device("meta"):
+        model = create_model("sabour2017", (3, 30, 33), 4, decoder_hidden=(9,), decoder_channels=(6, 5))
+    found = [layer for layer in list_layers(model) if layer.in_decoder]
+    assert [layer.shape for layer in found] == [(4 * 16,), (9,), (6, 8, 9), (5, 15, 17), (3, 30, 33)]
+    assert [layer.name for layer in found[1:]] == ["hidden", "map", "map", "reconstruction"]
+    assert found[2].steps == ("dense", "ReLU")
+    assert found[3].steps == ("twice as large", "convolution 3×3", "ReLU")
+    assert found[4].steps == ("twice as large", "convolution 3×3", "sigmoid")
+    assert [layer.parameters for layer in found[2:]] == [10 * 6 * 72, 6 * 5 * 9 + 5, 5 * 3 * 9 + 3]
+    assert sum(layer.parameters for layer in list_layers(model)) == sum(each.numel() for each in model.parameters())
+
+
 def test_a_routing_of_your_own_goes_by_its_name() -> None:
     class Mine(Routing):
         def forward(self, votes, activations=None, *, return_coupling=False):

@@ -73,7 +73,7 @@ CASES: dict[str, tuple[Arguments, list[str]]] = {
     "unknown command": (lambda p: ["trian"], ['"trian"', '"train"']),
     "unknown option": (lambda p: ["train", "--epoch", "2"], ["--epoch", "--epochs"]),
     "unknown option elsewhere": (lambda p: ["evaluate", p.run, "--splt", "test"], ["--splt", "--split"]),
-    "no run": (lambda p: ["evaluate"], ["RUN"]),
+    "no run": (lambda p: ["share", "--repo", "you/net"], ["RUN"]),
     "no image": (lambda p: ["predict", p.run], ["IMAGE"]),
     "too many arguments": (lambda p: ["train", "sabour2017", "mnist"], ["mnist"]),
     # names

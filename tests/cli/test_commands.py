@@ -151,6 +151,11 @@ def test_evaluate_breaks_no_numbers_on_a_narrow_terminal(
     assert max(map(len, out.splitlines()[8:])) <= 50
 
 
+def test_evaluate_judges_the_network_that_comes_along(cli: Cli) -> None:
+    assert cli("evaluate").out.startswith("compact (comes with torchcaps) on the test images of digits\n")
+    assert json.loads(cli("evaluate", "--json").out)["run"] == "compact"
+
+
 def test_evaluate_keeps_json_clean_beside_a_figure(cli: Cli, run_folder: Path) -> None:
     result = cli("evaluate", run_folder, "--json", "--figure", "confusion.png")
     json.loads(result.out)
@@ -173,7 +178,7 @@ def test_many_classes_are_summed_up(cli: Cli, tmp_path: Path) -> None:
     assert "The 10 worst of 25 classes" in out
     assert "Most frequent confusions" in out
     assert "true classes down" not in out
-    shown = cli("predict", "net", "image.png").out.splitlines()
+    shown = [line for line in cli("predict", "net", "image.png").out.splitlines() if "unsure" not in line]
     lengths = [float(line.split()[1]) for line in shown[1:11]]
     assert lengths == sorted(lengths, reverse=True)
     assert "and 15 lower ones" in shown[11]
@@ -213,18 +218,24 @@ def test_predict_gives_class_and_lengths(cli: Cli, run_folder: Path, digit_file:
 def test_predict_ink_on_paper(cli: Cli, run_folder: Path, digit_file: Path, tmp_path: Path) -> None:
     with Image.open(digit_file) as image:
         Image.fromarray(255 - np.asarray(image)).save(tmp_path / "ink.png")
-    light, ink, inverted = (
+    light, found, said, ink, inverted = (
         json.loads(cli("predict", run_folder, *arguments, "--json").out)[0]["lengths"]
-        for arguments in ([digit_file], ["ink.png"], ["ink.png", "--invert"])
+        for arguments in (
+            [digit_file],
+            ["ink.png"],
+            ["ink.png", "--invert"],
+            ["ink.png", "--prepare", "none"],
+            ["ink.png", "--prepare", "none", "--invert"],
+        )
     )
-    assert inverted == light != ink
+    assert light == found == said == inverted != ink
 
 
 def test_predict_several_images_of_any_size(cli: Cli, run_folder: Path, digit_file: Path, tmp_path: Path) -> None:
     with Image.open(digit_file) as image:
         image.convert("RGB").resize((90, 45)).save(tmp_path / "wide.jpg")
     padded, stretched = (
-        json.loads(cli("predict", run_folder, digit_file, "wide.jpg", "--fit", fit, "--json").out)
+        json.loads(cli("predict", run_folder, digit_file, "wide.jpg", "--prepare", "none", "--fit", fit, "--json").out)
         for fit in ("pad", "stretch")
     )
     assert [found["image"] for found in padded] == [str(digit_file), "wide.jpg"]
@@ -242,15 +253,18 @@ def test_image_files_are_brought_to_size_as_the_runs_images_were(
     config = read_json(copy / "config.json", "configuration")
     write_json(copy / "config.json", config | {"data": data})
 
+    as_it_is = ("--prepare", "none")
+
     def lengths(*options: str) -> list[dict[str, float]]:
-        return [found["lengths"] for found in json.loads(cli("predict", copy, "wide.png", "--json", *options).out)]
+        said = cli("predict", copy, "wide.png", "--json", *as_it_is, *options).out
+        return [found["lengths"] for found in json.loads(said)]
 
     assert lengths() == lengths("--fit", fit)
     assert lengths("--fit", "pad") != lengths("--fit", "stretch")
     for command in ("perturb", "routing"):
         pictures = []
         for options in ([], ["--fit", "pad"], ["--fit", "stretch"]):
-            assert cli(command, copy, "--image", "wide.png", *options, "--out", "x.png").code == 0
+            assert cli(command, copy, "--image", "wide.png", *as_it_is, *options, "--out", "x.png").code == 0
             pictures.append(Path("x.png").read_bytes())
         assert pictures[0] == pictures[1 if fit == "pad" else 2] != pictures[2 if fit == "pad" else 1]
 
@@ -461,6 +475,17 @@ def test_curves_of_several_runs(cli: Cli, run_folder: Path, tmp_path: Path) -> N
     other = shutil.copytree(run_folder, tmp_path / "other" / run_folder.name)
     assert cli("curves", run_folder, other, "--out", "x.png").out == "wrote x.png\n"
     assert_figure(Path("x.png"))
+
+
+def test_curves_of_several_runs_write_over_no_figure(cli: Cli, run_folder: Path, tmp_path: Path) -> None:
+    runs = [shutil.copytree(run_folder, tmp_path / name) for name in ("a", "b")]
+    own = runs[0] / "figures" / "curves.png"
+    before = own.read_bytes() if own.exists() else None
+    assert [cli("curves", *runs).out for _ in range(3)] == [
+        f"wrote {name}\n" for name in ("curves.png", "curves-2.png", "curves-3.png")
+    ]
+    assert (own.read_bytes() if own.exists() else None) == before
+    assert cli("curves", runs[0]).out == f"wrote {own}\n"
 
 
 # presets

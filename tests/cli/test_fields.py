@@ -21,7 +21,7 @@ from torchcaps.models.fields import all_parts, flat, is_choice, replace, tree
 from torchcaps.models.presets import _PRESETS, Preset, get_preset, list_presets
 from torchcaps.training.config import TrainConfig, make_config
 
-NOT_OPTIONS = ("preset", "model", "recipe", "plugins")
+NOT_OPTIONS = ("preset", "model", "recipe", "plugins", "fitted")
 #: Fields by what has them, of all kinds of parts.
 FIELDS = {
     (config_type, name): hint
@@ -163,6 +163,21 @@ def test_options_of_parts_that_a_network_has_not_are_refused(
     assert result.code == 2
     assert said in result.err
     assert result.err.count("\n") == 1
+
+
+def test_what_is_not_given_is_fitted_to_images_of_ones_own(
+    configured: Callable[..., TrainConfig], tmp_path: Path
+) -> None:
+    from torchcaps.files import write_json
+
+    assert configured("compact", "--data", "folder:shapes").fitted == ("epochs", "batch_size", "learning_rate")
+    assert configured("compact", "--data", "npz:x.npz", "--epochs", "3").fitted == ("batch_size", "learning_rate")
+    assert configured("compact", "--data", "npz:x.npz", "--epochs", "3", "--batch-size", "8").fitted == (
+        "learning_rate",
+    )
+    assert configured("compact", "--data", "mnist").fitted == ()
+    write_json(tmp_path / "config.json", make_config("compact", data="mnist").to_dict())
+    assert configured("--config", tmp_path / "config.json", "--data", "folder:shapes").fitted == (), "a file says all"
 
 
 def test_the_preset_is_sabour2017_unless_named(configured: Callable[..., TrainConfig]) -> None:

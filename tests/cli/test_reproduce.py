@@ -95,8 +95,9 @@ def test_a_table_is_run_logged_and_reported(cli: Cli) -> None:
     ]
     assert "All 4 runs of tiny are done (4 now, of which 2 diverged)" in result.out
     page = Path("docs/results.md").read_text(encoding="utf-8")
-    assert "| `plain` | plain | 2 |" in page
-    assert "| `wild` | wild | 2, of which 2 diverged |" in page
+    assert "| `plain`<br>plain |" in page
+    assert "| `plain` | 2 |" in page
+    assert "| `wild` | 2, of which 2 diverged |" in page
     assert Path("docs/images/results-tiny-small-errors.png").exists()
     assert read_json("results/tiny/plain/seed-1/measures.json", "measures")["rotation"]["num_images"] == 5
 

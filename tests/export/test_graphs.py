@@ -26,10 +26,11 @@ for package in ("onnx", "onnxruntime", "onnxscript"):
 
 Make = Callable[..., Any]
 
-# a capsule network with decoder, two objects in an image with standardised pixels, and one with lengths only
+# capsule networks with a decoder, two objects in an image with standardised pixels, and one with lengths only
 KINDS: dict[str, dict[str, Any]] = {
     "capsules": {"preset": "sabour2017"},
     "objects": {"preset": "sabour2017", "objects": 2, "standardise": True, "num_iterations": 2},
+    "convolutional decoder": {"preset": "sabour2017", "decoder_channels": (6, 5, 4)},
     "cnn": {"preset": "baseline-cnn"},
 }
 

@@ -70,6 +70,7 @@ CHANGES: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "length_eps": (0.1, "output", {}),
     "decoder": (False, "weights", {}),
     "decoder_hidden": ((9,), "weights", {}),
+    "decoder_channels": ((4, 3), "weights", {}),
     "decoder_init": ("glorot", "weights", {}),
     "decoder_mask": ("longest", "output", {}),
     "classification_loss": ("cross-entropy", "loss", {}),

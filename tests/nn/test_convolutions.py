@@ -90,6 +90,7 @@ def test_a_convolution_is_conv2d(sizes: tuple[Any, ...], relu: bool) -> None:
         assert mine.grad is not None
         assert_close(mine.grad / yours.grad.abs().max(), yours.grad / yours.grad.abs().max(), 1e-5)
     said = f"Convolution: input must have shape (B, {sizes[0]}, H, W), got (3, {sizes[0] + 1}, 13, 12)"
+    said += f": in_channels is {sizes[0]}, got {sizes[0] + 1}"
     assert_raises(ValueError, ours, torch.randn(3, sizes[0] + 1, 13, 12), say=said)
 
 

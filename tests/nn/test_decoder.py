@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from support import assert_batch_independent, assert_close, assert_gradients_reach, assert_raises
@@ -69,6 +72,39 @@ def test_decoder_by_matrix_products(hidden: tuple[int, ...]) -> None:
     assert_batch_independent(decoder, capsules)
     decoder(capsules).sum().backward()
     assert_gradients_reach(decoder)
+
+
+@pytest.mark.parametrize(
+    ("channels", "shape", "maps"),
+    [
+        ((4,), (1, 8, 8), [(4, 4, 4)]),
+        ((6, 4), (3, 8, 12), [(6, 2, 3), (4, 4, 6)]),
+        ((5, 4, 3), (2, 13, 9), [(5, 2, 2), (4, 4, 3), (3, 7, 5)]),  # rounded up
+    ],
+)
+def test_convolutions_draw_the_image(
+    channels: tuple[int, ...], shape: tuple[int, int, int], maps: list[tuple[int, int, int]]
+) -> None:
+    decoder = Decoder(3, 4, shape, (7,), channels=channels)
+    capsules = torch.randn(2, 3, 4)
+    linears = [layer for layer in decoder.layers if isinstance(layer, nn.Linear)]
+    assert [layer.out_features for layer in linears] == [7, math.prod(maps[0])]
+    x = capsules.flatten(1)
+    for layer in linears:
+        x = (x @ layer.weight.T + layer.bias).clamp_min(0)
+    x = x.reshape(2, *maps[0])
+    convolutions = [layer for layer in decoder.layers if isinstance(layer, nn.Conv2d)]
+    for layer, (out, height, width) in zip(convolutions, [*maps[1:], shape], strict=True):
+        down, across = (torch.arange(new) * old // new for new, old in zip((height, width), x.shape[2:], strict=True))
+        x = F.conv2d(x[:, :, down][..., across], layer.weight, layer.bias, padding=1)
+        assert x.shape[1:] == (out, height, width)
+        x = x.sigmoid() if layer is convolutions[-1] else x.clamp_min(0)
+    assert_close(decoder(capsules), x)
+    assert_batch_independent(decoder, capsules)
+    decoder(capsules).sum().backward()
+    assert_gradients_reach(decoder)
+    said = "Decoder: channels need an out_shape (C, H, W), got (5, 3)"
+    assert_raises(ValueError, Decoder, 3, 4, (5, 3), (7,), channels=channels, say=said)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 5), (2, 4, 4), (3, 4), (2, 12), (1, 2, 3, 4)])

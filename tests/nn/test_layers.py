@@ -167,7 +167,13 @@ def test_bad_sizes_and_parts(kind: Any) -> None:
 def test_poses_that_do_not_fit() -> None:
     layer, said = DenseCapsules(6, 3, 4, 5), "DenseCapsules: poses must "
     for call in (layer, layer.route):
-        assert_raises(ValueError, call, torch.ones(2, 5, 3), say=said + "have shape (B, 6, 3), got (2, 5, 3)")
+        for wrong, why in (
+            ((2, 5, 3), "in_capsules is 6, got 5"),
+            ((2, 6, 4), "in_dim is 3, got 4"),
+            ((2, 5, 4), "in_capsules is 6, got 5, in_dim is 3, got 4"),
+        ):
+            what = f"{said}have shape (B, 6, 3), got {wrong}: {why}"
+            assert_raises(ValueError, call, torch.ones(wrong), say=what)
         assert_raises(ValueError, call, Capsules(torch.ones(6, 3)), say=said + "have shape (B, 6, 3), got (6, 3)")
         assert_raises(TypeError, call, torch.ones(2, 6, 3, dtype=torch.int64), say=said + "be a floating-point tensor")
         assert_raises(TypeError, call, [1.0], say=said + "be a floating-point tensor, got list")
@@ -480,8 +486,9 @@ def test_maps_that_do_not_fit() -> None:
     must = said + "the map must have 3 types, and height and width of at least 2, got "
     assert_raises(ValueError, layer, maps(1, 5), say=must + "(3, 1, 5)")
     others = Capsules(torch.rand(2, 4 * 30, 4), grid=(4, 6, 5))
-    assert_raises(ValueError, layer, others, say=must + "(4, 6, 5)")
-    assert_raises(ValueError, layer, maps(dim=5), say=said + "poses must have shape (B, 90, 4), got (2, 90, 5)")
+    assert_raises(ValueError, layer, others, say=must + "(4, 6, 5): in_types is 3, got 4")
+    shapes = "poses must have shape (B, 90, 4), got (2, 90, 5): in_dim is 4, got 5"
+    assert_raises(ValueError, layer, maps(dim=5), say=said + shapes)
     wrong = maps()._replace(grid=(3, 5, 5))
     assert_raises(ValueError, layer, wrong, say=said + "poses must have shape (B, 75, 4), got (2, 90, 4)")
     assert layer(maps(2, 2)).grid == (2, 1, 1)

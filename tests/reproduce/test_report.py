@@ -29,20 +29,23 @@ def page_of(results: str = "results") -> str:
 
 
 def cells(page: str, row: str) -> dict[str, str]:
-    """The cells of a row by their heading."""
-    lines = page.splitlines()
-    here = next(n for n, line in enumerate(lines) if line.startswith(f"| `{row}` |"))
-    head = next(line for line in reversed(lines[:here]) if line.startswith("| row |"))
-    names, values = ([cell.strip() for cell in line.strip("|").split("|")] for line in (head, lines[here]))
-    return dict(zip(names, values, strict=True))
+    """The cells of a row in all tables, by their headings."""
+    found: dict[str, str] = {}
+    head: list[str] = []
+    for line in page.splitlines():
+        values = [cell.strip() for cell in line.strip("|").split("|")]
+        if values[0] == "row":
+            head = values
+        elif values[0].partition("<br>")[0] == f"`{row}`":
+            found = dict(zip(head, values, strict=True)) | found
+    return found
 
 
 def test_a_row_is_the_mean_and_deviation_of_its_seeds(only_tiny: Table, write_log) -> None:
     for seed, error in enumerate((2.0, 3.0, 4.0)):
         write_log(only_tiny, "plain", seed, last=error, best=0.5 + error / 10)
     assert cells(page_of(), "plain") == {
-        "row": "`plain`",
-        "what": "the plain",
+        "row": "`plain`<br>the plain",
         "seeds": "3",
         "test error, last epoch": "3.00 ± 1.00 %",
         "test error, chosen epoch": "0.800 ± 0.100 %",
@@ -110,7 +113,13 @@ def test_matched_accuracy_and_affnist_have_columns(
 def test_the_page_says_what_was_asked_and_how_and_what_it_ran_on(only_tiny: Table, write_log) -> None:
     write_log(only_tiny, "plain")
     page = page_of()
-    for words in ("## Tiny networks", "Is it small?", "**Protocol.** As little as can be.", "Seconds.", "Minutes."):
+    for words in (
+        "## Tiny networks",
+        "Is it small?",
+        "<summary>Protocol</summary>\n\nAs little as can be.",
+        "Seconds.",
+        "Minutes.",
+    ):
         assert words in page
     assert "torchcaps reproduce tiny --row plain --seeds 1 --out runs/again --results runs/again/logs\n" in page
     assert "Computed on Abacus, 1 thread, float32; torchcaps 9.9, torch 3.1, python 3.14." in page
@@ -135,7 +144,8 @@ def test_many_rows_are_named_in_short(only_tiny: Table, write_log, monkeypatch: 
     for n in range(20):
         write_log(table, f"row-{n}")
     page = page_of()
-    assert "Not run yet: 20 rows, 3 seeds each, 2 epochs at batch 50; `torchcaps reproduce tiny --list`" in page
+    assert "<summary>Not run yet: 20 rows, 3 seeds each</summary>" in page
+    assert "Each trains 2 epochs at batch 50; `torchcaps reproduce tiny --list` names them." in page
     assert re.findall(r"torchcaps reproduce tiny --row (\S+)", page) == ["ROW"]
 
 
@@ -215,9 +225,36 @@ def test_a_damaged_file_of_times_is_named(only_tiny: Table, before: str, after: 
 
 def test_findings_are_taken_over_word_by_word(only_tiny: Table, write_log) -> None:
     folder = write_log(only_tiny, "plain").parents[1]
-    assert "What was found" not in page_of().partition("## Tiny")[2]
+    assert "Answer." not in page_of().partition("## Tiny")[2]
     (folder / "findings.md").write_text("Capsules do **not** help here.\n", encoding="utf-8")
-    assert "### What was found\n\nCapsules do **not** help here.\n\n### Small budget" in page_of()
+    page = page_of()
+    assert "Is it small?\n\n**Answer.** Capsules do **not** help here.\n\n<details" in page
+    assert "What was found" not in page
+    (folder / "findings.md").write_text("They do not.\n\n#### Size\n\nIt *is* small.\n", encoding="utf-8")
+    words = "**Answer.** They do not.\n\n### What was found\n\n#### Size\n\nIt *is* small.\n\n<details"
+    assert words in page_of()
+
+
+def test_the_best_of_a_column_is_bold(only_tiny: Table, write_log) -> None:
+    write_log(only_tiny, "plain", last=2.0, best=1.5)
+    assert "**2.00 %**" not in page_of(), "there is nothing to compare with"
+    write_log(only_tiny, "measured", last=1.8, best=1.5, measures={"rotation": CURVE, "pgd-scores": ATTACK})
+    page = page_of()
+    first, second = cells(page, "plain"), cells(page, "measured")
+    assert (first["test error, last epoch"], second["test error, last epoch"]) == ("2.00 %", "**1.80 %**")
+    assert first["test error, chosen epoch"] == second["test error, chosen epoch"] == "**1.50 %**"
+    assert first["memory, MiB"] == second["memory, MiB"] == "500"
+    assert second["accuracy, turned by ±30°"] == "60.00 %"
+    measured = only_tiny.rows[1]
+    again = dataclasses.replace(measured, name="again")
+    table = dataclasses.replace(only_tiny, rows=(*only_tiny.rows, again))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torchcaps.reproduce.tables._TABLES", Registry("table", {"tiny": table}))
+        weak = CURVE | {"accuracy": [0.4, 0.9, 0.4]}
+        write_log(table, "again", measures={"rotation": weak, "pgd-scores": ATTACK})
+        page = page_of()
+    assert cells(page, "measured")["accuracy, turned by ±30°"] == "**60.00 %**"
+    assert cells(page, "again")["accuracy, turned by ±30°"] == "40.00 %"
 
 
 def test_a_run_of_other_settings_is_not_counted(only_tiny: Table, write_log) -> None:

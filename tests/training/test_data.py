@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,10 +8,18 @@ import torch
 from tiny_runs import tiny_config
 from torchcaps.datasets import Augmentation, Dataset
 from torchcaps.errors import InputError
-from torchcaps.models import Recipe
+from torchcaps.models import Recipe, replace
 from torchcaps.training import TrainConfig, data, load_run, make_config, train
 from torchcaps.training.config import override
-from torchcaps.training.data import as_seen, augmentation_of, check_objects, fingerprint, load_run_data, training_loader
+from torchcaps.training.data import (
+    as_seen,
+    augmentation_of,
+    check_objects,
+    fingerprint,
+    fit_recipe,
+    load_run_data,
+    training_loader,
+)
 from torchcaps.training.progress import Silence
 
 
@@ -136,3 +145,37 @@ def test_a_fingerprint_of_pairs_is_that_of_what_they_are_made_of(monkeypatch: py
 
 def config(path: Path) -> TrainConfig:
     return tiny_config(path)
+
+
+@pytest.mark.parametrize(
+    ("images", "given", "batch", "epochs", "rate"),
+    [
+        (324, {}, 16, 100, 3e-3 / 8**0.5),  # 20 steps an epoch
+        (216, {}, 16, 154, 3e-3 / 8**0.5),
+        (16, {}, 16, 2000, 3e-3 / 8**0.5),
+        (5, {}, 16, 2000, 3e-3 / 8**0.5),  # which is refused later: fewer images than a batch
+        (2_047, {}, 64, 65, 3e-3 / 2**0.5),
+        (2_048, {}, 128, 125, 3e-3),
+        (60_000, {}, 128, 20, 3e-3),
+        (324, {"epochs": 10}, 16, 10, 3e-3 / 8**0.5),
+        (324, {"batch_size": 32}, 32, 200, 3e-3),
+        (324, {"batch_size": 8}, 8, 50, 3e-3),
+        (324, {"batch_size": 500}, 500, 2000, 3e-3),
+        (324, {"learning_rate": 1e-2}, 16, 100, 1e-2),
+        (324, {"epochs": 10, "batch_size": 32, "learning_rate": 3e-3}, 32, 10, 3e-3),
+    ],
+)
+def test_a_recipe_is_fitted_to_few_images(
+    images: int, given: dict[str, Any], batch: int, epochs: int, rate: float
+) -> None:
+    config = fit_recipe(make_config("compact", data="folder:shapes", **given), images)
+    assert (config.recipe.batch_size, config.recipe.epochs) == (batch, epochs)
+    assert config.recipe.learning_rate == pytest.approx(rate)
+    assert config.fitted == ()
+    rest = {"batch_size": 1, "epochs": 1, "learning_rate": 1.0}
+    assert replace(config.recipe, rest) == replace(make_config("compact").recipe, rest)
+
+
+def test_recipes_of_named_data_and_of_files_stay_as_they_are() -> None:
+    for config in (make_config("compact", data="digits"), TrainConfig.from_dict({"data": "folder:shapes"})):
+        assert fit_recipe(config, 100) == config

@@ -323,12 +323,23 @@ def _decoder_layers(model: CapsNet) -> list[Layer]:
     kept = "one kept, others 0" if objects == 1 else f"{objects} times one kept, others 0"
     steps = ("class capsules", kept, "flattened")
     layers = [Layer("decoder's input", steps, (capsules.out_capsules * capsules.out_dim,), 0, True)]
-    dense = [part for part in model.decoder.modules() if isinstance(part, nn.Linear)]
-    for linear in dense[:-1]:
-        layers.append(Layer("hidden", ("dense", "ReLU"), (linear.out_features,), _learned(linear), True))
-    rest = _learned(model.decoder) - _learned(*dense[:-1])
+    found: list[Layer] = []
+    size: tuple[int, ...] = ()
+    for part in model.decoder.modules():
+        if isinstance(part, nn.Linear):
+            found.append(Layer("hidden", ("dense", "ReLU"), (part.out_features,), _learned(part), True))
+        elif isinstance(part, nn.Unflatten):
+            found[-1] = replace(found[-1], name="map", shape=tuple(part.unflattened_size))
+        elif isinstance(part, nn.Upsample):
+            assert isinstance(part.size, tuple)
+            size = part.size
+        elif isinstance(part, Convolution):
+            how = ("twice as large", *_convolution(part), "ReLU")
+            found.append(Layer("map", how, (part.out_channels, *size), _learned(part), True))
+    last = found.pop().steps[:-1] if found else ("dense",)
+    rest = _learned(model.decoder) - sum(layer.parameters for layer in found)
     name = "reconstruction" if objects == 1 else "reconstruction of each"
-    return [*layers, Layer(name, ("dense", "sigmoid"), model.in_shape, rest, True)]
+    return [*layers, *found, Layer(name, (*last, "sigmoid"), model.in_shape, rest, True)]
 
 
 def _cnn_layers(model: BaselineCNN) -> list[Layer]:

@@ -48,7 +48,9 @@ def read_metrics(path: str | Path) -> Metrics:
     if path.is_dir():
         path = path / "metrics.csv"
     if not path.exists():
-        raise InputError(f"there is no {path}; a run writes it after its first epoch")
+        raise InputError(
+            f"{path} does not exist; give a run folder that holds metrics.csv, written after the first epoch"
+        )
     text = read_text(path, "metrics")
     lines = csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
     try:

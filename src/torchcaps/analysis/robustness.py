@@ -116,7 +116,12 @@ def rotate(images: Float[Tensor, "B C H W"], degrees: float) -> Float[Tensor, "B
 
 
 def rotation_curve(
-    model: Network, image_set: ImageSet, *, angles: Sequence[float] = ANGLES, batch_size: int = 256
+    model: Network,
+    image_set: ImageSet,
+    *,
+    angles: Sequence[float] = ANGLES,
+    batch_size: int = 256,
+    progress: Callable[[], None] | None = None,
 ) -> RobustnessCurve:
     """Accuracy on images that are turned by each of some angles.
 
@@ -125,12 +130,17 @@ def rotation_curve(
         image_set: Images and their classes.
         angles: Degrees, counter-clockwise.
         batch_size: Images at a time.
+        progress: Called after each batch at each angle.
 
     Raises:
         InputError: A network of several objects, images that it was not built for, or no angle.
     """
     _check(model, angles, "angle")
-    return _curve("rotation", model, image_set, angles, batch_size, lambda n, images, _: rotate(images, angles[n]))
+
+    def change(n: int, images: Tensor, _: Tensor) -> Tensor:
+        return rotate(images, angles[n])
+
+    return _curve("rotation", model, image_set, angles, batch_size, change, progress)
 
 
 def fgsm(
@@ -198,6 +208,7 @@ def attack_curve(
     objective: Objective = "loss",
     seed: int = 0,
     batch_size: int = 256,
+    progress: Callable[[], None] | None = None,
 ) -> RobustnessCurve:
     """Accuracy on images that an adversary has changed by at most each of some amounts.
 
@@ -210,6 +221,7 @@ def attack_curve(
         objective: As for :func:`fgsm`.
         seed: Of PGD's starts; 0 to 2³² - 1.
         batch_size: Images at a time; PGD's starts depend on it.
+        progress: Called after each batch at each strength.
 
     Raises:
         InputError: As for :func:`fgsm`, or an unknown attack.
@@ -228,7 +240,7 @@ def attack_curve(
             return _descend(model, images, labels, epsilons[n], steps, None, objective, generators[n])
 
     kind = attack if objective == "loss" else f"{attack}-scores"
-    return _curve(kind, model, image_set, epsilons, batch_size, change)
+    return _curve(kind, model, image_set, epsilons, batch_size, change, progress)
 
 
 def figure_robustness(networks: Mapping[str, Sequence[RobustnessCurve]], *, title: str | None = None) -> Figure:
@@ -281,6 +293,7 @@ def _curve(
     strengths: Sequence[float],
     batch_size: int,
     change: Callable[[int, Tensor, Tensor], Tensor],
+    progress: Callable[[], None] | None,
 ) -> RobustnessCurve:
     """Accuracy on what ``change`` makes of images for the n-th strength."""
     correct = np.zeros(len(strengths), dtype=np.int64)
@@ -290,6 +303,8 @@ def _curve(
             changed = change(n, images, labels)
             with inference(model):
                 correct[n] += int((model(changed).scores.argmax(-1) == labels).sum())
+            if progress is not None:
+                progress()
     accuracy = tuple((correct / len(image_set)).tolist())
     return RobustnessCurve(kind, tuple(map(float, strengths)), accuracy, len(image_set))
 

@@ -46,6 +46,7 @@ MOST_SAMPLES, SAMPLE_COLUMNS = 1000, 10
 @click.argument("name", required=False)
 @data_dir_option
 @click.option("--image-size", type=whole_numbers(PIXELS), help="Resize images to this height and width, pixels.")
+@click.option("--skip-damaged", is_flag=True, help="Leave out the image files of a folder that cannot be read.")
 @click.option(
     "--sample",
     type=click.IntRange(1, MOST_SAMPLES),
@@ -70,6 +71,7 @@ def datasets(
     name: str | None,
     data_dir: str | None,
     image_size: int | None,
+    skip_damaged: bool,
     sample: int | None,
     split: Split,
     validation: Literal["random", "first", "last"],
@@ -86,7 +88,8 @@ def datasets(
     from torchcaps.datasets.registry import look_up
 
     if name is None:
-        for option, value in (("--data-dir", data_dir), ("--image-size", image_size), ("--sample", sample)):
+        given = {"--data-dir": data_dir, "--image-size": image_size, "--sample": sample}
+        for option, value in {**given, "--skip-damaged": skip_damaged or None}.items():
             if value is not None:
                 raise click.UsageError(
                     f"{option} is for one data set; name it, e.g. torchcaps datasets digits {option} …"
@@ -101,7 +104,9 @@ def datasets(
     found = path if info.takes_path else info.locate(data_dir)
     dataset = None
     if found is not None or data_dir is not None or sample is not None:  # a folder that lacks files is said to
-        dataset = load_dataset(name, data_dir=data_dir, image_size=image_size, validation=validation)
+        dataset = load_dataset(
+            name, data_dir=data_dir, image_size=image_size, validation=validation, skip_damaged=skip_damaged
+        )
         found = path if info.takes_path else info.locate(data_dir)
     described, figure = _describe_dataset(info, found), None
     pairs: list[tuple[str, str]] = []
@@ -146,6 +151,7 @@ def _describe_loaded(dataset: Dataset) -> dict[str, Any]:
         "in_shape": dataset.in_shape,
         "objects": dataset.num_objects,
         "class_names": dataset.class_names,
+        "skipped": dataset.skipped,
         **{part: {"images": len(images), "per_class": _per_class(images, dataset)} for part, images in _parts(dataset)},
     }
 
@@ -173,9 +179,9 @@ def _show_datasets(infos: list[DatasetInfo]) -> None:
         add_row(rows, Text(info.spec, style="bold"), info.title, *known, shape, classes, here)
     print_table(rows)
     say(
-        "What is not here is downloaded when it is first trained on, or read from",
+        "A data set that is not here is downloaded when it is first trained on, or read from",
         "--data-dir or $TORCHCAPS_DATA.",
-        "One of them, counted: torchcaps datasets NAME",
+        "The images of one, counted: torchcaps datasets NAME",
     )
 
 
@@ -196,8 +202,10 @@ def _show_dataset(info: DatasetInfo, found: Path | None, dataset: Dataset | None
     rows.add_section()
     add_row(rows, "all", *(count(len(images)) for _, images in _parts(dataset)), style="bold")
     print_table(rows)
+    if dataset.skipped:
+        say("Left out:", *(f"  {why}" for why in dataset.skipped))
     if dataset.num_objects > 1:
         say(
-            f"Each image holds {dataset.num_objects} objects, and all of them are counted; of images that are",
-            "made in training, the objects that they are made of.",
+            f"Each image holds {dataset.num_objects} objects, and all of them are counted. For images that are made",
+            "in training, the objects that they are made of are counted.",
         )

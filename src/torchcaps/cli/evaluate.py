@@ -30,9 +30,10 @@ from torchcaps.cli.runs import (
     accelerator_option,
     data_options,
     json_option,
+    name_of,
     open_images,
     open_run,
-    run_argument,
+    optional_run_argument,
 )
 from torchcaps.ranges import COUNT
 
@@ -53,9 +54,10 @@ if TYPE_CHECKING:
         ("evaluate runs/sabour2017-digits-1 --json > test.json", "the same for other programs"),
         ("evaluate runs/sabour2017-mnist-1 --data kmnist", "on other images of the same shape and class count"),
         ("evaluate runs/sabour2017-digits-1 --figure confusion.png", "with the confusion matrix as a figure"),
+        ("evaluate --data mnist", "the network that comes with torchcaps"),
     ),
 )
-@run_argument
+@optional_run_argument
 @data_options
 @click.option("--batch-size", type=whole_numbers(COUNT), default=256, help="Images at a time.")
 @click.option(
@@ -68,7 +70,7 @@ if TYPE_CHECKING:
 @click.option("--figure", type=FIGURE, help="Draw the confusion matrix to this file too, .png, .pdf or .svg.")
 @json_option
 def evaluate(
-    run_folder: Path,
+    run_folder: Path | None,
     which: Which,
     data: str | None,
     data_dir: str | None,
@@ -79,9 +81,10 @@ def evaluate(
     figure: Path | None,
     as_json: bool,
 ) -> None:
-    """Judge the network in a run folder: accuracy, error, loss, each class, and the confusion matrix.
+    """Judge a network on the test images: accuracy, error, loss, each class, and the confusion matrix.
 
-    RUN is a run folder, a folder written by save_pretrained, or a repository of the hub such as someone/capsnet.
+    RUN is a run folder, a folder written by save_pretrained, or a repository of the hub such as someone/capsnet;
+    without it, the network that comes with torchcaps is judged.
     """
     from torchcaps.analysis import evaluate as judge
     from torchcaps.analysis import figure_confusion
@@ -90,11 +93,13 @@ def evaluate(
     images, dataset, where = open_images(run, data, data_dir, split)
     evaluation = judge(run.model, images, batch_size=batch_size, class_names=dataset.class_names, precision=precision)
     if as_json:
-        about = {"run": str(run_folder), "which": which, "data": dataset.name, "split": split}
+        about = {"run": name_of(run_folder), "which": which, "data": dataset.name, "split": split}
         print_json(about | evaluation.to_dict())
     else:
         weights = {"best": "best epoch", "last": "last checkpoint"}[which]
-        _show_evaluation(evaluation, f"{run_folder} ({weights}) on the {where}")
+        if run_folder is None:
+            weights = "comes with torchcaps"
+        _show_evaluation(evaluation, f"{name_of(run_folder)} ({weights}) on the {where}")
     if figure is not None:
         write_figure(figure_confusion(evaluation), figure, quiet=as_json)
 

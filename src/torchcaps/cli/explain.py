@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -114,9 +115,9 @@ def check_image_options(image_file: Path | None, *more: str) -> None:
 @click.command(
     "reconstruct",
     cls=Command,
-    short_help="Images over what the decoder makes of their capsules.",
+    short_help="Images above their reconstructions.",
     examples=(
-        ("reconstruct runs/sabour2017-digits-1", "the first 20 test images over their reconstructions"),
+        ("reconstruct runs/sabour2017-digits-1", "the first 20 test images above their reconstructions"),
         ("reconstruct runs/sabour2017-digits-1 --count 50 --out many.pdf", "more of them, as a PDF"),
     ),
 )
@@ -125,7 +126,7 @@ def check_image_options(image_file: Path | None, *more: str) -> None:
 @click.option("--count", "number", type=whole_numbers(COUNT), default=20, help="How many images.")
 @out_option("reconstructions")
 def reconstruct(run_folder: Path | None, which: Which, number: int, out: Path | None, **images_of: Any) -> None:
-    """Draw images over what the decoder makes of their capsules; several objects in an image each in its colour."""
+    """Draw images above their reconstructions from class capsules; each of several objects in an image has a colour."""
     from torchcaps.analysis import figure_reconstructions
     from torchcaps.analysis import reconstruct as decode
     from torchcaps.analysis.reconstructions import MOST_SHOWN
@@ -163,7 +164,9 @@ def reconstruct(run_folder: Path | None, which: Which, number: int, out: Path | 
 @optional_run_argument
 @data_options
 @index_options(several=True)
-@click.option("--capsule", metavar="CLASS", help="Whose capsule, by name or number, in place of --follow.")
+@click.option(
+    "--capsule", metavar="CLASS", help="The class whose capsule is changed, by name or number, instead of --follow."
+)
 @click.option(
     "--follow",
     type=click.Choice(["longest", "label"]),
@@ -171,7 +174,7 @@ def reconstruct(run_folder: Path | None, which: Which, number: int, out: Path | 
     help="Whose capsule is changed: the longest (or most active), or that of the image's label.",
 )
 @click.option(
-    "--component", type=whole_numbers(INDEX), help="This component only, each image in a row.  [default: all]"
+    "--component", type=whole_numbers(INDEX), help="Change this component only; each image has a row.  [default: all]"
 )
 @click.option(
     "--range",
@@ -181,7 +184,7 @@ def reconstruct(run_folder: Path | None, which: Which, number: int, out: Path | 
     metavar="A|LOW,HIGH",
     help="Largest change either way, or the lowest and the highest change.",
 )
-@click.option("--steps", type=int, default=11, help="Values of each component.")
+@click.option("--steps", type=int, default=11, help="How many values each component takes.")
 @out_option("perturbation")
 def perturb(
     run_folder: Path | None,
@@ -198,7 +201,7 @@ def perturb(
 ) -> None:
     """Change each component of a class capsule a little, decode, and draw what it encodes.
 
-    With --component, that component alone, of as many images as there are --index.
+    With --component, only that component is changed, in the capsule of each image that an --index names.
     """
     from torchcaps.analysis import figure_component, figure_perturbation, perturb_capsule
     from torchcaps.models.output import HIGHEST
@@ -313,7 +316,8 @@ def routing(
 ) -> None:
     """Draw where each class takes its input from, iteration by iteration, and whether routing settles.
 
-    The coupling maps of one image go to --out; the statistics of many, unless --image is given, to a file beside it.
+    The coupling maps of one image are drawn to --out. Unless --image is given, statistics of many images are drawn to
+    a file beside it.
     """
     from torchcaps.analysis import figure_coupling, figure_routing_statistics, routing_statistics, trace_routing
     from torchcaps.analysis.routing_maps import output_names
@@ -455,11 +459,17 @@ def _show_statistics(statistics: RoutingStatistics, words: str) -> None:
 )
 @runs_argument
 @click.option(
-    "--out", type=FIGURE, help="Figure, .png, .pdf or .svg.  [default: RUN/figures/curves.png of the first run]"
+    "--out",
+    type=FIGURE,
+    help="Figure, .png, .pdf or .svg.  [default: RUN/figures/curves.png; of several runs a new file here, curves.png, "
+    "curves-2.png and so on]",
 )
 def curves(run_folders: tuple[Path, ...], out: Path | None) -> None:
     """Draw loss and error of each epoch, of one run or of several to compare them."""
     from torchcaps.analysis import figure_curves, read_metrics
 
     metrics = {name: read_metrics(folder) for name, folder in zip(names_of(run_folders), run_folders, strict=True)}
+    if out is None and len(run_folders) > 1:
+        names = itertools.chain(["curves.png"], (f"curves-{n}.png" for n in itertools.count(2)))
+        out = next(path for path in map(Path, names) if not path.exists())
     write_figure(figure_curves(metrics), figure_path(out, run_folders[0], "curves"))

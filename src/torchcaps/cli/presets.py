@@ -145,7 +145,7 @@ def _show_presets(all_presets: list[Preset]) -> None:
     print_pairs((p.name, _with_result(p.description.partition(". ")[0], p)) for p in variants)
     print_title("Parts that are chosen by name, as by torchcaps train --routing NAME")
     print_pairs((choice, ", ".join(parts)) for choice, parts in PARTS.items() if choice != NetworkConfig.choice)
-    say("Parameters are those for the images of the table.", "One in full: torchcaps presets NAME")
+    say("Parameters are counted for the images in the table.", "All of one network: torchcaps presets NAME")
 
 
 def _with_result(text: str, preset: Preset) -> str:

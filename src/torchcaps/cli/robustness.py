@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from torchcaps.analysis.strengths import ANGLES, EPSILONS, PGD_STEPS, STEPS
 from torchcaps.cli.base import Command
 from torchcaps.cli.fields import Numbers, whole_numbers
-from torchcaps.cli.output import add_row, count, percent, print_json, print_table, table, write_figure
+from torchcaps.cli.output import add_row, count, percent, print_json, print_table, say, table, write_figure
 from torchcaps.cli.runs import (
     FIGURE,
     Split,
@@ -19,11 +21,12 @@ from torchcaps.cli.runs import (
     accelerator_option,
     data_options,
     json_option,
+    name_of,
     names_of,
     open_images,
     open_run,
+    optional_runs_argument,
     refuse_options,
-    runs_argument,
     which_option,
 )
 from torchcaps.ranges import COUNT, SEED
@@ -36,7 +39,10 @@ if TYPE_CHECKING:
     from torchcaps.datasets import ImageSet
     from torchcaps.models import Network
 
-_KINDS = ("rotation", "fgsm", "pgd")
+_ATTACKS: tuple[Attack, ...] = ("fgsm", "pgd")
+_KINDS = ("rotation", *_ATTACKS)
+_BATCH = 256
+_INTERVAL = 10.0  # seconds between two lines about progress
 
 
 @click.command(
@@ -45,11 +51,12 @@ _KINDS = ("rotation", "fgsm", "pgd")
     short_help="Accuracy on rotated and on adversarially changed images.",
     examples=(
         ("robustness runs/sabour2017-mnist-1", "rotations, FGSM and PGD on the first 1,000 test images"),
+        ("robustness --data mnist --limit 200", "the network that comes with torchcaps"),
         ("robustness runs/capsules runs/cnn --figure compare.png", "two networks side by side"),
         ("robustness runs/capsules --kind pgd --objective scores --steps 50", "a stronger attack"),
     ),
 )
-@runs_argument
+@optional_runs_argument
 @which_option
 @data_options
 @click.option(
@@ -57,7 +64,7 @@ _KINDS = ("rotation", "fgsm", "pgd")
     "kinds",
     type=click.Choice(_KINDS),
     multiple=True,
-    help="What is done to the images; may be given several times.  [default: all]",
+    help="How the images are changed; may be given several times.  [default: all]",
 )
 @click.option("--angles", type=Numbers(float, "-30,0,30"), default=",".join(map(str, ANGLES)), help="Degrees.")
 @click.option(
@@ -74,8 +81,8 @@ _KINDS = ("rotation", "fgsm", "pgd")
     help="What the attacks follow: the network's own loss, which is flat where an image is classified with enough "
     "margin, or the scores, which are not.",
 )
-@click.option("--limit", type=whole_numbers(COUNT), default=1000, help="The first so many images.")
-@click.option("--seed", type=whole_numbers(SEED), default=0, help="Of PGD's random starts.")
+@click.option("--limit", type=whole_numbers(COUNT), default=1000, help="Use this many images, the first ones.")
+@click.option("--seed", type=whole_numbers(SEED), default=0, help="Seed of PGD's random starts.")
 @accelerator_option
 @click.option("--figure", type=FIGURE, help="Draw the curves to this file, .png, .pdf or .svg.")
 @json_option
@@ -96,7 +103,8 @@ def robustness(
     """Measure how accuracy falls when images are turned, or changed along the network's gradient (FGSM and PGD).
 
     RUN is a run folder, a folder written by save_pretrained, or a repository of the hub such as someone/capsnet;
-    several are compared.
+    several are compared. Without it, the network that comes with torchcaps is measured. The command first says, on
+    stderr, how long it will take; most of that is PGD's, in proportion to --steps.
     """
     kinds = kinds or _KINDS
     if "rotation" not in kinds:
@@ -108,17 +116,22 @@ def robustness(
 
     from torchcaps.analysis import figure_robustness
 
-    networks: dict[str, list[RobustnessCurve]] = {}
+    tasks: dict[str, list[_Task]] = {}
     shown: dict[str, str] = {}
-    described = []
-    for folder, name in zip(run_folders, names_of(run_folders), strict=True):
+    abouts = []
+    folders: Sequence[Path | None] = run_folders or [None]
+    for folder, name in zip(folders, names_of(run_folders) or [name_of(None)], strict=True):
         run = open_run(folder, which, accelerator)
         images, dataset, where = open_images(run, data, data_dir, split)
         images = images.preview(limit)
-        networks[name] = _measure(run.model, images, kinds, seed=seed, **options)
+        tasks[name] = _tasks(run.model, images, kinds, seed=seed, **options)
         shown[name] = f"the first {count(len(images))} {where}"
-        about = {"run": str(folder), "which": which, "data": dataset.name, "split": split}
-        described.append(about | {"curves": [curve.to_dict() for curve in networks[name]]})
+        abouts.append({"run": name_of(folder), "which": which, "data": dataset.name, "split": split})
+    networks = _measure(tasks)
+    described = [
+        about | {"curves": [curve.to_dict() for curve in curves]}
+        for about, curves in zip(abouts, networks.values(), strict=True)
+    ]
     differ = len(set(shown.values())) > 1
     if as_json:
         print_json(described)
@@ -130,7 +143,18 @@ def robustness(
         write_figure(figure_robustness(networks, title=title), figure, quiet=as_json)
 
 
-def _measure(
+class _Task(NamedTuple):
+    """A curve to measure."""
+
+    measure: Callable[..., RobustnessCurve]
+    """Takes ``progress``, which is called after each batch at each strength."""
+    calls: int
+    """How often it will be called."""
+    seconds: float
+    """Between two calls, estimated."""
+
+
+def _tasks(
     model: Network,
     images: ImageSet,
     kinds: Sequence[str],
@@ -140,16 +164,59 @@ def _measure(
     steps: int,
     objective: Objective,
     seed: int,
-) -> list[RobustnessCurve]:
+) -> list[_Task]:
+    """The curves of a network; how long they take is estimated from one batch."""
     from torchcaps.analysis import attack_curve, rotation_curve
 
-    found = [rotation_curve(model, images, angles=angles)] if "rotation" in kinds else []
-    attacks: tuple[Attack, ...] = ("fgsm", "pgd")
-    return found + [
-        attack_curve(model, images, attack, epsilons=epsilons, steps=steps, objective=objective, seed=seed)
-        for attack in attacks
-        if attack in kinds
-    ]
+    def timed(curve: Callable[..., RobustnessCurve], *attack: str, **options: Any) -> float:
+        begin = time.perf_counter()
+        curve(model, images.preview(_BATCH), *attack, batch_size=_BATCH, **options)
+        return time.perf_counter() - begin
+
+    batches = -(-len(images) // _BATCH)
+    found = []
+    if "rotation" in kinds:
+        for _ in range(2):  # the first batch takes longer
+            look = timed(rotation_curve, angles=angles[:1])
+        turn = partial(rotation_curve, model, images, angles=angles, batch_size=_BATCH)
+        found.append(_Task(turn, batches * len(angles), look))
+    attacks: list[Attack] = [attack for attack in _ATTACKS if attack in kinds]
+    if attacks:
+        strongest = sorted(epsilons)[-1:]
+        for _ in range(2):
+            step = timed(attack_curve, "fgsm", epsilons=strongest, objective=objective)
+    for attack in attacks:
+        each = partial(attack_curve, model, images, attack, epsilons=epsilons, steps=steps, seed=seed)
+        change = partial(each, objective=objective, batch_size=_BATCH)
+        if attack == "pgd":
+            few = min(steps, 3)
+            step = timed(attack_curve, "pgd", epsilons=strongest, objective=objective, steps=few) * steps / few
+        found.append(_Task(change, batches * len(epsilons), step))
+    return found
+
+
+def _measure(tasks: Mapping[str, Sequence[_Task]]) -> dict[str, list[RobustnessCurve]]:
+    """Measure all curves, and say on stderr how long it will take and how far it is."""
+    from torchcaps.training.progress import duration
+
+    total = sum(task.calls * task.seconds for each in tasks.values() for task in each)
+    say(f"Measuring will take about {duration(total)}.", err=True)
+    done = 0.0
+    begin = last = time.monotonic()
+
+    def advance(seconds: float) -> None:
+        nonlocal done, last
+        done += seconds
+        now = time.monotonic()
+        if now - last >= _INTERVAL:
+            last = now
+            say(
+                f"{100 * done / total:.0f} % measured, {duration((now - begin) / done * (total - done))} left", err=True
+            )
+
+    return {
+        name: [task.measure(progress=partial(advance, task.seconds)) for task in each] for name, each in tasks.items()
+    }
 
 
 def _show(networks: dict[str, list[RobustnessCurve]], title: str) -> None:

@@ -58,12 +58,13 @@ which_option = click.option(
     "--which",
     type=click.Choice(["best", "last"]),
     default="best",
-    help="The epoch that the validation images chose, or the last checkpoint.",
+    help="The best epoch on the validation images, or the last checkpoint.",
 )
 run_argument = compose(click.argument("run_folder", metavar="RUN", type=PATH), which_option)
 # without RUN, the network that comes with torchcaps
 optional_run_argument = compose(click.argument("run_folder", metavar="[RUN]", required=False, type=PATH), which_option)
 runs_argument = click.argument("run_folders", metavar="RUN...", nargs=-1, required=True, type=PATH)
+optional_runs_argument = click.argument("run_folders", metavar="[RUN...]", nargs=-1, type=PATH)
 
 accelerator_option = click.option(
     "--accelerator", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", help="Where to compute."
@@ -142,7 +143,7 @@ def preparation_for(prepare: Prepare, own: Preparation | None, fit: Fit | None) 
 
 def index_options(*, several: bool = False) -> Decorator:
     """The options of one image of a data set, or of several; or of an image file."""
-    more = "; with --component several, each by an --index of its own" if several else ""
+    more = "; with --component it may be given several times" if several else ""
     index = click.option(
         "--index",
         type=whole_numbers(INDEX),
@@ -185,6 +186,13 @@ def open_run(run_folder: Path | None, which: Which, accelerator: str = "cpu") ->
     if run_folder is not None and run_folder.is_file():
         raise InputError(f"{run_folder} is a file; this command needs a run folder")
     return load_run(shipped_folder() if run_folder is None else run_folder, which, device=pick_device(accelerator))
+
+
+def name_of(run_folder: Path | None) -> str:
+    """What to call the network of :func:`open_run`."""
+    from torchcaps.models.pretrained import SHIPPED
+
+    return SHIPPED[0] if run_folder is None else str(run_folder)
 
 
 def open_images(run: Run, data: str | None, data_dir: str | None, split: Split) -> tuple[ImageSet, Dataset, str]:

@@ -33,7 +33,7 @@ TRAIN_EXAMPLES = (
     ("train tf-notebook --data mnist --epochs 3", "another preset, on MNIST"),
     ("train --num-iterations 1 --no-decoder", "the paper's network, changed"),
     ("train --data folder:photos --image-size 32", "your own images, one sub-folder a class"),
-    ("train --resume runs/sabour2017-digits-1", "go on with a run that was stopped"),
+    ("train --resume runs/sabour2017-digits-1", "resume a run that was stopped"),
     ("train --config runs/sabour2017-digits-1/config.json --seed 1", "the same run again, with another seed"),
     ("train --init-from runs/sabour2017-digits-1 --learning-rate 1e-4", "a new run from the best epoch's weights"),
 )
@@ -61,8 +61,9 @@ class RunCommand(Command):
 
 def run_options() -> list[click.Option]:
     """An option for every field of a run."""
-    # the field `preset` is the argument PRESET, `plugins` is --plugin; `model` and `recipe` are given field by field
-    skipped = ("preset", "model", "recipe", "plugins")
+    # the field `preset` is the argument PRESET, `plugins` is --plugin; `model` and `recipe` are given field by field;
+    # `fitted` is what is not given
+    skipped = ("preset", "model", "recipe", "plugins", "fitted")
     return [
         *field_options(TrainConfig, "Run", skip=skipped, show_defaults=True),
         *field_options(Recipe, "Recipe (default: the preset's)"),
@@ -73,7 +74,7 @@ def run_options() -> list[click.Option]:
 @click.command("train", cls=RunCommand, short_help="Train a network and test it.", examples=TRAIN_EXAMPLES)
 @click.argument("preset", required=False)
 @click.option("--out", type=PATH, help="Run folder, a new one.  [default: runs/PRESET-DATA-N]")
-@click.option("--resume", "resumed", type=PATH, help="Go on with the run in this folder.")
+@click.option("--resume", "resumed", type=PATH, help="Resume the run in this folder.")
 @click.option("--config", "config_file", type=PATH, help="Start from a run's config.json.")
 @click.option(
     "--figures/--no-figures", default=True, show_default=False, help="Draw figures at the end.  [default: on]"
@@ -124,15 +125,12 @@ def train(
 
 def build_config(preset: str | None, config_file: Path | None, overrides: Mapping[str, Any]) -> TrainConfig:
     """The configuration that the argument PRESET or a file, and the options, describe."""
-    if config_file is None:
-        base = make_config(preset) if preset else make_config()
-    else:
-        base = read_config(config_file)
-        if preset not in (None, base.preset):
-            raise InputError(f"{config_file} is a configuration of {base.preset}; leave {preset} or --config out")
+    base = read_config(config_file) if config_file else make_config(*filter(None, [preset]))
+    if config_file and preset not in (None, base.preset):
+        raise InputError(f"{config_file} is a configuration of {base.preset}; leave {preset} or --config out")
     changes = {**overrides, "plugins": loaded_plugins() or base.plugins}
     try:
-        return override(base, changes)
+        return override(base, changes) if config_file else make_config(base.preset, **changes)
     except UnknownField as error:
         known = (option_name(name) for name in error.known if name not in WHOLE)
         raise unknown_name(f"option of {base.preset}", option_name(error.name), known) from None
@@ -166,6 +164,8 @@ def show_summary(summary: Mapping[str, Any]) -> None:
             ("Next", following if decoder else following[:1]),
         ]
     )
+    if summary["warning"]:
+        say("", f"Warning: {summary['warning']}")
 
 
 @click.command(
@@ -184,15 +184,17 @@ def memory(context: click.Context, /, preset: str | None, config_file: Path | No
     import torchcaps.training.loop  # noqa: F401  what training imports is the estimate's first part
     from torchcaps.datasets import data_shape
     from torchcaps.training import available_memory_mib, estimate_memory, largest_batch
-    from torchcaps.training.data import check_objects
+    from torchcaps.training.data import check_objects, fit_recipe, load_run_data
     from torchcaps.training.environment import PRECISION_WORDS, resolve_precision
     from torchcaps.training.launch import count_processes
 
     config = resolve_precision(config)
     in_shape, num_classes, num_images, objects = data_shape(
-        config.data, data_dir=config.data_dir, image_size=config.image_size
+        config.data, data_dir=config.data_dir, image_size=config.image_size, skip_damaged=config.skip_damaged
     )
     check_objects(config.data, objects, config)
+    if config.fitted:
+        config = fit_recipe(config, len(load_run_data(config).train))
     shape = in_shape, num_classes, num_images
     estimate = estimate_memory(config, *shape)
     rows = table("part", "MiB")

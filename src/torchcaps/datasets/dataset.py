@@ -26,6 +26,7 @@ class Splits:
         validation: Validation images, only where the source keeps them apart from the others.
         as_train: Makes the training part of the images that are left when the validation images are taken out.
         as_validation: Makes the validation part of the images that were taken out.
+        skipped: What is wrong with each image that was left out, a sentence each.
     """
 
     train: ImageSet
@@ -34,6 +35,7 @@ class Splits:
     validation: ImageSet | None = None
     as_train: Callable[[ImageSet], ImageSet | PairSet] = _unchanged
     as_validation: Callable[[ImageSet], ImageSet] = _unchanged
+    skipped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +48,7 @@ class Dataset:
         validation: Images that choose the best epoch and the settings.
         test: Images for the one figure at the end; nothing is ever chosen by them.
         class_names: The name of each label, in the order of the labels, no two alike.
+        skipped: What is wrong with each image that was left out, a sentence each.
 
     Raises:
         InputError: The parts differ in image shape or in the number of objects an image, a label has no class name, two
@@ -57,6 +60,7 @@ class Dataset:
     validation: ImageSet
     test: ImageSet
     class_names: tuple[str, ...]
+    skipped: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, count in Counter(self.class_names).items():

@@ -42,6 +42,7 @@ def load_dataset(
     download: bool = True,
     limit_train: int | None = None,
     limit_test: int | None = None,
+    skip_damaged: bool = False,
 ) -> Dataset:
     """Load a data set and set its validation images apart.
 
@@ -64,6 +65,8 @@ def load_dataset(
         download: Whether missing files may be downloaded.
         limit_train: How many training images to take at most, the first ones, from 1.
         limit_test: How many test images to take at most, the first ones, from 1.
+        skip_damaged: Leave out the image files of a ``folder:`` that cannot be read, instead of raising an error; the
+            data set's ``skipped`` says which, and why.
 
     Returns:
         The data set, on the CPU.
@@ -74,6 +77,8 @@ def load_dataset(
     info, path = look_up(spec)
     if data_dir is not None and not info.takes_data_dir:
         raise InputError(f'the data set "{info.name}" has no files in a data folder; leave data_dir (--data-dir) out')
+    if skip_damaged and not info.takes_damage:
+        raise InputError(f"{spec} has no image files to leave out; skip_damaged (--skip-damaged) is for folder:PATH")
     SEED.check("seed", seed)
     request = DataRequest(
         path=path,
@@ -81,6 +86,7 @@ def load_dataset(
         image_size=_size(image_size),
         download=download,
         limit_test=limit_test,
+        skip_damaged=skip_damaged,
     )
     for name, limit in (("limit_train", limit_train), ("limit_test", limit_test)):
         if limit is not None:
@@ -100,7 +106,7 @@ def load_dataset(
     train, held, test = splits.as_train(learned), splits.as_validation(chosen), _at_most(splits.test, limit_test)
     if (size := request.image_size) is not None:
         train, held, test = train.resize(size), held.resize(size), test.resize(size)
-    return Dataset(spec, train, held, test, splits.class_names)
+    return Dataset(spec, train, held, test, splits.class_names, splits.skipped)
 
 
 def _size(image_size: int | Sequence[int] | None) -> tuple[int, int] | None:
@@ -171,7 +177,11 @@ class DataShape(NamedTuple):
 
 
 def data_shape(
-    spec: str, *, data_dir: str | Path | None = None, image_size: int | Sequence[int] | None = None
+    spec: str,
+    *,
+    data_dir: str | Path | None = None,
+    image_size: int | Sequence[int] | None = None,
+    skip_damaged: bool = False,
 ) -> DataShape:
     """The size of a data set: known by its name without its files, or read from the files of a path.
 
@@ -182,6 +192,6 @@ def data_shape(
         size = _size(image_size) or info.in_shape[1:]
         num_images, num_classes = info.num_train + info.num_test, len(info.class_names or ())
         return DataShape((info.in_shape[0], *size), num_classes, num_images, info.num_objects)
-    loaded = load_dataset(spec, data_dir=data_dir, image_size=image_size)
+    loaded = load_dataset(spec, data_dir=data_dir, image_size=image_size, skip_damaged=skip_damaged)
     parts = (loaded.train, loaded.validation, loaded.test)
     return DataShape(loaded.in_shape, loaded.num_classes, sum(map(len, parts)), loaded.num_objects)

@@ -297,7 +297,7 @@ def _placed(
     first = [round(side / 2 - centre) for side, centre in zip(size, middle, strict=True)]
     seen = [slice(max(at, 0), min(at + own, side)) for at, own, side in zip(first, inner.shape, size, strict=True)]
     shown = tuple(slice(part.start - at, part.stop - at) for part, at in zip(seen, first, strict=True))
-    image[0, *seen] = (255 * inner[shown]).round()
+    image[0][seen[0], seen[1]] = (255 * inner[shown]).round()
     return image
 
 

@@ -32,6 +32,7 @@ class DataRequest:
         download: Whether missing files may be downloaded.
         limit_test: How many test images are wanted at most; None for all. A function that makes its test images may
             make only the first so many.
+        skip_damaged: Whether image files that cannot be read are left out, instead of being an error.
     """
 
     path: Path | None = None
@@ -39,6 +40,7 @@ class DataRequest:
     image_size: tuple[int, int] | None = None
     download: bool = True
     limit_test: int | None = None
+    skip_damaged: bool = False
 
     @property
     def source(self) -> Path:
@@ -62,6 +64,7 @@ class DatasetInfo:
         class_names: The names of the classes; None if its files decide.
         num_objects: How many objects are in an image.
         takes_path: Whether it is loaded as ``name:PATH``.
+        takes_damage: Whether its image files may be damaged and left out.
         takes_data_dir: Whether its files are looked for in ``data_dir``.
         validation_size: How many validation images to take by default; None for a tenth of the training images.
         load: The function that reads it.
@@ -81,6 +84,7 @@ class DatasetInfo:
     class_names: tuple[str, ...] | None = None
     num_objects: int = 1
     takes_path: bool = False
+    takes_damage: bool = False
     takes_data_dir: bool = False
     validation_size: int | None = None
     preparation: Preparation | None = None

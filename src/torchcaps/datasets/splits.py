@@ -54,17 +54,20 @@ def stratified_split(
     return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))
 
 
-def with_test_set(source: Path, parts: Mapping[str, ImageSet], class_names: tuple[str, ...]) -> Splits:
+def with_test_set(
+    source: Path, parts: Mapping[str, ImageSet], class_names: tuple[str, ...], skipped: tuple[str, ...] = ()
+) -> Splits:
     """The splits of a user's own images; without test images, a fixed stratified fifth of the training images is taken.
 
     Args:
         source: The folder or file of the images, for the error that there are too few.
         parts: ``"train"``, and ``"test"`` and ``"validation"`` if they are there.
         class_names: The name of each label.
+        skipped: What is wrong with each image that was left out.
     """
     train, validation = parts["train"], parts.get("validation")
     if "test" in parts:
-        return Splits(train, parts["test"], class_names, validation)
+        return Splits(train, parts["test"], class_names, validation, skipped=skipped)
     size = max(round(_TEST_SHARE * len(train)), len(class_names))
     if len(train) - size < len(class_names):
         raise InputError(
@@ -72,7 +75,7 @@ def with_test_set(source: Path, parts: Mapping[str, ImageSet], class_names: tupl
             "give more, or a test set of their own"
         )
     rest, held = stratified_split(train.labels, size, seed=FIXED_SEED)
-    return Splits(train.select(rest), train.select(held), class_names, validation)
+    return Splits(train.select(rest), train.select(held), class_names, validation, skipped=skipped)
 
 
 def _quotas(counts: np.ndarray, size: int, leave_one: bool) -> np.ndarray:

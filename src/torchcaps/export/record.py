@@ -20,7 +20,7 @@ from torchcaps.models import SeedResult, TrainingRecord, get_preset
 from torchcaps.models.fields import flat
 from torchcaps.models.pretrained import CONFIG, is_public
 from torchcaps.training import Run, TrainConfig, read_config
-from torchcaps.training.config import ELSEWHERE
+from torchcaps.training.config import ELSEWHERE, FITTED
 from torchcaps.training.run import SUMMARY
 
 #: What a card takes from a summary.
@@ -165,7 +165,8 @@ def _command(config: TrainConfig, info: DatasetInfo) -> str:
     for name, value in flat(config).items():
         if name == "init_from" and value is not None and not is_public(value):
             value = "RUN"
-        if name not in ("preset", "model", "data", "precision", *MAY_DIFFER) and value != usual.get(name):
+        by_itself = value == usual.get(name) and (name not in FITTED or ":" not in config.data)
+        if name not in ("preset", "model", "data", "precision", *MAY_DIFFER) and not by_itself:
             words += _option(name, value)
     return " ".join(words)
 

@@ -104,7 +104,7 @@ class DynamicRoutingConfig(RoutingConfig):
     capsule_bias: bool = False
     """Learned bias, starting at 0.1, added before the capsules' squash."""
     learn_prior: bool = False
-    """Learn the start of the routing logits."""
+    """Learn the initial routing logits."""
     squash_eps: Epsilon = 1e-7
     """Added under the squash's root. 1e-24 stands for none: it changes no vector longer than 1e-8 in float32, and keeps
     the gradient of a zero vector finite."""
@@ -150,7 +150,7 @@ class _WeightTransformConfig(TransformConfig):
     heading: ClassVar[str] = "Transforms"
 
     weight_init: Literal["balanced", "normal", "truncated-normal", "fan-in"] = "balanced"
-    """Distribution of the transformation matrices at the start."""
+    """Initial distribution of the transformation matrices."""
     weight_std: PositiveFactor = 0.1
     """Its standard deviation, where the distribution takes one."""
 
@@ -207,9 +207,9 @@ class LayerConfig(Part):
     capsule_dim: Width = 16
     """Components of an output capsule."""
     transform: TransformConfig = DenseConfig()
-    """From capsules to votes."""
+    """The transform, which makes votes of capsules."""
     routing: RoutingConfig = DynamicRoutingConfig()
-    """From votes to capsules."""
+    """The routing algorithm, which makes capsules of votes."""
 
     def build(self, shape: CapsuleShape, num_classes: int) -> CapsuleLayer:
         """The module.
@@ -344,11 +344,11 @@ class _ConvolutionsConfig(Described):
     stem_strides: tuple[Pixels, ...] = ()
     """Their strides, pixels, one for each."""
     conv_norm: Literal["none", "channel"] = "none"
-    """Before the activations of all convolutions but the primary capsules': nothing, or layer normalisation over the
-    channels of each location."""
+    """What comes before the activations of all convolutions except the primary capsules': nothing, or layer
+    normalisation over the channels of each location."""
     conv_dropout: ShareBelowOne = 0.0
-    """Dropout after the stem and after each other convolution but the primary capsules', a probability: whole channels
-    of an image."""
+    """Probability of dropout after the stem and after each other convolution except the primary capsules'; it drops
+    whole channels of an image."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -376,7 +376,7 @@ class ConvBackboneConfig(_ConvolutionsConfig, BackboneConfig):
     conv_activation: Literal["relu", "none"] = "relu"
     """Activation after the first convolution."""
     conv_init: ConvInit = "torch"
-    """How the convolutions start: torch's default; Keras's (Glorot uniform, bias 0); or the authors' code's
+    """Initial weights of the convolutions: torch's default; Keras's (Glorot uniform, bias 0); or the authors' code's
     (truncated normal of deviation 0.05 and 0.1, bias 0.1)."""
 
     def build(self, in_shape: tuple[int, int, int]) -> nn.Module:
@@ -430,7 +430,7 @@ class PrimaryConfig(Described):
     """Added under the squash's root. 1e-24 stands for none: it changes no vector longer than 1e-8 in float32, and keeps
     the gradient of a zero vector finite."""
     conv_init: ConvInit = "torch"
-    """How the convolutions start: torch's default; Keras's (Glorot uniform, bias 0); or the authors' code's
+    """Initial weights of the convolutions: torch's default; Keras's (Glorot uniform, bias 0); or the authors' code's
     (truncated normal of deviation 0.05 and 0.1, bias 0.1)."""
 
     def __post_init__(self) -> None:
@@ -497,9 +497,12 @@ class DecoderConfig(Described):
 
     decoder_hidden: tuple[Width, ...] = (512, 1024)
     """Widths of the decoder's hidden layers."""
+    decoder_channels: tuple[Width, ...] = ()
+    """Channels of the maps that 3x3 convolutions make the image of, each map twice as large as the one before: 64,32,16
+    suits colour images from 32 pixels on; the published networks have none."""
     decoder_init: ConvInit = "torch"
-    """How the decoder starts: torch's default; TensorFlow's and Keras's (Glorot uniform, bias 0); or the authors'
-    code's (truncated normal of deviation 0.1, bias 0.1)."""
+    """Initial weights of the decoder: torch's default; TensorFlow's and Keras's (Glorot uniform, bias 0); or the
+    authors' code's (truncated normal of deviation 0.1, bias 0.1)."""
     decoder_mask: Literal["label-in-training", "label", "longest"] = "label-in-training"
     """Whose capsule is decoded: the label's in training and the longest at inference; always the label's (where there
     is one); or always the longest."""
@@ -514,7 +517,14 @@ class DecoderConfig(Described):
         """
         from torchcaps.nn import Decoder
 
-        return Decoder(num_classes, capsule_dim, in_shape, self.decoder_hidden, init=self.decoder_init)
+        return Decoder(
+            num_classes,
+            capsule_dim,
+            in_shape,
+            self.decoder_hidden,
+            channels=self.decoder_channels,
+            init=self.decoder_init,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -594,7 +604,7 @@ class CapsNetConfig(NetworkConfig):
     length_eps: Epsilon = 1e-7
     """Added under the root of the class capsules' lengths, which are the scores; as for squash_eps."""
     backbone: BackboneConfig = ConvBackboneConfig()
-    """From images to maps."""
+    """The network that makes feature maps of images."""
     primary: PrimaryConfig = PrimaryConfig()
     """From maps to the first capsules."""
     layers: tuple[LayerConfig, ...] = (DenseLayerConfig(transform=DenseConfig(weight_init="normal")),)
@@ -675,12 +685,12 @@ class Recipe(Described):
     """Training ends with the first epoch whose validation accuracy is at least this share; only with the last epoch if
     none is given."""
     batch_size: Count = 128
-    """Images a step, over all devices."""
+    """Images in each step, over all devices."""
     learning_rate: PositiveFactor = 1e-3
     """Adam's learning rate; the peak of the one-cycle schedule."""
     adam: Literal["torch", "tensorflow"] = "torch"
     """Where Adam adds its epsilon to the root of the second moment: after the correction of that moment's bias, as in
-    the paper's algorithm and PyTorch, or before it, as in TensorFlow and Keras. There the epsilon of step t is
+    the paper's algorithm and PyTorch, or before it, as in TensorFlow and Keras, where the epsilon of step t is
     1/√(1 − 0.999^t) times as large: 32 times in the first step, 1.3 times after 1,000."""
     adam_eps: PositiveFactor = 1e-8
     """Adam's epsilon."""
@@ -693,20 +703,21 @@ class Recipe(Described):
     min_learning_rate: Factor = 0.0
     """The decaying schedules stop here."""
     max_shift: Annotated[int, Range(0, 4096)] = 0
-    """Training images are shifted by up to so many pixels each way, zeros coming in."""
+    """Training images are shifted by at most this many pixels in each direction; zeros come in."""
     crop: Pixels | None = None
-    """Squares of so many pixels are cut out of the images: at random places in training, else the centre; whole
+    """Squares of this many pixels are cut out of the images: at random places in training, else at the centre; whole
     images if none is given."""
     flip: bool = False
     """Half of the training images are mirrored left to right."""
     brightness: Share = 0.0
-    """Training pixels (0..1) are changed by a number of up to this, one an image, up or down."""
+    """The pixels (0..1) of each training image are made brighter or darker by at most this."""
     contrast: Share = 0.0
-    """Training images' contrast is multiplied by 1 ± up to this, about the mean of each channel."""
+    """The contrast of each training image is multiplied by a factor between 1 − this and 1 + this, about the mean of
+    each channel."""
     max_rotation: Degrees = 0.0
-    """Training images are turned by up to so many degrees either way."""
+    """Training images are rotated by at most this many degrees in either direction."""
     max_scaling: ShareBelowOne = 0.0
-    """Training images are made larger or smaller by up to this share: times 1 ± up to this."""
+    """Training images are scaled by a factor between 1 − this and 1 + this."""
     select: Literal["accuracy", "loss"] = "accuracy"
     """What chooses the best epoch on the validation images (the loss breaks ties of the accuracy)."""
     validation_size: Count | None = None
@@ -715,6 +726,6 @@ class Recipe(Described):
     """Which of the training images these are: a random choice with each class's share, or the first or the last ones in
     the order of the data set."""
     limit_train: Count | None = None
-    """Train on the first so many images at most; on all if none is given."""
+    """Train on this many images, the first ones; on all if none is given."""
     limit_test: Count | None = None
-    """Test on the first so many images at most; on all if none is given."""
+    """Test on this many images, the first ones; on all if none is given."""

@@ -250,7 +250,7 @@ COMPACT = register_preset(
             "A small network of our own, with capsules and dynamic routing throughout: four normalised 3×3 "
             "convolutions in place of sabour2017's first one, a fifth into a quarter of its capsule types, half of its "
             "decoder. It was chosen among nine networks and recipes whose errors on MNIST's test images were seen, so "
-            "its own error there flatters it by an unknown, small amount."
+            "its own error there may be slightly too low."
         ),
         source="torchcaps: a small network, chosen by experiment",
         model=replace(

@@ -97,7 +97,8 @@ class PrimaryCapsules(nn.Module):
 
         Capsules of the grouping ``"raster"`` stand at no one place, so they have no grid.
         """
-        check_tensor("PrimaryCapsules", "features", features, ("B", self.in_channels, "H", "W"))
+        shape = ("B", self.in_channels, "H", "W")
+        check_tensor("PrimaryCapsules", "features", features, shape, fixed_by=("", "in_channels"))
         least = max(1, self.kernel_size - 2 * self.padding)
         if min(features.shape[2:]) < least:
             less = f" less {2 * self.padding} of padding" if self.padding else ""

@@ -81,7 +81,7 @@ class Convolution(nn.Conv2d):
 
     def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B O h w"]:
         """Convolve."""
-        check_tensor("Convolution", "input", input, ("B", self.in_channels, "H", "W"), LAYOUTS)
+        check_tensor("Convolution", "input", input, ("B", self.in_channels, "H", "W"), LAYOUTS, ("", "in_channels"))
         (stride, across), (padding, beside) = self.stride, self.zeros
         return convolve(input, self.weight, self.bias, (stride, across), (padding, beside), relu=self.relu)
 
@@ -93,8 +93,8 @@ class Convolution(nn.Conv2d):
 class ChannelNorm(nn.LayerNorm):
     """Layer normalisation over the channels of each location, with a learned scale and shift for each channel.
 
-    Unlike batch normalisation it knows one image at a time: what becomes of an image does not depend on its
-    neighbours, in training neither, nor on how a batch is shared out among processes.
+    Unlike batch normalisation it sees one image at a time, in training too: the result for an image depends neither on
+    the other images of its batch nor on how the batch is divided among processes.
 
     Args:
         channels: C.
@@ -166,7 +166,7 @@ class ConvStem(nn.Sequential):
 
     def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B c h w"]:
         """Feature maps of images."""
-        check_tensor("ConvStem", "input", input, ("B", self.in_channels, "H", "W"))
+        check_tensor("ConvStem", "input", input, ("B", self.in_channels, "H", "W"), fixed_by=("", "in_channels"))
         return super().forward(input)
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from torchcaps.nn.convolutions import WeightStart, draw_layer
+from torchcaps.nn.convolutions import Convolution, WeightStart, draw_layer
 from torchcaps.ops.checks import (
     check_choice,
     check_classes,
@@ -81,13 +81,19 @@ def separate_capsules(capsules: Float[Tensor, "B J D"], classes: Int[Tensor, "B 
 
 
 class Decoder(nn.Module):
-    """Fully connected decoder: J·D → 512 ReLU → 1024 ReLU → pixels, sigmoid.
+    """Fully connected decoder: J·D → 512 ReLU → 1024 ReLU → pixels, sigmoid; or one that ends in convolutions.
+
+    With n ``channels``, the dense layers end in a map of H/2ⁿ × W/2ⁿ, rounded up, of ``channels[0]`` channels, ReLU. It
+    is brought to twice its size, nearest neighbour, and convolved, 3×3, n times: to the other ``channels``, ReLU, and
+    at last to the image, sigmoid. A convolution uses its weights at every place, so
+    that large images need few of them.
 
     Args:
         num_capsules: J.
         capsule_dim: D.
         out_shape: Shape of an image (C, H, W); pixels come out in 0..1.
         hidden: Widths of the hidden layers.
+        channels: Of the maps that convolutions make the image of, from the smallest map on; none if empty.
         init: How weights and biases start: ``"torch"``: as :class:`torch.nn.Linear` does; ``"glorot"``: as TensorFlow's
             and Keras's dense layers do, Glorot uniform with biases of 0; ``"truncated-normal"``: as in the authors'
             code, deviation 0.1, cut at two deviations, with biases of 0.1.
@@ -106,21 +112,33 @@ class Decoder(nn.Module):
         out_shape: Sequence[int],
         hidden: Sequence[int] = (512, 1024),
         *,
+        channels: Sequence[int] = (),
         init: WeightStart = "torch",
     ) -> None:
         check_sizes("Decoder", num_capsules=num_capsules, capsule_dim=capsule_dim)
-        check_size_lists("Decoder", out_shape=out_shape, hidden=hidden)
+        check_size_lists("Decoder", out_shape=out_shape, hidden=hidden, channels=channels)
         check_choice("Decoder", "init", init, get_args(WeightStart))
         super().__init__()
         self.num_capsules, self.capsule_dim = num_capsules, capsule_dim
         self.out_shape = tuple(out_shape)
-        widths = [num_capsules * capsule_dim, *hidden]
+        if channels and len(self.out_shape) != 3:
+            raise ValueError(f"Decoder: channels need an out_shape (C, H, W), got {self.out_shape}")
+        #: height and width of the maps, from the smallest to the image
+        sizes = [[-(-side // 2**n) for side in self.out_shape[1:]] for n in reversed(range(len(channels) + 1))]
+        drawn = (channels[0], *sizes[0]) if channels else self.out_shape
+        widths = [num_capsules * capsule_dim, *hidden, math.prod(drawn)]
         layers: list[nn.Module] = []
         for fan_in, fan_out in itertools.pairwise(widths):
             layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
-        self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], math.prod(self.out_shape)), nn.Sigmoid())
+        if channels:
+            layers.append(nn.Unflatten(1, drawn))
+            for size, (before, after) in zip(
+                sizes[1:], itertools.pairwise([*channels, self.out_shape[0]]), strict=True
+            ):
+                layers += [nn.Upsample(tuple(size)), Convolution(before, after, 3, padding=1), nn.ReLU()]
+        self.layers = nn.Sequential(*layers[:-1], nn.Sigmoid())
         for layer in self.layers:
-            if isinstance(layer, nn.Linear):
+            if isinstance(layer, nn.Linear | Convolution):
                 draw_layer(layer, init, std=0.1)
 
     def forward(self, capsules: Float[Tensor, "B J D"]) -> Float[Tensor, "B C H W"]:
@@ -129,7 +147,9 @@ class Decoder(nn.Module):
         Capsules of any floating dtype are brought to the decoder's own: routing returns float32 in a network that was
         converted to half precision.
         """
-        check_tensor("Decoder", "capsules", capsules, ("B", self.num_capsules, self.capsule_dim))
+        shape, fixed_by = ("B", self.num_capsules, self.capsule_dim), ("", "num_capsules", "capsule_dim")
+        check_tensor("Decoder", "capsules", capsules, shape, fixed_by=fixed_by)
         weight = next(self.parameters(), capsules)  # a quantised decoder has no parameters
         check_one_device("Decoder", capsules=capsules, weight=weight)
-        return self.layers(capsules.flatten(1).to(weight.dtype)).unflatten(1, self.out_shape)
+        images: Tensor = self.layers(capsules.flatten(1).to(weight.dtype))
+        return images.unflatten(1, self.out_shape) if images.ndim == 2 else images

@@ -114,7 +114,8 @@ class DenseCapsules(CapsuleLayer):
     def votes(self, capsules: Capsules | Float[Tensor, "B I K"]) -> tuple[Votes, Float[Tensor, "B I"] | None]:
         """What the routing is given."""
         capsules = Capsules.of(capsules)
-        check_tensor("DenseCapsules", "poses", capsules.poses, ("B", self.in_capsules, self.in_dim))
+        shape, fixed_by = ("B", self.in_capsules, self.in_dim), ("", "in_capsules", "in_dim")
+        check_tensor("DenseCapsules", "poses", capsules.poses, shape, fixed_by=fixed_by)
         return self.transform(capsules.poses), capsules.activations
 
 
@@ -192,7 +193,8 @@ class ConvCapsules(CapsuleLayer):
         grid = capsules.grid
         self.out_grid(grid)
         assert grid is not None
-        check_tensor("ConvCapsules", "poses", capsules.poses, ("B", math.prod(grid), self.in_dim))
+        shape = ("B", math.prod(grid), self.in_dim)
+        check_tensor("ConvCapsules", "poses", capsules.poses, shape, fixed_by=("", "", "in_dim"))
         poses = capsules.poses.unflatten(1, grid)  # (B, T, H, W, K)
         windows = self._windows(poses.movedim(-1, 2).flatten(1, 2))  # (B, T·K, k², L)
         B, _, area, positions = windows.shape
@@ -226,6 +228,7 @@ class ConvCapsules(CapsuleLayer):
             raise ValueError(
                 f"ConvCapsules: the map must have {self.in_types} types, and height and width of at least "
                 f"{self.kernel_size - 2 * self.padding}, got {grid}"
+                + (f": in_types is {self.in_types}, got {types}" if types != self.in_types else "")
             )
         height, width = ((size + 2 * self.padding - self.kernel_size) // self.stride + 1 for size in sizes)
         return self.out_types, height, width

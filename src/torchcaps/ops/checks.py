@@ -53,8 +53,12 @@ def check_tensor(
     tensor: Tensor,
     shape: Sequence[int | str],
     layouts: Sequence[torch.layout] = (torch.strided,),
+    fixed_by: Sequence[str] = (),
 ) -> None:
-    """As :func:`check_floating`, and raise ValueError unless ``tensor`` has a shape; a letter stands for any size."""
+    """As :func:`check_floating`, and raise ValueError unless ``tensor`` has a shape; a letter stands for any size.
+
+    ``fixed_by`` names the argument of the layer that fixed each size, where there is one: the error then names it too.
+    """
     check_floating(caller, name, tensor, layouts)
     sizes = tensor.shape
     fits = len(sizes) == len(shape)
@@ -62,7 +66,13 @@ def check_tensor(
         fits = fits and (size == wanted or isinstance(wanted, str))
     if not fits:
         wanted = ", ".join(map(str, shape)) + "," * (len(shape) == 1)
-        raise ValueError(f"{caller}: {name} must have shape ({wanted}), got {tuple(tensor.shape)}")
+        wrong = [
+            f"{argument} is {size}, got {got}"
+            for argument, size, got in zip(fixed_by, shape, sizes, strict=False)
+            if argument and len(sizes) == len(shape) and size != got
+        ]
+        why = f": {', '.join(wrong)}" if wrong else ""
+        raise ValueError(f"{caller}: {name} must have shape ({wanted}), got {tuple(sizes)}{why}")
 
 
 def check_integers(caller: str, name: str, tensor: Tensor) -> None:

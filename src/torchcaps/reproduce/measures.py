@@ -14,6 +14,9 @@ from torchcaps.files import user_path
 from torchcaps.reproduce.table import Measure
 from torchcaps.training import Run
 
+PGD_STEPS = 20
+"""Of the tables, whatever the default of a single measurement is."""
+
 
 def measure(run: Run, wanted: Measure, data_dir: str | None = None) -> dict[str, Any]:
     """Measure a trained network, on files in ``data_dir``; in the folder of the run if None, else in the usual places.
@@ -37,7 +40,7 @@ def measure(run: Run, wanted: Measure, data_dir: str | None = None) -> dict[str,
         return rotation_curve(run.model, test).to_dict()
     attack: Attack = "fgsm" if wanted.kind.startswith("fgsm") else "pgd"
     objective: Objective = "scores" if wanted.kind.endswith("-scores") else "loss"
-    return attack_curve(run.model, test, attack, objective=objective).to_dict()
+    return attack_curve(run.model, test, attack, objective=objective, steps=PGD_STEPS).to_dict()
 
 
 def _spread(images: ImageSet, number: int | None) -> ImageSet:

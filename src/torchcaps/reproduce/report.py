@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from filelock import FileLock
 
@@ -26,25 +27,38 @@ _HEAD = """\
 
 # Results
 
-Every figure on this page is computed from the logs in `results/`, one folder a run; the words under "What was found"
-stand beside them in `results/TABLE/findings.md`.
+Every figure on this page is computed from the logs in `results/`, one folder a run; answers and findings are written by
+hand, in `results/TABLE/findings.md`.
+
+In each table the best mean of a column is **bold**; where deviations overlap, it need not be better than the next. A
+click on a heading sorts the table (on the documentation site).
 
 **Protocol.** Each network is trained on the training images. The validation images choose an epoch. The test images
 are looked at once, after the last epoch, with two networks: that of the *last* epoch and that of the *chosen* one. Both
-are reported, as mean ± standard deviation (n − 1) over the seeds; the seed decides initial weights, order, augmentation
-and the validation images. Every seed that was run is counted under *seeds*; where some of them diverged it says so, and
+are reported, as mean ± standard deviation (n − 1) over the seeds. A seed decides the initial weights, the order and
+augmentation of the images, and which of them validate. *Seeds* counts every run; where some diverged it says so, and
 means and figures are those of the others. *Time* is that of training and validation of one run, on cores that other
 runs shared; *memory* is the peak of its process (on a GPU: of what was allocated there), the largest of the seeds.
 
-**Budgets.** *Small* rows are made for a computer without a GPU: small networks, subsets, or few epochs, as stated; they
+**Budgets.** *Small* rows are for a computer without a GPU: small networks, subsets, or few epochs, as stated. They
 answer the same questions at another size, and their errors are not the paper's. *Full* rows are the published settings,
-where there are any; they are made for a GPU.
+where there are any; they need a GPU.
 """
 
 #: The most commands, and the most rows that were not run, that stand there one by one.
 _MANY = 15
 
-_Cell = Callable[[Sequence[RunLog]], str]
+_NOTHING = "–"
+Best = Callable[[Sequence[float]], float]
+
+
+class _Column(NamedTuple):
+    """A column of a table."""
+
+    cell: Callable[[Row, Sequence[RunLog]], str]
+    """Of a row and its runs."""
+    best: Best | None = None
+    """Which of its numbers is the best one: ``min`` or ``max``; None where none is."""
 
 
 def default_page(results: Path) -> Path:
@@ -127,9 +141,13 @@ class _Chapter:
 
     def text(self, figures: Mapping[Budget, Sequence[Path]]) -> str:
         """The text of the table."""
-        parts = [f"## {self.table.title}", self.table.question, f"**Protocol.** {self.table.protocol}"]
-        if self.findings:
-            parts += ["### What was found", self.findings]
+        parts = [f"## {self.table.title}", self.table.question]
+        answer, _, findings = self.findings.partition("\n\n")
+        if answer:
+            parts.append(f"**Answer.** {answer}")
+        if findings:
+            parts += ["### What was found", findings]
+        parts.append(_folded("Protocol", [self.table.protocol]))
         for budget in BUDGETS:
             if rows := self.table.rows_of(budget):
                 parts += self._budget(budget, rows, figures[budget])
@@ -142,33 +160,34 @@ class _Chapter:
         run = [row for row in rows if self.logs[row.name]]
         missing = [row for row in rows if not self.logs[row.name]]
         yield f"### {budget.capitalize()} budget"
-        yield f"{self.table.budgets[budget]} Whole: `torchcaps reproduce {self.table.name} --budget {budget}`."
+        yield f"{self.table.budgets[budget]} All of it: `torchcaps reproduce {self.table.name} --budget {budget}`."
         for file in figures:
             yield f"![{self.table.title}, {budget} budget: {file.stem.rpartition('-')[2]}]({IMAGES}/{file.name})"
         if run:
-            yield _grid(_columns(run, self.logs), run, self.logs)
+            for columns in _tables(run, self.logs):
+                yield _grid(columns, run, self.logs)
+            details = [_grid(_COST, run, self.logs, titles=False)]
             if any(_whole(self.logs[row.name]) for row in run):
-                yield _hardware({row.name: self.logs[row.name] for row in run})
-            yield _commands(self.table, {row.name: self.logs[row.name][-1].seed + 1 for row in run})
+                details.append(_hardware({row.name: self.logs[row.name] for row in run}))
+            details.append(_commands(self.table, {row.name: self.logs[row.name][-1].seed + 1 for row in run}))
+            yield _folded("Seeds, size, time, hardware, commands", details)
         if missing:
-            yield self._missing(missing, SEEDS[budget])
+            details = [self._missing(missing)]
             if any(row.name in self.timings for row in missing):
-                yield self._times(budget, missing, SEEDS[budget])
+                details.append(self._times(budget, missing, SEEDS[budget]))
+            yield _folded(f"Not run yet: {_plural(len(missing), 'row')}, {SEEDS[budget]} seeds each", details)
 
-    def _missing(self, rows: Sequence[Row], seeds: int) -> str:
+    def _missing(self, rows: Sequence[Row]) -> str:
         """The rows that were not run, and how long they would train: one by one, or in short where there are many."""
         if len(rows) > _MANY:
             epochs = " or ".join(dict.fromkeys(_length(row) for row in rows))
-            return (
-                f"Not run yet: {len(rows)} rows, {seeds} seeds each, {epochs}; "
-                f"`torchcaps reproduce {self.table.name} --list` names them."
-            )
+            return f"Each trains {epochs}; `torchcaps reproduce {self.table.name} --list` names them."
         lines = []
         for row in rows:
             published = "" if row.published == "–" else f"; published: {row.published}"
             time = f", {_about(self.timings[row.name].seconds, [row])}" if row.name in self.timings else ""
             lines.append(f"- `{row.name}`: {row.title}, {_length(row)}{time}{published}")
-        return "\n".join([f"Not run yet, {seeds} seeds each:\n", *lines])
+        return "\n".join(lines)
 
     def _times(self, budget: Budget, rows: Sequence[Row], seeds: int) -> str:
         """What the times of rows that were not run mean, and their sum where all are known, of one machine."""
@@ -183,14 +202,29 @@ class _Chapter:
         )
 
 
-def _grid(columns: Mapping[str, _Cell], rows: Sequence[Row], logs: Mapping[str, Sequence[RunLog]]) -> str:
-    headings = ["row", "what", "seeds", *columns, "published"]
-    lines = [headings, ["---"] * len(headings)]
-    for row in rows:
-        whole = _whole(logs[row.name])
-        cells = [cell(whole) if whole else "–" for cell in columns.values()]
-        lines.append([f"`{row.name}`", row.title, _seeds(logs[row.name]), *cells, row.published])
+def _folded(summary: str, parts: Sequence[str]) -> str:
+    """What a reader opens by a click, on the documentation site and on GitHub."""
+    return "\n\n".join([f"<details markdown>\n<summary>{summary}</summary>", *parts, "</details>"])
+
+
+def _grid(
+    columns: Mapping[str, _Column], rows: Sequence[Row], logs: Mapping[str, Sequence[RunLog]], *, titles: bool = True
+) -> str:
+    """A table in Markdown; a row begins with its name and, if ``titles``, what it is."""
+    lines = [["row", *columns], ["---"] * (len(columns) + 1)]
+    cells = [_marked([column.cell(row, logs[row.name]) for row in rows], column.best) for column in columns.values()]
+    for row, *line in zip(rows, *cells, strict=True):
+        lines.append([f"`{row.name}`<br>{row.title}" if titles else f"`{row.name}`", *line])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _marked(cells: Sequence[str], best: Best | None) -> list[str]:
+    """The cells of a column, the best ones bold, by the number that each begins with."""
+    numbers = [float(cell.split()[0]) for cell in cells if cell != _NOTHING] if best is not None else []
+    if best is None or len(numbers) < 2:
+        return list(cells)
+    wanted = best(numbers)
+    return [f"**{cell}**" if cell != _NOTHING and float(cell.split()[0]) == wanted else cell for cell in cells]
 
 
 def _commands(table: Table, seeds: Mapping[str, int]) -> str:
@@ -222,29 +256,47 @@ def _whole(runs: Sequence[RunLog]) -> list[RunLog]:
 # the cells of a row, from its logs
 
 
-def _columns(rows: Sequence[Row], logs: Mapping[str, Sequence[RunLog]]) -> dict[str, _Cell]:
-    """The cell of each column, by its heading; runs that diverged are left out."""
-    columns: dict[str, _Cell] = {
-        "test error, last epoch": lambda runs: _percent([run.error("last") for run in runs]),
-        "test error, chosen epoch": lambda runs: _percent([run.error("best") for run in runs]),
+def _of_runs(cell: Callable[[Sequence[RunLog]], str], best: Best | None = None) -> _Column:
+    """A column of what is computed from the runs that did not diverge."""
+    return _Column(lambda _, runs: cell(whole) if (whole := _whole(runs)) else _NOTHING, best)
+
+
+_COST = {
+    "seeds": _Column(lambda _, runs: _seeds(runs)),
+    "epochs": _of_runs(lambda runs: _range([run.summary["epochs"] for run in runs])),
+    "parameters": _of_runs(lambda runs: f"{runs[0].summary['parameters']:,}"),
+    "time": _of_runs(lambda runs: duration(statistics.mean(run.summary["seconds"] for run in runs))),
+    "memory, MiB": _of_runs(lambda runs: _memory(runs)),
+}
+
+
+def _tables(rows: Sequence[Row], logs: Mapping[str, Sequence[RunLog]]) -> Iterator[dict[str, _Column]]:
+    """The columns of each table, by their headings: test errors, rotations, attacks on the loss and on the scores."""
+    kinds = list(dict.fromkeys(measure.kind for row in rows for measure in row.measures))
+    runs = [run for row in rows for run in logs[row.name]]
+    columns = {
+        "test error, last epoch": _of_runs(lambda runs: _percent([run.error("last") for run in runs]), min),
+        "test error, chosen epoch": _of_runs(lambda runs: _percent([run.error("best") for run in runs]), min),
     }
     if any(row.config(0).recipe.stop_at is not None for row in rows):
-        columns["validation accuracy reached"] = _reached
-    for kind in dict.fromkeys(measure.kind for row in rows for measure in row.measures):
-        columns |= _measure_columns(kind, [run for row in rows for run in logs[row.name]])
-    return columns | {
-        "epochs": lambda runs: _range([run.summary["epochs"] for run in runs]),
-        "parameters": lambda runs: f"{runs[0].summary['parameters']:,}",
-        "time": lambda runs: duration(statistics.mean(run.summary["seconds"] for run in runs)),
-        "memory, MiB": _memory,
-    }
+        columns["validation accuracy reached"] = _of_runs(_reached)
+    if "affnist" in kinds:
+        columns |= _measure_columns("affnist", runs)
+    yield columns | {"published": _Column(lambda row, _: row.published)}
+    for group in (("rotation",), ("fgsm", "pgd"), ("fgsm-scores", "pgd-scores")):
+        measured = [_measure_columns(kind, runs) for kind in kinds if kind in group]
+        if any(measured):
+            yield dict(itertools.chain.from_iterable(each.items() for each in measured))
 
 
-def _measure_columns(kind: MeasureKind, runs: Sequence[RunLog]) -> dict[str, _Cell]:
+def _measure_columns(kind: MeasureKind, runs: Sequence[RunLog]) -> dict[str, _Column]:
     """The columns of a measure: one for a number, a few for a curve."""
     if kind == "affnist":
         sources = sorted({run.measures[kind]["source"] for run in runs if kind in run.measures})
-        return {f"affNIST accuracy ({source} images)": partial(_on_affnist, source=source) for source in sources}
+        return {
+            f"affNIST accuracy ({source} images)": _of_runs(partial(_on_affnist, source=source), max)
+            for source in sources
+        }
     from torchcaps.analysis.robustness import KINDS
 
     curves = [run.measures[kind] for run in runs if kind in run.measures]
@@ -271,14 +323,14 @@ def _reached(runs: Sequence[RunLog]) -> str:
     return _percent([100 * accuracy for accuracy in accuracies]) + missed
 
 
-def _measured(kind: MeasureKind, number: Callable[[Mapping[str, Any]], float]) -> _Cell:
+def _measured(kind: MeasureKind, number: Callable[[Mapping[str, Any]], float]) -> _Column:
     """A number taken from a measure, of the runs that have it."""
 
     def cell(runs: Sequence[RunLog]) -> str:
         found = [number(run.measures[kind]) for run in runs if kind in run.measures]
-        return _percent(found) if found else "–"
+        return _percent(found) if found else _NOTHING
 
-    return cell
+    return _of_runs(cell, max)
 
 
 def _on_affnist(runs: Sequence[RunLog], source: str) -> str:
@@ -286,7 +338,7 @@ def _on_affnist(runs: Sequence[RunLog], source: str) -> str:
     found = [run.measures["affnist"] for run in runs if "affnist" in run.measures]
     accuracies = [100 * float(each["accuracy"]) for each in found if each["source"] == source]
     if not accuracies:
-        return "–"
+        return _NOTHING
     return _percent(accuracies) + ("" if len(accuracies) == len(runs) else f"; {_plural(len(accuracies), 'seed')}")
 
 
@@ -311,7 +363,7 @@ def _percent(values: Sequence[float]) -> str:
 
 def _memory(runs: Sequence[RunLog]) -> str:
     known = [run.summary["peak_memory_mib"] for run in runs if run.summary["peak_memory_mib"] is not None]
-    return f"{max(known):,.0f}" if known else "–"
+    return f"{max(known):,.0f}" if known else _NOTHING
 
 
 def _range(numbers: Sequence[int]) -> str:

@@ -20,6 +20,8 @@ from torchcaps.ranges import Pixels, PositiveFactor, Processes, Seed
 
 #: What a run consists of, given field by field.
 WHOLE = ("preset", "model", "recipe")
+#: Fields of the recipe that few images change, where nobody gave them.
+FITTED: tuple[Literal["epochs", "batch_size", "learning_rate"], ...] = ("epochs", "batch_size", "learning_rate")
 #: Settings that say where and how a run is computed, not what.
 ELSEWHERE = (
     "data_dir",
@@ -51,22 +53,27 @@ class TrainConfig(Described):
     """Folder that holds the data set's files (else $TORCHCAPS_DATA, else a download)."""
     image_size: Pixels | None = None
     """Resize images to this height and width, pixels."""
+    skip_damaged: bool = False
+    """Leave out the image files of a folder that cannot be read, and say which they are, instead of refusing it."""
+    fitted: tuple[Literal["epochs", "batch_size", "learning_rate"], ...] = ()
+    """Fields of the recipe that the number of training images decides when the run begins; none from then on."""
     init_from: str | None = None
     """Start from the weights of this trained network, and a fresh Adam, instead of random weights: a run folder (its
     best epoch), a folder written by save_pretrained, a network that comes with torchcaps, or a repository of the hub.
-    Once the run has begun, it is needed no more."""
+    The run does not need it after it has begun."""
     seed: Seed = 0
-    """Of the weights, the order of images, their shifts and the validation split."""
+    """Seed of the initial weights, the order of the images, their shifts and the validation split."""
     precision: Literal["auto", "32", "bf16"] = "auto"
     """float32, or bfloat16 convolutions and dense layers with routing in float32; auto is bfloat16 on CUDA GPUs of
-    compute capability 8 or more, and float32 on all other devices. A run folder holds what it came to."""
+    compute capability 8 or more, and float32 on all other devices. A run folder says which it was."""
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to compute."""
     capture: Literal["auto", "on", "off"] = "auto"
-    """Record the training step as a CUDA graph and replay it, which keeps a GPU busy: wherever it can be done, which is
-    on CUDA with one process; for certain, or an error; or never. Experimental: it was tested without a GPU only."""
+    """Record the training step as a CUDA graph and replay it, which keeps a GPU busy: auto does so on CUDA with one
+    process, where it can be done; on does so or fails; off never does. Experimental: it was only tested without a
+    GPU."""
     devices: Processes = 1
-    """Processes (one a device) on each machine."""
+    """Processes on each machine, one for each device."""
     num_nodes: Processes = 1
     """Machines."""
     checkpoint_minutes: PositiveFactor = 5.0
@@ -98,6 +105,9 @@ class TrainConfig(Described):
 def make_config(preset: str = "sabour2017", **overrides: Any) -> TrainConfig:
     """The configuration of a run from a preset and any fields that differ from it.
 
+    Of one's own images (``folder:PATH``, ``npz:PATH``) there may be few: when the run begins, the epochs, the batch
+    size and the learning rate are fitted to their number, unless they are given.
+
     Args:
         preset: A name from :func:`torchcaps.list_presets`.
         **overrides: Fields of :class:`TrainConfig`, :class:`~torchcaps.models.Recipe` and of the preset's network,
@@ -112,7 +122,10 @@ def make_config(preset: str = "sabour2017", **overrides: Any) -> TrainConfig:
         3
     """
     base = get_preset(preset)
-    return override(TrainConfig(preset=preset, model=base.model, recipe=base.recipe), overrides)
+    config = override(TrainConfig(preset=preset, model=base.model, recipe=base.recipe), overrides)
+    if ":" not in config.data or "fitted" in overrides:  # a named data set, for which recipes were made
+        return config
+    return dataclasses.replace(config, fitted=tuple(name for name in FITTED if name not in overrides))
 
 
 def override(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:

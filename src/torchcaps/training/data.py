@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import zlib
 
 import torch
@@ -20,7 +21,11 @@ from torchcaps.datasets import (
 from torchcaps.errors import InputError
 from torchcaps.models import get_preset, list_presets
 from torchcaps.models.config import Recipe
+from torchcaps.models.fields import replace
 from torchcaps.training.config import TrainConfig
+
+#: A recipe for few images: batches of at least so many images, epochs of so many steps, runs of so many steps.
+LEAST_BATCH, STEPS_AN_EPOCH, LEAST_STEPS = 16, 16, 2_000
 
 
 def load_run_data(config: TrainConfig) -> Dataset:
@@ -40,6 +45,7 @@ def load_run_data(config: TrainConfig) -> Dataset:
         seed=config.seed,
         limit_train=recipe.limit_train,
         limit_test=recipe.limit_test,
+        skip_damaged=config.skip_damaged,
     )
     check_objects(loaded.name, loaded.num_objects, config)
     sets = (loaded.train, loaded.validation, loaded.test)
@@ -51,6 +57,30 @@ def load_run_data(config: TrainConfig) -> Dataset:
         )
     as_seen(loaded, recipe)
     return loaded
+
+
+def fit_recipe(config: TrainConfig, images: int) -> TrainConfig:
+    """The configuration with a recipe that suits so many training images, as far as ``config.fitted`` leaves it open.
+
+    A network learns by steps. The batch is halved, down to `LEAST_BATCH` images, until an epoch has `STEPS_AN_EPOCH`,
+    and the learning rate goes with the root of the batch; then there are as many epochs as make `LEAST_STEPS`. Where
+    the recipe has as many anyway, nothing changes.
+
+    Args:
+        config: The run.
+        images: How many images there are to train on.
+    """
+    recipe = config.recipe
+    batch, epochs, rate = recipe.batch_size, recipe.epochs, recipe.learning_rate
+    if "batch_size" in config.fitted:
+        while batch >= 2 * LEAST_BATCH and images < STEPS_AN_EPOCH * batch:
+            batch //= 2
+    if "learning_rate" in config.fitted:
+        rate *= math.sqrt(batch / recipe.batch_size)
+    if "epochs" in config.fitted:
+        epochs = max(epochs, math.ceil(LEAST_STEPS / max(images // batch, 1)))
+    fields = {"batch_size": batch, "epochs": epochs, "learning_rate": rate}
+    return dataclasses.replace(config, recipe=replace(recipe, fields), fitted=())
 
 
 def as_seen(dataset: Dataset, recipe: Recipe) -> Dataset:

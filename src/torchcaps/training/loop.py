@@ -24,12 +24,12 @@ from torchcaps.analysis import Evaluation, calibrate, evaluation_sums
 from torchcaps.datasets import BatchLoader, Dataset, ImageSet
 from torchcaps.errors import InputError
 from torchcaps.files import write_json, write_text
-from torchcaps.models import Network, build_model, load_pretrained
+from torchcaps.models import Network, Recipe, build_model, load_pretrained
 from torchcaps.models.fields import flat
 from torchcaps.models.pretrained import CONFIG, load_weights
 from torchcaps.training.checkpoint import CHECKPOINT, ProgressState, check_fits, read_checkpoint, write_checkpoint
 from torchcaps.training.config import ELSEWHERE, TrainConfig, override, read_config
-from torchcaps.training.data import as_seen, fingerprint, load_run_data, training_loader
+from torchcaps.training.data import as_seen, fingerprint, fit_recipe, load_run_data, training_loader
 from torchcaps.training.environment import (
     PRECISION_WORDS,
     emulation_warning,
@@ -41,7 +41,7 @@ from torchcaps.training.folder import check_new, new_folder, sole_use, taken_for
 from torchcaps.training.launch import check_processes, launch
 from torchcaps.training.memory import memory_warning
 from torchcaps.training.progress import Events, Progress, choose_progress
-from torchcaps.training.report import draw_figures, summarise
+from torchcaps.training.report import chance, draw_figures, summarise, warning_of_chance
 from torchcaps.training.run import BEST, METRICS, SUMMARY, initial_weights, remove_leftovers
 from torchcaps.training.signals import noted_signals
 from torchcaps.training.step import SUMS, learning_rate, set_up_step
@@ -61,6 +61,9 @@ EVALUATION_BATCH = 256
 
 #: Seconds. A checkpoint younger than this is not replaced at an epoch's end: writing can take as long as a short epoch.
 YOUNG = 10.0
+
+#: Damaged images that are named one by one.
+MOST_NAMED = 20
 
 #: Says that a checkpoint is due; smaller than the number of any signal that is handled.
 OVERDUE = 1
@@ -164,6 +167,8 @@ def _prepare(config: TrainConfig, progress: Progress | None, *, begin: bool) -> 
     if config.tensorboard:
         Events.check()
     whole = load_run_data(config)
+    asked = config.recipe
+    config = fit_recipe(config, len(whole.train))
     marks = fingerprint(whole, config.recipe)
     num_images = sum(len(part) for part in (whole.train, whole.validation, whole.test))
     warning = memory_warning(config, whole.in_shape, whole.num_classes, num_images)
@@ -176,9 +181,24 @@ def _prepare(config: TrainConfig, progress: Progress | None, *, begin: bool) -> 
     if fabric.is_global_zero:
         shown = choose_progress() if progress is None else progress
     trainer = Trainer(fabric, config, whole, marks, network, shown)
+    if config.recipe != asked:
+        trainer.progress.message(_fitted(asked, config.recipe, len(whole.train)))
+    if whole.skipped:
+        named = "; ".join([*whole.skipped[:MOST_NAMED], *["…"] * (len(whole.skipped) > MOST_NAMED)])
+        trainer.progress.message(f"Left out {len(whole.skipped)} damaged images: {named}")
     if warning is not None and fabric.device.type == "cpu":
         trainer.progress.message(f"Warning: {warning}")
     return trainer
+
+
+def _fitted(asked: Recipe, recipe: Recipe, images: int) -> str:
+    """A line that says how a recipe was fitted to few images."""
+    steps = recipe.epochs * (images // recipe.batch_size)
+    return (
+        f"Recipe: for {images:,} training images {recipe.epochs} epochs in batches of {recipe.batch_size}, {steps:,} "
+        f"steps, to a learning rate of {recipe.learning_rate:.2g}, in place of {asked.epochs} in batches of "
+        f"{asked.batch_size} to {asked.learning_rate:.2g}; --epochs, --batch-size and --learning-rate choose others"
+    )
 
 
 class Trainer:
@@ -438,6 +458,11 @@ class Trainer:
         best = self._evaluate(best_network, self.dataset.test)
         # while the last epoch is the best one, both networks are the same
         last = best if self._is_best else self._evaluate(self.network.eval(), self.dataset.test)
+        warning = None
+        validation = self.dataset.validation
+        accuracy = self.state.best(self.recipe.select)["validation_accuracy"]
+        if self.dataset.num_objects == 1 and accuracy <= chance(validation):
+            warning = warning_of_chance(self._evaluate(best_network, validation), self.recipe)
         self.state.note_peak(peak_memory_mib(self.fabric.device))
         summary = summarise(
             self.config,
@@ -449,6 +474,7 @@ class Trainer:
             out=self.out,
             captured=self.step.captured is not None,
             calibration=calibrate(best_network, self.dataset.validation.images),
+            warning=warning,
         )
         if self.fabric.is_global_zero:
             write_json(self.out / SUMMARY, summary)

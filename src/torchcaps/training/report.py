@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from torchcaps.analysis import (
     Calibration,
@@ -25,9 +28,9 @@ from torchcaps.analysis import (
     save_figure,
     trace_routing,
 )
-from torchcaps.datasets import Dataset
+from torchcaps.datasets import Dataset, ImageSet
 from torchcaps.files import remove_temporaries
-from torchcaps.models import Network
+from torchcaps.models import Network, Recipe
 from torchcaps.training.checkpoint import ProgressState
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.environment import hardware, versions
@@ -51,11 +54,12 @@ def summarise(
     out: Path,
     captured: bool,
     calibration: Calibration,
+    warning: str | None,
 ) -> dict[str, Any]:
     """The results of a run in the folder ``out``, and all that a table of results needs besides.
 
     ``judged`` has the results of the weights of the ``best`` and the ``last`` epoch on the test images, ``calibration``
-    what is usual for the best ones.
+    what is usual for the best ones; ``warning`` says that nothing was learned.
     """
     best, last, peak = state.best(config.recipe.select), state.history[-1], state.peak_memory_mib
     return {
@@ -81,6 +85,8 @@ def summarise(
             for name, each in judged.items()
         },
         "calibration": dataclasses.asdict(calibration),
+        "warning": warning,
+        "skipped": list(dataset.skipped),
         "seconds": round(state.seconds, 1),
         "images_per_second": last["images_per_second"],
         "peak_memory_mib": None if peak is None else round(peak, 1),
@@ -92,6 +98,32 @@ def summarise(
         "command": state.commands[0],
         "resumed_with": state.commands[1:],
     }
+
+
+def chance(images: ImageSet) -> float:
+    """The accuracy that a network must exceed to be better than one that gives every image the most frequent class.
+
+    It is that class's share p of the N images, and one standard error, √(p·(1 − p) / N).
+    """
+    share = float(images.labels.bincount().max()) / len(images)
+    return share + math.sqrt(share * (1 - share) / len(images))
+
+
+def warning_of_chance(judged: Evaluation, recipe: Recipe) -> str:
+    """A sentence that a network is no better than chance on the validation images, and what to try.
+
+    Args:
+        judged: The network on the validation images.
+        recipe: How it was trained.
+    """
+    given = judged.confusion.sum(0)
+    is_one = np.count_nonzero(given) == 1
+    what = f'takes every validation image for "{judged.class_names[given.argmax()]}"' if is_one else "guesses"
+    return (
+        f"the network has learned nothing: it {what}, {judged.accuracy:.1%} right, which is no better than chance. Try "
+        f"more steps (--epochs {4 * recipe.epochs}), a smaller --learning-rate ({recipe.learning_rate / 3:.1g}), or "
+        "more and clearer images of each class; look at them in the run's figures/samples.png"
+    )
 
 
 def draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: Evaluation) -> list[Path]:

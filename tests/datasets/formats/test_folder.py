@@ -146,11 +146,61 @@ def test_one_size_holds_across_the_parts(tmp_path: Path, save_image: Save) -> No
         load(tmp_path)
 
 
+def damage(root: Path, *names: str) -> list[Path]:
+    files = [root / name for name in names]
+    for file in files:
+        file.write_bytes(b"\x89PNG broken")
+    return files
+
+
 def test_an_unreadable_image_is_named(tmp_path: Path, save_image: Save) -> None:
-    fill(save_image, tmp_path, {"a": 5, "b": 5})
-    (tmp_path / "b" / "bad.png").write_bytes(b"\x89PNG broken")
-    with pytest.raises(InputError, match=f"{re.escape(str(tmp_path / 'b' / 'bad.png'))} cannot be read as an image"):
+    (bad,) = damage(fill(save_image, tmp_path, {"a": 5, "b": 5}), "b/bad.png")
+    with pytest.raises(InputError, match=f"{re.escape(str(bad))} cannot be read as an image.*by train --skip-damaged"):
         load(tmp_path)
+
+
+def test_all_unreadable_images_are_named_in_one_list(tmp_path: Path, save_image: Save) -> None:
+    bad = damage(fill(save_image, tmp_path, {"a": 5, "b": 5}), "a/000.png", "b/000.png", "b/003.png")
+    with pytest.raises(InputError, match=r"^3 of 10 images cannot be taken; .*--skip-damaged: ") as raised:
+        load(tmp_path)
+    assert re.findall(r"[^ ]*\.png", str(raised.value)) == list(map(str, bad))
+    damage(tmp_path, *(f"a/more{n:02}.png" for n in range(50)))
+    with pytest.raises(InputError, match=r"^53 of 60 images .*; and 33 more$") as raised:
+        load(tmp_path)
+    assert str(raised.value).count(".png") == 20
+    assert "\n" not in str(raised.value)
+
+
+def test_what_is_skipped_is_as_if_it_were_not_there(tmp_path: Path, save_image: Save) -> None:
+    fill(save_image, tmp_path, {"a": 15, "b": 15})
+    bad = damage(tmp_path, "a/000.png", "a/007.png", "b/new.png")
+    data = load(tmp_path, skip_damaged=True)
+    assert len(data.skipped) == 3
+    assert all(why.startswith(f"{file} cannot be read") for why, file in zip(data.skipped, bad, strict=True))
+    for file in bad:
+        file.unlink()
+    without = load(tmp_path)
+    assert without.skipped == ()
+    for part in ("train", "validation", "test"):
+        one, other = getattr(data, part), getattr(without, part)
+        assert torch.equal(one.images, other.images)
+        assert torch.equal(one.labels, other.labels)
+    assert sum(map(len, parts(data))) == 28
+
+
+def test_too_few_images_are_left(tmp_path: Path, save_image: Save) -> None:
+    damage(fill(save_image, tmp_path / "train", {"a": 4, "b": 4}), "b/000.png", "b/001.png", "b/002.png")
+    damage(fill(save_image, tmp_path / "test", {"a": 2, "b": 2}), "a/000.png", "a/001.png")
+    with pytest.raises(InputError, match=r"train.b has 1 image that can be read, but at least 2 are needed"):
+        load(tmp_path, skip_damaged=True)
+    fill(save_image, tmp_path / "train", {"a": 4, "b": 4})
+    with pytest.raises(InputError, match=r"test.a has 0 images that can be read, but at least 1 are needed"):
+        load(tmp_path, skip_damaged=True)
+
+
+def test_only_folders_have_files_to_skip() -> None:
+    with pytest.raises(InputError, match=r"digits has no image files to leave out; .*is for folder:PATH"):
+        load_dataset("digits", skip_damaged=True)
 
 
 @pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="names of files are always Unicode here")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from torchcaps.datasets.splits import with_test_set
 from torchcaps.errors import InputError
 
 _VALIDATION_NAMES = ("val", "valid", "validation")
+_MOST_NAMED = 20  # damaged files in an error
 
 ClassFiles = dict[str, list[Path]]
 """The image files of each class, by the name of the class."""
@@ -28,6 +28,7 @@ ClassFiles = dict[str, list[Path]]
     source="your folder; test/ and val/ beside train/ are used if they are there",
     licence="yours",
     takes_path=True,
+    takes_damage=True,
 )
 def load_folder(request: DataRequest) -> Splits:
     """Read a folder of class sub-folders, or of train/, test/ and val/ (or validation/) with class sub-folders each.
@@ -35,9 +36,11 @@ def load_folder(request: DataRequest) -> Splits:
     Without test/, a fixed stratified fifth of the images is set aside as the test set. Class names are sorted, by
     number where all are numbers. Hidden files and files that are no images are ignored. The images are in a fixed
     random order, so that the first n of them are of all classes. They have one channel if all are grey, else three.
+    Images that cannot be read are all named in one error; with ``skip_damaged`` they are left out, as if they were not
+    there.
 
     Raises:
-        InputError: There is no class or only one, a class has too few images, the parts differ in classes, an image
+        InputError: There is no class or only one, a class has too few images, the parts differ in classes, images
             cannot be read, or images differ in size and no ``image_size`` was asked for.
     """
     root = request.source
@@ -46,10 +49,15 @@ def load_folder(request: DataRequest) -> Splits:
     folders = _parts(root)
     files = {part: _class_files(folder) for part, folder in folders.items()}
     class_names = _class_names(folders, files)
-    # each class needs one image to train on, and one for each part that has no folder of its own
-    _check_enough(folders["train"], files["train"], 1 + ("test" not in files) + ("validation" not in files))
-
-    return with_test_set(root, _read(files, class_names, request.image_size), class_names)
+    _check_enough(folders, files)
+    images, damaged = _read(files, request.image_size, skip=request.skip_damaged)
+    if damaged:
+        files = {
+            part: {name: [file for file in listed if file in images] for name, listed in by_class.items()}
+            for part, by_class in files.items()
+        }
+        _check_enough(folders, files, " that can be read")
+    return with_test_set(root, _sets(files, class_names, images), class_names, tuple(damaged))
 
 
 def _parts(root: Path) -> dict[str, Path]:
@@ -115,26 +123,43 @@ def _class_names(folders: dict[str, Path], files: dict[str, ClassFiles]) -> tupl
     return tuple(sorted(names, key=lambda name: (int(name) if numbers else 0, name)))
 
 
-def _check_enough(folder: Path, by_class: ClassFiles, needed: int) -> None:
-    for name, images in by_class.items():
-        if len(images) < needed:
-            raise InputError(
-                f"the class folder {folder / name} has {len(images)} image{'s' * (len(images) != 1)}, but at least "
-                f"{needed} are needed to train, choose the best epoch and test"
-            )
+def _check_enough(folders: dict[str, Path], files: dict[str, ClassFiles], which: str = "") -> None:
+    """Raise InputError unless each class has an image to train on, and one for each part without a folder of its own.
+
+    ``which`` says which images are meant.
+    """
+    for part, by_class in files.items():
+        needed = 1 + (("test" not in files) + ("validation" not in files) if part == "train" else 0)
+        for name, images in by_class.items():
+            if len(images) < needed:
+                number = f"{len(images)} image{'s' * (len(images) != 1)}{which}"
+                raise InputError(
+                    f"the class folder {folders[part] / name} has {number}, but at least "
+                    f"{needed} are needed to train, choose the best epoch and test"
+                )
 
 
 def _read(
-    files: dict[str, ClassFiles], class_names: tuple[str, ...], image_size: tuple[int, int] | None
-) -> dict[str, ImageSet]:
-    """The images of each part in a fixed random order, all of one size and number of channels."""
-    listed = {
-        part: [(file, label) for label, name in enumerate(class_names) for file in by_class[name]]
-        for part, by_class in files.items()
-    }
+    files: dict[str, ClassFiles], image_size: tuple[int, int] | None, *, skip: bool
+) -> tuple[dict[Path, np.ndarray], list[str]]:
+    """Read all images, which must be of one size.
+
+    Returns:
+        The images that can be read, and what is wrong with each of the others, if these are to be skipped.
+    """
     images: dict[Path, np.ndarray] = {}
-    for file, _ in itertools.chain(*listed.values()):
-        image = read_pixels(file)
+    damaged: list[str] = []
+    number = 0
+    for file in (file for by_class in files.values() for listed in by_class.values() for file in listed):
+        number += 1
+        try:
+            image = read_pixels(file)
+        except InputError as error:
+            damaged.append(str(error))
+            continue
+        if damaged and not skip:  # nothing is trained on: the others are only looked at
+            images.clear()
+            continue
         if image_size:
             image = resize_images(torch.from_numpy(image)[None], image_size)[0].numpy()
         images[file] = image
@@ -145,9 +170,31 @@ def _read(
                 f"{file} is {size} pixels (height × width), but {first} is {other}; bring all images to one size with "
                 "--image-size"
             )
+    if damaged and not skip:
+        raise InputError(_listed(damaged, number))
+    return images, damaged
+
+
+def _listed(damaged: list[str], number: int) -> str:
+    """What is wrong with images, in one sentence."""
+    if len(damaged) == 1:
+        return f"{damaged[0]} (mend or remove it, or leave it out by train --skip-damaged)"
+    others = len(damaged) - _MOST_NAMED
+    more = [f"and {others} more"] if others > 0 else []
+    return (
+        f"{len(damaged)} of {number} images cannot be taken; mend or remove them, or leave them out by train "
+        f"--skip-damaged: {'; '.join([*damaged[:_MOST_NAMED], *more])}"
+    )
+
+
+def _sets(
+    files: dict[str, ClassFiles], class_names: tuple[str, ...], images: dict[Path, np.ndarray]
+) -> dict[str, ImageSet]:
+    """The images of each part in a fixed random order, all of one number of channels."""
     channels = max(map(len, images.values()))
     sets = {}
-    for part, labelled in listed.items():
+    for part, by_class in files.items():
+        labelled = [(file, label) for label, name in enumerate(class_names) for file in by_class[name]]
         shuffled = [labelled[i] for i in generator(FIXED_SEED).permutation(len(labelled))]
         pixels = np.stack([with_channels(images[file], channels) for file, _ in shuffled])
         sets[part] = ImageSet(torch.from_numpy(pixels), torch.tensor([label for _, label in shuffled]))

@@ -28,13 +28,13 @@ TABLE = Table(
         "scaled and sheared better than a CNN of as many parameters?"
     ),
     protocol=(
-        "Training on MNIST digits at random places in 40×40, with Adam at a constant 1e-3; the CNN with compact's "
-        "stem at 3e-4, as it does not leave its initial loss at 1e-3. Training ends with the first epoch "
-        "whose validation accuracy, on digits placed likewise, reaches the target; then the network of that epoch "
-        "is tested on affNIST, once. The paper stopped on its test set of moved digits; here the validation "
-        "images decide. Epochs are whole, so the accuracy reached may lie above the target; it stands beside the "
-        "result. Where the column says *made*, the affNIST images were made here of MNIST's test digits, within the "
-        "ranges that affNIST publishes: not its original files, so the paper's 79 and 66 % are no exact measure."
+        "Networks are trained on MNIST digits at random places in 40×40, by Adam at a constant 1e-3; the CNN with "
+        "compact's stem has 3e-4, because it does not leave its initial loss at 1e-3. Training ends with the first "
+        "epoch whose validation accuracy, on digits placed in the same way, reaches the target. The network of that "
+        "epoch is then tested on affNIST, once. The paper stopped on its test set of moved digits; here the validation "
+        "images decide. Epochs are whole, so the accuracy that was reached may be above the target; it has a column. "
+        "Where a heading says *made*, the affNIST images were made here from MNIST's test digits, within the ranges "
+        "that affNIST publishes. They are not the original files, so the paper's 79 and 66 % are no exact comparison."
     ),
     budgets={
         "small": (

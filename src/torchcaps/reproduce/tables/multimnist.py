@@ -33,12 +33,12 @@ TABLE = Table(
     question="Does routing tell two overlapping digits apart, and does it do so better than a CNN?",
     protocol=(
         "Pairs of digits of different classes, each shifted by up to 4 pixels on a canvas of 36×36, added and "
-        "clipped; training pairs are made anew for each batch, 5,000 validation and 10,000 test pairs are fixed "
-        "(the paper has 10 million to test by; at 5 % error, 10,000 leave a standard error of 0.22 points). An "
+        "clipped. Training pairs are made anew for each batch; 5,000 validation and 10,000 test pairs are fixed "
+        "(the paper tests with 10 million; at 5 % error, 10,000 leave a standard error of 0.22 points). An "
         "image counts as right only when the two longest capsules, or the two largest outputs of the CNN, are "
         "exactly its two classes. Each digit is reconstructed from its own capsule. In the small networks the "
         "learning rate rises to 3e-3 and falls again, as in the table MNIST; in the paper's CNN with fewer channels, "
-        "which has no normalisation, to 6e-3. (Of the validation pairs, seed 100, that one had 70.4 % at 1e-3, 77.9 % "
+        "which has no normalisation, to 6e-3. (On the validation pairs, seed 100, that one had 70.4 % at 1e-3, 77.9 % "
         "at 3e-3, 80.0 % at 6e-3 and 79.3 % at 1e-2. No other rate was tried for the others.)"
     ),
     budgets={

@@ -22,15 +22,15 @@ TABLE = Table(
     title="Robustness: rotation and adversarial changes",
     question="Do capsules withstand rotated digits and adversarial changes better than CNNs?",
     protocol=(
-        "Networks trained on MNIST with shifts of up to 2 pixels (those of the small budget as `baseline-small`, "
-        "`cnn-twin` and `compact-r3-recon` of the table MNIST are, with the same seeds, so their test errors are the "
-        "same), then tested on test images turned by −90° to 90° "
-        "and changed by FGSM and PGD (20 steps, random start) within ε of each pixel (0..1). The attacks follow "
-        "the gradient of the network's own loss, and in *on the scores* that of the difference between the best "
-        "wrong score and the right one. For the margin loss is flat, without gradient, where an image is "
-        "classified with enough margin: an attack along a capsule network's own loss then stands still, or, where "
-        "there is a decoder, climbs the reconstruction error instead, which looks like robustness and is none. "
-        "Read the attacks on the loss as upper bounds, and those on the scores for the comparison."
+        "Networks are trained on MNIST with shifts of up to 2 pixels. (Those of the small budget are trained as "
+        "`baseline-small`, `cnn-twin` and `compact-r3-recon` of the table MNIST, with the same seeds, so their test "
+        "errors are the same.) They are tested on test images that are rotated by −90° to 90°, or changed by FGSM and "
+        "PGD (20 steps, random start) by at most ε in each pixel (0..1). The attacks follow the gradient of the "
+        "network's own loss; those *on the scores* follow that of the difference between the best wrong score and the "
+        "right one. The margin loss is flat, without gradient, where an image is classified with enough margin. An "
+        "attack along a capsule network's own loss then stands still or, where there is a decoder, increases the "
+        "reconstruction error instead, which looks like robustness and is none. Take the attacks on the loss as upper "
+        "bounds of the accuracy, and compare networks by those on the scores."
     ),
     budgets={
         "small": (

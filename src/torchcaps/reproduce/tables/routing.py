@@ -47,17 +47,17 @@ TABLE = Table(
         "gradients flow through all iterations, and how many iterations should there be?"
     ),
     protocol=(
-        "Every combination of the softmax axis, the deviation of W at the start (0.01, 0.1 and 1, which are those "
-        "of `torch-tutorial`, `sabour2017` and `torch-notebook`), the gradient (through all iterations, or through "
-        "the last weighted sum only) and 0 to 4 iterations, without decoder. 0 is the plain sum of the votes, "
-        "without squash; 1 is uniform coupling. Where a setting makes no difference the run is made once. One "
-        "deviation suits one axis better than the other, so *balanced* rows start each axis with the deviation "
-        "that torchcaps computes for it. All rows have the same learning rate."
+        "The rows are every combination of the softmax axis, the initial deviation of W (0.01, 0.1 and 1, which are "
+        "those of `torch-tutorial`, `sabour2017` and `torch-notebook`), the gradient (through all iterations, or "
+        "through the last weighted sum only) and 0 to 4 iterations, without decoder. 0 is the plain sum of the votes, "
+        "without squash; 1 is uniform coupling. Where a setting makes no difference there is one row. A deviation that "
+        "suits one axis does not suit the other, so *balanced* rows start each axis with the deviation that torchcaps "
+        "computes for it. All rows have the same learning rate."
     ),
     budgets={
         "small": (
-            "`compact` on the first 3,000 training images, 6 epochs, which are 276 steps, so that it shows how "
-            "learning starts as much as where it ends: an hour and a quarter on 2 cores for 3 seeds."
+            "`compact` is trained on the first 3,000 training images for 6 epochs, which are 276 steps, so that rows "
+            "show how learning starts as much as where it ends: an hour and a quarter on 2 cores for 3 seeds."
         ),
         "full": "The paper's network on all training images, 20 epochs.",
     },

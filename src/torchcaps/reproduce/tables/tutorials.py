@@ -24,11 +24,11 @@ TABLE = Table(
     title="The tutorials' own runs",
     question="Does each tutorial's network, run as its source runs it, reach what the source reports?",
     protocol=(
-        "Each preset with its own recipe. Those of the Keras tutorial train on the first 1,000 training images for "
-        "one epoch and are tested on the first 1,000 test images, as in the source; all others use all of MNIST. "
-        "The figure that the TensorFlow notebook prints is that of a run which restored an earlier checkpoint before "
-        "its 10 epochs; how many epochs that one had, it does not say. So it stands beside 10 epochs and, in the full "
-        "budget, 20."
+        "Each preset has its own recipe. Those of the Keras tutorial are trained on the first 1,000 training images "
+        "for one epoch and tested on the first 1,000 test images, as in the source; all others use all of MNIST. The "
+        "figure that the TensorFlow notebook prints is that of a run that restored an earlier checkpoint before its 10 "
+        "epochs; the notebook does not say how many epochs came before. So it is compared with 10 epochs and, in the "
+        "full budget, with 20."
     ),
     budgets={
         "small": (
