@@ -4,7 +4,8 @@
 RUN/config.json      the complete configuration; torchcaps train --config runs it again
     metrics.csv      one line an epoch
     last.ckpt        everything needed to go on, written whole or not at all
-    best/            weights of the epoch chosen on the validation images, as save_pretrained writes them
+    best/            weights of the epoch chosen on the validation images, as save_pretrained writes them; with a
+                     decoder, detector.json: how far reconstructions are from validation images
     summary.json     results, hardware, versions, command
     figures/         pictures
     tensorboard/     events, if the configuration asks for them
@@ -22,6 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from torchcaps.analysis import Detector
 from torchcaps.datasets import Dataset, load_dataset
 from torchcaps.datasets.registry import look_up
 from torchcaps.errors import InputError
@@ -43,6 +45,8 @@ from torchcaps.training.config import TrainConfig, read_config
 from torchcaps.training.data import as_seen, load_run_data
 
 METRICS, SUMMARY, BEST, FIGURES = "metrics.csv", "summary.json", "best", "figures"
+DETECTOR = "detector.json"
+"""Beside the weights that it was measured with."""
 BEST_FILES = tuple(f"{BEST}/{name}" for name in (CONFIG, WEIGHTS, CLASSES))
 
 
@@ -60,6 +64,8 @@ class Run:
     """The contents of summary.json; None while the run is not finished, or goes on for more epochs."""
     class_names: tuple[str, ...]
     """Names of the classes."""
+    detector: Detector | None = None
+    """What tells images unlike those that the network was trained on; None where it was not measured."""
 
     @property
     def image_fit(self) -> Literal["pad", "stretch"]:
@@ -137,7 +143,7 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
         model = load_pretrained(folder).to(device)
         named = (folder / CLASSES).exists()
         names = _class_names(folder, model.num_classes) if named else tuple(map(str, range(model.num_classes)))
-        return Run(path, model, None, None, names)
+        return Run(path, model, None, None, names, _detector(folder, model))
 
     config = read_config(path / CONFIG)
     # metrics.csv is written after the first epoch's network: without it, the network was never written, not lost
@@ -151,7 +157,20 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
         checkpoint = read_checkpoint(path / CHECKPOINT)
         load_weights(model, checkpoint["model"], path / CHECKPOINT)
     summary = read_json(path / SUMMARY, "summary") if (path / SUMMARY).exists() else None
-    return Run(path, model.to(device), config, summary, _class_names(path / BEST, model.num_classes))
+    names = _class_names(path / BEST, model.num_classes)
+    detector = _detector(path / BEST, model) if which == "best" else None
+    return Run(path, model.to(device), config, summary, names, detector)
+
+
+def _detector(folder: Path, model: Network) -> Detector | None:
+    """The detector that was measured with the weights in a folder."""
+    path = folder / DETECTOR
+    if not path.exists():
+        return None
+    detector = Detector.from_dict(read_json(path, "detector"), f"detector {path}")
+    if len(detector.limits) != model.num_classes or (detector.measure == "reconstruction" and model.decoder is None):
+        raise InputError(f"detector {path} does not fit the network: it has {len(detector.limits)} classes")
+    return detector
 
 
 def initial_weights(source: str) -> dict[str, Tensor]:
@@ -161,7 +180,7 @@ def initial_weights(source: str) -> dict[str, Tensor]:
 
 def remove_leftovers(out: Path) -> None:
     """Remove the temporary files of a killed process; no process may be writing to the folder now."""
-    for name in (CONFIG, METRICS, CHECKPOINT, SUMMARY, *BEST_FILES):
+    for name in (CONFIG, METRICS, CHECKPOINT, SUMMARY, *BEST_FILES, f"{BEST}/{DETECTOR}"):
         remove_temporaries(out / name)
     (out / f".{CHECKPOINT}.tmp").unlink(missing_ok=True)  # as earlier versions called it
 

@@ -177,11 +177,11 @@ def _made(path: Path) -> UInt8[np.ndarray, "N H W"]:
 
 def _draw(parts: tuple[_Part, ...], random: np.random.RandomState) -> _Ellipsoids:
     """An object of a category: its own proportions, and some of the optional parts."""
-    stretch = 0.8 + 0.4 * random.random_sample(3)
+    stretch = 0.9 + 0.2 * random.random_sample(3)
     centres, axes, albedo = [], [], []
     for part in parts:
         absent, grey, *more = random.random_sample(8)
-        shift, factors = 0.08 * np.array(more[:3]) - 0.04, 0.8 + 0.4 * np.array(more[3:])
+        shift, factors = 0.04 * np.array(more[:3]) - 0.02, 0.85 + 0.3 * np.array(more[3:])
         if part.optional and absent < 0.5:
             continue
         for side in (1, -1)[: 1 + part.twice]:
