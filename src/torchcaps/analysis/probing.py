@@ -90,9 +90,10 @@ def probe(model: Network, fitted: ImageSet, held_out: ImageSet, *, seed: int = 0
     """Read the factors of images off a network by ridge regressions.
 
     For each class and factor y ≈ w·x + b, with x the pose of the capsule of the image's class, or what goes into a
-    CNN's last layer, all divided by the root of their components' mean variance: each by its own deviation would blow up
-    what hardly varies. The penalty is chosen among 10⁻² to 10⁵ by leave-one-out on ``fitted``. R² = 1 - Σ ‖y - ŷ‖² / Σ ‖y - ȳ‖², sums over ``held_out`` images of all classes, ȳ their mean. An angle
-    is y = (sin, cos); other factors are numbers. Factors of int64 only name things and are left out.
+    CNN's last layer, all divided by the root of their components' mean variance: divided each by its own deviation,
+    what hardly varies would blow up. The penalty is chosen among 10⁻² to 10⁵ by leave-one-out on ``fitted``.
+    R² = 1 - Σ ‖y - ŷ‖² / Σ ‖y - ȳ‖², sums over ``held_out`` images of all classes, ȳ their mean. An angle is
+    y = (sin, cos); other factors are numbers. Factors of int64 only name things and are left out.
 
     Args:
         model: A network of one object an image; in evaluation mode meanwhile, and afterwards as it was.

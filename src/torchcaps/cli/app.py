@@ -45,20 +45,8 @@ def app(context: click.Context) -> None:
 
 
 _LOOK = (evaluate, predict, reconstruct, perturb, routing, curves)
-for _command in (
-    train,
-    *_LOOK,
-    presets,
-    datasets,
-    memory,
-    export,
-    share,
-    explore,
-    robustness,
-    probe,
-    detect,
-    reproduce,
-):
+_MEASURE = (robustness, probe, detect)
+for _command in (train, *_LOOK, presets, datasets, memory, export, share, explore, *_MEASURE, reproduce):
     app.add_command(_command)
 
 
