@@ -63,7 +63,8 @@ def predict(arguments: tuple[Path, ...], which: Which, invert: bool, fit: Fit | 
         given, lengths = [names[j] for j in chosen], dict(zip(names, row, strict=True))
         found = {"classes": given} if len(given) > 1 else {"class": given[0]}
         distance = None if unlike is None else float(unlike[n])
-        results.append({"image": str(file)} | found | {"lengths": lengths, "distance": distance})
+        known = {} if distance is None else {"distance": distance}
+        results.append({"image": str(file)} | found | {"lengths": lengths} | known)
         if not as_json:
             _show_prediction(file, given, lengths, distance)
     if as_json:
