@@ -1,22 +1,19 @@
-"""``torchcaps probe`` and ``detect``, and what ``predict`` says by the detector."""
+"""``torchcaps probe`` and ``detect``."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from torchcaps.analysis import fit_detector, judge
 from torchcaps.training import load_run
 
 Cli = Callable[..., Any]
-RECORD = "best/detector.json"
 
 
 def test_networks_are_probed_side_by_side(cli: Cli, run_folder: Path, cnn_folder: Path) -> None:
@@ -45,18 +42,11 @@ def test_the_network_that_comes_along_is_probed(cli: Cli) -> None:
     assert result.out.startswith("compact: fitted and judged on 300 training")
 
 
-def test_training_records_the_detector(run_folder: Path) -> None:
-    run = load_run(run_folder)
-    assert run.detector == fit_detector(run.model, run.dataset().validation)
-    assert json.loads((run_folder / RECORD).read_text())["num_images"] == 100
-    assert load_run(run_folder, "last").detector is None  # it was measured with the other weights
-
-
 def test_what_is_detected(cli: Cli, run_folder: Path) -> None:
     options = ("--against", "digits", "--limit", "60", "--steps", "2", "--epsilons", "0.1,0.2")
     result = cli("detect", run_folder, *options)
     assert (result.code, result.err) == (0, "")
-    assert "recorded, of 100 validation images" in result.out
+    assert "of 100 validation images" in result.out
     rows = [line.split("  ")[0] for line in result.out.splitlines()]
     assert [row for row in rows if "ε" in row] == [
         f"{name}, ε = {epsilon}" for epsilon in (0.1, 0.2) for name in ("FGSM", "PGD", "PGD that knows")
@@ -64,21 +54,11 @@ def test_what_is_detected(cli: Cli, run_folder: Path) -> None:
     found = json.loads(cli("detect", run_folder, *options, "--json").out)
     assert (found["detector"]["measure"], found["data"]) == ("reconstruction", "digits")
     run = load_run(run_folder)
-    ratios, _ = judge(run.model, run.dataset().test.take(60).images, run.detector)
+    data = run.dataset()
+    ratios, _ = judge(run.model, data.test.take(60).images, fit_detector(run.model, data.validation))
     assert found["found"][0]["detected"] == int((ratios > 1).sum())
     by_score = json.loads(cli("detect", run_folder, *options, "--measure", "score", "--json").out)
     assert by_score["detector"]["measure"] == "score"
-
-
-def test_a_run_without_a_detector_gets_one(cli: Cli, run_folder: Path) -> None:
-    shutil.copytree(run_folder, "old")
-    Path("old", RECORD).unlink()
-    for options in (("--measure", "score"), ("--data", "digits"), ("--which", "last")):
-        assert cli("detect", "old", "--limit", "20", "--steps", "1", *options).code == 0
-        assert not Path("old", RECORD).exists()
-    result = cli("detect", "old", "--limit", "20", "--steps", "1")
-    assert "of 100 validation images of digits" in result.out
-    assert Path("old", RECORD).read_bytes() == (run_folder / RECORD).read_bytes()
 
 
 def test_a_network_without_decoder_is_judged_by_its_scores(cli: Cli, cnn_folder: Path) -> None:
@@ -95,40 +75,6 @@ def test_images_of_other_channels(cli: Cli, run_folder: Path) -> None:
     result = cli("detect", run_folder, "--against", "npz:colours.npz")
     assert result.code == 2
     assert "npz:colours.npz has images of 3 channels, but the network takes 1" in result.err
-
-
-def test_predict_says_what_is_unlike_all_that_was_trained_on(cli: Cli, run_folder: Path, digit_file: Path) -> None:
-    noise = np.random.default_rng(0).integers(0, 256, (28, 28), dtype=np.uint8)
-    Image.fromarray(noise).save("noise.png")
-    result = cli("predict", run_folder, "noise.png", digit_file)
-    first, second = result.out.split("\n\n")[:2]
-    assert "unlike anything it was trained on: " in first
-    assert "unlike" not in second
-    strange, known = json.loads(cli("predict", run_folder, "noise.png", digit_file, "--json").out)
-    assert strange["distance"] > 1 >= known["distance"]
-    assert f"{strange['distance']:.2f} times as far" in first
-    shutil.copytree(run_folder, "old")
-    Path("old", RECORD).unlink()
-    assert "unlike" not in cli("predict", "old", "noise.png").out
-    assert "distance" not in json.loads(cli("predict", "old", "noise.png", "--json").out)[0]
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("{", "is not valid JSON"),
-        ('{"measure": "score"}', 'has no "limits"'),
-        ('{"measure": "score", "limits": [1.0], "num_images": 3}', "does not fit the network: it has 1 classes"),
-        ('{"measure": "score", "limits": [-1.0], "num_images": 3}', "limits must be above 0"),
-    ],
-)
-def test_damaged_detectors(cli: Cli, run_folder: Path, digit_file: Path, text: str, words: str) -> None:
-    shutil.copytree(run_folder, "broken")
-    Path("broken", RECORD).write_text(text)
-    result = cli("predict", "broken", digit_file)
-    assert result.code == 2
-    assert words in result.err
-    assert "detector.json" in result.err
 
 
 @pytest.mark.parametrize(

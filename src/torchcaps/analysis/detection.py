@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from torchcaps.analysis.robustness import fgsm, pgd, score_margin
 from torchcaps.analysis.strengths import EVASION_STEPS, STEPS
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
-from torchcaps.files import COUNT, NUMBERS, TEXT, check_keys
 from torchcaps.models import ModelOutput, Network
 from torchcaps.ranges import SEED, is_number
 
@@ -77,15 +76,6 @@ class Detector:
     def to_dict(self) -> dict[str, Any]:
         """All fields, as JSON takes them."""
         return dataclasses.asdict(self) | {"limits": list(self.limits)}
-
-    @classmethod
-    def from_dict(cls, values: Any, where: str) -> Self:
-        """The inverse of :meth:`to_dict`; InputError, which names ``where``, if the values are not a detector's."""
-        check_keys(values, {"measure": TEXT, "limits": NUMBERS, "num_images": COUNT}, where)
-        try:
-            return cls(values["measure"], tuple(map(float, values["limits"])), values["num_images"])
-        except InputError as error:
-            raise InputError(f"{where} describes no detector: {error}") from None
 
 
 @dataclass(frozen=True)

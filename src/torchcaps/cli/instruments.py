@@ -27,9 +27,7 @@ from torchcaps.cli.runs import (
     Which,
     accelerator_option,
     dataset_options,
-    has_folder,
     images_for,
-    is_given,
     json_option,
     names_of,
     open_run,
@@ -40,7 +38,7 @@ from torchcaps.errors import InputError
 from torchcaps.ranges import COUNT, SEED
 
 if TYPE_CHECKING:
-    from torchcaps.analysis import Detection, Detector, Probe
+    from torchcaps.analysis import Detection, Probe
     from torchcaps.analysis.detection import Measure
     from torchcaps.datasets import Dataset, ImageSet
     from torchcaps.training import Run
@@ -168,15 +166,15 @@ def detect(
 ) -> None:
     """Measure how well images of another kind, and attacked images, are told by the distance to their reconstruction.
 
-    The limit of each class is what 5 % of its validation images pass; training has measured it, and predict goes by it.
-    A run that has none yet gets it here. RUN is a run folder, a folder written by save_pretrained, or a repository of
-    the hub; without it, the network that comes with torchcaps.
+    The limit of each class is what 5 % of its validation images pass. RUN is a run folder, a folder written by
+    save_pretrained, or a repository of the hub; without it, the network that comes with torchcaps.
     """
     from torchcaps.analysis import detect as judge
+    from torchcaps.analysis import fit_detector
 
     run = open_run(run_folder, which, accelerator)
     dataset = run.dataset(images_for(run, data), data_dir)
-    detector, limits = _detector(run, dataset, measure, other=is_given("data"))
+    detector = fit_detector(run.model, dataset.validation, measure=measure)
     others = {name: _other_images(run, name, data_dir).preview(limit) for name in against}
     test = dataset.test.preview(limit)
     found = judge(run.model, test, detector, others=others, epsilons=epsilons, steps=steps, seed=seed)
@@ -186,30 +184,9 @@ def detect(
     else:
         words = {"reconstruction": "distance to the reconstruction", "score": "1 less the highest score"}
         print_title(f"{run_folder or SHIPPED_NAME}: {words[detector.measure]}, on test images of {dataset.name}")
-        print_pairs([("Limits", limits), ("False alarms", percent(found[0].detected / found[0].num_images))])
+        false_alarms = percent(found[0].detected / found[0].num_images)
+        print_pairs([("Limits", f"of {count(detector.num_images)} validation images"), ("False alarms", false_alarms)])
         _show(found[1:])
-    folder = None if run.config is None or not has_folder(run_folder) else run_folder
-    if folder is not None and run.detector is None and which == "best" and not is_given("data"):
-        _keep(folder, detector)
-
-
-def _detector(run: Run, dataset: Dataset, measure: Measure | None, *, other: bool) -> tuple[Detector, str]:
-    """The detector of a run, measured on validation images where there is none yet; and where it is from."""
-    from torchcaps.analysis import fit_detector
-
-    if run.detector is not None and not other and measure in (None, run.detector.measure):
-        return run.detector, f"recorded, of {count(run.detector.num_images)} validation images"
-    detector = fit_detector(run.model, dataset.validation, measure=measure)
-    return detector, f"of {count(detector.num_images)} validation images of {dataset.name}"
-
-
-def _keep(folder: Path, detector: Detector) -> None:
-    """Put a detector beside the weights of a run that has none, for predict."""
-    from torchcaps.files import write_json
-    from torchcaps.training.run import BEST, DETECTOR
-
-    if detector.measure == "reconstruction":
-        write_json(folder / BEST / DETECTOR, detector.to_dict())
 
 
 def _other_images(run: Run, data: str, data_dir: str | None) -> ImageSet:

@@ -51,22 +51,20 @@ def predict(arguments: tuple[Path, ...], which: Which, invert: bool, fit: Fit | 
 
     from torchcaps.datasets import read_image
 
-    description, judge = _classifier(run_path, which)
+    description, scores_of = _classifier(run_path, which)
     shape, fit = description.in_shape, fit or description.fit
     images = np.stack([read_image(file, shape, invert=invert, fit=fit) for file in image_files])
-    scores, unlike = judge(images)
+    scores = scores_of(images)
     # the order of torchcaps.models.objects.longest, without torch
     highest = (-scores).argsort(axis=1, kind="stable")[:, : description.objects]
     names = description.class_names
     results = []
-    for n, (file, chosen, row) in enumerate(zip(image_files, highest.tolist(), scores.tolist(), strict=True)):
+    for file, chosen, row in zip(image_files, highest.tolist(), scores.tolist(), strict=True):
         given, lengths = [names[j] for j in chosen], dict(zip(names, row, strict=True))
         found = {"classes": given} if len(given) > 1 else {"class": given[0]}
-        distance = None if unlike is None else float(unlike[n])
-        known = {} if distance is None else {"distance": distance}
-        results.append({"image": str(file)} | found | {"lengths": lengths} | known)
+        results.append({"image": str(file)} | found | {"lengths": lengths})
         if not as_json:
-            _show_prediction(file, given, lengths, distance)
+            _show_prediction(file, given, lengths)
     if as_json:
         print_json(results)
 
@@ -97,52 +95,31 @@ def split_arguments(arguments: Sequence[Path]) -> tuple[Path | None, Sequence[Pa
     return None, arguments
 
 
-def _classifier(
-    run_path: Path | None, which: Which
-) -> tuple[Description, Callable[[np.ndarray], tuple[np.ndarray, np.ndarray | None]]]:
-    """What is known of a network, and a function from uint8 images (N, C, H, W) to what it says of them.
-
-    That is class scores (N, J), and, where a detector was measured with the network, how far the images are from what
-    it was trained on (N,), in limits of their classes.
-    """
+def _classifier(run_path: Path | None, which: Which) -> tuple[Description, Callable[[np.ndarray], np.ndarray]]:
+    """What is known of a network, and a function from uint8 images (N, C, H, W) to class scores (N, J)."""
     if run_path is not None and run_path.suffix.lower() == ONNX:
         from torchcaps.export import OnnxModel
 
         if is_given("which"):
             raise click.UsageError("--which is for a run folder, not for an ONNX file; leave it out")
         model = OnnxModel(run_path)
-        return model.description, lambda images: (model(images)[0], None)
+        return model.description, lambda images: model(images)[0]
 
     import torch
 
-    from torchcaps.analysis import judge
     from torchcaps.analysis import predict as classify
     from torchcaps.export import describe_run
 
     run = open_run(run_path, which)
-
-    def say(images: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        pixels = torch.from_numpy(images)
-        unlike = None if run.detector is None else judge(run.model, pixels, run.detector)[0]
-        return classify(run.model, pixels).scores, unlike
-
-    return describe_run(run), say
+    return describe_run(run), lambda images: classify(run.model, torch.from_numpy(images)).scores
 
 
-def _show_prediction(file: Path, classes: list[str], lengths: dict[str, float], distance: float | None) -> None:
+def _show_prediction(file: Path, classes: list[str], lengths: dict[str, float]) -> None:
     from rich.text import Text
 
     to = console()
     given = [visible(name) for name in classes]
     to.print(Text.assemble(visible(str(file)), "  ", (" + ".join(given), "bold green")), soft_wrap=True)
-    if distance is not None and distance > 1:
-        to.print(
-            Text(
-                f"  unlike anything it was trained on: {distance:.2f} times as far from its reconstruction as 95 % of "
-                f"the validation images given {given[0]}"
-            ),
-            soft_wrap=True,
-        )
     scores: Sequence[tuple[str, float]] = [(visible(name), score) for name, score in lengths.items()]
     if len(scores) > MOST_CLASSES:
         scores = sorted(scores, key=lambda item: -item[1])[:MOST_SHOWN]

@@ -20,7 +20,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from torchcaps.analysis import Evaluation, evaluation_sums, fit_detector
+from torchcaps.analysis import Evaluation, evaluation_sums
 from torchcaps.datasets import BatchLoader, Dataset, ImageSet
 from torchcaps.errors import InputError
 from torchcaps.files import write_json, write_text
@@ -42,7 +42,7 @@ from torchcaps.training.launch import check_processes, launch
 from torchcaps.training.memory import memory_warning
 from torchcaps.training.progress import Events, Progress, choose_progress
 from torchcaps.training.report import draw_figures, summarise
-from torchcaps.training.run import BEST, DETECTOR, METRICS, SUMMARY, initial_weights, remove_leftovers
+from torchcaps.training.run import BEST, METRICS, SUMMARY, initial_weights, remove_leftovers
 from torchcaps.training.signals import noted_signals
 from torchcaps.training.step import SUMS, learning_rate, set_up_step
 
@@ -344,7 +344,6 @@ class Trainer:
         if not self.fabric.is_global_zero:
             return
         if self._is_best:
-            (self.out / BEST / DETECTOR).unlink(missing_ok=True)  # it was measured with the weights before
             self.network.save_files(self.out / BEST, class_names=self.dataset.class_names)
         write_text(self.out / METRICS, self.state.metrics())
 
@@ -450,9 +449,6 @@ class Trainer:
             captured=self.step.captured is not None,
         )
         if self.fabric.is_global_zero:
-            if best_network.decoder is not None and self.config.model.objects == 1:
-                detector = fit_detector(best_network, self.dataset.validation, batch_size=EVALUATION_BATCH)
-                write_json(self.out / BEST / DETECTOR, detector.to_dict())
             write_json(self.out / SUMMARY, summary)
             if figures:
                 draw_figures(self.out, best_network, self.dataset, best)

@@ -4,8 +4,7 @@
 RUN/config.json      the complete configuration; torchcaps train --config runs it again
     metrics.csv      one line an epoch
     last.ckpt        everything needed to go on, written whole or not at all
-    best/            weights of the epoch chosen on the validation images, as save_pretrained writes them; with a
-                     decoder, detector.json: how far reconstructions are from validation images
+    best/            weights of the epoch chosen on the validation images, as save_pretrained writes them
     summary.json     results, hardware, versions, command
     figures/         pictures
     tensorboard/     events, if the configuration asks for them
@@ -23,7 +22,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchcaps.analysis import Detector
 from torchcaps.datasets import Dataset, load_dataset
 from torchcaps.datasets.registry import look_up
 from torchcaps.errors import InputError
@@ -45,8 +43,6 @@ from torchcaps.training.config import TrainConfig, read_config
 from torchcaps.training.data import as_seen, load_run_data
 
 METRICS, SUMMARY, BEST, FIGURES = "metrics.csv", "summary.json", "best", "figures"
-DETECTOR = "detector.json"
-"""Beside the weights that it was measured with."""
 BEST_FILES = tuple(f"{BEST}/{name}" for name in (CONFIG, WEIGHTS, CLASSES))
 
 
@@ -64,8 +60,6 @@ class Run:
     """The contents of summary.json; None while the run is not finished, or goes on for more epochs."""
     class_names: tuple[str, ...]
     """Names of the classes."""
-    detector: Detector | None = None
-    """What tells images unlike those that the network was trained on; None where it was not measured."""
 
     @property
     def image_fit(self) -> Literal["pad", "stretch"]:
@@ -143,7 +137,7 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
         model = load_pretrained(folder).to(device)
         named = (folder / CLASSES).exists()
         names = _class_names(folder, model.num_classes) if named else tuple(map(str, range(model.num_classes)))
-        return Run(path, model, None, None, names, _detector(folder, model))
+        return Run(path, model, None, None, names)
 
     config = read_config(path / CONFIG)
     # metrics.csv is written after the first epoch's network: without it, the network was never written, not lost
@@ -157,20 +151,7 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
         checkpoint = read_checkpoint(path / CHECKPOINT)
         load_weights(model, checkpoint["model"], path / CHECKPOINT)
     summary = read_json(path / SUMMARY, "summary") if (path / SUMMARY).exists() else None
-    names = _class_names(path / BEST, model.num_classes)
-    detector = _detector(path / BEST, model) if which == "best" else None
-    return Run(path, model.to(device), config, summary, names, detector)
-
-
-def _detector(folder: Path, model: Network) -> Detector | None:
-    """The detector that was measured with the weights in a folder."""
-    path = folder / DETECTOR
-    if not path.exists():
-        return None
-    detector = Detector.from_dict(read_json(path, "detector"), f"detector {path}")
-    if len(detector.limits) != model.num_classes or (detector.measure == "reconstruction" and model.decoder is None):
-        raise InputError(f"detector {path} does not fit the network: it has {len(detector.limits)} classes")
-    return detector
+    return Run(path, model.to(device), config, summary, _class_names(path / BEST, model.num_classes))
 
 
 def initial_weights(source: str) -> dict[str, Tensor]:
@@ -180,7 +161,7 @@ def initial_weights(source: str) -> dict[str, Tensor]:
 
 def remove_leftovers(out: Path) -> None:
     """Remove the temporary files of a killed process; no process may be writing to the folder now."""
-    for name in (CONFIG, METRICS, CHECKPOINT, SUMMARY, *BEST_FILES, f"{BEST}/{DETECTOR}"):
+    for name in (CONFIG, METRICS, CHECKPOINT, SUMMARY, *BEST_FILES):
         remove_temporaries(out / name)
     (out / f".{CHECKPOINT}.tmp").unlink(missing_ok=True)  # as earlier versions called it
 
