@@ -17,9 +17,9 @@ Cli = Callable[..., Any]
 
 
 def test_networks_are_probed_side_by_side(cli: Cli, run_folder: Path, cnn_folder: Path) -> None:
-    result = cli("probe", run_folder, cnn_folder, "--data", "digits", "--limit", "300", "--figure", "both.png")
+    result = cli("probe", run_folder, cnn_folder, "--data", "digits", "--limit", "200", "--figure", "both.png")
     assert (result.code, result.err) == (0, "")
-    assert "run: fitted and judged on 300 training and 300 test images of digits" in result.out
+    assert "run: fitted and judged on 200 training and 100 test images of digits" in result.out
     rows = [line.split() for line in result.out.splitlines()]
     assert ["R²", "numbers", "rotation", "scale", "shear", "shift", "right", "shift", "down"] in rows
     assert [row[0] for row in rows if len(row) == 7] == ["pose", "pixels", "features", "pixels"]
@@ -83,7 +83,7 @@ def test_images_of_other_channels(cli: Cli, run_folder: Path) -> None:
         ("detect", ("--epsilons", "2"), "epsilon must be 0 to 1"),
         ("detect", ("--steps", "0"), "--steps"),
         ("detect", ("--against", "no-such-data"), 'no data set "no-such-data"'),
-        ("probe", ("--limit", "20"), "at least 10 images of each class"),
+        ("probe", ("--limit", "50"), "at least 10 images of each class"),
         ("probe", ("--figure", "x.txt"), "it must end in .png"),
     ],
 )

@@ -37,7 +37,7 @@ ROTATION, SCALE, SHEAR, SHIFT = 20.0, 0.2, 0.2, 1 / 14
 for each pixel down; share of the height and width."""
 
 _PENALTIES = tuple(10.0**power for power in range(-2, 6))
-_FEWEST = 10  # images of a class on either side
+_FEWEST = 10  # images of a class to fit on
 _CHUNK = 512  # images changed at once
 
 
@@ -120,13 +120,13 @@ def probe(model: Network, fitted: ImageSet, held_out: ImageSet, *, seed: int = 0
     missing = [name for name in names if name not in held_out.factors]
     if missing:
         raise InputError(f"the held-out images have no factor {missing[0]}, which the others have")
-    counts = [images.labels.bincount(minlength=model.num_classes) for images in (fitted, held_out)]
-    for count in counts:
-        if min(count.tolist()) < _FEWEST:
-            raise InputError(
-                f"there must be at least {_FEWEST} images of each class to fit on and to judge on, got "
-                f"{int(count.min())} of class {int(count.argmin())}"
-            )
+    for name in names:
+        if held_out.factors[name].unique().numel() < 2:
+            raise InputError(f"the factor {name} is the same in all held-out images, so there is nothing to explain")
+    for label in held_out.labels.unique().tolist():
+        count = int((fitted.labels == label).sum())
+        if count < _FEWEST:
+            raise InputError(f"there must be at least {_FEWEST} images of each class to fit on, got {count} of {label}")
     parts = [_numbers(model, images, batch_size) for images in (fitted, held_out)]
     kinds = {name: (parts[0][name], parts[1][name]) for name in parts[0]}
     if "features" in kinds:
@@ -232,7 +232,7 @@ def _judge(
         mine, others = labels[0] == label, labels[1] == label
         scale = float(fitted[mine].var(0).mean()) ** 0.5 or 1.0
         regression = RidgeCV(_PENALTIES, alpha_per_target=True).fit(fitted[mine] / scale, wanted[mine])
-        guess[others] = regression.predict(held_out[others] / scale)
+        guess[others] = regression.predict(held_out[others] / scale).reshape(guess[others].shape)
     errors, spread = np.square(truth - guess).sum(0), np.square(truth - truth.mean(0)).sum(0)
     found, start = {}, 0
     for name, (_, held) in targets.items():

@@ -52,7 +52,7 @@ _CATEGORIES: dict[str, tuple[_Part, ...]] = {
         _Part((0.66, 0, 0.36), (0.22, 0.15, 0.16)),  # head
         _Part((0.38, 0.14, -0.32), (0.08, 0.08, 0.32), twice=True),  # legs
         _Part((-0.38, 0.14, -0.32), (0.08, 0.08, 0.32), twice=True),
-        _Part((-0.68, 0, 0.24), (0.26, 0.05, 0.06), optional=True),  # tail
+        _Part((-0.68, 0, 0.24), (0.26, 0.05, 0.06)),  # tail
         _Part((0.58, 0.1, 0.55), (0.05, 0.05, 0.14), twice=True, optional=True),  # ears
     ),
     "human": (
