@@ -46,7 +46,7 @@ def test_sets_of_several_objects_keep_their_parts() -> None:
 
 def test_factors_go_with_their_images(make_set: Callable[..., ImageSet]) -> None:
     plain = make_set(7)
-    images = ImageSet(plain.images, plain.labels, None, {"azimuth": torch.arange(7) * 20.0, "light": torch.arange(7)})
+    images = ImageSet(plain.images, plain.labels, factors={"azimuth": torch.arange(7) * 20.0, "light": torch.arange(7)})
     for made, index in (
         (images.take(2), [0, 1]),
         (images.select(torch.tensor([5, 1])), [5, 1]),
@@ -58,7 +58,7 @@ def test_factors_go_with_their_images(make_set: Callable[..., ImageSet]) -> None
         assert made.factors["light"].tolist() == index
     assert len(images.tensors) == 2
     with pytest.raises(InputError, match=r"the factor light must have the shape \(7,\), .* got \(6,\)"):
-        ImageSet(plain.images, plain.labels, None, {"light": torch.arange(6)})
+        ImageSet(plain.images, plain.labels, factors={"light": torch.arange(6)})
 
 
 def test_one_object_is_the_rule(make_set: Callable[..., ImageSet]) -> None:

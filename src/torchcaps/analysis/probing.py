@@ -175,8 +175,9 @@ def _numbers(model: Network, images: ImageSet, batch_size: int) -> dict[str, Flo
         first = model(next(iter(in_batches(model, images.images[:1], None, 1)))[0])
         if first.capsules is not None:
             for pixels, labels in in_batches(model, images.images, images.labels, batch_size):
-                chosen = labels[:, None, None]
-                rows.append(model(pixels).capsules.take_along_dim(chosen, 1)[:, 0].float().cpu())
+                assert labels is not None
+                poses = model(pixels).capsules.take_along_dim(labels[:, None, None], 1)
+                rows.append(poses[:, 0].float().cpu())
             return {"pose": torch.cat(rows).numpy()}
         if not isinstance(last, nn.Linear):
             raise InputError("the network has neither class capsules nor a last layer called classify to probe")

@@ -40,7 +40,7 @@ class ImageSet:
     images: UInt8[Tensor, "N C H W"]
     labels: Int64[Tensor, "N"] | Int64[Tensor, "N P"]
     parts: UInt8[Tensor, "N P C H W"] | None = None
-    factors: Mapping[str, Shaped[Tensor, "N"]] = field(default_factory=dict)
+    factors: Mapping[str, Shaped[Tensor, "N"]] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
         check_dtype("images", self.images, torch.uint8)
@@ -112,7 +112,7 @@ class ImageSet:
         """The set with ``change`` made to all that it holds."""
         factors = {name: change(values) for name, values in self.factors.items()}
         parts = None if self.parts is None else change(self.parts)
-        return ImageSet(change(self.images), change(self.labels), parts, factors)
+        return ImageSet(change(self.images), change(self.labels), parts, factors=factors)
 
     def _check_parts(self, parts: Tensor) -> None:
         check_dtype("parts", parts, torch.uint8)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float64, UInt8
+from jaxtyping import Float64, Int64, UInt8
 from torch import Tensor
 
 from torchcaps.datasets.dataset import Splits
@@ -139,19 +139,20 @@ def load_viewpoints(request: DataRequest) -> Splits:
         pixels = _made(path)
     order = torch.from_numpy(generator(FIXED_SEED).permutation(len(pixels)))  # so that the first n are a sample of all
     train, test = (order[of_test == (order // _VIEWS % INSTANCES >= INSTANCES // 2)] for of_test in (False, True))
-    whole = ImageSet(torch.from_numpy(pixels)[:, None], *_known())
+    labels, factors = _known()
+    whole = ImageSet(torch.from_numpy(pixels)[:, None], labels, factors=factors)
     return Splits(whole.select(train), whole.select(test), CLASS_NAMES)
 
 
 register_views("viewpoints", "Objects of ellipsoids", load_viewpoints, **_INFO)
 
 
-def _known() -> tuple[Tensor, None, dict[str, Tensor]]:
-    """The label of every image in the order in which they are rendered, no parts, and the factors."""
+def _known() -> tuple[Int64[Tensor, "N"], dict[str, Tensor]]:
+    """The label and the factors of every image, in the order in which they are rendered."""
     axes = (range(len(CLASS_NAMES)), range(INSTANCES), AZIMUTHS, ELEVATIONS, range(len(LIGHTS)))
     label, instance, azimuth, elevation, light = torch.tensor(list(itertools.product(*axes))).unbind(1)
     factors = {"azimuth": azimuth.float(), "elevation": elevation.float(), "light": light, "instance": instance}
-    return label, None, factors
+    return label, factors
 
 
 def _read(path: Path) -> UInt8[np.ndarray, "N H W"] | None:
@@ -161,7 +162,7 @@ def _read(path: Path) -> UInt8[np.ndarray, "N H W"] | None:
     if not path.is_file() or path.stat().st_size != length + math.prod(shape):
         return None
     contents = np.fromfile(path, np.uint8)
-    if hashlib.sha256(contents[length:]).digest() != contents[:length].tobytes():
+    if hashlib.sha256(contents[length:].data).digest() != contents[:length].tobytes():
         return None
     return contents[length:].reshape(shape)
 
@@ -171,7 +172,7 @@ def _made(path: Path) -> UInt8[np.ndarray, "N H W"]:
     random = generator(FIXED_SEED)
     pixels = np.concatenate([_render(_draw(parts, random)) for parts in _CATEGORIES.values() for _ in range(INSTANCES)])
     with atomic_path(path) as temporary:
-        temporary.write_bytes(hashlib.sha256(pixels).digest() + pixels.tobytes())
+        temporary.write_bytes(hashlib.sha256(pixels.data).digest() + pixels.tobytes())
     return pixels
 
 
