@@ -14,7 +14,7 @@ import torch
 from torchcaps.models import Network, create_model
 
 if TYPE_CHECKING:
-    from torchcaps.explorer import Explorer
+    from torchcaps.explorer import Explorer, Learning
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
@@ -55,11 +55,11 @@ def small_network(
 
 
 @contextmanager
-def served(explorer: Explorer) -> Iterator[str]:
+def served(*explorers: Explorer, learning: Learning | None = None) -> Iterator[str]:
     """The address of the page, served in a thread meanwhile."""
     from torchcaps.explorer.server import listen, make_server
 
-    server = make_server(explorer)
+    server = make_server(explorers, learning)
     with listen(0) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()

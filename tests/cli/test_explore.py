@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,8 +29,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Explorer, int | None]]
     """What would have been served, and where."""
     calls: list[tuple[Explorer, int | None]] = []
 
-    def serve(explorer: Explorer, port: int | None, ready: Callable[[str], None]) -> None:
-        calls.append((explorer, port))
+    def serve(explorers: list[Explorer], port: int | None, ready: Callable[[str], None]) -> None:
+        calls.extend((explorer, port) for explorer in explorers)
         ready("http://127.0.0.1:7860")
 
     monkeypatch.setattr("torchcaps.explorer.serve", serve)
@@ -49,7 +50,7 @@ def test_the_page_is_opened(cli: Cli, run_folder: Path, served: list[Any], opene
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and thread.daemon:
             thread.join(5)
-    title = "run: sabour2017, trained on digits"
+    title = "run: sabour2017, trained on UCI handwritten digits, 8×8 brought to 28×28"
     assert (result.code, result.out) == (
         0,
         f"Exploring {title} at http://127.0.0.1:7860\nCtrl-C ends it.\n",
@@ -78,9 +79,20 @@ def test_without_a_run_the_shipped_network_is_shown(
     small_network(num_classes=10, in_shape=(1, 28, 28)).save_pretrained(tmp_path / "compact")
     assert cli("explore", "--no-browser").code == 0
     [(explorer, _)] = served
-    assert explorer.title == "compact"
+    assert explorer.name == "compact"
     assert explorer.images is not None
     assert explorer.images.in_shape == (1, 28, 28)
+
+
+def test_two_networks_are_opened(cli: Cli, run_folder: Path, served: list[Any], opened: list[str]) -> None:
+    shutil.copytree(run_folder, "other")
+    result = cli("explore", run_folder, "other", "--no-browser")
+    assert result.code == 0
+    assert [explorer.name for explorer, _ in served] == ["run", "other"]
+    assert " and other: sabour2017, trained on " in result.out
+    shutil.copytree(run_folder, "there/run")
+    assert cli("explore", run_folder, "there/run", "--no-browser").code == 0
+    assert served[-1][0].name == "there/run"
 
 
 def test_last_is_another_network_than_best(cli: Cli, run_folder: Path, served: list[Any], opened: list[str]) -> None:
@@ -96,6 +108,11 @@ def test_last_is_another_network_than_best(cli: Cli, run_folder: Path, served: l
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["RUN", "RUN"], "each run may be given once"),
+        (["RUN", "RUN", "RUN"], "one network is explored, or two side by side, got 3"),
+        (["RUN", "--train", "digits"], "--train trains a network of its own; leave RUN or --train out"),
+        (["--train", "digits", "--data", "mnist"], "--data does not go with --train; leave it out"),
+        (["--train", "digit"], 'there is no data set "digit"; did you mean "digits"?'),
         (["nothing"], "there is no run folder nothing"),
         (["RUN", "--data", "mnits"], 'there is no data set "mnits"; did you mean "mnist"?'),
         (["RUN", "--port", "99999"], "is not in the range 0<=x<=65535"),
@@ -184,10 +201,46 @@ def test_it_serves_this_machine_only_talks_to_nobody_and_ends_quietly(
         assert post(port, "/gradio_api/upload", UPLOAD, "multipart/form-data; boundary=x").status == 404
         question = {"name": "x.png", "data": base64.b64encode(digit_file.read_bytes()).decode()}
         response = post(port, "/ask/read", json.dumps(question).encode(), "application/json")
-        assert list(json.load(response)) == ["pixels"]
+        assert list(json.load(response)) == ["pixels", "changes"]
     finally:
         process.send_signal(how_it_ends)
         out, err = process.communicate(timeout=20)
     assert (process.returncode, out) == (0, "")
     assert err == ""
     assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="on Windows no Ctrl-C can be sent to another process alone")
+@pytest.mark.skipif(no_gradio() is not None, reason=no_gradio() or "")
+@pytest.mark.parametrize("when", ["while it trains", "afterwards"])
+def test_a_network_is_watched_and_ctrl_c_ends_both(environment: dict[str, str], tmp_path: Path, when: str) -> None:
+    small = "import torchcaps.cli.explore as e; e.WATCHED |= {'conv_channels': 8, 'primary_types': 2, "
+    small += f"'decoder_hidden': (16,), 'epochs': {1000 if when == 'while it trains' else 1}}}; "
+    code = small + "import sys; from torchcaps.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "explore", "--train", "digits", "--no-browser", "--port", "0"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("Exploring sabour2017: learning on UCI handwritten digits")
+        port = int(line.rpartition(":")[2])
+        awaited = "epoch 2/" if when == "while it trains" else "Next"
+        while awaited not in process.stdout.readline():
+            pass
+        now = json.load(post(port, "/ask/progress", b"{}", "application/json"))
+        assert now["isRunning"] is (when == "while it trains")
+        assert len(now["loss"]) > 1
+        assert [len(now[name]) for name in ("scores", "seen", "right", "decoded")] == [10] * 4
+        assert len(now["accuracy"]) >= 1
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == (130 if when == "while it trains" else 0)
+    assert "Traceback" not in err
+    run = tmp_path / "runs" / "sabour2017-digits-1"
+    assert (run / "last.ckpt").exists()
+    assert (run / "summary.json").exists() is (when == "afterwards")
+    if when == "while it trains":
+        assert "go on with: torchcaps train --resume runs/sabour2017-digits-1" in err

@@ -15,7 +15,7 @@ from PIL import Image
 from explorer_support import small_network
 from torchcaps.datasets import ImageSet
 from torchcaps.explorer import Explorer, messages
-from torchcaps.explorer.messages import answers, describe
+from torchcaps.explorer.messages import answers, describe, describe_page
 from torchcaps.explorer.state import OBJECT_COLOURS, to_bytes
 
 SHAPE = (1, 18, 20)
@@ -33,8 +33,8 @@ def decode(text: str, channels: int = 1) -> np.ndarray:
 class Page:
     """Asks as the page does: through JSON, both ways."""
 
-    def __init__(self, explorer: Explorer) -> None:
-        self.functions = {function.__name__: function for function in answers(explorer)}
+    def __init__(self, *explorers: Explorer) -> None:
+        self.functions = {function.__name__: function for function in answers(explorers)}
 
     def __call__(self, name: str, /, **question: Any) -> Any:
         return json.loads(json.dumps(self.functions[name](json.loads(json.dumps(question)))))
@@ -42,7 +42,7 @@ class Page:
 
 def explorer_with(**fields: Any) -> Explorer:
     images = ImageSet(torch.from_numpy(PIXELS)[None], torch.tensor([2]))
-    return Explorer(small_network(**fields), ["a", "b", "c", "d"], title="small", images=images)
+    return Explorer(small_network(**fields), ["a", "b", "c", "d"], name="small", images=images)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def ask(explorer: Explorer) -> Page:
 
 def test_the_page_is_told_what_to_show(explorer: Explorer) -> None:
     about = json.loads(json.dumps(describe(explorer)))
-    assert about["title"] == "small"
+    assert (about["name"], about["what"], about["prepares"]) == ("small", "", False)
     assert about["classes"] == ["a", "b", "c", "d"]
     assert (about["shape"], about["objects"], about["components"], about["images"]) == ([1, 18, 20], 1, 5, 1)
     assert (about["noPose"], about["noRouting"]) == (None, None)
@@ -75,8 +75,10 @@ def test_looking(explorer: Explorer, ask: Page) -> None:
     iterations, shown, height, width = view.routing.maps.shape
     assert (routing["size"], routing["classes"]) == ([height, width], [0, 1, 2, 3])
     assert np.shape(routing["means"]) == np.shape(routing["scores"]) == (iterations, shown)
-    last = np.frombuffer(base64.b64decode(routing["maps"][-1][2]), np.uint8).reshape(3, height, width)
-    np.testing.assert_array_equal(last, view.routing.colours()[-1, 2])
+    last = np.frombuffer(base64.b64decode(routing["maps"][-1][2]), np.uint8).reshape(height, width)
+    np.testing.assert_array_equal(last, view.routing.levels()[-1, 2])
+    away = np.sign(last - 128.0) * ((last - 128.0) / 127) ** 2 * routing["reach"]  # as the page turns it back
+    np.testing.assert_allclose(routing["uniform"] + away, view.routing.maps[-1, 2], atol=0.02 * routing["reach"])
     np.testing.assert_allclose(routing["range"], [view.routing.maps.min(), view.routing.maps.max()], atol=1e-4)
 
 
@@ -123,6 +125,9 @@ def test_pixels_come_back_as_they_went(ask: Page) -> None:
     ("name", "question", "sentence"),
     [
         ("look", {}, "The question must have 'pixels' of type str, got NoneType."),
+        ("look", {"network": 1, "pixels": "AAAA"}, "Networks go from 0 to 0, got 1."),
+        ("look", {"network": "a", "pixels": "AAAA"}, "A whole number was expected, got 'a'."),
+        ("progress", {}, "No network learns here; start the explorer with --train."),
         ("look", {"pixels": "AAAA"}, "may be from a link for another network."),
         ("look", {"pixels": "!"}, "The image is not valid base64; it may be from a link that was cut."),
         ("look", {"pixels": "ä"}, "The image is not valid base64; it may be from a link that was cut."),
@@ -148,6 +153,18 @@ def test_a_wrong_question_gets_a_sentence(ask: Page, name: str, question: dict[s
     assert sentence in answer["error"]
     assert answer["error"][0].isupper() or answer["error"][0] == "“"
     assert answer["error"].endswith(".")
+
+
+def test_two_networks_answer_each_for_itself(explorer: Explorer) -> None:
+    other = Explorer(small_network(capsule_dim=3), ["a", "b", "c", "d"], name="other")
+    ask = Page(explorer, other)
+    for network, own in enumerate((explorer, other)):
+        answer = ask("look", network=network, pixels=encode(PIXELS))
+        np.testing.assert_allclose(answer["scores"], own.look(PIXELS).scores, atol=1e-4)
+    decoded = ask("decode", network=1, classes=[1], poses=[[0.1, 0.2, 0.3]])
+    wanted = to_bytes(other.decode([1], np.array([[0.1, 0.2, 0.3]], np.float32))[0])
+    np.testing.assert_array_equal(decode(decoded["whole"]), wanted)
+    assert [about["name"] for about in describe_page([explorer, other])["networks"]] == ["small", "other"]
 
 
 def test_what_is_no_object_is_answered_too(ask: Page) -> None:

@@ -9,8 +9,11 @@ import pytest
 
 from support import assert_raises
 from tiny_runs import tiny_config
+from torchcaps.datasets import load_dataset
 from torchcaps.errors import InputError
 from torchcaps.explorer import open_explorer
+from torchcaps.explorer.state import shipped_images
+from torchcaps.models.pretrained import shipped_folder
 from torchcaps.training import Run, load_run, train
 
 
@@ -36,7 +39,8 @@ def test_a_run_brings_its_network_and_test_images(run_folder: Path) -> None:
     run = load_run(run_folder)
     explorer = open_explorer(run)
     assert explorer.model is run.model
-    assert explorer.title == "digits-run: sabour2017, trained on digits"
+    assert explorer.title == "digits-run: sabour2017, trained on UCI handwritten digits, 8×8 brought to 28×28"
+    assert explorer.images_of == "test images of UCI handwritten digits, 8×8 brought to 28×28"
     assert explorer.class_names == [str(j) for j in range(10)]
     assert explorer.images is not None
     np.testing.assert_array_equal(explorer.pick(5)[0], run.dataset().test.images[5])
@@ -55,11 +59,33 @@ def test_the_trained_network_knows_most_digits(run_folder: Path) -> None:
 def test_a_folder_without_data_says_so(bars_run: Path, tmp_path: Path) -> None:
     load_run(bars_run).model.save_pretrained(tmp_path / "pretrained")
     explorer = open_explorer(load_run(tmp_path / "pretrained"))
-    assert explorer.title == "pretrained"
+    assert explorer.title == "pretrained: its folder does not say what it was trained on"
     assert explorer.images is None
     assert explorer.no_images.startswith("There are no test images to pick from: ")
     assert "--data" in explorer.no_images
     assert_raises(InputError, explorer.pick, 0, say=explorer.no_images)
+
+
+def test_the_shipped_network_shows_test_images_of_mnist() -> None:
+    run = load_run(shipped_folder())
+    explorer = open_explorer(run)
+    assert explorer.title.endswith("trained on MNIST handwritten digits")
+    assert explorer.images_of == "test images of MNIST, five of each digit"
+    images = shipped_images()
+    assert images.labels.tolist() == [*range(10)] * 5
+    right = sum(explorer.look(images.images[n].numpy()).present[0] == n % 10 for n in range(50))
+    assert right >= 49
+    named = open_explorer(run, "digits")
+    assert named.images is not None
+    assert (len(named.images), named.images_of[:19]) == (360, "test images of UCI ")
+
+
+@pytest.mark.mnist
+def test_they_are_the_first_five_of_each_digit() -> None:
+    test, shipped = load_dataset("mnist").test, shipped_images()
+    for n in range(50):
+        wanted = test.images[test.labels == n % 10][n // 10]
+        np.testing.assert_array_equal(shipped.images[n], wanted)
 
 
 def test_data_that_have_gone_are_left_out(bars_run: Path, tmp_path: Path) -> None:

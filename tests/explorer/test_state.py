@@ -14,11 +14,13 @@ from explorer_support import small_network
 from own_parts import register, two_layers
 from support import assert_raises
 from torchcaps.analysis import load_image, perturb_capsule, predict, trace_routing
+from torchcaps.analysis.doubt import Calibration
 from torchcaps.datasets import ImageSet
+from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError
 from torchcaps.explorer import Explorer, Routing
 from torchcaps.explorer.messages import describe
-from torchcaps.explorer.state import MOST_MAPS, OBJECT_COLOURS, colour_apart, overlay, to_bytes
+from torchcaps.explorer.state import MOST_MAPS, OBJECT_COLOURS, check_side_by_side, colour_apart, overlay, to_bytes
 from torchcaps.models import create_model
 
 
@@ -170,23 +172,17 @@ def routing_of(*values: float, uniform: float = 0.25) -> Routing:
     return Routing((0,), maps, np.zeros((1, 1)), uniform, in_space=True, inputs="primary capsules")
 
 
-def test_coupling_is_white_where_uniform_red_above_blue_below() -> None:
-    colours = routing_of(0.25, 0.45, 0.15, 0.35).colours()[0, 0, :, 0].T  # pixels, (red, green, blue)
-    white, strong_red, blue, red = colours.astype(int)
-    assert white.tolist() == [255, 255, 255]
-    assert strong_red.tolist() == to_bytes(np.array([0.70, 0.09, 0.17])).tolist()
-    assert strong_red[0] > strong_red[2]
-    assert blue[2] > blue[0]
-    # half as far from uniform, half as far from white, on both sides
-    np.testing.assert_allclose(255 - red, (255 - strong_red) / 2, atol=1)
-    np.testing.assert_allclose(255 - blue, (255 - to_bytes(np.array([0.13, 0.40, 0.67])).astype(int)) / 2, atol=1)
+def test_levels_are_roots_of_the_distance_from_uniform() -> None:
+    levels = routing_of(0.25, 0.45, 0.2, 0.3, 0.252).levels().flatten().tolist()
+    # nothing, all of the reach (0.2), a quarter of it below and above, a hundredth
+    assert levels == [128, 255, 128 - 64, 128 + 64, 128 + 13]
 
 
 def test_uniform_coupling_is_not_blown_up() -> None:
-    assert (routing_of(0.25, 0.25).colours() == 255).all()
+    assert (routing_of(0.25, 0.25).levels() == 128).all()
     nearly = routing_of(0.25, 0.2501)
     assert nearly.reach == pytest.approx(0.005)
-    assert (nearly.colours() > 245).all()
+    assert nearly.levels().max() == 128 + 18  # a fiftieth of the reach
 
 
 def test_objects_are_coloured_apart_and_white_together() -> None:
@@ -227,9 +223,9 @@ def test_an_image_file_is_read_as_predict_reads_it(small: Explorer, tmp_path: Pa
     for fit in ("pad", "stretch"):
         reader = Explorer(small.model, fit=fit)
         wanted = load_image(tmp_path / "wide.png", small.model.in_shape, fit=fit)
-        np.testing.assert_array_equal(reader.read("wide.png", png(wide)), wanted)
+        np.testing.assert_array_equal(reader.read("wide.png", png(wide))[0], wanted)
     same = np.random.default_rng(1).integers(0, 256, (18, 20), dtype=np.uint8)
-    np.testing.assert_array_equal(small.read("same.png", png(same))[0], same)
+    np.testing.assert_array_equal(small.read("same.png", png(same))[0][0], same)
 
 
 NOISE = np.random.default_rng(0).integers(0, 256, (40, 40), dtype=np.uint8)
@@ -249,6 +245,40 @@ def test_an_image_too_large_is_refused_and_named(small: Explorer) -> None:
     flat.save(data, "PNG")
     with pytest.raises(InputError, match=r"^“wall\.png” has 8100×8000 pixels, 64.8 megapixels, but at most 64 "):
         small.read("wall.png", data.getvalue())
+
+
+def test_doubts_are_those_of_predict(small: Explorer) -> None:
+    for calibration, say in (
+        (Calibration(score=2.0, distance=1e9, images=5), "its score"),
+        (Calibration(score=0.0, distance=0.0, images=5), "its reconstruction is off by"),
+    ):
+        (doubt,) = Explorer(small.model, calibration=calibration).look(pixels_for(small)).doubts
+        assert doubt.startswith(say)
+    sure = Explorer(small.model, calibration=Calibration(score=0.0, distance=1e9, images=5))
+    assert sure.look(pixels_for(small)).doubts == ()
+
+
+def test_a_photo_is_prepared_where_the_training_images_were(small: Explorer) -> None:
+    paper = np.full((60, 60), 220, np.uint8)
+    paper[10:40, 28:33] = 30
+    reader = Explorer(small_network(in_shape=(1, 28, 28)), preparation=Preparation())
+    image, changes = reader.read("one.png", png(paper), prepare=True)
+    assert "dark ink turned light" in changes
+    assert image[0, 5:23, 13:15].min() > 150
+    assert image[0, :, :8].max() == 0
+    plain, nothing = reader.read("one.png", png(paper))
+    assert (np.median(plain) > 200, nothing) == (True, ())
+    assert small.read("one.png", png(paper), prepare=True)[1] == ()
+
+
+def test_only_networks_that_see_the_same_are_shown_side_by_side() -> None:
+    first = Explorer(small_network(), list("abcd"), name="first")
+    check_side_by_side([first, Explorer(small_network("baseline-cnn"), list("abcd"), name="other")])
+    wide = Explorer(small_network(in_shape=(1, 18, 22)), list("abcd"), name="wide")
+    say = "first has images of (1, 18, 20), wide (1, 18, 22)"
+    assert_raises(InputError, check_side_by_side, [first, wide], say=say)
+    named = Explorer(small_network(), list("abce"), name="named")
+    assert_raises(InputError, check_side_by_side, [first, named], say="the classes a, b, c, d, named a, b, c, e")
 
 
 def test_channels_that_no_file_has_are_refused() -> None:

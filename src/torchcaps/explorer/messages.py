@@ -1,7 +1,7 @@
 """Questions from the browser and answers to it: plain values that JSON takes, pixels as base64.
 
-An image goes over the line as its C·H·W bytes, channel after channel. Wrong input is answered by
-``{"error": sentence}``.
+An image goes over the line as its C·H·W bytes, channel after channel, a coupling map as H·W bytes. Wrong input is
+answered by ``{"error": sentence}``.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import base64
 import binascii
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
 
 from torchcaps.errors import InputError
+from torchcaps.explorer.learning import Learning
 from torchcaps.explorer.state import OBJECT_COLOURS, Explorer, Routing, colour_apart, overlay, to_bytes
 from torchcaps.models.output import HIGHEST
 
@@ -26,16 +27,27 @@ LARGEST_COMPONENT = 1000
 """Of a capsule to decode. Those of a network are below one; decoded images stay finite."""
 
 
-def describe(explorer: Explorer) -> Answer:
+def describe_page(explorers: Sequence[Explorer], learning: Learning | None = None) -> Answer:
     """What the page has to know before there is an image."""
+    about = None
+    if learning is not None:
+        about = {"images": [_encode(image) for image in learning.images.numpy()], "labels": learning.labels}
+    return {"networks": [describe(explorer) for explorer in explorers], "learning": about}
+
+
+def describe(explorer: Explorer) -> Answer:
+    """What it has to know of one network."""
     return {
-        "title": explorer.title,
+        "name": explorer.name,
+        "what": explorer.what,
         "classes": explorer.class_names,
         "shape": list(explorer.model.in_shape),
         "objects": explorer.num_objects,
         "components": explorer.capsule_dim,
         "images": 0 if explorer.images is None else len(explorer.images),
+        "imagesOf": explorer.images_of,
         "noImages": explorer.no_images,
+        "prepares": explorer.preparation is not None,
         "noPose": explorer.no_pose,
         "noRouting": explorer.no_routing,
         "score": explorer.score_name,
@@ -51,21 +63,35 @@ def largest_question(explorer: Explorer, name: str) -> int:
     return 4 * math.ceil(image / 3) + 2**20
 
 
-def answers(explorer: Explorer) -> list[Callable[[Any], Answer]]:
-    """The questions that the page may ask, as functions of one JSON object named as the page calls them."""
+def answers(explorers: Sequence[Explorer], learning: Learning | None = None) -> list[Callable[[Any], Answer]]:
+    """The questions that the page may ask, as functions of one JSON object named as the page calls them.
+
+    Of several networks, ``network`` is the number of the one that is asked, the first if none is given; all see the
+    images of the first.
+    """
+    first = explorers[0]
+
+    def asked(question: Any) -> Explorer:
+        number = question.get("network", 0) if isinstance(question, Mapping) else 0
+        if not 0 <= _whole(number) < len(explorers):
+            raise InputError(f"networks go from 0 to {len(explorers) - 1}, got {number}")
+        return explorers[number]
 
     def look(question: Any) -> Answer:
-        """``{pixels}`` → scores, the classes of the highest, capsules, coupling maps."""
+        """``{network, pixels}`` → scores, the classes of the highest, why it is unsure, capsules, coupling maps."""
+        explorer = asked(question)
         view = explorer.look(_image(question, explorer.model.in_shape))
         return {
             "scores": view.scores.round(4).tolist(),
             "present": view.present,
+            "doubts": view.doubts,
             "capsules": None if view.capsules is None else view.capsules.round(4).tolist(),
             "routing": None if view.routing is None else _routing(view.routing),
         }
 
     def decode(question: Any) -> Answer:
-        """``{classes, poses}`` → the decoded image; of several classes, each in its colour, and all overlaid."""
+        """``{network, classes, poses}`` → the decoded image; of several, each in its colour, and all overlaid."""
+        explorer = asked(question)
         classes, poses = _get(question, "classes", list), _get(question, "poses", list)
         decoded = explorer.decode([_whole(j) for j in classes], _matrix(poses))
         if len(decoded) == 1:
@@ -75,17 +101,35 @@ def answers(explorer: Explorer) -> list[Callable[[Any], Answer]]:
 
     def pick(question: Any) -> Answer:
         """``{index}`` → the image, and its label in words."""
-        pixels, label = explorer.pick(_whole(_get(question, "index", int)))
+        pixels, label = first.pick(_whole(_get(question, "index", int)))
         return {"pixels": _encode(pixels), "label": label}
 
     def read(question: Any) -> Answer:
-        """``{name, data}``, an image file → the image."""
+        """``{name, data, prepare}``, an image file → the image, and what was changed much to prepare it."""
         name, data = _get(question, "name", str), _bytes_of(_get(question, "data", str))
         if len(data) > LARGEST_FILE:
             raise InputError(f"“{name}” is larger than {LARGEST_FILE // 2**20} MiB; choose a smaller image")
-        return {"pixels": _encode(explorer.read(name, data))}
+        pixels, changes = first.read(name, data, prepare=bool(question.get("prepare", False)))
+        return {"pixels": _encode(pixels), "changes": list(changes)}
 
-    return [_in_words(function) for function in (look, decode, pick, read)]
+    def progress(question: Any) -> Answer:  # noqa: ARG001  it is a question without parts
+        """``{}`` → how far the network has learnt, and what it makes of the images that are watched."""
+        if learning is None:
+            raise InputError("no network learns here; start the explorer with --train")
+        return _progress(learning)
+
+    return [_in_words(function) for function in (look, decode, pick, read, progress)]
+
+
+def _progress(learning: Learning) -> Answer:
+    pupils = learning.look()
+    return {
+        **learning.numbers(),
+        "scores": pupils.scores.round(4).tolist(),
+        "seen": [learning.explorer.class_names[j] for j in pupils.seen],
+        "right": pupils.right.tolist(),
+        "decoded": None if pupils.decoded is None else [_encode(to_bytes(image)) for image in pupils.decoded],
+    }
 
 
 def _in_words(function: Callable[[Any], Answer]) -> Callable[[Any], Answer]:
@@ -107,10 +151,11 @@ def _routing(routing: Routing) -> Answer:
     return {
         "classes": routing.classes,
         "size": [height, width],
-        "maps": [[_encode(one) for one in row] for row in routing.colours()],
+        "maps": [[_encode(one) for one in row] for row in routing.levels()],
         "means": routing.maps.mean((2, 3)).round(4).tolist(),
         "scores": routing.scores.round(4).tolist(),
         "uniform": round(routing.uniform, 4),
+        "reach": routing.reach,
         "range": [round(float(end), 4) for end in (routing.maps.min(), routing.maps.max())],
         "inSpace": routing.in_space,
         "inputs": routing.inputs,
@@ -153,7 +198,7 @@ def _image(question: Any, shape: tuple[int, int, int]) -> UInt8[np.ndarray, "C H
     return np.frombuffer(data, np.uint8).reshape(shape).copy()
 
 
-def _encode(pixels: UInt8[np.ndarray, "C H W"]) -> str:
+def _encode(pixels: UInt8[np.ndarray, "..."]) -> str:
     return base64.b64encode(pixels.tobytes()).decode("ascii")
 
 

@@ -14,14 +14,20 @@ from typing import Literal
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
+from PIL import Image
 
-from torchcaps.analysis import load_image, predict, trace_routing
+from torchcaps.analysis import predict, trace_routing
+from torchcaps.analysis.doubt import Calibration, distances
 from torchcaps.analysis.inference import as_pixels, class_labels, inference, require_decoder
 from torchcaps.datasets import ImageSet
+from torchcaps.datasets.formats.image_files import read_photo
+from torchcaps.datasets.preparation import Preparation
+from torchcaps.datasets.registry import look_up
 from torchcaps.errors import InputError, visible
 from torchcaps.models import CapsNet, Network
 from torchcaps.models.objects import longest
 from torchcaps.models.output import ScoreName
+from torchcaps.models.pretrained import is_shipped
 from torchcaps.training import Run
 
 MOST_MAPS = 10
@@ -30,8 +36,7 @@ MOST_MAPS = 10
 # Red, green, blue of the first object and of the second: orange and blue, which every colour vision tells apart, and
 # together white, so that a pixel that both objects explain is white. Further objects repeat them.
 OBJECT_COLOURS = ((1.0, 0.5, 0.0), (0.2, 0.6, 1.0))
-# Coupling below and above what uniform coupling would be; white between them.
-_BELOW, _ABOVE = (0.13, 0.40, 0.67), (0.70, 0.09, 0.17)
+_SHEET = Path(__file__).parent / "mnist-50.png"  # five rows of the ten digits in order, see mnist-50.md
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,11 +64,13 @@ class Routing:
         """How far the coupling goes from uniform at most; a hundredth of uniform coupling at least."""
         return max(float(np.abs(self.maps - self.uniform).max()), 0.02 * self.uniform)
 
-    def colours(self) -> UInt8[np.ndarray, "T shown 3 H W"]:
-        """The maps in colours: blue below uniform coupling, white at it, red above, all maps on one scale."""
-        share = ((self.maps - self.uniform) / self.reach)[:, :, None]  # -1..1, (T, shown, 1, H, W)
-        towards = np.where(share < 0, _column(_BELOW), _column(_ABOVE))
-        return to_bytes(1 - np.abs(share) * (1 - towards))
+    def levels(self) -> UInt8[np.ndarray, "T shown H W"]:
+        """128 + 127·sign(d)·√(|d| / reach), where d is how far coupling is from uniform.
+
+        All maps have one scale. The root lets small distances be seen beside a few large ones.
+        """
+        away = (self.maps - self.uniform) / self.reach
+        return np.round(128 + 127 * np.sign(away) * np.sqrt(np.abs(away))).astype(np.uint8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,12 +80,14 @@ class View:
     Args:
         scores: Class scores: lengths ‖v_j‖ or activations of capsules, or a CNN's probabilities.
         present: The classes of the P highest scores, the highest first.
+        doubts: Why the answer is unsure, each reason in words; empty where it is not.
         capsules: Class capsules v_j; None for a network without.
         routing: None where routing cannot be followed.
     """
 
     scores: Float[np.ndarray, "J"]
     present: tuple[int, ...]
+    doubts: tuple[str, ...]
     capsules: Float[np.ndarray, "J D"] | None
     routing: Routing | None
 
@@ -89,10 +98,15 @@ class Explorer:
     Args:
         model: Any network of torchcaps, in evaluation mode.
         class_names: The name of each class; its number if None.
-        title: What the network is, in words.
+        name: What the network is called.
+        what: What it is, and which data it was trained on, in words.
         images: To pick from; None if there are none.
+        images_of: What they are, in words.
         no_images: Why there are none, in a sentence.
-        fit: How an image file is brought to the network's size, see :func:`torchcaps.analysis.load_image`.
+        fit: How an image file is brought to the network's size, see :func:`torchcaps.datasets.read_image`.
+        preparation: How the images that it was trained on were made of drawings, so that photos can be made so too;
+            None where they were not.
+        calibration: What is usual for it; None where that was not measured.
 
     Attributes:
         no_pose: Why capsules cannot be decoded, in a sentence; None where they can.
@@ -105,17 +119,28 @@ class Explorer:
         model: Network,
         class_names: Sequence[str] | None = None,
         *,
-        title: str = "",
+        name: str = "",
+        what: str = "",
         images: ImageSet | None = None,
+        images_of: str = "images to pick from",
         no_images: str = "There are no images to pick from.",
         fit: Literal["pad", "stretch"] = "pad",
+        preparation: Preparation | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
-        self.model, self.title, self.images, self.no_images, self.fit = model, visible(title), images, no_images, fit
+        self.model, self.images, self.no_images, self.fit, self.preparation = model, images, no_images, fit, preparation
+        self.calibration = calibration or Calibration()
+        self.name, self.what, self.images_of = visible(name), visible(what), visible(images_of)
         self.class_names = [visible(name) for name in class_labels(class_names, model.num_classes)]
         blank = torch.zeros(1, *model.in_shape, dtype=torch.uint8)
         self.no_pose = _why_not("Capsules cannot be decoded", lambda: require_decoder(model, "a reconstruction"))
         self.no_routing = _why_not("Routing cannot be followed", lambda: trace_routing(model, blank))
         self.score_name: ScoreName = predict(model, blank).score_name
+
+    @property
+    def title(self) -> str:
+        """The network's name, and what it is."""
+        return f"{self.name}: {self.what}" if self.what else self.name
 
     @property
     def num_objects(self) -> int:
@@ -129,14 +154,15 @@ class Explorer:
 
     def look(self, pixels: UInt8[np.ndarray, "C H W"]) -> View:
         """What the network says about an image, pixels 0..255; InputError for one of another shape than its own."""
-        image = torch.from_numpy(pixels)[None]
-        with inference(self.model):
-            output = self.model(as_pixels(self.model, image))
+        image, model = torch.from_numpy(pixels)[None], self.model  # another one may take its place meanwhile
+        with inference(model):
+            output = model(as_pixels(model, image))
+        drawn = None if output.reconstruction is None else output.reconstruction.float().cpu().numpy()
         scores = output.scores[0].float().cpu()
         capsules = None if output.capsules is None else output.capsules[0].float().cpu().numpy()
         routing = None
         if self.no_routing is None:
-            trace = trace_routing(self.model, image)
+            trace = trace_routing(model, image)
             shown = np.sort(longest(scores, min(MOST_MAPS, len(scores))).numpy())
             routing = Routing(
                 classes=tuple(shown.tolist()),
@@ -146,7 +172,10 @@ class Explorer:
                 in_space=trace.in_space,
                 inputs=trace.inputs,
             )
-        return View(scores.numpy(), tuple(longest(scores, self.num_objects).tolist()), capsules, routing)
+        present = tuple(longest(scores, self.num_objects).tolist())
+        off = None if drawn is None else float(distances(pixels[None].astype(np.float32) / 255, drawn)[0])
+        doubts = self.calibration.doubts(float(scores[present[-1]]), off)
+        return View(scores.numpy(), present, doubts, capsules, routing)
 
     def decode(self, classes: Sequence[int], poses: Float[np.ndarray, "P D"]) -> Float[np.ndarray, "P C H W"]:
         """Images decoded from one capsule each, the other capsules being zero; pixels 0..1.
@@ -183,12 +212,16 @@ class Explorer:
         labels = self.images.labels[index].reshape(-1).tolist()
         return self.images.images[index].numpy(), " and ".join(self.class_names[j] for j in labels)
 
-    def read(self, name: str, data: bytes) -> UInt8[np.ndarray, "C H W"]:
-        """An image file as the network takes it.
+    def read(
+        self, name: str, data: bytes, *, prepare: bool = False
+    ) -> tuple[UInt8[np.ndarray, "C H W"], Sequence[str]]:
+        """An image file as the network takes it, and what was changed much in it, each in a few words.
 
         Args:
             name: Of the file, for the error.
             data: What is in it.
+            prepare: Whether to make it as the images were that the network was trained on, see
+                :func:`torchcaps.datasets.prepare_image`; those that are so already stay as they are.
 
         Raises:
             InputError: No image or a broken one, or the network's images have other channels than files have.
@@ -199,7 +232,9 @@ class Explorer:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "image"
             path.write_bytes(data)
-            return load_image(path, self.model.in_shape, fit=self.fit, name=f"“{name}”").numpy()
+            preparation = self.preparation if prepare else None
+            photo = read_photo(path, self.model.in_shape, preparation=preparation, fit=self.fit, name=f"“{name}”")
+        return photo.prepared.image, photo.prepared.changes
 
 
 def open_explorer(run: Run, data: str | None = None, data_dir: str | None = None) -> Explorer:
@@ -215,31 +250,78 @@ def open_explorer(run: Run, data: str | None = None, data_dir: str | None = None
     Raises:
         InputError: ``data`` is named, but is not here or does not fit the network.
     """
-    images, no_images = None, ""
+    images, images_of, no_images = None, "", ""
     try:
-        images = _test_images(run, data, data_dir)
+        images, images_of = _images(run, data, data_dir)
     except InputError as error:
         if data is not None:
             raise
         no_images = f"There are no test images to pick from: {error}."
     return Explorer(
-        run.model, run.class_names, title=_title(run), images=images, no_images=no_images, fit=run.image_fit
+        run.model,
+        run.class_names,
+        name=run.path.resolve().name,
+        what=_what(run),
+        images=images,
+        images_of=images_of,
+        no_images=no_images,
+        fit=run.image_fit,
+        preparation=run.preparation,
+        calibration=run.calibration,
     )
 
 
-def _test_images(run: Run, data: str | None, data_dir: str | None) -> ImageSet:
+def check_side_by_side(explorers: Sequence[Explorer]) -> None:
+    """Raise InputError unless all networks take the same images and have the same classes."""
+    first, *others = explorers
+    for other in others:
+        for what, own, wanted in (
+            ("images of", other.model.in_shape, first.model.in_shape),
+            ("the classes", ", ".join(other.class_names), ", ".join(first.class_names)),
+        ):
+            if own != wanted:
+                raise InputError(
+                    f"two networks are shown side by side where they see the same images: {first.name} has {what} "
+                    f"{wanted}, {other.name} {own}"
+                )
+
+
+def _images(run: Run, data: str | None, data_dir: str | None) -> tuple[ImageSet, str]:
+    """Images to pick from, and what they are."""
+    if data is None and is_shipped(run.path):
+        return shipped_images(), "test images of MNIST, five of each digit"
     name = run.config.data if data is None and run.config is not None else data
     if name is not None and not run.has_data(data, data_dir):
         raise InputError(
             f"the files of {name} are not on this machine and the explorer downloads nothing; name their folder "
             "with --data-dir or TORCHCAPS_DATA"
         )
-    return run.dataset(data, data_dir).test
+    dataset = run.dataset(data, data_dir)
+    return dataset.test, f"test images of {describe_data(dataset.name)}"
 
 
-def _title(run: Run) -> str:
-    name = run.path.resolve().name
-    return name if run.config is None else f"{name}: {run.config.preset}, trained on {run.config.data}"
+def shipped_images() -> ImageSet:
+    """50 test images of MNIST, which come with torchcaps: five of each digit, row after row of 0 to 9."""
+    with Image.open(_SHEET) as sheet:
+        pixels = np.array(sheet)
+    tiles = pixels.reshape(5, 28, 10, 28).transpose(0, 2, 1, 3).reshape(50, 1, 28, 28)
+    return ImageSet(torch.from_numpy(tiles.copy()), torch.arange(50) % 10)
+
+
+def _what(run: Run) -> str:
+    if run.config is not None:
+        return f"{run.config.preset}, trained on {describe_data(run.config.data)}"
+    if is_shipped(run.path):
+        return "the network that comes with torchcaps, trained on MNIST handwritten digits"
+    return "its folder does not say what it was trained on"
+
+
+def describe_data(data: str) -> str:
+    """The title of a data set that is known, such as ``MNIST handwritten digits``; else what was given."""
+    try:
+        return look_up(data)[0].title if ":" not in data else data
+    except InputError:
+        return data
 
 
 def colour_apart(images: Float[np.ndarray, "P C H W"]) -> Float[np.ndarray, "P 3 H W"]:
@@ -256,10 +338,6 @@ def overlay(coloured: Float[np.ndarray, "P 3 H W"]) -> Float[np.ndarray, "3 H W"
 def to_bytes(images: Float[np.ndarray, "..."]) -> UInt8[np.ndarray, "..."]:
     """Pixels 0..1 as 0..255, rounded."""
     return np.round(images.clip(0, 1) * 255).astype(np.uint8)
-
-
-def _column(colour: tuple[float, float, float]) -> Float[np.ndarray, "3 1 1"]:
-    return np.array(colour, dtype=np.float32)[:, None, None]
 
 
 def _why_not(outcome: str, attempt: Callable[[], object]) -> str | None:

@@ -271,6 +271,7 @@ class Trainer:
         state, recipe = self.state, self.recipe
         if state.history:  # a killed process may have written the checkpoint, but not the files that follow from it
             self._publish()
+        self.progress.network(self.network)
         self.progress.start(epochs=recipe.epochs, steps_per_epoch=len(self.loader), done=state.step)
         try:
             with noted_signals() as stop:

@@ -14,12 +14,17 @@ from torchcaps.errors import InputError
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+    from torchcaps.models import Network
+
 
 class Progress:
     """Shows the progress of a run; the training loop calls its methods. Subclass it for a display of your own.
 
     A method that a subclass does not override shows nothing.
     """
+
+    def network(self, network: Network) -> None:
+        """Called before :meth:`start` with the network that is trained, to be read between steps and left as it is."""
 
     def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:
         """Called when the run begins, or goes on after ``done`` steps."""

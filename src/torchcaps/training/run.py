@@ -169,7 +169,7 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
     summary = read_json(path / SUMMARY, "summary") if (path / SUMMARY).exists() else None
     _, calibration = _about_images(summary or {}, path / SUMMARY)
     names = _class_names(path / BEST, model.num_classes)
-    return Run(path, model.to(device), config, summary, names, _preparation_of(config), calibration)
+    return Run(path, model.to(device), config, summary, names, preparation_of(config), calibration)
 
 
 def initial_weights(source: str) -> dict[str, Tensor]:
@@ -200,7 +200,7 @@ def _about_images(values: Mapping[str, Any], path: Path) -> tuple[Preparation | 
         raise InputError(f"{path} cannot be used: {error}") from None
 
 
-def _preparation_of(config: TrainConfig) -> Preparation | None:
+def preparation_of(config: TrainConfig) -> Preparation | None:
     """How the images of a run's data set were made, at the size that the run has them in."""
     try:
         info, _ = look_up(config.data)

@@ -1,0 +1,52 @@
+// ---- two networks side by side: the same image, both answers ----
+
+const showBeside = latest(async () => {
+  if (networks.length < 2) return;
+  const { views } = state;
+  const decoded = await Promise.all(views.map((view, network) => {
+    if (networks[network].noPose) return null;
+    return ask("decode", { network, classes: view.present, poses: view.present.map((j) => view.capsules[j]) });
+  }));
+  if (views !== state.views) return; // there is another image, or none, for which this is asked again
+  element.querySelectorAll(".beside .answer").forEach((answer, n) => showAnswer(answer, networks[n], views[n], decoded[n]));
+});
+
+function showAnswer(answer, network, view, decoded) {
+  answer.querySelector(".said").replaceChildren(...(view ? verdict(view, network.classes) : ["No image yet."]));
+  const ranked = view ? view.scores.map((_, j) => j).sort((a, b) => view.scores[b] - view.scores[a]) : [];
+  const listed = ranked.slice(0, MOST_BARS).sort((a, b) => a - b);
+  answer.querySelector(".thin").replaceChildren(...listed.map((j) => {
+    const score = view.scores[j].toFixed(2);
+    const row = make("div", make("span", network.classes[j]), track(view.scores[j]), make("span", score));
+    row.classList.toggle("present", view.present.includes(j));
+    return row;
+  }));
+  const shown = decoded
+    ? picture(`Reconstruction of ${network.name}`, (canvas) => paint(canvas, decodeBytes(decoded.whole)))
+    : classed("hint", make("p", view ? "It has no decoder that would draw." : ""));
+  answer.querySelector(".drawn").replaceChildren(shown);
+}
+
+function putInFront(n) {
+  stopSweep();
+  about = networks[n];
+  buildFront();
+  if (!state.views.length) return showNothing();
+  state.view = state.views[n];
+  state.pose = null;
+  takePose();
+  showView();
+}
+
+function buildBeside() {
+  $(".beside").hidden = networks.length < 2;
+  if (networks.length < 2) return;
+  $(".beside .columns").replaceChildren(...networks.map((network, n) => {
+    const radio = Object.assign(document.createElement("input"), { type: "radio", name: "front", value: n, checked: !n });
+    radio.addEventListener("change", () => putInFront(n));
+    const name = make("label", radio, make("strong", network.name));
+    name.title = "Show its capsules, components and routing in the other panels";
+    const parts = [classed("hint", make("p", network.what)), classed("said", make("p")), classed("drawn", make("div"))];
+    return classed("answer", make("div", name, ...parts, classed("thin", make("div"))));
+  }));
+}

@@ -1,0 +1,103 @@
+// ---- capsules: what the network in front sees, and which capsule is decoded ----
+
+const MOST_BARS = 20; // of more classes, only the longest and the chosen one are listed
+
+const ownClass = () => state.chosen ?? state.view.present[0];
+
+// The classes that are decoded: the longest, the chosen one in place of the last of them where it is none of them.
+function decodedClasses() {
+  const { present } = state.view, own = ownClass();
+  return present.includes(own) ? present : [...present.slice(0, -1), own];
+}
+
+const capsuleWords = (classes) =>
+  (classes.length > 1 ? "capsules " : "capsule ") + classes.map((j) => about.classes[j]).join(" and ");
+
+function verdict({ present, doubts }, classes) {
+  const names = make("strong", present.map((j) => classes[j]).join(" and "));
+  return doubts.length ? ["Most like ", names, ", but the network is not sure."] : ["The network sees ", names, "."];
+}
+
+// A screen reader reads the verdict aloud whenever it changes, so it changes only when it is another one.
+function showVerdict(...parts) {
+  if (make("p", ...parts).textContent !== $(".verdict").textContent) $(".verdict").replaceChildren(...parts);
+}
+
+function showNothing() {
+  Object.assign(state, { views: [], view: null, pose: null, decoded: null });
+  showVerdict("Draw, upload or pick an image.");
+  $(".doubts").textContent = "";
+  showBars(about.classes.map(() => 0), []);
+  paint(whole, new Uint8Array(height * width));
+  whole.setAttribute("aria-label", "No reconstruction yet");
+  $(".apart").replaceChildren();
+  $(".source").textContent = "";
+  showRouting();
+  showBeside();
+  showSliders();
+}
+
+function showView() {
+  showVerdict(...verdict(state.view, about.classes));
+  const why = state.view.doubts.join("; ");
+  $(".doubts").textContent = why && `${why[0].toUpperCase()}${why.slice(1)}.`;
+  showBars(state.view.scores, state.view.present);
+  showSliders();
+  showRouting();
+  showBeside();
+  decode();
+}
+
+function showBars(scores, present) {
+  const ranked = scores.map((_, j) => j).sort((a, b) => scores[b] - scores[a]);
+  const listed = new Set([...ranked.slice(0, MOST_BARS), state.chosen]);
+  for (const row of element.querySelectorAll(".bar[data-class]")) {
+    const j = Number(row.dataset.class), n = present.indexOf(j);
+    row.hidden = !listed.has(j);
+    row.classList.toggle("present", n >= 0);
+    row.style.setProperty("--share", Math.min(scores[j], 1));
+    row.style.setProperty("--own", about.objects > 1 && n >= 0 ? colour(n) : "");
+    row.querySelector(".number").textContent = scores[j].toFixed(2);
+    row.querySelector("input").setAttribute("aria-label", `${about.classes[j]}, ${about.score} ${scores[j].toFixed(2)}`);
+  }
+}
+
+function choose(j) {
+  state.chosen = j;
+  const row = element.querySelector(`[name=capsule][value="${j ?? "longest"}"]`);
+  row.checked = true;
+  if (j === null) $("[name=pin]").checked = state.pinned = false;
+  $("[name=pin]").disabled = j === null;
+}
+
+function chooseAndShow(j) {
+  stopSweep();
+  choose(j);
+  if (!state.view) return;
+  takePose();
+  showBars(state.view.scores, state.view.present);
+  showSliders();
+  decode();
+}
+
+function buildCapsules() {
+  $(".bars legend").textContent = about.noPose
+    ? "How sure the network is of each class"
+    : `${about.score[0].toUpperCase()}${about.score.slice(1)} of each class's capsule; choose the one to decode`;
+  const rows = [null, ...about.classes.keys()].map((j) => {
+    const radio = document.createElement("input"), row = classed("bar", make("label", radio));
+    Object.assign(radio, { type: "radio", name: "capsule", value: j ?? "longest", checked: j === state.chosen });
+    radio.disabled = Boolean(about.noPose);
+    radio.addEventListener("change", () => chooseAndShow(j));
+    row.append(make("span", j === null ? `the ${about.highest}` : about.classes[j]));
+    if (j !== null) {
+      row.dataset.class = j;
+      row.append(classed("track", make("span")), classed("number", make("span", "0.00")));
+    }
+    return row;
+  });
+  element.querySelectorAll(".bar").forEach((row) => row.remove());
+  $(".bars").append(...rows);
+  $(".pin").hidden = Boolean(about.noPose);
+  choose(about.noPose ? null : state.chosen);
+}

@@ -1,0 +1,160 @@
+// What the browser does. The files page/*.js are one script, in the order of server.SCRIPTS; Gradio runs it once, with
+// `element` (the page) and `props.about` (see messages.describe_page). This file: state, questions, pixels.
+const { networks, learning } = props.about;
+const $ = (selector) => element.querySelector(selector);
+const page = $(".explorer"), drawing = $(".drawing"), whole = $(".whole");
+const ink = drawing.getContext("2d", { willReadFrequently: true });
+let about = networks[0]; // the network in front, whose capsules are moved and whose routing is followed
+const [channels, height, width] = about.shape;
+
+const state = {
+  pixels: null, // C·H·W bytes of the image; null while there is none
+  test: null, // its number, if it is an untouched test image
+  label: "", // what is known of it, in words
+  views: [], // what each network says about it
+  view: null, // what the network in front says
+  chosen: null, // the class whose capsule is edited; null for the longest
+  pinned: false, // whether it stays chosen for other images
+  pose: null, // that capsule as the sliders have it
+  wanted: null, // the capsule that a link brought with the image; null for an image that none brought
+  decoded: null, // the bytes of the reconstruction
+};
+
+// ---- asking the network ----
+
+// One of the functions of messages.answers.
+async function ask(name, question) {
+  const headers = { "Content-Type": "application/json" }, body = JSON.stringify(question);
+  const answered = await fetch(`/ask/${name}`, { method: "POST", headers, body }).catch(() => null);
+  const answer = await answered?.json().catch(() => null); // nothing where the server failed, or is gone
+  if (!answer)
+    throw new Error("The explorer does not answer. If it was stopped, start it again; else its terminal says more.");
+  if (answer.error) throw new Error(answer.error);
+  return answer;
+}
+
+function say(text) {
+  $(".message").textContent = text;
+  $(".message").hidden = !text;
+}
+
+// An action that says on the page what goes wrong in it; the page is busy as long as one goes on.
+let going = 0;
+const safely = (action) => async (...given) => {
+  page.setAttribute("aria-busy", String(++going > 0));
+  try {
+    await action(...given);
+  } catch (error) {
+    say(error.message);
+  } finally {
+    page.setAttribute("aria-busy", String(--going > 0));
+  }
+};
+
+// One run of the action at a time; of those asked for meanwhile only one more follows, with what is then current.
+function latest(action) {
+  let running = false, again = false;
+  return safely(async () => {
+    if (running) return void (again = true);
+    running = true;
+    try {
+      do {
+        again = false;
+        await action();
+      } while (again);
+    } finally {
+      running = false;
+    }
+  });
+}
+
+const look = latest(async () => {
+  const pixels = state.pixels;
+  if (!pixels) return;
+  const text = encode(pixels);
+  const views = await Promise.all(networks.map((_, network) => ask("look", { network, pixels: text })));
+  if (state.pixels === null) return; // cleared meanwhile
+  Object.assign(state, { views, view: views[networks.indexOf(about)] });
+  say("");
+  takePose(pixels === state.pixels ? state.wanted : null);
+  showView();
+});
+
+const decode = latest(async () => {
+  if (!state.view || about.noPose) return;
+  const classes = decodedClasses(), own = ownClass();
+  const poses = classes.map((j) => (j === own ? state.pose : state.view.capsules[j]));
+  const { whole: bytes, apart } = await ask("decode", { network: networks.indexOf(about), classes, poses });
+  if (!state.view) return; // cleared meanwhile
+  state.decoded = decodeBytes(bytes);
+  paintWhole();
+  whole.setAttribute("aria-label", `Reconstruction from ${capsuleWords(classes)}`);
+  $(".apart").replaceChildren(...apart.map((one, n) => figure(one, classes[n], colour(n))));
+});
+
+// ---- pixels ----
+
+const encode = (bytes) => btoa(bytes.reduce((text, byte) => text + String.fromCharCode(byte), ""));
+const decodeBytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+
+// C·H·W bytes onto a canvas of as many pixels: three channels as colours, else their mean as grey.
+function paint(canvas, bytes, h = height, w = width) {
+  const size = h * w, planes = bytes.length / size;
+  return paintPixels(canvas, h, w, (i, c) => {
+    if (planes === 3) return bytes[c * size + i];
+    let sum = 0;
+    for (let plane = 0; plane < planes; plane++) sum += bytes[plane * size + i];
+    return sum / planes;
+  });
+}
+
+// A canvas of h·w pixels, `value(i, c)` the byte of pixel i in red, green and blue (c = 0, 1, 2).
+function paintPixels(canvas, h, w, value) {
+  [canvas.width, canvas.height] = [w, h];
+  const image = new ImageData(w, h);
+  for (let i = 0; i < h * w; i++) {
+    for (let c = 0; c < 3; c++) image.data[4 * i + c] = value(i, c);
+    image.data[4 * i + 3] = 255;
+  }
+  canvas.getContext("2d").putImageData(image, 0, 0);
+  return canvas;
+}
+
+function picture(label, paintOn) {
+  const canvas = paintOn(document.createElement("canvas"));
+  canvas.setAttribute("role", "img");
+  canvas.setAttribute("aria-label", label);
+  return canvas;
+}
+
+function figure(bytes, j, colour) {
+  const canvas = picture(`Reconstruction from capsule ${about.classes[j]} alone`, (on) => paint(on, decodeBytes(bytes)));
+  const caption = make("figcaption", about.classes[j]), made = make("figure", canvas, caption);
+  caption.style.setProperty("--own", colour);
+  return made;
+}
+
+// ---- words and elements ----
+
+// Of the n-th object; there are fewer colours than there may be objects.
+const colour = (n) => about.colours[n % about.colours.length];
+const short = (share) => share.toFixed(2).replace(/^0/, "");
+const signed = (number) => (number < 0 ? "−" : "+") + Math.abs(number).toFixed(2);
+
+function make(kind, ...parts) {
+  const made = document.createElement(kind);
+  made.append(...parts);
+  return made;
+}
+
+function classed(name, made) {
+  made.className = name;
+  return made;
+}
+
+// A bar as long as the share of the largest score, 1.
+function track(share) {
+  const made = classed("track", make("span"));
+  made.style.setProperty("--share", Math.min(share, 1));
+  return made;
+}

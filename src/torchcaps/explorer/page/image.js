@@ -1,0 +1,193 @@
+// ---- the image: drawn, picked, read from a file, taken back ----
+
+const past = []; // images before the present one, the last one last
+const MOST_PAST = 50;
+const UNTOUCHED = { test: null, label: "", wanted: null };
+
+function remember() {
+  const { pixels, test, label } = state;
+  if (past.push({ pixels, test, label }) > MOST_PAST) past.shift();
+  $("[data-do=undo]").disabled = false;
+}
+
+// Another image, or none. The chosen capsule goes with the old one, unless it is pinned or the new one brings its own.
+function take({ pixels, test = null, label = "", wanted = null, chosen }) {
+  Object.assign(state, { pixels, test, label, wanted });
+  if (chosen !== undefined) choose(chosen);
+  else if (!state.pinned) choose(null);
+  $(".prompt").hidden = pixels !== null;
+  $("[name=test]").value = test ?? "";
+  $(".label").textContent = label;
+  $(".original").hidden = true;
+  stopSweep();
+  return pixels ? look() : showNothing();
+}
+
+function setImage(image) {
+  if (image.pixels) paint(drawing, image.pixels);
+  else clearDrawing();
+  return take(image);
+}
+
+function setNewImage(image) {
+  remember();
+  return setImage(image);
+}
+
+const takeDrawing = () => take({ pixels: readDrawing() });
+
+// The drawing as C·H·W bytes.
+function readDrawing() {
+  const size = height * width, { data } = ink.getImageData(0, 0, width, height);
+  return Uint8Array.from({ length: channels * size }, (_, n) => {
+    const c = Math.floor(n / size);
+    return data[4 * (n % size) + (channels === 3 ? c : 0)];
+  });
+}
+
+function clearDrawing() {
+  [drawing.width, drawing.height] = [width, height];
+  ink.fillStyle = "black";
+  ink.fillRect(0, 0, width, height);
+}
+
+async function testImage(index) {
+  if (!Number.isInteger(index)) throw new Error(`Give the number of a test image, 0 to ${networks[0].images - 1}.`);
+  const { pixels, label } = await ask("pick", { index });
+  return { pixels: decodeBytes(pixels), test: index, label: `Its label is ${label}.` };
+}
+
+const pick = async (index) => setNewImage(await testImage(index));
+
+async function upload(file) {
+  if (file.size > networks[0].largestFile)
+    throw new Error(`“${file.name}” is larger than ${networks[0].largestFile / 2 ** 20} MiB; choose a smaller image.`);
+  const address = await new Promise((done, failed) => {
+    const reader = new FileReader();
+    reader.onload = () => done(reader.result);
+    reader.onerror = () => failed(new Error(`“${file.name}” could not be read.`));
+    reader.readAsDataURL(file);
+  });
+  const data = address.slice(address.indexOf(",") + 1), prepare = $("[name=prepare]").checked;
+  const { pixels, changes } = await ask("read", { name: file.name, data, prepare });
+  const changed = changes.length ? ` The network sees it prepared: ${changes.join("; ")}.` : "";
+  const shown = setNewImage({ pixels: decodeBytes(pixels), label: `${file.name}.${changed}` });
+  if (changes.length) {
+    $(".original img").src = address;
+    $(".original").hidden = false;
+  }
+  return shown;
+}
+
+const imageIn = (given) => [...(given?.files ?? [])].find((file) => file.type.startsWith("image/"));
+
+// ---- the pen ----
+
+const pen = { x: width / 2, y: height / 2, down: false };
+
+function strokeTo(x, y) {
+  Object.assign(ink, { strokeStyle: "white", lineWidth: Number($("[name=width]").value), lineCap: "round" });
+  ink.beginPath();
+  ink.moveTo(pen.x, pen.y);
+  ink.lineTo(x + 0.01, y); // a line without length would leave no dot
+  ink.stroke();
+  Object.assign(pen, { x, y });
+}
+
+function place(event) {
+  const { left, top, width: w, height: h } = drawing.getBoundingClientRect();
+  return [((event.clientX - left) / w) * width, ((event.clientY - top) / h) * height];
+}
+
+drawing.addEventListener("pointerdown", (event) => {
+  if (event.button !== 0 || !event.isPrimary) return; // one pen: a second finger draws nothing
+  drawing.setPointerCapture(event.pointerId);
+  const [x, y] = place(event);
+  Object.assign(pen, { x, y, down: true });
+  $(".pen").hidden = true;
+  remember();
+  strokeTo(x, y);
+  takeDrawing();
+});
+drawing.addEventListener("pointermove", (event) => {
+  if (!event.isPrimary || !drawing.hasPointerCapture(event.pointerId)) return;
+  for (const step of event.getCoalescedEvents?.() ?? [event]) strokeTo(...place(step));
+  takeDrawing();
+});
+for (const end of ["pointerup", "pointercancel"])
+  drawing.addEventListener(end, (event) => (pen.down &&= !event.isPrimary));
+
+const STEPS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+drawing.addEventListener("keydown", (event) => {
+  if (event.key === " ") {
+    pen.down = !pen.down;
+    if (pen.down) {
+      remember();
+      strokeTo(pen.x, pen.y);
+    }
+  } else if (event.key in STEPS) {
+    const [dx, dy] = STEPS[event.key];
+    const x = Math.min(Math.max(pen.x + dx, 0), width), y = Math.min(Math.max(pen.y + dy, 0), height);
+    if (pen.down) strokeTo(x, y);
+    else Object.assign(pen, { x, y });
+  } else return;
+  event.preventDefault(); // the page would scroll
+  showPen();
+  if (pen.down) takeDrawing();
+});
+drawing.addEventListener("blur", () => {
+  pen.down = false;
+  $(".pen").hidden = true;
+});
+
+function showPen() {
+  const mark = $(".pen");
+  mark.hidden = false;
+  mark.classList.toggle("down", pen.down);
+  mark.style.left = `${(100 * pen.x) / width}%`;
+  mark.style.top = `${(100 * pen.y) / height}%`;
+}
+
+function undo() {
+  const before = past.pop();
+  $("[data-do=undo]").disabled = !past.length;
+  return before && setImage(before);
+}
+
+function buildImage() {
+  const control = $("[name=width]"), usual = Math.max(height, width) * 0.085;
+  Object.assign(control, { min: usual / 3, max: usual * 2, step: "any", value: usual });
+  $("[data-do=undo]").disabled = true;
+  const shown = networks[0];
+  $("[name=test]").max = Math.max(shown.images - 1, 0);
+  if (!shown.images) element.querySelectorAll(".test input, .test button").forEach((each) => (each.disabled = true));
+  $(".missing").textContent = shown.images ? `There are ${shown.images}: ${shown.imagesOf}.` : shown.noImages;
+  $(".prepare").hidden = !shown.prepares;
+  $("[name=prepare]").checked = shown.prepares;
+
+  $("[name=test]").addEventListener("change", safely(async ({ target }) => {
+    if (target.value !== "") await pick(Number(target.value));
+  }));
+  $("[name=upload]").addEventListener("change", safely(async ({ target }) => {
+    const [file] = target.files;
+    target.value = ""; // the same file may be chosen again
+    if (file) await upload(file);
+  }));
+  document.addEventListener("paste", (event) => {
+    const file = imageIn(event.clipboardData);
+    if (file) safely(upload)(file);
+  });
+  document.addEventListener("dragover", (event) => event.preventDefault()); // else the browser would open the file
+  document.addEventListener("drop", safely(async (event) => {
+    event.preventDefault();
+    if (!event.dataTransfer.files.length) return;
+    const file = imageIn(event.dataTransfer);
+    if (!file) throw new Error(`“${event.dataTransfer.files[0].name}” is no image file.`);
+    await upload(file);
+  }));
+  document.addEventListener("keydown", (event) => {
+    if (!(event.ctrlKey || event.metaKey) || event.shiftKey || event.key !== "z" || event.target.type === "number") return;
+    event.preventDefault();
+    safely(undo)();
+  });
+}

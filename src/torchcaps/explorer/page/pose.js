@@ -1,0 +1,139 @@
+// ---- reconstruction and components: a capsule decoded, moved and swept ----
+
+// The sliders take the capsule that the image gives, unless a link brought another.
+function takePose(wanted = null) {
+  if (!state.view.capsules) return;
+  state.pose = [...state.view.capsules[ownClass()]];
+  if (!wanted) return;
+  if (wanted.length === state.pose.length) state.pose = wanted;
+  else say(`The link has ${wanted.length} components, but a capsule of this network has ${state.pose.length}.`);
+}
+
+const isMoved = () =>
+  Boolean(state.pose?.some((value, k) => value !== state.view.capsules[ownClass()][k]));
+
+function showSliders() {
+  const { pose, view } = state, own = pose && view.capsules[ownClass()];
+  const largest = pose ? Math.max(...pose.map(Math.abs), ...own.map(Math.abs)) : 0;
+  const reach = Math.max(0.5, Math.ceil(largest * 10) / 10); // most components stay within ±0.5, none goes beyond ±1
+  $("#components-heading").textContent = pose ? `Components of capsule ${about.classes[ownClass()]}` : "Components";
+  element.querySelectorAll(".slider").forEach((row, k) => {
+    const slider = row.querySelector("input");
+    Object.assign(slider, { min: -reach, max: reach, disabled: !pose, value: pose ? pose[k] : 0 });
+    row.querySelector("button").disabled = !pose;
+    row.style.setProperty("--mark", pose ? (own[k] + reach) / (2 * reach) : 0.5);
+    showValue(row, pose?.[k]);
+  });
+  showDecoded();
+}
+
+function showValue(row, value) {
+  const slider = row.querySelector("input");
+  row.querySelector("output").textContent = value === undefined ? "" : signed(value);
+  slider.style.setProperty("--at", (Number(slider.value) - slider.min) / (slider.max - slider.min));
+}
+
+function showDecoded() {
+  const { pose, view } = state;
+  for (const name of ["reset", "copy", "download"]) $(`[data-do=${name}]`).disabled = !view;
+  if (!pose || about.noPose) return;
+  const changed = isMoved();
+  $("[data-do=reset]").disabled = !changed;
+  $(".source").textContent = `${sourceWords()}.${lengthNote()}`;
+}
+
+function sourceWords() {
+  const length = Math.hypot(...state.pose).toFixed(2);
+  const whose = about.objects > 1 ? `that of ${about.classes[ownClass()]} is of` : "its";
+  return `From ${capsuleWords(decodedClasses())}; ${whose} length ${length}${isMoved() ? ", changed by the sliders" : ""}`;
+}
+
+// Squashing makes every capsule shorter than 1; sliders may leave that ball.
+function lengthNote() {
+  const own = Math.hypot(...state.view.capsules[ownClass()]);
+  const beyond = about.score === "length" && own <= 1 && Math.hypot(...state.pose) > 1;
+  return beyond ? " Squashing keeps every capsule of an image shorter than 1, so no image gives this one." : "";
+}
+
+// The reconstruction; overlaid, the image is in the first object's colour and the reconstruction in the second's.
+function paintWhole() {
+  if (!state.decoded || !$("[name=overlay]").checked) return void (state.decoded && paint(whole, state.decoded));
+  const size = height * width, colours = about.colours.map((text) => text.match(/\d+/g).map(Number));
+  const brightest = (bytes, i) => {
+    let most = 0;
+    for (let n = i; n < bytes.length; n += size) most = Math.max(most, bytes[n]);
+    return most / 255;
+  };
+  const pair = [state.pixels, state.decoded];
+  paintPixels(whole, height, width, (i, c) => pair.reduce((sum, bytes, n) => sum + colours[n][c] * brightest(bytes, i), 0));
+}
+
+function moveSlider(k, value) {
+  state.pose[k] = value;
+  showValue(element.querySelectorAll(".slider")[k], value);
+  showDecoded();
+  decode();
+}
+
+// ---- sweep: one component through its range and back, in a few seconds ----
+
+const SWEEP = 4000; // milliseconds
+let sweeping = null; // the component, and where it was
+
+function stopSweep() {
+  if (!sweeping) return;
+  const { k, from, row } = sweeping;
+  sweeping = null;
+  row.classList.remove("sweeping");
+  row.querySelector("button").setAttribute("aria-pressed", "false");
+  if (state.pose) setSlider(k, from);
+}
+
+function setSlider(k, value) {
+  element.querySelectorAll(".slider input")[k].value = value;
+  moveSlider(k, value);
+}
+
+function sweep(k) {
+  const again = sweeping?.k !== k;
+  stopSweep();
+  if (!again) return;
+  const row = element.querySelectorAll(".slider")[k], reach = Number(row.querySelector("input").max);
+  const from = state.pose[k], mine = { k, from, row }, start = performance.now();
+  sweeping = mine;
+  row.classList.add("sweeping");
+  row.querySelector("button").setAttribute("aria-pressed", "true");
+  const first = Math.asin(Math.max(-1, Math.min(1, from / reach))); // a sine that begins where the component is
+  const step = (now) => {
+    if (sweeping !== mine) return;
+    const share = (now - start) / SWEEP;
+    if (share >= 1) return stopSweep();
+    setSlider(k, reach * Math.sin(first + 2 * Math.PI * Math.max(share, 0)));
+    requestAnimationFrame(step);
+  };
+  requestAnimationFrame(step);
+}
+
+function buildSliders() {
+  const count = about.noPose ? 0 : about.components;
+  $(".sliders").replaceChildren(...Array.from({ length: count }, (_, k) => {
+    const button = make("button", String(k)), slider = document.createElement("input"), output = make("output");
+    Object.assign(button, { type: "button", title: `Sweep component ${k} through its range` });
+    button.setAttribute("aria-label", `Sweep component ${k}`);
+    button.setAttribute("aria-pressed", "false");
+    button.addEventListener("click", () => sweep(k));
+    Object.assign(slider, { type: "range", step: "any", id: `component-${k}` });
+    slider.setAttribute("aria-label", `Component ${k}`);
+    output.htmlFor = slider.id;
+    slider.addEventListener("input", () => {
+      const value = Number(slider.value);
+      if (sweeping?.k === k) sweeping.from = value;
+      stopSweep();
+      moveSlider(k, value);
+    });
+    return classed("slider", make("div", button, slider, output));
+  }));
+  $("#components-help").textContent =
+    about.noPose ?? "Move one to see what it encodes, or press its number to sweep it. The mark below is where the image put it.";
+  whole.hidden = $(".overlay").hidden = Boolean(about.noPose);
+}

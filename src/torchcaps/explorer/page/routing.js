@@ -1,0 +1,132 @@
+// ---- routing: coupling on the grid of the input capsules, iteration by iteration ----
+
+const PLAY = 1000; // milliseconds from one iteration to the next
+let playing = null; // the animation that goes on
+
+// Red, green and blue of a style's variable in the present theme.
+function themeColour(name) {
+  const probe = make("span");
+  probe.style.color = `var(${name})`;
+  page.append(probe);
+  const found = getComputedStyle(probe).color.match(/[\d.]+/g).slice(0, 3).map(Number);
+  probe.remove();
+  return found;
+}
+
+// Levels are −1..1: the square root of the distance from uniform coupling, by which small distances are seen too.
+function paintLevels(canvas, h, w, level) {
+  const [below, uniform, above] = ["--below", "--uniform", "--above"].map(colourOf);
+  return paintPixels(canvas, h, w, (i, c) => {
+    const share = level(i), towards = share < 0 ? below : above;
+    return uniform[c] + Math.abs(share) * (towards[c] - uniform[c]);
+  });
+}
+
+let colours = {};
+const colourOf = (name) => (colours[name] ??= themeColour(name));
+
+const levelsOf = (text) => Float32Array.from(decodeBytes(text), (byte) => (byte - 128) / 127);
+
+function showRouting() {
+  clearInterval(playing);
+  playing = null;
+  const routing = state.view?.routing;
+  $(".routing .shown").hidden = !routing;
+  if (!routing) {
+    $(".everything .scroll").replaceChildren();
+    $(".routing .what").textContent = about.noRouting ?? "Where each capsule takes its input from, once there is an image.";
+    return;
+  }
+  const place = routing.inSpace ? `on the grid of the ${routing.inputs}` : `of the ${routing.inputs} in the order of their index, not in space`;
+  $(".routing .what").textContent = `Where each capsule takes its input from: coupling ${place}. Below each map, the capsule's ${about.score}.`;
+  state.maps = routing.maps.map((row) => row.map(levelsOf));
+  $(".maps").replaceChildren(...routing.classes.map((j) => {
+    const made = make("figure", picture("", (canvas) => canvas), track(0), make("figcaption", about.classes[j], make("span")));
+    made.classList.toggle("present", state.view.present.includes(j));
+    return made;
+  }));
+  const last = routing.maps.length, control = $("[name=iteration]");
+  Object.assign(control, { min: 1, max: last, value: last });
+  $(".transport").hidden = last < 2;
+  $(".everything").hidden = last < 2;
+  showLegend(routing);
+  showIteration(last);
+  showEverything();
+}
+
+// Maps and scores at iteration t, a number between two iterations being a mixture of both.
+function showIteration(t) {
+  const { routing } = state.view, [h, w] = routing.size;
+  const low = Math.floor(t) - 1, high = Math.min(low + 1, routing.maps.length - 1), part = t - 1 - low;
+  const mixed = (a, b) => a + part * (b - a);
+  element.querySelectorAll(".maps figure").forEach((figure, n) => {
+    const [a, b] = [state.maps[low][n], state.maps[high][n]], canvas = figure.querySelector("canvas");
+    paintLevels(canvas, h, w, (i) => mixed(a[i], b[i]));
+    canvas.setAttribute("aria-label", `${about.classes[routing.classes[n]]}, mean coupling ${routing.means[low][n]}`);
+    const score = mixed(routing.scores[low][n], routing.scores[high][n]);
+    figure.querySelector(".track").style.setProperty("--share", Math.min(score, 1));
+    figure.querySelector("span:last-child").textContent = short(score);
+  });
+  $(".transport output").textContent = `iteration ${Math.round(t)} of ${routing.maps.length}`;
+}
+
+function play() {
+  const last = state.view.routing.maps.length, start = performance.now();
+  clearInterval(playing);
+  const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  const mine = setInterval(() => {
+    const passed = (performance.now() - start) / PLAY - 0.5; // the first iteration stays a while
+    const done = Math.floor(passed), part = still ? 0 : Math.min(2 * (passed - done), 1); // and so does every other
+    const t = Math.max(1, Math.min(1 + done + part, last));
+    $("[name=iteration]").value = t;
+    showIteration(t);
+    if (passed >= last - 1) clearInterval(mine);
+  }, 40);
+  playing = mine;
+  $("[name=iteration]").value = 1;
+  showIteration(1);
+}
+
+function showLegend({ range, uniform, reach }) {
+  const [low, high] = range, steps = 120;
+  $(".legend .low").textContent = low.toFixed(3);
+  $(".legend .high").textContent = high.toFixed(3);
+  $(".legend .uniform").textContent = `uniform ${Number(uniform.toFixed(3))}`;
+  paintLevels($(".legend canvas"), 1, steps, (i) => {
+    const away = low + ((high - low) * (i + 0.5)) / steps - uniform;
+    return Math.sign(away) * Math.sqrt(Math.abs(away) / reach);
+  });
+  $(".legend").style.setProperty("--at", high > low ? (uniform - low) / (high - low) : 0.5);
+}
+
+// The table of all iterations, once somebody has opened it.
+function showEverything() {
+  const { routing, present } = state.view;
+  if (!$(".everything").open) return $(".everything .scroll").replaceChildren();
+  const cell = (kind, scope, ...parts) => Object.assign(make(kind, ...parts), scope ? { scope } : {});
+  const head = routing.classes.map((j) => {
+    const made = cell("th", "col", about.classes[j]);
+    made.classList.toggle("present", present.includes(j));
+    return made;
+  });
+  const rows = state.maps.map((maps, t) => make("tr", cell("th", "row", String(t + 1)), ...maps.map((levels, n) => {
+    const canvas = picture(`mean coupling ${routing.means[t][n]}`, (on) => paintLevels(on, ...routing.size, (i) => levels[i]));
+    return cell("td", null, canvas, make("span", short(routing.scores[t][n])));
+  })));
+  const top = make("thead", make("tr", cell("th", "col", "iteration"), ...head));
+  $(".everything .scroll").replaceChildren(make("table", top, make("tbody", ...rows)));
+}
+
+function buildRouting() {
+  $("[name=iteration]").addEventListener("input", ({ target }) => {
+    clearInterval(playing);
+    showIteration(Number(target.value));
+  });
+  $(".everything").addEventListener("toggle", () => state.view?.routing && showEverything());
+  const repaint = () => {
+    colours = {};
+    if (state.view?.routing) showRouting();
+  };
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+  new MutationObserver(repaint).observe(document.body, { attributeFilter: ["class"] }); // Gradio's theme
+}

@@ -1,0 +1,76 @@
+// ---- sharing: a link, and a picture ----
+
+// All that is needed to show the same again stands after the # of the address.
+function link() {
+  const { pixels, test, chosen, pose } = state, parts = new URLSearchParams();
+  if (test !== null) parts.set("test", test);
+  else parts.set("pixels", encode(pixels));
+  if (chosen !== null) parts.set("class", about.classes[chosen]);
+  if (isMoved()) parts.set("pose", pose.join(","));
+  return `${location.pathname}${location.search}#${parts}`;
+}
+
+const restore = safely(async () => {
+  const parts = new URLSearchParams(location.hash.slice(1));
+  if (!parts.has("test") && !parts.has("pixels")) return;
+  const name = parts.get("class"), chosen = name === null ? null : about.classes.indexOf(name);
+  if (chosen === -1) throw new Error(`The link names the class “${name}”, which this network has not.`);
+  const wanted = parts.get("pose")?.split(",").map(Number) ?? null;
+  if (wanted && !wanted.every(Number.isFinite)) throw new Error("The link is broken: its components are no numbers.");
+  const image = parts.has("test") ? await testImage(Number(parts.get("test"))) : linkedImage(parts.get("pixels"));
+  return setNewImage({ ...image, wanted, chosen });
+});
+
+function linkedImage(text) {
+  let pixels;
+  try {
+    pixels = decodeBytes(text);
+  } catch {
+    throw new Error("The link is broken: its image was cut.");
+  }
+  if (pixels.length !== channels * height * width)
+    throw new Error(`The link is for another network: this one takes images of ${about.shape.join("×")} pixels.`);
+  return { pixels };
+}
+
+// The drawing and the reconstruction side by side, ten times as large, with what they are below them.
+function download() {
+  const apart = [...element.querySelectorAll(".apart figure")];
+  const of = state.test === null ? state.label || "The image." : `Test image ${state.test}. ${state.label}`;
+  const seen = make("p", ...verdict(state.view, about.classes)).textContent;
+  const overlaid = $("[name=overlay]").checked ? " Image orange, reconstruction blue, both white." : "";
+  const panels = [
+    [drawing, `${of} ${seen}`],
+    ...(about.noPose ? [] : [[whole, $(".source").textContent + overlaid]]),
+    ...apart.map((each) => [each.querySelector("canvas"), `Capsule ${each.textContent} alone.`]),
+  ];
+  const scale = 10, gap = 10, line = 18, w = width * scale, h = height * scale;
+  const sheet = document.createElement("canvas"), on = sheet.getContext("2d"), font = "14px system-ui, sans-serif";
+  on.font = font;
+  const captions = panels.map(([, caption]) => wrapped(on, caption, w));
+  const titles = wrapped(on, `${about.name}: ${about.what}`, panels.length * (w + gap) - gap);
+  const below = h + gap + line * Math.max(...captions.map((lines) => lines.length)) + gap;
+  Object.assign(sheet, { width: panels.length * (w + gap) - gap, height: below + line * titles.length + gap });
+  Object.assign(on, { fillStyle: "white", imageSmoothingEnabled: false });
+  on.fillRect(0, 0, sheet.width, sheet.height);
+  Object.assign(on, { font, fillStyle: "black", textBaseline: "top" });
+  const write = (lines, x, y) => lines.forEach((text, n) => on.fillText(text, x, y + n * line));
+  panels.forEach(([panel], n) => {
+    on.drawImage(panel, n * (w + gap), 0, w, h);
+    write(captions[n], n * (w + gap), h + gap);
+  });
+  write(titles, 0, below);
+  const anchor = document.createElement("a");
+  Object.assign(anchor, { href: sheet.toDataURL("image/png"), download: `torchcaps-${about.classes[ownClass()]}.png` });
+  anchor.click();
+}
+
+function wrapped(on, text, most) {
+  const lines = [""];
+  for (const word of text.split(" ")) {
+    const longer = lines.at(-1) ? `${lines.at(-1)} ${word}` : word;
+    if (on.measureText(longer).width <= most) lines[lines.length - 1] = longer;
+    else lines.push(word);
+  }
+  return lines;
+}
