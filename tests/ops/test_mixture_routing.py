@@ -210,7 +210,7 @@ def test_numbers_and_gradients_are_finite(name: str, case: str) -> None:
 
 
 def test_a_coupling_below_the_precision_still_gives_the_mean() -> None:
-    """Far votes have couplings of 1e-300 and less, which float32 does not know; their weighted mean exists all the same."""
+    """Far votes have couplings of 1e-300 and less, which float32 does not know; their mean exists all the same."""
     V, a, u, b = inputs(1, 5, 2, 8, scale=30.0)
     double = torchcaps.em_routing(V, a, u, b, 3)[0]
     single = torchcaps.em_routing(*(tensor.float() for tensor in (V, a, u, b)), 3)[0]

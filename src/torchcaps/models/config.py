@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 OddKernel = Annotated[int, Range(1, 255, odd=True)]
 """The side of a kernel of a convolution that keeps the size."""
+AtLeastOneIteration = Annotated[int, Range(1, 1000)]
+"""Iterations of an algorithm that does nothing without any."""
 ConvInit = Literal["torch", "glorot", "truncated-normal"]
 
 
@@ -129,6 +131,117 @@ class DynamicRoutingConfig(RoutingConfig):
             learn_prior=self.learn_prior,
             eps=self.squash_eps,
         )
+
+
+@register_part
+@dataclass(frozen=True, kw_only=True)
+class SelfAttentionConfig(RoutingConfig):
+    """Attention among the votes, without iterations, :class:`torchcaps.nn.SelfAttentionRouting`."""
+
+    name: ClassVar[str] = "self-attention"
+
+    attention_bias: bool = True
+    """Learn what is added to the coupling of self-attention, from zero."""
+
+    def build(self) -> Routing:
+        """The module."""
+        from torchcaps.nn import SelfAttentionRouting
+
+        return SelfAttentionRouting(learn_bias=self.attention_bias)
+
+
+@register_part
+@dataclass(frozen=True, kw_only=True)
+class InvertedAttentionConfig(RoutingConfig):
+    """Attention whose softmax goes over the receivers, :class:`torchcaps.nn.InvertedAttentionRouting`."""
+
+    name: ClassVar[str] = "inverted-attention"
+
+    num_iterations: AtLeastOneIteration = 2
+    """Routing iterations: how many times the coupling is computed; 1 is uniform coupling."""
+
+    def build(self) -> Routing:
+        """The module."""
+        from torchcaps.nn import InvertedAttentionRouting
+
+        return InvertedAttentionRouting(self.num_iterations)
+
+
+@register_part
+@dataclass(frozen=True, kw_only=True)
+class SelfRoutingConfig(RoutingConfig):
+    """Each input capsule chooses for itself, :class:`torchcaps.nn.SelfRouting`."""
+
+    name: ClassVar[str] = "self"
+
+    def build(self) -> Routing:
+        """The module."""
+        from torchcaps.nn import SelfRouting
+
+        return SelfRouting()
+
+
+@register_part
+@dataclass(frozen=True, kw_only=True)
+class EMConfig(RoutingConfig):
+    """A mixture of Gaussians, as the paper has it, :class:`torchcaps.nn.EMRouting`."""
+
+    name: ClassVar[str] = "em"
+
+    num_iterations: AtLeastOneIteration = 3
+    """Routing iterations: how often the Gaussians are fitted."""
+    final_lambda: PositiveFactor = 0.01
+    """The inverse temperature that EM's iterations grow towards."""
+    cost_scale: PositiveFactor | None = 1.0
+    """Factor on EM's costs; 100 times output capsules over input capsules if none is given."""
+
+    def build(self) -> Routing:
+        """The module."""
+        from torchcaps.nn import EMRouting
+
+        return EMRouting(self.num_iterations, final_lambda=self.final_lambda, cost_scale=self.cost_scale)
+
+
+@register_part
+@dataclass(frozen=True, kw_only=True)
+class EMCodeConfig(RoutingConfig):
+    """A mixture of Gaussians, as the code of EM's authors has it, :class:`torchcaps.nn.EMCodeRouting`."""
+
+    name: ClassVar[str] = "em-code"
+
+    num_iterations: AtLeastOneIteration = 3
+    """Routing iterations: how often the Gaussians are fitted."""
+    final_beta: PositiveFactor = 0.01
+    """The inverse temperature that the iterations of EM's code grow towards."""
+    min_variance: PositiveFactor = 0.0005
+    """Added to the variances of EM's code."""
+    on_map: bool = False
+    """Whether the layer is one on a map: EM's code starts its biases otherwise there."""
+
+    def build(self) -> Routing:
+        """The module."""
+        from torchcaps.nn import EMCodeRouting
+
+        return EMCodeRouting(
+            self.num_iterations, final_beta=self.final_beta, min_variance=self.min_variance, on_map=self.on_map
+        )
+
+
+@register_part
+@dataclass(frozen=True, kw_only=True)
+class VBConfig(RoutingConfig):
+    """A mixture of Gaussians with priors, :class:`torchcaps.nn.VBRouting`."""
+
+    name: ClassVar[str] = "vb"
+
+    num_iterations: AtLeastOneIteration = 3
+    """Routing iterations: how often the Gaussians are fitted."""
+
+    def build(self) -> Routing:
+        """The module."""
+        from torchcaps.nn import VBRouting
+
+        return VBRouting(self.num_iterations)
 
 
 # ---- transforms

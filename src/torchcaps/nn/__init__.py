@@ -6,7 +6,17 @@ from torchcaps.nn.convolutions import ChannelNorm, Convolution, ConvStem
 from torchcaps.nn.decoder import Decoder, mask_capsules, separate_capsules
 from torchcaps.nn.flow import Capsules, LayerSize
 from torchcaps.nn.layers import ConvCapsules, DenseCapsules
-from torchcaps.nn.routing import DynamicRouting, Routed, Routing
+from torchcaps.nn.routing import (
+    DynamicRouting,
+    EMCodeRouting,
+    EMRouting,
+    InvertedAttentionRouting,
+    Routed,
+    Routing,
+    SelfAttentionRouting,
+    SelfRouting,
+    VBRouting,
+)
 from torchcaps.nn.transforms import Dense, DenseVotes, Elementwise, Matrix, Shared, Transform, Votes
 
 __all__ = [
@@ -21,14 +31,20 @@ __all__ = [
     "DenseCapsules",
     "DenseVotes",
     "DynamicRouting",
+    "EMCodeRouting",
+    "EMRouting",
     "Elementwise",
+    "InvertedAttentionRouting",
     "LayerSize",
     "Matrix",
     "PrimaryCapsules",
     "Routed",
     "Routing",
+    "SelfAttentionRouting",
+    "SelfRouting",
     "Shared",
     "Transform",
+    "VBRouting",
     "Votes",
     "mask_capsules",
     "separate_capsules",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -53,6 +54,22 @@ class Votes(ABC):
     def build(self) -> Float[Tensor, "B I J D"]:
         """The votes themselves, for algorithms that need each of them: B·I·J·D numbers."""
 
+    def pieces(self) -> tuple[Callable[..., Tensor], Tensor, tuple[Tensor, ...]]:
+        """How votes of some images are built: a function of a tensor whose first axis is the images, and of others.
+
+        Algorithms that need each vote build those of a few images at a time. Votes that do not say how are built whole.
+        """
+        return _as_they_are, self.build(), ()
+
+    @property
+    def together(self) -> int:
+        """So many rows of the first axis belong together: one, or on a map where positions compete, an image's."""
+        return 1 if self.rivals is None else len(self.rivals.children)
+
+    def log_compete(self, logits: Float[Tensor, "B I J"]) -> Float[Tensor, "B I J"]:
+        """The logarithm of :meth:`compete` over the outputs, exact even of couplings too small for their precision."""
+        return logits.log_softmax(2) if self.rivals is None else self.rivals.log_compete(logits)
+
     def compete(
         self, logits: Float[Tensor, "B I J"], softmax_over: SoftmaxOver = "outputs", *, leaky: bool = False
     ) -> Float[Tensor, "B I J"]:
@@ -71,7 +88,22 @@ class Votes(ABC):
         return self.rivals.compete(logits, leaky)
 
 
-class DenseVotes(Votes):
+def _as_they_are(votes: Tensor) -> Tensor:
+    return votes
+
+
+class WeightVotes(Votes):
+    """Votes of poses and one tensor of weights."""
+
+    weight: Tensor
+
+    def pieces(self) -> tuple[Callable[..., Tensor], Tensor, tuple[Tensor, ...]]:
+        """See :class:`Votes`."""
+        kind: Callable[[Tensor, Tensor], Votes] = type(self)  # type: ignore[assignment]  # each is made of the two
+        return lambda poses, weight: kind(poses, weight).build(), self.poses, (self.weight,)
+
+
+class DenseVotes(WeightVotes):
     """Votes W_ij u_i, a matrix for each pair; or w_ij∘u_i, a vector for each pair.
 
     Args:
@@ -97,7 +129,7 @@ class DenseVotes(Votes):
         return build_votes(self.poses, self.weight)
 
 
-class SharedVotes(Votes):
+class SharedVotes(WeightVotes):
     """Votes W_j u_i: all input capsules share the matrix of an output capsule."""
 
     def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "J D K"]) -> None:
@@ -128,7 +160,7 @@ class SharedVotes(Votes):
             return torch.einsum("jdk,bik->bijd", self._weight, self._poses).to(self.poses.dtype)
 
 
-class MatrixVotes(Votes):
+class MatrixVotes(WeightVotes):
     """Votes M_i W_ij of poses that are square matrices, M_i (P, P), read row by row: K = D = P².
 
     The rows of a pose are transformed alike, so that a row is a capsule of P components to the sums.
@@ -137,6 +169,7 @@ class MatrixVotes(Votes):
     def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J P P"]) -> None:
         I, J, P, _ = weight.shape
         super().__init__(poses, LayerSize(I, P * P, J, P * P))
+        self.weight = weight
         rows = poses.unflatten(2, (P, P)).movedim(2, 1).flatten(0, 1)  # (B·P, I, P)
         self.rows = DenseVotes(rows, weight.transpose(2, 3))
         self.batch, self.side = poses.shape[0], P
@@ -182,6 +215,16 @@ class Rivals:
 
     def compete(self, logits: Float[Tensor, "BL I J"], leaky: bool) -> Float[Tensor, "BL I J"]:
         """The softmax over the output types and the positions; see :meth:`Votes.compete`."""
+        powers, _, total, child = self._powers(logits, leaky)
+        return (powers / total[:, child, None]).unflatten(1, self.children.shape).flatten(0, 1)
+
+    def log_compete(self, logits: Float[Tensor, "BL I J"]) -> Float[Tensor, "BL I J"]:
+        """Its logarithm; see :meth:`Votes.log_compete`."""
+        _, above, total, child = self._powers(logits, leaky=False)
+        return (above - total[:, child, None].log()).unflatten(1, self.children.shape).flatten(0, 1)
+
+    def _powers(self, logits: Float[Tensor, "BL I J"], leaky: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The exponentials of logits (B, L·I, J), what they are of, their sums (B, N), and each capsule's number."""
         positions, I = self.children.shape
         child = self.children.flatten()  # (L·I)
         given = logits.unflatten(0, (-1, positions)).flatten(1, 2)  # (B, L·I, J)
@@ -191,11 +234,12 @@ class Rivals:
             largest = given.new_full((B, self.number), start)
             largest.scatter_reduce_(1, child.expand(B, -1), given.amax(2), "amax")
             largest = largest.clamp_min(torch.finfo(given.dtype).min)  # of capsules in no window
-        powers = (given - largest[:, child, None]).exp()
+        above = given - largest[:, child, None]
+        powers = above.exp()
         total = self.sum(powers.sum(2).unflatten(1, (positions, I)).flatten(0, 1))
         if leaky:
             total = total + (-largest).exp()
-        return (powers / total[:, child, None]).unflatten(1, (positions, I)).flatten(0, 1)
+        return powers, above, total, child
 
 
 class Transform(nn.Module, ABC):
