@@ -25,6 +25,8 @@ from .ops.em_routing import em_routing_code as em_routing_code
 from .ops.losses import margin_loss as margin_loss
 from .ops.losses import normalised_cross_entropy as normalised_cross_entropy
 from .ops.losses import reconstruction_loss as reconstruction_loss
+from .ops.losses import score_cross_entropy as score_cross_entropy
+from .ops.losses import spread_loss as spread_loss
 from .ops.memory import set_working_memory as set_working_memory
 from .ops.self_routing import self_routing as self_routing
 from .ops.squash import exponential_squash as exponential_squash

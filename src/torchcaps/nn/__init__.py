@@ -1,6 +1,6 @@
 """Modules: capsule layers, transforms, routing algorithms and the decoder, usable alone and stacked."""
 
-from torchcaps.nn.backbones import ConvBackbone
+from torchcaps.nn.backbones import ConvBackbone, StackBackbone
 from torchcaps.nn.capsules import PrimaryCapsules
 from torchcaps.nn.convolutions import ChannelNorm, Convolution, ConvStem
 from torchcaps.nn.decoder import Decoder, mask_capsules, separate_capsules
@@ -17,7 +17,7 @@ from torchcaps.nn.routing import (
     SelfRouting,
     VBRouting,
 )
-from torchcaps.nn.transforms import Dense, DenseVotes, Elementwise, Matrix, Shared, Transform, Votes
+from torchcaps.nn.transforms import Dense, DenseVotes, Elementwise, Identity, Matrix, Shared, Transform, Votes
 
 __all__ = [
     "Capsules",
@@ -34,6 +34,7 @@ __all__ = [
     "EMCodeRouting",
     "EMRouting",
     "Elementwise",
+    "Identity",
     "InvertedAttentionRouting",
     "LayerSize",
     "Matrix",
@@ -43,6 +44,7 @@ __all__ = [
     "SelfAttentionRouting",
     "SelfRouting",
     "Shared",
+    "StackBackbone",
     "Transform",
     "VBRouting",
     "Votes",

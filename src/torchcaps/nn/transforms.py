@@ -99,7 +99,7 @@ class WeightVotes(Votes):
 
     def pieces(self) -> tuple[Callable[..., Tensor], Tensor, tuple[Tensor, ...]]:
         """See :class:`Votes`."""
-        kind: Callable[[Tensor, Tensor], Votes] = type(self)  # type: ignore[assignment]  # each is made of the two
+        kind: Callable[[Tensor, Tensor], Votes] = type(self)
         return lambda poses, weight: kind(poses, weight).build(), self.poses, (self.weight,)
 
 
@@ -190,6 +190,107 @@ class MatrixVotes(WeightVotes):
 
     def _joined(self, rows: Float[Tensor, "BP *capsules P"]) -> Float[Tensor, "B *capsules D"]:
         return rows.unflatten(0, (self.batch, self.side)).movedim(1, -2).flatten(-2)
+
+
+class IdentityVotes(Votes):
+    """Votes u_i, the same for all output capsules: nothing is transformed."""
+
+    def __init__(self, poses: Float[Tensor, "B I K"], out_capsules: int) -> None:
+        _, I, K = poses.shape
+        super().__init__(poses, LayerSize(I, K, out_capsules, K))
+
+    def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
+        """See :class:`Votes`."""
+        if coupling is None:
+            return self.poses.sum(1, keepdim=True).expand(-1, self.size.out_capsules, -1)
+        return coupling.to(self.poses.dtype).transpose(1, 2) @ self.poses
+
+    def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
+        """See :class:`Votes`."""
+        return self.poses @ parents.to(self.poses.dtype).transpose(1, 2)
+
+    def build(self) -> Float[Tensor, "B I J D"]:
+        """See :class:`Votes`."""
+        return self.poses.unsqueeze(2).expand(-1, -1, self.size.out_capsules, -1)
+
+
+class MapVotes(Votes):
+    """Votes of the capsules of a map whose weights are the same at all positions.
+
+    Args:
+        votes: Those of each position, (B·L, T, J, D).
+        poses: The capsules (B, T·L, K), type by type.
+        positions: L.
+    """
+
+    def __init__(self, votes: Votes, poses: Float[Tensor, "B I K"], positions: int) -> None:
+        super().__init__(poses, votes.size._replace(in_capsules=poses.shape[1]))
+        self.votes, self.positions = votes, positions
+
+    def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
+        """See :class:`Votes`."""
+        each = None
+        if coupling is not None:
+            each = coupling.unflatten(1, (-1, self.positions)).transpose(1, 2).flatten(0, 1)  # (B·L, T, J)
+        return self.votes.weighted_sum(each).unflatten(0, (-1, self.positions)).sum(1)
+
+    def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
+        """See :class:`Votes`."""
+        return self._joined(self.votes.agreement(parents.repeat_interleave(self.positions, 0)))
+
+    def build(self) -> Float[Tensor, "B I J D"]:
+        """See :class:`Votes`."""
+        return self._joined(self.votes.build())
+
+    def pieces(self) -> tuple[Callable[..., Tensor], Tensor, tuple[Tensor, ...]]:
+        """See :class:`Votes`."""
+        build, rows, others = self.votes.pieces()
+        return (
+            lambda rows, *others: self._joined(build(rows.flatten(0, 1), *others)),
+            rows.unflatten(0, (-1, self.positions)),
+            others,
+        )
+
+    def _joined(self, each: Float[Tensor, "BL T *more"]) -> Float[Tensor, "B TL *more"]:
+        return each.unflatten(0, (-1, self.positions)).transpose(1, 2).flatten(1, 2)
+
+
+class PlacedVotes(Votes):
+    """Votes to which the place of their capsule is added.
+
+    Args:
+        votes: Without the places.
+        places: What is added, the same for all output capsules.
+    """
+
+    def __init__(self, votes: Votes, places: Float[Tensor, "I D"]) -> None:
+        super().__init__(votes.poses, votes.size)
+        self.votes, self.places = votes, places
+
+    def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
+        """See :class:`Votes`."""
+        total = self.votes.weighted_sum(coupling)
+        places = self.places.to(total.dtype)
+        added = places.sum(0) if coupling is None else coupling.to(total.dtype).transpose(1, 2) @ places
+        return total + added
+
+    def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
+        """See :class:`Votes`."""
+        agreement = self.votes.agreement(parents)
+        return agreement + self.places.to(agreement.dtype) @ parents.to(agreement.dtype).transpose(1, 2)
+
+    def build(self) -> Float[Tensor, "B I J D"]:
+        """See :class:`Votes`."""
+        return self._placed(self.votes.build(), self.places)
+
+    def pieces(self) -> tuple[Callable[..., Tensor], Tensor, tuple[Tensor, ...]]:
+        """See :class:`Votes`."""
+        build, each, others = self.votes.pieces()
+        return lambda each, *others: self._placed(build(each, *others[:-1]), others[-1]), each, (*others, self.places)
+
+    @staticmethod
+    def _placed(votes: Float[Tensor, "B I J D"], places: Float[Tensor, "I D"]) -> Float[Tensor, "B I J D"]:
+        return votes + places.to(votes.dtype).unsqueeze(1)
 
 
 class Rivals:
@@ -395,3 +496,20 @@ class Matrix(WeightTransform):
 
     def _products(self, size: LayerSize) -> int:
         return math.isqrt(size.in_dim)
+
+
+class Identity(Transform):
+    """No transform: each input capsule votes with its own pose, D = K. It has no weights."""
+
+    def bind(self, size: LayerSize, std: float) -> None:  # noqa: ARG002  there is nothing to draw
+        """See :class:`Transform`."""
+        if size.in_dim != size.out_dim:
+            raise ValueError(
+                "Identity: input and output capsules must have as many components as each other, got "
+                f"{size.in_dim} and {size.out_dim}"
+            )
+        self.out_capsules = size.out_capsules
+
+    def forward(self, poses: Float[Tensor, "B I K"]) -> Votes:
+        """See :class:`Transform`."""
+        return IdentityVotes(poses, self.out_capsules)

@@ -105,7 +105,8 @@ class EMRouting(MixtureRouting):
     Args:
         num_iterations: How often the Gaussians are fitted, 1 to 1,000.
         final_lambda: The inverse temperature that the iterations grow towards; positive.
-        cost_scale: Factor on the costs; 100·J/I, as in Gritzman's re-implementation, if None.
+        cost_scale: Factor on the costs, 1 in the paper; 100·J/I, as in Gritzman's re-implementation, if None: then they
+            do not grow with the number of input capsules.
 
     Raises:
         TypeError: An option of another type.
@@ -115,7 +116,7 @@ class EMRouting(MixtureRouting):
     (arXiv:1907.00652).
     """
 
-    def __init__(self, num_iterations: int = 3, *, final_lambda: float = 0.01, cost_scale: float | None = 1.0) -> None:
+    def __init__(self, num_iterations: int = 3, *, final_lambda: float = 0.01, cost_scale: float | None = None) -> None:
         super().__init__(num_iterations)
         check_above_zero(
             "EMRouting", final_lambda=final_lambda, **({} if cost_scale is None else {"cost_scale": cost_scale})
