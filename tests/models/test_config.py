@@ -166,7 +166,7 @@ def test_every_field_has_a_case() -> None:
 )
 def test_no_field_is_parsed_and_ignored(preset: str, field: str) -> None:
     value, what, needed = (CHANGES if preset == "sabour2017" else CNN_CHANGES)[field]
-    base = replace(get_preset(preset).model, small(preset) | needed)
+    base = replace(get_preset(preset).model, small(preset, **needed))
     assert first_change(base, base) is None
     assert first_change(base, replace(base, {"layers" if field == "num_capsules" else field: value})) == what
 

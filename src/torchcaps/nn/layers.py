@@ -132,9 +132,9 @@ class DenseCapsules(CapsuleLayer):
         size = LayerSize(**sizes)
         super().__init__(size, transform, routing, weights_of=grid[0] if share_positions and grid else None)
         self.grid, self.share_positions, self.coordinates = grid, share_positions, coordinates
-        places = None if grid is None or coordinates == "none" else _places(coordinates, grid, out_dim)
-        self.places: Tensor | None
-        self.register_buffer("places", places, persistent=False)
+        if coordinates != "none":
+            assert grid is not None
+            _places(coordinates, grid, out_dim)  # raises, where poses are no matrices
 
     def forward(self, capsules: Capsules | Float[Tensor, "B I K"]) -> Capsules:
         """Output capsules v_j of input capsules, or of their poses alone; see :meth:`route`."""
@@ -146,7 +146,10 @@ class DenseCapsules(CapsuleLayer):
         capsules = Capsules.of(capsules)
         check_tensor("DenseCapsules", "poses", capsules.poses, ("B", self.in_capsules, self.in_dim))
         votes = self._map_votes(capsules.poses) if self.share_positions else self.transform(capsules.poses)
-        return votes if self.places is None else PlacedVotes(votes, self.places), capsules.activations
+        if self.coordinates == "none" or self.grid is None:
+            return votes, capsules.activations
+        places = _places(self.coordinates, self.grid, self.out_dim)
+        return PlacedVotes(votes, places.to(capsules.poses.device)), capsules.activations
 
     def _map_votes(self, poses: Float[Tensor, "B I K"]) -> Votes:
         """The votes of capsules whose weights are those of their type."""
