@@ -73,6 +73,7 @@ def of_parameters(routing: Any, votes: Tensor, activations: Tensor, poses: Tenso
         case EMRouting():
             scale = 100 * votes.shape[2] / votes.shape[1] if routing.cost_scale is None else routing.cost_scale
             options = {"final_lambda": routing.final_lambda, "cost_scale": scale, "return_coupling": True}
+            a = a / routing.final_lambda
             return torchcaps.em_routing(votes, activations, u, a, routing.num_iterations, **options)  # type: ignore[call-overload,no-any-return]
         case EMCodeRouting():
             return torchcaps.em_routing_code(votes, activations, u, a, routing.num_iterations, return_coupling=True)

@@ -128,6 +128,19 @@ class DenseVotes(WeightVotes):
         """See :class:`Votes`."""
         return build_votes(self.poses, self.weight)
 
+    def pieces(self) -> tuple[Callable[..., Tensor], Tensor, tuple[Tensor, ...]]:
+        """See :class:`Votes`; the matrices are laid out once so that each capsule's votes are one product."""
+        if self.weight.ndim == 3:
+            return super().pieces()
+        J, D = self.size.out_capsules, self.size.out_dim
+        dtype = full_dtype(torch.promote_types(self.poses.dtype, self.weight.dtype))
+        matrices = self.weight.to(dtype).permute(0, 3, 1, 2).flatten(2).contiguous()  # (I, K, J·D)
+
+        def build(poses: Tensor, matrices: Tensor) -> Tensor:
+            return torch.bmm(poses.to(matrices.dtype).transpose(0, 1), matrices).transpose(0, 1).unflatten(2, (J, D))
+
+        return build, self.poses, (matrices,)
+
 
 class SharedVotes(WeightVotes):
     """Votes W_j u_i: all input capsules share the matrix of an output capsule."""

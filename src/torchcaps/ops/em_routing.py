@@ -135,14 +135,15 @@ def fit(
     """The equations of :func:`em_routing`; ``log_compete`` is the logarithm of the softmax over j if None."""
     log_compete = log_compete or log_softmax_over_outputs
     log_posterior = votes.new_zeros(votes.shape[:3])  # of zeros: the uniform start
+    D, votes = votes.shape[3], by_output(votes)
     for t in range(num_iterations):
         log_coupling = log_compete(log_posterior)
         shares, mass = share_out(log_coupling, activations)  # (B, I, J), (B, J)
         means = weighted(shares, votes)  # (B, J, D)
-        squares = (votes - means.unsqueeze(1)).square()
+        squares = (votes - means.unsqueeze(3)).square()
         variances = weighted(shares, squares) + 1e-9
         log_variances = variances.log()
-        costs = mass * (votes.shape[3] * beta_u + log_variances.sum(2) / 2)
+        costs = mass * (D * beta_u + log_variances.sum(2) / 2)
         logits = final_lambda * (1 - 0.95 ** (t + 1)) * (beta_a - cost_scale * costs)
         if t == num_iterations - 1 and rounds is None:
             break
@@ -265,13 +266,14 @@ def fit_as_the_code(
     centres = votes.new_zeros(B, J, D)
     log_posterior = votes.new_zeros(B, I, J)
     log_coupling = log_softmax_over_outputs(log_posterior)  # 1/J on maps too
+    votes = by_output(votes)
     for t in range(num_iterations):
         coupling = log_coupling.exp()
         shares = coupling * activations.unsqueeze(2)
         mass = shares.sum(1) + mass_eps  # (B, J)
         shares = shares / mass.unsqueeze(1)
         centres = 0.9 * weighted(shares, votes) + 0.1 * centres
-        squares = (votes - centres.unsqueeze(1)).square()
+        squares = (votes - centres.unsqueeze(3)).square()
         variances = weighted(shares, squares) + min_variance
         log_variances = variances.log()
         win = -mass * (log_variances.sum(2) + sigma_bias * D * (LOG_2_PI + 1))
@@ -310,17 +312,27 @@ def share_out(
     return shares / above_zero(total).unsqueeze(1), largest.exp().squeeze(1) * total
 
 
-def weighted(shares: Float[Tensor, "B I J"], numbers: Float[Tensor, "B I J D"]) -> Float[Tensor, "B J D"]:
-    """Σ_i shares_ij · numbers_ij."""
-    return (shares.unsqueeze(3) * numbers).sum(1)
+def weighted(shares: Float[Tensor, "B I J"], numbers: Float[Tensor, "B J D I"]) -> Float[Tensor, "B J D"]:
+    """Σ_i shares_ij · numbers_ij, of numbers as :func:`by_output` lays them out."""
+    return (numbers @ shares.transpose(1, 2).unsqueeze(3)).squeeze(3)
+
+
+def by_output(votes: Float[Tensor, "B I J D"]) -> Float[Tensor, "B J D I"]:
+    """Votes with the input capsules innermost in memory: each sum over them, or over D, is a matrix product then."""
+    return votes.permute(0, 2, 3, 1).contiguous()
 
 
 def log_densities(
-    squares: Float[Tensor, "B I J D"], variances: Float[Tensor, "B J D"], log_variances: Float[Tensor, "B J D"]
+    squares: Float[Tensor, "B J D I"], variances: Float[Tensor, "B J D"], log_variances: Float[Tensor, "B J D"]
 ) -> Float[Tensor, "B I J"]:
     """Ln N(V_ij; μ_j, σ²_j), of the squared differences of votes and means."""
     normalisation = variances.shape[2] * LOG_2_PI + log_variances.sum(2)  # (B, J)
-    return -(normalisation.unsqueeze(1) + (squares / variances.unsqueeze(1)).sum(3)) / 2
+    return -(normalisation.unsqueeze(1) + distances(squares, variances)) / 2
+
+
+def distances(squares: Float[Tensor, "B J D I"], variances: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
+    """Σ_h squares_h / variances_h."""
+    return (variances.reciprocal().unsqueeze(2) @ squares).squeeze(2).transpose(1, 2)
 
 
 def check_above_zero(caller: str, **numbers: float) -> None:

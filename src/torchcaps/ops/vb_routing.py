@@ -16,7 +16,9 @@ from torchcaps.ops.em_routing import (
     LOG_2_PI,
     Gaussians,
     LogCompete,
+    by_output,
     check_betas,
+    distances,
     log_softmax_over_outputs,
     share_out,
     weighted,
@@ -131,12 +133,13 @@ def infer(
     D = votes.shape[3]
     log_posterior = votes.new_zeros(votes.shape[:3])
     log_coupling = log_softmax_over_outputs(log_posterior)  # 1/J on maps too
+    votes = by_output(votes)
     steps = torch.arange(D, dtype=votes.dtype, device=votes.device)
     for iteration in range(1, num_iterations + 1):
         shares, mass = share_out(log_coupling, activations)  # (B, I, J), (B, J)
         R = mass.unsqueeze(2)  # (B, J, 1)
         means = weighted(shares, votes)  # (B, J, D)
-        scatter = R * weighted(shares, (votes - means.unsqueeze(1)).square())
+        scatter = R * weighted(shares, (votes - means.unsqueeze(3)).square())
         centres = R / (1 + R) * means
         inverse_scale = 1 + scatter + centres * means
         degrees = D + 1 + mass
@@ -146,9 +149,9 @@ def infer(
         log_share = torch.digamma(1 + mass) - torch.digamma((1 + mass).sum(1, keepdim=True))
         if iteration == num_iterations and rounds is None:
             break
-        distances = ((votes - centres.unsqueeze(1)).square() / inverse_scale.unsqueeze(1)).sum(3)  # (B, I, J)
+        far = distances((votes - centres.unsqueeze(3)).square(), inverse_scale)  # (B, I, J)
         known = (log_precision - D * LOG_2_PI - D / (1 + mass)) / 2  # (B, J)
-        densities = known.unsqueeze(1) - degrees.unsqueeze(1) * distances / 2
+        densities = known.unsqueeze(1) - degrees.unsqueeze(1) * far / 2
         if rounds is not None:
             logits = _logits(log_share, log_precision, beta_u, beta_a, D)
             rounds.append(RoutingRound(log_posterior, log_coupling.exp(), means, centres, densities, logits.sigmoid()))

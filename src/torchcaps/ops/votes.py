@@ -14,8 +14,8 @@ from torchcaps.machine import MIB
 from torchcaps.ops.checks import is_exporting
 from torchcaps.ops.memory import get_working_memory
 
-BLOCK = 4 * MIB
-"""Bytes of the votes that are worked on at a time: most of what is made of them stays in a processor's caches."""
+BLOCK = 2 * MIB
+"""Bytes of the votes that are worked on at a time, many times as much with all that is made of them."""
 TENSORS_PER_VOTE = 16
 """Tensors of the votes' size that an algorithm with three iterations keeps for its gradient."""
 

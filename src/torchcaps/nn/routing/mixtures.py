@@ -102,6 +102,9 @@ class MixtureRouting(Routing):
 class EMRouting(MixtureRouting):
     """EM routing as the paper writes it: :func:`torchcaps.em_routing`; β_u and β_a start at zero.
 
+    The parameter ``beta_a`` is β_a·``final_lambda``, which is of the size of a logit: the temperature makes β_a itself
+    a hundred times larger, so that an optimizer with one step size for all parameters, as Adam is, hardly moves it.
+
     Args:
         num_iterations: How often the Gaussians are fitted, 1 to 1,000.
         final_lambda: The inverse temperature that the iterations grow towards; positive.
@@ -135,7 +138,11 @@ class EMRouting(MixtureRouting):
         """See :class:`MixtureRouting`."""
         scale = self.cost_scale or 100 * self.size.out_capsules / self.size.in_capsules
         options = self.num_iterations, self.final_lambda, scale
-        return fit(numbers, activations, beta_u, beta_a, *options, votes.log_compete, rounds)
+        return fit(numbers, activations, beta_u, beta_a / self.final_lambda, *options, votes.log_compete, rounds)
+
+    def balanced_std(self, size: LayerSize) -> float:  # noqa: ARG002  as all routings
+        """See :class:`Routing`; votes whose components vary by about one cost about nothing at the start."""
+        return 1.0
 
     def extra_repr(self) -> str:
         """Options, for ``print(model)``."""
