@@ -419,3 +419,23 @@ def test_sklearn_estimator(capsys: pytest.CaptureFixture[str]) -> None:
 def accuracy_in(printed: str) -> float:
     (percent,) = re.findall(r"test accuracy ([\d.]+) %", printed)
     return float(percent)
+
+
+# ---- routing_pictures
+
+
+def test_routing_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module = example("routing_pictures")
+    module.main(["--out", str(tmp_path)])
+    lines = capsys.readouterr().out.splitlines()
+    names = list(module.algorithms(module.make_votes()))
+    assert {path.stem for path in tmp_path.glob("*.png")} == set(names)
+    for name, line in zip(names, lines, strict=True):  # each couples those that agree more strongly
+        assert line.startswith(name)
+        assert float(line.split("agree ")[1].split(",")[0]) > 0.6
+    routed, uniform = (
+        module.algorithms(module.make_votes())["em"](False),
+        module.algorithms(module.make_votes())["em"](True),
+    )
+    assert (uniform[1] == 0.5).all()
+    assert (routed[1] > 0.9).float().mean() > 0.4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -20,6 +20,7 @@ TENSORS_PER_VOTE = 16
 """Tensors of the votes' size that an algorithm with three iterations keeps for its gradient."""
 
 
+@runtime_checkable
 class VoteSums(Protocol):
     """What the algorithms ask of votes that are never built: :class:`torchcaps.nn.Votes`, or :class:`BuiltVotes`."""
 
