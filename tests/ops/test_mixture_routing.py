@@ -12,6 +12,7 @@ from torch import Tensor
 
 import torchcaps
 from ops import mixture_oracle as oracle
+from torchcaps.ops.vb_routing import digamma
 from torchcaps.ops.votes import in_blocks
 
 Routed = tuple[Tensor, ...]
@@ -356,3 +357,11 @@ def test_no_images_at_all() -> None:
     for algorithm in ("em", "em-code", "vb", "self-routing", "inverted-attention"):
         poses, *_ = ALGORITHMS[algorithm].route(torch.zeros(0, 3, 4, 5), torch.zeros(0, 3), *torch.zeros(2, 4), 2)
         assert poses.shape == (0, 4, 5)
+
+
+def test_digamma_of_exported_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.cat([torch.linspace(1, 20, 50), torch.tensor([1e3, 1e6])]).double()
+    wanted = torch.digamma(x)
+    assert torch.equal(digamma(x), wanted)
+    monkeypatch.setattr("torchcaps.ops.vb_routing.is_exporting", lambda: True)
+    torch.testing.assert_close(digamma(x), wanted, rtol=1e-9, atol=1e-9)

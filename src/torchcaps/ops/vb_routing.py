@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.checks import check_flags
+from torchcaps.ops.checks import check_flags, is_exporting
 from torchcaps.ops.dynamic_routing.checks import check_iterations, check_votes
 from torchcaps.ops.dynamic_routing.reference import RoutingRound
 from torchcaps.ops.em_routing import (
@@ -144,9 +144,9 @@ def infer(
         inverse_scale = 1 + scatter + centres * means
         degrees = D + 1 + mass
         log_precision = (
-            torch.digamma((degrees.unsqueeze(2) - steps) / 2).sum(2) + D * math.log(2) - inverse_scale.log().sum(2)
+            digamma((degrees.unsqueeze(2) - steps) / 2).sum(2) + D * math.log(2) - inverse_scale.log().sum(2)
         )
-        log_share = torch.digamma(1 + mass) - torch.digamma((1 + mass).sum(1, keepdim=True))
+        log_share = digamma(1 + mass) - digamma((1 + mass).sum(1, keepdim=True))
         if iteration == num_iterations and rounds is None:
             break
         far = distances((votes - centres.unsqueeze(3)).square(), inverse_scale)  # (B, I, J)
@@ -164,3 +164,16 @@ def infer(
 def _logits(log_share: Tensor, log_precision: Tensor, beta_u: Tensor, beta_a: Tensor, D: int) -> Float[Tensor, "B J"]:
     entropy = (D * (LOG_2_PI + 1) - log_precision) / 2
     return beta_a - (log_share.exp() * entropy + beta_u)
+
+
+def digamma(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The digamma function of numbers of at least one; in a graph that is exported, of operations that ONNX has.
+
+    There it is ψ(x) = ψ(x + 6) - Σ_{k<6} 1 / (x + k), and Stirling's series of ψ(x + 6), whose error is below 1e-9.
+    """
+    if not is_exporting():
+        return torch.digamma(x)
+    y = x + 6
+    square = 1 / y.square()
+    series = y.log() - 1 / (2 * y) - square * (1 / 12 - square * (1 / 120 - square / 252))
+    return series - sum(1 / (x + k) for k in range(6))

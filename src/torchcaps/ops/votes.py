@@ -72,20 +72,14 @@ def in_blocks(
         numbers: How many votes' components one image has.
         multiple: A block has a multiple of so many rows of the first axis.
     """
-    if not any(tensor.requires_grad for tensor in (*each, *shared)) or not torch.is_grad_enabled():
-        kept = 1
-    else:
-        kept = TENSORS_PER_VOTE
-    bytes_each = numbers * each[0].element_size()
-    room = min(BLOCK, int(get_working_memory() * MIB / kept))
-    block = max(1, room // (bytes_each * multiple)) * multiple
-    if block >= len(each[0]) or is_exporting() or torch.compiler.is_compiling() or _is_transformed():
+    if is_exporting() or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return work(*each, *shared)
+    learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*each, *shared))
+    room = min(BLOCK, int(get_working_memory() * MIB / (TENSORS_PER_VOTE if learns else 1)))
+    block = max(1, room // (numbers * each[0].element_size() * multiple)) * multiple
+    if block >= len(each[0]):
         return work(*each, *shared)
     return _Blocks.apply(work, len(each), block, *each, *shared)
-
-
-def _is_transformed() -> bool:
-    return torch._C._are_functorch_transforms_active()
 
 
 class _Blocks(torch.autograd.Function):
