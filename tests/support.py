@@ -101,8 +101,17 @@ def small(preset: str, **overrides: Any) -> dict[str, Any]:
     from torchcaps.models import get_preset
     from torchcaps.models.fields import flat, replace
 
-    sizes = {"channels": (4, 6), "hidden": (12, 8), "conv_channels": 8, "primary_types": 2, "decoder_hidden": (16, 24)}
-    parts = {name: value for name, value in overrides.items() if name == "decoder"}  # a decoder that is not there
+    sizes: dict[str, Any] = {
+        "channels": (4, 6),
+        "hidden": (12, 8),
+        "conv_channels": 8,
+        "primary_types": 2,
+        "decoder_hidden": (16, 24),
+        "stack_channels": (8,),
+    }
+    if preset == "efficient-capsnet-mnist":  # a channel of the last convolution for each of its primary capsules'
+        sizes |= {"stack_channels": (4, 4, 8, 16), "primary_kernel": 2}
+    parts = {name: value for name, value in overrides.items() if name in ("decoder", "backbone")}  # of other fields
     fields = flat(replace(get_preset(preset).model, parts))
     return {name: size for name, size in sizes.items() if name in fields} | overrides
 

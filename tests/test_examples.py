@@ -433,3 +433,22 @@ def test_animate_capsules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     digits, decoded = ([frame[rows] for frame in frames] for rows in (slice(0, 76), slice(84, 160)))
     assert all((each == digits[0]).all() for each in digits)
     assert not (decoded[0] == decoded[5]).all()
+
+# ---- routing_pictures
+
+
+def test_routing_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module = example("routing_pictures")
+    module.main(["--out", str(tmp_path)])
+    lines = capsys.readouterr().out.splitlines()
+    names = list(module.algorithms(module.make_votes()))
+    assert {path.stem for path in tmp_path.glob("*.png")} == set(names)
+    for name, line in zip(names, lines, strict=True):  # each couples those that agree more strongly
+        assert line.startswith(name)
+        assert float(line.split("agree ")[1].split(",")[0]) > 0.6
+    routed, uniform = (
+        module.algorithms(module.make_votes())["em"](False),
+        module.algorithms(module.make_votes())["em"](True),
+    )
+    assert (uniform[1] == 0.5).all()
+    assert (routed[1] > 0.9).float().mean() > 0.4

@@ -6,6 +6,7 @@ import inspect
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -79,9 +80,13 @@ def test_errors_are_value_errors() -> None:
     assert issubclass(torchcaps.InputError, ValueError)
 
 
+TESTS = str(Path(__file__).parent)
+
 # A fresh interpreter, in which beartype checks every argument and result of ops, nn and the networks against the shapes
 # in its signature. (Not in all tests: our own messages about wrong shapes are tested, and beartype would come first.)
 SHAPES_AT_RUN_TIME = """
+import sys
+
 from jaxtyping import TypeCheckError, install_import_hook
 
 CHECKED = ["torchcaps.ops", "torchcaps.nn", "torchcaps.models.capsnet", "torchcaps.models.baseline"]
@@ -94,6 +99,9 @@ with install_import_hook(CHECKED, "beartype.beartype"):
     from torchcaps.ops.dynamic_routing import BACKENDS
 
     torchcaps.create_model
+
+sys.path.insert(0, sys.argv[1])
+from support import small
 
 torch.set_num_threads(1)
 poses, weight = torch.randn(2, 5, 3), torch.randn(5, 4, 6, 3)
@@ -110,6 +118,14 @@ for backend, axis, stop, leaky, extra in itertools.product(
     del options["stop_gradient"]
     torchcaps.routing_rounds(torchcaps.compute_votes(poses, weight), **options)
 
+votes, active, logits, beta = torch.randn(2, 5, 4, 6), torch.rand(2, 5), torch.randn(2, 5, 4), torch.zeros(4)
+for asked in (False, True):
+    torchcaps.self_attention_routing(votes, bias=torch.zeros(5, 4), return_coupling=asked)
+    torchcaps.inverted_attention_routing(votes, norm_weight=torch.ones(6), return_coupling=asked)
+    torchcaps.self_routing(votes, active, logits, return_coupling=asked)
+    for mixture in (torchcaps.em_routing, torchcaps.em_routing_code, torchcaps.vb_routing):
+        mixture(votes, active, beta, beta, return_coupling=asked)
+
 labels = torch.tensor([0, 2])
 rows = torch.tensor([[True, False, True], [False, False, False]])
 pairs = torch.tensor([[0, 2], [2, 1]])
@@ -118,8 +134,7 @@ for preset, targets in itertools.product(torchcaps.list_presets(), (None, labels
     if targets is not None and several != (targets is pairs):
         continue
     cnn = isinstance(get_preset(preset).model, CNNConfig)
-    small = dict(channels=(4, 6), hidden=(8,)) if cnn else dict(conv_channels=8, primary_types=2)
-    model = torchcaps.create_model(preset, (2, 18, 21), 3, **small)
+    model = torchcaps.create_model(preset, (2, 18, 21), 3, **small(preset))
     images = torch.rand(2, 2, 18, 21)
     output = model(images, targets) if cnn else model(images, targets, return_coupling=True)
     wanted = (pairs if several else labels) if targets is None else targets
@@ -140,5 +155,5 @@ print("checked")
 
 
 def test_shapes_are_those_of_the_signatures() -> None:
-    run = subprocess.run([sys.executable, "-c", SHAPES_AT_RUN_TIME], capture_output=True, text=True, check=False)
+    run = subprocess.run([sys.executable, "-c", SHAPES_AT_RUN_TIME, TESTS], capture_output=True, text=True, check=False)
     assert run.stdout.strip() == "checked", run.stderr[-3000:]

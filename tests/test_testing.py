@@ -217,6 +217,16 @@ class OtherSignature(Plain):
         return super().forward(votes)
 
 
+class ActivationsLeftOut(Plain):
+    """The last sum is weighted by the activations of the input capsules, the agreement is not."""
+
+    def forward(self, votes: Votes, activations: Any = None, *, return_coupling: bool = False) -> Any:
+        routed = super().forward(votes, return_coupling=True)
+        weights = routed.coupling if activations is None else routed.coupling * activations.unsqueeze(2)
+        capsules = self.gather(weights, self.build(votes))
+        return Routed(capsules, coupling=routed.coupling if return_coupling else None)
+
+
 class ActivationsOfInputs(Plain):
     """What comes in is passed on, one for each input capsule."""
 
@@ -456,6 +466,11 @@ WRONG: list[tuple[type[Plain], str, str]] = [
     (CouplingWhenNotAsked, "shapes", "returns a coupling that was not asked for"),
     (CapsulesOnly, "shapes", r"must return a torchcaps.nn.Routed of .*, got a Tensor"),
     (OtherSignature, "shapes", "raises TypeError: .*; usual cause: a forward without the arguments of"),
+    (
+        ActivationsLeftOut,
+        "inactive capsules",
+        "with an input capsule that is not active and with another in",
+    ),
     (ActivationsOfInputs, "shapes", r"activations have the shape \(3, 7\) instead of \(3, 5\) = \(B, J\)"),
     (Squeezed, "shapes", r"capsules have the shape \(5, 4\) instead of \(1, 5, 4\) = \(B, J, D\)"),
     (SqueezedComponents, "sizes of one", r"capsules have the shape \(3, 5\) instead of \(3, 5, 1\)"),

@@ -71,10 +71,12 @@ class Subject:
         I, K, *out = self.sizes
         shapes = {"poses": [batch, I, K]}
         if not self.is_layer:
-            shapes["weight"] = [I, *(size for size in out if size is not None), K]
+            shapes |= {"weight": [I, *(size for size in out if size is not None), K], "activations": [batch, I]}
         random = torch.Generator().manual_seed(0)
         drawn = {name: torch.randn(shape, generator=random, dtype=torch.float64) for name, shape in shapes.items()}
         drawn["poses"] /= drawn["poses"].norm(dim=-1, keepdim=True)
+        if not self.is_layer:
+            drawn["activations"] = drawn["activations"].sigmoid()
         return {name: tensor.to(self.device, dtype) for name, tensor in drawn.items()}
 
     def call(self, inputs: Inputs, *, return_coupling: bool = True) -> Routed:
@@ -82,11 +84,11 @@ class Subject:
         if self.is_layer:
             return Routed(*Capsules.of(self.module(inputs["poses"]))[:2])
         votes = DenseVotes(inputs["poses"], inputs["weight"])
-        return self.route(votes, return_coupling=return_coupling)
+        return self.route(votes, inputs.get("activations"), return_coupling=return_coupling)
 
-    def route(self, votes: Votes, *, return_coupling: bool = True) -> Routed:
-        """What a routing gives for votes."""
-        returned = self.module(votes, None, return_coupling=return_coupling)
+    def route(self, votes: Votes, activations: Tensor | None, *, return_coupling: bool = True) -> Routed:
+        """What a routing gives for votes, and activations of the input capsules where there are some."""
+        returned = self.module(votes, activations, return_coupling=return_coupling)
         require(
             isinstance(returned, Routed),
             "forward must return a torchcaps.nn.Routed of poses, activations or None, coupling or None, got a "
@@ -157,7 +159,10 @@ def check_routing(
     - ``coupling``: where it is returned, it lies in 0..1 and sums to one over the axis that ``softmax_over`` names.
     - ``other votes``: it asks the votes only for what all :class:`torchcaps.nn.Votes` answer, so that it works over any
       transform, and gives the same over votes that are built as over those that are not.
-    - ``finite numbers``: capsules and gradients, for poses of zero, of 1e-20 and of 1e6, and for votes that all agree.
+    - ``inactive capsules``: if it weighs input capsules by their activations, one with an activation of zero changes
+      nothing, whatever its pose.
+    - ``finite numbers``: capsules and gradients, for poses of zero, of 1e-20 and of 1e6, for votes that all agree,
+      and where no input capsule is active.
     - ``gradients``: those of poses, weight and the routing's own parameters are those of finite differences in
       float64, and neither poses nor weight are without effect. Skip it for a gradient that is stopped on purpose.
     - ``used parameters``: every parameter of the routing gets a gradient.
@@ -253,6 +258,7 @@ def _shapes(subject: Subject) -> str:
         routed = subject.call(inputs)
         _require_shapes(routed, subject.sizes, batch)
         if not subject.is_layer:
+            _require_shapes(subject.call({**inputs, "activations": None}), subject.sizes, batch)  # type: ignore[dict-item]
             silent = subject.call(inputs, return_coupling=False)
             require(silent.coupling is None, "it returns a coupling that was not asked for (return_coupling=False)")
             _require_same(silent, routed, "with and without the coupling returned")
@@ -340,7 +346,9 @@ def _determinism(subject: Subject) -> str:
 )
 def _batch_independence(subject: Subject) -> str:
     inputs = subject.inputs()
-    each = zip(*(subject.call(inputs | {"poses": pose}) for pose in inputs["poses"].split(1)), strict=True)
+    batched = {name: tensor.split(1) for name, tensor in inputs.items() if name != "weight"}
+    alone_in = [dict(zip(batched, parts, strict=True)) for parts in zip(*batched.values(), strict=True)]
+    each = zip(*(subject.call(inputs | image) for image in alone_in), strict=True)
     alone = Routed(*(None if parts[0] is None else torch.cat(parts) for parts in each))  # type: ignore[arg-type]
     return _require_same(alone, subject.call(inputs), "of each image alone and in a batch")
 
@@ -351,7 +359,7 @@ def _batch_independence(subject: Subject) -> str:
 def _input_order(subject: Subject) -> str:
     inputs = subject.inputs()
     order = torch.arange(subject.sizes.I, device=subject.device).roll(1)
-    moved = inputs | {"poses": inputs["poses"][:, order], "weight": inputs["weight"][order]}
+    moved = {"weight": inputs["weight"][order]} | {name: inputs[name][:, order] for name in ("poses", "activations")}
     wanted = subject.call(inputs)
     if wanted.coupling is not None:
         wanted = wanted._replace(coupling=wanted.coupling[:, order])
@@ -432,7 +440,7 @@ def _coupling(subject: Subject) -> str:
 )
 def _other_votes(subject: Subject) -> str:
     inputs = subject.inputs()
-    got = subject.route(_BuiltVotes(DenseVotes(inputs["poses"], inputs["weight"])))
+    got = subject.route(_BuiltVotes(DenseVotes(inputs["poses"], inputs["weight"])), inputs["activations"])
     return _require_same(got, subject.call(inputs), "of votes that are built and of those that are not")
 
 
@@ -456,6 +464,20 @@ class _BuiltVotes(Votes):
         return self._votes
 
 
+@check("inactive capsules", "activations that are used for some of the sums only")
+def _inactive_capsules(subject: Subject) -> str:
+    inputs = subject.inputs()
+    silenced = inputs | {"activations": inputs["activations"].clone()}
+    silenced["activations"][:, 0] = 0
+    plain, wanted = (subject.call(given)._replace(coupling=None) for given in (inputs, silenced))
+    if torch.equal(_seen(plain), _seen(wanted)):
+        return "activations are not used"
+    poses = inputs["poses"].clone()
+    poses[:, 0] = poses[:, 1]
+    got = subject.call(silenced | {"poses": poses})._replace(coupling=None)
+    return _require_same(got, wanted, "with an input capsule that is not active and with another in its place")
+
+
 @check(
     "finite numbers",
     "norm() or sqrt() without epsilon, whose gradient at zero is not finite, a division by a length or a variance, "
@@ -473,8 +495,12 @@ def _finite_numbers(subject: Subject) -> str:
         "poses of length 1e6": 1e6 * poses,
         "input capsules that all agree": poses[:, :1].expand_as(poses),
     }
+    if not subject.is_layer:
+        cases["nothing active"] = poses
     for case, changed in cases.items():
         given = inputs | {"poses": changed}
+        if case == "nothing active":
+            given["activations"] = 0 * inputs["activations"]
         if case.endswith("agree") and not subject.is_layer:
             given["weight"] = inputs["weight"][:1].expand_as(inputs["weight"])
         leaves = {name: tensor.clone().requires_grad_() for name, tensor in given.items()}
@@ -534,7 +560,7 @@ def _used_parameters(subject: Subject) -> str:
 @check("torch.func.vmap", "a decision on the values of a tensor, or a result kept outside of the call", layers=True)
 def _vmap(subject: Subject) -> str:
     inputs = subject.inputs()
-    stacked = torch.stack([inputs["poses"], inputs["poses"].flip(0)])
+    stacked = torch.stack([inputs["poses"], inputs["poses"].flip(0)])  # the same activations
 
     def capsules(poses: Tensor) -> Tensor:
         return subject.call(inputs | {"poses": poses}).poses

@@ -29,6 +29,8 @@ COMMANDS = [
     "share",
     "explore",
     "robustness",
+    "probe",
+    "detect",
     "reproduce",
 ]
 HEAVY = (

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from torchcaps.datasets import Dataset, ImageSet, PairSet, resize_images
+from torchcaps.datasets import Dataset, ImageSet, PairSet, center_crop, resize_images
 from torchcaps.errors import InputError
 
 
@@ -42,6 +42,23 @@ def test_sets_of_several_objects_keep_their_parts() -> None:
     assert (resized.in_shape, resized.parts.shape) == ((1, 12, 10), (4, 2, 1, 12, 10))
     assert torch.equal(resized.parts[1, 1], resize_images(images.parts[1, 1:], (12, 10))[0])
     assert torch.equal(resized.labels, images.labels)
+
+
+def test_factors_go_with_their_images(make_set: Callable[..., ImageSet]) -> None:
+    plain = make_set(7)
+    images = ImageSet(plain.images, plain.labels, factors={"azimuth": torch.arange(7) * 20.0, "light": torch.arange(7)})
+    for made, index in (
+        (images.take(2), [0, 1]),
+        (images.select(torch.tensor([5, 1])), [5, 1]),
+        (images.resize((12, 10)), list(range(7))),
+        (center_crop(images, 3), list(range(7))),
+        (images._each(torch.Tensor.clone), list(range(7))),
+    ):
+        assert made.factors["azimuth"].tolist() == [20.0 * n for n in index]
+        assert made.factors["light"].tolist() == index
+    assert len(images.tensors) == 2
+    with pytest.raises(InputError, match=r"the factor light must have the shape \(7,\), .* got \(6,\)"):
+        ImageSet(plain.images, plain.labels, factors={"light": torch.arange(6)})
 
 
 def test_one_object_is_the_rule(make_set: Callable[..., ImageSet]) -> None:

@@ -250,6 +250,9 @@ def test_what_the_list_says_is_so(info: DatasetInfo, request: pytest.FixtureRequ
     elif info.name == "digits":
         where = None
         assert info.locate()
+    elif info.name.startswith("viewpoints"):  # rendered when they are loaded: tests of their own
+        assert info.locate()
+        return
     else:
         assert info.locate() is None
         return
@@ -268,7 +271,11 @@ def test_what_the_list_says_is_so(info: DatasetInfo, request: pytest.FixtureRequ
         ("mnist-40", (1, 40, 40), 10, 70_000, 1),
         ("affnist", (1, 40, 40), 10, 60_000 + 320_000, 1),
         ("multimnist", (1, 36, 36), 10, 70_000, 2),
+        ("viewpoints", (1, 48, 48), 5, 2 * 8_100, 1),
+        ("viewpoints-azimuth", (1, 48, 48), 5, 2_700 + 5_400, 1),
         ("smallnorb", (2, 48, 48), 5, 2 * 24_300, 1),
+        ("smallnorb-elevation", (2, 48, 48), 5, 8_100 + 16_200, 1),
+        ("smallnorb-elevation-familiar", (2, 48, 48), 5, 2 * 8_100, 1),
         ("svhn", (3, 32, 32), 10, 73_257 + 26_032, 1),
         ("cifar10", (3, 32, 32), 10, 60_000, 1),
     ],
@@ -290,5 +297,7 @@ print([m for m in ("sklearn", "scipy", "pooch") if m in sys.modules])"""
     at_once, specs, later = map(ast.literal_eval, done.stdout.splitlines())
     assert at_once == later == []
     made_of_mnist = ["mnist-40", "affnist", "multimnist"]
-    others = ["smallnorb", "svhn", "cifar10"]
-    assert specs == ["digits", "mnist", "fashion-mnist", "kmnist", *made_of_mnist, *others, "folder:PATH", "npz:PATH"]
+    sides = ["", "-azimuth", "-azimuth-familiar", "-elevation", "-elevation-familiar"]
+    seen = [f"{name}{each}" for name in ("viewpoints", "smallnorb") for each in sides]
+    others = ["svhn", "cifar10", "folder:PATH", "npz:PATH"]
+    assert specs == ["digits", "mnist", "fashion-mnist", "kmnist", *made_of_mnist, *seen, *others]

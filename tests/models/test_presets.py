@@ -24,10 +24,10 @@ from support import (
 from torchcaps import create_model, list_presets, margin_loss, reconstruction_loss, safe_norm, squash
 from torchcaps.errors import InputError
 from torchcaps.models import BaselineCNN, CapsNet, CapsNetConfig, Preset, Recipe, get_preset, register_preset
-from torchcaps.models.fields import flat
+from torchcaps.models.fields import flat, replace
 from torchcaps.models.images import standardise
 from torchcaps.models.presets import capsnet
-from torchcaps.nn import ChannelNorm
+from torchcaps.nn import ChannelNorm, EMCodeRouting, EMRouting, Matrix, SelfAttentionRouting, SelfRouting, VBRouting
 from torchcaps.nn.routing import Routed
 from torchcaps.registry import Registry
 
@@ -58,6 +58,11 @@ def test_builds_and_learns_at_any_size(name: str, in_shape: tuple[int, int, int]
     assert (model.in_shape, model.num_classes) == (in_shape, num_classes)
     assert all(loss is None or loss.shape == () for loss in losses)
     assert_finite([*output, *losses])
+    if name == "hahn2019-smallnet":  # whose coupling starts uniform, so that at first only the logits learn
+        for _ in range(2):
+            torch.optim.Adam(model.parameters(), 1e-2).step()
+            model.zero_grad()
+            model.loss(model(images, labels), drawn, labels).total.backward()
     assert_gradients_reach(model)
     if isinstance(model, CapsNet):
         types, rows, columns = model.primary_grid
@@ -69,7 +74,7 @@ def test_builds_and_learns_at_any_size(name: str, in_shape: tuple[int, int, int]
         else:
             assert output.reconstruction is model.decoder is losses.reconstruction is None
         coupling = model(images, return_coupling=True).coupling
-        assert coupling.shape == (3, types * rows * columns, num_classes)
+        assert coupling.shape == (3, model.shapes[-2].number, num_classes)
 
 
 @every_preset
@@ -95,7 +100,8 @@ def test_a_few_steps_lower_the_loss(name: str) -> None:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert losses[-1] < 0.9 * losses[0], losses
+    slow = name == "hinton2018-code"  # its activations, of 0.15 at the start, move by hundredths
+    assert losses[-1] < (0.98 if slow else 0.9) * losses[0], losses
 
 
 @every_preset
@@ -123,7 +129,7 @@ def test_names_are_taken_once_and_unknown_ones_get_the_nearest() -> None:
     assert_raises(
         InputError, create_model, "sabor2017", say='there is no preset "sabor2017"; did you mean "sabour2017"?'
     )
-    assert_raises(InputError, get_preset, "zzz", say='there is no preset "zzz"; known: baseline-cnn, ')
+    assert_raises(InputError, get_preset, "zzz", say='there is no preset "zzz"; known: aff-capsnet, ')
     for name in (5, ["sabour2017"], None, {}):
         said = f'preset must be a name such as "sabour2017", got {name!r}'
         assert_raises(InputError, get_preset, name, say=said)
@@ -150,6 +156,11 @@ SVHN = (243 * 64 + 64) + (81 * 64 * 96 + 96) + (16 * 8 * 8) * 6 * 80 + (81 * 512
 # four convolutions without bias, a scale and a shift for each of their channels, and the primary one
 COMPACT = 9 * (32 + 32 * 32 + 32 * 64 + 64 * 64) + 2 * (32 + 32 + 64 + 64) + (16 * 64 * 64 + 64)
 COMPACT += (8 * 6 * 6) * 8 * 160 + (161 * 256 + 257 * 512 + 513 * 784)
+# two cameras; poses of 8·16 and activations of 8; two layers on maps and the class capsules, 4×4 a pair, and two β each
+EM = (50 * 64 + 64) + 65 * 8 * 17 + (9 * 8 * 16 + 9 * 16 * 16 + 16 * 5) * 16 + 2 * (16 + 16 + 5)
+# convolutions without bias, scales and shifts; a layer on a map with its logits; class capsules that have only logits
+HAHN = 2 * 49 * 256 + 512 + 25 * 256 * 16 * 17 + 2 * 16 * 17
+HAHN += 9 * 16 * 16 * (16 * 16 + 16 + 1) + 2 * 256 + (16 * 36) * 5 * (16 + 1)
 # maps of 36×36, pooled twice, are 9×9
 BASELINE_MULTIMNIST = (81 * 512 + 512) + (25 * 512 * 256 + 256) + (9 * 9 * 256 + 1) * 1024 + 1025 * 10
 # maps of 28×28, pooled three times, are 4×4 (14, 7, and 3.5 rounded up)
@@ -171,6 +182,12 @@ MATCHED = (25 * 64 + 64) + (25 * 64 * 128 + 128) + (25 * 128 * 256 + 256) + (4 *
         ("torch-notebook", {}, 8_215_568),
         ("torch-tutorial", {}, 8_215_568),
         ("compact", {}, COMPACT),
+        ("efficient-capsnet-mnist", {"decoder": False}, 161_824),
+        ("hinton2018-paper", {}, EM),
+        ("hinton2018-code", {}, EM),
+        ("vb2020", {}, EM - 64 + 128 - 136 + 2 * 136),  # scales and shifts in place of biases
+        ("hahn2019-smallnet", {}, HAHN),
+        ("aff-capsnet", {"decoder": False}, (81 * 256 + 256) + (81 * 256 * 256 + 256) + 10 * 16 * 8),
         ("sabour2017-multimnist", {}, MULTIMNIST),
         ("sabour2017-cifar10", {}, CIFAR10),
         ("sabour2017-smallnorb", {}, SMALLNORB),
@@ -213,13 +230,15 @@ def test_primary_capsules(name: str) -> None:
         "sabour2017-cifar10": (64, 4, 4),
         "sabour2017-smallnorb": (32, 8, 8),
         "sabour2017-svhn": (16, 8, 8),
+        "aff-capsnet": (32, 12, 12),
     }
-    if isinstance(model, CapsNet):
+    if name in capsnets():
         types, rows, columns = model.primary_grid
         assert model.primary_grid == grids.get(name, (32, 6, 6))
         dims = {"sabour2017-svhn": (8, 6), "compact-deep": (8, 8)}.get(name, (16, 8))
         inputs, outputs = (8 * 9, 8) if name == "compact-deep" else (types * rows * columns, model.num_classes)
-        assert model.layer(1).transform.weight.shape == (inputs, outputs, *dims)
+        shared = () if name == "aff-capsnet" else (inputs,)
+        assert model.layer(1).transform.weight.shape == (*shared, outputs, *dims)
 
 
 # ---- what is particular about each: the columns of the table
@@ -238,7 +257,13 @@ def network(name: str, **overrides: Any) -> CapsNet:
 
 
 def capsnets() -> list[str]:
-    return [name for name in list_presets() if isinstance(get_preset(name).model, CapsNetConfig)]
+    """Those of sabour2017's shape: a convolution, primary capsules, dynamic routing."""
+    models = {name: get_preset(name).model for name in list_presets()}
+    return [
+        name
+        for name, model in models.items()
+        if isinstance(model, CapsNetConfig) and model.backbone == replace(model, {"backbone": "conv"}).backbone
+    ]
 
 
 CHANNELS = {"sabour2017-svhn": (64, 96), "sabour2017-cifar10": (256, 512)}
@@ -361,6 +386,14 @@ ROUTING = {  # iterations, softmax over, gradient stops, bias
     "sabour2017-svhn": (3, "outputs", False, False),
     "compact": (3, "outputs", False, False),
     "compact-deep": (3, "outputs", False, False),
+    "aff-capsnet": (1, "outputs", False, False),
+}
+OTHER_ROUTINGS: dict[str, tuple[type[nn.Module], ...]] = {  # of each layer
+    "efficient-capsnet-mnist": (SelfAttentionRouting,),
+    "hinton2018-paper": (EMRouting, EMRouting, EMRouting),
+    "hinton2018-code": (EMCodeRouting, EMCodeRouting, EMCodeRouting),
+    "vb2020": (VBRouting, VBRouting, VBRouting),
+    "hahn2019-smallnet": (SelfRouting, SelfRouting),
 }
 LEAKY = ("sabour2017-cifar10",)
 
@@ -372,7 +405,8 @@ def test_routing(name: str, images: Tensor) -> None:
     layer = model.class_capsules
     weight, learned = layer.transform.weight, layer.routing.bias
     nn.init.normal_(weight)  # votes that are long enough for the coupling, and its gradient, to matter
-    votes = torch.einsum("ijdk,bik->bijd", weight, model.capsules(images)[-1].poses)
+    pairs = "jdk,bik->bijd" if name == "aff-capsnet" else "ijdk,bik->bijd"
+    votes = torch.einsum(pairs, weight, model.capsules(images)[-1].poses)
     b = votes.new_zeros(votes.shape[:3])
     v = votes.sum(1)
     for iteration in range(iterations):
@@ -458,6 +492,54 @@ def test_decoders_start_as_their_sources_do(name: str) -> None:
 
 def test_every_capsule_preset_has_its_routing_checked() -> None:
     assert set(capsnets()) == set(ROUTING), "a new preset: add its line to ROUTING"
+    others = {name for name in list_presets() if isinstance(get_preset(name).model, CapsNetConfig)} - set(ROUTING)
+    assert others == set(OTHER_ROUTINGS), "a new preset: add its line to OTHER_ROUTINGS"
+
+
+@pytest.mark.parametrize("name", OTHER_ROUTINGS)
+def test_other_routings(name: str) -> None:
+    model = create_model(name)
+    assert tuple(type(model.layer(n).routing) for n in range(1, len(model.layers) + 1)) == OTHER_ROUTINGS[name]
+    betas = [layer.routing.final_beta for layer in model.layers if isinstance(layer.routing, EMCodeRouting)]
+    assert betas in ([], [0.01, 0.01, 0.0025])  # the code's class layer has a quarter
+    if name.startswith(("hinton", "vb")):
+        assert all(layer.compete_over == "types-and-positions" for layer in model.layers[:-1])
+        shapes = [capsules.grid for capsules in model.shapes]
+        assert shapes == [(8, 14, 14), (16, 6, 6), (16, 4, 4), None]
+        assert all(isinstance(layer.transform, Matrix) for layer in model.layers)
+        assert model.class_capsules.transform.weight.shape == (16, 5, 4, 4)
+
+
+def test_efficient_capsnet_by_its_equations() -> None:
+    """The network again in PyTorch's own operations, from its paper and code, with the same parameters."""
+    model = create_model("efficient-capsnet-mnist").eval()
+    state = model.state_dict()
+    for name, tensor in state.items():
+        if name.startswith("backbone") and tensor.is_floating_point():  # statistics too
+            tensor.copy_(torch.rand_like(tensor) * 0.2 + (0.9 if "running_var" in name else -0.1))
+    nn.init.normal_(model.class_capsules.routing.bias, std=0.1)
+    images = torch.rand(2, 1, 28, 28)
+    x = images * 255 / 256
+    for n, stride in zip((0, 2, 4, 6), (1, 1, 1, 2), strict=True):
+        x = F.conv2d(x, state[f"backbone.{n}.weight"], state[f"backbone.{n}.bias"], stride).relu()
+        norm = {key: state[f"backbone.{n + 1}.{key}"] for key in ("running_mean", "running_var", "weight", "bias")}
+        x = F.batch_norm(x, *norm.values(), eps=1e-3)
+    assert x.shape == (2, 128, 9, 9)
+    kernel, bias = (state[f"primary_capsules.each_channel.{key}"] for key in ("weight", "bias"))  # (128, 1, 9, 9)
+    u = ((x * kernel[:, 0]).sum((2, 3)) + bias).view(2, 16, 8)
+
+    def squashed(s: Tensor) -> Tensor:
+        n = s.norm(dim=-1, keepdim=True)
+        return (1 - torch.exp(-n)) * s / n
+
+    V = torch.einsum("ijdk,bik->bijd", model.class_capsules.transform.weight, squashed(u))
+    attention = torch.einsum("bijd,bkjd->bij", V, V) / 16**0.5
+    coupling = attention.softmax(2) + model.class_capsules.routing.bias
+    capsules = squashed((coupling[..., None] * V).sum(1))
+    output = model(images, return_coupling=True)
+    assert_close(output.capsules, capsules, 1e-5)
+    assert_close(output.scores, (capsules.square().sum(-1) + 1e-7).sqrt(), 1e-5)
+    assert_close(output.coupling, coupling, 1e-5)
 
 
 LOSSES = {  # classification by hand, from lengths and labels; weight of the sum of squared errors of a 28x28 image

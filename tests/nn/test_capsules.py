@@ -199,7 +199,8 @@ def test_primary_options_that_do_not_exist() -> None:
     for name, known in (
         ("activation", "none, relu"),
         ("grouping", "channels, raster"),
-        ("output", "squash, unit, routed"),
+        ("output", "squash, unit, routed, exponential, linear"),
+        ("norm", "none, batch, batch-learned"),
     ):
         assert_raises(ValueError, PrimaryCapsules, 3, **{name: "x"}, say=f"{name} must be one of {known}, got 'x'")
     for name in ("num_types", "dim", "kernel_size", "stride"):

@@ -508,4 +508,4 @@ def test_options_of_a_layer_on_a_map() -> None:
         ValueError, ConvCapsules, 2, 8, 2, 8, transform=Matrix(), say="Matrix: the poses of input and output capsules"
     )
     shown = repr(ConvCapsules(3, 4, 2, 6, padding=1))
-    assert "3×4 → 2×6, kernel_size=3, stride=1, padding=1, compete_over='types'" in shown
+    assert "3×4 → 2×6, kernel_size=3, stride=1, padding=1, norm=False, compete_over='types'" in shown

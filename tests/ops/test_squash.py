@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from support import assert_close, assert_raises
-from torchcaps import safe_norm, squash
+from torchcaps import exponential_squash, safe_norm, squash
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -117,3 +117,41 @@ def test_bad_input(function: Callable[..., Tensor]) -> None:
         assert_raises(TypeError, function, other, say=f"{name}: x must be a floating-point tensor, got {kind}")
     for eps in (0.0, -1e-7, math.nan):
         assert_raises(ValueError, function, torch.ones(3), eps=eps, say=f"{name}: eps must be positive")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("length", [1e-30, 1e-12, 1e-5, 9.9e-4, 1.1e-3, 0.1, 1.0, 30.0, 1e10, 1e30])
+def test_exponential_squash_is_exact_for_any_length(length: float, dtype: torch.dtype) -> None:
+    direction = torch.tensor([0.6, 0.0, -0.8], dtype=dtype)
+    wanted = -math.expm1(-length) * direction.double()
+    got = exponential_squash(length * direction)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.double(), wanted, rtol=4 * torch.finfo(dtype).eps, atol=0)
+
+
+def test_exponential_squash_of_zero_has_the_identity_as_derivative() -> None:
+    for dtype in (torch.float32, torch.float64):
+        zero = torch.zeros(3, dtype=dtype)
+        assert torch.equal(exponential_squash(zero), zero)
+        assert torch.equal(torch.autograd.functional.jacobian(exponential_squash, zero), torch.eye(3, dtype=dtype))
+        short = torch.tensor([1e-30, 0.0, 0.0], dtype=dtype)
+        torch.testing.assert_close(
+            torch.autograd.functional.jacobian(exponential_squash, short), torch.eye(3, dtype=dtype)
+        )
+
+
+def test_exponential_squash_can_be_differentiated_twice() -> None:
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    for factor in (1e-4, 1.0):
+        torch.autograd.gradcheck(lambda x, factor=factor: exponential_squash(factor * x), x)
+        torch.autograd.gradgradcheck(lambda x, factor=factor: exponential_squash(factor * x), x)
+
+
+def test_exponential_squash_along_another_axis_and_without_components() -> None:
+    x = torch.randn(2, 5, 3)
+    torch.testing.assert_close(exponential_squash(x, 1), exponential_squash(x.transpose(1, 2)).transpose(1, 2))
+    assert exponential_squash(torch.zeros(2, 0)).shape == (2, 0)
+    with pytest.raises(ValueError, match="exponential_squash: dim must be"):
+        exponential_squash(x, 3)
+    with pytest.raises(TypeError, match="exponential_squash: x must be a floating-point tensor"):
+        exponential_squash(torch.zeros(3, dtype=torch.int64))

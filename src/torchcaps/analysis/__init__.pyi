@@ -4,6 +4,12 @@ from .architecture import list_layers as list_layers
 from .confusion import figure_confusion as figure_confusion
 from .curves import figure_curves as figure_curves
 from .curves import read_metrics as read_metrics
+from .detection import Detection as Detection
+from .detection import Detector as Detector
+from .detection import detect as detect
+from .detection import evade as evade
+from .detection import fit_detector as fit_detector
+from .detection import judge as judge
 from .doubt import Calibration as Calibration
 from .doubt import distances as distances
 from .evaluation import ClassScore as ClassScore
@@ -23,6 +29,10 @@ from .predictions import Predictions as Predictions
 from .predictions import calibrate as calibrate
 from .predictions import load_image as load_image
 from .predictions import predict as predict
+from .probing import Probe as Probe
+from .probing import figure_probe as figure_probe
+from .probing import probe as probe
+from .probing import with_affine_factors as with_affine_factors
 from .reconstructions import Reconstructions as Reconstructions
 from .reconstructions import figure_reconstructions as figure_reconstructions
 from .reconstructions import reconstruct as reconstruct

@@ -21,7 +21,9 @@ from torchcaps.nn import (
     DynamicRouting,
     Elementwise,
     Matrix,
+    SelfAttentionRouting,
     Shared,
+    StackBackbone,
 )
 
 if TYPE_CHECKING:
@@ -220,7 +222,7 @@ def _learned(*modules: nn.Module) -> int:
 
 
 def _convolution(conv: nn.Module, number: int = 1) -> list[str]:
-    assert isinstance(conv, Convolution)
+    assert isinstance(conv, nn.Conv2d)
     height, width = conv.kernel_size
     what = f"{number} convolutions" if number > 1 else "convolution"
     return [f"{what} {height}×{width}", *([f"stride {conv.stride[0]}"] if conv.stride[0] > 1 else [])]
@@ -228,7 +230,7 @@ def _convolution(conv: nn.Module, number: int = 1) -> list[str]:
 
 def _maps(parts: Iterable[nn.Module], shape: tuple[int, ...]) -> list[Layer]:
     """The layers of modules that make maps of others: each begins with a convolution."""
-    words = {ChannelNorm: "channel norm", nn.ReLU: "ReLU", nn.Dropout2d: "dropout"}
+    words = {ChannelNorm: "channel norm", nn.BatchNorm2d: "batch norm", nn.ReLU: "ReLU", nn.Dropout2d: "dropout"}
     layers: list[Layer] = []
     for part in parts:
         if isinstance(part, Convolution):
@@ -257,6 +259,8 @@ def _capsule_layers(model: CapsNet) -> list[Layer]:
     if isinstance(backbone, ConvBackbone):
         parts = [*backbone.stem.children(), backbone.conv, backbone.norm, backbone.activation, backbone.dropout]
         layers += _maps(parts, model.in_shape)
+    elif isinstance(backbone, StackBackbone):
+        layers += _maps(backbone.children(), model.in_shape)
     else:
         layers.append(Layer(_FEATURES, (type(backbone).__name__,), model.map_shape, _learned(backbone)))
 
@@ -265,22 +269,32 @@ def _capsule_layers(model: CapsNet) -> list[Layer]:
         layers[1] = replace(layers[1], steps=(before, *layers[1].steps))
 
     kinds, height, width = model.primary_grid
-    steps = _convolution(primary.convs[0], len(primary.convs)) + (["ReLU"] if primary.activation == "relu" else [])
-    layers.append(Layer(_FEATURES, tuple(steps), (kinds * primary.dim, height, width), _learned(primary.convs)))
+    made_by = primary.convs if primary.each_channel is None else primary.each_channel
+    if primary.each_channel is None:
+        steps = _convolution(primary.convs[0], len(primary.convs))
+    else:
+        steps = ["each channel alone", *_convolution(primary.each_channel)]
+    steps += [*(["batch norm"] if isinstance(primary.norm, nn.BatchNorm2d) else [])]
+    steps += ["ReLU"] if primary.activation == "relu" else []
+    learned = _learned(made_by, primary.norm)
+    layers.append(Layer(_FEATURES, tuple(steps), (kinds * primary.dim, height, width), learned))
     in_space = primary.grouping == "channels"
     cut = f"cut in {primary.dim}s" if in_space else f"flattened, cut in {primary.dim}s"
     ends = {"squash": ("squash",), "unit": ("to length 1",), "routed": (f"÷ {kinds}, + bias", "squash")}
+    ends |= {"exponential": ("exponential squash",), "linear": ()}
+    active = ("activations: convolution", "sigmoid") if primary.activity is not None else ()
     places = (kinds, height, width) if in_space else (math.prod(model.primary_grid),)
-    own = _learned(primary) - _learned(primary.convs)
-    layers.append(Layer("primary capsules", (cut, *ends[primary.output]), (*places, primary.dim), own))
+    own = _learned(primary) - learned
+    layers.append(Layer("primary capsules", (cut, *ends[primary.output], *active), (*places, primary.dim), own))
 
     for layer, out in zip(model.layers, model.shapes[1:], strict=True):
         assert isinstance(layer, DenseCapsules | ConvCapsules)
         steps = [*_window(layer), *_transform(layer), *_routing(layer.routing)]
+        steps += ["batch norm"] if isinstance(layer, ConvCapsules) and layer.norm is not None else []
         places = (out.number,) if out.grid is None else out.grid
         name = "class capsules" if layer is model.class_capsules else "capsules"
         layers.append(Layer(name, tuple(steps), (*places, out.dim), _learned(layer)))
-    is_length = isinstance(model.class_capsules.routing, DynamicRouting)
+    is_length = isinstance(model.class_capsules.routing, DynamicRouting | SelfAttentionRouting)
     score = ("lengths", "length") if is_length else ("scores", "activation, or length")
     layers.append(Layer(score[0], score[1:], (model.num_classes,), 0))
     return layers + _decoder_layers(model)
@@ -295,6 +309,8 @@ def _window(layer: DenseCapsules | ConvCapsules) -> list[str]:
 
 def _transform(layer: DenseCapsules | ConvCapsules) -> list[str]:
     size, transform = layer.size, layer.transform
+    if isinstance(layer, DenseCapsules) and layer.share_positions and layer.grid is not None:
+        size = size._replace(in_capsules=layer.grid[0])
     pairs = f"{size.in_capsules:,}×{size.out_capsules}"
     if isinstance(transform, Dense):
         return [f"{pairs} matrices", f"{size.out_dim}×{size.in_dim} each"]
@@ -309,7 +325,8 @@ def _transform(layer: DenseCapsules | ConvCapsules) -> list[str]:
 
 def _routing(routing: nn.Module) -> Iterable[str]:
     if not isinstance(routing, DynamicRouting):
-        return [type(routing).__name__]
+        iterations = f", {routing.num_iterations} iterations" if getattr(routing, "num_iterations", 1) > 1 else ""
+        return [f"{type(routing).__name__}{iterations}"]
     if routing.num_iterations == 0:
         return ["sum of votes"]
     rounds = f"routing, {routing.num_iterations} iteration{'s' * (routing.num_iterations > 1)}"

@@ -33,6 +33,20 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """:func:`evaluating`, and no gradient into the weights; afterwards all is as it was."""
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in learning:
+        parameter.requires_grad_(False)
+    try:
+        with evaluating(model):
+            yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
+
+
+@contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
     """:func:`evaluating`, and no gradients."""
     with evaluating(model), torch.inference_mode():

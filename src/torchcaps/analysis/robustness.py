@@ -11,8 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -23,11 +22,11 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from torchcaps.analysis.figures import COLOURS, draw_legend, new_figure, style_axes
-from torchcaps.analysis.inference import as_pixels, check_labels, evaluating, in_batches, inference
+from torchcaps.analysis.inference import as_pixels, check_labels, frozen, in_batches, inference
 from torchcaps.analysis.strengths import ANGLES, EPSILONS, MOST_STRENGTHS, PGD_STEPS, STEPS
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
-from torchcaps.models import Network
+from torchcaps.models import ModelOutput, Network
 from torchcaps.ops.checks import check_numbers, check_tensor
 from torchcaps.ranges import SEED, is_number
 
@@ -169,7 +168,7 @@ def fgsm(
     """
     _check_attack(model, [epsilon], objective)
     pixels, labels = _prepare(model, images, labels)
-    with _frozen(model):
+    with frozen(model):
         return _step(model, pixels, labels, epsilon, objective).clamp_(0, 1)
 
 
@@ -194,7 +193,7 @@ def pgd(
     _check_attack(model, [epsilon], objective, steps, step_size, seed)
     pixels, labels = _prepare(model, images, labels)
     generator = torch.Generator().manual_seed(seed)
-    with _frozen(model):
+    with frozen(model):
         return _descend(model, pixels, labels, epsilon, steps, step_size, objective, generator)
 
 
@@ -234,7 +233,7 @@ def attack_curve(
     def change(n: int, images: Tensor, labels: Tensor) -> Tensor:
         if epsilons[n] == 0:
             return images
-        with _frozen(model):
+        with frozen(model):
             if attack == "fgsm":
                 return _step(model, images, labels, epsilons[n], objective).clamp_(0, 1)
             return _descend(model, images, labels, epsilons[n], steps, None, objective, generators[n])
@@ -286,6 +285,13 @@ def figure_robustness(networks: Mapping[str, Sequence[RobustnessCurve]], *, titl
     return figure
 
 
+def score_margin(output: ModelOutput, labels: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
+    """The best wrong class's score less the right one's: scores of capsules, a CNN's logits; above 0 where wrong."""
+    scores = output.scores if output.logits is None else output.logits
+    right = F.one_hot(labels, scores.shape[1]).bool()
+    return scores.masked_fill(right, -math.inf).amax(1) - scores[right]
+
+
 def _curve(
     kind: str,
     model: Network,
@@ -314,12 +320,8 @@ def _step(model: Network, pixels: Tensor, labels: Tensor, size: float, objective
     with torch.enable_grad():
         variable = pixels.detach().requires_grad_()
         output = model(variable, model.decoder_targets(labels))
-        if objective == "loss":
-            goal = model.loss(output, variable, labels).total
-        else:
-            scores = output.scores if output.logits is None else output.logits
-            right = F.one_hot(labels, scores.shape[1]).bool()
-            goal = (scores.masked_fill(right, -math.inf).amax(1) - scores[right]).sum()
+        by_loss = objective == "loss"
+        goal = model.loss(output, variable, labels).total if by_loss else score_margin(output, labels).sum()
         (gradient,) = torch.autograd.grad(goal, variable)
     return pixels.detach() + size * gradient.sign()
 
@@ -341,20 +343,6 @@ def _descend(
         moved = _step(model, changed, labels, size, objective)
         changed = torch.clamp(moved, pixels - epsilon, pixels + epsilon).clamp_(0, 1)
     return changed
-
-
-@contextmanager
-def _frozen(model: Network) -> Iterator[None]:
-    """Evaluation mode, and no gradient into the weights; afterwards all is as it was."""
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in learning:
-        parameter.requires_grad_(False)
-    try:
-        with evaluating(model):
-            yield
-    finally:
-        for parameter in learning:
-            parameter.requires_grad_(True)
 
 
 def _prepare(

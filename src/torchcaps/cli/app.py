@@ -18,6 +18,7 @@ from torchcaps.cli.evaluate import evaluate
 from torchcaps.cli.explain import curves, perturb, reconstruct, routing
 from torchcaps.cli.explore import explore
 from torchcaps.cli.export import export, share
+from torchcaps.cli.instruments import detect, probe
 from torchcaps.cli.output import is_main_process, say
 from torchcaps.cli.predict import predict
 from torchcaps.cli.presets import presets
@@ -44,7 +45,8 @@ def app(context: click.Context) -> None:
 
 
 _LOOK = (evaluate, predict, reconstruct, perturb, routing, curves)
-for _command in (train, *_LOOK, presets, datasets, memory, export, share, explore, robustness, reproduce):
+_MEASURE = (robustness, probe, detect)
+for _command in (train, *_LOOK, presets, datasets, memory, export, share, explore, *_MEASURE, reproduce):
     app.add_command(_command)
 
 

@@ -169,6 +169,7 @@ def _show_datasets(infos: list[DatasetInfo]) -> None:
     from rich.text import Text
 
     rows = table("data set", "what", "train", "test", "shape", "classes", "here", left=2)
+    rows.columns[0].no_wrap = True  # names are copied
     for info in infos:
         known = ["–" if n is None else count(n) for n in (info.num_train, info.num_test)]
         shape = "–" if info.in_shape is None else by(info.in_shape)
@@ -179,7 +180,7 @@ def _show_datasets(infos: list[DatasetInfo]) -> None:
         add_row(rows, Text(info.spec, style="bold"), info.title, *known, shape, classes, here)
     print_table(rows)
     say(
-        "A data set that is not here is downloaded when it is first trained on, or read from",
+        "What is not here is downloaded when it is first trained on (viewpoints are rendered), or read from",
         "--data-dir or $TORCHCAPS_DATA.",
         "The images of one, counted: torchcaps datasets NAME",
     )

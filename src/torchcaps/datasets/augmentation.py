@@ -199,7 +199,7 @@ def center_crop(image_set: ImageSet, size: int) -> ImageSet:
     y, x = middle(image_set.in_shape, (size, size))
     square = (..., slice(y, y + size), slice(x, x + size))
     parts = None if image_set.parts is None else image_set.parts[square]
-    return ImageSet(image_set.images[square], image_set.labels, parts)
+    return dataclasses.replace(image_set, images=image_set.images[square], parts=parts)
 
 
 def check_crop(in_shape: tuple[int, int, int], size: int | None) -> None:

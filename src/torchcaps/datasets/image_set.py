@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int64, UInt8
+from jaxtyping import Int64, Shaped, UInt8
 from torch import Tensor
 
 from torchcaps.errors import InputError, shown
@@ -28,6 +28,8 @@ class ImageSet:
             classes, (N, P), no two of one image alike.
         parts: Each of the P objects alone on the same canvas, uint8, (N, P, C, H, W); None for images of one object,
             or where the single objects are not known.
+        factors: What else is known of each image, by its name, (N,) each: quantities as floats, such as ``"azimuth"``
+            and ``"elevation"`` in degrees, and what only names a thing, such as ``"instance"``, as int64.
 
     Raises:
         TypeError: A dtype is another one.
@@ -38,6 +40,7 @@ class ImageSet:
     images: UInt8[Tensor, "N C H W"]
     labels: Int64[Tensor, "N"] | Int64[Tensor, "N P"]
     parts: UInt8[Tensor, "N P C H W"] | None = None
+    factors: Mapping[str, Shaped[Tensor, "N"]] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
         check_dtype("images", self.images, torch.uint8)
@@ -48,6 +51,12 @@ class ImageSet:
         _check_labels(self.labels, len(self.images))
         if self.parts is not None:
             self._check_parts(self.parts)
+        for name, values in self.factors.items():
+            if values.shape != (len(self),):
+                raise InputError(
+                    f"the factor {name} must have the shape ({len(self)},), one for each image, got "
+                    f"{tuple(values.shape)}"
+                )
 
     def __len__(self) -> int:
         return len(self.images)
@@ -72,7 +81,7 @@ class ImageSet:
         """The same images on another device (itself when they are there already)."""
         if self.images.device == torch.device(device):
             return self
-        return ImageSet(*(tensor.to(device) for tensor in self.tensors))
+        return self._each(lambda tensor: tensor.to(device))
 
     def take(self, n: int) -> ImageSet:
         """The first ``n`` images; ``n`` from 1 to all of them.
@@ -82,7 +91,7 @@ class ImageSet:
         """
         if not 1 <= n <= len(self):
             raise InputError(f"the first {n} images were asked for, but 1 to {len(self)} can be taken")
-        return ImageSet(*(tensor[:n] for tensor in self.tensors))
+        return self._each(lambda tensor: tensor[:n])
 
     def preview(self, n: int) -> ImageSet:
         """At most ``n`` images to look at: the first ones."""
@@ -90,14 +99,20 @@ class ImageSet:
 
     def select(self, indices: Int64[Tensor, "n"]) -> ImageSet:
         """The images at ``indices``, in that order, as a copy."""
-        return ImageSet(*(tensor[indices] for tensor in self.tensors))
+        return self._each(lambda tensor: tensor[indices])
 
     def resize(self, size: tuple[int, int]) -> ImageSet:
         """The images, and their parts, brought to another height and width, as by `resize_images`."""
         parts = None
         if self.parts is not None:
             parts = resize_images(self.parts.flatten(0, 1), size).unflatten(0, self.parts.shape[:2])
-        return ImageSet(resize_images(self.images, size), self.labels, parts)
+        return replace(self, images=resize_images(self.images, size), parts=parts)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> ImageSet:
+        """The set with ``change`` made to all that it holds."""
+        factors = {name: change(values) for name, values in self.factors.items()}
+        parts = None if self.parts is None else change(self.parts)
+        return ImageSet(change(self.images), change(self.labels), parts, factors=factors)
 
     def _check_parts(self, parts: Tensor) -> None:
         check_dtype("parts", parts, torch.uint8)

@@ -11,7 +11,7 @@ import torch
 # imported for what they register
 # isort: off
 # in the order of the list
-from torchcaps.datasets.sources import digits, mnist, affnist, multimnist, smallnorb, svhn, cifar10  # noqa: F401
+from torchcaps.datasets.sources import digits, mnist, affnist, multimnist, viewpoints, smallnorb, svhn, cifar10  # noqa: F401
 from torchcaps.datasets.formats import folder, npz  # noqa: F401
 
 # isort: on

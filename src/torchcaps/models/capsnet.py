@@ -20,7 +20,13 @@ from torchcaps.nn import Capsules, DenseCapsules, mask_capsules, separate_capsul
 from torchcaps.nn.inference import images_in_part, in_parts, only_infers
 from torchcaps.nn.layers import CapsuleLayer
 from torchcaps.ops.checks import check_flags, check_floating, check_one_device
-from torchcaps.ops.losses import margin_loss, normalised_cross_entropy, reconstruction_loss
+from torchcaps.ops.losses import (
+    margin_loss,
+    normalised_cross_entropy,
+    reconstruction_loss,
+    score_cross_entropy,
+    spread_loss,
+)
 
 
 class CapsNet(Network):
@@ -41,6 +47,7 @@ class CapsNet(Network):
     """
 
     config: CapsNetConfig
+    steps: Tensor
 
     def __init__(
         self,
@@ -67,6 +74,12 @@ class CapsNet(Network):
         self.decoder = None
         if config.decoder is not None:
             self.decoder = config.decoder.build(num_classes, self.shapes[-1].dim, self.in_shape)
+        loss = config.loss
+        self.score_scale: torch.Tensor | float = loss.score_scale
+        if loss.classification_loss == "score-cross-entropy" and loss.learn_score_scale:
+            self.score_scale = nn.Parameter(torch.tensor(float(loss.score_scale)))
+        if loss.classification_loss == "spread" and loss.spread_growth is not None:
+            self.register_buffer("steps", torch.zeros((), dtype=torch.int64))  # that the margin has grown
         config.backbone.start(self.backbone)
         config.primary.start(self.primary_capsules)
 
@@ -224,6 +237,10 @@ class CapsNet(Network):
             targets = label_rows(lengths, targets, self.config.objects, "CapsNet.loss")
         if config.classification_loss == "cross-entropy":
             return normalised_cross_entropy(lengths, targets)
+        if config.classification_loss == "score-cross-entropy":
+            return score_cross_entropy(lengths, targets, scale=self.score_scale)
+        if config.classification_loss == "spread":
+            return spread_loss(lengths, targets, margin=self._spread_margin())
         loss = config.margin_scale * margin_loss(
             lengths,
             targets,
@@ -233,6 +250,16 @@ class CapsNet(Network):
             power=config.margin_power,
         )
         return loss / self.num_classes if config.margin_over_classes == "mean" else loss
+
+    def _spread_margin(self) -> float | Float[Tensor, ""]:
+        """The margin of the spread loss, which grows with each step of training."""
+        config = self.config.loss
+        if config.spread_growth is None:
+            return config.spread_margin
+        grown = (self.steps.float() / config.spread_growth).clamp_max(14) - 4
+        if self.training:
+            self.steps += 1
+        return 0.2 + (config.spread_margin - 0.2) * grown.sigmoid()
 
 
 def _shapes(

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 OddKernel = Annotated[int, Range(1, 255, odd=True)]
 """The side of a kernel of a convolution that keeps the size."""
+AtLeastOneIteration = Annotated[int, Range(1, 1000)]
+"""Iterations of an algorithm that does nothing without any."""
 ConvInit = Literal["torch", "glorot", "truncated-normal"]
 
 
@@ -131,6 +133,118 @@ class DynamicRoutingConfig(RoutingConfig):
         )
 
 
+@register_part
+@dataclass(frozen=True, kw_only=True)
+class SelfAttentionConfig(RoutingConfig):
+    """Attention among the votes, without iterations, :class:`torchcaps.nn.SelfAttentionRouting`."""
+
+    name: ClassVar[str] = "self-attention"
+
+    attention_bias: bool = True
+    """Learn what is added to the coupling of self-attention, from zero."""
+
+    def build(self) -> Routing:
+        """The module."""
+        from torchcaps.nn import SelfAttentionRouting
+
+        return SelfAttentionRouting(learn_bias=self.attention_bias)
+
+
+@register_part
+@dataclass(frozen=True, kw_only=True)
+class InvertedAttentionConfig(RoutingConfig):
+    """Attention whose softmax goes over the receivers, :class:`torchcaps.nn.InvertedAttentionRouting`."""
+
+    name: ClassVar[str] = "inverted-attention"
+
+    num_iterations: AtLeastOneIteration = 2
+    """Routing iterations: how many times the coupling is computed; 1 is uniform coupling."""
+
+    def build(self) -> Routing:
+        """The module."""
+        from torchcaps.nn import InvertedAttentionRouting
+
+        return InvertedAttentionRouting(self.num_iterations)
+
+
+@register_part
+@dataclass(frozen=True, kw_only=True)
+class SelfRoutingConfig(RoutingConfig):
+    """Each input capsule chooses for itself, :class:`torchcaps.nn.SelfRouting`."""
+
+    name: ClassVar[str] = "self"
+
+    def build(self) -> Routing:
+        """The module."""
+        from torchcaps.nn import SelfRouting
+
+        return SelfRouting()
+
+
+@register_part
+@dataclass(frozen=True, kw_only=True)
+class EMConfig(RoutingConfig):
+    """A mixture of Gaussians, as the paper has it, :class:`torchcaps.nn.EMRouting`."""
+
+    name: ClassVar[str] = "em"
+
+    num_iterations: AtLeastOneIteration = 3
+    """Routing iterations: how often the Gaussians are fitted."""
+    final_lambda: PositiveFactor = 0.01
+    """The inverse temperature that EM's iterations grow towards."""
+    cost_scale: PositiveFactor | None = None
+    """Factor on EM's costs, 1 in the paper; 100 times output capsules over input capsules if none is given, so that
+    costs do not grow with the number of input capsules."""
+
+    def build(self) -> Routing:
+        """The module."""
+        from torchcaps.nn import EMRouting
+
+        return EMRouting(self.num_iterations, final_lambda=self.final_lambda, cost_scale=self.cost_scale)
+
+
+@register_part
+@dataclass(frozen=True, kw_only=True)
+class EMCodeConfig(RoutingConfig):
+    """A mixture of Gaussians, as the code of EM's authors has it, :class:`torchcaps.nn.EMCodeRouting`."""
+
+    name: ClassVar[str] = "em-code"
+
+    num_iterations: AtLeastOneIteration = 3
+    """Routing iterations: how often the Gaussians are fitted."""
+    final_beta: PositiveFactor = 0.01
+    """The inverse temperature that the iterations of EM's code grow towards."""
+    min_variance: PositiveFactor = 0.0005
+    """Added to the variances of EM's code."""
+    on_map: bool = False
+    """Whether the layer is one on a map: EM's code starts its biases otherwise there."""
+
+    def build(self) -> Routing:
+        """The module."""
+        from torchcaps.nn import EMCodeRouting
+
+        return EMCodeRouting(
+            self.num_iterations, final_beta=self.final_beta, min_variance=self.min_variance, on_map=self.on_map
+        )
+
+
+@register_part
+@dataclass(frozen=True, kw_only=True)
+class VBConfig(RoutingConfig):
+    """A mixture of Gaussians with priors, :class:`torchcaps.nn.VBRouting`."""
+
+    name: ClassVar[str] = "vb"
+
+    num_iterations: AtLeastOneIteration = 3
+    """Routing iterations: how often the Gaussians are fitted."""
+
+    def build(self) -> Routing:
+        """The module."""
+        from torchcaps.nn import VBRouting
+
+        return VBRouting(self.num_iterations)
+
+
 # ---- transforms
 
 
@@ -194,6 +308,20 @@ class MatrixConfig(_WeightTransformConfig):
     name: ClassVar[str] = "matrix"
 
 
+@register_part
+@dataclass(frozen=True, kw_only=True)
+class IdentityConfig(TransformConfig):
+    """Each input capsule votes with its own pose, :class:`torchcaps.nn.Identity`."""
+
+    name: ClassVar[str] = "identity"
+
+    def build(self) -> Transform:
+        """The module."""
+        from torchcaps.nn import Identity
+
+        return Identity()
+
+
 # ---- layers
 
 
@@ -239,14 +367,30 @@ class DenseLayerConfig(LayerConfig):
     alone: ClassVar[tuple[str, ...]] = ("num_capsules",)
     num_capsules: Width | None = None
     """Output capsules of a dense layer; one for each class if none is given, as the last layer has."""
+    share_positions: bool = False
+    """The capsules of a type share their weights at all positions of the map that they stand on."""
+    coordinates: Literal["none", "centres", "tenths", "hundredths"] = "none"
+    """Votes also say where their capsule stands on the map, row and column of n: (i + 1/2)/n or (i + 1)/(10 n) in the
+    last column of the first two rows of a matrix, or (i - n/2)/100 in the first two components (EM's code)."""
 
     def build(self, shape: CapsuleShape, num_classes: int) -> CapsuleLayer:
         """The module."""
         from torchcaps.nn import DenseCapsules
 
         out = self.out_shape(shape, num_classes)
-        transform, routing = self.transform.build(), self.routing.build()
-        return DenseCapsules(shape.number, shape.dim, out.number, out.dim, transform=transform, routing=routing)
+        if shape.grid is None and (self.share_positions or self.coordinates != "none"):
+            raise InputError("share_positions and coordinates need capsules that stand on a map")
+        return DenseCapsules(
+            shape.number,
+            shape.dim,
+            out.number,
+            out.dim,
+            transform=self.transform.build(),
+            routing=self.routing.build(),
+            grid=shape.grid,
+            share_positions=self.share_positions,
+            coordinates=self.coordinates,
+        )
 
     def out_shape(self, shape: CapsuleShape, num_classes: int) -> CapsuleShape:  # noqa: ARG002  as all layers
         """See :class:`LayerConfig`."""
@@ -268,6 +412,9 @@ class ConvLayerConfig(LayerConfig):
     """Stride of a layer on a map, positions."""
     layer_padding: Annotated[int, Range(0, 4095)] = 0
     """Positions without capsules around the map, on each side."""
+    pose_norm: bool = False
+    """After a layer on a map, batch normalisation of each component of each type of poses, with a learned scale and
+    shift."""
     compete_over: Literal["types", "types-and-positions"] = "types"
     """In a layer on a map, the output types at one position compete for a capsule, or those of all positions whose
     windows hold it."""
@@ -291,6 +438,7 @@ class ConvLayerConfig(LayerConfig):
             kernel_size=self.layer_kernel,
             stride=self.layer_stride,
             padding=self.layer_padding,
+            norm=self.pose_norm,
             compete_over=self.compete_over,
             transform=self.transform.build(),
             routing=self.routing.build(),
@@ -402,6 +550,53 @@ class ConvBackboneConfig(_ConvolutionsConfig, BackboneConfig):
         draw_convolutions(backbone, self.conv_init, std=0.05)
 
 
+@register_part
+@dataclass(frozen=True, kw_only=True)
+class StackBackboneConfig(BackboneConfig):
+    """Convolutions of any kernels with ReLU and batch normalisation, :class:`torchcaps.nn.StackBackbone`."""
+
+    name: ClassVar[str] = "stack"
+    heading: ClassVar[str] = "Backbone stack"
+
+    stack_channels: tuple[Width, ...] = (64,)
+    """Channels of the stack's convolutions."""
+    stack_kernels: tuple[Pixels, ...] = (5,)
+    """Their kernels, pixels, one for each."""
+    stack_strides: tuple[Pixels, ...] = (2,)
+    """Their strides, pixels, one for each."""
+    stack_padding: Annotated[int, Range(0, 4095)] = 0
+    """Zeros on each side of what each convolution of the stack sees, pixels."""
+    stack_norm: Literal["none", "batch", "batch-after"] = "none"
+    """Batch normalisation of the stack before each ReLU (PyTorch's), or after it (Keras's)."""
+    stack_init: Literal["torch", "he", "truncated-normal"] = "torch"
+    """How the stack's convolutions start: torch's default; He et al.'s truncated normal, bias 0; or a truncated normal
+    of deviation 0.05, bias 0.1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("stack_channels", "stack_kernels", "stack_strides"):
+            given = len(getattr(self, name))
+            if given != len(self.stack_channels) or not given:
+                raise InputError(
+                    f"{name} must be {len(self.stack_channels) or 'at least one'} numbers, one for each convolution, "
+                    f"got {given}"
+                )
+
+    def build(self, in_shape: tuple[int, int, int]) -> nn.Module:
+        """The module."""
+        from torchcaps.nn import StackBackbone
+
+        return StackBackbone(
+            in_shape[0],
+            self.stack_channels,
+            self.stack_kernels,
+            self.stack_strides,
+            padding=self.stack_padding,
+            norm=self.stack_norm,
+            init=self.stack_init,
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class PrimaryConfig(Described):
     """Primary capsules, :class:`torchcaps.nn.PrimaryCapsules`."""
@@ -424,8 +619,17 @@ class PrimaryConfig(Described):
     """One convolution for each component of a primary capsule instead of one for all."""
     grouping: Literal["channels", "raster"] = "channels"
     """A primary capsule holds the channels of one location, or neighbouring locations of a flattened map."""
-    primary_output: Literal["squash", "unit", "routed"] = "squash"
-    """Primary capsules are squashed; or brought to length one; or votes/types + bias, squashed (authors' code)."""
+    primary_output: Literal["squash", "unit", "routed", "exponential", "linear"] = "squash"
+    """Primary capsules are squashed; or brought to length one; or votes/types + bias, squashed (authors' code); or
+    squashed by 1 - e^-length; or left as the convolution gives them."""
+    primary_norm: Literal["none", "batch", "batch-learned"] = "none"
+    """After the primary capsules' convolution: nothing, or batch normalisation, plain or with a learned scale and shift
+    of each channel."""
+    primary_activations: bool = False
+    """Primary capsules have activations of their own, the sigmoid of one more channel for each type; else their lengths
+    are what says how active they are."""
+    primary_depthwise: bool = False
+    """Each channel of a primary capsule looks at one channel of the maps, of which there are as many."""
     squash_eps: Epsilon = 1e-7
     """Added under the squash's root. 1e-24 stands for none: it changes no vector longer than 1e-8 in float32, and keeps
     the gradient of a zero vector finite."""
@@ -476,6 +680,9 @@ class PrimaryConfig(Described):
             grouping=self.grouping,
             separate_convs=self.primary_separate_convs,
             output=self.primary_output,
+            norm=self.primary_norm,
+            activations=self.primary_activations,
+            depthwise=self.primary_depthwise,
             eps=self.squash_eps,
         )
 
@@ -533,8 +740,18 @@ class LossConfig(Described):
 
     heading: ClassVar[str] = "Loss"
 
-    classification_loss: Literal["margin", "cross-entropy"] = "margin"
-    """Margin loss, or cross-entropy of the lengths divided by their sum."""
+    classification_loss: Literal["margin", "cross-entropy", "score-cross-entropy", "spread"] = "margin"
+    """Margin loss; cross-entropy of the scores divided by their sum; of the softmax of the scores times a scale; or
+    spread loss."""
+    score_scale: PositiveFactor = 1.0
+    """Factor on the scores in the cross-entropy of their softmax; where it starts, if it is learned."""
+    learn_score_scale: bool = False
+    """Learn that factor."""
+    spread_margin: Share = 0.9
+    """Spread loss: by how much the class that is present should be above the others, at the end."""
+    spread_growth: Count | None = None
+    """Spread loss: the margin grows from 0.2 to its end, m = 0.2 + (end - 0.2)·sigmoid(step/growth - 4), with this many
+    steps for a unit; from the beginning it is at its end if none is given."""
     m_plus: Factor = 0.9
     """Margin loss: length above which a present class costs nothing."""
     m_minus: Factor = 0.1

@@ -13,10 +13,11 @@ from torchcaps.nn.flow import Capsules
 from torchcaps.ops.checks import check_choice, check_flags, check_sizes, check_tensor
 from torchcaps.ops.convolution import Shape, choose, convolve
 from torchcaps.ops.precision import in_full_precision
-from torchcaps.ops.squash import safe_norm, squash
+from torchcaps.ops.squash import exponential_squash, safe_norm, squash
 
 Grouping = Literal["channels", "raster"]
-PrimaryOutput = Literal["squash", "unit", "routed"]
+PrimaryOutput = Literal["squash", "unit", "routed", "exponential", "linear"]
+PrimaryNorm = Literal["none", "batch", "batch-learned"]
 
 
 class PrimaryCapsules(nn.Module):
@@ -38,7 +39,12 @@ class PrimaryCapsules(nn.Module):
             implementations do.
         separate_convs: One convolution a component instead of one for all; the same function, initialised apart.
         output: ``"squash"``; ``"unit"``: vectors of length one, s / √(‖s‖² + eps); ``"routed"``: the authors' code,
-            one routing pass, which squashes s / num_types + bias, bias (num_types, K) starting at 0.1.
+            one routing pass, which squashes s / num_types + bias, bias (num_types, K) starting at 0.1;
+            ``"exponential"``: :func:`torchcaps.exponential_squash`; ``"linear"``: as the convolution gives them.
+        norm: ``"batch"`` normalises the channels of the convolution over the batch, ``"batch-learned"`` with a learned
+            scale and shift of each; the convolution has no bias then.
+        activations: Capsules have activations, the sigmoid of one more channel for each type, normalised likewise.
+        depthwise: Each channel of the convolution looks at one channel of the features, of which there are as many.
         eps: Epsilon of the squash or of the unit length.
 
     Raises:
@@ -62,20 +68,33 @@ class PrimaryCapsules(nn.Module):
         grouping: Grouping = "channels",
         separate_convs: bool = False,
         output: PrimaryOutput = "squash",
+        norm: PrimaryNorm = "none",
+        activations: bool = False,
+        depthwise: bool = False,
         eps: float = 1e-7,
     ) -> None:
         super().__init__()
         name = "PrimaryCapsules"
         check_choice(name, "activation", activation, ("none", "relu"))
         check_choice(name, "grouping", grouping, ("channels", "raster"))
-        check_choice(name, "output", output, ("squash", "unit", "routed"))
+        check_choice(name, "output", output, ("squash", "unit", "routed", "exponential", "linear"))
+        check_choice(name, "norm", norm, ("none", "batch", "batch-learned"))
         check_sizes(name, in_channels=in_channels, num_types=num_types, dim=dim, kernel_size=kernel_size, stride=stride)
         check_sizes(name, least=0, padding=padding)
-        check_flags(name, separate_convs=separate_convs)
+        check_flags(name, separate_convs=separate_convs, activations=activations, depthwise=depthwise)
+        if depthwise and (separate_convs or in_channels != num_types * dim):
+            raise ValueError(
+                f"{name}: depthwise needs one convolution, and features of num_types·dim = {num_types * dim} "
+                f"channels, got {in_channels}"
+            )
+        if grouping == "raster" and activations:
+            raise ValueError(f'{name}: activations need the grouping "channels": a capsule must stand at one place')
         self.in_channels, self.num_types, self.dim = in_channels, num_types, dim
         self.kernel_size, self.padding = kernel_size, padding
         self.activation, self.grouping, self.output, self.eps = activation, grouping, output, eps
+        self.depthwise = depthwise
         num_convs = dim if separate_convs else 1
+        plain = norm == "none"
         self.convs = nn.ModuleList(
             Convolution(
                 in_channels,
@@ -83,10 +102,26 @@ class PrimaryCapsules(nn.Module):
                 kernel_size,
                 stride,
                 padding,
-                bias=output != "routed",
-                relu=activation == "relu",
+                bias=plain and output != "routed",
+                relu=plain and activation == "relu",
             )
-            for _ in range(num_convs)
+            for _ in range(0 if depthwise else num_convs)
+        )
+        self.each_channel = (
+            nn.Conv2d(in_channels, in_channels, kernel_size, stride, padding, groups=in_channels, bias=plain)
+            if depthwise
+            else None
+        )
+        channels, learned = num_types * dim, norm == "batch-learned"
+        self.norm = nn.Identity() if plain else nn.BatchNorm2d(channels, affine=learned)
+        self.activity = (
+            nn.Sequential(
+                Convolution(in_channels, num_types, kernel_size, stride, padding, bias=plain),
+                nn.Identity() if plain else nn.BatchNorm2d(num_types, affine=learned),
+                nn.Sigmoid(),
+            )
+            if activations
+            else None
         )
         # separate convolutions stack their outputs (component, type); one convolution is read (type, component)
         self.component_major = separate_convs
@@ -106,20 +141,27 @@ class PrimaryCapsules(nn.Module):
                 f"PrimaryCapsules: features must have shape (B, {self.in_channels}, H, W) with H and W of at least "
                 f"{least}, the kernel's size{less}, got {tuple(features.shape)}"
             )
-        maps = in_full_precision(self._convolve(features))
+        maps = self.norm(in_full_precision(self._convolve(features)))
+        if self.activation == "relu" and not isinstance(self.norm, nn.Identity):
+            maps = maps.relu()
         poses = self._group(maps)  # (B, K, I)
         if self.bias is not None:
             locations = poses.shape[2] // self.num_types
             poses = poses / self.num_types + self.bias.t().repeat_interleave(locations, 1)
         if self.output == "unit":
             poses = poses / safe_norm(poses, 1, keepdim=True, eps=self.eps)
-        else:
+        elif self.output == "exponential":
+            poses = exponential_squash(poses, 1)
+        elif self.output != "linear":
             poses = squash(poses, 1, self.eps)
+        activations = None if self.activity is None else in_full_precision(self.activity(features)).flatten(1)
         grid = None if self.grouping == "raster" else (self.num_types, maps.shape[2], maps.shape[3])
-        return Capsules(poses.transpose(1, 2), grid=grid)
+        return Capsules(poses.transpose(1, 2), activations, grid)
 
     def is_wide(self, size: tuple[int, int], images: int) -> bool:
         """Whether features of this height and width are convolved by products of planes where nothing is learned."""
+        if self.depthwise:
+            return False
         first = self.convs[0]
         assert isinstance(first, Convolution)
         (k, l), (s, t) = first.kernel_size, first.stride
@@ -129,6 +171,8 @@ class PrimaryCapsules(nn.Module):
 
     def _convolve(self, features: Float[Tensor, "B C H W"]) -> Float[Tensor, "B TK h w"]:
         """All convolutions; separate ones are one with their weights joined, which is faster than one by one."""
+        if self.each_channel is not None:
+            return self.each_channel(features)
         first = self.convs[0]
         assert isinstance(first, Convolution)
         if len(self.convs) == 1:
@@ -155,5 +199,5 @@ class PrimaryCapsules(nn.Module):
         """Options, for ``print(model)``."""
         return (
             f"num_types={self.num_types}, dim={self.dim}, activation={self.activation!r}, grouping={self.grouping!r}, "
-            f"output={self.output!r}, eps={self.eps:g}"
+            f"output={self.output!r}, depthwise={self.depthwise}, eps={self.eps:g}"
         )

@@ -171,13 +171,13 @@ class ConvStem(nn.Sequential):
 
 
 def draw_convolutions(network: nn.Module, init: WeightStart, std: float) -> None:
-    """Draw the weights of every :class:`Convolution` in a module, as :func:`draw_layer` does."""
+    """Draw the weights of every convolution in a module, as :func:`draw_layer` does."""
     for layer in network.modules():
-        if isinstance(layer, Convolution):
+        if isinstance(layer, nn.Conv2d):
             draw_layer(layer, init, std)
 
 
-def draw_layer(layer: Convolution | nn.Linear, init: WeightStart, std: float) -> None:
+def draw_layer(layer: nn.Conv2d | nn.Linear, init: WeightStart, std: float) -> None:
     """Draw the weights of a layer.
 
     Args:

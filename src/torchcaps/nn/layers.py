@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from torchcaps.nn.flow import Capsules, LayerSize
 from torchcaps.nn.routing import DynamicRouting, Routed, Routing
-from torchcaps.nn.transforms import Dense, Rivals, Transform, Votes
-from torchcaps.ops.checks import check_choice, check_sizes, check_tensor
+from torchcaps.nn.transforms import Dense, MapVotes, PlacedVotes, Rivals, Transform, Votes
+from torchcaps.ops.checks import check_choice, check_flags, check_sizes, check_tensor
 
+Coordinates = Literal["none", "centres", "tenths", "hundredths"]
+"""What votes are told of the place of their capsule on a map."""
 Competition = Literal["types", "types-and-positions"]
 """What the capsules that an input capsule of a map votes for compete over."""
 
@@ -23,11 +25,17 @@ Competition = Literal["types", "types-and-positions"]
 class CapsuleLayer(nn.Module, ABC):
     """What the layers have in common: a transform and a routing, told their sizes I, K, J, D.
 
-    ``rivals`` is how many output capsules compete for an input capsule; J if None.
+    ``rivals`` is how many output capsules compete for an input capsule, J if None; ``weights_of`` how many input
+    capsules have weights of their own, I if None.
     """
 
     def __init__(
-        self, size: LayerSize, transform: Transform | None, routing: Routing | None, rivals: int | None = None
+        self,
+        size: LayerSize,
+        transform: Transform | None,
+        routing: Routing | None,
+        rivals: int | None = None,
+        weights_of: int | None = None,
     ) -> None:
         super().__init__()
         name = type(self).__name__
@@ -39,7 +47,8 @@ class CapsuleLayer(nn.Module, ABC):
         self.transform = Dense() if transform is None else transform
         self.routing = DynamicRouting() if routing is None else routing
         rivals = size.out_capsules if rivals is None else rivals
-        self.transform.bind(size, self.routing.balanced_std(size._replace(out_capsules=rivals)))
+        of = size if weights_of is None else size._replace(in_capsules=weights_of)
+        self.transform.bind(of, self.routing.balanced_std(size._replace(out_capsules=rivals)))
         self.routing.bind(size)
 
     @abstractmethod
@@ -84,12 +93,19 @@ class DenseCapsules(CapsuleLayer):
         out_dim: D.
         transform: From capsules to votes; :class:`torchcaps.nn.Dense`, a matrix for each pair, if None.
         routing: The routing algorithm; :class:`DynamicRouting` with its defaults if None.
+        grid: Types, height and width of the map that the input capsules stand on, where the next two options need it.
+        share_positions: Capsules of a type have the same weights at all positions of the map.
+        coordinates: Votes also say where their capsule stands, in row and column of n: ``"centres"``, (i + ½)/n, or
+            ``"tenths"``, (i + 1)/(10 n), in the last column of the first two rows of a pose that is a matrix;
+            ``"hundredths"``, (i − n/2)/100, in the first two components.
 
     Raises:
         TypeError: A size that is no integer, or a transform or a routing that is none.
-        ValueError: A size below one, or one that the transform cannot have.
+        ValueError: A size below one, or one that the transform cannot have, or no map where there must be one.
 
-    Source: Sabour, Frosst, Hinton 2017, section 2 (arXiv:1710.09829).
+    Source: Sabour, Frosst, Hinton 2017, section 2 (arXiv:1710.09829); weights shared by positions and coordinate
+    addition from Hinton, Sabour, Frosst 2018, section 4 (ICLR 2018), from De Sousa Ribeiro et al. 2020
+    (arXiv:1905.11455), and from the former's code.
     """
 
     def __init__(
@@ -101,10 +117,24 @@ class DenseCapsules(CapsuleLayer):
         *,
         transform: Transform | None = None,
         routing: Routing | None = None,
+        grid: tuple[int, int, int] | None = None,
+        share_positions: bool = False,
+        coordinates: Coordinates = "none",
     ) -> None:
+        name = "DenseCapsules"
         sizes = {"in_capsules": in_capsules, "in_dim": in_dim, "out_capsules": out_capsules, "out_dim": out_dim}
-        check_sizes("DenseCapsules", **sizes)
-        super().__init__(LayerSize(**sizes), transform, routing)
+        check_sizes(name, **sizes)
+        check_flags(name, share_positions=share_positions)
+        check_choice(name, "coordinates", coordinates, ("none", "centres", "tenths", "hundredths"))
+        on_a_map = share_positions or coordinates != "none"
+        if on_a_map and (grid is None or math.prod(grid) != in_capsules):
+            raise ValueError(f"{name}: grid must be types, height and width of {in_capsules} capsules, got {grid}")
+        size = LayerSize(**sizes)
+        super().__init__(size, transform, routing, weights_of=grid[0] if share_positions and grid else None)
+        self.grid, self.share_positions, self.coordinates = grid, share_positions, coordinates
+        if coordinates != "none":
+            assert grid is not None
+            _places(coordinates, grid, out_dim)  # raises, where poses are no matrices
 
     def forward(self, capsules: Capsules | Float[Tensor, "B I K"]) -> Capsules:
         """Output capsules v_j of input capsules, or of their poses alone; see :meth:`route`."""
@@ -116,7 +146,23 @@ class DenseCapsules(CapsuleLayer):
         capsules = Capsules.of(capsules)
         shape, fixed_by = ("B", self.in_capsules, self.in_dim), ("", "in_capsules", "in_dim")
         check_tensor("DenseCapsules", "poses", capsules.poses, shape, fixed_by=fixed_by)
-        return self.transform(capsules.poses), capsules.activations
+        votes = self._map_votes(capsules.poses) if self.share_positions else self.transform(capsules.poses)
+        if self.coordinates == "none" or self.grid is None:
+            return votes, capsules.activations
+        places = _places(self.coordinates, self.grid, self.out_dim)
+        return PlacedVotes(votes, places.to(capsules.poses.device)), capsules.activations
+
+    def _map_votes(self, poses: Float[Tensor, "B I K"]) -> Votes:
+        """The votes of capsules whose weights are those of their type."""
+        assert self.grid is not None
+        types, positions = self.grid[0], math.prod(self.grid[1:])
+        by_position = poses.unflatten(1, (types, positions)).transpose(1, 2)  # (B, L, T, K)
+        return MapVotes(self.transform(by_position.flatten(0, 1)), poses, positions)
+
+    def extra_repr(self) -> str:
+        """Sizes, and what is shared, for ``print(model)``."""
+        shared = ", share_positions=True" * self.share_positions
+        return super().extra_repr() + shared + f", coordinates={self.coordinates!r}" * (self.coordinates != "none")
 
 
 class ConvCapsules(CapsuleLayer):
@@ -133,6 +179,8 @@ class ConvCapsules(CapsuleLayer):
         kernel_size: Height and width of a window, positions.
         stride: From one window to the next, positions.
         padding: Positions around the map at which there are no capsules: their poses are zero.
+        norm: Normalise each component of each type of output poses over batch and positions, with a learned scale and
+            shift.
         compete_over: ``"types"``: the output types at one position compete for an input capsule;
             ``"types-and-positions"``: those of all positions whose windows hold it.
         transform: From the capsules of a window to votes; :class:`torchcaps.nn.Dense` if None.
@@ -156,6 +204,7 @@ class ConvCapsules(CapsuleLayer):
         kernel_size: int = 3,
         stride: int = 1,
         padding: int = 0,
+        norm: bool = False,
         compete_over: Competition = "types",
         transform: Transform | None = None,
         routing: Routing | None = None,
@@ -173,6 +222,8 @@ class ConvCapsules(CapsuleLayer):
         self.in_types, self.out_types = in_types, out_types
         self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
         self.compete_over: Competition = compete_over
+        check_flags(name, norm=norm)
+        self.norm = nn.BatchNorm1d(out_types * out_dim) if norm else None
 
     def forward(self, capsules: Capsules) -> Capsules:
         """Output capsules, on a map, from those of a map with its grid.
@@ -184,7 +235,8 @@ class ConvCapsules(CapsuleLayer):
         routed, grid = self.route(capsules), self.out_grid(capsules.grid)
         positions = grid[1] * grid[2]
         activations = None if routed.activations is None else on_map(routed.activations, positions)
-        return Capsules(on_map(routed.poses, positions), activations, grid)
+        poses = routed.poses if self.norm is None else self.norm(routed.poses.flatten(1)).view_as(routed.poses)
+        return Capsules(on_map(poses, positions), activations, grid)
 
     def votes(self, capsules: Capsules) -> tuple[Votes, Float[Tensor, "BL I"] | None]:
         """What the routing is given: the votes of the capsules of each of the B·L windows."""
@@ -242,10 +294,30 @@ class ConvCapsules(CapsuleLayer):
         """Sizes, for ``print(model)``."""
         return (
             f"{self.in_types}×{self.in_dim} → {self.out_types}×{self.out_dim}, kernel_size={self.kernel_size}, "
-            f"stride={self.stride}, padding={self.padding}, compete_over={self.compete_over!r}"
+            f"stride={self.stride}, padding={self.padding}, norm={self.norm is not None}, "
+            f"compete_over={self.compete_over!r}"
         )
 
 
 def on_map(windows: Float[Tensor, "BL T *more"], positions: int) -> Float[Tensor, "B TL *more"]:
     """What was computed for the windows of a map of L ``positions``, in the order of :class:`Capsules`."""
     return windows.unflatten(0, (-1, positions)).transpose(1, 2).flatten(1, 2)
+
+
+def _places(coordinates: Coordinates, grid: tuple[int, int, int], dim: int) -> Float[Tensor, "I D"]:
+    """What is added to the votes of each capsule of a map: its row and its column."""
+    types, height, width = grid
+    side = math.isqrt(dim)
+    if coordinates != "hundredths" and (side * side != dim or side < 2):
+        raise ValueError(f"DenseCapsules: coordinates={coordinates!r} needs poses that are matrices, got out_dim={dim}")
+    if dim < 2:
+        raise ValueError(f"DenseCapsules: coordinates need at least 2 components, got {dim}")
+    of = {
+        "centres": lambda n: (torch.arange(n) + 0.5) / n,
+        "tenths": lambda n: (torch.arange(n) + 1) / (10 * n),
+        "hundredths": lambda n: (torch.arange(n) - n / 2) / 100,
+    }[coordinates]
+    row, column = (0, 1) if coordinates == "hundredths" else (side - 1, 2 * side - 1)
+    places = torch.zeros(types, height, width, dim)
+    places[..., row], places[..., column] = of(height)[:, None], of(width)
+    return places.flatten(0, 2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -53,6 +54,22 @@ class Votes(ABC):
     def build(self) -> Float[Tensor, "B I J D"]:
         """The votes themselves, for algorithms that need each of them: B·I·J·D numbers."""
 
+    def pieces(self) -> tuple[Callable[..., Tensor], Tensor, tuple[Tensor, ...]]:
+        """How votes of some images are built: a function of a tensor whose first axis is the images, and of others.
+
+        Algorithms that need each vote build those of a few images at a time. Votes that do not say how are built whole.
+        """
+        return _as_they_are, self.build(), ()
+
+    @property
+    def together(self) -> int:
+        """So many rows of the first axis belong together: one, or on a map where positions compete, an image's."""
+        return 1 if self.rivals is None else len(self.rivals.children)
+
+    def log_compete(self, logits: Float[Tensor, "B I J"]) -> Float[Tensor, "B I J"]:
+        """The logarithm of :meth:`compete` over the outputs, exact even of couplings too small for their precision."""
+        return logits.log_softmax(2) if self.rivals is None else self.rivals.log_compete(logits)
+
     def compete(
         self, logits: Float[Tensor, "B I J"], softmax_over: SoftmaxOver = "outputs", *, leaky: bool = False
     ) -> Float[Tensor, "B I J"]:
@@ -71,7 +88,22 @@ class Votes(ABC):
         return self.rivals.compete(logits, leaky)
 
 
-class DenseVotes(Votes):
+def _as_they_are(votes: Tensor) -> Tensor:
+    return votes
+
+
+class WeightVotes(Votes):
+    """Votes of poses and one tensor of weights."""
+
+    weight: Tensor
+
+    def pieces(self) -> tuple[Callable[..., Tensor], Tensor, tuple[Tensor, ...]]:
+        """See :class:`Votes`."""
+        kind: Callable[[Tensor, Tensor], Votes] = type(self)
+        return lambda poses, weight: kind(poses, weight).build(), self.poses, (self.weight,)
+
+
+class DenseVotes(WeightVotes):
     """Votes W_ij u_i, a matrix for each pair; or w_ij∘u_i, a vector for each pair.
 
     Args:
@@ -96,8 +128,21 @@ class DenseVotes(Votes):
         """See :class:`Votes`."""
         return build_votes(self.poses, self.weight)
 
+    def pieces(self) -> tuple[Callable[..., Tensor], Tensor, tuple[Tensor, ...]]:
+        """See :class:`Votes`; the matrices are laid out once so that each capsule's votes are one product."""
+        if self.weight.ndim == 3:
+            return super().pieces()
+        J, D = self.size.out_capsules, self.size.out_dim
+        dtype = full_dtype(torch.promote_types(self.poses.dtype, self.weight.dtype))
+        matrices = self.weight.to(dtype).permute(0, 3, 1, 2).flatten(2).contiguous()  # (I, K, J·D)
 
-class SharedVotes(Votes):
+        def build(poses: Tensor, matrices: Tensor) -> Tensor:
+            return torch.bmm(poses.to(matrices.dtype).transpose(0, 1), matrices).transpose(0, 1).unflatten(2, (J, D))
+
+        return build, self.poses, (matrices,)
+
+
+class SharedVotes(WeightVotes):
     """Votes W_j u_i: all input capsules share the matrix of an output capsule."""
 
     def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "J D K"]) -> None:
@@ -128,7 +173,7 @@ class SharedVotes(Votes):
             return torch.einsum("jdk,bik->bijd", self._weight, self._poses).to(self.poses.dtype)
 
 
-class MatrixVotes(Votes):
+class MatrixVotes(WeightVotes):
     """Votes M_i W_ij of poses that are square matrices, M_i (P, P), read row by row: K = D = P².
 
     The rows of a pose are transformed alike, so that a row is a capsule of P components to the sums.
@@ -137,6 +182,7 @@ class MatrixVotes(Votes):
     def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J P P"]) -> None:
         I, J, P, _ = weight.shape
         super().__init__(poses, LayerSize(I, P * P, J, P * P))
+        self.weight = weight
         rows = poses.unflatten(2, (P, P)).movedim(2, 1).flatten(0, 1)  # (B·P, I, P)
         self.rows = DenseVotes(rows, weight.transpose(2, 3))
         self.batch, self.side = poses.shape[0], P
@@ -157,6 +203,107 @@ class MatrixVotes(Votes):
 
     def _joined(self, rows: Float[Tensor, "BP *capsules P"]) -> Float[Tensor, "B *capsules D"]:
         return rows.unflatten(0, (self.batch, self.side)).movedim(1, -2).flatten(-2)
+
+
+class IdentityVotes(Votes):
+    """Votes u_i, the same for all output capsules: nothing is transformed."""
+
+    def __init__(self, poses: Float[Tensor, "B I K"], out_capsules: int) -> None:
+        _, I, K = poses.shape
+        super().__init__(poses, LayerSize(I, K, out_capsules, K))
+
+    def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
+        """See :class:`Votes`."""
+        if coupling is None:
+            return self.poses.sum(1, keepdim=True).expand(-1, self.size.out_capsules, -1)
+        return coupling.to(self.poses.dtype).transpose(1, 2) @ self.poses
+
+    def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
+        """See :class:`Votes`."""
+        return self.poses @ parents.to(self.poses.dtype).transpose(1, 2)
+
+    def build(self) -> Float[Tensor, "B I J D"]:
+        """See :class:`Votes`."""
+        return self.poses.unsqueeze(2).expand(-1, -1, self.size.out_capsules, -1)
+
+
+class MapVotes(Votes):
+    """Votes of the capsules of a map whose weights are the same at all positions.
+
+    Args:
+        votes: Those of each position, (B·L, T, J, D).
+        poses: The capsules (B, T·L, K), type by type.
+        positions: L.
+    """
+
+    def __init__(self, votes: Votes, poses: Float[Tensor, "B I K"], positions: int) -> None:
+        super().__init__(poses, votes.size._replace(in_capsules=poses.shape[1]))
+        self.votes, self.positions = votes, positions
+
+    def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
+        """See :class:`Votes`."""
+        each = None
+        if coupling is not None:
+            each = coupling.unflatten(1, (-1, self.positions)).transpose(1, 2).flatten(0, 1)  # (B·L, T, J)
+        return self.votes.weighted_sum(each).unflatten(0, (-1, self.positions)).sum(1)
+
+    def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
+        """See :class:`Votes`."""
+        return self._joined(self.votes.agreement(parents.repeat_interleave(self.positions, 0)))
+
+    def build(self) -> Float[Tensor, "B I J D"]:
+        """See :class:`Votes`."""
+        return self._joined(self.votes.build())
+
+    def pieces(self) -> tuple[Callable[..., Tensor], Tensor, tuple[Tensor, ...]]:
+        """See :class:`Votes`."""
+        build, rows, others = self.votes.pieces()
+        return (
+            lambda rows, *others: self._joined(build(rows.flatten(0, 1), *others)),
+            rows.unflatten(0, (-1, self.positions)),
+            others,
+        )
+
+    def _joined(self, each: Float[Tensor, "BL T *more"]) -> Float[Tensor, "B TL *more"]:
+        return each.unflatten(0, (-1, self.positions)).transpose(1, 2).flatten(1, 2)
+
+
+class PlacedVotes(Votes):
+    """Votes to which the place of their capsule is added.
+
+    Args:
+        votes: Without the places.
+        places: What is added, the same for all output capsules.
+    """
+
+    def __init__(self, votes: Votes, places: Float[Tensor, "I D"]) -> None:
+        super().__init__(votes.poses, votes.size)
+        self.votes, self.places = votes, places
+
+    def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
+        """See :class:`Votes`."""
+        total = self.votes.weighted_sum(coupling)
+        places = self.places.to(total.dtype)
+        added = places.sum(0) if coupling is None else coupling.to(total.dtype).transpose(1, 2) @ places
+        return total + added
+
+    def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
+        """See :class:`Votes`."""
+        agreement = self.votes.agreement(parents)
+        return agreement + self.places.to(agreement.dtype) @ parents.to(agreement.dtype).transpose(1, 2)
+
+    def build(self) -> Float[Tensor, "B I J D"]:
+        """See :class:`Votes`."""
+        return self._placed(self.votes.build(), self.places)
+
+    def pieces(self) -> tuple[Callable[..., Tensor], Tensor, tuple[Tensor, ...]]:
+        """See :class:`Votes`."""
+        build, each, others = self.votes.pieces()
+        return lambda each, *others: self._placed(build(each, *others[:-1]), others[-1]), each, (*others, self.places)
+
+    @staticmethod
+    def _placed(votes: Float[Tensor, "B I J D"], places: Float[Tensor, "I D"]) -> Float[Tensor, "B I J D"]:
+        return votes + places.to(votes.dtype).unsqueeze(1)
 
 
 class Rivals:
@@ -182,6 +329,16 @@ class Rivals:
 
     def compete(self, logits: Float[Tensor, "BL I J"], leaky: bool) -> Float[Tensor, "BL I J"]:
         """The softmax over the output types and the positions; see :meth:`Votes.compete`."""
+        powers, _, total, child = self._powers(logits, leaky)
+        return (powers / total[:, child, None]).unflatten(1, self.children.shape).flatten(0, 1)
+
+    def log_compete(self, logits: Float[Tensor, "BL I J"]) -> Float[Tensor, "BL I J"]:
+        """Its logarithm; see :meth:`Votes.log_compete`."""
+        _, above, total, child = self._powers(logits, leaky=False)
+        return (above - total[:, child, None].log()).unflatten(1, self.children.shape).flatten(0, 1)
+
+    def _powers(self, logits: Float[Tensor, "BL I J"], leaky: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The exponentials of logits (B, L·I, J), what they are of, their sums (B, N), and each capsule's number."""
         positions, I = self.children.shape
         child = self.children.flatten()  # (L·I)
         given = logits.unflatten(0, (-1, positions)).flatten(1, 2)  # (B, L·I, J)
@@ -191,11 +348,12 @@ class Rivals:
             largest = given.new_full((B, self.number), start)
             largest.scatter_reduce_(1, child.expand(B, -1), given.amax(2), "amax")
             largest = largest.clamp_min(torch.finfo(given.dtype).min)  # of capsules in no window
-        powers = (given - largest[:, child, None]).exp()
+        above = given - largest[:, child, None]
+        powers = above.exp()
         total = self.sum(powers.sum(2).unflatten(1, (positions, I)).flatten(0, 1))
         if leaky:
             total = total + (-largest).exp()
-        return (powers / total[:, child, None]).unflatten(1, (positions, I)).flatten(0, 1)
+        return powers, above, total, child
 
 
 class Transform(nn.Module, ABC):
@@ -351,3 +509,20 @@ class Matrix(WeightTransform):
 
     def _products(self, size: LayerSize) -> int:
         return math.isqrt(size.in_dim)
+
+
+class Identity(Transform):
+    """No transform: each input capsule votes with its own pose, D = K. It has no weights."""
+
+    def bind(self, size: LayerSize, std: float) -> None:  # noqa: ARG002  there is nothing to draw
+        """See :class:`Transform`."""
+        if size.in_dim != size.out_dim:
+            raise ValueError(
+                "Identity: input and output capsules must have as many components as each other, got "
+                f"{size.in_dim} and {size.out_dim}"
+            )
+        self.out_capsules = size.out_capsules
+
+    def forward(self, poses: Float[Tensor, "B I K"]) -> Votes:
+        """See :class:`Transform`."""
+        return IdentityVotes(poses, self.out_capsules)

@@ -103,6 +103,69 @@ def normalised_cross_entropy(
     return _reduce(loss, reduction)
 
 
+def spread_loss(
+    scores: Float[Tensor, "B J"],
+    targets: Int[Tensor, "B"] | Int[Tensor, "B 1"] | Shaped[Tensor, "B J"],
+    *,
+    margin: float | Float[Tensor, ""] = 0.9,
+    reduction: Reduction = "mean",
+) -> Float[Tensor, "..."]:
+    """Spread loss: the class that is present wants to be more active than each other one by a margin.
+
+        L = Σ_{j≠t} max(0, margin − (a_t − a_j))²
+
+    Args:
+        scores: a_j, one a class; activations in 0..1, as a rule.
+        targets: The class t, as for :func:`margin_loss`; of several classes that are present, a_t is the mean.
+        margin: By which a_t should be above the others, 0..1; the source lets it grow from 0.2 to 0.9.
+        reduction: ``"mean"`` over the batch of the sums over classes, ``"sum"`` of both, or ``"none"``: one value
+            an image, shape (B,).
+
+    Raises:
+        TypeError: Labels that are not integers, scores that are not floating-point, or a margin that is no number.
+        ValueError: Shapes, labels or a device that do not fit ``scores``, or an unknown ``reduction``.
+
+    Source: Hinton, Sabour, Frosst 2018, "Matrix capsules with EM routing", equation 3 (ICLR 2018).
+    """
+    check_choice("spread_loss", "reduction", reduction, REDUCTIONS)
+    if not isinstance(margin, Tensor):
+        check_numbers("spread_loss", margin=margin)
+    present = multi_hot(scores, targets, "spread_loss")
+    scores = scores.to(present.dtype)
+    target = (present * scores).sum(1, keepdim=True) / present.sum(1, keepdim=True).clamp_min(1)
+    return _reduce(((1 - present) * F.relu(margin - (target - scores)).square()).sum(1), reduction)
+
+
+def score_cross_entropy(
+    scores: Float[Tensor, "B J"],
+    targets: Int[Tensor, "B"] | Int[Tensor, "B 1"] | Shaped[Tensor, "B J"],
+    *,
+    scale: float | Float[Tensor, ""] = 1.0,
+    reduction: Reduction = "mean",
+) -> Float[Tensor, "..."]:
+    """Cross-entropy of the softmax of the scores, times a scale, which may be learned.
+
+        L = −Σ_j T_j log softmax_j(scale · a_j)
+
+    Args:
+        scores: a_j, lengths or activations, one a class.
+        targets: As for :func:`margin_loss`.
+        scale: Factor on the scores.
+        reduction: ``"mean"`` or ``"sum"`` over the batch, or ``"none"``.
+
+    Raises:
+        TypeError: Labels that are not integers, scores that are not floating-point, or a scale that is no number.
+        ValueError: Shapes, labels or a device that do not fit ``scores``, or an unknown ``reduction``.
+
+    Source: with a scale of 1 the loss of De Sousa Ribeiro et al. 2020 (arXiv:1905.11455), whose logits are activations.
+    """
+    check_choice("score_cross_entropy", "reduction", reduction, REDUCTIONS)
+    if not isinstance(scale, Tensor):
+        check_numbers("score_cross_entropy", scale=scale)
+    present = multi_hot(scores, targets, "score_cross_entropy")
+    return _reduce(-(present * (scale * scores.to(present.dtype)).log_softmax(1)).sum(1), reduction)
+
+
 def reconstruction_loss(
     reconstruction: Float[Tensor, "B ..."],
     images: Float[Tensor, "B ..."],

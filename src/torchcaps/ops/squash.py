@@ -39,6 +39,44 @@ def squash(x: Float[Tensor, "..."], dim: int = -1, eps: float = 1e-7) -> Float[T
     return (squared / (1 + squared) * torch.rsqrt(squared + eps) * s).to(x.dtype)
 
 
+def exponential_squash(x: Float[Tensor, "..."], dim: int = -1) -> Float[Tensor, "..."]:
+    """Shrink vectors to lengths in [0, 1), short ones hardly at all, and keep their directions.
+
+        squash(s) = (1 - e^(-‖s‖)) · s / ‖s‖
+
+    Unlike :func:`squash`, a short vector keeps its length: ``squash(0) = 0``, and there the derivative is the
+    identity. Nothing is added under the root; both are exact for vectors of any length. Half precision is computed in
+    float32.
+
+    Args:
+        x: Vectors along ``dim``, any shape of at least one axis, any floating dtype.
+        dim: The axis that holds a vector's components.
+
+    Returns:
+        Same shape and dtype as ``x``.
+
+    Raises:
+        TypeError: ``x`` is not a floating-point tensor, or ``dim`` no integer.
+        ValueError: ``x`` has no axis ``dim``.
+
+    Source: Mazzia, Salvetti, Chiaberge 2021, equation 6 (arXiv:2101.12491); Xi, Bing, Jin 2017 (arXiv:1712.03480).
+    """
+    check_floating("exponential_squash", "x", x)
+    check_axis("exponential_squash", "x", x, dim)
+    s = in_full_precision(x)
+    # the largest component is taken out of the root, so that no square is too small or too large for the precision
+    largest = s.detach().abs().amax(dim, keepdim=True) if s.shape[dim] else s.detach().sum(dim, keepdim=True)
+    largest = largest.where(largest > 0, 1.0)
+    squared = (s / largest).square().sum(dim, keepdim=True)
+    length = largest * squared.where(squared > 0, 1.0).sqrt() * (squared > 0)
+    short = length < 1e-3
+    long = length.where(~short, 1.0)
+    factor = torch.where(
+        short, 1 - length / 2 * (1 - length / 3 * (1 - length / 4 * (1 - length / 5))), -torch.expm1(-long) / long
+    )
+    return (factor * s).to(x.dtype)
+
+
 def safe_norm(x: Float[Tensor, "..."], dim: int = -1, keepdim: bool = False, eps: float = 1e-7) -> Float[Tensor, "..."]:
     """Length of vectors, ``√(‖x‖² + eps)``, whose gradient at zero is zero instead of NaN.
 

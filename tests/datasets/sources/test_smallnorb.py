@@ -32,6 +32,9 @@ def pixels(seed: int) -> np.ndarray:
 
 
 LABELS = (np.arange(N) % 5).astype(np.int32)
+CODES = np.stack(
+    [np.arange(N) % 5, np.arange(N) % 9, 2 * (np.arange(N) % 18), np.arange(N) % 6], 1
+)  # instance, elevation, azimuth, light
 FILES = {
     f"{TRAIN}-dat.mat": matrix(pixels(0)),
     f"{TRAIN}-cat.mat": matrix(LABELS),
@@ -77,6 +80,46 @@ def test_another_size_is_made_of_the_original_pixels(tmp_path: Path) -> None:
         assert torch.equal(test.images, resize_images(raw, (size, size)))
     same = load_dataset("smallnorb", data_dir=tmp_path, image_size=48).test
     assert torch.equal(same.images, load_dataset("smallnorb", data_dir=tmp_path).test.images)
+
+
+VIEWS = {f"{part}-info.mat": matrix(CODES.astype(np.int32)) for part in (TRAIN, TEST)}
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_familiar_and_novel_sides(tmp_path: Path, zipped: bool) -> None:
+    write(tmp_path, VIEWS, zipped=zipped)
+    whole = load_dataset("smallnorb", data_dir=tmp_path).test
+    assert not whole.factors
+    familiar = {"azimuth": CODES[:, 2] * 10 % 360, "elevation": 30 + 5 * CODES[:, 1]}
+    learned = {"azimuth": [0, 20, 40, 300, 320, 340], "elevation": [30, 35, 40]}
+    for factor, angles in familiar.items():
+        for name, is_familiar in ((f"smallnorb-{factor}", False), (f"smallnorb-{factor}-familiar", True)):
+            data = load_dataset(name, data_dir=tmp_path, validation_size=2)
+            chosen = np.flatnonzero(np.isin(angles, learned[factor]) == is_familiar)
+            assert torch.equal(data.test.images, whole.images[torch.from_numpy(chosen)])
+            assert data.test.factors[factor].tolist() == angles[chosen].tolist()
+            assert data.test.factors["instance"].tolist() == CODES[chosen, 0].tolist()
+            assert data.test.factors["light"].tolist() == CODES[chosen, 3].tolist()
+            for images in (data.train, data.validation):
+                assert set(images.factors[factor].tolist()) <= set(learned[factor])
+            assert len(data.train) + 2 == np.isin(angles, learned[factor]).sum()
+
+
+@pytest.mark.parametrize("column", range(4))
+def test_sides_that_cannot_be(tmp_path: Path, column: int) -> None:
+    codes = CODES.astype(np.int32)
+    codes[3, column] = 37
+    write(tmp_path, VIEWS | {f"{TRAIN}-info.mat": matrix(codes)})
+    name = ("instance", "elevation", "azimuth", "light")[column]
+    with pytest.raises(InputError, match=rf"training-info.mat has {name} codes from 0 to 37, but smallNORB's are 0 to"):
+        load_dataset("smallnorb-azimuth", data_dir=tmp_path)
+
+
+def test_without_the_files_that_say_the_sides(tmp_path: Path) -> None:
+    write(tmp_path)
+    with pytest.raises(InputError, match=rf"has no {TRAIN}-info\.mat and no {TEST}-info\.mat \("):
+        load_dataset("smallnorb-elevation", data_dir=tmp_path)
+    assert smallnorb.VIEWS_SOURCE.find(tmp_path) is None
 
 
 def test_they_are_downloaded(

@@ -144,7 +144,8 @@ def test_folders_with_the_names_of_files_do_not_stop_the_list(tmp_path: Path) ->
 
     for name in FAMILIES[0].sha256:
         (tmp_path / name.removesuffix(".gz")).mkdir()
-    assert all(info.locate(tmp_path) is None for info in list_datasets() if info.takes_data_dir)
+    read = [info for info in list_datasets() if info.takes_data_dir and not info.name.startswith("viewpoints")]
+    assert all(info.locate(tmp_path) is None for info in read)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows guesses a home for any name")

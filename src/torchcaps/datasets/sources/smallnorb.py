@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,11 +21,12 @@ from torchcaps.datasets.formats.reading import Readable, finish, opened, read_ex
 from torchcaps.datasets.image_set import ImageSet, resize_images
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.sources.source import Source
+from torchcaps.datasets.views import register_views
 from torchcaps.errors import InputError
 
 _TRAIN = "smallnorb-5x46789x9x18x6x2x96x96-training"
 _TEST = "smallnorb-5x01235x9x18x6x2x96x96-testing"
-_IMAGES, _LABELS = "dat.mat", "cat.mat"
+_IMAGES, _LABELS, _VIEWS = "dat.mat", "cat.mat", "info.mat"
 _COUNT = 24_300  # pairs of images, in training and in test
 _RAW_SIZE = (96, 96)
 _SIZE = (48, 48)
@@ -42,21 +45,31 @@ SOURCE = Source(
     },
 )
 
+VIEWS_SOURCE = replace(
+    SOURCE,
+    sha256={
+        **SOURCE.sha256,
+        f"{_TRAIN}-{_VIEWS}.gz": "de7eb932ebe7a4ee16217fead60660d0eb3d23632c2f4d1c51f88c501c17bf32",
+        f"{_TEST}-{_VIEWS}.gz": "16adf314226327ee006d1a44db8cfef52773c06c829951d5653a9f6f310248a2",
+    },
+)
+"""With the files that say from where each image was taken."""
+
 CLASS_NAMES = ("animal", "human", "airplane", "truck", "car")
 
 
-@register_dataset(
-    "smallnorb",
-    title="smallNORB toys seen by two cameras",
-    source="LeCun, Huang, Bottou: Learning Methods for Generic Object Recognition (2004)",
-    licence="for research; not to be sold",
-    num_train=_COUNT,
-    num_test=_COUNT,
-    in_shape=(2, *_SIZE),
-    class_names=CLASS_NAMES,
-    takes_data_dir=True,
-    find=SOURCE.find,
-)
+_INFO: dict[str, Any] = {
+    "source": "LeCun, Huang, Bottou: Learning Methods for Generic Object Recognition (2004)",
+    "licence": "for research; not to be sold",
+    "num_train": _COUNT,
+    "num_test": _COUNT,
+    "in_shape": (2, *_SIZE),
+    "class_names": CLASS_NAMES,
+    "takes_data_dir": True,
+}
+
+
+@register_dataset("smallnorb", title="smallNORB toys seen by two cameras", find=SOURCE.find, **_INFO)
 def load_smallnorb(request: DataRequest) -> Splits:
     """Read the pairs of images, one channel for each camera, and bring them to 48×48, as the paper does.
 
@@ -66,7 +79,27 @@ def load_smallnorb(request: DataRequest) -> Splits:
     Training and test images show different toys. Validation images show the toys of the training images, from other
     sides or in other light, so that results on them are better than on the test images.
     """
-    paths = SOURCE.paths(request)
+    return _load(SOURCE.paths(request), request)
+
+
+def load_views(request: DataRequest) -> Splits:
+    """`load_smallnorb` with factors: ``"azimuth"``, ``"elevation"`` (degrees), ``"light"`` (0 to 5), ``"instance"``.
+
+    An azimuth is one of 0 to 340 by 20, an elevation one of 30 to 70 by 5, as the files count them.
+    """
+    paths = VIEWS_SOURCE.paths(request)
+    splits = _load(paths, request)
+    train, test = (
+        replace(images, factors=_read_factors(paths[f"{part}-{_VIEWS}.gz"]))
+        for images, part in ((splits.train, _TRAIN), (splits.test, _TEST))
+    )
+    return replace(splits, train=train, test=test)
+
+
+register_views("smallnorb", "smallNORB", load_views, find=VIEWS_SOURCE.find, **_INFO)
+
+
+def _load(paths: Mapping[str, Path], request: DataRequest) -> Splits:
     resize = _halved if request.image_size in (None, _SIZE) else partial(resize_images, size=request.image_size)
     train, test = (
         ImageSet(_read_images(paths[f"{part}-{_IMAGES}.gz"], resize), _read_labels(paths[f"{part}-{_LABELS}.gz"]))
@@ -96,6 +129,21 @@ def _read_labels(path: Path) -> Int64[Tensor, "N"]:
     if not np.isin(labels, np.arange(len(CLASS_NAMES))).all():
         raise InputError(f"{path} has labels from {labels.min()} to {labels.max()}, but smallNORB's are 0 to 4")
     return torch.from_numpy(labels)
+
+
+def _read_factors(path: Path) -> dict[str, Tensor]:
+    """The columns of a file: instance, elevation 0..8, azimuth 0, 2, .. 34, light 0..5."""
+    with _matrix(path, _INT32, (_COUNT, 4)) as file:
+        table = np.frombuffer(read_exactly(file, 16 * _COUNT), "<i4").reshape(_COUNT, 4).astype(np.int64)
+    allowed = (range(10), range(9), range(0, 36, 2), range(6))
+    for column, values, name in zip(table.T, allowed, ("instance", "elevation", "azimuth", "light"), strict=True):
+        if not np.isin(column, values).all():
+            raise InputError(
+                f"{path} has {name} codes from {column.min()} to {column.max()}, but smallNORB's are {values[0]} to "
+                f"{values[-1]} by {values.step}"
+            )
+    instance, elevation, azimuth, light = torch.from_numpy(table).unbind(1)
+    return {"azimuth": 10.0 * azimuth, "elevation": 30 + 5.0 * elevation, "light": light, "instance": instance}
 
 
 @contextmanager

@@ -13,6 +13,8 @@ from torchcaps.errors import InputError
 from torchcaps.nn.flow import LayerSize
 from torchcaps.nn.transforms import Votes
 from torchcaps.ops.dynamic_routing import RoutingRound, SoftmaxOver
+from torchcaps.ops.precision import in_full_precision
+from torchcaps.ops.squash import safe_norm
 
 
 class Routed(NamedTuple):
@@ -42,6 +44,17 @@ class Routing(nn.Module, ABC):
 
     def bind(self, size: LayerSize) -> None:
         """Make the parameters for the sizes I, K, J, D; a layer calls this once."""
+
+    def belongs_to_no_layer(self, made: Tensor | None) -> None:
+        """Raise ValueError if parameters were made before, for another layer."""
+        if made is not None:
+            name = type(self).__name__
+            raise ValueError(f"{name}: a routing with parameters belongs to one layer; make one for each")
+
+    @staticmethod
+    def activations_of(votes: Votes, activations: Float[Tensor, "B I"] | None) -> Float[Tensor, "B I"]:
+        """How active the input capsules are, in full precision; the lengths of their poses where nothing says so."""
+        return in_full_precision(safe_norm(votes.poses) if activations is None else activations)
 
     def balanced_std(self, size: LayerSize) -> float:
         """The deviation of votes, relative to the length of a pose, with which output capsules start well.

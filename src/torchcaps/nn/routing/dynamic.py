@@ -72,8 +72,7 @@ class DynamicRouting(Routing):
         Raises:
             ValueError: They were made before, for another layer.
         """
-        if self.bias is not None or self.prior is not None:
-            raise ValueError("DynamicRouting: a routing with parameters belongs to one layer; make one for each")
+        self.belongs_to_no_layer(self.bias if self.prior is None else self.prior)
         I, _, J, D = size
         if self.has_bias:
             self.bias = nn.Parameter(torch.full((J, D), 0.1))

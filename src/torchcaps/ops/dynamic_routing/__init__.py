@@ -121,7 +121,7 @@ def dynamic_routing(
     """
     flags = {"stop_gradient": stop_gradient, "leaky": leaky, "return_coupling": return_coupling}
     check_options("dynamic_routing", num_iterations, softmax_over, eps, **flags)
-    check_votes("dynamic_routing", votes, bias, prior)
+    check_votes("dynamic_routing", votes, bias=bias, prior=prior)
     capsules, coupling = route_votes(votes, num_iterations, softmax_over, stop_gradient, bias, prior, leaky, eps)
     return (capsules, coupling) if return_coupling else capsules
 
@@ -160,7 +160,7 @@ def routing_rounds(
     Source: Sabour, Frosst, Hinton 2017, procedure 1 (arXiv:1710.09829).
     """
     check_options("routing_rounds", num_iterations, softmax_over, eps, leaky=leaky)
-    check_votes("routing_rounds", votes, bias, prior)
+    check_votes("routing_rounds", votes, bias=bias, prior=prior)
     rounds: list[RoutingRound] = []
     route_votes(votes, num_iterations, softmax_over, False, bias, prior, leaky, eps, rounds)
     return rounds

@@ -6,14 +6,12 @@ from torch import Tensor
 
 from torchcaps.errors import shown
 from torchcaps.ops.checks import check_flags, check_numbers, check_one_device, check_tensor
-from torchcaps.ranges import ITERATIONS
+from torchcaps.ranges import ITERATIONS, Range
 
 
 def check_options(caller: str, num_iterations: int, softmax_over: str, eps: float, **flags: bool) -> None:
     """Raise if an option is out of its range, or one of the ``flags`` neither True nor False."""
-    if not isinstance(num_iterations, int) or isinstance(num_iterations, bool) or num_iterations not in ITERATIONS:
-        got = shown(num_iterations)
-        raise ValueError(f"{caller}: num_iterations must be an integer from {ITERATIONS}, got {got}")
+    check_iterations(caller, num_iterations)
     if not isinstance(softmax_over, str) or softmax_over not in ("outputs", "inputs"):
         raise ValueError(f'{caller}: softmax_over must be "outputs" or "inputs", got {softmax_over!r}')
     check_numbers(caller, eps=eps)
@@ -22,12 +20,28 @@ def check_options(caller: str, num_iterations: int, softmax_over: str, eps: floa
     check_flags(caller, **flags)
 
 
-def check_votes(caller: str, votes: Tensor, bias: Tensor | None, prior: Tensor | None) -> None:
-    """Raise if votes (B, I, J, D), bias (J, D) and prior (I, J) do not fit each other."""
+def check_iterations(caller: str, num_iterations: int, *, least: int = 0) -> None:
+    """Raise unless there are ``least`` to 1,000 iterations."""
+    allowed = Range(least, ITERATIONS.most)
+    if not isinstance(num_iterations, int) or num_iterations not in allowed:  # True is an int, but in no range
+        raise ValueError(f"{caller}: num_iterations must be an integer from {allowed}, got {shown(num_iterations)}")
+
+
+def check_votes(
+    caller: str,
+    votes: Tensor,
+    activations: Tensor | None = None,
+    *,
+    bias: Tensor | None = None,
+    prior: Tensor | None = None,
+) -> None:
+    """Raise if votes (B, I, J, D), activations (B, I), bias (J, D) and prior (I, J) do not fit each other."""
     check_tensor(caller, "votes", votes, ("B", "I", "J", "D"))
-    _, I, J, D = votes.shape
+    B, I, J, D = votes.shape
     _check_extras(caller, I, J, D, bias, prior)
-    check_one_device(caller, votes=votes, bias=bias, prior=prior)
+    if activations is not None:
+        check_tensor(caller, "activations", activations, (B, I))
+    check_one_device(caller, votes=votes, activations=activations, bias=bias, prior=prior)
 
 
 def check_route(

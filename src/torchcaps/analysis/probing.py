@@ -1,0 +1,243 @@
+"""What a pose knows: how well known factors of images can be read off a class capsule by a linear map.
+
+A ridge regression is fitted on some images and judged by R² on others. The factors are those that come with the images,
+such as the azimuth and elevation of ``viewpoints``, or those by which images are changed here: rotation, scale, shear
+and shifts. What R² says is relative: it stands beside that of the pixels themselves, off which much can be read by
+the same map, and beside that of shuffled factors, which should not be above 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from torchcaps.analysis.figures import COLOURS, draw_legend, new_figure, style_axes
+from torchcaps.analysis.inference import in_batches, inference
+from torchcaps.datasets import ImageSet
+from torchcaps.datasets.affine import inverse_maps, linear_maps, sample
+from torchcaps.datasets.rng import generator
+from torchcaps.errors import InputError
+from torchcaps.models import Network
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ANGLES = ("azimuth", "elevation", "rotation")
+"""Factors in degrees: their sine and cosine are regressed, as 350° lies beside 10°."""
+ROTATION, SCALE, SHEAR, SHIFT = 20.0, 0.2, 0.2, 1 / 14
+"""By how much :func:`with_affine_factors` changes images, either way: degrees; share of the size; pixels to the right
+for each pixel down; share of the height and width."""
+
+_PENALTIES = tuple(10.0**power for power in range(-2, 6))
+_FEWEST = 10  # images of a class to fit on
+_CHUNK = 512  # images changed at once
+
+
+@dataclass(frozen=True)
+class Probe:
+    """How well factors can be read off one set of numbers.
+
+    Args:
+        numbers: What they are: ``"pose"``, ``"features"``, their ``"principal components"``, or ``"pixels"``.
+        width: How many of them an image has.
+        r2: R² of each factor on held-out images, at most 1; 0 is what the factor's mean reaches.
+        shuffled: The same after regressions on shuffled factors.
+    """
+
+    numbers: str
+    width: int
+    r2: Mapping[str, float]
+    shuffled: Mapping[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, as JSON takes them."""
+        return dataclasses.asdict(self)
+
+
+def with_affine_factors(image_set: ImageSet, *, seed: int = 0) -> ImageSet:
+    """Change images by affine maps that are drawn uniformly and kept as factors; one image becomes one image.
+
+    Each is scaled by a factor of 0.8..1.2, sheared by ±0.2, turned by ±20 degrees, and moved by up to a 14th of its
+    width and height each way, all drawn from ``seed``, 0 to 2³² - 1: ``"rotation"`` (degrees, counter-clockwise),
+    ``"scale"``, ``"shear"`` (pixels to the right for each pixel down), ``"shift right"`` and ``"shift down"``
+    (pixels). What the writer's own slant and size were, is not counted.
+    """
+    numbers = torch.from_numpy(2 * generator(seed).random_sample((len(image_set), 5)) - 1)
+    height, width = image_set.in_shape[1:]
+    ranges = torch.tensor([ROTATION, SCALE, SHEAR, SHIFT * width, SHIFT * height], dtype=torch.float64)
+    rotation, scaling, shear, *shift = (numbers * ranges).unbind(1)
+    maps = inverse_maps(linear_maps(rotation, 1 + scaling[:, None].expand(-1, 2), shear), torch.stack(shift, 1))
+    images = torch.cat(
+        [
+            sample(some, some_maps, (height, width)).round_().to(torch.uint8)
+            for some, some_maps in zip(image_set.images.split(_CHUNK), maps.split(_CHUNK), strict=True)
+        ]
+    )
+    names = ("rotation", "scale", "shear", "shift right", "shift down")
+    factors = dict(zip(names, (rotation, 1 + scaling, shear, *shift), strict=True))
+    return ImageSet(images, image_set.labels, factors=factors)
+
+
+def probe(model: Network, fitted: ImageSet, held_out: ImageSet, *, seed: int = 0, batch_size: int = 256) -> list[Probe]:
+    """Read the factors of images off a network by ridge regressions.
+
+    For each class and factor y ≈ w·x + b, with x the pose of the capsule of the image's class, or what goes into a
+    CNN's last layer, all divided by the root of their components' mean variance: divided each by its own deviation,
+    what hardly varies would blow up. The penalty is chosen among 10⁻² to 10⁵ by leave-one-out on ``fitted``.
+    R² = 1 - Σ ‖y - ŷ‖² / Σ ‖y - ȳ‖², sums over ``held_out`` images of all classes, ȳ their mean. An angle is
+    y = (sin, cos); other factors are numbers. Factors of int64 only name things and are left out.
+
+    Args:
+        model: A network of one object an image; in evaluation mode meanwhile, and afterwards as it was.
+        fitted: Images with factors to fit on.
+        held_out: Images with the same factors to judge on, of other objects where it can be.
+        seed: Of the shuffles, 0 to 2³² - 1.
+        batch_size: Images at a time.
+
+    Returns:
+        The pose of the class capsule, or the features of a CNN and as many of their principal components as a pose of
+        16 numbers has; and the pixels, with which nothing was learned.
+
+    Raises:
+        InputError: Several objects in an image, no factors, factors that differ, images that the network was not built
+            for, too few images of a class, or a network of which no pose and no last features are known.
+    """
+    if model.config.objects != 1:
+        raise InputError(
+            f"poses are probed on images of one object, but this network finds {model.config.objects} in each"
+        )
+    names = [name for name, values in fitted.factors.items() if values.is_floating_point()]
+    if not names:
+        raise InputError("the images have no factors that are quantities; make some by with_affine_factors")
+    missing = [name for name in names if name not in held_out.factors]
+    if missing:
+        raise InputError(f"the held-out images have no factor {missing[0]}, which the others have")
+    for name in names:
+        if held_out.factors[name].unique().numel() < 2:
+            raise InputError(f"the factor {name} is the same in all held-out images, so there is nothing to explain")
+    for label in held_out.labels.unique().tolist():
+        count = int((fitted.labels == label).sum())
+        if count < _FEWEST:
+            raise InputError(f"there must be at least {_FEWEST} images of each class to fit on, got {count} of {label}")
+    parts = [_numbers(model, images, batch_size) for images in (fitted, held_out)]
+    kinds = {name: (parts[0][name], parts[1][name]) for name in parts[0]}
+    if "features" in kinds:
+        kinds["principal components"] = _components(*kinds["features"])
+    kinds["pixels"] = (_flat(fitted), _flat(held_out))
+    labels = fitted.labels.numpy(), held_out.labels.numpy()
+    targets = {name: (_target(name, fitted), _target(name, held_out)) for name in names}
+    order = generator(seed).permutation(len(fitted))
+    found = []
+    for kind, (x, others) in kinds.items():
+        r2 = _judge(x, others, labels, targets)
+        mixed = {name: (fit[_within(labels[0], order)], held) for name, (fit, held) in targets.items()}
+        found.append(Probe(kind, x.shape[1], r2, _judge(x, others, labels, mixed)))
+    return found
+
+
+def figure_probe(networks: Mapping[str, list[Probe]], *, title: str | None = None) -> Figure:
+    """R² of each factor as bars, one colour for each network and set of numbers; what is below 0 is drawn as 0.
+
+    Args:
+        networks: What :func:`probe` found of each, by the name to show.
+        title: Above the figure.
+    """
+    shown = {f"{name}: {each.numbers} ({each.width})": each for name, probes in networks.items() for each in probes}
+    if not shown:
+        raise InputError("there must be at least one probe to draw, got none")
+    names = list(dict.fromkeys(factor for each in shown.values() for factor in each.r2))
+    figure = new_figure(1.3 * len(names) + 1.5, 3.4, title)
+    axes = figure.subplots()
+    style_axes(axes, "What can be read off by a linear map", "", "R² on held-out images")
+    width = 0.8 / len(shown)
+    for n, ((name, each), colour) in enumerate(zip(shown.items(), itertools.cycle(COLOURS), strict=False)):
+        places = np.array([names.index(factor) for factor in each.r2]) + (n - (len(shown) - 1) / 2) * width
+        axes.bar(places, np.maximum(list(each.r2.values()), 0), width, color=colour, label=name)
+    axes.set_xticks(range(len(names)), names)
+    axes.set_ylim(0, 1)
+    draw_legend(figure, columns=2)
+    return figure
+
+
+def _numbers(model: Network, images: ImageSet, batch_size: int) -> dict[str, Float[np.ndarray, "N F"]]:
+    """The poses of the images' classes, or what goes into the last layer."""
+    rows: list[Tensor] = []
+    last = getattr(model, "classify", None)
+    with inference(model):
+        first = model(next(iter(in_batches(model, images.images[:1], None, 1)))[0])
+        if first.capsules is not None:
+            for pixels, labels in in_batches(model, images.images, images.labels, batch_size):
+                assert labels is not None
+                poses = model(pixels).capsules.take_along_dim(labels[:, None, None], 1)
+                rows.append(poses[:, 0].float().cpu())
+            return {"pose": torch.cat(rows).numpy()}
+        if not isinstance(last, nn.Linear):
+            raise InputError("the network has neither class capsules nor a last layer called classify to probe")
+        hook = last.register_forward_pre_hook(lambda _, given: rows.append(given[0].float().cpu()))
+        try:
+            for pixels, _ in in_batches(model, images.images, None, batch_size):
+                model(pixels)
+        finally:
+            hook.remove()
+    return {"features": torch.cat(rows).numpy()}
+
+
+def _components(
+    fitted: Float[np.ndarray, "N F"], held_out: Float[np.ndarray, "M F"], most: int = 16
+) -> tuple[Float[np.ndarray, "N D"], Float[np.ndarray, "M D"]]:
+    from sklearn.decomposition import PCA
+
+    analysis = PCA(min(most, *fitted.shape), random_state=0).fit(fitted)
+    return analysis.transform(fitted), analysis.transform(held_out)
+
+
+def _flat(images: ImageSet) -> Float[np.ndarray, "N F"]:
+    return images.images.flatten(1).float().div_(255).numpy()
+
+
+def _target(name: str, images: ImageSet) -> Float[np.ndarray, "N T"]:
+    values = images.factors[name].double().numpy()[:, None]
+    if name not in ANGLES:
+        return values
+    return np.concatenate([np.sin(np.radians(values)), np.cos(np.radians(values))], 1)
+
+
+def _within(labels: Int[np.ndarray, "N"], order: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
+    """A shuffle of images that leaves each among those of its class."""
+    mixed = np.empty(len(labels), np.int64)
+    mixed[np.argsort(labels, kind="stable")] = order[np.argsort(labels[order], kind="stable")]
+    return mixed
+
+
+def _judge(
+    fitted: Float[np.ndarray, "N F"],
+    held_out: Float[np.ndarray, "M F"],
+    labels: tuple[Int[np.ndarray, "N"], Int[np.ndarray, "M"]],
+    targets: Mapping[str, tuple[Float[np.ndarray, "N T"], Float[np.ndarray, "M T"]]],
+) -> dict[str, float]:
+    """R² of each factor on the held-out images, by a regression for each class."""
+    from sklearn.linear_model import RidgeCV
+
+    wanted = np.concatenate([fit for fit, _ in targets.values()], 1)
+    truth = np.concatenate([held for _, held in targets.values()], 1)
+    guess = np.empty_like(truth)
+    for label in np.unique(labels[1]):
+        mine, others = labels[0] == label, labels[1] == label
+        scale = float(fitted[mine].var(0).mean()) ** 0.5 or 1.0
+        regression = RidgeCV(_PENALTIES, alpha_per_target=True).fit(fitted[mine] / scale, wanted[mine])
+        guess[others] = regression.predict(held_out[others] / scale).reshape(guess[others].shape)
+    errors, spread = np.square(truth - guess).sum(0), np.square(truth - truth.mean(0)).sum(0)
+    found, start = {}, 0
+    for name, (_, held) in targets.items():
+        these = slice(start, start + held.shape[1])
+        found[name] = float(1 - errors[these].sum() / spread[these].sum())
+        start += held.shape[1]
+    return found

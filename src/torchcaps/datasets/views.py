@@ -1,0 +1,63 @@
+"""Familiar and novel sides of objects: what a network that learned from some sides says of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.image_set import ImageSet
+from torchcaps.datasets.registry import DataRequest, register_dataset
+
+FAMILIAR: Mapping[str, tuple[int, ...]] = {"azimuth": (0, 20, 40, 300, 320, 340), "elevation": (30, 35, 40)}
+"""The sides that are learned from, degrees: a third of the azimuths 0 to 340, or of the elevations 30 to 70."""
+
+
+def familiar_views(images: ImageSet, factor: str) -> tuple[ImageSet, ImageSet]:
+    """Divide images into those from familiar sides and the others.
+
+    Args:
+        images: With the factor ``"azimuth"`` or ``"elevation"``, degrees.
+        factor: Which of the two the sides differ in.
+    """
+    familiar = torch.isin(images.factors[factor].round().long(), torch.tensor(FAMILIAR[factor]))
+    return images.select(familiar.nonzero()[:, 0]), images.select((~familiar).nonzero()[:, 0])
+
+
+def register_views(name: str, title: str, load: Callable[[DataRequest], Splits], **info: Any) -> None:
+    """Put four data sets on the list: ``NAME-azimuth``, ``NAME-elevation``, each also with ``-familiar`` after it.
+
+    A network learns from the training objects, seen from familiar sides. ``NAME-azimuth`` tests it on the test objects
+    from novel sides, ``NAME-azimuth-familiar`` on the same objects from familiar ones; training and validation images
+    of the two are the same, so that one network is judged on both. The validation images are of training objects from
+    familiar sides.
+
+    Args:
+        name: Of the data set with all sides.
+        title: What it shows, for the list.
+        load: Reads all sides; its images have the factors ``"azimuth"`` and ``"elevation"``.
+        **info: As for `register_dataset`; ``num_train`` and ``num_test`` are of all sides.
+
+    Source: Hinton, Sabour, Frosst: Matrix capsules with EM routing (2018), section 6, with these angles.
+    """
+    counts = info.pop("num_train"), info.pop("num_test")
+
+    def add(factor: str, novel: bool) -> None:
+        def load_sides(request: DataRequest) -> Splits:
+            splits = load(request)
+            train, _ = familiar_views(splits.train, factor)
+            return Splits(train, familiar_views(splits.test, factor)[novel], splits.class_names)
+
+        register_dataset(
+            f"{name}-{factor}{'' if novel else '-familiar'}",
+            title=f"{title}, {'novel' if novel else 'familiar'} {factor}s",
+            num_train=counts[0] // 3,
+            num_test=counts[1] // 3 * (1 + novel),
+            **info,
+        )(load_sides)
+
+    for factor in FAMILIAR:
+        for novel in (True, False):
+            add(factor, novel)

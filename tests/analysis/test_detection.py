@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from torchcaps.analysis import Detector, detect, evade, fit_detector, judge, pgd, predict
+from torchcaps.datasets import ImageSet
+from torchcaps.errors import InputError
+
+
+@pytest.fixture
+def images(make_images) -> ImageSet:
+    return ImageSet(make_images(120), torch.arange(120) % 4)
+
+
+def test_limits_are_what_a_twentieth_of_each_class_passes(model, images: ImageSet) -> None:
+    found = predict(model, images.images)
+    pixels = images.images.float().numpy() / 255
+    distances = np.sqrt(np.square(found.reconstructions - pixels).reshape(120, -1).sum(1))
+    detector = fit_detector(model, images)
+    counts = np.bincount(found.classes, minlength=4)
+    assert max(counts) >= 20 > min(counts)  # both rules are seen
+    for j in range(4):
+        mine = distances[found.classes == j] if counts[j] >= 20 else distances
+        assert detector.limits[j] == pytest.approx(np.quantile(mine, 0.95), rel=1e-4)
+    ratios, classes = judge(model, images.images, detector, batch_size=7)
+    assert (classes == found.classes).all()
+    assert ratios == pytest.approx(distances / np.array(detector.limits)[classes], rel=1e-4)
+    assert 0 < (ratios > 1).mean() < 0.1
+    assert (detector.measure, detector.num_images) == ("reconstruction", 120)
+
+
+def test_a_network_without_decoder_goes_by_its_highest_score(cnn, images: ImageSet) -> None:
+    detector = fit_detector(cnn, images)
+    assert detector.measure == "score"
+    ratios, classes = judge(cnn, images.images, detector)
+    lacking = 1 - predict(cnn, images.images).scores.max(1)
+    assert ratios == pytest.approx(lacking / np.array(detector.limits)[classes], rel=1e-4)
+    with pytest.raises(InputError, match="a distance to the reconstruction needs a decoder"):
+        fit_detector(cnn, images, measure="reconstruction")
+
+
+def test_the_attack_that_knows_the_detector(model, images: ImageSet) -> None:
+    detector = fit_detector(model, images)
+    model.train()
+    gradients = [parameter.requires_grad for parameter in model.parameters()]
+    given = images.select((torch.from_numpy(judge(model, images.images, detector)[1]) == 0).nonzero()[:, 0])
+    labels = torch.zeros(len(given), dtype=torch.int64)
+    changed = evade(model, given.images, labels, detector, 0.2, steps=30)
+    assert model.training
+    assert [parameter.requires_grad for parameter in model.parameters()] == gradients
+    pixels = given.images.float() / 255
+    assert (changed - pixels).abs().max() <= 0.2 + 1e-6
+    assert changed.min() >= 0
+    assert changed.max() <= 1
+    assert torch.equal(changed, evade(model, given.images, labels, detector, 0.2, steps=30))
+    ratios, classes = judge(model, changed, detector)
+    plain, others = judge(model, pgd(model, given.images, labels, 0.2, steps=30, objective="scores"), detector)
+    assert (classes != 0).mean() >= (others != 0).mean() > 0.5
+    both = (classes != 0) & (others != 0)
+    assert (ratios[both] < plain[both]).all()
+
+
+def test_what_was_never_fooled_is_left_within_reach(model, images: ImageSet) -> None:
+    detector = fit_detector(model, images)
+    _, classes = judge(model, images.images, detector)
+    labels = torch.from_numpy(classes)
+    same = evade(model, images.images, labels, detector, 0.0, steps=2)
+    assert torch.equal(same, images.images.float() / 255)
+
+
+def test_what_is_found(model, images: ImageSet, make_images) -> None:
+    detector = fit_detector(model, images)
+    noise = ImageSet(255 - make_images(50) // 9, torch.zeros(50, dtype=torch.int64))
+    found = detect(model, images, detector, others={"noise": noise}, epsilons=(0.1, 0.3), steps=3)
+    kinds = ["test images", "noise"]
+    kinds += [f"{name}, ε = {e}" for e in (0.1, 0.3) for name in ("FGSM", "PGD", "PGD that knows")]
+    assert [each.kind for each in found] == kinds
+    clean, other, *attacks = found
+    ratios, _ = judge(model, images.images, detector)
+    assert (clean.num_images, clean.fooled, clean.detected) == (120, 120, int((ratios > 1).sum()))
+    assert clean.auroc == 0.5
+    there, _ = judge(model, noise.images, detector)
+    assert other.detected == int((there > 1).sum())
+    wins = (there[:, None] > ratios).mean() + (there[:, None] == ratios).mean() / 2
+    assert other.auroc == pytest.approx(wins)
+    for each in attacks:
+        assert each.num_images == 120
+        assert 0 <= each.detected <= each.fooled <= 120
+        assert each.undetected == (each.fooled - each.detected) / 120
+    right = ImageSet(images.images, torch.from_numpy(judge(model, images.images, detector)[1]))
+    nobody = detect(model, right, detector, epsilons=(0.0,), steps=1)[1]
+    assert (nobody.fooled, nobody.auroc, nobody.undetected) == (0, None, 0)
+
+
+def test_detectors_that_cannot_be(model, images: ImageSet) -> None:
+    for values, words in (
+        (("colour", (1.0,), 9), "measure must be one of reconstruction, score, got 'colour'"),
+        (("score", (1.0, 0.0), 9), "limits must be above 0"),
+        (("score", (), 9), "limits must be above 0"),
+    ):
+        with pytest.raises(InputError, match=words):
+            Detector(*values)
+    with pytest.raises(InputError, match="the detector has 2 classes, but the network 4"):
+        judge(model, images.images, Detector("score", (1.0, 1.0), 9))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"epsilon": 2}, "epsilon must be 0 to 1, got 2"),
+        ({"epsilon": float("nan")}, "epsilon must be 0 to 1"),
+        ({"steps": 0}, "steps must be 1 to 10000"),
+        ({"seed": -1}, "seed must be 0 to"),
+    ],
+)
+def test_bad_options_of_the_attack(model, images: ImageSet, options, words: str) -> None:
+    detector = Detector("reconstruction", (1.0,) * 4, 9)
+    with pytest.raises(InputError, match=words):
+        evade(model, images.images, images.labels, detector, **({"epsilon": 0.1} | options))

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from torchcaps.analysis import figure_probe, probe, with_affine_factors
+from torchcaps.analysis.probing import _judge, _target
+from torchcaps.datasets import ImageSet
+from torchcaps.errors import InputError
+from torchcaps.models import create_model
+
+
+def bright(count: int, seed: int, **more: torch.Tensor) -> ImageSet:
+    """Images of 8×10 in four classes, whose factor is how bright a part of them is."""
+    random = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 60, (count, 1, 8, 10), dtype=torch.uint8, generator=random)
+    light = torch.rand(count, generator=random)
+    images[:, :, 2:6, 3:7] += (light * 190).to(torch.uint8)[:, None, None, None]
+    return ImageSet(images, torch.arange(count) % 4, factors={"light": light, "thing": torch.arange(count), **more})
+
+
+def linear(count: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Numbers, classes, and a target that is linear in the numbers, for each class by another map."""
+    random = np.random.default_rng(seed)
+    x, labels = random.standard_normal((count, 5)) * [1, 1, 1, 1, 1e-9], np.arange(count) % 3
+    maps = np.random.default_rng(0).standard_normal((3, 5))
+    return x, labels, ((x * maps[labels]).sum(1) + labels)[:, None]
+
+
+def test_a_linear_factor_is_read_off_whole_and_noise_not_at_all() -> None:
+    (x, labels, y), (others, held, z) = linear(300, 1), linear(150, 2)
+    noise = np.random.default_rng(3).standard_normal((2, 300, 1))
+    found = _judge(x, others, (labels, held), {"known": (y, z), "noise": (noise[0], noise[1, :150])})
+    assert found["known"] > 0.999
+    assert -0.2 < found["noise"] < 0.1
+
+
+def test_angles_are_regressed_as_sine_and_cosine() -> None:
+    images = bright(4, 0, azimuth=torch.tensor([0.0, 90.0, 350.0, 180.0]), size=torch.arange(4.0))
+    assert np.abs(_target("azimuth", images) - [[0, 1], [1, 0], [-0.17365, 0.98481], [0, -1]]).max() < 1e-5
+    assert _target("size", images).tolist() == [[0], [1], [2], [3]]
+
+
+def test_pose_and_pixels_of_a_network(make_model, words) -> None:
+    model = make_model().train()
+    fitted, held_out = bright(200, 1), bright(100, 2)
+    found = probe(model, fitted, held_out)
+    assert model.training
+    assert [(each.numbers, each.width) for each in found] == [("pose", 5), ("pixels", 80)]
+    for each in found:
+        assert list(each.r2) == ["light"]  # "thing" only names what is seen
+        assert each.shuffled["light"] < 0.2
+    assert found[1].r2["light"] > 0.95
+    assert found[0].r2["light"] > 0.5
+    assert probe(model, fitted, held_out, batch_size=7)[0].r2["light"] == pytest.approx(found[0].r2["light"], abs=1e-4)
+    figure = figure_probe({"mine": found})
+    assert {"mine: pose (5)", "mine: pixels (80)", "light"} <= set(words(figure))
+
+
+def test_it_is_the_pose_of_the_images_own_class(make_model) -> None:
+    """Of the other capsules nothing is read."""
+    model, fitted = make_model(), bright(80, 1)
+    model.class_capsules.transform.weight.data[:, 1:] = 0  # only class 0 has a pose
+    mine = [images.select((images.labels == 0).nonzero()[:, 0]) for images in (bright(400, 1), bright(200, 2))]
+    labels = [torch.arange(len(images)) % 4 for images in mine]
+    other = [ImageSet(images.images, label, factors=images.factors) for images, label in zip(mine, labels, strict=True)]
+    (pose, _) = probe(model, *other)
+    by_class = []
+    for label in (0, 1):
+        from torchcaps.analysis.probing import _numbers
+
+        numbers = _numbers(model, other[0], 64)["pose"][(labels[0] == label).numpy()]
+        by_class.append(np.abs(numbers).max())
+    assert by_class[0] > 1e-3 > by_class[1]
+    assert pose.r2["light"] < 0.5
+    assert len(fitted) == 80
+
+
+def test_features_of_a_cnn_are_what_goes_into_its_last_layer(cnn) -> None:
+    found = probe(cnn, bright(200, 1), bright(100, 2))
+    assert [(each.numbers, each.width) for each in found] == [
+        ("features", 6),
+        ("principal components", 6),
+        ("pixels", 80),
+    ]
+    assert not cnn.classify._forward_pre_hooks
+
+
+def test_digits_under_known_affine_maps() -> None:
+    random = np.random.default_rng(0)
+    images = torch.zeros(40, 1, 28, 28, dtype=torch.uint8)
+    places = random.integers(9, 19, (40, 2))
+    for image, (y, x) in zip(images, places, strict=True):
+        image[0, y, x] = 255
+    made = with_affine_factors(ImageSet(images, torch.arange(40) % 4), seed=3)
+    factors = {name: values.numpy() for name, values in made.factors.items()}
+    assert set(factors) == {"rotation", "scale", "shear", "shift right", "shift down"}
+    for name, low, high in (("rotation", -20, 20), ("scale", 0.8, 1.2), ("shear", -0.2, 0.2), ("shift right", -2, 2)):
+        assert low <= factors[name].min() < low + 0.2 * (high - low)
+        assert high >= factors[name].max() > high - 0.2 * (high - low)
+    # where the dot went: scaled, sheared, turned, moved
+    for n, image in enumerate(made.images[:, 0].double().numpy()):
+        y, x = places[n] - 13.5
+        x, y = x * factors["scale"][n], y * factors["scale"][n]
+        x += factors["shear"][n] * y
+        turn = np.radians(factors["rotation"][n])
+        x, y = np.cos(turn) * x + np.sin(turn) * y, -np.sin(turn) * x + np.cos(turn) * y
+        rows, columns = np.indices((28, 28)) - 13.5
+        got = [(image * axis).sum() / image.sum() for axis in (columns, rows)]
+        assert np.abs(np.array(got) - [x + factors["shift right"][n], y + factors["shift down"][n]]).max() < 0.35
+    again, other = (with_affine_factors(ImageSet(images, torch.arange(40) % 4), seed=seed) for seed in (3, 4))
+    assert torch.equal(again.images, made.images)
+    assert not torch.equal(other.images, made.images)
+
+
+def test_what_cannot_be_probed(make_model) -> None:
+    fitted, held_out = bright(200, 1), bright(100, 2)
+    plain = ImageSet(fitted.images, fitted.labels)
+    for images, words in (
+        ((plain, held_out), "no factors that are quantities"),
+        ((fitted, plain), "held-out images have no factor light"),
+        ((fitted.take(12), held_out), "at least 10 images of each class to fit on, got 3 of 0"),
+        ((fitted, held_out.take(1)), "the factor light is the same in all held-out images"),
+    ):
+        with pytest.raises(InputError, match=words):
+            probe(make_model(), *images)
+    two = create_model("sabour2017-multimnist", (1, 36, 36), 10, conv_channels=4, primary_types=1, decoder=False)
+    with pytest.raises(InputError, match="one object, but this network finds 2"):
+        probe(two, fitted, held_out)
+    with pytest.raises(InputError, match="at least one probe"):
+        figure_probe({})

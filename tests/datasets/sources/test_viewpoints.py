@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import hashlib
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from torchcaps.datasets import list_datasets, load_dataset
+from torchcaps.datasets.sources import viewpoints
+from torchcaps.datasets.sources.viewpoints import _camera, _draw, _Ellipsoids, _render, _shade
+from torchcaps.datasets.views import FAMILIAR
+
+FILE = "viewpoints/viewpoints-1.bin"
+NAMES = [info.name for info in list_datasets() if info.name.startswith("viewpoints")]
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two objects of each category from six sides."""
+    for name, value in (("INSTANCES", 2), ("AZIMUTHS", (0, 20, 180)), ("ELEVATIONS", (30, 60)), ("_VIEWS", 12)):
+        monkeypatch.setattr(viewpoints, name, value)
+
+
+@pytest.mark.usefixtures("few")
+def test_they_are_rendered_once_and_kept(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = load_dataset("viewpoints")
+    path = cache / FILE
+    assert path.stat().st_size == 32 + 120 * 48 * 48
+    monkeypatch.setattr(viewpoints, "_render", lambda _: pytest.fail("rendered again"))
+    again = load_dataset("viewpoints")
+    assert torch.equal(again.train.images, data.train.images)
+    (tmp_path / "mine/viewpoints").mkdir(parents=True)
+    path.rename(tmp_path / "mine" / FILE)
+    for options in ({"data_dir": tmp_path / "mine"}, {}):
+        monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path / "mine"))
+        assert torch.equal(load_dataset("viewpoints", **options).test.images, data.test.images)
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("damage", ["cut", "pixel", "checksum", "longer"])
+def test_a_damaged_file_is_made_again(tmp_path: Path, damage: str) -> None:
+    whole = load_dataset("viewpoints", data_dir=tmp_path).test.images
+    path = tmp_path / FILE
+    good = path.read_bytes()
+    contents = bytearray(good)
+    if damage == "cut":
+        contents = contents[:-1]
+    elif damage == "longer":
+        contents += b"x"
+    else:
+        contents[5 if damage == "checksum" else 5000] ^= 1
+    path.write_bytes(contents)
+    assert torch.equal(load_dataset("viewpoints", data_dir=tmp_path).test.images, whole)
+    assert path.read_bytes() == good
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.usefixtures("few")
+def test_factors_are_those_of_the_image(tmp_path: Path) -> None:
+    data = load_dataset("viewpoints", data_dir=tmp_path, limit_test=40)
+    random = np.random.RandomState(0)
+    objects = [[_draw(parts, random) for _ in range(2)] for parts in viewpoints._CATEGORIES.values()]
+    for images, instance in ((data.train, 0), (data.validation, 0), (data.test, 1)):
+        assert set(images.factors["instance"].tolist()) == {instance}
+        for n in range(len(images)):
+            azimuth, elevation, light = (float(images.factors[name][n]) for name in ("azimuth", "elevation", "light"))
+            fine = _shade(objects[int(images.labels[n])][instance], _camera(azimuth, elevation))[int(light)]
+            coarse = fine.reshape(48, 2, 48, 2).mean((1, 3)) * 255
+            assert np.abs(images.images[n, 0].numpy() - coarse).max() <= 0.5 + 1e-9
+    assert len({tuple(image.flatten().tolist()) for image in data.test.images}) == 40
+
+
+def test_the_pixels_are_the_same_everywhere() -> None:
+    """Of one object from all sides: what was measured on x86-64 with AVX2."""
+    pixels = _render(_draw(viewpoints._CATEGORIES["animal"], np.random.RandomState(0)))
+    assert pixels.shape == (324, 48, 48)
+    assert hashlib.sha256(pixels).hexdigest() == "cb95ce2e4d1e477e8bc77b37423ced832d996e780e6ca645458faecf87d972a6"
+
+
+def test_the_sets_have_the_sizes_that_the_list_says(tmp_path: Path) -> None:
+    (tmp_path / "viewpoints").mkdir()
+    pixels = bytes(16_200 * 48 * 48)
+    (tmp_path / FILE).write_bytes(hashlib.sha256(pixels).digest() + pixels)
+    infos = {info.name: info for info in list_datasets()}
+    assert len(NAMES) == 5
+    for name in NAMES:
+        data, info = load_dataset(name, data_dir=tmp_path), infos[name]
+        assert (len(data.train) + len(data.validation), len(data.test)) == (info.num_train, info.num_test)
+        assert (data.in_shape, data.class_names) == (info.in_shape, info.class_names)
+        assert info.locate(tmp_path) == tmp_path / "viewpoints"
+        assert data.test.labels.bincount().tolist() == [info.num_test // 5] * 5
+        for factor, familiar in FAMILIAR.items():
+            if factor in name:
+                for images, is_familiar in (
+                    (data.train, True),
+                    (data.validation, True),
+                    (data.test, name.endswith("-familiar")),
+                ):
+                    assert {int(angle) in familiar for angle in images.factors[factor]} == {is_familiar}
+    assert [infos[name].num_test for name in NAMES] == [8100, 5400, 2700, 5400, 2700]
+
+
+def test_every_object_has_five_to_nine_ellipsoids_and_fits_into_the_image() -> None:
+    random = np.random.RandomState(1)
+    for parts in viewpoints._CATEGORIES.values():
+        for _ in range(20):
+            scene = _draw(parts, random)
+            assert 5 <= len(scene.centres) <= 9
+            assert (np.abs(scene.centres) + scene.axes).max() <= 1
+            assert (_render_one(scene)[[0, -1]] == 0).all()
+
+
+def _render_one(scene: _Ellipsoids) -> np.ndarray:
+    return _shade(scene, _camera(40, 50))[0]
+
+
+def test_a_sphere_is_shaded_by_lamberts_law() -> None:
+    scene = _Ellipsoids(np.zeros((1, 3)), np.full((1, 3), 0.7), np.array([0.8]))
+    left, right = _shade(scene, _camera(20, 35))
+    places = 1.05 * (2 * np.arange(96) - 95) / 96
+    x, y = np.meshgrid(places, -places)
+    z = np.sqrt(np.clip(0.49 - x * x - y * y, 0, None))
+    inside = x * x + y * y < 0.49
+    for image, light in ((left, (-2, 2, 1)), (right, (2, 1, 2))):
+        cosine = (x * light[0] + y * light[1] + z * light[2]) / 3 / 0.7
+        wanted = np.where(inside, 0.8 * (0.25 + 0.75 * np.clip(cosine, 0, None)), 0)
+        assert np.abs(image - wanted).max() < 1e-7
+    assert left[:, :48].sum() > left[:, 48:].sum()
+
+
+def test_what_is_nearer_hides_what_is_behind() -> None:
+    """A small bright sphere before a large dark one, seen from the front and from the back."""
+    scene = _Ellipsoids(np.array([[0, 0, 0], [0.6, 0, 0.0]]), np.array([[0.5] * 3, [0.2] * 3]), np.array([0.1, 1.0]))
+    front, back = (_shade(scene, _camera(azimuth, 0))[1] for azimuth in (0, 180))
+    assert front[48, 48] > 0.2 > 0.11 > back[48, 48] > 0
+    side = _shade(scene, _camera(90, 0))[1]  # seen from its left, the front is on the left
+    assert side[48, :24].max() > 0.2 > 0.11 > side[48, 72:].max()
+
+
+def test_the_camera_turns_about_the_object() -> None:
+    for azimuth in range(0, 360, 50):
+        for elevation in (0, 30, 70):
+            camera = _camera(azimuth, elevation)
+            assert np.abs(camera @ camera.T - np.eye(3)).max() < 1e-8
+            assert abs(camera[2, 2] - math.sin(math.radians(elevation))) < 1e-8
