@@ -434,6 +434,7 @@ def test_animate_capsules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert all((each == digits[0]).all() for each in digits)
     assert not (decoded[0] == decoded[5]).all()
 
+
 # ---- routing_pictures
 
 
