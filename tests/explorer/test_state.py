@@ -250,7 +250,10 @@ def test_an_image_too_large_is_refused_and_named(small: Explorer) -> None:
 def test_doubts_are_those_of_predict(small: Explorer) -> None:
     for calibration, say in (
         (Calibration(score=2.0, distance=1e9, images=5), "its score"),
-        (Calibration(score=0.0, distance=0.0, images=5), "its reconstruction is off by"),
+        (
+            Calibration(score=0.0, distance=0.0, images=5),
+            "unlike anything it was trained on: its reconstruction is off by",
+        ),
     ):
         (doubt,) = Explorer(small.model, calibration=calibration).look(pixels_for(small)).doubts
         assert doubt.startswith(say)

@@ -56,7 +56,8 @@ class Calibration:
         if score < self.score:
             reasons.append(f"its score {score:.2f} is below {self.score:.2f}{usual}")
         if distance is not None and distance > self.distance:
-            reasons.append(f"its reconstruction is off by {distance:.2f}, more than {self.distance:.2f}{usual}")
+            unlike = "unlike anything it was trained on: " if self.images else ""
+            reasons.append(f"{unlike}its reconstruction is off by {distance:.2f}, more than {self.distance:.2f}{usual}")
         return tuple(reasons)
 
 
