@@ -20,8 +20,8 @@ def test_answers_beyond_the_bounds_are_unsure() -> None:
     assert usual.doubts(0.9, None) == ()
     assert usual.doubts(0.5, 0.2) == ("its score 0.50 is below 0.80, the bound of 99 % of the validation images",)
     assert usual.doubts(0.9, 0.7) == (
-        "unlike anything it was trained on: its reconstruction is off by 0.70, more than 0.40, the bound of 99 % of the "
-        "validation images",
+        "unlike anything it was trained on: its reconstruction is off by 0.70, more than 0.40, the bound of 99 % of "
+        "the validation images",
     )
     assert len(usual.doubts(0.1, 0.9)) == 2
     assert Calibration().doubts(0.3, None) == ("its score 0.30 is below 0.50",)
