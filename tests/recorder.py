@@ -98,7 +98,8 @@ def _again(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], recorded: A
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Tensor]:
     for n, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
+        statistics = argument.name.startswith("running_")  # batch normalisation writes them without saying so
+        if statistics or (argument.alias_info is not None and argument.alias_info.is_write):
             value = args[n] if n < len(args) else kwargs.get(argument.name)
             yield from _tensors(value)
 

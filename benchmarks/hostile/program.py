@@ -56,7 +56,7 @@ def import_all() -> None:
     importlib.import_module("torch").set_num_threads(1)  # a forked process has none of the others
 
 
-WRITERS = ("--out", "--figure", "--page", "--results")
+WRITERS = ("--out", "--figure", "--page", "--results", "--show")
 """Options that name what is written."""
 OUTSIDE = re.compile(r"(^|[=:])[/~]|(^|[/=:])\.\.(/|$)")
 

@@ -79,11 +79,17 @@ def another_value(name: str, hint: Any, value: Any) -> Any:
     return "elsewhere" if kind in (str, str | None) else (max(value) if isinstance(value, tuple) else value or 0) + 1
 
 
-NEEDED = {
+STACK = {"backbone": "stack", "stack_channels": (4, 4), "stack_kernels": (4, 4), "stack_strides": (1, 1)}
+NEEDED: dict[str, dict[str, Any]] = {
     "stem_channels": {"stem_channels": (4, 4), "stem_strides": (1, 1)},
     "stem_strides": {"stem_channels": (4, 4), "stem_strides": (1, 1)},
     "layer_padding": {"layer_kernel": 5},
     "primary_padding": {"primary_kernel": 5},
+    **{f"stack_{name}": {"backbone": "stack"} for name in ("padding", "norm", "init")},
+    **{f"stack_{name}": STACK for name in ("channels", "kernels", "strides")},
+    "attention_bias": {"routing": "self-attention"},
+    **{name: {"routing": "em"} for name in ("final_lambda", "cost_scale")},
+    **{name: {"routing": "em-code"} for name in ("final_beta", "min_variance", "on_map")},
 }
 """Fields that need others."""
 
@@ -216,9 +222,10 @@ def test_the_help_has_every_option_once_under_its_heading(
     text = cli("train", "--help").out
     section = r"^(\S[^\n]*?)(?: \(default: the preset's\))?:\n((?:(?:  [^\n]*)?\n)+)"
     sections = dict(re.findall(section, text, re.MULTILINE))
-    headings = ["Options", "Run", "Recipe", "Any network", "Capsule network", "Backbone conv", "Backbone pooled"]
-    headings += ["Primary capsules", "Capsule layers", "Transforms", "Routing dynamic", "Routing cosine", "Decoder"]
-    headings += ["Loss", "Baseline CNN", "Examples"]
+    headings = ["Options", "Run", "Recipe", "Any network", "Capsule network", "Backbone conv", "Backbone stack"]
+    headings += ["Backbone pooled", "Primary capsules", "Capsule layers", "Transforms"]
+    kinds = ("dynamic", "self-attention", "em", "em-code", "cosine")
+    headings += [*(f"Routing {kind}" for kind in kinds), "Decoder", "Loss", "Baseline CNN", "Examples"]
     assert [heading for heading in sections if not heading.startswith("Usage")] == headings
     for owner, name, hint in tree(NetworkConfig):
         if is_option(hint):
@@ -232,7 +239,7 @@ def test_the_help_has_every_option_once_under_its_heading(
                 assert f"  {option_name(field.name)} " in sections[heading], field.name
     assert "--temperature FLOAT" in sections["Routing cosine"]
     assert "What the cosine is divided by. [above 0" in " ".join(sections["Routing cosine"].split())
-    assert "--routing [dynamic|cosine|silent|active]" in sections["Capsule layers"]
+    assert "|vb|cosine|silent|active]" in sections["Capsule layers"]
 
 
 #: The parts that have a field of a name.
@@ -257,9 +264,11 @@ def test_a_preset_shows_each_field_of_its_parts(cli: Callable[..., Any], name: s
     assert "Config(" not in out
     assert "ClassVar" not in out
     if preset.model.has_capsules:
-        for heading in ("Backbone conv", "Primary capsules", "Layer 1: ", "Transform dense of layer 1", "Loss"):
+        first = preset.model.layers[0]
+        parts = [f"Backbone {preset.model.backbone.name}", f"Transform {first.transform.name} of layer 1"]
+        for heading in (*parts, "Primary capsules", "Layer 1: ", "Loss"):
             assert f"\n{heading}" in out
-        assert "\nRouting dynamic of layer 1" in out
+        assert f"\nRouting {first.routing.name} of layer 1" in out
         assert ("\nDecoder " in out) == preset.model.decodes
 
 

@@ -168,8 +168,7 @@ def _per_class(images: ImageSet | PairSet, dataset: Dataset) -> list[int]:
 def _show_datasets(infos: list[DatasetInfo]) -> None:
     from rich.text import Text
 
-    rows = table("data set", "what", "train", "test", "shape", "classes", "here", left=2)
-    rows.columns[0].no_wrap = True  # names are copied
+    rows = table("data set", "train", "test", "shape", "classes", "here", left=1)
     for info in infos:
         known = ["–" if n is None else count(n) for n in (info.num_train, info.num_test)]
         shape = "–" if info.in_shape is None else by(info.in_shape)
@@ -177,11 +176,12 @@ def _show_datasets(infos: list[DatasetInfo]) -> None:
         if not info.takes_path:
             here = Text("yes", style="green") if info.locate() else Text("no", style="dim")
         classes = "–" if info.num_classes is None else str(info.num_classes)
-        add_row(rows, Text(info.spec, style="bold"), info.title, *known, shape, classes, here)
+        what = Text.assemble((info.spec, "bold"), "\n", (info.title, "dim"))
+        add_row(rows, what, *known, shape, classes, here)
     print_table(rows)
     say(
-        "What is not here is downloaded when it is first trained on (viewpoints are rendered), or read from",
-        "--data-dir or $TORCHCAPS_DATA.",
+        "What is not here is downloaded, or rendered, when it is first trained on,",
+        "or read from --data-dir or $TORCHCAPS_DATA.",
         "The images of one, counted: torchcaps datasets NAME",
     )
 
