@@ -61,20 +61,22 @@ def test_how_many_images_are_a_part() -> None:
     ("images", "largest", "parts"),
     [(7, 3, [3, 2, 2]), (6, 3, [3, 3]), (9, 8, [5, 4]), (3, 3, [3]), (2, 5, [2]), (3, 1, [1, 1, 1]), (0, 2, [0])],
 )
-def test_parts_are_nearly_equal(images: int, largest: int, parts: list[int]) -> None:
+@pytest.mark.parametrize("active", [False, True])
+def test_parts_are_nearly_equal(images: int, largest: int, parts: list[int], active: bool) -> None:
     seen = []
 
     def function(part: Tensor) -> Capsules:
         seen.append(len(part))
         poses = part.flatten(2).mul(2).contiguous().transpose(1, 2)  # (B, I, K), kept as (B, K, I)
-        return Capsules(poses, grid=(1, 2, 2))
+        return Capsules(poses, part[:, 0, 0] if active else None, grid=(1, 2, 2))
 
     given = torch.rand(images, 3, 2, 2)
     poses, activations, grid = in_parts(function, given, largest)
     assert seen == parts
     assert poses.equal(2 * given.flatten(2).transpose(1, 2))
     assert poses.transpose(1, 2).is_contiguous()
-    assert (activations, grid) == (None, (1, 2, 2))
+    assert grid == (1, 2, 2)
+    assert activations.equal(given[:, 0, 0]) if active else activations is None
 
 
 def test_when_nothing_is_learned() -> None:
@@ -108,6 +110,17 @@ def test_images_go_through_the_convolutions_in_parts(calls: list[int]) -> None:
     with torch.inference_mode():
         assert_close(model.primary(images).poses, whole)
     assert calls[5:] == [1] * 7
+
+
+@pytest.mark.parametrize("routing", ["self", "em", "vb"])
+def test_activations_of_all_parts_are_routed(routing: str) -> None:
+    """Routings that take activations see those of every image, in however many parts the maps are made."""
+    model = network(primary_activations=True, routing=routing).eval()
+    images = torch.rand(7, 1, 28, 28)
+    whole = model(images).scores
+    torchcaps.set_working_memory(1e-3)
+    with torch.inference_mode():
+        assert_close(model(images).scores, whole)
 
 
 def test_products_of_planes_get_more_images_at_a_time(calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,10 +38,11 @@ def in_parts(
 ) -> Capsules:
     """``function(images)``, at most ``largest`` images at a time, in nearly equal parts.
 
-    The capsules have no activations; their poses keep their memory order (B, K, I).
+    The poses keep their memory order (B, K, I).
     """
     if len(images) <= largest:
         return function(images)
     parts = [function(part) for part in images.tensor_split(-(-len(images) // largest))]
     poses = torch.cat([part.poses.transpose(1, 2) for part in parts]).transpose(1, 2)
-    return parts[0]._replace(poses=poses)
+    given = [part.activations for part in parts if part.activations is not None]
+    return parts[0]._replace(poses=poses, activations=torch.cat(given) if given else None)
