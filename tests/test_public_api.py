@@ -95,7 +95,7 @@ with install_import_hook(CHECKED, "beartype.beartype"):
     import itertools
     import torch
     import torchcaps
-    from torchcaps.models import CNNConfig, get_preset
+    from torchcaps.models import get_preset
     from torchcaps.ops.dynamic_routing import BACKENDS
 
     torchcaps.create_model
@@ -133,7 +133,7 @@ for preset, targets in itertools.product(torchcaps.list_presets(), (None, labels
     several = get_preset(preset).model.objects > 1
     if targets is not None and several != (targets is pairs):
         continue
-    cnn = isinstance(get_preset(preset).model, CNNConfig)
+    cnn = not get_preset(preset).model.has_capsules
     model = torchcaps.create_model(preset, (2, 18, 21), 3, **small(preset))
     images = torch.rand(2, 2, 18, 21)
     output = model(images, targets) if cnn else model(images, targets, return_coupling=True)

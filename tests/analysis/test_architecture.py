@@ -37,9 +37,9 @@ def computed(model: Network) -> dict[str, list[tuple[int, ...]]]:
         for module in modules:
             module.register_forward_hook(lambda _, __, output: found[kind].append(tuple(output.shape[1:])))
 
-    stem = model.backbone if isinstance(model, CapsNet) else model.stem
+    stem = model.stem if isinstance(model, BaselineCNN) else model.backbone
     convolutions: list[nn.Module] = [part for part in stem.modules() if isinstance(part, Convolution)]
-    if not isinstance(model, CapsNet):
+    if isinstance(model, BaselineCNN):
         pooled = isinstance(model.pool, nn.MaxPool2d)
         convolutions += [model.pool] if pooled else list(model.convs)  # the one pool is called for each
     listen(convolutions, "maps")

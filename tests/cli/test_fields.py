@@ -225,7 +225,7 @@ def test_the_help_has_every_option_once_under_its_heading(
     headings = ["Options", "Run", "Recipe", "Any network", "Capsule network", "Backbone conv", "Backbone stack"]
     headings += ["Backbone pooled", "Primary capsules", "Capsule layers", "Transforms"]
     kinds = ("dynamic", "self-attention", "em", "em-code", "cosine")
-    headings += [*(f"Routing {kind}" for kind in kinds), "Decoder", "Loss", "Baseline CNN", "Examples"]
+    headings += [*(f"Routing {kind}" for kind in kinds), "Decoder", "Loss", "Baseline CNN", "Pooled CNN", "Examples"]
     assert [heading for heading in sections if not heading.startswith("Usage")] == headings
     for owner, name, hint in tree(NetworkConfig):
         if is_option(hint):

@@ -12,7 +12,7 @@ from support import assert_batch_independent, assert_close, assert_gradients_rea
 from torchcaps import create_model
 from torchcaps.errors import InputError
 from torchcaps.files import read_json, write_json
-from torchcaps.models import BaselineCNN, load_pretrained
+from torchcaps.models import BaselineCNN, PooledCNN, load_pretrained
 from torchcaps.nn import ChannelNorm
 
 IMAGES = torch.rand(3, 1, 12, 10, generator=torch.Generator().manual_seed(0))
@@ -173,3 +173,62 @@ def test_a_quantised_network_takes_images() -> None:
     quantised = torch.ao.quantization.quantize_dynamic(network, {torch.nn.Linear})
     images = torch.rand(2, 1, 8, 8)
     assert_close(quantised(images).lengths, network(images).lengths, 0.1)
+
+
+# ---- any backbone, pooled
+
+
+def pooled(**overrides: object) -> PooledCNN:
+    model = create_model("cnn-pooled", (1, 12, 10), 4, **small("cnn-pooled") | overrides)
+    assert isinstance(model, PooledCNN)
+    return model
+
+
+@pytest.mark.parametrize("pooling", ["average", "max", "none"])
+def test_pooled_maps_are_classified_by_one_layer(pooling: str) -> None:
+    model = pooled(pooling=pooling, stack_strides=(1, 1, 1, 1)).eval()
+    maps = model.backbone(IMAGES)
+    assert maps.shape[1:] == model.map_shape
+    seen = {"average": maps.mean((2, 3)), "max": maps.flatten(2).amax(2), "none": maps.flatten(1)}[pooling]
+    output = model(IMAGES)
+    assert_close(output.logits, model.classify(seen))
+    assert_close(output.scores, output.logits.softmax(-1))
+    model.loss(output, IMAGES, LABELS).total.backward()
+    assert_gradients_reach(model)
+
+
+def test_a_pooled_mean_is_that_of_every_image_alone() -> None:
+    model = pooled().eval()
+    assert_batch_independent(lambda images: model(images).logits, IMAGES)
+
+
+def test_any_backbone_can_be_pooled(tmp_path: Path) -> None:
+    """It takes the fields of that backbone, and is saved and read with it."""
+    overrides = {"backbone": "conv", "conv_channels": 6, "conv_kernel": 3, "pooling": "max"}
+    model = create_model("cnn-pooled", (1, 12, 10), 4, **overrides).eval()
+    assert model.map_shape == (6, 10, 8)
+    model.save_pretrained(tmp_path / "saved")
+    again = load_pretrained(tmp_path / "saved")
+    assert_close(again(IMAGES).logits, model(IMAGES).logits, 0)
+
+
+def test_several_objects_are_found_independently() -> None:
+    model = pooled(objects=2).eval()
+    output = model(IMAGES)
+    assert_close(output.scores, output.logits.sigmoid())
+    pairs = torch.tensor([[0, 1], [1, 2], [3, 0]])
+    wanted = torch.nn.functional.one_hot(pairs, 4).sum(1).float()
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(output.logits, wanted, reduction="none")
+    assert_close(model.loss(output, IMAGES, pairs).total, expected.sum(-1).mean())
+
+
+def test_bad_input_of_a_pooled_network() -> None:
+    model = pooled()
+    assert_raises(InputError, model, IMAGES, return_coupling=True, say="a convolutional network has no coupling")
+    assert_raises(
+        ValueError, model.loss, model(IMAGES), IMAGES, LABELS + 3, say="PooledCNN.loss: labels must be in 0..3"
+    )
+    with pytest.raises(InputError, match="the smallest size that fits is"):
+        create_model("cnn-pooled", (1, 1, 1), 4)
+    with pytest.raises(InputError, match="config must be a PooledConfig"):
+        PooledCNN(create_model("baseline-cnn", **small("baseline-cnn")).config)

@@ -14,7 +14,7 @@ from huggingface_hub import ModelCard
 
 from support import small
 from torchcaps import create_model, list_presets
-from torchcaps.models import CNNConfig, Recipe, SeedResult, TrainingRecord, get_preset
+from torchcaps.models import Recipe, SeedResult, TrainingRecord, get_preset
 from torchcaps.models.card import model_card
 from torchcaps.models.fields import replace
 
@@ -213,6 +213,6 @@ def test_every_preset_has_a_card_and_its_code_runs(
     names: dict[str, Any] = {}
     exec(code, names)
     assert names["output"].lengths.shape == (1, small_network.num_classes)
-    kind = "convolutional" if isinstance(small_network.config, CNNConfig) else "capsule"
+    kind = "capsule" if small_network.config.has_capsules else "convolutional"
     assert f"\nA {kind} network for " in card
     assert f"Preset `{preset}` (" in card

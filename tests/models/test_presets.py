@@ -196,6 +196,7 @@ MATCHED = (25 * 64 + 64) + (25 * 64 * 128 + 128) + (25 * 128 * 256 + 256) + (4 *
         ("baseline-cnn", {}, 35_445_522),
         ("baseline-cnn-multimnist", {}, BASELINE_MULTIMNIST),
         ("cnn-matched", {}, MATCHED),
+        ("cnn-pooled", {}, 131_690),
     ],
 )
 def test_parameters_on_the_images_of_the_source(name: str, overrides: dict[str, Any], number: int) -> None:
@@ -685,6 +686,7 @@ RECIPES: dict[str, dict[str, Any]] = {  # what differs from Adam at a constant 1
     "baseline-cnn": {"max_shift": 2},
     "baseline-cnn-multimnist": {"max_shift": 0},
     "cnn-matched": {"max_shift": 2},
+    "cnn-pooled": {"max_shift": 2, "schedule": "one-cycle", "learning_rate": 3e-3},
 }
 
 

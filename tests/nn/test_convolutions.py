@@ -148,6 +148,7 @@ NETWORKS = {
     "torch-notebook": {"conv_channels": 24, "primary_types": 4, "decoder_hidden": (16, 24)},
     "sabour2017-multimnist": {"conv_channels": 16, "primary_types": 3, "decoder_hidden": (16, 24)},
     "cnn-matched": {"channels": (64, 24), "hidden": (32, 16)},
+    "cnn-pooled": {"stack_channels": (64, 24, 16, 8)},
 }
 
 

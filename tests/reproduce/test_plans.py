@@ -169,3 +169,22 @@ def test_ctrl_c_stops_the_run_in_its_own_process_which_can_go_on(tiny: Table, mo
     assert not (job.run / "summary.json").exists()
     with job.locked():
         assert planned.pending == [job]
+
+
+def test_a_row_may_say_how_many_seeds_it_has_and_where_they_begin(tiny: Table) -> None:
+    plain = tiny.rows[0]
+    rows = dataclasses.replace(plain, name="a", seeds=1, first_seed=100), dataclasses.replace(plain, name="b", seeds=2)
+    table = dataclasses.replace(tiny, rows=rows)
+    assert [(job.row.name, job.seed) for job in plan(table).jobs] == [("a", 100), ("b", 0), ("b", 1)]
+    assert [(job.row.name, job.seed) for job in plan(table, seeds=2).jobs] == [
+        ("a", 100),
+        ("b", 0),
+        ("a", 101),
+        ("b", 1),
+    ]
+    assert "--row a --seeds 2 " in plan(table, seeds=2).jobs[2].command
+
+
+def test_a_budget_without_rows(tiny: Table) -> None:
+    with pytest.raises(InputError, match="table tiny has no rows of the full budget"):
+        plan(dataclasses.replace(tiny, rows=tiny.rows[:1]), budget="full")

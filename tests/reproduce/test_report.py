@@ -15,7 +15,7 @@ from filelock import FileLock
 
 from torchcaps.errors import InputError
 from torchcaps.registry import Registry
-from torchcaps.reproduce import Table, write_report
+from torchcaps.reproduce import Measure, Table, write_report
 from torchcaps.reproduce.estimate import Timing, write_timings
 from torchcaps.reproduce.report import default_page
 
@@ -52,6 +52,7 @@ def test_a_row_is_the_mean_and_deviation_of_its_seeds(only_tiny: Table, write_lo
         "epochs": "2",
         "parameters": "1,234,567",
         "time": "1 min 01 s",
+        "of an epoch": "30 s",
         "memory, MiB": "502",
         "published": "0.25 %",
     }
@@ -94,13 +95,13 @@ def test_matched_accuracy_and_affnist_have_columns(
     monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", Registry("table", {"tiny": table}))
     measures = {"affnist": {"accuracy": 0.79, "images": 320_000, "source": "made"}}
     for seed, epochs in enumerate((3, 5)):
-        validation = {"best": {"accuracy": 0.985}, "last": {"accuracy": 0.9}}
+        validation = {"best": {"accuracy": 0.985}, "last": {"accuracy": 0.9, "loss": 0.3}}
         write_log(table, "plain", seed, measures=measures, epochs=epochs, validation=validation)
     found = cells(page_of(), "plain")
     assert found["validation accuracy reached"] == "98.50 ± 0.00 %"
     assert found["affNIST accuracy (made images)"] == "79.00 ± 0.00 %"
     assert found["epochs"] == "3–5"
-    validation = {"best": {"accuracy": 0.97}, "last": {"accuracy": 0.99}}
+    validation = {"best": {"accuracy": 0.97}, "last": {"accuracy": 0.99, "loss": 0.1}}
     measures["affnist"] |= {"source": "original", "accuracy": 0.6}
     write_log(table, "plain", 2, measures=measures, validation=validation)
     found = cells(page_of(), "plain")
@@ -371,3 +372,61 @@ def test_the_committed_page_is_what_its_logs_give(tmp_path: Path) -> None:
     assert page.read_text(encoding="utf-8") == committed, "write it again: torchcaps reproduce --report"
     for figure in figures:
         assert (ROOT / "docs" / "images" / figure.name).exists(), figure.name
+
+
+def test_rows_of_a_group_have_a_grid_of_their_own_and_pairs_are_compared(
+    tiny: Table, monkeypatch: pytest.MonkeyPatch, write_log
+) -> None:
+    plain = tiny.rows[0]
+    latency = (Measure(kind="latency"), Measure(kind="coupling"))
+    rows = (
+        dataclasses.replace(plain, name="a", group="Dogs", measures=latency, published="–"),
+        dataclasses.replace(plain, name="b", group="Dogs", compared_to="a", measures=latency, published="–"),
+        dataclasses.replace(plain, name="c", group="Cats", published="0.25 %"),
+    )
+    table = dataclasses.replace(tiny, rows=rows)
+    monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", Registry("table", {"tiny": table}))
+    measured = {"latency": {"milliseconds": 1.5}, "coupling": {"entropy": 0.25, "dead": 0.1, "images": 40}}
+    for seed, (a, b) in enumerate([(2.0, 3.0), (4.0, 4.0), (3.0, 5.0)]):
+        write_log(table, "a", seed, last=a, measures=measured)
+        write_log(table, "b", seed, last=b, measures=measured)
+    write_log(table, "b", 3, last=90.0, measures=measured)  # a has no such seed
+    write_log(table, "c")
+    page = page_of()
+    dogs, cats = page.index("#### Dogs"), page.index("#### Cats")
+    assert dogs < page.index("| `a`<br>") < page.index("| `b`<br>") < cats < page.index("| `c`<br>")
+    assert "published" not in page[dogs:cats]
+    assert "difference" not in page[cats : page.index("<details", cats)]
+    assert cells(page, "a")["difference, 95 % interval"] == "–"
+    # differences 1, 0, 2: mean 1, deviation 1; Student's t of two degrees of freedom is 4.303
+    assert cells(page, "b")["difference, 95 % interval"] == "+1.00 (-1.48 to +3.48)"
+    found = cells(page[page.index("**Dogs**") :], "b")
+    assert found["one image, ms"] == "1.50"
+    assert (found["entropy of coupling"], found["dead capsules"]) == ("0.25", "0.10")
+
+
+def test_one_pair_has_no_interval(tiny: Table, monkeypatch: pytest.MonkeyPatch, write_log) -> None:
+    rows = (tiny.rows[0], dataclasses.replace(tiny.rows[0], name="other", compared_to="plain"))
+    table = dataclasses.replace(tiny, rows=rows)
+    monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", Registry("table", {"tiny": table}))
+    write_log(table, "plain", last=2.5)
+    write_log(table, "other", last=2.0)
+    assert cells(page_of(), "other")["difference, 95 % interval"] == "-0.50"
+
+
+def test_a_search_shows_validation_images_only(tiny: Table, monkeypatch: pytest.MonkeyPatch, write_log) -> None:
+    table = dataclasses.replace(tiny, rows=(dataclasses.replace(tiny.rows[0], first_seed=7),), judged_on="validation")
+    monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", Registry("table", {"tiny": table}))
+    write_log(table, "plain", 7)
+    page = page_of()
+    found = cells(page, "plain")
+    assert (found["validation error, last epoch"], found["validation loss, last epoch"]) == ("1.50 %", "0.0500")
+    assert "test error" not in page[page.index("### Small") :]
+    assert "--row plain --seeds 1 " in page
+
+
+def test_familiar_views_stand_beside_the_novel_ones(tiny: Table, monkeypatch: pytest.MonkeyPatch, write_log) -> None:
+    table = dataclasses.replace(tiny, rows=(dataclasses.replace(tiny.rows[0], measures=(Measure(kind="familiar"),)),))
+    monkeypatch.setattr("torchcaps.reproduce.tables._TABLES", Registry("table", {"tiny": table}))
+    write_log(table, "plain", measures={"familiar": {"error": 0.04, "images": 9}})
+    assert cells(page_of(), "plain")["error on familiar views"] == "4.00 %"

@@ -14,9 +14,9 @@ from torchcaps.reproduce import Row, Table, get_table, list_tables, register_tab
 from torchcaps.reproduce.figures import DRAW
 from torchcaps.reproduce.table import BUDGETS
 
-TABLES = ["mnist", "routing", "multimnist", "affnist", "tutorials", "robustness"]
+TABLES = ["mnist", "routing", "multimnist", "affnist", "tutorials", "robustness", "zoo", "zoo-search"]
 ROWS = [(name, row) for name in TABLES for row in get_table(name).rows]
-SHAPES = {"mnist": (1, 28, 28), "mnist-40": (1, 40, 40), "multimnist": (1, 36, 36)}
+SHAPES = {info.name: info.in_shape for info in list_datasets()}
 
 
 def rows_of(table: str) -> dict[str, Row]:
@@ -42,11 +42,12 @@ def test_every_row_is_a_run_that_can_be_made(table: str, row: Row) -> None:
 @pytest.mark.parametrize("name", TABLES)
 def test_every_table_has_rows_words_and_figures_for_each_budget(name: str) -> None:
     table = get_table(name)
+    assert table.budgets.keys() <= set(BUDGETS)
     for budget in BUDGETS:
-        assert table.rows_of(budget), budget
-        assert table.budgets[budget].endswith(".")
-        titles = [row.title for row in table.rows_of(budget)]
+        assert bool(table.rows_of(budget)) == (budget in table.budgets)
+        titles = [(row.group, row.title) for row in table.rows_of(budget)]
         assert len(set(titles)) == len(titles), "two rows are described alike"
+    assert all(words.endswith(".") for words in table.budgets.values())
     assert set(table.figures) <= DRAW.keys()
 
 
@@ -176,3 +177,5 @@ def test_a_table_names_each_row_once(tiny: Table) -> None:
         dataclasses.replace(tiny, rows=(*tiny.rows, tiny.rows[0]))
     with pytest.raises(ValueError, match="lower-case"):
         dataclasses.replace(tiny, name="a/b")
+    with pytest.raises(ValueError, match="plain is compared to nobody, which table tiny has not"):
+        dataclasses.replace(tiny, rows=(dataclasses.replace(tiny.rows[0], compared_to="nobody"),))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from torchcaps.analysis.figures import GAP, LINE, MARGIN, MUTED, SMALL, Sheet, text_width
-from torchcaps.models import BaselineCNN, CapsNet, Network
+from torchcaps.models import BaselineCNN, CapsNet, Network, PooledCNN
 from torchcaps.nn import (
     ChannelNorm,
     ConvBackbone,
@@ -82,6 +82,8 @@ def list_layers(model: Network) -> list[Layer]:
         return _capsule_layers(model)
     if isinstance(model, BaselineCNN):
         return _cnn_layers(model)
+    if isinstance(model, PooledCNN):
+        return _pooled_layers(model)
     return [Layer("scores", (type(model).__name__,), (model.num_classes,), _learned(model))]
 
 
@@ -255,14 +257,7 @@ def _maps(parts: Iterable[nn.Module], shape: tuple[int, ...]) -> list[Layer]:
 
 def _capsule_layers(model: CapsNet) -> list[Layer]:
     config, primary, backbone = model.config, model.primary_capsules, model.backbone
-    layers = [Layer("image", (), model.in_shape, 0)]
-    if isinstance(backbone, ConvBackbone):
-        parts = [*backbone.stem.children(), backbone.conv, backbone.norm, backbone.activation, backbone.dropout]
-        layers += _maps(parts, model.in_shape)
-    elif isinstance(backbone, StackBackbone):
-        layers += _maps(backbone.children(), model.in_shape)
-    else:
-        layers.append(Layer(_FEATURES, (type(backbone).__name__,), model.map_shape, _learned(backbone)))
+    layers = [Layer("image", (), model.in_shape, 0), *_backbone_layers(backbone, model.in_shape, model.map_shape)]
 
     if config.standardise or config.pixel_scale != 1:
         before = "standardised" if config.standardise else f"pixels × {config.pixel_scale:g}"
@@ -298,6 +293,16 @@ def _capsule_layers(model: CapsNet) -> list[Layer]:
     score = ("lengths", "length") if is_length else ("scores", "activation, or length")
     layers.append(Layer(score[0], score[1:], (model.num_classes,), 0))
     return layers + _decoder_layers(model)
+
+
+def _backbone_layers(backbone: nn.Module, in_shape: tuple[int, ...], maps: tuple[int, ...]) -> list[Layer]:
+    """The maps that a backbone makes, one after the other; of one that is not known here the last ones only."""
+    if isinstance(backbone, ConvBackbone):
+        parts = [*backbone.stem.children(), backbone.conv, backbone.norm, backbone.activation, backbone.dropout]
+        return _maps(parts, in_shape)
+    if isinstance(backbone, StackBackbone):
+        return _maps(backbone.children(), in_shape)
+    return [Layer(_FEATURES, (type(backbone).__name__,), maps, _learned(backbone))]
 
 
 def _window(layer: DenseCapsules | ConvCapsules) -> list[str]:
@@ -368,6 +373,16 @@ def _cnn_layers(model: BaselineCNN) -> list[Layer]:
     for dense in model.dense:
         assert isinstance(dense, nn.Linear)
         layers.append(Layer("hidden", ("dense", "ReLU"), (dense.out_features,), _learned(dense)))
-    drop = ["dropout"] if model.config.dropout else []
-    end = (*drop, "dense", "softmax" if model.config.objects == 1 else "sigmoid")
-    return [*layers, Layer("probabilities", end, (model.num_classes,), _learned(model.classify))]
+    return [*layers, _probabilities(model, ["dropout"] if model.config.dropout else [])]
+
+
+def _pooled_layers(model: PooledCNN) -> list[Layer]:
+    layers = [Layer("image", (), model.in_shape, 0)]
+    layers += _backbone_layers(model.backbone, model.in_shape, model.map_shape)
+    how = {"average": "mean over places", "max": "largest over places", "none": "flattened"}[model.config.pooling]
+    return [*layers, Layer("numbers", (how,), (model.classify.in_features,), 0), _probabilities(model)]
+
+
+def _probabilities(model: BaselineCNN | PooledCNN, before: Sequence[str] = ()) -> Layer:
+    steps = (*before, "dense", "softmax" if model.config.objects == 1 else "sigmoid")
+    return Layer("probabilities", steps, (model.num_classes,), _learned(model.classify))

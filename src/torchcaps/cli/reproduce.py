@@ -49,7 +49,7 @@ _OF_RUNS = ("budget", "seeds", "rows", "out", "data_dir", "accelerator", "jobs",
 @click.option(
     "--seeds",
     type=whole_numbers(Range(1, 1000)),
-    help="Runs of each row, with seeds from 0.  [default: 3 of a small budget, 5 of a full one]",
+    help="Runs of each row, with seeds from 0.  [default: 3 of a small budget, 5 of a full one, unless the row says]",
 )
 @click.option("--row", "rows", metavar="ROW", multiple=True, help="Only this row; may be given several times.")
 @click.option("--out", type=PATH, default=Path("runs/reproduce"), help="Folder of the run folders.")

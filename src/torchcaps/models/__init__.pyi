@@ -1,4 +1,5 @@
 from .baseline import BaselineCNN as BaselineCNN
+from .baseline import PooledCNN as PooledCNN
 from .capsnet import CapsNet as CapsNet
 from .card import SeedResult as SeedResult
 from .card import TrainingRecord as TrainingRecord
@@ -9,6 +10,7 @@ from .config import ConvLayerConfig as ConvLayerConfig
 from .config import DenseLayerConfig as DenseLayerConfig
 from .config import LayerConfig as LayerConfig
 from .config import NetworkConfig as NetworkConfig
+from .config import PooledConfig as PooledConfig
 from .config import Recipe as Recipe
 from .config import RoutingConfig as RoutingConfig
 from .config import TransformConfig as TransformConfig

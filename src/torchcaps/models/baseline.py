@@ -1,17 +1,20 @@
-"""Convolutional networks to compare with: the paper's baselines, and one of the size of its capsule network."""
+"""Convolutional networks to compare with: the paper's baselines, one of its network's size, any backbone, pooled."""
 
 from __future__ import annotations
 
 import itertools
+import math
+from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import InputError
-from torchcaps.models.config import CNNConfig
-from torchcaps.models.images import check_images, if_they_fit, largest_map
+from torchcaps.models.config import CNNConfig, PooledConfig
+from torchcaps.models.images import backbone_maps, check_images, if_they_fit, largest_map
 from torchcaps.models.network import Network
 from torchcaps.models.objects import label_rows
 from torchcaps.models.output import Losses, ModelOutput, Targets, check_output
@@ -21,13 +24,76 @@ from torchcaps.ops.losses import multi_hot
 from torchcaps.ops.precision import in_full_precision
 
 
-class BaselineCNN(Network):
+class CNN(Network):
+    """What the convolutional networks have in common: logits of the classes, their probabilities, and the loss.
+
+    They are called like :class:`~torchcaps.models.CapsNet`; ``scores`` are probabilities: of a softmax, or, for several
+    objects in an image, of sigmoids.
+    """
+
+    classify: nn.Linear
+    """The last layer, which gives the logits."""
+
+    @abstractmethod
+    def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B F"]:
+        """What the last layer sees of images with pixels 0..1."""
+
+    def forward(
+        self,
+        images: Float[Tensor, "B C H W"],
+        targets: Targets | None = None,  # noqa: ARG002  as all
+        return_coupling: bool = False,
+    ) -> ModelOutput:
+        """Classify images with pixels 0..1; ``targets`` are not used, as there is no capsule to choose.
+
+        Raises:
+            TypeError: Images that are not floating-point or not of the network's dtype.
+            ValueError: Images whose shape does not fit.
+            InputError: Coupling was asked for, which a CNN has not.
+        """
+        name = type(self).__name__
+        check_flags(name, return_coupling=return_coupling)
+        if return_coupling:
+            raise InputError("a convolutional network has no coupling; use a preset with capsules")
+        check_images(name, images, self.in_shape, next(self.parameters()))
+        logits = in_full_precision(self.classify(self.features(images)))
+        return ModelOutput(logits.softmax(-1) if self.config.objects == 1 else logits.sigmoid(), logits=logits)
+
+    def decoder_targets(self, targets: Targets) -> None:
+        """None: there is no decoder."""
+
+    def loss(
+        self,
+        output: ModelOutput,
+        images: Float[Tensor, "B C H W"] | Float[Tensor, "B P C H W"],  # noqa: ARG002  the call all networks share
+        targets: Targets,
+    ) -> Losses:
+        """Softmax cross-entropy; for several objects in an image, sigmoid cross-entropy, summed over the classes.
+
+        The classes of a multi-hot row share the probability. The images are not used.
+
+        Raises:
+            TypeError: Labels that are not integers, or another ``output``.
+            ValueError: An output without logits, targets that do not fit, or two objects of one class in an image.
+        """
+        name = f"{type(self).__name__}.loss"
+        check_output(name, output)
+        if output.logits is None:
+            raise ValueError(f"{name}: output must have logits, which that of a capsule network has not")
+        if self.config.objects > 1:
+            present = label_rows(output.scores, targets, self.config.objects, name)
+            loss = F.binary_cross_entropy_with_logits(output.logits, present, reduction="none").sum(-1).mean()
+            return Losses(loss, loss)
+        present = multi_hot(output.scores, targets, name)
+        wanted = present / present.sum(-1, keepdim=True).clamp_min(1)
+        loss = -(wanted * F.log_softmax(output.logits, -1)).sum(-1).mean()
+        return Losses(loss, loss)
+
+
+class BaselineCNN(CNN):
     """Convolutions of stride 1 that keep the size, each followed by max pooling where wanted, dense layers, dropout.
 
     Before them, where wanted, the stem that :class:`~torchcaps.models.CapsNet` may have too.
-
-    It is called like :class:`~torchcaps.models.CapsNet`; its ``scores`` are probabilities: of a softmax, or, for
-    several objects in an image, of sigmoids.
 
     Args:
         config: The network.
@@ -73,57 +139,47 @@ class BaselineCNN(Network):
         self.classify = nn.Linear(widths[-1], num_classes)
         self.layers, self.decoder = nn.ModuleList(), None
 
-    def forward(
-        self,
-        images: Float[Tensor, "B C H W"],
-        targets: Targets | None = None,  # noqa: ARG002  as all
-        return_coupling: bool = False,
-    ) -> ModelOutput:
-        """Classify images with pixels 0..1; ``targets`` are not used, as there is no capsule to choose.
-
-        Raises:
-            TypeError: Images that are not floating-point or not of the network's dtype.
-            ValueError: Images whose shape does not fit.
-            InputError: Coupling was asked for, which a CNN has not.
-        """
-        check_flags("BaselineCNN", return_coupling=return_coupling)
-        if return_coupling:
-            raise InputError("a convolutional network has no coupling; use a preset with capsules")
-        check_images("BaselineCNN", images, self.in_shape, next(self.convs.parameters()))
+    def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B F"]:
+        """What the last layer sees of images with pixels 0..1."""
         hidden = self.stem(images)
         for conv, norm in zip(self.convs, self.norms, strict=True):
             hidden = self.conv_dropout(self.pool(norm(conv(hidden)).relu()))
         hidden = hidden.flatten(1)
         for dense in self.dense:
             hidden = dense(hidden).relu()
-        logits = in_full_precision(self.classify(self.dropout(hidden)))
-        return ModelOutput(logits.softmax(-1) if self.config.objects == 1 else logits.sigmoid(), logits=logits)
+        return self.dropout(hidden)
 
-    def decoder_targets(self, targets: Targets) -> None:
-        """None: there is no decoder."""
 
-    def loss(
-        self,
-        output: ModelOutput,
-        images: Float[Tensor, "B C H W"] | Float[Tensor, "B P C H W"],  # noqa: ARG002  the call all networks share
-        targets: Targets,
-    ) -> Losses:
-        """Softmax cross-entropy; for several objects in an image, sigmoid cross-entropy, summed over the classes.
+class PooledCNN(CNN):
+    """A backbone, pooling over the places of its maps, and a linear layer: a capsule network without its capsules.
 
-        The classes of a multi-hot row share the probability. The images are not used.
+    Args:
+        config: The network.
+        in_shape: Images (C, H, W).
+        num_classes: J.
 
-        Raises:
-            TypeError: Labels that are not integers, or another ``output``.
-            ValueError: An output without logits, targets that do not fit, or two objects of one class in an image.
-        """
-        check_output("BaselineCNN.loss", output)
-        if output.logits is None:
-            raise ValueError("BaselineCNN.loss: output must have logits, which that of a capsule network has not")
-        if self.config.objects > 1:
-            present = label_rows(output.scores, targets, self.config.objects, "BaselineCNN.loss")
-            loss = F.binary_cross_entropy_with_logits(output.logits, present, reduction="none").sum(-1).mean()
-            return Losses(loss, loss)
-        present = multi_hot(output.scores, targets, "BaselineCNN.loss")
-        wanted = present / present.sum(-1, keepdim=True).clamp_min(1)
-        loss = -(wanted * F.log_softmax(output.logits, -1)).sum(-1).mean()
-        return Losses(loss, loss)
+    Raises:
+        InputError: No configuration of such a network, as many objects in an image as there are classes, images smaller
+            than the backbone needs, or a backbone that gives no maps.
+    """
+
+    config: PooledConfig
+
+    def __init__(self, config: PooledConfig, in_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10) -> None:
+        if not isinstance(config, PooledConfig):
+            raise InputError(f"config must be a PooledConfig, got {config!r}; create_model takes a preset's name")
+        super().__init__(config, in_shape, num_classes)
+        self.backbone = config.backbone.build(self.in_shape)
+        #: channels, height, width of the backbone's maps
+        self.map_shape, _ = if_they_fit(partial(backbone_maps, self.backbone), self.in_shape)
+        seen = math.prod(self.map_shape) if config.pooling == "none" else self.map_shape[0]
+        self.classify = nn.Linear(seen, num_classes)
+        config.backbone.start(self.backbone)
+        self.layers, self.decoder = nn.ModuleList(), None
+
+    def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B F"]:
+        """What the last layer sees of images with pixels 0..1."""
+        maps = self.backbone(images)
+        if self.config.pooling == "none":
+            return maps.flatten(1)
+        return maps.mean((2, 3)) if self.config.pooling == "average" else maps.amax((2, 3))

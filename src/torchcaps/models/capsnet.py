@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import InputError
 from torchcaps.models.config import CapsNetConfig, CapsuleShape
-from torchcaps.models.images import check_images, if_they_fit, largest_map, standardise
+from torchcaps.models.images import backbone_maps, check_images, if_they_fit, standardise
 from torchcaps.models.network import Network
 from torchcaps.models.objects import check_labels, label_rows, longest, match
 from torchcaps.models.output import Losses, ModelOutput, Targets, check_output
@@ -275,9 +275,7 @@ def _shapes(
         TooSmall: A map is smaller than what looks at it.
         InputError: The backbone gives no maps.
     """
-    maps, largest = largest_map(backbone, in_shape)
-    if len(maps) != 3:
-        raise InputError(f"the backbone must give maps (B, c, h, w), got shape (B, {', '.join(map(str, maps))})")
+    maps, largest = backbone_maps(backbone, in_shape)
     capsules = [config.primary.out_shape(maps)]
     for layer in config.layers:
         capsules.append(layer.out_shape(capsules[-1], num_classes))

@@ -887,6 +887,27 @@ class CNNConfig(_ConvolutionsConfig, NetworkConfig):
         return BaselineCNN(self, in_shape, num_classes)
 
 
+@register_part
+@dataclass(frozen=True, kw_only=True)
+class PooledConfig(NetworkConfig):
+    """A convolutional network: any backbone, pooling over the places of its maps, and a linear layer."""
+
+    kind: ClassVar[str] = "CNN field"
+    name: ClassVar[str] = "pooled"
+    heading: ClassVar[str] = "Pooled CNN"
+
+    backbone: BackboneConfig = StackBackboneConfig()
+    """The network that makes feature maps of images."""
+    pooling: Literal["average", "max", "none"] = "average"
+    """What the linear layer sees: of each channel the mean or the largest value over all places; or all values."""
+
+    def build(self, in_shape: Sequence[int], num_classes: int) -> Network:
+        """See :class:`NetworkConfig`."""
+        from torchcaps.models.baseline import PooledCNN
+
+        return PooledCNN(self, in_shape, num_classes)
+
+
 # ---- training
 
 

@@ -52,6 +52,19 @@ def largest_map(module: nn.Module, shape: Sequence[int]) -> tuple[tuple[int, ...
     return tuple(output.shape[1:]), max(sizes, default=0)
 
 
+def backbone_maps(backbone: nn.Module, in_shape: tuple[int, int, int]) -> tuple[tuple[int, int, int], int]:
+    """Channels, height and width of a backbone's maps of one image, and numbers in the largest tensor up to there.
+
+    Raises:
+        TooSmall: The backbone refuses the shape.
+        InputError: The backbone gives no maps.
+    """
+    maps, largest = largest_map(backbone, in_shape)
+    if len(maps) != 3:
+        raise InputError(f"the backbone must give maps (B, c, h, w), got shape (B, {', '.join(map(str, maps))})")
+    return maps, largest
+
+
 def if_they_fit(shapes: Callable[[tuple[int, int, int]], T], in_shape: tuple[int, int, int]) -> T:
     """``shapes(in_shape)``, what images of that shape make of a network.
 

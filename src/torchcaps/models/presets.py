@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchcaps.errors import InputError, shown
-from torchcaps.models.config import CapsNetConfig, CNNConfig, ConvLayerConfig, DenseLayerConfig, NetworkConfig, Recipe
+from torchcaps.models.config import (
+    CapsNetConfig,
+    CNNConfig,
+    ConvLayerConfig,
+    DenseLayerConfig,
+    NetworkConfig,
+    PooledConfig,
+    Recipe,
+    StackBackboneConfig,
+)
 from torchcaps.models.fields import replace
 from torchcaps.registry import Registry
 
@@ -601,6 +610,28 @@ register_preset(
         source="torchcaps: a CNN with as many parameters as sabour2017",
         model=CNNConfig(channels=(64, 128, 256), pool=2, hidden=(1750,)),
         recipe=Recipe(epochs=50, batch_size=128, max_shift=2),
+    )
+)
+
+register_preset(
+    Preset(
+        name="cnn-pooled",
+        description=(
+            "A convolutional network of our own: four convolutions with batch normalisation, the mean of each channel, "
+            "and a linear layer. With another backbone, one of your own too, it is what a capsule network of that "
+            "backbone is compared with."
+        ),
+        source="torchcaps: any backbone without capsules",
+        model=PooledConfig(
+            backbone=StackBackboneConfig(
+                stack_channels=(32, 64, 64, 128),
+                stack_kernels=(5, 3, 3, 3),
+                stack_strides=(2, 2, 1, 2),
+                stack_padding=1,
+                stack_norm="batch",
+            )
+        ),
+        recipe=Recipe(epochs=20, batch_size=128, max_shift=2, schedule="one-cycle", learning_rate=3e-3),
     )
 )
 

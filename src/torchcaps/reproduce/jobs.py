@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import shlex
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -25,7 +26,7 @@ from torchcaps.reproduce.logs import (
     publish_divergence,
     same_run,
 )
-from torchcaps.reproduce.table import SEEDS, Budget, Row, Table
+from torchcaps.reproduce.table import Budget, Row, Table
 from torchcaps.reproduce.workers import Workers
 from torchcaps.training.config import TrainConfig, override, read_config
 from torchcaps.training.progress import PlainProgress, Progress, choose_progress
@@ -85,7 +86,7 @@ class Job:
     @property
     def command(self) -> str:
         """The command that runs it again, with the seeds before it."""
-        return row_command(self.table, self.row.name, self.seed + 1)
+        return row_command(self.table, self.row.name, self.seed + 1 - self.row.first_seed)
 
     @property
     def is_done(self) -> bool:
@@ -272,7 +273,8 @@ def plan(
     Args:
         table: The table.
         budget: The rows of the ``"small"`` budget, or of the ``"full"`` one.
-        seeds: How many runs of each row, with seeds from 0; 3 of a small budget and 5 of a full one if None.
+        seeds: How many runs of each row, with seeds from 0; as many as the row says if None, or 3 of a small budget and
+            5 of a full one where it says nothing.
         rows: Only the rows of these names, whatever their budget.
         out: Folder of the run folders, ``OUT/TABLE/ROW/seed-N``.
         results: Folder of the logs, ``RESULTS/TABLE/ROW/seed-N``.
@@ -280,21 +282,23 @@ def plan(
         accelerator: Where to compute.
 
     Raises:
-        InputError: No such row, a number of seeds below one, or a run or a log that is there already but has other
-            settings than its row has now.
+        InputError: No such row, or none of the budget, a number of seeds below one, or a run or a log that is there
+            already but has other settings than its row has now.
     """
-    number = SEEDS[budget] if seeds is None else seeds
-    if number < 1:
-        raise InputError(f"seeds must be at least 1, got {number}")
+    if seeds is not None and seeds < 1:
+        raise InputError(f"seeds must be at least 1, got {seeds}")
     by_name = {row.name: row for row in table.rows}
     for name in rows:
         if name not in by_name:
             raise unknown_name(f"row of table {table.name}", name, by_name)
     chosen = [by_name[name] for name in dict.fromkeys(rows)] if rows else table.rows_of(budget)
+    if not chosen:
+        raise InputError(f"table {table.name} has no rows of the {budget} budget")
     jobs = [
         Job(table.name, row, seed, Path(out), Path(results), data_dir, accelerator)
-        for seed in range(number)
-        for row in chosen
+        for together in itertools.zip_longest(*(row.seeds_of(budget, seeds) for row in chosen))
+        for row, seed in zip(chosen, together, strict=True)
+        if seed is not None
     ]
     for job in jobs:
         job.check()

@@ -88,8 +88,10 @@ def _is_measured(folder: Path, found: Mapping[str, Any] | None, measure: Measure
     """Whether as many images were measured as a row asks for, which are all of them where there are fewer."""
     if found is None:
         return False
-    number = found["images" if measure.kind == "affnist" else "num_images"]
-    if number == measure.images:
+    if measure.kind == "latency":
+        return True
+    number = found["images" if measure.kind in _NUMBERS else "num_images"]
+    if number == measure.images or measure.kind == "familiar":
         return True
     if measure.kind == "affnist":
         from torchcaps.datasets.sources.affnist import NUM_TEST
@@ -144,12 +146,19 @@ def _read_log(folder: Path, seed: int) -> RunLog:
 _SUMMARY_KEYS = {
     "precision": Kind('"32" or "bf16"', ("32", "bf16").__contains__),
     **dict.fromkeys(("epochs", "parameters", "images.test", "hardware.threads"), COUNT),
-    **dict.fromkeys(("validation.best.accuracy", "test.last.error", "test.best.error", "seconds"), NUMBER),
+    **dict.fromkeys(("validation.best.accuracy", "validation.last.accuracy", "validation.last.loss"), NUMBER),
+    **dict.fromkeys(("test.last.error", "test.best.error", "seconds"), NUMBER),
     "peak_memory_mib": optional(NUMBER),
     "hardware.processor": TEXT,
     "versions": NAMED_TEXTS,
 }
-_AFFNIST_KEYS = {"accuracy": NUMBER, "images": COUNT, "source": TEXT}
+#: Of the measures that are numbers, not curves.
+_NUMBERS: Mapping[str, dict[str, Kind]] = {
+    "affnist": {"accuracy": NUMBER, "images": COUNT, "source": TEXT},
+    "familiar": {"error": NUMBER, "images": COUNT},
+    "latency": {"milliseconds": NUMBER},
+    "coupling": {"entropy": NUMBER, "dead": NUMBER, "images": COUNT},
+}
 _CURVE_KEYS = {"strengths": NUMBERS, "accuracy": NUMBERS, "num_images": COUNT}
 
 
@@ -162,8 +171,8 @@ def _read_measures(folder: Path) -> dict[str, Any]:
     for kind, found in measures.items():
         where = f"{kind} of measures {folder / MEASURES}"
         own_kind = {"kind": Kind(f'"{kind}"', kind.__eq__)}
-        check_keys(found, _AFFNIST_KEYS if kind == "affnist" else own_kind | _CURVE_KEYS, where)
-        if kind != "affnist" and not 0 < len(found["strengths"]) == len(found["accuracy"]):
+        check_keys(found, _NUMBERS.get(kind, own_kind | _CURVE_KEYS), where)
+        if kind not in _NUMBERS and not 0 < len(found["strengths"]) == len(found["accuracy"]):
             raise InputError(f'{where}: "strengths" and "accuracy" must have as many numbers, one at least')
     return measures
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from filelock import FileLock
 
@@ -16,7 +16,7 @@ from torchcaps.files import read_text, write_text
 from torchcaps.reproduce.estimate import Timing, read_timings
 from torchcaps.reproduce.jobs import row_command
 from torchcaps.reproduce.logs import FINDINGS, RunLog, counted, read_logs
-from torchcaps.reproduce.table import BUDGETS, SEEDS, Budget, MeasureKind, Row, Table
+from torchcaps.reproduce.table import BUDGETS, Budget, MeasureKind, Row, Table
 from torchcaps.reproduce.tables import get_table, list_tables
 from torchcaps.training.progress import duration
 
@@ -164,18 +164,30 @@ class _Chapter:
         for file in figures:
             yield f"![{self.table.title}, {budget} budget: {file.stem.rpartition('-')[2]}]({IMAGES}/{file.name})"
         if run:
-            for columns in _tables(run, self.logs):
-                yield _grid(columns, run, self.logs)
-            details = [_grid(_COST, run, self.logs, titles=False)]
+            for group, members in _groups(run):
+                if group:
+                    yield f"#### {group}"
+                for columns in _tables(self.table, members, self.logs):
+                    yield _grid(columns, members, self.logs)
+            details = [part for group, members in _groups(run) for part in self._costs(group, members)]
             if any(_whole(self.logs[row.name]) for row in run):
                 details.append(_hardware({row.name: self.logs[row.name] for row in run}))
-            details.append(_commands(self.table, {row.name: self.logs[row.name][-1].seed + 1 for row in run}))
+            counts = {row.name: self.logs[row.name][-1].seed + 1 - row.first_seed for row in run}
+            details.append(_commands(self.table, counts))
             yield _folded("Seeds, size, time, hardware, commands", details)
         if missing:
             details = [self._missing(missing)]
             if any(row.name in self.timings for row in missing):
-                details.append(self._times(budget, missing, SEEDS[budget]))
-            yield _folded(f"Not run yet: {_plural(len(missing), 'row')}, {SEEDS[budget]} seeds each", details)
+                details.append(self._times(budget, missing))
+            seeds = [len(row.seeds_of(budget)) for row in missing]
+            each = f"{_range(seeds)} seed{'s' * (max(seeds) > 1)} each"
+            yield _folded(f"Not run yet: {_plural(len(missing), 'row')}, {each}", details)
+
+    def _costs(self, group: str, rows: Sequence[Row]) -> Iterator[str]:
+        """The grid of what a group of rows costs."""
+        if group:
+            yield f"**{group}**"
+        yield _grid(_COST | _measured_columns(rows, self.logs, ("latency", "coupling")), rows, self.logs, titles=False)
 
     def _missing(self, rows: Sequence[Row]) -> str:
         """The rows that were not run, and how long they would train: one by one, or in short where there are many."""
@@ -189,17 +201,24 @@ class _Chapter:
             lines.append(f"- `{row.name}`: {row.title}, {_length(row)}{time}{published}")
         return "\n".join(lines)
 
-    def _times(self, budget: Budget, rows: Sequence[Row], seeds: int) -> str:
+    def _times(self, budget: Budget, rows: Sequence[Row]) -> str:
         """What the times of rows that were not run mean, and their sum where all are known, of one machine."""
         known = [self.timings[row.name] for row in rows if row.name in self.timings]
         machines = dict.fromkeys(_machine(each.hardware, each.versions) for each in known)
-        together = seeds * sum(each.seconds for each in known)
+        counts = {row.name: len(row.seeds_of(budget)) for row in rows}
+        seeds = f"{_range(list(counts.values()))} seeds"
+        together = sum(counts[row.name] * self.timings[row.name].seconds for row in rows if row.name in self.timings)
         summed = len(known) == len(rows) and len(machines) == 1
         return (
             "Times of training that was not done are extrapolated from a timed step of each row, not measured, on "
             f"{' and '.join(machines)} (`torchcaps reproduce {self.table.name} --budget {budget} --estimate`); cores "
-            "that are shared take longer." + (f" All of them with {seeds} seeds: {_about(together, rows)}." * summed)
+            "that are shared take longer." + (f" All of them with {seeds}: {_about(together, rows)}." * summed)
         )
+
+
+def _groups(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """Rows by the grid in which they stand."""
+    return [(group, [row for row in rows if row.group == group]) for group in dict.fromkeys(row.group for row in rows)]
 
 
 def _folded(summary: str, parts: Sequence[str]) -> str:
@@ -266,27 +285,50 @@ _COST = {
     "epochs": _of_runs(lambda runs: _range([run.summary["epochs"] for run in runs])),
     "parameters": _of_runs(lambda runs: f"{runs[0].summary['parameters']:,}"),
     "time": _of_runs(lambda runs: duration(statistics.mean(run.summary["seconds"] for run in runs))),
+    "of an epoch": _of_runs(
+        lambda runs: duration(statistics.mean(run.summary["seconds"] / run.summary["epochs"] for run in runs))
+    ),
     "memory, MiB": _of_runs(lambda runs: _memory(runs)),
 }
 
 
-def _tables(rows: Sequence[Row], logs: Mapping[str, Sequence[RunLog]]) -> Iterator[dict[str, _Column]]:
-    """The columns of each table, by their headings: test errors, rotations, attacks on the loss and on the scores."""
-    kinds = list(dict.fromkeys(measure.kind for row in rows for measure in row.measures))
-    runs = [run for row in rows for run in logs[row.name]]
+def _tables(table: Table, rows: Sequence[Row], logs: Mapping[str, Sequence[RunLog]]) -> Iterator[dict[str, _Column]]:
+    """The columns of each grid, by their headings: errors, rotations, attacks on the loss and on the scores."""
+    if table.judged_on == "validation":
+        last = [partial(_validated, which=which) for which in ("error", "loss")]
+        yield {
+            "validation error, last epoch": _of_runs(last[0], min),
+            "validation loss, last epoch": _of_runs(last[1], min),
+        }
+        return
     columns = {
         "test error, last epoch": _of_runs(lambda runs: _percent([run.error("last") for run in runs]), min),
         "test error, chosen epoch": _of_runs(lambda runs: _percent([run.error("best") for run in runs]), min),
     }
     if any(row.config(0).recipe.stop_at is not None for row in rows):
         columns["validation accuracy reached"] = _of_runs(_reached)
-    if "affnist" in kinds:
-        columns |= _measure_columns("affnist", runs)
-    yield columns | {"published": _Column(lambda row, _: row.published)}
+    if any(row.compared_to for row in rows):
+        columns["difference, 95 % interval"] = _Column(partial(_difference, logs=logs))
+    columns |= _measured_columns(rows, logs, ("affnist", "familiar"))
+    if any(row.published != _NOTHING for row in rows) or not rows[0].group:
+        columns["published"] = _Column(lambda row, _: row.published)
+    yield columns
     for group in (("rotation",), ("fgsm", "pgd"), ("fgsm-scores", "pgd-scores")):
-        measured = [_measure_columns(kind, runs) for kind in kinds if kind in group]
-        if any(measured):
-            yield dict(itertools.chain.from_iterable(each.items() for each in measured))
+        if measured := _measured_columns(rows, logs, group):
+            yield measured
+
+
+def _measured_columns(
+    rows: Sequence[Row], logs: Mapping[str, Sequence[RunLog]], wanted: Collection[str]
+) -> dict[str, _Column]:
+    """The columns of those of some measures that rows ask for."""
+    kinds = dict.fromkeys(measure.kind for row in rows for measure in row.measures)
+    runs = [run for row in rows for run in logs[row.name]]
+    columns: dict[str, _Column] = {}
+    for kind in kinds:
+        if kind in wanted:
+            columns |= _measure_columns(kind, runs)
+    return columns
 
 
 def _measure_columns(kind: MeasureKind, runs: Sequence[RunLog]) -> dict[str, _Column]:
@@ -297,6 +339,12 @@ def _measure_columns(kind: MeasureKind, runs: Sequence[RunLog]) -> dict[str, _Co
             f"affNIST accuracy ({source} images)": _of_runs(partial(_on_affnist, source=source), max)
             for source in sources
         }
+    if kind == "familiar":
+        return {"error on familiar views": _measured(kind, lambda found: 100 * float(found["error"]), best=min)}
+    if kind == "latency":
+        return {"one image, ms": _numbers(kind, "milliseconds", 2)}
+    if kind == "coupling":
+        return {"entropy of coupling": _numbers(kind, "entropy", 2), "dead capsules": _numbers(kind, "dead", 2)}
     from torchcaps.analysis.robustness import KINDS
 
     curves = [run.measures[kind] for run in runs if kind in run.measures]
@@ -323,14 +371,50 @@ def _reached(runs: Sequence[RunLog]) -> str:
     return _percent([100 * accuracy for accuracy in accuracies]) + missed
 
 
-def _measured(kind: MeasureKind, number: Callable[[Mapping[str, Any]], float]) -> _Column:
+def _validated(runs: Sequence[RunLog], which: Literal["error", "loss"]) -> str:
+    """Error or loss of the last epoch on the validation images."""
+    last = [run.summary["validation"]["last"] for run in runs]
+    if which == "error":
+        return _percent([100 - 100 * each["accuracy"] for each in last])
+    return f"{statistics.mean(each['loss'] for each in last):.4f}"
+
+
+def _difference(row: Row, runs: Sequence[RunLog], logs: Mapping[str, Sequence[RunLog]]) -> str:
+    """By how much a row's error is above that of the row it is compared to, in pairs of the same seed.
+
+    Beside the mean stands the interval of Student's t that holds it with a probability of 95 %.
+    """
+    others = {run.seed: run.error("last") for run in _whole(logs.get(row.compared_to or "", []))}
+    pairs = [run.error("last") - others[run.seed] for run in _whole(runs) if run.seed in others]
+    if not pairs:
+        return _NOTHING
+    mean = statistics.mean(pairs)
+    if len(pairs) == 1:
+        return f"{mean:+.2f}"
+    from scipy.stats import t
+
+    half = float(t.ppf(0.975, len(pairs) - 1)) * statistics.stdev(pairs) / math.sqrt(len(pairs))
+    return f"{mean:+.2f} ({mean - half:+.2f} to {mean + half:+.2f})"
+
+
+def _numbers(kind: MeasureKind, name: str, digits: int) -> _Column:
+    """The mean of a number of a measure, of the runs that have it."""
+
+    def cell(runs: Sequence[RunLog]) -> str:
+        found = [float(run.measures[kind][name]) for run in runs if kind in run.measures]
+        return f"{statistics.mean(found):.{digits}f}" if found else _NOTHING
+
+    return _of_runs(cell)
+
+
+def _measured(kind: MeasureKind, number: Callable[[Mapping[str, Any]], float], best: Best = max) -> _Column:
     """A number taken from a measure, of the runs that have it."""
 
     def cell(runs: Sequence[RunLog]) -> str:
         found = [number(run.measures[kind]) for run in runs if kind in run.measures]
         return _percent(found) if found else _NOTHING
 
-    return _of_runs(cell, max)
+    return _of_runs(cell, best)
 
 
 def _on_affnist(runs: Sequence[RunLog], source: str) -> str:

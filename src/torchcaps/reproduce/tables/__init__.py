@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torchcaps.registry import Registry
 from torchcaps.reproduce.table import Table
-from torchcaps.reproduce.tables import affnist, mnist, multimnist, robustness, routing, tutorials
+from torchcaps.reproduce.tables import affnist, mnist, multimnist, robustness, routing, tutorials, zoo
 
 _TABLES: Registry[Table] = Registry("table")
 
@@ -36,5 +36,6 @@ def get_table(name: str) -> Table:
     return _TABLES[name]
 
 
-for _each in (mnist, routing, multimnist, affnist, tutorials, robustness):
+for _each in (mnist, routing, multimnist, affnist, tutorials, robustness, zoo):
     register_table(_each.TABLE)
+register_table(zoo.SEARCH)
