@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.nn import Capsules, DenseVotes, LayerSize, Routed, Routing, Votes
 from torchcaps.ops.dynamic_routing import SoftmaxOver
+from torchcaps.ops.votes import BuiltVotes
 from torchcaps.ranges import is_whole_number
 
 __all__ = ["check_capsule_layer", "check_routing"]
@@ -449,19 +450,19 @@ class _BuiltVotes(Votes):
 
     def __init__(self, votes: Votes) -> None:
         super().__init__(votes.poses, votes.size)
-        self._votes = votes.build()
+        self._built = BuiltVotes(votes.build())
 
     def weighted_sum(self, coupling: Tensor | None) -> Tensor:
         """See :class:`torchcaps.nn.Votes`."""
-        return self._votes.sum(1) if coupling is None else torch.einsum("bij,bijd->bjd", coupling, self._votes)
+        return self._built.weighted_sum(coupling)
 
     def agreement(self, parents: Tensor) -> Tensor:
         """See :class:`torchcaps.nn.Votes`."""
-        return torch.einsum("bijd,bjd->bij", self._votes, parents)
+        return self._built.agreement(parents)
 
     def build(self) -> Tensor:
         """See :class:`torchcaps.nn.Votes`."""
-        return self._votes
+        return self._built.votes
 
 
 @check("inactive capsules", "activations that are used for some of the sums only")
