@@ -15,7 +15,7 @@ from torchcaps.reproduce.logs import RunLog, counted, read_logs
 from torchcaps.reproduce.tables.zoo import HEADS, SEARCH_SEED, SEARCHED
 
 RESULTS = Path(__file__).parents[2] / "results"
-ROWS = {row.name: row for row in get_table("zoo").rows}
+ROWS = {row.name: row for row in get_table("zoo").rows if row.compared_to or row.name.endswith("-uniform")}
 SEARCH = {row.name: row for row in get_table("zoo-search").rows}
 
 
