@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -475,3 +476,26 @@ def test_where_nothing_competes_every_coupling_of_one_is_uniform(model, make_ima
     assert (trace.softmax_over, trace.uniform) == (None, 1)
     np.testing.assert_allclose(trace.entropy, 1, rtol=1e-6)
     assert "0.98" in " ".join(words(analysis.figure_coupling(trace)))  # the scale is around one
+
+
+def test_what_lies_beyond_the_edge_of_a_map_is_not_measured(make_deep, make_images):
+    """Votes of padding are zero: their coupling stays uniform and their logits do not change."""
+    model, images = make_deep({"layer_padding": 2}).eval(), make_images(3)
+    statistics = analysis.routing_statistics(model, images, layer=1)
+    layer, grid = model.layer(1), model.primary_grid
+    with torch.inference_mode():
+        votes, activations = layer.votes(model.capsules(images / 255)[0])
+        rounds = layer.routing.rounds(votes, activations)
+    there = layer.window_capsules(grid) > 0  # (L, I)
+    assert not there.all()
+    for t, each in enumerate(rounds):
+        coupling, change = each.coupling.unflatten(0, (3, -1)), each.agreement.unflatten(0, (3, -1)).abs()
+        entropy = -(coupling * coupling.log()).sum(3) / math.log(coupling.shape[3])  # (B, L, I)
+        for b in range(3):
+            windows = range(len(there))
+            seen = [np.mean([float(entropy[b, l, i]) for i in there[l].nonzero()[:, 0]]) for l in windows]
+            np.testing.assert_allclose(statistics.entropy[t, b], np.mean(seen), rtol=1e-4)
+            moved = [change[b, l][there[l]].mean().item() for l in windows]
+            np.testing.assert_allclose(statistics.logit_change[t, b], np.mean(moved), rtol=1e-4)
+    trace = analysis.trace_routing(model, images, layer=1)
+    np.testing.assert_allclose(trace.entropy, statistics.entropy, rtol=1e-5)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from torchcaps.analysis.figures import (
@@ -193,7 +193,7 @@ def trace_routing(
             names = ("logits", "coupling", "weighted_sum", "capsules", "agreement")
             numbers = {name: torch.stack([getattr(each, name) for each in by_image]) for name in names}  # (T, B, …)
             numbers["scores"] = torch.stack([_scores(each, network.config.length_eps) for each in by_image])
-            numbers["entropy"], numbers["logit_change"] = _measure(rounds, chosen.routing, votes, len(batch))
+            numbers["entropy"], numbers["logit_change"] = _measure(rounds, chosen, votes, grid, len(batch))
             followed.append({name: tensor.float().cpu() for name, tensor in numbers.items()})
             pixels.append(batch.float().cpu())
     traced = {name: torch.cat([each[name] for each in followed], 1) for name in followed[0]}
@@ -229,10 +229,10 @@ def routing_statistics(
     """
     followed, longest = [], None
     with _checked(model, layer, num_iterations) as (network, number):
-        chosen = network.layer(number)
+        chosen, grid = network.layer(number), _grid(network, number)
         for batch, votes, rounds in _follow(network, number, images, batch_size):
-            followed.append(_measure(rounds, chosen.routing, votes, len(batch)))
-            scores = _scores(_by_image(rounds[-1], chosen, _grid(network, number)), eps=1e-24).amax(0)
+            followed.append(_measure(rounds, chosen, votes, grid, len(batch)))
+            scores = _scores(_by_image(rounds[-1], chosen, grid), eps=1e-24).amax(0)
             longest = scores if longest is None else torch.maximum(longest, scores)
     entropy, change = (torch.cat(parts, 1).float().cpu().numpy() for parts in zip(*followed, strict=True))
     assert longest is not None
@@ -399,21 +399,33 @@ def _scores(each: RoutingRound, eps: float) -> Float[Tensor, "B N"]:
 
 
 def _measure(
-    rounds: list[RoutingRound], routing: Routing, votes: Votes, images: int
+    rounds: list[RoutingRound], layer: CapsuleLayer, votes: Votes, grid: tuple[int, int, int], images: int
 ) -> tuple[Float[Tensor, "T B"], Float[Tensor, "T B"]]:
     """Entropy of the coupling, and change of the logits, of each iteration and image."""
-    entropy = torch.stack([normalised_entropy(each.coupling, routing, votes.rivals) for each in rounds])
-    change = torch.stack([each.agreement.abs().mean((1, 2)) for each in rounds])
+    there = None
+    if isinstance(layer, ConvCapsules) and layer.padding:
+        there = (layer.window_capsules(grid, votes.poses.device) > 0).repeat(images, 1)
+    entropy = torch.stack([normalised_entropy(each.coupling, layer.routing, votes.rivals, there) for each in rounds])
+    change = torch.stack([_mean(each.agreement.abs().mean(2), there) for each in rounds])
     return entropy.unflatten(1, (images, -1)).mean(2), change.unflatten(1, (images, -1)).mean(2)
 
 
+def _mean(numbers: Float[Tensor, "B I"], there: Bool[Tensor, "B I"] | None) -> Float[Tensor, "B"]:
+    """The mean over the capsules that are there: all, unless it is said which."""
+    return numbers.mean(1) if there is None else (numbers * there).sum(1) / there.sum(1)
+
+
 def normalised_entropy(
-    coupling: Float[Tensor, "B I J"], routing: Routing, rivals: Rivals | None = None
+    coupling: Float[Tensor, "B I J"],
+    routing: Routing,
+    rivals: Rivals | None = None,
+    there: Bool[Tensor, "B I"] | None = None,
 ) -> Float[Tensor, "B"]:
     """Entropy over the competitors, averaged over what they compete for, as a share of its maximum.
 
     Where the output capsules of overlapping windows compete, the entropy of an input capsule is over all of them. Where
-    nothing competes, it is that of the shares of an input capsule's coupling that go to the output capsules.
+    nothing competes, it is that of the shares of an input capsule's coupling that go to the output capsules. Input
+    capsules that are not ``there``, beyond the edge of a map, have no entropy of their own.
     """
     axis = 1 if routing.softmax_over == "inputs" else 2
     if routing.softmax_over is None:
@@ -429,7 +441,8 @@ def normalised_entropy(
     if routing.leaky:
         entropy = entropy + torch.special.entr((1 - coupling.sum(axis)).clamp_min(0))
     competitors = coupling.shape[axis] + routing.leaky
-    return entropy.mean(1) / math.log(competitors) if competitors > 1 else torch.zeros_like(entropy.mean(1))
+    mean = _mean(entropy, there if axis == 2 else None)
+    return mean / math.log(competitors) if competitors > 1 else torch.zeros_like(mean)
 
 
 @contextmanager
