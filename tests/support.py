@@ -111,7 +111,7 @@ def small(preset: str, **overrides: Any) -> dict[str, Any]:
     }
     if preset == "efficient-capsnet-mnist":  # a channel of the last convolution for each of its primary capsules'
         sizes |= {"stack_channels": (4, 4, 8, 16), "primary_kernel": 2}
-    if preset == "cnn-pooled":  # four convolutions
+    if preset in ("cnn-pooled", "compact-shared"):  # four convolutions
         sizes |= {"stack_channels": (4, 4, 8, 8)}
     parts = {name: value for name, value in overrides.items() if name in ("decoder", "backbone")}  # of other fields
     fields = flat(replace(get_preset(preset).model, parts))

@@ -27,7 +27,16 @@ from torchcaps.models import BaselineCNN, CapsNet, CapsNetConfig, Preset, Recipe
 from torchcaps.models.fields import flat, replace
 from torchcaps.models.images import standardise
 from torchcaps.models.presets import capsnet
-from torchcaps.nn import ChannelNorm, EMCodeRouting, EMRouting, Matrix, SelfAttentionRouting, SelfRouting, VBRouting
+from torchcaps.nn import (
+    ChannelNorm,
+    DynamicRouting,
+    EMCodeRouting,
+    EMRouting,
+    Matrix,
+    SelfAttentionRouting,
+    SelfRouting,
+    VBRouting,
+)
 from torchcaps.nn.routing import Routed
 from torchcaps.registry import Registry
 
@@ -197,6 +206,8 @@ MATCHED = (25 * 64 + 64) + (25 * 64 * 128 + 128) + (25 * 128 * 256 + 256) + (4 *
         ("baseline-cnn-multimnist", {}, BASELINE_MULTIMNIST),
         ("cnn-matched", {}, MATCHED),
         ("cnn-pooled", {}, 131_690),
+        ("compact-shared", {}, 744_177),
+        ("compact-shared", {"decoder": False}, 169_185),
     ],
 )
 def test_parameters_on_the_images_of_the_source(name: str, overrides: dict[str, Any], number: int) -> None:
@@ -396,6 +407,7 @@ OTHER_ROUTINGS: dict[str, tuple[type[nn.Module], ...]] = {  # of each layer
     "hinton2018-code": (EMCodeRouting, EMCodeRouting, EMCodeRouting),
     "vb2020": (VBRouting, VBRouting, VBRouting),
     "hahn2019-smallnet": (SelfRouting, SelfRouting),
+    "compact-shared": (DynamicRouting,),
 }
 LEAKY = ("sabour2017-cifar10",)
 
@@ -510,6 +522,16 @@ def test_other_routings(name: str) -> None:
         assert shapes == [(8, 14, 14), (16, 6, 6), (16, 4, 4), None]
         assert all(isinstance(layer.transform, Matrix) for layer in model.layers)
         assert model.class_capsules.transform.weight.shape == (16, 5, 4, 4)
+
+
+def test_compact_shared_is_a_sum_of_votes_of_shared_matrices(images: Tensor) -> None:
+    model = create_model("compact-shared").eval()
+    layer = model.class_capsules
+    assert layer.transform.weight.shape == (10, 16, 16)
+    primary = model.primary(images).poses
+    assert primary.shape[1:] == (8 * 4 * 4, 16)
+    votes = torch.einsum("jdk,bik->bijd", layer.transform.weight, primary)
+    assert_close(model(images).capsules, squash(votes.sum(1) / 10), 1e-5)
 
 
 def test_efficient_capsnet_by_its_equations() -> None:
@@ -686,6 +708,13 @@ RECIPES: dict[str, dict[str, Any]] = {  # what differs from Adam at a constant 1
     "baseline-cnn": {"max_shift": 2},
     "baseline-cnn-multimnist": {"max_shift": 0},
     "cnn-matched": {"max_shift": 2},
+    "compact-shared": {
+        "max_shift": 4,
+        "max_rotation": 10,
+        "max_scaling": 0.2,
+        "schedule": "one-cycle",
+        "learning_rate": 8e-3,
+    },
     "cnn-pooled": {"max_shift": 2, "schedule": "one-cycle", "learning_rate": 3e-3},
 }
 

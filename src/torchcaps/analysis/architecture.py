@@ -291,7 +291,9 @@ def _capsule_layers(model: CapsNet) -> list[Layer]:
         layers.append(Layer(name, tuple(steps), (*places, out.dim), _learned(layer)))
     is_length = isinstance(model.class_capsules.routing, DynamicRouting | SelfAttentionRouting)
     score = ("lengths", "length") if is_length else ("scores", "activation, or length")
-    layers.append(Layer(score[0], score[1:], (model.num_classes,), 0))
+    learned = model.score_scale.numel() if isinstance(model.score_scale, nn.Parameter) else 0
+    scaled = ("times a scale in the loss",) if learned else ()
+    layers.append(Layer(score[0], (*score[1:], *scaled), (model.num_classes,), learned))
     return layers + _decoder_layers(model)
 
 

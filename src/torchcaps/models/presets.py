@@ -289,6 +289,47 @@ COMPACT = register_preset(
     )
 )
 
+register_preset(
+    Preset(
+        name="compact-shared",
+        description=(
+            "A small network of our own that learns from few images: four 3×3 convolutions with batch normalisation, "
+            "one matrix for each class, which all its input capsules share (as in aff-capsnet), uniform coupling, and "
+            "cross-entropy of the lengths times a learned scale."
+        ),
+        source="torchcaps: a small network for images of one's own, chosen by experiment",
+        model=capsnet(
+            backbone="stack",
+            stack_channels=(32, 64, 64, 64),
+            stack_kernels=(3, 3, 3, 3),
+            stack_strides=(1, 2, 1, 2),
+            stack_padding=1,
+            stack_norm="batch",
+            primary_types=8,
+            primary_dim=16,
+            primary_kernel=3,
+            primary_padding=1,
+            primary_norm="batch",
+            transform="shared",
+            weight_init="balanced",
+            num_iterations=1,
+            decoder_hidden=(256, 512),
+            classification_loss="score-cross-entropy",
+            score_scale=10.0,
+            learn_score_scale=True,
+        ),
+        recipe=Recipe(
+            epochs=20,
+            batch_size=128,
+            schedule="one-cycle",
+            learning_rate=8e-3,
+            max_shift=4,
+            max_rotation=10,
+            max_scaling=0.2,
+        ),
+    )
+)
+
 _register_variant(
     COMPACT,
     "compact-deep",

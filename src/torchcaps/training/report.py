@@ -121,8 +121,9 @@ def warning_of_chance(judged: Evaluation, recipe: Recipe) -> str:
     what = f'takes every validation image for "{judged.class_names[given.argmax()]}"' if is_one else "guesses"
     return (
         f"the network has learned nothing: it {what}, {judged.accuracy:.1%} right, which is no better than chance. Try "
-        f"more steps (--epochs {4 * recipe.epochs}), a smaller --learning-rate ({recipe.learning_rate / 3:.1g}), or "
-        "more and clearer images of each class; look at them in the run's figures/samples.png"
+        f"the network compact-shared, which learns from few images, more steps (--epochs {4 * recipe.epochs}), a "
+        f"smaller --learning-rate ({recipe.learning_rate / 3:.1g}), or more and clearer images of each class; look at "
+        "them in the run's figures/samples.png"
     )
 
 
