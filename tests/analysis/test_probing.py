@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -56,6 +58,11 @@ def test_pose_and_pixels_of_a_network(make_model, words) -> None:
     assert probe(model, fitted, held_out, batch_size=7)[0].r2["light"] == pytest.approx(found[0].r2["light"], abs=1e-4)
     figure = figure_probe({"mine": found})
     assert {"mine: pose (5)", "mine: pixels (80)", "light"} <= set(words(figure))
+    both = set(words(figure_probe({"mine": found, "yours": found})))
+    assert {"mine: pose (5)", "yours: pose (5)", "pixels (80)"} <= both  # the same pixels once
+    other = [found[0], dataclasses.replace(found[1], r2={"light": 0.1})]
+    both = set(words(figure_probe({"mine": found, "yours": other})))
+    assert {"mine: pixels (80)", "yours: pixels (80)"} <= both
 
 
 def test_it_is_the_pose_of_the_images_own_class(make_model) -> None:

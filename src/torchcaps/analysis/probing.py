@@ -146,11 +146,21 @@ def probe(model: Network, fitted: ImageSet, held_out: ImageSet, *, seed: int = 0
 def figure_probe(networks: Mapping[str, list[Probe]], *, title: str | None = None) -> Figure:
     """R² of each factor as bars, one colour for each network and set of numbers; what is below 0 is drawn as 0.
 
+    Of networks that were judged on the same images, the pixels stand there once.
+
     Args:
         networks: What :func:`probe` found of each, by the name to show.
         title: Above the figure.
     """
-    shown = {f"{name}: {each.numbers} ({each.width})": each for name, probes in networks.items() for each in probes}
+    shown: dict[str, Probe] = {}
+    for name, probes in networks.items():
+        for each in probes:
+            if each.numbers != "pixels" or each not in shown.values():
+                shown[f"{name}: {each.numbers} ({each.width})"] = each
+    pixels = [name for name, each in shown.items() if each.numbers == "pixels"]
+    if len(networks) > 1 and len(pixels) == 1:
+        each = shown.pop(pixels[0])
+        shown[f"{each.numbers} ({each.width})"] = each
     if not shown:
         raise InputError("there must be at least one probe to draw, got none")
     names = list(dict.fromkeys(factor for each in shown.values() for factor in each.r2))
