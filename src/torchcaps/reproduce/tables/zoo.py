@@ -72,24 +72,30 @@ class Head:
 
 #: By the names of their rows.
 HEADS: dict[str, Head] = {
-    "average-pooling": Head("average pooling", {"pooling": "average"}, {"views": 3e-3}),
-    "max-pooling": Head("max pooling", {"pooling": "max"}, {"views": 3e-3}),
-    "fully-connected": Head("fully connected", {"pooling": "none"}, {"views": 3e-3}),
-    "uniform": Head("uniform coupling", {"num_iterations": 1}, {"views": 3e-3}),
-    "dynamic": Head("dynamic routing, 3 iterations", {"num_iterations": 3}, {"views": 3e-3}),
-    "self": Head("self-routing", {"routing": "self"}, {"views": 3e-3}),
-    "self-attention": Head("self-attention routing", {"routing": "self-attention"}, {"views": 3e-3}),
+    "average-pooling": Head("average pooling", {"pooling": "average"}, {"views": 3e-3, "digits": 3e-3}),
+    "max-pooling": Head("max pooling", {"pooling": "max"}, {"views": 3e-3, "digits": 3e-3}),
+    "fully-connected": Head("fully connected", {"pooling": "none"}, {"views": 3e-3, "digits": 3e-3}),
+    "uniform": Head("uniform coupling", {"num_iterations": 1}, {"views": 3e-3, "digits": 3e-3}),
+    "dynamic": Head("dynamic routing, 3 iterations", {"num_iterations": 3}, {"views": 3e-3, "digits": 3e-3}),
+    "self": Head("self-routing", {"routing": "self"}, {"views": 3e-3, "digits": 3e-3}),
+    "self-attention": Head("self-attention routing", {"routing": "self-attention"}, {"views": 3e-3, "digits": 3e-3}),
     "inverted-attention": Head(
         "inverted dot-product attention, 2 iterations",
         {"routing": {"name": "inverted-attention", "num_iterations": 2}},
-        {"views": 3e-3},
+        {"views": 3e-3, "digits": 3e-3},
     ),
-    "em": Head("EM routing, 2 iterations", {"routing": {"name": "em", "num_iterations": 2}}, {"views": 3e-3}),
+    "em": Head(
+        "EM routing, 2 iterations", {"routing": {"name": "em", "num_iterations": 2}}, {"views": 3e-3, "digits": 3e-3}
+    ),
     "vb": Head(
-        "variational Bayes routing, 3 iterations", {"routing": {"name": "vb", "num_iterations": 3}}, {"views": 3e-3}
+        "variational Bayes routing, 3 iterations",
+        {"routing": {"name": "vb", "num_iterations": 3}},
+        {"views": 3e-3, "digits": 3e-3},
     ),
     "shared": Head(
-        "one matrix for each class, uniform coupling", {"num_iterations": 1, "transform": "shared"}, {"views": 3e-3}
+        "one matrix for each class, uniform coupling",
+        {"num_iterations": 1, "transform": "shared"},
+        {"views": 3e-3, "digits": 3e-3},
     ),
 }
 
