@@ -256,8 +256,8 @@ def _maps(parts: Iterable[nn.Module], shape: tuple[int, ...]) -> list[Layer]:
 
 
 def _capsule_layers(model: CapsNet) -> list[Layer]:
-    config, primary, backbone = model.config, model.primary_capsules, model.backbone
-    layers = [Layer("image", (), model.in_shape, 0), *_backbone_layers(backbone, model.in_shape, model.map_shape)]
+    config, primary = model.config, model.primary_capsules
+    layers = _backbone_layers(model)
 
     if config.standardise or config.pixel_scale != 1:
         before = "standardised" if config.standardise else f"pixels × {config.pixel_scale:g}"
@@ -297,14 +297,15 @@ def _capsule_layers(model: CapsNet) -> list[Layer]:
     return layers + _decoder_layers(model)
 
 
-def _backbone_layers(backbone: nn.Module, in_shape: tuple[int, ...], maps: tuple[int, ...]) -> list[Layer]:
-    """The maps that a backbone makes, one after the other; of one that is not known here the last ones only."""
+def _backbone_layers(model: CapsNet | PooledCNN) -> list[Layer]:
+    """The image and the maps that the backbone makes; of a backbone that is not known here the last ones only."""
+    image, backbone = Layer("image", (), model.in_shape, 0), model.backbone
     if isinstance(backbone, ConvBackbone):
         parts = [*backbone.stem.children(), backbone.conv, backbone.norm, backbone.activation, backbone.dropout]
-        return _maps(parts, in_shape)
+        return [image, *_maps(parts, model.in_shape)]
     if isinstance(backbone, StackBackbone):
-        return _maps(backbone.children(), in_shape)
-    return [Layer(_FEATURES, (type(backbone).__name__,), maps, _learned(backbone))]
+        return [image, *_maps(backbone.children(), model.in_shape)]
+    return [image, Layer(_FEATURES, (type(backbone).__name__,), model.map_shape, _learned(backbone))]
 
 
 def _window(layer: DenseCapsules | ConvCapsules) -> list[str]:
@@ -379,10 +380,9 @@ def _cnn_layers(model: BaselineCNN) -> list[Layer]:
 
 
 def _pooled_layers(model: PooledCNN) -> list[Layer]:
-    layers = [Layer("image", (), model.in_shape, 0)]
-    layers += _backbone_layers(model.backbone, model.in_shape, model.map_shape)
     how = {"average": "mean over places", "max": "largest over places", "none": "flattened"}[model.config.pooling]
-    return [*layers, Layer("numbers", (how,), (model.classify.in_features,), 0), _probabilities(model)]
+    numbers = Layer("numbers", (how,), (model.classify.in_features,), 0)
+    return [*_backbone_layers(model), numbers, _probabilities(model)]
 
 
 def _probabilities(model: BaselineCNN | PooledCNN, before: Sequence[str] = ()) -> Layer:

@@ -152,15 +152,16 @@ def figure_probe(networks: Mapping[str, list[Probe]], *, title: str | None = Non
         networks: What :func:`probe` found of each, by the name to show.
         title: Above the figure.
     """
-    shown: dict[str, Probe] = {}
-    for name, probes in networks.items():
-        for each in probes:
-            if each.numbers != "pixels" or each not in shown.values():
-                shown[f"{name}: {each.numbers} ({each.width})"] = each
-    pixels = [name for name, each in shown.items() if each.numbers == "pixels"]
-    if len(networks) > 1 and len(pixels) == 1:
-        each = shown.pop(pixels[0])
-        shown[f"{each.numbers} ({each.width})"] = each
+    pixels = [each for probes in networks.values() for each in probes if each.numbers == "pixels"]
+    once = len(pixels) > 1 and all(each == pixels[0] for each in pixels)
+    shown = {
+        f"{name}: {each.numbers} ({each.width})": each
+        for name, probes in networks.items()
+        for each in probes
+        if not (once and each.numbers == "pixels")
+    }
+    if once:
+        shown[f"pixels ({pixels[0].width})"] = pixels[0]
     if not shown:
         raise InputError("there must be at least one probe to draw, got none")
     names = list(dict.fromkeys(factor for each in shown.values() for factor in each.r2))

@@ -88,10 +88,10 @@ def _is_measured(folder: Path, found: Mapping[str, Any] | None, measure: Measure
     """Whether as many images were measured as a row asks for, which are all of them where there are fewer."""
     if found is None:
         return False
-    if measure.kind == "latency":
+    if measure.kind in ("latency", "familiar"):  # of one image; of all that there are
         return True
     number = found["images" if measure.kind in _NUMBERS else "num_images"]
-    if number == measure.images or measure.kind == "familiar":
+    if number == measure.images:
         return True
     if measure.kind == "affnist":
         from torchcaps.datasets.sources.affnist import NUM_TEST

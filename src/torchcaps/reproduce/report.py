@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -164,12 +165,13 @@ class _Chapter:
         for file in figures:
             yield f"![{self.table.title}, {budget} budget: {file.stem.rpartition('-')[2]}]({IMAGES}/{file.name})"
         if run:
-            for group, members in _groups(run):
+            groups = _groups(run)
+            for group, members in groups:
                 if group:
                     yield f"#### {group}"
                 for columns in _tables(self.table, members, self.logs):
                     yield _grid(columns, members, self.logs)
-            details = [part for group, members in _groups(run) for part in self._costs(group, members)]
+            details = [part for group, members in groups for part in self._costs(group, members)]
             if any(_whole(self.logs[row.name]) for row in run):
                 details.append(_hardware({row.name: self.logs[row.name] for row in run}))
             counts = {row.name: self.logs[row.name][-1].seed + 1 - row.first_seed for row in run}
@@ -179,9 +181,8 @@ class _Chapter:
             details = [self._missing(missing)]
             if any(row.name in self.timings for row in missing):
                 details.append(self._times(budget, missing))
-            seeds = [len(row.seeds_of(budget)) for row in missing]
-            each = f"{_range(seeds)} seed{'s' * (max(seeds) > 1)} each"
-            yield _folded(f"Not run yet: {_plural(len(missing), 'row')}, {each}", details)
+            each = _seeds_of(budget, missing)
+            yield _folded(f"Not run yet: {_plural(len(missing), 'row')}, {each} each", details)
 
     def _costs(self, group: str, rows: Sequence[Row]) -> Iterator[str]:
         """The grid of what a group of rows costs."""
@@ -203,11 +204,10 @@ class _Chapter:
 
     def _times(self, budget: Budget, rows: Sequence[Row]) -> str:
         """What the times of rows that were not run mean, and their sum where all are known, of one machine."""
-        known = [self.timings[row.name] for row in rows if row.name in self.timings]
-        machines = dict.fromkeys(_machine(each.hardware, each.versions) for each in known)
-        counts = {row.name: len(row.seeds_of(budget)) for row in rows}
-        seeds = f"{_range(list(counts.values()))} seeds"
-        together = sum(counts[row.name] * self.timings[row.name].seconds for row in rows if row.name in self.timings)
+        known = [(row, self.timings[row.name]) for row in rows if row.name in self.timings]
+        machines = dict.fromkeys(_machine(each.hardware, each.versions) for _, each in known)
+        seeds = _seeds_of(budget, rows)
+        together = sum(len(row.seeds_of(budget)) * each.seconds for row, each in known)
         summed = len(known) == len(rows) and len(machines) == 1
         return (
             "Times of training that was not done are extrapolated from a timed step of each row, not measured, on "
@@ -219,6 +219,12 @@ class _Chapter:
 def _groups(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     """Rows by the grid in which they stand."""
     return [(group, [row for row in rows if row.group == group]) for group in dict.fromkeys(row.group for row in rows)]
+
+
+def _seeds_of(budget: Budget, rows: Sequence[Row]) -> str:
+    """How many seeds rows have in a budget, in words."""
+    counts = [len(row.seeds_of(budget)) for row in rows]
+    return f"{_range(counts)} seed{'s' * (max(counts) > 1)}"
 
 
 def _folded(summary: str, parts: Sequence[str]) -> str:
@@ -340,11 +346,12 @@ def _measure_columns(kind: MeasureKind, runs: Sequence[RunLog]) -> dict[str, _Co
             for source in sources
         }
     if kind == "familiar":
-        return {"error on familiar views": _measured(kind, lambda found: 100 * float(found["error"]), best=min)}
+        return {"error on familiar views": _measured(kind, lambda found: 100 * float(found["error"]), min)}
     if kind == "latency":
-        return {"one image, ms": _numbers(kind, "milliseconds", 2)}
+        return {"one image, ms": _measured(kind, itemgetter("milliseconds"), None, _mean)}
     if kind == "coupling":
-        return {"entropy of coupling": _numbers(kind, "entropy", 2), "dead capsules": _numbers(kind, "dead", 2)}
+        names = {"entropy of coupling": "entropy", "dead capsules": "dead"}
+        return {heading: _measured(kind, itemgetter(name), None, _mean) for heading, name in names.items()}
     from torchcaps.analysis.robustness import KINDS
 
     curves = [run.measures[kind] for run in runs if kind in run.measures]
@@ -397,22 +404,17 @@ def _difference(row: Row, runs: Sequence[RunLog], logs: Mapping[str, Sequence[Ru
     return f"{mean:+.2f} ({mean - half:+.2f} to {mean + half:+.2f})"
 
 
-def _numbers(kind: MeasureKind, name: str, digits: int) -> _Column:
-    """The mean of a number of a measure, of the runs that have it."""
-
-    def cell(runs: Sequence[RunLog]) -> str:
-        found = [float(run.measures[kind][name]) for run in runs if kind in run.measures]
-        return f"{statistics.mean(found):.{digits}f}" if found else _NOTHING
-
-    return _of_runs(cell)
-
-
-def _measured(kind: MeasureKind, number: Callable[[Mapping[str, Any]], float], best: Best = max) -> _Column:
-    """A number taken from a measure, of the runs that have it."""
+def _measured(
+    kind: MeasureKind,
+    number: Callable[[Mapping[str, Any]], float],
+    best: Best | None = max,
+    shown: Callable[[Sequence[float]], str] | None = None,
+) -> _Column:
+    """A number taken from a measure, of the runs that have it; as a percentage unless it is said how it is shown."""
 
     def cell(runs: Sequence[RunLog]) -> str:
         found = [number(run.measures[kind]) for run in runs if kind in run.measures]
-        return _percent(found) if found else _NOTHING
+        return (shown or _percent)(found) if found else _NOTHING
 
     return _of_runs(cell, best)
 
@@ -435,6 +437,10 @@ def _at(curve: Mapping[str, Any], strengths: Collection[float]) -> float:
 def _seeds(runs: Sequence[RunLog]) -> str:
     diverged = sum(run.diverged is not None for run in runs)
     return f"{len(runs)}, of which {diverged} diverged" if diverged else str(len(runs))
+
+
+def _mean(values: Sequence[float]) -> str:
+    return f"{statistics.mean(values):.2f}"
 
 
 def _percent(values: Sequence[float]) -> str:

@@ -1,7 +1,7 @@
 """(g) The field's routings side by side: one network in which only the head changes, and the published networks.
 
 The learning rate of each head is the best of :data:`SEARCHED` on the validation images, which the table ``zoo-search``
-tries: its logs say which one that is (tests/reproduce/test_zoo.py compares them with what stands here).
+tries: its logs say that it is :data:`LEARNING_RATE` for all (tests/reproduce/test_zoo.py compares them).
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torchcaps.reproduce.tables.recipes import FULL, NOT_TURNED, SMALL
 SEARCHED = (3e-4, 1e-3, 3e-3)
 #: Of the runs that choose among them; no run of the tables has it.
 SEARCH_SEED = 100
+#: The best one of every head, on views and on digits.
+LEARNING_RATE = 3e-3
 
-_STACK: dict[str, Any] = {
+#: 8 types of primary capsules, with activations, and a capsule of 16 components for each class.
+_CAPSULES: dict[str, Any] = {
     "backbone": "stack",
     "stack_channels": (32, 64, 64),
     "stack_kernels": (5, 3, 3),
     "stack_strides": (2, 2, 1),
     "stack_padding": 1,
     "stack_norm": "batch",
-}
-#: 8 types of primary capsules, with activations, and a capsule of 16 components for each class.
-_CAPSULES: dict[str, Any] = _STACK | {
     "primary_types": 8,
     "primary_dim": 16,
     "primary_kernel": 3,
@@ -55,48 +55,35 @@ class Head:
     """What it is, in a few words."""
     overrides: Mapping[str, Any]
     """What it changes: the pooling of a CNN, or the routing of a capsule network."""
-    learning_rates: Mapping[str, float]
-    """The best one of the search, by the images searched with; nothing stands for the middle one until it is done."""
 
     @property
-    def preset(self) -> str:
-        """The network that it is a head of: the one of capsules has all its fields overridden."""
-        return "cnn-pooled" if "pooling" in self.overrides else "compact"
+    def pools(self) -> bool:
+        """Whether it is that of a CNN, which has the primary capsules' convolution in its backbone."""
+        return "pooling" in self.overrides
 
-    def fields(self) -> dict[str, Any]:
-        """The fields of the network; that of a CNN has the primary capsules' convolution in its backbone."""
-        if "pooling" in self.overrides:
-            return {**self.overrides}
-        return _CAPSULES | {**self.overrides}
+    def row(self, recipe: Mapping[str, Any], learning_rate: float, **fields: Any) -> Row:
+        """A row of a network with this head: ``compact`` with all its fields overridden, or ``cnn-pooled``."""
+        network = self.overrides if self.pools else _CAPSULES | {**self.overrides}
+        overrides = {**network, **_RECIPE, **recipe, "learning_rate": learning_rate}
+        return Row(preset="cnn-pooled" if self.pools else "compact", overrides=overrides, **fields)
 
 
 #: By the names of their rows.
 HEADS: dict[str, Head] = {
-    "average-pooling": Head("average pooling", {"pooling": "average"}, {"views": 3e-3, "digits": 3e-3}),
-    "max-pooling": Head("max pooling", {"pooling": "max"}, {"views": 3e-3, "digits": 3e-3}),
-    "fully-connected": Head("fully connected", {"pooling": "none"}, {"views": 3e-3, "digits": 3e-3}),
-    "uniform": Head("uniform coupling", {"num_iterations": 1}, {"views": 3e-3, "digits": 3e-3}),
-    "dynamic": Head("dynamic routing, 3 iterations", {"num_iterations": 3}, {"views": 3e-3, "digits": 3e-3}),
-    "self": Head("self-routing", {"routing": "self"}, {"views": 3e-3, "digits": 3e-3}),
-    "self-attention": Head("self-attention routing", {"routing": "self-attention"}, {"views": 3e-3, "digits": 3e-3}),
+    "average-pooling": Head("average pooling", {"pooling": "average"}),
+    "max-pooling": Head("max pooling", {"pooling": "max"}),
+    "fully-connected": Head("fully connected", {"pooling": "none"}),
+    "uniform": Head("uniform coupling", {"num_iterations": 1}),
+    "dynamic": Head("dynamic routing, 3 iterations", {"num_iterations": 3}),
+    "self": Head("self-routing", {"routing": "self"}),
+    "self-attention": Head("self-attention routing", {"routing": "self-attention"}),
     "inverted-attention": Head(
         "inverted dot-product attention, 2 iterations",
         {"routing": {"name": "inverted-attention", "num_iterations": 2}},
-        {"views": 3e-3, "digits": 3e-3},
     ),
-    "em": Head(
-        "EM routing, 2 iterations", {"routing": {"name": "em", "num_iterations": 2}}, {"views": 3e-3, "digits": 3e-3}
-    ),
-    "vb": Head(
-        "variational Bayes routing, 3 iterations",
-        {"routing": {"name": "vb", "num_iterations": 3}},
-        {"views": 3e-3, "digits": 3e-3},
-    ),
-    "shared": Head(
-        "one matrix for each class, uniform coupling",
-        {"num_iterations": 1, "transform": "shared"},
-        {"views": 3e-3, "digits": 3e-3},
-    ),
+    "em": Head("EM routing, 2 iterations", {"routing": {"name": "em", "num_iterations": 2}}),
+    "vb": Head("variational Bayes routing, 3 iterations", {"routing": {"name": "vb", "num_iterations": 3}}),
+    "shared": Head("one matrix for each class, uniform coupling", {"num_iterations": 1, "transform": "shared"}),
 }
 
 
@@ -106,8 +93,6 @@ class _Images:
 
     heading: str
     data: str
-    searched: str
-    """Whose learning rates these rows have."""
     recipe: Mapping[str, Any]
     seeds: int | None
     budgets: tuple[Budget, ...]
@@ -120,22 +105,19 @@ _NORB = {"epochs": 25, "batch_size": 64, "max_shift": 4}
 _FAMILIAR = (Measure(kind="familiar"),)
 #: By what the names of their rows begin with.
 _GROUPS: dict[str, _Images] = {
-    "azimuth": _Images("viewpoints, novel azimuths", "viewpoints-azimuth", "views", _VIEWS, 5, SMALL, _FAMILIAR),
-    "elevation": _Images("viewpoints, novel elevations", "viewpoints-elevation", "views", _VIEWS, 5, SMALL, _FAMILIAR),
+    "azimuth": _Images("viewpoints, novel azimuths", "viewpoints-azimuth", _VIEWS, 5, SMALL, _FAMILIAR),
+    "elevation": _Images("viewpoints, novel elevations", "viewpoints-elevation", _VIEWS, 5, SMALL, _FAMILIAR),
     "affnist": _Images(
         "affNIST, trained on MNIST digits that were only moved",
         "mnist-40",
-        "digits",
         _DIGITS | {"max_shift": 6},
         None,
         SMALL,
         (Measure(kind="affnist", images=32_000),),
     ),
-    "mnist": _Images("MNIST", "mnist", "digits", _DIGITS, None, SMALL),
-    "norb-azimuth": _Images("smallNORB, novel azimuths", "smallnorb-azimuth", "views", _NORB, None, FULL, _FAMILIAR),
-    "norb-elevation": _Images(
-        "smallNORB, novel elevations", "smallnorb-elevation", "views", _NORB, None, FULL, _FAMILIAR
-    ),
+    "mnist": _Images("MNIST", "mnist", _DIGITS, None, SMALL),
+    "norb-azimuth": _Images("smallNORB, novel azimuths", "smallnorb-azimuth", _NORB, None, FULL, _FAMILIAR),
+    "norb-elevation": _Images("smallNORB, novel elevations", "smallnorb-elevation", _NORB, None, FULL, _FAMILIAR),
 }
 #: What the search is made with, by its name.
 _SEARCHES: dict[str, tuple[str, str, Mapping[str, Any]]] = {
@@ -148,15 +130,14 @@ def _heads() -> Iterator[Row]:
     for prefix, images in _GROUPS.items():
         for name, head in HEADS.items():
             measures = [*images.measures, Measure(kind="latency")]
-            if "pooling" not in head.overrides:
+            if not head.pools:
                 measures.append(Measure(kind="coupling", images=1000))
-            rate = head.learning_rates.get(images.searched, SEARCHED[1])
-            yield Row(
+            yield head.row(
+                images.recipe,
+                LEARNING_RATE,
                 name=f"{prefix}-{name}",
                 title=head.title,
-                preset=head.preset,
                 data=images.data,
-                overrides={**head.fields(), **_RECIPE, **images.recipe, "learning_rate": rate},
                 budgets=images.budgets,
                 seeds=images.seeds,
                 measures=tuple(measures),
@@ -198,12 +179,12 @@ def _searched() -> Iterator[Row]:
     for prefix, (heading, data, recipe) in _SEARCHES.items():
         for name, head in HEADS.items():
             for rate in SEARCHED:
-                yield Row(
+                yield head.row(
+                    {**recipe, "limit_test": 1},
+                    rate,
                     name=f"{prefix}-{name}-{rate * 1e4:.0f}",
                     title=f"{head.title}, learning rate {rate:g}",
-                    preset=head.preset,
                     data=data,
-                    overrides={**head.fields(), **_RECIPE, **recipe, "learning_rate": rate, "limit_test": 1},
                     budgets=SMALL,
                     seeds=1,
                     first_seed=SEARCH_SEED,
