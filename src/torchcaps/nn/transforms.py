@@ -21,6 +21,7 @@ from torchcaps.ops.contractions import agreement, build_votes, weighted_sum
 from torchcaps.ops.dynamic_routing import SoftmaxOver
 from torchcaps.ops.dynamic_routing.reference import compete
 from torchcaps.ops.precision import full_dtype, full_precision, in_full_precision
+from torchcaps.ops.votes import log_softmax_over_outputs
 
 WeightInit = Literal["balanced", "normal", "truncated-normal", "fan-in"]
 
@@ -68,7 +69,7 @@ class Votes(ABC):
 
     def log_compete(self, logits: Float[Tensor, "B I J"]) -> Float[Tensor, "B I J"]:
         """The logarithm of :meth:`compete` over the outputs, exact even of couplings too small for their precision."""
-        return logits.log_softmax(2) if self.rivals is None else self.rivals.log_compete(logits)
+        return log_softmax_over_outputs(logits) if self.rivals is None else self.rivals.log_compete(logits)
 
     def compete(
         self, logits: Float[Tensor, "B I J"], softmax_over: SoftmaxOver = "outputs", *, leaky: bool = False

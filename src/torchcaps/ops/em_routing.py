@@ -18,7 +18,7 @@ from torchcaps.ops.dynamic_routing.checks import check_iterations, check_votes
 from torchcaps.ops.dynamic_routing.reference import RoutingRound
 from torchcaps.ops.precision import full_precision, in_full_precision
 from torchcaps.ops.self_routing import above_zero
-from torchcaps.ops.votes import in_blocks
+from torchcaps.ops.votes import in_blocks, log_softmax_over_outputs
 
 LogCompete = Callable[[Tensor], Tensor]
 """From logits (B, I, J) to the logarithm of the coupling."""
@@ -291,11 +291,6 @@ def fit_as_the_code(
 # ---- what the algorithms of mixtures share
 
 
-def log_softmax_over_outputs(logits: Float[Tensor, "B I J"]) -> Float[Tensor, "B I J"]:
-    """The logarithm of the softmax over the output capsules."""
-    return logits.log_softmax(2)
-
-
 def share_out(
     log_coupling: Float[Tensor, "B I J"], activations: Float[Tensor, "B I"]
 ) -> tuple[Float[Tensor, "B I J"], Float[Tensor, "B J"]]:
@@ -314,7 +309,7 @@ def share_out(
 
 def weighted(shares: Float[Tensor, "B I J"], numbers: Float[Tensor, "B J D I"]) -> Float[Tensor, "B J D"]:
     """Σ_i shares_ij · numbers_ij, of numbers as :func:`by_output` lays them out."""
-    return (numbers @ shares.transpose(1, 2).unsqueeze(3)).squeeze(3)
+    return (shares.transpose(1, 2).unsqueeze(2) @ numbers.transpose(2, 3)).squeeze(2)
 
 
 def by_output(votes: Float[Tensor, "B I J D"]) -> Float[Tensor, "B J D I"]:

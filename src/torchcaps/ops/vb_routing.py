@@ -19,12 +19,11 @@ from torchcaps.ops.em_routing import (
     by_output,
     check_betas,
     distances,
-    log_softmax_over_outputs,
     share_out,
     weighted,
 )
 from torchcaps.ops.precision import full_precision, in_full_precision
-from torchcaps.ops.votes import in_blocks
+from torchcaps.ops.votes import in_blocks, log_softmax_over_outputs
 
 
 @overload

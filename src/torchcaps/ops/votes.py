@@ -53,6 +53,11 @@ class BuiltVotes:
         return logits.softmax(2)
 
 
+def log_softmax_over_outputs(logits: Float[Tensor, "B I J"]) -> Float[Tensor, "B I J"]:
+    """The logarithm of the softmax over the output capsules; in memory as (B, J, I), where torch computes it faster."""
+    return logits.transpose(1, 2).log_softmax(1).transpose(1, 2)
+
+
 Work = Callable[..., tuple[Tensor, ...]]
 """From tensors of some images, and tensors that all images share, to tensors of these images."""
 
