@@ -86,13 +86,17 @@ def test_chance_is_the_share_of_the_most_frequent_class_and_an_error_of_counting
 
 
 def test_the_warning_says_what_the_network_does() -> None:
-    one = warning_of_chance(judged([[0, 12, 0], [0, 12, 0], [0, 12, 0]]), Recipe(epochs=10, learning_rate=3e-3))
+    recipe = Recipe(epochs=10, learning_rate=3e-3)
+    one = warning_of_chance(judged([[0, 12, 0], [0, 12, 0], [0, 12, 0]]), recipe, "compact")
     assert one.startswith(
         'the network has learned nothing: it takes every validation image for "b", 33.3% right, which'
     )
     assert "--epochs 40" in one
     assert "--learning-rate (0.001)" in one
-    assert "it guesses, 50.0% right" in warning_of_chance(judged([[1, 1], [1, 1]]), Recipe())
+    assert "Try the network compact-shared" in one
+    other = warning_of_chance(judged([[1, 1], [1, 1]]), recipe, "compact-shared")
+    assert "it guesses, 50.0% right" in other
+    assert "Try more steps" in other
 
 
 def test_a_run_that_learned_nothing_says_so(bars: Path, tmp_path: Path) -> None:

@@ -462,7 +462,7 @@ class Trainer:
         validation = self.dataset.validation
         accuracy = self.state.best(self.recipe.select)["validation_accuracy"]
         if self.dataset.num_objects == 1 and accuracy <= chance(validation):
-            warning = warning_of_chance(self._evaluate(best_network, validation), self.recipe)
+            warning = warning_of_chance(self._evaluate(best_network, validation), self.recipe, self.config.preset)
         self.state.note_peak(peak_memory_mib(self.fabric.device))
         summary = summarise(
             self.config,

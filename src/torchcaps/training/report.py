@@ -109,21 +109,24 @@ def chance(images: ImageSet) -> float:
     return share + math.sqrt(share * (1 - share) / len(images))
 
 
-def warning_of_chance(judged: Evaluation, recipe: Recipe) -> str:
+def warning_of_chance(judged: Evaluation, recipe: Recipe, preset: str) -> str:
     """A sentence that a network is no better than chance on the validation images, and what to try.
 
     Args:
         judged: The network on the validation images.
         recipe: How it was trained.
+        preset: The preset of which it is.
     """
+    few = "compact-shared"
+    another = "" if preset == few else f"the network {few}, which learns from few images, "
     given = judged.confusion.sum(0)
     is_one = np.count_nonzero(given) == 1
     what = f'takes every validation image for "{judged.class_names[given.argmax()]}"' if is_one else "guesses"
     return (
         f"the network has learned nothing: it {what}, {judged.accuracy:.1%} right, which is no better than chance. Try "
-        f"the network compact-shared, which learns from few images, more steps (--epochs {4 * recipe.epochs}), a "
-        f"smaller --learning-rate ({recipe.learning_rate / 3:.1g}), or more and clearer images of each class; look at "
-        "them in the run's figures/samples.png"
+        f"{another}more steps (--epochs {4 * recipe.epochs}), a smaller --learning-rate "
+        f"({recipe.learning_rate / 3:.1g}), or more and clearer images of each class; look at them in the run's "
+        "figures/samples.png"
     )
 
 
