@@ -1,7 +1,7 @@
 // Tables of the documentation: a click on a heading sorts, and numbers are not broken across lines.
 (() => {
   const SECONDS = { h: 3600, min: 60, s: 1 };
-  const NUMBER = /^[-−]?\d/;
+  const NUMBER = /^[-−+]?\d/;
 
   // What a cell begins with: 1,072,444; 0.850 ± 0.075 %; 2 min 45 s. A dash, which stands for nothing, comes last.
   const number = (text) => {

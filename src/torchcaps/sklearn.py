@@ -65,8 +65,9 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         device: Where to compute, e.g. ``"cuda"``.
         precision: Of training: ``"32"`` is float32, ``"bf16"`` bfloat16 convolutions and dense layers, and ``"auto"``
             the second on CUDA GPUs of compute capability 8 or more, the first elsewhere. Scores are float32.
-        random_state: An int, a RandomState or None: of the weights, the order of images and their shifts. The same int
-            gives the same network; torch's own random generator of the CPU is left as it was.
+        random_state: An int, a RandomState or None, which decides the initial weights, the order of the images and how
+            they are shifted. The same int gives the same network; torch's own random generator of the CPU is left as
+            it was.
 
     Attributes:
         classes_: The labels, sorted.

@@ -25,6 +25,8 @@ def test_answers_beyond_the_bounds_are_unsure() -> None:
     )
     assert len(usual.doubts(0.1, 0.9)) == 2
     assert Calibration().doubts(0.3, None) == ("its score 0.30 is below 0.50",)
+    assert usual.doubts(0.9, None, 0.8) == ()
+    assert usual.doubts(0.9, None, 0.85) == ("another class has nearly the same score, 0.85 beside 0.90",)
 
 
 def test_distances_by_hand() -> None:

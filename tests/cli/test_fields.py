@@ -182,6 +182,9 @@ def test_what_is_not_given_is_fitted_to_images_of_ones_own(
         "learning_rate",
     )
     assert configured("compact", "--data", "mnist").fitted == ()
+    assert configured("compact", "--data", "mnist").recipe.fill == "zeros"
+    assert configured("compact", "--data", "folder:shapes").recipe.fill == "edge"
+    assert configured("compact", "--data", "folder:shapes", "--fill", "zeros").recipe.fill == "zeros"
     write_json(tmp_path / "config.json", make_config("compact", data="mnist").to_dict())
     assert configured("--config", tmp_path / "config.json", "--data", "folder:shapes").fitted == (), "a file says all"
 

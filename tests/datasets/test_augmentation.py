@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from torchcaps.datasets import Augmentation, BatchLoader, ImageSet, center_crop, fixed_pairs
-from torchcaps.datasets.affine import inverse_maps, sample
+from torchcaps.datasets.affine import inverse_maps, sample, windows
 from torchcaps.datasets.augmentation import Changes, recoloured, turned
 from torchcaps.errors import InputError
 
@@ -116,14 +116,42 @@ def test_contrast_is_about_the_mean_of_each_channel() -> None:
 def test_turned_without_a_turn_is_the_window(make_set: MakeSet) -> None:
     """The slow way agrees with the fast one exactly: shifts and crops of odd and even sizes."""
     images = make_set(8, (2, 9, 6))
-    for options in ({}, {"max_shift": 3}, {"crop": 4}, {"crop": 5, "max_shift": 2}, {"crop": 6, "max_shift": 5}):
+    for options in (
+        {},
+        {"max_shift": 3},
+        {"max_shift": 5, "fill": "edge"},
+        {"crop": 4},
+        {"crop": 5, "max_shift": 2},
+        {"crop": 6, "max_shift": 5},
+        {"crop": 6, "max_shift": 5, "fill": "edge"},
+    ):
         plain = Augmentation(**options)  # type: ignore[arg-type]
         loader = BatchLoader(images, 8, shuffle=True, augmentation=Augmentation(**options))  # type: ignore[arg-type]
         (batch,) = loader.batches(0)
         changes = dataclasses.replace(plain, max_scaling=1e-9).draw(images.in_shape, 8, (0, 0, 0))
         assert changes.linear is not None
-        slow = turned(images.images[loader.order(0)], changes, plain.max_shift, plain.window(images.in_shape))
+        window = plain.window(images.in_shape)
+        slow = turned(images.images[loader.order(0)], changes, plain.max_shift, window, plain.fill)
         assert torch.equal(slow / 255, batch.images)
+
+
+def test_what_comes_in_is_zero_or_the_nearest_pixel_of_the_edge() -> None:
+    image = torch.tensor([[[[1, 2], [3, 4]]]], dtype=torch.uint8)
+    corner = {fill: windows(image, 1, (2, 2), fill)[0, 0, 0, 0].tolist() for fill in ("zeros", "edge")}  # type: ignore[arg-type]
+    assert corner == {"zeros": [[0, 0], [0, 1]], "edge": [[1, 1], [1, 1]]}
+    still = torch.tensor([[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]])
+    wider = {fill: sample(image, still, (4, 4), fill)[0, 0].tolist() for fill in ("zeros", "edge")}  # type: ignore[arg-type]
+    assert wider["zeros"] == [[0, 0, 0, 0], [0, 1, 2, 0], [0, 3, 4, 0], [0, 0, 0, 0]]
+    assert wider["edge"] == [[1, 1, 2, 2], [1, 1, 2, 2], [3, 3, 4, 4], [3, 3, 4, 4]]
+
+
+def test_images_of_one_colour_stay_as_they_are_with_their_edge(make_set: MakeSet) -> None:
+    images = dataclasses.replace(make_set(8, (3, 9, 7)), images=torch.full((8, 3, 9, 7), 200, dtype=torch.uint8))
+    options = {"max_shift": 4, "max_rotation": 45.0, "max_scaling": 0.5}
+    for fill, changed in (("edge", False), ("zeros", True)):
+        augmentation = Augmentation(fill=fill, **options)  # type: ignore[arg-type]
+        (batch,) = BatchLoader(images, 8, shuffle=True, augmentation=augmentation).batches(0)
+        assert bool((batch.images < 200 / 255 - 1e-6).any()) == changed
 
 
 def test_images_are_turned_about_their_own_middle_before_they_are_moved_and_cropped(make_set: MakeSet) -> None:
@@ -246,6 +274,7 @@ def test_center_crop_by_hand() -> None:
         (True, {"brightness": float("nan")}, "brightness must be 0 to 1, got nan"),
         (True, {"contrast": 1.5}, "contrast must be 0 to 1, got 1.5"),
         (True, {"max_rotation": 181.0}, "max_rotation must be 0 to 180, got 181"),
+        (True, {"fill": "mean"}, 'fill must be "zeros" or "edge", got \'mean\''),
         (True, {"max_scaling": 1.0}, "max_scaling must be at least 0 and below 1, got 1.0"),
         (False, {"flip": True}, r"flip is True, but only training images \(shuffle=True\) are changed"),
         (False, {"max_rotation": 5.0}, "max_rotation is 5.0, but only training images"),

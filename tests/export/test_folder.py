@@ -68,14 +68,14 @@ def test_the_command_trains_it_again_anywhere(run: Run) -> None:
         run.config,
         data_dir="/home/me",
         checkpoint_minutes=1.0,
-        recipe=dataclasses.replace(run.config.recipe, flip=True, limit_train=None, learning_rate=1e-3),
+        recipe=dataclasses.replace(run.config.recipe, flip=True, fill="zeros", limit_train=None, learning_rate=1e-3),
         model=replace(run.config.model, {"num_iterations": 2, "decoder": False}),
     )
     command = training_record(dataclasses.replace(run, config=changed)).command
     assert command.startswith("torchcaps train sabour2017 --data npz:PATH --seed 0 --conv-channels 8 ")
     # the learning rate is the preset's, but would be fitted to so few images if it were not given
     options = "--primary-types 2", "--num-iterations 2", "--no-decoder", "--flip", "--validation-size 12"
-    for option in (*options, "--learning-rate 0.001"):
+    for option in (*options, "--learning-rate 0.001", "--fill zeros"):  # own images would have their edge
         assert f" {option}" in command
     for local in ("/", "cpu", "--checkpoint-minutes", "--precision"):
         assert local not in command.replace("bars", "")

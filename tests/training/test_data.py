@@ -172,7 +172,7 @@ def test_a_recipe_is_fitted_to_few_images(
     assert (config.recipe.batch_size, config.recipe.epochs) == (batch, epochs)
     assert config.recipe.learning_rate == pytest.approx(rate)
     assert config.fitted == ()
-    rest = {"batch_size": 1, "epochs": 1, "learning_rate": 1.0}
+    rest = {"batch_size": 1, "epochs": 1, "learning_rate": 1.0, "fill": "edge"}
     assert replace(config.recipe, rest) == replace(make_config("compact").recipe, rest)
 
 

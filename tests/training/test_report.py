@@ -87,16 +87,16 @@ def test_chance_is_the_share_of_the_most_frequent_class_and_an_error_of_counting
 
 def test_the_warning_says_what_the_network_does() -> None:
     recipe = Recipe(epochs=10, learning_rate=3e-3)
-    one = warning_of_chance(judged([[0, 12, 0], [0, 12, 0], [0, 12, 0]]), recipe, "compact")
+    one = warning_of_chance(judged([[0, 12, 0], [0, 12, 0], [0, 12, 0]]), recipe, "compact", 100)
     assert one.startswith(
         'the network has learned nothing: it takes every validation image for "b", 33.3% right, which'
     )
     assert "--epochs 40" in one
     assert "--learning-rate (0.001)" in one
     assert "Try the network compact-shared" in one
-    other = warning_of_chance(judged([[1, 1], [1, 1]]), recipe, "compact-shared")
+    other = warning_of_chance(judged([[1, 1], [1, 1]]), recipe, "compact-shared", 20)
     assert "it guesses, 50.0% right" in other
-    assert "Try more steps" in other
+    assert "Try more steps (--epochs 100)" in other  # 2,000 steps
 
 
 def test_a_run_that_learned_nothing_says_so(bars: Path, tmp_path: Path) -> None:
@@ -120,6 +120,7 @@ def test_a_recipe_that_is_fitted_to_few_images_is_said_and_written(bars: Path, t
     assert line.startswith(
         "Recipe: for 108 training images 334 epochs in batches of 16, 2,004 steps, to a learning rate of 0.00035, in"
     )
+    assert "With fewer than 50 training images of a class compact-shared learns better" in told.said
     written = read_config(out / "config.json")
     assert (written.recipe.epochs, written.recipe.batch_size, written.fitted) == (334, 16, ())
     assert LEAST_STEPS <= 6 * 334 < LEAST_STEPS + 6
@@ -141,7 +142,7 @@ def test_damaged_images_are_left_out_of_the_whole_run(tmp_path: Path) -> None:
     told, config = Told(stop=True), dataclasses.replace(config, skip_damaged=True)
     with pytest.raises(Interrupted):
         train(config, tmp_path / "run", progress=told)
-    (line,) = [line for line in told.said if line.startswith("Left out 2 damaged images: ")]
+    (line,) = [line for line in told.said if line.startswith("Left out 2 damaged images:")]
     assert [str(file) in line for file in bad] == [True, True]
     bad[1].unlink()
     summary = resume(tmp_path / "run", progress=Silence(), figures=False)

@@ -13,6 +13,8 @@ from torchcaps.files import COUNT, NUMBER, OBJECT, check_keys
 
 USUAL = 0.99
 """The share of validation images that a calibration calls usual."""
+NEAR = 0.9
+"""Another class is nearly as likely if its score is at least this share of the score of the class that was given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +46,20 @@ class Calibration:
         check_keys(value, {"score": NUMBER, "distance": NUMBER, "images": COUNT}, "a calibration")
         return cls(**value)
 
-    def doubts(self, score: float, distance: float | None) -> tuple[str, ...]:
+    def doubts(self, score: float, distance: float | None, runner_up: float | None = None) -> tuple[str, ...]:
         """Why an answer is unsure, each reason in words; empty where it is not.
 
         Args:
             score: Of the class that was given; of several objects, of the last of them.
             distance: Of the reconstruction from the image; None for a network without decoder.
+            runner_up: The highest score of the classes that were not given; None where there is no other class.
         """
         usual = f", the bound of {100 * USUAL:.0f} % of the validation images" if self.images else ""
         reasons = []
         if score < self.score:
             reasons.append(f"its score {score:.2f} is below {self.score:.2f}{usual}")
+        if runner_up is not None and runner_up >= NEAR * score:
+            reasons.append(f"another class has nearly the same score, {runner_up:.2f} beside {score:.2f}")
         if distance is not None and distance > self.distance:
             unlike = "unlike anything it was trained on: " if self.images else ""
             reasons.append(f"{unlike}its reconstruction is off by {distance:.2f}, more than {self.distance:.2f}{usual}")

@@ -102,7 +102,8 @@ def predict(
     for n, (file, chosen, row) in enumerate(zip(image_files, highest.tolist(), scores.tolist(), strict=True)):
         given, lengths = [names[j] for j in chosen], dict(zip(names, row, strict=True))
         changes = prepared[n].changes
-        doubts = usual.doubts(row[chosen[-1]], None if off is None else float(off[n]))
+        others = [score for j, score in enumerate(row) if j not in chosen]
+        doubts = usual.doubts(row[chosen[-1]], None if off is None else float(off[n]), max(others, default=None))
         if NOTHING in changes:
             doubts = (NOTHING, *doubts)
         found = {"classes": given} if len(given) > 1 else {"class": given[0]}

@@ -10,6 +10,7 @@ import click
 
 from torchcaps.cli.base import Decorator, compose
 from torchcaps.cli.fields import whole_numbers
+from torchcaps.cli.output import say
 from torchcaps.errors import InputError
 from torchcaps.files import check_path
 from torchcaps.ranges import INDEX
@@ -73,7 +74,10 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 data_dir_option = click.option("--data-dir", metavar="DIR", help="Folder that holds the data set's files.")
 dataset_options = compose(
     click.option(
-        "--data", metavar="NAME", help="Other images: a data set, folder:PATH or npz:PATH.  [default: the run's]"
+        "--data",
+        metavar="NAME",
+        help="Other images: a data set, folder:PATH or npz:PATH.  [default: the run's; digits for the network that "
+        "comes with torchcaps]",
     ),
     data_dir_option,
 )
@@ -201,6 +205,12 @@ def open_images(run: Run, data: str | None, data_dir: str | None, split: Split) 
     Of training images that are made as they are asked for, these are always the same ones.
     """
     dataset = run.dataset(images_for(run, data), data_dir)
+    if data is None and run.config is None:
+        say(
+            f"The network that comes with torchcaps was trained on MNIST; {dataset.name} is another data set, which "
+            "is here without a download. --data mnist takes MNIST's.",
+            err=True,
+        )
     images = {"test": dataset.test, "validation": dataset.validation, "train": dataset.train}[split]
     return images.preview(len(images)), dataset, f"{split} images of {dataset.name}"
 

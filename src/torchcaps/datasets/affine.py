@@ -8,6 +8,8 @@ device, and a map that only moves pixels does not change them.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Float32, Int32, Int64, UInt8
@@ -18,20 +20,36 @@ FARTHEST = 8000
 
 _MAP_BITS = 16  # maps are rounded to 2^-16
 _PLACE_BITS = 8  # images are read at multiples of 2^-8 pixels
-_BORDER = 2  # zeros around an image: one to blend with at its edge, one for all that is farther away
+_BORDER = 2  # pixels around an image: one to blend with at its edge, one for all that is farther away
+
+Fill = Literal["zeros", "edge"]
+"""What lies around an image: zeros, or everywhere the nearest pixel of its edge."""
 
 
-def windows(images: UInt8[Tensor, "N C H W"], margin: int, size: tuple[int, int]) -> UInt8[Tensor, "N C y x h w"]:
-    """All windows of ``size`` onto images with ``margin`` pixels of zeros around each.
+def _framed(images: UInt8[Tensor, "N C H W"], margin: int, fill: Fill) -> UInt8[Tensor, "N C Y X"]:
+    """Images with so many pixels around each."""
+    if fill == "zeros" or margin == 0:
+        return F.pad(images, (margin,) * 4) if margin else images
+    row, column = (
+        torch.arange(-margin, length + margin, device=images.device).clamp_(0, length - 1)
+        for length in images.shape[2:]
+    )
+    return images[:, :, row[:, None], column]
+
+
+def windows(
+    images: UInt8[Tensor, "N C H W"], margin: int, size: tuple[int, int], fill: Fill = "zeros"
+) -> UInt8[Tensor, "N C y x h w"]:
+    """All windows of ``size`` onto images with ``margin`` pixels around each, as ``fill`` says.
 
     Window [..., y, x, :, :] begins at row y - margin and column x - margin of the image; if ``size`` is the image's
     own, it shows the image moved by margin - y down and margin - x to the right.
 
     Returns:
-        A view (N, C, H + 2·margin - h + 1, W + 2·margin - w + 1, h, w) of the images, or of a copy with the zeros.
+        A view (N, C, H + 2·margin - h + 1, W + 2·margin - w + 1, h, w) of the images, or of a copy with these
+        pixels.
     """
-    padded = F.pad(images, (margin,) * 4) if margin else images
-    return padded.unfold(2, size[0], 1).unfold(3, size[1], 1)
+    return _framed(images, margin, fill).unfold(2, size[0], 1).unfold(3, size[1], 1)
 
 
 def look_through(
@@ -71,15 +89,16 @@ def inverse_maps(linear: Float[Tensor, "B 2 2"], shift: Float[Tensor, "B 2"]) ->
 
 
 def sample(
-    images: UInt8[Tensor, "B C H W"], maps: Float[Tensor, "B 2 3"], size: tuple[int, int]
+    images: UInt8[Tensor, "B C H W"], maps: Float[Tensor, "B 2 3"], size: tuple[int, int], fill: Fill = "zeros"
 ) -> Float32[Tensor, "B C h w"]:
-    """Read images at other places: output(x, y) = image(map·(x, y, 1)), bilinear, zeros outside of the image.
+    """Read images at other places: output(x, y) = image(map·(x, y, 1)), bilinear.
 
     Args:
         images: The images to read.
         maps: For each image the map from places of the output to places of the image, both counted from the centre; on
             the CPU. No place may be farther than `FARTHEST` from the centre.
         size: Height and width of the output, pixels.
+        fill: What lies outside of the image.
 
     Returns:
         Values of 0..255, whole multiples of 1/65,536, the same on every device.
@@ -87,7 +106,7 @@ def sample(
     batch, channels, height, width = images.shape
     rounded = (maps.double() * 2**_MAP_BITS).round().to(torch.int32)
     x, y = _places(rounded.to(images.device, non_blocking=True), (height, width), size)
-    padded = F.pad(images, (_BORDER,) * 4).float().flatten(2)
+    padded = _framed(images, _BORDER, fill).float().flatten(2)
     row = width + 2 * _BORDER
     corner = _pixel(y, height) * row + _pixel(x, width)
     index = corner.flatten(1).long()[:, None].expand(batch, channels, -1)

@@ -10,13 +10,13 @@ import dataclasses
 import math
 import typing
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from jaxtyping import Float, Float32, Int64, UInt8
 from torch import Tensor
 
-from torchcaps.datasets.affine import FARTHEST, inverse_maps, linear_maps, sample
+from torchcaps.datasets.affine import FARTHEST, Fill, inverse_maps, linear_maps, sample
 from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.rng import BRIGHTNESS, CONTRAST, CROPS, FLIPS, ROTATIONS, SCALINGS, SHIFTS, Key, stream_of
 from torchcaps.errors import InputError
@@ -51,7 +51,7 @@ class Augmentation:
 
     Args:
         max_shift: Largest shift in pixels; each image's shifts down and to the right are uniform in
-            -max_shift..max_shift, zeros moving in.
+            -max_shift..max_shift.
         crop: Side in pixels of the squares to cut out of the images, at a random place for training, else in the
             middle (of two middles the upper left one); None for whole images.
         flip: Whether to mirror an image left to right, with probability 1/2.
@@ -61,7 +61,9 @@ class Augmentation:
             multiplied by a factor uniform in 1 ± that, one an image, and the result clipped to 0..1.
         max_rotation: Largest angle that an image is turned by, degrees; the angle is uniform in ± that.
         max_scaling: Largest change of size; the factor is uniform in 1 ± that. Turned and scaled images are
-            interpolated bilinearly, with zeros outside of the image.
+            interpolated bilinearly.
+        fill: What comes in from outside of an image that is moved, turned or scaled: ``"zeros"``, or the nearest pixel
+            of its ``"edge"``.
 
     Raises:
         InputError: A number is out of the range in its field's type.
@@ -74,8 +76,11 @@ class Augmentation:
     contrast: Share = 0.0
     max_rotation: Degrees = 0.0
     max_scaling: ShareBelowOne = 0.0
+    fill: Fill = "zeros"
 
     def __post_init__(self) -> None:
+        if self.fill not in get_args(Fill):
+            raise InputError(f'fill must be "zeros" or "edge", got {self.fill!r}')
         for name, hint in typing.get_type_hints(type(self), include_extras=True).items():
             for allowed in ranges_in(hint):
                 allowed.check(name, getattr(self, name))
@@ -105,7 +110,7 @@ class Augmentation:
     @property
     def training_only(self) -> list[str]:
         """The names of the changes in use that only training images may have."""
-        names = (field.name for field in dataclasses.fields(self) if field.name != "crop")
+        names = (field.name for field in dataclasses.fields(self) if field.name not in ("crop", "fill"))
         return [name for name in names if getattr(self, name)]
 
     @property
@@ -153,14 +158,14 @@ class Augmentation:
 
 
 def turned(
-    images: UInt8[Tensor, "B C H W"], changes: Changes, max_shift: int, size: tuple[int, int]
+    images: UInt8[Tensor, "B C H W"], changes: Changes, max_shift: int, size: tuple[int, int], fill: Fill = "zeros"
 ) -> Float32[Tensor, "B C h w"]:
     """Turn and scale images about their centres and cut out their windows; pixels of 0..255."""
     assert changes.linear is not None
     lengths = torch.tensor(images.shape[2:])
     # from the centre of the image to that of the window, (down, right), turned round to (x, y)
     offset = (changes.corners - max_shift).double() + (torch.tensor(size) - lengths) / 2
-    return sample(images, inverse_maps(changes.linear, -offset.flip(1)), size)
+    return sample(images, inverse_maps(changes.linear, -offset.flip(1)), size, fill)
 
 
 def mirrored(pixels: Float32[Tensor, "B C H W"], changes: Changes) -> Float32[Tensor, "B C H W"]:

@@ -173,14 +173,15 @@ class BatchLoader:
 
     def _prepared(self, layers: Tensor) -> Tensor:
         """The tensor that batches are gathered from: the layers where they are turned, else all windows onto them."""
-        augmentation = self.augmentation
-        return layers if augmentation.turns else windows(layers, augmentation.max_shift, self.in_shape[1:])
+        changes = self.augmentation
+        return layers if changes.turns else windows(layers, changes.max_shift, self.in_shape[1:], changes.fill)
 
     def _batch(self, layers: Tensor, index: Tensor, labels: Tensor, changes: Changes) -> Batch:
         if changes.linear is None:
             pixels = look_through(layers, index, changes.corners.to(self.device, non_blocking=True)).to(torch.float32)
         else:
-            pixels = turned(layers[index], changes, self.augmentation.max_shift, self.in_shape[1:])
+            augmentation = self.augmentation
+            pixels = turned(layers[index], changes, augmentation.max_shift, self.in_shape[1:], augmentation.fill)
         pixels = recoloured(mirrored(pixels, changes), changes)
         channels = self._whole_shape[0]
         if pixels.shape[1] == channels:

@@ -174,7 +174,8 @@ class Explorer:
             )
         present = tuple(longest(scores, self.num_objects).tolist())
         off = None if drawn is None else float(distances(pixels[None].astype(np.float32) / 255, drawn)[0])
-        doubts = self.calibration.doubts(float(scores[present[-1]]), off)
+        others = [float(score) for j, score in enumerate(scores) if j not in present]
+        doubts = self.calibration.doubts(float(scores[present[-1]]), off, max(others, default=None))
         return View(scores.numpy(), present, doubts, capsules, routing)
 
     def decode(self, classes: Sequence[int], poses: Float[np.ndarray, "P D"]) -> Float[np.ndarray, "P C H W"]:

@@ -165,7 +165,7 @@ def _command(config: TrainConfig, info: DatasetInfo) -> str:
     for name, value in flat(config).items():
         if name == "init_from" and value is not None and not is_public(value):
             value = "RUN"
-        by_itself = value == usual.get(name) and (name not in FITTED or ":" not in config.data)
+        by_itself = value == usual.get(name) and (name not in (*FITTED, "fill") or ":" not in config.data)
         if name not in ("preset", "model", "data", "precision", *MAY_DIFFER) and not by_itself:
             words += _option(name, value)
     return " ".join(words)

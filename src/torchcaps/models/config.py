@@ -941,7 +941,7 @@ class Recipe(Described):
     min_learning_rate: Factor = 0.0
     """The decaying schedules stop here."""
     max_shift: Annotated[int, Range(0, 4096)] = 0
-    """Training images are shifted by at most this many pixels in each direction; zeros come in."""
+    """Training images are shifted by at most this many pixels in each direction."""
     crop: Pixels | None = None
     """Squares of this many pixels are cut out of the images: at random places in training, else at the centre; whole
     images if none is given."""
@@ -956,6 +956,9 @@ class Recipe(Described):
     """Training images are rotated by at most this many degrees in either direction."""
     max_scaling: ShareBelowOne = 0.0
     """Training images are scaled by a factor between 1 − this and 1 + this."""
+    fill: Literal["zeros", "edge"] = "zeros"
+    """What comes in from outside of a training image that is shifted, rotated or scaled: zeros, or the nearest pixel of
+    its edge. One's own images (folder:PATH, npz:PATH) have their edge, unless another is chosen."""
     select: Literal["accuracy", "loss"] = "accuracy"
     """What chooses the best epoch on the validation images (the loss breaks ties of the accuracy)."""
     validation_size: Count | None = None

@@ -106,7 +106,8 @@ def make_config(preset: str = "sabour2017", **overrides: Any) -> TrainConfig:
     """The configuration of a run from a preset and any fields that differ from it.
 
     Of one's own images (``folder:PATH``, ``npz:PATH``) there may be few: when the run begins, the epochs, the batch
-    size and the learning rate are fitted to their number, unless they are given.
+    size and the learning rate are fitted to their number, unless they are given. Their ground need not be black, so
+    that they are shifted and turned with ``fill="edge"``, unless it is given.
 
     Args:
         preset: A name from :func:`torchcaps.list_presets`.
@@ -123,9 +124,10 @@ def make_config(preset: str = "sabour2017", **overrides: Any) -> TrainConfig:
     """
     base = get_preset(preset)
     config = override(TrainConfig(preset=preset, model=base.model, recipe=base.recipe), overrides)
-    if ":" not in config.data or "fitted" in overrides:  # a named data set, for which recipes were made
+    if ":" not in config.data:  # a named data set, for which recipes were made
         return config
-    return dataclasses.replace(config, fitted=tuple(name for name in FITTED if name not in overrides))
+    own = {"fitted": tuple(name for name in FITTED if name not in overrides), "fill": "edge"}
+    return override(config, {name: value for name, value in own.items() if name not in overrides})
 
 
 def override(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:

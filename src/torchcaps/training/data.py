@@ -26,6 +26,8 @@ from torchcaps.training.config import TrainConfig
 
 #: A recipe for few images: batches of at least so many images, epochs of so many steps, runs of so many steps.
 LEAST_BATCH, STEPS_AN_EPOCH, LEAST_STEPS = 16, 16, 2_000
+#: With fewer training images of a class than this, this preset learns better than others.
+FEW, FOR_FEW = 50, "compact-shared"
 
 
 def load_run_data(config: TrainConfig) -> Dataset:

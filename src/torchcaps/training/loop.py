@@ -29,7 +29,7 @@ from torchcaps.models.fields import flat
 from torchcaps.models.pretrained import CONFIG, load_weights
 from torchcaps.training.checkpoint import CHECKPOINT, ProgressState, check_fits, read_checkpoint, write_checkpoint
 from torchcaps.training.config import ELSEWHERE, TrainConfig, override, read_config
-from torchcaps.training.data import as_seen, fingerprint, fit_recipe, load_run_data, training_loader
+from torchcaps.training.data import FEW, FOR_FEW, as_seen, fingerprint, fit_recipe, load_run_data, training_loader
 from torchcaps.training.environment import (
     PRECISION_WORDS,
     emulation_warning,
@@ -183,9 +183,11 @@ def _prepare(config: TrainConfig, progress: Progress | None, *, begin: bool) -> 
     trainer = Trainer(fabric, config, whole, marks, network, shown)
     if config.recipe != asked:
         trainer.progress.message(_fitted(asked, config.recipe, len(whole.train)))
+        if len(whole.train) < FEW * whole.num_classes and config.preset != FOR_FEW:
+            trainer.progress.message(f"With fewer than {FEW} training images of a class {FOR_FEW} learns better")
     if whole.skipped:
-        named = "; ".join([*whole.skipped[:MOST_NAMED], *["…"] * (len(whole.skipped) > MOST_NAMED)])
-        trainer.progress.message(f"Left out {len(whole.skipped)} damaged images: {named}")
+        named = [*whole.skipped[:MOST_NAMED], *["…"] * (len(whole.skipped) > MOST_NAMED)]
+        trainer.progress.message("\n  ".join([f"Left out {len(whole.skipped)} damaged images:", *named]))
     if warning is not None and fabric.device.type == "cpu":
         trainer.progress.message(f"Warning: {warning}")
     return trainer
@@ -195,9 +197,10 @@ def _fitted(asked: Recipe, recipe: Recipe, images: int) -> str:
     """A line that says how a recipe was fitted to few images."""
     steps = recipe.epochs * (images // recipe.batch_size)
     return (
-        f"Recipe: for {images:,} training images {recipe.epochs} epochs in batches of {recipe.batch_size}, {steps:,} "
-        f"steps, to a learning rate of {recipe.learning_rate:.2g}, in place of {asked.epochs} in batches of "
-        f"{asked.batch_size} to {asked.learning_rate:.2g}; --epochs, --batch-size and --learning-rate choose others"
+        f"Recipe: for {images:,} training images {recipe.epochs} epoch{'s' * (recipe.epochs != 1)} in batches of "
+        f"{recipe.batch_size}, {steps:,} steps, to a learning rate of {recipe.learning_rate:.2g}, in place of "
+        f"{asked.epochs} in batches of {asked.batch_size} to {asked.learning_rate:.2g}; --epochs, "
+        "--batch-size and --learning-rate choose others"
     )
 
 
@@ -462,7 +465,8 @@ class Trainer:
         validation = self.dataset.validation
         accuracy = self.state.best(self.recipe.select)["validation_accuracy"]
         if self.dataset.num_objects == 1 and accuracy <= chance(validation):
-            warning = warning_of_chance(self._evaluate(best_network, validation), self.recipe, self.config.preset)
+            judged = self._evaluate(best_network, validation)
+            warning = warning_of_chance(judged, self.recipe, self.config.preset, len(self.loader))
         self.state.note_peak(peak_memory_mib(self.fabric.device))
         summary = summarise(
             self.config,

@@ -33,6 +33,7 @@ from torchcaps.files import remove_temporaries
 from torchcaps.models import Network, Recipe
 from torchcaps.training.checkpoint import ProgressState
 from torchcaps.training.config import TrainConfig
+from torchcaps.training.data import FOR_FEW, LEAST_STEPS
 from torchcaps.training.environment import hardware, versions
 from torchcaps.training.run import FIGURES
 
@@ -109,24 +110,24 @@ def chance(images: ImageSet) -> float:
     return share + math.sqrt(share * (1 - share) / len(images))
 
 
-def warning_of_chance(judged: Evaluation, recipe: Recipe, preset: str) -> str:
+def warning_of_chance(judged: Evaluation, recipe: Recipe, preset: str, steps: int) -> str:
     """A sentence that a network is no better than chance on the validation images, and what to try.
 
     Args:
         judged: The network on the validation images.
         recipe: How it was trained.
         preset: The preset of which it is.
+        steps: Steps an epoch.
     """
-    few = "compact-shared"
-    another = "" if preset == few else f"the network {few}, which learns from few images, "
+    another = "" if preset == FOR_FEW else f"the network {FOR_FEW}, which learns from few images, "
+    epochs = max(4 * recipe.epochs, math.ceil(LEAST_STEPS / steps))
     given = judged.confusion.sum(0)
     is_one = np.count_nonzero(given) == 1
     what = f'takes every validation image for "{judged.class_names[given.argmax()]}"' if is_one else "guesses"
     return (
         f"the network has learned nothing: it {what}, {judged.accuracy:.1%} right, which is no better than chance. Try "
-        f"{another}more steps (--epochs {4 * recipe.epochs}), a smaller --learning-rate "
-        f"({recipe.learning_rate / 3:.1g}), or more and clearer images of each class; look at them in the run's "
-        "figures/samples.png"
+        f"{another}more steps (--epochs {epochs}), a smaller --learning-rate ({recipe.learning_rate / 3:.1g}), or "
+        "more and clearer images of each class"
     )
 
 

@@ -176,15 +176,13 @@ def _read(
 
 
 def _listed(damaged: list[str], number: int) -> str:
-    """What is wrong with images, in one sentence."""
+    """What is wrong with images: a sentence, and where there are several, a list of them."""
     if len(damaged) == 1:
         return f"{damaged[0]} (mend or remove it, or leave it out by train --skip-damaged)"
     others = len(damaged) - _MOST_NAMED
     more = [f"and {others} more"] if others > 0 else []
-    return (
-        f"{len(damaged)} of {number} images cannot be taken; mend or remove them, or leave them out by train "
-        f"--skip-damaged: {'; '.join([*damaged[:_MOST_NAMED], *more])}"
-    )
+    first = f"{len(damaged)} of {number} images cannot be taken; mend or remove them, or leave them out by train "
+    return "\n  ".join([f"{first}--skip-damaged:", *damaged[:_MOST_NAMED], *more])
 
 
 def _sets(
