@@ -294,8 +294,9 @@ register_preset(
         name="compact-shared",
         description=(
             "A small network of our own that learns from few images: four 3×3 convolutions with batch normalisation, "
-            "one matrix for each class, which all its input capsules share (as in aff-capsnet), uniform coupling, and "
-            "cross-entropy of the lengths times a learned scale."
+            "one matrix for each class, which all its input capsules share (as in aff-capsnet), uniform coupling, "
+            "cross-entropy of the lengths times a learned scale, and a reconstruction that counts for as much, so that "
+            "it has the colours of the image."
         ),
         source="torchcaps: a small network for images of one's own, chosen by experiment",
         model=capsnet(
@@ -314,6 +315,8 @@ register_preset(
             weight_init="balanced",
             num_iterations=1,
             decoder_hidden=(256, 512),
+            reconstruction_over_pixels="mean",
+            reconstruction_weight=60.0,
             classification_loss="score-cross-entropy",
             score_scale=10.0,
             learn_score_scale=True,
