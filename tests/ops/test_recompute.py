@@ -439,3 +439,11 @@ def test_threads_do_not_disturb_each_other() -> None:
         assert len(found[n]) == 20
         for got in found[n]:
             assert_same(got, wanted[n])
+
+
+@pytest.mark.parametrize("over_inputs", [True, False])
+def test_shapes_alone_are_not_cut(over_inputs: bool) -> None:
+    """On the meta device there is nothing to keep in the caches, and a large layer has very many blocks."""
+    poses, weight = torch.empty(2, 8, 2**20, device="meta"), torch.empty(10, 16, 8, 2**20, device="meta")
+    cut = layer.Blocks.of(poses, weight, over_inputs)
+    assert (len(list(cut)), cut.batches) == (1, [slice(0, 2)])

@@ -104,6 +104,8 @@ POSITION: dict[str, Any] = {
     "sums": [
         None,
         1,
+        torch.zeros(3),
+        torch.zeros(()),
         {"loss": 1.0},
         {**dict.fromkeys(SUMS, 1.0), "loss": "1"},
         {**dict.fromkeys(SUMS, 1.0), "loss": torch.zeros(2)},
@@ -145,6 +147,7 @@ CASES: dict[str, Change] = {
     "row with a column more": put("progress", "history", 1, "more", value=1.0),
     "row with a number beyond floats": put("progress", "history", 1, "seconds", value=10**400),
     "row of another epoch": put("progress", "history", 1, "epoch", value=7),
+    "row of an epoch in a tensor": put("progress", "history", 1, "epoch", value=torch.zeros(2)),
     **{f"{place}: {name}": change for name, make in TENSORS.items() for place, change in of_tensor(make).items()},
     **{
         f"{name} = {value!r}": put("progress", name, value=value)

@@ -74,6 +74,8 @@ def test_a_folder_that_a_run_is_in_takes_no_other(holder: subprocess.Popen[str],
         r"it since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d; wait for its end, or stop it",
         str(caught.value),
     )
+    with pytest.raises(InputError, match=f"is in use: process {holder.pid} on"):
+        train(tiny_config(bars), out, progress=Silence(), figures=False)
     assert contents(out) == before
     load_run(out)  # readers need not wait
     holder.kill()  # the lock ends with its holder

@@ -213,5 +213,6 @@ def memory(context: click.Context, /, preset: str | None, config_file: Path | No
         facts.append(("Processes", f"{devices} on this machine, {devices * estimate.total:,.0f} MiB together"))
     if available is not None:
         most = largest_batch(config, *shape, available)
-        facts += [("There is", f"{available:,.0f} MiB"), ("Largest batch", f"about {count(most)} images{shared}")]
+        largest = f"about {count(most)} images{shared}" if most else "no batch fits"
+        facts += [("There is", f"{available:,.0f} MiB"), ("Largest batch", largest)]
     print_pairs(facts)

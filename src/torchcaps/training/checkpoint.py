@@ -212,7 +212,10 @@ class ProgressState:
             InputError: The values are not those of a run's progress.
         """
         try:
-            state = cls(**{**values, "sums": {name: values["sums"][name] for name in SUMS}})
+            sums = values["sums"]
+            if not isinstance(sums, Mapping):
+                raise TypeError("its sums have no names")
+            state = cls(**{**values, "sums": {name: sums[name] for name in SUMS}})
         except (TypeError, KeyError) as error:
             raise InputError(f"the run's checkpoint is not of this version of torchcaps: {error}") from None
         for name, fits in _FITS.items():
@@ -256,9 +259,9 @@ class ProgressState:
 
 def _is_row(row: object, epoch: int) -> bool:
     """Whether this is the row of an epoch, counted from 1."""
-    if not isinstance(row, Mapping) or row.keys() != COLUMNS.keys() or row["epoch"] != epoch:
+    if not isinstance(row, Mapping) or row.keys() != COLUMNS.keys():
         return False
-    return all(kind.fits(row[name]) for name, kind in COLUMNS.items())
+    return all(kind.fits(row[name]) for name, kind in COLUMNS.items()) and row["epoch"] == epoch
 
 
 def _are_rows(history: object) -> bool:

@@ -115,6 +115,14 @@ def taken_for_all(fabric: Fabric, folder: AbstractContextManager[Path]) -> Itera
         yield taken
 
 
+def check_free(out: Path) -> None:
+    """Raise InputError if another process has locked a folder, or there is a run in it."""
+    if (out / LOCK).exists():
+        with sole_use(out):  # what a killed process left is removed
+            pass
+    check_new(out)
+
+
 def check_new(out: Path) -> None:
     """Raise InputError if there is a run in a folder."""
     if (out / CONFIG).exists() or (out / CHECKPOINT).exists():

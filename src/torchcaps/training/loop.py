@@ -37,7 +37,7 @@ from torchcaps.training.environment import (
     resolve_precision,
     source_commit,
 )
-from torchcaps.training.folder import check_new, new_folder, sole_use, taken_for_all
+from torchcaps.training.folder import check_free, new_folder, sole_use, taken_for_all
 from torchcaps.training.launch import check_processes, launch
 from torchcaps.training.memory import memory_warning
 from torchcaps.training.progress import Events, Progress, choose_progress
@@ -113,7 +113,7 @@ def train(
         Interrupted: Ctrl-C or SIGTERM; the checkpoint is written.
     """
     if out is not None:
-        check_new(Path(out))
+        check_free(Path(out))
     trainer = _prepare(config, progress, begin=True)
     with taken_for_all(trainer.fabric, new_folder(config, out)) as folder:
         return trainer.run(folder, figures=figures, command=command)

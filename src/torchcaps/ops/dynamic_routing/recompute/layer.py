@@ -45,6 +45,8 @@ class Blocks:
     def of(cls, u: Float[Tensor, "B K I"], W: Float[Tensor, "J D K I"], over_inputs: bool) -> Blocks:
         """Cut so that a block's buffers fit the working memory and the capsules that compete stay together."""
         B, I, (J, D, K) = u.shape[0], u.shape[2], W.shape[:3]
+        if u.is_meta:  # which has shapes and no numbers
+            return cls(slices(J, J), slices(I, I), slices(B, max(B, 1)))
         budget = int(min(BLOCK, get_working_memory()) * MIB) // u.element_size()
         matrix = D * K  # numbers of an input and output: W, and as many of grad_W
         link = 3 * K + 3  # numbers of an image, input and output: VW, gsW, coupled; agreement, coupling, spare
