@@ -570,7 +570,11 @@ def test_two_networks_side_by_side(open_page: Callable[..., Page], address: str)
             page.get_by_role("radio", name=second.name).check()
             settle(page)
             if second is cnn:
-                assert "Capsules cannot be decoded" in page.locator(".components").inner_text()
+                said_why = page.locator(".components").inner_text()
+                assert "Capsules cannot be decoded" in said_why
+                assert "presets" not in said_why, "advice for the command line"
+                assert page.locator(".source").inner_text() == ""
+                assert page.get_by_role("button", name="Reset sliders").is_disabled()
                 assert answers.nth(1).locator("canvas").count() == 0
             else:
                 assert page.locator(".transport").is_hidden()

@@ -65,7 +65,7 @@ class Learning(Progress):
         data = as_seen(load_run_data(config), config.recipe)
         torch.manual_seed(config.seed)
         model = build_model(config.model, data.in_shape, data.num_classes).eval()
-        words = describe_data(config.data)
+        words = self._words = describe_data(config.data)
         self.explorer = Explorer(
             model,
             data.class_names,
@@ -129,7 +129,8 @@ class Learning(Progress):
             accuracy: Of the test images, 0..1.
         """
         self.explorer.model, self.explorer.calibration = run.model, run.calibration or self.explorer.calibration
-        self._end = f"Trained: {accuracy:.1%} of the test images are right. The run is in {run.path}."
+        self.explorer.what = f"trained on {self._words}"
+        self._end = f"Trained: {100 * accuracy:.1f} % of the test images are right. The run is in {run.path}."
 
     def _copy(self) -> None:
         self.explorer.model = copy.deepcopy(self._network).to("cpu").eval()
@@ -143,6 +144,7 @@ class Learning(Progress):
         says = self._end or ("The network is learning." if self._step else "The training begins.")
         return {
             "isRunning": self._end is None,
+            "title": self.explorer.title,
             "says": says,
             "epoch": self._epoch,
             "epochs": self._epochs,

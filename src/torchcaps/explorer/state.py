@@ -342,9 +342,9 @@ def to_bytes(images: Float[np.ndarray, "..."]) -> UInt8[np.ndarray, "..."]:
 
 
 def _why_not(outcome: str, attempt: Callable[[], object]) -> str | None:
-    """What an attempt says when its input is wrong, as a sentence; None if it succeeds."""
+    """What an attempt says when its input is wrong, as a sentence without its advice; None if it succeeds."""
     try:
         attempt()
     except InputError as error:
-        return f"{outcome}: {error}."
+        return f"{outcome}: {str(error).split(';')[0]}."
     return None

@@ -6,6 +6,7 @@ const showLearning = latest(async () => {
   const now = await ask("progress", {});
   const percent = (share) => `${(100 * share).toFixed(1)} %`;
   $(".learning .says").textContent = now.says;
+  $(".network").textContent = now.title;
   $(".learning .epoch").textContent = `epoch ${now.epoch} of ${now.epochs}, step ${now.step} of ${now.steps}`;
   $(".learning .accuracy").textContent = now.accuracy.length ? percent(now.accuracy.at(-1)[1]) : "–";
   $(".learning .loss").textContent = now.loss.length ? now.loss.at(-1)[1].toFixed(3) : "–";
@@ -14,7 +15,7 @@ const showLearning = latest(async () => {
     if (now.decoded) paint(figure.querySelector(".drawn"), decodeBytes(now.decoded[n]));
     figure.querySelector(".track").style.setProperty("--share", Math.min(now.scores[n], 1));
     figure.classList.toggle("present", now.right[n]);
-    figure.querySelector("figcaption").textContent = `${now.seen[n]}${now.right[n] ? "" : " ?"} ${short(now.scores[n])}`;
+    figure.querySelector("figcaption").textContent = `${now.seen[n]}${now.right[n] ? "" : " ✗"} ${short(now.scores[n])}`;
   });
   if (state.view && !isMoved()) await look(); // what was drawn, as the network sees it now
   if (now.isRunning) setTimeout(showLearning, EVERY);

@@ -34,12 +34,10 @@ function showValue(row, value) {
 }
 
 function showDecoded() {
-  const { pose, view } = state;
-  for (const name of ["reset", "copy", "download"]) $(`[data-do=${name}]`).disabled = !view;
-  if (!pose || about.noPose) return;
-  const changed = isMoved();
-  $("[data-do=reset]").disabled = !changed;
-  $(".source").textContent = `${sourceWords()}.${lengthNote()}`;
+  const shown = state.pose && !about.noPose;
+  for (const name of ["copy", "download"]) $(`[data-do=${name}]`).disabled = !state.view;
+  $("[data-do=reset]").disabled = !shown || !isMoved();
+  $(".source").textContent = shown ? `${sourceWords()}.${lengthNote()}` : "";
 }
 
 function sourceWords() {
