@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -82,7 +83,7 @@ def test_what_is_said_of_it(config: TrainConfig, tmp_path: Path) -> None:
     asked = {function.__name__: function for function in answers([watched.explorer], watched)}
     begin = asked["progress"]({})
     assert (begin["says"], begin["step"], begin["isRunning"]) == ("The training begins.", 0, True)
-    assert "learning on" in begin["title"]
+    assert begin["what"].startswith("learning on ")
     assert watched.labels == ["0", "1", "2"]
     summary = train(config, tmp_path / "run", figures=False, progress=watched)
     assert {"start", "step", "epoch", "stop"} <= set(heard.said)
@@ -94,7 +95,8 @@ def test_what_is_said_of_it(config: TrainConfig, tmp_path: Path) -> None:
     watched.end(load_run(tmp_path / "run"), summary["test"]["best"]["accuracy"])
     end = asked["progress"]({})
     assert not end["isRunning"]
-    assert "trained on" in end["title"]
+    assert end["what"] == begin["what"].replace("learning", "trained", 1)
+    assert re.match(r"Trained: \d+\.\d % of the test images are right\. ", end["says"])
     assert end["says"].endswith(f"The run is in {tmp_path / 'run'}.")
 
 

@@ -340,12 +340,13 @@ def test_the_picture_can_be_downloaded(open_page: Callable[..., Page], address: 
     assert download.value.suggested_filename == "torchcaps-3.png"
     download.value.save_as(tmp_path / "picture.png")
     sheet = np.asarray(Image.open(tmp_path / "picture.png"))
-    assert sheet.shape[1] == 280 + 10 + 280
-    np.testing.assert_array_equal(sheet[5:280:10, 5:280:10, :3], pixels(page, ".drawing"))
-    np.testing.assert_array_equal(sheet[5:280:10, 295::10, :3], pixels(page, ".whole"))
-    below = sheet[290:, :, :3]
-    assert (below[-10:] == 255).all()
-    for words in (below[:18, :280], below[:18, 290:], below[-28:-10]):  # a caption below each, and one below both
+    assert sheet.shape[1] == 10 + 280 + 10 + 280 + 10
+    np.testing.assert_array_equal(sheet[15:290:10, 15:290:10, :3], pixels(page, ".drawing"))
+    np.testing.assert_array_equal(sheet[15:290:10, 305:580:10, :3], pixels(page, ".whole"))
+    for margin in (sheet[:10], sheet[-10:], sheet[:, :8], sheet[:, -8:]):  # letters may reach out by a pixel
+        assert (margin[..., :3] == 255).all()
+    below = sheet[300:, :, :3]
+    for words in (below[:18, :290], below[:18, 300:], below[-28:-10]):  # a caption below each, and one below both
         assert words.min() < 100
 
 
@@ -442,6 +443,12 @@ def test_a_photo_is_shown_as_the_network_sees_it(open_page: Callable[..., Page],
     assert seen[:, :8].max() == seen[:, 20:].max() == 0
     assert "The network sees it prepared: dark ink turned light;" in page.locator(".label").inner_text()
     assert page.locator(".original img").evaluate("image => image.naturalWidth") == 400
+    page.get_by_role("button", name="Clear").click()
+    assert page.locator(".original").is_hidden()
+    page.get_by_role("button", name="Undo").click()
+    settle(page)
+    assert "The network sees it prepared: " in page.locator(".label").inner_text()
+    assert page.locator(".original img").is_visible()
     page.get_by_label("Prepare photos").uncheck()
     page.get_by_label("Upload image").set_input_files(tmp_path / "photo.png")
     settle(page)
@@ -483,10 +490,13 @@ def test_a_length_beyond_one_is_explained(open_page: Callable[..., Page], addres
     page = open_page(address)
     pick(page, 7)
     assert "Squashing" not in page.locator(".source").inner_text()
+    place = "document.querySelector('.components').offsetTop"  # in the panel
+    before = page.evaluate(place)
     for k in range(16):
         page.get_by_role("slider", name=f"Component {k}", exact=True).press("End")
     settle(page)
     assert "Squashing keeps every capsule of an image shorter than 1" in page.locator(".source").inner_text()
+    assert page.evaluate(place) == before, "the sliders stay under the hand"
 
 
 def test_iterations_are_played(open_page: Callable[..., Page], address: str) -> None:
@@ -570,10 +580,10 @@ def test_two_networks_side_by_side(open_page: Callable[..., Page], address: str)
             page.get_by_role("radio", name=second.name).check()
             settle(page)
             if second is cnn:
-                said_why = page.locator(".components").inner_text()
-                assert "Capsules cannot be decoded" in said_why
-                assert "presets" not in said_why, "advice for the command line"
-                assert page.locator(".source").inner_text() == ""
+                why = "A convolutional network has no capsules; choose the other network."
+                assert page.locator("#components-help").inner_text() == why
+                assert page.locator(".routing .what").inner_text() == why
+                assert page.locator(".source").is_hidden()
                 assert page.get_by_role("button", name="Reset sliders").is_disabled()
                 assert answers.nth(1).locator("canvas").count() == 0
             else:
@@ -611,6 +621,12 @@ def test_a_network_is_watched_while_it_learns(open_page: Callable[..., Page], tm
         learning.end(load_run(tmp_path / "run"), summary["test"]["best"]["accuracy"])
         page.get_by_text("Trained:").wait_for()
         settle(page)
+        assert page.locator(".network").inner_text().startswith("sabour2017: trained on ")
+        assert page.locator(".accuracies").inner_text().split("\n") == ["100 %", "50 %", "0 %"]
+        largest, half, none = map(float, page.locator(".losses span").all_inner_texts())
+        assert largest == pytest.approx(max(loss for _, loss in learning.numbers()["loss"]), abs=0.006)
+        assert (half, none) == (pytest.approx(largest / 2, abs=0.011), 0)
+        assert page.locator(".steps span").all_inner_texts() == ["0", f"{learning.numbers()['steps']} steps"]
         assert picture(page, ".pupil:nth-child(4) .drawn") != before
         assert page.locator(".bar .number").all_inner_texts() != verdict
         assert page.locator(".pupil").count() == 10
@@ -739,6 +755,42 @@ def test_a_phone_is_wide_enough(open_page: Callable[..., Page], address: str) ->
     assert pixels(page, ".drawing").max() > 200
 
 
+def test_a_phone_shows_heading_key_and_help_whole(open_page: Callable[..., Page], address: str) -> None:
+    page = open_page(address, 390, 844, has_touch=True, is_mobile=True)
+    pick(page, 7)
+    text_of = """node => {
+        const range = document.createRange();
+        range.selectNodeContents(node);
+        const { left, right, top, bottom } = range.getBoundingClientRect();
+        return [left, right, top, bottom];
+    }"""
+    for panel in (".decoded", ".components"):
+        _, end, _, _ = page.locator(f"{panel} h2").evaluate(text_of)
+        mark = page.locator(f"{panel} .help summary").bounding_box()
+        assert mark is not None
+        assert end <= mark["x"], "the heading ends before its own mark"
+    heading, mark = page.locator("#components-heading").bounding_box(), page.locator(".decoded summary").bounding_box()
+    assert heading is not None
+    assert mark is not None
+    assert mark["x"] + mark["width"] <= heading["x"], "the mark ends before the next heading"
+    assert "orange" in str(page.locator(".overlay i").first.get_attribute("class"))
+    assert page.locator(".overlay .hint").is_visible()
+    box, label = page.locator("[name=overlay]").bounding_box(), page.locator(".overlay").bounding_box()
+    assert box is not None
+    assert label is not None
+    assert box["y"] - label["y"] < 8, "the box stands in the first line of its label"
+    for panel in (".decoded", ".components"):
+        page.locator(f"{panel} .help summary").click()
+        column, drawn = page.locator(panel).bounding_box(), page.locator(f"{panel} .help svg").bounding_box()
+        left, right, top, bottom = page.locator(f"{panel} .help p").evaluate(text_of)
+        assert column is not None
+        assert drawn is not None
+        assert left >= column["x"] - 0.5
+        assert right <= column["x"] + column["width"] + 0.5
+        assert left >= drawn["x"] + drawn["width"] or top >= drawn["y"] + drawn["height"], "the picture is on the words"
+        assert bottom - top < 844 / 2
+
+
 def test_a_second_finger_draws_nothing(open_page: Callable[..., Page], address: str) -> None:
     page = open_page(address, 390, 844, has_touch=True, is_mobile=True)
     area = page.locator(".drawing").bounding_box()
@@ -770,8 +822,8 @@ def test_other_networks(open_page: Callable[..., Page], site: str) -> None:
         draw(page)
         text = page.locator(".explorer").inner_text()
         if site == "cnn":
-            assert "Capsules cannot be decoded: a reconstruction needs a decoder, but a BaselineCNN has" in text
-            assert "Routing cannot be followed: " in text
+            assert page.locator("#components-help").inner_text() == "A convolutional network has no capsules."
+            assert page.locator(".routing .what").inner_text() == "A convolutional network has no capsules."
             assert "There are no images: none." in text
             assert page.get_by_role("button", name="Random").is_disabled()
             assert page.get_by_role("slider").count() == 1  # the pen's

@@ -144,7 +144,7 @@ class Learning(Progress):
         says = self._end or ("The network is learning." if self._step else "The training begins.")
         return {
             "isRunning": self._end is None,
-            "title": self.explorer.title,
+            "what": self.explorer.what,
             "says": says,
             "epoch": self._epoch,
             "epochs": self._epochs,

@@ -6,7 +6,7 @@ No page and no server in it. J classes, D components, T routing iterations, P ob
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -36,6 +36,7 @@ MOST_MAPS = 10
 # Red, green, blue of the first object and of the second: orange and blue, which every colour vision tells apart, and
 # together white, so that a pixel that both objects explain is white. Further objects repeat them.
 OBJECT_COLOURS = ((1.0, 0.5, 0.0), (0.2, 0.6, 1.0))
+_NO_CAPSULES = "A convolutional network has no capsules."
 _SHEET = Path(__file__).parent / "mnist-50.png"  # five rows of the ten digits in order, see mnist-50.md
 
 
@@ -133,8 +134,7 @@ class Explorer:
         self.name, self.what, self.images_of = visible(name), visible(what), visible(images_of)
         self.class_names = [visible(name) for name in class_labels(class_names, model.num_classes)]
         blank = torch.zeros(1, *model.in_shape, dtype=torch.uint8)
-        self.no_pose = _why_not("Capsules cannot be decoded", lambda: require_decoder(model, "a reconstruction"))
-        self.no_routing = _why_not("Routing cannot be followed", lambda: trace_routing(model, blank))
+        self.no_pose, self.no_routing = _why_no_pose(model), _why_no_routing(model, blank)
         self.score_name: ScoreName = predict(model, blank).score_name
 
     @property
@@ -341,10 +341,21 @@ def to_bytes(images: Float[np.ndarray, "..."]) -> UInt8[np.ndarray, "..."]:
     return np.round(images.clip(0, 1) * 255).astype(np.uint8)
 
 
-def _why_not(outcome: str, attempt: Callable[[], object]) -> str | None:
-    """What an attempt says when its input is wrong, as a sentence without its advice; None if it succeeds."""
+def _why_no_pose(model: Network) -> str | None:
+    if not model.config.has_capsules:
+        return _NO_CAPSULES
     try:
-        attempt()
+        require_decoder(model, "a reconstruction")
+    except InputError:
+        return "Capsules cannot be decoded: this network has no decoder."
+    return None
+
+
+def _why_no_routing(model: Network, image: UInt8[torch.Tensor, "1 C H W"]) -> str | None:
+    if not model.config.has_capsules:
+        return _NO_CAPSULES
+    try:
+        trace_routing(model, image)
     except InputError as error:
-        return f"{outcome}: {str(error).split(';')[0]}."
+        return f"Routing cannot be followed: {error}."
     return None

@@ -31,7 +31,6 @@ function showNothing() {
   paint(whole, new Uint8Array(height * width));
   whole.setAttribute("aria-label", "No reconstruction yet");
   $(".apart").replaceChildren();
-  $(".source").textContent = "";
   showRouting();
   showBeside();
   showSliders();

@@ -11,6 +11,7 @@ const state = {
   pixels: null, // C·H·W bytes of the image; null while there is none
   test: null, // its number, if it is an untouched test image
   label: "", // what is known of it, in words
+  original: null, // the address of the file that it was prepared from; null for an image that was not prepared
   views: [], // what each network says about it
   view: null, // what the network in front says
   chosen: null, // the class whose capsule is edited; null for the longest
@@ -140,6 +141,12 @@ function figure(bytes, j, colour) {
 const colour = (n) => about.colours[n % about.colours.length];
 const short = (share) => share.toFixed(2).replace(/^0/, "");
 const signed = (number) => (number < 0 ? "−" : "+") + Math.abs(number).toFixed(2);
+
+// Why the network in front lacks something, `name` being noPose or noRouting; null where it does not.
+function lack(name) {
+  const why = about[name], otherHas = networks.some((network) => !network[name]);
+  return why && otherHas ? `${why.slice(0, -1)}; choose the other network.` : why;
+}
 
 function make(kind, ...parts) {
   const made = document.createElement(kind);

@@ -2,23 +2,24 @@
 
 const past = []; // images before the present one, the last one last
 const MOST_PAST = 50;
-const UNTOUCHED = { test: null, label: "", wanted: null };
+const UNTOUCHED = { test: null, label: "", original: null, wanted: null };
 
 function remember() {
-  const { pixels, test, label } = state;
-  if (past.push({ pixels, test, label }) > MOST_PAST) past.shift();
+  const { pixels, test, label, original } = state;
+  if (past.push({ pixels, test, label, original }) > MOST_PAST) past.shift();
   $("[data-do=undo]").disabled = false;
 }
 
 // Another image, or none. The chosen capsule goes with the old one, unless it is pinned or the new one brings its own.
-function take({ pixels, test = null, label = "", wanted = null, chosen }) {
-  Object.assign(state, { pixels, test, label, wanted });
+function take({ pixels, test = null, label = "", original = null, wanted = null, chosen }) {
+  Object.assign(state, { pixels, test, label, original, wanted });
   if (chosen !== undefined) choose(chosen);
   else if (!state.pinned) choose(null);
   $(".prompt").hidden = pixels !== null;
   $("[name=test]").value = test ?? "";
   $(".label").textContent = label;
-  $(".original").hidden = true;
+  $(".original").hidden = !original;
+  if (original) $(".original img").src = original;
   stopSweep();
   return pixels ? look() : showNothing();
 }
@@ -71,12 +72,8 @@ async function upload(file) {
   const data = address.slice(address.indexOf(",") + 1), prepare = $("[name=prepare]").checked;
   const { pixels, changes } = await ask("read", { name: file.name, data, prepare });
   const changed = changes.length ? ` The network sees it prepared: ${changes.join("; ")}.` : "";
-  const shown = setNewImage({ pixels: decodeBytes(pixels), label: `${file.name}.${changed}` });
-  if (changes.length) {
-    $(".original img").src = address;
-    $(".original").hidden = false;
-  }
-  return shown;
+  const original = changes.length ? address : null;
+  return setNewImage({ pixels: decodeBytes(pixels), label: `${file.name}.${changed}`, original });
 }
 
 const imageIn = (given) => [...(given?.files ?? [])].find((file) => file.type.startsWith("image/"));

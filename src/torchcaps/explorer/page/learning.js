@@ -6,7 +6,8 @@ const showLearning = latest(async () => {
   const now = await ask("progress", {});
   const percent = (share) => `${(100 * share).toFixed(1)} %`;
   $(".learning .says").textContent = now.says;
-  $(".network").textContent = now.title;
+  about.what = now.what;
+  showNames();
   $(".learning .epoch").textContent = `epoch ${now.epoch} of ${now.epochs}, step ${now.step} of ${now.steps}`;
   $(".learning .accuracy").textContent = now.accuracy.length ? percent(now.accuracy.at(-1)[1]) : "–";
   $(".learning .loss").textContent = now.loss.length ? now.loss.at(-1)[1].toFixed(3) : "–";
@@ -21,9 +22,12 @@ const showLearning = latest(async () => {
   if (now.isRunning) setTimeout(showLearning, EVERY);
 });
 
-// Accuracy upwards from 0 to 1, loss as a share of the largest, against the steps.
+// Accuracy upwards from 0 to 1, loss as a share of the largest, against the steps; and the numbers at the axes.
 function drawCurves({ steps, loss, accuracy }) {
   const most = Math.max(...loss.map(([, value]) => value), 1e-9);
+  const number = (axis, texts) => $(axis).replaceChildren(...texts.map((text) => make("span", text)));
+  number(".losses", loss.length ? [most, most / 2, 0].map((value) => value.toFixed(2)) : []);
+  number(".steps", ["0", `${steps} steps`]);
   const line = (points, top) => points.map(([step, value]) => `${(300 * step) / steps},${100 - (96 * value) / top}`).join(" ");
   $(".learning .lossline").setAttribute("points", line(loss, most));
   $(".learning .accuracyline").setAttribute("points", line(accuracy, 1));

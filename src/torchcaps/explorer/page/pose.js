@@ -132,6 +132,6 @@ function buildSliders() {
     return classed("slider", make("div", button, slider, output));
   }));
   $("#components-help").textContent =
-    about.noPose ?? "Move one to see what it encodes, or press its number to sweep it. The mark below is where the image put it.";
+    lack("noPose") ?? "Move one to see what it encodes, or press its number to sweep it. The mark below is where the image put it.";
   whole.hidden = $(".overlay").hidden = Boolean(about.noPose);
 }

@@ -34,7 +34,7 @@ function showRouting() {
   $(".routing .shown").hidden = !routing;
   if (!routing) {
     $(".everything .scroll").replaceChildren();
-    $(".routing .what").textContent = about.noRouting ?? "Where each capsule takes its input from, once there is an image.";
+    $(".routing .what").textContent = lack("noRouting") ?? "Where each capsule takes its input from, once there is an image.";
     return;
   }
   const place = routing.inSpace ? `on the grid of the ${routing.inputs}` : `of the ${routing.inputs} in the order of their index, not in space`;

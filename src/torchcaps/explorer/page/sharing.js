@@ -33,7 +33,7 @@ function linkedImage(text) {
   return { pixels };
 }
 
-// The drawing and the reconstruction side by side, ten times as large, with what they are below them.
+// The drawing and the reconstruction side by side, ten times as large, with what they are below them, in a margin.
 function download() {
   const apart = [...element.querySelectorAll(".apart figure")];
   const of = state.test === null ? state.label || "The image." : `Test image ${state.test}. ${state.label}`;
@@ -49,17 +49,18 @@ function download() {
   on.font = font;
   const captions = panels.map(([, caption]) => wrapped(on, caption, w));
   const titles = wrapped(on, `${about.name}: ${about.what}`, panels.length * (w + gap) - gap);
-  const below = h + gap + line * Math.max(...captions.map((lines) => lines.length)) + gap;
-  Object.assign(sheet, { width: panels.length * (w + gap) - gap, height: below + line * titles.length + gap });
+  const below = gap + h + gap + line * Math.max(...captions.map((lines) => lines.length)) + gap;
+  Object.assign(sheet, { width: gap + panels.length * (w + gap), height: below + line * titles.length + gap });
   Object.assign(on, { fillStyle: "white", imageSmoothingEnabled: false });
   on.fillRect(0, 0, sheet.width, sheet.height);
   Object.assign(on, { font, fillStyle: "black", textBaseline: "top" });
   const write = (lines, x, y) => lines.forEach((text, n) => on.fillText(text, x, y + n * line));
   panels.forEach(([panel], n) => {
-    on.drawImage(panel, n * (w + gap), 0, w, h);
-    write(captions[n], n * (w + gap), h + gap);
+    const left = gap + n * (w + gap);
+    on.drawImage(panel, left, gap, w, h);
+    write(captions[n], left, gap + h + gap);
   });
-  write(titles, 0, below);
+  write(titles, gap, below);
   const anchor = document.createElement("a");
   Object.assign(anchor, { href: sheet.toDataURL("image/png"), download: `torchcaps-${about.classes[ownClass()]}.png` });
   anchor.click();

@@ -44,8 +44,12 @@ function buildFront() {
   buildSliders();
 }
 
-function build() {
+function showNames() {
   $(".network").textContent = networks.map(({ name, what }) => (what ? `${name}: ${what}` : name)).join(" · ");
+}
+
+function build() {
+  showNames();
   buildFront();
   buildImage();
   buildRouting();
