@@ -107,5 +107,7 @@ ShareBelowOne = Annotated[float, Range(0, 1, below=True)]
 ShareAboveZero = Annotated[float, Range(0, 1, above=True)]
 """A part of a whole that is not nothing."""
 
+Fill = Literal["zeros", "edge"]
+"""What lies around an image: zeros, or everywhere the nearest pixel of its edge."""
 Held = Literal["random", "first", "last"]
 """Which of the training images are for validation: a random choice, or the first or the last ones."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -52,7 +53,7 @@ class Calibration:
         Args:
             score: Of the class that was given; of several objects, of the last of them.
             distance: Of the reconstruction from the image; None for a network without decoder.
-            runner_up: The highest score of the classes that were not given; None where there is no other class.
+            runner_up: The highest score of the other classes, see :func:`runner_up`; None where there is none.
         """
         usual = f", the bound of {100 * USUAL:.0f} % of the validation images" if self.images else ""
         reasons = []
@@ -64,6 +65,11 @@ class Calibration:
             unlike = "unlike anything it was trained on: " if self.images else ""
             reasons.append(f"{unlike}its reconstruction is off by {distance:.2f}, more than {self.distance:.2f}{usual}")
         return tuple(reasons)
+
+
+def runner_up(scores: Float[np.ndarray, "J"], given: Sequence[int]) -> float | None:
+    """The highest of an image's scores but those of the classes that were given; None where there is no other."""
+    return max((float(score) for j, score in enumerate(scores) if j not in given), default=None)
 
 
 def distances(

@@ -75,7 +75,7 @@ def predict(
 
     import numpy as np
 
-    from torchcaps.analysis.doubt import Calibration, distances, whole
+    from torchcaps.analysis.doubt import Calibration, distances, runner_up, whole
     from torchcaps.analysis.photos import MOST_PHOTOS, PREVIEW, SeenPhoto, figure_photos
     from torchcaps.datasets import read_photo
     from torchcaps.datasets.preparation import NOTHING
@@ -102,8 +102,7 @@ def predict(
     for n, (file, chosen, row) in enumerate(zip(image_files, highest.tolist(), scores.tolist(), strict=True)):
         given, lengths = [names[j] for j in chosen], dict(zip(names, row, strict=True))
         changes = prepared[n].changes
-        others = [score for j, score in enumerate(row) if j not in chosen]
-        doubts = usual.doubts(row[chosen[-1]], None if off is None else float(off[n]), max(others, default=None))
+        doubts = usual.doubts(row[chosen[-1]], None if off is None else float(off[n]), runner_up(scores[n], chosen))
         if NOTHING in changes:
             doubts = (NOTHING, *doubts)
         found = {"classes": given} if len(given) > 1 else {"class": given[0]}

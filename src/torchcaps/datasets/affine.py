@@ -8,12 +8,12 @@ device, and a map that only moves pixels does not change them.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Float32, Int32, Int64, UInt8
 from torch import Tensor
+
+from torchcaps.ranges import Fill
 
 FARTHEST = 8000
 """How far from the centre, in pixels, an image may be read: farther places would not fit 32 bits."""
@@ -22,14 +22,13 @@ _MAP_BITS = 16  # maps are rounded to 2^-16
 _PLACE_BITS = 8  # images are read at multiples of 2^-8 pixels
 _BORDER = 2  # pixels around an image: one to blend with at its edge, one for all that is farther away
 
-Fill = Literal["zeros", "edge"]
-"""What lies around an image: zeros, or everywhere the nearest pixel of its edge."""
-
 
 def _framed(images: UInt8[Tensor, "N C H W"], margin: int, fill: Fill) -> UInt8[Tensor, "N C Y X"]:
     """Images with so many pixels around each."""
-    if fill == "zeros" or margin == 0:
-        return F.pad(images, (margin,) * 4) if margin else images
+    if margin == 0:
+        return images
+    if fill == "zeros":
+        return F.pad(images, (margin,) * 4)
     row, column = (
         torch.arange(-margin, length + margin, device=images.device).clamp_(0, length - 1)
         for length in images.shape[2:]

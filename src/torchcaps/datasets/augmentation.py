@@ -16,11 +16,11 @@ import torch
 from jaxtyping import Float, Float32, Int64, UInt8
 from torch import Tensor
 
-from torchcaps.datasets.affine import FARTHEST, Fill, inverse_maps, linear_maps, sample
+from torchcaps.datasets.affine import FARTHEST, inverse_maps, linear_maps, sample
 from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.rng import BRIGHTNESS, CONTRAST, CROPS, FLIPS, ROTATIONS, SCALINGS, SHIFTS, Key, stream_of
 from torchcaps.errors import InputError
-from torchcaps.ranges import Degrees, Share, ShareBelowOne, ranges_in
+from torchcaps.ranges import Degrees, Fill, Share, ShareBelowOne, ranges_in
 
 
 class Changes(NamedTuple):

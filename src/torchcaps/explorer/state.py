@@ -17,7 +17,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 
 from torchcaps.analysis import predict, trace_routing
-from torchcaps.analysis.doubt import Calibration, distances
+from torchcaps.analysis.doubt import Calibration, distances, runner_up
 from torchcaps.analysis.inference import as_pixels, class_labels, inference, require_decoder
 from torchcaps.datasets import ImageSet
 from torchcaps.datasets.formats.image_files import read_photo
@@ -174,8 +174,7 @@ class Explorer:
             )
         present = tuple(longest(scores, self.num_objects).tolist())
         off = None if drawn is None else float(distances(pixels[None].astype(np.float32) / 255, drawn)[0])
-        others = [float(score) for j, score in enumerate(scores) if j not in present]
-        doubts = self.calibration.doubts(float(scores[present[-1]]), off, max(others, default=None))
+        doubts = self.calibration.doubts(float(scores[present[-1]]), off, runner_up(scores.numpy(), present))
         return View(scores.numpy(), present, doubts, capsules, routing)
 
     def decode(self, classes: Sequence[int], poses: Float[np.ndarray, "P D"]) -> Float[np.ndarray, "P C H W"]:

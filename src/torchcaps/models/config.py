@@ -18,6 +18,7 @@ from torchcaps.ranges import (
     Degrees,
     Epsilon,
     Factor,
+    Fill,
     Held,
     Iterations,
     Pixels,
@@ -956,7 +957,7 @@ class Recipe(Described):
     """Training images are rotated by at most this many degrees in either direction."""
     max_scaling: ShareBelowOne = 0.0
     """Training images are scaled by a factor between 1 − this and 1 + this."""
-    fill: Literal["zeros", "edge"] = "zeros"
+    fill: Fill = "zeros"
     """What comes in from outside of a training image that is shifted, rotated or scaled: zeros, or the nearest pixel of
     its edge. One's own images (folder:PATH, npz:PATH) have their edge, unless another is chosen."""
     select: Literal["accuracy", "loss"] = "accuracy"

@@ -145,7 +145,7 @@ class _Run:
         matrices = 2 * sum(p.numel() for p in network.parameters() if p.ndim > 1) / MIB
         convolutions = [4 * each.weight.numel() / MIB for each in network.modules() if isinstance(each, nn.Conv2d)]
         channels, height, width = in_shape
-        shift = 2 * config.recipe.max_shift  # images that are shifted lie once more in a frame of zeros
+        shift = 2 * config.recipe.max_shift  # images that are shifted lie once more in a frame
         image = channels * (height * width + (height + shift) * (width + shift))
         self.images = copies * 4 * math.prod(seen) / MIB
         self.whatever_the_batch = {
