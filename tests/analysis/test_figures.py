@@ -48,7 +48,7 @@ def test_an_unknown_suffix_is_refused_before_anything_is_made(tmp_path, figure):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("path", ["", ".", "..", "/", "folder/..", "a\0.png", "a\ud800.png"])
+@pytest.mark.parametrize("path", ["", ".", "..", "/", "folder/..", "./folder/", "a\0.png", "a\ud800.png"])
 def test_what_names_no_file_is_refused(tmp_path, figure, path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=r"is a folder; name a file|must hold no NUL and no half of a character"):

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LARGEST_CHANGE = 1_000
+CHANGE = "amplitude, the largest change of a component,"
+""""amplitude" is the argument's name; the command line has another."""
 STEPS = Range(2, 500)
 MOST_ROWS, MOST_DRAWN = 500, 5_000
 """Rows, and images, in one figure: more would make it larger than the 65,535 pixels that viewers take, or take
@@ -275,14 +277,14 @@ def _offsets(amplitude: float | tuple[float, float], steps: int) -> Float[np.nda
     """What is added to a component: from the lowest to the highest change in equal steps."""
     ends = amplitude if isinstance(amplitude, tuple) else (amplitude,)
     if not is_whole_number(steps) or len(ends) not in (1, 2) or not all(map(is_number, ends)):
-        raise InputError(f"amplitude must be one number or two, and steps a whole number, got {amplitude} and {steps}")
+        raise InputError(f"{CHANGE} must be one number or two, and steps a whole number, got {amplitude} and {steps}")
     STEPS.check("steps", steps)
     low, high = ends if len(ends) == 2 else (-ends[0], ends[0])
     if not low < high:
-        raise InputError(f"amplitude must be above 0, or a lower and a higher change, got {amplitude}")
+        raise InputError(f"{CHANGE} must be above 0, or a lower and a higher change, got {amplitude}")
     if max(-low, high) > LARGEST_CHANGE:
         raise InputError(
-            f"amplitude must be at most {LARGEST_CHANGE:,}, as capsules are shorter than 1, got {amplitude}"
+            f"{CHANGE} must be at most {LARGEST_CHANGE:,}, as capsules are shorter than 1, got {amplitude}"
         )
     middle, half = (low + high) / 2, (high - low) / 2
     offsets = middle + half * np.arange(1 - steps, steps, 2) / (steps - 1)

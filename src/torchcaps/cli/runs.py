@@ -42,9 +42,9 @@ class GivenPath(click.Path):
         """From the command line to a path."""
         try:
             check_path(str(value))
-            path = Path(str(super().convert(value, param, ctx)))
+            path = str(super().convert(value, param, ctx))
             if not self.figure:
-                return path
+                return Path(path)
             from torchcaps.analysis.figures import figure_file
 
             return figure_file(path)

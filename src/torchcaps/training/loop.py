@@ -26,7 +26,7 @@ from torchcaps.errors import InputError
 from torchcaps.files import write_json, write_text
 from torchcaps.models import Network, Recipe, build_model, load_pretrained
 from torchcaps.models.fields import flat
-from torchcaps.models.pretrained import CONFIG, load_weights
+from torchcaps.models.pretrained import CONFIG
 from torchcaps.training.checkpoint import CHECKPOINT, ProgressState, check_fits, read_checkpoint, write_checkpoint
 from torchcaps.training.config import ELSEWHERE, TrainConfig, override, read_config
 from torchcaps.training.data import FEW, FOR_FEW, as_seen, fingerprint, fit_recipe, load_run_data, training_loader
@@ -42,7 +42,7 @@ from torchcaps.training.launch import check_processes, launch
 from torchcaps.training.memory import memory_warning
 from torchcaps.training.progress import Events, Progress, choose_progress
 from torchcaps.training.report import chance, draw_figures, summarise, warning_of_chance
-from torchcaps.training.run import BEST, METRICS, SUMMARY, initial_weights, remove_leftovers
+from torchcaps.training.run import BEST, METRICS, SUMMARY, remove_leftovers, start_from
 from torchcaps.training.signals import noted_signals
 from torchcaps.training.step import SUMS, learning_rate, set_up_step
 
@@ -175,7 +175,7 @@ def _prepare(config: TrainConfig, progress: Progress | None, *, begin: bool) -> 
     torch.manual_seed(config.seed)
     network = build_model(config.model, as_seen(whole, config.recipe).in_shape, whole.num_classes)
     if begin and config.init_from is not None:
-        load_weights(network, initial_weights(config.init_from), Path(config.init_from))
+        start_from(network, config.init_from)
     fabric = launch(config)
     shown = Progress()  # of the other processes nothing is shown
     if fabric.is_global_zero:

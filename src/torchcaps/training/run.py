@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from torchcaps.analysis.doubt import Calibration
 from torchcaps.datasets import Dataset, Preparation, load_dataset
@@ -172,9 +171,21 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
     return Run(path, model.to(device), config, summary, names, preparation_of(config), calibration)
 
 
-def initial_weights(source: str) -> dict[str, Tensor]:
-    """The weights that a run starts from; ``source`` is :attr:`TrainConfig.init_from`, errors are load_run's."""
-    return load_run(shipped_folder(source) if source in SHIPPED else source).model.state_dict()
+def start_from(network: Network, source: str) -> None:
+    """Give a network the weights that a run starts from; ``source`` is :attr:`TrainConfig.init_from`.
+
+    Raises:
+        InputError: As of :func:`load_run`; or the weights are of another network, which is named if a run has it.
+    """
+    run = load_run(shipped_folder(source) if source in SHIPPED else source)
+    try:
+        load_weights(network, run.model.state_dict(), Path(source))
+    except InputError as error:
+        if run.config is None:
+            raise
+        raise InputError(
+            f"{error}; a run of that network, {run.config.preset}, begins with --config {run.path / CONFIG}"
+        ) from None
 
 
 def remove_leftovers(out: Path) -> None:
