@@ -31,12 +31,14 @@ def said(path: Path) -> str:
         (b"[" * 100_000, "is not valid JSON: it has too many brackets in each other"),
         (b'{"a":' * 100_000, "is not valid JSON: it has too many brackets in each other"),
         (b'{"seed": ' + b"9" * 5000 + b"}", "is not valid JSON: a number in it has too many digits"),
+        (rb'{"a": ["\uD800"]}', "is not valid JSON: a text in it has half of a character"),
+        (rb'{"\udfff": 1}', "is not valid JSON: a text in it has half of a character"),
         (b"\xff\xfe", "is no text"),
         (b"", "is not valid JSON"),
         (b"{", "is not valid JSON"),
         (b"[" + b"0," * 100_000 + b"0]", "must hold a JSON object, got a list"),
     ],
-    ids=["lists", "objects", "digits", "binary", "empty", "half", "list"],
+    ids=["lists", "objects", "digits", "half a value", "half a key", "binary", "empty", "half", "list"],
 )
 def test_damaged_json_is_one_sentence(tmp_path: Path, contents: bytes, words: str) -> None:
     (tmp_path / "c.json").write_bytes(contents)
@@ -52,6 +54,11 @@ def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 3 * files.MOST_BYTES
     finally:
         tracemalloc.stop()
+
+
+def test_a_character_in_two_halves_is_one(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text(r'{"a": "\ud83d\ude00"}')
+    assert read_json(tmp_path / "c.json", "configuration") == {"a": "😀"}
 
 
 def test_a_file_of_just_the_limit_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

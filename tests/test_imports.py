@@ -16,7 +16,7 @@ SOURCE = Path(torchcaps.__file__).parent
 
 # What each part of the package may import, besides itself. Right may import left:
 # the files of BASE <- ops <- nn <- models <- analysis <- training <- cli; datasets stands beside ops.
-BASE = {"errors", "files", "_version", "registry", "ranges", "machine"}
+BASE = {"errors", "files", "_version", "registry", "ranges", "machine", "locks"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "_version": set(),
@@ -24,6 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "registry": {"errors"},
     "ranges": {"errors"},
     "machine": {"errors"},
+    "locks": set(),
     "plugins": {"errors"},
     "ops": BASE,
     "nn": BASE | {"ops"},
@@ -50,6 +51,7 @@ PACKAGES: dict[str, set[str]] = {
     "registry": set(),
     "ranges": set(),
     "machine": set(),
+    "locks": {"filelock"},
     "plugins": set(),
     "ops": EVERYWHERE | {"numpy", "triton"},
     "nn": EVERYWHERE,
@@ -90,6 +92,7 @@ TORCH_FREE = (
     "registry.py",
     "ranges.py",
     "machine.py",
+    "locks.py",
     "plugins.py",
     "models/fields.py",
     "models/config.py",

@@ -605,7 +605,8 @@ def test_a_wrong_layer_fails(wrong: type[DenseCapsules], options: dict[str, Any]
 
 def test_wrong_questions() -> None:
     assert_raises(InputError, check_routing, Plain(), skip=["gradient"], say='did you mean "gradients"?')
-    assert_raises(InputError, check_routing, Plain(), in_capsules=1, say="in_capsules must be at least 2, got 1")
+    assert_raises(InputError, check_routing, Plain(), in_capsules=1, say="in_capsules must be 2 to 65536, got 1")
+    assert_raises(InputError, check_routing, Plain(), in_dim=2**63, say="in_dim must be 2 to 65536, got 9223")
     assert_raises(InputError, check_routing, Plain(), softmax_over=1, say='"outputs" or "inputs", got 1')
     assert_raises(TypeError, check_routing, Plain, say="give an instance, not the class")
     assert_raises(TypeError, check_routing, lambda: None, say="expected a torchcaps.nn.Routing, got <function")
@@ -615,7 +616,7 @@ def test_wrong_questions() -> None:
     stack = nn.Sequential(DenseCapsules(6, 4, 5, 3))
     assert_raises(InputError, check_capsule_layer, stack, in_capsules=6, say="a Sequential does not say its in_dim")
     layer = DenseCapsules(6, 4, 5, 3)
-    assert_raises(InputError, check_capsule_layer, layer, in_dim=0, say="in_dim must be at least 1, got 0")
+    assert_raises(InputError, check_capsule_layer, layer, in_dim=0, say="in_dim must be 1 to 65536, got 0")
     assert_raises(InputError, check_capsule_layer, layer, skip=["rotation"], say='there is no check "rotation"')
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import io
 import json
@@ -188,7 +189,7 @@ def _edit_tree(tree: Any, random: Random) -> str:
             return f"{where} renamed to {new!r}"
         case "add" if isinstance(holder, dict):
             new = random.choice(("extra", "", "__class__", "\x1b[31m", "a.b"))
-            holder[new] = random.choice(ODD_VALUES)
+            holder[new] = copy.deepcopy(random.choice(ODD_VALUES))  # which the next edit may change
             return f"{new!r} added"
         case "sibling":
             holder[key] = _pick(tree, random)[0]
@@ -197,7 +198,7 @@ def _edit_tree(tree: Any, random: Random) -> str:
         case "type":
             holder[key] = [holder[key]] if random.random() < 0.5 else {"value": holder[key]}
             return f"{where} wrapped"
-    holder[key] = random.choice(ODD_VALUES)
+    holder[key] = copy.deepcopy(random.choice(ODD_VALUES))
     return f"{where} made {holder[key]!r:.60}" if not isinstance(holder[key], int) else f"{where} made a number"
 
 

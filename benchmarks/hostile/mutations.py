@@ -332,7 +332,7 @@ def copy(source: Path, folder: Path) -> None:
 
 def place_of(word: str) -> str:
     """What a command may write where a word of its line names the place: that, its folders, and names that go on."""
-    named = word.partition("=")[2] if word.startswith("-") else word
+    named = word.partition("=")[2] if word.strip("-") and word.startswith("-") else word
     return f"{glob.escape(os.path.normpath(named).partition('/')[0])}*"
 
 
@@ -346,7 +346,7 @@ def _written(arguments: Sequence[str]) -> tuple[str, ...]:
         case "export":
             return ("shared", "shared/*", "run/pretrained*", "pretrained*")
         case "reproduce":
-            return (*("page.md", "images", "images/*", ".page.md.lock"), *("results/results.md", "results/images*"))
+            return (*("page.md", "images", "images/*"), *("results/results.md", "results/images*"))
         case "curves" | "perturb" | "reconstruct" | "routing":
             return ("out*.png", "run/figures*", "perturbation.png", "routing*.png")
         case "datasets":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal
@@ -66,6 +66,16 @@ def ranges_in(hint: Any) -> Iterator[Range]:
         if isinstance(part, Range):
             yield part
         yield from ranges_in(part)
+
+
+def image_shape(in_shape: object) -> tuple[int, int, int]:
+    """The channels, height and width that ``in_shape`` has; else an InputError says what is wrong."""
+    shape = tuple(in_shape) if isinstance(in_shape, Sequence) else ()
+    if len(shape) != 3 or not all(type(size) is int and size > 0 for size in shape):
+        raise InputError(f"in_shape must be (channels, height, width), three positive integers, got {shown(in_shape)}")
+    for name, size in zip(("channels", "height", "width"), shape, strict=True):
+        COUNT.check(f"in_shape's {name}", size)
+    return shape
 
 
 # Float settings go up to a number that float32, in which networks compute, still holds.

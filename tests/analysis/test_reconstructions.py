@@ -6,7 +6,7 @@ import torch
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
-from torchcaps.analysis import Reconstructions, figure_reconstructions, reconstruct
+from torchcaps.analysis import Reconstructions, figure_reconstructions, reconstruct, trace_routing
 from torchcaps.analysis.figures import WRONG
 from torchcaps.errors import InputError
 
@@ -42,6 +42,14 @@ def test_which_capsule_is_decoded(make_model, make_images, mask, capsule, by_lab
     expected = model.eval()(images / 255, LABELS if by_label else None).reconstruction.detach()
     np.testing.assert_allclose(result.reconstructions, expected, atol=1e-6)
     np.testing.assert_array_equal(result.decoded, LABELS if by_label else result.classes)
+
+
+def test_images_that_ask_for_a_gradient_are_images(model, make_images):
+    images = make_images(3).float() / 255
+    expected = reconstruct(model, images)
+    result = reconstruct(model, images.requires_grad_())
+    np.testing.assert_array_equal(result.images, expected.images)
+    np.testing.assert_array_equal(trace_routing(model, images).images, expected.images)
 
 
 def test_without_labels_the_longest_capsule_is_decoded(make_model, make_images):

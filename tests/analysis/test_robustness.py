@@ -49,6 +49,11 @@ def test_a_turn_keeps_distances_in_images_that_are_not_square() -> None:
     assert_close(turned.sum(), 1.0, 1e-4)
 
 
+@pytest.mark.parametrize("shape", [(2, 1, 9, 0), (2, 1, 0, 9), (0, 1, 9, 9), (2, 0, 9, 9)])
+def test_no_pixels_are_no_pixels_when_turned(shape: tuple[int, ...]) -> None:
+    assert rotate(torch.ones(shape), 30).shape == shape
+
+
 def test_zeros_come_in_at_the_corners() -> None:
     turned = rotate(torch.ones(1, 1, 20, 20), 45)[0, 0]
     assert turned[0, 0] == turned[-1, 0] == 0

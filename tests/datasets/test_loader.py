@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -200,16 +201,25 @@ def test_evaluation_batches_may_be_larger_than_the_set(make_set: MakeSet) -> Non
             "5 pixels can be moved by 0 to 4",
         ),
         ({"batch_size": 4, "shuffle": True, "augmentation": Augmentation(-1)}, "max_shift is -1"),
+        ({"batch_size": torch.ones(2, 2), "shuffle": True}, "batch_size must be a whole number, got tensor"),
+        ({"batch_size": 2.5, "shuffle": True}, "batch_size must be a whole number, got 2.5"),
+        ({"batch_size": 4, "shuffle": True, "world_size": "2"}, "world_size must be a whole number, got '2'"),
         ({"batch_size": 4, "shuffle": True, "seed": -1}, "seed must be 0 to 4294967295, got -1"),
     ],
 )
-def test_options_that_cannot_be(make_set: MakeSet, options: dict[str, int | bool], words: str) -> None:
+def test_options_that_cannot_be(make_set: MakeSet, options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        BatchLoader(make_set(12), **options)  # type: ignore[arg-type]
+        BatchLoader(make_set(12), **options)
 
 
-@pytest.mark.parametrize(("epoch", "start", "words"), [(-1, 0, "counted from 0"), (0, 4, "3 batches"), (0, -1, "-1")])
-def test_epochs_and_starts_that_cannot_be(make_set: MakeSet, epoch: int, start: int, words: str) -> None:
+@pytest.mark.parametrize(
+    ("epoch", "start", "words"),
+    [
+        *[(-1, 0, "counted from 0"), (0, 4, "3 batches"), (0, -1, "-1")],
+        *[(torch.ones(2), 0, "epoch must be a whole number"), (0, 0.5, "start must be a whole number, got 0.5")],
+    ],
+)
+def test_epochs_and_starts_that_cannot_be(make_set: MakeSet, epoch: Any, start: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):  # at the call, not at the first batch
         BatchLoader(make_set(12), 4, shuffle=True).batches(epoch, start)
 

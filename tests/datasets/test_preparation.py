@@ -9,9 +9,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from scipy import ndimage
 
@@ -259,6 +261,14 @@ def test_only_one_channel_is_prepared() -> None:
     assert_raises(InputError, prepare_image, grey, (3, 28, 28), MNIST, say=said)
     assert_raises(InputError, prepare_image, np.zeros((2, 40, 40), np.uint8), SHAPE, MNIST, say=said)
     assert_raises(InputError, prepare_image, grey[0], SHAPE, MNIST, say=said)
+
+
+@pytest.mark.parametrize("in_shape", [(), {}, "", (28, 28), torch.zeros(0), (1, 0, 28), (1, 2**62, 28)])
+def test_a_shape_that_is_none_is_refused(in_shape: Any, tmp_path: Path) -> None:
+    grey = np.zeros((1, 40, 40), np.uint8)
+    assert_raises(InputError, prepare_image, grey, in_shape, MNIST, say="in_shape")
+    Image.fromarray(grey[0]).save(tmp_path / "a.png")
+    assert_raises(InputError, read_image, tmp_path / "a.png", in_shape, say="in_shape")
 
 
 def test_a_preparation_is_json_and_words() -> None:

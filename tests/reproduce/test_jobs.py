@@ -216,6 +216,7 @@ def test_one_process_at_a_time_works_on_a_job(tiny: Table) -> None:
         assert not made.run.exists()
     lock.touch()
     assert execute(made, Silence()) is Outcome.DONE, "a lock file that is left behind is no lock"
+    assert not [*made.run.parent.glob(".*"), *made.log.parent.glob(".*")], "and goes at the end"
 
 
 def test_runs_in_several_folders_do_not_write_the_same_log(tiny: Table) -> None:

@@ -323,6 +323,15 @@ def test_one_process_at_a_time_writes_the_page_from_the_logs_of_then(drawn_tiny:
         assert not Path("docs/results.md").exists()
         write_log(drawn_tiny, "plain", 1)
     assert cells(written.result(), "plain")["seeds"] == "2"
+    assert not list(Path("docs").glob(".*")), "no lock is left"
+
+
+def test_a_page_that_is_a_folder_is_refused_before_figures_are_drawn(drawn_tiny: Table, write_log) -> None:
+    write_log(drawn_tiny, "plain")
+    Path("docs/page").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"the page docs.page is a folder; name a file"):
+        write_report("results", "docs/page")
+    assert [path.name for path in Path("docs").iterdir()] == ["page"]
 
 
 def test_the_command_runs_every_seed_that_is_shown(only_tiny: Table, write_log) -> None:

@@ -44,6 +44,17 @@ def test_a_resumed_run_removes_what_a_kill_left_and_nothing_else(bars: Path, tmp
     assert set(out.rglob(".*")) == set(own)
 
 
+def test_a_run_that_cannot_go_on_keeps_its_configuration(bars: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train(tiny_config(bars, epochs=1), out, progress=Silence(), figures=False)
+    (out / "summary.json").unlink()
+    (out / "summary.json").mkdir()
+    before = (out / "config.json").read_bytes()
+    with pytest.raises(OSError, match="summary"):
+        resume(out, overrides={"epochs": 2}, progress=Silence(), figures=False)
+    assert (out / "config.json").read_bytes() == before
+
+
 def test_leftovers_of_figures_go_when_they_are_drawn_again(bars: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     train(tiny_config(bars, epochs=1), out, progress=Silence(), figures=False)

@@ -67,11 +67,11 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
 
 def figure_file(path: str | Path) -> Path:
     """The file that a figure is saved to, with .png where there is no suffix; errors as for :func:`save_figure`."""
-    given = str(path)
-    check_path(given)
+    is_folder = str(path).endswith("/")  # which a Path does not keep
     path = Path(path)
-    if path.name in ("", "..") or path.is_dir() or given.endswith("/"):
-        raise InputError(f"{given!r} is a folder; name a file in it for the figure")
+    check_path(str(path))
+    if is_folder or path.name in ("", "..") or path.is_dir():
+        raise InputError(f"{str(path)!r} is a folder; name a file in it for the figure")
     if not path.suffix:
         path = path.with_name(f"{path.name}.png")
     if path.suffix[1:].lower() not in FORMATS:

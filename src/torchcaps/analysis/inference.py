@@ -70,7 +70,7 @@ def to_pixels(model: Network, images: Shaped[Tensor, "..."]) -> Float[Tensor, ".
     weight = next(model.parameters())
     if images.dtype == torch.uint8:
         return images.to(weight.device).to(weight.dtype).div_(255)
-    return images.to(weight.device, weight.dtype)
+    return images.detach().to(weight.device, weight.dtype)
 
 
 def check_images(images: Tensor) -> None:

@@ -105,6 +105,8 @@ def rotate(images: Float[Tensor, "B C H W"], degrees: float) -> Float[Tensor, "B
     if not math.isfinite(degrees):
         raise ValueError(f"rotate: degrees must be finite, got {degrees}")
     height, width = images.shape[2:]
+    if not images.numel():
+        return images.clone()
     angle = math.radians(degrees)
     cosine, sine = math.cos(angle), math.sin(angle)
     # from a place in the turned image to that in the original, both in -1..1 across and down, of which the units differ

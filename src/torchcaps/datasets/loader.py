@@ -14,8 +14,8 @@ from torchcaps.datasets.augmentation import Augmentation, Changes, mirrored, rec
 from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.overlapping_pairs import Pairs, PairSet
 from torchcaps.datasets.rng import ORDER, stream_of
-from torchcaps.errors import InputError
-from torchcaps.ranges import SEED
+from torchcaps.errors import InputError, shown
+from torchcaps.ranges import SEED, is_whole_number
 
 
 class Batch(NamedTuple):
@@ -86,6 +86,8 @@ class BatchLoader:
 
     def _check(self, image_set: ImageSet | PairSet) -> None:
         SEED.check("seed", self.seed)
+        for name in ("batch_size", "rank", "world_size"):
+            _check_whole(name, getattr(self, name))
         if self.batch_size < 1:
             raise InputError(f"the batch size must be at least 1, got {self.batch_size}")
         if (self.shuffle or self.drop_last) and self.batch_size > self.num_images:
@@ -132,6 +134,8 @@ class BatchLoader:
         Raises:
             InputError: The epoch is negative, or there is no such batch.
         """
+        _check_whole("epoch", epoch)
+        _check_whole("start", start)
         if epoch < 0:
             raise InputError(f"epochs are counted from 0, got {epoch}")
         if not 0 <= start <= len(self):
@@ -187,6 +191,11 @@ class BatchLoader:
         if pixels.shape[1] == channels:
             return Batch(pixels, labels)
         return Batch(pixels[:, :channels], labels, pixels[:, channels:].unflatten(1, (-1, channels)))
+
+
+def _check_whole(name: str, value: object) -> None:
+    if not is_whole_number(value):
+        raise InputError(f"BatchLoader: {name} must be a whole number, got {shown(value)}")
 
 
 def _layers(images: UInt8[Tensor, "N C H W"], parts: UInt8[Tensor, "N P C H W"] | None) -> UInt8[Tensor, "N L H W"]:

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float32, UInt8
 from PIL import Image
 
 from torchcaps.errors import InputError, shown
+from torchcaps.ranges import image_shape
 
 SIZE = 512
 """Pixels of a photo's longer side in which its drawing is looked for; larger photos are shrunk first."""
@@ -124,6 +125,7 @@ def prepare_image(
     Raises:
         InputError: ``in_shape`` has not 1 channel, or the image neither 1 nor 3.
     """
+    in_shape = image_shape(in_shape)
     if in_shape[0] != 1 or image.ndim != 3 or len(image) not in (1, 3):
         raise InputError(
             f"an image of 1 or 3 channels is prepared for a network that takes 1, got {image.shape} for "

@@ -34,7 +34,7 @@ from torchcaps.models.pretrained import (
     upload,
 )
 from torchcaps.nn import Decoder
-from torchcaps.ranges import COUNT
+from torchcaps.ranges import COUNT, image_shape
 
 
 class Network(nn.Module):
@@ -61,15 +61,9 @@ class Network(nn.Module):
 
     def __init__(self, config: NetworkConfig, in_shape: Sequence[int], num_classes: int) -> None:
         super().__init__()
-        shape = tuple(in_shape) if isinstance(in_shape, Sequence) else ()
-        if len(shape) != 3 or not all(type(size) is int and size > 0 for size in shape):
-            raise InputError(
-                f"in_shape must be (channels, height, width), three positive integers, got {shown(in_shape)}"
-            )
+        shape = image_shape(in_shape)
         if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 2:
             raise InputError(f"num_classes must be an integer of at least 2, got {shown(num_classes)}")
-        for name, size in zip(("channels", "height", "width"), shape, strict=True):
-            COUNT.check(f"in_shape's {name}", size)
         COUNT.check("num_classes", num_classes)
         if config.objects >= num_classes:
             raise InputError(

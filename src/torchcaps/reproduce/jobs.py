@@ -15,6 +15,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from torchcaps.errors import InputError, unknown_name
+from torchcaps.locks import held
 from torchcaps.reproduce.estimate import Timing, time_jobs
 from torchcaps.reproduce.logs import (
     CONFIG,
@@ -113,11 +114,11 @@ class Job:
         Raises:
             Timeout: Another process works on one of them.
         """
-        with ExitStack() as held:
+        with ExitStack() as stack:
             for folder in dict.fromkeys(each.resolve() for each in (self.run, self.log)):
                 folder.parent.mkdir(parents=True, exist_ok=True)
-                # the system's own lock: it ends with the process that holds it, so none is ever left behind
-                held.enter_context(FileLock(folder.with_name(f".{folder.name}.lock"), timeout=0))
+                # the system's own lock: it ends with the process that holds it
+                stack.enter_context(held(FileLock(folder.with_name(f".{folder.name}.lock"), timeout=0)))
             yield
 
 

@@ -13,7 +13,9 @@ from typing import Any, Literal, NamedTuple
 
 from filelock import FileLock
 
+from torchcaps.errors import InputError
 from torchcaps.files import read_text, write_text
+from torchcaps.locks import held
 from torchcaps.reproduce.estimate import Timing, read_timings
 from torchcaps.reproduce.jobs import row_command
 from torchcaps.reproduce.logs import FINDINGS, RunLog, counted, read_logs
@@ -84,13 +86,15 @@ def write_report(
         The page, and the figures on it.
 
     Raises:
-        InputError: A log that is damaged.
+        InputError: A log that is damaged; or the page is a folder.
         OSError: The page cannot be written.
     """
     results = Path(results)
     page = default_page(results) if page is None else Path(page)
+    if page.is_dir():
+        raise InputError(f"the page {page} is a folder; name a file")
     page.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(page.with_name(f".{page.name}.lock")):
+    with held(FileLock(page.with_name(f".{page.name}.lock"))):
         # all logs are read before anything is written: a damaged one leaves the page and its figures as they were
         chapters = [_read_chapter(results, get_table(name)) for name in list_tables()]
         figures = [chapter.draw(page.parent / IMAGES, redraw) for chapter in chapters]

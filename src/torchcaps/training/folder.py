@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 
 from torchcaps.errors import InputError
 from torchcaps.files import read_json
+from torchcaps.locks import held
 from torchcaps.models.pretrained import CONFIG
 from torchcaps.training.checkpoint import CHECKPOINT
 from torchcaps.training.config import TrainConfig
@@ -47,26 +48,21 @@ def sole_use(folder: Path) -> Iterator[Path]:
         OSError: The folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise InputError(f"{folder} is in use: {_holder(folder)}; wait for its end, or stop it") from None
-    except (NotImplementedError, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
-            raise
-        yield folder
-        return
-    try:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(held(FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)))
+        except Timeout:
+            raise InputError(f"{folder} is in use: {_holder(folder)}; wait for its end, or stop it") from None
+        except (NotImplementedError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
+                raise
+            yield folder
+            return
+        stack.callback((folder / HOLDER).unlink, missing_ok=True)
         since = datetime.now().astimezone().isoformat(" ", "seconds")
         holder = {"process": os.getpid(), "host": socket.gethostname(), "since": since}
         (folder / HOLDER).write_text(json.dumps(holder), encoding="utf-8")
         yield folder
-    finally:
-        (folder / HOLDER).unlink(missing_ok=True)
-        if os.name == "posix":  # on Windows release removes it
-            (folder / LOCK).unlink(missing_ok=True)
-        lock.release()
 
 
 def _holder(folder: Path) -> str:

@@ -251,9 +251,9 @@ class Trainer:
         self.state.note_start(command or f"torchcaps train --config {self.out / CONFIG}", source_commit())
         if self.fabric.is_global_zero:
             remove_leftovers(self.out)
-            write_json(self.out / CONFIG, self.config.to_dict())
             if not self._is_done:
                 (self.out / SUMMARY).unlink(missing_ok=True)  # of a shorter run, which this one goes on with
+            write_json(self.out / CONFIG, self.config.to_dict())
         if self.config.init_from is not None and self.state.step == 0:
             self._save_checkpoint()  # from now on the run has the weights that it started from
         self.progress.message(f"Precision: {PRECISION_WORDS[self.config.precision]}")

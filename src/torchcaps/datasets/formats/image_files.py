@@ -20,6 +20,7 @@ from torchcaps.datasets.formats.reading import one_sentence
 from torchcaps.datasets.preparation import Preparation, Prepared, prepare_image
 from torchcaps.errors import InputError, shown
 from torchcaps.files import require_file
+from torchcaps.ranges import image_shape
 
 Fit = Literal["pad", "stretch"]
 
@@ -149,6 +150,7 @@ def read_photo(
         raise InputError(f'fit must be "pad" or "stretch", got {fit!r}')
     if not isinstance(invert, bool):
         raise InputError(f"invert must be True or False, got {shown(invert)}")
+    in_shape = image_shape(in_shape)
     pixels = read_pixels(Path(path), name)
     image = 255 - pixels if invert else pixels
     if preparation is not None:

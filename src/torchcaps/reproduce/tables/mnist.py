@@ -23,8 +23,6 @@ _AUTHORS: dict[str, Any] = {
     "decay_steps": 2000,
     "min_learning_rate": 1e-6,
 }
-#: What compact after the authors' code shares with compact beside it: Adam, epsilons and the decoder's start.
-_AS_COMPACT: dict[str, Any] = {"adam": "torch", "squash_eps": 1e-7, "length_eps": 1e-7, "decoder_init": "torch"}
 _THREE_EPOCHS = {"epochs": 3, "batch_size": 64, "schedule": "one-cycle", "learning_rate": 2e-3}
 _COMPACT_RECIPE = get_preset("compact").recipe.to_dict()
 
@@ -63,7 +61,7 @@ _FAMILIES = (
         "compact-code",
         "compact after the authors' code",
         "sabour2017-code",
-        COMPACT_SIZE | SHORT | _AS_COMPACT,
+        COMPACT_SIZE | SHORT,
         SMALL,
         _WEAKER,
     ),
