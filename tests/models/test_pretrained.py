@@ -311,6 +311,16 @@ def test_weights_without_a_checksum_load_as_ever(folder: Path) -> None:
     assert_raises(InputError, CapsNet.from_pretrained, folder, say="have changed since they were written")
 
 
+def test_a_checksum_whose_name_is_damaged_is_one(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    tensors = read_weights(weights)
+    changed = tensors | {"backbone.conv.bias": torch.ones(8)}
+    save_file(changed, weights, metadata={"rha256": pretrained.checksum(tensors)})
+    assert_raises(InputError, CapsNet.from_pretrained, folder, say="have changed since they were written")
+    save_file(changed, weights, metadata={"rha256": pretrained.checksum(changed)})
+    CapsNet.from_pretrained(folder)
+
+
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
 def test_weights_that_are_not_finite_are_refused_by_name(folder: Path, number: float) -> None:
     weights = folder / "model.safetensors"

@@ -92,6 +92,7 @@ TENSORS: dict[str, Callable[[torch.Tensor], Any]] = {
     "of another shape": lambda tensor: torch.zeros(3, 3),
     "empty": lambda tensor: torch.zeros(0),
     "without end": expanded,
+    "one number for all": lambda tensor: torch.zeros(()).expand(tensor.shape),
     "not finite": lambda tensor: torch.full_like(tensor, torch.nan),
 }
 

@@ -163,7 +163,7 @@ def check_fits(
 
 
 def is_plain(tensor: object) -> bool:
-    """Whether this is a plain tensor of floating-point numbers: not sparse, quantised, nested or on the meta device."""
+    """Whether this is a plain tensor, each number in a place of its own: not sparse, nested or on the meta device."""
     return (
         isinstance(tensor, Tensor)
         and type(tensor) in (Tensor, torch.nn.Parameter)
@@ -171,7 +171,19 @@ def is_plain(tensor: object) -> bool:
         and tensor.device.type == "cpu"
         and not tensor.is_nested
         and tensor.dtype in (*FLOATS, *INTEGERS)
+        and _is_dense(tensor)
     )
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether the numbers lie side by side, none of them shared, in whatever order of the dimensions."""
+    sides = sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1)
+    place = 1
+    for stride, size in sides:
+        if stride != place and tensor.numel():
+            return False
+        place *= size
+    return True
 
 
 def _is_state_of(state: dict[str, Tensor], parameter: Tensor) -> bool:
