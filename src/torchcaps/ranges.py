@@ -24,6 +24,7 @@ class Range:
         above: Whether ``least`` itself is left out.
         below: Whether ``most`` itself is left out.
         odd: Whether only odd numbers are meant.
+        whole: Whether only integers are meant.
     """
 
     least: float
@@ -31,9 +32,12 @@ class Range:
     above: bool = False
     below: bool = False
     odd: bool = False
+    whole: bool = False
 
     def __contains__(self, value: float) -> bool:
         if not is_number(value) or not self.least <= value <= self.most:
+            return False
+        if self.whole and not is_whole_number(value):
             return False
         left_out = (self.above and value == self.least) or (self.below and value == self.most)
         return not left_out and (not self.odd or value % 2 == 1)
@@ -47,7 +51,8 @@ class Range:
     def check(self, name: str, value: float) -> None:
         """Raise InputError, which says what the number is, unless it is in the range; NaN never is."""
         if value not in self:
-            raise InputError(f"{name} must be {self}, got {shown(value)}")
+            kind = "a whole number, " if self.whole and is_number(value) and not is_whole_number(value) else ""
+            raise InputError(f"{name} must be {kind}{self}, got {shown(value)}")
 
 
 def is_number(value: object) -> bool:
@@ -81,14 +86,14 @@ def image_shape(in_shape: object) -> tuple[int, int, int]:
 # Float settings go up to a number that float32, in which networks compute, still holds.
 _LARGEST = 1e38
 
-WIDTH = Range(1, 65_536)
-PIXELS = Range(1, 4096)
-COUNT = Range(1, 1_000_000_000)
-INDEX = Range(0, COUNT.most)
-ITERATIONS = Range(0, 1000)
-LAYERS = Range(1, MOST_LAYERS)
-PROCESSES = Range(1, 4096)
-SEED = Range(0, 2**32 - 1)
+WIDTH = Range(1, 65_536, whole=True)
+PIXELS = Range(1, 4096, whole=True)
+COUNT = Range(1, 1_000_000_000, whole=True)
+INDEX = Range(0, COUNT.most, whole=True)
+ITERATIONS = Range(0, 1000, whole=True)
+LAYERS = Range(1, MOST_LAYERS, whole=True)
+PROCESSES = Range(1, 4096, whole=True)
+SEED = Range(0, 2**32 - 1, whole=True)
 
 Width = Annotated[int, WIDTH]
 """Channels, capsule types, components: how wide a layer is."""

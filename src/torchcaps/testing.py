@@ -19,11 +19,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps.errors import InputError, shown, unknown_name
+from torchcaps.errors import InputError, unknown_name
 from torchcaps.nn import Capsules, DenseVotes, LayerSize, Routed, Routing, Votes
 from torchcaps.ops.dynamic_routing import SoftmaxOver
 from torchcaps.ops.votes import BuiltVotes
-from torchcaps.ranges import WIDTH, Range, is_whole_number
+from torchcaps.ranges import WIDTH, Range
 
 __all__ = ["check_capsule_layer", "check_routing"]
 
@@ -715,6 +715,4 @@ def _known(layer: nn.Module, name: str, given: int | None, own: int | None) -> i
 
 
 def _check_size(caller: str, name: str, size: int, least: int) -> None:
-    within = Range(least, WIDTH.most)
-    if not is_whole_number(size) or size not in within:
-        raise InputError(f"{caller}: {name} must be {within}, got {shown(size)}")
+    Range(least, WIDTH.most, whole=True).check(f"{caller}: {name}", size)

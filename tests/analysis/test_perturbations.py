@@ -61,6 +61,11 @@ def test_the_centre_column_is_the_plain_reconstruction(make_model, make_images):
     np.testing.assert_allclose(result.image, image / 255)
 
 
+def test_no_image(model) -> None:
+    with pytest.raises(TypeError, match=r"images must be uint8 of 0..255 or floating-point of 0..1, got dict"):
+        perturb_capsule(model, {"a": 1})
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -78,7 +83,7 @@ def test_the_centre_column_is_the_plain_reconstruction(make_model, make_images):
         ({"components": []}, "components must be from 0 to 4.*got none"),
         ({"steps": 1}, "steps must be 2 to 500, got 1"),
         ({"steps": 501}, "steps must be 2 to 500, got 501"),
-        ({"steps": 2.5}, "steps a whole number, got 0.25 and 2.5"),
+        ({"steps": 2.5}, "steps must be a whole number, 2 to 500, got 2.5"),
         ({"amplitude": "a"}, "amplitude, .* must be one number or two"),
         ({"amplitude": (1, 2, 3)}, "amplitude, .* must be one number or two"),
         ({"components": ["a"]}, "components must be from 0 to 4.*got a"),

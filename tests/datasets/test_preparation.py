@@ -263,6 +263,14 @@ def test_only_one_channel_is_prepared() -> None:
     assert_raises(InputError, prepare_image, grey[0], SHAPE, MNIST, say=said)
 
 
+@pytest.mark.parametrize("light_ink", [np.ones((2, 2)), 1, None])
+def test_light_ink_is_true_or_false(light_ink: Any) -> None:
+    grey = np.zeros((1, 40, 40), np.uint8)
+    said = "light_ink must be True or False, got"
+    with pytest.raises(InputError, match=said):
+        prepare_image(grey, SHAPE, MNIST, light_ink=light_ink)
+
+
 @pytest.mark.parametrize("in_shape", [(), {}, "", (28, 28), torch.zeros(0), (1, 0, 28), (1, 2**62, 28)])
 def test_a_shape_that_is_none_is_refused(in_shape: Any, tmp_path: Path) -> None:
     grey = np.zeros((1, 40, 40), np.uint8)

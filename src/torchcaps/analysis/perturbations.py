@@ -27,6 +27,7 @@ from torchcaps.analysis.inference import (
     Scored,
     as_pixels,
     check_batch_size,
+    check_images,
     class_labels,
     inference,
     require_decoder,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 LARGEST_CHANGE = 1_000
 CHANGE = "amplitude, the largest change of a component,"
 """"amplitude" is the argument's name; the command line has another."""
-STEPS = Range(2, 500)
+STEPS = Range(2, 500, whole=True)
 MOST_ROWS, MOST_DRAWN = 500, 5_000
 """Rows, and images, in one figure: more would make it larger than the 65,535 pixels that viewers take, or take
 hundreds of megabytes."""
@@ -108,6 +109,7 @@ def perturb_capsule(
     Source: Sabour, Frosst, Hinton 2017, section 5.1 and figure 4 (arXiv:1710.09829): −0.25 … 0.25 by 0.05.
     """
     network = require_decoder(model, "a perturbed capsule")
+    check_images(image)
     if target is not None and not (is_whole_number(target) and 0 <= target < network.num_classes):
         raise InputError(f"target must be a class from 0 to {network.num_classes - 1}, got {target}")
     dim = network.class_capsules.out_dim
@@ -276,9 +278,9 @@ def _draw_changes(
 def _offsets(amplitude: float | tuple[float, float], steps: int) -> Float[np.ndarray, "steps"]:
     """What is added to a component: from the lowest to the highest change in equal steps."""
     ends = amplitude if isinstance(amplitude, tuple) else (amplitude,)
-    if not is_whole_number(steps) or len(ends) not in (1, 2) or not all(map(is_number, ends)):
-        raise InputError(f"{CHANGE} must be one number or two, and steps a whole number, got {amplitude} and {steps}")
     STEPS.check("steps", steps)
+    if len(ends) not in (1, 2) or not all(map(is_number, ends)):
+        raise InputError(f"{CHANGE} must be one number or two, got {amplitude}")
     low, high = ends if len(ends) == 2 else (-ends[0], ends[0])
     if not low < high:
         raise InputError(f"{CHANGE} must be above 0, or a lower and a higher change, got {amplitude}")

@@ -10,6 +10,6 @@ EPSILONS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)  # largest changes of a pixel 
 PGD_STEPS = 10
 EVASION_STEPS = 100  # of the attack that knows the detector, and of PGD beside it
 
-STEPS = Range(1, 10_000)  # of PGD
+STEPS = Range(1, 10_000, whole=True)  # of PGD
 MOST_STRENGTHS = 1000  # of one curve
-DRAWN_ITERATIONS = Range(1, 100)  # of routing, in one figure
+DRAWN_ITERATIONS = Range(1, 100, whole=True)  # of routing, in one figure

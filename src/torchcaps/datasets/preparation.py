@@ -123,8 +123,11 @@ def prepare_image(
         The image in its new form; black where no ink was found.
 
     Raises:
-        InputError: ``in_shape`` has not 1 channel, or the image neither 1 nor 3.
+        InputError: ``in_shape`` has not 1 channel, or the image neither 1 nor 3; or ``light_ink`` is neither True nor
+            False.
     """
+    if not isinstance(light_ink, bool):
+        raise InputError(f"light_ink must be True or False, got {shown(light_ink)}")
     in_shape = image_shape(in_shape)
     if in_shape[0] != 1 or image.ndim != 3 or len(image) not in (1, 3):
         raise InputError(
