@@ -13,18 +13,29 @@ from torch import Tensor
 
 from support import assert_close, assert_raises, small
 from torchcaps import (
+    agreement,
     analysis,
     compute_votes,
     create_model,
     datasets,
     dynamic_routing,
+    em_routing,
+    em_routing_code,
+    exponential_squash,
+    inverted_attention_routing,
     margin_loss,
     normalised_cross_entropy,
     reconstruction_loss,
     route,
     safe_norm,
+    score_cross_entropy,
+    self_attention_routing,
+    self_routing,
     set_working_memory,
+    spread_loss,
     squash,
+    vb_routing,
+    weighted_sum,
 )
 from torchcaps.datasets.image_set import resize_images
 from torchcaps.datasets.splits import stratified_split
@@ -76,6 +87,7 @@ def calls() -> Iterator[Call]:
     capsules, lengths, labels = torch.rand(2, 4, 5), torch.rand(2, 4), torch.tensor([0, 3])
     maps, images = torch.rand(2, 3, 9, 9), torch.rand(2, 1, 18, 18)
     yield "squash", squash, {"x": capsules}, ()
+    yield "exponential_squash", exponential_squash, {"x": capsules}, ()
     yield "safe_norm", safe_norm, {"x": capsules}, ()
     yield "margin_loss", margin_loss, {"lengths": lengths, "targets": labels}, ()
     yield "normalised_cross_entropy", normalised_cross_entropy, {"lengths": lengths, "targets": labels}, ()
@@ -84,6 +96,16 @@ def calls() -> Iterator[Call]:
     votes = {"votes": torch.rand(2, 3, 4, 5), "bias": bias, "prior": prior}
     yield "dynamic_routing", dynamic_routing, votes, ("bias", "prior")
     yield "route", route, layer, ("bias", "prior")
+    yield (
+        "weighted_sum",
+        weighted_sum,
+        {"poses": poses, "weight": weight, "coupling": torch.rand(2, 3, 4)},
+        ("coupling",),
+    )
+    yield "agreement", agreement, {"poses": poses, "weight": weight, "parents": capsules}, ()
+    yield from routings()
+    yield "spread_loss", spread_loss, {"scores": lengths, "targets": labels}, ()
+    yield "score_cross_entropy", score_cross_entropy, {"scores": lengths, "targets": labels}, ()
     kernels = {"features": maps, "weight": torch.rand(4, 3, 3, 3), "bias": torch.rand(4)}
     yield "convolve", convolve, kernels, ("bias",)
     yield "Convolution", Convolution(3, 4, 3), {"input": maps}, ()
@@ -115,6 +137,20 @@ def calls() -> Iterator[Call]:
     yield "BaselineCNN.loss", lambda targets: cnn.loss(of_cnn, images, targets), {"targets": labels}, ()
     drawn = {"images": torch.rand(2, 2, 1, 18, 18), "targets": pairs}
     yield "CapsNet.loss", lambda images, targets: of_pairs.loss(of_two, images, targets), drawn, ()
+
+
+def routings() -> Iterator[Call]:
+    """Routing by votes (2, 3, 4, 5), but dynamic routing."""
+    votes, active = {"votes": torch.rand(2, 3, 4, 5)}, {"activations": torch.rand(2, 3)}
+    yield "self_attention_routing", self_attention_routing, votes | {"bias": torch.rand(3, 4)}, ("bias",)
+    norm = {"norm_weight": torch.rand(5), "norm_bias": torch.rand(5)}
+    yield "inverted_attention_routing", inverted_attention_routing, votes | norm, ("norm_weight", "norm_bias")
+    yield "self_routing", self_routing, votes | active | {"routing_logits": torch.rand(2, 3, 4)}, ()
+    first, second = torch.rand(4), torch.rand(4)
+    yield "em_routing", em_routing, votes | active | {"beta_u": first, "beta_a": second}, ()
+    code = {"sigma_bias": first, "activation_bias": second}
+    yield "em_routing_code", em_routing_code, votes | active | code, ()
+    yield "vb_routing", vb_routing, votes | active | {"beta_u": first, "beta_a": second}, ()
 
 
 ARGUMENTS = [
@@ -158,12 +194,21 @@ def test_tensors_that_are_not_computed_with(
 def test_tensors_on_another_device(
     function: Callable[..., object], given: dict[str, Tensor], name: str, optional: bool, said: str
 ) -> None:
-    if said in ("squash", "safe_norm"):  # they have no other
+    if said in ("squash", "exponential_squash", "safe_norm"):  # they have no other
         assert function(given["x"].to("meta")).device.type == "meta"  # type: ignore[attr-defined]
         return
     said = f"({said}|convolve|Dense)"  # layers leave it to their convolution, or to their transform
     with pytest.raises(ValueError, match=f"{said}: .* must be on one device, got .*(cpu and meta|meta and cpu)"):
         function(**given | {name: given[name].to("meta")})
+
+
+@pytest.mark.parametrize(("loss", "option"), [(spread_loss, "margin"), (score_cross_entropy, "scale")])
+def test_a_number_that_may_be_a_tensor_is_one_number(loss: Callable[..., Tensor], option: str) -> None:
+    scores, labels = torch.rand(2, 4), torch.tensor([0, 3])
+    assert_close(loss(scores, labels, **{option: torch.tensor(0.5)}), loss(scores, labels, **{option: 0.5}))
+    said = f"{loss.__name__}: {option} must have shape (), got (2, 2)"
+    assert_raises(ValueError, loss, scores, labels, **{option: torch.ones(2, 2)}, say=said)
+    assert_raises(TypeError, loss, scores, labels, **{option: "a"}, say=f"{loss.__name__}: {option} must be a number")
 
 
 def test_squash_and_norm_ask_for_an_axis() -> None:

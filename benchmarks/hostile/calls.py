@@ -59,6 +59,8 @@ def _functions() -> dict[str, Callable[[], Call]]:
     from torchcaps.training import make_config
 
     weight, poses, lengths = _random(I, J, D, K), _random(B, I, K), _random(B, J)
+    votes, active = _random(B, I, J, D), _random(B, I)
+    weighed = {"votes": votes, "activations": active, "num_iterations": 2, "return_coupling": True}
     routing = {"num_iterations": 2, "softmax_over": "outputs", "stop_gradient": False, "leaky": False, "eps": 1e-7}
     more = {"bias": _random(J, D), "prior": _random(I, J), "return_coupling": True}
     coordinates = {"padding": 1, "stride": 1}
@@ -95,6 +97,44 @@ def _functions() -> dict[str, Callable[[], Call]]:
         "compute_votes": lambda: (torchcaps.compute_votes, {"poses": poses, "weight": weight}),
         "dynamic_routing": lambda: (torchcaps.dynamic_routing, {"votes": _random(B, I, J, D), **routing, **more}),
         "route": lambda: (torchcaps.route, {"poses": poses, "weight": weight, **routing, **more, "backend": "auto"}),
+        "exponential_squash": lambda: (torchcaps.exponential_squash, {"x": poses, "dim": -1}),
+        "weighted_sum": lambda: (
+            torchcaps.weighted_sum, {"poses": poses, "weight": weight, "coupling": _random(B, I, J)}
+        ),
+        "agreement": lambda: (torchcaps.agreement, {"poses": poses, "weight": weight, "parents": _random(B, J, D)}),
+        "routing_rounds": lambda: (
+            torchcaps.routing_rounds,
+            {"votes": votes, "num_iterations": 2, "bias": _random(J, D), "prior": _random(I, J), "eps": 1e-7},
+        ),
+        "self_attention_routing": lambda: (
+            torchcaps.self_attention_routing, {"votes": votes, "bias": _random(I, J), "return_coupling": True}
+        ),
+        "inverted_attention_routing": lambda: (
+            torchcaps.inverted_attention_routing,
+            {"votes": votes, "num_iterations": 2, "norm_weight": _random(D), "norm_bias": _random(D), "eps": 1e-5}
+            | {"return_coupling": True},
+        ),
+        "self_routing": lambda: (
+            torchcaps.self_routing,
+            {"votes": votes, "activations": active, "routing_logits": _random(B, I, J), "return_coupling": True},
+        ),
+        "em_routing": lambda: (
+            torchcaps.em_routing,
+            {**weighed, "beta_u": _random(J), "beta_a": _random(J), "final_lambda": 0.01, "cost_scale": 1.0},
+        ),
+        "em_routing_code": lambda: (
+            torchcaps.em_routing_code,
+            {**weighed, "sigma_bias": _random(J), "activation_bias": _random(J), "final_beta": 0.01}
+            | {"min_variance": 0.0005},
+        ),
+        "vb_routing": lambda: (torchcaps.vb_routing, {**weighed, "beta_u": _random(J), "beta_a": _random(J)}),
+        "spread_loss": lambda: (
+            torchcaps.spread_loss,
+            {"scores": lengths, "targets": torch.tensor([0, 1, 3]), "margin": 0.9, "reduction": "mean"},
+        ),
+        "score_cross_entropy": lambda: (
+            torchcaps.score_cross_entropy, {"scores": lengths, "targets": torch.tensor([0, 1, 3]), "scale": 10.0}
+        ),
         "convolve": lambda: (
             convolve,
             {"features": _random(2, 3, 9, 9), "weight": _random(4, 3, 3, 3), "bias": _random(4), **coordinates},
@@ -218,6 +258,17 @@ def _functions() -> dict[str, Callable[[], Call]]:
             analysis.attack_curve,
             {"model": _model(), "images": _image_set(), "attack": "fgsm", "epsilons": (0.0, 0.1), "steps": 2},
         ),
+        "calibrate": lambda: (analysis.calibrate, {"model": _model(), "images": _images(), "batch_size": 4}),
+        "fit_detector": lambda: (
+            analysis.fit_detector, {"model": _model(), "validation": _image_set(), "batch_size": 4}
+        ),
+        "with_affine_factors": lambda: (analysis.with_affine_factors, {"image_set": _image_set(), "seed": 0}),
+        "probe": lambda: (
+            analysis.probe,
+            {"model": _model(), "fitted": analysis.with_affine_factors(_image_set(30))}
+            | {"held_out": analysis.with_affine_factors(_image_set(12)), "seed": 0, "batch_size": 8},
+        ),
+        "list_layers": lambda: (analysis.list_layers, {"model": _model()}),
         "read_metrics": lambda: (analysis.read_metrics, {"path": "run"}),
         "figure_samples": lambda: (analysis.figure_samples, {"images": _image_set(), "class_names": CLASSES}),
     }  # fmt: skip

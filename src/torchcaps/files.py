@@ -36,6 +36,10 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     try:
         yield temporary
         commit(temporary, path)
+    except OSError as error:
+        if error.errno is not None and error.filename is None:  # as of a write to a full disk
+            error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -202,6 +202,8 @@ def test_evaluation_batches_may_be_larger_than_the_set(make_set: MakeSet) -> Non
         ),
         ({"batch_size": 4, "shuffle": True, "augmentation": Augmentation(-1)}, "max_shift is -1"),
         ({"batch_size": torch.ones(2, 2), "shuffle": True}, "batch_size must be a whole number, got tensor"),
+        ({"batch_size": 4, "shuffle": torch.ones(2, 2)}, "shuffle must be True or False, got tensor"),
+        ({"batch_size": 4, "shuffle": True, "drop_last": 1}, "drop_last must be True or False, got 1"),
         ({"batch_size": 2.5, "shuffle": True}, "batch_size must be a whole number, got 2.5"),
         ({"batch_size": 4, "shuffle": True, "world_size": "2"}, "world_size must be a whole number, got '2'"),
         ({"batch_size": 4, "shuffle": True, "seed": -1}, "seed must be 0 to 4294967295, got -1"),

@@ -121,8 +121,11 @@ def test_bad_targets(loss: Callable[..., Tensor]) -> None:
         assert_raises(TypeError, loss, LENGTHS, torch.zeros(2, dtype=dtype), say="must be integer labels")
     for value in (2.0, -1.0, math.nan):
         assert_raises(ValueError, loss, LENGTHS, torch.full((2, 3), value), say="multi-hot targets must lie in 0..1")
-    assert_raises(TypeError, loss, torch.ones(2, 3, dtype=torch.int64), LABELS, say="lengths must be a floating-point")
-    assert_raises(ValueError, loss, torch.ones(2, 3, 1), LABELS, say="lengths must have shape (B, J), got (2, 3, 1)")
+    scores = "scores" if loss is multi_hot else "lengths"
+    assert_raises(
+        TypeError, loss, torch.ones(2, 3, dtype=torch.int64), LABELS, say=f"{scores} must be a floating-point"
+    )
+    assert_raises(ValueError, loss, torch.ones(2, 3, 1), LABELS, say=f"{scores} must have shape (B, J), got (2, 3, 1)")
 
 
 def test_bad_reductions_and_shapes() -> None:

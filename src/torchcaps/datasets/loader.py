@@ -88,6 +88,9 @@ class BatchLoader:
         SEED.check("seed", self.seed)
         for name in ("batch_size", "rank", "world_size"):
             _check_whole(name, getattr(self, name))
+        for name in ("shuffle", "drop_last"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"BatchLoader: {name} must be True or False, got {shown(getattr(self, name))}")
         if self.batch_size < 1:
             raise InputError(f"the batch size must be at least 1, got {self.batch_size}")
         if (self.shuffle or self.drop_last) and self.batch_size > self.num_images:

@@ -13,7 +13,8 @@ from torch import Tensor
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet, check_dtype
 from torchcaps.datasets.rng import FIXED_SEED, generator
-from torchcaps.errors import InputError
+from torchcaps.errors import InputError, shown
+from torchcaps.ranges import is_whole_number
 
 _TEST_SHARE = 0.2
 
@@ -42,9 +43,9 @@ def stratified_split(
     check_dtype("labels", labels, torch.int64)
     classes, counts = np.unique(labels.numpy(), return_counts=True)
     most = len(labels) - leave_one * len(classes)
-    if not 1 <= size <= most:
+    if not is_whole_number(size) or not 1 <= size <= most:
         why = f" and leave one of each of the {len(classes)} classes" if leave_one else ""
-        raise InputError(f"{size} of {len(labels)} images cannot be held out{why}: 1 to {most} can")
+        raise InputError(f"{shown(size)} of {len(labels)} images cannot be held out{why}: 1 to {most} can")
     random = generator(seed)
     quotas = _quotas(counts, size, leave_one)
     held = np.zeros(len(labels), dtype=bool)

@@ -10,8 +10,7 @@ from typing import Any, Self
 
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from torchcaps.errors import InputError, shown
@@ -131,10 +130,8 @@ class Network(nn.Module):
                 raise InputError(f"{name} has weights that {dtype} cannot hold; store them as they are")
         write_json(folder / CONFIG, self.description())
         with atomic_path(folder / WEIGHTS) as temporary:
-            try:
-                save_file(tensors, temporary, metadata={CHECKSUM: checksum(tensors)})
-            except SafetensorError as error:  # hides the operating system's reason, such as a full disk
-                raise OSError(f"the weights {folder / WEIGHTS} could not be written: {error}") from error
+            # not by save_file, which makes a temporary file of its own that a kill leaves behind
+            temporary.write_bytes(save(tensors, metadata={CHECKSUM: checksum(tensors)}))
         if class_names is None:
             (folder / CLASSES).unlink(missing_ok=True)
         else:

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.ops.checks import check_flags, check_numbers, check_one_device, check_tensor
-from torchcaps.ops.dynamic_routing.checks import check_iterations, check_votes
+from torchcaps.ops.dynamic_routing.checks import check_active_votes, check_iterations
 from torchcaps.ops.dynamic_routing.reference import RoutingRound
 from torchcaps.ops.precision import full_precision, in_full_precision
 from torchcaps.ops.self_routing import above_zero
@@ -112,7 +112,7 @@ def em_routing(
     check_flags(name, return_coupling=return_coupling)
     check_iterations(name, num_iterations, least=1)
     check_above_zero(name, final_lambda=final_lambda, cost_scale=cost_scale)
-    check_votes(name, votes, activations)
+    check_active_votes(name, votes, activations)
     check_betas(name, votes, beta_u=beta_u, beta_a=beta_a)
 
     def work(votes: Tensor, activations: Tensor, beta_u: Tensor, beta_a: Tensor) -> Gaussians:
@@ -237,7 +237,7 @@ def em_routing_code(
     check_flags(name, return_coupling=return_coupling)
     check_iterations(name, num_iterations, least=1)
     check_above_zero(name, final_beta=final_beta, min_variance=min_variance)
-    check_votes(name, votes, activations)
+    check_active_votes(name, votes, activations)
     check_betas(name, votes, sigma_bias=sigma_bias, activation_bias=activation_bias)
 
     def work(votes: Tensor, activations: Tensor, sigma_bias: Tensor, activation_bias: Tensor) -> Gaussians:

@@ -60,7 +60,7 @@ def margin_loss(
     """
     check_choice("margin_loss", "reduction", reduction, REDUCTIONS)
     check_numbers("margin_loss", m_plus=m_plus, m_minus=m_minus, lam=lam, power=power)
-    present = multi_hot(lengths, targets, "margin_loss")
+    present = multi_hot(lengths, targets, "margin_loss", "lengths")
     lengths = lengths.to(present.dtype)
     loss = (
         present * F.relu(m_plus - lengths).pow(power) + lam * (1 - present) * F.relu(lengths - m_minus).pow(power)
@@ -96,7 +96,7 @@ def normalised_cross_entropy(
     check_numbers("normalised_cross_entropy", clip=clip)
     if not 0 < clip < 0.5:
         raise ValueError(f"normalised_cross_entropy: clip must be above 0 and below 0.5, got {clip}")
-    present = multi_hot(lengths, targets, "normalised_cross_entropy")
+    present = multi_hot(lengths, targets, "normalised_cross_entropy", "lengths")
     lengths = lengths.to(present.dtype)
     share = lengths / lengths.sum(-1, keepdim=True).clamp_min(torch.finfo(lengths.dtype).tiny)
     loss = -(present * share.clamp(clip, 1 - clip).log()).sum(-1)
@@ -128,7 +128,9 @@ def spread_loss(
     Source: Hinton, Sabour, Frosst 2018, "Matrix capsules with EM routing", equation 3 (ICLR 2018).
     """
     check_choice("spread_loss", "reduction", reduction, REDUCTIONS)
-    if not isinstance(margin, Tensor):
+    if isinstance(margin, Tensor):
+        check_tensor("spread_loss", "margin", margin, ())
+    else:
         check_numbers("spread_loss", margin=margin)
     present = multi_hot(scores, targets, "spread_loss")
     scores = scores.to(present.dtype)
@@ -160,7 +162,9 @@ def score_cross_entropy(
     Source: with a scale of 1 the loss of De Sousa Ribeiro et al. 2020 (arXiv:1905.11455), whose logits are activations.
     """
     check_choice("score_cross_entropy", "reduction", reduction, REDUCTIONS)
-    if not isinstance(scale, Tensor):
+    if isinstance(scale, Tensor):
+        check_tensor("score_cross_entropy", "scale", scale, ())
+    else:
         check_numbers("score_cross_entropy", scale=scale)
     present = multi_hot(scores, targets, "score_cross_entropy")
     return _reduce(-(present * (scale * scores.to(present.dtype)).log_softmax(1)).sum(1), reduction)
@@ -202,28 +206,30 @@ def reconstruction_loss(
 
 
 def multi_hot(
-    lengths: Float[Tensor, "B J"],
+    scores: Float[Tensor, "B J"],
     targets: Int[Tensor, "B"] | Int[Tensor, "B 1"] | Shaped[Tensor, "B J"],
     caller: str = "multi_hot",
+    name: str = "scores",
 ) -> Float[Tensor, "B J"]:
     """Targets as one row of zeros and ones an image, from labels or from rows that are multi-hot already.
 
     Args:
-        lengths: Gives the shape (B, J), J at least 1, and the dtype (float32 for half precision).
+        scores: Give the shape (B, J), J at least 1, and the dtype (float32 for half precision).
         targets: As for :func:`margin_loss`, labels in [0, J); rows may be integers, booleans or floats in [0, 1].
         caller: The function to name in an error.
+        name: What it calls its scores.
 
     Raises:
-        TypeError: Labels that are not integers, or lengths that are not floating-point.
+        TypeError: Labels that are not integers, or scores that are not floating-point.
         ValueError: Shapes, labels or values that do not fit, or another device; values on a GPU are not looked at.
     """
-    check_tensor(caller, "lengths", lengths, ("B", "J"))
+    check_tensor(caller, name, scores, ("B", "J"))
     check_dense(caller, "targets", targets, NUMBERS)
-    check_one_device(caller, lengths=lengths, targets=targets)
-    batch, classes = lengths.shape
+    check_one_device(caller, **{name: scores, "targets": targets})
+    batch, classes = scores.shape
     if classes == 0:
-        raise ValueError(f"{caller}: lengths must have at least one class, got shape {tuple(lengths.shape)}")
-    dtype = full_dtype(lengths.dtype)
+        raise ValueError(f"{caller}: {name} must have at least one class, got shape {tuple(scores.shape)}")
+    dtype = full_dtype(scores.dtype)
     if targets.shape == (batch, classes):
         present = targets.to(dtype)
         if can_look(present) and not (present.min() >= 0 and present.max() <= 1):

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.ops.checks import check_flags, check_one_device, check_tensor
-from torchcaps.ops.dynamic_routing.checks import check_votes
+from torchcaps.ops.dynamic_routing.checks import check_active_votes
 from torchcaps.ops.precision import full_precision, in_full_precision
 from torchcaps.ops.votes import BuiltVotes, VoteSums
 
@@ -67,7 +67,7 @@ def self_routing(
     """
     name = "self_routing"
     check_flags(name, return_coupling=return_coupling)
-    check_votes(name, votes, activations)
+    check_active_votes(name, votes, activations)
     check_tensor(name, "routing_logits", routing_logits, tuple(votes.shape[:3]))
     check_one_device(name, votes=votes, routing_logits=routing_logits)
     with full_precision(votes.device):

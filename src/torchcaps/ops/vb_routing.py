@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.ops.checks import check_flags, is_exporting
-from torchcaps.ops.dynamic_routing.checks import check_iterations, check_votes
+from torchcaps.ops.dynamic_routing.checks import check_active_votes, check_iterations
 from torchcaps.ops.dynamic_routing.reference import RoutingRound
 from torchcaps.ops.em_routing import (
     LOG_2_PI,
@@ -104,7 +104,7 @@ def vb_routing(
     name = "vb_routing"
     check_flags(name, return_coupling=return_coupling)
     check_iterations(name, num_iterations, least=1)
-    check_votes(name, votes, activations)
+    check_active_votes(name, votes, activations)
     check_betas(name, votes, beta_u=beta_u, beta_a=beta_a)
     full = in_full_precision(votes)
     each, betas = (full, activations.to(full.dtype)), (beta_u.to(full.dtype), beta_a.to(full.dtype))

@@ -30,18 +30,22 @@ def check_iterations(caller: str, num_iterations: int, *, least: int = 0) -> Non
 def check_votes(
     caller: str,
     votes: Tensor,
-    activations: Tensor | None = None,
     *,
     bias: Tensor | None = None,
     prior: Tensor | None = None,
 ) -> None:
-    """Raise if votes (B, I, J, D), activations (B, I), bias (J, D) and prior (I, J) do not fit each other."""
+    """Raise if votes (B, I, J, D), bias (J, D) and prior (I, J) do not fit each other."""
     check_tensor(caller, "votes", votes, ("B", "I", "J", "D"))
-    B, I, J, D = votes.shape
+    _, I, J, D = votes.shape
     _check_extras(caller, I, J, D, bias, prior)
-    if activations is not None:
-        check_tensor(caller, "activations", activations, (B, I))
-    check_one_device(caller, votes=votes, activations=activations, bias=bias, prior=prior)
+    check_one_device(caller, votes=votes, bias=bias, prior=prior)
+
+
+def check_active_votes(caller: str, votes: Tensor, activations: Tensor) -> None:
+    """Raise if votes (B, I, J, D) and activations (B, I) do not fit each other."""
+    check_votes(caller, votes)
+    check_tensor(caller, "activations", activations, votes.shape[:2])
+    check_one_device(caller, votes=votes, activations=activations)
 
 
 def check_route(
