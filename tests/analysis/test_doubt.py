@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -62,6 +63,15 @@ def test_without_a_decoder_only_scores_are_measured() -> None:
     model = create_model("baseline-cnn", **small("baseline-cnn"))
     usual = calibrate(model, torch.rand(20, *model.in_shape))
     assert (usual.distance, usual.images) == (Calibration.distance, 20)
+
+
+@pytest.mark.parametrize("pixel", [math.nan, math.inf, -math.inf, 1e30])
+def test_nothing_is_usual_of_pixels_that_are_no_numbers(pixel: float) -> None:
+    model = create_model("sabour2017", **small("sabour2017"))
+    images = torch.rand(3, *model.in_shape)
+    images[1, 0, 2, 3] = pixel
+    with pytest.raises(InputError, match=r"what is usual is measured on pixels of 0..1, got NaN or one beyond 1e"):
+        calibrate(model, images)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,12 @@ from torchcaps.analysis.doubt import USUAL, Calibration, distances
 from torchcaps.analysis.inference import Scored, classes_of, in_batches, inference
 from torchcaps.datasets.formats.image_files import Fit, read_image
 from torchcaps.datasets.preparation import Preparation
+from torchcaps.errors import InputError
 from torchcaps.models import Network
 from torchcaps.models.output import ScoreName
+
+BRIGHTEST = 1e15
+"""A pixel whose square float32 still holds, summed over any image."""
 
 
 def load_image(
@@ -101,11 +105,13 @@ def calibrate(model: Network, images: Shaped[Tensor, "N C H W"], *, batch_size: 
 
     Raises:
         TypeError: As for :func:`predict`.
-        InputError: The same.
+        InputError: The same; or pixels that are NaN, or so large that their squares are infinite.
     """
     scores, off = [], []
     with inference(model):
         for pixels, _ in in_batches(model, images, None, batch_size):
+            if not (pixels.float().abs() <= BRIGHTEST).all():
+                raise InputError(f"what is usual is measured on pixels of 0..1, got NaN or one beyond {BRIGHTEST:g}")
             output = model(pixels)
             scores.append(output.scores.float().sort(1, descending=True).values[:, model.config.objects - 1].cpu())
             if output.reconstruction is not None:
