@@ -104,6 +104,11 @@ def check_path(text: str) -> None:
         raise InputError(f"a path must hold no NUL and no half of a character, got {shown(text)}")
 
 
+def real(path: str | Path) -> Path:
+    """The whole path, without links; one whose links go in a circle ends there, and nothing is found at it."""
+    return Path(os.path.realpath(path))  # Path.resolve raises RuntimeError before Python 3.13
+
+
 def require_file(path: Path, what: str = "file", name: str | None = None) -> None:
     """Refuse what is no file before anything opens it: reading a FIFO or a device may never end.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def load_plugin(source: str | Path) -> None:
         InputError: There is none, or it raises an error, which is the cause of this one.
     """
     name = str(source)
-    place = str(Path(name).resolve()) if name.endswith(".py") else name
+    place = os.path.realpath(name) if name.endswith(".py") else name
     if place not in _loaded.values():
         (_run_file if name.endswith(".py") else _load_entry_point)(name)
     _loaded[name] = place

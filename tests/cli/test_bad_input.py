@@ -335,6 +335,9 @@ CASES: dict[str, tuple[Arguments, list[str]]] = {
         ["half.png"],
     ),
     "text for an image": (lambda p: ["predict", p.run, p.write("text.png", b"seven")], ["text.png"]),
+    "link to itself for a run": (lambda p: ["explore", _circle(p)], ["there is no run folder"]),
+    "link to itself for runs": (lambda p: ["curves", _circle(p), p.run], ["does not exist"]),
+    "link to itself for images": (lambda p: ["train", "--data", f"npz:{_circle(p)}"], ["cannot be read"]),
     "folder for an image": (lambda p: ["perturb", p.run, "--image", p.run], ["image"]),
     "figure of an unknown format": (lambda p: ["reconstruct", p.run, "--out", "x.bmp"], ["x.bmp", ".png"]),
     "figure under a file": (lambda p: ["curves", p.run, "--out", p.digit / "x.png"], ["x.png"]),
@@ -347,6 +350,13 @@ def _pipe(places: Places) -> Path:
     path = places.run.parent / "pipe"  # which the test does not read
     if not path.exists():
         os.mkfifo(path)
+    return path
+
+
+def _circle(places: Places) -> Path:
+    path = places.run.parent / "circle"  # which the test does not read
+    if not path.is_symlink():
+        path.symlink_to(path)
     return path
 
 

@@ -12,7 +12,7 @@ from torchcaps.cli.base import Decorator, compose
 from torchcaps.cli.fields import whole_numbers
 from torchcaps.cli.output import say
 from torchcaps.errors import InputError
-from torchcaps.files import check_path
+from torchcaps.files import check_path, real
 from torchcaps.ranges import INDEX
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ def names_of(run_folders: Sequence[Path]) -> list[str]:
     """What to call several runs beside each other: their folders' names, or whole paths where two are the same."""
     if len(set(run_folders)) < len(run_folders):
         raise InputError(f"each run may be given once, got {', '.join(map(str, run_folders))}")
-    names = [folder.resolve().name for folder in run_folders]
+    names = [real(folder).name for folder in run_folders]
     return names if len(set(names)) == len(names) else [str(folder) for folder in run_folders]
 
 

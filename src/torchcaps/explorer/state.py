@@ -24,6 +24,7 @@ from torchcaps.datasets.formats.image_files import read_photo
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.datasets.registry import look_up
 from torchcaps.errors import InputError, visible
+from torchcaps.files import real
 from torchcaps.models import CapsNet, Network
 from torchcaps.models.objects import longest
 from torchcaps.models.output import ScoreName
@@ -260,7 +261,7 @@ def open_explorer(run: Run, data: str | None = None, data_dir: str | None = None
     return Explorer(
         run.model,
         run.class_names,
-        name=run.path.resolve().name,
+        name=real(run.path).name,
         what=_what(run),
         images=images,
         images_of=images_of,

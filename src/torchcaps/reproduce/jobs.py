@@ -15,6 +15,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from torchcaps.errors import InputError, unknown_name
+from torchcaps.files import real
 from torchcaps.locks import held
 from torchcaps.reproduce.estimate import Timing, time_jobs
 from torchcaps.reproduce.logs import (
@@ -115,7 +116,7 @@ class Job:
             Timeout: Another process works on one of them.
         """
         with ExitStack() as stack:
-            for folder in dict.fromkeys(each.resolve() for each in (self.run, self.log)):
+            for folder in dict.fromkeys(real(each) for each in (self.run, self.log)):
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 # the system's own lock: it ends with the process that holds it
                 stack.enter_context(held(FileLock(folder.with_name(f".{folder.name}.lock"), timeout=0)))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from torchcaps.errors import InputError
-from torchcaps.files import read_json
+from torchcaps.files import read_json, real
 from torchcaps.locks import held
 from torchcaps.models.pretrained import CONFIG
 from torchcaps.training.checkpoint import CHECKPOINT
@@ -129,7 +129,7 @@ def _next_folder(config: TrainConfig) -> Path:
     """``runs/PRESET-DATA-N`` with the next free N."""
     # folder:PATH and npz:PATH become the name of what they point to
     kind, _, path = config.data.partition(":")
-    data = Path(path).resolve().stem if path else kind
+    data = real(path).stem if path else kind
     number = 1
     while os.path.lexists(folder := Path("runs") / f"{config.preset}-{data}-{number}"):  # a link to nothing, too
         number += 1
