@@ -184,21 +184,10 @@ def read_json(path: str | Path, what: str, keys: Mapping[str, Kind] | None = Non
         raise InputError(f"{what} {path} is not valid JSON: {error}") from None
     except ValueError:  # Python's, of an integer
         raise InputError(f"{what} {path} is not valid JSON: a number in it has too many digits") from None
-    if r"\ud" in text.lower() and not _is_text(value):
-        raise InputError(f"{what} {path} is not valid JSON: a text in it has half of a character")
     if not isinstance(value, dict):
         raise InputError(f"{what} {path} must hold a JSON object, got a {type(value).__name__}")
     check_keys(value, keys or {}, f"{what} {path}")
     return value
-
-
-def _is_text(value: Any) -> bool:
-    """Whether the texts of what JSON held can be written as UTF-8."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)

@@ -205,6 +205,15 @@ def test_a_time_of_other_settings_is_not_shown(only_tiny: Table, monkeypatch: py
     assert "about 10 hours" not in page_of()
 
 
+def test_half_of_a_character_in_a_log_is_written_out(only_tiny: Table, write_log) -> None:
+    write_log(only_tiny, "plain")
+    for file in Path("results").rglob("summary.json"):
+        summary = json.loads(file.read_text())
+        summary["hardware"]["processor"] = "half \ud800"
+        file.write_text(json.dumps(summary))
+    assert r"half \ud800" in page_of()
+
+
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [

@@ -99,7 +99,8 @@ def write_report(
         chapters = [_read_chapter(results, get_table(name)) for name in list_tables()]
         figures = [chapter.draw(page.parent / IMAGES, redraw) for chapter in chapters]
         texts = [chapter.text(drawn) for chapter, drawn in zip(chapters, figures, strict=True)]
-        write_text(page, "\n".join([_HEAD, *texts]))
+        # half of a character, which JSON may hold and UTF-8 not, is written out
+        write_text(page, "\n".join([_HEAD, *texts]).encode(errors="backslashreplace").decode())
     return [page, *(file for drawn in figures for files in drawn.values() for file in files)]
 
 
