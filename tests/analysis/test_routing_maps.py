@@ -13,7 +13,7 @@ from torchcaps import analysis
 from torchcaps.analysis.routing_maps import RoutingTrace, normalised_entropy
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet
-from torchcaps.nn import ConvCapsules, DynamicRouting, Routing
+from torchcaps.nn import ConvCapsules, DynamicRouting, Routing, SelfAttentionRouting
 from torchcaps.ops.dynamic_routing import compute_votes
 from torchcaps.ops.dynamic_routing.reference import compete
 from torchcaps.ops.memory import get_working_memory, set_working_memory
@@ -106,6 +106,14 @@ def test_none_of_the_above_counts_as_a_competitor():
     np.testing.assert_allclose(normalised_entropy(nothing_to_any, DynamicRouting(leaky=True)), 0, atol=1e-6)
     even = torch.full((1, 6, 3), 1 / 4)
     np.testing.assert_allclose(normalised_entropy(even, DynamicRouting(leaky=True)), 1, rtol=1e-6)
+
+
+def test_entropy_of_coupling_with_a_bias_is_that_of_its_shares():
+    """Self-attention adds a bias to what its softmax gives, so that coupling may be negative and sum to anything."""
+    coupling = torch.tensor([1.5, 1.5, -0.5, 0]).expand(1, 6, 4)
+    np.testing.assert_allclose(normalised_entropy(coupling, SelfAttentionRouting()), 0.5, rtol=1e-6)
+    none = torch.full((1, 6, 4), -0.5)
+    np.testing.assert_allclose(normalised_entropy(none, SelfAttentionRouting()), 0)
 
 
 def test_a_single_competitor_has_no_choice():

@@ -424,12 +424,14 @@ def normalised_entropy(
     """Entropy over the competitors, averaged over what they compete for, as a share of its maximum.
 
     Where the output capsules of overlapping windows compete, the entropy of an input capsule is over all of them. Where
-    nothing competes, it is that of the shares of an input capsule's coupling that go to the output capsules. Input
-    capsules that are not ``there``, beyond the edge of a map, have no entropy of their own.
+    nothing competes, or something is added to what the softmax gives, it is that of the shares of an input capsule's
+    coupling that go to the output capsules; negative coupling is no share. Input capsules that are not ``there``,
+    beyond the edge of a map, have no entropy of their own.
     """
     axis = 1 if routing.softmax_over == "inputs" else 2
-    if routing.softmax_over is None:
-        coupling = coupling.clamp_min(0) / coupling.clamp_min(0).sum(2, keepdim=True).clamp_min(1e-30)
+    coupling = coupling.clamp_min(0)
+    if routing.softmax_over is None or (rivals is None and not routing.leaky):
+        coupling = coupling / coupling.sum(axis, keepdim=True).clamp_min(1e-30)
     entropy = torch.special.entr(coupling).sum(axis)
     if rivals is not None and routing.softmax_over == "outputs":
         entropy, given = (rivals.sum(each) for each in (entropy, coupling.sum(2)))  # (B, N)

@@ -23,6 +23,8 @@ from torchcaps.errors import InputError
 X = np.random.default_rng(0).integers(0, 256, (40, 6, 5), dtype=np.uint8)
 X[:, 0, 0] = np.arange(40)  # tells the image
 Y = np.arange(40) % 4
+#: Of these, "b" is followed by a number that is no character.
+NO_CHARACTERS = np.array([[97, 0], [98, 0x110000], [99, 0], [100, 0]], np.uint32).view("=U2")[:, 0]
 
 
 def load(path: Path, **arrays: object) -> Dataset:
@@ -125,6 +127,8 @@ def test_arrays_that_are_not_used_are_not_read(tmp_path: Path) -> None:
         ({"x": np.zeros(40, [("a", "f4")]), "y": Y}, "its x is no plain array"),
         ({"x": np.zeros((1,) * 30), "y": Y}, r"x must have the shape .* got \(1, 1, .*1, 1\)$"),
         ({"x": X, "y": Y, "class_names": np.array([""] * 4)}, "two classes are called"),
+        ({"x": X, "y": Y, "class_names": NO_CHARACTERS}, "corrupt: its class_names hold what is no character"),
+        ({"x": X, "y": Y, "class_names": NO_CHARACTERS.byteswap().view(">U2")}, "hold what is no character"),
         (
             {"x": X, "y": Y, "class_names": np.array(["a", "b", "c\udce9", "d"])},
             r"the class 'c\\udce9' has a name.*UTF-8",

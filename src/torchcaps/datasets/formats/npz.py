@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import sys
 import zipfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import IO, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Int64, UInt8
+from jaxtyping import Int64, Shaped, UInt8
 from torch import Tensor
 
 from torchcaps.datasets.dataset import Splits
@@ -261,4 +262,12 @@ def _class_names(path: Path, arrays: dict[str, _Array], labels: Int64[Tensor, "N
         )
     if len(counts) < 2:
         raise InputError(f"{path}: y has only the class 0; at least two are needed")
-    return tuple(map(str, arrays[_NAMES].read())) if _NAMES in arrays else tuple(map(str, range(len(counts))))
+    return _texts(arrays[_NAMES].read()) if _NAMES in arrays else tuple(map(str, range(len(counts))))
+
+
+def _texts(names: Shaped[np.ndarray, "J"]) -> tuple[str, ...]:
+    """Texts of NumPy as Python's; an error where one holds a number that is no character, which Python cannot make."""
+    codes = np.frombuffer(names.tobytes(), np.dtype(np.uint32).newbyteorder(names.dtype.byteorder))
+    if (codes > sys.maxunicode).any():
+        raise ValueError(f"its {_NAMES} hold what is no character")
+    return tuple(map(str, names))
