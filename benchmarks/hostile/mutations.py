@@ -333,6 +333,8 @@ def copy(source: Path, folder: Path) -> None:
 def place_of(word: str) -> str:
     """What a command may write where a word of its line names the place: that, its folders, and names that go on."""
     named = word.partition("=")[2] if word.strip("-") and word.startswith("-") else word
+    if not named:
+        return ""
     place = os.path.normpath(named).partition("/")[0]
     return "*" if place == "." else f"{glob.escape(place)}*"
 

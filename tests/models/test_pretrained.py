@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -309,6 +311,17 @@ def test_weights_without_a_checksum_load_as_ever(folder: Path) -> None:
         tensors | {"backbone.conv.bias": torch.ones(8)}, weights, metadata={"sha256": pretrained.checksum(tensors)}
     )
     assert_raises(InputError, CapsNet.from_pretrained, folder, say="have changed since they were written")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="names of files are UTF-8 on this system")
+def test_a_folder_whose_name_is_not_utf_8(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"\xff\xfe")
+    model = network()
+    model.save_pretrained(folder)
+    for name, tensor in load_pretrained(folder).state_dict().items():
+        assert_close(tensor, model.state_dict()[name], 0)
+    (folder / "model.safetensors").write_bytes(b"nothing")
+    assert_raises(InputError, load_pretrained, folder, say="are damaged")
 
 
 def test_a_checksum_whose_name_is_damaged_is_one(folder: Path) -> None:

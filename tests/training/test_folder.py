@@ -146,3 +146,11 @@ def test_a_folder_that_cannot_be_written_is_an_os_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"), sole_use(tmp_path / "file"):
         pass
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="names of files are UTF-8 on this system")
+def test_a_folder_whose_name_is_not_utf_8_is_trained_in_and_drawn(bars: Path, tmp_path: Path) -> None:
+    out = tmp_path / os.fsdecode(b"\xff\xfe")
+    assert train(tiny_config(bars, epochs=1), out, progress=Silence())["epochs"] == 1
+    assert (out / "figures" / "curves.png").exists()
+    assert load_run(out).summary is not None

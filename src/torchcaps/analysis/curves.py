@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from torchcaps.analysis.figures import COLOURS, MUTED, draw_legend, new_figure, style_axes, use_whole_numbers
-from torchcaps.errors import InputError, shown
+from torchcaps.errors import InputError, shown, visible
 from torchcaps.files import read_text
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def figure_curves(runs: Mapping[str, Metrics], *, title: str | None = None) -> F
     loss_axes, error_axes = figure.subplots(1, 2)
     for (name, metrics), colour in zip(runs.items(), itertools.cycle(COLOURS)):
         for part, style in _STYLES.items():
-            label = name if part == "validation" else None
+            label = visible(name) if part == "validation" else None
             loss_axes.plot(metrics["epoch"], metrics[f"{part}_loss"], color=colour, label=label, **style)
             error_axes.plot(metrics["epoch"], 100 * (1 - metrics[f"{part}_accuracy"]), color=colour, **style)
     for part, style in _STYLES.items():

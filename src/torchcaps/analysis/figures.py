@@ -90,7 +90,8 @@ def new_figure(width: float, height: float, title: str | None = None) -> Figure:
 
     figure = Figure(figsize=(width, height), layout="constrained")
     if title:
-        figure.suptitle(title, fontsize=TITLE, parse_math=False)  # the name of a run is no formula, even with a $
+        # the name of a run is no formula, even with a $, and may hold what no font has
+        figure.suptitle(visible(title), fontsize=TITLE, parse_math=False)
     return figure
 
 
