@@ -109,6 +109,16 @@ def real(path: str | Path) -> Path:
     return Path(os.path.realpath(path))  # Path.resolve raises RuntimeError before Python 3.13
 
 
+@contextmanager
+def named_in_utf8(path: Path) -> Iterator[Path]:
+    """A path to a file for libraries that want UTF-8; on Linux one that is not UTF-8 is reached by its open file."""
+    if str(path).isprintable() or not Path("/proc/self/fd").is_dir():
+        yield path
+        return
+    with path.open("rb") as file:
+        yield Path(f"/proc/self/fd/{file.fileno()}")
+
+
 def require_file(path: Path, what: str = "file", name: str | None = None) -> None:
     """Refuse what is no file before anything opens it: reading a FIFO or a device may never end.
 

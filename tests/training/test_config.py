@@ -113,3 +113,13 @@ def test_override_leaves_the_original_alone() -> None:
     config = make_config("sabour2017")
     assert override(config, {"epochs": 1}).recipe.epochs == 1
     assert config.recipe.epochs != 1
+
+
+@pytest.mark.parametrize("plugins", [5, float("inf"), None, True, "abc", {}])
+def test_plugins_that_are_no_list_are_one_sentence(plugins: object, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    values = make_config("sabour2017").to_dict() | {"plugins": plugins}
+    file.write_text(json.dumps(values))
+    with pytest.raises(InputError, match=r"config\.json: plugins must be a sequence, got") as caught:
+        read_config(file)
+    assert "--plugin" not in str(caught.value)

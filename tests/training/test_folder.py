@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from tiny_runs import tiny_config
+from torchcaps.cli import main
 from torchcaps.errors import InputError
+from torchcaps.export import OnnxModel
 from torchcaps.training import folder, load_run, loop, resume, train
 from torchcaps.training.folder import HOLDER, LOCK, sole_use
 from torchcaps.training.progress import Silence
@@ -153,4 +155,8 @@ def test_a_folder_whose_name_is_not_utf_8_is_trained_in_and_drawn(bars: Path, tm
     out = tmp_path / os.fsdecode(b"\xff\xfe")
     assert train(tiny_config(bars, epochs=1), out, progress=Silence())["epochs"] == 1
     assert (out / "figures" / "curves.png").exists()
-    assert load_run(out).summary is not None
+    run = load_run(out)
+    assert run.summary is not None
+    pytest.importorskip("onnx")
+    assert main(["export", str(out), "--format", "onnx"]) == 0
+    assert OnnxModel(out / "model.onnx").description.class_names == run.class_names

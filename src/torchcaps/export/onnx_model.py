@@ -12,6 +12,7 @@ from jaxtyping import Float, Shaped
 
 from torchcaps.errors import InputError
 from torchcaps.export.description import Description
+from torchcaps.files import named_in_utf8
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -168,7 +169,8 @@ def _open(path: Path, threads: int | None) -> InferenceSession:
         options.intra_op_num_threads = threads
     _bound_memory(MEMORY + 2 * size)
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        with named_in_utf8(path) as named:
+            return onnxruntime.InferenceSession(str(named), options, providers=["CPUExecutionProvider"])
     except OSError:
         raise
     except Exception as error:  # onnxruntime's exceptions have no common class of their own

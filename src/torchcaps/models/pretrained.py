@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from torchcaps.errors import InputError, unknown_name
-from torchcaps.files import could_be_repository, require_file
+from torchcaps.files import could_be_repository, named_in_utf8, require_file
 from torchcaps.models.earlier import renamed
 from torchcaps.ops.checks import FLOATS
 
@@ -45,7 +44,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """
     require_file(path, "weights file")
     try:
-        with _named_in_utf8(path) as named, safe_open(named, framework="pt") as file:
+        with named_in_utf8(path) as named, safe_open(named, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             about = file.metadata() or {}
     except SafetensorError as error:
@@ -57,16 +56,6 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             f"weights {path} are damaged: they have changed since they were written; take a copy that is whole"
         )
     return renamed(tensors)
-
-
-@contextmanager
-def _named_in_utf8(path: Path) -> Iterator[Path]:
-    """A path to a file that safetensors takes: those of Linux need not be UTF-8, and are reached by their open file."""
-    if str(path).isprintable() or not Path("/proc/self/fd").is_dir():
-        yield path
-        return
-    with path.open("rb") as file:
-        yield Path(f"/proc/self/fd/{file.fileno()}")
 
 
 def load_weights(network: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:

@@ -154,7 +154,9 @@ def read_config(path: str | Path) -> TrainConfig:
         return TrainConfig.from_dict(values)
     except InputError as error:
         # plugins are never loaded because a file names them
-        missing = [name for name in values.get("plugins", ()) if isinstance(name, str) and not is_loaded(name)]
+        named = values.get("plugins")
+        named = named if isinstance(named, list) else []
+        missing = [name for name in named if isinstance(name, str) and not is_loaded(name)]
         options = " ".join(f"--plugin {shlex.quote(name)}" for name in missing)
         advice = f" The run was made with plugins; add {options}." if missing else ""
         raise InputError(f"configuration {path}: {error}{advice}") from None
