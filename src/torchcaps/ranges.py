@@ -65,6 +65,12 @@ def is_whole_number(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+def check_flag(name: str, value: object) -> None:
+    """Raise InputError unless a value is True or False."""
+    if not isinstance(value, bool):
+        raise InputError(f"{name} must be True or False, got {shown(value)}")
+
+
 def ranges_in(hint: Any) -> Iterator[Range]:
     """The ranges of numbers that an annotation holds."""
     for part in typing.get_args(hint):

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LARGEST_CHANGE = 1_000
+#: In errors: the argument, and what it is, as the command line calls it otherwise.
 CHANGE = "amplitude, the largest change of a component,"
-""""amplitude" is the argument's name; the command line has another."""
 STEPS = Range(2, 500, whole=True)
 MOST_ROWS, MOST_DRAWN = 500, 5_000
 """Rows, and images, in one figure: more would make it larger than the 65,535 pixels that viewers take, or take

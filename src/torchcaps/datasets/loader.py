@@ -15,7 +15,7 @@ from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.overlapping_pairs import Pairs, PairSet
 from torchcaps.datasets.rng import ORDER, stream_of
 from torchcaps.errors import InputError, shown
-from torchcaps.ranges import SEED, is_whole_number
+from torchcaps.ranges import SEED, check_flag, is_whole_number
 
 
 class Batch(NamedTuple):
@@ -89,8 +89,7 @@ class BatchLoader:
         for name in ("batch_size", "rank", "world_size"):
             _check_whole(name, getattr(self, name))
         for name in ("shuffle", "drop_last"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(f"BatchLoader: {name} must be True or False, got {shown(getattr(self, name))}")
+            check_flag(f"BatchLoader: {name}", getattr(self, name))
         if self.batch_size < 1:
             raise InputError(f"the batch size must be at least 1, got {self.batch_size}")
         if (self.shuffle or self.drop_last) and self.batch_size > self.num_images:

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float32, UInt8
 from PIL import Image
 
 from torchcaps.errors import InputError, shown
-from torchcaps.ranges import image_shape
+from torchcaps.ranges import check_flag, image_shape
 
 SIZE = 512
 """Pixels of a photo's longer side in which its drawing is looked for; larger photos are shrunk first."""
@@ -126,15 +126,13 @@ def prepare_image(
         InputError: ``in_shape`` has not 1 channel, or the image neither 1 nor 3; or ``light_ink`` is neither True nor
             False.
     """
-    if not isinstance(light_ink, bool):
-        raise InputError(f"light_ink must be True or False, got {shown(light_ink)}")
+    check_flag("light_ink", light_ink)
     in_shape = image_shape(in_shape)
     if in_shape[0] != 1 or image.ndim != 3 or len(image) not in (1, 3):
         raise InputError(
-            f"an image of 1 or 3 channels is prepared for a network that takes 1, got {image.shape} for "
-            f"{tuple(in_shape)}"
+            f"an image of 1 or 3 channels is prepared for a network that takes 1, got {image.shape} for {in_shape}"
         )
-    if image.shape == tuple(in_shape):
+    if image.shape == in_shape:
         if _is_light_on_dark(image):
             return Prepared(image)
         if not light_ink and _is_light_on_dark(255 - image):
@@ -143,7 +141,7 @@ def prepare_image(
     scale = min(SIZE / max(height, width), 1)
     found = _find_ink(_resized(image, (max(round(height * scale), 1), max(round(width * scale), 1))), light_ink)
     if found is None:
-        return Prepared(np.zeros(tuple(in_shape), np.uint8), (NOTHING,))
+        return Prepared(np.zeros(in_shape, np.uint8), (NOTHING,))
     ink, is_dark = found
     drawing = ink.drawing
     rows, columns = _extent(drawing > 0.5)

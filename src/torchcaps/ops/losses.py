@@ -128,10 +128,7 @@ def spread_loss(
     Source: Hinton, Sabour, Frosst 2018, "Matrix capsules with EM routing", equation 3 (ICLR 2018).
     """
     check_choice("spread_loss", "reduction", reduction, REDUCTIONS)
-    if isinstance(margin, Tensor):
-        check_tensor("spread_loss", "margin", margin, ())
-    else:
-        check_numbers("spread_loss", margin=margin)
+    _check_number("spread_loss", "margin", margin)
     present = multi_hot(scores, targets, "spread_loss")
     scores = scores.to(present.dtype)
     target = (present * scores).sum(1, keepdim=True) / present.sum(1, keepdim=True).clamp_min(1)
@@ -162,10 +159,7 @@ def score_cross_entropy(
     Source: with a scale of 1 the loss of De Sousa Ribeiro et al. 2020 (arXiv:1905.11455), whose logits are activations.
     """
     check_choice("score_cross_entropy", "reduction", reduction, REDUCTIONS)
-    if isinstance(scale, Tensor):
-        check_tensor("score_cross_entropy", "scale", scale, ())
-    else:
-        check_numbers("score_cross_entropy", scale=scale)
+    _check_number("score_cross_entropy", "scale", scale)
     present = multi_hot(scores, targets, "score_cross_entropy")
     return _reduce(-(present * (scale * scores.to(present.dtype)).log_softmax(1)).sum(1), reduction)
 
@@ -247,6 +241,14 @@ def multi_hot(
     labels = targets.reshape(batch)
     check_classes(caller, "labels", labels, classes)  # on a GPU one_hot's own assertion catches it
     return F.one_hot(labels.long(), classes).to(dtype)
+
+
+def _check_number(caller: str, name: str, value: float | Float[Tensor, ""]) -> None:
+    """Raise unless a value is a number, or a tensor of one, which may be learned."""
+    if isinstance(value, Tensor):
+        check_tensor(caller, name, value, ())
+    else:
+        check_numbers(caller, **{name: value})
 
 
 def _reduce(loss: Float[Tensor, "B"], reduction: Reduction) -> Tensor:

@@ -18,9 +18,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from torchcaps.datasets.formats.reading import one_sentence
 from torchcaps.datasets.preparation import Preparation, Prepared, prepare_image
-from torchcaps.errors import InputError, shown
+from torchcaps.errors import InputError
 from torchcaps.files import require_file
-from torchcaps.ranges import image_shape
+from torchcaps.ranges import check_flag, image_shape
 
 Fit = Literal["pad", "stretch"]
 
@@ -148,8 +148,7 @@ def read_photo(
     """
     if fit not in ("pad", "stretch"):
         raise InputError(f'fit must be "pad" or "stretch", got {fit!r}')
-    if not isinstance(invert, bool):
-        raise InputError(f"invert must be True or False, got {shown(invert)}")
+    check_flag("invert", invert)
     in_shape = image_shape(in_shape)
     pixels = read_pixels(Path(path), name)
     image = 255 - pixels if invert else pixels

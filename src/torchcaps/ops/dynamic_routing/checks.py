@@ -27,13 +27,7 @@ def check_iterations(caller: str, num_iterations: int, *, least: int = 0) -> Non
         raise ValueError(f"{caller}: num_iterations must be an integer from {allowed}, got {shown(num_iterations)}")
 
 
-def check_votes(
-    caller: str,
-    votes: Tensor,
-    *,
-    bias: Tensor | None = None,
-    prior: Tensor | None = None,
-) -> None:
+def check_votes(caller: str, votes: Tensor, *, bias: Tensor | None = None, prior: Tensor | None = None) -> None:
     """Raise if votes (B, I, J, D), bias (J, D) and prior (I, J) do not fit each other."""
     check_tensor(caller, "votes", votes, ("B", "I", "J", "D"))
     _, I, J, D = votes.shape
