@@ -130,7 +130,7 @@ def test_what_a_network_lacks_is_said() -> None:
     cnn = Explorer(small_network("baseline-cnn"))
     assert cnn.no_pose == cnn.no_routing == "A convolutional network has no capsules."
     view = cnn.look(pixels_for(cnn))
-    assert (view.capsules, view.routing, cnn.capsule_dim) == (None, None, 0)
+    assert (view.capsules, view.routing, cnn.model.capsule_dim) == (None, None, 0)
     assert view.scores.sum() == pytest.approx(1)
 
 

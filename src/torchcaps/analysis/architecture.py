@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import singledispatch
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -57,6 +58,7 @@ class Layer:
     in_decoder: bool = False
 
 
+@singledispatch
 def list_layers(model: Network) -> list[Layer]:
     """The layers of a network, from the image to the class scores, such as lengths, then those of the decoder.
 
@@ -78,12 +80,6 @@ def list_layers(model: Network) -> list[Layer]:
         class capsules (10, 16) 1474560
         lengths (10,) 0
     """
-    if isinstance(model, CapsNet):
-        return _capsule_layers(model)
-    if isinstance(model, BaselineCNN):
-        return _cnn_layers(model)
-    if isinstance(model, PooledCNN):
-        return _pooled_layers(model)
     return [Layer("scores", (type(model).__name__,), (model.num_classes,), _learned(model))]
 
 
@@ -255,6 +251,7 @@ def _maps(parts: Iterable[nn.Module], shape: tuple[int, ...]) -> list[Layer]:
     return layers
 
 
+@list_layers.register
 def _capsule_layers(model: CapsNet) -> list[Layer]:
     config, primary = model.config, model.primary_capsules
     layers = _backbone_layers(model)
@@ -367,6 +364,7 @@ def _decoder_layers(model: CapsNet) -> list[Layer]:
     return [*layers, *found, Layer(name, (*last, "sigmoid"), model.in_shape, rest, True)]
 
 
+@list_layers.register
 def _cnn_layers(model: BaselineCNN) -> list[Layer]:
     parts = [*model.stem.children()]
     for conv, norm in zip(model.convs, model.norms, strict=True):
@@ -379,6 +377,7 @@ def _cnn_layers(model: BaselineCNN) -> list[Layer]:
     return [*layers, _probabilities(model, ["dropout"] if model.config.dropout else [])]
 
 
+@list_layers.register
 def _pooled_layers(model: PooledCNN) -> list[Layer]:
     how = {"average": "mean over places", "max": "largest over places", "none": "flattened"}[model.config.pooling]
     numbers = Layer("numbers", (how,), (model.classify.in_features,), 0)

@@ -487,13 +487,14 @@ def _grid(network: CapsNet, number: int) -> tuple[int, int, int]:
 
 def layers_with_coupling(model: Network) -> list[int]:
     """The numbers, from 1, of a network's capsule layers whose routing :func:`trace_routing` can follow."""
-    if not isinstance(model, CapsNet):
+    if not model.config.has_capsules:
         return []
+    network = require_capsules(model, "a routing map")
     blank = torch.zeros(1, *model.in_shape, dtype=torch.uint8)
     found = []
-    with inference(model):
-        for number, capsules in enumerate(model.capsules(as_pixels(model, blank)), 1):
-            layer = model.layer(number)
+    with inference(network):
+        for number, capsules in enumerate(network.capsules(as_pixels(network, blank)), 1):
+            layer = network.layer(number)
             if layer.routing.num_iterations > 0:
                 votes, activations = layer.votes(capsules)
                 if layer.routing(votes, activations, return_coupling=True).coupling is not None:

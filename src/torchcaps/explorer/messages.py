@@ -43,7 +43,7 @@ def describe(explorer: Explorer) -> Answer:
         "classes": explorer.class_names,
         "shape": list(explorer.model.in_shape),
         "objects": explorer.num_objects,
-        "components": explorer.capsule_dim,
+        "components": explorer.model.capsule_dim,
         "images": 0 if explorer.images is None else len(explorer.images),
         "imagesOf": explorer.images_of,
         "noImages": explorer.no_images,

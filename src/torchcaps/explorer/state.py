@@ -25,7 +25,7 @@ from torchcaps.datasets.preparation import Preparation
 from torchcaps.datasets.registry import look_up
 from torchcaps.errors import InputError, visible
 from torchcaps.files import real
-from torchcaps.models import CapsNet, Network
+from torchcaps.models import Network
 from torchcaps.models.objects import longest
 from torchcaps.models.output import ScoreName
 from torchcaps.models.pretrained import is_shipped
@@ -148,11 +148,6 @@ class Explorer:
         """P, how many objects an image shows."""
         return self.model.config.objects
 
-    @property
-    def capsule_dim(self) -> int:
-        """D, the components of a capsule; 0 for a network without capsules."""
-        return self.model.class_capsules.out_dim if isinstance(self.model, CapsNet) else 0
-
     def look(self, pixels: UInt8[np.ndarray, "C H W"]) -> View:
         """What the network says about an image, pixels 0..255; InputError for one of another shape than its own."""
         image, model = torch.from_numpy(pixels)[None], self.model  # another one may take its place meanwhile
@@ -192,7 +187,7 @@ class Explorer:
         for j in classes:
             if not 0 <= j < network.num_classes:
                 raise InputError(f"a class must be from 0 to {network.num_classes - 1}, got {j}")
-        wanted = (len(classes), self.capsule_dim)
+        wanted = (len(classes), self.model.capsule_dim)
         if not 0 < len(classes) <= network.num_classes or poses.shape != wanted:
             raise InputError(
                 f"capsules must have shape {wanted}, one row of components for each of at least one class and at most "
@@ -200,7 +195,7 @@ class Explorer:
             )
         with inference(network):
             weight = next(network.parameters())
-            capsules = weight.new_zeros(len(classes), network.num_classes, self.capsule_dim)
+            capsules = weight.new_zeros(len(classes), network.num_classes, self.model.capsule_dim)
             capsules[range(len(classes)), list(classes)] = torch.from_numpy(poses).to(weight)
             return network.decode(capsules).float().cpu().numpy()
 

@@ -126,6 +126,11 @@ class CapsNet(Network):
         assert isinstance(layer, DenseCapsules)
         return layer
 
+    @property
+    def capsule_dim(self) -> int:
+        """D, the components of a class's capsule."""
+        return self.class_capsules.out_dim
+
     def layer(self, number: int) -> CapsuleLayer:
         """A capsule layer, counted from 1."""
         layer = self.layers[number - 1]

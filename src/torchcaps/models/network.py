@@ -71,6 +71,11 @@ class Network(nn.Module):
             )
         self.config, self.in_shape, self.num_classes = config, shape, num_classes
 
+    @property
+    def capsule_dim(self) -> int:
+        """D, the components of a class's capsule; 0 where there are no capsules."""
+        return 0
+
     @abstractmethod
     def forward(
         self, images: Float[Tensor, "B C H W"], targets: Targets | None = None, return_coupling: bool = False
