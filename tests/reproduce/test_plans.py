@@ -36,6 +36,13 @@ def test_every_row_gets_its_first_seed_before_any_its_second(tiny: Table) -> Non
     assert (job.config.seed, job.config.accelerator, job.config.data_dir) == (1, "cpu", "d")
 
 
+def test_a_precision_is_that_of_the_run_and_of_the_command_that_runs_it_again(tiny: Table) -> None:
+    half, usual = (plan(tiny, seeds=1, precision=precision).jobs[0] for precision in ("bf16", "auto"))
+    assert (half.config.precision, usual.config.precision) == ("bf16", "auto")
+    assert "--precision bf16" in half.command
+    assert "precision" not in usual.command
+
+
 def test_budgets_have_their_own_rows_and_seeds(tiny: Table) -> None:
     assert len(plan(tiny).jobs) == 2 * 3
     assert [job.row.name for job in plan(tiny, budget="full").jobs] == ["large"] * 5

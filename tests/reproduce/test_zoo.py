@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from torchcaps.models import build_model
 from torchcaps.models.fields import flat
 from torchcaps.reproduce import get_table
 from torchcaps.reproduce.logs import RunLog, counted, read_logs
-from torchcaps.reproduce.tables.zoo import HEADS, LEARNING_RATE, SEARCH_SEED, SEARCHED
+from torchcaps.reproduce.tables.zoo import HEADS, LEARNING_RATE, LONG, SEARCH_SEED, SEARCHED
 
 RESULTS = Path(__file__).parents[2] / "results"
-ROWS = {row.name: row for row in get_table("zoo").rows if row.compared_to or row.name.endswith("-uniform")}
+ZOO = {row.name: row for row in get_table("zoo").rows}
+ROWS = {name: row for name, row in ZOO.items() if (row.compared_to or "").endswith("-uniform") or "-uniform" in name}
 SEARCH = {row.name: row for row in get_table("zoo-search").rows}
 
 
@@ -60,14 +62,37 @@ def test_the_search_has_a_seed_of_its_own_and_looks_at_no_test_set() -> None:
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("images", ["views", "digits"])
 def test_learning_rates_are_the_best_of_the_search(images: str, head: str) -> None:
+    assert _best_rate(f"{images}-{head}") == LEARNING_RATE
+
+
+@pytest.mark.parametrize("network", LONG)
+def test_learning_rates_of_the_long_runs_are_the_best_of_the_search(network: str) -> None:
+    assert _best_rate(f"long-{network}") == LONG[network][-1] == ZOO[f"long-{network}"].config(0).recipe.learning_rate
+
+
+def test_the_long_runs_are_two_networks_of_one_size_by_one_recipe() -> None:
+    capsules, cnn = (ZOO[f"long-{network}"].config(0) for network in ("efficient-capsnet", "cnn"))
+    of_other_schedules = {"decay": 1.0, "decay_steps": 1, "min_learning_rate": 0.0}
+    recipes = [dataclasses.replace(run.recipe, **of_other_schedules) for run in (capsules, cnn)]
+    assert recipes[0] == recipes[1]
+    with torch.device("meta"):
+        sizes = [
+            sum(each.numel() for name, each in build_model(run.model, (1, 28, 28), 10).named_parameters() if "decoder" not in name)
+            for run in (capsules, cnn)
+        ]
+    assert sizes == [161_824, 161_226]
+
+
+def _best_rate(name: str) -> float:
+    """The learning rate with the lowest validation error, then loss, of the search of a network."""
     found: dict[float, tuple[float, float]] = {}
     for rate in SEARCHED:
-        row = SEARCH[f"{images}-{head}-{rate * 1e4:.0f}"]
+        row = SEARCH[f"{name}-{rate * 1e4:.0f}"]
         assert row.config(SEARCH_SEED).recipe.learning_rate == rate
         for log in counted(read_logs(RESULTS, get_table("zoo-search"), row), row):
             found[rate] = _judged(log)
     assert len(found) == len(SEARCHED)
-    assert min(found, key=lambda rate: found[rate]) == LEARNING_RATE
+    return min(found, key=lambda rate: found[rate])
 
 
 def _judged(log: RunLog) -> tuple[float, float]:

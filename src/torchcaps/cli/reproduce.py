@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torchcaps.reproduce import Budget, Job, Outcome, Reproduction, Table, Timing, Workers
 
 #: Options that only say which runs are made, and how.
-_OF_RUNS = ("budget", "seeds", "rows", "out", "data_dir", "accelerator", "jobs", "cluster", "estimate")
+_OF_RUNS = ("budget", "seeds", "rows", "out", "data_dir", "accelerator", "precision", "jobs", "cluster", "estimate")
 
 
 @click.command(
@@ -61,6 +61,12 @@ _OF_RUNS = ("budget", "seeds", "rows", "out", "data_dir", "accelerator", "jobs",
 )
 @click.option("--data-dir", metavar="DIR", help="Folder that holds the data sets' files.")
 @accelerator_option
+@click.option(
+    "--precision",
+    type=click.Choice(["auto", "32", "bf16"]),
+    default="auto",
+    help="float32 or bfloat16; auto is bfloat16 on GPUs that have it.",
+)
 @click.option("--jobs", type=whole_numbers(PROCESSES), default=1, help="Runs at a time, each in a process of its own.")
 @click.option(
     "--cluster",
@@ -83,6 +89,7 @@ def reproduce(
     page: Path | None,
     data_dir: str | None,
     accelerator: str,
+    precision: str,
     jobs: int,
     cluster: str | None,
     estimate: bool,
@@ -130,6 +137,7 @@ def reproduce(
         results=results if cluster is None else results.absolute(),
         data_dir=data_dir,
         accelerator=accelerator,
+        precision=precision,
     )
     try:
         with Workers(jobs, cluster) as workers:

@@ -61,14 +61,18 @@ class Job:
     """Folder that holds the data sets' files; the usual places if None."""
     accelerator: str = "auto"
     """Where to compute."""
+    precision: str = "auto"
+    """The numbers to compute with; ``"auto"`` is what is fastest there for most networks."""
 
     def __str__(self) -> str:
         return f"{self.table}/{self.row.name}, seed {self.seed}"
 
     @property
     def here(self) -> dict[str, str]:
-        """Fields of the configuration that say where the run is computed, not what it is."""
-        return {"accelerator": self.accelerator} | ({} if self.data_dir is None else {"data_dir": self.data_dir})
+        """Fields of the configuration that say where and with what the run is computed, not what it is."""
+        return {"accelerator": self.accelerator, "precision": self.precision} | (
+            {} if self.data_dir is None else {"data_dir": self.data_dir}
+        )
 
     @property
     def config(self) -> TrainConfig:
@@ -88,7 +92,7 @@ class Job:
     @property
     def command(self) -> str:
         """The command that runs it again, with the seeds before it."""
-        return row_command(self.table, self.row.name, self.seed + 1 - self.row.first_seed)
+        return row_command(self.table, self.row.name, self.seed + 1 - self.row.first_seed, self.precision)
 
     @property
     def is_done(self) -> bool:
@@ -123,10 +127,11 @@ class Job:
             yield
 
 
-def row_command(table: str, row: str, seeds: int) -> str:
+def row_command(table: str, row: str, seeds: int, precision: str = "auto") -> str:
     """The command that runs a row again, beside the runs and logs that there are."""
+    numbers = [] if precision == "auto" else ["--precision", precision]
     again = ["--out", "runs/again", "--results", "runs/again/logs"]
-    return shlex.join(["torchcaps", "reproduce", table, "--row", row, "--seeds", str(seeds), *again])
+    return shlex.join(["torchcaps", "reproduce", table, "--row", row, "--seeds", str(seeds), *numbers, *again])
 
 
 class NamedLines(PlainProgress):
@@ -269,6 +274,7 @@ def plan(
     results: str | Path = "results",
     data_dir: str | None = None,
     accelerator: str = "auto",
+    precision: str = "auto",
 ) -> Reproduction:
     """The runs of a table.
 
@@ -282,6 +288,7 @@ def plan(
         results: Folder of the logs, ``RESULTS/TABLE/ROW/seed-N``.
         data_dir: Folder that holds the data sets' files.
         accelerator: Where to compute.
+        precision: ``"32"``, ``"bf16"`` or ``"auto"``; a run that has begun goes on with its own where it is ``"auto"``.
 
     Raises:
         InputError: No such row, or none of the budget, a number of seeds below one, or a run or a log that is there
@@ -297,7 +304,7 @@ def plan(
     if not chosen:
         raise InputError(f"table {table.name} has no rows of the {budget} budget")
     jobs = [
-        Job(table.name, row, seed, Path(out), Path(results), data_dir, accelerator)
+        Job(table.name, row, seed, Path(out), Path(results), data_dir, accelerator, precision)
         for together in itertools.zip_longest(*(row.seeds_of(budget, seeds) for row in chosen))
         for row, seed in zip(chosen, together, strict=True)
         if seed is not None
