@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import statistics
 import tomllib
 from collections.abc import Callable, Iterator
@@ -61,8 +60,8 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def address(run_folder: Path) -> Iterator[str]:
-    """The page of the trained run, or of another one for the README's pictures."""
-    run = load_run(os.environ.get("TORCHCAPS_SCREENSHOT_RUN") or run_folder)
+    """The page of the trained run."""
+    run = load_run(run_folder)
     with served(open_explorer(run)) as address:
         yield address
 
@@ -142,14 +141,6 @@ def message(page: Page) -> str:
     return page.locator(".message").inner_text()
 
 
-def save_screenshot(page: Page, name: str, *, full_page: bool) -> None:
-    """A picture for the README, where TORCHCAPS_SCREENSHOTS names a folder for it."""
-    if folder := os.environ.get("TORCHCAPS_SCREENSHOTS"):
-        page.evaluate("document.activeElement.blur()")
-        page.mouse.move(0, 0)
-        page.screenshot(path=Path(folder) / name, full_page=full_page)
-
-
 def test_a_stroke_is_judged_and_reconstructed(open_page: Callable[..., Page], address: str) -> None:
     page = open_page(address)
     assert page.locator(".verdict").inner_text() == "Draw, upload or pick an image."
@@ -173,12 +164,6 @@ def test_a_stroke_is_judged_and_reconstructed(open_page: Callable[..., Page], ad
     assert page.locator(".everything canvas").count() == 3 * 10
     assert page.locator(".routing tbody tr").last.locator("td span").nth(3).inner_text() == f"{lengths[3]:.2f}"[1:]
     page.get_by_text("All iterations at once").click()
-    slider = page.get_by_role("slider", name="Component 6", exact=True)
-    slider.press("PageUp")
-    slider.press("PageUp")
-    settle(page)
-    save_screenshot(page, "explorer-desktop.png", full_page=True)
-
     page.get_by_role("button", name="Invert").click()
     settle(page)
     assert pixels(page, ".drawing").min() == 0
@@ -592,18 +577,10 @@ def test_two_networks_side_by_side(open_page: Callable[..., Page], address: str)
             page.get_by_role("radio", name="three").check()
             settle(page)
             assert page.get_by_text("iteration 3 of 3").is_visible()
-    if "TORCHCAPS_SCREENSHOTS" in os.environ:
-        runs = [load_run(os.environ[name]) for name in ("TORCHCAPS_SCREENSHOT_RUN", "TORCHCAPS_SCREENSHOT_RUN2")]
-        with served(*map(open_explorer, runs)) as beside:
-            page = open_page(beside)
-            pick(page, 7)
-            save_screenshot(page, "explorer-beside.png", full_page=True)
 
 
 def test_a_network_is_watched_while_it_learns(open_page: Callable[..., Page], tmp_path: Path) -> None:
     small: dict[str, Any] = {"conv_channels": 8, "primary_types": 2, "decoder_hidden": (16,), "limit_train": 200}
-    if is_drawn := "TORCHCAPS_SCREENSHOTS" in os.environ:
-        small = {"max_shift": 2, "learning_rate": 0.002, "schedule": "one-cycle"}
     config = make_config("sabour2017", data="digits", epochs=3, batch_size=20, accelerator="cpu", **small)
     learning = Learning(config, Progress())
     with served(learning.explorer, learning=learning) as address:
@@ -615,9 +592,6 @@ def test_a_network_is_watched_while_it_learns(open_page: Callable[..., Page], tm
         summary = train(config, tmp_path / "run", figures=False, progress=learning)
         page.get_by_text("The network is learning.").wait_for()
         page.get_by_text("epoch 3 of 3").wait_for()
-        if is_drawn:
-            settle(page)
-            save_screenshot(page, "explorer-learning.png", full_page=False)
         learning.end(load_run(tmp_path / "run"), summary["test"]["best"]["accuracy"])
         page.get_by_text("Trained:").wait_for()
         settle(page)
@@ -746,8 +720,6 @@ def test_a_phone_is_wide_enough(open_page: Callable[..., Page], address: str) ->
     assert box is not None
     assert box["y"] >= 0
     assert box["y"] + box["height"] <= 844
-    page.locator(".pose").evaluate("section => section.scrollIntoView()")
-    save_screenshot(page, "explorer-phone.png", full_page=False)
     page.evaluate("scrollTo(0, 0)")
     page.get_by_role("button", name="Clear").tap()
     page.touchscreen.tap(area["x"] + 100, area["y"] + 100)

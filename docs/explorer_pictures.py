@@ -1,0 +1,144 @@
+"""The explorer's pictures in the documentation, taken in a browser of what `torchcaps explore` serves.
+
+    python docs/explorer_pictures.py                  # needs playwright and its Chromium, or CHROMIUM=/path/to/one
+
+The network that comes with torchcaps at a desktop's and at a phone's width; a network while it learns the embedded
+digits, for which it is trained; and the same one beside a CNN. The two trainings take some minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+IMAGES = Path(__file__).parent / "images"
+TORCHCAPS = (sys.executable, "-m", "torchcaps")
+WATCHED, TWIN = "runs/sabour2017-digits-1", "runs/cnn-matched-digits-1"
+
+
+def main() -> None:
+    """Take the pictures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=IMAGES, help="folder of the pictures (docs/images)")
+    out = parser.parse_args().out.absolute()
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=os.environ.get("CHROMIUM"), args=["--no-sandbox"])
+        with explorer(folder) as address:
+            desktop(browser, address, out / "explorer-desktop.png")
+            phone(browser, address, out / "explorer-phone.png")
+        with explorer(folder, "--train", "digits") as address:
+            learning(browser, address, out / "explorer-learning.png")
+        twin = [*TORCHCAPS, "train", "cnn-matched", "--data", "digits", "--epochs", "7"]
+        subprocess.run(twin, cwd=folder, check=True)
+        with explorer(folder, WATCHED, TWIN) as address:
+            beside(browser, address, out / "explorer-beside.png")
+        browser.close()
+
+
+@contextmanager
+def explorer(folder: str, *arguments: str) -> Iterator[str]:
+    """The address of `torchcaps explore` with these arguments, run in a folder."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [*TORCHCAPS, "explore", *arguments, "--no-browser", "--port", str(port)]
+    with subprocess.Popen(command, cwd=folder) as process:
+        address = f"http://127.0.0.1:{port}/"
+        try:
+            wait(address)
+            yield address
+        finally:
+            process.terminate()
+
+
+def wait(address: str, seconds: int = 60) -> None:
+    """Until somebody answers there."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            urlopen(address).close()
+        except URLError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.2)
+        else:
+            return
+
+
+def desktop(browser: Browser, address: str, path: Path) -> None:
+    """A test image, its reconstruction with one slider moved, and its routing."""
+    page = opened(browser, address, 1280, 900)
+    pick(page, 25)
+    move(page, 3)
+    page.screenshot(path=path, full_page=True)
+
+
+def phone(browser: Browser, address: str, path: Path) -> None:
+    """The sliders, with the picture above them."""
+    page = opened(browser, address, 390, 844, has_touch=True, is_mobile=True, device_scale_factor=2)
+    pick(page, 25)
+    move(page, 15)
+    page.locator(".pose").evaluate("section => section.scrollIntoView()")
+    page.screenshot(path=path)
+
+
+def learning(browser: Browser, address: str, path: Path) -> None:
+    """A training in its last epoch, and after it."""
+    page = opened(browser, address, 1280, 620)
+    page.get_by_text("epoch 7 of 7").wait_for(timeout=1_000_000)
+    page.locator(".learning").evaluate("section => section.scrollIntoView()")
+    page.screenshot(path=path)
+    page.get_by_text("Trained:").wait_for(timeout=1_000_000)
+
+
+def beside(browser: Browser, address: str, path: Path) -> None:
+    """What two networks make of one test image."""
+    page = opened(browser, address, 1280, 900)
+    pick(page, 7)
+    page.screenshot(path=path, full_page=True)
+
+
+def opened(browser: Browser, address: str, width: int, height: int, **options: Any) -> Page:
+    """A new page of that size."""
+    page = browser.new_page(viewport={"width": width, "height": height}, **options)
+    page.goto(address)
+    page.locator(".bar").first.wait_for()
+    return page
+
+
+def pick(page: Page, index: int) -> None:
+    """Show a test image."""
+    page.get_by_label("Test image").fill(str(index))
+    page.get_by_label("Test image").press("Enter")
+    settle(page)
+
+
+def move(page: Page, component: int) -> None:
+    """Make a component of the chosen capsule larger."""
+    slider = page.get_by_role("slider", name=f"Component {component}", exact=True)
+    slider.press("PageUp")
+    slider.press("PageUp")
+    settle(page)
+
+
+def settle(page: Page) -> None:
+    """Wait until nothing is asked or drawn any more."""
+    page.locator('.explorer[aria-busy="false"] .verdict strong').wait_for()
+    page.evaluate("document.activeElement.blur()")
+
+
+if __name__ == "__main__":
+    main()
