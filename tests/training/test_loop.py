@@ -330,11 +330,15 @@ def test_the_advice_names_only_options_that_the_network_has(bars: Path, tmp_path
 def test_every_preset_trains_on_a_small_data_set_by_its_own_recipe(preset: str, tmp_path: Path) -> None:
     recipe = get_preset(preset).recipe
     size = None if recipe.crop is None else recipe.crop + 4
-    limit = recipe.limit_train or 300
-    config = make_config(preset, epochs=1, image_size=size, limit_train=limit, **small(preset))
+    limits = {
+        "limit_train": recipe.limit_train or 2 * recipe.batch_size,
+        "limit_test": recipe.limit_test or 60,
+        "validation_size": recipe.validation_size or 60,
+    }
+    config = make_config(preset, epochs=1, image_size=size, **limits, **small(preset))
     summary = train(config, tmp_path / "run", progress=Silence(), figures=False)
-    assert summary["images"]["train"] == limit
-    assert summary["images"]["test"] == 360  # fewer than keras-tutorial's 1,000
+    assert summary["images"]["train"] == limits["limit_train"]
+    assert summary["images"]["test"] == min(limits["limit_test"], 360)  # fewer than keras-tutorial's 1,000
     side = recipe.crop or 28
     assert summary["in_shape"] == [1, side, side]
 
