@@ -125,6 +125,17 @@ def test_the_kinds_of_photos_that_are_measured(digits: np.ndarray, monkeypatch: 
         assert np.median(apart) < 0.15, kind
 
 
+@pytest.mark.parametrize("number", range(6))
+def test_a_drawing_on_a_sheet_that_lies_on_a_dark_desk(digits: np.ndarray, number: int) -> None:
+    """The desk covers most of the photo, and dark ink is more like it than the paper is."""
+    photo = drawn(digits[number], (400, 400), (270, 200), 60)
+    desk = np.array((60, 50, 45), np.uint8)[:, None, None]
+    photo[:, :240], photo[:, :, :60] = desk, desk
+    prepared = prepare_image(photo, SHAPE, DIGITS)
+    assert "dark ink turned light" in prepared.changes
+    assert unlike(prepared.image, digits[number]) < 0.1
+
+
 def test_the_drawing_is_scaled_and_put_in_the_middle(digits: np.ndarray) -> None:
     for preparation, shape, side in ((MNIST, SHAPE, 20), (DIGITS, SHAPE, 20), (Preparation(box=30), (1, 40, 44), 30)):
         for number in range(5):

@@ -108,10 +108,11 @@ def prepare_image(
     The light of a place is what a morphological closing leaves of the photo, which fills everything dark that is
     narrower than 0.3 of the photo; for light ink it is an opening. Ink is what differs from the light by more than the
     noise does, in the one direction of colour in which it differs most; whichever of dark and light ink is less like
-    most of the photo is the drawing's. The part with the most ink, and those close to it, are cut out, scaled so that
-    the longer side of their box has ``preparation.box`` pixels, and put in the middle as light ink on 0. Strokes
-    thinner than 1.5 pixels are widened. An image that is as the data are (of the network's size, grey, light on dark)
-    is returned as it is, and one that is so but for dark on light has that changed alone.
+    most of the photo, and less like what surrounds it, is the drawing's. The part with the most ink, and those close
+    to it, are cut out, scaled so that the longer side of their box has ``preparation.box`` pixels, and put in the
+    middle as light ink on 0. Strokes thinner than 1.5 pixels are widened. An image that is as the data are (of the
+    network's size, grey, light on dark) is returned as it is, and one that is so but for dark on light has that
+    changed alone.
 
     Args:
         image: Pixels 0..255 of any size, C being 1 or 3.
@@ -193,11 +194,32 @@ class _Ink(NamedTuple):
 def _find_ink(planes: Float32[np.ndarray, "C h w"], light_ink: bool) -> tuple[_Ink, bool] | None:
     """The drawing, and whether it is dark; None where nothing differs from its ground by more than the noise does."""
     found = {is_dark: _ink_of(planes, is_dark) for is_dark in ([False] if light_ink else [True, False])}
-    # holes of a drawing, and the ground between it and the photo's edge, are narrow too, but as most of the photo is
+    # holes of a drawing, and the ground between it and the photo's edge, are narrow too, but as most of the photo is;
+    # the paper between a drawing and a dark desk is not, but as its own surroundings are
     common = _common(planes)
-    unlike = np.abs(planes - common).mean(0) / (common.mean(0) + _BLACK)
-    inks = [(ink, is_dark) for is_dark, ink in found.items() if ink is not None]
-    return max(inks, key=lambda way: unlike[way[0].chosen].mean(), default=None)
+
+    def unlike(way: tuple[_Ink, bool]) -> float:
+        chosen = way[0].chosen
+        return min(_contrast(planes, ground, chosen) for ground in (common, _surroundings(planes, chosen)))
+
+    return max(((ink, is_dark) for is_dark, ink in found.items() if ink is not None), key=unlike, default=None)
+
+
+def _contrast(
+    planes: Float32[np.ndarray, "C h w"], ground: Float32[np.ndarray, "C _ _"], chosen: Bool[np.ndarray, "h w"]
+) -> float:
+    """How far what is chosen is from a ground, as a share of the ground's light."""
+    return float((np.abs(planes - ground).mean(0) / (ground.mean(0) + _BLACK))[chosen].mean())
+
+
+def _surroundings(
+    planes: Float32[np.ndarray, "C h w"], chosen: Bool[np.ndarray, "h w"]
+) -> Float32[np.ndarray, "C 1 1"]:
+    """What most of a photo is like near what is chosen, up to its longer side away."""
+    rows, columns = _extent(chosen)
+    away = max(rows.stop - rows.start, columns.stop - columns.start)
+    near = [slice(max(part.start - away, 0), part.stop + away) for part in (rows, columns)]
+    return np.median(planes[:, near[0], near[1]], (1, 2), keepdims=True)
 
 
 def _common(planes: Float32[np.ndarray, "C h w"]) -> Float32[np.ndarray, "C h w"]:
