@@ -135,8 +135,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--data",
         "npz:bars.npz",
     ]
-    ((code, _, err),) = run(folder, [*train, *TRAIN, "--out", "run"])
+    ((code, out, err),) = run(folder, [*train, *TRAIN, "--out", "run"])
     assert code == 0, err
+    assert "torchcaps evaluate run --plugin my_routing.py" in out  # as it can be typed
     return folder
 
 

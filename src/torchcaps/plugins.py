@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from torchcaps.errors import InputError, reason_of
@@ -40,6 +41,11 @@ def load_plugin(source: str | Path) -> None:
 def loaded_plugins() -> tuple[str, ...]:
     """The plugins of this process, as they were named."""
     return tuple(_loaded)
+
+
+def plugin_options(names: Iterable[str]) -> list[str]:
+    """The words of a command line that load plugins."""
+    return [word for name in names for word in ("--plugin", name)]
 
 
 def is_loaded(name: str) -> bool:

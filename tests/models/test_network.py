@@ -282,6 +282,17 @@ def test_a_network_changed_by_hand_is_not_saved_as_what_it_is_not(
     assert not (tmp_path / "x").exists()
 
 
+def test_an_option_that_a_module_holds_and_does_not_print_is_compared_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DynamicRouting, "extra_repr", nn.Module.extra_repr)
+    model = network()
+    model.save_pretrained(tmp_path / "as it is")
+    model.class_capsules.routing.leaky = True
+    said = "layers.0.routing is DynamicRouting("
+    assert_raises(InputError, model.save_pretrained, tmp_path / "changed", say=said)
+
+
 def test_a_backbone_from_outside_can_be_trained_and_not_saved(tmp_path: Path) -> None:
     model = create_model("sabour2017", SHAPE, CLASSES, backbone=normed(), primary_kernel=3)
     said = "the network cannot be saved: its backbone is Sequential()"

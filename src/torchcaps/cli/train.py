@@ -25,7 +25,7 @@ from torchcaps.cli.runs import PATH
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.models.config import NetworkConfig, Recipe
 from torchcaps.models.fields import UnknownField
-from torchcaps.plugins import loaded_plugins
+from torchcaps.plugins import loaded_plugins, plugin_options
 from torchcaps.training.config import WHOLE, TrainConfig, make_config, override, read_config
 
 TRAIN_EXAMPLES = (
@@ -155,7 +155,8 @@ def show_summary(summary: Mapping[str, Any]) -> None:
     print_table(rows)
     figures = sorted(file.name for file in (out / FIGURES).glob("*.png"))
     decoder = read_config(out / CONFIG).model.decodes
-    following = [command_line("evaluate", out), command_line("reconstruct", out), command_line("perturb", out)]
+    options = plugin_options(loaded_plugins())
+    following = [command_line(name, out, *options) for name in ("evaluate", "reconstruct", "perturb")]
     print_pairs(
         [
             ("Network", f"{summary['preset']}, {count(summary['parameters'])} parameters"),

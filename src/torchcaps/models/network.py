@@ -244,8 +244,21 @@ class Network(nn.Module):
 
 
 def _parts(network: nn.Module) -> dict[str, str]:
-    """The modules of a network by their names: their kinds, and the options that they print."""
-    return {name: f"{type(module).__name__}({module.extra_repr()})" for name, module in network.named_modules() if name}
+    """The modules of a network by their names: their kinds, and the options that they print, or else hold."""
+    return {name: f"{type(module).__name__}({_options(module)})" for name, module in network.named_modules() if name}
+
+
+def _options(module: nn.Module) -> str:
+    """What a module prints of its options, and those of its attributes that are plain values and are not among it."""
+    said = module.extra_repr()
+    held = {
+        name: value
+        for name, value in vars(module).items()
+        if name != "training" and not name.startswith("_") and isinstance(value, bool | int | float | str)
+    }
+    return ", ".join(
+        [said] * bool(said) + [f"{name}={value!r}" for name, value in held.items() if f"{name}=" not in said]
+    )
 
 
 def _described_in(path: Path) -> Network:

@@ -15,7 +15,7 @@ from torchcaps.models.config import CapsNetConfig, NetworkConfig, Recipe
 from torchcaps.models.earlier import present_fields
 from torchcaps.models.fields import Described, flat, replace
 from torchcaps.models.presets import get_preset
-from torchcaps.plugins import is_loaded
+from torchcaps.plugins import is_loaded, plugin_options
 from torchcaps.ranges import Pixels, PositiveFactor, Processes, Seed
 
 #: What a run consists of, given field by field.
@@ -157,6 +157,6 @@ def read_config(path: str | Path) -> TrainConfig:
         named = values.get("plugins")
         named = named if isinstance(named, list) else []
         missing = [name for name in named if isinstance(name, str) and not is_loaded(name)]
-        options = " ".join(f"--plugin {shlex.quote(name)}" for name in missing)
+        options = shlex.join(plugin_options(missing))
         advice = f" The run was made with plugins; add {options}." if missing else ""
         raise InputError(f"configuration {path}: {error}{advice}") from None

@@ -27,6 +27,7 @@ from torchcaps.files import write_json, write_text
 from torchcaps.models import Network, Recipe, build_model, load_pretrained
 from torchcaps.models.fields import flat
 from torchcaps.models.pretrained import CONFIG
+from torchcaps.plugins import loaded_plugins, plugin_options
 from torchcaps.training.checkpoint import CHECKPOINT, ProgressState, check_fits, read_checkpoint, write_checkpoint
 from torchcaps.training.config import ELSEWHERE, TrainConfig, override, read_config
 from torchcaps.training.data import FEW, FOR_FEW, as_seen, fingerprint, fit_recipe, load_run_data, training_loader
@@ -79,7 +80,8 @@ class Interrupted(Exception):  # noqa: N818  the user asked for it, so it is no 
     """
 
     def __init__(self, out: Path, step: int, exit_code: int) -> None:
-        super().__init__(f"stopped after step {step}; go on with: torchcaps train --resume {shlex.quote(str(out))}")
+        again = shlex.join(["torchcaps", "train", "--resume", str(out), *plugin_options(loaded_plugins())])
+        super().__init__(f"stopped after step {step}; go on with: {again}")
         self.out, self.step, self.exit_code = out, step, exit_code
 
 
