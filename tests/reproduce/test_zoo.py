@@ -67,7 +67,7 @@ def test_learning_rates_are_the_best_of_the_search(images: str, head: str) -> No
 
 @pytest.mark.parametrize("network", LONG)
 def test_learning_rates_of_the_long_runs_are_the_best_of_the_search(network: str) -> None:
-    assert _best_rate(f"long-{network}") == LONG[network][-1] == ZOO[f"long-{network}"].config(0).recipe.learning_rate
+    assert _best_rate(f"long-{network}") == LEARNING_RATE == ZOO[f"long-{network}"].config(0).recipe.learning_rate
 
 
 def test_the_long_runs_are_two_networks_of_one_size_by_one_recipe() -> None:

@@ -187,7 +187,7 @@ class Explorer:
         for j in classes:
             if not 0 <= j < network.num_classes:
                 raise InputError(f"a class must be from 0 to {network.num_classes - 1}, got {j}")
-        wanted = (len(classes), self.model.capsule_dim)
+        wanted = (len(classes), network.capsule_dim)
         if not 0 < len(classes) <= network.num_classes or poses.shape != wanted:
             raise InputError(
                 f"capsules must have shape {wanted}, one row of components for each of at least one class and at most "
@@ -195,7 +195,7 @@ class Explorer:
             )
         with inference(network):
             weight = next(network.parameters())
-            capsules = weight.new_zeros(len(classes), network.num_classes, self.model.capsule_dim)
+            capsules = weight.new_zeros(len(classes), network.num_classes, network.capsule_dim)
             capsules[range(len(classes)), list(classes)] = torch.from_numpy(poses).to(weight)
             return network.decode(capsules).float().cpu().numpy()
 

@@ -249,16 +249,15 @@ def _parts(network: nn.Module) -> dict[str, str]:
 
 
 def _options(module: nn.Module) -> str:
-    """What a module prints of its options, and those of its attributes that are plain values and are not among it."""
+    """What a module prints of its options, and its other attributes that are plain values."""
     said = module.extra_repr()
-    held = {
-        name: value
+    held = (
+        f"{name}={value!r}"
         for name, value in vars(module).items()
         if name != "training" and not name.startswith("_") and isinstance(value, bool | int | float | str)
-    }
-    return ", ".join(
-        [said] * bool(said) + [f"{name}={value!r}" for name, value in held.items() if f"{name}=" not in said]
+        if f"{name}=" not in said
     )
+    return ", ".join(filter(None, [said, *held]))
 
 
 def _described_in(path: Path) -> Network:

@@ -17,7 +17,7 @@ from torchcaps.reproduce.tables.recipes import FULL, NOT_TURNED, SMALL
 SEARCHED = (3e-4, 1e-3, 3e-3)
 #: Of the runs that choose among them; no run of the tables has it.
 SEARCH_SEED = 100
-#: The best one of every head, on views and on digits.
+#: The best one of every head, on views and on digits, and of both long runs.
 LEARNING_RATE = 3e-3
 
 #: 8 types of primary capsules, with activations, and a capsule of 16 components for each class.
@@ -175,9 +175,9 @@ def _published() -> Iterator[Row]:
             )
 
 
-#: Their preset, what they change, and the best of the learning rates.
-LONG: dict[str, tuple[str, str, dict[str, Any], float]] = {
-    "efficient-capsnet": ("Efficient-CapsNet, 161,824 parameters and a decoder", "efficient-capsnet-mnist", {}, 3e-3),
+#: Title, preset, and what is changed of it, by the names of their rows.
+LONG: dict[str, tuple[str, str, Mapping[str, Any]]] = {
+    "efficient-capsnet": ("Efficient-CapsNet, 161,824 parameters and a decoder", "efficient-capsnet-mnist", {}),
     "cnn": (
         "a CNN of 161,226 parameters",
         "cnn-pooled",
@@ -187,49 +187,42 @@ LONG: dict[str, tuple[str, str, dict[str, Any], float]] = {
             "stack_strides": (1, 1, 1, 2, 1),
             "stack_padding": 0,
         },
-        3e-3,
     ),
 }
-_LONG_RECIPE: dict[str, Any] = {
-    "epochs": 30,
-    "batch_size": 64,
-    "schedule": "one-cycle",
-    "adam": "torch",
-    "adam_eps": 1e-8,
-    "validation": "random",
-    "max_shift": 2,
-    "max_rotation": 15,
-    "max_scaling": 0.1,
-}
+_TURNED: dict[str, Any] = {"batch_size": 64, "max_shift": 2, "max_rotation": 15, "max_scaling": 0.1}
+
+
+def _long_row(network: str, suffix: str, recipe: Mapping[str, Any], learning_rate: float, **fields: Any) -> Row:
+    _, preset, changes = LONG[network]
+    overrides = {**changes, **_RECIPE, "adam_eps": 1e-8, **_TURNED, **recipe, "learning_rate": learning_rate}
+    return Row(
+        name=f"long-{network}{suffix}", preset=preset, data="mnist", overrides=overrides, budgets=SMALL, **fields
+    )
 
 
 def _long() -> Iterator[Row]:
-    for name, (title, preset, network, rate) in LONG.items():
-        yield Row(
-            name=f"long-{name}",
+    for network, (title, *_) in LONG.items():
+        yield _long_row(
+            network,
+            "",
+            {"epochs": 30},
+            LEARNING_RATE,
             title=title,
-            preset=preset,
-            data="mnist",
-            overrides=network | _LONG_RECIPE | {"learning_rate": rate},
-            budgets=SMALL,
             measures=(Measure(kind="latency"),),
             group="Efficient-CapsNet beside a CNN of its size on MNIST, 30 epochs",
-            compared_to=None if name == "cnn" else "long-cnn",
+            compared_to=None if network == "cnn" else "long-cnn",
         )
 
 
 def _searched_long() -> Iterator[Row]:
-    for name, (title, preset, network, _) in LONG.items():
+    for network, (title, *_) in LONG.items():
         for rate in SEARCHED:
-            yield Row(
-                name=f"long-{name}-{rate * 1e4:.0f}",
+            yield _long_row(
+                network,
+                f"-{rate * 1e4:.0f}",
+                {"epochs": 10, "limit_train": 12_000, "limit_test": 1},
+                rate,
                 title=f"{title}, learning rate {rate:g}",
-                preset=preset,
-                data="mnist",
-                overrides=network
-                | _LONG_RECIPE
-                | {"epochs": 10, "limit_train": 12_000, "limit_test": 1, "learning_rate": rate},
-                budgets=SMALL,
                 seeds=1,
                 first_seed=SEARCH_SEED,
                 group="12,000 MNIST digits, turned, shifted and scaled, ten epochs",
