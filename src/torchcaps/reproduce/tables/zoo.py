@@ -293,8 +293,8 @@ TABLE = Table(
         "small": (
             "Ten epochs of 2,430 images of objects, five seeds: 50 minutes on two cores. Five epochs of 55,000 digits, "
             "three seeds: an hour and three quarters of one core, and three hours on digits that are moved, which are "
-            "tested on 32,000 of the affNIST images. The long runs, in bfloat16 on a CPU that has it, take about half "
-            "an hour each; three epochs of 10,000 digits for the published networks are not timed yet."
+            "tested on 32,000 of the affNIST images. The long runs, in bfloat16 on a CPU that has it, take 20 and 40 "
+            "minutes each; three epochs of 10,000 digits for the published networks are not timed yet."
         ),
         "full": (
             "The same heads on smallNORB, 25 epochs, with the learning rates of viewpoints; the published networks on "
