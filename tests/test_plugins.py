@@ -264,3 +264,149 @@ def test_an_installed_package_is_a_plugin_by_its_entry_point(folder: Path, tmp_p
     ((code, _, err),) = run(tmp_path, ["evaluate", "run"], path=site)
     assert code == 2, "installed, but not named"
     assert "add --plugin matrices" in err
+
+
+HEAD = """
+from dataclasses import dataclass
+from typing import Any, ClassVar
+import torch
+from torch import nn
+import torchcaps
+from torchcaps.models import BackboneConfig, RoutingConfig, register_part
+from torchcaps.nn import Routed, Routing
+"""
+
+
+def wrong_routing(body: str) -> str:
+    """A plugin whose routing, named as its file, does ``body``."""
+    return (
+        HEAD
+        + f"""
+class Wrong(Routing):
+    def forward(self, votes, activations=None, *, return_coupling=False):
+        {body}
+
+@register_part
+@dataclass(frozen=True, kw_only=True)
+class WrongConfig(RoutingConfig):
+    name: ClassVar[str] = __name__.removeprefix("torchcaps_plugin_")
+    def build(self):
+        return Wrong()
+"""
+    )
+
+
+def wrong_backbone(body: str) -> str:
+    """A plugin whose backbone, named as its file, does ``body``."""
+    return (
+        HEAD
+        + f"""
+class Wrong(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+
+    def forward(self, images):
+        {body}
+
+@register_part
+@dataclass(frozen=True, kw_only=True)
+class WrongConfig(BackboneConfig):
+    name: ClassVar[str] = __name__.removeprefix("torchcaps_plugin_")
+    def build(self, in_shape):
+        return Wrong()
+"""
+    )
+
+
+WRONG = {
+    "routing-raises": (wrong_routing("raise KeyError('mine')"), "plugin {}, line 12, in forward: KeyError: 'mine'"),
+    "routing-tensor": (
+        wrong_routing("return votes.weighted_sum(None)"),
+        "Wrong must return Routed(poses, activations, coupling) of torchcaps.nn, got Tensor",
+    ),
+    "routing-outputs": (
+        wrong_routing("return Routed(votes.weighted_sum(None)[:, :1])"),
+        "Wrong must return poses of shape (B, J, D) = (B, 3, 4), got (2, 1, 4)",
+    ),
+    "routing-nothing": (
+        wrong_routing("return Routed(None)"),
+        "Wrong must return poses of shape (B, J, D) = (B, 3, 4), got NoneType",
+    ),
+    "routing-nan": (
+        wrong_routing("return Routed(torchcaps.squash(votes.weighted_sum(None)) * float('nan'))"),
+        "or to mend what is not finite in routing routing-nan; there was no checkpoint yet",
+    ),
+    "backbone-raises": (wrong_backbone("raise KeyError('mine')"), "plugin {}, line 16, in forward: KeyError: 'mine'"),
+    "backbone-dtype": (
+        wrong_backbone("return self.conv(images).double()"),
+        "Wrong must return maps of the dtype and the number of its images",
+    ),
+    "backbone-batch": (
+        wrong_backbone("return self.conv(images)[:1]"),
+        "Wrong must return maps of the dtype and the number of its images",
+    ),
+}
+NO_PART = {
+    "no-build": ("    name: ClassVar[str] = 'wrong'", "routing WrongConfig has no build"),
+    "no-name": ("    def build(self): ...", "routing WrongConfig has no name"),
+    "no-default": (
+        "    name: ClassVar[str] = 'wrong'\n    size: int\n    def build(self): ...",
+        "routing WrongConfig has a field size without a default",
+    ),
+    "list": (
+        "    name: ClassVar[str] = 'wrong'\n    sizes: Any = 0\n    def build(self): ...",
+        "routing WrongConfig has a field sizes of type typing.Any; an option is",
+    ),
+    "taken": (
+        "    name: ClassVar[str] = 'wrong'\n    epochs: int = 0\n    def build(self): ...",
+        "routing WrongConfig has a field epochs, which is a recipe field already",
+    ),
+}
+
+
+def test_what_fails_within_a_part_of_a_plugin_is_its_own(folder: Path) -> None:
+    """It is said where, before a folder is made."""
+    commands = {}
+    for kind, (code, _) in WRONG.items():
+        (folder / f"{kind}.py").write_text(code)
+        choice = kind.partition("-")[0]
+        options = TRAIN if choice == "routing" else TRAIN[: TRAIN.index("--conv-channels")]
+        plugin = ["--plugin", f"{kind}.py", f"--{choice}", kind]
+        commands[kind] = ["train", *plugin, "--data", "npz:bars.npz", *options, "--out", kind]
+    for kind, (code, _, err) in zip(commands, run(folder, *commands.values()), strict=True):
+        assert code == (1 if kind == "routing-nan" else 2), (kind, err)
+        assert WRONG[kind][1].format(f"{kind}.py") in err
+        assert "bug in torchcaps" not in err
+        assert (folder / kind).exists() == (kind == "routing-nan")  # this one can be resumed once it is mended
+
+
+def test_what_is_no_part_is_not_registered(folder: Path) -> None:
+    head = "@register_part\n@dataclass(frozen=True, kw_only=True)\nclass WrongConfig(RoutingConfig):\n"
+    for kind, (body, _) in NO_PART.items():
+        (folder / f"{kind}.py").write_text(f"{HEAD}\n{head}{body}\n")
+    results = run(folder, *(["train", "--plugin", f"{kind}.py"] for kind in NO_PART))
+    for (code, _, err), (_, words) in zip(results, NO_PART.values(), strict=True):
+        assert code == 2
+        assert words in err, err
+        assert "Traceback" not in err
+
+
+def test_a_plugin_imports_its_neighbours_and_is_imported_once(folder: Path) -> None:
+    (folder / "a_neighbour.py").write_text("TEMPERATURE = 0.25\n")
+    (folder / "uses_neighbour.py").write_text(f"from a_neighbour import TEMPERATURE\n{ROUTING}")
+    code = (
+        "from torchcaps.plugins import load_plugin; import sys\n"
+        "before = list(sys.path); load_plugin('uses_neighbour.py'); assert sys.path == before\n"
+        "import uses_neighbour; assert uses_neighbour.TEMPERATURE == 0.25\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_unknown_preset_may_be_one_of_a_plugin(folder: Path) -> None:
+    ((code, _, err),) = run(folder, ["presets", "one-matrix-net"])
+    assert code == 2
+    assert "One of your own is loaded by --plugin FILE." in err

@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ GROUP = "torchcaps.plugins"
 """The entry points of installed packages that are plugins."""
 
 _loaded: dict[str, str] = {}  # as it was named → the file, or the entry point, that was run
+_files: dict[str, str] = {}  # a file that was run → its plugin's name
 
 
 def load_plugin(source: str | Path) -> None:
@@ -53,6 +55,15 @@ def is_loaded(name: str) -> bool:
     return name in _loaded or Path(name).name in {Path(each).name for each in _loaded}
 
 
+def place_in_plugin(error: BaseException) -> str | None:
+    """The last line of a plugin that an error came through, in words; None if it came through none."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        name = _files.get(os.path.realpath(frame.filename))
+        if name is not None:
+            return f"plugin {name}, line {frame.lineno}, in {frame.name}"
+    return None
+
+
 def _run_file(name: str) -> None:
     path = Path(name)
     if not path.is_file():
@@ -62,11 +73,19 @@ def _run_file(name: str) -> None:
     assert spec is not None
     assert spec.loader is not None
     sys.modules[module] = loaded = importlib.util.module_from_spec(spec)  # dataclasses look themselves up there
+    beside = str(Path(os.path.realpath(name)).parent)
+    sys.path.append(beside)  # it may import its neighbours
     try:
         spec.loader.exec_module(loaded)
+        found = importlib.util.find_spec(path.stem) if path.stem.isidentifier() else None
+        if found is not None and found.origin == os.path.realpath(name):
+            sys.modules.setdefault(path.stem, loaded)  # an import of it is this module, and registers nothing again
     except Exception as error:
         del sys.modules[module]
         raise _failed(name, error) from error
+    finally:
+        sys.path.remove(beside)
+    _files[os.path.realpath(name)] = name
 
 
 def _load_entry_point(name: str) -> None:
@@ -80,6 +99,9 @@ def _load_entry_point(name: str) -> None:
         known[name].load()
     except Exception as error:
         raise _failed(name, error) from error
+    file = getattr(sys.modules.get(known[name].module), "__file__", None)
+    if file is not None:
+        _files[os.path.realpath(file)] = name
 
 
 def _failed(name: str, error: Exception) -> InputError:

@@ -215,7 +215,10 @@ def test_debug_shows_the_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch, ar
 def test_debug_shows_the_traceback_of_wrong_input(cli: Cli) -> None:
     result = cli("presets", "sabour", "--debug")
     assert (result.code, "Traceback" in result.err) == (2, True)
-    assert result.err.endswith('Error: there is no preset "sabour"; did you mean "sabour2017"?\n')
+    said = (
+        'Error: there is no preset "sabour"; did you mean "sabour2017"? One of your own is loaded by --plugin FILE.\n'
+    )
+    assert result.err.endswith(said)
 
 
 @pytest.mark.parametrize("variable", ["RANK", "LOCAL_RANK", "NODE_RANK"])

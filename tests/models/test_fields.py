@@ -22,6 +22,7 @@ from torchcaps.models.config import (
     SharedConfig,
 )
 from torchcaps.models.fields import PARTS, Described, UnknownField, flat, replace, tree
+from torchcaps.nn import DynamicRouting, Routing
 from torchcaps.ranges import MOST_LAYERS, Iterations, PositiveFactor
 from torchcaps.registry import Registry
 
@@ -45,6 +46,9 @@ class OtherRoutingConfig(RoutingConfig):
     """Its iterations."""
     temperature: PositiveFactor = 1.0
     """A field that no other part has."""
+
+    def build(self) -> Routing:
+        return DynamicRouting()
 
 
 @pytest.fixture
@@ -245,7 +249,7 @@ def test_a_name_is_taken_once(registry: None) -> None:
 
 def test_a_field_stands_for_one_thing_in_all_parts(registry: None) -> None:
     @dataclass(frozen=True, kw_only=True)
-    class Clashing(RoutingConfig):
+    class Clashing(OtherRoutingConfig):
         name: ClassVar[str] = "clashing"
         weight_std: bool = False
 

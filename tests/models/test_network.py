@@ -212,7 +212,7 @@ def test_images_too_small_for_a_backbone_of_ones_own() -> None:
     backbone = nn.Sequential(nn.Conv2d(1, 6, 7), nn.MaxPool2d(2))
     said = "images of 10×20 are too small for the network's convolutions; the smallest size that fits is 24×24"
     assert_raises(InputError, create_model, "sabour2017", (1, 10, 20), CLASSES, backbone=backbone, say=said)
-    said = "images of 20×20 do not fit the network: Sequential takes no maps of shape (3, 20, 20): "
+    said = "do not fit the network, and larger ones neither: Sequential takes no maps of shape (3, 20, 20): "
     assert_raises(InputError, create_model, "sabour2017", (3, 20, 20), CLASSES, backbone=backbone, say=said)
 
 

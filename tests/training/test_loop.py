@@ -667,6 +667,7 @@ def test_training_images_are_shifted_and_test_images_never(
         flat = [image.numpy().tobytes() in rows for batch in images for image in batch]
         return sum(flat) / len(flat)
 
+    seen[False].pop(0)  # noise, by which the network is tried before the run
     assert known(seen[False], dataset.validation, dataset.test) == 1
     assert known(seen[True], dataset.train) < 0.4  # one in nine is not moved
 

@@ -309,9 +309,12 @@ def figure_coupling(
     bar = sheet.figure.colorbar(drawn, cax=sheet.axes(right + MARGIN, top, (0.13, bottom - top - LINE - 2 * GAP)))
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=SMALL)
-    ends = [float(end) for end in bar.mappable.get_clim()]
-    ticks = {ends[0]: "", trace.uniform: " uniform", ends[1]: ""}
-    bar.set_ticks(list(ticks), labels=[f"{tick:.2g}{word}" for tick, word in ticks.items()])
+    lowest, highest = bar.mappable.get_clim()
+    ends = max(0.0, lowest), trace.uniform, highest  # there is no coupling below zero, whatever the scale's other half
+    bar.ax.set_ylim(ends[0], ends[2])
+    digits = next(n for n in range(3, 9) if n == 8 or len({f"{end:.{n}g}" for end in ends}) == len(ends))
+    labels = [f"{end:.{digits}g}" + " uniform" * (end == trace.uniform) for end in ends]
+    bar.set_ticks(ends, labels=labels)
     return sheet.figure
 
 
@@ -338,16 +341,22 @@ def figure_routing_statistics(statistics: RoutingStatistics | RoutingTrace, *, t
     for axes, colour, (name, unit, values) in zip(figure.subplots(1, 2), COLOURS, panels, strict=False):
         iterations = np.arange(1, len(values) + 1)
         low, high = np.quantile(values, (0.1, 0.9), axis=1)
-        axes.fill_between(iterations, low, high, color=colour, alpha=0.2, linewidth=0, label="middle 80 % of images")
+        band = {"color": colour, "alpha": 0.2, "label": "middle 80 % of images"}
+        if len(values) > 1:
+            axes.fill_between(iterations, low, high, linewidth=0, **band)
+        else:  # a band of one point has no width
+            axes.vlines(iterations, low, high, linewidth=8, **band)
         axes.plot(iterations, values.mean(1), color=colour, marker="o", label=f"mean of {values.shape[1]:,} images")
         style_axes(axes, name, "iteration", unit)
         use_whole_numbers(axes)
-        axes.legend(fontsize=SMALL, frameon=False, loc="lower left")
+        if len(values) == 1:
+            axes.set_xticks(iterations)
+        axes.legend(fontsize=SMALL, frameon=False, loc="best")
     entropy_axes, change_axes = figure.axes
     # a change of less than a percent is none to speak of, and looks like none
     lowest = min(float(statistics.entropy.min()), 0.99)
     entropy_axes.set_ylim(lowest - 0.1 * (1 - lowest), 1 + 0.1 * (1 - lowest))
-    change_axes.set_ylim(bottom=0)
+    change_axes.set_ylim(0, 1.1 * max(float(np.quantile(statistics.logit_change, 0.9, axis=1).max()), 1e-9))
     return figure
 
 

@@ -26,6 +26,7 @@ from torchcaps.cli.reproduce import reproduce
 from torchcaps.cli.robustness import robustness
 from torchcaps.cli.train import memory, train
 from torchcaps.errors import InputError, visible
+from torchcaps.plugins import place_in_plugin
 
 WRONG_INPUT, BUG, INTERRUPTED = 2, 70, 130
 # torch's words on the CPU, MPS and CUDA
@@ -94,6 +95,8 @@ def _report(error: BaseException) -> int:
         lines = [describe_os_error(error)]
     elif is_out_of_memory(error):
         lines = ["there is not enough memory; take a smaller --batch-size, smaller images or a smaller network"]
+    elif not isinstance(error, InputError) and (place := place_in_plugin(error)) is not None:
+        lines = [f"{place}: {type(error).__name__}: {error}; --debug shows the traceback"]
     elif not isinstance(error, InputError):
         code = BUG
         report = "This is a bug in torchcaps, please report it with the command; --debug shows the traceback."

@@ -28,8 +28,9 @@ from torchcaps.cli.output import (
     write_figure,
 )
 from torchcaps.cli.runs import FIGURE, json_option
+from torchcaps.errors import InputError, unknown_name
 from torchcaps.models.config import LayerConfig, NetworkConfig
-from torchcaps.models.fields import PARTS, Described, Part, as_text, flat
+from torchcaps.models.fields import OF_ONES_OWN, PARTS, Described, Part, as_text, flat
 from torchcaps.models.presets import Preset, get_preset, list_presets
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ def presets(name: str | None, figure: Path | None, as_json: bool) -> None:
     """
     if name is None and figure is not None:
         raise click.UsageError("--figure is for one preset; name it, e.g. torchcaps presets sabour2017 --figure …")
+    if name is not None and name not in list_presets():
+        raise InputError(f"{unknown_name('preset', name, list_presets())} {OF_ONES_OWN}")
     chosen = [get_preset(each) for each in ([name] if name else list_presets())]
     if as_json:
         described = [_describe_preset(preset) for preset in chosen]
@@ -275,4 +278,6 @@ def _field_table(heading: str, config: Described, said: dict[str, Any]) -> Table
             shown = "off" if value is None and field.name == "decoder" else as_text(value)
             add_row(rows, field.name, shown, words.get(field.name, ""))
             said[field.name] = value
+    if not rows.row_count:
+        add_row(rows, "all as above" if dataclasses.fields(config) else "no options", "", "")
     return rows

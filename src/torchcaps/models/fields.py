@@ -117,9 +117,12 @@ def register_part(part: PartT) -> PartT:
         part: A dataclass that derives from the choice's class, with a class attribute ``name``.
 
     Raises:
-        InputError: The name is taken, or a field has the name of another part's field but another type.
+        InputError: The name is taken; or it has no name, no ``build`` or a field without a default or of a type that
+            no option can have; or a field has the name of another part's field but another type, or that of a field of
+            the recipe or the run.
     """
     mine = hints_of(part)
+    _check_part(part, mine)
     for other in all_parts():
         theirs = hints_of(other)
         for field in dataclasses.fields(part):
@@ -130,6 +133,52 @@ def register_part(part: PartT) -> PartT:
                 )
     PARTS.setdefault(part.choice, Registry(part.choice)).add(part.name, part)
     return part
+
+
+def _check_part(part: type[Part], hints: Mapping[str, Any]) -> None:
+    """Raise InputError unless a part has what all code asks of one."""
+    where = f"{part.choice} {part.__name__}"
+    if not isinstance(getattr(part, "name", None), str):
+        raise InputError(f'{where} has no name; give it a class attribute, such as name: ClassVar[str] = "mine"')
+    base = next(each for each in reversed(part.__mro__) if issubclass(each, Part) and hasattr(each, "choice"))
+    if getattr(part, "build", None) is getattr(base, "build", None):
+        raise InputError(f"{where} has no build; write one that returns its module")
+    taken = {name: kind for kind in _wholes(Described) for name in _names(kind)}
+    for field in dataclasses.fields(part):
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise InputError(f"{where} has a field {field.name} without a default; give it one")
+        if not _is_option(hints[field.name]):
+            raise InputError(
+                f"{where} has a field {field.name} of type {hints[field.name]}; an option is a bool, int, float or "
+                "str, one of the names of a Literal, a tuple[…, ...] of one of these, or another part"
+            )
+        if field.name in taken:
+            raise InputError(
+                f"{where} has a field {field.name}, which is a {taken[field.name].kind} already; choose another name"
+            )
+
+
+def _wholes(kind: type[Described]) -> Iterator[type[Described]]:
+    """What is no part of a network, but says how it is trained: the recipe and the run."""
+    for each in kind.__subclasses__():
+        if not issubclass(each, Part):
+            if each.kind != Described.kind:
+                yield each
+            yield from _wholes(each)
+
+
+def _is_option(hint: Any) -> bool:
+    """Whether a field of this type can be read from text and from JSON."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return all(isinstance(arg, str) for arg in args)
+    if origin is Annotated:
+        return _is_option(args[0])
+    if origin in (typing.Union, types.UnionType):
+        return all(arg is type(None) or _is_option(arg) for arg in args)
+    if origin is tuple:
+        return len(args) == 2 and args[1] is Ellipsis and _is_option(args[0])
+    return isinstance(hint, type) and (hint in (bool, int, float, str) or issubclass(hint, Described))
 
 
 def all_parts() -> Iterator[type[Part]]:

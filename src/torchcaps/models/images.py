@@ -49,6 +49,11 @@ def largest_map(module: nn.Module, shape: Sequence[int]) -> tuple[tuple[int, ...
             hook.remove()
     if not isinstance(output, Tensor):
         raise InputError(f"{type(module).__name__} must return a tensor, got {type(output).__name__}")
+    if output.dtype != dtype or output.ndim < 1 or len(output) != len(images):
+        raise InputError(
+            f"{type(module).__name__} must return maps of the dtype and the number of its images; of {len(images)} "
+            f"images of {dtype} it returns shape {tuple(output.shape)} of {output.dtype}"
+        )
     return tuple(output.shape[1:]), max(sizes, default=0)
 
 
@@ -91,7 +96,9 @@ def if_they_fit(shapes: Callable[[tuple[int, int, int]], T], in_shape: tuple[int
         sides = range(too_small + 1, 2 * max(too_small, int(PIXELS.most)) + 1)
         smallest = bisect_left(sides, True, key=fits)
         if smallest == len(sides):
-            raise InputError(f"images of {height}×{width} do not fit the network: {error}") from error
+            raise InputError(
+                f"images of {height}×{width} do not fit the network, and larger ones neither: {error}"
+            ) from error
         raise InputError(
             f"images of {height}×{width} are too small for the network's convolutions; the smallest size that fits is "
             f"{sides[smallest]}×{sides[smallest]}"

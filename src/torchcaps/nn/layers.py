@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from torchcaps.errors import InputError
 from torchcaps.nn.flow import Capsules, LayerSize
 from torchcaps.nn.routing import DynamicRouting, Routed, Routing
 from torchcaps.nn.transforms import Dense, MapVotes, PlacedVotes, Rivals, Transform, Votes
@@ -67,9 +68,12 @@ class CapsuleLayer(nn.Module, ABC):
         Raises:
             TypeError: Poses that are not floating-point.
             ValueError: Poses of another shape, or on another device.
+            InputError: The routing returns something else than capsules of the layer's sizes.
         """
         votes, activations = self.votes(capsules)  # type: ignore[arg-type]  # each layer says what it takes
-        return self.routing(votes, activations, return_coupling=return_coupling)
+        routed = self.routing(votes, activations, return_coupling=return_coupling)
+        _check_routed(type(self.routing).__name__, routed, self.size)
+        return routed
 
     def extra_repr(self) -> str:
         """Sizes, for ``print(model)``."""
@@ -297,6 +301,28 @@ class ConvCapsules(CapsuleLayer):
             f"stride={self.stride}, padding={self.padding}, norm={self.norm is not None}, "
             f"compete_over={self.compete_over!r}"
         )
+
+
+def _check_routed(name: str, routed: Routed, size: LayerSize) -> None:
+    """Raise InputError unless a routing, named ``name``, returned capsules of the sizes I, K, J, D."""
+    if not isinstance(routed, Routed):
+        raise InputError(
+            f"{name} must return Routed(poses, activations, coupling) of torchcaps.nn, got {type(routed).__name__}"
+        )
+    I, _, J, D = size
+    for what, tensor, shape in (
+        ("poses", routed.poses, (J, D)),
+        ("activations", routed.activations, (J,)),
+        ("coupling", routed.coupling, (I, J)),
+    ):
+        if tensor is None and what != "poses":
+            continue
+        letters = {"poses": "B, J, D", "activations": "B, J", "coupling": "B, I, J"}[what]
+        wanted = f"({letters}) = (B, {', '.join(map(str, shape))})"
+        if not isinstance(tensor, Tensor):
+            raise InputError(f"{name} must return {what} of shape {wanted}, got {type(tensor).__name__}")
+        if tensor.ndim != len(shape) + 1 or tensor.shape[1:] != shape:
+            raise InputError(f"{name} must return {what} of shape {wanted}, got {tuple(tensor.shape)}")
 
 
 def on_map(windows: Float[Tensor, "BL T *more"], positions: int) -> Float[Tensor, "B TL *more"]:

@@ -25,7 +25,7 @@ from torchcaps.datasets import BatchLoader, Dataset, ImageSet
 from torchcaps.errors import InputError
 from torchcaps.files import write_json, write_text
 from torchcaps.models import Network, Recipe, build_model, load_pretrained
-from torchcaps.models.fields import flat
+from torchcaps.models.fields import flat, own_parts
 from torchcaps.models.pretrained import CONFIG
 from torchcaps.plugins import loaded_plugins, plugin_options
 from torchcaps.training.checkpoint import CHECKPOINT, ProgressState, check_fits, read_checkpoint, write_checkpoint
@@ -178,6 +178,8 @@ def _prepare(config: TrainConfig, progress: Progress | None, *, begin: bool) -> 
     network = build_model(config.model, as_seen(whole, config.recipe).in_shape, whole.num_classes)
     if begin and config.init_from is not None:
         start_from(network, config.init_from)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():  # a part of one's own may raise
+        network.eval()(torch.rand(2, *network.in_shape))
     fabric = launch(config)
     shown = Progress()  # of the other processes nothing is shown
     if fabric.is_global_zero:
@@ -424,6 +426,8 @@ class Trainer:
             to_try.append("a smaller --weight-std")
         if self.config.precision != "32":
             to_try.append("--precision 32")
+        if parts := own_parts(self.config.model):
+            to_try.append(f"to mend what is not finite in {' and '.join(parts)}")
         kept = f"there was no checkpoint yet in {self.out}"
         if (self.out / CHECKPOINT).exists():
             kept = f"{self.out} keeps the last good checkpoint"
