@@ -175,6 +175,29 @@ def _published() -> Iterator[Row]:
             )
 
 
+def _eight_types() -> Iterator[Row]:
+    for name, title in (("hinton2018-paper", "EM routing"), ("vb2020", "variational Bayes routing")):
+        yield Row(
+            name=f"{name}-8",
+            title=f"{title} ({name}), 2 iterations",
+            preset=name,
+            data="mnist",
+            overrides={
+                **_ON_MNIST,
+                "primary_types": 8,
+                "layer_types": 8,
+                "num_iterations": 2,
+                "epochs": 4,
+                "batch_size": 64,
+                "schedule": "one-cycle",
+                "learning_rate": LEARNING_RATE,
+            },
+            budgets=SMALL,
+            measures=(Measure(kind="latency"),),
+            group="Capsules on maps with 8 types in each of three layers (A=64, B=C=D=8) on MNIST, 4 epochs",
+        )
+
+
 #: Title, preset, and what is changed of it, by the names of their rows.
 LONG: dict[str, tuple[str, str, Mapping[str, Any]]] = {
     "efficient-capsnet": ("Efficient-CapsNet, 161,824 parameters and a decoder", "efficient-capsnet-mnist", {}),
@@ -301,5 +324,5 @@ TABLE = Table(
             "all of MNIST, for as many epochs as their sources."
         ),
     },
-    rows=(*_heads(), *_published(), *_long()),
+    rows=(*_heads(), *_published(), *_eight_types(), *_long()),
 )
