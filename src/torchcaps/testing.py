@@ -11,9 +11,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
+import sys
+import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -140,6 +143,8 @@ def check_routing(
 
     The properties, by the names that ``skip`` takes:
 
+    - ``call``: it takes votes, activations and ``return_coupling``, and returns a :class:`torchcaps.nn.Routed` of
+      finite numbers.
     - ``shapes``: capsules (B, J, D) and coupling (B, I, J), also for a batch of one; no coupling unless asked for.
     - ``sizes of one``: the same with one input capsule, one output capsule, one component.
     - ``memory layout``: the weight as :class:`torchcaps.nn.Dense` keeps it and poses as
@@ -206,9 +211,6 @@ def check_routing(
     named = softmax_over or getattr(routing, "softmax_over", None)
     axis = named if named in ("outputs", "inputs") else None
     subject = Subject(routing, sizes, torch.device(device), axis, given=routing)
-    with _described(subject, "shapes", "a forward without the arguments of torchcaps.nn.Routing, in their order"):
-        fresh = _fresh(subject)
-        fresh.call(fresh.inputs())
     return _run(_ROUTING, subject, skip)
 
 
@@ -250,6 +252,14 @@ def check_capsule_layer(
 
 
 # ---- the properties
+
+
+@check("call", "a forward without the arguments of torchcaps.nn.Routing, in their order, or that returns no Routed")
+def _call(subject: Subject) -> str:
+    routed = subject.call(subject.inputs())
+    for name, tensor in zip(RESULTS, routed, strict=True):
+        _require_finite(tensor, name)
+    return "it returns finite numbers"
 
 
 @check("shapes", "a squeeze() that also drops a batch of one, or axes in another order", layers=True)
@@ -610,7 +620,12 @@ def _described(subject: Subject, name: str, cause: str) -> Iterator[None]:
     except AssertionError as error:
         raise AssertionError(f"{failure}: {error}; usual cause: {cause}") from None
     except Exception as error:
-        raised = f"it raises {type(error).__name__}: {_first_line(error)}"
+        frames = traceback.extract_tb(error.__traceback__)
+        own = getattr(sys.modules.get(type(subject.module).__module__), "__file__", None)
+        last = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1])
+        raised = (
+            f"it raises {type(error).__name__}: {_first_line(error)} ({Path(last.filename).name}, line {last.lineno})"
+        )
         raise AssertionError(f"{failure}: {raised}; usual cause: {cause}") from error
 
 
@@ -654,7 +669,7 @@ def _require_same(got: Routed, wanted: Routed, which: str, tolerance: float = TO
 
 
 def _require_finite(tensor: Tensor | None, what: str) -> None:
-    if tensor is not None:
+    if isinstance(tensor, Tensor):
         bad = int((~tensor.isfinite()).sum())
         require(bad == 0, f"{what}: {bad} of {tensor.numel()} numbers are NaN or infinite")
 

@@ -64,7 +64,7 @@ def test_each_iteration_is_that_of_the_equations(make_model, make_images, varian
     np.testing.assert_allclose(trace.agreement, agreement, atol=1e-5)
     np.testing.assert_allclose(trace.scores, torch.stack(capsules).norm(dim=-1), atol=1e-3)
     change = torch.stack([(after - before).abs().mean((1, 2)) for before, after in itertools.pairwise(logits)])
-    np.testing.assert_allclose(trace.logit_change, change, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(trace.mean_agreement, change, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(trace.images, images / 255)
 
 
@@ -158,7 +158,7 @@ def test_votes_never_take_more_than_the_working_memory(model, make_images, monke
 
 def long_trace(iterations):
     trace = hand_made()
-    parts = ("coupling", "scores", "entropy", "logit_change")
+    parts = ("coupling", "scores", "entropy", "mean_agreement")
     longer = {name: np.repeat(getattr(trace, name)[:1], iterations, 0) for name in parts}
     return dataclasses.replace(trace, **longer)
 
@@ -182,7 +182,7 @@ def hand_made(in_space=True, classes=3) -> RoutingTrace:
         agreement=np.zeros_like(coupling),
         scores=lengths,
         entropy=one,
-        logit_change=one,
+        mean_agreement=one,
         grid=(2, 3, 4),
         in_space=in_space,
         layer=1,
@@ -210,7 +210,7 @@ def test_statistics_are_those_of_the_trace_for_any_batch_size(model, make_images
     trace = analysis.trace_routing(model, images)
     statistics = analysis.routing_statistics(model, images, batch_size=batch_size)
     np.testing.assert_allclose(statistics.entropy, trace.entropy, rtol=1e-5)
-    np.testing.assert_allclose(statistics.logit_change, trace.logit_change, rtol=1e-4)
+    np.testing.assert_allclose(statistics.mean_agreement, trace.mean_agreement, rtol=1e-4)
     assert statistics.entropy.shape == (3, 5)
 
 
@@ -385,7 +385,7 @@ def test_entropy_over_types_and_positions_is_one_where_coupling_is_uniform(make_
     assert (statistics.entropy > 0).all()
     trace = analysis.trace_routing(model, images, layer=1)
     np.testing.assert_allclose(statistics.entropy, trace.entropy, rtol=1e-5)
-    np.testing.assert_allclose(statistics.logit_change, trace.logit_change, rtol=1e-4)
+    np.testing.assert_allclose(statistics.mean_agreement, trace.mean_agreement, rtol=1e-4)
 
 
 def test_entropy_of_a_capsule_that_gives_all_to_one_of_its_windows_is_zero():
@@ -504,6 +504,6 @@ def test_what_lies_beyond_the_edge_of_a_map_is_not_measured(make_deep, make_imag
             seen = [np.mean([float(entropy[b, l, i]) for i in there[l].nonzero()[:, 0]]) for l in windows]
             np.testing.assert_allclose(statistics.entropy[t, b], np.mean(seen), rtol=1e-4)
             moved = [change[b, l][there[l]].mean().item() for l in windows]
-            np.testing.assert_allclose(statistics.logit_change[t, b], np.mean(moved), rtol=1e-4)
+            np.testing.assert_allclose(statistics.mean_agreement[t, b], np.mean(moved), rtol=1e-4)
     trace = analysis.trace_routing(model, images, layer=1)
     np.testing.assert_allclose(trace.entropy, statistics.entropy, rtol=1e-5)

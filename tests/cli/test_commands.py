@@ -401,10 +401,10 @@ def test_routing_prints_entropy_and_change_of_each_iteration(cli: Cli, run_folde
     trace = trace_routing(run.model, images[3:4], num_iterations=2)
     statistics = routing_statistics(run.model, images[:10], num_iterations=2)
     assert [row[3:] for row in rows[:2]] == [
-        [f"{trace.entropy[t, 0]:.4f}", f"{trace.logit_change[t, 0]:.2e}"] for t in range(2)
+        [f"{trace.entropy[t, 0]:.4f}", f"{trace.mean_agreement[t, 0]:.2e}"] for t in range(2)
     ]
     assert [row[1:] for row in rows[2:]] == [
-        [f"{statistics.entropy[t].mean():.4f}", f"{statistics.logit_change[t].mean():.2e}"] for t in range(2)
+        [f"{statistics.entropy[t].mean():.4f}", f"{statistics.mean_agreement[t].mean():.2e}"] for t in range(2)
     ]
     assert "Mean of the first 10 test images of digits" in out
     assert_figure(Path("x.png"))
@@ -479,6 +479,16 @@ def test_curves_of_several_runs(cli: Cli, run_folder: Path, tmp_path: Path) -> N
     other = shutil.copytree(run_folder, tmp_path / "other" / run_folder.name)
     assert cli("curves", run_folder, other, "--out", "x.png").out == "wrote x.png\n"
     assert_figure(Path("x.png"))
+
+
+def test_a_run_without_an_epoch_is_left_out_of_curves(cli: Cli, run_folder: Path, tmp_path: Path) -> None:
+    young = tmp_path / "young"
+    young.mkdir()
+    result = cli("curves", run_folder, young, "--out", "x.png")
+    assert (result.code, result.out) == (0, "wrote x.png\n")
+    assert result.err == f"{young} is left out: it holds no metrics.csv, which is written after the first epoch\n"
+    missing = cli("curves", run_folder, tmp_path / "missing")
+    assert (missing.code, "missing" in missing.err) == (2, True)
 
 
 def test_curves_of_several_runs_write_over_no_figure(cli: Cli, run_folder: Path, tmp_path: Path) -> None:

@@ -156,9 +156,9 @@ def test_a_name_is_one_option_that_means_the_same_everywhere() -> None:
             ("sabour2017", "--layer-kernel", "3"),
             'option of sabour2017 "--layer-kernel"; did you mean "--primary-',
         ),
-        (("sabour2017", "--temperature", "3"), 'there is no option of sabour2017 "--temperature"'),
+        (("sabour2017", "--temperature", "3"), "--temperature is an option of --routing cosine, which is not chosen"),
         (("sabour2017-r1", "--decoder-hidden", "8"), 'no option of sabour2017-r1 "--decoder-hidden"; did'),
-        (("two-layers", "--routing", "cosine", "--leaky"), 'there is no option of two-layers "--leaky"'),
+        (("two-layers", "--routing", "cosine", "--leaky"), "--leaky is an option of --routing dynamic, which is not"),
     ],
 )
 def test_options_of_parts_that_a_network_has_not_are_refused(

@@ -127,7 +127,7 @@ def test_a_part_chosen_by_name_keeps_the_fields_that_the_new_kind_has_too(regist
     assert replace(base, {"routing": "other", "temperature": 2.0, "num_iterations": 4}).layers[0].routing == (
         OtherRoutingConfig(num_iterations=4, temperature=2.0)
     ), "names of the new kind are known in the same call"
-    assert_raises(UnknownField, replace, changed, {"leaky": True}, say='there is no CapsNet field "leaky"')
+    assert_raises(UnknownField, replace, changed, {"leaky": True}, say='belongs to routing "dynamic"')
     assert replace(changed, {"routing": "dynamic"}).layers[0].routing == DynamicRoutingConfig(num_iterations=2)
 
 

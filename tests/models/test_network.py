@@ -277,7 +277,7 @@ def test_a_network_changed_by_hand_is_not_saved_as_what_it_is_not(
     with pytest.raises(InputError) as caught:
         model.save_pretrained(tmp_path / "x")
     assert str(caught.value).startswith(f"the network cannot be saved: its {part} is ")
-    assert str(caught.value).endswith("as docs/own-routing.md shows")
+    assert str(caught.value).endswith("build the network with its name")
     assert str(caught.value).count("\n") == 0
     assert not (tmp_path / "x").exists()
 

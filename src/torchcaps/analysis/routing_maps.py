@@ -76,7 +76,7 @@ class RoutingTrace(Scored):
         agreement: ⟨û_j|i, v_j⟩; the next iteration begins with ``logits + agreement``.
         scores: Of the output capsules after each iteration: ‖v_j‖, or their activations where the routing gives them.
         entropy: See :class:`RoutingStatistics`.
-        logit_change: See :class:`RoutingStatistics`.
+        mean_agreement: See :class:`RoutingStatistics`.
         grid: Types, height and width of the input capsules; I is their product.
         in_space: Whether they stand on a map; if not, the grid shows them in the order of their index.
         layer: The capsule layer, from 1.
@@ -94,7 +94,7 @@ class RoutingTrace(Scored):
     agreement: Float[np.ndarray, "T B I J"]
     scores: Float[np.ndarray, "T B J"]
     entropy: Float[np.ndarray, "T B"]
-    logit_change: Float[np.ndarray, "T B"]
+    mean_agreement: Float[np.ndarray, "T B"]
     grid: tuple[int, int, int]
     in_space: bool
     layer: int
@@ -129,18 +129,18 @@ class RoutingTrace(Scored):
 
 @dataclass(frozen=True, eq=False)
 class RoutingStatistics:
-    """How decided the coupling is after each iteration, and how much the logits change; a column for each image.
+    """How decided the coupling is after each iteration, and how far votes and outputs agree; a column for each image.
 
     Args:
         entropy: Mean entropy of the coupling over the axis on which capsules compete (with "none of the above" where
             it competes), divided by its maximum: 1 is uniform coupling, 0 all to one.
-        logit_change: Mean of |b_ij(t+1) − b_ij(t)|, the agreement |⟨û_j|i, v_j⟩| of iteration t. That of the last
-            iteration is what one more iteration would add.
+        mean_agreement: Mean size of the agreements of iteration t, |⟨û_j|i, v_j⟩| in dynamic routing, which adds them
+            to its logits: so much they change.
         longest: The largest length, or activation, that each output capsule has on any of the images.
     """
 
     entropy: Float[np.ndarray, "T N"]
-    logit_change: Float[np.ndarray, "T N"]
+    mean_agreement: Float[np.ndarray, "T N"]
     longest: Float[np.ndarray, "J"]
 
     @property
@@ -193,7 +193,7 @@ def trace_routing(
             names = ("logits", "coupling", "weighted_sum", "capsules", "agreement")
             numbers = {name: torch.stack([getattr(each, name) for each in by_image]) for name in names}  # (T, B, …)
             numbers["scores"] = torch.stack([_scores(each, network.config.length_eps) for each in by_image])
-            numbers["entropy"], numbers["logit_change"] = _measure(rounds, chosen, votes, grid, len(batch))
+            numbers["entropy"], numbers["mean_agreement"] = _measure(rounds, chosen, votes, grid, len(batch))
             followed.append({name: tensor.float().cpu() for name, tensor in numbers.items()})
             pixels.append(batch.float().cpu())
     traced = {name: torch.cat([each[name] for each in followed], 1) for name in followed[0]}
@@ -223,7 +223,7 @@ def routing_statistics(
     num_iterations: int | None = None,
     batch_size: int = 64,
 ) -> RoutingStatistics:
-    """Entropy of the coupling, change of the logits and scores in one capsule layer, for any number of images.
+    """Entropy of the coupling, mean agreement and scores in one capsule layer, for any number of images.
 
     Arguments and errors are those of :func:`trace_routing`.
     """
@@ -234,9 +234,9 @@ def routing_statistics(
             followed.append(_measure(rounds, chosen, votes, grid, len(batch)))
             scores = _scores(_by_image(rounds[-1], chosen, grid), eps=1e-24).amax(0)
             longest = scores if longest is None else torch.maximum(longest, scores)
-    entropy, change = (torch.cat(parts, 1).float().cpu().numpy() for parts in zip(*followed, strict=True))
+    entropy, agreement = (torch.cat(parts, 1).float().cpu().numpy() for parts in zip(*followed, strict=True))
     assert longest is not None
-    return RoutingStatistics(entropy, change, longest.float().cpu().numpy())
+    return RoutingStatistics(entropy, agreement, longest.float().cpu().numpy())
 
 
 def figure_coupling(
@@ -327,7 +327,7 @@ def output_names(trace: RoutingTrace, class_names: Sequence[str] | None = None) 
 
 
 def figure_routing_statistics(statistics: RoutingStatistics | RoutingTrace, *, title: str | None = None) -> Figure:
-    """Entropy of the coupling and change of the logits at each iteration: mean over the images, and their middle 80 %.
+    """Entropy of the coupling and mean agreement at each iteration: mean over the images, and their middle 80 %.
 
     Args:
         statistics: From :func:`routing_statistics`; a :class:`RoutingTrace` has the same fields.
@@ -336,7 +336,7 @@ def figure_routing_statistics(statistics: RoutingStatistics | RoutingTrace, *, t
     figure = new_figure(7.2, 3.0, title)
     panels = (
         ("Entropy of the coupling", "share of its maximum", statistics.entropy),
-        ("Change of the routing logits", "mean |⟨vote, output⟩|", statistics.logit_change),
+        ("Agreement of votes and outputs", "mean size", statistics.mean_agreement),
     )
     for axes, colour, (name, unit, values) in zip(figure.subplots(1, 2), COLOURS, panels, strict=False):
         iterations = np.arange(1, len(values) + 1)
@@ -352,11 +352,11 @@ def figure_routing_statistics(statistics: RoutingStatistics | RoutingTrace, *, t
         if len(values) == 1:
             axes.set_xticks(iterations)
         axes.legend(fontsize=SMALL, frameon=False, loc="best")
-    entropy_axes, change_axes = figure.axes
+    entropy_axes, agreement_axes = figure.axes
     # a change of less than a percent is none to speak of, and looks like none
     lowest = min(float(statistics.entropy.min()), 0.99)
     entropy_axes.set_ylim(lowest - 0.1 * (1 - lowest), 1 + 0.1 * (1 - lowest))
-    change_axes.set_ylim(0, 1.1 * max(float(np.quantile(statistics.logit_change, 0.9, axis=1).max()), 1e-9))
+    agreement_axes.set_ylim(0, 1.1 * max(float(np.quantile(statistics.mean_agreement, 0.9, axis=1).max()), 1e-9))
     return figure
 
 
@@ -410,13 +410,13 @@ def _scores(each: RoutingRound, eps: float) -> Float[Tensor, "B N"]:
 def _measure(
     rounds: list[RoutingRound], layer: CapsuleLayer, votes: Votes, grid: tuple[int, int, int], images: int
 ) -> tuple[Float[Tensor, "T B"], Float[Tensor, "T B"]]:
-    """Entropy of the coupling, and change of the logits, of each iteration and image."""
+    """Entropy of the coupling, and mean agreement, of each iteration and image."""
     there = None
     if isinstance(layer, ConvCapsules) and layer.padding:
         there = (layer.window_capsules(grid, votes.poses.device) > 0).repeat(images, 1)
     entropy = torch.stack([normalised_entropy(each.coupling, layer.routing, votes.rivals, there) for each in rounds])
-    change = torch.stack([_mean(each.agreement.abs().mean(2), there) for each in rounds])
-    return entropy.unflatten(1, (images, -1)).mean(2), change.unflatten(1, (images, -1)).mean(2)
+    agreement = torch.stack([_mean(each.agreement.abs().mean(2), there) for each in rounds])
+    return entropy.unflatten(1, (images, -1)).mean(2), agreement.unflatten(1, (images, -1)).mean(2)
 
 
 def _mean(numbers: Float[Tensor, "B I"], there: Bool[Tensor, "B I"] | None) -> Float[Tensor, "B"]:

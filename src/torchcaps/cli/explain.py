@@ -423,7 +423,7 @@ def _show_trace(trace: RoutingTrace, class_names: tuple[str, ...], words: str) -
     from torchcaps.models.output import HIGHEST
 
     most = f"{HIGHEST[trace.score_name]} {'type' if trace.outputs == 'type' else 'capsule'}"
-    rows = table("iteration", most, trace.score_name, "entropy of coupling", "change of logits")
+    rows = table("iteration", most, trace.score_name, "entropy of coupling", "mean agreement")
     for t, scores in enumerate(trace.scores[:, 0]):
         highest = int(scores.argmax())
         add_row(
@@ -432,17 +432,17 @@ def _show_trace(trace: RoutingTrace, class_names: tuple[str, ...], words: str) -
             class_names[highest],
             f"{scores[highest]:.3f}",
             f"{trace.entropy[t, 0]:.4f}",
-            f"{trace.logit_change[t, 0]:.2e}",
+            f"{trace.mean_agreement[t, 0]:.2e}",
         )
     print_table(rows, words)
 
 
 def _show_statistics(statistics: RoutingStatistics, words: str) -> None:
-    rows = table("iteration", "entropy of coupling", "change of logits")
-    for t, (entropy, change) in enumerate(
-        zip(statistics.entropy.mean(1), statistics.logit_change.mean(1), strict=True)
+    rows = table("iteration", "entropy of coupling", "mean agreement")
+    for t, (entropy, agreement) in enumerate(
+        zip(statistics.entropy.mean(1), statistics.mean_agreement.mean(1), strict=True)
     ):
-        add_row(rows, t + 1, f"{entropy:.4f}", f"{change:.2e}")
+        add_row(rows, t + 1, f"{entropy:.4f}", f"{agreement:.2e}")
     print_table(rows, words)
     if statistics.dead:
         say(f"{100 * statistics.dead:.1f} % of the output capsules are never longer, or more active, than 0.001.")
@@ -467,9 +467,15 @@ def _show_statistics(statistics: RoutingStatistics, words: str) -> None:
 def curves(run_folders: tuple[Path, ...], out: Path | None) -> None:
     """Draw loss and error of each epoch, of one run or of several to compare them."""
     from torchcaps.analysis import figure_curves, read_metrics
+    from torchcaps.training.run import METRICS
 
-    metrics = {name: read_metrics(folder) for name, folder in zip(names_of(run_folders), run_folders, strict=True)}
-    if out is None and len(run_folders) > 1:
+    named = names_of(run_folders)
+    drawn = [folder for folder in run_folders if not folder.is_dir() or (folder / METRICS).exists()] or run_folders
+    for folder in run_folders:
+        if folder not in drawn:
+            say(f"{folder} is left out: it holds no {METRICS}, which is written after the first epoch", err=True)
+    metrics = {name: read_metrics(folder) for name, folder in zip(named, run_folders, strict=True) if folder in drawn}
+    if out is None and len(drawn) > 1:
         names = itertools.chain(["curves.png"], (f"curves-{n}.png" for n in itertools.count(2)))
         out = next(path for path in map(Path, names) if not path.exists())
-    write_figure(figure_curves(metrics), figure_path(out, run_folders[0], "curves"))
+    write_figure(figure_curves(metrics), figure_path(out, drawn[0], "curves"))

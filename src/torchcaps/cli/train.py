@@ -132,6 +132,9 @@ def build_config(preset: str | None, config_file: Path | None, overrides: Mappin
     try:
         return override(base, changes) if config_file else make_config(base.preset, **changes)
     except UnknownField as error:
+        choices = " or ".join(f"--{choice} {part}" for choice, part in error.owners)
+        if choices:
+            raise InputError(f"{option_name(error.name)} is an option of {choices}, which is not chosen") from None
         known = (option_name(name) for name in error.known if name not in WHOLE)
         raise unknown_name(f"option of {base.preset}", option_name(error.name), known) from None
 

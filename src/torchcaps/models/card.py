@@ -6,12 +6,14 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from torchcaps._version import __version__
 from torchcaps.models.config import Recipe
 from torchcaps.models.fields import as_text, flat, own_parts
 from torchcaps.models.presets import get_preset
+from torchcaps.plugins import loaded_plugins, plugin_options
 
 if TYPE_CHECKING:
     from torchcaps.models.network import Network
@@ -185,10 +187,12 @@ def _usage(source: str | None, own: Sequence[str]) -> str:
         predict = "torchcaps predict image.png"
     note = plugin = ""
     if own:
-        predict = predict.replace("torchcaps predict", "torchcaps predict --plugin parts.py")
-        plugin = 'torchcaps.load_plugin("parts.py")\n'
+        plugins = [Path(name).name for name in loaded_plugins()] or ["parts.py"]
+        options = " ".join(["torchcaps predict", *plugin_options(plugins)])
+        predict = predict.replace("torchcaps predict", options)
+        plugin = "".join(f'torchcaps.load_plugin("{name}")\n' for name in plugins)
         note = f"Parts that do not come with torchcaps: {', '.join(own)}. "
-        note += "They are in a file of the author's, here parts.py.\n"
+        note += f"They are in a plugin of the author's, here {' and '.join(plugins)}.\n"
     return f"""\
 ## Use
 

@@ -99,7 +99,15 @@ class UnknownField(InputError):  # noqa: N818  one kind of wrong input
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
         self.name, self.known = name, tuple(known)
-        super().__init__(str(unknown_name(what, name, self.known)))
+        #: Parts that could be chosen and have such a field, by their choice and name.
+        self.owners = [
+            (part.choice, part.name) for part in all_parts() if part.choice in self.known and name in _names(part)
+        ]
+        if self.owners:
+            owners = " and ".join(f'{choice} "{part}"' for choice, part in self.owners)
+            super().__init__(f'there is no {what} "{name}" with the parts that are chosen; it belongs to {owners}')
+        else:
+            super().__init__(str(unknown_name(what, name, self.known)))
 
 
 OF_ONES_OWN = "One of your own is loaded by --plugin FILE."

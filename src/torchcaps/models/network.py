@@ -109,8 +109,8 @@ class Network(nn.Module):
             if found.get(name) != wanted.get(name):
                 raise InputError(
                     f"the network cannot be saved: its {name} is {found.get(name, 'not there')}, where its "
-                    f"configuration describes {wanted.get(name, 'nothing')}; register the part, and build the network "
-                    "with its name, as docs/own-routing.md shows"
+                    f"configuration describes {wanted.get(name, 'nothing')}; register the part by "
+                    "torchcaps.models.register_part, and build the network with its name"
                 )
 
     def save_files(
