@@ -106,6 +106,7 @@ def small(preset: str, **overrides: Any) -> dict[str, Any]:
         "hidden": (12, 8),
         "conv_channels": 8,
         "primary_types": 2,
+        "layer_types": 4,
         "decoder_hidden": (16, 24),
         "stack_channels": (8,),
     }

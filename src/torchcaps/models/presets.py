@@ -475,7 +475,7 @@ _register_variant(
     "The same shape with variational Bayes routing: batch normalisation after the convolution, of the primary "
     "capsules, and of the output of each routing; coordinates in tenths; cross-entropy of the softmax of the "
     "activations, which are 0..1. The released code floors the sum of densities, which is an error for poses of 16 "
-    "components; here it is normalised as the paper has it. The weights start balanced.",
+    "components; here it is normalised as the paper has it.",
     {
         "standardise": True,
         "stack_norm": "batch",
