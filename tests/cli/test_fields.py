@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import sys
+import types
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -169,6 +171,15 @@ def test_options_of_parts_that_a_network_has_not_are_refused(
     assert result.code == 2
     assert said in result.err
     assert result.err.count("\n") == 1
+
+
+def test_a_part_of_a_prompt_has_options_without_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class that was typed has no source file to read them from."""
+    namespace: dict[str, Any] = {"__name__": "typed"}
+    lines = "import dataclasses\n@dataclasses.dataclass\nclass Typed:\n    size: int = 1\n    'Words.'\n"
+    monkeypatch.setitem(sys.modules, "typed", types.ModuleType("typed"))
+    exec(lines, namespace)
+    assert field_descriptions(namespace["Typed"]) == {}
 
 
 def test_what_is_not_given_is_fitted_to_images_of_ones_own(

@@ -110,7 +110,7 @@ def field_descriptions(config_type: type) -> dict[str, str]:
 def _own_descriptions(config_type: type) -> dict[str, str]:
     try:
         source = inspect.getsource(config_type)
-    except OSError:  # installed without sources: the options work, their help has no words
+    except (OSError, TypeError):  # without a source file, as at a prompt: the options work, their help has no words
         return {}
     (class_definition,) = ast.parse(textwrap.dedent(source)).body
     assert isinstance(class_definition, ast.ClassDef)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from torchcaps._version import __version__
 from torchcaps.models.config import Recipe
 from torchcaps.models.fields import as_text, flat, own_parts
 from torchcaps.models.presets import get_preset
-from torchcaps.plugins import loaded_plugins, plugin_options
 
 if TYPE_CHECKING:
     from torchcaps.models.network import Network
@@ -121,7 +121,7 @@ def model_card(
         _preset(network, training) if training else "",
         f"Classes: {', '.join(class_names)}." if class_names and len(class_names) <= MOST_CLASSES else "",
         "The weights are stored in half precision (float16) and computed with in float32." if half else "",
-        _usage(source, own_parts(network.config)),
+        _usage(source, own_parts(network.config), _plugins(training)),
         _results(training) if training else "How it was trained and how good it is are not recorded here.",
         _training(training) if training else "",
         _limits(network.num_classes, training),
@@ -177,7 +177,13 @@ def _preset(network: Network, training: TrainingRecord) -> str:
     return f"Preset `{preset.name}` ({preset.source}): {words}" + (f" Here changed: {changed}." if changed else "")
 
 
-def _usage(source: str | None, own: Sequence[str]) -> str:
+def _plugins(training: TrainingRecord | None) -> list[str]:
+    """The plugins that the training names; a file that is called parts.py, where it names none."""
+    words = [] if training is None else shlex.split(training.command)
+    return [name for option, name in itertools.pairwise(words) if option == "--plugin"] or ["parts.py"]
+
+
+def _usage(source: str | None, own: Sequence[str], plugins: Sequence[str]) -> str:
     if source is None:
         source = "path/to/this/folder"
         predict = f"torchcaps predict {source} image.png"
@@ -187,9 +193,7 @@ def _usage(source: str | None, own: Sequence[str]) -> str:
         predict = "torchcaps predict image.png"
     note = plugin = ""
     if own:
-        plugins = [Path(name).name for name in loaded_plugins()] or ["parts.py"]
-        options = " ".join(["torchcaps predict", *plugin_options(plugins)])
-        predict = predict.replace("torchcaps predict", options)
+        predict = predict.replace("torchcaps predict", " --plugin ".join(["torchcaps predict", *plugins]))
         plugin = "".join(f'torchcaps.load_plugin("{name}")\n' for name in plugins)
         note = f"Parts that do not come with torchcaps: {', '.join(own)}. "
         note += f"They are in a plugin of the author's, here {' and '.join(plugins)}.\n"
