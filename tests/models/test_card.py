@@ -12,6 +12,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
+from own_parts import register
 from support import small
 from torchcaps import create_model, list_presets
 from torchcaps.models import Recipe, SeedResult, TrainingRecord, get_preset
@@ -61,6 +62,18 @@ def test_a_card_says_how_images_of_drawings_are_made() -> None:
     assert "the same side light and dark (`--invert` turns it round)" in plain
     assert "in the form of those of MNIST handwritten digits: light on dark. `torchcaps predict` and" in drawn
     assert "--invert" not in drawn
+
+
+def test_a_part_of_a_plugin_is_loaded_as_it_was_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch)
+    network = subject(config=replace(get_preset("sabour2017").model, {"routing": "cosine"}))
+    command = "torchcaps train sabour2017 --plugin a.py --plugin 'my routings' --routing cosine"
+    card = card_of(network, training(command=command))
+    assert "routing cosine" in card
+    assert 'torchcaps.load_plugin("a.py")\ntorchcaps.load_plugin("my routings")\nmodel =' in card
+    assert "torchcaps predict --plugin a.py --plugin 'my routings' path" in card
+    assert 'torchcaps.load_plugin("parts.py")\nmodel =' in card_of(network)
+    assert "plugin" not in card_of(subject(), training())
 
 
 def rows(card: str) -> list[list[str]]:

@@ -193,7 +193,9 @@ def _usage(source: str | None, own: Sequence[str], plugins: Sequence[str]) -> st
         predict = "torchcaps predict image.png"
     note = plugin = ""
     if own:
-        predict = predict.replace("torchcaps predict", " --plugin ".join(["torchcaps predict", *plugins]))
+        predict = predict.replace(
+            "torchcaps predict", " --plugin ".join(["torchcaps predict", *map(shlex.quote, plugins)])
+        )
         plugin = "".join(f'torchcaps.load_plugin("{name}")\n' for name in plugins)
         note = f"Parts that do not come with torchcaps: {', '.join(own)}. "
         note += f"They are in a plugin of the author's, here {' and '.join(plugins)}.\n"
