@@ -347,7 +347,11 @@ def routing(
             _show_input(trace, names, capsule)
         if statistics is not None:
             _show_statistics(statistics, f"Mean of the first {count(len(many))} {picture.where}")
-        say("Entropy: 1 is uniform coupling, 0 is all to one. Change: what the iteration adds to the logits.", "")
+        say(
+            "Entropy: 1 is uniform coupling, 0 is all to one. Agreement: its mean size, by which dynamic routing "
+            "changes its logits.",
+            "",
+        )
     path = figure_path(out, run_folder, "routing")
     for suffix, figure in figures.items():
         write_figure(figure, path.with_stem(path.stem + suffix), quiet=as_json)
