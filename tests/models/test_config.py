@@ -40,6 +40,7 @@ CHANGES: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "conv_dropout": (0.5, "output", {}),
     "conv_activation": ("none", "output", {}),
     "conv_init": ("glorot", "weights", {}),
+    "primary_init": ("matrix-capsules", "weights", {}),
     "primary_types": (3, "weights", {}),
     "primary_dim": (4, "weights", {}),
     "primary_kernel": (7, "weights", {}),

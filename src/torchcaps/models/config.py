@@ -637,6 +637,9 @@ class PrimaryConfig(Described):
     conv_init: ConvInit = "torch"
     """Initial weights of the convolutions: torch's default; Keras's (Glorot uniform, bias 0); or the authors' code's
     (truncated normal of deviation 0.05 and 0.1, bias 0.1)."""
+    primary_init: Literal["as-convolutions", "matrix-capsules"] = "as-convolutions"
+    """Initial weights of the primary capsules: as conv_init says; or those of the matrix capsules' code, a truncated
+    normal of deviation 0.5 for poses, bias 0, and of 3 for activations, bias -1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -691,7 +694,12 @@ class PrimaryConfig(Described):
         """Draw the weights of its convolutions."""
         from torchcaps.nn.convolutions import draw_convolutions
 
-        draw_convolutions(primary, self.conv_init, std=0.1)
+        if self.primary_init == "as-convolutions":
+            draw_convolutions(primary, self.conv_init, std=0.1)
+            return
+        draw_convolutions(primary, "truncated-normal", std=0.5, bias=0.0)
+        if primary.activity is not None:
+            draw_convolutions(primary.activity, "truncated-normal", std=3.0, bias=-1.0)
 
 
 # ---- after the layers

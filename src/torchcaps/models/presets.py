@@ -453,8 +453,10 @@ _register_variant(
     "The same network as its authors' released code routes it, which is another algorithm: the centres move by nine "
     "tenths, biases take the place of the costs, and the class layer has a quarter of the inverse temperature. Its "
     "own deviations of the weights, and coordinates in hundredths; these are those of the last map, where the code "
-    "averages them through the layers.",
+    "averages them through the layers. The biases of the primary capsules are learned, which in the code are 0 and, of "
+    "activations, -1.",
     {
+        "primary_init": "matrix-capsules",
         "layers": [
             {"layer_stride": 2, "weight_std": 0.3, "routing": {"name": "em-code", "on_map": True}},
             {"weight_std": 0.3, "routing": {"name": "em-code", "on_map": True}},

@@ -170,21 +170,22 @@ class ConvStem(nn.Sequential):
         return super().forward(input)
 
 
-def draw_convolutions(network: nn.Module, init: WeightStart, std: float) -> None:
+def draw_convolutions(network: nn.Module, init: WeightStart, std: float, bias: float = 0.1) -> None:
     """Draw the weights of every convolution in a module, as :func:`draw_layer` does."""
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d):
-            draw_layer(layer, init, std)
+            draw_layer(layer, init, std, bias)
 
 
-def draw_layer(layer: nn.Conv2d | nn.Linear, init: WeightStart, std: float) -> None:
+def draw_layer(layer: nn.Conv2d | nn.Linear, init: WeightStart, std: float, bias: float = 0.1) -> None:
     """Draw the weights of a layer.
 
     Args:
         layer: Holds them.
-        init: PyTorch's own start, which is left as it is; Keras's, Glorot uniform with biases of 0; or that of Sabour
-            et al.'s code, a truncated normal with biases of 0.1.
+        init: PyTorch's own start, which is left as it is; Keras's, Glorot uniform with biases of 0; or a truncated
+            normal.
         std: Deviation of the truncated normal, cut at two deviations.
+        bias: What the biases are with the truncated normal; 0.1 in Sabour et al.'s code.
     """
     if init == "torch":
         return
@@ -193,7 +194,7 @@ def draw_layer(layer: nn.Conv2d | nn.Linear, init: WeightStart, std: float) -> N
     else:
         draw_weight(layer.weight, partial(nn.init.trunc_normal_, std=std, a=-2 * std, b=2 * std))
     if layer.bias is not None:
-        nn.init.constant_(layer.bias, 0.0 if init == "glorot" else 0.1)
+        nn.init.constant_(layer.bias, 0.0 if init == "glorot" else bias)
 
 
 def draw_weight(weight: Tensor, initialise: Callable[[Tensor], object]) -> None:
