@@ -654,6 +654,19 @@ def test_initial_convolutions() -> None:
         assert 0.95 * limit < conv.weight.abs().max() <= limit
 
 
+def test_matrix_capsules_start_as_in_their_code() -> None:
+    code = create_model("hinton2018-code", decoder=False)
+    poses, activity = code.primary_capsules.convs[0], code.primary_capsules.activity[0]
+    assert poses.weight.std().item() == pytest.approx(0.5 * 0.88, rel=0.05)
+    assert activity.weight.std().item() == pytest.approx(3 * 0.88, rel=0.1)
+    assert poses.weight.abs().max() <= 1
+    assert activity.weight.abs().max() <= 6
+    assert_close(poses.bias, 0.0)
+    assert_close(activity.bias, -1.0)
+    for layer, std in zip(code.layers, (0.3, 0.3, 0.01), strict=True):
+        assert layer.transform.weight.std().item() == pytest.approx(std * 0.88, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("name", "in_training", "at_inference"),
     [
