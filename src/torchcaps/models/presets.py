@@ -465,7 +465,7 @@ _register_variant(
                 "coordinates": "hundredths",
                 "routing": {"name": "em-code", "final_beta": 0.0025},
             },
-        ]
+        ],
     },
     {"learning_rate": 0.01},
     source="the authors' TensorFlow code, google-research/google-research, capsule_em",
