@@ -143,6 +143,21 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
 
 
 @every
+def test_gradients_of_each_image_by_vmap(name: str) -> None:
+    votes, activations, u, b = inputs(2, 3, 2, 3)
+
+    def loss(votes: Tensor, u: Tensor) -> Tensor:
+        routed = ALGORITHMS[name].route(votes[None], activations[:1], u, b, 2)
+        return torch.stack([(each * each.sin()).sum() for each in routed]).sum() + u.square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss, (0, 1)), (0, None))(votes, u)
+    for n, image in enumerate(votes):
+        leaves = image.clone().requires_grad_(), u.clone().requires_grad_()
+        wanted = torch.autograd.grad(loss(*leaves), leaves)
+        torch.testing.assert_close(tuple(gradient[n] for gradient in each), wanted)
+
+
+@every
 def test_order_of_input_capsules_only_reorders_the_coupling(name: str) -> None:
     V, a, u, b = inputs(1)
     order = torch.tensor([3, 0, 6, 1, 5, 2, 4])
@@ -288,6 +303,7 @@ def test_a_block_holds_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> N
         return (votes.sum(1) * factor,)
 
     monkeypatch.setattr("torchcaps.ops.votes.BLOCK", 3 * 8 * 10)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 1)
     votes, factor = torch.randn(8, 10, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
     with torch.no_grad():
         (total,) = in_blocks(work, (votes,), (factor,), 10)
@@ -295,7 +311,14 @@ def test_a_block_holds_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> N
         torch.testing.assert_close(total, votes.sum(1))
         seen.clear()
         in_blocks(work, (votes,), (factor,), 10, multiple=2)
-    assert seen == [2, 2, 2, 2]
+        assert seen == [2, 2, 2, 2]
+        seen.clear()
+        monkeypatch.setattr("torch.get_num_threads", lambda: 2)  # each has caches of its own
+        in_blocks(work, (votes,), (factor,), 10)
+        assert seen == [6, 2]
+        seen.clear()
+        in_blocks(work, (votes.to("meta"),), (factor.to("meta"),), 10)  # as on a GPU, which has other caches
+    assert seen == [8]
 
 
 # ---- what does not fit

@@ -16,12 +16,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from torchcaps.nn.flow import LayerSize
+from torchcaps.ops.built_votes import dense_votes, matrix_votes
 from torchcaps.ops.checks import check_choice, check_numbers, check_one_device, check_tensor
 from torchcaps.ops.contractions import agreement, build_votes, weighted_sum
 from torchcaps.ops.dynamic_routing import SoftmaxOver
 from torchcaps.ops.dynamic_routing.reference import compete
 from torchcaps.ops.precision import full_dtype, full_precision, in_full_precision
-from torchcaps.ops.votes import log_softmax_over_outputs
+from torchcaps.ops.votes import is_traced, log_softmax_over_outputs
 
 WeightInit = Literal["balanced", "normal", "truncated-normal", "fan-in"]
 
@@ -138,7 +139,10 @@ class DenseVotes(WeightVotes):
         matrices = self.weight.to(dtype).permute(0, 3, 1, 2).flatten(2).contiguous()  # (I, K, J·D)
 
         def build(poses: Tensor, matrices: Tensor) -> Tensor:
-            return torch.bmm(poses.to(matrices.dtype).transpose(0, 1), matrices).transpose(0, 1).unflatten(2, (J, D))
+            poses = poses.to(matrices.dtype)
+            if is_traced():
+                return torch.bmm(poses.transpose(0, 1), matrices).transpose(0, 1).unflatten(2, (J, D))
+            return dense_votes(poses, matrices, J)
 
         return build, self.poses, (matrices,)
 
@@ -200,7 +204,11 @@ class MatrixVotes(WeightVotes):
 
     def build(self) -> Float[Tensor, "B I J D"]:
         """See :class:`Votes`."""
-        return self._joined(self.rows.build())
+        if is_traced():
+            return self._joined(self.rows.build())
+        dtype = torch.promote_types(self.poses.dtype, self.weight.dtype)
+        poses, weight = (tensor.to(full_dtype(dtype)) for tensor in (self.poses, self.weight))
+        return matrix_votes(poses.unflatten(2, (self.side, self.side)), weight).to(dtype)
 
     def _joined(self, rows: Float[Tensor, "BP *capsules P"]) -> Float[Tensor, "B *capsules D"]:
         return rows.unflatten(0, (self.batch, self.side)).movedim(1, -2).flatten(-2)

@@ -16,18 +16,21 @@ from torch import Tensor
 from torchcaps.ops.checks import check_flags, check_numbers, check_one_device, check_tensor
 from torchcaps.ops.dynamic_routing.checks import check_active_votes, check_iterations
 from torchcaps.ops.dynamic_routing.reference import RoutingRound
+from torchcaps.ops.mixtures import (
+    LOG_2_PI,
+    Gaussians,
+    LogCompete,
+    by_output,
+    log_densities,
+    share_out,
+    squared_deviations,
+    weighted,
+)
 from torchcaps.ops.precision import full_precision, in_full_precision
-from torchcaps.ops.self_routing import above_zero
 from torchcaps.ops.votes import in_blocks, log_softmax_over_outputs
 
-LogCompete = Callable[[Tensor], Tensor]
-"""From logits (B, I, J) to the logarithm of the coupling."""
-LOG_2_PI = math.log(2 * math.pi)
 MASS_EPS = 1e-5
 """Added to the mass of an output capsule in the authors' code, in a layer that is not on a map; on a map 1e-7."""
-
-Gaussians = tuple[Float[Tensor, "B J D"], Float[Tensor, "B J"], Float[Tensor, "B I J"]]
-"""Poses, logits of the activations, and the coupling of the last weighted sum."""
 
 
 @overload
@@ -140,7 +143,7 @@ def fit(
         log_coupling = log_compete(log_posterior)
         shares, mass = share_out(log_coupling, activations)  # (B, I, J), (B, J)
         means = weighted(shares, votes)  # (B, J, D)
-        squares = (votes - means.unsqueeze(3)).square()
+        squares = squared_deviations(votes, means)
         variances = weighted(shares, squares) + 1e-9
         log_variances = variances.log()
         costs = mass * (D * beta_u + log_variances.sum(2) / 2)
@@ -273,7 +276,7 @@ def fit_as_the_code(
         mass = shares.sum(1) + mass_eps  # (B, J)
         shares = shares / mass.unsqueeze(1)
         centres = 0.9 * weighted(shares, votes) + 0.1 * centres
-        squares = (votes - centres.unsqueeze(3)).square()
+        squares = squared_deviations(votes, centres)
         variances = weighted(shares, squares) + min_variance
         log_variances = variances.log()
         win = -mass * (log_variances.sum(2) + sigma_bias * D * (LOG_2_PI + 1))
@@ -288,46 +291,7 @@ def fit_as_the_code(
     return centres, logits, coupling
 
 
-# ---- what the algorithms of mixtures share
-
-
-def share_out(
-    log_coupling: Float[Tensor, "B I J"], activations: Float[Tensor, "B I"]
-) -> tuple[Float[Tensor, "B I J"], Float[Tensor, "B J"]]:
-    """c_ij a_i, divided by its sum over i, and this sum R_j.
-
-    The largest logarithm of a j's couplings is taken out of both, so that the shares are exact even where all
-    couplings are too small for their precision. Where R_j is zero, so are the shares.
-    """
-    a = activations.unsqueeze(2)
-    largest = log_coupling.detach().where(a > 0, -math.inf).amax(1, keepdim=True)  # of those that have a share
-    largest = largest.where(largest > -math.inf, 0.0)
-    shares = (log_coupling - largest).clamp_max(80.0).exp() * a  # above 0 only where a is 0
-    total = shares.sum(1)
-    return shares / above_zero(total).unsqueeze(1), largest.exp().squeeze(1) * total
-
-
-def weighted(shares: Float[Tensor, "B I J"], numbers: Float[Tensor, "B J D I"]) -> Float[Tensor, "B J D"]:
-    """Σ_i shares_ij · numbers_ij, of numbers as :func:`by_output` lays them out."""
-    return (shares.transpose(1, 2).unsqueeze(2) @ numbers.transpose(2, 3)).squeeze(2)
-
-
-def by_output(votes: Float[Tensor, "B I J D"]) -> Float[Tensor, "B J D I"]:
-    """Votes with the input capsules innermost in memory: each sum over them, or over D, is a matrix product then."""
-    return votes.permute(0, 2, 3, 1).contiguous()
-
-
-def log_densities(
-    squares: Float[Tensor, "B J D I"], variances: Float[Tensor, "B J D"], log_variances: Float[Tensor, "B J D"]
-) -> Float[Tensor, "B I J"]:
-    """Ln N(V_ij; μ_j, σ²_j), of the squared differences of votes and means."""
-    normalisation = variances.shape[2] * LOG_2_PI + log_variances.sum(2)  # (B, J)
-    return -(normalisation.unsqueeze(1) + distances(squares, variances)) / 2
-
-
-def distances(squares: Float[Tensor, "B J D I"], variances: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
-    """Σ_h squares_h / variances_h."""
-    return (variances.reciprocal().unsqueeze(2) @ squares).squeeze(2).transpose(1, 2)
+# ---- checks, and blocks
 
 
 def check_above_zero(caller: str, **numbers: float) -> None:

@@ -6,7 +6,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -112,7 +112,35 @@ def new_empty(shape: Sequence[int]) -> Float[Tensor, "..."]:
         return torch.empty(tuple(shape))
     block = _pool.take(4 * numbers + ALIGNMENT)
     start = -block.ctypes.data % ALIGNMENT
-    lease = block[start : start + 4 * numbers].view(np.float32)
+    lease = block[start : start + 4 * numbers].view(np.float32).reshape(tuple(shape))
     # the tensor's storage keeps this array alive, and nothing else does
     weakref.finalize(lease, _pool.give_back, block).atexit = False
-    return torch.from_numpy(lease).view(tuple(shape))
+    return torch.from_numpy(lease)  # not a view of a tensor, so that backward passes add to it in place
+
+
+def combine(
+    operation: Callable[..., Tensor], left: Tensor, right: Tensor, shape: Sequence[int] | None = None
+) -> Tensor:
+    """``operation(left, right)``, in memory as of :func:`new_empty` where it can be so.
+
+    Args:
+        operation: One that takes ``out``.
+        left: Its first argument.
+        right: Its second one.
+        shape: That of the result; None where both arguments are broadcast.
+    """
+    if not (_fits(left) and _fits(right)):
+        return operation(left, right)
+    return operation(left, right, out=new_empty(shape or torch.broadcast_shapes(left.shape, right.shape)))
+
+
+def contiguous(tensor: Tensor) -> Tensor:
+    """``tensor.contiguous()``, in memory as of :func:`new_empty` where it can be so."""
+    if tensor.is_contiguous() or not _fits(tensor):
+        return tensor.contiguous()
+    return new_empty(tensor.shape).copy_(tensor)
+
+
+def _fits(tensor: Tensor) -> bool:
+    """Whether what is made of a tensor may be written to memory that is used again: if torch does not note it."""
+    return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and not torch.is_grad_enabled()

@@ -12,14 +12,15 @@ from torch import Tensor
 from torchcaps.ops.checks import check_flags, is_exporting
 from torchcaps.ops.dynamic_routing.checks import check_active_votes, check_iterations
 from torchcaps.ops.dynamic_routing.reference import RoutingRound
-from torchcaps.ops.em_routing import (
+from torchcaps.ops.em_routing import check_betas
+from torchcaps.ops.mixtures import (
     LOG_2_PI,
     Gaussians,
     LogCompete,
     by_output,
-    check_betas,
     distances,
     share_out,
+    squared_deviations,
     weighted,
 )
 from torchcaps.ops.precision import full_precision, in_full_precision
@@ -138,7 +139,7 @@ def infer(
         shares, mass = share_out(log_coupling, activations)  # (B, I, J), (B, J)
         R = mass.unsqueeze(2)  # (B, J, 1)
         means = weighted(shares, votes)  # (B, J, D)
-        scatter = R * weighted(shares, (votes - means.unsqueeze(3)).square())
+        scatter = R * weighted(shares, squared_deviations(votes, means))
         centres = R / (1 + R) * means
         inverse_scale = 1 + scatter + centres * means
         degrees = D + 1 + mass
@@ -148,7 +149,7 @@ def infer(
         log_share = digamma(1 + mass) - digamma((1 + mass).sum(1, keepdim=True))
         if iteration == num_iterations and rounds is None:
             break
-        far = distances((votes - centres.unsqueeze(3)).square(), inverse_scale)  # (B, I, J)
+        far = distances(squared_deviations(votes, centres), inverse_scale)  # (B, I, J)
         known = (log_precision - D * LOG_2_PI - D / (1 + mass)) / 2  # (B, J)
         densities = known.unsqueeze(1) - degrees.unsqueeze(1) * far / 2
         if rounds is not None:

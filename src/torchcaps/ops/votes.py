@@ -15,7 +15,7 @@ from torchcaps.ops.checks import is_exporting
 from torchcaps.ops.memory import get_working_memory
 
 BLOCK = 2 * MIB
-"""Bytes of the votes that are worked on at a time, many times as much with all that is made of them."""
+"""Bytes of the votes that a core works on at a time, for its caches; all that is made of them takes many times more."""
 TENSORS_PER_VOTE = 16
 """Tensors of the votes' size that an algorithm with three iterations keeps for its gradient."""
 
@@ -58,6 +58,11 @@ def log_softmax_over_outputs(logits: Float[Tensor, "B I J"]) -> Float[Tensor, "B
     return logits.transpose(1, 2).log_softmax(1).transpose(1, 2)
 
 
+def is_traced() -> bool:
+    """Whether torch makes a graph of the work: to export, to compile, or under its transforms."""
+    return is_exporting() or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
 Work = Callable[..., tuple[Tensor, ...]]
 """From tensors of some images, and tensors that all images share, to tensors of these images."""
 
@@ -77,10 +82,12 @@ def in_blocks(
         numbers: How many votes' components one image has.
         multiple: A block has a multiple of so many rows of the first axis.
     """
-    if is_exporting() or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if is_traced():
         return work(*each, *shared)
     learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*each, *shared))
-    room = min(BLOCK, int(get_working_memory() * MIB / (TENSORS_PER_VOTE if learns else 1)))
+    room = int(get_working_memory() * MIB / (TENSORS_PER_VOTE if learns else 1))
+    if each[0].device.type == "cpu":
+        room = min(room, BLOCK * torch.get_num_threads())
     block = max(1, room // (numbers * each[0].element_size() * multiple)) * multiple
     if block >= len(each[0]):
         return work(*each, *shared)

@@ -14,7 +14,8 @@ from torchcaps.nn.routing.base import Routed, Routing
 from torchcaps.nn.transforms import Votes
 from torchcaps.ops.dynamic_routing import RoutingRound
 from torchcaps.ops.dynamic_routing.checks import check_iterations
-from torchcaps.ops.em_routing import Gaussians, check_above_zero, fit, fit_as_the_code
+from torchcaps.ops.em_routing import check_above_zero, fit, fit_as_the_code
+from torchcaps.ops.mixtures import Gaussians
 from torchcaps.ops.precision import full_precision, in_full_precision
 from torchcaps.ops.vb_routing import infer
 from torchcaps.ops.votes import in_blocks
