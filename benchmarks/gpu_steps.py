@@ -1,4 +1,4 @@
-"""The whole training step on a GPU, plain, captured and compiled, and an epoch of MNIST's size; `gpu.py` runs it."""
+"""The whole training step on a GPU, plain and compiled, and an epoch of MNIST's size; `gpu.py` runs it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 from typing import NamedTuple
 
 import torch
-from machine import Machine, Row
+from machine import WARM_UP, Machine, Row
 from naive import naive_routing
 from torch import Tensor
 
@@ -15,7 +15,6 @@ from torchcaps.datasets import Batch, Dataset, ImageSet
 from torchcaps.models import CapsNet, Recipe, create_model
 from torchcaps.nn import DenseVotes, Routed, Routing, Votes
 from torchcaps.training import TrainConfig, make_config
-from torchcaps.training.capture import WARM_UP
 from torchcaps.training.data import training_loader
 from torchcaps.training.launch import launch
 from torchcaps.training.loop import Trainer
@@ -23,7 +22,7 @@ from torchcaps.training.progress import Silence
 from torchcaps.training.step import TrainStep
 
 PRECISIONS = {"fp32": "32", "bf16": "bf16"}
-CONTENDERS = ("plain", "captured", "compiled", "compiled, captured", "naive")
+CONTENDERS = ("plain", "compiled", "naive")
 
 # each compiled network counts: with too many, torch.compile would leave the later ones as they are
 torch._dynamo.config.recompile_limit = 64
@@ -32,7 +31,7 @@ torch._dynamo.config.recompile_limit = 64
 BATCHES = 8
 #: Steps between two looks at the clock.
 IN_A_ROW = 20
-#: Steps after which weights are compared.
+#: Steps whose losses are compared.
 CHECKED = 8
 #: How far losses of a compiled network may be from the plain ones': its sums are in another order.
 COMPILED_TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}
@@ -61,7 +60,7 @@ class Contender:
     Args:
         machine: Where.
         precision: ``"fp32"`` or ``"bf16"``.
-        name: One of `CONTENDERS`; the naive routing is captured, too.
+        name: One of `CONTENDERS`.
         batch: Images a step.
     """
 
@@ -71,14 +70,12 @@ class Contender:
         if name == "naive":
             network.class_capsules.routing = NaiveRouting(stop_gradient=False)
         fabric = launch(config_of(machine, precision, batch))
-        captured = name in ("captured", "compiled, captured", "naive")
         compiled = torch.compile(network, backend="eager" if machine.dry else "inductor")
         self.step = TrainStep(
             fabric,
-            compiled if "compiled" in name else network,
+            compiled if name == "compiled" else network,
             Recipe(batch_size=batch),
             seed=0,
-            capture=machine.new_capture() if captured else None,
         )
         self.network, self.done = network, 0
         self._batches = new_batches(machine, batch, network.in_shape)
@@ -88,10 +85,6 @@ class Contender:
         for _ in range(steps):
             self.step(self._batches[self.done % BATCHES], self.done, 1e-3 / (1 + self.done / 1000))
             self.done += 1
-
-    def weights(self) -> torch.Tensor:
-        """All of them in one row."""
-        return torch.cat([p.detach().flatten() for p in self.network.parameters()])
 
     def losses(self, steps: int) -> torch.Tensor:
         """The loss of each of so many steps."""
@@ -128,26 +121,13 @@ def new_batches(machine: Machine, size: int, in_shape: tuple[int, int, int]) -> 
     ]
 
 
-def check(machine: Machine, batch: int, *, compiled: bool) -> list[str]:
-    """What is wrong with captured and compiled steps; empty if nothing is."""
+def check(machine: Machine, batch: int) -> list[str]:
+    """What is wrong with compiled steps; empty if nothing is."""
     wrong = []
     for precision in PRECISIONS:
-        plain, again, captured = (Contender(machine, precision, name, batch) for name in ("plain", "plain", "captured"))
-        for contender in (plain, again, captured):
-            contender.train(CHECKED)
-        exact = plain.weights()
-        noise, error = (((other.weights() - exact).norm() / exact.norm()).item() for other in (again, captured))
-        found = (
-            f"{precision}: captured weights are {error:.1e} off after {CHECKED} steps, another plain run's {noise:.1e}"
-        )
-        print(found)
-        if not error <= 2 * max(noise, 1e-6):
-            wrong.append(found)
-        names = ("plain", "compiled", "compiled, captured") if compiled else ()
-        losses = {name: Contender(machine, precision, name, batch).losses(CHECKED) for name in names}
-        for name in names[1:]:
-            if not torch.allclose(losses[name], losses["plain"], rtol=COMPILED_TOLERANCE[precision]):
-                wrong.append(f"{precision}: losses {name} {losses[name].tolist()}, plain {losses['plain'].tolist()}")
+        plain, compiled = (Contender(machine, precision, name, batch).losses(CHECKED) for name in ("plain", "compiled"))
+        if not torch.allclose(compiled, plain, rtol=COMPILED_TOLERANCE[precision]):
+            wrong.append(f"{precision}: losses compiled {compiled.tolist()}, plain {plain.tolist()}")
     return wrong
 
 
@@ -155,7 +135,7 @@ def time_all(machine: Machine, batch: int, rounds: int, *, compiled: bool) -> li
     """Every contender in both precisions, in turns."""
     contenders = []
     for precision, name in itertools.product(PRECISIONS, CONTENDERS):
-        if "compiled" in name and not compiled:
+        if name == "compiled" and not compiled:
             continue
         contender = Contender(machine, precision, name, batch)
         peak = machine.peak_mib(lambda contender=contender: contender.train(WARM_UP + 2))
@@ -169,7 +149,7 @@ def time_all(machine: Machine, batch: int, rounds: int, *, compiled: bool) -> li
 
 
 class Epoch(NamedTuple):
-    """The training loop over one epoch, bf16, captured where it can be."""
+    """The training loop over one epoch, bf16."""
 
     steps: int
     seconds: float
@@ -195,22 +175,19 @@ def time_epoch(machine: Machine, batch: int) -> Epoch:
         )
         trainer.state.end_epoch({})
         for row, each in zip(rows, seconds, strict=True):
-            if n > 0:  # the first epoch warms up and records
+            if n > 0:  # the first epoch warms up
                 row.times_us.append(1e6 * each)
     return Epoch(len(trainer.loader), *(statistics.median(row.times_us) / 1e6 for row in rows), rows)
 
 
 def print_waits(machine: Machine, config: TrainConfig, train: ImageSet) -> None:
     """How often the host waits for the device within an epoch, where it should never do so."""
-    batch = config.recipe.batch_size
-    plain, captured = (Contender(machine, "bf16", name, batch) for name in ("plain", "captured"))
-    for contender in (plain, captured):
-        contender.train(WARM_UP + 1)
+    contender = Contender(machine, "bf16", "plain", config.recipe.batch_size)
+    contender.train(WARM_UP)
     batches = training_loader(config, train, machine.device).batches(0)
     next(batches)
     waits = {
-        "a plain step": machine.waits(lambda: plain.train(1)),
-        "a captured step": machine.waits(lambda: captured.train(1)),
+        "a step": machine.waits(lambda: contender.train(1)),
         "the making of a batch": machine.waits(lambda: next(batches)),
     }
     print("the host waits for the device: " + ", ".join(f"{n} times in {what}" for what, n in waits.items()))

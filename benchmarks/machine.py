@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchcaps.training.capture import Capture, CudaGraphs
-
 MIB = 2**20
+#: Passes or steps before the clock: libraries and Adam set up their memory.
+WARM_UP = 3
 
 
 class Row(NamedTuple):
@@ -30,18 +30,6 @@ class Row(NamedTuple):
         return statistics.median(self.times_us)
 
 
-class Again:
-    """In place of CUDA graphs on the CPU: work that is replayed is done again."""
-
-    def run(self, work: Callable[[], None]) -> None:
-        """Do the work."""
-        work()
-
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """The work itself."""
-        return work
-
-
 class Machine:
     """A device, its clock and its memory.
 
@@ -52,10 +40,6 @@ class Machine:
     def __init__(self, *, dry: bool) -> None:
         self.dry = dry
         self.device = torch.device("cpu" if dry else "cuda")
-
-    def new_capture(self) -> Capture:
-        """What records passes and steps here."""
-        return Again() if self.dry else CudaGraphs()
 
     def wait(self) -> None:
         """Until the device has done all it was given."""
@@ -122,12 +106,9 @@ class Machine:
     def facts(self) -> dict[str, Any]:
         """What the times depend on."""
         if self.dry:
-            return {"gpu": "none: a dry run, its times mean nothing", "cuda": "", "cudnn": "", "triton": ""}
-        import triton
-
+            return {"gpu": "none: a dry run, its times mean nothing", "cuda": "", "cudnn": ""}
         return {
             "gpu": torch.cuda.get_device_name(),
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),
-            "triton": triton.__version__,
         }

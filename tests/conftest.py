@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 
@@ -16,11 +15,6 @@ from support import NO_GPU, NO_MNIST, has_mnist  # noqa: E402  after its asserts
 def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it; tests send it
     torch.set_num_threads(1)  # sums in one order, and no fight over cores between tests that run side by side
-    if importlib.util.find_spec("triton") and not torch.cuda.is_available():
-        # Triton chooses its interpreter when it is imported, and torch.compile in an earlier test imports it, too
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("TRITON_INTERPRET", "1")
-            import triton.language  # noqa: F401  imported for good
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

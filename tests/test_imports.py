@@ -53,7 +53,7 @@ PACKAGES: dict[str, set[str]] = {
     "machine": set(),
     "locks": {"filelock"},
     "plugins": set(),
-    "ops": EVERYWHERE | {"numpy", "triton"},
+    "ops": EVERYWHERE | {"numpy"},
     "nn": EVERYWHERE,
     "models": EVERYWHERE | {"huggingface_hub", "safetensors"},
     "datasets": EVERYWHERE | {"numpy", "PIL", "sklearn", "scipy", "pooch", "requests"},
@@ -66,7 +66,6 @@ LATE = {
     "pooch",
     "requests",
     "tensorboard",
-    "triton",
     "torchmetrics",
     "rich",
     "lightning_fabric",
@@ -78,8 +77,7 @@ LATE = {
     "uvicorn",
     "onnxscript",
 }
-LATE_NOT_IN = {  # loaded late themselves: by a run, by a route on a GPU, or by who imports them
-    "ops/dynamic_routing/triton_kernels.py",
+LATE_NOT_IN = {  # loaded late themselves: by a run, or by who imports them
     "sklearn.py",
     "training/launch.py",
     "training/loop.py",

@@ -152,7 +152,7 @@ def test_votes_never_take_more_than_the_working_memory(model, make_images, monke
     finally:
         set_working_memory(before)
     assert followed == [3, 3, 1] * 2
-    np.testing.assert_allclose(parts.agreement, whole.agreement, atol=1e-6)
+    np.testing.assert_allclose(parts.agreement, whole.agreement, atol=3e-6)  # rounding of another block
     np.testing.assert_allclose(statistics.entropy, whole.entropy, rtol=1e-5)
 
 

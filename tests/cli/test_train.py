@@ -15,13 +15,12 @@ Cli = Callable[..., Any]
 def test_every_option_stands_once() -> None:
     names = [name for option in run_options() for name in option.opts + option.secondary_opts]
     assert len(names) == len(set(names))
-    assert {"--objects", "--crop", "--standardise", "--pool", "--capture"} <= set(names)
+    assert {"--objects", "--crop", "--standardise", "--pool"} <= set(names)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--capture", "on"), "only a single process on a CUDA GPU can be captured"),
         (("--objects", "2"), "an image of digits holds 1 object, but the network looks for 2; set --objects 1"),
         (("--crop", "40"), "crop is 40 pixels"),
         (("--crop", "12"), "the smallest size that fits is 17×17"),

@@ -71,7 +71,7 @@ def test_options_are_printed_and_checked() -> None:
     assert_raises(ValueError, DynamicRouting, eps=0, say="eps must be positive")
     for name in ("bias", "learn_prior", "leaky", "stop_gradient"):
         assert_raises(TypeError, DynamicRouting, **{name: 1}, say=f"DynamicRouting: {name} must be True or False")
-    known = "auto, reference, recompute, triton"
+    known = "auto, reference, recompute"
     for backend in ("x", None, ["auto"]):
         said = f"DynamicRouting: backend must be one of {known}, got {backend!r}"
         assert_raises(ValueError, DynamicRouting, backend=backend, say=said)

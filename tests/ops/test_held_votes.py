@@ -33,7 +33,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 
 def make(size: tuple[int, ...] = SIZE, dtype: torch.dtype = torch.float64, extras: bool = True) -> Tensors:
     B, I, J, D, K = size
-    shapes = {"poses": (B, I, K), "weight": (I, J, D, K)} | ({"bias": (J, D), "prior": (I, J)} if extras else {})
+    shapes = {"poses": (B, I, K), "weight": (I, J, D, K)} | ({"bias": (J, D)} if extras else {})
     return {name: torch.randn(shape, dtype=dtype).requires_grad_() for name, shape in shapes.items()}
 
 
@@ -123,7 +123,7 @@ def test_half_precision_rounds_arguments_and_results_only(axis: str, built: list
 def test_any_memory_layout(axis: str, built: list[Tensor]) -> None:
     leaves = {name: leaf.detach() for name, leaf in make().items()}
     wanted = route(**leaves, softmax_over=axis, backend="reference")
-    orders = {"poses": (0, 2, 1), "weight": (1, 2, 3, 0), "bias": (1, 0), "prior": (1, 0)}
+    orders = {"poses": (0, 2, 1), "weight": (1, 2, 3, 0), "bias": (1, 0)}
     turned = {
         name: leaf.permute(orders[name]).contiguous().permute([orders[name].index(n) for n in range(leaf.ndim)])
         for name, leaf in leaves.items()

@@ -35,23 +35,23 @@ Leaves = dict[str, Tensor]
 
 
 def make(size: tuple[int, ...] = SIZE, dtype: torch.dtype = torch.float64, extras: bool = True) -> Leaves:
-    """Poses, weight and, as extras, bias and prior, all of which want gradients."""
+    """Poses, weight and, as an extra, the bias, all of which want gradients."""
     B, I, J, D, K = size
-    shapes = {"poses": (B, I, K), "weight": (I, J, D, K)} | ({"bias": (J, D), "prior": (I, J)} if extras else {})
+    shapes = {"poses": (B, I, K), "weight": (I, J, D, K)} | ({"bias": (J, D)} if extras else {})
     return {name: torch.randn(shape, dtype=dtype).requires_grad_() for name, shape in shapes.items()}
 
 
 def vote_free(leaves: Leaves, r: int = 3, axis: str = "outputs", stop: bool = False, leaky: bool = False) -> Any:
     """Capsules and coupling of the code under test."""
     options = Options(r, axis == "inputs", stop, leaky, 1e-7)
-    tensors = (leaves.get(name) for name in ("poses", "weight", "bias", "prior"))
+    tensors = (leaves.get(name) for name in ("poses", "weight", "bias"))
     return route_recompute(*tensors, options, True)
 
 
 def plain(leaves: Leaves, r: int = 3, axis: str = "outputs", stop: bool = False, leaky: bool = False) -> Any:
     """Capsules and coupling as the reference gives them."""
     votes = compute_votes(leaves["poses"], leaves["weight"])
-    return route_votes(votes, r, axis, stop, leaves.get("bias"), leaves.get("prior"), leaky, 1e-7)
+    return route_votes(votes, r, axis, stop, leaves.get("bias"), None, leaky, 1e-7)
 
 
 def with_gradients(function: Callable[..., Any], leaves: Leaves, *options: Any, coupling: bool = True) -> Leaves:
@@ -187,7 +187,7 @@ def test_gradients_have_the_dtypes_of_their_leaves(stop: bool) -> None:
     capsules, coupling = vote_free(leaves, 3, "outputs", stop)
     assert capsules.dtype == coupling.dtype == torch.float32
     capsules.sum().backward()
-    for name in leaves if not stop else ("poses", "weight", "bias"):
+    for name in leaves:
         assert leaves[name].grad is not None
         assert leaves[name].grad.dtype == leaves[name].dtype
 
@@ -278,7 +278,7 @@ def test_no_votes_are_saved_for_the_backward_pass(stop: bool) -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        route_recompute(*leaves.values(), None, None, Options(3, False, stop, False, 1e-7), False)
+        route_recompute(*leaves.values(), None, Options(3, False, stop, False, 1e-7), False)
     ours = sum(t.numel() for t in saved if all(t.data_ptr() != leaf.data_ptr() for leaf in leaves.values()))
     assert ours == 3 * B * J * D + (B * I * J if stop else 0)  # s¹ s² s³; with a constant coupling, that
 
@@ -290,7 +290,7 @@ def test_nothing_is_saved_without_gradients() -> None:
         assert vote_free(make())[0].grad_fn is None
 
 
-@pytest.mark.parametrize("wanted", ["poses", "weight", "bias", "prior"])
+@pytest.mark.parametrize("wanted", ["poses", "weight", "bias"])
 @either_axis
 @either_gradient
 def test_only_the_gradients_that_are_wanted_are_computed(
@@ -304,10 +304,6 @@ def test_only_the_gradients_that_are_wanted_are_computed(
     alone = {name: leaf.detach().requires_grad_(name == wanted) for name, leaf in leaves.items()}
     capsules, coupling = vote_free(alone, 3, axis, stop)
     assert coupling.requires_grad != stop
-    if f"d {wanted}" not in grads:  # the prior, when gradients stop
-        capsules.sum().backward()
-        assert alone[wanted].grad is None
-        return
     assert_same(
         with_gradients(lambda _: (capsules, coupling), {wanted: alone[wanted]}),
         {name: grads[name] for name in ("capsules", "coupling", f"d {wanted}")},
@@ -352,8 +348,8 @@ def test_inference_mode() -> None:
     with torch.inference_mode():
         for ours, theirs in zip(vote_free(leaves), wanted, strict=True):
             assert_close(ours, theirs, 1e-10)
-        poses, weight, *rest = leaves.values()
-        turned = torch.vmap(lambda u: route(u, weight, 3, bias=rest[0], prior=rest[1]))(torch.stack([poses, -poses]))
+        poses, weight, bias = leaves.values()
+        turned = torch.vmap(lambda u: route(u, weight, 3, bias=bias))(torch.stack([poses, -poses]))
         assert_close(turned[0], wanted[0], 1e-10)
         assert_differs(turned[0], turned[1])
 
@@ -364,8 +360,8 @@ def test_inference_mode() -> None:
 def test_compiles_into_one_graph(axis: str, stop: bool, extras: bool) -> None:
     def routed(leaves: Leaves, doubled: int) -> Any:
         options = Options(3, axis == "inputs", stop, True, 1e-7)
-        bias, prior = leaves.get("bias"), leaves.get("prior")
-        capsules, shares = route_recompute(doubled * leaves["poses"], leaves["weight"], bias, prior, options, extras)
+        poses, weight, bias = doubled * leaves["poses"], leaves["weight"], leaves.get("bias")
+        capsules, shares = route_recompute(poses, weight, bias, options, extras)
         return 2 * capsules, capsules.detach() if shares is None else shares
 
     leaves = make(extras=extras)

@@ -15,8 +15,7 @@ from torchcaps.ops.dynamic_routing import BACKENDS
 
 SIZES = [(2, 5, 3, 4, 6), (1, 7, 1, 1, 1), (3, 1, 4, 2, 3), (2, 63, 7, 5, 3)]  # B, I, J, D, K
 
-# Triton, which needs a GPU or its interpreter, has tests of its own
-every_backend = pytest.mark.parametrize("backend", [backend for backend in BACKENDS if backend != "triton"])
+every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
 def make(B: int, I: int, J: int, D: int, K: int, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
@@ -59,11 +58,10 @@ def test_route_is_routing_of_the_votes(
     backend: Any, num_iterations: int, axis: Any, stop_gradient: bool, leaky: bool
 ) -> None:
     options: dict[str, Any] = {"softmax_over": axis, "stop_gradient": stop_gradient, "leaky": leaky, "eps": 1e-3}
-    for size, extras, coupling in itertools.product(SIZES, (False, True), (False, True)):
-        leaves = make(*size)
-        if not extras:
-            del leaves["bias"], leaves["prior"]
-        rest = {name: leaves[name] for name in ("bias", "prior") if extras} | options
+    every_extra: list[tuple[str, ...]] = [(), ("bias",), *([("bias", "prior")] if backend != "recompute" else [])]
+    for size, extras, coupling in itertools.product(SIZES, every_extra, (False, True)):
+        leaves = {name: leaf for name, leaf in make(*size).items() if name in ("poses", "weight", *extras)}
+        rest = {name: leaves[name] for name in extras} | options
         poses, weight = leaves["poses"], leaves["weight"]
         wanted = dynamic_routing(compute_votes(poses, weight), num_iterations, return_coupling=coupling, **rest)
         got = route(poses, weight, num_iterations, return_coupling=coupling, backend=backend, **rest)
@@ -155,6 +153,8 @@ def test_bad_input() -> None:
     )
     assert_raises(ValueError, route, poses, weight, prior=torch.ones(3, 5), say="prior must have shape (5, 3)")
     assert_raises(ValueError, route, poses, weight, backend="fast", say="backend must be one of auto, reference")
+    say = 'route: backend="recompute" has no prior; leave it out, or take backend="reference"'
+    assert_raises(ValueError, route, poses, weight, prior=leaves["prior"], backend="recompute", say=say)
 
 
 def test_votes_refuse_what_does_not_fit() -> None:

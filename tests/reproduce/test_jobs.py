@@ -14,7 +14,6 @@ import pytest
 import torch
 from filelock import FileLock
 
-from recorder import Recorder
 from torchcaps.analysis import RobustnessCurve
 from torchcaps.errors import InputError
 from torchcaps.files import read_json
@@ -326,18 +325,6 @@ def test_the_timed_step_is_training_s_own(tiny: Table, monkeypatch: pytest.Monke
     assert made_step.optimizer.param_groups[0]["fused"]
     assert config.recipe.batch_size == estimate.CPU_IMAGES
     assert rates == [(estimate.CPU_IMAGES, step, learning_rate(config.recipe, step, 3)) for step in range(3)]
-
-
-def test_a_captured_step_is_timed_where_it_is_replayed(tiny: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchcaps.training import step
-    from torchcaps.training.capture import WARM_UP
-    from torchcaps.training.step import TrainStep
-
-    calls: list[int] = []
-    monkeypatch.setattr(step, "choose_capture", lambda *_: Recorder())
-    monkeypatch.setattr(TrainStep, "__call__", lambda _, batch, number, rate: calls.append(number))
-    time_jobs([job(tiny.rows[0])])
-    assert calls == list(range(WARM_UP + 1 + 2))
 
 
 def test_a_run_in_another_precision_goes_on_in_it(tiny: Table) -> None:

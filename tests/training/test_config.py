@@ -104,6 +104,12 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str, words: str) -> None:
     assert str(path) in str(caught.value)
 
 
+def test_a_setting_of_earlier_versions_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(make_config("sabour2017", seed=3).to_dict() | {"capture": "auto"}))
+    assert read_config(path) == make_config("sabour2017", seed=3)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no configuration"):
         read_config(tmp_path / "config.json")

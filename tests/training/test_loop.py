@@ -562,11 +562,11 @@ def test_a_run_of_an_earlier_version_goes_on_exactly(bars: Path, finished: Path,
     config = json.loads((out / "config.json").read_text())
     for part, name in (("model", "objects"), ("model", "standardise"), ("recipe", "crop"), ("recipe", "flip")):
         del config[part][name]
-    del config["capture"]
+    config["capture"] = "auto"
     (out / "config.json").write_text(json.dumps(config))
     checkpoint = read_checkpoint(out / "last.ckpt")
     for group in checkpoint["optimizer"]["param_groups"]:
-        group["lr"] = float(group["lr"])  # a number, where now there is a tensor
+        group["lr"] = torch.tensor(group["lr"])  # a tensor, where now there is a number
     assert checkpoint["progress"]["sums"]["loss"] > 0
     checkpoint["progress"]["sums"]["images"] = 32
     torch.save(checkpoint, out / "last.ckpt")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcaps.datasets import Batch
 from torchcaps.models import Network, Recipe, create_model, get_preset
@@ -92,6 +93,56 @@ def test_restored_moments_go_on_in_the_same_form() -> None:
         again(batch(), n, rate)
     for name, value in whole.network.state_dict().items():
         assert torch.equal(value, again.network.state_dict()[name]), name
+
+
+def test_a_checkpoint_of_another_device_brings_only_moments() -> None:
+    one, two = (start(Recipe())[0] for _ in range(2))
+    for n in range(3):
+        one(batch(), n, RATES[n])
+    saved = copy.deepcopy(one.optimizer.state_dict())
+    group = {**saved["param_groups"][0], "lr": torch.tensor(0.5), "fused": False, "capturable": True}
+    two.restore(one.network.state_dict(), {"state": saved["state"], "param_groups": [group]})
+    assert (two.optimizer.param_groups[0]["fused"], two.optimizer.param_groups[0]["capturable"]) == (True, False)
+    for step in (one, two):
+        for n in range(3, 5):
+            step(batch(), n, RATES[n])
+    for name, value in one.network.state_dict().items():
+        assert torch.equal(value, two.network.state_dict()[name]), name
+
+
+def test_dropout_is_a_function_of_the_step() -> None:
+    def fresh() -> TrainStep:
+        torch.manual_seed(0)
+        network = create_model("baseline-cnn", (1, 20, 20), 10, channels=(4, 4), hidden=(8,)).train()
+        assert isinstance(network.dropout, nn.Dropout)
+        assert network.dropout.p > 0
+        return TrainStep(Fabric(accelerator="cpu", devices=1, precision="32-true"), network, Recipe(), seed=3)
+
+    def losses(steps: Sequence[int]) -> list[float]:
+        step, found = fresh(), []
+        for n in steps:
+            step(batch(), n, 0.0)  # the weights stay, so that only dropout makes a difference
+            found.append(step.tally.read().last_loss)
+        return found
+
+    whole = losses(range(7))
+    assert len(set(whole)) == 7
+    assert losses((5, 2)) == [whole[5], whole[2]]
+
+
+def test_a_loss_that_is_lost_is_counted_where_it_was() -> None:
+    step, _ = start(Recipe())
+    for n in range(5):
+        step(batch(), n, RATES[n])
+    assert step.tally.read().first_bad == float("inf")
+    step.tally.clear()
+    for n in range(5, 8):
+        given = batch()
+        if n == 6:
+            given.images.fill_(float("nan"))
+        step(given, n, RATES[n])
+    counted = step.tally.read()
+    assert (counted.first_bad, counted.steps) == (1, 3)
 
 
 def test_epsilon_is_32_times_as_large_in_tensorflows_first_step() -> None:

@@ -75,11 +75,10 @@ def _data_settings(config: TrainConfig) -> tuple[Any, ...]:
 
 
 def _seconds_an_image(config: TrainConfig, data: Dataset) -> float:
-    """The time of training's own step for one of its images: the shorter of two, after those that warm up."""
+    """The time of training's own step for one of its images: the shorter of two, after one that warms up."""
     import torch
 
     from torchcaps.models import build_model
-    from torchcaps.training.capture import WARM_UP
     from torchcaps.training.data import as_seen, training_loader
     from torchcaps.training.launch import launch
     from torchcaps.training.step import learning_rate, set_up_step
@@ -92,15 +91,14 @@ def _seconds_an_image(config: TrainConfig, data: Dataset) -> float:
     step = set_up_step(fabric, few, network)
     loader = training_loader(few, data.train, device, fabric.global_rank, fabric.world_size)
     batch = next(loader.batches(0))
-    warm_up = 1 if step.captured is None else WARM_UP + 1  # the step after them is recorded
     times = []
-    for number in range(warm_up + 2):
+    for number in range(3):
         begin = time.monotonic()
         step(batch, number, learning_rate(few.recipe, number, len(loader)))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(time.monotonic() - begin)
-    return min(times[warm_up:]) / count
+    return min(times[1:]) / count
 
 
 def read_timings(results: Path, table: Table) -> dict[str, Timing]:

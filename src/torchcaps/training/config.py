@@ -26,7 +26,6 @@ FITTED: tuple[Literal["epochs", "batch_size", "learning_rate"], ...] = ("epochs"
 ELSEWHERE = (
     "data_dir",
     "accelerator",
-    "capture",
     "devices",
     "num_nodes",
     "checkpoint_minutes",
@@ -68,10 +67,6 @@ class TrainConfig(Described):
     compute capability 8 or more, and float32 on all other devices. A run folder says which it was."""
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to compute."""
-    capture: Literal["auto", "on", "off"] = "auto"
-    """Record the training step as a CUDA graph and replay it, which keeps a GPU busy: auto does so on CUDA with one
-    process, where it can be done; on does so or fails; off never does. Experimental: it was only tested without a
-    GPU."""
     devices: Processes = 1
     """Processes on each machine, one for each device."""
     num_nodes: Processes = 1
@@ -90,6 +85,8 @@ class TrainConfig(Described):
         Raises:
             InputError: An unknown field (the nearest known one is named), or a value that does not fit its field.
         """
+        # "capture" was written by versions before the kernels left
+        values = {name: value for name, value in values.items() if name != "capture"}
         preset = get_preset(values.get("preset", cls.preset))
         own = [each.name for each in dataclasses.fields(cls)]
         for name in values:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import os
 import platform
 import subprocess
@@ -133,8 +132,6 @@ def versions(device: torch.device) -> dict[str, str]:
     found = {"torchcaps": __version__, "torch": torch.__version__, "python": platform.python_version()}
     if device.type == "cuda":
         found["cuda"] = str(torch.version.cuda)
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found["triton"] = importlib.metadata.version("triton")
     return found
 
 

@@ -482,7 +482,6 @@ class Trainer:
             {"best": best, "last": last},
             self.fabric,
             out=self.out,
-            captured=self.step.captured is not None,
             calibration=calibrate(best_network, self.dataset.validation.images),
             warning=warning,
         )

@@ -53,7 +53,6 @@ def summarise(
     fabric: Fabric,
     *,
     out: Path,
-    captured: bool,
     calibration: Calibration,
     warning: str | None,
 ) -> dict[str, Any]:
@@ -91,7 +90,6 @@ def summarise(
         "seconds": round(state.seconds, 1),
         "images_per_second": last["images_per_second"],
         "peak_memory_mib": None if peak is None else round(peak, 1),
-        "captured": captured,
         "hardware": hardware(fabric.device) | {"processes": fabric.world_size},
         "versions": versions(fabric.device),
         "commit": state.commits[-1],

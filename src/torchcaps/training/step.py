@@ -1,8 +1,7 @@
 """One training step: its learning rate, forward, loss, backward, Adam, and the sums of the epoch.
 
 A step has two parts. ``_prepare`` runs on the host and differs from step to step: it sets the learning rate and the
-seed. ``_update`` runs on the device: the same operations on tensors that stay where they are, never waiting for a
-result. So it can be captured; :mod:`torchcaps.training.capture` does that.
+seed. ``_update`` runs on the device: the same operations at each step, and the host waits for none of their results.
 
 A learning rate is a pure function of the step, so that a resumed run needs no state for it.
 """
@@ -22,7 +21,6 @@ from torchcaps.datasets import Batch
 from torchcaps.models import Network, Recipe
 from torchcaps.models.objects import is_right
 from torchcaps.models.output import Losses
-from torchcaps.training.capture import Capture, CapturedUpdate, choose_capture
 from torchcaps.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -47,53 +45,34 @@ class TrainStep:
     Args:
         fabric: Sets up the network and the optimizer for its device and precision.
         network: The network, in training mode when a step is made.
-        recipe: Names the form of Adam, and the size of a full batch.
+        recipe: Names the form of Adam.
         seed: The seed of the randomness within a step, such as dropout.
-        capture: Records the step for full batches, and replays it; None for plain steps.
     """
 
-    def __init__(
-        self, fabric: Fabric, network: Network, recipe: Recipe, *, seed: int, capture: Capture | None = None
-    ) -> None:
+    def __init__(self, fabric: Fabric, network: Network, recipe: Recipe, *, seed: int) -> None:
         self.fabric, self.network = fabric, network
         self.tally = Tally(fabric.device)
         self._seed = seed * 1_000_003
         fused = fabric.device.type in ("cpu", "cuda")
-        self._rate: Tensor | None = None
-        if fused:  # Adam reads its learning rate from a tensor, also in captured steps; CUDA's reads float32 only
-            number = torch.float64 if fabric.device.type == "cpu" else torch.float32
-            self._rate = torch.ones((), dtype=number, device=fabric.device)
         optimizer = torch.optim.Adam(
-            network.parameters(),
-            lr=1.0 if self._rate is None else self._rate,
-            betas=BETAS[recipe.adam],
-            eps=recipe.adam_eps,
-            fused=fused,
-            capturable=capture is not None,
+            network.parameters(), lr=1.0, betas=BETAS[recipe.adam], eps=recipe.adam_eps, fused=fused
         )
         self.model, self.optimizer = fabric.setup(network, optimizer)
         self._correction = BiasCorrection() if recipe.adam == "tensorflow" else None
         if self._correction is not None:
             _leave_moments_uncorrected(self.optimizer, fused)
-        self.captured = None if capture is None else CapturedUpdate(capture, recipe.batch_size)
 
     def __call__(self, batch: Batch, step: int, learning_rate: float) -> None:
         """Make a step, before which the run has made ``step`` others."""
         self._prepare(step, learning_rate)
-        if self.captured is None:
-            self._update(batch)
-        else:
-            self.captured(self._update, batch)
+        self._update(batch)
 
     def _prepare(self, step: int, learning_rate: float) -> None:
         """Set the learning rate and the seed, which differ from step to step."""
         if self._correction is not None:
             learning_rate *= self._correction(step + 1)
-        if self._rate is None:
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate
-        else:
-            self._rate.fill_(learning_rate)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
         # all randomness is a function of the step, so that a checkpoint need not hold any; on CPU and CUDA no other
         # generator than the device's is seeded, to save time
         seeders: dict[str, Callable[[int], object]] = {
@@ -104,7 +83,7 @@ class TrainStep:
         seed((self._seed + step) * 1_009 + self.fabric.global_rank)
 
     def _update(self, batch: Batch) -> None:
-        """Forward, loss, backward, Adam, sums: reads no value from the device, and changes no number of Python's."""
+        """Forward, loss, backward, Adam, sums: reads no value from the device."""
         images, labels, parts = batch
         output = self.model(images, self.network.decoder_targets(labels))
         losses = self.network.loss(output, images if parts is None else parts, labels)
@@ -118,19 +97,11 @@ class TrainStep:
         self.network.load_state_dict(network)
         settings = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": optimizer["state"], "param_groups": settings})
-        if self._rate is not None:  # load_state_dict has put a copy in its place
-            for group in self.optimizer.param_groups:
-                group["lr"] = self._rate
 
 
 def set_up_step(fabric: Fabric, config: TrainConfig, network: Network) -> TrainStep:
-    """The step of a run, captured if that can be; the network is brought to its device.
-
-    Raises:
-        InputError: Capture is asked for on a device without it.
-    """
-    capture = choose_capture(config.capture, fabric.device, fabric.world_size)
-    return TrainStep(fabric, network, config.recipe, seed=config.seed, capture=capture)
+    """The step of a run; the network is brought to its device."""
+    return TrainStep(fabric, network, config.recipe, seed=config.seed)
 
 
 class Counted(NamedTuple):

@@ -19,8 +19,9 @@ from torchcaps.ops.squash import squash
 class DynamicRouting(Routing):
     """Routing by agreement: each input capsule sends its vote to the output capsules that agree with it.
 
-    The equations are those of :func:`torchcaps.dynamic_routing`. Votes of a dense transform go the fast way of
-    :func:`torchcaps.route`; all others are asked for their sums and their agreement, and are never built either.
+    The equations are those of :func:`torchcaps.dynamic_routing`. Without a learned prior, votes of a dense transform go
+    the fast way of :func:`torchcaps.route`. All others are asked for their sums and their agreement, and are never
+    built either.
 
     Args:
         num_iterations: How many times the coupling is computed, 0 to 1,000; 0 sums the votes without squash, 1 is
@@ -31,7 +32,7 @@ class DynamicRouting(Routing):
         bias: Add a learned bias (J, D), starting at 0.1, before the squash.
         learn_prior: Learn the start of the routing logits (I, J), from zero.
         eps: The squash's epsilon.
-        backend: See :func:`torchcaps.route`; for votes of a dense transform.
+        backend: See :func:`torchcaps.route`; for votes of a dense transform, without a learned prior.
 
     Raises:
         TypeError: An option of another type.
@@ -103,7 +104,7 @@ class DynamicRouting(Routing):
     ) -> Routed:
         """Route by agreement; see :class:`Routing`. Activations are not used: the length of a pose says the same."""
         check_flags("DynamicRouting", return_coupling=return_coupling)
-        if isinstance(votes, DenseVotes) and votes.weight.ndim == 4 and votes.rivals is None:
+        if self.prior is None and isinstance(votes, DenseVotes) and votes.weight.ndim == 4 and votes.rivals is None:
             return self._route_dense(votes, return_coupling)
         poses, coupling = self._follow(votes)
         dtype = votes.poses.dtype
@@ -121,7 +122,6 @@ class DynamicRouting(Routing):
             "softmax_over": self.softmax_over,
             "stop_gradient": self.stop_gradient,
             "bias": self.bias,
-            "prior": self.prior,
             "leaky": self.leaky,
             "eps": self.eps,
             "backend": self.backend,

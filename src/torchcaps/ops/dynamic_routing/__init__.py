@@ -11,7 +11,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.ops.checks import check_choice, is_exporting
-from torchcaps.ops.dynamic_routing import triton
 from torchcaps.ops.dynamic_routing.checks import check_options, check_route, check_votes
 from torchcaps.ops.dynamic_routing.options import Options
 from torchcaps.ops.dynamic_routing.recompute import route_recompute
@@ -19,9 +18,9 @@ from torchcaps.ops.dynamic_routing.reference import RoutingRound, compute_votes,
 
 SoftmaxOver = Literal["outputs", "inputs"]
 """The axis on which capsules compete."""
-Backend = Literal["auto", "reference", "recompute", "triton"]
+Backend = Literal["auto", "reference", "recompute"]
 """How votes are routed; see :func:`route`."""
-BACKENDS: tuple[Backend, ...] = ("auto", "reference", "recompute", "triton")
+BACKENDS: tuple[Backend, ...] = ("auto", "reference", "recompute")
 """All of them."""
 
 __all__ = [
@@ -205,8 +204,8 @@ def route(  # noqa: D417  the other arguments are dynamic_routing's
     """Routing by agreement from poses and transformation matrices, without storing the votes.
 
     The result of ``dynamic_routing(compute_votes(poses, weight), ...)``; the votes, B·I·J·D numbers, are not built, but
-    for those of very few images, which stay in the processor's caches. The options of :func:`dynamic_routing`, its
-    results and the errors that it raises are those of ``route`` too.
+    for those of very few images, which stay in the processor's caches, and with a ``prior``. The options of
+    :func:`dynamic_routing`, its results and the errors that it raises are those of ``route`` too.
 
     Args:
         poses: Input capsules u_i.
@@ -214,16 +213,17 @@ def route(  # noqa: D417  the other arguments are dynamic_routing's
             :class:`torchcaps.nn.DenseCapsules` keeps it.
         backend: ``"reference"`` builds the votes and follows the equations, and can be differentiated any number of
             times. ``"recompute"`` does without them, on any device, within :func:`set_working_memory`; it can be
-            differentiated once. ``"triton"`` does it in fused kernels on a GPU. ``"auto"`` takes Triton where it
-            serves, else recompute; while a model is being exported, the reference, which is made of torch's own
-            operations.
+            differentiated once, and has no ``prior``. ``"auto"`` takes recompute; with a ``prior``, and while a model
+            is being exported, the reference, which is made of torch's own operations.
     """
     flags = {"stop_gradient": stop_gradient, "leaky": leaky, "return_coupling": return_coupling}
     check_options("route", num_iterations, softmax_over, eps, **flags)
     check_route("route", poses, weight, bias, prior)
     check_choice("route", "backend", backend, BACKENDS)
+    if backend == "recompute" and prior is not None:
+        raise ValueError('route: backend="recompute" has no prior; leave it out, or take backend="reference"')
     if backend == "auto":
-        backend = _fastest(poses, weight, num_iterations)
+        backend = "reference" if prior is not None or is_exporting() else "recompute"
     coupling: Tensor | None
     if backend == "reference":
         votes = compute_votes(poses, weight)
@@ -231,14 +231,5 @@ def route(  # noqa: D417  the other arguments are dynamic_routing's
         coupling = coupling if return_coupling else None
     else:
         options = Options(num_iterations, softmax_over == "inputs", stop_gradient, leaky, eps)
-        fast = route_recompute if backend == "recompute" else triton.route_triton
-        capsules, coupling = fast(poses, weight, bias, prior, options, return_coupling)
+        capsules, coupling = route_recompute(poses, weight, bias, options, return_coupling)
     return capsules if coupling is None else (capsules, coupling)
-
-
-def _fastest(poses: Tensor, weight: Tensor, num_iterations: int) -> Backend:
-    if is_exporting():
-        return "reference"
-    if poses.is_cuda and triton.is_available() and triton.supports(poses, weight, num_iterations):
-        return "triton"
-    return "recompute"

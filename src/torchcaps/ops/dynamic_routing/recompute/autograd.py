@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.dynamic_routing.options import LAYER_SCHEMA, OPTIONS_SCHEMA, Options, differentiate, empty_gradients
+from torchcaps.ops.dynamic_routing.options import OPTIONS_SCHEMA, Options
 from torchcaps.ops.dynamic_routing.recompute.backward import backward
 from torchcaps.ops.dynamic_routing.recompute.forward import forward
 from torchcaps.ops.dynamic_routing.recompute.layer import working_dtype
@@ -19,7 +19,6 @@ def route_recompute(
     poses: Float[Tensor, "B I K"],
     weight: Float[Tensor, "I J D K"],
     bias: Float[Tensor, "J D"] | None,
-    prior: Float[Tensor, "I J"] | None,
     options: Options,
     return_coupling: bool,
 ) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B I J"] | None]:
@@ -27,7 +26,7 @@ def route_recompute(
 
     Both are differentiable once, as in the reference. A second derivative raises an error that says what to do.
     """
-    tensors = (poses, weight, bias, prior)
+    tensors = (poses, weight, bias)
     differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     keep_coupling = return_coupling or (differentiated and options.stop_gradient and options.num_iterations > 1)
     run: Callable[..., Any] = _Route.apply
@@ -39,14 +38,14 @@ def route_recompute(
     return capsules, coupling.to(capsules.dtype) if return_coupling else None
 
 
-def _forward(poses: Tensor, weight: Tensor, bias: Tensor | None, prior: Tensor | None, *scalars: Any) -> Any:
+def _forward(poses: Tensor, weight: Tensor, bias: Tensor | None, *scalars: Any) -> Any:
     *options, keep_coupling = scalars
-    return forward(poses, weight, bias, prior, Options(*options), keep_coupling)
+    return forward(poses, weight, bias, Options(*options), keep_coupling)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     _, coupling, sums = output
-    ctx.scalars = inputs[4:]
+    ctx.scalars = inputs[3:]
     *options, keep_coupling = ctx.scalars
     ctx.options = Options(*options)
     ctx.set_materialize_grads(False)
@@ -55,7 +54,17 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     else:
         ctx.mark_non_differentiable(sums)
     kept = coupling if ctx.options.stop_gradient else coupling.new_empty(0)
-    ctx.save_for_backward(*inputs[:4], sums, kept)
+    ctx.save_for_backward(*inputs[:3], sums, kept)
+
+
+def _differentiate(
+    ctx: Any, backward: Callable[..., tuple[Tensor, ...]], grad_capsules: Tensor | None, grad_coupling: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """What autograd is given for the arguments of the operation, from the gradients of its first two outputs."""
+    wanted = list(ctx.needs_input_grad[:3])
+    grads = backward(grad_capsules, grad_coupling, *ctx.saved_tensors, wanted, *ctx.options)
+    picked = (grad if want else None for grad, want in zip(grads, wanted, strict=True))
+    return *picked, *[None] * len(ctx.scalars)
 
 
 # ---- autograd, torch.func
@@ -74,7 +83,7 @@ class _Route(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        return differentiate(ctx, _RouteBackward.apply, *grads[:2])
+        return _differentiate(ctx, _RouteBackward.apply, *grads[:2])
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -124,23 +133,24 @@ def _one_by_one(
 # ---- torch.compile: one operation that it does not look into
 
 
+_LAYER_SCHEMA = "Tensor poses, Tensor weight, Tensor? bias"
 _route_op = torch.library.custom_op(
     "torchcaps::route",
     _forward,
     mutates_args=(),
-    schema=f"({LAYER_SCHEMA}, {OPTIONS_SCHEMA}, bool keep_coupling) -> (Tensor, Tensor, Tensor)",
+    schema=f"({_LAYER_SCHEMA}, {OPTIONS_SCHEMA}, bool keep_coupling) -> (Tensor, Tensor, Tensor)",
 )
 _route_backward_op = torch.library.custom_op(
     "torchcaps::route_backward",
     backward,
     mutates_args=(),
-    schema=f"(Tensor? grad_capsules, Tensor? grad_coupling, {LAYER_SCHEMA}, Tensor sums, Tensor coupling, "
-    f"bool[4] wanted, {OPTIONS_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)",
+    schema=f"(Tensor? grad_capsules, Tensor? grad_coupling, {_LAYER_SCHEMA}, Tensor sums, Tensor coupling, "
+    f"bool[3] wanted, {OPTIONS_SCHEMA}) -> (Tensor, Tensor, Tensor)",
 )
 
 
 @_route_op.register_fake
-def _(poses: Tensor, weight: Tensor, _bias: Any, _prior: Any, num_iterations: int, *rest: Any) -> Any:
+def _(poses: Tensor, weight: Tensor, _bias: Any, num_iterations: int, *rest: Any) -> Any:
     """Shapes, strides and dtypes of ``forward``'s results."""
     keep_coupling = rest[-1]
     (B, I, _), (_, J, D, _) = poses.shape, weight.shape
@@ -154,12 +164,20 @@ def _(poses: Tensor, weight: Tensor, _bias: Any, _prior: Any, num_iterations: in
 
 @_route_backward_op.register_fake
 def _(*call: Any) -> Any:
-    """Shapes, strides and dtypes of ``backward``'s results."""
-    return tuple(empty_gradients(call[8], *call[2:6]))
+    """Shapes, strides and dtypes of ``backward``'s results; an empty tensor stands for one that is not wanted."""
+    poses, weight, bias = call[2:5]
+    wanted = call[7]
+    orders = ((0, 2, 1), (1, 2, 3, 0), (0, 1))  # of memory, outermost axis first
+    return tuple(
+        torch.empty_permuted(tensor.shape, order, dtype=tensor.dtype, device=tensor.device)
+        if want and tensor is not None
+        else poses.new_empty(0)
+        for tensor, order, want in zip((poses, weight, bias), orders, wanted, strict=True)
+    )
 
 
-def _differentiate(ctx: Any, *grads: Tensor | None) -> Any:
-    return differentiate(ctx, _route_backward_op, *grads[:2])
+def _differentiate_op(ctx: Any, *grads: Tensor | None) -> Any:
+    return _differentiate(ctx, _route_backward_op, *grads[:2])
 
 
-_route_op.register_autograd(_differentiate, setup_context=_setup_context)
+_route_op.register_autograd(_differentiate_op, setup_context=_setup_context)

@@ -15,7 +15,6 @@ from torchcaps.ops.dynamic_routing.recompute.layer import (
     agreement,
     competing_axis,
     couple,
-    first_coupling,
     product,
     pull_back,
     uniform_coupling,
@@ -30,19 +29,17 @@ class Gradients(NamedTuple):
     poses: Float[Tensor, "B K I"] | None
     weight: Float[Tensor, "J D K I"] | None
     bias: Float[Tensor, "J D"] | None
-    prior: Float[Tensor, "J I"] | None
 
     @classmethod
     def start(cls, layer: Layer, wanted: list[bool]) -> Gradients:
         """Zeros; the weight's, when the last iteration is going to write it block by block, uninitialised."""
         u, W = layer.poses, layer.weight
-        poses, weight, bias, prior = wanted
+        poses, weight, bias = wanted
         iterated = layer.options.num_iterations > 1
         return cls(
             torch.zeros_like(u) if poses else None,
             None if not weight else torch.empty_like(W) if iterated else torch.zeros_like(W),
             u.new_zeros(W.shape[:2]) if bias else None,
-            u.new_zeros(W.shape[0], u.shape[2]) if prior else None,
         )
 
 
@@ -52,24 +49,23 @@ def backward(
     poses: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    prior: Tensor | None,
     sums: Tensor,
     coupling: Tensor,
     wanted: list[bool],
     *scalars: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """[backward] Gradients of poses, weight, bias and prior in their axes and dtypes; empty where none is wanted."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """[backward] Gradients of poses, weight and bias in their axes and dtypes; empty where none is wanted."""
     options = Options(*scalars)
     with full_precision(poses.device):
-        layer = Layer.of(poses, weight, bias, prior, options)
+        layer = Layer.of(poses, weight, bias, options)
         grads = Gradients.start(layer, wanted)
         grad_v = torch.zeros_like(sums[0]) if grad_capsules is None else grad_capsules.to(sums.dtype)
         if options.num_iterations == 0:
-            _first_backward(layer, grad_v, None, grads)
+            _first_backward(layer, grad_v, grads)
         elif options.stop_gradient:
             grad_s = _squash_backward(sums[-1], grad_v, options.eps)
             if options.num_iterations == 1:
-                _first_backward(layer, grad_s, None, grads)
+                _first_backward(layer, grad_s, grads)
             else:
                 _stopped_backward(layer, coupling.permute(2, 0, 1), grad_s, grads)
         else:
@@ -80,7 +76,6 @@ def backward(
             poses.new_empty(0) if grads.poses is None else grads.poses.transpose(1, 2).to(poses.dtype),
             poses.new_empty(0) if grads.weight is None else grads.weight.permute(3, 0, 1, 2).to(weight.dtype),
             poses.new_empty(0) if grads.bias is None or bias is None else grads.bias.to(bias.dtype),
-            poses.new_empty(0) if grads.prior is None or prior is None else grads.prior.t().to(prior.dtype),
         )
 
 
@@ -92,7 +87,7 @@ def _full_backward(layer: Layer, sums: Tensor, grad_v: Tensor, grad_c: Tensor | 
         grad_s = _squash_backward(sums[t - 1], grad_v, layer.options.eps)
         _iteration_backward(layer, capsules[: t - 1].sum(0), grad_s, grad_c, grads, grad_summed, last=t == len(sums))
         grad_v, grad_c = grad_summed, None
-    _first_backward(layer, _squash_backward(sums[0], grad_v, layer.options.eps), grad_c, grads)
+    _first_backward(layer, _squash_backward(sums[0], grad_v, layer.options.eps), grads)
 
 
 def _iteration_backward(
@@ -116,14 +111,12 @@ def _iteration_backward(
             VW = pull_back(layer, "VW", V, W, u)
             gsW = pull_back(layer, "gsW", gs, W, u)
             scratch = layer.buffers.take("coupled", VW.shape)
-            coupling = couple(layer, block, VW, u, scratch)
+            coupling = couple(layer, VW, u, scratch)
 
             grad_logits = agreement(layer, gsW, u, scratch)  # [coupling, backward]
             if grad_c is not None:
                 grad_logits += grad_c[block.outputs, batch, block.inputs]
             _compete_backward(coupling, grad_logits, layer.options)
-            if grads.prior is not None:
-                grads.prior[block.outputs, block.inputs] += grad_logits.sum(1)
 
             if grads.poses is not None:  # [poses, backward]
                 mixed = gsW.mul_(coupling[:, :, None]).addcmul_(VW, grad_logits[:, :, None])
@@ -161,40 +154,15 @@ def _stopped_backward(
         _put_block(grads.weight, block, grad_W, add=False)
 
 
-def _first_backward(layer: Layer, grad_s: Tensor, grad_c: Tensor | None, grads: Gradients) -> None:
+def _first_backward(layer: Layer, grad_s: Tensor, grads: Gradients) -> None:
     """[first sum, backward] The first iteration: its coupling is the same for the whole batch."""
     if grads.bias is not None:
         grads.bias.add_(grad_s.sum(0))
-    if layer.prior is not None:
-        _first_backward_with_prior(layer, layer.prior, grad_s, grad_c, grads)
-        return
     gs, u, W = grad_s.flatten(1), layer.poses.flatten(1), layer.weight.flatten(2).flatten(0, 1)
     if grads.poses is not None:
         grads.poses.flatten(1).addmm_(gs, W, alpha=uniform_coupling(layer))
     if grads.weight is not None:
         grads.weight.flatten(2).flatten(0, 1).addmm_(gs.t(), u, alpha=uniform_coupling(layer))
-
-
-def _first_backward_with_prior(
-    layer: Layer, prior: Tensor, grad_s: Tensor, grad_c: Tensor | None, grads: Gradients
-) -> None:
-    coupling = first_coupling(layer)
-    agreed = torch.zeros_like(prior) if grad_c is None else grad_c.sum(1)  # (J, I), summed over the batch
-    for block in layer.blocks:
-        W = layer.weight[block.outputs, :, :, block.inputs]
-        c = coupling[block.outputs, None, None, block.inputs]
-        coupled_W = (W * c).flatten(2).flatten(0, 1)
-        outer = torch.zeros_like(coupled_W)  # R = gsᵀ u
-        for batch in layer.blocks.batches:
-            u, gs = layer.pose_block(block, batch), grad_s[batch, block.outputs].flatten(1)
-            outer.addmm_(gs.t(), u.flatten(1))
-            if grads.poses is not None:
-                grads.poses[batch, :, block.inputs] += (gs @ coupled_W).view(u.shape)
-        agreed[block.outputs, block.inputs] += (outer.view(W.shape) * W).sum((1, 2))
-        if grads.weight is not None:
-            grads.weight[block.outputs, :, :, block.inputs].addcmul_(outer.view(W.shape), c)
-    if grads.prior is not None:
-        grads.prior.add_(_compete_backward(coupling[:, None], agreed[:, None], layer.options)[:, 0])
 
 
 def _compete_backward(coupling: Tensor, grad: Tensor, options: Options) -> Tensor:

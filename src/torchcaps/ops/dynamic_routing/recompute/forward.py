@@ -18,7 +18,6 @@ from torchcaps.ops.dynamic_routing.recompute.layer import (
     Layer,
     compete,
     couple,
-    first_coupling,
     product,
     pull_back,
     uniform_coupling,
@@ -35,7 +34,7 @@ MAX_MIB = 16.0  # votes beyond the caches are slower than none
 
 
 def forward(
-    poses: Tensor, weight: Tensor, bias: Tensor | None, prior: Tensor | None, options: Options, keep_coupling: bool
+    poses: Tensor, weight: Tensor, bias: Tensor | None, options: Options, keep_coupling: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Capsules (B, J, D), the last coupling (B, I, J) if it is kept, else empty, and the sums (r, B, J, D).
 
@@ -43,7 +42,7 @@ def forward(
     """
     dtype = torch.promote_types(poses.dtype, weight.dtype)
     with full_precision(poses.device):
-        layer = Layer.of(poses, weight, bias, prior, options)
+        layer = Layer.of(poses, weight, bias, options)
         coupling = _new_coupling(layer, keep_coupling)
         sums = _take_sums(layer, coupling if keep_coupling else None)
         # with no iteration the sum itself is the result, not squashed
@@ -72,10 +71,8 @@ def _new_coupling(layer: Layer, keep: bool) -> Float[Tensor, "J B I"]:
         return layer.poses.new_empty(0, 0, 0)
     B, _, I = layer.poses.shape
     coupling = layer.poses.new_empty(layer.weight.shape[0], B, I)
-    if layer.options.num_iterations == 0:
-        coupling.fill_(1)
-    elif layer.options.num_iterations == 1:
-        coupling.copy_(first_coupling(layer)[:, None])
+    if layer.options.num_iterations <= 1:
+        coupling.fill_(uniform_coupling(layer))
     return coupling
 
 
@@ -87,19 +84,11 @@ def _new_sum(layer: Layer) -> Float[Tensor, "B J D"]:
 
 
 def _first_sum(layer: Layer) -> Float[Tensor, "B J D"]:
-    """[first sum] s¹ = u (c¹∘W)ᵀ + bias."""
+    """[first sum] s¹ = c¹ · U Wᵀ + bias."""
     s = _new_sum(layer)
-    if layer.prior is None:
-        s.flatten(1).addmm_(
-            layer.poses.flatten(1), layer.weight.flatten(2).flatten(0, 1).t(), alpha=uniform_coupling(layer)
-        )
-        return s
-    coupling = first_coupling(layer)
-    for block in layer.blocks:
-        W = layer.weight[block.outputs, :, :, block.inputs] * coupling[block.outputs, None, None, block.inputs]
-        for batch in layer.blocks.batches:
-            u = layer.pose_block(block, batch)
-            s[batch, block.outputs] += (u.flatten(1) @ W.flatten(2).flatten(0, 1).t()).unflatten(1, W.shape[:2])
+    s.flatten(1).addmm_(
+        layer.poses.flatten(1), layer.weight.flatten(2).flatten(0, 1).t(), alpha=uniform_coupling(layer)
+    )
     return s
 
 
@@ -113,7 +102,7 @@ def _weighted_sum(
         for batch in layer.blocks.batches:
             u = layer.pose_block(block, batch)
             VW = pull_back(layer, "VW", summed_capsules[batch, block.outputs], W, u)
-            coupling = couple(layer, block, VW, u, scratch=VW)
+            coupling = couple(layer, VW, u, scratch=VW)
             if coupling_out is not None:
                 coupling_out[block.outputs, batch, block.inputs] = coupling
             coupled = torch.mul(coupling[:, :, None], u, out=VW)  # VW has done its part
@@ -146,10 +135,8 @@ def make_votes(layer: Layer) -> Float[Tensor, "J B D I"]:
 
 
 def _first_sum_of(votes: Float[Tensor, "J B D I"], layer: Layer) -> Float[Tensor, "B J D"]:
-    """[first sum] s¹ = Σ_i c¹_ij û_j|i + bias."""
-    if layer.prior is None:
-        return _with_bias(layer, votes.sum(3).mul_(uniform_coupling(layer)))
-    return _with_bias(layer, (first_coupling(layer)[:, None, None] @ votes.mT).squeeze(2))
+    """[first sum] s¹ = c¹ · Σ_i û_j|i + bias."""
+    return _with_bias(layer, votes.sum(3).mul_(uniform_coupling(layer)))
 
 
 def _weighted_sum_of(
@@ -160,8 +147,6 @@ def _weighted_sum_of(
 ) -> Float[Tensor, "B J D"]:
     """[logits], [coupling], [weighted sum] as the paper has them: s_j = Σ_i c_ij û_j|i + bias."""
     logits = (summed_capsules.transpose(0, 1)[:, :, None] @ votes).squeeze(2)
-    if layer.prior is not None:
-        logits += layer.prior[:, None]
     coupling = compete(logits, layer.options, layer.buffers.take("coupling", logits.shape))
     if coupling_out is not None:
         coupling_out.copy_(coupling)

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.machine import MIB
-from torchcaps.ops.dynamic_routing.options import Options, in_memory_order
+from torchcaps.ops.dynamic_routing.options import Options
 from torchcaps.ops.memory import get_working_memory
 from torchcaps.ops.precision import full_dtype
 
@@ -105,18 +105,16 @@ class Layer:
     poses: Float[Tensor, "B K I"]
     weight: Float[Tensor, "J D K I"]
     bias: Float[Tensor, "J D"] | None
-    prior: Float[Tensor, "J I"] | None
     options: Options
     buffers: Buffers
 
     @classmethod
-    def of(cls, poses: Tensor, weight: Tensor, bias: Tensor | None, prior: Tensor | None, options: Options) -> Layer:
+    def of(cls, poses: Tensor, weight: Tensor, bias: Tensor | None, options: Options) -> Layer:
         """Usually without a copy: the project's layers keep poses and weights in this order of memory."""
         dtype = working_dtype(poses, weight)
-        bias = None if bias is None else bias.to(dtype)
-        prior = None if prior is None or options.num_iterations == 0 else prior.to(dtype)
-        u, W, prior = in_memory_order(poses.to(dtype), weight.to(dtype), prior)
-        return cls(u, W, bias, prior, options, Buffers(u))
+        u = poses.to(dtype).transpose(1, 2).contiguous()
+        W = weight.to(dtype).permute(1, 2, 3, 0).contiguous()
+        return cls(u, W, None if bias is None else bias.to(dtype), options, Buffers(u))
 
     @cached_property
     def blocks(self) -> Blocks:
@@ -140,17 +138,12 @@ def working_dtype(poses: Tensor, weight: Tensor) -> torch.dtype:
 # ---- the steps that more than one pass takes
 
 
-def first_coupling(layer: Layer) -> Float[Tensor, "J I"]:
-    """[first sum] c¹: the same for the whole batch, as it comes from the prior alone."""
-    logits = layer.poses.new_zeros(layer.weight.shape[0], layer.poses.shape[2])
-    if layer.prior is not None:
-        logits += layer.prior
-    return compete(logits[:, None], layer.options, torch.empty_like(logits[:, None]))[:, 0]
-
-
 def uniform_coupling(layer: Layer) -> float:
-    """[first sum] c¹ without a prior."""
-    return layer.options.uniform_coupling(layer.poses.shape[2], layer.weight.shape[0])
+    """[first sum] c¹, the same for all links; 1 if there is no routing at all."""
+    if layer.options.num_iterations == 0:
+        return 1.0
+    rivals = layer.poses.shape[2] if layer.options.over_inputs else layer.weight.shape[0]
+    return 1.0 / (rivals + layer.options.leaky)
 
 
 def pull_back(
@@ -171,12 +164,10 @@ def agreement(
 
 
 def couple(
-    layer: Layer, block: Block, VW: Float[Tensor, "j b K i"], u: Float[Tensor, "b K i"], scratch: Tensor
+    layer: Layer, VW: Float[Tensor, "j b K i"], u: Float[Tensor, "b K i"], scratch: Tensor
 ) -> Float[Tensor, "j b i"]:
-    """[logits], [coupling] c = softmax(prior + ⟨V_j, û_j|i⟩)."""
+    """[logits], [coupling] c = softmax(⟨V_j, û_j|i⟩)."""
     logits = agreement(layer, VW, u, scratch)
-    if layer.prior is not None:
-        logits += layer.prior[block.outputs, None, block.inputs]
     return compete(logits, layer.options, layer.buffers.take("coupling", logits.shape))
 
 
