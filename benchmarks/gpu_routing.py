@@ -21,8 +21,8 @@ Step = Callable[[], tuple[Tensor, ...]]
 Routing = Callable[[Tensor, Tensor, bool], Tensor]
 
 ROUTINGS: dict[str, Routing] = {
-    "recompute": lambda poses, weight, stop: route(poses, weight, stop_gradient=stop, backend="recompute"),
-    "reference": lambda poses, weight, stop: route(poses, weight, stop_gradient=stop, backend="reference"),
+    "recompute": lambda poses, weight, stop: route(poses, weight, stop_gradient=stop, backend="recompute").poses,
+    "reference": lambda poses, weight, stop: route(poses, weight, stop_gradient=stop, backend="reference").poses,
     "naive": lambda poses, weight, stop: naive_routing(poses, weight, 3, stop),
 }
 

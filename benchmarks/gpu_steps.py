@@ -12,9 +12,9 @@ from naive import naive_routing
 from torch import Tensor
 
 from torchcaps.datasets import Batch, Dataset, ImageSet
-from torchcaps.models import CapsNet, Recipe, create_model
+from torchcaps.models import CapsNet, create_model
 from torchcaps.nn import DenseVotes, Routed, Routing, Votes
-from torchcaps.training import TrainConfig, make_config
+from torchcaps.training import Recipe, TrainConfig, make_config
 from torchcaps.training.data import training_loader
 from torchcaps.training.launch import launch
 from torchcaps.training.loop import Trainer

@@ -99,7 +99,7 @@ class NaiveCapsNet(nn.Module):
     def __init__(self, network: CapsNet, stop_gradient: bool) -> None:
         super().__init__()
         self.stop_gradient = stop_gradient
-        self.types, self.dim = network.config.primary.primary_types, network.config.primary.primary_dim
+        self.types, self.dim = network.primary_capsules.primary_types, network.primary_capsules.primary_dim
         self.convolutions = Convolutions(network)
         # contiguous, (I, J, D, K), as published code keeps it
         weight = weight_of(network).detach()

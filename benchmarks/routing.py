@@ -57,8 +57,8 @@ def own_routing(poses: Tensor, weight: Tensor, stop: bool, num_iterations: int =
 
 
 CONTENDERS: dict[str, Routing] = {
-    "reference": lambda poses, weight, stop: route(poses, weight, stop_gradient=stop, backend="reference"),
-    "torchcaps": lambda poses, weight, stop: route(poses, weight, stop_gradient=stop),
+    "reference": lambda poses, weight, stop: route(poses, weight, stop_gradient=stop, backend="reference").poses,
+    "torchcaps": lambda poses, weight, stop: route(poses, weight, stop_gradient=stop).poses,
     "naive": lambda poses, weight, stop: naive_routing(poses, weight, 3, stop),
     "own": own_routing,
 }

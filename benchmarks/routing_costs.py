@@ -29,7 +29,6 @@ from torchcaps.nn import (
     Routing,
     SelfAttentionRouting,
     SelfRouting,
-    Shared,
     VBRouting,
 )
 
@@ -52,7 +51,7 @@ def step_of(row: str, layer: str) -> Callable[[], None]:
     """A call of a layer, forward and backward."""
     I, K, J, D, batch = LAYERS[layer]
     torch.manual_seed(0)
-    module = DenseCapsules(I, K, J, D, transform=Shared() if row.startswith("shared") else None, routing=ROWS[row]())
+    module = DenseCapsules(I, K, J, D, transform="shared" if row.startswith("shared") else "dense", routing=ROWS[row]())
     capsules = Capsules(torch.randn(batch, I, K, requires_grad=True), torch.rand(batch, I))
 
     def step() -> None:

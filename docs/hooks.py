@@ -25,7 +25,7 @@ PAGES = {
     "SECURITY.md": "security.md",
     "results/README.md": "measured-runs.md",
     "src/torchcaps/ops/convolution/README.md": "convolution.md",
-    "src/torchcaps/ops/dynamic_routing/README.md": "derivation.md",
+    "src/torchcaps/ops/fused/README.md": "derivation.md",
 }
 LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)

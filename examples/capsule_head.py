@@ -32,7 +32,7 @@ class CapsuleHead(nn.Module):
     def __init__(self, feature_shape: Sequence[int], num_classes: int, num_types: int = 8) -> None:
         super().__init__()
         channels, height, width = feature_shape
-        self.primary = PrimaryCapsules(channels, num_types, dim=8, kernel_size=3, stride=1)
+        self.primary = PrimaryCapsules(channels, primary_types=num_types, primary_kernel=3, primary_stride=1)
         num_capsules = num_types * (height - 2) * (width - 2)  # a 3×3 kernel takes a pixel from each side
         self.classes = DenseCapsules(num_capsules, 8, num_classes, 16)
 

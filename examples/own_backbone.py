@@ -12,16 +12,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from torchcaps import create_model
+from torchcaps import create_model, register
 from torchcaps.analysis import evaluate
 from torchcaps.datasets import Augmentation, BatchLoader, load_dataset
-from torchcaps.models import BackboneConfig, register_part
 from torchcaps.ranges import Count, Width
 
 
@@ -43,23 +40,20 @@ class ResidualBlock(nn.Module):
         return torch.relu(x + self.change(x))
 
 
-@register_part
-@dataclass(frozen=True, kw_only=True)
-class ResidualConfig(BackboneConfig):
-    """Its name and its options on the command line, in presets and in a run's config.json."""
+@register("backbone", "residual")
+class ResidualBackbone(nn.Sequential):
+    """A convolution, and residual blocks.
 
-    name: ClassVar[str] = "residual"
+    Args:
+        in_channels: Channels of the images.
+        residual_width: Channels of the maps.
+        residual_blocks: Residual blocks after the first convolution.
+    """
 
-    residual_width: Width = 32
-    """Channels of the maps."""
-    residual_blocks: Count = 2
-    """Residual blocks after the first convolution."""
-
-    def build(self, in_shape: tuple[int, int, int]) -> nn.Module:
-        """The module."""
-        first = nn.Conv2d(in_shape[0], self.residual_width, 5)
-        blocks = [ResidualBlock(self.residual_width) for _ in range(self.residual_blocks)]
-        return nn.Sequential(first, nn.ReLU(), *blocks)
+    def __init__(self, in_channels: int, *, residual_width: Width = 32, residual_blocks: Count = 2) -> None:
+        blocks = [ResidualBlock(residual_width) for _ in range(residual_blocks)]
+        super().__init__(nn.Conv2d(in_channels, residual_width, 5), nn.ReLU(), *blocks)
+        self.residual_width, self.residual_blocks = residual_width, residual_blocks
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -15,21 +15,19 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from torchcaps import CapsNet, create_model, safe_norm
+from torchcaps import CapsNet, create_model, register, safe_norm
 from torchcaps.analysis import evaluate
 from torchcaps.datasets import Augmentation, BatchLoader, Dataset, load_dataset
-from torchcaps.models import RoutingConfig, register_part
 from torchcaps.nn import Routed, Routing, Votes
 from torchcaps.ranges import PositiveFactor
 from torchcaps.testing import check_routing
 
 
+@register("routing", "mine")
 class SelfAttentionRouting(Routing):
     r"""Coupling by attention among the votes, divided by a temperature T.
 
@@ -38,10 +36,13 @@ class SelfAttentionRouting(Routing):
         a_ij = Σ_k ⟨û_j|i, û_j|k⟩ / (T √D),   c_ij = softmax_j(a_ij)
         s_j = Σ_i c_ij û_j|i,                 v_j = (1 − e^−‖s_j‖) s_j / ‖s_j‖
 
+    Args:
+        temperature: What the attention is divided by before the softmax.
+
     Source: arXiv:2101.12491, section 3, without its learned prior.
     """
 
-    def __init__(self, temperature: float = 1.0) -> None:
+    def __init__(self, temperature: PositiveFactor = 1.0) -> None:
         super().__init__()
         self.temperature = temperature
 
@@ -59,25 +60,6 @@ class SelfAttentionRouting(Routing):
         length = safe_norm(total, keepdim=True)  # with its epsilon, so that a zero vector has a gradient
         poses = (1 - torch.exp(-length)) * total / length
         return Routed(poses, coupling=coupling if return_coupling else None)
-
-    def extra_repr(self) -> str:
-        """The option, by which a saved network is told from another."""
-        return f"temperature={self.temperature:g}"
-
-
-@register_part
-@dataclass(frozen=True, kw_only=True)
-class MineConfig(RoutingConfig):
-    """Its name and its options on the command line, in presets and in a run's config.json."""
-
-    name: ClassVar[str] = "mine"
-
-    temperature: PositiveFactor = 1.0
-    """What the attention is divided by before the softmax."""
-
-    def build(self) -> Routing:
-        """The module."""
-        return SelfAttentionRouting(self.temperature)
 
 
 def train(network: CapsNet, digits: Dataset, epochs: int, seed: int) -> None:

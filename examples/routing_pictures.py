@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 import torchcaps
+from torchcaps.nn import Routed
 
 INPUTS, OUTPUTS = 12, 2
 GROUP = torch.arange(INPUTS) < INPUTS // 2
@@ -36,33 +37,19 @@ def make_votes(seed: int = 0) -> Tensor:
     return votes
 
 
-Routed = tuple[Tensor, Tensor]
-"""Output capsules (1, J, 2) and coupling (1, I, J)."""
-
-
 def algorithms(votes: Tensor) -> dict[str, Callable[[bool], Routed]]:
     """Each algorithm by its name; called with whether the coupling is to stay uniform."""
     active, zeros = torch.ones(1, INPUTS), torch.zeros(OUTPUTS)
     preferences = 1.5 * torch.stack([GROUP.float(), (~GROUP).float()], 1)[None]  # as the inputs' own poses might say
 
     def self_attention(uniform: bool) -> Routed:
-        if uniform:
-            coupling = torch.full((1, INPUTS, OUTPUTS), 1 / OUTPUTS)
-            return torchcaps.exponential_squash(torch.einsum("bij,bijd->bjd", coupling, votes)), coupling
-        return torchcaps.self_attention_routing(votes, return_coupling=True)
+        if not uniform:
+            return torchcaps.self_attention_routing(votes, return_coupling=True)
+        coupling = torch.full((1, INPUTS, OUTPUTS), 1 / OUTPUTS)
+        return Routed(torchcaps.exponential_squash(torch.einsum("bij,bijd->bjd", coupling, votes)), None, coupling)
 
-    def mixture(route: Callable[..., tuple[Tensor, Tensor, Tensor]], **options: float) -> Callable[[bool], Routed]:
-        def routed(uniform: bool) -> Routed:
-            poses, _, coupling = route(
-                votes, active, zeros, zeros, 1 if uniform else 3, return_coupling=True, **options
-            )
-            return poses, coupling
-
-        return routed
-
-    def self_routing(uniform: bool) -> Routed:
-        poses, _, coupling = torchcaps.self_routing(votes, active, preferences * (not uniform), return_coupling=True)
-        return poses, coupling
+    def mixture(route: Callable[..., Routed], **options: float) -> Callable[[bool], Routed]:
+        return lambda uniform: route(votes, active, zeros, zeros, 1 if uniform else 3, return_coupling=True, **options)
 
     return {
         "dynamic": lambda uniform: torchcaps.dynamic_routing(votes, 1 if uniform else 3, return_coupling=True),
@@ -70,7 +57,9 @@ def algorithms(votes: Tensor) -> dict[str, Callable[[bool], Routed]]:
         "inverted-attention": lambda uniform: torchcaps.inverted_attention_routing(
             votes, 1 if uniform else 3, return_coupling=True
         ),
-        "self": self_routing,
+        "self": lambda uniform: torchcaps.self_routing(
+            votes, active, preferences * (not uniform), return_coupling=True
+        ),
         "em": mixture(torchcaps.em_routing, final_lambda=0.01),
         "em-code": mixture(torchcaps.em_routing_code, final_beta=0.01),
         "vb": mixture(torchcaps.vb_routing),
@@ -79,12 +68,12 @@ def algorithms(votes: Tensor) -> dict[str, Callable[[bool], Routed]]:
 
 def draw(axes: Axes, votes: Tensor, routed: Routed, output: int) -> None:
     """The votes for an output capsule, and the capsule."""
-    capsules, coupling = routed
-    share = coupling[0, :, output]
+    assert routed.coupling is not None
+    share = routed.coupling[0, :, output]
     for group, colour in zip((GROUP, ~GROUP), COLOURS, strict=True):
         x, y = votes[0, group, output].T.tolist()
         axes.scatter(x, y, s=(10 + 240 * share[group]).tolist(), color=colour, alpha=0.6, linewidths=0)
-    x, y = capsules[0, output].tolist()
+    x, y = routed.poses[0, output].tolist()
     axes.annotate("", (x, y), (0, 0), arrowprops={"arrowstyle": "-|>", "color": "black", "linewidth": 2})
     axes.axhline(0, color="0.8", linewidth=0.8, zorder=0)
     axes.axvline(0, color="0.8", linewidth=0.8, zorder=0)
@@ -109,7 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         path = given.out / f"{name}.png"
         figure.savefig(path, dpi=110)
         plt.close(figure)
-        coupling = columns["routed"][1][0]
+        assert columns["routed"].coupling is not None
+        coupling = columns["routed"].coupling[0]
         own = (coupling[GROUP, 0].mean() + coupling[~GROUP, 1].mean()) / 2
         print(f"{name:<20} coupling of those that agree {own:.2f}, of the others {1 - own:.2f}; {path}")
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,32 +26,28 @@ from torch import Tensor
 from torchcaps import CapsNet, create_model
 from torchcaps.analysis import evaluate
 from torchcaps.datasets import Augmentation, BatchLoader, ImageSet, load_dataset
-from torchcaps.models import CapsNetConfig, DenseLayerConfig, Preset, Recipe, register_preset, replace
+from torchcaps.models import register_preset
 
 
-def hidden_and_class_layers(hidden: Sequence[int]) -> tuple[DenseLayerConfig, ...]:
+def hidden_and_class_layers(hidden: Sequence[int]) -> list[dict[str, Any]]:
     """Layers of so many capsules of 8 components, and the last one, which has a capsule for each class."""
-    return (*(DenseLayerConfig(num_capsules=width, capsule_dim=8) for width in hidden), DenseLayerConfig())
+    return [*({"name": "dense", "num_capsules": width, "capsule_dim": 8} for width in hidden), {"name": "dense"}]
 
 
 STACKED = register_preset(
-    Preset(
-        name="stacked",
-        description="Three hidden layers of capsules between primary capsules of length one and the classes.",
-        source="examples/stacked_capsules.py",
-        model=replace(
-            CapsNetConfig(),
-            {
-                "conv_channels": 32,
-                "primary_types": 8,
-                "primary_output": "unit",
-                "decoder": False,
-                "layers": hidden_and_class_layers((32, 16, 16)),
-            },
-        ),
-        recipe=Recipe(epochs=10, batch_size=64, max_shift=2),
-        data="digits",
-    )
+    "stacked",
+    "Three hidden layers of capsules between primary capsules of length one and the classes.",
+    source="examples/stacked_capsules.py",
+    network={
+        "conv_channels": 32,
+        "primary_types": 8,
+        "primary_output": "unit",
+        "decoder": False,
+        "layers": hidden_and_class_layers((32, 16, 16)),
+        "weight_init": "balanced",
+    },
+    recipe={"epochs": 10, "batch_size": 64, "max_shift": 2},
+    data="digits",
 )
 
 
@@ -90,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sample = digits.validation.images[:64].float() / 255
     torch.manual_seed(0)
     layers = hidden_and_class_layers(given.hidden)
-    network = create_model(STACKED.name, primary_output=given.primary, layers=layers)
+    network = create_model(STACKED.name, primary_output=given.primary, layers=layers, weight_init="balanced")
     assert isinstance(network, CapsNet)
     print("mean lengths at the start:", *(f"{length:.3f}" for length in mean_lengths(network, sample)))
     train(network, digits.train, given.epochs)

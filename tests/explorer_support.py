@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -19,18 +18,13 @@ if TYPE_CHECKING:
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
-def no_gradio() -> str | None:
-    """Why the page cannot be made here; None where it can."""
-    return None if importlib.util.find_spec("gradio") else "needs gradio: pip install 'torchcaps[explore]'"
-
-
 def no_browser() -> str | None:
     """Why the page cannot be tried in a browser here; None where it can."""
     if importlib.util.find_spec("playwright") is None:
         return "needs playwright: pip install playwright"
     if not any(shutil.which(name) for name in BROWSERS):
         return f"needs a browser: none of {', '.join(BROWSERS)} is installed (apt-get install chromium)"
-    return no_gradio()
+    return None
 
 
 def browser_path() -> str:
@@ -57,14 +51,7 @@ def small_network(
 @contextmanager
 def served(*explorers: Explorer, learning: Learning | None = None) -> Iterator[str]:
     """The address of the page, served in a thread meanwhile."""
-    from torchcaps.explorer.server import listen, make_server
+    from torchcaps.explorer import serving
 
-    server = make_server(explorers, learning)
-    with listen(0) as listening:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
-        finally:
-            server.should_exit = True
-            thread.join()
+    with serving(explorers, 0, learning) as address:
+        yield f"{address}/"

@@ -26,6 +26,27 @@ def assert_close(got: Tensor, wanted: Tensor | float | list[object], tol: float 
     torch.testing.assert_close(got.detach(), wanted.expand_as(got).detach(), rtol=tol, atol=tol)
 
 
+def with_gradients(outputs: Any, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A NamedTuple of tensors by their names, and the gradients of a fixed random sum of them: ``d name`` of a leaf."""
+    found = {name: each for name, each in outputs._asdict().items() if each is not None}
+    learned = [each for each in found.values() if each.requires_grad]
+    random = torch.Generator().manual_seed(1)
+    cotangents = [torch.randn(each.shape, dtype=torch.float64, generator=random).to(each.dtype) for each in learned]
+    grads = torch.autograd.grad(
+        learned, list(leaves.values()), cotangents, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    return found | {f"d {name}": grad for name, grad in zip(leaves, grads, strict=True)}
+
+
+def assert_same(got: dict[str, Tensor], wanted: dict[str, Tensor], tol: float, what: object = "") -> None:
+    """The same names, and tensors that are equal up to ``tol``, relative to the largest number of each, or to one."""
+    assert got.keys() == wanted.keys()
+    for name, exact in wanted.items():
+        assert got[name].shape == exact.shape, (name, what)
+        off = (got[name] - exact).abs() / exact.abs().amax().clamp_min(1) if exact.numel() else exact
+        assert (off <= tol).all(), f"{name} {what}: {off.max():.1e} off"
+
+
 def assert_differs(first: Tensor, second: Tensor, by: float = 1e-4) -> None:
     """Of one shape, and apart by more than ``by`` somewhere."""
     assert first.shape == second.shape, (first.shape, second.shape)
@@ -82,9 +103,10 @@ def holds(check: Callable[..., None], *args: object) -> bool:
 @contextmanager
 def registered_for_now() -> Iterator[None]:
     """What is registered meanwhile, parts, presets and plugins, is known no more afterwards."""
+    import torchcaps.training.recipe  # noqa: F401  registers the optimizers
     from torchcaps import plugins
     from torchcaps.models import presets
-    from torchcaps.models.fields import PARTS
+    from torchcaps.parts import PARTS
 
     registries: list[dict[str, Any]] = [presets._PRESETS, plugins._loaded, *PARTS.values()]
     before = [dict(registry) for registry in registries]
@@ -99,7 +121,7 @@ def registered_for_now() -> Iterator[None]:
 def small(preset: str, **overrides: Any) -> dict[str, Any]:
     """Overrides that make a preset's network small and leave what is particular about it, and others of one's own."""
     from torchcaps.models import get_preset
-    from torchcaps.models.fields import flat, replace
+    from torchcaps.parts import flat, override
 
     sizes: dict[str, Any] = {
         "channels": (4, 6),
@@ -115,18 +137,18 @@ def small(preset: str, **overrides: Any) -> dict[str, Any]:
     if preset in ("cnn-pooled", "compact-shared"):  # four convolutions
         sizes |= {"stack_channels": (4, 4, 8, 8)}
     parts = {name: value for name, value in overrides.items() if name in ("decoder", "backbone")}  # of other fields
-    fields = flat(replace(get_preset(preset).model, parts))
+    fields = flat(override("network", get_preset(preset).network, parts))
     return {name: size for name, size in sizes.items() if name in fields} | overrides
 
 
 def labels_for(model: Any, batch: int) -> Tensor:
     """Labels (B,) that count up through the classes; for a network of P objects an image (B, P), all different."""
     first = torch.arange(batch)
-    objects = model.config.objects
+    objects = model.objects
     return first % model.num_classes if objects == 1 else (first[:, None] + torch.arange(objects)) % model.num_classes
 
 
 def drawn_for(model: Any, images: Tensor) -> Tensor:
     """What a network's loss compares its reconstructions with: the images, or P different parts of each."""
-    objects = model.config.objects
+    objects = model.objects
     return images if objects == 1 else torch.stack([images * (p + 1) / objects for p in range(objects)], 1)

@@ -1,337 +1,288 @@
-"""Odd arguments of functions, layers and networks: a sentence names the function and the argument."""
+"""Odd arguments of functions, layers, parts and settings: one sentence names the argument, and what would be right.
+
+They are made from the annotations, so that a new function or part is asked too.
+"""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import math
+import operator
+import pkgutil
+import types
+import typing
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import torchcaps.nn
+import torchcaps.ops
 from support import assert_close, assert_raises, small
 from torchcaps import (
-    agreement,
     analysis,
-    compute_votes,
     create_model,
     datasets,
     dynamic_routing,
-    em_routing,
-    em_routing_code,
-    exponential_squash,
-    inverted_attention_routing,
     margin_loss,
     normalised_cross_entropy,
     reconstruction_loss,
     route,
-    safe_norm,
-    score_cross_entropy,
-    self_attention_routing,
-    self_routing,
-    set_working_memory,
-    spread_loss,
     squash,
-    vb_routing,
-    weighted_sum,
 )
 from torchcaps.datasets.image_set import resize_images
 from torchcaps.datasets.splits import stratified_split
-from torchcaps.errors import InputError
-from torchcaps.models import BaselineCNN, CapsNet, ModelOutput
+from torchcaps.errors import InputError, WrongType
+from torchcaps.models import CapsNet, ModelOutput, Network
 from torchcaps.nn import (
     Capsules,
     ChannelNorm,
+    ConvBackbone,
     ConvCapsules,
     Convolution,
-    ConvStem,
     Decoder,
     Dense,
     DenseCapsules,
-    DynamicRouting,
-    Elementwise,
     LayerSize,
-    Matrix,
     PrimaryCapsules,
-    Routed,
-    Routing,
     Shared,
     mask_capsules,
     separate_capsules,
 )
 from torchcaps.ops.convolution import convolve
 from torchcaps.ops.losses import multi_hot
+from torchcaps.ops.memory import get_working_memory
+from torchcaps.parts import PARTS, options
+from torchcaps.ranges import Range
+from torchcaps.training import TrainConfig
+from torchcaps.training.recipe import Recipe
 
-Call = tuple[str, Callable[..., object], dict[str, Tensor], tuple[str, ...]]
-"""What an error calls it, what is called, its tensors, and those that may be None."""
 
-
-def network(preset: str = "sabour2017", **overrides: Any) -> CapsNet | BaselineCNN:
+def network(preset: str = "sabour2017", **overrides: Any) -> Network:
     return create_model(preset, (1, 18, 18), 4, **small(preset) | overrides)
 
 
-def own_routing() -> Routing:
-    class Mean(Routing):
-        def forward(self, votes, activations=None, *, return_coupling=False):
-            return Routed(squash(votes.weighted_sum(None) / votes.size.in_capsules))
+# ---- arguments that fit an annotation, and such that do not
 
-    return Mean()
-
-
-def calls() -> Iterator[Call]:
-    """Every function, layer and network that takes tensors, with tensors that fit."""
-    poses, weight, bias, prior = torch.rand(2, 3, 6), torch.rand(3, 4, 5, 6), torch.rand(4, 5), torch.rand(3, 4)
-    layer: dict[str, Tensor] = {"poses": poses, "weight": weight, "bias": bias, "prior": prior}
-    capsules, lengths, labels = torch.rand(2, 4, 5), torch.rand(2, 4), torch.tensor([0, 3])
-    maps, images = torch.rand(2, 3, 9, 9), torch.rand(2, 1, 18, 18)
-    yield "squash", squash, {"x": capsules}, ()
-    yield "exponential_squash", exponential_squash, {"x": capsules}, ()
-    yield "safe_norm", safe_norm, {"x": capsules}, ()
-    yield "margin_loss", margin_loss, {"lengths": lengths, "targets": labels}, ()
-    yield "normalised_cross_entropy", normalised_cross_entropy, {"lengths": lengths, "targets": labels}, ()
-    yield "reconstruction_loss", reconstruction_loss, {"reconstruction": images, "images": images}, ()
-    yield "compute_votes", compute_votes, {"poses": poses, "weight": weight}, ()
-    votes = {"votes": torch.rand(2, 3, 4, 5), "bias": bias, "prior": prior}
-    yield "dynamic_routing", dynamic_routing, votes, ("bias", "prior")
-    yield "route", route, layer, ("bias", "prior")
-    yield (
-        "weighted_sum",
-        weighted_sum,
-        {"poses": poses, "weight": weight, "coupling": torch.rand(2, 3, 4)},
-        ("coupling",),
-    )
-    yield "agreement", agreement, {"poses": poses, "weight": weight, "parents": capsules}, ()
-    yield from routings()
-    yield "spread_loss", spread_loss, {"scores": lengths, "targets": labels}, ()
-    yield "score_cross_entropy", score_cross_entropy, {"scores": lengths, "targets": labels}, ()
-    kernels = {"features": maps, "weight": torch.rand(4, 3, 3, 3), "bias": torch.rand(4)}
-    yield "convolve", convolve, kernels, ("bias",)
-    yield "Convolution", Convolution(3, 4, 3), {"input": maps}, ()
-    yield "ChannelNorm", ChannelNorm(3), {"input": maps}, ()
-    yield "ConvStem", ConvStem(3, (4,)), {"input": maps}, ()
-    yield "PrimaryCapsules", PrimaryCapsules(3, 2, 4, kernel_size=3, separate_convs=True), {"features": maps}, ()
-    for dense in (DenseCapsules(3, 6, 4, 5), DenseCapsules(3, 6, 4, 5, routing=own_routing())):
-        yield "DenseCapsules", lambda poses, dense=dense: dense(poses), {"poses": poses}, ()
-        yield "DenseCapsules", lambda poses, dense=dense: dense(Capsules(poses)), {"poses": poses}, ()
-        yield "DenseCapsules", lambda poses, dense=dense: dense.route(poses, return_coupling=True), {"poses": poses}, ()
-    conv = ConvCapsules(2, 6, 4, 5)
-    yield "ConvCapsules", lambda poses: conv(Capsules(poses, grid=(2, 4, 5))), {"poses": torch.rand(2, 40, 6)}, ()
-    for kind in (Dense, Shared):
-        transform = kind()
-        transform.bind(LayerSize(3, 6, 4, 5), 1.0)
-        yield kind.__name__, transform, {"poses": poses}, ()
-    yield "Decoder", Decoder(4, 5, (1, 3, 3), (6,)), {"capsules": capsules}, ()
-    yield "mask_capsules", mask_capsules, {"capsules": capsules, "targets": labels}, ("targets",)
-    pairs = torch.tensor([[0, 1], [3, 2]])
-    yield "separate_capsules", separate_capsules, {"capsules": capsules, "classes": pairs}, ()
-    model, of_pairs, cnn = network(), network(objects=2), network("baseline-cnn")
-    yield "CapsNet", model, {"images": images}, ()
-    yield "mask_capsules", lambda targets: model(images, targets), {"targets": labels}, ("targets",)
-    yield "CapsNet", lambda targets: of_pairs(images, targets), {"targets": pairs}, ("targets",)
-    yield "BaselineCNN", cnn, {"images": images}, ()
-    output, of_cnn, of_two = model(images), cnn(images), of_pairs(images)
-    yield "margin_loss", lambda targets: model.loss(output, images, targets), {"targets": labels}, ()
-    yield "reconstruction_loss", lambda images: model.loss(output, images, labels), {"images": images}, ()
-    yield "BaselineCNN.loss", lambda targets: cnn.loss(of_cnn, images, targets), {"targets": labels}, ()
-    drawn = {"images": torch.rand(2, 2, 1, 18, 18), "targets": pairs}
-    yield "CapsNet.loss", lambda images, targets: of_pairs.loss(of_two, images, targets), drawn, ()
+LETTERS = {"B": 2, "I": 3, "J": 4, "K": 6, "D": 5, "P": 2, "C": 3, "H": 9, "W": 9, "O": 4, "k": 3, "l": 3}
+NOTHING_FITS = (object(), {"a": 1}, math.nan, "no such choice", torch.ones(2, dtype=torch.complex64))
+"""Values that no annotation takes, but for a text."""
 
 
-def routings() -> Iterator[Call]:
-    """Routing by votes (2, 3, 4, 5), but dynamic routing."""
-    votes, active = {"votes": torch.rand(2, 3, 4, 5)}, {"activations": torch.rand(2, 3)}
-    yield "self_attention_routing", self_attention_routing, votes | {"bias": torch.rand(3, 4)}, ("bias",)
-    norm = {"norm_weight": torch.rand(5), "norm_bias": torch.rand(5)}
-    yield "inverted_attention_routing", inverted_attention_routing, votes | norm, ("norm_weight", "norm_bias")
-    yield "self_routing", self_routing, votes | active | {"routing_logits": torch.rand(2, 3, 4)}, ()
-    first, second = torch.rand(4), torch.rand(4)
-    yield "em_routing", em_routing, votes | active | {"beta_u": first, "beta_a": second}, ()
-    code = {"sigma_bias": first, "activation_bias": second}
-    yield "em_routing_code", em_routing_code, votes | active | code, ()
-    yield "vb_routing", vb_routing, votes | active | {"beta_u": first, "beta_a": second}, ()
+def members(hint: Any) -> tuple[Any, ...]:
+    """The annotations of which one is enough."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
-ARGUMENTS = [
-    pytest.param(function, given, name, name in optional, said, id=f"{number}-{said}-{name}")
-    for number, (said, function, given, optional) in enumerate(calls())
-    for name in given
-]
-every_argument = pytest.mark.parametrize(("function", "given", "name", "optional", "said"), ARGUMENTS)
+def fitting(hint: Any, owner: object = None) -> Tensor | None:
+    """A tensor that fits, where the annotation has one."""
+    for each in members(hint):
+        if hasattr(each, "dim_str"):
+            shape: list[int] = []
+            for letter in each.dim_str.split():
+                if letter[0] == "{":
+                    shape.append(operator.attrgetter(letter[len("{self.") : -1])(owner))
+                else:
+                    shape += [2, 3] if letter == "..." or letter[0] == "*" else [int(LETTERS.get(letter) or letter)]
+            return torch.rand(shape) if each.__name__.startswith("Float") else torch.zeros(shape, dtype=torch.int64)
+    return None
 
 
-@every_argument
-def test_what_is_no_tensor(
-    function: Callable[..., object], given: dict[str, Tensor], name: str, optional: bool, said: str
-) -> None:
-    function(**given)
-    others: list[object] = [given[name].tolist(), given[name].numpy(), "abc", 3, 1.5, True, object(), {}]
-    for other in others if optional else [None, *others]:
-        kind = type(other).__name__
-        assert_raises(TypeError, function, **given | {name: other}, say=f"{said}: {name} must be a")
-        assert_raises(TypeError, function, **given | {name: other}, say=f", got {kind}")
+def wrong(hint: Any) -> Iterator[Any]:
+    """Values that do not fit an annotation."""
+    kinds = members(hint)
+    yield from (odd for odd in NOTHING_FITS if not (str in kinds and isinstance(odd, str)))
+    if type(None) not in kinds:
+        yield None
+    good = fitting(hint) if len(kinds) == 1 and "self" not in str(hint) else None
+    if good is not None:
+        yield from (good.tolist(), good.numpy(), good.to_sparse(), good.bool())
+        yield from (good.long(), good.to(torch.float8_e4m3fn)) if good.is_floating_point() else (good.float(),)
+        if "..." not in hint.dim_str and "*" not in hint.dim_str:
+            yield good[None]
+    for each in kinds:
+        ranges = [item for item in typing.get_args(each) if isinstance(item, Range)]
+        if ranges and not any(hasattr(other, "dim_str") for other in kinds):
+            (within,) = ranges
+            yield from (within.least - 1, 10 * within.most + 1, True)
+            yield from (
+                [within.least] * within.above + [within.most] * within.below + [within.least + 0.5] * within.whole
+            )
+        if typing.get_origin(each) is tuple:
+            yield from ((item,) for item in wrong(typing.get_args(each)[0]) if item is not None)
+        if typing.get_origin(each) is Literal:
+            yield from ([], 3)
+        if each is bool:
+            yield from (1, "yes", np.True_)
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@every_argument
-def test_tensors_that_are_not_computed_with(
-    function: Callable[..., object], given: dict[str, Tensor], name: str, optional: bool, said: str
-) -> None:
-    right = given[name]
-    floats = right.is_floating_point()
-    odd = [right.to(torch.complex64), right.to_sparse()]
-    odd += [right.to(torch.float8_e4m3fn), right.long(), right.bool(), right.to_mkldnn()] if floats else []
-    odd += [torch.nested.nested_tensor([right[0], right[0]])] if floats and right.ndim > 1 else []
-    takes_mkldnn = said in ("convolve", "Convolution") and name in ("features", "input")
-    for tensor in odd:
-        if tensor.layout == torch._mkldnn and takes_mkldnn:
-            continue
-        assert_raises(TypeError, function, **given | {name: tensor}, say=f"{said}: {name} must be a")
+def assert_named(called: Callable[..., object], given: dict[str, Any], name: str, value: object, or_: str = "") -> None:
+    """It raises an InputError of one line that names the argument (``or_``: or this)."""
+    with pytest.raises(InputError, match=rf"\A.*\b({name}|{or_ or name})\b.*\Z"):
+        called(**given | {name: value})
 
 
-@every_argument
-def test_tensors_on_another_device(
-    function: Callable[..., object], given: dict[str, Tensor], name: str, optional: bool, said: str
-) -> None:
-    if said in ("squash", "exponential_squash", "safe_norm"):  # they have no other
-        assert function(given["x"].to("meta")).device.type == "meta"  # type: ignore[attr-defined]
-        return
-    said = f"({said}|convolve|Dense)"  # layers leave it to their convolution, or to their transform
-    with pytest.raises(ValueError, match=f"{said}: .* must be on one device, got .*(cpu and meta|meta and cpu)"):
-        function(**given | {name: given[name].to("meta")})
+# ---- functions, modules, parts, settings
 
-
-@pytest.mark.parametrize(("loss", "option"), [(spread_loss, "margin"), (score_cross_entropy, "scale")])
-def test_a_number_that_may_be_a_tensor_is_one_number(loss: Callable[..., Tensor], option: str) -> None:
-    scores, labels = torch.rand(2, 4), torch.tensor([0, 3])
-    assert_close(loss(scores, labels, **{option: torch.tensor(0.5)}), loss(scores, labels, **{option: 0.5}))
-    said = f"{loss.__name__}: {option} must have shape (), got (2, 2)"
-    assert_raises(ValueError, loss, scores, labels, **{option: torch.ones(2, 2)}, say=said)
-    assert_raises(TypeError, loss, scores, labels, **{option: "a"}, say=f"{loss.__name__}: {option} must be a number")
-
-
-def test_squash_and_norm_ask_for_an_axis() -> None:
-    x = torch.rand(2, 3)
-    for function in (squash, safe_norm):
-        name = function.__name__
-        for dim in (None, "0", 1.0, True, (0, 1), [0], torch.tensor(1)):
-            assert_raises(TypeError, function, x, dim, say=f"{name}: dim must be an integer, got {dim!r}")
-        for dim in (2, -3, 10**30):
-            said = f"{name}: dim must be -2 to 1 for x of shape (2, 3), got {dim}"
-            assert_raises(ValueError, function, x, dim, say=said)
-        assert_raises(ValueError, function, torch.tensor(3.0), say=f"{name}: x must have at least one axis")
-        for eps in ("a", None, torch.tensor([1.0, 2.0]), True):
-            assert_raises(TypeError, function, x, eps=eps, say=f"{name}: eps must be a number, got")
-        assert_raises(ValueError, function, x, eps=10**30, say=f"{name}: eps must be below 2⁶³")
-        assert_close(function(x, np.int64(1)), function(x, 1), 0)
-
-
-OPTIONS: list[tuple[Callable[..., object], dict[str, object], type[Exception], str]] = [
-    (margin_loss, {"m_plus": "a"}, TypeError, "margin_loss: m_plus must be a number, got str"),
-    (margin_loss, {"power": None}, TypeError, "margin_loss: power must be a number, got NoneType"),
-    (margin_loss, {"reduction": np.ones(2)}, ValueError, "margin_loss: reduction must be one of mean, sum, none"),
-    (normalised_cross_entropy, {"clip": "a"}, TypeError, "normalised_cross_entropy: clip must be a number"),
-    (normalised_cross_entropy, {"clip": 0.5}, ValueError, "clip must be above 0 and below 0.5, got 0.5"),
-    (set_working_memory, {"mib": "a"}, TypeError, "set_working_memory: mib must be a number, got str"),
-    (Convolution, {"kernel_size": (3, 3)}, TypeError, "Convolution: kernel_size must be an integer, got (3, 3)"),
-    (Convolution, {"padding": -1}, ValueError, "Convolution: padding must be at least 0, got -1"),
-    (Convolution, {"stride": 10**30}, ValueError, "Convolution: stride must be at most 2147483647, got 10"),
-    (Convolution, {"relu": "yes"}, TypeError, "Convolution: relu must be True or False, got str"),
-    (ChannelNorm, {"channels": 0}, ValueError, "ChannelNorm: channels must be at least 1, got 0"),
-    (ChannelNorm, {"channels": (4,)}, TypeError, "ChannelNorm: channels must be an integer, got (4,)"),
-    (ConvStem, {"channels": ()}, ValueError, "ConvStem: channels must name at least one convolution, got none"),
-    (ConvStem, {"channels": 8}, TypeError, "ConvStem: channels must be a sequence of integers, got 8"),
-    (ConvStem, {"strides": (1,)}, ValueError, "ConvStem: strides must be 2, one for each of channels, got 1"),
-    (ConvStem, {"strides": (1, 0)}, ValueError, "ConvStem: strides must be at least 1, got 0"),
-    (ConvStem, {"strides": np.ones(2)}, TypeError, "ConvStem: strides must be a sequence of integers"),
-    (ConvStem, {"dropout": 1.0}, ValueError, "ConvStem: dropout must be at least 0 and below 1, got 1.0"),
-    (ConvStem, {"in_channels": None}, TypeError, "ConvStem: in_channels must be an integer, got None"),
-    (PrimaryCapsules, {"kernel_size": (9, 9)}, TypeError, "PrimaryCapsules: kernel_size must be an integer"),
-    (PrimaryCapsules, {"padding": -1}, ValueError, "PrimaryCapsules: padding must be at least 0, got -1"),
-    (PrimaryCapsules, {"grouping": None}, ValueError, "PrimaryCapsules: grouping must be one of channels, raster"),
-    (DenseCapsules, {"routing": 3}, TypeError, "DenseCapsules: routing must be a Routing or None, got int"),
-    (DenseCapsules, {"transform": "dense"}, TypeError, "DenseCapsules: transform must be a Transform or None, got str"),
-    (DenseCapsules, {"in_dim": 0}, ValueError, "DenseCapsules: in_dim must be at least 1, got 0"),
-    (ConvCapsules, {"kernel_size": 2.0}, TypeError, "ConvCapsules: kernel_size must be an integer, got 2.0"),
-    (ConvCapsules, {"padding": 3}, ValueError, "ConvCapsules: padding must be below kernel_size, 3, got 3"),
-    (ConvCapsules, {"compete_over": "all"}, ValueError, "ConvCapsules: compete_over must be one of types, types-and-p"),
-    (ConvCapsules, {"routing": Dense()}, TypeError, "ConvCapsules: routing must be a Routing or None, got Dense"),
-    (
-        ConvCapsules,
-        {"transform": Elementwise()},
-        ValueError,
-        "Elementwise: input and output capsules must have as many",
-    ),
-    (
-        ConvCapsules,
-        {"transform": Matrix()},
-        ValueError,
-        "Matrix: the poses of input and output capsules must be square",
-    ),
-    (Dense, {"weight_std": -1}, ValueError, "Dense: weight_std must be at least 0 and finite, got -1"),
-    (
-        Shared,
-        {"weight_init": "zeros"},
-        ValueError,
-        "Shared: weight_init must be one of balanced, normal, truncated-norm",
-    ),
-    (DynamicRouting, {"bias": None}, TypeError, "DynamicRouting: bias must be True or False, got NoneType"),
-    (Decoder, {"out_shape": 784}, TypeError, "Decoder: out_shape must be a sequence of integers, got 784"),
-    (Decoder, {"hidden": (8, 0)}, ValueError, "Decoder: hidden must be at least 1, got 0"),
-    (Decoder, {"channels": (8, 0)}, ValueError, "Decoder: channels must be at least 1, got 0"),
-    (DynamicRouting, {"leaky": "no"}, TypeError, "DynamicRouting: leaky must be True or False, got str"),
-    (route, {"stop_gradient": "no"}, TypeError, "route: stop_gradient must be True or False, got str"),
-    (route, {"eps": None}, TypeError, "route: eps must be a number, got NoneType"),
-    (route, {"softmax_over": np.ones(2)}, ValueError, 'route: softmax_over must be "outputs" or "inputs", got'),
-    (convolve, {"stride": None}, TypeError, "convolve: stride must be an integer, got None"),
-    (convolve, {"stride": (1, 2, 3)}, ValueError, "convolve: stride must be an integer or two of them, got (1, 2, 3)"),
-    (convolve, {"padding": 0.5}, TypeError, "convolve: padding must be an integer, got 0.5"),
-]
-FITTING: dict[Callable[..., object], dict[str, object]] = {
-    margin_loss: {"lengths": torch.rand(2, 3), "targets": torch.tensor([0, 1])},
-    normalised_cross_entropy: {"lengths": torch.rand(2, 3), "targets": torch.tensor([0, 1])},
-    Convolution: {"in_channels": 3, "out_channels": 4, "kernel_size": 3},
-    ConvStem: {"in_channels": 3, "channels": (4, 5)},
-    PrimaryCapsules: {"in_channels": 3},
-    DenseCapsules: {"in_capsules": 3, "in_dim": 4, "out_capsules": 2, "out_dim": 5},
-    ConvCapsules: {"in_types": 3, "in_dim": 4, "out_types": 2, "out_dim": 5},
-    Decoder: {"num_capsules": 4, "capsule_dim": 5, "out_shape": (1, 3, 3)},
-    route: {"poses": torch.rand(2, 3, 6), "weight": torch.rand(3, 4, 5, 6)},
-    convolve: {"features": torch.rand(2, 3, 8, 8), "weight": torch.rand(4, 3, 3, 3)},
+MODULES: tuple[nn.Module, ...] = (
+    Convolution(3, 4, 3),
+    ChannelNorm(3),
+    ConvBackbone(3),
+    PrimaryCapsules(3, primary_types=2, primary_dim=4),
+    Decoder(4, 5, (1, 3, 3), decoder_hidden=(6,)),
+)
+SIZES: dict[str, Any] = {
+    "in_channels": 3,
+    "in_shape": (1, 28, 28),
+    "num_classes": 10,
+    "in_types": 8,
+    "in_capsules": (8, 6, 6),
+    "in_dim": 16,
+    "out_capsules": 10,
+    "num_capsules": 10,
+    "capsule_dim": 16,
+    "out_shape": (1, 28, 28),
+    "learning_rate": 0.1,
 }
 
 
-def name_of(value: object) -> str:
-    return getattr(value, "__name__", str(value)[:40])
+def functions() -> dict[str, Callable[..., object]]:
+    """Every checked function of ops and nn by its name."""
+    found: dict[str, Callable[..., object]] = {}
+    for package in (torchcaps.ops, torchcaps.nn):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            for name, value in vars(importlib.import_module(module.name)).items():
+                is_checked = isinstance(value, types.FunctionType) and value.__code__.co_filename.endswith("checks.py")
+                if is_checked and value.__module__ == module.name and not name.startswith("_"):
+                    found[name] = value
+    return found
 
 
-@pytest.mark.parametrize(("function", "options", "kind", "said"), OPTIONS, ids=name_of)
-def test_options_that_do_not_fit(
-    function: Callable[..., object], options: dict[str, object], kind: type[Exception], said: str
-) -> None:
-    given = FITTING.get(function, {})
-    if given:
-        function(**given)
-    assert_raises(kind, function, **given | options, say=said)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "called", [*functions().values(), *MODULES], ids=lambda each: getattr(each, "__name__", type(each).__name__)
+)
+def test_each_argument_of_a_function_or_module_is_named(called: Callable[..., object]) -> None:
+    is_module = isinstance(called, nn.Module)
+    hints = typing.get_type_hints(called.forward if is_module else called, include_extras=True)
+    del hints["return"]
+    given: dict[str, Any] = {name: fitting(hint, called) for name, hint in hints.items()}
+    given = {name: tensor for name, tensor in given.items() if tensor is not None}
+    if "mib" in hints:
+        given["mib"] = get_working_memory()
+    called(**given)
+    for name in hints.keys() - {"caller"}:
+        for value in wrong(hints[name]):
+            assert_named(called, given, name, value)
+        if isinstance(given.get(name), Tensor) and len(given) > 1:
+            assert_named(called, given, name, given[name].to("meta"))
 
 
-def test_empty_layers_and_maps() -> None:
-    none = torch.rand(2, 0, 5)
-    assert_raises(
-        ValueError, mask_capsules, none, say="mask_capsules: capsules must be at least one, got shape (2, 0, 5)"
-    )
-    classes = torch.zeros(2, 1, dtype=torch.int64)
-    assert_raises(ValueError, separate_capsules, none, classes, say="separate_capsules: capsules must be at least one")
-    said = "margin_loss: lengths must have at least one class, got shape (2, 0)"
-    assert_raises(ValueError, margin_loss, torch.rand(2, 0), torch.tensor([0, 0]), say=said)
+@pytest.mark.parametrize(
+    "part", [part for kind in PARTS.values() for part in kind.values()], ids=lambda part: part.part
+)
+def test_each_argument_of_a_part_is_named(part: type) -> None:
+    given = {"params": [nn.Parameter(torch.zeros(2))]} | SIZES
+    given = {name: given[name] for name in inspect.signature(part).parameters if name in given}
+    given = {name: value for name, value in given.items() if name not in options(part)}
+    part(**given)
+    for option in options(part).values():
+        assert_option_named(part, given, option)
+
+
+@pytest.mark.parametrize("settings", [Recipe, TrainConfig])
+def test_each_setting_is_named(settings: type) -> None:
+    for option in options(settings).values():
+        if option.name != "recipe":
+            assert_option_named(settings, {}, option)
+
+
+def assert_option_named(called: type, given: dict[str, Any], option: Option) -> None:
+    if option.choice is None:
+        for value in wrong(option.hint):
+            assert_named(called, given, option.name, value)
+    else:
+        for value in (3, "nothing", {"name": "nothing"}):
+            assert_named(called, given, option.name, (value,) if option.choice.many else value, option.choice.kind)
+
+
+def layers_and_networks() -> Iterator[tuple[Callable[..., object], dict[str, Tensor]]]:
+    """What passes its arguments on to what checks them."""
+    poses, images, labels = torch.rand(2, 3, 6), torch.rand(2, 1, 18, 18), torch.tensor([0, 3])
+    pairs = torch.tensor([[0, 1], [3, 2]])
+    dense, conv = DenseCapsules(3, 6, 4, 5), ConvCapsules(2, 6, 4, 5)
+    yield lambda poses: dense(poses), {"poses": poses}
+    yield lambda poses: dense(Capsules(poses)), {"poses": poses}
+    yield lambda poses: conv(Capsules(poses, grid=(2, 4, 5))), {"poses": torch.rand(2, 40, 6)}
+    for kind in (Dense, Shared):
+        transform = kind()
+        transform.bind(LayerSize(3, 6, 4, 5), 1.0)
+        yield transform, {"poses": poses}
+    model, of_pairs, cnn = network(), network(objects=2), network("baseline-cnn")
+    output, of_cnn, of_two = model(images), cnn(images), of_pairs(images)
+    yield model, {"images": images}
+    yield cnn, {"images": images}
+    yield lambda targets: model(images, targets), {"targets": labels}
+    yield lambda targets: model.loss(output, images, targets), {"targets": labels}
+    yield lambda images: model.loss(output, images, labels), {"images": images}
+    yield lambda targets: cnn.loss(of_cnn, images, targets), {"targets": labels}
+    parts = torch.rand(2, 2, 1, 18, 18)
+    yield lambda images, targets: of_pairs.loss(of_two, images, targets), {"images": parts, "targets": pairs}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_each_argument_of_a_layer_or_network_is_named() -> None:
+    for called, given in layers_and_networks():
+        called(**given)
+        for name, right in given.items():
+            for value in (*NOTHING_FITS, right.tolist(), right[None, None, None]):
+                assert_named(called, given, name, value)
+
+
+def test_words_of_some_errors() -> None:
+    votes, poses, lengths = torch.rand(2, 3, 4, 5), torch.rand(2, 3, 6), torch.rand(2, 4)
+    model, images = network(), torch.rand(2, 1, 18, 18)
+    for kind, called, said in (
+        (WrongType, lambda: squash([1.0]), "squash: x must be a floating-point tensor of at least 16 bits, got list"),
+        (WrongType, lambda: squash(lengths, 1.0), "squash: dim must be an integer, got 1.0"),
+        (
+            InputError,
+            lambda: dynamic_routing(votes, 1001),
+            "dynamic_routing: num_iterations must be 0 to 1000, got",
+        ),
+        (WrongType, lambda: dynamic_routing(votes, 2.5), "num_iterations must be a whole number, 0 to 1000, got 2.5"),
+        (
+            InputError,
+            lambda: dynamic_routing(votes, softmax_over="input"),
+            "must be one of outputs, inputs, got",
+        ),
+        (WrongType, lambda: dynamic_routing(votes, leaky="no"), "leaky must be True or False, got 'no'"),
+        (InputError, lambda: route(poses, votes), "route: weight must have shape (3, J, D, 6), got (2, 3, 4, 5)"),
+        (InputError, lambda: margin_loss(lengths, torch.tensor([0, 4])), "labels must be in 0..3, got 0..4"),
+        (
+            InputError,
+            lambda: Convolution(3, 4, 3)(poses),
+            "input must have shape (B, 3, H, W), got (2, 3, 6)",
+        ),
+        (InputError, lambda: create_model("compact", num_iteratons=2), 'did you mean "num_iterations"?'),
+        (InputError, lambda: create_model("compact", routing="dynamc"), 'no routing "dynamc"; did you mean "dynamic"?'),
+        (WrongType, lambda: model(images.half()), "of one dtype, got torch.float16 and torch.float32"),
+        (WrongType, lambda: model((255 * images).byte()), "uint8 images are divided by 255 first"),
+    ):
+        with pytest.raises(kind) as caught:
+            called()
+        assert said in str(caught.value)
+
+
+def test_empty_maps_and_batches() -> None:
     maps, weight = torch.rand(2, 3, 0, 9), torch.rand(4, 3, 1, 1)
-    assert_raises(ValueError, convolve, maps, weight, padding=1, say="convolve: features must be at least as large")
-    assert_raises(ValueError, convolve, torch.rand(2, 3, 9, 9), weight[:0], say="convolve: weight must not be empty")
-    assert_raises(
-        ValueError, reconstruction_loss, torch.rand(3), torch.rand(3), say="must have shape (B, ...), got (3,)"
-    )
-    # an empty batch is none of these
+    assert_raises(InputError, convolve, maps, weight, padding=1, say="convolve: features must be at least as large")
+    assert_raises(InputError, convolve, torch.rand(2, 3, 9, 9), weight[:0], say="and neither empty, got shapes")
+    assert_raises(InputError, reconstruction_loss, torch.rand(3), torch.rand(3), say="(B, ...), got (3,)")
     assert mask_capsules(torch.rand(0, 3, 5)).shape == (0, 3, 5)
     assert margin_loss(torch.rand(0, 3), torch.rand(0, 3), reduction="none").shape == (0,)
 
@@ -340,50 +291,17 @@ def test_classes_beyond_the_capsules() -> None:
     capsules = torch.rand(2, 4, 5)
     for wrong, got in (([[0, 4], [1, 2]], "0..4"), ([[0, -1], [1, 2]], "-1..2")):
         said = f"separate_capsules: classes must be in 0..3, got {got}"
-        assert_raises(ValueError, separate_capsules, capsules, torch.tensor(wrong), say=said)
+        assert_raises(InputError, separate_capsules, capsules, torch.tensor(wrong), say=said)
 
 
 def test_one_dtype_or_autocast() -> None:
     features, weight = torch.rand(2, 3, 9, 9), torch.rand(4, 3, 3, 3)
-    said = "convolve: features and weight must be of one dtype, got torch.float64 and torch.float32"
-    assert_raises(TypeError, convolve, features.double(), weight, say=said)
+    said = "must be of one dtype, got torch.float64 and torch.float32"
+    assert_raises(WrongType, convolve, features.double(), weight, say=said)
     with torch.autocast("cpu", torch.bfloat16):
         assert convolve(features.bfloat16(), weight).dtype == torch.bfloat16
-        assert_raises(TypeError, convolve, features.double(), weight, say="got torch.float64 and torch.bfloat16")
-    for preset in ("sabour2017", "baseline-cnn"):
-        model = network(preset)
-        said = f"{type(model).__name__}: images and weights must be of one dtype, got torch.float16 and torch.float32"
-        assert_raises(TypeError, model, torch.rand(2, 1, 18, 18).half(), say=said)
-    assert_raises(
-        TypeError, ChannelNorm(3), features.double(), say="ChannelNorm: input and weight must be of one dtype"
-    )
+        assert_raises(WrongType, convolve, features.double(), weight, say=said)
     assert ChannelNorm(3)(features.bfloat16()).dtype == torch.bfloat16
-
-
-def test_configurations_and_outputs_of_another_kind() -> None:
-    model, cnn = network(), network("baseline-cnn")
-    said = "config must be a CapsNetConfig, got 'sabour2017'; create_model takes a preset's name"
-    assert_raises(InputError, CapsNet, "sabour2017", say=said)
-    assert_raises(InputError, CapsNet, cnn.config, say="config must be a CapsNetConfig, got CNNConfig(")
-    assert_raises(InputError, BaselineCNN, model.config, say="config must be a CNNConfig, got CapsNetConfig(")
-    images, labels = torch.rand(2, 1, 18, 18), torch.tensor([0, 1])
-    output = model(images)
-    for other in (output.lengths, tuple(output), None):
-        said = f"CapsNet.loss: output must be the ModelOutput of the network, got {type(other).__name__}"
-        assert_raises(TypeError, model.loss, other, images, labels, say=said)
-        assert_raises(
-            TypeError, cnn.loss, other, images, labels, say="BaselineCNN.loss: output must be the ModelOutput"
-        )
-    assert_raises(ValueError, cnn.loss, output, images, labels, say="BaselineCNN.loss: output must have logits")
-    for each in (model, cnn):
-        name = type(each).__name__
-        said = f"{name}: return_coupling must be True or False, got str"
-        assert_raises(TypeError, each, images, None, "no", say=said)
-    for shape in ((True, 18, 18), (1, 18, True)):
-        assert_raises(InputError, create_model, "sabour2017", shape, say="three positive integers, got")
-    assert_raises(
-        InputError, create_model, "sabour2017", None, 10**30, say="num_classes must be 1 to 1000000000, got 1"
-    )
 
 
 # ---- labels in a column
@@ -396,9 +314,8 @@ def test_labels_in_a_column_are_labels() -> None:
     for loss in (margin_loss, normalised_cross_entropy, multi_hot):
         for dtype in (torch.int64, torch.int32, torch.uint8):
             assert_close(loss(lengths, COLUMN.to(dtype)), loss(lengths, labels), 0)
-        name = loss.__name__
-        assert_raises(TypeError, loss, lengths, COLUMN.float(), say=f"{name}: targets of shape (B,) must be integer")
-        assert_raises(ValueError, loss, lengths, COLUMN + 1, say=f"{name}: labels must be in 0..3, got 1..4")
+        assert_raises(InputError, loss, lengths, COLUMN.float(), say="targets must have shape (2, 4), got (2, 1)")
+        assert_raises(InputError, loss, lengths, COLUMN + 1, say="labels must be in 0..3, got 1..4")
     capsules = torch.rand(2, 4, 5)
     assert_close(mask_capsules(capsules, COLUMN), mask_capsules(capsules, labels), 0)
 
@@ -422,7 +339,7 @@ def test_networks_take_labels_in_a_column(preset: str) -> None:
     assert_close(losses[0], losses[1], 0)
     if isinstance(model, CapsNet):
         pairs = network(objects=2)
-        assert_raises(ValueError, pairs, images, COLUMN, say="sees 2 objects in an image")
+        assert_raises(InputError, pairs, images, COLUMN, say="sees 2 objects in an image")
 
 
 # ---- nothing of this is in the way of torch's transformations
@@ -485,7 +402,7 @@ def test_what_is_analysed_is_a_tensor(wrong: object) -> None:
 @pytest.mark.parametrize("wrong", [True, "1", torch.tensor(1.0), torch.ones(2), None, math.nan], ids=str)
 def test_numbers_of_the_analysis(wrong: object) -> None:
     network, images, labels = analysed()
-    for function, arguments, options in (
+    for function, arguments, others in (
         (analysis.fgsm, (network, images, labels, wrong), {}),
         (analysis.pgd, (network, images, labels, wrong), {}),
         (analysis.pgd, (network, images, labels, 0.1), {"steps": wrong}),
@@ -494,7 +411,7 @@ def test_numbers_of_the_analysis(wrong: object) -> None:
         (analysis.rotate, (images, wrong), {}),
     ):
         with pytest.raises((TypeError, ValueError), match="must be"):
-            function(*arguments, **options)  # type: ignore[operator]
+            function(*arguments, **others)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("wrong", [None, [1], np.zeros(3), torch.zeros(3)], ids=type)

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from torchcaps.models.fields import PARTS
-from torchcaps.registry import Registry
+from support import registered_for_now
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -44,9 +43,8 @@ def test_a_wrong_block_is_seen() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for choice, kinds in list(PARTS.items()):  # what a page registers is forgotten after it
-        monkeypatch.setitem(PARTS, choice, Registry(choice, kinds))
-    run_blocks(page.read_text(encoding="utf-8"), str(page))
+    with registered_for_now():
+        run_blocks(page.read_text(encoding="utf-8"), str(page))
 
 
 @pytest.mark.parametrize("name", MODULES)

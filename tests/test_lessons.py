@@ -23,8 +23,8 @@ from support import (
     holds,
 )
 from torchcaps import create_model, dynamic_routing, margin_loss, safe_norm, squash
-from torchcaps.nn import DenseCapsules, PrimaryCapsules
-from torchcaps.ops.dynamic_routing import reference
+from torchcaps.nn import DenseCapsules, PrimaryCapsules, Votes
+from torchcaps.nn.routing import dynamic
 
 
 def naive_squash(s: Tensor, dim: int = -1) -> Tensor:
@@ -40,13 +40,13 @@ def test_softmax_axis(monkeypatch: pytest.MonkeyPatch) -> None:
     votes = torch.randn(2, 5, 4, 3)
 
     def competes_where_it_says(axis: Any) -> None:
-        assert_sums_to_one(dynamic_routing(votes, softmax_over=axis, return_coupling=True)[1], axis)
+        assert_sums_to_one(dynamic_routing(votes, softmax_over=axis, return_coupling=True).coupling, axis)
 
     competes_where_it_says("outputs")
     competes_where_it_says("inputs")
     # F.softmax(b) without dim takes axis 0 or 1, whatever the rank; dim=-1 is right for one layout of b only
     for dim in (0, 1, 2):
-        monkeypatch.setattr(reference, "compete", lambda logits, *_, dim=dim: logits.softmax(dim))
+        monkeypatch.setattr(Votes, "compete", lambda _, logits, *__, dim=dim, **___: logits.softmax(dim))
         assert not (holds(competes_where_it_says, "outputs") and holds(competes_where_it_says, "inputs"))
     assert holds(competes_where_it_says, "outputs"), "the last of them is right over the outputs"
 
@@ -55,7 +55,7 @@ def test_softmax_axis(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_reshape_is_not_permute(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = PrimaryCapsules(3, num_types=4, dim=5, kernel_size=3, stride=1)
+    layer = PrimaryCapsules(3, primary_types=4, primary_dim=5, primary_kernel=3, primary_stride=1)
     images = torch.randn(1, 3, 6, 7)
     rows, columns = 4, 5
 
@@ -67,7 +67,7 @@ def test_reshape_is_not_permute(monkeypatch: pytest.MonkeyPatch) -> None:
         assert touched.nonzero().flatten().tolist() == [t * rows * columns for t in range(4)]
 
     def reshaped(self: PrimaryCapsules, maps: Tensor) -> Tensor:
-        return maps.reshape(len(maps), -1, self.dim).transpose(1, 2)
+        return maps.reshape(len(maps), -1, self.primary_dim).transpose(1, 2)
 
     a_capsule_sees_one_location(layer)
     monkeypatch.setattr(PrimaryCapsules, "_group", reshaped)
@@ -95,13 +95,13 @@ def test_layers_squash_the_right_axis(monkeypatch: pytest.MonkeyPatch) -> None:
     votes = torch.randn(2, 5, 4, 3, dtype=torch.float64)
 
     def capsule_is_its_squashed_sum(_: None = None) -> None:
-        capsules, coupling = dynamic_routing(votes, return_coupling=True)
+        capsules, _, coupling = dynamic_routing(votes, return_coupling=True)
         for b, j in itertools.product(range(2), range(4)):
             s = (coupling[b, :, j, None] * votes[b, :, j]).sum(0)
             assert_close(capsules[b, j], s * s.norm() / (1 + s.norm() ** 2), 1e-6)
 
     capsule_is_its_squashed_sum()
-    monkeypatch.setattr(reference, "squash", lambda s, eps: squash(s, 1, eps))
+    monkeypatch.setattr(dynamic, "squash", lambda s, eps: squash(s, 1, eps))
     assert not holds(capsule_is_its_squashed_sum)
 
 
@@ -144,8 +144,8 @@ def test_logits_belong_to_one_image() -> None:
         return capsules
 
     for axis in ("outputs", "inputs"):
-        assert_batch_independent(lambda batch, axis=axis: dynamic_routing(batch, softmax_over=axis), votes)
-    assert_close(averaged(votes[:1]), dynamic_routing(votes[:1]), 1e-5)  # with one image nobody sees it
+        assert_batch_independent(lambda batch, axis=axis: dynamic_routing(batch, softmax_over=axis).poses, votes)
+    assert_close(averaged(votes[:1]), dynamic_routing(votes[:1]).poses, 1e-5)  # with one image nobody sees it
     assert not holds(assert_batch_independent, averaged, votes)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from support import assert_raises
 from torchcaps import InputError
-from torchcaps.models.fields import flat
+from torchcaps.parts import describe, flat
 from torchcaps.sklearn import CapsNetClassifier
 
 SMALL = {
@@ -279,8 +279,7 @@ def test_the_random_state_decides(digits: tuple[np.ndarray, np.ndarray]) -> None
 
 def test_options_reach_the_network(digits: tuple[np.ndarray, np.ndarray]) -> None:
     images, labels = digits
-    config = small(num_iterations=2, softmax_over="inputs").fit(images, labels).network_.config
-    fields = flat(config)
+    fields = flat(describe(small(num_iterations=2, softmax_over="inputs").fit(images, labels).network_))
     assert (fields["num_iterations"], fields["softmax_over"], fields["conv_channels"]) == (2, "inputs", 16)
     cnn = small(preset="baseline-cnn", options={"channels": [4], "hidden": [8]}).fit(images, labels)
     assert type(cnn.network_).__name__ == "BaselineCNN"

@@ -16,6 +16,7 @@ from support import (
     assert_finite,
     assert_gradients_reach,
     assert_raises,
+    assert_same,
     assert_sums_to_one,
     has_mnist,
     holds,
@@ -36,6 +37,14 @@ def test_differs() -> None:
     assert_differs(torch.ones(2), torch.tensor([1.0, 1.1]))
     assert not holds(assert_differs, torch.ones(2), torch.ones(2))
     assert not holds(assert_differs, torch.ones(2), torch.zeros(2, 1))
+
+
+def test_same() -> None:
+    one, off = {"x": torch.ones(2)}, {"x": torch.tensor([1.0, 1.1])}
+    assert_same(one, dict(one), 0)
+    for wrong in (off, {}, {"x": torch.ones(1, 2)}, {"x": torch.full((2,), math.nan)}):
+        assert not holds(assert_same, wrong, one, 0.05)
+    assert holds(assert_same, {"x": 1000 * one["x"]}, {"x": 1000 * one["x"] + 1}, 0.01)
 
 
 def test_finite() -> None:

@@ -4,7 +4,6 @@ from . import export as export
 from . import models as models
 from . import nn as nn
 from . import ops as ops
-from . import reproduce as reproduce
 from . import testing as testing
 from . import training as training
 from .errors import InputError as InputError
@@ -12,27 +11,28 @@ from .models import CapsNet as CapsNet
 from .models import create_model as create_model
 from .models import list_presets as list_presets
 from .models import load_pretrained as load_pretrained
-from .ops.attention_routing import inverted_attention_routing as inverted_attention_routing
-from .ops.attention_routing import self_attention_routing as self_attention_routing
+from .nn.routing.dynamic import dynamic_routing as dynamic_routing
+from .nn.routing.dynamic import route as route
+from .nn.routing.dynamic import routing_rounds as routing_rounds
+from .nn.routing.em import em_routing as em_routing
+from .nn.routing.em_code import em_routing_code as em_routing_code
+from .nn.routing.inverted_attention import inverted_attention_routing as inverted_attention_routing
+from .nn.routing.self_attention import self_attention_routing as self_attention_routing
+from .nn.routing.self_routing import self_routing as self_routing
+from .nn.routing.vb import vb_routing as vb_routing
 from .ops.contractions import agreement as agreement
+from .ops.contractions import compute_votes as compute_votes
 from .ops.contractions import weighted_sum as weighted_sum
-from .ops.dynamic_routing import compute_votes as compute_votes
-from .ops.dynamic_routing import dynamic_routing as dynamic_routing
-from .ops.dynamic_routing import route as route
-from .ops.dynamic_routing import routing_rounds as routing_rounds
-from .ops.em_routing import em_routing as em_routing
-from .ops.em_routing import em_routing_code as em_routing_code
 from .ops.losses import margin_loss as margin_loss
 from .ops.losses import normalised_cross_entropy as normalised_cross_entropy
 from .ops.losses import reconstruction_loss as reconstruction_loss
 from .ops.losses import score_cross_entropy as score_cross_entropy
 from .ops.losses import spread_loss as spread_loss
 from .ops.memory import set_working_memory as set_working_memory
-from .ops.self_routing import self_routing as self_routing
 from .ops.squash import exponential_squash as exponential_squash
 from .ops.squash import safe_norm as safe_norm
 from .ops.squash import squash as squash
-from .ops.vb_routing import vb_routing as vb_routing
+from .parts import register as register
 from .plugins import load_plugin as load_plugin
 
 __version__: str

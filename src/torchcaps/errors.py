@@ -22,6 +22,15 @@ class InputError(ValueError):
     """
 
 
+class WrongType(InputError, TypeError):  # noqa: N818  it says what is wrong
+    """Input of another type than the one that is meant."""
+
+
+def install(extra: str) -> str:
+    """What brings the packages of an extra, as the end of a sentence."""
+    return f'pip install "torchcaps[{extra}]", or in a checkout of torchcaps: pip install -e ".[{extra}]"'
+
+
 def shown(value: object) -> str:
     """A value as errors show it: its ``repr``, of which the middle is left out where it is long.
 

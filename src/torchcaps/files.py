@@ -1,4 +1,4 @@
-"""Files and their names: written so that a reader never meets a half-written one, even after a kill or a power cut."""
+"""Files, names and locks: what is written is never met half-written, even after a kill or a power cut."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import glob
 import json
 import os
 import stat
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchcaps.errors import InputError, shown
+from torchcaps.errors import InputError, reason_of, shown
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 MOST_BYTES = 16 * 2**20
 """Of a text file that is read: far more than any run writes, and what JSON makes of it fits into 1 GiB."""
@@ -23,16 +24,13 @@ MOST_BYTES = 16 * 2**20
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """A temporary path beside ``path``; it takes the place of ``path`` when the block ends well, else it is removed.
 
-    The bytes are flushed to the disk before the rename, and the rename itself after it.
-
-    Raises:
-        OSError: The folder cannot be written, or the disk is full; ``path`` is then as it was.
+    The bytes are flushed to the disk before the rename, and the rename itself after it. An OSError (the folder cannot
+    be written, or the disk is full) leaves ``path`` as it was.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}{path.suffix}")
+    temporary.touch(exist_ok=False)
     try:
         yield temporary
         commit(temporary, path)
@@ -46,8 +44,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 def remove_temporaries(path: Path) -> None:
     """Remove what a killed process left of :func:`atomic_path`; nobody may be writing ``path`` now."""
-    random = "?" * 8  # mkstemp's
-    for left in path.parent.glob(f".{glob.escape(path.name)}.{random}{glob.escape(path.suffix)}"):
+    for left in path.parent.glob(f".{glob.escape(path.name)}.????????{glob.escape(path.suffix)}"):
         left.unlink(missing_ok=True)
 
 
@@ -55,10 +52,6 @@ def commit(temporary: Path, path: Path) -> None:
     """Flush ``temporary`` to the disk and let it take the place of ``path``."""
     with temporary.open("rb+") as file:
         os.fsync(file.fileno())
-    # mkstemp makes files that nobody else may read; results are as readable as any other file of the user's
-    umask = os.umask(0)
-    os.umask(umask)
-    temporary.chmod(0o666 & ~umask)
     temporary.replace(path)
     if os.name == "posix":  # a folder cannot be opened on Windows
         folder = os.open(path.parent, os.O_RDONLY)
@@ -79,12 +72,22 @@ def write_json(path: str | Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def user_path(path: str | Path) -> Path:
-    """A path that the user named; ``~`` and ``~name`` at its beginning stand for home folders.
+@contextmanager
+def locked(lock: BaseFileLock) -> Iterator[None]:
+    """Hold a lock, whose file is removed at the end; who waits for it then makes a new one.
 
-    Raises:
-        InputError: As for :func:`check_path`; or there is no user of that name.
+    The file of a killed process stays, unlocked, until the next one has held it.
     """
+    with lock:
+        try:
+            yield
+        finally:
+            if os.name == "posix":  # elsewhere it is removed when it is released
+                Path(lock.lock_file).unlink(missing_ok=True)
+
+
+def user_path(path: str | Path) -> Path:
+    """A path that the user named; ``~`` and ``~name`` at its beginning stand for home folders that must be known."""
     check_path(str(path))
     try:
         return Path(path).expanduser()
@@ -119,31 +122,6 @@ def named_in_utf8(path: Path) -> Iterator[Path]:
         yield Path(f"/proc/self/fd/{file.fileno()}")
 
 
-def require_file(path: Path, what: str = "file", name: str | None = None) -> None:
-    """Refuse what is no file before anything opens it: reading a FIFO or a device may never end.
-
-    Args:
-        path: What is to be read; a link to a file is one.
-        what: What it should be, for the error.
-        name: What errors call it; its path if None.
-
-    Raises:
-        InputError: There is nothing, or a folder, FIFO, socket or device; or it cannot be looked at.
-    """
-    name = str(path) if name is None else name
-    try:
-        mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        raise InputError(f"there is no {what} {name}") from None
-    except ValueError as error:  # such as a NUL in it
-        raise InputError(f"there is no {what} {name!r}: {error}") from None
-    except OSError as error:
-        raise InputError(f"the {what} {name} cannot be read: {error.strerror or error}") from None
-    if not stat.S_ISREG(mode):
-        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
-        raise InputError(f"there is no {what} {name}: what is there is {kinds.get(stat.S_IFMT(mode), 'a device')}")
-
-
 def could_be_repository(path: Path) -> bool:
     """Whether a path may name a repository of the Hugging Face hub: an owner, of which no folder is here, and a name.
 
@@ -152,56 +130,55 @@ def could_be_repository(path: Path) -> bool:
     return len(path.parts) == 2 and not path.anchor and ".." not in path.parts and not path.parent.is_dir()
 
 
-def read_text(path: str | Path, what: str) -> str:
-    """Read a text file, of which no more than ``MOST_BYTES`` are taken into memory.
+def require_file(path: Path, what: str = "file", name: str | None = None) -> None:
+    """Raise InputError for what is no file before anything opens it: reading a FIFO or a device may never end.
 
-    Args:
-        path: The file.
-        what: What it is, for the error, e.g. ``"configuration"``.
-
-    Raises:
-        InputError: There is no such file; or it is a folder, a pipe or a device, too large, or no text.
+    ``what`` it should be and its ``name``, if it is not the path, are for the error. A link to a file is a file.
     """
-    path = Path(path)
-    require_file(path, what)
-    with path.open("rb") as file:
-        contents = file.read(MOST_BYTES + 1)
-    if len(contents) > MOST_BYTES:
-        raise InputError(f"{what} {path} must have at most {MOST_BYTES // 2**20} MiB, but is larger")
+    name = str(path) if name is None else name
     try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"there is no {what} {name}") from None
+    except (OSError, ValueError) as error:  # such as a NUL in it
+        raise InputError(f"the {what} {name} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if not stat.S_ISREG(mode):
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+        raise InputError(f"there is no {what} {name}: what is there is {kinds.get(stat.S_IFMT(mode), 'a device')}")
+
+
+@contextmanager
+def reading(path: str | Path, what: str) -> Iterator[None]:
+    """Turn any error of reading or parsing a file, ``what`` the program itself wrote, into an InputError."""
+    require_file(Path(path), what)
+    try:
+        yield
+    except Exception as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else reason_of(error)
+        raise InputError(f"{what} {path} is damaged or no {what}: {reason}") from error
+
+
+def read_text(path: str | Path, what: str) -> str:
+    """Read a text file, of which no more than ``MOST_BYTES`` are taken into memory; see :func:`reading`."""
+    with reading(path, what), Path(path).open("rb") as file:
+        contents = file.read(MOST_BYTES + 1)
+        if len(contents) > MOST_BYTES:
+            raise InputError(f"it must have at most {MOST_BYTES // 2**20} MiB, but is larger")
         return contents.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{what} {path} is no text: {error}") from None
 
 
 def read_json(path: str | Path, what: str, keys: Mapping[str, Kind] | None = None) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Args:
-        path: The file.
-        what: What it is, for the error, e.g. ``"configuration"``.
-        keys: What must be in it; see :func:`check_keys`.
-
-    Raises:
-        InputError: As for :func:`read_text`; or the file holds no JSON object, or one that lacks a key.
-    """
+    """Read a JSON object that has ``keys``, as :func:`check_keys` wants them; see :func:`read_text`."""
     text = read_text(path, what)
-    try:
+    with reading(path, what):
         value = json.loads(text)
-    except RecursionError:
-        raise InputError(f"{what} {path} is not valid JSON: it has too many brackets in each other") from None
-    except json.JSONDecodeError as error:
-        raise InputError(f"{what} {path} is not valid JSON: {error}") from None
-    except ValueError:  # Python's, of an integer
-        raise InputError(f"{what} {path} is not valid JSON: a number in it has too many digits") from None
-    if not isinstance(value, dict):
-        raise InputError(f"{what} {path} must hold a JSON object, got a {type(value).__name__}")
+        if not isinstance(value, dict):
+            raise InputError(f"it must hold a JSON object, got a {type(value).__name__}")
     check_keys(value, keys or {}, f"{what} {path}")
     return value
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """What a value in a JSON file must be, in words, and how to see that it is."""
 
     words: str
@@ -211,9 +188,7 @@ class Kind:
 NUMBER = Kind("a number", lambda value: type(value) in (int, float) and -1e38 < value < 1e38)
 COUNT = Kind("a whole number", lambda value: type(value) is int and 0 <= value < 2**63)
 TEXT = Kind("a text", lambda value: isinstance(value, str))
-LIST = Kind("a list", lambda value: isinstance(value, list))
 TEXTS = Kind("a list of texts", lambda value: isinstance(value, list) and all(map(TEXT.fits, value)))
-NUMBERS = Kind("a list of numbers", lambda value: isinstance(value, list) and all(map(NUMBER.fits, value)))
 OBJECT = Kind("an object", lambda value: isinstance(value, dict))
 NAMED_TEXTS = Kind("an object of texts", lambda value: isinstance(value, dict) and all(map(TEXT.fits, value.values())))
 
@@ -224,15 +199,9 @@ def optional(kind: Kind) -> Kind:
 
 
 def check_keys(values: Any, keys: Mapping[str, Kind], where: str) -> None:
-    """Raise unless an object has all keys and their values fit.
+    """Raise InputError unless an object, which errors call ``where``, has all keys and their values fit.
 
-    Args:
-        values: As JSON has it.
-        keys: What each key's value must be; a dot stands for an object in an object, as in ``"images.test"``.
-        where: What the object is, and its file, for the error.
-
-    Raises:
-        InputError: A key is missing, or its value does not fit.
+    A dot in a key stands for an object in an object, as in ``"images.test"``.
     """
     for key, kind in keys.items():
         found = values

@@ -6,6 +6,7 @@ A plugin is code: it runs only where it is named, on the command line by ``--plu
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -18,6 +19,9 @@ from torchcaps.errors import InputError, reason_of
 
 GROUP = "torchcaps.plugins"
 """The entry points of installed packages that are plugins."""
+
+OWN = ("torchcaps.models.presets", "torchcaps.training.optimizers")
+"""They register what comes with torchcaps, so that no plugin can take its name."""
 
 _loaded: dict[str, str] = {}  # as it was named → the file, or the entry point, that was run
 _files: dict[str, str] = {}  # a file that was run → its plugin's name
@@ -36,6 +40,8 @@ def load_plugin(source: str | Path) -> None:
     name = str(source)
     place = os.path.realpath(name) if name.endswith(".py") else name
     if place not in _loaded.values():
+        for module in OWN:
+            importlib.import_module(module)
         (_run_file if name.endswith(".py") else _load_entry_point)(name)
     _loaded[name] = place
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import typing
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal
 
-from torchcaps.errors import InputError, shown
+from torchcaps.errors import InputError, WrongType, shown
 
-MOST_LAYERS = 100
-"""So many layers at most are in a list of widths, or of capsule layers."""
+MOST_ENTRIES = 100
+"""So many entries at most are in a list of widths, or of capsule layers."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from ``least`` to ``most``, written beside a field's type: ``Annotated[int, Range(1, 9)]``.
+    """Numbers from ``least`` to ``most``, written beside a type: ``Annotated[int, Range(1, 9, whole=True)]``.
 
     Args:
         least: The smallest number.
@@ -34,10 +32,10 @@ class Range:
     odd: bool = False
     whole: bool = False
 
-    def __contains__(self, value: float) -> bool:
+    def __contains__(self, value: Any) -> bool:
         if not is_number(value) or not self.least <= value <= self.most:
             return False
-        if self.whole and not is_whole_number(value):
+        if self.whole and not isinstance(value, Integral):
             return False
         left_out = (self.above and value == self.least) or (self.below and value == self.most)
         return not left_out and (not self.odd or value % 2 == 1)
@@ -48,45 +46,17 @@ class Range:
             return f"{'above' if self.above else 'at least'} {least} and {'below' if self.below else 'at most'} {most}"
         return f"an odd number from {least} to {most}" if self.odd else f"{least} to {most}"
 
-    def check(self, name: str, value: float) -> None:
+    def check(self, name: str, value: object) -> None:
         """Raise InputError, which says what the number is, unless it is in the range; NaN never is."""
         if value not in self:
-            kind = "a whole number, " if self.whole and is_number(value) and not is_whole_number(value) else ""
-            raise InputError(f"{name} must be {kind}{self}, got {shown(value)}")
+            kind = "a whole number, " if self.whole and is_number(value) and not isinstance(value, Integral) else ""
+            wrong = InputError if is_number(value) and not kind else WrongType
+            raise wrong(f"{name} must be {kind}{self}, got {shown(value)}")
 
 
 def is_number(value: object) -> bool:
     """Whether a value is a real number, of Python or of NumPy."""
     return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def is_whole_number(value: object) -> bool:
-    """Whether a value is an integer, of Python or of NumPy."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def check_flag(name: str, value: object) -> None:
-    """Raise InputError unless a value is True or False."""
-    if not isinstance(value, bool):
-        raise InputError(f"{name} must be True or False, got {shown(value)}")
-
-
-def ranges_in(hint: Any) -> Iterator[Range]:
-    """The ranges of numbers that an annotation holds."""
-    for part in typing.get_args(hint):
-        if isinstance(part, Range):
-            yield part
-        yield from ranges_in(part)
-
-
-def image_shape(in_shape: object) -> tuple[int, int, int]:
-    """The channels, height and width that ``in_shape`` has; else an InputError says what is wrong."""
-    shape = tuple(in_shape) if isinstance(in_shape, Sequence) else ()
-    if len(shape) != 3 or not all(type(size) is int and size > 0 for size in shape):
-        raise InputError(f"in_shape must be (channels, height, width), three positive integers, got {shown(in_shape)}")
-    for name, size in zip(("channels", "height", "width"), shape, strict=True):
-        COUNT.check(f"in_shape's {name}", size)
-    return shape
 
 
 # Float settings go up to a number that float32, in which networks compute, still holds.
@@ -96,19 +66,25 @@ WIDTH = Range(1, 65_536, whole=True)
 PIXELS = Range(1, 4096, whole=True)
 COUNT = Range(1, 1_000_000_000, whole=True)
 INDEX = Range(0, COUNT.most, whole=True)
-ITERATIONS = Range(0, 1000, whole=True)
-LAYERS = Range(1, MOST_LAYERS, whole=True)
 PROCESSES = Range(1, 4096, whole=True)
 SEED = Range(0, 2**32 - 1, whole=True)
 
 Width = Annotated[int, WIDTH]
 """Channels, capsule types, components: how wide a layer is."""
+Size = Annotated[int, Range(1, 2**31 - 1, whole=True)]
+"""Capsules, classes, channels, as the data have them."""
 Pixels = Annotated[int, PIXELS]
 """Sides of images, kernels and strides."""
+Padding = Annotated[int, Range(0, 4095, whole=True)]
+"""Pixels or positions on each side."""
+OddKernel = Annotated[int, Range(1, 255, odd=True, whole=True)]
+"""The side of a kernel of a convolution that keeps the size."""
 Count = Annotated[int, COUNT]
 """Images, steps, epochs."""
-Iterations = Annotated[int, ITERATIONS]
+Iterations = Annotated[int, Range(0, 1000, whole=True)]
 """Routing iterations."""
+AtLeastOneIteration = Annotated[int, Range(1, 1000, whole=True)]
+"""Iterations of an algorithm that does nothing without any."""
 Processes = Annotated[int, PROCESSES]
 """Processes of a run, and machines."""
 Seed = Annotated[int, SEED]
@@ -130,5 +106,5 @@ ShareAboveZero = Annotated[float, Range(0, 1, above=True)]
 
 Fill = Literal["zeros", "edge"]
 """What lies around an image: zeros, or everywhere the nearest pixel of its edge."""
-Held = Literal["random", "first", "last"]
+ValidationSplit = Literal["random", "first", "last"]
 """Which of the training images are for validation: a random choice, or the first or the last ones."""

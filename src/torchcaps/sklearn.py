@@ -17,8 +17,8 @@ from sklearn.utils.validation import check_array, check_consistent_length, check
 from torchcaps.analysis import predict
 from torchcaps.datasets import Augmentation, BatchLoader, ImageSet
 from torchcaps.errors import InputError
-from torchcaps.models import Network, Recipe, create_model
-from torchcaps.training import learning_rate
+from torchcaps.models import Network, create_model
+from torchcaps.training import Recipe, learning_rate
 from torchcaps.training.environment import pick_precision
 
 if TYPE_CHECKING:
@@ -190,9 +190,9 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         named = {"num_iterations": self.num_iterations, "softmax_over": self.softmax_over}
         options = {**(self.options or {}), **{name: value for name, value in named.items() if value is not None}}
         network = create_model(self.preset, in_shape, num_classes, **options)
-        if network.config.objects > 1:
+        if network.objects > 1:
             raise InputError(
-                f"{self.preset} is for images with {network.config.objects} objects, but here each has one label; "
+                f"{self.preset} is for images with {network.objects} objects, but here each has one label; "
                 "take another preset, or options={'objects': 1}"
             )
         return network

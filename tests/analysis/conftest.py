@@ -50,7 +50,9 @@ def make_deep():
     def make(conv: dict[str, Any] | None = None, dense: dict[str, Any] | None = None, **overrides: Any) -> CapsNet:
         torch.manual_seed(0)
         fields = {name: SMALL[name] for name in SMALL if name != "capsule_dim"} | {"primary_stride": 1}
-        model = create_model("sabour2017", IN_SHAPE, 4, layers=two_layers(conv, dense), **fields, **overrides)
+        balanced = {"transform": {"name": "dense", "weight_init": "balanced"}}
+        layers = two_layers(balanced | (conv or {}), balanced | (dense or {}))
+        model = create_model("sabour2017", IN_SHAPE, 4, layers=layers, **fields, **overrides)
         assert isinstance(model, CapsNet)
         with torch.no_grad():
             for layer in model.layers:

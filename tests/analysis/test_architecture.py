@@ -15,18 +15,17 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from torch import nn
 
-from own_parts import Cosine, CosineConfig, register, two_layers
+from own_parts import Cosine, register, two_layers
 from support import small
 from torchcaps.analysis import figure_architecture, list_layers
-from torchcaps.models import BaselineCNN, CapsNet, Network, build_model, create_model, get_preset, list_presets
-from torchcaps.models.config import DenseLayerConfig, ElementwiseConfig, SharedConfig
+from torchcaps.analysis.layers import primary_grid
+from torchcaps.models import BaselineCNN, CapsNet, Network, create_model, list_presets
 from torchcaps.nn import Convolution, Routing
 
 
 def on_meta(name: str, **overrides: Any) -> Network:
-    preset = get_preset(name).with_overrides(overrides)
     with torch.device("meta"):
-        return build_model(preset.model, preset.in_shape, preset.num_classes)
+        return create_model(name, **overrides)
 
 
 def computed(model: Network) -> dict[str, list[tuple[int, ...]]]:
@@ -40,8 +39,8 @@ def computed(model: Network) -> dict[str, list[tuple[int, ...]]]:
     stem = model.stem if isinstance(model, BaselineCNN) else model.backbone
     convolutions: list[nn.Module] = [part for part in stem.modules() if isinstance(part, Convolution)]
     if isinstance(model, BaselineCNN):
-        pooled = isinstance(model.pool, nn.MaxPool2d)
-        convolutions += [model.pool] if pooled else list(model.convs)  # the one pool is called for each
+        pooled = isinstance(model.max_pool, nn.MaxPool2d)
+        convolutions += [model.max_pool] if pooled else list(model.convs)  # the one pool is called for each
     listen(convolutions, "maps")
     listen([part for part in model.modules() if isinstance(part, nn.Linear)], "numbers")
     with torch.inference_mode():
@@ -58,11 +57,11 @@ def test_layers_are_those_that_the_network_computes(name: str) -> None:
     assert shapes[0] == model.in_shape
     maps = [shape for shape in shapes[1:] if len(shape) == 3]
     if isinstance(model, CapsNet):
-        kinds, height, width = model.primary_grid
-        dim = model.primary_capsules.dim
+        kinds, height, width = primary_grid(model)
+        dim = model.primary_capsules.primary_dim
         assert maps == [*found["maps"], (kinds * dim, height, width)]
         primary, *capsules, scores = shapes[-len(model.layers) - 2 :]
-        assert primary == ((kinds, height, width, dim) if model.shapes[0].grid else (kinds * height * width, dim))
+        assert primary == ((kinds, height, width, dim) if model.flow[0].grid else (kinds * height * width, dim))
         assert scores == (model.num_classes,)
         with torch.inference_mode():
             output = model(torch.rand(1, *model.in_shape))
@@ -147,10 +146,39 @@ def test_a_routing_of_your_own_goes_by_its_name() -> None:
     assert "Mine" in [step for layer in list_layers(model) for step in layer.steps]
 
 
+def test_parts_of_your_own_go_by_their_names() -> None:
+    class Primary(nn.Linear):
+        pass
+
+    class Draw(nn.Linear):
+        pass
+
+    model = on_meta("sabour2017")
+    assert isinstance(model, CapsNet)
+    model.primary_capsules, model.decoder = Primary(2, 3), Draw(4, 5)  # type: ignore[assignment]
+    found = {layer.name: (layer.steps, layer.shape, layer.parameters) for layer in list_layers(model)}
+    assert found["primary capsules"] == (("Primary",), (32, 6, 6, 8), 9)
+    assert found["reconstruction"] == (("Draw",), (1, 28, 28), 25)
+    assert sum(layer.parameters for layer in list_layers(model)) == sum(each.numel() for each in model.parameters())
+
+
+def test_a_network_of_your_own_is_one_layer() -> None:
+    class Mine(Network):
+        def __init__(self) -> None:
+            super().__init__((1, 6, 5), 3, objects=1)
+            self.dense = nn.Linear(30, 3)
+
+    image, scores = list_layers(Mine())
+    assert (image.name, image.shape) == ("image", (1, 6, 5))
+    assert (scores.steps, scores.shape, scores.parameters) == (("Mine",), (3,), 93)
+    FigureCanvasAgg(figure_architecture(Mine())).draw()
+
+
 def test_layers_of_a_deep_network_say_their_windows_and_transforms(monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch)
-    layers = two_layers({"layer_stride": 2, "transform": SharedConfig(), "routing": CosineConfig()})
-    three = (*layers[:1], DenseLayerConfig(num_capsules=6, capsule_dim=4, transform=ElementwiseConfig()), layers[1])
+    layers = two_layers({"layer_stride": 2, "transform": "shared", "routing": "cosine"})
+    middle = {"name": "dense", "num_capsules": 6, "capsule_dim": 4, "transform": "elementwise"}
+    three = (layers[0], middle, layers[1])
     model = on_meta("sabour2017", layers=three, backbone="pooled", pooled_channels=12, primary_dim=9)
     assert isinstance(model, CapsNet)
     found = list_layers(model)
@@ -221,9 +249,8 @@ def test_any_number_of_layers_and_sizes_can_be_drawn() -> None:
     ]
     for name, overrides in odd:
         for in_shape, classes in (((1, 18, 90), 2), ((7, 60, 20), 300)):
-            preset = get_preset(name).with_overrides(overrides)
             with torch.device("meta"):
-                model = build_model(preset.model, in_shape, classes)
+                model = create_model(name, in_shape, classes, **overrides)
             figure = figure_architecture(model)
             FigureCanvasAgg(figure).draw()
             assert np.isfinite(figure.get_size_inches()).all()

@@ -11,17 +11,18 @@ from torch import nn
 from torchcaps.analysis import Evaluation, EvaluationSums, evaluate, evaluation_sums
 from torchcaps.datasets import BatchLoader, ImageSet
 from torchcaps.errors import InputError
-from torchcaps.models import CNNConfig, Losses, ModelOutput
+from torchcaps.models import Losses, ModelOutput
 
 
 class Oracle(nn.Module):
     """Gives each image the class its first pixel says; an image's loss is its second pixel."""
 
     in_shape = (1, 1, 2)
+    objects = 1
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        self.config, self.num_classes = CNNConfig(), num_classes
+        self.num_classes = num_classes
         self.weight = nn.Parameter(torch.zeros(1))
         self.seen: list[int] = []
 
@@ -179,7 +180,7 @@ def test_a_gpu_gives_what_the_cpu_gives(model, image_set):
     [
         ({"class_names": ["a"]}, "class_names must be 4 names.*got 1"),
         ({"precision": "16"}, "precision must be"),
-        ({"batch_size": 0}, "batch size"),
+        ({"batch_size": 0}, "batch_size must be 1 to"),
     ],
 )
 def test_bad_options(model, image_set, change, message):
@@ -218,11 +219,11 @@ class PairOracle(nn.Module):
 
     in_shape = (1, 1, 3)
     num_classes = 6
+    objects = 3
     decoder = None
 
     def __init__(self) -> None:
         super().__init__()
-        self.config = CNNConfig(objects=3)
         self.weight = nn.Parameter(torch.zeros(1))
 
     def forward(self, images, targets=None):

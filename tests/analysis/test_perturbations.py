@@ -88,7 +88,7 @@ def test_no_image(model) -> None:
         ({"amplitude": (1, 2, 3)}, "amplitude, .* must be one number or two"),
         ({"components": ["a"]}, "components must be from 0 to 4.*got a"),
         ({"target": torch.tensor(1)}, "target must be a class from 0 to 3"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"batch_size": 0}, "batch_size must be 1 to"),
     ],
 )
 def test_bad_options(model, make_images, change, message):

@@ -205,7 +205,7 @@ def test_figures_of_nothing_or_of_unequal_curves() -> None:
     ("call", "message"),
     [
         (lambda m, s: rotation_curve(m, s, angles=()), "at least one angle"),
-        (lambda m, s: rotation_curve(m, s, angles=(float("nan"),)), "angle must be finite"),
+        (lambda m, s: rotation_curve(m, s, angles=(float("nan"),)), "angle must be -1e\\+06 to 1e\\+06, got nan"),
         (lambda m, s: attack_curve(m, s, "fgsm", epsilons=(1.5,)), "epsilon must be 0 to 1"),
         (lambda m, s: attack_curve(m, s, "cw"), "attack must be"),
         (lambda m, s: pgd(m, s.images, s.labels, -0.1), "epsilon must be 0 to 1"),

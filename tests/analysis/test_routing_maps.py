@@ -12,12 +12,12 @@ from own_parts import Active, Cosine, Silent
 from torchcaps import analysis
 from torchcaps.analysis.routing_maps import RoutingTrace, normalised_entropy
 from torchcaps.errors import InputError
-from torchcaps.models import CapsNet
+from torchcaps.models import build_network
 from torchcaps.nn import ConvCapsules, DynamicRouting, Routing, SelfAttentionRouting
-from torchcaps.ops.dynamic_routing import compute_votes
-from torchcaps.ops.dynamic_routing.reference import compete
+from torchcaps.nn.votes import MapCompetition
 from torchcaps.ops.memory import get_working_memory, set_working_memory
 from torchcaps.ops.squash import squash
+from torchcaps.parts import describe
 
 VARIANTS = [
     {},
@@ -34,12 +34,13 @@ def by_the_equations(model, images):
     """Logits before each iteration and after the last; coupling, sums and capsules of each: written out once more."""
     layer, routing = model.class_capsules, model.class_capsules.routing
     with torch.no_grad():
-        votes = compute_votes(model.primary(images / 255).poses, layer.transform.weight)
+        given = layer.transform(model.primary(images / 255).poses)
+        votes = torch.einsum("ijdk,bik->bijd", layer.transform.weight, given.poses)
         bias = 0 if routing.bias is None else routing.bias
         logits = [torch.zeros(votes.shape[:3]) + (0 if routing.prior is None else routing.prior)]
         coupling, sums, capsules = [], [], []
         for _ in range(routing.num_iterations):
-            coupling.append(compete(logits[-1], routing.softmax_over, routing.leaky))
+            coupling.append(given.compete(logits[-1], routing.softmax_over, leaky=routing.leaky))
             sums.append((coupling[-1].unsqueeze(-1) * votes).sum(1) + bias)
             capsules.append(squash(sums[-1]))
             logits.append(logits[-1] + (votes * capsules[-1].unsqueeze(1)).sum(-1))
@@ -364,10 +365,9 @@ def test_the_last_layer_is_followed_unless_another_is_named(make_deep, make_imag
 
 
 def test_a_layer_after_a_dense_one_has_no_map(make_deep, make_images):
-    config = make_deep().config
-    conv, dense = config.layers
-    three = (conv, dataclasses.replace(dense, num_capsules=6), dense)
-    model = CapsNet(dataclasses.replace(config, layers=three), (1, 8, 10), 4)
+    tree = describe(make_deep())
+    conv, dense = tree["layers"]
+    model = build_network(tree | {"layers": (conv, dense | {"num_capsules": 6}, dense)}, (1, 8, 10), 4)
     middle, last = (analysis.trace_routing(model, make_images(2), layer=layer) for layer in (2, 3))
     assert (middle.outputs, middle.in_space, middle.coupling.shape[2:]) == ("capsule", True, (24, 6))
     assert (last.outputs, last.in_space, last.grid) == ("class", False, (1, 1, 6))
@@ -389,13 +389,13 @@ def test_entropy_over_types_and_positions_is_one_where_coupling_is_uniform(make_
 
 
 def test_entropy_of_a_capsule_that_gives_all_to_one_of_its_windows_is_zero():
-    from torchcaps.nn.transforms import Rivals
-
-    layer = ConvCapsules(1, 4, 2, 4, kernel_size=1)  # each capsule stands in one window: two types compete
-    rivals = Rivals(layer.window_capsules((1, 2, 2)), 5)
+    layer = ConvCapsules(1, 4, 2, 4, layer_kernel=1)  # each capsule stands in one window: two types compete
+    competition = MapCompetition(layer.window_capsules((1, 2, 2)), 5)
     decided = torch.tensor([1.0, 0.0]).expand(4, 1, 2)
-    np.testing.assert_allclose(normalised_entropy(decided, DynamicRouting(), rivals), 0, atol=1e-6)
-    np.testing.assert_allclose(normalised_entropy(torch.full((4, 1, 2), 0.5), DynamicRouting(), rivals), 1, rtol=1e-6)
+    np.testing.assert_allclose(normalised_entropy(decided, DynamicRouting(), competition), 0, atol=1e-6)
+    np.testing.assert_allclose(
+        normalised_entropy(torch.full((4, 1, 2), 0.5), DynamicRouting(), competition), 1, rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize(("layer", "share"), [(1, 1 / 3), (2, 1 / 4)])
@@ -490,7 +490,7 @@ def test_what_lies_beyond_the_edge_of_a_map_is_not_measured(make_deep, make_imag
     """Votes of padding are zero: their coupling stays uniform and their logits do not change."""
     model, images = make_deep({"layer_padding": 2}).eval(), make_images(3)
     statistics = analysis.routing_statistics(model, images, layer=1)
-    layer, grid = model.layer(1), model.primary_grid
+    layer, grid = model.layer(1), model.flow[0].grid
     with torch.inference_mode():
         votes, activations = layer.votes(model.capsules(images / 255)[0])
         rounds = layer.routing.rounds(votes, activations)

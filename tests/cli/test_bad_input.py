@@ -62,7 +62,6 @@ def misspelt(contents: bytes) -> bytes:
     return contents.replace(b"num_iterations", b"num_iteration", 1)
 
 
-WIDEST = ("--primary-types", "65536", "--primary-dim", "65536", "--capsule-dim", "65536")
 FOLDER = ("--format", "folder", "--out", "new")
 
 Arguments = Callable[[Places], list[Any]]
@@ -86,11 +85,11 @@ CASES: dict[str, tuple[Arguments, list[str]]] = {
     "class beyond the last": (lambda p: ["perturb", p.run, "--capsule", "10"], ['"10"']),
     "field of a capsule network for a CNN": (
         lambda p: ["train", "baseline-cnn", "--conv-kernel", "5"],
-        ["baseline-cnn", '"--conv-kernel"', '"--kernel"'],
+        ["--conv-kernel is an option of --backbone conv, which is not chosen"],
     ),
     "field of a CNN for a capsule network": (
         lambda p: ["train", "tf-notebook", "--kernel", "5"],
-        ["tf-notebook", '"--kernel"', '"--conv-kernel"'],
+        ["--kernel is an option of the network cnn, which is not chosen"],
     ),
     # values
     "no number": (lambda p: ["train", "--epochs", "two"], ["--epochs", "two"]),
@@ -151,24 +150,18 @@ CASES: dict[str, tuple[Arguments, list[str]]] = {
     "a number of thousands of digits": (lambda p: ["train", "--conv-channels", "9" * 4000], ["conv_channels", "…"]),
     "images larger than int64": (lambda p: ["train", "--image-size", "9" * 30], ["image_size", "1 to 4096"]),
     "images too large to show": (lambda p: ["datasets", "digits", "--image-size", "9" * 30], ["--image-size", "4096"]),
-    "images too large for memory": (lambda p: ["memory", "--image-size", "9" * 30], ["image_size", "1 to 4096"]),
     "shift larger than int64": (lambda p: ["train", "--max-shift", "9" * 30], ["max_shift", "0 to 4096"]),
-    "batch larger than int64": (lambda p: ["memory", "--batch-size", "9" * 30], ["batch_size", "1 to 1000000000"]),
+    "batch larger than int64": (lambda p: ["train", "--batch-size", "9" * 30], ["batch_size", "1 to 1000000000"]),
     "judged batch larger than int64": (lambda p: ["evaluate", p.run, "--batch-size", "9" * 30], ["--batch-size"]),
     "too many layers": (lambda p: ["train", "--decoder-hidden", ",".join("1" * 101)], ["decoder_hidden", "100", "101"]),
     "network larger than memory": (
         lambda p: ["train", *p.tiny, "--conv-channels", "65536", "--primary-types", "65536"],
-        ["weights", "Adam's moments", "MiB"],
-    ),
-    "network larger than numbers": (
-        lambda p: ["memory", "--data", "mnist", "--image-size", "4096", *WIDEST],
-        ["parameters", "smaller"],
+        ["parameters", "MiB"],
     ),
     "decay that grows": (lambda p: ["train", "--decay", "1e10"], ["decay", "at most 1"]),
     "seed beyond numpy's": (lambda p: ["train", "--seed", str(2**32)], ["seed", "4294967295"]),
     "PGD without end": (lambda p: ["robustness", p.run, "--steps", str(10**12)], ["--steps", "10000"]),
     "steps beyond all measure": (lambda p: ["perturb", p.run, "--steps", str(10**12)], ["steps", "2 to 500"]),
-    "seeds without end": (lambda p: ["reproduce", "mnist", "--seeds", str(10**9)], ["--seeds", "1000"]),
     "class of thousands of digits": (lambda p: ["perturb", p.run, "--capsule", "9" * 5000], ["class"]),
     # what does not fit together
     "batch larger than the data": (lambda p: ["train", *p.tiny, "--batch-size", "201"], ["201", "200"]),
@@ -215,7 +208,10 @@ CASES: dict[str, tuple[Arguments, list[str]]] = {
     "network that knows no data": (lambda p: ["evaluate", p.cnn], ["--data"]),
     # files
     "missing configuration": (lambda p: ["train", "--config", "nowhere.json"], ["nowhere.json"]),
-    "configuration that is no JSON": (lambda p: ["train", "--config", p.write("c.json", b"{")], ["c.json", "JSON"]),
+    "configuration that is no JSON": (
+        lambda p: ["train", "--config", p.write("c.json", b"{")],
+        ["c.json", "no configuration"],
+    ),
     "configuration that is a list": (lambda p: ["train", "--config", p.write("c.json", b"[1]")], ["c.json", "object"]),
     "configuration with an unknown field": (
         lambda p: ["train", "--config", p.write("c.json", b'{"epoch": 1}')],
@@ -227,10 +223,10 @@ CASES: dict[str, tuple[Arguments, list[str]]] = {
     ),
     "configuration of brackets": (
         lambda p: ["train", "--config", p.write("c.json", b"[" * 100_000)],
-        ["c.json", "brackets"],
+        ["c.json", "recursion"],
     ),
     "configuration of digits": (
-        lambda p: ["memory", "--config", p.write("c.json", b'{"seed": ' + b"9" * 5000 + b"}")],
+        lambda p: ["train", "--config", p.write("c.json", b'{"seed": ' + b"9" * 5000 + b"}")],
         ["c.json", "digits"],
     ),
     "configuration in a pipe": (lambda p: ["train", "--config", _pipe(p)], ["pipe"]),
@@ -286,7 +282,7 @@ CASES: dict[str, tuple[Arguments, list[str]]] = {
     "folder that is no run": (lambda p: ["evaluate", p.digit.parent], ["config.json"]),
     "run with a damaged configuration": (
         lambda p: ["evaluate", p.broken_run("config.json", without_end)],
-        ["config.json", "JSON"],
+        ["config.json", "is damaged"],
     ),
     "run with a misspelt field": (
         lambda p: ["evaluate", p.broken_run("config.json", misspelt)],

@@ -11,15 +11,16 @@ import subprocess
 import sys
 import threading
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from explorer_support import no_gradio, small_network
+from explorer_support import served as really_served
+from explorer_support import small_network
 from torchcaps.explorer import Explorer
-from torchcaps.explorer.server import listen
 
 Cli = Callable[..., Any]
 
@@ -29,11 +30,13 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Explorer, int | None]]
     """What would have been served, and where."""
     calls: list[tuple[Explorer, int | None]] = []
 
-    def serve(explorers: list[Explorer], port: int | None, ready: Callable[[str], None]) -> None:
+    @contextmanager
+    def serving(explorers: Sequence[Explorer], port: int | None) -> Iterator[str]:
         calls.extend((explorer, port) for explorer in explorers)
-        ready("http://127.0.0.1:7860")
+        yield "http://127.0.0.1:7860"
 
-    monkeypatch.setattr("torchcaps.explorer.serve", serve)
+    monkeypatch.setattr("torchcaps.explorer.serving", serving)
+    monkeypatch.setattr("torchcaps.cli.explore.until_stopped", nullcontext)
     return calls
 
 
@@ -127,20 +130,11 @@ def test_wrong_input(cli: Cli, run_folder: Path, served: list[Any], arguments: l
 
 
 def test_a_port_that_is_taken(cli: Cli, run_folder: Path) -> None:
-    with listen(0) as taken:
-        port = taken.getsockname()[1]
+    with really_served(Explorer(small_network())) as address:
+        port = address.rpartition(":")[2].strip("/")
         result = cli("explore", run_folder, "--no-browser", "--port", port)
     assert (result.code, result.out) == (2, "")
-    assert f"port {port} is taken by another program" in result.err
-
-
-def test_without_gradio_the_extra_is_named(cli: Cli, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "gradio", None)
-    result = cli("explore", run_folder, "--no-browser", "--port", "0")
-    assert result.code == 2
-    assert result.err == (
-        "Error: the explorer needs gradio, which is not installed; pip install 'torchcaps[explore]'\n"
-    )
+    assert f"port {port} cannot be used: " in result.err
 
 
 # Says on stderr whom the process looks up or connects to.
@@ -173,7 +167,6 @@ def post(port: int, path: str, body: bytes, kind: str) -> http.client.HTTPRespon
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="on Windows no Ctrl-C can be sent to another process alone")
-@pytest.mark.skipif(no_gradio() is not None, reason=no_gradio() or "")
 @pytest.mark.parametrize("how_it_ends", [signal.SIGINT, signal.SIGTERM])
 def test_it_serves_this_machine_only_talks_to_nobody_and_ends_quietly(
     run_folder: Path, digit_file: Path, environment: dict[str, str], tmp_path: Path, how_it_ends: signal.Signals
@@ -192,13 +185,13 @@ def test_it_serves_this_machine_only_talks_to_nobody_and_ends_quietly(
         response = get(port)
         assert response.status == 200
         policy = response.headers["Content-Security-Policy"]
-        assert "default-src 'self'" in policy
+        assert "default-src 'none'" in policy
         assert "connect-src 'self'" in policy
         assert "http" not in policy
         assert b"torchcaps explorer" in response.read()
         assert get(port, Host="evil.example").status == 400
         assert get(port, Host=f"localhost:{port}").status == 200
-        assert post(port, "/gradio_api/upload", UPLOAD, "multipart/form-data; boundary=x").status == 404
+        assert post(port, "/upload", UPLOAD, "multipart/form-data; boundary=x").status == 404
         question = {"name": "x.png", "data": base64.b64encode(digit_file.read_bytes()).decode()}
         response = post(port, "/ask/read", json.dumps(question).encode(), "application/json")
         assert list(json.load(response)) == ["pixels", "changes"]
@@ -211,7 +204,6 @@ def test_it_serves_this_machine_only_talks_to_nobody_and_ends_quietly(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="on Windows no Ctrl-C can be sent to another process alone")
-@pytest.mark.skipif(no_gradio() is not None, reason=no_gradio() or "")
 @pytest.mark.parametrize("when", ["while it trains", "afterwards"])
 def test_a_network_is_watched_and_ctrl_c_ends_both(environment: dict[str, str], tmp_path: Path, when: str) -> None:
     small = "import torchcaps.cli.explore as e; e.WATCHED |= {'conv_channels': 8, 'primary_types': 2, "

@@ -274,7 +274,7 @@ def test_center_crop_by_hand() -> None:
         (True, {"brightness": float("nan")}, "brightness must be 0 to 1, got nan"),
         (True, {"contrast": 1.5}, "contrast must be 0 to 1, got 1.5"),
         (True, {"max_rotation": 181.0}, "max_rotation must be 0 to 180, got 181"),
-        (True, {"fill": "mean"}, 'fill must be "zeros" or "edge", got \'mean\''),
+        (True, {"fill": "mean"}, "fill must be one of zeros, edge, got 'mean'"),
         (True, {"max_scaling": 1.0}, "max_scaling must be at least 0 and below 1, got 1.0"),
         (False, {"flip": True}, r"flip is True, but only training images \(shuffle=True\) are changed"),
         (False, {"max_rotation": 5.0}, "max_rotation is 5.0, but only training images"),

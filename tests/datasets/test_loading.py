@@ -23,7 +23,7 @@ from torchcaps.datasets import (
     registry,
 )
 from torchcaps.errors import InputError
-from torchcaps.registry import Registry
+from torchcaps.parts import Registry
 
 MakeSet = Callable[..., ImageSet]
 

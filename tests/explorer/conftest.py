@@ -7,17 +7,16 @@ from typing import Any
 
 import pytest
 
-from explorer_support import no_browser, no_gradio
+from explorer_support import no_browser
 from torchcaps.training import make_config, train
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what was left out, even without -r s."""
-    reports = terminalreporter.stats.get("skipped", [])
-    for reason in {no_browser(), no_gradio()} - {None}:
-        number = sum(str(reason) in str(report.longrepr) for report in reports)
-        if number:
-            terminalreporter.write_line(f"skipped {number}: {reason}", yellow=True)
+    reason, reports = no_browser(), terminalreporter.stats.get("skipped", [])
+    number = sum(str(reason) in str(report.longrepr) for report in reports)
+    if number:
+        terminalreporter.write_line(f"skipped {number}: {reason}", yellow=True)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 
 from tiny_runs import same_weights, tiny_config, write_bars
 from torchcaps.explorer import Learning, learning
-from torchcaps.explorer.messages import answers
+from torchcaps.explorer.questions import Questions
 from torchcaps.training import Progress, TrainConfig, load_run, train
 
 
@@ -80,20 +81,20 @@ def test_it_begins_with_the_runs_own_weights(config: TrainConfig, tmp_path: Path
 def test_what_is_said_of_it(config: TrainConfig, tmp_path: Path) -> None:
     heard = Heard()
     watched = Learning(config, heard)
-    asked = {function.__name__: function for function in answers([watched.explorer], watched)}
-    begin = asked["progress"]({})
+    questions = Questions([watched.explorer], watched)
+    begin = json.loads(questions.answer("progress", {}))
     assert (begin["says"], begin["step"], begin["isRunning"]) == ("The training begins.", 0, True)
     assert begin["what"].startswith("learning on ")
     assert watched.labels == ["0", "1", "2"]
     summary = train(config, tmp_path / "run", figures=False, progress=watched)
     assert {"start", "step", "epoch", "stop"} <= set(heard.said)
-    now = asked["progress"]({})
+    now = json.loads(questions.answer("progress", {}))
     assert (now["step"], now["epoch"], now["epochs"]) == (now["steps"], 3, 3)
     assert [step for step, _ in now["loss"]] == list(range(1, now["steps"] + 1))
     assert len(now["accuracy"]) == 3
     assert len(now["decoded"]) == len(now["seen"]) == 3
     watched.end(load_run(tmp_path / "run"), summary["test"]["best"]["accuracy"])
-    end = asked["progress"]({})
+    end = json.loads(questions.answer("progress", {}))
     assert not end["isRunning"]
     assert end["what"] == begin["what"].replace("learning", "trained", 1)
     assert re.match(r"Trained: \d+\.\d % of the test images are right\. ", end["says"])

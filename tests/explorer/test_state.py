@@ -18,9 +18,9 @@ from torchcaps.analysis.doubt import Calibration
 from torchcaps.datasets import ImageSet
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError
-from torchcaps.explorer import Explorer, Routing
-from torchcaps.explorer.messages import describe
-from torchcaps.explorer.state import MOST_MAPS, OBJECT_COLOURS, check_side_by_side, colour_apart, overlay, to_bytes
+from torchcaps.explorer import Explorer
+from torchcaps.explorer.questions import describe
+from torchcaps.explorer.state import MOST_MAPS, check_side_by_side, levels
 from torchcaps.models import create_model
 
 
@@ -39,14 +39,17 @@ def test_looking_says_what_predict_and_trace_say(small: Explorer) -> None:
     images = torch.from_numpy(pixels)[None]
     predictions, trace = predict(small.model, images), trace_routing(small.model, images)
     np.testing.assert_allclose(view.scores, predictions.lengths[0], rtol=1e-6)
-    assert view.present == (int(predictions.classes[0]),)
+    assert view.present == [int(predictions.classes[0])]
     assert view.capsules is not None
     np.testing.assert_allclose(np.linalg.norm(view.capsules, axis=1), view.scores, rtol=1e-3)
     assert view.routing is not None
-    assert view.routing.classes == (0, 1, 2, 3)
-    np.testing.assert_allclose(view.routing.maps, trace.maps[:, 0].mean(2), rtol=1e-6)
-    np.testing.assert_allclose(view.routing.scores, trace.lengths[:, 0], rtol=1e-6)
-    assert view.routing.uniform == trace.uniform == 0.25
+    assert view.routing["classes"] == [0, 1, 2, 3]
+    coupling = trace.maps[:, 0].mean(2)
+    np.testing.assert_array_equal(view.routing["maps"], levels(coupling, trace.uniform)[0])
+    np.testing.assert_allclose(view.routing["means"], coupling.mean((2, 3)))
+    assert view.routing["range"].tolist() == [coupling.min(), coupling.max()]
+    np.testing.assert_allclose(view.routing["scores"], trace.lengths[:, 0], rtol=1e-6)
+    assert view.routing["uniform"] == trace.uniform == 0.25
 
 
 def test_another_image_looks_otherwise(small: Explorer) -> None:
@@ -75,24 +78,27 @@ def test_each_capsule_is_decoded_alone(small: Explorer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("classes", "shape", "say"),
+    ("classes", "poses"),
     [
-        ([4], (1, 5), "a class must be from 0 to 3, got 4"),
-        ([-1], (1, 5), "a class must be from 0 to 3, got -1"),
-        ([0], (1, 4), "capsules must have shape (1, 5)"),
-        ([0, 1], (1, 5), "capsules must have shape (2, 5)"),
-        ([], (0, 5), "at least one class"),
+        ([4], np.zeros((1, 5))),
+        ([-1], np.zeros((1, 5))),
+        ([0], np.zeros((1, 4))),
+        ([0, 1], np.zeros((1, 5))),
+        ([], np.zeros((0, 5))),
+        ([0, 1, 2, 3, 0], np.zeros((5, 5))),
+        ([0], np.full((1, 5), 1001.0)),
+        ([0], np.full((1, 5), np.nan)),
     ],
 )
-def test_wrong_capsules_are_refused(small: Explorer, classes: list[int], shape: tuple[int, int], say: str) -> None:
-    assert_raises(InputError, small.decode, classes, np.zeros(shape, np.float32), say=say)
+def test_wrong_capsules_are_refused(small: Explorer, classes: list[int], poses: np.ndarray) -> None:
+    say = "1 to 4 classes of 0 to 3, and for each a capsule of 5 components of at most ±1000"
+    assert_raises(InputError, small.decode, classes, poses, say=say)
 
 
 def test_several_objects_are_the_longest_capsules() -> None:
     explorer = Explorer(small_network("sabour2017-multimnist", num_classes=5))
-    assert explorer.num_objects == 2
     view = explorer.look(pixels_for(explorer))
-    assert view.present == tuple(np.argsort(-view.scores)[:2])
+    assert view.present == np.argsort(-view.scores)[:2].tolist()
 
 
 def test_capsules_in_raster_order_have_no_place() -> None:
@@ -100,7 +106,7 @@ def test_capsules_in_raster_order_have_no_place() -> None:
         explorer = Explorer(small_network(grouping=grouping, primary_dim=4))
         routing = explorer.look(pixels_for(explorer)).routing
         assert routing is not None
-        assert routing.in_space is in_space
+        assert routing["inSpace"] is in_space
 
 
 def test_the_longest_of_many_classes_have_maps() -> None:
@@ -108,9 +114,9 @@ def test_the_longest_of_many_classes_have_maps() -> None:
     view = explorer.look(pixels_for(explorer))
     assert view.routing is not None
     longest = np.argsort(-view.scores)[:MOST_MAPS]
-    assert view.routing.classes == tuple(sorted(longest.tolist()))
-    assert view.routing.maps.shape[1] == view.routing.scores.shape[1] == MOST_MAPS
-    np.testing.assert_allclose(view.routing.scores[-1], view.scores[np.sort(longest)], rtol=1e-5)
+    assert view.routing["classes"] == sorted(longest.tolist())
+    assert len(view.routing["maps"][0]) == view.routing["scores"].shape[1] == MOST_MAPS
+    np.testing.assert_allclose(view.routing["scores"][-1], view.scores[np.sort(longest)], rtol=1e-5)
 
 
 def test_what_a_network_lacks_is_said() -> None:
@@ -139,12 +145,12 @@ def test_a_network_with_activations_is_explored_by_them(monkeypatch: pytest.Monk
     explorer = Explorer(small_network(routing="active"))
     view = explorer.look(pixels_for(explorer))
     assert explorer.score_name == "activation"
-    assert view.present == (3,)
+    assert view.present == [3]
     assert view.capsules is not None
     assert np.linalg.norm(view.capsules, axis=1).min() > 2  # lengths are no scores
     assert view.scores.max() <= 1
     assert view.routing is not None
-    np.testing.assert_allclose(view.routing.scores[-1], view.scores, rtol=1e-5)
+    np.testing.assert_allclose(view.routing["scores"][-1], view.scores, rtol=1e-5)
     described = describe(explorer)
     assert (described["score"], described["highest"]) == ("activation", "most active")
     plain = describe(Explorer(small_network()))
@@ -157,41 +163,24 @@ def test_a_network_of_two_layers_or_without_coupling_is_explored(monkeypatch: py
     deep = Explorer(create_model("sabour2017", (1, 18, 20), 4, layers=layers, conv_channels=4, primary_types=2).eval())
     view = deep.look(pixels_for(deep))
     assert view.routing is not None
-    assert (view.routing.inputs, view.routing.in_space) == ("capsules of layer 1", True)
+    assert (view.routing["inputs"], view.routing["inSpace"]) == ("capsules of layer 1", True)
     silent = Explorer(small_network(routing="silent"))
     assert silent.no_routing == "Routing cannot be followed: Silent returns no coupling, so there is none to show."
     assert silent.look(pixels_for(silent)).routing is None
 
 
-def routing_of(*values: float, uniform: float = 0.25) -> Routing:
-    maps = np.array(values, np.float32).reshape(1, 1, 1, -1)
-    return Routing((0,), maps, np.zeros((1, 1)), uniform, in_space=True, inputs="primary capsules")
-
-
 def test_levels_are_roots_of_the_distance_from_uniform() -> None:
-    levels = routing_of(0.25, 0.45, 0.2, 0.3, 0.252).levels().flatten().tolist()
-    # nothing, all of the reach (0.2), a quarter of it below and above, a hundredth
-    assert levels == [128, 255, 128 - 64, 128 + 64, 128 + 13]
+    found, reach = levels(np.array([0.25, 0.45, 0.2, 0.3, 0.252]), 0.25)
+    assert reach == pytest.approx(0.2)
+    # nothing, all of the reach, a quarter of it below and above, a hundredth
+    assert found.tolist() == [128, 255, 128 - 64, 128 + 64, 128 + 13]
 
 
 def test_uniform_coupling_is_not_blown_up() -> None:
-    assert (routing_of(0.25, 0.25).levels() == 128).all()
-    nearly = routing_of(0.25, 0.2501)
-    assert nearly.reach == pytest.approx(0.005)
-    assert nearly.levels().max() == 128 + 18  # a fiftieth of the reach
-
-
-def test_objects_are_coloured_apart_and_white_together() -> None:
-    images = np.zeros((2, 1, 1, 3), np.float32)
-    images[0, 0, 0] = 1, 0, 1
-    images[1, 0, 0] = 0, 1, 1
-    apart = colour_apart(images)
-    np.testing.assert_allclose(apart[0, :, 0, 0], OBJECT_COLOURS[0], rtol=1e-6)
-    np.testing.assert_allclose(apart[1, :, 0, 1], OBJECT_COLOURS[1], rtol=1e-6)
-    assert (apart[0, :, 0, 1] == 0).all()
-    together = overlay(apart)
-    np.testing.assert_allclose(together[:, 0, 0], OBJECT_COLOURS[0], rtol=1e-6)
-    assert to_bytes(together)[:, 0, 2].tolist() == [255, 255, 255]
+    assert (levels(np.array([0.25, 0.25]), 0.25)[0] == 128).all()
+    nearly, reach = levels(np.array([0.25, 0.2501]), 0.25)
+    assert reach == pytest.approx(0.005)
+    assert nearly.max() == 128 + 18  # a fiftieth of the reach
 
 
 def test_picking_gives_the_image_and_its_label() -> None:
@@ -219,9 +208,9 @@ def test_an_image_file_is_read_as_predict_reads_it(small: Explorer, tmp_path: Pa
     for fit in ("pad", "stretch"):
         reader = Explorer(small.model, fit=fit)
         wanted = load_image(tmp_path / "wide.png", small.model.in_shape, fit=fit)
-        np.testing.assert_array_equal(reader.read("wide.png", png(wide))[0], wanted)
+        np.testing.assert_array_equal(reader.read("wide.png", png(wide)).image, wanted)
     same = np.random.default_rng(1).integers(0, 256, (18, 20), dtype=np.uint8)
-    np.testing.assert_array_equal(small.read("same.png", png(same))[0][0], same)
+    np.testing.assert_array_equal(small.read("same.png", png(same)).image[0], same)
 
 
 NOISE = np.random.default_rng(0).integers(0, 256, (40, 40), dtype=np.uint8)
@@ -243,7 +232,7 @@ def test_an_image_too_large_is_refused_and_named(small: Explorer) -> None:
         small.read("wall.png", data.getvalue())
 
 
-def test_doubts_are_those_of_predict(small: Explorer) -> None:
+def test_caveats_are_those_of_predict(small: Explorer) -> None:
     near = "another class has nearly the same score"  # of random weights
     for calibration, say in (
         (Calibration(score=2.0, distance=1e9, images=5), "its score"),
@@ -252,36 +241,36 @@ def test_doubts_are_those_of_predict(small: Explorer) -> None:
             "unlike anything it was trained on: its reconstruction is off by",
         ),
     ):
-        doubts = Explorer(small.model, calibration=calibration).look(pixels_for(small)).doubts
-        assert [doubt.startswith((say, near)) for doubt in doubts] == [True, True]
+        caveats = Explorer(small.model, calibration=calibration).look(pixels_for(small)).caveats
+        assert [caveat.startswith((say, near)) for caveat in caveats] == [True, True]
     sure = Explorer(small.model, calibration=Calibration(score=0.0, distance=1e9, images=5))
-    (doubt,) = sure.look(pixels_for(small)).doubts
-    assert doubt.startswith(near)
+    (caveat,) = sure.look(pixels_for(small)).caveats
+    assert caveat.startswith(near)
 
 
 def test_a_photo_is_prepared_where_the_training_images_were(small: Explorer) -> None:
     paper = np.full((60, 60), 220, np.uint8)
     paper[10:40, 28:33] = 30
     reader = Explorer(small_network(in_shape=(1, 28, 28)), preparation=Preparation())
-    image, changes = reader.read("one.png", png(paper), prepare=True)
-    assert "dark ink turned light" in changes
-    assert image[0, 5:23, 13:15].min() > 150
-    assert image[0, :, :8].max() == 0
-    plain, nothing = reader.read("one.png", png(paper))
-    assert (np.median(plain) > 200, nothing) == (True, ())
-    assert small.read("one.png", png(paper), prepare=True)[1] == ()
+    prepared = reader.read("one.png", png(paper), prepare=True)
+    assert "dark ink turned light" in prepared.changes
+    assert prepared.image[0, 5:23, 13:15].min() > 150
+    assert prepared.image[0, :, :8].max() == 0
+    plain = reader.read("one.png", png(paper))
+    assert (np.median(plain.image) > 200, plain.changes) == (True, ())
+    assert small.read("one.png", png(paper), prepare=True).changes == ()
 
 
 def test_only_networks_that_see_the_same_are_shown_side_by_side() -> None:
     first = Explorer(small_network(), list("abcd"), name="first")
     check_side_by_side([first, Explorer(small_network("baseline-cnn"), list("abcd"), name="other")])
     wide = Explorer(small_network(in_shape=(1, 18, 22)), list("abcd"), name="wide")
-    say = "first has images of (1, 18, 20), wide (1, 18, 22)"
+    say = "first has images of (1, 18, 20), a, b, c, d; wide has images of (1, 18, 22), a, b, c, d"
     assert_raises(InputError, check_side_by_side, [first, wide], say=say)
     named = Explorer(small_network(), list("abce"), name="named")
-    assert_raises(InputError, check_side_by_side, [first, named], say="the classes a, b, c, d, named a, b, c, e")
+    assert_raises(InputError, check_side_by_side, [first, named], say="named has images of (1, 18, 20), a, b, c, e")
 
 
 def test_channels_that_no_file_has_are_refused() -> None:
-    explorer = Explorer(small_network(in_shape=(2, 18, 20)))
-    assert_raises(InputError, explorer.read, "x.png", png(np.zeros((18, 20), np.uint8)), say="images of 2 channels")
+    explorer, file = Explorer(small_network(in_shape=(2, 18, 20))), png(np.zeros((18, 20), np.uint8))
+    assert_raises(InputError, explorer.read, "x.png", file, say="an image file gives 1 channel or 3, not 2")

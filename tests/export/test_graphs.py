@@ -42,7 +42,7 @@ def exported(
     """A network, its ONNX file, and how they agree."""
     model = make_network(**KINDS[request.param])
     path = tmp_path_factory.mktemp("onnx") / "model.onnx"
-    description = describe(preset=KINDS[request.param]["preset"], objects=model.config.objects)
+    description = describe(preset=KINDS[request.param]["preset"], objects=model.objects)
     return model, path, export_onnx(model.train(), path, description, make_images(5))
 
 
@@ -86,7 +86,7 @@ def test_what_an_onnx_file_is(exported: tuple[Network, Path, Agreement]) -> None
     }
     expected: dict[str, list[str | int]] = {"images": ["batch", 1, 18, 20], "lengths": ["batch", 4]}
     if getattr(model, "decoder", None) is not None:
-        expected["reconstruction"] = ["batch", *([2] if model.config.objects == 2 else []), 1, 18, 20]
+        expected["reconstruction"] = ["batch", *([2] if model.objects == 2 else []), 1, 18, 20]
     assert shapes == expected
     contents = path.read_bytes()
     assert b".py" not in contents
@@ -97,7 +97,7 @@ def test_what_an_onnx_file_is(exported: tuple[Network, Path, Agreement]) -> None
 def test_it_says_what_the_network_is(exported: tuple[Network, Path, Agreement], describe: Make) -> None:
     model, path, _ = exported
     preset = "baseline-cnn" if getattr(model, "decoder", None) is None else "sabour2017"
-    assert OnnxModel(path).description == describe(preset=preset, objects=model.config.objects)
+    assert OnnxModel(path).description == describe(preset=preset, objects=model.objects)
 
 
 def test_the_network_stays_as_it_was(exported: tuple[Network, Path, Agreement]) -> None:

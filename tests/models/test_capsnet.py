@@ -19,7 +19,7 @@ from support import (
     small,
 )
 from torchcaps import create_model, dynamic_routing, margin_loss, safe_norm
-from torchcaps.errors import InputError
+from torchcaps.errors import InputError, WrongType
 from torchcaps.models import CapsNet
 from torchcaps.nn import mask_capsules
 
@@ -45,7 +45,7 @@ def test_the_parts_make_the_whole() -> None:
     assert_sums_to_one(output.coupling, "outputs")
     assert output.logits is None
     assert model(IMAGES).coupling is None
-    assert model.primary_grid == (2, 2, 2)
+    assert model.flow[0].grid == (2, 2, 2)
 
 
 def test_coupling_asked_for_or_not_the_rest_is_the_same() -> None:
@@ -81,13 +81,15 @@ def test_several_classes_in_an_image() -> None:
 def test_bad_images_and_targets() -> None:
     model = network()
     assert_raises(
-        TypeError, model, (IMAGES * 255).to(torch.uint8), say="got torch.uint8; uint8 images are divided by 255"
+        WrongType, model, (IMAGES * 255).to(torch.uint8), say="got torch.uint8; uint8 images are divided by 255"
     )
     for images in (IMAGES[0], torch.rand(2, 3, 20, 20), torch.rand(2, 1, 20, 21)):
         said = "images must have shape (B, 1, 20, 20), as the network was built for (channels, height, width), got "
         assert_raises(InputError, model, images, say=f"{said}{tuple(images.shape)}")
-    assert_raises(ValueError, model, IMAGES, LABELS + 3, say="labels must be in 0..3, got 3..4")
-    assert_raises(ValueError, model, IMAGES, LABELS[:2], say="labels of shape (3,) or multi-hot of shape (3, 4)")
+    assert_raises(InputError, model, IMAGES, LABELS + 3, say="labels must be in 0..3, got 3..4")
+    assert_raises(
+        InputError, model, IMAGES, LABELS[:2], say="targets must have shape (3,) or (3, 1) or (3, 4), got (2,)"
+    )
     without = network(decoder=False)
     assert_raises(InputError, without.decode, without(IMAGES).capsules, say="this network has no decoder")
 
@@ -97,17 +99,11 @@ def test_bad_shapes(in_shape: Any) -> None:
     assert_raises(InputError, create_model, "sabour2017", in_shape, say="in_shape must be (channels, height, width)")
 
 
-@pytest.mark.parametrize("num_classes", [1, 0, -3, 2.0, "10", True])
+@pytest.mark.parametrize("num_classes", [1, 0, -3, 10**30, 2.0, "10", True])
 def test_bad_class_counts(num_classes: Any) -> None:
     for preset in ("sabour2017", "baseline-cnn"):
-        assert_raises(
-            InputError,
-            create_model,
-            preset,
-            (1, 28, 28),
-            num_classes,
-            say="num_classes must be an integer of at least 2",
-        )
+        with pytest.raises(InputError, match="num_classes must be "):
+            create_model(preset, (1, 28, 28), num_classes)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +123,7 @@ def test_the_smallest_images(overrides: dict[str, int], smallest: int) -> None:
         assert_raises(InputError, network, in_shape=shape, **overrides, say=said)
         assert_raises(InputError, network, in_shape=shape, **overrides, say=f"fits is {smallest}×{smallest}")
     model = network(in_shape=(1, smallest, smallest), **overrides)
-    assert model.primary_grid[1:] == (1, 1)
+    assert model.flow[0].grid[1:] == (1, 1)
     assert_finite(model(torch.rand(2, 1, smallest, smallest)))
 
 
@@ -166,7 +162,7 @@ def test_copies_and_pickles_and_states() -> None:
     fresh = network(capsule_bias=True, learn_prior=True).eval()
     fresh.load_state_dict(model.state_dict())
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), fresh):
-        assert other.config == model.config
+        assert other.description() == model.description()
         assert other.class_capsules.transform.weight.stride() == model.class_capsules.transform.weight.stride()
         assert_close(other(IMAGES).reconstruction, model(IMAGES).reconstruction, 0)
 
@@ -194,7 +190,7 @@ def test_leaky_routing_gives_the_rest_to_none_of_the_classes() -> None:
     assert (model(IMAGES, return_coupling=True).coupling.sum(-1) < 0.999).all()
     poses = model.primary(IMAGES).poses
     votes = torch.einsum("ijdk,bik->bijd", model.class_capsules.transform.weight, poses)
-    assert_close(model(IMAGES).capsules, dynamic_routing(votes, leaky=True), 1e-5)
+    assert_close(model(IMAGES).capsules, dynamic_routing(votes, leaky=True).poses, 1e-5)
 
 
 # ---- standardised images
@@ -288,16 +284,18 @@ def test_labels_and_parts_that_do_not_fit_several_objects() -> None:
     output = model(IMAGES, PAIRS)
     bad = {
         "sees 2 objects in an image, so targets must be their labels, of shape (3, 2), got (3,)": LABELS,
-        "of shape (3, 2), got (3, 4)": torch.eye(4)[:3],
+        "of shape (3, 2), got (3, 4)": torch.eye(4)[:3].long(),
         "must be of different classes, got [1, 1] for image 2": torch.tensor([[0, 1], [3, 2], [1, 1]]),
         "labels must be in 0..3, got 0..4": torch.tensor([[0, 1], [3, 2], [1, 4]]),
     }
     for said, labels in bad.items():
-        assert_raises(ValueError, model, IMAGES, labels, say=said)
-        assert_raises(ValueError, model.loss, output, PARTS, labels, say=said)
-    assert_raises(TypeError, model, IMAGES, PAIRS.float(), say="labels must be a tensor of integers, got torch.float32")
+        assert_raises(InputError, model, IMAGES, labels, say=said)
+        assert_raises(InputError, model.loss, output, PARTS, labels, say=said)
+    assert_raises(
+        WrongType, model, IMAGES, PAIRS.float(), say="targets must be a tensor of integers, got one of torch.float32"
+    )
     said = "images must be the objects of each image, each alone, of shape (3, 2, 1, 20, 20), got (3, 1, 20, 20)"
-    assert_raises(ValueError, model.loss, output, IMAGES, PAIRS, say=said)
+    assert_raises(InputError, model.loss, output, IMAGES, PAIRS, say=said)
     for objects in (4, 5):
         assert_raises(InputError, network, objects=objects, say=f"got {objects} objects and 4 classes")
 

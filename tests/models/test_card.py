@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
+import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,26 +14,14 @@ from huggingface_hub import ModelCard
 from own_parts import register
 from support import small
 from torchcaps import create_model, list_presets
-from torchcaps.models import Recipe, SeedResult, TrainingRecord, get_preset
+from torchcaps.models import Network, SeedResult, TrainingRecord, get_preset
 from torchcaps.models.card import model_card
-from torchcaps.models.fields import replace
 
 
-def subject(preset: str = "sabour2017", **values: Any) -> Any:
-    """What a card asks of a network, and what it is told beside."""
-    plain = {
-        "config": get_preset(preset).model,
-        "in_shape": (1, 28, 28),
-        "num_classes": 3,
-        "parameters": lambda: [torch.empty(1_234_567, device="meta")],
-        "class_names": ("one", "two", "three"),
-        "half": False,
-    }
-    return SimpleNamespace(**plain | values)
-
-
-def card_of(network: Any, training: TrainingRecord | None = None, source: str | None = None) -> str:
-    return model_card(network, training, source, class_names=network.class_names, half=network.half)
+def network_of(preset: str = "sabour2017", num_classes: int = 3, **options: Any) -> Network:
+    """A network without memory for its weights."""
+    with torch.device("meta"):
+        return create_model(preset, (1, 28, 28), num_classes, **options)
 
 
 def training(**values: Any) -> TrainingRecord:
@@ -45,7 +32,8 @@ def training(**values: Any) -> TrainingRecord:
         "data_source": "LeCun, Cortes, Burges",
         "data_licence": "free",
         "images": {"train": 55_000, "validation": 5_000, "test": 10_000},
-        "recipe": Recipe(epochs=12, schedule="one-cycle", learning_rate=0.003, max_shift=2),
+        "recipe": {"epochs": 12, "learning_rate": 0.003, "schedule": "one-cycle", "flip": True, "crop": None},
+        "last_epoch": 12,
         "precision": "bf16",
         "which": "best",
         "results": (SeedResult(seed=4, best_epoch=10, best_error=0.0035, last_error=0.0037),),
@@ -58,7 +46,7 @@ def training(**values: Any) -> TrainingRecord:
 
 
 def test_a_card_says_how_images_of_drawings_are_made() -> None:
-    plain, drawn = (card_of(subject(), training(preparation=words)) for words in (None, "light on dark"))
+    plain, drawn = (model_card(network_of(), training(preparation=words)) for words in (None, "light on dark"))
     assert "the same side light and dark (`--invert` turns it round)" in plain
     assert "in the form of those of MNIST handwritten digits: light on dark. `torchcaps predict` and" in drawn
     assert "--invert" not in drawn
@@ -66,14 +54,14 @@ def test_a_card_says_how_images_of_drawings_are_made() -> None:
 
 def test_a_part_of_a_plugin_is_loaded_as_it_was_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch)
-    network = subject(config=replace(get_preset("sabour2017").model, {"routing": "cosine"}))
+    network = network_of(routing="cosine")
     command = "torchcaps train sabour2017 --plugin a.py --plugin 'my routings' --routing cosine"
-    card = card_of(network, training(command=command))
+    card = model_card(network, training(command=command))
     assert "routing cosine" in card
     assert 'torchcaps.load_plugin("a.py")\ntorchcaps.load_plugin("my routings")\nmodel =' in card
     assert "torchcaps predict --plugin a.py --plugin 'my routings' path" in card
-    assert 'torchcaps.load_plugin("parts.py")\nmodel =' in card_of(network)
-    assert "plugin" not in card_of(subject(), training())
+    assert 'torchcaps.load_plugin("parts.py")\nmodel =' in model_card(network)
+    assert "plugin" not in model_card(network_of(), training())
 
 
 def rows(card: str) -> list[list[str]]:
@@ -81,7 +69,8 @@ def rows(card: str) -> list[list[str]]:
 
 
 def test_one_run() -> None:
-    card = card_of(subject(), training())
+    network = network_of()
+    card = model_card(network, training(), class_names=("one", "two", "three"))
     assert "# sabour2017 on MNIST handwritten digits\n" in card
     assert rows(card) == [
         ["", "test error", "test accuracy", "epoch"],
@@ -92,7 +81,7 @@ def test_one_run() -> None:
     assert "trained on 55,000 images; the epoch was chosen on 5,000 validation images" in card
     assert "the 10,000 test images were looked at once, at the end. Seed 4." in card
     assert "One test image is 0.01 % of the test set, and this is the result of one seed" in card
-    assert "1,234,567 parameters" in card
+    assert f"{sum(weights.numel() for weights in network.parameters()):,} parameters" in card
     assert "Classes: one, two, three." in card
     assert "Source: LeCun, Cortes, Burges. Terms: free." in card
     assert "1,235 s on a processor (2 threads); torchcaps 0.1.0, torch 2.13.0" in card
@@ -105,7 +94,7 @@ def test_several_seeds() -> None:
         SeedResult(seed=seed, best_epoch=10, best_error=error, last_error=2 * error)
         for seed, error in ((4, 0.003), (0, 0.004), (1, 0.005))
     )
-    card = card_of(subject(), training(results=results, which="last"))
+    card = model_card(network_of(), training(results=results, which="last"))
     assert [row[4] for row in rows(card)] == [
         "test error, mean of 3 seeds",
         "---",
@@ -119,62 +108,48 @@ def test_several_seeds() -> None:
 
 @pytest.mark.parametrize(("which", "accuracy"), [("best", 0.9965), ("last", 0.9963)])
 def test_the_hub_reads_its_metadata(which: str, accuracy: float) -> None:
-    data = ModelCard(card_of(subject(), training(which=which))).data
+    data = ModelCard(model_card(network_of(), training(which=which))).data
     assert (data.library_name, data.pipeline_tag, data.datasets) == ("torchcaps", "image-classification", "mnist")
     assert "capsule-network" in data.tags
     (result,) = data.eval_results
     assert (result.metric_type, result.metric_value, result.dataset_split) == ("accuracy", accuracy, "test")
     assert result.dataset_name == "MNIST handwritten digits"
-    stored = ModelCard(card_of(subject(), training(which=which, stored_error=0.0041))).data.eval_results
+    stored = ModelCard(model_card(network_of(), training(which=which, stored_error=0.0041))).data.eval_results
     assert stored[0].metric_value == 0.9959
 
 
 def test_rounded_weights() -> None:
-    card = card_of(subject(half=True), training(stored_error=0.0036))
+    card = model_card(network_of(), training(stored_error=0.0036), half=True)
     assert "stored in half precision (float16) and computed with in float32" in card
     assert "As stored, rounded to half precision, the weights have 0.36 % test error, measured after rounding." in card
 
 
 def test_the_preset_is_described_within_a_sentence() -> None:
-    notebook = get_preset("tf-notebook")
-    card = card_of(subject(config=notebook.model), dataclasses.replace(training(), preset="tf-notebook"))
-    assert f"({notebook.source}): ReLU on the primary convolution" in card
-    assert "): the paper's network." in card_of(subject(), training())
+    card = model_card(network_of("tf-notebook"), training(preset="tf-notebook"))
+    assert f"({get_preset('tf-notebook').source}): ReLU on the primary convolution" in card
+    assert "): the paper's network." in model_card(network_of(), training())
 
 
 def test_what_was_changed_of_the_preset() -> None:
-    config = replace(get_preset("sabour2017").model, {"num_iterations": 2, "decoder_hidden": (), "leaky": True})
-    card = card_of(subject(config=config), training())
+    network = network_of(num_iterations=2, decoder_hidden=(), leaky=True)
+    card = model_card(network, training())
     assert "Here changed: `num_iterations` 2, `leaky` on, `decoder_hidden` none." in card
-    assert "Here changed" not in card_of(subject(), training())
+    assert "Here changed" not in model_card(network_of(), training())
 
 
-@pytest.mark.parametrize(
-    ("recipe", "said"),
-    [
-        (Recipe(epochs=3), "- Recipe: `epochs` 3, `batch_size` 128, `learning_rate` 0.001, `schedule` constant."),
-        (
-            Recipe(schedule="decay-by-step", flip=True),
-            "`decay` 0.96, `decay_steps` 2000, `min_learning_rate` 0, `flip` on",
-        ),
-        (
-            Recipe(schedule="decay-by-epoch", crop=24),
-            "`schedule` decay-by-epoch, `decay` 0.96, `min_learning_rate` 0, `crop` 24",
-        ),
-    ],
-)
-def test_the_recipe_in_few_words(recipe: Recipe, said: str) -> None:
-    assert said in card_of(subject(), training(recipe=recipe))
+def test_the_recipe_in_few_words() -> None:
+    card = model_card(network_of(), training())
+    assert "- Recipe: `epochs` 12, `learning_rate` 0.003, `schedule` one-cycle, `flip` on, `crop` none." in card
 
 
 def test_own_images_are_no_data_set_of_the_hub() -> None:
-    data = ModelCard(card_of(subject(), training(data=None, data_title="own images"))).data
+    data = ModelCard(model_card(network_of(), training(data=None, data_title="own images"))).data
     assert data.datasets is None
     assert data.eval_results[0].dataset_type == "own-images"
 
 
 def test_nothing_is_said_that_is_not_known() -> None:
-    card = card_of(subject(class_names=None))
+    card = model_card(network_of())
     assert "How it was trained and how good it is are not recorded here." in card
     assert "Classes:" not in card
     assert "## Results" not in card
@@ -184,17 +159,56 @@ def test_nothing_is_said_that_is_not_known() -> None:
 
 def test_many_classes_are_not_listed() -> None:
     names = tuple(f"class-{n}" for n in range(100))
-    assert "class-7" not in card_of(subject(class_names=names, num_classes=100), training())
+    assert "class-7" not in model_card(network_of(num_classes=100), training(), class_names=names)
+
+
+def test_names_from_files_stay_names() -> None:
+    names = (
+        "<script>alert(1)</script>",
+        "[a](http://b.c)",
+        "x\n# y",
+        "www.b.c_d_ *e* `f`\x1b[2J",
+        "maple_leaf",
+        "__init__",
+    )
+    card = model_card(network_of(num_classes=6), training(hardware="<b>|</b>"), class_names=names)
+    assert "<script" not in card
+    assert "<b>" not in card
+    (line,) = [line for line in card.splitlines() if line.startswith("Classes: ")]
+    assert line == (
+        r"Classes: &lt;script&gt;alert(1)&lt;/script&gt;, \[a\](http\://b.c), x\\n# y, "
+        r"www\.b.c_d\_ \*e\* \`f\`\\x1b\[2J, maple_leaf, \_\_init\_\_."
+    )
+
+
+def test_names_of_files_stay_texts_in_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch)
+    command = """torchcaps train sabour2017 --plugin 'a"b\n```.py' --routing cosine"""
+    card = model_card(network_of(routing="cosine"), training(command=command))
+    assert r'torchcaps.load_plugin("a\"b\n```.py")' in card
+    assert len(re.findall("^```", card, re.MULTILINE)) % 2 == 0
+
+
+@pytest.mark.parametrize("missing", ["jinja2", "huggingface_hub"])
+def test_without_the_extra_a_network_is_saved_without_a_card(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = create_model("sabour2017", (1, 28, 28), 3, **small("sabour2017"))
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ImportError):
+        model_card(network)
+    network.save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
 
 
 def test_a_network_without_capsules() -> None:
-    card = card_of(subject("baseline-cnn"))
+    card = model_card(network_of("baseline-cnn"))
     assert "# Convolutional network\n" in card
     assert "capsule-network" not in ModelCard(card).data.tags
 
 
 def test_it_is_cited() -> None:
-    card = card_of(subject())
+    card = model_card(network_of())
     (bibtex,) = re.findall(r"```bibtex\n(.*?)```", card, re.DOTALL)
     assert bibtex.count("{") == bibtex.count("}")
     entries = re.findall(r"^@(\w+)\{(\S+),$", bibtex, re.MULTILINE)
@@ -203,13 +217,13 @@ def test_it_is_cited() -> None:
 
 
 def test_a_card_for_the_hub_names_the_repository() -> None:
-    card = card_of(subject(), source="someone/net")
+    card = model_card(network_of(), source="someone/net")
     assert 'torchcaps.load_pretrained("someone/net")' in card
     assert "hf download someone/net --local-dir network\ntorchcaps predict network image.png" in card
 
 
 def test_a_card_of_a_shipped_network_names_it() -> None:
-    card = card_of(subject(), source="compact")
+    card = model_card(network_of(), source="compact")
     assert 'torchcaps.load_pretrained("compact")' in card
     assert "```bash\ntorchcaps predict image.png\n```" in card
 
@@ -226,6 +240,6 @@ def test_every_preset_has_a_card_and_its_code_runs(
     names: dict[str, Any] = {}
     exec(code, names)
     assert names["output"].lengths.shape == (1, small_network.num_classes)
-    kind = "capsule" if small_network.config.has_capsules else "convolutional"
+    kind = "capsule" if small_network.has_capsules else "convolutional"
     assert f"\nA {kind} network for " in card
     assert f"Preset `{preset}` (" in card

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from support import assert_close, assert_finite, assert_raises
-from torchcaps.errors import InputError
+from torchcaps.errors import InputError, WrongType
 from torchcaps.models.images import check_image_shape, check_images, standardise
 
 
@@ -44,5 +44,5 @@ def test_images_that_do_not_fit() -> None:
         assert_raises(InputError, check_image_shape, shape, (1, 28, 28), say=f"{said}{shape}")
     weight = torch.zeros(2)
     bytes_ = torch.zeros(2, 1, 3, 3).byte()
-    assert_raises(TypeError, check_images, "here", bytes_, (1, 3, 3), weight, say="divided by 255 first")
-    check_images("here", torch.zeros(2, 1, 3, 3), (1, 3, 3), weight)
+    assert_raises(WrongType, check_images, bytes_, (1, 3, 3), weight, say="divided by 255 first")
+    check_images(torch.zeros(2, 1, 3, 3), (1, 3, 3), weight)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import Any
 
@@ -18,14 +19,17 @@ from support import (
     assert_raises,
 )
 from torchcaps import dynamic_routing, squash
+from torchcaps.errors import InputError
 from torchcaps.nn import PrimaryCapsules
+from torchcaps.parts import build, describe
 
 T, K, H, W = 3, 2, 4, 5  # types, components, and the odd grid of maps below
+SIZES = {"primary_types": T, "primary_dim": K}
 
 
 def transparent(**options: Any) -> PrimaryCapsules:
     """A layer whose convolution lets its T·K channels through, so that the map that is grouped is known."""
-    layer = PrimaryCapsules(T * K, T, K, kernel_size=1, stride=1, **options)
+    layer = PrimaryCapsules(T * K, **SIZES, primary_kernel=1, primary_stride=1, **options)
     with torch.no_grad():
         for c, conv in enumerate(layer.convs):
             conv.weight.zero_()
@@ -60,9 +64,9 @@ def by_raster(maps: Tensor) -> Tensor:
 
 CASES = {
     "one convolution": ({}, lambda maps: by_channels(maps, lambda t, k: t * K + k)),
-    "separate convolutions": ({"separate_convs": True}, lambda maps: by_channels(maps, lambda t, k: k * T + t)),
+    "separate convolutions": ({"primary_separate_convs": True}, lambda maps: by_channels(maps, lambda t, k: k * T + t)),
     "raster": ({"grouping": "raster"}, by_raster),
-    "raster of separate convolutions": ({"grouping": "raster", "separate_convs": True}, by_raster),
+    "raster of separate convolutions": ({"grouping": "raster", "primary_separate_convs": True}, by_raster),
 }
 
 
@@ -70,7 +74,7 @@ CASES = {
 @pytest.mark.parametrize("activation", ["none", "relu"])
 def test_grouping_by_index_formula(case: str, activation: Any, maps: Tensor) -> None:
     options, grouped = CASES[case]
-    layer = transparent(activation=activation, **options)
+    layer = transparent(primary_activation=activation, **options)
     poses = grouped(maps.relu() if activation == "relu" else maps)
     assert_close(layer(maps).poses, squash(poses))
     assert_close(layer(maps.contiguous(memory_format=torch.channels_last)).poses, squash(poses))
@@ -84,8 +88,8 @@ def test_groupings_differ(maps: Tensor) -> None:
 
 def test_separate_convolutions_are_one_with_permuted_weights(rng: torch.Generator) -> None:
     features = torch.randn(2, 3, 9, 11, generator=rng)
-    apart = PrimaryCapsules(3, T, K, kernel_size=3, separate_convs=True)
-    one = PrimaryCapsules(3, T, K, kernel_size=3)
+    apart = PrimaryCapsules(3, **SIZES, primary_kernel=3, primary_separate_convs=True)
+    one = PrimaryCapsules(3, **SIZES, primary_kernel=3)
     assert len(apart.convs) == K
     with torch.no_grad():
         for k, conv in enumerate(apart.convs):
@@ -98,7 +102,9 @@ def test_kernel_and_stride_set_the_number_of_capsules() -> None:
     features = torch.rand(2, 3, 13, 10)
     for kernel, stride in ((3, 2), (5, 1), (4, 3)):
         rows, columns = ((size - kernel) // stride + 1 for size in (13, 10))
-        poses, activations, grid = PrimaryCapsules(3, 2, 8, kernel_size=kernel, stride=stride)(features)
+        poses, activations, grid = PrimaryCapsules(3, primary_types=2, primary_kernel=kernel, primary_stride=stride)(
+            features
+        )
         assert poses.shape == (2, 2 * rows * columns, 8)
         assert activations is None
         assert grid == (2, rows, columns)
@@ -106,16 +112,19 @@ def test_kernel_and_stride_set_the_number_of_capsules() -> None:
 
 def test_raster_capsules_stand_at_no_one_place(maps: Tensor) -> None:
     for separate in (False, True):
-        assert transparent(separate_convs=separate)(maps).grid == (T, H, W)
-        assert transparent(separate_convs=separate, grouping="raster")(maps).grid is None
+        assert transparent(primary_separate_convs=separate)(maps).grid == (T, H, W)
+        assert transparent(primary_separate_convs=separate, grouping="raster")(maps).grid is None
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("output", ["squash", "routed"])
-@pytest.mark.parametrize("padding", [1, 3])
+@pytest.mark.parametrize("padding", [1, 2])
 def test_padding_is_a_frame_of_zeros(case: str, output: Any, padding: int, rng: torch.Generator) -> None:
-    options: dict[str, Any] = {"kernel_size": 3, "stride": 2, "output": output, **CASES[case][0]}
-    plain, padded = PrimaryCapsules(3, T, K, **options), PrimaryCapsules(3, T, K, padding=padding, **options)
+    options: dict[str, Any] = {"primary_kernel": 3, "primary_stride": 2, "primary_output": output, **CASES[case][0]}
+    plain, padded = (
+        PrimaryCapsules(3, **SIZES, **options),
+        PrimaryCapsules(3, **SIZES, primary_padding=padding, **options),
+    )
     padded.load_state_dict(plain.state_dict())
     features = torch.randn(2, 3, 9, 6, generator=rng)
     framed = nn.functional.pad(features, (padding,) * 4)
@@ -130,32 +139,32 @@ def test_padding_is_a_frame_of_zeros(case: str, output: Any, padding: int, rng: 
 
 
 def test_padding_makes_room_for_small_maps() -> None:
-    layer = PrimaryCapsules(3, T, K, kernel_size=4, padding=1)
+    layer = PrimaryCapsules(3, **SIZES, primary_kernel=4, primary_padding=1)
     assert layer(torch.rand(2, 3, 2, 2)).poses.shape == (2, T, K)
     said = "H and W of at least 2, the kernel's size less 2 of padding, got (2, 3, 1, 5)"
-    assert_raises(ValueError, layer, torch.rand(2, 3, 1, 5), say=said)
-    layer = PrimaryCapsules(3, T, K, kernel_size=4, padding=4)
-    said = "H and W of at least 1, the kernel's size less 8 of padding, got (2, 3, 0, 5)"
-    assert_raises(ValueError, layer, torch.rand(2, 3, 0, 5), say=said)
+    assert_raises(InputError, layer, torch.rand(2, 3, 1, 5), say=said)
+    layer = PrimaryCapsules(3, **SIZES, primary_kernel=4, primary_padding=3)
+    said = "H and W of at least 1, the kernel's size less 6 of padding, got (2, 3, 0, 5)"
+    assert_raises(InputError, layer, torch.rand(2, 3, 0, 5), say=said)
 
 
 def test_epsilon_of_the_squash(maps: Tensor) -> None:
     wanted = squash(by_channels(maps, lambda t, k: t * K + k), eps=0.5)
-    assert_close(transparent(eps=0.5)(maps).poses, wanted)
+    assert_close(transparent(squash_eps=0.5)(maps).poses, wanted)
     assert_differs(transparent()(maps).poses, wanted)
 
 
 def test_unit_output_has_length_one(maps: Tensor) -> None:
-    poses = transparent(output="unit")(maps).poses
+    poses = transparent(primary_output="unit")(maps).poses
     wanted = by_channels(maps, lambda t, k: t * K + k)
     assert_close(poses.norm(dim=-1), 1.0, 1e-4)
     assert_close(poses, wanted / (wanted.square().sum(-1, keepdim=True) + 1e-7).sqrt())
-    half = transparent(output="unit", eps=1.0)(maps).poses
+    half = transparent(primary_output="unit", squash_eps=1.0)(maps).poses
     assert_close(half, wanted / (wanted.square().sum(-1, keepdim=True) + 1).sqrt())
 
 
 def test_routed_output_is_one_routing_pass(maps: Tensor) -> None:
-    layer = transparent(output="routed")
+    layer = transparent(primary_output="routed")
     assert layer.convs[0].bias is None
     assert_close(layer.bias, 0.1)
     with torch.no_grad():
@@ -165,19 +174,19 @@ def test_routed_output_is_one_routing_pass(maps: Tensor) -> None:
     bias = layer.bias[torch.arange(T * H * W) // (H * W)]
     assert_close(layer(maps).poses, squash(grouped / T + bias))
     votes = grouped.view(2, T, H * W, K).permute(0, 2, 1, 3).reshape(2 * H * W, 1, T, K)
-    routed = dynamic_routing(votes, 1, bias=layer.bias).view(2, H * W, T, K).permute(0, 2, 1, 3).reshape(2, -1, K)
+    routed = dynamic_routing(votes, 1, bias=layer.bias).poses.view(2, H * W, T, K).permute(0, 2, 1, 3).reshape(2, -1, K)
     assert_close(layer(maps).poses, routed)
 
 
 @pytest.mark.parametrize("output", ["squash", "unit", "routed"])
 @pytest.mark.parametrize("case", CASES)
 def test_primary_capsules_learn_and_survive_zeros(case: str, output: Any, maps: Tensor) -> None:
-    layer = PrimaryCapsules(T * K, T, K, kernel_size=2, output=output, **CASES[case][0])
+    layer = PrimaryCapsules(T * K, **SIZES, primary_kernel=2, primary_output=output, **CASES[case][0])
     (layer(maps).poses * torch.rand_like(layer(maps).poses)).sum().backward()
     assert_gradients_reach(layer)
     assert_batch_independent(lambda batch: layer(batch).poses, maps)
     zeros = torch.zeros_like(maps, requires_grad=True)
-    poses = transparent(output=output, **CASES[case][0])(zeros).poses
+    poses = transparent(primary_output=output, **CASES[case][0])(zeros).poses
     poses.sum().backward()
     assert_finite([poses, zeros.grad])
 
@@ -195,28 +204,73 @@ def test_primary_capsules_are_float32_under_autocast(maps: Tensor) -> None:
     assert_close(poses, layer(maps.bfloat16().float()).poses, 1e-6)
 
 
-def test_primary_options_that_do_not_exist() -> None:
-    for name, known in (
-        ("activation", "none, relu"),
-        ("grouping", "channels, raster"),
-        ("output", "squash, unit, routed, exponential, linear"),
-        ("norm", "none, batch, batch-learned"),
-    ):
-        assert_raises(ValueError, PrimaryCapsules, 3, **{name: "x"}, say=f"{name} must be one of {known}, got 'x'")
-    for name in ("num_types", "dim", "kernel_size", "stride"):
-        assert_raises(ValueError, PrimaryCapsules, 3, **{name: 0}, say=f"{name} must be at least 1, got 0")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("norm", ["batch", "batch-learned"])
+def test_half_precision_is_normalised_in_float32(dtype: torch.dtype, norm: Any, maps: Tensor) -> None:
+    layer = PrimaryCapsules(T * K, **SIZES, primary_kernel=2, primary_norm=norm, primary_activations=True)
+    half = copy.deepcopy(layer).to(dtype)
+    for training in (True, False):
+        wanted, got = layer.train(training)(maps), half.train(training)(maps.to(dtype))
+        assert got.poses.dtype == got.activations.dtype == torch.float32
+        assert_close(got.poses, wanted.poses, 0.02)
+        assert_close(got.activations, wanted.activations, 0.02)
+        for name, value in half.norm.named_buffers():
+            assert value.dtype in (dtype, torch.int64), name
+            assert_close(value.float(), layer.norm.get_buffer(name).float(), 0.02)
+    (got.poses.sum() + got.activations.sum()).backward()
+    assert all(parameter.grad.isfinite().all() for parameter in half.parameters())
 
 
-@pytest.mark.parametrize("options", [{}, {"separate_convs": True}, {"grouping": "raster"}, {"output": "routed"}])
+@pytest.mark.parametrize("options", [{}, {"primary_depthwise": True}, {"primary_norm": "batch"}])
+def test_relu_comes_before_capsules_are_formed(options: Any, maps: Tensor) -> None:
+    layer = PrimaryCapsules(
+        T * K, **SIZES, primary_kernel=2, primary_activation="relu", primary_output="linear", **options
+    )
+    poses = layer(maps).poses
+    assert poses.min() == 0
+    assert poses.max() > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"primary_depthwise": True}, "features of primary_types·primary_dim = 256 channels, got 3"),
+        ({"primary_padding": 9}, "primary_padding must be below primary_kernel, 9, got 9"),
+        ({"grouping": "raster", "primary_activations": True}, 'primary_activations need the grouping "channels"'),
+    ],
+)
+def test_options_that_do_not_go_together(options: Any, said: str) -> None:
+    assert_raises(InputError, PrimaryCapsules, 3, **options, say=said)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"primary_separate_convs": True}, {"grouping": "raster"}, {"primary_output": "routed"}]
+)
 def test_maps_that_do_not_fit(options: Any) -> None:
-    layer = PrimaryCapsules(3, T, K, kernel_size=4, **options)
+    layer = PrimaryCapsules(3, **SIZES, primary_kernel=4, **options)
     said = "PrimaryCapsules: features must have shape (B, 3, H, W)"
     for shape in ((2, 5, 9, 9), (3, 9, 9), (2, 3, 9), (1, 2, 3, 9, 9)):
-        assert_raises(ValueError, layer, torch.rand(shape), say=f"{said}, got {shape}")
+        assert_raises(InputError, layer, torch.rand(shape), say=f"{said}, got {shape}")
     for shape in ((2, 3, 3, 9), (2, 3, 9, 3), (2, 3, 0, 0)):
         wanted = f"{said} with H and W of at least 4, the kernel's size, got {shape}"
-        assert_raises(ValueError, layer, torch.rand(shape), say=wanted)
-    said = "PrimaryCapsules: features must be a floating-point tensor, got "
-    assert_raises(TypeError, layer, torch.ones(2, 3, 9, 9, dtype=torch.uint8), say=said + "torch.uint8")
-    assert_raises(TypeError, layer, [1.0], say=said + "list")
+        assert_raises(InputError, layer, torch.rand(shape), say=wanted)
     assert layer(torch.rand(2, 3, 4, 5)).poses.shape[0] == 2
+
+
+@pytest.mark.parametrize(("init", "std"), [("glorot", (2 / (9 * (64 + 256))) ** 0.5), ("truncated-normal", 0.088)])
+def test_init_weights_draws_as_the_options_say(init: Any, std: float) -> None:
+    layer = PrimaryCapsules(64, primary_kernel=3, conv_init=init)
+    layer.init_weights()
+    assert layer.convs[0].weight.std().item() == pytest.approx(std, rel=0.05)
+    assert_close(layer.convs[0].bias, 0.1 if init == "truncated-normal" else 0.0)
+    layer = PrimaryCapsules(64, primary_kernel=3, primary_activations=True, primary_init="matrix-capsules")
+    layer.init_weights()
+    for conv, deviation, bias in ((layer.convs[0], 0.44, 0.0), (layer.activity[0], 2.64, -1.0)):
+        assert conv.weight.std().item() == pytest.approx(deviation, rel=0.05)
+        assert_close(conv.bias, bias)
+
+
+def test_options_are_attributes() -> None:
+    tree = describe(PrimaryCapsules(6, **SIZES, primary_norm="batch", grouping="raster"))
+    assert tree | {"name": "conv", **SIZES, "primary_norm": "batch", "grouping": "raster"} == tree
+    assert describe(build("primary", tree, in_channels=6)) == tree

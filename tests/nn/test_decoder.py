@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from support import assert_batch_independent, assert_close, assert_gradients_reach, assert_raises
+from torchcaps.errors import InputError, WrongType
 from torchcaps.nn import Decoder, mask_capsules, separate_capsules
 
 CAPSULES = torch.tensor([[[0.3, 0.4], [0.0, 0.6], [0.1, 0.0]], [[0.0, 0.1], [0.2, 0.0], [0.0, -0.9]]])
@@ -37,17 +39,15 @@ def test_gradient_flows_through_the_kept_capsule_only() -> None:
 
 
 def test_mask_refuses_what_does_not_fit() -> None:
-    assert_raises(
-        ValueError, mask_capsules, CAPSULES, torch.tensor([0, 3]), say="mask_capsules: labels must be in 0..2"
-    )
-    assert_raises(ValueError, mask_capsules, CAPSULES, torch.tensor([0]), say="labels of shape (2,) or multi-hot")
-    assert_raises(TypeError, mask_capsules, CAPSULES, torch.tensor([0.0, 1.0]), say="must be integer labels")
+    said = "mask_capsules: labels must be in 0..2, got 0..3"
+    assert_raises(InputError, mask_capsules, CAPSULES, torch.tensor([0, 3]), say=said)
+    said = "mask_capsules: targets must have shape (2,) or (2, 1) or (2, 3), got (1,)"
+    assert_raises(InputError, mask_capsules, CAPSULES, torch.tensor([0]), say=said)
+    assert_raises(InputError, mask_capsules, CAPSULES, torch.tensor([0.0, 1.0]), say="mask_capsules: targets must")
     for capsules in (CAPSULES[0], CAPSULES[None]):
         said = f"mask_capsules: capsules must have shape (B, J, D), got {tuple(capsules.shape)}"
-        assert_raises(ValueError, mask_capsules, capsules, say=said)
-    said = "mask_capsules: capsules must be a floating-point tensor, got "
-    assert_raises(TypeError, mask_capsules, CAPSULES.long(), say=said + "torch.int64")
-    assert_raises(TypeError, mask_capsules, CAPSULES.tolist(), say=said + "list")
+        assert_raises(InputError, mask_capsules, capsules, say=said)
+    assert_raises(WrongType, mask_capsules, CAPSULES.long(), say="mask_capsules: capsules must be a floating-point")
 
 
 def test_decoder_is_the_papers() -> None:
@@ -61,7 +61,7 @@ def test_decoder_is_the_papers() -> None:
 
 @pytest.mark.parametrize("hidden", [(), (7,), (5, 6, 7)])
 def test_decoder_by_matrix_products(hidden: tuple[int, ...]) -> None:
-    decoder = Decoder(3, 4, (2, 5, 3), hidden)
+    decoder = Decoder(3, 4, (2, 5, 3), decoder_hidden=hidden)
     capsules = torch.randn(2, 3, 4)
     x = capsules.reshape(2, 12)
     linears = [layer for layer in decoder.layers if isinstance(layer, nn.Linear)]
@@ -85,7 +85,7 @@ def test_decoder_by_matrix_products(hidden: tuple[int, ...]) -> None:
 def test_convolutions_draw_the_image(
     channels: tuple[int, ...], shape: tuple[int, int, int], maps: list[tuple[int, int, int]]
 ) -> None:
-    decoder = Decoder(3, 4, shape, (7,), channels=channels)
+    decoder = Decoder(3, 4, shape, decoder_hidden=(7,), decoder_channels=channels)
     capsules = torch.randn(2, 3, 4)
     linears = [layer for layer in decoder.layers if isinstance(layer, nn.Linear)]
     assert [layer.out_features for layer in linears] == [7, math.prod(maps[0])]
@@ -103,27 +103,20 @@ def test_convolutions_draw_the_image(
     assert_batch_independent(decoder, capsules)
     decoder(capsules).sum().backward()
     assert_gradients_reach(decoder)
-    said = "Decoder: channels need an out_shape (C, H, W), got (5, 3)"
-    assert_raises(ValueError, Decoder, 3, 4, (5, 3), (7,), channels=channels, say=said)
+    said = "decoder_channels need an out_shape (C, H, W), got (5, 3)"
+    assert_raises(InputError, Decoder, 3, 4, (5, 3), decoder_hidden=(7,), decoder_channels=channels, say=said)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 5), (2, 4, 4), (3, 4), (2, 12), (1, 2, 3, 4)])
 def test_decoder_refuses_other_shapes(shape: tuple[int, ...]) -> None:
     """(2, 12) and (1, 2, 3, 4) have, flattened, the right number of components, or the right axes at the end."""
     said = f"Decoder: capsules must have shape (B, 3, 4), got {shape}"
-    assert_raises(ValueError, Decoder(3, 4, (2, 5, 3), (7,)), torch.rand(shape), say=said)
-
-
-def test_decoder_refuses_what_is_no_floating_point_tensor() -> None:
-    decoder = Decoder(3, 4, (2, 5, 3), (7,))
-    said = "Decoder: capsules must be a floating-point tensor, got "
-    assert_raises(TypeError, decoder, torch.ones(2, 3, 4, dtype=torch.int32), say=said + "torch.int32")
-    assert_raises(TypeError, decoder, None, say=said + "NoneType")
+    assert_raises(InputError, Decoder(3, 4, (2, 5, 3), decoder_hidden=(7,)), torch.rand(shape), say=said)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_decoder_brings_capsules_to_its_own_dtype(dtype: torch.dtype) -> None:
-    decoder = Decoder(3, 4, (2, 5, 3), (7,))
+    decoder = Decoder(3, 4, (2, 5, 3), decoder_hidden=(7,))
     capsules = torch.randn(2, 3, 4)
     wanted = decoder(capsules)
     images = decoder.to(dtype)(capsules)
@@ -139,15 +132,17 @@ def test_each_object_stands_alone() -> None:
     for p in range(2):
         assert_close(alone[:, p], mask_capsules(capsules, classes[:, p]), 0)
     assert separate_capsules(capsules.half(), classes.int()).dtype == torch.float16
-    assert_raises(TypeError, separate_capsules, capsules.long(), classes, say="separate_capsules: capsules must be")
-    assert_raises(ValueError, separate_capsules, capsules[0], classes, say="must have shape (B, J, D), got (4, 5)")
+    assert_raises(WrongType, separate_capsules, capsules.long(), classes, say="separate_capsules: capsules must be")
+    assert_raises(InputError, separate_capsules, capsules[0], classes, say="must have shape (B, J, D), got (4, 5)")
     for wrong in (classes[0], classes[:2]):
-        assert_raises(ValueError, separate_capsules, capsules, wrong, say="classes must have shape (3, P), got")
+        assert_raises(InputError, separate_capsules, capsules, wrong, say="classes must have shape (3, P), got")
 
 
-def test_decoder_refuses_an_unknown_start() -> None:
-    said = "Decoder: init must be one of torch, glorot, truncated-normal, got 'keras'"
-    assert_raises(ValueError, Decoder, 3, 4, (2, 5, 3), (7,), init="keras", say=said)
+@pytest.mark.parametrize(("init", "std"), [("glorot", (2 / (160 + 512)) ** 0.5), ("truncated-normal", 0.088)])
+def test_decoder_starts_as_the_option_says(init: Any, std: float) -> None:
+    first = Decoder(10, 16, (1, 28, 28), decoder_init=init).layers[0]
+    assert first.weight.std().item() == pytest.approx(std, rel=0.05)
+    assert_close(first.bias, 0.1 if init == "truncated-normal" else 0.0)
 
 
 def test_the_longest_of_very_short_capsules_is_found() -> None:

@@ -16,21 +16,21 @@ from torch import Tensor, nn
 from support import (
     assert_batch_independent,
     assert_close,
-    assert_differs,
     assert_finite,
     assert_gradients_reach,
     assert_raises,
-    assert_sums_to_one,
+    assert_same,
+    with_gradients,
 )
-from torchcaps import compute_votes, dynamic_routing, margin_loss, squash
+from torchcaps import InputError, margin_loss, squash
+from torchcaps.errors import WrongType
 from torchcaps.nn import (
+    BuiltVotes,
     Capsules,
     ConvCapsules,
     Dense,
     DenseCapsules,
     DynamicRouting,
-    Elementwise,
-    Matrix,
     PrimaryCapsules,
     Routed,
     Routing,
@@ -38,7 +38,8 @@ from torchcaps.nn import (
     Votes,
 )
 
-# ---- what flows
+TRANSFORMS = ("dense", "shared", "elementwise", "matrix", "identity")
+COMPETITIONS = ("types", "types-and-positions")
 
 
 def test_scores_are_activations_or_else_lengths() -> None:
@@ -55,58 +56,27 @@ def test_scores_are_activations_or_else_lengths() -> None:
 # ---- dense capsules
 
 
-def test_dense_capsules_are_routing_with_a_weight() -> None:
-    poses = torch.randn(2, 6, 3)
-    for options in ({}, {"bias": True}, {"bias": True, "learn_prior": True}):
-        routing = DynamicRouting(2, softmax_over="inputs", leaky=True, **options)
-        layer = DenseCapsules(6, 3, 4, 5, routing=routing)
-        if routing.prior is not None:
-            assert_close(routing.prior, 0.0)
-            nn.init.normal_(routing.prior)
-        wanted = dynamic_routing(
-            compute_votes(poses, layer.transform.weight),
-            2,
-            softmax_over="inputs",
-            leaky=True,
-            bias=routing.bias,
-            prior=routing.prior,
-            return_coupling=True,
-        )
-        capsules = layer(poses)
-        assert_close(capsules.poses, wanted[0], 1e-5)
-        assert capsules[1:] == (None, None)
-        assert layer(Capsules(poses)).poses.equal(capsules.poses)
-        routed = layer.route(poses, return_coupling=True)
-        assert_close(routed.poses, wanted[0], 1e-5)
-        assert_close(routed.coupling, wanted[1], 1e-5)
-        layer(poses).poses.square().sum().backward()
-        assert_gradients_reach(layer)
-
-
-def test_default_routing_and_transform_are_the_papers() -> None:
+def test_a_dense_layer_is_the_papers_unless_it_says_otherwise() -> None:
     layer = DenseCapsules(6, 3, 4, 5)
     assert (layer.routing.num_iterations, layer.routing.softmax_over) == (3, "outputs")
     assert isinstance(layer.transform, Dense)
     assert layer.size == (layer.in_capsules, layer.in_dim, layer.out_capsules, layer.out_dim) == (6, 3, 4, 5)
-    assert layer.route(torch.randn(2, 6, 3)).coupling is None
-    coupling = layer.route(torch.randn(2, 6, 3), return_coupling=True).coupling
-    assert coupling is not None
-    assert_sums_to_one(coupling, "outputs")
+    assert DenseCapsules(6, 3, 4).out_dim == 16
+    assert DenseCapsules(6, 3, 4, num_capsules=9).out_capsules == 9
+    spec = {"name": "dynamic", "num_iterations": 1}
+    layer = DenseCapsules(6, 3, 4, 5, transform={"name": "shared", "weight_std": 0.3}, routing=spec)
+    assert isinstance(layer.transform, Shared)
+    assert (layer.transform.weight_std, layer.routing.num_iterations) == (0.3, 1)
+    poses = torch.randn(2, 6, 3)
+    capsules, routed = layer(poses), layer.route(poses)
+    assert capsules[1:] == (None, None)
+    assert routed[1:] == (None, None)
+    assert capsules.poses.equal(routed.poses)
+    assert layer(Capsules(poses)).poses.equal(capsules.poses)
 
 
-def deviation(layer: DenseCapsules) -> float:
-    return layer.transform.weight.std().item()
-
-
-def test_initial_weights() -> None:
+def test_weights_start_as_the_routing_wants_them() -> None:
     sizes = (50, 8, 10, 16)  # I, K, J, D: 64,000 weights
-    assert deviation(DenseCapsules(*sizes, transform=Dense("normal", 0.3))) == pytest.approx(0.3, rel=0.02)
-    assert deviation(DenseCapsules(*sizes, transform=Dense("fan-in"))) == pytest.approx(math.sqrt(2 / 400), rel=0.02)
-    cut = DenseCapsules(*sizes, transform=Dense("truncated-normal", 0.1))
-    assert cut.transform.weight.abs().max() <= 0.2
-    assert deviation(cut) == pytest.approx(0.0880, rel=0.02)  # a normal cut at two deviations keeps 0.880 of one
-    assert_close(DenseCapsules(*sizes, routing=DynamicRouting(bias=True)).routing.bias, 0.1)
-    assert deviation(DenseCapsules(*sizes)) == pytest.approx(10 / math.sqrt(50 * 16), rel=0.02)
     for axis, iterations, wanted in (
         ("inputs", 1, math.sqrt(50 / 16)),
         ("inputs", 2, (50 / 16) ** (1 / 4)),
@@ -116,67 +86,52 @@ def test_initial_weights() -> None:
         ("outputs", 0, 1 / math.sqrt(50 * 16)),
         ("inputs", 0, 1 / math.sqrt(50 * 16)),
     ):
-        layer = DenseCapsules(*sizes, routing=DynamicRouting(iterations, softmax_over=axis))
-        assert deviation(layer) == pytest.approx(wanted, rel=0.02), (axis, iterations)
-
-
-def test_reset_draws_anew_and_the_seed_repeats() -> None:
-    layer = DenseCapsules(6, 3, 4, 5)
-    before = layer.transform.weight.detach().clone()
-    torch.manual_seed(1)
-    layer.transform.reset_parameters()
-    assert_differs(layer.transform.weight, before)
-    torch.manual_seed(1)
-    assert_close(DenseCapsules(6, 3, 4, 5).transform.weight, layer.transform.weight, 0)
+        layer = DenseCapsules(*sizes, routing=DynamicRouting(iterations, softmax_over=axis, capsule_bias=True))  # type: ignore[arg-type]
+        assert layer.transform.weight.std().item() == pytest.approx(wanted, rel=0.02), (axis, iterations)
+        assert_close(layer.routing.bias, 0.1)
+    for name, wanted in (("em", 1.0), ("em-code", 1 / 4), ("self", 1 / 4), ("vb", 1 / (2 * math.sqrt(800)))):
+        layer = DenseCapsules(*sizes, routing=name)
+        assert layer.transform.weight.std().item() == pytest.approx(wanted, rel=0.02), name
 
 
 def test_weight_keeps_its_memory_layout() -> None:
-    layer = DenseCapsules(6, 3, 4, 5)
-    poses = torch.randn(2, 6, 3)
+    layer, poses = DenseCapsules(6, 3, 4, 5), torch.randn(2, 6, 3)
     others = [copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), DenseCapsules(6, 3, 4, 5)]
     others[2].load_state_dict(layer.state_dict())
     for other in others:
-        weight = other.transform.weight
-        assert weight.shape == (6, 4, 5, 3)
-        assert weight.permute(1, 2, 3, 0).is_contiguous()
         assert_close(other(poses).poses, layer(poses).poses, 0)
-    assert layer.double().transform.weight.permute(1, 2, 3, 0).is_contiguous()
+    for each in (*others, layer.double()):
+        assert each.transform.weight.shape == (6, 4, 5, 3)
+        assert each.transform.weight.permute(1, 2, 3, 0).is_contiguous()
 
 
-@pytest.mark.parametrize("kind", [DenseCapsules, ConvCapsules])
-def test_bad_sizes_and_parts(kind: Any) -> None:
-    names = {DenseCapsules: ("in_capsules", "in_dim", "out_capsules", "out_dim")}.get(
-        kind, ("in_types", "in_dim", "out_types", "out_dim")
-    )
-    said = kind.__name__
-    for place, name in enumerate(names):
-        sizes = [2, 2, 2, 2]
-        sizes[place] = 0
-        assert_raises(ValueError, kind, *sizes, say=f"{said}: {name} must be at least 1, got 0")
-        sizes[place] = 2.0
-        assert_raises(TypeError, kind, *sizes, say=f"{said}: {name} must be an integer")
-    for name, wrong in (("transform", DynamicRouting()), ("routing", Dense()), ("routing", DynamicRouting)):
-        what = f"{said}: {name} must be a {name.capitalize()} or None, got {type(wrong).__name__}"
-        assert_raises(TypeError, kind, 2, 2, 2, 2, **{name: wrong}, say=what)
-    routing = DynamicRouting(bias=True)
-    kind(2, 2, 2, 2, routing=routing)
-    what = "DynamicRouting: a routing with parameters belongs to one layer; make one for each"
-    assert_raises(ValueError, kind, 2, 2, 2, 2, routing=routing, say=what)
+MAP = (3, 4, 2)
+"""Types, height and width of a map."""
 
 
-def test_poses_that_do_not_fit() -> None:
-    layer, said = DenseCapsules(6, 3, 4, 5), "DenseCapsules: poses must "
-    for call in (layer, layer.route):
-        for wrong, why in (
-            ((2, 5, 3), "in_capsules is 6, got 5"),
-            ((2, 6, 4), "in_dim is 3, got 4"),
-            ((2, 5, 4), "in_capsules is 6, got 5, in_dim is 3, got 4"),
-        ):
-            what = f"{said}have shape (B, 6, 3), got {wrong}: {why}"
-            assert_raises(ValueError, call, torch.ones(wrong), say=what)
-        assert_raises(ValueError, call, Capsules(torch.ones(6, 3)), say=said + "have shape (B, 6, 3), got (6, 3)")
-        assert_raises(TypeError, call, torch.ones(2, 6, 3, dtype=torch.int64), say=said + "be a floating-point tensor")
-        assert_raises(TypeError, call, [1.0], say=said + "be a floating-point tensor, got list")
+@pytest.mark.parametrize("transform", ["dense", "shared", "matrix"])
+@pytest.mark.parametrize("coordinates", ["none", "centres", "tenths", "hundredths"])
+def test_weights_shared_by_positions_and_places_in_the_votes(transform: str, coordinates: Any) -> None:
+    layer = DenseCapsules(MAP, 9, 5, 9, transform=transform, share_positions=True, coordinates=coordinates).double()
+    assert layer.size == (24, 9, 5, 9)
+    own = DenseCapsules(3, 9, 5, 9, transform=transform).double()
+    own.load_state_dict(layer.state_dict())
+    poses = torch.randn(2, 24, 9).double().requires_grad_()
+    built = torch.zeros(2, 3, 4, 2, 5, 9).double()
+    for y, x in itertools.product(range(4), range(2)):
+        place = torch.zeros(9).double()
+        if coordinates == "centres":
+            place[2], place[5] = (y + 0.5) / 4, (x + 0.5) / 2
+        if coordinates == "tenths":
+            place[2], place[5] = (y + 1) / 40, (x + 1) / 20
+        if coordinates == "hundredths":
+            place[0], place[1] = (y - 2) / 100, (x - 1) / 100
+        built[:, :, y, x] = own.transform(poses.unflatten(1, MAP)[:, :, y, x]).build() + place
+    wanted = DynamicRouting()(BuiltVotes(built.flatten(1, 3)), return_coupling=True)
+    leaves = {"poses": poses}
+    got = layer.route(poses, return_coupling=True)
+    assert_same(with_gradients(got, leaves), with_gradients(wanted, leaves), 1e-7)
+    assert_close(layer.votes(poses)[0].build(), built.flatten(1, 3), 1e-6)
 
 
 # ---- stacks
@@ -186,19 +141,15 @@ STACKS = {"two": [(32, 8), (16, 8), (4, 16)], "three": [(32, 8), (16, 8), (8, 8)
 
 def stack(sizes: list[tuple[int, int]], axis: Any) -> nn.Sequential:
     """DenseCapsules from (capsules, components) to the next, as they start by default."""
-    return nn.Sequential(
-        *(
-            DenseCapsules(I, K, J, D, routing=DynamicRouting(softmax_over=axis))
-            for (I, K), (J, D) in itertools.pairwise(sizes)
-        )
-    )
+    routing = {"name": "dynamic", "softmax_over": axis}
+    return nn.Sequential(*(DenseCapsules(*a, *b, routing=routing) for a, b in itertools.pairwise(sizes)))
 
 
 def problem(length: float = 0.7, images: int = 64) -> tuple[Tensor, Tensor]:
     """Capsules of a given length that point, with noise, where their class says."""
     labels = torch.arange(images) % 4
     poses = torch.randn(4, 32, 8)[labels] + torch.randn(images, 32, 8)
-    return length * poses / poses.norm(dim=-1, keepdim=True), labels
+    return length * nn.functional.normalize(poses, dim=-1), labels
 
 
 def learn(network: nn.Module, poses: Tensor, labels: Tensor, steps: int) -> list[float]:
@@ -223,8 +174,7 @@ def test_stacks_train_from_their_default_initialisation(depth: str, axis: Any) -
     losses = learn(network, poses, labels, 50)
     assert_finite([torch.tensor(losses)])
     assert losses[-1] < 0.6 * losses[0], losses
-    accuracy = (network(poses).scores().argmax(-1) == labels).float().mean()
-    assert accuracy > 0.9, accuracy
+    assert (network(poses).scores().argmax(-1) == labels).float().mean() > 0.9
     for layer in network:  # no output capsule is dead: each one's length depends on the image
         poses = layer(poses).poses
         assert (poses.norm(dim=-1).std(0) > 1e-3).all()
@@ -242,63 +192,56 @@ def test_a_stack_of_three_fed_with_short_poses(axis: Any, trains: bool) -> None:
 
 
 @pytest.mark.parametrize("axis", ["outputs", "inputs"])
-@pytest.mark.parametrize("sizes", [(1152, 8, 10, 16), (32, 8, 10, 16), (64, 8, 32, 8), (4, 16, 4, 16), (300, 4, 2, 8)])
 @pytest.mark.parametrize("num_iterations", [1, 2, 3, 4])
-def test_lengths_start_neither_short_nor_saturated(sizes: tuple[int, ...], axis: Any, num_iterations: int) -> None:
-    I, K, *_ = sizes
-    poses = torch.randn(16, I, K)
-    poses = poses / poses.norm(dim=-1, keepdim=True)
-    layer = DenseCapsules(*sizes, routing=DynamicRouting(num_iterations, softmax_over=axis))
-    lengths = layer(poses).poses.norm(dim=-1)
-    assert 0.35 < lengths.mean() < 0.97, lengths.mean()
-    assert (lengths.std(0) > 1e-3).all()
+def test_lengths_start_neither_short_nor_saturated(axis: Any, num_iterations: int) -> None:
+    for sizes in ((1152, 8, 10, 16), (32, 8, 10, 16), (64, 8, 32, 8), (4, 16, 4, 16), (300, 4, 2, 8)):
+        poses = nn.functional.normalize(torch.randn(16, *sizes[:2]), dim=-1)
+        layer = DenseCapsules(*sizes, routing=DynamicRouting(num_iterations, softmax_over=axis))
+        lengths = layer(poses).poses.norm(dim=-1)
+        assert 0.35 < lengths.mean() < 0.97, (sizes, lengths.mean())
+        assert (lengths.std(0) > 1e-3).all()
 
 
 # ---- a routing of one's own
 
 
-class MeanRouting(Routing):
-    """Every vote counts alike."""
+class Certain(Routing):
+    """Every vote counts alike; capsules are as certain as the most certain of those that came in, or else a half."""
 
     def forward(self, votes: Votes, activations: Tensor | None = None, *, return_coupling: bool = False) -> Routed:
-        coupling = votes.compete(votes.zeros())
-        return Routed(squash(votes.weighted_sum(coupling)), coupling=coupling if return_coupling else None)
-
-
-class Certain(MeanRouting):
-    """Capsules that say how certain they are: the largest activation of those that came in, or else a half."""
-
-    def forward(self, votes: Votes, activations: Tensor | None = None, *, return_coupling: bool = False) -> Routed:
-        routed = super().forward(votes, activations, return_coupling=return_coupling)
+        poses = squash(votes.weighted_sum(votes.compete(votes.zeros())))
         certain = votes.poses.new_full((), 0.5) if activations is None else activations.amax(1, keepdim=True)
-        return routed._replace(activations=certain.expand(routed.poses.shape[:2]))
-
-
-def test_a_routing_of_ones_own() -> None:
-    poses = torch.randn(2, 6, 3)
-    own = DenseCapsules(6, 3, 4, 5, routing=MeanRouting())
-    one = DenseCapsules(6, 3, 4, 5, routing=DynamicRouting(1))
-    one.load_state_dict(own.state_dict())
-    assert_close(own(poses).poses, one(poses).poses)
-    mine, theirs = (layer.route(poses, return_coupling=True).coupling for layer in (own, one))
-    assert mine is not None
-    assert theirs is not None
-    assert_close(mine, theirs)
-    own(poses).poses.sum().backward()
-    assert_gradients_reach(own)
+        return Routed(poses, certain.expand(poses.shape[:2]), None)
 
 
 def test_activations_go_from_layer_to_layer() -> None:
-    first = DenseCapsules(6, 3, 4, 5, routing=Certain())
-    second = DenseCapsules(4, 5, 2, 5, routing=Certain())
+    first, second = DenseCapsules(6, 3, 4, 5, routing=Certain()), DenseCapsules(4, 5, 2, 5, routing=Certain())
     poses, activations = torch.randn(2, 6, 3), torch.rand(2, 6)
+    one = DenseCapsules(6, 3, 4, 5, routing=DynamicRouting(1))
+    one.load_state_dict(first.state_dict())
+    assert_close(first(poses).poses, one(poses).poses)
     assert_close(second(first(poses)).scores(), 0.5)
     assert_close(second(first(Capsules(poses, activations))).scores(), activations.amax(1)[:, None].expand(2, 2))
+
+
+def test_what_a_routing_returns_is_looked_at() -> None:
+    layer, poses = DenseCapsules(6, 3, 4, 5, routing=Certain()), torch.randn(2, 6, 3)
+    right = layer.route(poses)
+    for wrong, said in (
+        (right.poses, "Certain must return Routed(poses, activations, coupling) of torchcaps.nn, got Tensor"),
+        (right._replace(poses=right.poses[:, 1:]), "poses must have shape (B, 4, 5), got (2, 3, 5): out_capsules is 4"),
+        (right._replace(activations=right.poses), "activations must have shape (2, 4), got (2, 4, 5)"),
+        (right._replace(coupling=0), "coupling must be a floating-point tensor of at least 16 bits, got int"),
+    ):
+        layer.routing.forward = lambda *_, wrong=wrong, **__: wrong
+        assert_raises(InputError, layer, poses, say=said)
 
 
 # ---- capsules on a map
 
 TYPES, IN_DIM = 3, 4  # of the maps below
+WINDOWS = [(3, 1, 0), (3, 2, 1), (2, 3, 1), (1, 1, 0), (3, 1, 2)]
+"""Kernel, stride, padding."""
 
 
 def maps(height: int = 6, width: int = 5, batch: int = 2, dim: int = IN_DIM) -> Capsules:
@@ -306,11 +249,16 @@ def maps(height: int = 6, width: int = 5, batch: int = 2, dim: int = IN_DIM) -> 
     return Capsules(torch.randn(batch, TYPES * height * width, dim), grid=(TYPES, height, width))
 
 
+def layer_on_map(window: tuple[int, int, int], out_dim: int = IN_DIM, **options: Any) -> ConvCapsules:
+    named = dict(zip(("layer_kernel", "layer_stride", "layer_padding"), window, strict=True))
+    return ConvCapsules(TYPES, IN_DIM, 2, out_dim, **named, **options)
+
+
 def by_windows(layer: ConvCapsules, capsules: Capsules, batch: int) -> list[list[Tensor]]:
     """The poses (types · k · k, K) of each window of an image, zeros beyond the edge, by index."""
     assert capsules.grid is not None
     types, height, width = capsules.grid
-    k, stride, padding = layer.kernel_size, layer.stride, layer.padding
+    k, stride, padding = layer.layer_kernel, layer.layer_stride, layer.layer_padding
     windows = []
     for top in range(-padding, height + padding - k + 1, stride):
         windows.append([])
@@ -324,23 +272,15 @@ def by_windows(layer: ConvCapsules, capsules: Capsules, batch: int) -> list[list
     return windows
 
 
-WINDOWS = [(3, 1, 0), (3, 2, 1), (2, 3, 1), (1, 1, 0), (3, 1, 2)]
-"""Kernel, stride, padding."""
-
-
-@pytest.mark.parametrize("transform", [Dense, Shared, Elementwise, Matrix])
+@pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("window", WINDOWS)
-def test_each_position_is_a_dense_layer_of_its_window(window: tuple[int, int, int], transform: Any) -> None:
-    kernel, stride, padding = window
-    layer = ConvCapsules(
-        TYPES, IN_DIM, 2, IN_DIM, kernel_size=kernel, stride=stride, padding=padding, transform=transform()
-    )
-    dense = DenseCapsules(TYPES * kernel**2, IN_DIM, 2, IN_DIM, transform=transform())
+def test_each_position_is_a_dense_layer_of_its_window(window: tuple[int, int, int], transform: str) -> None:
+    layer, capsules = layer_on_map(window, transform=transform), maps()
+    dense = DenseCapsules(TYPES * window[0] ** 2, IN_DIM, 2, IN_DIM, transform=transform)
     dense.load_state_dict(layer.state_dict())
-    capsules = maps()
     poses, activations, grid = layer(capsules)
     rows = by_windows(layer, capsules, 1)
-    assert grid == (2, len(rows), len(rows[0]))
+    assert grid == (2, len(rows), len(rows[0])) == layer.out_grid(capsules.grid)
     assert activations is None
     assert poses.shape == (2, 2 * len(rows) * len(rows[0]), IN_DIM)
     for y, row in enumerate(rows):
@@ -350,45 +290,17 @@ def test_each_position_is_a_dense_layer_of_its_window(window: tuple[int, int, in
                 assert_close(poses[1, (t * len(rows) + y) * len(row) + x], wanted[t], 1e-5)
 
 
-@pytest.mark.parametrize("compete_over", ["types", "types-and-positions"])
-def test_a_kernel_of_the_whole_map_is_a_dense_layer(compete_over: Any) -> None:
-    capsules = maps(4, 4)
-    layer = ConvCapsules(TYPES, IN_DIM, 5, 7, kernel_size=4, compete_over=compete_over)
-    dense = DenseCapsules(TYPES * 16, IN_DIM, 5, 7)
-    dense.load_state_dict(layer.state_dict())
-    got, wanted = layer.route(capsules, return_coupling=True), dense.route(capsules, return_coupling=True)
-    assert_close(got.poses, wanted.poses, 1e-5)
-    assert got.coupling is not None
-    assert wanted.coupling is not None
-    assert_close(got.coupling, wanted.coupling, 1e-5)
-    assert layer(capsules).grid == (5, 1, 1)
-
-
-@pytest.mark.parametrize("transform", [Dense, Shared])
-@pytest.mark.parametrize("leaky", [False, True])
 @pytest.mark.parametrize("window", WINDOWS)
-def test_a_capsule_shares_itself_out(window: tuple[int, int, int], leaky: bool, transform: Any) -> None:
+def test_a_capsule_shares_itself_out(window: tuple[int, int, int]) -> None:
     """Over the types of each window, or over those of all windows that hold it."""
-    kernel, stride, padding = window
     capsules = maps()
-    for compete_over in ("types", "types-and-positions"):
-        layer = ConvCapsules(
-            TYPES,
-            IN_DIM,
-            2,
-            6,
-            kernel_size=kernel,
-            stride=stride,
-            padding=padding,
-            compete_over=compete_over,
-            routing=DynamicRouting(2, leaky=leaky),
-            transform=transform("normal", 0.1),
+    for leaky, compete_over, transform in itertools.product((False, True), COMPETITIONS, ("dense", "shared")):
+        spec = {"name": transform, "weight_init": "normal"}
+        layer = layer_on_map(
+            window, 6, compete_over=compete_over, transform=spec, routing=DynamicRouting(2, leaky=leaky)
         )
-        coupling = layer.route(capsules, return_coupling=True).coupling
-        assert coupling is not None
-        assert capsules.grid is not None
         children = layer.window_capsules(capsules.grid)  # (L, I), from 1
-        totals = coupling.unflatten(0, (2, -1)).sum(3)  # of each window's capsules
+        totals = layer.route(capsules, return_coupling=True).coupling.unflatten(0, (2, -1)).sum(3)
         if compete_over == "types-and-positions":
             of_capsules = torch.zeros(2, math.prod(capsules.grid) + 1)
             of_capsules.index_add_(1, children.flatten(), totals.flatten(1))
@@ -397,31 +309,13 @@ def test_a_capsule_shares_itself_out(window: tuple[int, int, int], leaky: bool, 
         assert (totals > 0).all()
 
 
-@pytest.mark.parametrize("compete_over", ["types", "types-and-positions"])
-@pytest.mark.parametrize(("kernel", "stride", "size"), [(3, 1, 12), (3, 2, 12), (5, 2, 15), (2, 3, 9), (3, 1, 6)])
-def test_capsules_on_a_map_start_neither_short_nor_saturated(
-    kernel: int, stride: int, size: int, compete_over: Any
-) -> None:
-    capsules = maps(size, size, batch=4, dim=8)
-    capsules = capsules._replace(poses=capsules.poses / capsules.poses.norm(dim=-1, keepdim=True))
-    layer = ConvCapsules(TYPES, 8, 4, 8, kernel_size=kernel, stride=stride, compete_over=compete_over)
-    lengths = layer(capsules).scores()
-    assert 0.35 < lengths.mean() < 0.97, lengths.mean()
-    assert lengths.std(0).mean() > 0.02
-
-
-def test_rivals_decide_alike_in_any_image() -> None:
-    """Coupling over positions, and its gradient, by a softmax written out for one capsule after the other."""
+def test_the_competition_over_positions_written_out() -> None:
+    """Coupling, and its gradient, by a softmax written out for one capsule after the other."""
     capsules = maps(4, 3)
-    layer = ConvCapsules(
-        TYPES, IN_DIM, 2, 6, kernel_size=2, compete_over="types-and-positions", routing=DynamicRouting(2)
-    ).double()
-    poses = capsules.poses.double().requires_grad_()
-    got = layer.route(capsules._replace(poses=poses), return_coupling=True)
-    assert capsules.grid is not None
+    layer = layer_on_map((2, 1, 0), 6, compete_over="types-and-positions", routing=DynamicRouting(2)).double()
+    capsules = capsules._replace(poses=capsules.poses.double().requires_grad_())
     children = layer.window_capsules(capsules.grid)
-    votes, _ = layer.votes(capsules._replace(poses=poses))
-    built = votes.build()  # (B·L, I, J, D)
+    built = layer.votes(capsules)[0].build()  # (B·L, I, J, D)
 
     def coupling(logits: Tensor) -> Tensor:
         powers = logits.unflatten(0, (2, -1)).exp()  # (B, L, I, J)
@@ -432,24 +326,28 @@ def test_rivals_decide_alike_in_any_image() -> None:
     logits = torch.zeros(built.shape[:3]).double()
     first = squash(torch.einsum("nij,nijd->njd", coupling(logits), built))
     second = coupling(torch.einsum("nijd,njd->nij", built, first))
-    wanted = squash(torch.einsum("nij,nijd->njd", second, built))
-    assert got.coupling is not None
-    assert_close(got.coupling, second, 1e-8)
-    assert_close(got.poses, wanted, 1e-8)
-    leaves = (poses, layer.transform.weight)
-    cotangent = torch.randn_like(wanted)
-    for mine, theirs in zip(
-        torch.autograd.grad(got.poses, leaves, cotangent), torch.autograd.grad(wanted, leaves, cotangent), strict=True
-    ):
-        assert_close(mine, theirs, 1e-8)
+    wanted = Routed(squash(torch.einsum("nij,nijd->njd", second, built)), coupling=second)
+    leaves = {"poses": capsules.poses, "weight": layer.transform.weight}
+    got = layer.route(capsules, return_coupling=True)
+    assert_same(with_gradients(got, leaves), with_gradients(wanted, leaves), 1e-8)
+
+
+@pytest.mark.parametrize("compete_over", COMPETITIONS)
+def test_capsules_on_a_map_start_neither_short_nor_saturated(compete_over: Any) -> None:
+    for kernel, stride, size in ((3, 1, 12), (3, 2, 12), (5, 2, 15), (2, 3, 9), (3, 1, 6)):
+        capsules = maps(size, size, batch=4, dim=8)
+        capsules = capsules._replace(poses=nn.functional.normalize(capsules.poses, dim=-1))
+        layer = ConvCapsules(TYPES, 8, 4, 8, layer_kernel=kernel, layer_stride=stride, compete_over=compete_over)
+        lengths = layer(capsules).scores()
+        assert 0.35 < lengths.mean() < 0.97, lengths.mean()
+        assert lengths.std(0).mean() > 0.02
 
 
 def test_activations_come_from_the_window_and_go_onto_the_map() -> None:
     capsules = maps()
     activations = torch.rand(2, capsules.poses.shape[1])
-    layer = ConvCapsules(TYPES, IN_DIM, 2, 6, stride=2, padding=1, routing=Certain())
+    layer = layer_on_map((3, 2, 1), 6, routing=Certain())
     poses, got, grid = layer(capsules._replace(activations=activations))
-    assert got is not None
     assert grid == (2, 3, 3)
     assert got.shape == poses.shape[:2]
     windows = by_windows(layer, Capsules(activations[..., None], grid=capsules.grid), 1)
@@ -458,18 +356,30 @@ def test_activations_come_from_the_window_and_go_onto_the_map() -> None:
     assert_close(layer(capsules).activations, 0.5)
 
 
+def test_poses_are_normalised_by_type_and_component() -> None:
+    plain, layer = layer_on_map((2, 1, 0)), layer_on_map((2, 1, 0), pose_norm=True)
+    layer.load_state_dict(plain.state_dict(), strict=False)
+    capsules = maps(batch=8)
+    before, after = (each(capsules).poses.unflatten(1, (2, -1)) for each in (plain, layer))  # (B, T, L, D)
+    mean, std = before.mean((0, 2), keepdim=True), before.var((0, 2), correction=0, keepdim=True).add(1e-5).sqrt()
+    assert_close(after, (before - mean) / std, 1e-4)
+    layer(capsules).poses.square().mul(torch.rand(8, 1, IN_DIM)).sum().backward()
+    assert_gradients_reach(layer)
+
+
 def test_primary_conv_conv_dense() -> None:
     """A network of four capsule layers: shapes, gradients, and images that do not mix."""
-    primary = PrimaryCapsules(4, TYPES, IN_DIM, kernel_size=3, stride=1, output="unit")
+    primary = PrimaryCapsules(
+        4, primary_types=TYPES, primary_dim=IN_DIM, primary_kernel=3, primary_stride=1, primary_output="unit"
+    )
     layers = [
-        ConvCapsules(TYPES, IN_DIM, 4, 6, compete_over="types-and-positions", routing=DynamicRouting(2, bias=True)),
-        ConvCapsules(4, 6, 2, 9, stride=2, padding=1, transform=Shared()),
-        DenseCapsules(2 * 2 * 3, 9, 5, 9, transform=Matrix()),
+        ConvCapsules(TYPES, IN_DIM, 4, 6, compete_over=COMPETITIONS[1], routing=DynamicRouting(2, capsule_bias=True)),
+        ConvCapsules(4, 6, 2, 9, layer_stride=2, layer_padding=1, transform="shared"),
+        DenseCapsules((2, 2, 3), 9, 5, 9, transform="matrix"),
     ]
     network = nn.Sequential(primary, *layers)
     features = torch.randn(3, 4, 7, 9)
-    grids = [layer(features).grid for layer in (nn.Sequential(*network[:n]) for n in (1, 2, 3))]
-    assert grids == [(3, 5, 7), (4, 3, 5), (2, 2, 3)]
+    assert [nn.Sequential(*network[:n])(features).grid for n in (1, 2, 3)] == [(3, 5, 7), (4, 3, 5), (2, 2, 3)]
     capsules = network(features)
     assert capsules.poses.shape == (3, 5, 9)
     assert capsules.grid is None
@@ -479,33 +389,59 @@ def test_primary_conv_conv_dense() -> None:
     assert_batch_independent(lambda batch: network(batch).poses, features)
 
 
-def test_maps_that_do_not_fit() -> None:
-    layer, said = ConvCapsules(TYPES, IN_DIM, 2, 6, kernel_size=4, padding=1), "ConvCapsules: "
-    assert_raises(TypeError, layer, torch.rand(2, 9, 4), say=said + "capsules must be Capsules with a grid, got Tensor")
-    assert_raises(ValueError, layer, Capsules(torch.rand(2, 9, 4)), say=said + "capsules must stand on a map")
+# ---- what does not fit
+
+
+def test_sizes_parts_and_options_that_do_not_fit() -> None:
+    for kind, names in (
+        (DenseCapsules, ("in_capsules", "in_dim", "out_capsules", "capsule_dim")),
+        (ConvCapsules, ("in_types", "in_dim", "layer_types", "capsule_dim")),
+    ):
+        said = kind.__name__
+        for place, name in enumerate(names):
+            sizes: list[Any] = [2, 2, 2, 2]
+            for wrong, error in ((0, InputError), (2.0, WrongType)):
+                sizes[place] = wrong
+                assert_raises(error, kind, *sizes, say=f"{said}: {name} must be ")
+        for name, part in (("transform", DynamicRouting()), ("routing", Dense())):
+            what = f"{said}: {name} must be a {name.capitalize()}, got {type(part).__name__}"
+            assert_raises(WrongType, kind, 2, 2, 2, 2, **{name: part}, say=what)
+        assert_raises(InputError, kind, 2, 2, 2, 2, routing="dynamik", say='no routing "dynamik"; did you mean "dyna')
+        assert_raises(InputError, kind, 2, 2, 2, 2, transform=3, say="transform must be a name, or a mapping")
+        assert_raises(InputError, kind, 2, 8, 2, 8, transform="matrix", say="Matrix: the poses of input and output")
+    for name, wrong in (("layer_kernel", 0), ("layer_stride", 0), ("layer_padding", -1), ("layer_padding", 3)):
+        assert_raises(InputError, ConvCapsules, 2, 2, 2, 2, **{name: wrong}, say=f"{name} must be ")
+    known = "ConvCapsules: compete_over must be one of types, types-and-positions, got 'all'"
+    assert_raises(InputError, ConvCapsules, 2, 2, 2, 2, compete_over="all", say=known)
+    for options in ({"share_positions": True}, {"coordinates": "tenths"}):
+        said = "share_positions and coordinates need capsules that stand on a map"
+        assert_raises(InputError, DenseCapsules, 6, 4, 2, 4, **options, say=said)
+    assert_raises(InputError, DenseCapsules, (2, 3), 4, 2, 4, say="or types, height and width, got (2, 3)")
+    for dim, coordinates in ((5, "centres"), (1, "tenths"), (1, "hundredths")):
+        said = "needs poses that are matrices" if coordinates != "hundredths" else "coordinates need at least 2 comp"
+        assert_raises(InputError, DenseCapsules, MAP, 4, 2, dim, coordinates=coordinates, say=said)
+
+
+def test_capsules_that_do_not_fit() -> None:
+    layer, said = DenseCapsules(6, 3, 4, 5), "DenseCapsules: poses must "
+    for call in (layer, layer.route):
+        for wrong, why in (
+            ((2, 5, 3), "in_capsules is 6"),
+            ((2, 6, 4), "in_dim is 3"),
+            ((2, 5, 4), "in_capsules is 6, in_dim is 3"),
+        ):
+            assert_raises(InputError, call, torch.ones(wrong), say=f"{said}have shape (B, 6, 3), got {wrong}: {why}")
+        assert_raises(InputError, call, Capsules(torch.ones(6, 3)), say=said + "have shape (B, 6, 3), got (6, 3)")
+        assert_raises(WrongType, call, torch.ones(2, 6, 3).long(), say=said + "be a floating-point tensor")
+        assert_raises(WrongType, call, [1.0], say=said + "be a floating-point tensor")
+    on_map, said = layer_on_map((4, 1, 1), 6), "ConvCapsules: "
+    assert_raises(WrongType, on_map, torch.rand(2, 9, 4), say="capsules must be a Capsules, got a tensor")
+    assert_raises(InputError, on_map, Capsules(torch.rand(2, 9, 4)), say=said + "capsules must stand on a map, but")
     must = said + "the map must have 3 types, and height and width of at least 2, got "
-    assert_raises(ValueError, layer, maps(1, 5), say=must + "(3, 1, 5)")
+    assert_raises(InputError, on_map, maps(1, 5), say=must + "(3, 1, 5)")
     others = Capsules(torch.rand(2, 4 * 30, 4), grid=(4, 6, 5))
-    assert_raises(ValueError, layer, others, say=must + "(4, 6, 5): in_types is 3, got 4")
-    shapes = "poses must have shape (B, 90, 4), got (2, 90, 5): in_dim is 4, got 5"
-    assert_raises(ValueError, layer, maps(dim=5), say=said + shapes)
+    assert_raises(InputError, on_map, others, say=must + "(4, 6, 5): in_types is 3, got 4")
+    assert_raises(InputError, on_map, maps(dim=5), say=said + "poses must have shape (B, N, 4), got (2, 90, 5): in_dim")
     wrong = maps()._replace(grid=(3, 5, 5))
-    assert_raises(ValueError, layer, wrong, say=said + "poses must have shape (B, 75, 4), got (2, 90, 4)")
-    assert layer(maps(2, 2)).grid == (2, 1, 1)
-
-
-def test_options_of_a_layer_on_a_map() -> None:
-    said = "ConvCapsules: "
-    for name in ("kernel_size", "stride"):
-        assert_raises(ValueError, ConvCapsules, 2, 2, 2, 2, **{name: 0}, say=f"{said}{name} must be at least 1, got 0")
-    assert_raises(ValueError, ConvCapsules, 2, 2, 2, 2, padding=-1, say=said + "padding must be at least 0, got -1")
-    assert_raises(
-        ValueError, ConvCapsules, 2, 2, 2, 2, padding=3, say=said + "padding must be below kernel_size, 3, got 3"
-    )
-    known = "compete_over must be one of types, types-and-positions, got 'all'"
-    assert_raises(ValueError, ConvCapsules, 2, 2, 2, 2, compete_over="all", say=said + known)
-    assert_raises(
-        ValueError, ConvCapsules, 2, 8, 2, 8, transform=Matrix(), say="Matrix: the poses of input and output capsules"
-    )
-    shown = repr(ConvCapsules(3, 4, 2, 6, padding=1))
-    assert "3×4 → 2×6, kernel_size=3, stride=1, padding=1, norm=False, compete_over='types'" in shown
+    assert_raises(InputError, on_map, wrong, say=said + "poses must be those of 75 capsules, got 90")
+    assert on_map(maps(2, 2)).grid == (2, 1, 1)

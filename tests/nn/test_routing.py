@@ -1,211 +1,456 @@
-"""Routing algorithms as modules: DynamicRouting is torchcaps.dynamic_routing over the votes of any transform."""
+"""Routing algorithms: their numbers against their equations, and what a layer relies on, over every transform.
+
+Dynamic routing has its equations, and all its options, in test_dynamic_routing.py.
+"""
 
 from __future__ import annotations
 
-import inspect
 import itertools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from support import assert_batch_independent, assert_close, assert_differs, assert_gradients_reach, assert_raises
-from torchcaps import InputError, dynamic_routing, route, routing_rounds, squash
+import torchcaps
+from nn import routing_oracle as oracle
+from support import assert_close, assert_finite, assert_raises, assert_same, with_gradients
+from torchcaps import InputError, squash
+from torchcaps.errors import WrongType
 from torchcaps.nn import (
-    Dense,
+    BuiltVotes,
+    Capsules,
+    ConvCapsules,
     DenseCapsules,
-    DenseVotes,
     DynamicRouting,
-    Elementwise,
+    EMCodeRouting,
+    EMRouting,
+    InvertedAttentionRouting,
     LayerSize,
-    Matrix,
     Routed,
     Routing,
-    Shared,
+    SelfAttentionRouting,
+    SelfRouting,
+    VBRouting,
     Votes,
 )
+from torchcaps.nn.routing import vb
+from torchcaps.parts import PARTS
+from torchcaps.testing import check_routing
 
-# other values than the defaults; each changes the capsules or their gradient
-OTHER: dict[str, Any] = {
-    "num_iterations": 2,
-    "softmax_over": "inputs",
-    "stop_gradient": True,
-    "leaky": True,
-    "eps": 0.5,
-    "backend": "reference",
+# ---- the functions
+
+Function = Callable[..., Any]
+
+
+class Algorithm(NamedTuple):
+    """Of votes V, activations a, two numbers u and b of each output capsule, and the number of iterations."""
+
+    route: Function
+    equations: Function
+
+
+def routing_logits(votes: Any) -> Any:
+    return (votes.sum(3) if votes.ndim == 4 else votes.sum(2)) / 2
+
+
+def for_components(each: Tensor, votes: Tensor) -> Tensor:
+    return each[:1].expand(votes.shape[3])
+
+
+ALGORITHMS = {
+    "self-attention": Algorithm(
+        lambda V, a, u, b, n: torchcaps.self_attention_routing(V, bias=a[0][:, None] * u, return_coupling=True),
+        lambda V, a, u, b, n: oracle.self_attention(V, a[:, None] * u),
+    ),
+    "inverted-attention": Algorithm(
+        lambda V, a, u, b, n: torchcaps.inverted_attention_routing(
+            V, n, norm_weight=for_components(u, V), norm_bias=for_components(b, V), return_coupling=True
+        ),
+        lambda V, a, u, b, n: oracle.inverted_attention(V, n, u[0], b[0], 1e-5),
+    ),
+    "self": Algorithm(
+        lambda V, a, u, b, n: torchcaps.self_routing(V, a, routing_logits(V), return_coupling=True),
+        lambda V, a, u, b, n: oracle.self_routing(V, a, routing_logits(V)),
+    ),
+    "em": Algorithm(
+        lambda V, a, u, b, n: torchcaps.em_routing(
+            V, a, u, b, n, final_lambda=0.5, cost_scale=0.7, return_coupling=True
+        ),
+        lambda V, a, u, b, n: oracle.em(V, a, u, b, n, 0.5, 0.7),
+    ),
+    "em-code": Algorithm(
+        lambda V, a, u, b, n: torchcaps.em_routing_code(
+            V, a, u, b / 100, n, final_beta=0.02, min_variance=0.001, return_coupling=True
+        ),
+        lambda V, a, u, b, n: oracle.em_code(V, a, u, b / 100, n, 0.02, 0.001),
+    ),
+    "vb": Algorithm(
+        lambda V, a, u, b, n: torchcaps.vb_routing(V, a, u, b, n, return_coupling=True),
+        lambda V, a, u, b, n: oracle.vb(V, a, u, b, n),
+    ),
 }
-LEARNED = {"bias", "learn_prior"}
+MIXTURES = ("em", "em-code", "vb")
+every = pytest.mark.parametrize("name", ALGORITHMS)
 
 
-def test_every_option_of_route_is_kept() -> None:
-    given = {"poses", "weight", "prior", "return_coupling"}
-    assert set(inspect.signature(route).parameters) - given - LEARNED == set(OTHER)
-    assert set(inspect.signature(DynamicRouting).parameters) == set(OTHER) | LEARNED
+def inputs(B: int = 3, I: int = 7, J: int = 5, D: int = 4, *, scale: float = 1.0) -> list[Tensor]:
+    """Votes, activations and two learned numbers of each output capsule."""
+    random = torch.Generator().manual_seed(0)
+    votes = scale * torch.randn(B, I, J, D, generator=random, dtype=torch.float64)
+    activations = torch.rand(B, I, generator=random, dtype=torch.float64)
+    return [votes, activations, *torch.randn(2, J, generator=random, dtype=torch.float64)]
 
 
-@pytest.mark.parametrize("name", OTHER)
-def test_every_option_is_used(name: str) -> None:
-    poses = torch.randn(2, 6, 3, requires_grad=True)
-    weight = torch.randn(6, 4, 5, 3)
-    capsules, activations, coupling = DynamicRouting(**{name: OTHER[name]})(DenseVotes(poses, weight))
-    wanted = route(poses, weight, **{name: OTHER[name]})
-    plain = route(poses, weight)
-    assert activations is None
-    assert coupling is None
-    assert_close(capsules, wanted, 0)
-    gradients = [torch.autograd.grad(v.sum(), poses)[0] for v in (capsules, wanted, plain)]
-    assert_close(gradients[0], gradients[1], 0)
-    if name == "backend":  # changes nothing but the way
-        assert_close(gradients[0], gradients[2], 1e-4)
-    else:
-        assert_differs(gradients[0], gradients[2])
+def given(routed: Routed) -> list[Tensor]:
+    return [each for each in routed if each is not None]
 
 
-def test_options_are_printed_and_checked() -> None:
-    assert "num_iterations=2, softmax_over='inputs'" in repr(DynamicRouting(2, softmax_over="inputs"))
-    assert "bias=True, learn_prior=True" in repr(DynamicRouting(bias=True, learn_prior=True))
-    for number in (-1, 1001):
-        assert_raises(ValueError, DynamicRouting, number, say="DynamicRouting: num_iterations must be an integer")
-    assert_raises(ValueError, DynamicRouting, softmax_over="x", say='softmax_over must be "outputs" or "inputs"')
-    assert_raises(ValueError, DynamicRouting, eps=0, say="eps must be positive")
-    for name in ("bias", "learn_prior", "leaky", "stop_gradient"):
-        assert_raises(TypeError, DynamicRouting, **{name: 1}, say=f"DynamicRouting: {name} must be True or False")
-    known = "auto, reference, recompute"
-    for backend in ("x", None, ["auto"]):
-        said = f"DynamicRouting: backend must be one of {known}, got {backend!r}"
-        assert_raises(ValueError, DynamicRouting, backend=backend, say=said)
-    votes = DenseVotes(torch.randn(2, 6, 3), torch.randn(6, 4, 5, 3))
-    said = "DynamicRouting: return_coupling must be True or False"
-    assert_raises(TypeError, DynamicRouting(), votes, return_coupling=1, say=said)
+def test_every_algorithm_is_here() -> None:
+    assert {"dynamic", *ALGORITHMS} == set(PARTS["routing"])
 
 
-# ---- over every transform
+@every
+def test_numbers_are_those_of_the_equations(name: str) -> None:
+    algorithm = ALGORITHMS[name]
+    sizes = ((3, 7, 5, 4), (1, 2, 3, 1), (2, 1, 4, 6), (2, 9, 1, 16))
+    for size, iterations, scale in itertools.product(sizes, (1, 2, 3), (0.1, 1.0, 4.0)):
+        tensors = inputs(*size, scale=scale)
+        routed = given(algorithm.route(*tensors, iterations))
+        V, a, u, b = (tensor.numpy() for tensor in tensors)
+        if name == "self-attention":
+            a = np.broadcast_to(a[0], a.shape)  # its bias, which is the same in all images
+        for image in range(size[0]):
+            for got, wanted in zip(routed, algorithm.equations(V[image], a[image], u, b, iterations), strict=True):
+                torch.testing.assert_close(got[image], torch.as_tensor(wanted), rtol=1e-9, atol=1e-12)
+    images = 1 if name == "self-attention" else 0  # whose bias is of activations in the table
+    nothing = torch.zeros(0, 3, 4, 5), torch.zeros(images, 3), torch.zeros(4), torch.zeros(4)
+    assert algorithm.route(*nothing, 2).poses.shape == (0, 4, 5)
 
-TRANSFORMS = {
-    "dense": (Dense, 6, 5),
-    "shared": (Shared, 6, 5),
-    "elementwise": (Elementwise, 5, 5),
-    "matrix": (Matrix, 9, 9),
+
+@every
+def test_lower_precision(name: str) -> None:
+    tensors = inputs(4, 33, 6, 16)
+    route = ALGORITHMS[name].route
+    for got, wanted in zip(
+        given(route(*(each.float() for each in tensors), 3)), given(route(*tensors, 3)), strict=True
+    ):
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-4)
+    for dtype in (torch.float16, torch.bfloat16):
+        votes = tensors[0].to(dtype)
+        single = [each.float() for each in tensors[1:]]
+        logits = routing_logits(votes.float())
+        if name == "self":
+            route = lambda V, a, *_, logits=logits: torchcaps.self_routing(V, a, logits, return_coupling=True)  # noqa: E731
+        half, full = given(route(votes, *single, 2)), given(route(votes.float(), *single, 2))
+        assert all(got.equal(wanted.to(dtype)) for got, wanted in zip(half, full, strict=True)), "it is float32 inside"
+
+
+@every
+def test_derivatives_are_those_of_finite_differences(name: str) -> None:
+    leaves = [tensor.requires_grad_() for tensor in inputs(2, 3, 2, 3)]
+
+    def route(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(given(ALGORITHMS[name].route(*tensors, 3)))
+
+    assert torch.autograd.gradcheck(route, leaves)
+    assert torch.autograd.gradgradcheck(route, leaves, fast_mode=True)
+
+
+@every
+def test_gradients_of_each_image_by_vmap(name: str) -> None:
+    votes, activations, u, b = inputs(2, 3, 2, 3)
+
+    def loss(votes: Tensor, u: Tensor) -> Tensor:
+        routed = given(ALGORITHMS[name].route(votes[None], activations[:1], u, b, 2))
+        return torch.stack([(each * each.sin()).sum() for each in routed]).sum() + u.square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss, (0, 1)), (0, None))(votes, u)
+    for n, image in enumerate(votes):
+        leaves = image.clone().requires_grad_(), u.clone().requires_grad_()
+        wanted = torch.autograd.grad(loss(*leaves), leaves)
+        torch.testing.assert_close(tuple(gradient[n] for gradient in each), wanted)
+
+
+CASES: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+    "votes of zero": lambda V, a: (0 * V, a),
+    "votes times 50": lambda V, a: (50 * V, a),
+    "votes of 1e-20": lambda V, a: (1e-20 * V, a),
+    "votes that are all equal": lambda V, a: (torch.ones_like(V), a),
+    "nothing active": lambda V, a: (V, 0 * a),
+    "activations of 1e-30": lambda V, a: (V, 1e-30 * a),
+    "everything active": lambda V, a: (V, torch.ones_like(a)),
+    "one image of zeros": lambda V, a: (V * torch.tensor([0.0, 1.0, 1.0])[:, None, None, None], a),
 }
+
+
+@every
+def test_numbers_and_gradients_are_finite(name: str) -> None:
+    V, a, u, b = (tensor.float() for tensor in inputs(3, 9, 5, 16, scale=1.2))
+    for change in CASES.values():
+        leaves = {str(n): each.clone().requires_grad_() for n, each in enumerate((*change(V, a), u, b))}
+        assert_finite(with_gradients(ALGORITHMS[name].route(*leaves.values(), 3), leaves).values())
+
+
+def test_couplings_below_the_precision_still_give_the_mean() -> None:
+    """Far votes have couplings of 1e-300 and less, which float32 does not know; their mean exists all the same."""
+    V, a, u, b = inputs(1, 5, 2, 8, scale=30.0)
+    double = torchcaps.em_routing(V, a, u, b, 3).poses
+    single = torchcaps.em_routing(*(tensor.float() for tensor in (V, a, u, b)), 3).poses
+    torch.testing.assert_close(single.double(), double, rtol=1e-3, atol=1e-3)
+
+
+def test_self_routing_with_logits_at_the_edge_of_float32() -> None:
+    """exp(-88) is hardly a normal number, exp(-104) is zero; the mean of an output capsule is there all the same."""
+    V, a, _, _ = (tensor.float() for tensor in inputs(1, 6, 2, 4))
+    a[:, 5] = 0
+    for apart in (50.0, 87.0, 88.5, 92.0, 100.0, 103.0, 104.5, 300.0):
+        logits = torch.tensor([apart, 0.0]).repeat(1, 6, 1)
+        logits[..., 1] += torch.arange(6) / 10
+        logits[:, 5] = torch.tensor([0.0, apart])  # the only one that chose the second, and it is not active
+        found = []
+        for dtype in (torch.float32, torch.float64):
+            leaves = {"votes": V.to(dtype), "activations": a.to(dtype), "logits": logits.to(dtype)}
+            leaves = {name: each.clone().requires_grad_() for name, each in leaves.items()}
+            found.append(with_gradients(torchcaps.self_routing(*leaves.values(), return_coupling=True), leaves))
+        single, double = found
+        assert_finite(single.values())
+        assert_same({name: each.double() for name, each in single.items()}, double, 1e-4, apart)
+        assert (single["poses"].norm(dim=2) > 0.1).all(), "also of those that hardly anyone chose"
+
+
+def test_em_of_equal_votes_has_the_smallest_variance_and_the_vote_as_mean() -> None:
+    _, a, u, b = inputs()
+    V = torch.arange(1.0, 21.0, dtype=torch.float64).reshape(1, 1, 5, 4).expand(3, 7, 5, 4)
+    routed = torchcaps.em_routing(V, a, u, b, 1, final_lambda=0.1)
+    torch.testing.assert_close(routed.poses, V[:, 0])
+    costs = a.sum(1, keepdim=True) / 5 * 4 * (u + 0.5 * np.log(1e-9))
+    torch.testing.assert_close(routed.activations, torch.sigmoid(0.1 * 0.05 * (b - costs)))
+
+
+def test_digamma_of_exported_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.cat([torch.linspace(1, 20, 50), torch.tensor([1e3, 1e6])]).double()
+    wanted = torch.digamma(x)
+    assert torch.equal(vb.digamma(x), wanted)
+    monkeypatch.setattr(vb, "is_exporting", lambda: True)
+    torch.testing.assert_close(vb.digamma(x), wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_arguments_that_do_not_fit_are_named() -> None:
+    V, a, u = torch.zeros(2, 3, 4, 5), torch.zeros(2, 3), torch.zeros(4)
+    for function in (torchcaps.em_routing, torchcaps.em_routing_code, torchcaps.vb_routing):
+        said, (first, second) = function.__name__ + ": ", ("beta_u", "beta_a")
+        if function is torchcaps.em_routing_code:
+            first, second = "sigma_bias", "activation_bias"
+        assert_raises(WrongType, function, [[1.0]], a, u, u, say=f"{said}votes must be a floating-point tensor")
+        assert_raises(InputError, function, V[0], a, u, u, say=f"{said}votes must have shape (B, I, J, D), got (3, 4")
+        assert_raises(InputError, function, V, a.t(), u, u, say=f"{said}activations must have shape (2, 3), got (3, 2)")
+        assert_raises(InputError, function, V, a, u[1:], u, say=f"{said}{first} must have shape (4,), got (3,)")
+        assert_raises(WrongType, function, V, a, u, u.long(), say=f"{said}{second} must be a floating-point tensor of")
+        for number in (0, 1001):
+            assert_raises(InputError, function, V, a, u, u, number, say="num_iterations must be 1 to 1000, got")
+        assert_raises(WrongType, function, V, a, u, u, return_coupling=1, say="return_coupling must be True or False")
+    for function, option in (
+        (torchcaps.em_routing, "final_lambda"),
+        (torchcaps.em_routing, "cost_scale"),
+        (torchcaps.em_routing_code, "final_beta"),
+        (torchcaps.em_routing_code, "min_variance"),
+    ):
+        for wrong in (0.0, float("nan")):
+            assert_raises(InputError, function, V, a, u, u, **{option: wrong}, say=f"{option} must be above 0 and at")
+    for call, said in (
+        (lambda: torchcaps.self_attention_routing(V, bias=torch.zeros(4, 3)), "bias must have shape (3, 4)"),
+        (lambda: torchcaps.inverted_attention_routing(V, 0), "num_iterations must be 1 to 1000"),
+        (lambda: torchcaps.inverted_attention_routing(V, norm_weight=u), "norm_weight must have shape (5,), got (4,)"),
+        (lambda: torchcaps.self_routing(V, a, V[0, ..., 0]), "routing_logits must have shape (2, 3, 4), got (3, 4)"),
+    ):
+        assert_raises(InputError, call, say=said)
+
+
+# ---- the modules
+
+ROTATED = {"rotation"}  # by layer normalisation, or a variance of each component, which know the axes of a pose
+ROUTINGS: dict[str, tuple[Callable[[], Routing], set[str]]] = {
+    "dynamic": (DynamicRouting, set()),
+    "dynamic, over inputs": (lambda: DynamicRouting(2, softmax_over="inputs"), set()),
+    "dynamic, learned": (lambda: DynamicRouting(2, capsule_bias=True, learn_prior=True), ROTATED),
+    "self-attention": (SelfAttentionRouting, set()),
+    "self-attention without bias": (lambda: SelfAttentionRouting(attention_bias=False), set()),
+    "inverted attention": (InvertedAttentionRouting, ROTATED),
+    "inverted attention, one iteration": (lambda: InvertedAttentionRouting(1), ROTATED),
+    "self": (SelfRouting, set()),
+    "em": (lambda: EMRouting(cost_scale=1.0), ROTATED),
+    "em, scaled": (lambda: EMRouting(2, final_lambda=0.1), ROTATED),
+    "em-code": (EMCodeRouting, ROTATED),
+    "em-code on a map": (lambda: EMCodeRouting(2, on_map=True), ROTATED),
+    "vb": (lambda: VBRouting().eval(), ROTATED),  # in training, images of a batch are normalised together
+}
+every_module = pytest.mark.parametrize("name", ROUTINGS)
+TRANSFORMS = {"dense": (6, 5), "shared": (6, 5), "elementwise": (5, 5), "matrix": (9, 9), "identity": (5, 5)}
 """With K and D that each can have."""
-I, J = 63, 7
 
 
-def layer_of(transform: str, routing: DynamicRouting, dtype: torch.dtype = torch.float64) -> tuple[Any, Tensor]:
-    """A layer with a routing over a transform, its bias and prior drawn at random, and poses for it."""
-    kind, K, D = TRANSFORMS[transform]
-    layer = DenseCapsules(I, K, J, D, transform=kind("normal", 0.3), routing=routing)
-    for parameter in routing.parameters():
-        nn.init.normal_(parameter)
-    return layer.to(dtype), torch.randn(3, I, K, dtype=dtype)
+def layer_of(name: str, transform: str = "dense", I: int = 7, J: int = 4) -> tuple[DenseCapsules, Capsules]:
+    """A layer, its routing's parameters drawn at random, and capsules for it that want gradients."""
+    K, D = TRANSFORMS[transform]
+    layer = DenseCapsules(I, K, J, D, transform=transform, routing=ROUTINGS[name][0]()).double()
+    for parameter in layer.routing.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    poses, activations = torch.randn(5, I, K).double(), torch.rand(5, I).double()
+    return layer, Capsules(poses.requires_grad_(), activations.requires_grad_())
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "leaky": {"leaky": True},
-    "bias and prior": {"bias": True, "learn_prior": True},
-    "stopped": {"stop_gradient": True, "bias": True},
-    "eps": {"eps": 0.1},
-}
+def leaves_of(layer: nn.Module, capsules: Capsules) -> dict[str, Tensor]:
+    return {"poses": capsules.poses, "activations": capsules.activations} | dict(layer.named_parameters())  # type: ignore[dict-item]
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("options", OPTIONS)
-def test_over_any_transform_it_is_dynamic_routing_of_the_built_votes(transform: str, options: str) -> None:
-    for iterations, axis in itertools.product((0, 1, 3), ("outputs", "inputs")):
-        routing = DynamicRouting(iterations, softmax_over=axis, **OPTIONS[options])  # type: ignore[arg-type]
-        layer, poses = layer_of(transform, routing)
-        poses.requires_grad_()
-        given = {name: value for name, value in OPTIONS[options].items() if name not in LEARNED}
-        wanted = dynamic_routing(
-            layer.transform(poses).build(),
-            iterations,
-            softmax_over=axis,  # type: ignore[arg-type]
-            bias=routing.bias,
-            prior=routing.prior,
-            return_coupling=True,
-            **given,
-        )
-        got = layer.route(poses, return_coupling=True)
-        assert_close(got.poses, wanted[0], 1e-10)
-        assert_close(got.coupling, wanted[1], 1e-10)
-        assert layer(poses).poses.dtype == torch.float64
-        leaves = [poses, *layer.parameters()]
-        cotangent = torch.randn_like(wanted[0])
-        mine, theirs = (
-            torch.autograd.grad(each, leaves, cotangent, allow_unused=True, materialize_grads=True)
-            for each in (got.poses, wanted[0])
-        )
-        for one, other in zip(mine, theirs, strict=True):
-            scale = other.abs().max().clamp_min(1e-30)
-            assert_close(one / scale, other / scale, 1e-8)
+@every_module
+def test_it_has_the_properties_that_a_layer_relies_on(name: str) -> None:
+    make, without = ROUTINGS[name]
+    found = check_routing(make(), skip=without)
+    over = "inputs" if name == "dynamic, over inputs" else "outputs"
+    assert found["coupling"] == f"sums to one over the {over}"
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS)
-def test_rounds_are_those_of_the_built_votes(transform: str) -> None:
-    routing = DynamicRouting(3, leaky=True, bias=True, learn_prior=True)
-    layer, poses = layer_of(transform, routing)
-    votes = layer.transform(poses)
-    wanted = routing_rounds(votes.build(), 3, leaky=True, bias=routing.bias, prior=routing.prior)
-    got = routing.rounds(votes)
-    assert len(got) == len(wanted) == 3
-    for mine, theirs in zip(got, wanted, strict=True):
-        assert mine.activations is theirs.activations is None
-        for one, other in zip(mine[:5], theirs[:5], strict=True):
-            assert_close(one, other, 1e-10)
-    assert_close(got[-1].capsules, layer(poses).poses, 1e-10)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("transform", TRANSFORMS)
-def test_lower_precision_is_near_and_stays_what_it_is(transform: str, dtype: torch.dtype) -> None:
-    layer, poses = layer_of(transform, DynamicRouting(2), dtype)
-    got = layer.route(poses, return_coupling=True)
-    assert got.poses.dtype == got.coupling.dtype == dtype
-    exact = layer.double().route(poses.double(), return_coupling=True)
-    assert_close(got.poses.double(), exact.poses, 1e-5 if dtype == torch.float32 else 3e-2)
-    assert_close(got.coupling.double(), exact.coupling, 1e-5 if dtype == torch.float32 else 3e-2)
+def of_parameters(routing: Any, votes: Tensor, activations: Tensor, poses: Tensor) -> Routed:
+    """What the pure function of a module's algorithm gives for its parameters."""
+    n, u, a = routing.num_iterations, getattr(routing, "beta_u", None), getattr(routing, "beta_a", None)
+    kept: dict[str, Any] = {"return_coupling": True}
+    match routing:
+        case DynamicRouting():
+            kept |= {"softmax_over": routing.softmax_over, "bias": routing.bias, "prior": routing.prior}
+            return torchcaps.dynamic_routing(votes, n, **kept)
+        case SelfAttentionRouting():
+            return torchcaps.self_attention_routing(votes, bias=routing.bias, **kept)
+        case InvertedAttentionRouting():
+            kept |= {"norm_weight": routing.norm_weight, "norm_bias": routing.norm_bias}
+            routed = torchcaps.inverted_attention_routing(votes, n, **kept)
+            return routed._replace(activations=(routed.poses @ routing.score + routing.score_bias).sigmoid())
+        case SelfRouting():
+            logits = torch.einsum("ijk,bik->bij", routing.weight, poses) + routing.bias
+            return torchcaps.self_routing(votes, activations, logits, **kept)
+        case EMRouting():
+            kept |= {"cost_scale": routing.cost_scale or 100 * votes.shape[2] / votes.shape[1]}
+            a, kept["final_lambda"] = a / routing.final_lambda, routing.final_lambda
+            return torchcaps.em_routing(votes, activations, u, a, n, **kept)
+        case EMCodeRouting():
+            return torchcaps.em_routing_code(votes, activations, u, a, n, **kept)
+        case _:
+            capsules, logits, coupling = torchcaps.vb_routing(votes, activations, u, a, **kept)
+            scale = 1 / (1 + routing.pose_norm.eps) ** 0.5  # of a normalisation that has seen nothing
+            return Routed(scale * capsules, (scale * logits).sigmoid(), coupling)
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
-def test_images_do_not_mix_and_children_have_no_order(transform: str) -> None:
-    layer, poses = layer_of(transform, DynamicRouting(3))
-    assert_batch_independent(lambda batch: layer(batch).poses, poses, 1e-10)
-    wanted = layer.route(poses, return_coupling=True)
-    order = torch.randperm(I)
-    with torch.no_grad():
-        if transform != "shared":
-            layer.transform.weight.copy_(layer.transform.weight[order].clone())
-    got = layer.route(poses[:, order], return_coupling=True)
-    assert_close(got.poses, wanted.poses, 1e-10)
-    assert_close(got.coupling, wanted.coupling[:, order], 1e-10)
+@pytest.mark.parametrize("name", [name for name in ROUTINGS if name != "em-code on a map"])  # which counts less mass
+def test_over_any_transform_it_is_the_function_of_the_built_votes(
+    name: str, transform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, capsules = layer_of(name, transform)
+    leaves = leaves_of(layer, capsules)
+    votes = layer.votes(capsules)[0].build()
+    wanted = with_gradients(of_parameters(layer.routing, votes, capsules.activations, capsules.poses), leaves)
+    for block in (2**40, 2 * votes[0].nbytes):  # all images at once, and two at a time
+        monkeypatch.setattr("torchcaps.ops.checkpoint.BLOCK", block)
+        assert_same(with_gradients(layer.route(capsules, return_coupling=True), leaves), wanted, 1e-8, block)
+    lengths = layer(capsules._replace(activations=Capsules(capsules.poses).scores()))
+    assert_close(layer(capsules.poses).poses, lengths.poses, 1e-10)
+    rounds, last = layer.routing.rounds(*layer.votes(capsules)), layer.route(capsules, return_coupling=True)
+    if not name.startswith(("self", "inverted")):
+        assert len(rounds) == layer.routing.num_iterations
+    if name != "vb":  # whose poses are normalised afterwards
+        assert_close(rounds[-1].capsules, last.poses, 1e-10)
+        assert (rounds[-1].activations is None) == (last.activations is None)
+        assert last.activations is None or torch.allclose(rounds[-1].activations, last.activations)
+    assert_close(rounds[-1].coupling, last.coupling, 1e-10)
+    assert_finite(each for step in rounds for each in step)
 
 
-def test_bias_and_prior_belong_to_one_layer() -> None:
-    for options in ({"bias": True}, {"learn_prior": True}):
-        routing = DynamicRouting(**options)
-        assert not list(routing.parameters()), "their shapes are those of a layer"
-        routing.bind(LayerSize(6, 3, 4, 5))
-        assert {name: tuple(each.shape) for name, each in routing.named_parameters()} == (
-            {"bias": (4, 5)} if "bias" in options else {"prior": (6, 4)}
-        )
-        said = "DynamicRouting: a routing with parameters belongs to one layer; make one for each"
-        assert_raises(ValueError, routing.bind, LayerSize(6, 3, 4, 5), say=said)
-    shared = DynamicRouting()
-    for _ in range(2):
-        shared.bind(LayerSize(6, 3, 4, 5))
-    layer = DenseCapsules(6, 3, 4, 5, routing=DynamicRouting(bias=True, learn_prior=True))
-    layer(torch.randn(2, 6, 3)).poses.square().sum().backward()
-    assert_gradients_reach(layer)
+@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("compete_over", ["types", "types-and-positions"])
+def test_blocks_give_what_one_block_gives(name: str, compete_over: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs, first and second derivatives; where positions compete, a block is of whole images."""
+    layer = ConvCapsules(2, 4, 3, 4, layer_kernel=2, compete_over=compete_over, routing=ROUTINGS[name][0]()).double()
+    capsules = Capsules(torch.randn(4, 32, 4).double().requires_grad_(), torch.rand(4, 32).double(), (2, 4, 4))
+    capsules.activations.requires_grad_()
+    leaves = leaves_of(layer, capsules)
+    blocks: list[int] = []
+    whole = layer.routing.fit
+    monkeypatch.setattr(layer.routing, "fit", lambda votes, *rest: blocks.append(len(votes)) or whole(votes, *rest))
+
+    def results() -> dict[str, Tensor]:
+        routed = layer.route(capsules, return_coupling=True)
+        total = sum((each * each.sin()).sum() for each in given(routed))
+        grads = torch.autograd.grad(total, list(leaves.values()), create_graph=True)
+        return routed._asdict() | with_gradients(Routed(*grads[:2]), leaves)
+
+    monkeypatch.setattr("torchcaps.ops.checkpoint.BLOCK", 2**40)
+    wanted = results()
+    assert blocks == [36]
+    monkeypatch.setattr("torchcaps.ops.checkpoint.BLOCK", 1)
+    assert_same(results(), wanted, 1e-9)
+    assert blocks[1:5] == ([1] * 4 if compete_over == "types" else [9] * 4)
+    votes = inputs(5)
+    tensors = ALGORITHMS[name].route(*votes, 3)
+    monkeypatch.setattr("torchcaps.ops.checkpoint.BLOCK", 2**40)
+    assert_same(ALGORITHMS[name].route(*votes, 3)._asdict(), tensors._asdict(), 1e-10, "of a tensor of votes")
+
+
+@pytest.mark.parametrize(
+    "name", ["dynamic", "dynamic, learned", "self-attention", "inverted attention", "self", *MIXTURES]
+)
+def test_a_layer_is_one_graph(name: str) -> None:
+    layer, capsules = layer_of(name)
+    leaves = leaves_of(layer, capsules)
+
+    def routed(poses: Tensor, activations: Tensor) -> Routed:
+        return layer.route(Capsules(poses, activations), return_coupling=True)
+
+    torch._dynamo.reset()
+    got = torch.compile(routed, fullgraph=True, backend="aot_eager")(*capsules[:2])
+    assert_same(with_gradients(got, leaves), with_gradients(routed(*capsules[:2]), leaves), 1e-9)
+
+
+@every_module
+def test_a_routing_with_parameters_belongs_to_one_layer(name: str) -> None:
+    routing = ROUTINGS[name][0]()
+    assert not list(routing.parameters()), "their shapes are those of a layer"
+    DenseCapsules(3, 4, 2, 5, routing=routing)
+    if list(routing.parameters()):
+        said = f"{type(routing).__name__}: a routing with parameters belongs to one layer; make one for each"
+        assert_raises(InputError, DenseCapsules, 3, 4, 2, 5, routing=routing, say=said)
+    else:
+        DenseCapsules(3, 4, 2, 5, routing=routing)
+
+
+@every_module
+def test_a_window_as_large_as_the_map_is_a_dense_layer(name: str) -> None:
+    for compete_over in ("types", "types-and-positions"):
+        torch.manual_seed(0)
+        on_map = ConvCapsules(2, 4, 3, 4, compete_over=compete_over, routing=ROUTINGS[name][0]()).double()  # type: ignore[arg-type]
+        dense = DenseCapsules(18, 4, 3, 4, routing=ROUTINGS[name][0]()).double()
+        dense.load_state_dict(on_map.state_dict())
+        poses, activations = torch.randn(3, 18, 4).double(), torch.rand(3, 18).double()
+        mine = on_map.route(Capsules(poses, activations, (2, 3, 3)), return_coupling=True)
+        theirs = dense.route(Capsules(poses, activations), return_coupling=True)
+        for got, wanted in zip(given(mine), given(theirs), strict=True):
+            assert_close(got, wanted, 1e-10)
+
+
+def test_vb_normalises_over_the_batch_and_takes_one_image_too() -> None:
+    layer = DenseCapsules(6, 4, 3, 4, routing=VBRouting())
+    routed = layer(torch.randn(64, 6, 4))
+    torch.testing.assert_close(routed.poses.mean((0, 2)), torch.zeros(3), atol=1e-5, rtol=0)
+    assert layer.routing.pose_norm.running_mean.abs().max() > 0
+    before = layer.routing.pose_norm.running_var.clone()
+    assert layer(torch.randn(1, 6, 4)).activations.isfinite().all()
+    assert torch.equal(layer.routing.pose_norm.running_var, before)
 
 
 # ---- one's own
-
-
-def test_routing_is_abstract() -> None:
-    with pytest.raises(TypeError, match="abstract"):
-        Routing()  # type: ignore[abstract]
 
 
 class Once(Routing):
@@ -216,32 +461,19 @@ class Once(Routing):
         return Routed(squash(votes.weighted_sum(coupling)), coupling=coupling if return_coupling else None)
 
 
-class Silent(Once):
-    def forward(self, votes: Votes, activations: Tensor | None = None, *, return_coupling: bool = False) -> Routed:
-        return super().forward(votes, activations)
-
-
-@pytest.mark.parametrize("transform", TRANSFORMS)
-def test_a_routing_that_says_nothing_of_its_rounds_has_one(transform: str) -> None:
-    kind, K, D = TRANSFORMS[transform]
-    layer = DenseCapsules(I, K, J, D, transform=kind(), routing=Once())
-    votes = layer.transform(torch.randn(2, I, K))
-    built = votes.build()
-    (only,) = layer.routing.rounds(votes)
-    attention = torch.einsum("bijd,bjd->bij", built, built.sum(1))
-    assert_close(only.coupling, attention.softmax(2), 1e-4)
-    assert_close(only.logits.softmax(2), only.coupling, 1e-5)
-    total = torch.einsum("bij,bijd->bjd", only.coupling, built)
-    assert_close(only.weighted_sum, total, 1e-4)
-    assert_close(only.capsules, squash(total), 1e-4)
-    assert_close(only.agreement, torch.einsum("bijd,bjd->bij", built, only.capsules), 1e-4)
-    said = "Silent returns no coupling, so there is none to show"
-    assert_raises(InputError, Silent().rounds, votes, say=said)
-
-
-def test_the_start_suits_the_competition() -> None:
-    size = LayerSize(50, 8, 10, 16)
-    for axis, wanted in (("outputs", 10 / 800**0.5), ("inputs", 50 / 800**0.5), (None, 1 / 800**0.5)):
-        routing = Once()
-        routing.softmax_over = axis  # type: ignore[assignment]
-        assert routing.balanced_std(size) == pytest.approx(wanted)
+def test_a_routing_of_ones_own_has_one_round_and_a_start_that_suits_its_competition() -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        Routing()  # type: ignore[abstract]
+    votes = BuiltVotes(torch.randn(2, 7, 4, 5).double())
+    (only,) = Once().rounds(votes)
+    assert_close(only.coupling, Once()(votes, return_coupling=True).coupling)
+    assert_close(only.logits.softmax(2), only.coupling)
+    assert_close(only.weighted_sum, votes.weighted_sum(only.coupling))
+    assert_close(only.capsules, squash(only.weighted_sum))
+    assert_close(only.agreement, votes.agreement(only.capsules))
+    silent = Once()
+    silent.forward = lambda votes, *_, **__: Once()(votes)  # type: ignore[method-assign]
+    assert_raises(InputError, silent.rounds, votes, say="Once returns no coupling, so there is none to show")
+    for axis, competitors in (("outputs", 10), ("inputs", 50), (None, 1)):
+        silent.softmax_over = axis  # type: ignore[assignment]
+        assert silent.balanced_std(LayerSize(50, 8, 10, 16)) == pytest.approx(competitors / 800**0.5)

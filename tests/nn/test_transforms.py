@@ -1,12 +1,13 @@
-"""Votes that are asked against votes that are built by einsum, and the transforms that make them."""
+"""Votes that are asked against votes that are built by einsum, the transforms that make them, and who competes."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import pickle
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -15,95 +16,96 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchcaps
 from support import assert_batch_independent, assert_close, assert_differs, assert_gradients_reach, assert_raises
-from torchcaps.nn import Dense, DenseCapsules, DynamicRouting, Elementwise, LayerSize, Matrix, Shared, Transform, Votes
-from torchcaps.nn.transforms import Rivals
+from torchcaps import InputError
+from torchcaps.errors import WrongType
+from torchcaps.nn import BuiltVotes, DenseCapsules, DynamicRouting, LayerSize, Transform, Votes
+from torchcaps.nn.votes import MapCompetition, MapVotes, PlacedVotes
 from torchcaps.ops.memory import get_working_memory
-
-
-class Case(NamedTuple):
-    """A transform, sizes that it can have, and its votes by einsum."""
-
-    transform: Callable[..., Any]
-    size: LayerSize
-    votes: Callable[[Tensor, Tensor], Tensor]
+from torchcaps.parts import PARTS, build
 
 
 def matrix_votes(poses: Tensor, weight: Tensor) -> Tensor:
     """M_i W_ij, by its definition."""
     P = weight.shape[2]
-    matrices = poses.unflatten(2, (P, P))
-    return torch.einsum("biac,ijcd->bijad", matrices, weight).flatten(3)
+    return torch.einsum("biac,ijcd->bijad", poses.unflatten(2, (P, P)), weight).flatten(3)
 
 
-def dense_votes(poses: Tensor, weight: Tensor) -> Tensor:
-    return torch.einsum("ijdk,bik->bijd", weight, poses)
-
-
-def shared_votes(poses: Tensor, weight: Tensor) -> Tensor:
-    return torch.einsum("jdk,bik->bijd", weight, poses)
-
-
-def elementwise_votes(poses: Tensor, weight: Tensor) -> Tensor:
-    return torch.einsum("ijd,bid->bijd", weight, poses)
-
-
-KINDS: dict[str, tuple[Callable[..., Any], Callable[[Tensor, Tensor], Tensor], int, int]] = {
-    "dense": (Dense, dense_votes, 6, 5),
-    "shared": (Shared, shared_votes, 6, 5),
-    "elementwise": (Elementwise, elementwise_votes, 5, 5),
-    "matrix": (Matrix, matrix_votes, 9, 9),
+KINDS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int, int]] = {
+    "dense": (lambda poses, weight: torch.einsum("ijdk,bik->bijd", weight, poses), 6, 5),
+    "shared": (lambda poses, weight: torch.einsum("jdk,bik->bijd", weight, poses), 6, 5),
+    "elementwise": (lambda poses, weight: torch.einsum("ijd,bid->bijd", weight, poses), 5, 5),
+    "matrix": (matrix_votes, 9, 9),
 }
-"""The transform, its votes, K and D that it can have."""
-COUNTS = {"odd": (63, 7), "one input": (1, 7), "one output": (63, 1), "one of each": (1, 1)}
-BATCH = 3
+"""Its votes, K and D that it can have; identity has no weight."""
+WEIGHTED = pytest.mark.parametrize("kind", KINDS)
+BATCH = 4
 
 
-def bound(kind: str, counts: tuple[int, int] = (63, 7), dtype: torch.dtype = torch.float64) -> tuple[Any, Tensor]:
+def bound(kind: str, I: int = 63, J: int = 7, dtype: torch.dtype = torch.float64) -> tuple[Any, Tensor]:
     """A transform that knows its sizes, and poses for it."""
-    (make, _, K, D), (I, J) = KINDS[kind], counts
-    transform = make("normal", 0.5)
+    _, K, D = KINDS.get(kind, (None, 5, 5))
+    options = {"weight_init": "normal", "weight_std": 0.5} if kind in KINDS else {}
+    transform = build("transform", {"name": kind, **options})
     transform.bind(LayerSize(I, K, J, D), 1.0)
     return transform.to(dtype), torch.randn(BATCH, I, K, dtype=dtype)
 
 
-def tolerance(dtype: torch.dtype) -> float:
-    return {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2}[dtype]
+def make_votes(kind: str, dtype: torch.dtype = torch.float64, I: int = 63, J: int = 7) -> tuple[Votes, Tensor]:
+    """Votes, and the same by their definition in float64."""
+    if kind == "built":
+        votes = torch.randn(BATCH, I, J, 5, dtype=dtype)
+        return BuiltVotes(votes), votes.double()
+    if kind == "map":  # four positions, the weights of which are the same
+        types, poses = I // 4 or 1, torch.randn(BATCH, 4 * (I // 4 or 1), 6, dtype=dtype)
+        transform, _ = bound("dense", types, J, dtype)
+        by_position = poses.unflatten(1, (types, 4)).transpose(1, 2).flatten(0, 1)
+        wanted = torch.einsum("ijdk,bipk->bipjd", transform.weight.double(), poses.double().unflatten(1, (types, 4)))
+        return MapVotes(transform(by_position), poses, 4), wanted.flatten(1, 2)
+    if kind == "placed":
+        (votes, wanted), places = make_votes("shared", dtype, I, J), torch.randn(I, 5, dtype=dtype)
+        return PlacedVotes(votes, places), wanted + places.double()[:, None]
+    transform, poses = bound(kind, I, J, dtype)
+    if kind == "identity":
+        return transform(poses), poses.double()[:, :, None].expand(-1, -1, J, -1)
+    return transform(poses), KINDS[kind][0](poses.double(), transform.weight.double())
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("counts", COUNTS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_votes_are_those_of_einsum(kind: str, counts: str, dtype: torch.dtype) -> None:
-    transform, poses = bound(kind, COUNTS[counts], dtype)
-    votes = transform(poses)
-    wanted = KINDS[kind][1](poses.double(), transform.weight.double())
-    I, K, J, D = votes.size
-    assert (poses.shape[1], poses.shape[2], COUNTS[counts][1], KINDS[kind][3]) == (I, K, J, D)
-    coupling, parents = torch.rand(BATCH, I, J, dtype=dtype), torch.randn(BATCH, J, D, dtype=dtype)
-
-    def is_close(got: Tensor, exact: Tensor) -> None:
-        assert got.shape == exact.shape
-        assert got.dtype == dtype
-        assert_close(got.double() / exact.abs().max(), exact / exact.abs().max(), tolerance(dtype))
-
-    is_close(votes.build(), wanted)
-    is_close(votes.weighted_sum(None), wanted.sum(1))
-    is_close(votes.weighted_sum(coupling), torch.einsum("bij,bijd->bjd", coupling.double(), wanted))
-    is_close(votes.agreement(parents), torch.einsum("bijd,bjd->bij", wanted, parents.double()))
-    zeros = votes.zeros()
-    assert zeros.shape == (BATCH, I, J)
-    assert zeros.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+def test_every_transform_is_here() -> None:
+    assert {*KINDS, "identity"} == set(PARTS["transform"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients_are_those_of_finite_differences(kind: str) -> None:
-    make, _, K, D = KINDS[kind]
-    K = D = {"matrix": 4, "elementwise": 2}.get(kind, 2)
-    transform = make()
+@pytest.mark.parametrize("kind", [*KINDS, "identity", "built", "map", "placed"])
+def test_votes_are_those_of_einsum(kind: str) -> None:
+    for (dtype, tol), (I, J) in itertools.product(
+        ((torch.float64, 1e-12), (torch.float32, 2e-5), (torch.bfloat16, 2e-2)), ((63, 7), (1, 7), (63, 1), (1, 1))
+    ):
+        votes, wanted = make_votes(kind, dtype, I, J)
+        assert votes.size == (wanted.shape[1], votes.poses.shape[2], *wanted.shape[2:])
+        coupling, parents = torch.rand(wanted.shape[:3]).to(dtype), torch.randn(BATCH, *wanted.shape[2:]).to(dtype)
+        for rows in (slice(0, BATCH), slice(1, 3)):
+            some = votes if rows == slice(0, BATCH) else votes[rows]
+            exact, c, x = wanted[rows].detach(), coupling[rows], parents[rows]
+            for got, right in (
+                (some.build(), exact),
+                (some.weighted_sum(None), exact.sum(1)),
+                (some.weighted_sum(c), torch.einsum("bij,bijd->bjd", c.double(), exact)),
+                (some.agreement(x), torch.einsum("bijd,bjd->bij", exact, x.double())),
+            ):
+                assert got.shape == right.shape
+                assert got.dtype == dtype
+                assert_close(got.double() / right.abs().max(), right / right.abs().max(), tol)
+            assert some.zeros().shape == c.shape
+            assert some.zeros().dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+            assert not some.zeros().any()
+
+
+@WEIGHTED
+def test_derivatives_are_those_of_finite_differences(kind: str) -> None:
+    K = D = 4 if kind == "matrix" else 2
+    transform = build("transform", kind)
     transform.bind(LayerSize(3, K, 2, D), 1.0)
     transform.double()
     poses, weight = torch.randn(2, 3, K).double(), transform.weight.detach().clone()
-    coupling, parents = torch.rand(2, 3, 2).double(), torch.randn(2, 2, D).double()
 
     def asked(name: str) -> Callable[..., Tensor]:
         def function(poses: Tensor, weight: Tensor, other: Tensor) -> Tensor:
@@ -112,22 +114,26 @@ def test_gradients_are_those_of_finite_differences(kind: str) -> None:
 
         return function
 
-    for name, other in (("weighted_sum", coupling), ("agreement", parents), ("build", torch.ones(()).double())):
-        leaves = tuple(leaf.clone().requires_grad_() for leaf in (poses, weight, other))
+    for name, other in (
+        ("weighted_sum", torch.rand(2, 3, 2)),
+        ("agreement", torch.randn(2, 2, D)),
+        ("build", torch.ones(())),
+    ):
+        leaves = tuple(leaf.clone().double().requires_grad_() for leaf in (poses, weight, other))
         assert torch.autograd.gradcheck(asked(name), leaves), name
         assert torch.autograd.gradgradcheck(asked(name), leaves, fast_mode=True), name
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_routing_of_ones_own_is_compiled(kind: str) -> None:
-    """In one graph, forward and backward."""
+@WEIGHTED
+def test_a_routing_of_ones_own_is_one_graph(kind: str) -> None:
+    """Forward and backward; images do not mix, and autocast does not reach into the sums."""
     transform, poses = bound(kind)
     poses.requires_grad_()
 
     def route(poses: Tensor) -> Tensor:
         votes = transform(poses)
         coupling = votes.compete(votes.agreement(votes.weighted_sum(None)))
-        return torchcaps.squash(votes.weighted_sum(coupling))
+        return torchcaps.squash(votes.weighted_sum(coupling) + votes.build().mean(1))
 
     leaves = [poses, *transform.parameters()]
     wanted = route(poses)
@@ -137,68 +143,56 @@ def test_routing_of_ones_own_is_compiled(kind: str) -> None:
     assert_close(found, wanted, 1e-12)
     for grad, other in zip(torch.autograd.grad(found.square().sum(), leaves), grads, strict=True):
         assert_close(grad, other, 1e-12)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_votes_under_autocast_are_near_those_without(kind: str) -> None:
+    assert_batch_independent(route, poses, 1e-12)
     transform, poses = bound(kind, dtype=torch.float32)
-    votes = transform(poses)
-    parents = torch.randn(BATCH, votes.size.out_capsules, votes.size.out_dim)
+    wanted = transform(poses).weighted_sum(None)
     with torch.autocast("cpu", torch.bfloat16):
-        asked = transform(poses)
-        for got, wanted in (
-            (asked.weighted_sum(None), votes.weighted_sum(None)),
-            (asked.agreement(parents), votes.agreement(parents)),
-        ):
-            scale = wanted.abs().max().detach()
-            assert_close(got.float() / scale, wanted / scale, 2e-2)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_images_do_not_mix(kind: str) -> None:
-    transform, poses = bound(kind)
-    for ask in (lambda given: transform(given).weighted_sum(None), lambda given: transform(given).build()):
-        assert_batch_independent(ask, poses, 1e-12)
+        assert_close(
+            transform(poses).weighted_sum(None).float() / wanted.abs().max(), wanted / wanted.abs().max(), 2e-2
+        )
 
 
 # ---- weights
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("sizes", [(1152, 10), (63, 7), (9, 32), (300, 2)])
-@pytest.mark.parametrize("axis", ["outputs", "inputs"])
-def test_output_capsules_start_neither_short_nor_saturated(kind: str, sizes: tuple[int, int], axis: Any) -> None:
-    (I, J), (K, D) = sizes, {"matrix": (16, 16), "elementwise": (16, 16)}.get(kind, (8, 16))
-    poses = torch.randn(16, I, K)
-    poses = poses / poses.norm(dim=-1, keepdim=True)
-    routing = DynamicRouting(1 if axis == "inputs" else 3, softmax_over=axis)
-    layer = DenseCapsules(I, K, J, D, transform=KINDS[kind][0](), routing=routing)
-    lengths = layer(poses).poses.norm(dim=-1)
-    assert 0.3 < lengths.mean() < 0.97, lengths.mean()
-    assert (lengths.std(0) > 1e-3).all()
-    with torch.no_grad():
-        sums = layer.transform(poses).weighted_sum(None) / {"outputs": J, "inputs": I}[axis]
-    assert 0.5 < sums.norm(dim=-1).square().mean().sqrt() < 2, "under uniform coupling, of length near one"
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@WEIGHTED
 def test_weights_start_as_they_are_told_to(kind: str) -> None:
-    make, _, K, D = KINDS[kind]
+    _, K, D = KINDS[kind]
     size = LayerSize(200, K, 30, D)
 
-    def deviation(*options: Any) -> float:
-        transform = make(*options)
+    def deviation(**options: Any) -> float:
+        transform = build("transform", {"name": kind} | options)
         transform.bind(size, 0.3)
+        if options.get("weight_init") == "truncated-normal":
+            assert transform.weight.abs().max() <= 0.2
         return transform.weight.std().item()
 
-    assert deviation("normal", 0.2) == pytest.approx(0.2, rel=0.1)
-    assert deviation("truncated-normal", 0.1) == pytest.approx(0.0880, rel=0.1)
-    assert deviation("fan-in") == pytest.approx(math.sqrt(2 / (200 * K)), rel=0.1)
     products = {"elementwise": 1, "matrix": math.isqrt(K)}.get(kind, K)
-    assert deviation() == pytest.approx(0.3 * math.sqrt(K / products), rel=0.1)
+    for options, wanted in (
+        ({"weight_init": "normal", "weight_std": 0.2}, 0.2),
+        ({"weight_init": "truncated-normal"}, 0.0880),  # a normal cut at two deviations keeps 0.880 of one
+        ({"weight_init": "fan-in"}, math.sqrt(2 / (200 * K))),
+        ({}, 0.3 * math.sqrt(K / products)),
+    ):
+        assert deviation(**options) == pytest.approx(wanted, rel=0.1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@WEIGHTED
+def test_output_capsules_start_neither_short_nor_saturated(kind: str) -> None:
+    for (I, J), axis in itertools.product(((1152, 10), (63, 7), (9, 32), (300, 2)), ("outputs", "inputs")):
+        K, D = {"matrix": (16, 16), "elementwise": (16, 16)}.get(kind, (8, 16))
+        poses = torch.nn.functional.normalize(torch.randn(16, I, K), dim=-1)
+        routing = DynamicRouting(1 if axis == "inputs" else 3, softmax_over=axis)  # type: ignore[arg-type]
+        layer = DenseCapsules(I, K, J, D, transform=kind, routing=routing)
+        lengths = layer(poses).poses.norm(dim=-1)
+        assert 0.3 < lengths.mean() < 0.97, lengths.mean()
+        assert (lengths.std(0) > 1e-3).all()
+        with torch.no_grad():
+            sums = layer.transform(poses).weighted_sum(None) / {"outputs": J, "inputs": I}[axis]
+        assert 0.5 < sums.norm(dim=-1).square().mean().sqrt() < 2, "under uniform coupling, of length near one"
+
+
+@WEIGHTED
 def test_weights_stay_what_they_are(kind: str) -> None:
     transform, poses = bound(kind, dtype=torch.float32)
     wanted = transform(poses).build()
@@ -208,46 +202,71 @@ def test_weights_stay_what_they_are(kind: str) -> None:
     for each in (other, copy.deepcopy(transform), pickle.loads(pickle.dumps(transform))):
         assert_close(each(poses).build(), wanted, 0)
         assert each.weight.stride() == transform.weight.stride()
+        assert kind == "shared" or each.weight.stride(0) == 1, "input capsules innermost, for the sums"
     transform(poses).weighted_sum(None).square().sum().backward()
     assert_gradients_reach(transform)
+    torch.manual_seed(3)
+    transform.reset_parameters()
+    torch.manual_seed(3)
+    again, _ = bound(kind, dtype=torch.float32)
+    assert_close(again.weight, transform.weight, 0)
 
 
-def test_what_a_transform_says_of_itself() -> None:
-    transform = Shared("normal", 0.25)
-    assert repr(transform) == "Shared()"
-    transform.bind(LayerSize(6, 3, 4, 5), 1.0)
-    assert repr(transform) == "Shared(weight=(4, 5, 3), weight_init=normal(0.25))"
+class Largest(TorchDispatchMode):
+    """The most numbers that a tensor had that was computed."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.numbers = max(self.numbers, result.numel())
+        return result
+
+
+@pytest.mark.parametrize("kind", ["shared", "elementwise", "matrix", "identity"])  # dense votes: the fused path's tests
+def test_votes_are_not_built_where_they_are_asked(kind: str) -> None:
+    """Of B·I·J·D numbers, only as many as the working memory holds are there at once."""
+    before, (B, I, J, D) = get_working_memory(), (16, 300, 8, 16)
+    torchcaps.set_working_memory(0.25)
+    layer, poses = DenseCapsules(I, D, J, D, transform=kind), torch.randn(B, I, D)
+    try:
+        with torch.no_grad(), Largest() as asked:
+            layer(poses)
+        with torch.no_grad(), Largest() as built:
+            layer.transform(poses).build().contiguous()
+    finally:
+        torchcaps.set_working_memory(before)
+    assert built.numbers == B * I * J * D
+    assert asked.numbers < B * I * J * D / 1.9, asked.numbers
 
 
 # ---- what is refused
 
 
-def test_sizes_that_a_transform_cannot_have() -> None:
-    said = "Elementwise: input and output capsules must have as many components as each other, got 3 and 4"
-    assert_raises(ValueError, DenseCapsules, 6, 3, 5, 4, transform=Elementwise(), say=said)
-    for K, D in ((8, 8), (16, 9), (4, 5)):
-        said = "Matrix: the poses of input and output capsules must be square matrices of one size, such as 4×4 = 16 "
-        said += f"components, got {K} and {D}"
-        assert_raises(ValueError, DenseCapsules, 6, K, 5, D, transform=Matrix(), say=said)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_options_and_poses_that_do_not_fit(kind: str) -> None:
-    make, name = KINDS[kind][0], KINDS[kind][0].__name__
-    assert_raises(ValueError, make, "x", say=f"{name}: weight_init must be one of balanced, normal, truncated-normal")
-    for wrong in (-1.0, math.inf, math.nan):
-        assert_raises(ValueError, make, "normal", wrong, say=f"{name}: weight_std must be at least 0 and finite")
-    assert_raises(TypeError, make, "normal", "0.1", say=f"{name}: weight_std must be a number")
-    transform, poses = bound(kind)
-    K = poses.shape[2]
-    said = f"{name}: poses must have shape (B, 63, {K}), got {(BATCH, 62, K)}"
-    assert_raises(ValueError, transform, poses[:, 1:], say=said)
-    assert_raises(TypeError, transform, poses.long(), say=f"{name}: poses must be a floating-point tensor")
-    said = f"{name}: this transform belongs to a layer already; make one for each"
-    assert_raises(ValueError, DenseCapsules, 6, K, 5, KINDS[kind][3], transform=transform, say=said)
-
-
-def test_transforms_and_votes_are_abstract() -> None:
+def test_sizes_options_and_poses_that_do_not_fit() -> None:
+    equal = "input and output capsules must have as many components as each other, got 3 and 4"
+    square = "Matrix: the poses of input and output capsules must be square matrices of one size, such as 4×4 = 16 "
+    for kind, K, D, said in (
+        ("elementwise", 3, 4, f"Elementwise: {equal}"),
+        ("identity", 3, 4, f"Identity: {equal}"),
+        *(("matrix", K, D, f"{square}components, got {K} and {D}") for K, D in ((8, 8), (16, 9), (4, 5))),
+    ):
+        assert_raises(InputError, DenseCapsules, 6, K, 5, D, transform=kind, say=said)
+    for kind, (_, K, D) in KINDS.items():
+        make, (transform, poses) = PARTS["transform"][kind], bound(kind)
+        name = make.__name__
+        assert_raises(InputError, make, "x", say=f"{name}: weight_init must be one of balanced, normal, truncated-n")
+        for wrong in (-1.0, 0.0, math.inf, math.nan):
+            assert_raises(InputError, make, "normal", wrong, say=f"{name}: weight_std must be above 0 and at most 1e+")
+        assert_raises(WrongType, make, "normal", "0.1", say=f"{name}: weight_std must be above 0")
+        said = f"{name}: poses must have shape (B, 63, {K}), got {(BATCH, 62, K)}"
+        assert_raises(InputError, transform, poses[:, 1:], say=said)
+        assert_raises(WrongType, transform, poses.long(), say=f"{name}: poses must be a floating-point tensor")
+        said = f"{name}: this transform belongs to a layer already; make one for each"
+        assert_raises(InputError, DenseCapsules, 6, K, 5, D, transform=transform, say=said)
+    for sizes in ((0, 2, 2), (2, 0, 2), (2, 2, 0)):
+        assert_raises(InputError, BuiltVotes, torch.zeros(1, *sizes), say="at least one capsule and component")
     for kind in (Transform, Votes):
         with pytest.raises(TypeError, match="abstract"):
             kind()  # type: ignore[abstract]
@@ -263,99 +282,57 @@ class Negated(Transform):
         self.size, self.factor = size, std
 
     def forward(self, poses: Tensor) -> Votes:
-        return Built(poses, self.size, self.factor)
-
-
-class Built(Votes):
-    def __init__(self, poses: Tensor, size: LayerSize, factor: float) -> None:
-        super().__init__(poses, size)
-        self.factor = factor
-
-    def build(self) -> Tensor:
-        return -self.factor * self.poses[:, :, None].expand(-1, -1, self.size.out_capsules, -1)
-
-    def weighted_sum(self, coupling: Tensor | None) -> Tensor:
-        return self.build().sum(1) if coupling is None else torch.einsum("bij,bijd->bjd", coupling, self.build())
-
-    def agreement(self, parents: Tensor) -> Tensor:
-        return torch.einsum("bijd,bjd->bij", self.build(), parents)
+        return BuiltVotes(-self.factor * poses[:, :, None].expand(-1, -1, self.size.out_capsules, -1), poses)
 
 
 def test_a_transform_of_ones_own() -> None:
-    layer = DenseCapsules(6, 4, 3, 4, transform=Negated())
+    layer, other = (DenseCapsules(6, 4, 3, 4, transform=each) for each in (Negated(), "elementwise"))
     assert not list(layer.parameters())
+    torch.nn.init.constant_(other.transform.weight, -layer.transform.factor)
     poses = torch.randn(2, 6, 4)
-    same = Elementwise("normal", 0)
-    other = DenseCapsules(6, 4, 3, 4, transform=same)
-    with torch.no_grad():
-        same.weight.fill_(-layer.transform.factor)
     assert_close(layer(poses).poses, other(poses).poses)
 
 
 # ---- the competition
 
 
-def test_all_outputs_compete_unless_there_are_rivals() -> None:
-    votes = bound("dense", (5, 4))[0](torch.randn(BATCH, 5, 6).double())
-    logits = torch.randn(BATCH, 5, 4).double()
-    assert_close(votes.compete(logits), logits.softmax(2))
-    assert_close(votes.compete(logits, "inputs"), logits.softmax(1))
-    beside = torch.cat([logits, torch.zeros(BATCH, 5, 1)], 2).softmax(2)[..., :4]
-    assert_close(votes.compete(logits, leaky=True), beside)
+def test_who_competes() -> None:
+    votes = BuiltVotes(torch.randn(BATCH, 5, 4, 6).double())
+    for logits in (torch.randn(BATCH, 5, 4).double(), torch.randn(4, BATCH, 5).double().permute(1, 2, 0)):
+        assert_close(votes.compete(logits), logits.softmax(2), 1e-12)
+        assert_close(votes.log_compete(logits), logits.log_softmax(2), 1e-12)
+        assert_close(votes.compete(logits, "inputs"), logits.softmax(1), 1e-12)
+        zeros = torch.zeros_like(logits)
+        assert_close(
+            votes.compete(logits, leaky=True), torch.cat([logits, zeros[..., :1]], 2).softmax(2)[..., :4], 1e-12
+        )
+        beside = torch.cat([logits, zeros[:, :1]], 1).softmax(1)[:, :5]
+        assert_close(votes.compete(logits, "inputs", leaky=True), beside, 1e-12)
 
 
-def test_rivals_by_loops() -> None:
+def test_the_competition_on_a_map_by_loops() -> None:
     """Two windows of three capsules of a map of four (and none, 0), of which they share two."""
     children = torch.tensor([[1, 2, 3], [2, 3, 0]])
-    rivals = Rivals(children, 5)
+    competition = MapCompetition(children, 5)
+    votes = BuiltVotes(torch.randn(2 * BATCH, 3, 4, 2).double())
+    votes.competition = competition
     logits = 5 * torch.randn(2 * BATCH, 3, 4).double()
-    assert rivals.links.tolist() == [1, 1, 2, 2, 0]
+    assert competition.links.tolist() == [1, 1, 2, 2, 0]
+    assert competition.rows_per_image == 2
+    assert votes[2:4].competition is competition
+    assert_close(votes.compete(logits, "inputs"), logits.softmax(1), 1e-12)
+    assert_close(votes.log_compete(logits).exp(), votes.compete(logits), 1e-12)
     for leaky in (False, True):
-        got = rivals.compete(logits, leaky).view(BATCH, 2, 3, 4)
-        for b in range(BATCH):
-            for capsule in (0, 1, 2, 3):
-                places = (children == capsule).nonzero().tolist()
-                powers = torch.stack([logits.view(BATCH, 2, 3, 4)[b, window, i] for window, i in places]).exp()
-                for (window, i), power in zip(places, powers, strict=True):
-                    assert_close(got[b, window, i], power / (powers.sum() + (1 if leaky else 0)), 1e-10)
-    huge = rivals.compete(torch.full((2, 3, 4), 1e30), leaky=True)
-    assert huge.isfinite().all(), "a softmax, not a quotient of powers"
-    assert rivals.compete(torch.full((2, 3, 4), -1e30), leaky=False).isfinite().all()
-
-
-def test_rivals_gradients_are_those_of_finite_differences() -> None:
-    rivals = Rivals(torch.tensor([[1, 2, 3], [2, 3, 0]]), 5)
-    logits = torch.randn(4, 3, 2, dtype=torch.float64, requires_grad=True)
-    for leaky in (False, True):
-        assert torch.autograd.gradcheck(lambda given, leaky=leaky: rivals.compete(given, leaky), (logits,))
-
-
-class Largest(TorchDispatchMode):
-    """The most numbers that a tensor had that was computed."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        if isinstance(result, Tensor):
-            self.numbers = max(self.numbers, result.numel())
-        return result
-
-
-@pytest.mark.parametrize("kind", ["shared", "elementwise", "matrix"])  # the fused way of dense votes: tests/ops
-def test_votes_are_not_built_where_they_are_asked(kind: str) -> None:
-    """Of B·I·J·D numbers, only as many as the working memory holds are there at once."""
-    before = get_working_memory()
-    torchcaps.set_working_memory(0.25)
-    B, I, J, D = 16, 300, 8, 16
-    layer = DenseCapsules(I, D, J, D, transform=KINDS[kind][0]())
-    poses = torch.randn(B, I, D)
-    try:
-        with torch.no_grad(), Largest() as asked:
-            layer(poses)
-        with torch.no_grad(), Largest() as built:
-            layer.transform(poses).build()
-    finally:
-        torchcaps.set_working_memory(before)
-    assert built.numbers == B * I * J * D
-    assert asked.numbers < B * I * J * D / 1.9, asked.numbers
+        got = votes.compete(logits, leaky=leaky).view(BATCH, 2, 3, 4)
+        for b, capsule in itertools.product(range(BATCH), (0, 1, 2, 3)):
+            places = (children == capsule).nonzero().tolist()
+            powers = torch.stack([logits.view(BATCH, 2, 3, 4)[b, window, i] for window, i in places]).exp()
+            for (window, i), power in zip(places, powers, strict=True):
+                assert_close(got[b, window, i], power / (powers.sum() + leaky), 1e-10)
+        for huge in (1e30, -1e30):
+            assert votes.compete(torch.full((2, 3, 4), huge), leaky=leaky).isfinite().all(), "no quotient of powers"
+        few = torch.randn(4, 3, 2).double().requires_grad_()
+        assert torch.autograd.gradcheck(lambda given, leaky=leaky: competition.softmax(given, leaky), (few,))
+    assert torch.autograd.gradcheck(competition.log_softmax, (few,))
+    far = torch.tensor([0.0, -500.0]).expand(2, 3, 2)
+    assert_close(competition.log_softmax(far)[0, 0], [0.0, -500.0]), "exact even of couplings that are zero"

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from support import assert_batch_independent, assert_close, assert_raises
-from torchcaps import compute_votes, set_working_memory
-from torchcaps.ops.contractions import agreement, weighted_sum
-from torchcaps.ops.memory import WORKING_MEMORY
+from torchcaps.errors import InputError, WrongType
+from torchcaps.ops.contractions import agreement, compute_votes, weighted_sum
+from torchcaps.ops.memory import WORKING_MEMORY, set_working_memory
 
 SIZES = [(3, 5, 4, 2, 3), (1, 1, 1, 1, 1), (2, 63, 7, 5, 3), (130, 4, 3, 2, 2), (2, 3, 5, 7, 1)]
 each_size = pytest.mark.parametrize("sizes", SIZES, ids=str)
@@ -151,12 +151,40 @@ def test_no_images() -> None:
 def test_what_does_not_fit() -> None:
     poses, weight = torch.rand(2, 3, 5), torch.rand(3, 4, 6, 5)
     coupling, parents = torch.rand(2, 3, 4), torch.rand(2, 4, 6)
-    assert_raises(
-        ValueError, weighted_sum, poses, weight, coupling.mT, say="weighted_sum: coupling must have shape (2, 3, 4)"
-    )
-    assert_raises(ValueError, agreement, poses, weight, parents.mT, say="agreement: parents must have shape (2, 4, 6)")
-    assert_raises(
-        TypeError, weighted_sum, poses, weight, coupling.long(), say="coupling must be a floating-point tensor"
-    )
-    assert_raises(TypeError, agreement, poses, weight, None, say="agreement: parents must be a floating-point tensor")
-    assert_raises(ValueError, agreement, poses[0], weight, parents, say="agreement: poses must have shape (B, I, K)")
+    for kind, function, args, said in (
+        (InputError, weighted_sum, (poses, weight, coupling.mT), "coupling must have shape (2, 3, 4)"),
+        (InputError, agreement, (poses, weight, parents.mT), "parents must have shape (2, 4, 6)"),
+        (InputError, agreement, (poses[0], weight, parents), "poses must have shape (B, I, K)"),
+        (InputError, compute_votes, (poses, weight[..., :4]), "weight must have shape (3, J, D, 5) or (3, J, D), got"),
+        (WrongType, weighted_sum, (poses, weight, coupling.long()), "coupling must be a floating-point tensor"),
+        (WrongType, agreement, (poses, weight, None), "parents must be a floating-point tensor"),
+    ):
+        assert_raises(kind, function, *args, say=f"{function.__name__}: {said}")
+    for function, more in ((weighted_sum, ()), (agreement, (parents,)), (compute_votes, ())):
+        assert_raises(InputError, function, poses, weight[..., 0], *more, say="as many components as poses, 5, got 6")
+
+
+def test_a_compiled_graph_is_one_and_has_gradients() -> None:
+    poses, weight, _, parents = tensors((3, 5, 2, 3, 4))
+
+    def loss(poses: Tensor, weight: Tensor, parents: Tensor) -> Tensor:
+        return weighted_sum(poses, weight, agreement(poses, weight, parents)).square().sum()
+
+    leaves = poses, weight, parents
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager", dynamic=True)
+    for got, wanted in zip(*(torch.autograd.grad(f(*leaves), leaves) for f in (compiled, loss)), strict=True):
+        assert_close(got, wanted, 1e-10)
+
+
+@pytest.mark.parametrize("make", [tensors, scaled])
+def test_exported_graphs_are_of_torch_s_own_operations(make: Callable[[tuple[int, ...]], tuple[Tensor, ...]]) -> None:
+    class Sums(torch.nn.Module):
+        def forward(self, poses: Tensor, weight: Tensor, coupling: Tensor, parents: Tensor) -> tuple[Tensor, ...]:
+            given = poses, weight
+            return weighted_sum(*given, coupling), weighted_sum(*given), agreement(*given, parents)
+
+    given = tuple(tensor.detach() for tensor in make((2, 3, 2, 4, 5)))
+    exported = torch.export.export(Sums(), given)
+    assert not [node for node in exported.graph.nodes if "torchcaps" in str(node.target)]
+    for got, wanted in zip(exported.module()(*given), Sums()(*given), strict=True):
+        assert_close(got, wanted, 1e-12)

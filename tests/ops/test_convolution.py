@@ -18,10 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from support import assert_close, assert_differs, assert_raises, holds
+from torchcaps.errors import InputError, WrongType
 from torchcaps.machine import MIB
-from torchcaps.ops.convolution import Shape, autograd, choice, choose, columns, convolve, transform
-from torchcaps.ops.convolution.basis import INFINITY, Axis, group_planes, is_real, points
-from torchcaps.ops.convolution.plan import Plan, best_plan
+from torchcaps.ops import convolution
+from torchcaps.ops.convolution import Shape, choice, choose, columns, convolve, transform
+from torchcaps.ops.convolution.points import INFINITY, Axis, Plan, best_plan, group_planes, is_real, points
 from torchcaps.ops.memory import set_working_memory
 
 WAYS = ("columns", "transform")
@@ -190,7 +191,7 @@ def test_the_assertions_can_fail() -> None:
     assert not holds(assert_same, {}, exact)
 
 
-# ---- the basis
+# ---- the points
 
 
 @pytest.mark.parametrize("n", range(1, 25))
@@ -213,10 +214,9 @@ def by_planes(first: Axis, second: Axis, tile: np.ndarray, kernel: np.ndarray) -
     """The correlation by products of planes, and how many there are."""
     maps, planes = np.zeros((first.outputs, second.outputs)), 0
     for group in group_planes(first, second):
-        left = group.features @ (first.features[group.rows] @ tile).ravel()
-        right = group.kernel @ (first.kernel[group.rows] @ kernel).ravel()
-        half = (group.maps.T @ (left * right)).reshape(-1, second.outputs)
-        maps += first.maps[group.rows].T @ half
+        (features, kernels, outputs), (A, G, M) = group.matrices, (matrix[group.rows] for matrix in first.matrices)
+        left, right = features @ (A @ tile).ravel(), kernels @ (G @ kernel).ravel()
+        maps += M.T @ (outputs.T @ (left * right)).reshape(-1, second.outputs)
         planes += len(left)
     return maps, planes
 
@@ -239,9 +239,10 @@ def test_two_outputs_of_three_taps_by_hand() -> None:
     # values at ∞, 0, 1, -1; from them  c3 = v∞,  c0 = v0,  c1 = (v1 - v-1)/2 - v∞,  c2 = (v1 + v-1)/2 - v0
     axis = Axis(2, 3)
     assert axis.points == [INFINITY, 0, 1, -1]
-    assert axis.kernel.tolist() == [[0, 0, 1], [1, 0, 0], [1, 1, 1], [1, -1, 1]]
-    assert axis.maps.tolist() == [[0, 1], [1, 0], [1, 1], [1, -1]]
-    assert np.allclose(axis.features, [[0, -1, 0, 1], [1, 0, -1, 0], [0, 0.5, 0.5, 0], [0, -0.5, 0.5, 0]])
+    features, kernel, outputs = axis.matrices
+    assert kernel.tolist() == [[0, 0, 1], [1, 0, 0], [1, 1, 1], [1, -1, 1]]
+    assert outputs.tolist() == [[0, 1], [1, 0], [1, 1], [1, -1]]
+    assert np.allclose(features, [[0, -1, 0, 1], [1, 0, -1, 0], [0, 0.5, 0.5, 0], [0, -0.5, 0.5, 0]])
     assert Plan(Shape(1, 1, (4, 4), (3, 3), (1, 1)), (2, 2)).planes == 16  # for 2 · 2 · 3 · 3 = 36 multiplications
     maps, planes = by_planes(axis, axis, np.arange(16.0).reshape(4, 4), np.ones((3, 3)))
     assert planes == 16
@@ -292,7 +293,7 @@ def test_image_by_image(case: Case, ways: list[str]) -> None:
 @pytest.mark.parametrize("case", [USUAL, CASES[1], CASES[5]], ids=str)
 @pytest.mark.parametrize("tile", [(1, 1), (2, 3), (3, 1), (4, 6), (5, 5), (7, 2), (12, 12)])
 def test_tiles_of_any_size(case: Case, tile: tuple[int, int], always: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autograd, "best_plan", lambda shape, images: Plan(shape, tile))
+    monkeypatch.setattr(convolution, "best_plan", lambda shape, images: Plan(shape, tile))
     check(case, "transform")
 
 
@@ -308,7 +309,7 @@ def test_errors_beside_those_of_conv2d(
         leaves = {name: torch.full_like(leaf, 0.1).requires_grad_() for name, leaf in leaves.items()}
     if most == 1:  # the tile of the paper's sizes
         assert best_plan(PRIMARY, 128).tile == (6, 6)
-        monkeypatch.setattr(autograd, "best_plan", lambda shape, images: Plan(shape, (6, 6)))
+        monkeypatch.setattr(convolution, "best_plan", lambda shape, images: Plan(shape, (6, 6)))
     exact = double(leaves)
     got, other = (with_gradients(function(leaves, case, way), leaves) for function in (fast, plain))
     wanted = with_gradients(plain(exact, case), exact)
@@ -665,9 +666,9 @@ def test_too_little_working_memory_leaves_it_to_pytorch(ways: list[str]) -> None
 
 @pytest.fixture
 def kept(always: None) -> Iterator[None]:
-    autograd._kept._entries.clear()
+    convolution._kept.clear()
     yield
-    autograd._kept._entries.clear()
+    convolution._kept.clear()
 
 
 @pytest.mark.usefixtures("kept")
@@ -718,13 +719,13 @@ def test_planes_go_when_their_kernel_goes() -> None:
     leaves = make()
     with torch.no_grad():
         fast(leaves, USUAL, "transform")
-        assert len(autograd._kept._entries) == 1
+        assert len(convolution._kept) == 1
         del leaves["weight"]
         gc.collect()
-        assert len(autograd._kept._entries) == 0
+        assert len(convolution._kept) == 0
         for _ in range(3):  # one kernel at a time, however many there are
             fast(make(), USUAL, "transform")
-            assert len(autograd._kept._entries) <= 1
+            assert len(convolution._kept) <= 1
 
 
 # ---- the choice
@@ -781,7 +782,7 @@ def test_auto_goes_the_way_that_is_chosen(monkeypatch: pytest.MonkeyPatch, ways:
         asked.append((shape, images, learning))
         return WAYS[len(asked) % 2]
 
-    monkeypatch.setattr("torchcaps.ops.convolution.choose", chosen)
+    monkeypatch.setattr(convolution, "choose", chosen)
     wanted = plain(leaves, USUAL)
     assert_close(fast(leaves, USUAL, "auto"), wanted, 1e-5)
     with torch.no_grad():
@@ -805,25 +806,31 @@ def test_numbers_and_pairs_for_stride_and_padding() -> None:
 
 def test_what_does_not_fit() -> None:
     features, weight, bias = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3), torch.randn(4)
+    floats, fits = "must be a floating-point tensor", "features must be at least as large as the kernel"
     refused: list[tuple[type[Exception], tuple[Any, ...], str]] = [
-        (TypeError, (features.long(), weight), "features must be a floating-point tensor, got torch.int64"),
-        (TypeError, (features, weight.int()), "weight must be a floating-point tensor, got torch.int32"),
-        (TypeError, (features, weight, bias.long()), "bias must be a floating-point tensor, got torch.int64"),
-        (ValueError, (features[0], weight), "features must have shape (B, C, H, W), got (3, 8, 8)"),
-        (ValueError, (features, weight[0]), "weight must have shape (O, C, k, l), got (3, 3, 3)"),
-        (ValueError, (features, weight, bias[None]), "bias must have shape (4,), got (1, 4)"),
-        (ValueError, (features, weight[:, :2]), "weight must have shape (O, 3, k, l) as features have 3 channels"),
-        (ValueError, (features, weight, bias[:3]), "bias must have shape (4,), got (3,)"),
-        (ValueError, (features, weight, bias, 0), "stride must be at least 1, got 0"),
-        (ValueError, (features, weight, bias, 1, (0, -1)), "padding must be at least 0, got -1"),
-        (ValueError, (features[:, :, :2], weight), "at least as large as the kernel, 3×3, got shape (2, 3, 2, 8)"),
-        (ValueError, (features[..., :1], weight, None, 1, (1, 0)), "got shape (2, 3, 8, 1)"),
+        (WrongType, (features.long(), weight), f"features {floats}"),
+        (WrongType, (features, weight.int()), f"weight {floats}"),
+        (WrongType, (features, weight, bias.long()), f"bias {floats}"),
+        (WrongType, (features, weight.double()), "features, weight and bias must be of one dtype, got torch.float"),
+        (InputError, (features[0], weight), "features must have shape (B, C, H, W), got (3, 8, 8)"),
+        (InputError, (features, weight[0]), "weight must have shape (O, 3, k, l), got (3, 3, 3)"),
+        (InputError, (features, weight[:, :2]), "weight must have shape (O, 3, k, l), got (4, 2, 3, 3)"),
+        (InputError, (features, weight, bias[None]), "bias must have shape (4,), got (1, 4)"),
+        (InputError, (features, weight, bias[:3]), "bias must have shape (4,), got (3,)"),
+        (InputError, (features, weight, bias, 0), "stride must be 1 to 4096, got 0"),
+        (InputError, (features, weight, bias, (1, 2, 3)), "stride must have 2 entries, got (1, 2, 3)"),
+        (WrongType, (features, weight, bias, "1"), "stride must be 1 to 4096, got '1'"),
+        (InputError, (features, weight, bias, 1, (0, -1)), "padding must be 0 to 4095, got -1"),
+        (InputError, (features[:, :, :2], weight), f"{fits}, and neither empty, got shapes (2, 3, 2, 8) and (4, 3"),
+        (InputError, (features[..., :1], weight, None, 1, (1, 0)), fits),
+        (InputError, (features, weight[:0]), fits),
+        (InputError, (features[:, :, :0], weight[:, :, :1, :1], None, 1, 1), fits),
     ]
     for kind, args, said in refused:
-        assert_raises(kind, convolve, *args, say=said)
-        assert_raises(kind, convolve, *args, backend="transform", say="convolve: ")
+        for way in ("auto", "transform"):
+            assert_raises(kind, convolve, *args, backend=way, say=f"convolve: {said}")
     said = "backend must be one of auto, plain, columns, transform, got 'fast'"
-    assert_raises(ValueError, convolve, features, weight, backend="fast", say=said)
+    assert_raises(InputError, convolve, features, weight, backend="fast", say=said)
     assert_differs(convolve(features, weight, bias), convolve(features, weight))
 
 
@@ -831,6 +838,6 @@ def test_planes_that_were_kept_go_when_the_kernel_learns(always: None) -> None:
     leaves = make(USUAL)
     with torch.no_grad():
         fast(leaves, USUAL, "transform")
-    assert id(leaves["weight"]) in autograd._kept._entries
+    assert leaves["weight"] in convolution._kept
     fast(leaves, USUAL, "transform")
-    assert id(leaves["weight"]) not in autograd._kept._entries
+    assert leaves["weight"] not in convolution._kept

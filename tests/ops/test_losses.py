@@ -10,9 +10,17 @@ import torch
 from torch import Tensor
 
 from support import assert_close, assert_differs, assert_finite, assert_raises
-from torchcaps import margin_loss, normalised_cross_entropy, reconstruction_loss, safe_norm
+from torchcaps.errors import InputError, WrongType
 from torchcaps.nn import mask_capsules
-from torchcaps.ops.losses import multi_hot
+from torchcaps.ops.losses import (
+    margin_loss,
+    multi_hot,
+    normalised_cross_entropy,
+    reconstruction_loss,
+    score_cross_entropy,
+    spread_loss,
+)
+from torchcaps.ops.squash import safe_norm
 
 LENGTHS = torch.tensor([[0.8, 0.2, 0.1], [0.05, 0.5, 1.0]], dtype=torch.float64)
 LABELS = torch.tensor([0, 1])
@@ -80,6 +88,17 @@ def test_normalised_cross_entropy_is_clipped() -> None:
     assert_finite([zeros.grad])
 
 
+def test_spread_loss_and_score_cross_entropy_by_hand() -> None:
+    # image 0, class 0: 0.9−(0.8−0.2) = 0.3, 0.9−(0.8−0.1) = 0.2;  image 1, class 1: 0.9−0.45 = 0.45, 0.9+0.5 = 1.4
+    wanted = [0.09 + 0.04, 0.45**2 + 1.4**2]
+    assert_close(spread_loss(LENGTHS, LABELS, reduction="none"), wanted, 1e-12)
+    assert_close(spread_loss(LENGTHS, LABELS, margin=torch.tensor(0.9, dtype=torch.float64)), sum(wanted) / 2, 1e-12)
+    both = torch.tensor([[1, 1, 0]])  # a_t is 0.5: 0.9 − (0.5 − 0.1)
+    assert_close(spread_loss(LENGTHS[:1], both), 0.25, 1e-12)
+    logs = (2 * LENGTHS).log_softmax(1)
+    assert_close(score_cross_entropy(LENGTHS, LABELS, scale=2.0), -(logs[0, 0] + logs[1, 1]).item() / 2, 1e-12)
+
+
 def test_reconstruction_loss_by_hand() -> None:
     images = torch.zeros(2, 1, 2, 2)
     decoded = torch.tensor([[[[1.0, 0.0], [0.0, 0.5]]], [[[0.0, 0.0], [0.0, 0.5]]]])
@@ -109,32 +128,42 @@ def test_lengths_softmax_loss_and_mask_by_hand() -> None:
     assert_close(mask_capsules(capsules), [[[0.6, 0.0, 0.8], [0.0, 0.0, 0.0]]])
 
 
-@pytest.mark.parametrize("loss", [margin_loss, normalised_cross_entropy, multi_hot])
+LOSSES = [margin_loss, normalised_cross_entropy, spread_loss, score_cross_entropy]
+
+
+@pytest.mark.parametrize("loss", [*LOSSES, multi_hot])
 def test_bad_targets(loss: Callable[..., Tensor]) -> None:
     name = loss.__name__
     for labels in ([0, 3], [-1, 0]):
-        assert_raises(ValueError, loss, LENGTHS, torch.tensor(labels), say=f"{name}: labels must be in 0..2, got")
+        assert_raises(InputError, loss, LENGTHS, torch.tensor(labels), say=f"{name}: labels must be in 0..2, got")
     for shape in ((3,), (2, 2), (2, 3, 1), ()):
         targets = torch.zeros(shape, dtype=torch.int64)
-        assert_raises(ValueError, loss, LENGTHS, targets, say=f"(2,) or multi-hot of shape (2, 3), got {shape}")
+        said = f"{name}: targets must have shape (2,) or (2, 1) or (2, 3), got {shape}"
+        assert_raises(InputError, loss, LENGTHS, targets, say=said)
     for dtype in (torch.float32, torch.bool):
-        assert_raises(TypeError, loss, LENGTHS, torch.zeros(2, dtype=dtype), say="must be integer labels")
+        assert_raises(InputError, loss, LENGTHS, torch.zeros(2, dtype=dtype), say=f"{name}: targets must")
     for value in (2.0, -1.0, math.nan):
-        assert_raises(ValueError, loss, LENGTHS, torch.full((2, 3), value), say="multi-hot targets must lie in 0..1")
-    scores = "scores" if loss is multi_hot else "lengths"
-    assert_raises(
-        TypeError, loss, torch.ones(2, 3, dtype=torch.int64), LABELS, say=f"{scores} must be a floating-point"
-    )
-    assert_raises(ValueError, loss, torch.ones(2, 3, 1), LABELS, say=f"{scores} must have shape (B, J), got (2, 3, 1)")
+        assert_raises(InputError, loss, LENGTHS, torch.full((2, 3), value), say="multi-hot targets must lie in 0..1")
+    for lengths, kind, said in (
+        (torch.ones(2, 3, dtype=torch.int64), WrongType, "must be a floating-point tensor"),
+        (torch.ones(2, 3, 1), InputError, "must have shape (B, J), got (2, 3, 1)"),
+    ):
+        assert_raises(kind, loss, lengths, LABELS, say=said)
 
 
-def test_bad_reductions_and_shapes() -> None:
-    for loss in (margin_loss, normalised_cross_entropy):
-        assert_raises(
-            ValueError, loss, LENGTHS, LABELS, reduction="average", say="reduction must be one of mean, sum, none, got"
-        )
+def test_bad_options_and_shapes() -> None:
+    for loss in LOSSES:
+        said = "reduction must be one of mean, sum, none, got"
+        assert_raises(InputError, loss, LENGTHS, LABELS, reduction="average", say=said)
+    for loss, option, value in (
+        (margin_loss, "m_plus", -0.1),
+        (normalised_cross_entropy, "clip", 0.5),
+        (spread_loss, "margin", torch.ones(2)),
+        (score_cross_entropy, "scale", -1.0),
+    ):
+        assert_raises(InputError, loss, LENGTHS, LABELS, **{option: value}, say=f"{loss.__name__}: {option} must")
     images = torch.zeros(2, 1, 2, 2)
-    assert_raises(
-        ValueError, reconstruction_loss, images, images, reduction="sum", say="one of sum_per_image, mean, got"
-    )
-    assert_raises(ValueError, reconstruction_loss, images, images[:1], say="(2, 1, 2, 2), images (1, 1, 2, 2)")
+    said = "one of sum_per_image, mean, got"
+    assert_raises(InputError, reconstruction_loss, images, images, reduction="sum", say=said)
+    for one, other in ((images, images[:1]), (images, images[..., :1]), (torch.ones(2), torch.ones(2))):
+        assert_raises(InputError, reconstruction_loss, one, other, say="reconstruction_loss: ")

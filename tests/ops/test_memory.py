@@ -13,9 +13,19 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from support import assert_raises
+from torchcaps.errors import InputError, WrongType
 from torchcaps.machine import MIB
 from torchcaps.ops import memory
-from torchcaps.ops.memory import ALIGNMENT, SMALLEST, get_working_memory, new_empty, set_working_memory
+from torchcaps.ops.memory import (
+    ALIGNMENT,
+    SMALLEST,
+    combine,
+    contiguous,
+    get_working_memory,
+    new_empty,
+    set_working_memory,
+)
 
 LARGE = (3, 5, 100_003)  # 6 MB
 
@@ -29,6 +39,19 @@ def _no_blocks() -> Iterator[None]:
     yield
     set_working_memory(1e-6)
     set_working_memory(before)
+
+
+def test_what_is_no_amount_of_memory() -> None:
+    before = get_working_memory()
+    for wrong, kind in (
+        (0, InputError),
+        (-1.0, InputError),
+        (math.nan, InputError),
+        (math.inf, InputError),
+        ("1", WrongType),
+    ):
+        assert_raises(kind, set_working_memory, wrong, say="set_working_memory: mib must be above 0")
+    assert get_working_memory() == before
 
 
 def held() -> int:
@@ -146,6 +169,29 @@ def test_small_tensors_are_ordinary() -> None:
         tensor = new_empty((SMALLEST // 4 - 1,))
         del tensor
     assert held() == 0
+
+
+def test_operations_write_to_it_where_autograd_does_not_note_them() -> None:
+    left, right = torch.rand(3, 5, 7, requires_grad=True), torch.rand(5, 7)
+    factors, shape = (torch.rand(2, 3, 4), torch.rand(2, 4, 5)), (2, 3, 5)
+    made: list[tuple[int, ...]] = []
+
+    def spied(shape: tuple[int, ...]) -> torch.Tensor:
+        made.append(tuple(shape))
+        return new_empty(shape)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "new_empty", spied)
+        assert combine(torch.mul, left, right).requires_grad
+        assert contiguous(left.mT).is_contiguous()
+        assert made == []
+        with torch.no_grad():
+            assert combine(torch.mul, left, right).equal(left * right)
+            assert combine(torch.bmm, *factors, shape).equal(torch.bmm(*factors))
+            assert contiguous(left.mT).equal(left.mT)
+            assert contiguous(left) is left
+            assert combine(torch.mul, left.double(), right.double()).dtype == torch.float64
+    assert made == [(3, 5, 7), shape, (3, 7, 5)]
 
 
 def test_no_two_threads_get_the_same_memory() -> None:

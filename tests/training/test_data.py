@@ -8,8 +8,7 @@ import torch
 from tiny_runs import tiny_config
 from torchcaps.datasets import Augmentation, Dataset
 from torchcaps.errors import InputError
-from torchcaps.models import Recipe, replace
-from torchcaps.training import TrainConfig, data, load_run, make_config, train
+from torchcaps.training import Recipe, TrainConfig, data, load_run, make_config, train
 from torchcaps.training.config import override
 from torchcaps.training.data import (
     as_seen,
@@ -173,7 +172,7 @@ def test_a_recipe_is_fitted_to_few_images(
     assert config.recipe.learning_rate == pytest.approx(rate)
     assert config.fitted == ()
     rest = {"batch_size": 1, "epochs": 1, "learning_rate": 1.0, "fill": "edge"}
-    assert replace(config.recipe, rest) == replace(make_config("compact").recipe, rest)
+    assert config.recipe.replace(rest) == make_config("compact").recipe.replace(rest)
 
 
 def test_recipes_of_named_data_and_of_files_stay_as_they_are() -> None:

@@ -12,8 +12,7 @@ from tiny_runs import tiny_config, write_bars
 from torchcaps.analysis import Evaluation
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
-from torchcaps.models import Recipe
-from torchcaps.training import Interrupted, load_run, make_config, resume, train
+from torchcaps.training import Interrupted, Recipe, load_run, make_config, resume, train
 from torchcaps.training.config import read_config
 from torchcaps.training.data import LEAST_STEPS
 from torchcaps.training.progress import Silence

@@ -4,6 +4,6 @@ Every function that computes returns arrays, every ``figure_...`` draws them; no
 state. Everything loads on first use.
 """
 
-import lazy_loader
+from torchcaps._lazy import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

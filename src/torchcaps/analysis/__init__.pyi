@@ -1,6 +1,4 @@
-from .architecture import Layer as Layer
 from .architecture import figure_architecture as figure_architecture
-from .architecture import list_layers as list_layers
 from .confusion import figure_confusion as figure_confusion
 from .curves import figure_curves as figure_curves
 from .curves import read_metrics as read_metrics
@@ -19,6 +17,8 @@ from .evaluation import Precision as Precision
 from .evaluation import evaluate as evaluate
 from .evaluation import evaluation_sums as evaluation_sums
 from .figures import save_figure as save_figure
+from .layers import Layer as Layer
+from .layers import list_layers as list_layers
 from .perturbations import Perturbation as Perturbation
 from .perturbations import figure_component as figure_component
 from .perturbations import figure_perturbation as figure_perturbation

@@ -23,10 +23,11 @@ from torch import Tensor
 from torchcaps.analysis.inference import as_pixels, check_labels, frozen, in_batches, inference, require_decoder
 from torchcaps.analysis.robustness import fgsm, pgd, score_margin
 from torchcaps.analysis.strengths import EVASION_STEPS, STEPS
+from torchcaps.checks import check
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
 from torchcaps.models import ModelOutput, Network
-from torchcaps.ranges import SEED, is_number
+from torchcaps.ranges import SEED, Share
 
 Measure = Literal["reconstruction", "score"]
 
@@ -123,8 +124,8 @@ def fit_detector(
         InputError: Several objects in an image, images that the network was not built for, ``"reconstruction"``
             without a decoder, or another measure.
     """
-    if model.config.objects != 1:
-        raise InputError(f"images are told by one object, but this network finds {model.config.objects} in each")
+    if model.objects != 1:
+        raise InputError(f"images are told by one object, but this network finds {model.objects} in each")
     if measure is None:
         measure = "score" if model.decoder is None else "reconstruction"
     if measure == "reconstruction":
@@ -189,8 +190,7 @@ def evade(
 
     Source: the reconstructive attack of Qin and others 2020 (arXiv:1907.02957), which has its two goals in turns, too.
     """
-    if not is_number(epsilon) or not 0 <= epsilon <= 1:
-        raise InputError(f"epsilon must be 0 to 1, got {epsilon}")
+    check("epsilon", epsilon, Share)
     STEPS.check("steps", steps)
     SEED.check("seed", seed)
     pixels = as_pixels(model, images)

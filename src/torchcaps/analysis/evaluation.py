@@ -34,7 +34,7 @@ from torchcaps.analysis.inference import (
 from torchcaps.datasets import Batch, BatchLoader, ImageSet
 from torchcaps.errors import InputError
 from torchcaps.models import Network
-from torchcaps.models.objects import is_right, match
+from torchcaps.models.output import is_correct, order
 
 Precision = Literal["32", "bf16"]
 """float32, or bfloat16 where autocast takes it."""
@@ -287,7 +287,7 @@ def _judge(
     if precision not in ("32", "bf16"):
         raise InputError(f'precision must be "32" or "bf16", got {precision!r}')
     device = next(model.parameters()).device
-    classes, objects = model.num_classes, model.config.objects
+    classes, objects = model.num_classes, model.objects
     counts = torch.zeros(classes * classes, dtype=torch.int64, device=device)
     right = torch.zeros((), dtype=torch.int64, device=device)
     losses, scores = [], [torch.empty(0, classes)]
@@ -302,7 +302,7 @@ def _judge(
             losses.append(model.loss(output, drawn, labels).total * len(labels))
             given = classes_of(output.scores, objects)
             counts += _confusion(given, labels, classes)
-            right += is_right(output.scores, labels).sum()
+            right += is_correct(output.scores, labels).sum()
             scores.append(output.scores.float().cpu())
     loss = float(torch.stack(losses).cpu().double().sum()) if losses else 0.0
     confusion = counts.view(classes, classes).cpu().numpy()
@@ -315,7 +315,7 @@ def _parts(model: Network, images: Float[Tensor, "B C H W"], more: Sequence[Tens
         return images
     if not more or more[0] is None:
         raise InputError(
-            f"the network reconstructs each of {model.config.objects} objects by itself, so its images need parts, "
+            f"the network reconstructs each of {model.objects} objects by itself, so its images need parts, "
             "each object alone on the same canvas, but these have none"
         )
     return to_pixels(model, more[0])
@@ -324,7 +324,7 @@ def _parts(model: Network, images: Float[Tensor, "B C H W"], more: Sequence[Tens
 def _confusion(given: Tensor, labels: Tensor, classes: int) -> Int[Tensor, "n"]:
     """The J·J counts of a batch."""
     if labels.ndim == 2:
-        labels = labels.gather(1, match(given, labels))
+        labels = labels.gather(1, order(given, labels))
     return torch.bincount((labels * classes + given).flatten(), minlength=classes * classes)
 
 

@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
+from torchcaps.checks import INTEGERS
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, Network, get_preset, list_presets
 from torchcaps.models.images import check_image_shape
-from torchcaps.models.objects import longest
-from torchcaps.ops.checks import INTEGERS
-from torchcaps.ranges import is_whole_number
+from torchcaps.models.output import top_classes
+from torchcaps.ranges import COUNT
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def in_batches(
     check_image_shape(images.shape, model.in_shape)
     if len(images) == 0:
         raise InputError("there must be at least one image, got none")
-    check_batch_size(batch_size)
+    COUNT.check("batch_size", batch_size)
     if labels is not None:
         check_labels(model, labels, len(images))
     for start in range(0, len(images), batch_size):
@@ -99,18 +99,12 @@ def in_batches(
         yield pixels, None if labels is None else labels[start : start + batch_size].to(pixels.device)
 
 
-def check_batch_size(batch_size: int) -> None:
-    """Raise InputError unless so many images can be worked on at a time."""
-    if not is_whole_number(batch_size) or batch_size < 1:
-        raise InputError(f"batch_size must be at least 1, got {batch_size}")
-
-
 def check_labels(model: Network, labels: Int[Tensor, "N"] | Int[Tensor, "N P"], num_images: int) -> None:
     """Raise TypeError or InputError unless labels are a network's classes, one for each object in an image."""
     if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS:
         got = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
         raise TypeError(f"labels must be integers, got {got}")
-    objects = model.config.objects
+    objects = model.objects
     if labels.shape != ((num_images,) if objects == 1 else (num_images, objects)):
         wanted = f"({num_images},), one" if objects == 1 else f"({num_images}, {objects}), {objects}"
         raise InputError(
@@ -140,7 +134,7 @@ class Scored:
 
 def classes_of(scores: Float[Tensor, "B J"], objects: int) -> Int[Tensor, "B"] | Int[Tensor, "B P"]:
     """The class of the highest score, or, for several objects, the classes of the highest ones, the highest first."""
-    return scores.argmax(-1) if objects == 1 else longest(scores, objects)
+    return scores.argmax(-1) if objects == 1 else top_classes(scores, objects)
 
 
 def class_labels(class_names: Sequence[str] | None, num_classes: int) -> list[str]:
@@ -166,8 +160,8 @@ def require_capsules(model: Network, purpose: str, *, decoder: bool = False) -> 
         return model
     what = "this network" if isinstance(model, CapsNet) else f"a {type(model).__name__}"
     needed = "a decoder" if decoder else "capsules"
-    networks = {name: get_preset(name).model for name in list_presets()}
-    fits = [name for name, network in networks.items() if (network.decodes if decoder else network.has_capsules)]
+    presets = {name: get_preset(name) for name in list_presets()}
+    fits = [name for name, each in presets.items() if (each.network.get("decoder") if decoder else each.has_capsules)]
     raise InputError(
         f"{purpose} needs {needed}, but {what} has no {needed.removeprefix('a ')}; presets that can: {', '.join(fits)}"
     )

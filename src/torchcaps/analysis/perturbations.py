@@ -26,7 +26,6 @@ from torchcaps.analysis.figures import (
 from torchcaps.analysis.inference import (
     Scored,
     as_pixels,
-    check_batch_size,
     check_images,
     class_labels,
     inference,
@@ -35,7 +34,7 @@ from torchcaps.analysis.inference import (
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, Network
 from torchcaps.models.output import ScoreName
-from torchcaps.ranges import Range, is_number, is_whole_number
+from torchcaps.ranges import COUNT, Range, is_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -110,14 +109,14 @@ def perturb_capsule(
     """
     network = require_decoder(model, "a perturbed capsule")
     check_images(image)
-    if target is not None and not (is_whole_number(target) and 0 <= target < network.num_classes):
+    if target is not None and target not in Range(0, network.num_classes - 1, whole=True):
         raise InputError(f"target must be a class from 0 to {network.num_classes - 1}, got {target}")
     dim = network.class_capsules.out_dim
     changed = tuple(range(dim) if components is None else components)
-    if not changed or not all(is_whole_number(d) and 0 <= d < dim for d in changed):
+    if not changed or not all(d in Range(0, dim - 1, whole=True) for d in changed):
         got = ", ".join(map(str, changed)) or "none"
         raise InputError(f"components must be from 0 to {dim - 1}, those of a class capsule, got {got}")
-    check_batch_size(batch_size)
+    COUNT.check("batch_size", batch_size)
     offsets = _offsets(amplitude, steps)
 
     with inference(network):

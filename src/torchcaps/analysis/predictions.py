@@ -88,7 +88,7 @@ def predict(
                 reconstructions.append(output.reconstruction.float().cpu())
     scores = torch.cat(parts)
     return Predictions(
-        classes_of(scores, model.config.objects).numpy(),
+        classes_of(scores, model.objects).numpy(),
         scores.numpy(),
         torch.cat(reconstructions).numpy() if reconstructions else None,
         output.score_name,
@@ -113,7 +113,7 @@ def calibrate(model: Network, images: Shaped[Tensor, "N C H W"], *, batch_size: 
             if not (pixels.float().abs() <= BRIGHTEST).all():
                 raise InputError(f"what is usual is measured on pixels of 0..1, got NaN or one beyond {BRIGHTEST:g}")
             output = model(pixels)
-            scores.append(output.scores.float().sort(1, descending=True).values[:, model.config.objects - 1].cpu())
+            scores.append(output.scores.float().sort(1, descending=True).values[:, model.objects - 1].cpu())
             if output.reconstruction is not None:
                 off.append(distances(pixels.float().cpu().numpy(), output.reconstruction.float().cpu().numpy()))
     return Calibration(

@@ -110,10 +110,8 @@ def probe(model: Network, fitted: ImageSet, held_out: ImageSet, *, seed: int = 0
         InputError: Several objects in an image, no factors, factors that differ, images that the network was not built
             for, too few images of a class, or a network of which no pose and no last features are known.
     """
-    if model.config.objects != 1:
-        raise InputError(
-            f"poses are probed on images of one object, but this network finds {model.config.objects} in each"
-        )
+    if model.objects != 1:
+        raise InputError(f"poses are probed on images of one object, but this network finds {model.objects} in each")
     names = [name for name, values in fitted.factors.items() if values.is_floating_point()]
     if not names:
         raise InputError("the images have no factors that are quantities; make some by with_affine_factors")

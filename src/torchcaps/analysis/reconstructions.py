@@ -115,7 +115,7 @@ def reconstruct(
     check_images(images)
     if labels is not None:
         check_labels(network, labels, len(images))
-    source = labels if network.config.decoder is not None and network.config.decoder.decoder_mask == "label" else None
+    source = labels if getattr(network.decoder, "decoder_mask", None) == "label" else None
     targets = {"source": source, "longest": None, "label": labels}[capsule]
     predictions = predict(network, images, targets, batch_size=batch_size)
     assert predictions.reconstructions is not None  # there is a decoder

@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -24,11 +24,11 @@ from torch import Tensor
 from torchcaps.analysis.figures import COLOURS, draw_legend, new_figure, style_axes
 from torchcaps.analysis.inference import as_pixels, check_labels, frozen, in_batches, inference
 from torchcaps.analysis.strengths import ANGLES, EPSILONS, MOST_STRENGTHS, PGD_STEPS, STEPS
+from torchcaps.checks import check, checked
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
 from torchcaps.models import ModelOutput, Network
-from torchcaps.ops.checks import check_numbers, check_tensor
-from torchcaps.ranges import SEED, is_number
+from torchcaps.ranges import SEED, PositiveFactor, Range
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 Attack = Literal["fgsm", "pgd"]
 Objective = Literal["loss", "scores"]
+ANGLE = Range(-1e6, 1e6)
+"""Degrees, either way."""
 
 #: What each kind of curve is called, and the unit of its strengths.
 KINDS = {
@@ -89,7 +91,8 @@ class RobustnessCurve:
             raise InputError(f"no robustness curve: {error}") from None
 
 
-def rotate(images: Float[Tensor, "B C H W"], degrees: float) -> Float[Tensor, "B C H W"]:
+@checked
+def rotate(images: Float[Tensor, "B C H W"], degrees: Annotated[float, ANGLE]) -> Float[Tensor, "B C H W"]:
     """Turn images counter-clockwise about their centre: bilinear between pixels, zeros from outside.
 
     Args:
@@ -97,13 +100,8 @@ def rotate(images: Float[Tensor, "B C H W"], degrees: float) -> Float[Tensor, "B
         degrees: How far; 90 is a quarter turn to the left.
 
     Raises:
-        TypeError: Images that are no floating-point tensor, or degrees that are no number.
-        ValueError: Images of another shape, or degrees that are not finite.
+        InputError: Images of another shape, or an angle out of its range.
     """
-    check_tensor("rotate", "images", images, ("B", "C", "H", "W"))
-    check_numbers("rotate", degrees=degrees)
-    if not math.isfinite(degrees):
-        raise ValueError(f"rotate: degrees must be finite, got {degrees}")
     height, width = images.shape[2:]
     if not images.numel():
         return images.clone()
@@ -136,7 +134,7 @@ def rotation_curve(
     Raises:
         InputError: A network of several objects, images that it was not built for, or no angle.
     """
-    _check(model, angles, "angle")
+    _check(model, angles, "angle", ANGLE)
 
     def change(n: int, images: Tensor, _: Tensor) -> Tensor:
         return rotate(images, angles[n])
@@ -356,19 +354,17 @@ def _prepare(
     return pixels, labels.to(pixels.device)
 
 
-def _check(model: Network, strengths: Sequence[float], name: str, most: float = math.inf) -> None:
-    if model.config.objects != 1:
+def _check(model: Network, strengths: Sequence[float], name: str, allowed: Range) -> None:
+    if model.objects != 1:
         raise InputError(
-            f"robustness is measured on images of one object, but this network finds {model.config.objects} in each"
+            f"robustness is measured on images of one object, but this network finds {model.objects} in each"
         )
     if not strengths:
         raise InputError(f"there must be at least one {name}, got none")
     if len(strengths) > MOST_STRENGTHS:
         raise InputError(f"there must be at most {MOST_STRENGTHS} numbers for {name}, got {len(strengths)}")
     for strength in strengths:
-        fits = is_number(strength) and math.isfinite(strength) and (most == math.inf or 0 <= strength <= most)
-        if not fits:
-            raise InputError(f"{name} must be {'finite' if most == math.inf else f'0 to {most:g}'}, got {strength}")
+        allowed.check(name, strength)
 
 
 def _check_attack(
@@ -379,10 +375,9 @@ def _check_attack(
     step_size: float | None = None,
     seed: int = 0,
 ) -> None:
-    _check(model, epsilons, "epsilon", most=1)
+    _check(model, epsilons, "epsilon", Range(0, 1))
     if objective not in ("loss", "scores"):
         raise InputError(f'objective must be "loss" or "scores", got {objective!r}')
     STEPS.check("steps", steps)
-    if step_size is not None and not (is_number(step_size) and math.isfinite(step_size) and step_size > 0):
-        raise InputError(f"step_size must be above 0, got {step_size}")
+    check("step_size", step_size, PositiveFactor | None)
     SEED.check("seed", seed)

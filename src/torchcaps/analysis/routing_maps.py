@@ -34,18 +34,27 @@ from torchcaps.analysis.figures import (
     use_whole_numbers,
 )
 from torchcaps.analysis.inference import Scored, as_pixels, class_labels, in_batches, inference, require_capsules
+from torchcaps.analysis.layers import primary_grid
 from torchcaps.analysis.strengths import DRAWN_ITERATIONS
+from torchcaps.checks import check
 from torchcaps.errors import InputError
 from torchcaps.machine import MIB
 from torchcaps.models import CapsNet, Network
-from torchcaps.models.objects import longest
-from torchcaps.models.output import HIGHEST, ScoreName
-from torchcaps.nn import Capsules, ConvCapsules, DynamicRouting, Routing, Votes
-from torchcaps.nn.layers import CapsuleLayer, on_map
-from torchcaps.nn.transforms import Rivals
-from torchcaps.ops.dynamic_routing import RoutingRound, SoftmaxOver
+from torchcaps.models.output import HIGHEST, ScoreName, top_classes
+from torchcaps.nn import (
+    CapsuleLayer,
+    Capsules,
+    ConvCapsules,
+    DynamicRouting,
+    PrimaryCapsules,
+    Routing,
+    RoutingRound,
+    Votes,
+)
+from torchcaps.nn.capsules import Grid
+from torchcaps.nn.votes import MapCompetition, SoftmaxOver, by_type
 from torchcaps.ops.memory import get_working_memory
-from torchcaps.ranges import ITERATIONS, is_whole_number
+from torchcaps.ranges import Iterations, Range
 
 if TYPE_CHECKING:
     from matplotlib.colors import TwoSlopeNorm
@@ -95,7 +104,7 @@ class RoutingTrace(Scored):
     scores: Float[np.ndarray, "T B J"]
     entropy: Float[np.ndarray, "T B"]
     mean_agreement: Float[np.ndarray, "T B"]
-    grid: tuple[int, int, int]
+    grid: Grid
     in_space: bool
     layer: int
     softmax_over: SoftmaxOver | None
@@ -192,7 +201,7 @@ def trace_routing(
             by_image = [_by_image(each, chosen, grid) for each in rounds]
             names = ("logits", "coupling", "weighted_sum", "capsules", "agreement")
             numbers = {name: torch.stack([getattr(each, name) for each in by_image]) for name in names}  # (T, B, …)
-            numbers["scores"] = torch.stack([_scores(each, network.config.length_eps) for each in by_image])
+            numbers["scores"] = torch.stack([_scores(each, network.length_eps) for each in by_image])
             numbers["entropy"], numbers["mean_agreement"] = _measure(rounds, chosen, votes, grid, len(batch))
             followed.append({name: tensor.float().cpu() for name, tensor in numbers.items()})
             pixels.append(batch.float().cpu())
@@ -201,12 +210,12 @@ def trace_routing(
     if number == len(network.layers):
         outputs: Outputs = "class"
     else:
-        outputs = "capsule" if network.shapes[number].grid is None else "type"
+        outputs = "capsule" if network.flow[number].grid is None else "type"
     return RoutingTrace(
         images=torch.cat(pixels).numpy(),
         **{name: tensor.numpy() for name, tensor in traced.items()},
         grid=grid,
-        in_space=network.shapes[number - 1].grid is not None,
+        in_space=network.flow[number - 1].grid is not None,
         layer=number,
         softmax_over=chosen.routing.softmax_over,
         leaky=chosen.routing.leaky,
@@ -270,7 +279,7 @@ def figure_coupling(
     iterations, _, classes = trace.scores.shape
     DRAWN_ITERATIONS.check("the number of iterations in a figure", iterations)
     names = drawable(output_names(trace, class_names))
-    ordered = longest(torch.from_numpy(trace.scores[-1, index]), min(max_classes, classes)).numpy()
+    ordered = top_classes(torch.from_numpy(trace.scores[-1, index]), min(max_classes, classes)).numpy()
     shown = np.sort(ordered)
     maps = trace.maps[:, index].mean(2)[:, shown]  # (T, shown, H, W)
     scores = trace.scores[:, index]
@@ -368,14 +377,15 @@ def _follow(
     Of a layer on a map, the rounds are those of its windows: B·L in place of B.
     """
     layer = network.layer(number)
-    links = 4 * network.shapes[number - 1].number * network.shapes[number].number * layer.out_dim
+    inputs, outputs = (each.poses.shape[1] for each in network.flow[number - 1 : number + 1])
+    links = 4 * inputs * outputs * layer.out_dim
     fitting = max(1, int(get_working_memory() * MIB / links))
     for batch, _ in in_batches(network, images, None, min(batch_size, fitting)):
         votes, activations = layer.votes(network.capsules(batch)[number - 1])
         yield batch, votes, layer.routing.rounds(votes, activations)
 
 
-def _by_image(each: RoutingRound, layer: CapsuleLayer, grid: tuple[int, int, int]) -> RoutingRound:
+def _by_image(each: RoutingRound, layer: CapsuleLayer, grid: Grid) -> RoutingRound:
     """A round of a layer on a map, image by image.
 
     Logits, coupling and agreement of an input capsule are averaged over the windows that hold it: (B, N, J); where the
@@ -384,7 +394,7 @@ def _by_image(each: RoutingRound, layer: CapsuleLayer, grid: tuple[int, int, int
     """
     if not isinstance(layer, ConvCapsules):
         return each
-    windows = Rivals(layer.window_capsules(grid, each.coupling.device), math.prod(grid) + 1)
+    windows = MapCompetition(layer.window_capsules(grid, each.coupling.device), math.prod(grid) + 1)
     links = windows.links.clamp_min(1)
 
     def total(given: Float[Tensor, "BL I J"]) -> Float[Tensor, "B N J"]:
@@ -395,8 +405,8 @@ def _by_image(each: RoutingRound, layer: CapsuleLayer, grid: tuple[int, int, int
 
     logits, coupling, weighted_sum, capsules, agreement, activations = each
     positions = len(windows.children)
-    sums, poses = (on_map(tensor, positions) for tensor in (weighted_sum, capsules))
-    active = None if activations is None else on_map(activations, positions)
+    sums, poses = (by_type(tensor, positions) for tensor in (weighted_sum, capsules))
+    active = None if activations is None else by_type(activations, positions)
     shared = layer.compete_over == "types-and-positions" and layer.routing.softmax_over == "outputs"
     shares = total(coupling) if shared else mean(coupling)
     return RoutingRound(mean(logits), shares, sums, poses, mean(agreement), active)
@@ -408,13 +418,14 @@ def _scores(each: RoutingRound, eps: float) -> Float[Tensor, "B N"]:
 
 
 def _measure(
-    rounds: list[RoutingRound], layer: CapsuleLayer, votes: Votes, grid: tuple[int, int, int], images: int
+    rounds: list[RoutingRound], layer: CapsuleLayer, votes: Votes, grid: Grid, images: int
 ) -> tuple[Float[Tensor, "T B"], Float[Tensor, "T B"]]:
     """Entropy of the coupling, and mean agreement, of each iteration and image."""
     there = None
-    if isinstance(layer, ConvCapsules) and layer.padding:
+    if isinstance(layer, ConvCapsules) and layer.layer_padding:
         there = (layer.window_capsules(grid, votes.poses.device) > 0).repeat(images, 1)
-    entropy = torch.stack([normalised_entropy(each.coupling, layer.routing, votes.rivals, there) for each in rounds])
+    competition = votes.competition
+    entropy = torch.stack([normalised_entropy(each.coupling, layer.routing, competition, there) for each in rounds])
     agreement = torch.stack([_mean(each.agreement.abs().mean(2), there) for each in rounds])
     return entropy.unflatten(1, (images, -1)).mean(2), agreement.unflatten(1, (images, -1)).mean(2)
 
@@ -427,7 +438,7 @@ def _mean(numbers: Float[Tensor, "B I"], there: Bool[Tensor, "B I"] | None) -> F
 def normalised_entropy(
     coupling: Float[Tensor, "B I J"],
     routing: Routing,
-    rivals: Rivals | None = None,
+    competition: MapCompetition | None = None,
     there: Bool[Tensor, "B I"] | None = None,
 ) -> Float[Tensor, "B"]:
     """Entropy over the competitors, averaged over what they compete for, as a share of its maximum.
@@ -439,21 +450,22 @@ def normalised_entropy(
     """
     axis = 1 if routing.softmax_over == "inputs" else 2
     coupling = coupling.clamp_min(0)
-    if routing.softmax_over is None or (rivals is None and not routing.leaky):
+    if routing.softmax_over is None or (competition is None and not routing.leaky):
         coupling = coupling / coupling.sum(axis, keepdim=True).clamp_min(1e-30)
     entropy = torch.special.entr(coupling).sum(axis)
-    if rivals is not None and routing.softmax_over == "outputs":
-        entropy, given = (rivals.sum(each) for each in (entropy, coupling.sum(2)))  # (B, N)
-        rivals_of_each = coupling.shape[2] * rivals.links + routing.leaky
+    if competition is not None and routing.softmax_over == "outputs":
+        entropy, given = (competition.sum(each) for each in (entropy, coupling.sum(2)))  # (B, N)
+        links = competition.links
+        competitors = coupling.shape[2] * links + routing.leaky
         entropy = entropy + torch.special.entr((1 - given).clamp_min(0)) if routing.leaky else entropy
-        share = torch.where(rivals_of_each > 1, entropy / rivals_of_each.clamp_min(2).log(), 0.0)
-        held = (rivals.links > 0) & (torch.arange(rivals.number, device=entropy.device) > 0)  # 0 is beyond the edge
-        return share[:, held].mean(1).repeat_interleave(len(rivals.children))
+        share = torch.where(competitors > 1, entropy / competitors.clamp_min(2).log(), 0.0)
+        held = (links > 0) & (torch.arange(len(links), device=entropy.device) > 0)  # 0 is beyond the edge
+        return share[:, held].mean(1).repeat_interleave(competition.rows_per_image)
     if routing.leaky:
         entropy = entropy + torch.special.entr((1 - coupling.sum(axis)).clamp_min(0))
-    competitors = coupling.shape[axis] + routing.leaky
+    number = coupling.shape[axis] + routing.leaky
     mean = _mean(entropy, there if axis == 2 else None)
-    return mean / math.log(competitors) if competitors > 1 else torch.zeros_like(mean)
+    return mean / math.log(number) if number > 1 else torch.zeros_like(mean)
 
 
 @contextmanager
@@ -462,7 +474,7 @@ def _checked(model: Network, layer: int | None, num_iterations: int | None) -> I
     network = require_capsules(model, "routing")
     count = len(network.layers)
     number = count if layer is None else layer
-    if not is_whole_number(number) or not 1 <= number <= count:
+    if number not in Range(1, count, whole=True):
         raise InputError(f"layer must be from 1 to {count}, as the network has so many capsule layers, got {layer}")
     routing = network.layer(int(number)).routing
     own = routing.num_iterations
@@ -472,7 +484,7 @@ def _checked(model: Network, layer: int | None, num_iterations: int | None) -> I
             "be changed"
         )
     iterations = own if num_iterations is None else num_iterations
-    ITERATIONS.check("num_iterations", iterations)
+    check("num_iterations", iterations, Iterations)
     if iterations < 1:
         raise InputError(
             f"num_iterations must be at least 1 for routing to be followed, got {iterations}: without an iteration "
@@ -486,17 +498,17 @@ def _checked(model: Network, layer: int | None, num_iterations: int | None) -> I
         routing.num_iterations = own
 
 
-def _grid(network: CapsNet, number: int) -> tuple[int, int, int]:
+def _grid(network: CapsNet, number: int) -> Grid:
     """Types, height and width of a layer's input capsules; one row where they stand on no map."""
-    if number == 1:
-        return network.primary_grid
-    shape = network.shapes[number - 1]
-    return shape.grid or (1, 1, shape.number)
+    capsules = network.flow[number - 1]
+    if capsules.grid is None and number == 1 and isinstance(network.primary_capsules, PrimaryCapsules):
+        return primary_grid(network)
+    return capsules.grid or (1, 1, capsules.poses.shape[1])
 
 
 def layers_with_coupling(model: Network) -> list[int]:
     """The numbers, from 1, of a network's capsule layers whose routing :func:`trace_routing` can follow."""
-    if not model.config.has_capsules:
+    if not model.has_capsules:
         return []
     network = require_capsules(model, "a routing map")
     blank = torch.zeros(1, *model.in_shape, dtype=torch.uint8)

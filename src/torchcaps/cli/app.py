@@ -13,27 +13,34 @@ import click
 
 from torchcaps._version import __version__
 from torchcaps.cli.base import Group, Session, Stopped
-from torchcaps.cli.datasets import datasets
-from torchcaps.cli.evaluate import evaluate
-from torchcaps.cli.explain import curves, perturb, reconstruct, routing
-from torchcaps.cli.explore import explore
-from torchcaps.cli.export import export, share
-from torchcaps.cli.instruments import detect, probe
 from torchcaps.cli.output import is_main_process, say
-from torchcaps.cli.predict import predict
-from torchcaps.cli.presets import presets
-from torchcaps.cli.reproduce import reproduce
-from torchcaps.cli.robustness import robustness
-from torchcaps.cli.train import memory, train
 from torchcaps.errors import InputError, visible
 from torchcaps.plugins import place_in_plugin
 
+COMMANDS = {
+    "train": ("train", "Train a network and test it."),
+    "evaluate": ("evaluate", "Accuracy, error, loss, each class, confusion matrix."),
+    "predict": ("predict", "Classify image files."),
+    "reconstruct": ("explain", "Images above their reconstructions."),
+    "perturb": ("explain", "What each component of a capsule encodes."),
+    "routing": ("explain", "Where each class takes its input from."),
+    "curves": ("explain", "Loss and error of each epoch, of one run or several."),
+    "presets": ("presets", "The published networks and how they differ."),
+    "datasets": ("datasets", "The data sets and which of them are here."),
+    "export": ("export", "Write an ONNX file, a torch program, or a folder to pass on."),
+    "share": ("export", "Put a network and its model card on the Hugging Face hub."),
+    "explore": ("explore", "Draw, and watch the capsules respond, in the browser."),
+    "robustness": ("robustness", "Accuracy on rotated and on adversarially changed images."),
+    "probe": ("instruments", "What a pose knows: factors of images read off it."),
+    "detect": ("instruments", "Images unlike those that were trained on: how many are found."),
+}
+"""The module of each command, and a line of help."""
 WRONG_INPUT, BUG, INTERRUPTED = 2, 70, 130
 # torch's words on the CPU, MPS and CUDA
 OUT_OF_MEMORY = re.compile(r"DefaultCPUAllocator|not enough memory|can't allocate memory|out of memory", re.IGNORECASE)
 
 
-@click.group(cls=Group, invoke_without_command=True)
+@click.group(cls=Group, later=COMMANDS, invoke_without_command=True)
 @click.version_option(__version__, "--version", prog_name="torchcaps")
 @click.pass_context
 def app(context: click.Context) -> None:
@@ -43,12 +50,6 @@ def app(context: click.Context) -> None:
     """
     if context.invoked_subcommand is None:
         say(*context.get_help().split("\n"))
-
-
-_LOOK = (evaluate, predict, reconstruct, perturb, routing, curves)
-_MEASURE = (robustness, probe, detect)
-for _command in (train, *_LOOK, presets, datasets, memory, export, share, explore, *_MEASURE, reproduce):
-    app.add_command(_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,23 +120,42 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """The commands, in the order in which they were added; an unknown one brings the nearest name."""
+    """Commands that are imported when they are called; an unknown one brings the nearest name.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    Args:
+        *args: See :class:`click.Group`.
+        later: The module of each command in this package, and a line of help.
+        **kwargs: See :class:`click.Group`.
+    """
+
+    def __init__(self, *args: Any, later: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.params.append(debug_option())
-        self.context_settings = SETTINGS
+        self.context_settings, self.later = SETTINGS, later
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  the signature click has
-        """Names, as they were added."""
-        return list(self.commands)
+        """Names, in their order."""
+        return list(self.later)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  the same
+        """The command of a name, imported."""
+        if cmd_name not in self.later:
+            return None
+        command = getattr(importlib.import_module(f"torchcaps.cli.{self.later[cmd_name][0]}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  the same
+        """A line for each, without importing it."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, words) for name, (_, words) in self.later.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command that the arguments begin with."""
-        if not ctx.resilient_parsing and args[0] not in self.commands and not args[0].startswith("-"):
-            raise unknown_name("command", args[0], self.commands)
+        if not ctx.resilient_parsing and args[0] not in self.later and not args[0].startswith("-"):
+            raise unknown_name("command", args[0], self.later)
         return super().resolve_command(ctx, args)
 
 

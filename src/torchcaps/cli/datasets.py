@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from torchcaps.cli.base import Command
-from torchcaps.cli.fields import whole_numbers
 from torchcaps.cli.output import (
     add_row,
     by,
@@ -22,6 +21,7 @@ from torchcaps.cli.output import (
     write_figure,
 )
 from torchcaps.cli.runs import FIGURE, Split, data_dir_option, json_option, refuse_options
+from torchcaps.cli.values import whole_numbers
 from torchcaps.ranges import PIXELS
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ MOST_SAMPLES, SAMPLE_COLUMNS = 1000, 10
 @click.command(
     "datasets",
     cls=Command,
-    short_help="The data sets and which of them are here.",
     examples=(
         ("datasets", "all data sets, and which are on this machine"),
         ("datasets mnist --data-dir data/mnist", "one of them, read and counted"),

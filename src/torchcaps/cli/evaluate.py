@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from torchcaps.cli.base import Command
-from torchcaps.cli.fields import whole_numbers
 from torchcaps.cli.output import (
     MOST_CLASSES,
     MOST_SHOWN,
@@ -35,6 +34,7 @@ from torchcaps.cli.runs import (
     open_run,
     optional_run_argument,
 )
+from torchcaps.cli.values import whole_numbers
 from torchcaps.ranges import COUNT
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 @click.command(
     "evaluate",
     cls=Command,
-    short_help="Accuracy, error, loss, each class, confusion matrix.",
     examples=(
         ("evaluate runs/sabour2017-digits-1", "the test images of the run's data set"),
         ("evaluate runs/sabour2017-digits-1 --json > test.json", "the same for other programs"),

@@ -11,7 +11,6 @@ import click
 
 from torchcaps.analysis.strengths import DRAWN_ITERATIONS
 from torchcaps.cli.base import Command
-from torchcaps.cli.fields import Numbers, whole_numbers
 from torchcaps.cli.output import (
     MOST_CLASSES,
     MOST_SHOWN,
@@ -41,8 +40,9 @@ from torchcaps.cli.runs import (
     refuse_options,
     runs_argument,
 )
+from torchcaps.cli.values import Numbers, whole_numbers
 from torchcaps.errors import InputError, unknown_name
-from torchcaps.ranges import COUNT, INDEX, LAYERS
+from torchcaps.ranges import COUNT, INDEX, MOST_ENTRIES, Range
 
 if TYPE_CHECKING:
     import numpy as np
@@ -115,7 +115,6 @@ def check_image_options(image_file: Path | None, *more: str) -> None:
 @click.command(
     "reconstruct",
     cls=Command,
-    short_help="Images above their reconstructions.",
     examples=(
         ("reconstruct runs/sabour2017-digits-1", "the first 20 test images above their reconstructions"),
         ("reconstruct runs/sabour2017-digits-1 --count 50 --out many.pdf", "more of them, as a PDF"),
@@ -150,7 +149,6 @@ def reconstruct(run_folder: Path | None, which: Which, number: int, out: Path | 
 @click.command(
     "perturb",
     cls=Command,
-    short_help="What each component of a capsule encodes.",
     examples=(
         ("perturb runs/sabour2017-digits-1", "the first test image: each component by −0.25…0.25"),
         ("perturb runs/sabour2017-digits-1 --index 7 --range 0.5", "another image, larger changes"),
@@ -262,7 +260,6 @@ def _label_of(picture: Picture) -> int:
 @click.command(
     "routing",
     cls=Command,
-    short_help="Where each class takes its input from.",
     examples=(
         ("routing runs/sabour2017-digits-1", "the first test image, and statistics of the first 100"),
         ("routing runs/sabour2017-digits-1 --index 7 --num-iterations 5", "another image, more iterations"),
@@ -276,7 +273,7 @@ def _label_of(picture: Picture) -> int:
 @index_options()
 @click.option(
     "--layer",
-    type=whole_numbers(LAYERS),
+    type=whole_numbers(Range(1, MOST_ENTRIES, whole=True)),
     help="Which capsule layer, from 1.  [default: the last, of the class capsules]",
 )
 @click.option(
@@ -396,12 +393,11 @@ def _show_input(trace: RoutingTrace, class_names: tuple[str, ...], capsule: int)
     import torch
 
     from torchcaps.analysis.routing_maps import PLURALS
-    from torchcaps.models.objects import longest
-    from torchcaps.models.output import HIGHEST
+    from torchcaps.models.output import HIGHEST, top_classes
 
     shown: Sequence[int] = range(len(class_names))
     if len(class_names) > MOST_CLASSES:
-        shown = sorted(longest(torch.from_numpy(trace.scores[-1, 0]), MOST_SHOWN).tolist())
+        shown = sorted(top_classes(torch.from_numpy(trace.scores[-1, 0]), MOST_SHOWN).tolist())
     score = f"{trace.score_name} of the {trace.outputs} capsule" if trace.outputs != "capsule" else trace.score_name
     rows = table("iteration", trace.outputs, "logit", "coupling", "agreement", score, left=2)
     for t in range(len(trace.coupling)):
@@ -455,7 +451,6 @@ def _show_statistics(statistics: RoutingStatistics, words: str) -> None:
 @click.command(
     "curves",
     cls=Command,
-    short_help="Loss and error of each epoch, of one run or several.",
     examples=(
         ("curves runs/sabour2017-digits-1", "loss and error of each epoch"),
         ("curves runs/* --out compare.png", "several runs in one figure"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,12 +24,8 @@ from torchcaps.cli.runs import (
     refuse_options,
     which_option,
 )
-from torchcaps.cli.train import show_summary
-from torchcaps.training.config import make_config
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torchcaps.explorer import Explorer
 
 # the README's first command: the paper's network reaches 99 % on the embedded digits in about a minute
@@ -37,7 +35,6 @@ WATCHED = {"epochs": 7, "batch_size": 64, "max_shift": 2, "schedule": "one-cycle
 @click.command(
     "explore",
     cls=Command,
-    short_help="Draw, and watch the capsules respond, in the browser.",
     examples=(
         ("explore", "the network that comes with torchcaps; Ctrl-C ends it"),
         ("explore runs/sabour2017-digits-1", "a network of your own"),
@@ -68,65 +65,72 @@ def explore(
 
     The page is served on this machine only, needs no internet, and sends nothing anywhere. RUN is a run folder, a
     folder written by save_pretrained, or a repository of the hub such as someone/capsnet; without it, the page shows
-    the network that comes with torchcaps. Two are shown side by side, with the images of the first. It needs the extra
-    torchcaps[explore].
+    the network that comes with torchcaps. Two are shown side by side, with the images of the first.
     """
     if len(run_folders) > 2:
         raise click.UsageError(f"one network is explored, or two side by side, got {len(run_folders)}")
-
-    def ready_for(explorers: list[Explorer]) -> Callable[[str], None]:
-        def ready(address: str) -> None:
-            say(f"Exploring {' and '.join(each.title for each in explorers)} at {address}", "Ctrl-C ends it.")
-            if not no_browser:  # a browser in the terminal would keep the page from being served
-                threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
-
-        return ready
 
     if trained_on is not None:
         if run_folders:
             raise click.UsageError("--train trains a network of its own; leave RUN or --train out")
         refuse_options(("which", "data"), "does not go with --train")
-        watch(trained_on, data_dir, port, ready_for)
+        watch(trained_on, data_dir, port, no_browser)
         return
 
     import torch
 
-    from torchcaps.explorer import open_explorer, serve
+    from torchcaps.explorer import open_explorer, serving
 
     torch.set_num_threads(1)  # an image at a time is no quicker with more, and much slower while others compute
     names = names_of(run_folders)
     explorers = [open_explorer(open_run(folder, which), data, data_dir) for folder in run_folders or [None]]
     for explorer, name in zip(explorers, names, strict=False):
         explorer.name = name
-    serve(explorers, port, ready_for(explorers))
+    with serving(explorers, port) as address, until_stopped():
+        announce(explorers, address, no_browser)
 
 
-def watch(
-    data: str, data_dir: str | None, port: int | None, ready_for: Callable[[list[Explorer]], Callable[[str], None]]
-) -> None:
+def watch(data: str, data_dir: str | None, port: int | None, no_browser: bool) -> None:
     """Train a network in an ordinary run, and serve the page of it meanwhile, and afterwards until Ctrl-C."""
     import torch
 
-    config = make_config("sabour2017", data=data, data_dir=data_dir, **WATCHED)
-
+    from torchcaps.cli.train import show_summary
     from torchcaps.explorer import Learning, serving
-    from torchcaps.training import Diverged, Interrupted, load_run, train
+    from torchcaps.training import Diverged, Interrupted, load_run, make_config, train
     from torchcaps.training.progress import choose_progress
-    from torchcaps.training.signals import noted_signals
 
+    config = make_config("sabour2017", data=data, data_dir=data_dir, **WATCHED)
     torch.set_num_threads(max((os.cpu_count() or 2) - 1, 1))  # one core is for the page
     learning = Learning(config, choose_progress())
     session = click.get_current_context().find_object(Session)
     command = command_line(*(session.arguments if session else ()))
-    with serving(learning, port, ready_for([learning.explorer])):
+    with serving([learning.explorer], port, learning) as address:
+        announce([learning.explorer], address, no_browser)
         try:
             summary = train(config, progress=learning, figures=False, command=command)
         except Interrupted as stop:
             raise Stopped(str(stop), stop.exit_code) from stop
         except Diverged as failure:
             raise Stopped(str(failure), 1) from failure
-        stopped = threading.Event()
-        with noted_signals(react=stopped.set):
+        with until_stopped():
             learning.end(load_run(summary["out"]), summary["test"]["best"]["accuracy"])
             show_summary(summary)
-            stopped.wait()
+
+
+def announce(explorers: list[Explorer], address: str, no_browser: bool) -> None:
+    """Print where the page is, and open it in the browser."""
+    say(f"Exploring {' and '.join(each.title for each in explorers)} at {address}", "Ctrl-C ends it.")
+    if not no_browser:  # a browser in the terminal would keep the command from going on
+        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+
+
+@contextmanager
+def until_stopped() -> Iterator[None]:
+    """Wait for Ctrl-C or SIGTERM at the end of the context; one that comes earlier counts too."""
+    from torchcaps.training.signals import noted_signals
+
+    stopped = threading.Event()
+    with noted_signals(react=stopped.set):
+        yield
+        while not stopped.wait(0.5):  # on Windows, Ctrl-C does not end a wait without a limit
+            pass

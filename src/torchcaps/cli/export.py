@@ -35,7 +35,6 @@ card_options = compose(
 @click.command(
     "export",
     cls=Command,
-    short_help="Write an ONNX file, a torch program, or a folder to pass on.",
     examples=(
         ("export runs/sabour2017-digits-1", "RUN/model.onnx, checked against PyTorch by onnxruntime"),
         ("export runs/sabour2017-digits-1 --format torch --out digits.pt2", "for torch.export.load, without torchcaps"),
@@ -90,7 +89,6 @@ def export(
 @click.command(
     "share",
     cls=Command,
-    short_help="Put a network and its model card on the Hugging Face hub.",
     examples=(
         ("share runs/sabour2017-digits-1 --repo someone/capsnet-digits", "for all to read"),
         ("share runs/sabour2017-digits-1 --repo someone/capsnet-digits --private", "for yourself"),

@@ -1,30 +1,24 @@
-"""An option of ``torchcaps train`` for every field of a configuration, made from the dataclass itself."""
+"""An option of ``torchcaps train`` for every option of a part and every field of settings, made of what declares it."""
 
 from __future__ import annotations
 
 import ast
-import dataclasses
-import functools
 import inspect
 import itertools
 import textwrap
 import types
 import typing
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
 
 import click
 
 from torchcaps.cli.base import SectionOption
+from torchcaps.cli.values import ClickChoice, Numbers, OrNone, ParamType
 from torchcaps.errors import unknown_name
-from torchcaps.models.fields import OF_ONES_OWN, PARTS, Described, Part, as_text, hints_of, is_choice, is_part, tree
-from torchcaps.ranges import Range, ranges_in
-
-if TYPE_CHECKING:
-    ParamType = click.ParamType[Any, Any]
-    Choice = click.Choice[str]
-else:  # they take no parameters before click 8.4
-    ParamType, Choice = click.ParamType, click.Choice
+from torchcaps.parts import OF_ONES_OWN, PARTS, Choice, Option, Settings, all_parts, as_text, options, part_of
+from torchcaps.ranges import Range
+from torchcaps.training.recipe import Recipe
 
 
 def option_name(field: str) -> str:
@@ -32,91 +26,85 @@ def option_name(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def field_options(
-    config_type: type[Described], section: str, *, skip: Collection[str] = (), show_defaults: bool = False
-) -> list[click.Option]:
-    """Options for the fields of a configuration but ``skip``: the words under a field and its range are the help.
-
-    With ``show_defaults``, the fields' own defaults are shown; a preset has others.
-    """
-    hints = hints_of(config_type)
-    return [
-        _option(config_type, field.name, hints[field.name], section, field.default if show_defaults else None)
-        for field in dataclasses.fields(config_type)
-        if field.name not in skip
-    ]
+def settings_options(kind: type[Settings], section: str, *, skip: tuple[str, ...] = (), shown: bool) -> list[Any]:
+    """Options for the fields of settings but ``skip``; ``shown``: with their own defaults, not a preset's."""
+    words = field_descriptions(kind)
+    found = []
+    for option in options(kind).values():
+        if option.name not in skip:
+            found += _options(option._replace(help=words.get(option.name, "")), section, shown)
+    return found
 
 
-def part_options(config_type: type[Described], section: str) -> list[click.Option]:
-    """Options for the fields of all kinds of a part, and of the parts that it has; ``section`` has a place for each.
-
-    A name that several parts have is one option. A part that is chosen by its name, and one that may be left out, are
-    options too.
-    """
-    options: dict[str, click.Option] = {}
-    for owner, name, hint in tree(config_type):
-        if name not in options and is_option(hint):
-            options[name] = _option(owner, name, hint, section.format(owner.heading or part_heading(owner)))
-    return list(options.values())
+def part_options(*, skip: set[str], sections: Mapping[str, str]) -> list[click.Option]:
+    """Options for those of all registered parts; hidden, where there is no section for their kind."""
+    found: dict[str, list[click.Option]] = {}
+    for part in all_parts():
+        section = sections.get(part_of(part)[0])
+        for option in options(part).values():
+            if option.name not in found and option.name not in skip and not (option.choice and option.choice.many):
+                found[option.name] = _options(option, section or "", False, hidden=section is None)
+    return list(itertools.chain.from_iterable(found.values()))
 
 
-def is_option(hint: Any) -> bool:
-    """Whether a field of an annotation is given on the command line: not layers, nor a part that is always there."""
-    if typing.get_origin(hint) is tuple:
-        return not is_part(typing.get_args(hint)[0])
-    return not is_part(hint) or is_choice(hint) or type(None) in typing.get_args(hint)
+def option_of(kind: str) -> str | None:
+    """The option that chooses a part of a kind, ``--routing``; None where there is none, as for a network."""
+    known = itertools.chain.from_iterable(options(each).values() for each in (Recipe, *all_parts()))
+    names = (each.name for each in known if each.choice and each.choice.kind == kind and not each.choice.many)
+    return next(map(option_name, names), None)
 
 
-def part_heading(part: type[Described]) -> str:
-    """What stands over the fields of a part that has no heading of its own: ``Routing dynamic``."""
-    return f"{part.choice.capitalize()} {part.name}" if issubclass(part, Part) else part.__name__
-
-
-def _option(owner: type[Described], name: str, hint: Any, section: str, default: Any = None) -> click.Option:
-    typed = option_name(name)
-    is_flag = hint is bool or (is_part(hint) and not is_choice(hint))
-    kind = None if is_flag else option_type(hint)
-    notes = [f"default: {as_text(default)}"] if default is not None and default is not dataclasses.MISSING else []
-    notes += map(str, ranges_in(hint))
-    return SectionOption(
-        [f"{typed}/--no-{typed[2:]}" if is_flag else typed, name],
-        type=kind,
-        # click writes names of types in capitals, which "none" must not be typed in
-        metavar=f"{kind.inner.name.upper()}|none" if isinstance(kind, OrNone) else None,
-        default=None,
-        help=field_descriptions(owner).get(name, "") + (f"  [{'; '.join(notes)}]" if notes else ""),
-        section=section,
-    )
+def _options(option: Option, section: str, with_default: bool, *, hidden: bool = False) -> list[click.Option]:
+    typed, choice = option_name(option.name), option.choice
+    notes = [f"default: {as_text(option.default)}"] if with_default and option.default is not None else []
+    notes += map(str, ranges_in(option.hint))
+    common: dict[str, Any] = {
+        "default": None,
+        "help": option.help + (f"  [{'; '.join(notes)}]" if notes else ""),
+        "section": section,
+        "hidden": hidden,
+    }
+    if option.hint is bool:
+        return [SectionOption([f"{typed}/--no-{typed[2:]}", option.name], **common)]
+    if choice is not None and choice.optional:  # --decoder, --decoder NAME, --no-decoder
+        usual = option.default if isinstance(option.default, str) else next(iter(PARTS[choice.kind]))
+        named = SectionOption([typed, option.name], type=PartName(choice), is_flag=False, flag_value=usual, **common)
+        return [named, SectionOption([f"--no-{typed[2:]}", f"no_{option.name}"], is_flag=True, **common)]
+    kind = option_type(option.hint)
+    # click writes names of types in capitals, which "none" must not be typed in
+    metavar = f"{kind.inner.name.upper()}|none" if isinstance(kind, OrNone) else None
+    return [SectionOption([typed, option.name], type=kind, metavar=metavar, **common)]
 
 
 def given_fields(context: click.Context, values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that stand on the command line; None among them is a value, not an absence."""
     source = click.core.ParameterSource.COMMANDLINE
-    return {name: value for name, value in values.items() if context.get_parameter_source(name) is source}
+    given = {name: value for name, value in values.items() if context.get_parameter_source(name) is source}
+    left_out = {name: name.removeprefix("no_") for name in given if name.removeprefix("no_") in values.keys() - {name}}
+    return {left_out.get(name, name): None if name in left_out else value for name, value in given.items()}
 
 
-def field_descriptions(config_type: type) -> dict[str, str]:
+def field_descriptions(kind: type) -> dict[str, str]:
     """The string under each field of a dataclass and of those that it derives from, on one line.
 
     Source: PEP 258, "attribute docstrings".
     """
     found: dict[str, str] = {}
-    for each in filter(dataclasses.is_dataclass, reversed(config_type.__mro__)):
-        found |= _own_descriptions(each)
+    for each in reversed(kind.__mro__):
+        if issubclass(each, Settings):
+            found |= _own_descriptions(each)
     return found
 
 
-@functools.cache
-def _own_descriptions(config_type: type) -> dict[str, str]:
+def _own_descriptions(kind: type) -> dict[str, str]:
     try:
-        source = inspect.getsource(config_type)
+        source = inspect.getsource(kind)
     except (OSError, TypeError):  # without a source file, as at a prompt: the options work, their help has no words
         return {}
     (class_definition,) = ast.parse(textwrap.dedent(source)).body
     assert isinstance(class_definition, ast.ClassDef)
-    body = class_definition.body
     found = {}
-    for statement, following in itertools.pairwise(body):
+    for statement, following in itertools.pairwise(class_definition.body):
         if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
             continue
         if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
@@ -124,15 +112,24 @@ def _own_descriptions(config_type: type) -> dict[str, str]:
     return found
 
 
+def ranges_in(hint: Any) -> Iterator[Range]:
+    """The ranges of numbers that an annotation holds."""
+    for part in typing.get_args(hint):
+        if isinstance(part, Range):
+            yield part
+        yield from ranges_in(part)
+
+
 def option_type(hint: Any) -> ParamType:
-    """How a field of an annotation is read from the command line; its range is checked by the configuration."""
+    """How an option of an annotation is read from the command line; its range is checked where it is used."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    choice = next((arg for arg in args if isinstance(arg, Choice)), None)
+    if choice is not None:
+        return PartName(choice)
     if origin is Annotated:
         return option_type(args[0])
     if origin is Literal:
         return click.Choice(args)
-    if is_choice(hint):
-        return PartName(hint.choice)
     if origin in (typing.Union, types.UnionType):
         (inner,) = (arg for arg in args if arg is not type(None))
         return OrNone(option_type(inner)) if inner is not str else click.STRING
@@ -142,55 +139,15 @@ def option_type(hint: Any) -> ParamType:
     return plain[hint]
 
 
-def whole_numbers(within: Range) -> click.IntRange:
-    """The type of an option for whole numbers of a range; click shows it in the help."""
-    return click.IntRange(int(within.least), int(within.most))
+class PartName(ClickChoice):
+    """The name of a part, or ``none`` where it may be left out; the nearest one stands in the error."""
 
-
-class PartName(Choice):
-    """The name of a kind of part of a choice; the nearest one stands in the error."""
-
-    def __init__(self, choice: str) -> None:
-        super().__init__(list(PARTS[choice]))
-        self.choice = choice
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """From the command line to a name."""
-        if value not in self.choices:
-            self.fail(f"{unknown_name(self.choice, value, self.choices)} {OF_ONES_OWN}", param, ctx)
-        return str(value)
-
-
-class Numbers(ParamType):
-    """Numbers with commas between them, ``512,1024``, at most so many; of integers ``none`` stands for no number."""
-
-    def __init__(self, kind: type[int] | type[float], example: str, most: int | None = None) -> None:
-        self.name = "integer,…" if kind is int else "number,…"
-        self.kind, self.example, self.most = kind, example, most
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
-        """From the command line to a tuple."""
-        if isinstance(value, tuple):
-            return value
-        if value == "none" and self.kind is int:
-            return ()
-        try:
-            numbers = tuple(self.kind(part) for part in str(value).split(","))
-        except ValueError:
-            numbers = ()
-        if not numbers or len(numbers) > (self.most or len(numbers)):
-            words = "integers" if self.kind is int else "numbers"
-            self.fail(f"{value!r} is no list of {words} such as {self.example}.", param, ctx)
-        return numbers
-
-
-class OrNone(ParamType):
-    """Another type, or ``none``."""
-
-    def __init__(self, inner: ParamType) -> None:
-        self.inner = inner
-        self.name = f"{inner.name}|none"
+    def __init__(self, choice: Choice) -> None:
+        super().__init__([*PARTS[choice.kind], *["none"] * choice.optional])
+        self.kind = choice.kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """None for ``none``, else as the other type has it."""
-        return None if value == "none" else self.inner.convert(value, param, ctx)
+        """From the command line to a name."""
+        if value not in self.choices:
+            self.fail(f"{unknown_name(self.kind, value, self.choices)} {OF_ONES_OWN}", param, ctx)
+        return None if value == "none" else value

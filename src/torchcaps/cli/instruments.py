@@ -9,7 +9,6 @@ import click
 
 from torchcaps.analysis.strengths import EVASION_STEPS, STEPS
 from torchcaps.cli.base import Command
-from torchcaps.cli.fields import Numbers, whole_numbers
 from torchcaps.cli.output import (
     add_row,
     count,
@@ -34,6 +33,7 @@ from torchcaps.cli.runs import (
     optional_run_argument,
     which_option,
 )
+from torchcaps.cli.values import Numbers, whole_numbers
 from torchcaps.errors import InputError
 from torchcaps.ranges import COUNT, SEED
 
@@ -49,7 +49,6 @@ SHIPPED_NAME = "compact"
 @click.command(
     "probe",
     cls=Command,
-    short_help="What a pose knows: factors of images read off it.",
     examples=(
         ("probe", "rotation, scale, shear and shifts, by the network that comes with torchcaps"),
         ("probe runs/capsules runs/cnn --figure compare.png", "two networks side by side"),
@@ -124,7 +123,6 @@ def _with_factors(dataset: Dataset, limit: int, seed: int) -> tuple[ImageSet, Im
 @click.command(
     "detect",
     cls=Command,
-    short_help="Images unlike those that were trained on: how many are found.",
     examples=(
         ("detect --data mnist --against viewpoints", "the network that comes with torchcaps"),
         ("detect runs/compact-mnist-1 --against fashion-mnist --against digits", "images of two other data sets"),

@@ -40,7 +40,6 @@ ONNX, CONFIG = ".onnx", "config.json"
 @click.command(
     "predict",
     cls=Command,
-    short_help="Classify image files.",
     examples=(
         ("predict runs/sabour2017-digits-1 seven.png", "one image, light on dark"),
         ("predict photo.jpg --show seen.png", "and draw what the network sees of it"),
@@ -95,7 +94,7 @@ def predict(
     scores, reconstructions = answers_of(images)
     off = None if reconstructions is None else distances(images / np.float32(255), reconstructions)
     usual = description.calibration or Calibration()
-    # the order of torchcaps.models.objects.longest, without torch
+    # the order of torchcaps.models.output.top_classes, without torch
     highest = (-scores).argsort(axis=1, kind="stable")[:, : description.objects]
     results: list[dict[str, Any]] = []
     seen = []

@@ -4,34 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from torchcaps.cli.base import Command
-from torchcaps.cli.fields import field_descriptions, part_heading
-from torchcaps.cli.output import (
-    add_row,
-    by,
-    count,
-    fits,
-    print_json,
-    print_pairs,
-    print_table,
-    print_title,
-    say,
-    table,
-    write_figure,
-)
+from torchcaps.cli.fields import field_descriptions, option_of
+from torchcaps.cli.output import add_row, by, count, print_json, print_pairs, print_table, print_title, say, table
+from torchcaps.cli.output import write_figure as write
 from torchcaps.cli.runs import FIGURE, json_option
 from torchcaps.errors import InputError, unknown_name
-from torchcaps.models.config import LayerConfig, NetworkConfig
-from torchcaps.models.fields import OF_ONES_OWN, PARTS, Described, Part, as_text, flat
 from torchcaps.models.presets import Preset, get_preset, list_presets
+from torchcaps.parts import OF_ONES_OWN, PARTS, Tree, as_text, complete, find, flat, options
+from torchcaps.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,17 +27,14 @@ if TYPE_CHECKING:
 
 REFERENCE = "sabour2017"
 """The preset that the others are compared with."""
-ABSENT = "–"
-"""In place of a field that a network has not, such as those of a decoder."""
 
 
 @click.command(
     "presets",
     cls=Command,
-    short_help="The published networks and how they differ.",
     examples=(
-        ("presets", "how the published networks differ"),
-        ("presets tf-notebook", "every layer and every field of one of them"),
+        ("presets", "the published networks, and how they differ"),
+        ("presets tf-notebook", "every layer and every option of one of them"),
         ("presets tf-notebook --figure tf-notebook.png", "a drawing of its layers with their sizes"),
         ("presets --json", "all of them, for other programs"),
     ),
@@ -61,7 +45,7 @@ ABSENT = "–"
 def presets(name: str | None, figure: Path | None, as_json: bool) -> None:
     """List the published networks: where they differ, their sources and parameter counts.
 
-    With NAME, show one in full: its layers, with shapes and parameters, and every field.
+    With NAME, show one in full: its layers, with shapes and parameters, and every option.
     """
     if name is None and figure is not None:
         raise click.UsageError("--figure is for one preset; name it, e.g. torchcaps presets sabour2017 --figure …")
@@ -78,18 +62,16 @@ def presets(name: str | None, figure: Path | None, as_json: bool) -> None:
     if figure is not None:
         from torchcaps.analysis import figure_architecture
 
-        write_figure(figure_architecture(_shapes_of(chosen[0]), title=chosen[0].name), figure, quiet=as_json)
+        write(figure_architecture(_planned(chosen[0].name), title=chosen[0].name), figure, quiet=as_json)
 
 
 @functools.cache
-def _shapes_of(preset: Preset) -> Network:
+def _planned(name: str) -> Network:
     """A preset's network for its source's images, without memory for its weights."""
-    import torch
+    from torchcaps.models import plan_network
 
-    from torchcaps.models import build_model
-
-    with torch.device("meta"):
-        return build_model(preset.model, preset.in_shape, preset.num_classes)
+    preset = get_preset(name)
+    return plan_network(preset.network, preset.in_shape, preset.num_classes)
 
 
 def variant_of(preset: Preset) -> Preset | None:
@@ -100,10 +82,14 @@ def variant_of(preset: Preset) -> Preset | None:
 
 def parameter_counts(preset: Preset) -> tuple[int | None, int]:
     """Learned numbers on its source's images with the decoder (None where the network has none) and without."""
-    sizes = {name: parameter.numel() for name, parameter in _shapes_of(preset).named_parameters()}
+    sizes = {name: parameter.numel() for name, parameter in _planned(preset.name).named_parameters()}
     of_decoder = sum(size for name, size in sizes.items() if name.startswith("decoder."))
     total = sum(sizes.values())
-    return (total if preset.model.decodes else None), total - of_decoder
+    return (total if preset.network.get("decoder") else None), total - of_decoder
+
+
+def _recipe(preset: Preset) -> Recipe:
+    return Recipe().replace(preset.recipe)
 
 
 def _describe_preset(preset: Preset) -> dict[str, Any]:
@@ -121,92 +107,36 @@ def _describe_preset(preset: Preset) -> dict[str, Any]:
         "in_shape": preset.in_shape,
         "num_classes": preset.num_classes,
         "parameters": {"with_decoder": with_decoder, "without_decoder": without},
-        "layers": [dataclasses.asdict(layer) for layer in list_layers(_shapes_of(preset))],
-        "model": preset.model.to_dict(),
-        "recipe": preset.recipe.to_dict(),
+        "layers": [dataclasses.asdict(layer) for layer in list_layers(_planned(preset.name))],
+        "model": preset.network,
+        "recipe": _recipe(preset).to_dict(),
     }
 
 
-def _show_presets(all_presets: list[Preset]) -> None:
-    reference = get_preset(REFERENCE)
-    variants = [preset for preset in all_presets if variant_of(preset)]
-    networks = [preset for preset in all_presets if preset not in variants]
-    capsules = [preset for preset in all_presets if preset.model.has_capsules]
-    of_other_data = [preset for preset in capsules if preset in variants and preset.data != reference.data]
-    compared = {
-        f"Capsule networks: where they differ (· as {REFERENCE})": [p for p in capsules if p in networks],
-        f"{REFERENCE} for other data (· as {REFERENCE})": [reference, *of_other_data],
-        "Convolutional networks": [preset for preset in all_presets if preset not in capsules],
-    }
-    print_title("Networks")
-    print_pairs((p.name, _with_result(p.source, p)) for p in networks)
-    for title, presets_compared in compared.items():
-        print_title(title)
-        for rows in _difference_tables(presets_compared):
-            print_table(rows)
-    print_title("Variants")
-    print_pairs((p.name, _with_result(p.description.partition(". ")[0], p)) for p in variants)
-    print_title("Parts that are chosen by name, as by torchcaps train --routing NAME")
-    print_pairs((choice, ", ".join(parts)) for choice, parts in PARTS.items() if choice != NetworkConfig.choice)
-    say("Parameters are counted for the images in the table.", "All of one network: torchcaps presets NAME")
+def _show_presets(presets: list[Preset]) -> None:
+    rows = table("Networks", "data", "parameters", "published", left=2)
+    for preset in presets:
+        with_decoder, without = parameter_counts(preset)
+        published = "" if preset.published == Preset.published else preset.published
+        add_row(rows, preset.name, preset.data, count(with_decoder or without), published)
+    print_table(rows)
+    print_title(f"Where they differ: from the preset that they are a variant of, or {REFERENCE}")
+    print_pairs((preset.name, _differences(preset, get_preset(preset.base or REFERENCE))) for preset in presets)
+    print_title("Parts that are chosen by name")
+    choices = ((option_of(kind), ", ".join(parts)) for kind, parts in PARTS.items())
+    print_pairs((option, names) for option, names in choices if option is not None)
+    say("Parameters are counted for the images of their data.", "All of one network: torchcaps presets NAME")
 
 
-def _with_result(text: str, preset: Preset) -> str:
-    return text if preset.published == Preset.published else f"{text.removesuffix('.')}. Published: {preset.published}."
-
-
-def _difference_tables(compared: list[Preset]) -> list[Table]:
-    """As few tables as the width of the terminal allows, each with the first preset at its left."""
-    reference, *others = compared
-    for blocks in range(1, len(others) + 1):
-        size = -(-len(others) // blocks)
-        shares = [others[start : start + size] for start in range(0, len(others), size)]
-        for name_width in (26, 18, 14):
-            tables = [_difference_table([reference, *share], compared, name_width) for share in shares]
-            if all(map(fits, tables)):
-                return tables
-    return tables
-
-
-def _difference_table(shown: list[Preset], compared: list[Preset], name_width: int) -> Table:
-    """The first preset's values, and those of the others that differ from them."""
-    rows = table("", *(_broken(preset.name, 10) for preset in shown), left=len(shown) + 1)
-    rows.padding = 0
-    for part in ("model", "recipe"):
-        fields = {preset.name: flat(getattr(preset, part)) for preset in compared}
-        for name in dict.fromkeys(itertools.chain(*fields.values())):
-            values = {preset: its.get(name, ABSENT) for preset, its in fields.items()}
-            if len(set(values.values())) > 1:
-                _add_differences(rows, _broken(name, name_width), [values[preset.name] for preset in shown])
-        rows.add_section()
-    _add_differences(rows, "data", [preset.data for preset in shown])
-    _add_differences(rows, "images", [by(preset.in_shape) for preset in shown])
-    with_decoders, without = zip(*map(parameter_counts, shown), strict=True)
-    name = "parameters"
-    if any(with_decoders):
-        add_row(rows, name, *(count(number) if number else "–" for number in with_decoders))
-        name = _broken("without_decoder", name_width).replace("_", " ")
-    add_row(rows, name, *map(count, without))
-    return rows
-
-
-def _add_differences(rows: Table, name: str, values: list[Any]) -> None:
-    """A row of the first value, and of those others that differ from it."""
-    from rich.text import Text
-
-    first, *others = (as_text(value) for value in values)
-    cells = [Text("·", style="dim") if text == first else Text(_broken(text, 10), style="bold") for text in others]
-    add_row(rows, name, Text(_broken(first, 10)), *cells)
-
-
-def _broken(text: str, width: int) -> str:
-    """Text with line breaks after hyphens, underscores and commas where it is longer than ``width``."""
-    lines = [""]
-    for piece in re.findall(r"[^-_,]+[-_,]?", text):
-        if lines[-1] and len(lines[-1] + piece) > width:
-            lines.append("")
-        lines[-1] += piece
-    return "\n".join(lines)
+def _differences(preset: Preset, base: Preset) -> str:
+    """The options in which a preset differs from another, or its source, where it is the other or of another kind."""
+    if preset is base or preset.network["name"] != base.network["name"]:
+        return preset.source
+    ours, theirs = flat(preset.network), flat(base.network)
+    changed = [f"{name} {as_text(value)}" for name, value in ours.items() if theirs.get(name) != value]
+    ours, theirs = flat(_recipe(preset).fields), flat(_recipe(base).fields)
+    changed += [f"{name} {as_text(value)}" for name, value in ours.items() if theirs.get(name) != value]
+    return "; ".join(changed) or preset.source
 
 
 def _show_preset(preset: Preset) -> None:
@@ -223,9 +153,13 @@ def _show_preset(preset: Preset) -> None:
         ]
     )
     print_table(_layer_table(preset))
-    said: dict[str, Any] = {}
-    for heading, config in [*_parts_of(preset.model), ("Recipe", preset.recipe)]:
-        print_table(_field_table(heading, config, said))
+    said: Tree = {}
+    for heading, tree, words in _parts_of("network", preset.network):
+        print_table(_option_table(heading, tree, words, said))
+    recipe = _recipe(preset)
+    print_table(_option_table("Recipe", recipe.fields, field_descriptions(Recipe), said))
+    for heading, tree, words in _parts_of("optimizer", complete("optimizer", recipe.optimizer)):
+        print_table(_option_table(heading, tree, words, said))
 
 
 def _layer_table(preset: Preset) -> Table:
@@ -233,7 +167,7 @@ def _layer_table(preset: Preset) -> Table:
 
     rows = table("Layers", "output", "parameters", left=2)
     before = False
-    for layer in list_layers(_shapes_of(preset)):
+    for layer in list_layers(_planned(preset.name)):
         if layer.in_decoder != before:
             rows.add_section()
             before = layer.in_decoder
@@ -242,42 +176,28 @@ def _layer_table(preset: Preset) -> Table:
     return rows
 
 
-def _parts_of(config: Described, place: str = "") -> Iterator[tuple[str, Described]]:
-    """A configuration and its parts, each with what it is called, in the order in which images go through them.
-
-    ``place`` is the layer that it is of, in words.
-    """
-    yield _heading(config, place), config
-    for field in dataclasses.fields(config):
-        held = getattr(config, field.name)
-        if isinstance(held, tuple):
-            for number, item in enumerate(held, 1):
-                if isinstance(item, Described):
-                    yield from _parts_of(item, f"layer {number}")
-        elif isinstance(held, Described):
-            yield from _parts_of(held, place)
+def _parts_of(kind: str, tree: Tree, place: str = "") -> Iterator[tuple[str, Tree, Mapping[str, str]]]:
+    """A part and the parts in it: what each is called, its tree, and the words of its options."""
+    known = options(find(kind, tree["name"]))
+    title = f"{kind.capitalize()} {tree['name']}" + (f" of {place}" if place else "")
+    yield title, tree, {name: option.help for name, option in known.items()}
+    for name, option in known.items():
+        if option.choice is None:
+            continue
+        held = tree[name] if isinstance(tree[name], tuple) else (tree[name],)
+        for number, each in enumerate(held, 1):
+            if isinstance(each, Mapping):
+                yield from _parts_of(option.choice.kind, dict(each), f"layer {number}" if option.choice.many else place)
 
 
-def _heading(config: Described, place: str) -> str:
-    """``Routing dynamic of layer 1``, ``Layer 1: dense``, ``Decoder``."""
-    if isinstance(config, LayerConfig):
-        return f"{place.capitalize()}: {config.name}"
-    if not isinstance(config, Part) or isinstance(config, NetworkConfig):
-        return config.heading
-    return part_heading(type(config)) + (f" of {place}" if place else "")
-
-
-def _field_table(heading: str, config: Described, said: dict[str, Any]) -> Table:
-    """The fields of a part but those that an earlier part has said with the same value; what it says is added."""
-    words = field_descriptions(type(config))
+def _option_table(heading: str, tree: Tree, words: Mapping[str, str], said: Tree) -> Table:
+    """The options of a part but those that an earlier part has said with the same value; what it says is added."""
     rows = table(heading, "value", "", left=3)
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        is_whole = isinstance(value, Described) or (isinstance(value, tuple) and isinstance(next(iter(value), 0), Part))
-        if not is_whole and (field.name not in said or said[field.name] != value):
-            shown = "off" if value is None and field.name == "decoder" else as_text(value)
-            add_row(rows, field.name, shown, words.get(field.name, ""))
-            said[field.name] = value
+    for name, value in tree.items():
+        is_part = isinstance(value, Mapping) or (isinstance(value, tuple) and isinstance(next(iter(value), 0), Mapping))
+        if name != "name" and not is_part and (name not in said or said[name] != value):
+            add_row(rows, name, as_text(value), words.get(name, ""))
+            said[name] = value
     if not rows.row_count:
-        add_row(rows, "all as above" if dataclasses.fields(config) else "no options", "", "")
+        add_row(rows, "all as above" if len(tree) > 1 else "no options", "", "")
     return rows

@@ -12,7 +12,6 @@ import click
 
 from torchcaps.analysis.strengths import ANGLES, EPSILONS, PGD_STEPS, STEPS
 from torchcaps.cli.base import Command
-from torchcaps.cli.fields import Numbers, whole_numbers
 from torchcaps.cli.output import add_row, count, percent, print_json, print_table, say, table, write_figure
 from torchcaps.cli.runs import (
     FIGURE,
@@ -29,6 +28,7 @@ from torchcaps.cli.runs import (
     refuse_options,
     which_option,
 )
+from torchcaps.cli.values import Numbers, whole_numbers
 from torchcaps.ranges import COUNT, SEED
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ _INTERVAL = 10.0  # seconds between two lines about progress
 @click.command(
     "robustness",
     cls=Command,
-    short_help="Accuracy on rotated and on adversarially changed images.",
     examples=(
         ("robustness runs/sabour2017-mnist-1", "rotations, FGSM and PGD on the first 1,000 test images"),
         ("robustness --data mnist --limit 200", "the network that comes with torchcaps"),

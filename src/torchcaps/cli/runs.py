@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 import click
 
 from torchcaps.cli.base import Decorator, compose
-from torchcaps.cli.fields import whole_numbers
 from torchcaps.cli.output import say
+from torchcaps.cli.values import whole_numbers
 from torchcaps.errors import InputError
 from torchcaps.files import check_path, real
 from torchcaps.ranges import INDEX

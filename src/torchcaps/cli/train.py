@@ -1,4 +1,4 @@
-"""``torchcaps train`` and ``memory``: every field of a preset, its recipe and the run is an option."""
+"""``torchcaps train``: every option of a network, of its recipe and of a run is one here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from torchcaps.cli.base import Command, Session, Stopped
-from torchcaps.cli.fields import field_options, given_fields, option_name, part_options
+from torchcaps.cli.fields import given_fields, option_name, option_of, part_options, settings_options
 from torchcaps.cli.output import (
     add_row,
     command_line,
@@ -23,10 +23,10 @@ from torchcaps.cli.output import (
 )
 from torchcaps.cli.runs import PATH
 from torchcaps.errors import InputError, unknown_name
-from torchcaps.models.config import NetworkConfig, Recipe
-from torchcaps.models.fields import UnknownField
+from torchcaps.parts import UnknownOption, options
 from torchcaps.plugins import loaded_plugins, plugin_options
 from torchcaps.training.config import WHOLE, TrainConfig, make_config, override, read_config
+from torchcaps.training.recipe import Recipe
 
 TRAIN_EXAMPLES = (
     ("train", "the paper's network on the embedded digits"),
@@ -36,13 +36,6 @@ TRAIN_EXAMPLES = (
     ("train --resume runs/sabour2017-digits-1", "resume a run that was stopped"),
     ("train --config runs/sabour2017-digits-1/config.json --seed 1", "the same run again, with another seed"),
     ("train --init-from runs/sabour2017-digits-1 --learning-rate 1e-4", "a new run from the best epoch's weights"),
-)
-
-MEMORY_EXAMPLES = (
-    ("memory sabour2017 --data mnist --batch-size 512", "the paper's network on MNIST, a larger batch"),
-    ("memory sabour2017 --data mnist --image-size 64", "larger images"),
-    ("memory baseline-cnn --data mnist --batch-size 64", "the paper's CNN"),
-    ("memory sabour2017-multimnist --data multimnist", "two digits in an image"),
 )
 
 OPTIONS = f"{__name__}.options"
@@ -60,18 +53,19 @@ class RunCommand(Command):
 
 
 def run_options() -> list[click.Option]:
-    """An option for every field of a run."""
+    """An option for every field of a run and its recipe; those of the network's parts are not listed in the help."""
     # the field `preset` is the argument PRESET, `plugins` is --plugin; `model` and `recipe` are given field by field;
     # `fitted` is what is not given
+    section = "Recipe (default: the preset's)"
     skipped = ("preset", "model", "recipe", "plugins", "fitted")
     return [
-        *field_options(TrainConfig, "Run", skip=skipped, show_defaults=True),
-        *field_options(Recipe, "Recipe (default: the preset's)"),
-        *part_options(NetworkConfig, "{} (default: the preset's)"),
+        *settings_options(TrainConfig, "Run", skip=skipped, shown=True),
+        *settings_options(Recipe, section, shown=False),
+        *part_options(skip={*options(TrainConfig), *options(Recipe)}, sections={"optimizer": section}),
     ]
 
 
-@click.command("train", cls=RunCommand, short_help="Train a network and test it.", examples=TRAIN_EXAMPLES)
+@click.command("train", cls=RunCommand, examples=TRAIN_EXAMPLES)
 @click.argument("preset", required=False)
 @click.option("--out", type=PATH, help="Run folder, a new one.  [default: runs/PRESET-DATA-N]")
 @click.option("--resume", "resumed", type=PATH, help="Resume the run in this folder.")
@@ -92,8 +86,8 @@ def train(
 ) -> None:
     """Train a network, keep the epoch that is best on the validation images, and test it once, at the end.
 
-    PRESET is a published network, sabour2017 (the paper's) if none is given; `torchcaps presets` lists them. Every
-    field of the network and of its recipe can be changed by an option.
+    PRESET is a published network, sabour2017 (the paper's) if none is given; `torchcaps presets` lists them. What
+    `torchcaps presets PRESET` says of it are options, too: num_iterations is --num-iterations.
     """
     overrides = given_fields(context, fields)
     for name, other in (("--out", out), ("--config", config_file)):
@@ -131,8 +125,8 @@ def build_config(preset: str | None, config_file: Path | None, overrides: Mappin
     changes = {**overrides, "plugins": loaded_plugins() or base.plugins}
     try:
         return override(base, changes) if config_file else make_config(base.preset, **changes)
-    except UnknownField as error:
-        choices = " or ".join(f"--{choice} {part}" for choice, part in error.owners)
+    except UnknownOption as error:
+        choices = " or ".join(f"{option_of(kind) or f'the {kind}'} {part}" for kind, part in error.owners)
         if choices:
             raise InputError(f"{option_name(error.name)} is an option of {choices}, which is not chosen") from None
         known = (option_name(name) for name in error.known if name not in WHOLE)
@@ -157,7 +151,7 @@ def show_summary(summary: Mapping[str, Any]) -> None:
     say("")
     print_table(rows)
     figures = sorted(file.name for file in (out / FIGURES).glob("*.png"))
-    decoder = read_config(out / CONFIG).model.decodes
+    decoder = read_config(out / CONFIG).model.get("decoder") is not None
     options = plugin_options(loaded_plugins())
     following = [command_line(name, out, *options) for name in ("evaluate", "reconstruct", "perturb")]
     print_pairs(
@@ -170,53 +164,3 @@ def show_summary(summary: Mapping[str, Any]) -> None:
     )
     if summary["warning"]:
         say("", f"Warning: {summary['warning']}")
-
-
-@click.command(
-    "memory", cls=RunCommand, short_help="What memory training will need, by part.", examples=MEMORY_EXAMPLES
-)
-@click.argument("preset", required=False)
-@click.option("--config", "config_file", type=PATH, help="Take a run's config.json.")
-@click.pass_context
-def memory(context: click.Context, /, preset: str | None, config_file: Path | None, **fields: Any) -> None:
-    """Estimate the peak memory of training on the CPU, by part, before anything runs.
-
-    It takes the options of `torchcaps train`.
-    """
-    config = build_config(preset, config_file, given_fields(context, fields))
-
-    import torchcaps.training.loop  # noqa: F401  what training imports is the estimate's first part
-    from torchcaps.datasets import data_shape
-    from torchcaps.training import available_memory_mib, estimate_memory, largest_batch
-    from torchcaps.training.data import check_objects, fit_recipe, load_run_data
-    from torchcaps.training.environment import PRECISION_WORDS, resolve_precision
-    from torchcaps.training.launch import count_processes
-
-    config = resolve_precision(config)
-    in_shape, num_classes, num_images, objects = data_shape(
-        config.data, data_dir=config.data_dir, image_size=config.image_size, skip_damaged=config.skip_damaged
-    )
-    check_objects(config.data, objects, config)
-    if config.fitted:
-        config = fit_recipe(config, len(load_run_data(config).train))
-    shape = in_shape, num_classes, num_images
-    estimate = estimate_memory(config, *shape)
-    rows = table("part", "MiB")
-    for name, mib in estimate.parts.items():
-        add_row(rows, name, f"{mib:,.0f}")
-    add_row(rows, "peak", f"{estimate.total:,.0f}", style="bold")
-    print_table(rows)
-    available = available_memory_mib()
-    devices, shared = count_processes(config).devices, ""
-    facts: list[tuple[str, object]] = [
-        ("Batch", f"{count(estimate.batch_size)} images a step and process"),
-        ("Precision", PRECISION_WORDS[config.precision]),
-    ]
-    if devices > 1:
-        shared = ", over all processes"
-        facts.append(("Processes", f"{devices} on this machine, {devices * estimate.total:,.0f} MiB together"))
-    if available is not None:
-        most = largest_batch(config, *shape, available)
-        largest = f"about {count(most)} images{shared}" if most else "no batch fits"
-        facts += [("There is", f"{available:,.0f} MiB"), ("Largest batch", largest)]
-    print_pairs(facts)

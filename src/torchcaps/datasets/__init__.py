@@ -3,6 +3,6 @@
 Everything here loads on first use, so that importing the package costs nothing.
 """
 
-import lazy_loader
+from torchcaps._lazy import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -10,17 +10,18 @@ import dataclasses
 import math
 import typing
 from dataclasses import dataclass
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Float32, Int64, UInt8
 from torch import Tensor
 
+from torchcaps.checks import check
 from torchcaps.datasets.affine import FARTHEST, inverse_maps, linear_maps, sample
 from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.rng import BRIGHTNESS, CONTRAST, CROPS, FLIPS, ROTATIONS, SCALINGS, SHIFTS, Key, stream_of
 from torchcaps.errors import InputError
-from torchcaps.ranges import Degrees, Fill, Share, ShareBelowOne, ranges_in
+from torchcaps.ranges import Degrees, Fill, Share, ShareBelowOne
 
 
 class Changes(NamedTuple):
@@ -79,16 +80,13 @@ class Augmentation:
     fill: Fill = "zeros"
 
     def __post_init__(self) -> None:
-        if self.fill not in get_args(Fill):
-            raise InputError(f'fill must be "zeros" or "edge", got {self.fill!r}')
         for name, hint in typing.get_type_hints(type(self), include_extras=True).items():
-            for allowed in ranges_in(hint):
-                allowed.check(name, getattr(self, name))
+            check(name, getattr(self, name), hint)
 
     def check(self, in_shape: tuple[int, int, int], num_objects: int) -> None:
         """Raise InputError unless images of this shape, each with so many objects, can be changed like this."""
         smallest = min(in_shape[1:])
-        if not isinstance(self.max_shift, int) or not 0 <= self.max_shift < smallest:
+        if not 0 <= self.max_shift < smallest:
             raise InputError(
                 f"max_shift is {self.max_shift} pixels, but images of {smallest} pixels can be moved by 0 to "
                 f"{smallest - 1}"

@@ -9,13 +9,14 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
+from torchcaps.checks import check
 from torchcaps.datasets.affine import look_through, windows
 from torchcaps.datasets.augmentation import Augmentation, Changes, mirrored, recoloured, turned
 from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.overlapping_pairs import Pairs, PairSet
 from torchcaps.datasets.rng import ORDER, stream_of
-from torchcaps.errors import InputError, shown
-from torchcaps.ranges import SEED, check_flag, is_whole_number
+from torchcaps.errors import InputError
+from torchcaps.ranges import COUNT, INDEX, PROCESSES, SEED
 
 
 class Batch(NamedTuple):
@@ -86,18 +87,16 @@ class BatchLoader:
 
     def _check(self, image_set: ImageSet | PairSet) -> None:
         SEED.check("seed", self.seed)
-        for name in ("batch_size", "rank", "world_size"):
-            _check_whole(name, getattr(self, name))
+        for name, allowed in (("batch_size", COUNT), ("rank", INDEX), ("world_size", PROCESSES)):
+            allowed.check(f"BatchLoader: {name}", getattr(self, name))
         for name in ("shuffle", "drop_last"):
-            check_flag(f"BatchLoader: {name}", getattr(self, name))
-        if self.batch_size < 1:
-            raise InputError(f"the batch size must be at least 1, got {self.batch_size}")
+            check(f"BatchLoader: {name}", getattr(self, name), bool)
         if (self.shuffle or self.drop_last) and self.batch_size > self.num_images:
             raise InputError(
                 f"the batch size is {self.batch_size}, but there are only {self.num_images} images to train on; "
                 "choose a smaller one"
             )
-        if not 0 <= self.rank < self.world_size:
+        if self.rank >= self.world_size:
             raise InputError(f"rank must be from 0 to world_size - 1 ({self.world_size - 1}), got {self.rank}")
         if self.shuffle and self.batch_size % self.world_size:
             raise InputError(
@@ -136,11 +135,9 @@ class BatchLoader:
         Raises:
             InputError: The epoch is negative, or there is no such batch.
         """
-        _check_whole("epoch", epoch)
-        _check_whole("start", start)
-        if epoch < 0:
-            raise InputError(f"epochs are counted from 0, got {epoch}")
-        if not 0 <= start <= len(self):
+        INDEX.check("BatchLoader: epoch", epoch)
+        INDEX.check("BatchLoader: start", start)
+        if start > len(self):
             raise InputError(f"an epoch has {len(self)} batches, so it cannot start at batch {start}")
         return self._batches(epoch, start)
 
@@ -193,11 +190,6 @@ class BatchLoader:
         if pixels.shape[1] == channels:
             return Batch(pixels, labels)
         return Batch(pixels[:, :channels], labels, pixels[:, channels:].unflatten(1, (-1, channels)))
-
-
-def _check_whole(name: str, value: object) -> None:
-    if not is_whole_number(value):
-        raise InputError(f"BatchLoader: {name} must be a whole number, got {shown(value)}")
 
 
 def _layers(images: UInt8[Tensor, "N C H W"], parts: UInt8[Tensor, "N P C H W"] | None) -> UInt8[Tensor, "N L H W"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 
@@ -15,13 +15,14 @@ from torchcaps.datasets.sources import digits, mnist, affnist, multimnist, viewp
 from torchcaps.datasets.formats import folder, npz  # noqa: F401
 
 # isort: on
+from torchcaps.checks import check
 from torchcaps.datasets.dataset import Dataset, Splits
 from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.registry import DataRequest, DatasetInfo, look_up, registered
 from torchcaps.datasets.splits import stratified_split
 from torchcaps.errors import InputError, shown
 from torchcaps.files import user_path
-from torchcaps.ranges import COUNT, PIXELS, SEED, Held
+from torchcaps.ranges import COUNT, PIXELS, SEED, ValidationSplit
 
 _VALIDATION_SHARE = 0.1
 
@@ -37,7 +38,7 @@ def load_dataset(
     data_dir: str | Path | None = None,
     image_size: int | Sequence[int] | None = None,
     validation_size: int | None = None,
-    validation: Held = "random",
+    validation: ValidationSplit = "random",
     seed: int = 0,
     download: bool = True,
     limit_train: int | None = None,
@@ -92,8 +93,7 @@ def load_dataset(
         if limit is not None:
             COUNT.check(f"{spec}: {name}", limit)
     splits = info.load(request)
-    if validation not in get_args(Held):
-        raise InputError(f"validation must be one of {', '.join(get_args(Held))}, got {validation!r}")
+    check("validation", validation, ValidationSplit)
     if splits.validation is None:
         count = _validation_size(spec, splits, validation_size, info.validation_size)
         learned, chosen = _divide(splits.train, count, validation, seed, limit_train)
@@ -122,11 +122,13 @@ def _at_most(images: ImageSet, limit: int | None) -> ImageSet:
     return images if limit is None or limit >= len(images) else images.take(limit)
 
 
-def _divide(images: ImageSet, size: int, held: Held, seed: int, limit: int | None) -> tuple[ImageSet, ImageSet]:
+def _divide(
+    images: ImageSet, size: int, validation: ValidationSplit, seed: int, limit: int | None
+) -> tuple[ImageSet, ImageSet]:
     """Divide the training images into those to train on, at most ``limit``, and ``size`` for validation."""
-    if held != "random":
-        left = torch.arange(len(images) - size) + (size if held == "first" else 0)
-        apart = torch.arange(size) + (0 if held == "first" else len(images) - size)
+    if validation != "random":
+        left = torch.arange(len(images) - size) + (size if validation == "first" else 0)
+        apart = torch.arange(size) + (0 if validation == "first" else len(images) - size)
         return _at_most(images.select(left), limit), images.select(apart)
 
     limited = _at_most(images, limit)

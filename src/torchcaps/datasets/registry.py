@@ -17,7 +17,7 @@ from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.files import user_path
-from torchcaps.registry import Registry
+from torchcaps.parts import Registry
 
 
 @dataclass(frozen=True)

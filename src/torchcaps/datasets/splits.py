@@ -14,7 +14,7 @@ from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet, check_dtype
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.errors import InputError, shown
-from torchcaps.ranges import is_whole_number
+from torchcaps.ranges import Range
 
 _TEST_SHARE = 0.2
 
@@ -43,7 +43,7 @@ def stratified_split(
     check_dtype("labels", labels, torch.int64)
     classes, counts = np.unique(labels.numpy(), return_counts=True)
     most = len(labels) - leave_one * len(classes)
-    if not is_whole_number(size) or not 1 <= size <= most:
+    if size not in Range(1, most, whole=True):
         why = f" and leave one of each of the {len(classes)} classes" if leave_one else ""
         raise InputError(f"{shown(size)} of {len(labels)} images cannot be held out{why}: 1 to {most} can")
     random = generator(seed)

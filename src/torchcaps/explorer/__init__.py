@@ -1,10 +1,10 @@
 """A local page on which one draws and watches capsules respond: ``torchcaps explore``.
 
-``state.py`` says what is shown of an image, ``learning.py`` of a network that is trained meanwhile, ``messages.py``
-puts both into words for the browser. ``page/`` is the page, which ``server.py`` serves on this machine only, to those
-whom ``guard.py`` lets in. Everything loads on first use; the page needs the extra ``torchcaps[explore]``.
+``state.py`` has a network's answers to an image, ``learning.py`` those of a network that is trained meanwhile,
+``questions.py`` brings both to the browser as JSON, and ``server.py`` serves them and ``page/`` to this machine only.
+Everything loads on first use.
 """
 
-import lazy_loader
+from torchcaps._lazy import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -1,7 +1,5 @@
 from .learning import Learning as Learning
-from .server import serve as serve
 from .server import serving as serving
 from .state import Explorer as Explorer
-from .state import Routing as Routing
 from .state import View as View
 from .state import open_explorer as open_explorer

@@ -1,206 +1,203 @@
-"""The page, drawn by one component of Gradio, and the answers to its questions, served to this machine only."""
+"""The page and the answers to its questions, served by Python's ``http.server`` to this machine only.
+
+A browser lets the page of any site send requests to 127.0.0.1. So a request is answered only if it names this machine
+(``Host``) and no page of another origin sent it (``Origin``; another port of this machine is another origin). A request
+that names no origin, such as curl's, is answered too.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import errno
 import json
 import os
+import re
 import socket
-import tempfile
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import TYPE_CHECKING
+from socketserver import ThreadingTCPServer
+from typing import Any
 
 from torchcaps.errors import InputError
-from torchcaps.explorer.guard import Guard
 from torchcaps.explorer.learning import Learning
-from torchcaps.explorer.messages import answers, describe_page, largest_question
-from torchcaps.explorer.state import Explorer, check_side_by_side
-from torchcaps.training.signals import noted_signals
-
-if TYPE_CHECKING:
-    import uvicorn
-    from fastapi import FastAPI
-    from starlette.requests import Request
-    from starlette.responses import Response
+from torchcaps.explorer.questions import LARGEST_QUESTION, Questions
+from torchcaps.explorer.state import Explorer
 
 HOST = "127.0.0.1"
 PORT = 7860
-"""Taken where no port is named and it is free."""
+"""The port that is taken where none is named, if it is free."""
 AT_ONCE = 2
-"""Questions that are answered at the same time, so that a few large images fill no memory; others wait."""
-_FOLDER = Path(__file__).parent / "page"
-SCRIPTS = ("core", "image", "capsules", "pose", "routing", "beside", "learning", "sharing", "start")
-"""The files of the page's script, in this order: a panel each, between what they share and the start."""
+"""Questions that are answered at the same time, so that a few large images do not fill the memory; others wait."""
+CONNECTIONS = 64
+"""Connections that may be open at the same time; a further one is closed at once."""
+PATIENCE = 60.0
+"""Seconds after which a connection is read no further, however slowly its request comes."""
 
-
-def serve(explorers: Sequence[Explorer], port: int | None, ready: Callable[[str], None]) -> None:
-    """Serve the page until Ctrl-C or SIGTERM.
-
-    Args:
-        explorers: What is explored: one network, or two side by side, whose images are those of the first.
-        port: Where to listen, on 127.0.0.1; 0 is any free port, None 7860 or, if that is taken, any free one.
-        ready: Called with the page's address as soon as the browser may open it.
-
-    Raises:
-        InputError: Gradio is not installed, the port is taken, or the networks see different images or classes.
-    """
-    check_side_by_side(explorers)
-    with listen(port) as listening:
-        server = make_server(explorers)
-        ready(f"http://{HOST}:{listening.getsockname()[1]}")
-        # uvicorn passes on the signal that ended it, which would end this process before it has cleaned up
-        with noted_signals(react=lambda: None):
-            server.run(sockets=[listening])
+_PAGE = Path(__file__).parent / "page"
+_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_OWN_HOST = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?", re.ASCII)  # any port: that of an SSH tunnel may differ
+_LENGTH = re.compile(r"\d{1,12}", re.ASCII)
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+}
 
 
 @contextmanager
-def serving(learning: Learning, port: int | None, ready: Callable[[str], None]) -> Iterator[None]:
-    """Serve the page of a network that learns, in a thread, as long as the context lasts; see :func:`serve`."""
-    with listen(port) as listening:
-        server = make_server([learning.explorer], learning)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+def serving(explorers: Sequence[Explorer], port: int | None = None, learning: Learning | None = None) -> Iterator[str]:
+    """Serve the page in a thread, as long as the context lasts, at the address that is yielded.
+
+    Args:
+        explorers: The networks that are explored: one, or two side by side, whose images are those of the first.
+        port: The port of 127.0.0.1; 0 is any free port, None is 7860 or, if that is taken, any free one.
+        learning: The training that is watched; its explorer is the only one then.
+
+    Raises:
+        InputError: The port cannot be used, or the networks see different images or classes.
+    """
+    questions = Questions(explorers, learning)
+    try:
+        server = _Server(questions, PORT if port is None else port)
+    except OSError as error:
+        if port is not None:
+            why = f"port {port} cannot be used: {error.strerror}"
+            raise InputError(f"{why}; name another with --port, or leave it out") from None
+        server = _Server(questions, 0)
+    with server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1})
         thread.start()
         try:
-            ready(f"http://{HOST}:{listening.getsockname()[1]}")
-            yield
+            yield f"http://{HOST}:{server.server_address[1]}"
         finally:
-            server.should_exit = True
+            server.shutdown()
             thread.join()
 
 
-def make_server(explorers: Sequence[Explorer], learning: Learning | None = None) -> uvicorn.Server:
-    """The server of the page, to run on a socket; InputError without Gradio."""
-    app = make_app(explorers, learning)
-    import uvicorn  # comes with gradio
+class _Server(ThreadingTCPServer):
+    """A thread for each connection; a bounded number of connections, each read for a bounded time."""
 
-    # a page left open holds a connection, which must not keep the server from ending
-    return uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=1))
+    allow_reuse_address = os.name == "posix"  # a port that was just given up; on Windows also one that is in use
+    request_queue_size = 128
 
+    def __init__(self, questions: Questions, port: int) -> None:
+        self.questions, self.answering = questions, threading.Semaphore(AT_ONCE)
+        self.page = {f"/{file.name}": (file.read_bytes(), _KINDS[file.suffix]) for file in _PAGE.iterdir()}
+        self.page["/"] = self.page.pop("/page.html")
+        self.page["/about.js"] = f"const props = {questions.about()};".encode(), "text/javascript"
+        self.opened: dict[socket.socket, float] = {}
+        super().__init__((HOST, port), _Handler)
 
-def listen(port: int | None) -> socket.socket:
-    """A socket on 127.0.0.1; see :func:`serve`."""
-    try:
-        return _prompt(socket.create_server((HOST, PORT if port is None else port)))
-    except OSError as error:
-        if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-            raise
-        if port is None:
-            return _prompt(socket.create_server((HOST, 0)))
-        reason = "is taken by another program" if error.errno == errno.EADDRINUSE else "may not be used by this user"
-        raise InputError(f"port {port} {reason}; name another with --port, or leave it out") from None
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if len(self.opened) >= CONNECTIONS:
+            return self.shutdown_request(request)
+        self.opened[request] = time.monotonic()
+        return super().process_request(request, client_address)
 
+    def service_actions(self) -> None:  # called at each poll
+        for connection, since in list(self.opened.items()):
+            if time.monotonic() - since > PATIENCE:
+                _shut(connection, socket.SHUT_RD)
 
-def _prompt(listening: socket.socket) -> socket.socket:
-    """Connections that send at once: else the body of an answer waits until its head is confirmed, up to 40 ms."""
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted connections inherit it
-    return listening
+    def shutdown_request(self, request: Any) -> None:
+        self.opened.pop(request, None)
+        super().shutdown_request(request)
 
+    def server_close(self) -> None:
+        for connection in list(self.opened):
+            _shut(connection, socket.SHUT_RDWR)
+        super().server_close()  # waits for the threads, which may be computing an answer
 
-def make_app(explorers: Sequence[Explorer], learning: Learning | None = None) -> FastAPI:
-    """The page as a web application, which takes questions of a bounded size and leaves no files behind.
-
-    It answers its own page only, and forbids the browser to load anything from elsewhere: see
-    :class:`~torchcaps.explorer.guard.Guard`.
-    """
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
-    try:
-        import gradio
-        from fastapi import FastAPI
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"the explorer needs {error.name}, which is not installed; pip install 'torchcaps[explore]'"
-        ) from None
-
-    background = {"body_background_fill": "#f5f5f2", "body_background_fill_dark": "#121215"}
-    # plain names are fonts of the reader's own system; others would be fetched, from Google too
-    theme = gradio.themes.Base(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
-    app = FastAPI(openapi_url=None)  # its documentation pages load scripts from elsewhere
-    app.add_middleware(Guard)
-    add_answers(app, explorers, learning)
-    with _gradio_elsewhere():
-        with gradio.Blocks(title="torchcaps explorer", analytics_enabled=False, fill_width=True) as page:
-            gradio.HTML(
-                html_template=_read("page.html"),
-                js_on_load="\n".join(_read(f"{name}.js") for name in SCRIPTS),
-                apply_default_css=False,
-                about=describe_page(explorers, learning),
-            )
-        return gradio.mount_gradio_app(
-            app,
-            page,
-            path="/",
-            footer_links=[],
-            run_history=False,
-            ssr_mode=False,
-            mcp_server=False,
-            pwa=False,
-            theme=theme.set(**background),
-            head=f"<style>\n{_read('page.css')}</style>",
-        )
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # who went away leaves no traceback in the terminal
+            super().handle_error(request, client_address)
 
 
-@contextmanager
-def _gradio_elsewhere() -> Iterator[None]:
-    """Gradio makes a folder for what its users edit, which the guard lets nobody do: in a folder that goes."""
-    from gradio import routes
+class _Handler(BaseHTTPRequestHandler):
+    """The answer to the one request of a connection."""
 
-    name = "DEFAULT_TEMP_DIR"
-    usual = getattr(routes, name)
-    with tempfile.TemporaryDirectory() as folder:
-        setattr(routes, name, folder)
-        try:
-            yield
-        finally:
-            setattr(routes, name, usual)
+    server: _Server
+    timeout = 10  # seconds to wait for the next bytes
+    disable_nagle_algorithm = True  # else the body of an answer waits until its head is confirmed, up to 40 ms
+    default_request_version = "HTTP/1.0"  # else a request that is no HTTP is answered without a head
 
+    def parse_request(self) -> bool:
+        if not super().parse_request():
+            return False
+        self.path = self.path.partition("?")[0]
+        refused = self.refusal()
+        if refused is not None:
+            self.refuse(*refused)
+        return refused is None
 
-def add_answers(app: FastAPI, explorers: Sequence[Explorer], learning: Learning | None = None) -> None:
-    """Answer the page's questions: ``POST /ask/NAME``, JSON both ways, see :mod:`torchcaps.explorer.messages`."""
-    import anyio
-    from starlette.requests import ClientDisconnect
-    from starlette.responses import JSONResponse
-
-    functions = {function.__name__: function for function in answers(explorers, learning)}
-    limiter = anyio.CapacityLimiter(AT_ONCE)
-
-    def answer(name: str, body: bytes) -> Response:
-        try:
-            question = json.loads(body)
-        except (ValueError, RecursionError):
-            return JSONResponse({"error": "The question is not valid JSON."}, 400)
-        return JSONResponse(functions[name](question))
-
-    async def ask(request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in functions:
-            return JSONResponse({"error": f"There is no question {name}."}, 404)
-        # a page of another site could send plain text without asking the browser for leave first
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            return JSONResponse({"error": "A question must be application/json."}, 415)
-        try:
-            body = await _read_body(request, largest_question(explorers[0], name))
-            if body is None:
-                return JSONResponse({"error": "The question is too large."}, 413)
-            return await anyio.to_thread.run_sync(answer, name, body, limiter=limiter)
-        except (ClientDisconnect, asyncio.CancelledError):  # nobody waits for an answer any more, or the server ends
-            return JSONResponse({"error": "The question was broken off."}, 503)
-
-    app.router.add_route("/ask/{name}", ask, methods=["POST"])
-
-
-async def _read_body(request: Request, most: int) -> bytes | None:
-    """The body of a request; None if it has more bytes than ``most``, of which no more are kept."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > most:
+    def refusal(self) -> tuple[int, str] | None:
+        """The status and the sentence with which a request is refused by its head; None for one that is not."""
+        asks = self.command == "POST"
+        questions, page = (f"/ask/{name}" for name in self.server.questions.NAMES), self.server.page
+        hosts = self.headers.get_all("Host", [])
+        if len(hosts) != 1 or not _OWN_HOST.fullmatch(hosts[0].lower()):
+            return 400, "The explorer answers requests for 127.0.0.1 and localhost only."
+        if self.path not in (questions if asks else page) or self.command not in ("GET", "POST"):
+            return 404, "The explorer has nothing at this address."
+        own = f"http://{hosts[0].lower()}"
+        is_link = self.path == "/"  # a link on another site may open the page, which that site cannot read
+        is_from_elsewhere = self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin") and not is_link
+        if is_from_elsewhere or any(origin.lower() != own for origin in self.headers.get_all("Origin", [])):
+            return 403, "The explorer answers its own page only, not those of other sites."
+        if not asks:
             return None
-    return bytes(body)
+        if self.headers.get_content_type() != "application/json":
+            return 415, "A question must be application/json."
+        length = self.headers.get("Content-Length", "")
+        if not _LENGTH.fullmatch(length):
+            return 411, "A question must say how many bytes it has."
+        return (413, "The question is too large.") if int(length) > LARGEST_QUESTION else None
+
+    def do_GET(self) -> None:
+        self.send(200, *self.server.page[self.path])
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        with self.server.answering:
+            try:
+                question = json.loads(body)
+            except (ValueError, RecursionError):
+                return self.refuse(400, "The question is not valid JSON.")
+            answer = self.server.questions.answer(self.path.removeprefix("/ask/"), question)
+        return self.send(200, answer.encode(), "application/json")
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
+        self.refuse(400, "The request is no HTTP that the explorer understands.")
+
+    def refuse(self, status: int, sentence: str) -> None:
+        self.send(status, json.dumps({"error": sentence}).encode(), "application/json")
+
+    def send(self, status: int, body: bytes, kind: str) -> None:
+        self.send_response_only(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def finish(self) -> None:
+        super().finish()
+        _shut(self.connection, socket.SHUT_WR)
+        with suppress(OSError):  # the rest of a refused request: closed before, the connection might lose the answer
+            for _ in range(LARGEST_QUESTION // 2**16):
+                if not self.connection.recv(2**16):
+                    break
+
+    def log_message(self, *_: Any) -> None:
+        """Print nothing."""
 
 
-def _read(name: str) -> str:
-    return (_FOLDER / name).read_text(encoding="utf-8")
+def _shut(connection: socket.socket, how: int) -> None:
+    with suppress(OSError):  # it is closed already
+        connection.shutdown(how)

@@ -3,6 +3,6 @@
 ``onnx_model.py`` runs an ONNX file without torch; ``description.py`` is what a file says of its network.
 """
 
-import lazy_loader
+from torchcaps._lazy import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

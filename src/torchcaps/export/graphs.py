@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from torchcaps.analysis.inference import as_pixels, classes_of, inference
-from torchcaps.errors import InputError
+from torchcaps.errors import InputError, install
 from torchcaps.export.description import Description
 from torchcaps.export.onnx_model import INPUT, LENGTHS, RECONSTRUCTION, OnnxModel
 from torchcaps.export.record import random_images
@@ -90,7 +90,7 @@ def export_onnx(
         import onnxruntime  # noqa: F401  found missing before the work, not after it
         import onnxscript  # noqa: F401  likewise
     except ImportError as error:
-        raise InputError(f'an ONNX file needs the package {error.name}: pip install "torchcaps[export]"') from None
+        raise InputError(f"an ONNX file needs the package {error.name}: {install('export')}") from None
     size = sum(parameter.numel() * 4 for parameter in network.parameters())
     if size > ONNX_LIMIT:
         raise InputError(f"the weights take {size / 2**30:.1f} GiB, an ONNX file holds 2 GiB; take a torch program")
@@ -214,7 +214,7 @@ def _compare(
         except InputError as error:  # it names a temporary file
             raise InputError(f"{path} was not written: {str(error).partition(': ')[2]}") from error
         with inference(network):
-            chosen = classes_of(torch.from_numpy(got[0]), network.config.objects)
+            chosen = classes_of(torch.from_numpy(got[0]), network.objects)
             wanted = network(pixels[:size], chosen.to(pixels.device))
         differences.append(_differences(got, wanted))
     largest = np.max(differences, axis=0).tolist()  # NaN stays NaN
@@ -245,7 +245,7 @@ def _checked(path: str | Path, suffix: str, description: Description, network: N
     if path.suffix.lower() != suffix:
         raise InputError(f"the file must end in {suffix}, got {path}")
     said = (description.in_shape, len(description.class_names), description.objects)
-    wanted = (network.in_shape, network.num_classes, network.config.objects)
+    wanted = (network.in_shape, network.num_classes, network.objects)
     if said != wanted:
         raise InputError(
             "the description must be of the network: its in_shape, number of class_names and objects are "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from torchcaps.errors import InputError
+from torchcaps.errors import InputError, install
 from torchcaps.export.description import Description
 from torchcaps.files import named_in_utf8
 
@@ -155,7 +155,7 @@ def _open(path: Path, threads: int | None) -> InferenceSession:
     try:
         import onnxruntime
     except ImportError:
-        raise InputError(f'{path} needs the package onnxruntime: pip install "torchcaps[export]"') from None
+        raise InputError(f"{path} needs the package onnxruntime: {install('export')}") from None
     if not path.is_file():
         raise InputError(f"there is no file {path}")
     size = path.stat().st_size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -17,9 +17,9 @@ from torchcaps.errors import InputError
 from torchcaps.export.description import Description
 from torchcaps.files import COUNT, NAMED_TEXTS, NUMBER, TEXT, check_keys, optional, read_json
 from torchcaps.models import SeedResult, TrainingRecord, get_preset
-from torchcaps.models.fields import flat
 from torchcaps.models.pretrained import CONFIG, is_public
-from torchcaps.training import Run, TrainConfig, read_config
+from torchcaps.parts import flat
+from torchcaps.training import Recipe, Run, TrainConfig, read_config
 from torchcaps.training.config import ELSEWHERE, FITTED
 from torchcaps.training.run import SUMMARY
 
@@ -46,7 +46,7 @@ def describe_run(run: Run) -> Description:
         in_shape=run.model.in_shape,
         class_names=run.class_names,
         preset=None if run.config is None else run.config.preset,
-        objects=run.model.config.objects,
+        objects=run.model.objects,
         fit=run.image_fit,
         preparation=run.preparation,
         calibration=run.calibration,
@@ -109,8 +109,9 @@ def training_record(
         data_source="not published" if info.takes_path else info.source,
         data_licence="not published" if info.takes_path else info.licence,
         images=summary["images"],
-        recipe=dataclasses.replace(run.config.recipe, epochs=summary["epochs"]),
-        precision=run.config.precision,
+        recipe=_shown_recipe(run.config.recipe.replace({"epochs": summary["epochs"]})),
+        last_epoch=summary["epochs"],
+        precision="bf16" if run.config.precision == "bf16" else "32",
         which=which,
         results=tuple(
             SeedResult(
@@ -127,6 +128,16 @@ def training_record(
         versions=summary["versions"],
         preparation=None if run.preparation is None else str(run.preparation),
     )
+
+
+def _shown_recipe(recipe: Recipe) -> dict[str, Any]:
+    """What every training has, and what this one does beyond the usual."""
+    always, usual = {"epochs", "batch_size", "learning_rate", "schedule"}, flat(Recipe().fields)
+    if recipe.schedule.startswith("decay"):
+        always |= {"decay", "min_learning_rate"}
+    if recipe.schedule == "decay-by-step":
+        always |= {"decay_steps"}
+    return {name: each for name, each in flat(recipe.fields).items() if name in always or each != usual.get(name)}
 
 
 def _finished(folder: Path, summary: dict[str, Any] | None) -> dict[str, Any]:
@@ -157,12 +168,12 @@ def _same_training(first: Path, config: TrainConfig, folder: Path) -> dict[str, 
 def _command(config: TrainConfig, info: DatasetInfo) -> str:
     """What trains the run again, with nothing of this machine in it; its precision is the machine's, too."""
     preset = get_preset(config.preset)
-    plain = TrainConfig(preset=preset.name, model=preset.model, recipe=preset.recipe)
+    plain = TrainConfig(preset=preset.name, model=preset.network, recipe=Recipe().replace(preset.recipe))
     words = ["torchcaps", "train", preset.name, "--data", info.spec, "--seed", str(config.seed)]
     for plugin in config.plugins:
-        words += ["--plugin", Path(plugin).name]
-    usual = flat(plain)
-    for name, value in flat(config).items():
+        words += ["--plugin", shlex.quote(Path(plugin).name)]
+    usual = flat(plain.fields)
+    for name, value in flat(config.fields).items():
         if name == "init_from" and value is not None and not is_public(value):
             value = "RUN"
         by_itself = value == usual.get(name) and (name not in (*FITTED, "fill") or ":" not in config.data)

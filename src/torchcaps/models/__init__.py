@@ -1,5 +1,5 @@
 """Whole networks, and the registry of the published ones ("presets")."""
 
-import lazy_loader
+from torchcaps._lazy import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -2,86 +2,136 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+import torchcaps.models.loss  # noqa: F401  registers the losses
+from torchcaps.checks import checked
 from torchcaps.errors import InputError
-from torchcaps.models.config import CapsNetConfig, CapsuleShape
-from torchcaps.models.images import backbone_maps, check_images, if_they_fit, standardise
+from torchcaps.models.images import (
+    check_images,
+    chunk_size,
+    follow,
+    follow_backbone,
+    map_chunks,
+    only_infers,
+    standardise,
+)
 from torchcaps.models.network import Network
-from torchcaps.models.objects import check_labels, label_rows, longest, match
-from torchcaps.models.output import Losses, ModelOutput, Targets, check_output
-from torchcaps.nn import Capsules, DenseCapsules, mask_capsules, separate_capsules
-from torchcaps.nn.inference import images_in_part, in_parts, only_infers
-from torchcaps.nn.layers import CapsuleLayer
-from torchcaps.ops.checks import check_flags, check_floating, check_one_device
-from torchcaps.ops.losses import (
-    margin_loss,
-    normalised_cross_entropy,
-    reconstruction_loss,
-    score_cross_entropy,
-    spread_loss,
+from torchcaps.models.output import Losses, ModelOutput, Targets, label_rows, order, top_classes
+from torchcaps.nn import (
+    CapsuleLayer,
+    Capsules,
+    ConvCapsules,
+    DenseCapsules,
+    PrimaryCapsules,
+    mask_capsules,
+    separate_capsules,
+)
+from torchcaps.ops.losses import reconstruction_loss
+from torchcaps.parts import Choice, Spec, build, register
+from torchcaps.ranges import Epsilon, Factor, PositiveFactor, Width
+
+USUAL_LAYERS: tuple[Mapping[str, Any], ...] = (
+    {"name": "dense", "transform": {"name": "dense", "weight_init": "normal"}},
 )
 
 
+@register("network", "capsules")
 class CapsNet(Network):
     """A capsule network for images of any size, channels and class count that its parts fit.
 
+    :func:`torchcaps.create_model` builds it from a preset's name.
+
     Args:
-        config: The network; :func:`torchcaps.create_model` builds it from a preset's name.
         in_shape: Images (C, H, W).
         num_classes: J.
-        backbone: From images (B, C, H, W) to maps (B, c, h, w), in place of the one that the configuration describes.
-            Such a network can be trained and looked at; to be saved, its backbone must be registered.
+        objects: Objects in an image, each of another class; with several, a capsule network decodes each from its own
+            capsule alone, and a convolutional one has sigmoid cross-entropy instead of that of a softmax.
+        pixel_scale: What pixels of 0..1 are multiplied with before the network: 255.0 for networks fed with unscaled
+            pixels.
+        standardise: Bring each image to mean 0 and deviation 1 before the network; the decoder still draws pixels of
+            0..1.
+        length_eps: Added under the root of the class capsules' lengths, which are the scores; as for squash_eps.
+        backbone: The network that makes feature maps of images.
+        primary_capsules: From maps to the first capsules.
+        layers: From capsules to capsules, one after the other; the last one has a capsule for each class.
+        decoder: Reconstruct the image from the capsule of its class.
+        classification_loss: The loss of the class scores: margin loss; cross-entropy of the scores divided by their
+            sum; of the softmax of the scores times a scale; or spread loss.
+        reconstruction_weight: Weight of the squared reconstruction error.
+        reconstruction_over_pixels: Squared reconstruction error summed over an image's pixels (the paper) or averaged.
 
     Raises:
-        InputError: No configuration of a capsule network, images smaller than the convolutions need (the message gives
-            the smallest size that fits), or as many objects in an image as there are classes.
+        TooSmall: Images smaller than the convolutions need.
+        InputError: Parts that do not fit each other, or as many objects in an image as there are classes.
 
     Source: Sabour, Frosst, Hinton 2017 (arXiv:1710.09829).
     """
 
-    config: CapsNetConfig
-    steps: Tensor
+    has_capsules: ClassVar[bool] = True
 
     def __init__(
         self,
-        config: CapsNetConfig,
-        in_shape: Sequence[int] = (1, 28, 28),
-        num_classes: int = 10,
+        in_shape: Sequence[int],
+        num_classes: int,
         *,
-        backbone: nn.Module | None = None,
+        objects: Width = 1,
+        pixel_scale: PositiveFactor = 1.0,
+        standardise: bool = False,
+        length_eps: Epsilon = 1e-7,
+        backbone: Annotated[Spec, Choice("backbone")] = "conv",
+        primary_capsules: Annotated[Spec, Choice("primary")] = "conv",
+        layers: Annotated[Sequence[Spec], Choice("layer", many=True)] = USUAL_LAYERS,
+        decoder: Annotated[Spec, Choice("decoder", optional=True)] = "dense",
+        classification_loss: Annotated[Spec, Choice("loss")] = "margin",
+        reconstruction_weight: Factor = 0.0005,
+        reconstruction_over_pixels: Literal["sum", "mean"] = "sum",
     ) -> None:
-        if not isinstance(config, CapsNetConfig):
-            raise InputError(f"config must be a CapsNetConfig, got {config!r}; create_model takes a preset's name")
-        super().__init__(config, in_shape, num_classes)
-        self.backbone = config.backbone.build(self.in_shape) if backbone is None else backbone
-        #: channels, height, width of the backbone's maps; what goes into each capsule layer and comes out of the last
-        self.map_shape, self._largest_map, self.shapes = if_they_fit(
-            partial(_shapes, config, self.backbone, num_classes), self.in_shape
-        )
-        #: types, height, width of the primary capsules
-        self.primary_grid = config.primary.grid(self.map_shape)
-        self.primary_capsules = config.primary.build(self.map_shape[0])
-        self.layers = nn.ModuleList(
-            layer.build(shape, num_classes) for layer, shape in zip(config.layers, self.shapes, strict=False)
-        )
+        super().__init__(in_shape, num_classes, objects)
+        if standardise and pixel_scale != 1:
+            raise InputError(f"pixel_scale must be 1 with standardise=True, which undoes it, got {pixel_scale}")
+        self.pixel_scale, self.standardise, self.length_eps = pixel_scale, standardise, length_eps
+        self.reconstruction_weight = reconstruction_weight
+        self.reconstruction_over_pixels = reconstruction_over_pixels
+
+        self.backbone = build("backbone", backbone, in_channels=self.in_shape[0], in_shape=self.in_shape)
+        maps, self._largest_map = follow_backbone(self.backbone, self.in_shape)
+        self.map_shape = tuple(maps.shape[1:])
+        """Channels, height and width of the backbone's maps."""
+        self.primary_capsules: PrimaryCapsules = build("primary", primary_capsules, in_channels=maps.shape[1])
+        capsules: Capsules = follow(self.primary_capsules, maps).output
+        self.flow = [capsules]
+        """What goes into each layer, and comes out of the last, as shapes without numbers."""
+        self.layers = nn.ModuleList()
+        for spec in layers:
+            sizes: dict[str, Any] = {"in_dim": capsules.poses.shape[2], "out_capsules": num_classes}
+            sizes |= {"in_capsules": capsules.grid or capsules.poses.shape[1]}
+            layer = build("layer", spec, **sizes, in_types=(capsules.grid or capsules.poses.shape[1:])[0])
+            if capsules.grid is None and isinstance(layer, ConvCapsules):
+                layer.out_grid(None)  # raises: it needs a map
+            self.layers.append(layer)
+            capsules = Capsules.of(follow(self.layers[-1], capsules).output)
+            self.flow.append(capsules)
+        last = self.layers[-1] if len(self.layers) else None
+        if not isinstance(last, DenseCapsules) or last.out_capsules != num_classes:
+            raise InputError(
+                "layers must end with a dense layer without num_capsules, which has a capsule for each class"
+            )
         self.decoder = None
-        if config.decoder is not None:
-            self.decoder = config.decoder.build(num_classes, self.shapes[-1].dim, self.in_shape)
-        loss = config.loss
-        self.score_scale: torch.Tensor | float = loss.score_scale
-        if loss.classification_loss == "score-cross-entropy" and loss.learn_score_scale:
-            self.score_scale = nn.Parameter(torch.tensor(float(loss.score_scale)))
-        if loss.classification_loss == "spread" and loss.spread_growth is not None:
-            self.register_buffer("steps", torch.zeros((), dtype=torch.int64))  # that the margin has grown
-        config.backbone.start(self.backbone)
-        config.primary.start(self.primary_capsules)
+        if decoder is not None and decoder is not False:
+            sizes = {"num_capsules": num_classes, "capsule_dim": last.out_dim, "out_shape": self.in_shape}
+            self.decoder = build("decoder", decoder, **sizes)
+        self.classification_loss = build("loss", classification_loss, num_classes=num_classes)
+        self.register_state_dict_post_hook(_short_names)
+        self.register_load_state_dict_pre_hook(_long_names)
+        for part, spec in ((self.backbone, backbone), (self.primary_capsules, primary_capsules)):
+            if part is not spec and hasattr(part, "init_weights"):
+                part.init_weights()
 
     def forward(
         self, images: Float[Tensor, "B C H W"], targets: Targets | None = None, return_coupling: bool = False
@@ -96,22 +146,19 @@ class CapsNet(Network):
             return_coupling: Also return the coupling of the last routing iteration.
 
         Raises:
-            TypeError: Images that are not floating-point or not of the network's dtype, or labels that are no integers.
-            ValueError: Images or targets that do not fit, or two objects of one class in an image.
+            InputError: Images or targets that do not fit, or two objects of one class in an image.
         """
-        check_flags("CapsNet", return_coupling=return_coupling)
         routed = self.class_capsules.route(self.capsules(images)[-1], return_coupling=return_coupling)
-        scores = Capsules(routed.poses, routed.activations).scores(self.config.length_eps)
+        scores = Capsules(routed.poses, routed.activations).scores(self.length_eps)
         reconstruction = decoded = None
-        if self.decoder is not None and self.config.objects == 1:
+        if self.decoder is not None and self.objects == 1:
             chosen = scores.argmax(-1) if targets is None else targets
             reconstruction = self.decode(mask_capsules(routed.poses, chosen))
         elif self.decoder is not None:
             if targets is None:
-                decoded = longest(scores, self.config.objects)
+                decoded = top_classes(scores, self.objects)
             else:
-                check_labels(targets, (len(scores), self.config.objects), self.num_classes, "CapsNet")
-                check_one_device("CapsNet", images=scores, targets=targets)
+                label_rows(scores, targets, self.objects)  # raises, where targets do not fit
                 decoded = targets
             alone = separate_capsules(routed.poses, decoded)  # (B, P, J, D)
             reconstruction = self.decode(alone.flatten(0, 1)).unflatten(0, decoded.shape)
@@ -157,21 +204,20 @@ class CapsNet(Network):
             images: Pixels 0..1.
 
         Raises:
-            TypeError: Images that are not floating-point or not of the network's dtype.
-            ValueError: Images that do not fit.
+            InputError: Images that do not fit.
         """
-        weight = next(self.parameters())
-        check_images("CapsNet", images, self.in_shape, weight)
+        check_images(images, self.in_shape, next(self.parameters()))
         if not only_infers(images):
             return self._primary(images)
         number = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else images.dtype
-        wide = number == torch.float32 and self.primary_capsules.is_wide(self.map_shape[1:], len(images))
-        return in_parts(self._primary, images, images_in_part(self._largest_map * number.itemsize, wide))
+        is_wide = getattr(self.primary_capsules, "is_wide", None)  # one's own need not say it
+        wide = number == torch.float32 and is_wide is not None and is_wide(self.map_shape[1:], len(images))
+        return map_chunks(self._primary, images, chunk_size(self._largest_map * number.itemsize, wide))
 
     def _primary(self, images: Float[Tensor, "B C H W"]) -> Capsules:
-        if self.config.standardise:
+        if self.standardise:
             images = standardise(images)
-        pixels = images if self.config.pixel_scale == 1 else images * self.config.pixel_scale
+        pixels = images if self.pixel_scale == 1 else images * self.pixel_scale
         return self.primary_capsules(self.backbone(pixels))
 
     def decode(self, capsules: Float[Tensor, "B J D"]) -> Float[Tensor, "B C H W"]:
@@ -187,17 +233,21 @@ class CapsNet(Network):
     def decoder_targets(self, targets: Targets) -> Targets | None:
         """The targets whose capsules the network's source decodes, to be given to :meth:`forward`; None: the longest.
 
-        ``config.decoder.decoder_mask`` decides: the label's capsule always, in training mode only, or never.
+        ``decoder_mask`` decides: the label's capsule always, in training mode only, or never.
 
         Args:
             targets: As for :meth:`loss`.
         """
-        mask = None if self.config.decoder is None else self.config.decoder.decoder_mask
+        mask = getattr(self.decoder, "decoder_mask", None)  # one's own need not say it
         by_label = mask == "label" or (mask == "label-in-training" and self.training)
         return targets if by_label else None
 
+    @checked
     def loss(
-        self, output: ModelOutput, images: Float[Tensor, "B C H W"] | Float[Tensor, "B P C H W"], targets: Targets
+        self,
+        output: ModelOutput,
+        images: Float[Tensor, "B C H W"] | Float[Tensor, "B P C H W"],
+        targets: Targets,
     ) -> Losses:
         """The loss of this network's source, with its weights and scales.
 
@@ -212,76 +262,38 @@ class CapsNet(Network):
             targets: Labels (B,) or (B, 1), or multi-hot rows (B, J); of P objects their labels (B, P).
 
         Raises:
-            TypeError: Labels that are not integers, images that are not floating-point, or another ``output``.
-            ValueError: Images or targets that do not fit, or two objects of one class in an image.
+            InputError: Images or targets that do not fit, or two objects of one class in an image.
         """
-        check_output("CapsNet.loss", output)
-        classification = self._classification_loss(output.scores, targets)
-        if output.reconstruction is None:
+        rows = targets if self.objects == 1 else label_rows(output.scores, targets, self.objects)
+        classification = self.classification_loss(output.scores, rows)
+        reconstruction = output.reconstruction
+        if reconstruction is None:
             return Losses(classification, classification)
-        config, reconstruction = self.config.loss, output.reconstruction
         if output.decoded is not None:
-            check_floating("CapsNet.loss", "images", images)
-            check_one_device("CapsNet.loss", reconstruction=reconstruction, images=images)
             if images.shape != reconstruction.shape:
-                raise ValueError(
+                raise InputError(
                     f"CapsNet.loss: images must be the objects of each image, each alone, of shape "
                     f"{tuple(reconstruction.shape)}, got {tuple(images.shape)}"
                 )
-            beside = match(output.decoded, targets)
-            images = images.take_along_dim(beside[..., None, None, None], 1)
+            images = images.take_along_dim(order(output.decoded, targets)[..., None, None, None], 1)
         over_pixels: Literal["sum_per_image", "mean"] = (
-            "sum_per_image" if config.reconstruction_over_pixels == "sum" else "mean"
+            "mean" if self.reconstruction_over_pixels == "mean" else "sum_per_image"
         )
         error = reconstruction_loss(reconstruction, images, reduction=over_pixels)
-        return Losses(classification + config.reconstruction_weight * error, classification, error)
-
-    def _classification_loss(self, lengths: Float[Tensor, "B J"], targets: Targets) -> Float[Tensor, ""]:
-        config = self.config.loss
-        if self.config.objects > 1:
-            targets = label_rows(lengths, targets, self.config.objects, "CapsNet.loss")
-        if config.classification_loss == "cross-entropy":
-            return normalised_cross_entropy(lengths, targets)
-        if config.classification_loss == "score-cross-entropy":
-            return score_cross_entropy(lengths, targets, scale=self.score_scale)
-        if config.classification_loss == "spread":
-            return spread_loss(lengths, targets, margin=self._spread_margin())
-        loss = config.margin_scale * margin_loss(
-            lengths,
-            targets,
-            m_plus=config.m_plus,
-            m_minus=config.m_minus,
-            lam=config.margin_lambda,
-            power=config.margin_power,
-        )
-        return loss / self.num_classes if config.margin_over_classes == "mean" else loss
-
-    def _spread_margin(self) -> float | Float[Tensor, ""]:
-        """The margin of the spread loss, which grows with each step of training."""
-        config = self.config.loss
-        if config.spread_growth is None:
-            return config.spread_margin
-        grown = (self.steps.float() / config.spread_growth).clamp_max(14) - 4
-        if self.training:
-            self.steps += 1
-        return 0.2 + (config.spread_margin - 0.2) * grown.sigmoid()
+        return Losses(classification + self.reconstruction_weight * error, classification, error)
 
 
-def _shapes(
-    config: CapsNetConfig, backbone: nn.Module, num_classes: int, in_shape: tuple[int, int, int]
-) -> tuple[tuple[int, int, int], int, list[CapsuleShape]]:
-    """What flows through a network for one image (C, H, W).
+_NAMES = {"classification_loss.scale": "score_scale", "classification_loss.steps": "steps"}
+"""What the losses learn or count, and its name in files of weights."""
 
-    Returns:
-        Channels, height and width of the backbone's maps; how many numbers the largest tensor up to there has; and the
-        capsules that go into each layer, and that come out of the last.
 
-    Raises:
-        TooSmall: A map is smaller than what looks at it.
-        InputError: The backbone gives no maps.
-    """
-    maps, largest = backbone_maps(backbone, in_shape)
-    capsules = [config.primary.out_shape(maps)]
-    for layer in config.layers:
-        capsules.append(layer.out_shape(capsules[-1], num_classes))
-    return maps, largest, capsules
+def _short_names(_network: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+    for name, short in _NAMES.items():
+        if prefix + name in state:
+            state[prefix + short] = state.pop(prefix + name)
+
+
+def _long_names(_network: nn.Module, state: dict[str, Any], prefix: str, *_rest: Any) -> None:
+    for name, short in _NAMES.items():
+        if prefix + short in state:
+            state[prefix + name] = state.pop(prefix + short)

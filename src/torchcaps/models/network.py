@@ -1,4 +1,4 @@
-"""What every network is: built from a configuration, called with images, saved and read again."""
+"""What every network is: called with images, described by its parts, saved and read again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import tempfile
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from jaxtyping import Float
@@ -15,9 +15,6 @@ from torch import Tensor, nn
 
 from torchcaps.errors import InputError, shown
 from torchcaps.files import atomic_path, read_json, write_json, write_text
-from torchcaps.models.card import TrainingRecord, model_card
-from torchcaps.models.config import NetworkConfig
-from torchcaps.models.earlier import with_name
 from torchcaps.models.output import Losses, ModelOutput, Targets
 from torchcaps.models.pretrained import (
     CARD,
@@ -33,43 +30,44 @@ from torchcaps.models.pretrained import (
     upload,
 )
 from torchcaps.nn import Decoder
-from torchcaps.ranges import COUNT, image_shape
+from torchcaps.parts import PARTS, Spec, Tree, build, complete, describe, find, options
+from torchcaps.ranges import COUNT
+
+if TYPE_CHECKING:
+    from torchcaps.models.card import TrainingRecord
 
 
 class Network(nn.Module):
-    """A network for images of one shape and a number of classes; its configuration and its weights are saved.
+    """A network for images of one shape and a number of classes; its options and its weights are saved.
 
-    When it is read, a field, a tensor or a file too many, too few or of another shape is refused.
+    A subclass is registered by ``@register("network", "mine")``.
 
     Args:
-        config: What it is.
         in_shape: Images (C, H, W).
         num_classes: J.
-
-    Raises:
-        InputError: A shape or a number that is none, or as many objects in an image as there are classes.
+        objects: Objects in an image, each of another class.
     """
 
-    config: NetworkConfig
-    in_shape: tuple[int, int, int]
-    num_classes: int
+    has_capsules: ClassVar[bool] = False
+    """Whether classes are capsules."""
     decoder: Decoder | None
     """From the capsule of a class to an image; None where the network draws nothing."""
     layers: nn.ModuleList
     """Its capsule layers, of which the last one has the classes; empty where it has none."""
+    length_eps: float = 1e-7
+    """Added under the root of the class capsules' lengths."""
 
-    def __init__(self, config: NetworkConfig, in_shape: Sequence[int], num_classes: int) -> None:
+    def __init__(self, in_shape: Sequence[int], num_classes: int, objects: int) -> None:
         super().__init__()
-        shape = image_shape(in_shape)
         if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 2:
             raise InputError(f"num_classes must be an integer of at least 2, got {shown(num_classes)}")
         COUNT.check("num_classes", num_classes)
-        if config.objects >= num_classes:
+        if objects >= num_classes:
             raise InputError(
-                f"objects must be below num_classes, as they are of different classes, got {config.objects} objects "
-                f"and {num_classes} classes"
+                f"objects must be below num_classes, as they are of different classes, got {objects} objects and "
+                f"{num_classes} classes"
             )
-        self.config, self.in_shape, self.num_classes = config, shape, num_classes
+        self.in_shape, self.num_classes, self.objects = image_shape(in_shape), num_classes, objects
 
     @property
     def capsule_dim(self) -> int:
@@ -92,26 +90,14 @@ class Network(nn.Module):
     ) -> Losses:
         """The loss that is minimised; see :meth:`torchcaps.CapsNet.loss`."""
 
-    def description(self) -> dict[str, Any]:
-        """What ``config.json`` holds: the fields of the config, ``in_shape`` and ``num_classes``."""
-        return self.config.to_dict() | {"in_shape": self.in_shape, "num_classes": self.num_classes}
-
-    def check_described(self) -> None:
-        """See that the network is what its configuration describes: what is saved is built from it again.
+    def description(self) -> Tree:
+        """What ``config.json`` holds: the tree of the network's parts, ``in_shape`` and ``num_classes``.
 
         Raises:
-            InputError: A part was put in by hand, or changed.
+            InputError: A part is not registered, so that no file could bring it back.
         """
-        with torch.device("meta"):
-            described = self.config.build(self.in_shape, self.num_classes)
-        wanted, found = _parts(described), _parts(self)
-        for name in [*wanted, *found]:
-            if found.get(name) != wanted.get(name):
-                raise InputError(
-                    f"the network cannot be saved: its {name} is {found.get(name, 'not there')}, where its "
-                    f"configuration describes {wanted.get(name, 'nothing')}; register the part by "
-                    "torchcaps.models.register_part, and build the network with its name"
-                )
+        tree: Tree = describe(self)
+        return tree | {"in_shape": self.in_shape, "num_classes": self.num_classes}
 
     def save_files(
         self,
@@ -125,15 +111,22 @@ class Network(nn.Module):
             raise InputError(
                 f"class_names must be {self.num_classes} names, one for each class, got {len(class_names)}"
             )
-        self.check_described()
+        description = self.description()
+        planned, own = _planned(description).state_dict(), self.state_dict()
+        for name in [*own, *planned]:
+            if name not in own or name not in planned or own[name].shape != planned[name].shape:
+                raise InputError(
+                    f"the network cannot be saved: its {name} is not what its options make; register a part of your "
+                    "own by torchcaps.register, and build the network with its name"
+                )
         tensors = {
             name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
-            for name, tensor in self.state_dict().items()
+            for name, tensor in own.items()
         }
         for name, tensor in tensors.items():
             if dtype is not None and not tensor.isfinite().all():
                 raise InputError(f"{name} has weights that {dtype} cannot hold; store them as they are")
-        write_json(folder / CONFIG, self.description())
+        write_json(folder / CONFIG, description)
         with atomic_path(folder / WEIGHTS) as temporary:
             # not by save_file, which makes a temporary file of its own that a kill leaves behind
             temporary.write_bytes(save(tensors, metadata={CHECKSUM: checksum(tensors)}))
@@ -154,6 +147,8 @@ class Network(nn.Module):
     ) -> None:
         """Write the network, the names of its classes if given, and a model card; :meth:`from_pretrained` reads it.
 
+        The card needs the extra ``app``; without it, none is written.
+
         Args:
             folder: Where to; it is made if it is not there, and what is in it is replaced, file by file.
             class_names: The name of each class.
@@ -166,38 +161,37 @@ class Network(nn.Module):
                 :attr:`torchcaps.training.Run.about_images` gives them.
 
         Raises:
-            InputError: Not one name for each class, a weight that ``dtype`` cannot hold, or a network that its
-                configuration does not describe.
+            InputError: Not one name for each class, a weight that ``dtype`` cannot hold, or a part that is not
+                registered.
             OSError: The folder cannot be written, or the disk is full.
         """
         folder = Path(folder)
         self.save_files(folder, dtype, class_names, about_images)
-        card = model_card(self, training, source, class_names=class_names, half=dtype == torch.float16)
+        try:
+            from torchcaps.models.card import model_card
+
+            card = model_card(self, training, source, class_names=class_names, half=dtype == torch.float16)
+        except ImportError:  # the base install has no templates
+            return
         write_text(folder / CARD, card)
 
     def push_to_hub(
         self,
         repository: str,
         *,
-        class_names: Sequence[str] | None = None,
-        training: TrainingRecord | None = None,
-        dtype: torch.dtype | None = None,
         private: bool = False,
         commit_message: str = "A network made with torchcaps",
         token: str | None = None,
-        about_images: Mapping[str, Any] | None = None,
+        **contents: Any,
     ) -> str:
         """Put what :meth:`save_pretrained` writes into a repository of the Hugging Face hub, in one commit.
 
         Args:
             repository: Its owner and name, such as ``"someone/capsnet-mnist"``; it is made if it is not there.
-            class_names: See :meth:`save_pretrained`, as for the next two.
-            training: The same.
-            dtype: The same.
             private: Make a new repository that only you can read.
             commit_message: What the hub's history says.
             token: One that may write; else that of ``hf auth login`` or of the environment variable HF_TOKEN.
-            about_images: See :meth:`save_pretrained`.
+            **contents: ``class_names``, ``training``, ``dtype`` and ``about_images``, as for :meth:`save_pretrained`.
 
         Returns:
             The address of the repository.
@@ -207,14 +201,7 @@ class Network(nn.Module):
         """
         check_repository(repository)
         with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(
-                folder,
-                class_names=class_names,
-                training=training,
-                dtype=dtype,
-                source=repository,
-                about_images=about_images,
-            )
+            self.save_pretrained(folder, source=repository, **contents)
             return upload(Path(folder), repository, private=private, commit_message=commit_message, token=token)
 
     @classmethod
@@ -243,31 +230,53 @@ class Network(nn.Module):
         return network.to(device).eval()
 
 
-def _parts(network: nn.Module) -> dict[str, str]:
-    """The modules of a network by their names: their kinds, and the options that they print, or else hold."""
-    return {name: f"{type(module).__name__}({_options(module)})" for name, module in network.named_modules() if name}
+def image_shape(in_shape: object) -> tuple[int, int, int]:
+    """The channels, height and width that ``in_shape`` has; else an InputError says what is wrong."""
+    shape = tuple(in_shape) if isinstance(in_shape, Sequence) else ()
+    if len(shape) != 3 or not all(size in COUNT for size in shape):
+        raise InputError(f"in_shape must be (channels, height, width), three positive integers, got {shown(in_shape)}")
+    channels, height, width = shape
+    return channels, height, width
 
 
-def _options(module: nn.Module) -> str:
-    """What a module prints of its options, and its other attributes that are plain values."""
-    said = module.extra_repr()
-    held = (
-        f"{name}={value!r}"
-        for name, value in vars(module).items()
-        if name != "training" and not name.startswith("_") and isinstance(value, bool | int | float | str)
-        if f"{name}=" not in said
-    )
-    return ", ".join(filter(None, [said, *held]))
+def present_names(values: Mapping[str, Any]) -> Tree:
+    """What a file says of a network, by today's names; in version 0.2 fewer parts had names of their own."""
+    given = dict(values)
+    if isinstance(given.get("primary"), Mapping):
+        given["primary_capsules"] = {"name": "conv", **given.pop("primary")}
+    if isinstance(given.get("decoder"), Mapping):
+        given["decoder"] = {"name": "dense", **given["decoder"]}
+    if (
+        "name" not in given and "classification_loss" in given
+    ):  # version 0.1: also the options of parts that were absent
+        absent = options(find("decoder", "dense")).keys() if given.get("decoder") is False else set[str]()
+        absent |= {name for cls in PARTS["loss"].values() for name in options(cls)}
+        absent -= options(find("loss", given["classification_loss"])).keys()
+        given = {name: each for name, each in given.items() if name not in absent}
+    if isinstance(given.get("loss"), Mapping):
+        loss = given.pop("loss")
+        name = loss.get("classification_loss")
+        known = options(find("loss", name))
+        given["classification_loss"] = {"name": name, **{key: each for key, each in loss.items() if key in known}}
+        given |= {key: each for key, each in loss.items() if key.startswith("reconstruction_")}
+    return given
+
+
+def _planned(description: Tree) -> Network:
+    """The network that a description stands for, without memory for its weights."""
+    tree = dict(description)
+    in_shape, num_classes = tree.pop("in_shape"), tree.pop("num_classes")
+    spec: Spec = complete("network", tree)
+    with torch.device("meta"):
+        network: Network = build("network", spec, in_shape=in_shape, num_classes=num_classes)
+    return network
 
 
 def _described_in(path: Path) -> Network:
     """The network without memory for its weights: what a file claims need not be true."""
     description = read_json(path, "configuration")
     try:
-        in_shape, num_classes = description.pop("in_shape"), description.pop("num_classes")
-        config = NetworkConfig.from_dict(with_name(description))
-        with torch.device("meta"):
-            return config.build(in_shape, num_classes)
+        return _planned(present_names(description))
     except (RuntimeError, OverflowError) as error:  # torch's, where a size is beyond all numbers
         raise InputError(f"configuration {path} describes no network that could be: {error}") from None
     except KeyError as error:

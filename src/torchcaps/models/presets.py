@@ -10,19 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+# They register what presets are made of.
+import torchcaps.models.capsnet
+import torchcaps.models.cnn  # noqa: F401
 from torchcaps.errors import InputError, shown
-from torchcaps.models.config import (
-    CapsNetConfig,
-    CNNConfig,
-    ConvLayerConfig,
-    DenseLayerConfig,
-    NetworkConfig,
-    PooledConfig,
-    Recipe,
-    StackBackboneConfig,
-)
-from torchcaps.models.fields import replace
-from torchcaps.registry import Registry
+from torchcaps.parts import Registry, Tree, complete, find, override
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +27,10 @@ class Preset:
     """What is particular about it, in a sentence or two."""
     source: str
     """Where it was published."""
-    model: NetworkConfig
-    """The network."""
-    recipe: Recipe = field(default_factory=Recipe)
-    """How its source trains it."""
+    network: Tree
+    """The complete tree of the network's parts."""
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    """How its source trains it; of the recipe's other settings, the defaults are meant."""
     data: str = "mnist"
     """The data set of its source."""
     in_shape: tuple[int, int, int] = (1, 28, 28)
@@ -47,26 +39,68 @@ class Preset:
     """Their classes."""
     published: str = "–"
     """The result that its source reports."""
+    base: str | None = None
+    """The preset that it started from."""
 
-    def with_overrides(self, overrides: Mapping[str, Any]) -> Preset:
-        """A copy with other values in some fields of the network.
-
-        Raises:
-            InputError: An unknown field (the nearest known one is named), or a value that does not fit.
-        """
-        return dataclasses.replace(self, model=replace(self.model, overrides))
+    @property
+    def has_capsules(self) -> bool:
+        """Whether classes are capsules."""
+        return bool(getattr(find("network", self.network["name"]), "has_capsules", False))
 
 
 _PRESETS: Registry[Preset] = Registry("preset")
 
 
-def register_preset(preset: Preset) -> Preset:
-    """Add a preset to the registry, so that it is listed, built and tested.
+def register_preset(
+    name: str,
+    description: str,
+    *,
+    base: str | None = None,
+    source: str | None = None,
+    network: Mapping[str, Any] = {},
+    recipe: Mapping[str, Any] = {},
+    data: str | None = None,
+    in_shape: tuple[int, int, int] | None = None,
+    num_classes: int | None = None,
+    published: str = "–",
+) -> Preset:
+    """Add a preset, so that it is listed, built and tested.
+
+    Args:
+        name: What the user types.
+        description: What is particular about it, in a sentence or two.
+        base: A preset to start from: where nothing else is given, its values stand, but not its published result.
+        source: Where it was published.
+        network: Options of the network and its parts by their names; without a base also ``"name"``, the network
+            itself: ``"capsules"`` if it is not given, ``"cnn"``, ``"pooled"`` or one of your own.
+        recipe: Settings of the recipe by their names, where they are not the usual ones.
+        data: The data set of its source.
+        in_shape: Its images (C, H, W), as the network sees them.
+        num_classes: Their classes.
+        published: The result that its source reports.
 
     Raises:
-        InputError: The name is taken.
+        InputError: The name is taken, there is no such base or option (the nearest name is given), or a value does not
+            fit its option.
     """
-    _PRESETS.add(preset.name, preset)
+    changes = dict(network)
+    if base is None:
+        tree = complete("network", changes.pop("name", "capsules"))
+        start = Preset(name=name, description=description, source="unpublished", network=tree)
+    else:
+        start = get_preset(base)
+    others = {"source": source, "data": data, "in_shape": in_shape, "num_classes": num_classes}
+    preset = dataclasses.replace(
+        start,
+        name=name,
+        description=description,
+        network=override("network", start.network, changes, f"option of {name}"),
+        recipe={**start.recipe, **recipe},
+        published=published,
+        base=base,
+        **{key: value for key, value in others.items() if value is not None},  # type: ignore[arg-type]
+    )
+    _PRESETS.add(name, preset)
     return preset
 
 
@@ -82,632 +116,415 @@ def get_preset(name: str) -> Preset:
         InputError: There is none (the nearest name is given), or ``name`` is no string.
     """
     if not isinstance(name, str):
-        raise InputError(f'preset must be a name such as "{SABOUR2017.name}", got {shown(name)}')
+        raise InputError(f'preset must be a name such as "sabour2017", got {shown(name)}')
     return _PRESETS[name]
 
 
-def capsnet(**fields: Any) -> CapsNetConfig:
-    """The paper's network with other values in some fields, of whichever part."""
-    return replace(CapsNetConfig(), fields)
-
-
-def _register_variant(
-    of: Preset,
-    name: str,
-    description: str,
-    model: Mapping[str, Any] | None = None,
-    recipe: Mapping[str, Any] | None = None,
-    **others: Any,
-) -> Preset:
-    """Register a preset of the same source as another, with other values in some fields of its network and recipe."""
-    changed = dataclasses.replace(of, recipe=replace(of.recipe, recipe or {}), published=Preset.published)
-    fields = {"name": name, "description": description, **others}
-    return register_preset(dataclasses.replace(changed.with_overrides(model or {}), **fields))
-
-
-SABOUR2017 = register_preset(
-    Preset(
-        name="sabour2017",
-        description=(
-            "The paper's network. What the paper leaves open: W starts as in the authors' code, the learning rate is "
-            "constant, training lasts 50 epochs."
-        ),
-        source="Sabour, Frosst, Hinton: Dynamic Routing Between Capsules, 2017, arXiv:1710.09829",
-        model=capsnet(weight_init="truncated-normal", weight_std=0.1),
-        recipe=Recipe(epochs=50, batch_size=128, max_shift=2),
-        published="0.25 % ± 0.005 test error (MNIST)",
-    )
-)
+# ---- the table: a row of values for a part or two; what is not said has its default
+# fmt: off
 
 register_preset(
-    Preset(
-        name="sabour2017-code",
-        description=(
-            "The authors' released code: biases of 0.1, primary capsules from one routing pass, a margin loss 20 "
-            "times smaller relative to the reconstruction, a decaying learning rate, the decoder always masked by the "
-            "label. 700 epochs of MNIST are its 300,000 steps. Its training set holds all 25 shifts of every image; "
-            "here the shift is drawn at random within the same ±2 px."
-        ),
-        source="the authors' TensorFlow code, 2018",
-        model=capsnet(
-            conv_init="truncated-normal",
-            decoder_init="truncated-normal",
-            squash_eps=1e-24,
-            length_eps=1e-24,
-            primary_output="routed",
-            weight_init="truncated-normal",
-            weight_std=0.1,
-            capsule_bias=True,
-            margin_scale=0.5,
-            margin_over_classes="mean",
-            decoder_mask="label",
-        ),
-        recipe=Recipe(
-            epochs=700,
-            batch_size=128,
-            adam="tensorflow",
-            schedule="decay-by-step",
-            decay=0.96,
-            decay_steps=2000,
-            min_learning_rate=1e-6,
-            max_shift=2,
-        ),
-    )
+    "sabour2017",
+    "The paper's network. What the paper leaves open: W starts as in the authors' code, the learning rate is constant, "
+    "training lasts 50 epochs.",
+    source="Sabour, Frosst, Hinton: Dynamic Routing Between Capsules, 2017, arXiv:1710.09829",
+    network={"weight_init": "truncated-normal", "weight_std": 0.1},
+    recipe={"epochs": 50, "max_shift": 2},
+    published="0.25 % ± 0.005 test error (MNIST)",
 )
-
 register_preset(
-    Preset(
-        name="tf-notebook",
-        description=(
-            "ReLU on the primary convolution, so that no component of a primary capsule is negative before the squash; "
-            "two routing iterations; the mean reconstruction error at the paper's weight, 784 times weaker. Its "
-            "validation images are the first 5,000; here they are chosen at random, unless validation is first."
-        ),
-        source="Aurélien Géron's TensorFlow notebook on capsule networks, 2017",
-        model=capsnet(
-            conv_init="glorot",
-            decoder_init="glorot",
-            primary_activation="relu",
-            weight_init="normal",
-            weight_std=0.1,
-            num_iterations=2,
-            reconstruction_over_pixels="mean",
-        ),
-        recipe=Recipe(epochs=10, batch_size=50, adam="tensorflow", select="loss"),
-        published="99.53 % test accuracy after 10 epochs that went on from an earlier checkpoint (MNIST)",
-    )
+    "sabour2017-code",
+    "The authors' released code: biases of 0.1, primary capsules from one routing pass, a margin loss 20 times smaller "
+    "relative to the reconstruction, a decaying learning rate, the decoder always masked by the label. 700 epochs of "
+    "MNIST are its 300,000 steps. Its training set holds all 25 shifts of every image; here the shift is drawn at "
+    "random within the same ±2 px.",
+    source="the authors' TensorFlow code, 2018",
+    network={
+        "conv_init": "truncated-normal", "primary_output": "routed",
+        "weight_init": "truncated-normal", "weight_std": 0.1, "capsule_bias": True,
+        "squash_eps": 1e-24, "length_eps": 1e-24,
+        "margin_scale": 0.5, "margin_over_classes": "mean",
+        "decoder_init": "truncated-normal", "decoder_mask": "label",
+    },
+    recipe={
+        "epochs": 700, "adam": "tensorflow", "schedule": "decay-by-step", "min_learning_rate": 1e-6, "max_shift": 2,
+    },
 )
-
-KERAS_TUTORIAL = register_preset(
-    Preset(
-        name="keras-tutorial",
-        description=(
-            "Pixels 0..255, ReLU on both convolutions, primary capsules of length one without squash, softmax over "
-            "the input capsules, cross-entropy of the lengths divided by their sum, no decoder, four iterations; "
-            "trained one epoch on the first 1,000 images, tested on the first 1,000."
-        ),
-        source='the Keras tutorial "Capsule Networks Part II: Dynamic Routing", 2023',
-        model=capsnet(
-            pixel_scale=255.0,
-            conv_init="glorot",
-            primary_activation="relu",
-            primary_output="unit",
-            weight_init="fan-in",
-            num_iterations=4,
-            softmax_over="inputs",
-            classification_loss="cross-entropy",
-            decoder=False,
-        ),
-        recipe=Recipe(epochs=1, batch_size=10, adam="tensorflow", adam_eps=1e-7, limit_train=1000, limit_test=1000),
-        published="softmax over outputs is significantly worse in this set-up",
-    )
-)
-
 register_preset(
-    Preset(
-        name="torch-notebook",
-        description=(
-            "No ReLU after the first convolution; eight separate primary convolutions, flattened and cut in eights, "
-            "so that a capsule holds neighbouring locations; W of deviation 1; softmax over the input capsules; "
-            "margins not squared."
-        ),
-        source="a PyTorch notebook that follows gram-ai's code",
-        model=capsnet(
-            conv_activation="none",
-            primary_separate_convs=True,
-            grouping="raster",
-            weight_init="normal",
-            weight_std=1.0,
-            softmax_over="inputs",
-            squash_eps=1e-24,
-            length_eps=1e-24,
-            margin_power=1,
-            decoder_mask="label",
-        ),
-        recipe=Recipe(epochs=20, batch_size=100),
-    )
+    "tf-notebook",
+    "ReLU on the primary convolution, so that no component of a primary capsule is negative before the squash; two "
+    "routing iterations; the mean reconstruction error at the paper's weight, 784 times weaker. Its validation images "
+    "are the first 5,000; here they are chosen at random, unless validation is first.",
+    source="Aurélien Géron's TensorFlow notebook on capsule networks, 2017",
+    network={
+        "conv_init": "glorot", "primary_activation": "relu",
+        "weight_init": "normal", "weight_std": 0.1, "num_iterations": 2,
+        "decoder_init": "glorot", "reconstruction_over_pixels": "mean",
+    },
+    recipe={"epochs": 10, "batch_size": 50, "adam": "tensorflow", "select": "loss"},
+    published="99.53 % test accuracy after 10 epochs that went on from an earlier checkpoint (MNIST)",
 )
-
 register_preset(
-    Preset(
-        name="torch-tutorial",
-        description=(
-            "One primary convolution, flattened and cut in eights, so that a capsule holds neighbouring locations; W "
-            "of deviation 0.01; gradients through the last weighted sum only. Its squash divides by ‖s‖ + 1e-8; here "
-            "by √(‖s‖² + 1e-16), which makes a capsule longer by 5e-9 at most (at ‖s‖ = 1)."
-        ),
-        source="a PyTorch article that follows XifengGuo's code",
-        model=capsnet(
-            grouping="raster",
-            weight_init="normal",
-            weight_std=0.01,
-            stop_gradient=True,
-            squash_eps=1e-16,
-            length_eps=1e-24,
-            reconstruction_weight=0.392,
-            reconstruction_over_pixels="mean",
-        ),
-        recipe=Recipe(epochs=50, batch_size=100, schedule="decay-by-epoch", decay=0.9, max_shift=2),
-        published="0.34 % ± 0.029 test error after 50 epochs (MNIST)",
-    )
+    "keras-tutorial",
+    "Pixels 0..255, ReLU on both convolutions, primary capsules of length one without squash, softmax over the input "
+    "capsules, cross-entropy of the lengths divided by their sum, no decoder, four iterations; trained one epoch on "
+    "the first 1,000 images, tested on the first 1,000.",
+    source='the Keras tutorial "Capsule Networks Part II: Dynamic Routing", 2023',
+    network={
+        "pixel_scale": 255.0, "conv_init": "glorot", "primary_activation": "relu", "primary_output": "unit",
+        "weight_init": "fan-in", "num_iterations": 4, "softmax_over": "inputs",
+        "classification_loss": "cross-entropy", "decoder": False,
+    },
+    recipe={
+        "epochs": 1, "batch_size": 10, "adam": "tensorflow", "adam_eps": 1e-7, "limit_train": 1000, "limit_test": 1000,
+    },
+    published="softmax over outputs is significantly worse in this set-up",
 )
-
-COMPACT = register_preset(
-    Preset(
-        name="compact",
-        description=(
-            "A small network of our own, with capsules and dynamic routing throughout: four normalised 3×3 "
-            "convolutions in place of sabour2017's first one, a fifth into a quarter of its capsule types, half of its "
-            "decoder. It was chosen among nine networks and recipes whose errors on MNIST's test images were seen, so "
-            "its own error there may be slightly too low."
-        ),
-        source="torchcaps: a small network, chosen by experiment",
-        model=replace(
-            SABOUR2017.model,
-            {
-                "stem_channels": (32, 32, 64),
-                "stem_strides": (1, 1, 2),
-                "conv_channels": 64,
-                "conv_kernel": 3,
-                "conv_norm": "channel",
-                "primary_types": 8,
-                "conv_dropout": 0.1,
-                "primary_kernel": 4,
-                "primary_stride": 1,
-                "decoder_hidden": (256, 512),
-            },
-        ),
-        recipe=Recipe(
-            epochs=20,
-            batch_size=128,
-            schedule="one-cycle",
-            learning_rate=3e-3,
-            max_shift=2,
-            max_rotation=10,
-            max_scaling=0.1,
-        ),
-    )
-)
-
 register_preset(
-    Preset(
-        name="compact-shared",
-        description=(
-            "A small network of our own that learns from few images: four 3×3 convolutions with batch normalisation, "
-            "one matrix for each class, which all its input capsules share (as in aff-capsnet), uniform coupling, "
-            "cross-entropy of the lengths times a learned scale, and a reconstruction that counts for as much, so that "
-            "it has the colours of the image."
-        ),
-        source="torchcaps: a small network for images of one's own, chosen by experiment",
-        model=capsnet(
-            backbone="stack",
-            stack_channels=(32, 64, 64, 64),
-            stack_kernels=(3, 3, 3, 3),
-            stack_strides=(1, 2, 1, 2),
-            stack_padding=1,
-            stack_norm="batch",
-            primary_types=8,
-            primary_dim=16,
-            primary_kernel=3,
-            primary_padding=1,
-            primary_norm="batch",
-            transform="shared",
-            weight_init="balanced",
-            num_iterations=1,
-            decoder_hidden=(256, 512),
-            reconstruction_over_pixels="mean",
-            reconstruction_weight=60.0,
-            classification_loss="score-cross-entropy",
-            score_scale=10.0,
-            learn_score_scale=True,
-        ),
-        recipe=Recipe(
-            epochs=20,
-            batch_size=128,
-            schedule="one-cycle",
-            learning_rate=8e-3,
-            max_shift=4,
-            max_rotation=10,
-            max_scaling=0.2,
-        ),
-    )
+    "torch-notebook",
+    "No ReLU after the first convolution; eight separate primary convolutions, flattened and cut in eights, so that a "
+    "capsule holds neighbouring locations; W of deviation 1; softmax over the input capsules; margins not squared.",
+    source="a PyTorch notebook that follows gram-ai's code",
+    network={
+        "conv_activation": "none", "primary_separate_convs": True, "grouping": "raster",
+        "weight_init": "normal", "weight_std": 1.0, "softmax_over": "inputs", "squash_eps": 1e-24, "length_eps": 1e-24,
+        "margin_power": 1, "decoder_mask": "label",
+    },
+    recipe={"batch_size": 100},
+)
+register_preset(
+    "torch-tutorial",
+    "One primary convolution, flattened and cut in eights, so that a capsule holds neighbouring locations; W of "
+    "deviation 0.01; gradients through the last weighted sum only. Its squash divides by ‖s‖ + 1e-8; here by "
+    "√(‖s‖² + 1e-16), which makes a capsule longer by 5e-9 at most (at ‖s‖ = 1).",
+    source="a PyTorch article that follows XifengGuo's code",
+    network={
+        "grouping": "raster",
+        "weight_init": "normal", "weight_std": 0.01, "stop_gradient": True, "squash_eps": 1e-16, "length_eps": 1e-24,
+        "reconstruction_weight": 0.392, "reconstruction_over_pixels": "mean",
+    },
+    recipe={"epochs": 50, "batch_size": 100, "schedule": "decay-by-epoch", "decay": 0.9, "max_shift": 2},
+    published="0.34 % ± 0.029 test error after 50 epochs (MNIST)",
 )
 
-_register_variant(
-    COMPACT,
+# Small networks of our own.
+register_preset(
+    "compact",
+    "A small network of our own, with capsules and dynamic routing throughout: four normalised 3×3 convolutions in "
+    "place of sabour2017's first one, a fifth into a quarter of its capsule types, half of its decoder. It was chosen "
+    "among nine networks and recipes whose errors on MNIST's test images were seen, so its own error there may be "
+    "slightly too low.",
+    source="torchcaps: a small network, chosen by experiment",
+    network={
+        "stem_channels": (32, 32, 64), "stem_strides": (1, 1, 2), "conv_channels": 64, "conv_kernel": 3,
+        "conv_norm": "channel", "conv_dropout": 0.1,
+        "primary_types": 8, "primary_kernel": 4, "primary_stride": 1,
+        "weight_init": "truncated-normal", "weight_std": 0.1,
+        "decoder_hidden": (256, 512),
+    },
+    recipe={
+        "schedule": "one-cycle", "learning_rate": 3e-3,
+        "max_shift": 2, "max_rotation": 10.0, "max_scaling": 0.1,
+    },
+)
+register_preset(
+    "compact-shared",
+    "A small network of our own that learns from few images: four 3×3 convolutions with batch normalisation, one "
+    "matrix for each class, which all its input capsules share (as in aff-capsnet), uniform coupling, cross-entropy of "
+    "the lengths times a learned scale, and a reconstruction that counts for as much, so that it has the colours of "
+    "the image.",
+    source="torchcaps: a small network for images of one's own, chosen by experiment",
+    network={
+        "backbone": "stack", "stack_channels": (32, 64, 64, 64), "stack_kernels": (3, 3, 3, 3),
+        "stack_strides": (1, 2, 1, 2), "stack_padding": 1, "stack_norm": "batch",
+        "primary_types": 8, "primary_dim": 16, "primary_kernel": 3, "primary_padding": 1, "primary_norm": "batch",
+        "transform": "shared", "weight_init": "balanced", "num_iterations": 1,
+        "classification_loss": "score-cross-entropy", "score_scale": 10.0, "learn_score_scale": True,
+        "decoder_hidden": (256, 512), "reconstruction_weight": 60.0, "reconstruction_over_pixels": "mean",
+    },
+    recipe={
+        "schedule": "one-cycle", "learning_rate": 8e-3,
+        "max_shift": 4, "max_rotation": 10.0, "max_scaling": 0.2,
+    },
+)
+register_preset(
     "compact-deep",
     "compact with a layer of capsules on a map between its primary and its class capsules: three capsule layers, of "
     "which the middle one has 8 types and looks through windows of 3x3. Every layer starts balanced.",
-    {
-        "layers": (
-            ConvLayerConfig(layer_types=8, capsule_dim=8, layer_stride=2, layer_padding=1),
-            DenseLayerConfig(),
-        )
+    base="compact",
+    network={
+        "layers": [
+            {"name": "conv", "layer_types": 8, "capsule_dim": 8, "layer_stride": 2, "layer_padding": 1},
+            {"name": "dense"},
+        ],
+        "weight_init": "balanced",
     },
 )
 
 # Other routings, each as its source has it.
 register_preset(
-    Preset(
-        name="efficient-capsnet-mnist",
-        description=(
-            "Four convolutions with batch normalisation after each ReLU, a depthwise convolution over the whole map "
-            "into 16 primary capsules, self-attention routing without iterations, a squash by 1 - e^-length. Pixels "
-            "are divided by 256; the decoder draws pixels of 0..1 and starts as Keras's Dense does. The source turns "
-            "half of the images by up to 30 degrees, shifts, squeezes and partly erases them, and keeps the epoch "
-            "with the best error on the test images; here images are turned, shifted and scaled, and validation "
-            "images choose."
-        ),
-        source="Mazzia, Salvetti, Chiaberge: Efficient-CapsNet, 2021, arXiv:2101.12491, and its code",
-        model=capsnet(
-            pixel_scale=255 / 256,
-            backbone="stack",
-            stack_channels=(32, 64, 64, 128),
-            stack_kernels=(5, 3, 3, 3),
-            stack_strides=(1, 1, 1, 2),
-            stack_norm="batch-after",
-            stack_init="he",
-            conv_init="glorot",
-            primary_types=16,
-            primary_kernel=9,
-            primary_stride=1,
-            primary_depthwise=True,
-            primary_output="exponential",
-            routing="self-attention",
-            weight_init="truncated-normal",
-            weight_std=0.044937,  # Keras's he_normal of the shape (10, 16, 8, 16), which it takes for a fan of 1,280
-            decoder_init="glorot",
-            reconstruction_weight=0.392,
-            reconstruction_over_pixels="mean",
-        ),
-        recipe=Recipe(
-            epochs=150,
-            batch_size=16,
-            learning_rate=5e-4,
-            adam="tensorflow",
-            adam_eps=1e-7,
-            schedule="decay-by-epoch",
-            decay=0.97,
-            min_learning_rate=5e-5,
-            max_shift=2,
-            max_rotation=15,
-            max_scaling=0.1,
-        ),
-        published="99.74 % test accuracy, the best epoch on the test images (MNIST)",
-    )
+    "efficient-capsnet-mnist",
+    "Four convolutions with batch normalisation after each ReLU, a depthwise convolution over the whole map into 16 "
+    "primary capsules, self-attention routing without iterations, a squash by 1 - e^-length. Pixels are divided by "
+    "256; the decoder draws pixels of 0..1 and starts as Keras's Dense does. The source turns half of the images by up "
+    "to 30 degrees, shifts, squeezes and partly erases them, and keeps the epoch with the best error on the test "
+    "images; here images are turned, shifted and scaled, and validation images choose.",
+    source="Mazzia, Salvetti, Chiaberge: Efficient-CapsNet, 2021, arXiv:2101.12491, and its code",
+    network={
+        "pixel_scale": 255 / 256,
+        "backbone": "stack", "stack_channels": (32, 64, 64, 128), "stack_kernels": (5, 3, 3, 3),
+        "stack_strides": (1, 1, 1, 2), "stack_norm": "batch-after", "stack_init": "he",
+        "conv_init": "glorot", "primary_types": 16, "primary_kernel": 9, "primary_stride": 1,
+        "primary_depthwise": True, "primary_output": "exponential",
+        "routing": "self-attention", "weight_init": "truncated-normal",
+        "weight_std": 0.044937,  # Keras's he_normal of the shape (10, 16, 8, 16), which it takes for a fan of 1,280
+        "decoder_init": "glorot", "reconstruction_weight": 0.392, "reconstruction_over_pixels": "mean",
+    },
+    recipe={
+        "epochs": 150, "batch_size": 16, "learning_rate": 5e-4, "adam": "tensorflow", "adam_eps": 1e-7,
+        "schedule": "decay-by-epoch", "decay": 0.97, "min_learning_rate": 5e-5,
+        "max_shift": 2, "max_rotation": 15.0, "max_scaling": 0.1,
+    },
+    published="99.74 % test accuracy, the best epoch on the test images (MNIST)",
 )
-_EM_LAYER: dict[str, Any] = {"transform": "matrix", "capsule_dim": 16}
-HINTON2018 = register_preset(
-    Preset(
-        name="hinton2018-paper",
-        description=(
-            "Matrix capsules with EM routing, the small network (A=64, B=8, C=D=16): two layers on maps whose output "
-            "capsules compete over types and positions, class capsules whose weights are the same at all positions "
-            "and which are told where a capsule stands, spread loss with a growing margin, no decoder. What the paper "
-            "leaves open is Gritzman's: deviation 1 of the weights, costs times 100·J/I. Both β start at zero; there "
-            "is no weight decay (the source has 2e-7)."
-        ),
-        source="Hinton, Sabour, Frosst: Matrix capsules with EM routing, ICLR 2018; Gritzman 2019, arXiv:1907.00652",
-        model=capsnet(
-            standardise=True,
-            backbone="stack",
-            stack_init="truncated-normal",
-            primary_types=8,
-            primary_dim=16,
-            primary_kernel=1,
-            primary_stride=1,
-            primary_output="linear",
-            primary_activations=True,
-            layers=[
-                {"name": "conv", "layer_stride": 2, "compete_over": "types-and-positions", **_EM_LAYER},
-                {"name": "conv", "compete_over": "types-and-positions", **_EM_LAYER},
-                {"name": "dense", "share_positions": True, "coordinates": "centres", **_EM_LAYER},
-            ],
-            routing="em",
-            weight_init="truncated-normal",
-            weight_std=1.0,
-            classification_loss="spread",
-            spread_growth=50_000,
-            decoder=False,
-        ),
-        recipe=Recipe(
-            epochs=50,
-            batch_size=64,
-            learning_rate=3e-3,
-            schedule="decay-by-step",
-            decay=0.96,
-            decay_steps=20_000,
-            crop=32,
-            brightness=63 / 255,
-            contrast=0.8,
-        ),
-        data="smallnorb",
-        in_shape=(2, 32, 32),
-        num_classes=5,
-        published="2.2 % test error (smallNORB)",
-    )
+register_preset(
+    "hinton2018-paper",
+    "Matrix capsules with EM routing, the small network (A=64, B=8, C=D=16): two layers on maps whose output capsules "
+    "compete over types and positions, class capsules whose weights are the same at all positions and which are told "
+    "where a capsule stands, spread loss with a growing margin, no decoder. What the paper leaves open is Gritzman's: "
+    "deviation 1 of the weights, costs times 100·J/I. Both β start at zero; there is no weight decay (the source has "
+    "2e-7).",
+    source="Hinton, Sabour, Frosst: Matrix capsules with EM routing, ICLR 2018; Gritzman 2019, arXiv:1907.00652",
+    network={
+        "standardise": True, "backbone": "stack", "stack_init": "truncated-normal",
+        "primary_types": 8, "primary_dim": 16, "primary_kernel": 1, "primary_stride": 1, "primary_output": "linear",
+        "primary_activations": True,
+        "layers": [
+            {"name": "conv", "layer_stride": 2, "compete_over": "types-and-positions"},
+            {"name": "conv", "compete_over": "types-and-positions"},
+            {"name": "dense", "share_positions": True, "coordinates": "centres"},
+        ],
+        "capsule_dim": 16, "transform": "matrix", "weight_init": "truncated-normal", "weight_std": 1.0, "routing": "em",
+        "classification_loss": "spread", "spread_growth": 50_000, "decoder": False,
+    },
+    recipe={
+        "epochs": 50, "batch_size": 64, "learning_rate": 3e-3, "schedule": "decay-by-step", "decay_steps": 20_000,
+        "crop": 32, "brightness": 63 / 255, "contrast": 0.8,
+    },
+    data="smallnorb", in_shape=(2, 32, 32), num_classes=5,
+    published="2.2 % test error (smallNORB)",
 )
-_register_variant(
-    HINTON2018,
+register_preset(
     "hinton2018-code",
     "The same network as its authors' released code routes it, which is another algorithm: the centres move by nine "
-    "tenths, biases take the place of the costs, and the class layer has a quarter of the inverse temperature. Its "
-    "own deviations of the weights, and coordinates in hundredths; these are those of the last map, where the code "
+    "tenths, biases take the place of the costs, and the class layer has a quarter of the inverse temperature. Its own "
+    "deviations of the weights, and coordinates in hundredths; these are those of the last map, where the code "
     "averages them through the layers. The biases of the primary capsules are learned, which in the code are 0 and, of "
     "activations, -1.",
-    {
+    base="hinton2018-paper",
+    source="the authors' TensorFlow code, google-research/google-research, capsule_em",
+    network={
         "primary_init": "matrix-capsules",
         "layers": [
-            {"layer_stride": 2, "weight_std": 0.3, "routing": {"name": "em-code", "on_map": True}},
-            {"weight_std": 0.3, "routing": {"name": "em-code", "on_map": True}},
-            {
-                "weight_std": 0.01,
-                "coordinates": "hundredths",
-                "routing": {"name": "em-code", "final_beta": 0.0025},
-            },
+            {"routing": {"name": "em-code", "on_map": True}, "weight_std": 0.3},
+            {"routing": {"name": "em-code", "on_map": True}, "weight_std": 0.3},
+            {"routing": {"name": "em-code", "final_beta": 0.0025}, "weight_std": 0.01, "coordinates": "hundredths"},
         ],
     },
-    {"learning_rate": 0.01},
-    source="the authors' TensorFlow code, google-research/google-research, capsule_em",
+    recipe={"learning_rate": 0.01},
     published="1.8 % test error with 32 capsule types a layer, as its README says (smallNORB)",
 )
-_register_variant(
-    HINTON2018,
+register_preset(
     "vb2020",
     "The same shape with variational Bayes routing: batch normalisation after the convolution, of the primary "
     "capsules, and of the output of each routing; coordinates in tenths; cross-entropy of the softmax of the "
     "activations, which are 0..1. The released code floors the sum of densities, which is an error for poses of 16 "
     "components; here it is normalised as the paper has it.",
-    {
-        "standardise": True,
-        "stack_norm": "batch",
-        "stack_init": "torch",
-        "primary_norm": "batch-learned",
-        "layers": [
-            {"routing": "vb", "weight_init": "balanced"},
-            {"routing": "vb", "weight_init": "balanced"},
-            {"routing": "vb", "weight_init": "balanced", "coordinates": "tenths"},
-        ],
+    base="hinton2018-paper",
+    source="De Sousa Ribeiro, Leontidis, Kollias: Capsule routing via variational Bayes, AAAI 2020, arXiv:1905.11455",
+    network={
+        "stack_norm": "batch", "stack_init": "torch", "primary_norm": "batch-learned",
+        "weight_init": "balanced", "routing": "vb", "coordinates": "tenths",
         "classification_loss": "score-cross-entropy",
     },
-    {"epochs": 350, "batch_size": 128, "learning_rate": 1e-3, "schedule": "constant"},
-    source="De Sousa Ribeiro, Leontidis, Kollias: Capsule routing via variational Bayes, AAAI 2020, arXiv:1905.11455",
+    recipe={"epochs": 350, "batch_size": 128, "learning_rate": 1e-3, "schedule": "constant"},
     published="1.6 ± 0.06 % test error (smallNORB)",
 )
 register_preset(
-    Preset(
-        name="hahn2019-smallnet",
-        description=(
-            "Self-routing without agreement: batch normalisation of the convolutions and of the poses, one layer on a "
-            "map, and class capsules that are a mixture of linear classifiers: they have activations, and no poses of "
-            "their own. The loss is the negative logarithm of the activation of the class, since activations sum to "
-            "one."
-        ),
-        source="Hahn, Pyeon, Kim: Self-routing capsule networks, NeurIPS 2019, and its code",
-        model=capsnet(
-            standardise=True,
-            backbone="stack",
-            stack_channels=(256,),
-            stack_kernels=(7,),
-            stack_padding=1,
-            stack_norm="batch",
-            primary_types=16,
-            primary_dim=16,
-            primary_kernel=5,
-            primary_stride=1,
-            primary_padding=1,
-            primary_output="linear",
-            primary_norm="batch-learned",
-            primary_activations=True,
-            layers=[
-                {
-                    "name": "conv",
-                    "layer_types": 16,
-                    "layer_stride": 2,
-                    "layer_padding": 1,
-                    "pose_norm": True,
-                    "transform": {"name": "dense", "weight_init": "fan-in"},
-                },
-                {"name": "dense", "transform": "identity"},
-            ],
-            routing="self",
-            classification_loss="cross-entropy",
-            decoder=False,
-        ),
-        recipe=Recipe(epochs=200, batch_size=64, learning_rate=1e-3, crop=32, brightness=0.25, contrast=0.5),
-        data="smallnorb",
-        in_shape=(2, 32, 32),
-        num_classes=5,
-    )
+    "hahn2019-smallnet",
+    "Self-routing without agreement: batch normalisation of the convolutions and of the poses, one layer on a map, and "
+    "class capsules that are a mixture of linear classifiers: they have activations, and no poses of their own. The "
+    "loss is the negative logarithm of the activation of the class, since activations sum to one.",
+    source="Hahn, Pyeon, Kim: Self-routing capsule networks, NeurIPS 2019, and its code",
+    network={
+        "standardise": True,
+        "backbone": "stack", "stack_channels": (256,), "stack_kernels": (7,), "stack_padding": 1, "stack_norm": "batch",
+        "primary_types": 16, "primary_dim": 16, "primary_kernel": 5, "primary_stride": 1, "primary_padding": 1,
+        "primary_output": "linear", "primary_norm": "batch-learned", "primary_activations": True,
+        "layers": [
+            {"name": "conv", "layer_types": 16, "layer_stride": 2, "layer_padding": 1, "pose_norm": True,
+             "weight_init": "fan-in"},
+            {"name": "dense", "transform": "identity"},
+        ],
+        "routing": "self", "classification_loss": "cross-entropy", "decoder": False,
+    },
+    recipe={"epochs": 200, "batch_size": 64, "crop": 32, "brightness": 0.25, "contrast": 0.5},
+    data="smallnorb", in_shape=(2, 32, 32), num_classes=5,
 )
-_register_variant(
-    SABOUR2017,
+register_preset(
     "aff-capsnet",
     "sabour2017 without routing, in which all input capsules share the matrix of an output capsule, for digits that "
     "are moved on a canvas of 40x40 and tested on affinely transformed ones.",
-    {"transform": "shared", "weight_init": "balanced", "num_iterations": 1},
-    {"max_shift": 0},
+    base="sabour2017",
     source="Gu, Tresp: Improving the robustness of capsule networks to image affine transformations, CVPR 2020, "
     "arXiv:1911.07968",
-    data="affnist",
-    in_shape=(1, 40, 40),
+    network={"transform": "shared", "weight_init": "balanced", "num_iterations": 1},
+    recipe={"max_shift": 0},
+    data="affnist", in_shape=(1, 40, 40),
     published="93.21 % test accuracy (affNIST)",
 )
 
 # The paper's network on its other data sets.
-_register_variant(
-    SABOUR2017,
+register_preset(
     "sabour2017-multimnist",
     "sabour2017 for two overlapping digits: both are classes of the margin loss, each is reconstructed from its own "
     "capsule, an image is right only if the two longest capsules are its digits; 11.36 M parameters as the paper says. "
     "The paper stretches the decay of the learning rate ten times, its start and factor are those of the authors' "
     "code; it leaves open how long it trained.",
-    {"objects": 2},
-    {
+    base="sabour2017",
+    network={"objects": 2},
+    recipe={
+        "schedule": "decay-by-step", "decay_steps": 20_000, "min_learning_rate": 1e-6,
         "max_shift": 0,  # the digits are shifted where they are put together
-        "schedule": "decay-by-step",
-        "decay": 0.96,
-        "decay_steps": 20_000,
-        "min_learning_rate": 1e-6,
     },
-    data="multimnist",
-    in_shape=(1, 36, 36),
+    data="multimnist", in_shape=(1, 36, 36),
     published="5.2 % test error (MultiMNIST)",
 )
-_register_variant(
-    SABOUR2017,
+register_preset(
     "sabour2017-cifar10",
     'sabour2017 for crops of CIFAR-10: 64 capsule types and a "none of the above" in the routing softmax. Crops, '
     "mirroring, brightness, contrast and standardisation are those of the authors' code; here pixels stay in 0..1 "
     "before they are standardised. The paper does not say whether it reconstructs, nor for how long it trained: the "
     "authors' sample command has no decoder, padded convolutions and 600,000 steps; here the decoder draws the pixels "
     "before standardisation. The published error is that of 7 networks together.",
-    {"primary_types": 64, "leaky": True, "standardise": True},
-    {"max_shift": 0, "crop": 24, "flip": True, "brightness": 63 / 255, "contrast": 0.8},
-    data="cifar10",
-    in_shape=(3, 24, 24),
+    base="sabour2017",
+    network={"standardise": True, "primary_types": 64, "leaky": True},
+    recipe={"max_shift": 0, "crop": 24, "flip": True, "brightness": 63 / 255, "contrast": 0.8},
+    data="cifar10", in_shape=(3, 24, 24),
     published="10.6 % test error, ensemble of 7 (CIFAR-10)",
 )
-_register_variant(
-    SABOUR2017,
+register_preset(
     "sabour2017-smallnorb",
     "sabour2017 for both images of smallNORB's cameras, reduced to 48x48: random crops of 32x32 in training, the "
     "centre at the test. Brightness, contrast and standardisation, of which the paper says nothing, are those of the "
     "authors' code; here pixels stay in 0..1 before they are standardised, and the decoder draws them as they were "
     "before it. The length of the training is left open.",
-    {"standardise": True},
-    {"max_shift": 0, "crop": 32, "brightness": 63 / 255, "contrast": 0.8},
-    data="smallnorb",
-    in_shape=(2, 32, 32),
-    num_classes=5,
+    base="sabour2017",
+    network={"standardise": True},
+    recipe={"max_shift": 0, "crop": 32, "brightness": 63 / 255, "contrast": 0.8},
+    data="smallnorb", in_shape=(2, 32, 32), num_classes=5,
     published="2.7 % test error (smallNORB)",
 )
-_register_variant(
-    SABOUR2017,
+register_preset(
     "sabour2017-svhn",
     "sabour2017, smaller, for the 73,257 training images of SVHN: 64 channels, 16 types of primary capsules of 6 "
     "components, class capsules of 8. Augmentation, decoder and length of training are left open: none, as for MNIST, "
     "and 50 epochs.",
-    {"conv_channels": 64, "primary_types": 16, "primary_dim": 6, "capsule_dim": 8},
-    {"max_shift": 0},
-    data="svhn",
-    in_shape=(3, 32, 32),
+    base="sabour2017",
+    network={"conv_channels": 64, "primary_types": 16, "primary_dim": 6, "capsule_dim": 8},
+    recipe={"max_shift": 0},
+    data="svhn", in_shape=(3, 32, 32),
     published="4.3 % test error (SVHN)",
 )
 
 # Convolutional networks to compare with.
-BASELINE = register_preset(
-    Preset(
-        name="baseline-cnn",
-        description=(
-            "The paper's convolutional baseline, 35.4 M parameters: three convolutions of stride 1 that keep the size, "
-            "two dense layers, dropout, softmax cross-entropy."
-        ),
-        source="Sabour, Frosst, Hinton 2017, section 5, arXiv:1710.09829",
-        model=CNNConfig(),
-        recipe=Recipe(epochs=50, batch_size=128, max_shift=2),
-        published="0.39 % test error (MNIST)",
-    )
+register_preset(
+    "baseline-cnn",
+    "The paper's convolutional baseline, 35.4 M parameters: three convolutions of stride 1 that keep the size, two "
+    "dense layers, dropout, softmax cross-entropy.",
+    source="Sabour, Frosst, Hinton 2017, section 5, arXiv:1710.09829",
+    network={"name": "cnn", "channels": (256, 256, 128), "kernel": 5, "hidden": (328, 192), "dropout": 0.5},
+    recipe={"epochs": 50, "max_shift": 2},
+    published="0.39 % test error (MNIST)",
 )
 register_preset(
-    Preset(
-        name="baseline-cnn-multimnist",
-        description=(
-            "The paper's convolutional baseline for two overlapping digits: two convolutions of stride 1, each "
-            "followed by 2x2 max pooling, one dense layer, sigmoid cross-entropy. Only convolutions that keep the size "
-            "have the 24.56 M parameters that the paper says (on 36x36). It searched for a decay of the learning rate "
-            "and does not give it: here there is none, and no dropout, which it does not mention."
-        ),
-        source="Sabour, Frosst, Hinton 2017, section 6, arXiv:1710.09829",
-        model=CNNConfig(objects=2, channels=(512, 256), first_kernel=9, kernel=5, pool=2, hidden=(1024,), dropout=0.0),
-        recipe=replace(BASELINE.recipe, {"max_shift": 0}),
-        data="multimnist",
-        in_shape=(1, 36, 36),
-        published="8.1 % test error (MultiMNIST)",
-    )
+    "baseline-cnn-multimnist",
+    "The paper's convolutional baseline for two overlapping digits: two convolutions of stride 1, each followed by 2x2 "
+    "max pooling, one dense layer, sigmoid cross-entropy. Only convolutions that keep the size have the 24.56 M "
+    "parameters that the paper says (on 36x36). It searched for a decay of the learning rate and does not give it: "
+    "here there is none, and no dropout, which it does not mention.",
+    source="Sabour, Frosst, Hinton 2017, section 6, arXiv:1710.09829",
+    network={
+        "name": "cnn", "objects": 2, "channels": (512, 256), "first_kernel": 9, "kernel": 5, "pool": 2,
+        "hidden": (1024,), "dropout": 0.0,
+    },
+    recipe={"epochs": 50},
+    data="multimnist", in_shape=(1, 36, 36),
+    published="8.1 % test error (MultiMNIST)",
 )
 register_preset(
-    Preset(
-        name="cnn-matched",
-        description=(
-            "A convolutional network of our own with as many parameters as sabour2017 on MNIST, 8.2 M to 0.03 %: three "
-            "convolutions, each followed by 2x2 max pooling, one dense layer, dropout, softmax cross-entropy."
-        ),
-        source="torchcaps: a CNN with as many parameters as sabour2017",
-        model=CNNConfig(channels=(64, 128, 256), pool=2, hidden=(1750,)),
-        recipe=Recipe(epochs=50, batch_size=128, max_shift=2),
-    )
+    "cnn-matched",
+    "A convolutional network of our own with as many parameters as sabour2017 on MNIST, 8.2 M to 0.03 %: three "
+    "convolutions, each followed by 2x2 max pooling, one dense layer, dropout, softmax cross-entropy.",
+    source="torchcaps: a CNN with as many parameters as sabour2017",
+    network={"name": "cnn", "channels": (64, 128, 256), "pool": 2, "hidden": (1750,)},
+    recipe={"epochs": 50, "max_shift": 2},
 )
-
 register_preset(
-    Preset(
-        name="cnn-pooled",
-        description=(
-            "A convolutional network of our own: four convolutions with batch normalisation, the mean of each channel, "
-            "and a linear layer. With another backbone, one of your own too, it is what a capsule network of that "
-            "backbone is compared with."
-        ),
-        source="torchcaps: any backbone without capsules",
-        model=PooledConfig(
-            backbone=StackBackboneConfig(
-                stack_channels=(32, 64, 64, 128),
-                stack_kernels=(5, 3, 3, 3),
-                stack_strides=(2, 2, 1, 2),
-                stack_padding=1,
-                stack_norm="batch",
-            )
-        ),
-        recipe=Recipe(epochs=20, batch_size=128, max_shift=2, schedule="one-cycle", learning_rate=3e-3),
-    )
+    "cnn-pooled",
+    "A convolutional network of our own: four convolutions with batch normalisation, the mean of each channel, and a "
+    "linear layer. With another backbone, one of your own too, it is what a capsule network of that backbone is "
+    "compared with.",
+    source="torchcaps: any backbone without capsules",
+    network={
+        "name": "pooled", "stack_channels": (32, 64, 64, 128), "stack_kernels": (5, 3, 3, 3),
+        "stack_strides": (2, 2, 1, 2), "stack_padding": 1, "stack_norm": "batch",
+    },
+    recipe={"schedule": "one-cycle", "learning_rate": 3e-3, "max_shift": 2},
 )
 
 # The variants that the sources compare.
-for _iterations, _what in enumerate(
-    (
-        "no routing: the plain sum of the votes, not squashed",
-        "one routing iteration: uniform coupling",
-        "two routing iterations",
-        "three routing iterations",
-    )
-):
-    _name = f"keras-tutorial-r{_iterations}"
-    _register_variant(KERAS_TUTORIAL, _name, f"keras-tutorial with {_what}.", {"num_iterations": _iterations})
-_register_variant(
-    KERAS_TUTORIAL,
+register_preset(
+    "keras-tutorial-r0",
+    "keras-tutorial with no routing: the plain sum of the votes, not squashed.",
+    base="keras-tutorial", network={"num_iterations": 0},
+)
+register_preset(
+    "keras-tutorial-r1",
+    "keras-tutorial with one routing iteration: uniform coupling.",
+    base="keras-tutorial", network={"num_iterations": 1},
+)
+register_preset(
+    "keras-tutorial-r2",
+    "keras-tutorial with two routing iterations.",
+    base="keras-tutorial", network={"num_iterations": 2},
+)
+register_preset(
+    "keras-tutorial-r3",
+    "keras-tutorial with three routing iterations.",
+    base="keras-tutorial", network={"num_iterations": 3},
+)
+register_preset(
     "keras-tutorial-outputs",
     "keras-tutorial with the softmax over the output capsules, as in the paper.",
-    {"softmax_over": "outputs"},
+    base="keras-tutorial", network={"softmax_over": "outputs"},
     published="significantly worse than softmax over inputs",
 )
-for _name, _overrides, _what, _result in (
-    ("sabour2017-r1", {"num_iterations": 1, "decoder": False}, "1 iteration, no decoder", "0.34 %"),
-    ("sabour2017-r1-recon", {"num_iterations": 1}, "1 iteration, with decoder", "0.29 %"),
-    ("sabour2017-r3", {"decoder": False}, "3 iterations, no decoder", "0.35 %"),
-):
-    _register_variant(
-        SABOUR2017,
-        _name,
-        f"sabour2017 as in the paper's table 1: {_what}.",
-        _overrides,
-        published=f"{_result} test error (MNIST)",
-    )
+register_preset(
+    "sabour2017-r1",
+    "sabour2017 as in the paper's table 1: 1 iteration, no decoder.",
+    base="sabour2017", network={"num_iterations": 1, "decoder": False},
+    published="0.34 % test error (MNIST)",
+)
+register_preset(
+    "sabour2017-r1-recon",
+    "sabour2017 as in the paper's table 1: 1 iteration, with decoder.",
+    base="sabour2017", network={"num_iterations": 1},
+    published="0.29 % test error (MNIST)",
+)
+register_preset(
+    "sabour2017-r3",
+    "sabour2017 as in the paper's table 1: 3 iterations, no decoder.",
+    base="sabour2017", network={"decoder": False},
+    published="0.35 % test error (MNIST)",
+)

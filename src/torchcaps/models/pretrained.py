@@ -8,21 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    LocalTokenNotFoundError,
-    RepositoryNotFoundError,
-)
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from torchcaps.errors import InputError, unknown_name
+from torchcaps.checks import FLOATS
+from torchcaps.errors import InputError, install, unknown_name
 from torchcaps.files import could_be_repository, named_in_utf8, require_file
-from torchcaps.models.earlier import renamed
-from torchcaps.ops.checks import FLOATS
 
 CONFIG, WEIGHTS, CLASSES, CARD = "config.json", "model.safetensors", "classes.json", "README.md"
 
@@ -37,7 +28,7 @@ CHECKSUM = "sha256"
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Tensors by the names that they have now.
+    """The tensors of a file by their names.
 
     Raises:
         InputError: There is no such file, it is damaged, or its tensors are not those of the checksum that it holds.
@@ -55,7 +46,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise InputError(
             f"weights {path} are damaged: they have changed since they were written; take a copy that is whole"
         )
-    return renamed(tensors)
+    return tensors
 
 
 def load_weights(network: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
@@ -145,17 +136,18 @@ def find_pretrained(source: str | Path, **download: Any) -> Path:
     if isinstance(source, Path):
         raise InputError(missing)
     try:
+        from huggingface_hub import snapshot_download
+
         return Path(snapshot_download(source, allow_patterns=[CONFIG, WEIGHTS, CLASSES], **download))
-    except HFValidationError:
-        raise InputError(missing) from None
-    except RepositoryNotFoundError:  # said of private repositories, too
-        raise InputError(f"{missing}, and the hub has no repository {source} that you may read") from None
-    except LocalEntryNotFoundError:
-        raise InputError(f"{missing}, and the hub could not be reached to look for it there") from None
+    except ModuleNotFoundError as error:
+        raise InputError(f"{missing}, and to look on the hub needs {error.name}: {install('app')}") from None
     except TypeError:  # an option that snapshot_download does not take
         raise
-    except Exception as error:  # whatever the HTTP library of the installed huggingface_hub raises
-        raise InputError(f"{missing}, and the hub gave no repository of that name: {_first_line(error)}") from error
+    except Exception as error:  # its own errors, and those of whichever HTTP library it uses
+        raise InputError(
+            f"{missing}, and the hub has no repository {source} that you may read, or could not be reached: "
+            f"{_first_line(error)}"
+        ) from error
 
 
 def check_repository(repository: str) -> None:
@@ -167,22 +159,20 @@ def check_repository(repository: str) -> None:
 
 def upload(folder: Path, repository: str, *, private: bool, commit_message: str, token: str | None = None) -> str:
     """Put a folder's files into a repository; arguments, result and errors: :meth:`torchcaps.CapsNet.push_to_hub`."""
-    login = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
     try:
+        from huggingface_hub import HfApi
+
         api = HfApi(token=token)
         made = api.create_repo(repository, private=private, exist_ok=True)
         api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message=commit_message)
         return str(made)
-    except HFValidationError as error:
-        raise InputError(f"{repository} is no name of a repository, such as someone/capsnet-mnist: {error}") from None
-    except LocalTokenNotFoundError:
-        raise InputError(f"the hub takes {repository} only from its owner; {login}") from None
-    except HfHubHTTPError as error:
-        if error.response.status_code in (401, 403):
-            raise InputError(f"the hub does not let you write to {repository}; {login}") from error
-        raise InputError(f"the hub refused {repository}: {_first_line(error)}") from error
-    except Exception as error:  # the connection errors of whichever HTTP library the client uses
-        raise InputError(f"the hub could not be reached to write {repository}: {_first_line(error)}") from error
+    except ModuleNotFoundError as error:
+        raise InputError(f"to write to the hub needs {error.name}: {install('app')}") from None
+    except Exception as error:
+        raise InputError(
+            f"the hub did not take {repository}: {_first_line(error)}; if it does not know you, log in with `hf auth "
+            "login`, or set HF_TOKEN to a token that may write"
+        ) from error
 
 
 def _first_line(error: Exception) -> str:

@@ -1,30 +1,31 @@
 """Modules: capsule layers, transforms, routing algorithms and the decoder, usable alone and stacked."""
 
 from torchcaps.nn.backbones import ConvBackbone, StackBackbone
-from torchcaps.nn.capsules import PrimaryCapsules
-from torchcaps.nn.convolutions import ChannelNorm, Convolution, ConvStem
+from torchcaps.nn.capsules import Capsules, LayerSize, Routed, RoutingRound
+from torchcaps.nn.convolutions import ChannelNorm, Convolution
 from torchcaps.nn.decoder import Decoder, mask_capsules, separate_capsules
-from torchcaps.nn.flow import Capsules, LayerSize
-from torchcaps.nn.layers import ConvCapsules, DenseCapsules
+from torchcaps.nn.layers import CapsuleLayer, ConvCapsules, DenseCapsules
+from torchcaps.nn.primary import PrimaryCapsules
 from torchcaps.nn.routing import (
     DynamicRouting,
     EMCodeRouting,
     EMRouting,
     InvertedAttentionRouting,
-    Routed,
     Routing,
     SelfAttentionRouting,
     SelfRouting,
     VBRouting,
 )
-from torchcaps.nn.transforms import Dense, DenseVotes, Elementwise, Identity, Matrix, Shared, Transform, Votes
+from torchcaps.nn.transforms import Dense, Elementwise, Identity, Matrix, Shared, Transform
+from torchcaps.nn.votes import BuiltVotes, DenseVotes, Votes
 
 __all__ = [
+    "BuiltVotes",
+    "CapsuleLayer",
     "Capsules",
     "ChannelNorm",
     "ConvBackbone",
     "ConvCapsules",
-    "ConvStem",
     "Convolution",
     "Decoder",
     "Dense",
@@ -41,6 +42,7 @@ __all__ = [
     "PrimaryCapsules",
     "Routed",
     "Routing",
+    "RoutingRound",
     "SelfAttentionRouting",
     "SelfRouting",
     "Shared",

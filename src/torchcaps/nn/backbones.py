@@ -2,133 +2,126 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
-from functools import partial
 from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.nn.convolutions import ChannelNorm, Convolution, ConvStem, draw_weight
-from torchcaps.ops.checks import check_choice, check_size_lists, check_sizes
+from torchcaps.errors import InputError
+from torchcaps.nn.convolutions import ChannelNorm, ConvInit, ConvNorm, Convolution, conv_stem, draw_layers
+from torchcaps.parts import register
+from torchcaps.ranges import Padding, Pixels, ShareBelowOne, Size, Width
+
+KEPT_BY_CUT = 0.87962566103423978
+"""Share of its deviation that a normal distribution keeps if it is cut at two deviations."""
 
 
+@register("backbone", "conv")
 class ConvBackbone(nn.Module):
     """(Stem →) convolution (→ normalisation) → activation (→ dropout), as before the capsules of Sabour et al.
 
     Args:
-        in_channels: Of the images.
-        channels: Of the convolution.
-        kernel_size: Of the convolution, pixels.
-        stride: Of the convolution, pixels.
-        stem_channels: Of the 3×3 convolutions before it, each with a ReLU; none if empty.
-        stem_strides: Of each of them, pixels.
-        norm: Put :class:`ChannelNorm` before each activation.
-        dropout: Of whole channels, after the stem and after the convolution, a probability.
-        activation: After the convolution.
-
-    Raises:
-        TypeError: A size that is no integer, or an option of another type.
-        ValueError: A size or ``dropout`` out of its range, or not one stride for each convolution of the stem.
+        in_channels: Channels of the images.
+        conv_channels: Channels of the first convolution.
+        conv_kernel: Kernel of the first convolution, pixels.
+        conv_stride: Stride of the first convolution, pixels.
+        conv_activation: Activation after the first convolution.
+        conv_init: Initial weights of the convolutions: torch's default; Keras's (Glorot uniform, bias 0); or the
+            authors' code's (truncated normal of deviation 0.05 and 0.1, bias 0.1).
+        stem_channels: Channels of 3x3 convolutions with ReLU before the first convolution; the published networks have
+            none.
+        stem_strides: Their strides, pixels, one for each.
+        conv_norm: What comes before the activations of all convolutions except the primary capsules': nothing, or
+            layer normalisation over the channels of each location.
+        conv_dropout: Probability of dropout after the stem and after each other convolution except the primary
+            capsules'; it drops whole channels of an image.
 
     Source: Sabour, Frosst, Hinton 2017, section 4 (arXiv:1710.09829).
     """
 
     def __init__(
         self,
-        in_channels: int,
-        channels: int = 256,
-        kernel_size: int = 9,
-        stride: int = 1,
+        in_channels: Size,
         *,
-        stem_channels: Sequence[int] = (),
-        stem_strides: Sequence[int] = (),
-        norm: bool = False,
-        dropout: float = 0.0,
-        activation: Literal["relu", "none"] = "relu",
+        conv_channels: Width = 256,
+        conv_kernel: Pixels = 9,
+        conv_stride: Pixels = 1,
+        conv_activation: Literal["relu", "none"] = "relu",
+        conv_init: ConvInit = "torch",
+        stem_channels: tuple[Width, ...] = (),
+        stem_strides: tuple[Pixels, ...] = (),
+        conv_norm: ConvNorm = "none",
+        conv_dropout: ShareBelowOne = 0.0,
     ) -> None:
         super().__init__()
-        self.stem = (
-            ConvStem(in_channels, stem_channels, stem_strides, norm=norm, dropout=dropout)
-            if stem_channels
-            else nn.Identity()
-        )
+        self.in_channels, self.conv_channels, self.conv_kernel = in_channels, conv_channels, conv_kernel
+        self.conv_stride, self.conv_activation, self.conv_init = conv_stride, conv_activation, conv_init
+        self.stem_channels, self.stem_strides = tuple(stem_channels), tuple(stem_strides)
+        self.conv_norm, self.conv_dropout = conv_norm, conv_dropout
+        self.stem = conv_stem(in_channels, self.stem_channels, self.stem_strides, conv_norm, conv_dropout)
         before = (in_channels, *stem_channels)[-1]
-        relu = activation == "relu"
-        self.conv = Convolution(before, channels, kernel_size, stride, bias=not norm, relu=relu and not norm)
-        self.norm = ChannelNorm(channels) if norm else nn.Identity()
-        self.activation = nn.ReLU(inplace=True) if relu and norm else nn.Identity()
-        self.dropout = nn.Dropout2d(dropout) if dropout else nn.Identity()
+        plain, relu = conv_norm == "none", conv_activation == "relu"
+        self.conv = Convolution(before, conv_channels, conv_kernel, conv_stride, bias=plain, relu=relu and plain)
+        self.norm = nn.Identity() if plain else ChannelNorm(conv_channels)
+        self.activation = nn.ReLU(inplace=True) if relu and not plain else nn.Identity()
+        self.dropout = nn.Dropout2d(conv_dropout) if conv_dropout else nn.Identity()
+
+    def init_weights(self) -> None:
+        """Draw the weights as ``conv_init`` says; a network calls it once all of it stands."""
+        draw_layers(self, self.conv_init, std=0.05)
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B c h w"]:
         """Feature maps of images."""
         return self.dropout(self.activation(self.norm(self.conv(self.stem(images)))))
 
 
+@register("backbone", "stack")
 class StackBackbone(nn.Sequential):
-    """Convolutions, each with a ReLU and, if wanted, batch normalisation.
+    """Convolutions of any kernels, each with a ReLU and, if wanted, batch normalisation.
 
     Args:
-        in_channels: Of the images.
-        channels: Of the convolutions, one after the other; at least one.
-        kernel_sizes: Of each of them, pixels.
-        strides: Of each of them, pixels.
-        padding: Zeros on each side of what each of them sees, pixels.
-        norm: ``"none"``; ``"batch"``: batch normalisation before each ReLU, as PyTorch has it, and convolutions without
-            bias; ``"batch-after"``: after each ReLU, as Keras has it (epsilon 1e-3, running statistics that keep 0.99).
-        init: PyTorch's own start; ``"he"``: Keras's ``he_normal`` with biases of 0; ``"truncated-normal"``: of
-            deviation 0.05, cut at two deviations, with biases of 0.1.
-
-    Raises:
-        TypeError: A size that is no integer.
-        ValueError: A size below one, not one kernel and stride for each convolution, or an unknown option.
+        in_channels: Channels of the images.
+        stack_channels: Channels of the stack's convolutions.
+        stack_kernels: Their kernels, pixels, one for each.
+        stack_strides: Their strides, pixels, one for each.
+        stack_padding: Zeros on each side of what each convolution of the stack sees, pixels.
+        stack_norm: Batch normalisation of the stack before each ReLU (PyTorch's; the convolutions have no bias then),
+            or after it (Keras's: epsilon 1e-3, running statistics that keep 0.99).
+        stack_init: How the stack's convolutions start: torch's default; He et al.'s truncated normal, bias 0 (Keras's
+            he_normal); or a truncated normal of deviation 0.05, bias 0.1.
     """
 
     def __init__(
         self,
-        in_channels: int,
-        channels: Sequence[int],
-        kernel_sizes: Sequence[int],
-        strides: Sequence[int],
+        in_channels: Size,
         *,
-        padding: int = 0,
-        norm: Literal["none", "batch", "batch-after"] = "none",
-        init: Literal["torch", "he", "truncated-normal"] = "torch",
+        stack_channels: tuple[Width, ...] = (64,),
+        stack_kernels: tuple[Pixels, ...] = (5,),
+        stack_strides: tuple[Pixels, ...] = (2,),
+        stack_padding: Padding = 0,
+        stack_norm: Literal["none", "batch", "batch-after"] = "none",
+        stack_init: Literal["torch", "he", "truncated-normal"] = "torch",
     ) -> None:
-        name = "StackBackbone"
-        check_sizes(name, in_channels=in_channels)
-        check_sizes(name, least=0, padding=padding)
-        check_size_lists(name, channels=channels, kernel_sizes=kernel_sizes, strides=strides)
-        check_choice(name, "norm", norm, ("none", "batch", "batch-after"))
-        check_choice(name, "init", init, ("torch", "he", "truncated-normal"))
-        if not channels or not len(channels) == len(kernel_sizes) == len(strides):
-            raise ValueError(
-                f"{name}: channels, kernel_sizes and strides must be of one length of at least one, got "
-                f"{len(channels)}, {len(kernel_sizes)} and {len(strides)}"
-            )
-        layers: list[nn.Module] = []
-        widths = itertools.pairwise([in_channels, *channels])
-        for (before, width), kernel, stride in zip(widths, kernel_sizes, strides, strict=True):
-            convolution = Convolution(
-                before, width, kernel, stride, padding, bias=norm != "batch", relu=norm != "batch"
-            )
-            _start(convolution, init)
-            layers.append(convolution)
-            if norm == "batch":
-                layers += [nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
-            elif norm == "batch-after":
-                layers.append(nn.BatchNorm2d(width, eps=1e-3, momentum=0.01))
-        super().__init__(*layers)
-
-
-def _start(convolution: Convolution, init: str) -> None:
-    """Draw the weights of a convolution of a stack."""
-    if init == "torch":
-        return
-    # a normal cut at two deviations has 0.8796 of its deviation: Keras draws a wider one for he_normal
-    std = math.sqrt(2 / convolution.weight[0].numel()) / 0.87962566103423978 if init == "he" else 0.05
-    draw_weight(convolution.weight, partial(nn.init.trunc_normal_, std=std, a=-2 * std, b=2 * std))
-    if convolution.bias is not None:
-        nn.init.constant_(convolution.bias, 0.0 if init == "he" else 0.1)
+        super().__init__()
+        self.stack_channels, self.stack_kernels = tuple(stack_channels), tuple(stack_kernels)
+        self.stack_strides, self.stack_padding = tuple(stack_strides), stack_padding
+        self.stack_norm, self.stack_init = stack_norm, stack_init
+        for name in ("stack_channels", "stack_kernels", "stack_strides"):
+            given, wanted = len(getattr(self, name)), len(stack_channels)
+            if given != wanted or not given:
+                raise InputError(
+                    f"{name} must be {wanted or 'at least one'} numbers, one for each convolution, got {given}"
+                )
+        before, plain, he = in_channels, stack_norm != "batch", stack_init == "he"
+        for width, kernel, stride in zip(stack_channels, stack_kernels, stack_strides, strict=True):
+            convolution = Convolution(before, width, kernel, stride, stack_padding, bias=plain, relu=plain)
+            if stack_init != "torch":
+                std = math.sqrt(2 / convolution.weight[0].numel()) / KEPT_BY_CUT if he else 0.05
+                draw_layers(convolution, "truncated-normal", std, bias=0.0 if he else 0.1)
+            self.append(convolution)
+            if stack_norm == "batch":
+                self.extend([nn.BatchNorm2d(width), nn.ReLU(inplace=True)])
+            elif stack_norm == "batch-after":
+                self.append(nn.BatchNorm2d(width, eps=1e-3, momentum=0.01))
+            before = width

@@ -1,31 +1,27 @@
-"""Convolutions before the capsules, a stem of small ones, and a normalisation that knows one image at a time."""
+"""Convolutions before the capsules, a stem of small ones, and normalisations."""
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from torchcaps.ops.checks import (
-    check_flags,
-    check_numbers,
-    check_one_device,
-    check_one_dtype,
-    check_size_lists,
-    check_sizes,
-    check_tensor,
-)
-from torchcaps.ops.convolution import LAYOUTS, convolve
+from torchcaps.checks import checked
+from torchcaps.errors import InputError
+from torchcaps.ops.convolution import convolve
+from torchcaps.ranges import Padding, Pixels, Size
 
-WeightStart = Literal["torch", "glorot", "truncated-normal"]
+ConvInit = Literal["torch", "glorot", "truncated-normal"]
+"""How weights start; see :func:`draw_layers`."""
+ConvNorm = Literal["none", "channel"]
+"""What comes before an activation: nothing, or :class:`ChannelNorm`."""
 STEM_KERNEL = 3
-"""Of the stem's convolutions, pixels."""
+"""Kernel of the stem's convolutions, pixels."""
 
 
 class Convolution(nn.Conv2d):
@@ -41,49 +37,33 @@ class Convolution(nn.Conv2d):
         padding: Zeros on each side, pixels.
         bias: Add a learned number to each output channel.
         relu: Also apply a ReLU, which then takes no memory of its own.
-
-    Raises:
-        TypeError: A size that is no integer, an option of another type, or maps that are not floating-point.
-        ValueError: A size out of its range, or maps that do not fit.
     """
 
+    @checked
     def __init__(
         self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int,
-        stride: int = 1,
-        padding: int = 0,
+        in_channels: Size,
+        out_channels: Size,
+        kernel_size: Pixels,
+        stride: Pixels = 1,
+        padding: Padding = 0,
         *,
         bias: bool = True,
         relu: bool = False,
     ) -> None:
-        check_sizes("Convolution", in_channels=in_channels, out_channels=out_channels)
-        check_sizes("Convolution", kernel_size=kernel_size, stride=stride)
-        check_sizes("Convolution", least=0, padding=padding)
-        check_flags("Convolution", bias=bias, relu=relu)
         super().__init__(in_channels, out_channels, kernel_size, stride, padding, bias=bias)
-        self.relu = relu
-        #: zeros on each side, down and across
-        self.zeros = (padding, padding)
+        self.relu, self.zeros = relu, padding
 
     def reset_parameters(self) -> None:
         """Draw the weights anew from torch's random generator, as :class:`torch.nn.Conv2d` does."""
+        self.weight.data = self.weight.data.contiguous()  # numbers are drawn in the order of the axes
+        super().reset_parameters()
         self.weight.data = self.weight.data.contiguous(memory_format=torch.channels_last)
-        self.draw(partial(nn.init.kaiming_uniform_, a=math.sqrt(5)))
-        if self.bias is not None:
-            bound = 1 / math.sqrt(self.weight[0].numel())
-            nn.init.uniform_(self.bias, -bound, bound)
 
-    def draw(self, initialise: Callable[[Tensor], object]) -> None:
-        """See :func:`draw_weight`."""
-        draw_weight(self.weight, initialise)
-
-    def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B O h w"]:
+    @checked
+    def forward(self, input: Float[Tensor, "B {self.in_channels} H W"]) -> Float[Tensor, "B O h w"]:
         """Convolve."""
-        check_tensor("Convolution", "input", input, ("B", self.in_channels, "H", "W"), LAYOUTS, ("", "in_channels"))
-        (stride, across), (padding, beside) = self.stride, self.zeros
-        return convolve(input, self.weight, self.bias, (stride, across), (padding, beside), relu=self.relu)
+        return convolve(input, self.weight, self.bias, self.stride[0], self.zeros, relu=self.relu)
 
     def extra_repr(self) -> str:
         """Sizes, for ``print(model)``."""
@@ -99,89 +79,66 @@ class ChannelNorm(nn.LayerNorm):
     Args:
         channels: C.
 
-    Raises:
-        TypeError: ``channels`` is no integer, or the maps are not floating-point.
-        ValueError: ``channels`` is below one, or the maps are not (B, C, H, W).
-
     Source: Ba, Kiros, Hinton 2016 (arXiv:1607.06450), placed as in Liu et al. 2022 (arXiv:2201.03545).
     """
 
-    def __init__(self, channels: int) -> None:
-        check_sizes("ChannelNorm", channels=channels)
+    @checked
+    def __init__(self, channels: Size) -> None:
         super().__init__(channels)
+        self.channels = channels
 
-    def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
+    @checked
+    def forward(self, input: Float[Tensor, "B {self.channels} H W"]) -> Float[Tensor, "B C H W"]:
         """Normalise feature maps."""
-        check_tensor("ChannelNorm", "input", input, ("B", self.normalized_shape[0], "H", "W"))
-        check_one_device("ChannelNorm", input=input, weight=self.weight)
-        if input.dtype == torch.float64 or self.weight.dtype == torch.float64:  # shorter ones go together
-            check_one_dtype("ChannelNorm", input=input, weight=self.weight)
         return super().forward(input.movedim(1, -1)).movedim(-1, 1)
 
 
-class ConvStem(nn.Sequential):
-    """3×3 convolutions without padding, each with a ReLU, from images to feature maps.
+def normalise(norm: nn.Module, maps: Tensor) -> Tensor:
+    """``norm(maps)``, batch normalisation, in the dtype of the maps: float32 in a network of half precision."""
+    if next(norm.buffers(), maps).dtype == maps.dtype:
+        return norm(maps)
+    state = norm.state_dict(keep_vars=True)
+    state = {name: value.to(maps.dtype) if value.is_floating_point() else value for name, value in state.items()}
+    out: Tensor = functional_call(norm, state, maps)
+    if norm.training:
+        for name, running in norm.named_buffers():
+            running.copy_(state[name])
+    return out
 
-    Args:
-        in_channels: Of the images.
-        channels: Of the convolutions, one after the other; at least one.
-        strides: Of each of them, pixels; 1 if none are given.
-        norm: Put :class:`ChannelNorm` before each ReLU.
-        dropout: Of whole channels of the last maps, a probability.
 
-    Raises:
-        TypeError: A size that is no integer, an option of another type, or images that are not floating-point.
-        ValueError: A size or ``dropout`` out of its range, no convolution, not one stride for each, or images of
-            another number of channels or smaller than a kernel.
+def conv_stem(
+    in_channels: int,
+    stem_channels: Sequence[int],
+    stem_strides: Sequence[int],
+    conv_norm: ConvNorm,
+    conv_dropout: float,
+) -> nn.Module:
+    """3×3 convolutions without padding, each with a ReLU, from images to feature maps; nothing without channels.
+
+    The arguments are the options of :class:`ConvBackbone` that have their names.
     """
-
-    def __init__(
-        self,
-        in_channels: int,
-        channels: Sequence[int],
-        strides: Sequence[int] | None = None,
-        *,
-        norm: bool = False,
-        dropout: float = 0.0,
-    ) -> None:
-        check_sizes("ConvStem", in_channels=in_channels)
-        check_size_lists("ConvStem", channels=channels, strides=() if strides is None else strides)
-        check_flags("ConvStem", norm=norm)
-        check_numbers("ConvStem", dropout=dropout)
-        if not channels:
-            raise ValueError("ConvStem: channels must name at least one convolution, got none")
-        if strides and len(strides) != len(channels):
-            raise ValueError(f"ConvStem: strides must be {len(channels)}, one for each of channels, got {len(strides)}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"ConvStem: dropout must be at least 0 and below 1, got {dropout}")
-        layers: list[nn.Module] = []
-        widths = itertools.pairwise([in_channels, *channels])
-        for (before, width), stride in zip(widths, strides or [1] * len(channels), strict=True):
-            layers.append(Convolution(before, width, STEM_KERNEL, stride, bias=not norm))
-            layers += [ChannelNorm(width), nn.ReLU()] if norm else [nn.ReLU()]
-        if dropout:
-            layers.append(nn.Dropout2d(dropout))
-        super().__init__(*layers)
-        self.in_channels = in_channels
-
-    def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B c h w"]:
-        """Feature maps of images."""
-        check_tensor("ConvStem", "input", input, ("B", self.in_channels, "H", "W"), fixed_by=("", "in_channels"))
-        return super().forward(input)
+    if len(stem_strides) != len(stem_channels):
+        raise InputError(
+            f"stem_strides must be {len(stem_channels)} numbers, one for each of stem_channels, got {len(stem_strides)}"
+        )
+    if not stem_channels:
+        return nn.Identity()
+    layers: list[nn.Module] = []
+    widths = itertools.pairwise([in_channels, *stem_channels])
+    for (before, width), stride in zip(widths, stem_strides, strict=True):
+        layers.append(Convolution(before, width, STEM_KERNEL, stride, bias=conv_norm == "none"))
+        layers += [nn.ReLU()] if conv_norm == "none" else [ChannelNorm(width), nn.ReLU()]
+    if conv_dropout:
+        layers.append(nn.Dropout2d(conv_dropout))
+    return nn.Sequential(*layers)
 
 
-def draw_convolutions(network: nn.Module, init: WeightStart, std: float, bias: float = 0.1) -> None:
-    """Draw the weights of every convolution in a module, as :func:`draw_layer` does."""
-    for layer in network.modules():
-        if isinstance(layer, nn.Conv2d):
-            draw_layer(layer, init, std, bias)
-
-
-def draw_layer(layer: nn.Conv2d | nn.Linear, init: WeightStart, std: float, bias: float = 0.1) -> None:
-    """Draw the weights of a layer.
+@torch.no_grad()
+def draw_layers(module: nn.Module, init: ConvInit, std: float, bias: float = 0.1) -> None:
+    """Draw the weights of every convolution and dense layer in a module.
 
     Args:
-        layer: Holds them.
+        module: Holds them.
         init: PyTorch's own start, which is left as it is; Keras's, Glorot uniform with biases of 0; or a truncated
             normal.
         std: Deviation of the truncated normal, cut at two deviations.
@@ -189,17 +146,13 @@ def draw_layer(layer: nn.Conv2d | nn.Linear, init: WeightStart, std: float, bias
     """
     if init == "torch":
         return
-    if init == "glorot":
-        draw_weight(layer.weight, nn.init.xavier_uniform_)
-    else:
-        draw_weight(layer.weight, partial(nn.init.trunc_normal_, std=std, a=-2 * std, b=2 * std))
-    if layer.bias is not None:
-        nn.init.constant_(layer.bias, 0.0 if init == "glorot" else bias)
-
-
-def draw_weight(weight: Tensor, initialise: Callable[[Tensor], object]) -> None:
-    """Draw a weight in the order of its axes, whatever that of its memory is; ``initialise`` fills a tensor."""
-    drawn = torch.empty_like(weight, memory_format=torch.contiguous_format)
-    initialise(drawn)
-    with torch.no_grad():
-        weight.copy_(drawn)
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            drawn = torch.empty_like(layer.weight, memory_format=torch.contiguous_format)  # in the order of the axes
+            if init == "glorot":
+                nn.init.xavier_uniform_(drawn)
+            else:
+                nn.init.trunc_normal_(drawn, std=std, a=-2 * std, b=2 * std)
+            layer.weight.copy_(drawn)
+            if layer.bias is not None:
+                layer.bias.fill_(0.0 if init == "glorot" else bias)

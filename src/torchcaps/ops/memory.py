@@ -7,44 +7,42 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from torchcaps.checks import checked
 from torchcaps.machine import MIB
-from torchcaps.ops.checks import check_numbers
+from torchcaps.ops.tracing import is_traced
+from torchcaps.ranges import Range
 
 WORKING_MEMORY = 512.0  # MiB; the planes of MNIST's primary convolution at batch 128 take 380
+BLOCK = 16.0  # MiB: a block's buffers stay in the caches; measured best for a large layer, near best for MNIST's
+MAX_BATCH_SLICE = 128  # images; more do not make the products faster
 ALIGNMENT = 64  # bytes: a cache line
 MOST_WASTE = 3  # times what is needed: a block that is larger stays for those who need it
 SMALLEST = MIB  # bytes; the system's allocator is as fast for less
 
 
-def set_working_memory(mib: float) -> None:
+@checked
+def set_working_memory(mib: Annotated[float, Range(0, 1e12, above=True)]) -> None:
     """Set how much memory the work buffers of one call of a routing or of a convolution may take.
 
     Vote-free routing works block by block, in blocks that fit (and that are no larger than the processor's caches
     like: 16 MiB). Capsules that compete with each other stay together, so a block is at least one input capsule with
-    all its outputs (``softmax_over="outputs"``) or one output with all its inputs, and up to 16 images; if even that
-    does not fit, it is used all the same. The transform of a convolution takes as many images at a time as fit; where
-    too few do to be worth while, the convolution is computed plainly. Networks heed it too where nothing is learned:
-    as many images go through their convolutions at a time as fit.
+    all its outputs (``softmax_over="outputs"``) or one output with all its inputs, and up to 16 images. The transform
+    of a convolution takes as many images at a time as fit; where too few do, the convolution is computed plainly.
+    Networks that learn nothing take as many images through their convolutions at a time as fit.
 
     The output, the gradients and what routing saves for its backward pass come on top. The setting holds for all
     threads, from the next call on, and changes results by rounding only.
 
     Args:
-        mib: MiB, positive and finite; 512 at the start.
-
-    Raises:
-        TypeError: ``mib`` is no number.
-        ValueError: ``mib`` is not positive and finite.
+        mib: MiB; 512 at the start.
     """
-    check_numbers("set_working_memory", mib=mib)
-    if not 0 < mib < float("inf"):
-        raise ValueError(f"set_working_memory: mib must be positive and finite, got {mib}")
     _pool.mib = float(mib)
     _pool.trim()
 
@@ -52,6 +50,11 @@ def set_working_memory(mib: float) -> None:
 def get_working_memory() -> float:
     """MiB that the work buffers of one call may take; see :func:`set_working_memory`."""
     return _pool.mib
+
+
+def slices(size: int, piece: int) -> list[slice]:
+    """``size`` things in pieces of that length; the last one may be shorter."""
+    return [slice(start, min(start + piece, size)) for start in range(0, size, piece)]
 
 
 class _Pool:
@@ -74,16 +77,14 @@ class _Pool:
     def take(self, size: int) -> np.ndarray:
         """The smallest block of at least ``size`` bytes."""
         with self._lock:
-            fitting = [block for block in self._free if size <= block.nbytes <= MOST_WASTE * size]
-            if fitting:
-                block = min(fitting, key=lambda block: block.nbytes)
-                self._free = [other for other in self._free if other is not block]
-                size = block.nbytes
-            else:
-                block = None
+            fitting = [
+                (block.nbytes, n) for n, block in enumerate(self._free) if size <= block.nbytes <= MOST_WASTE * size
+            ]
+            if not fitting:
                 self.trim(size)
-            self._lent += size
-        return np.empty(size, np.uint8) if block is None else block
+            block = self._free.pop(min(fitting)[1]) if fitting else np.empty(size, np.uint8)
+            self._lent += block.nbytes
+            return block
 
     def give_back(self, block: np.ndarray) -> None:
         """Keep a block for the next tensor that it fits."""
@@ -121,21 +122,14 @@ def new_empty(shape: Sequence[int]) -> Float[Tensor, "..."]:
 def combine(
     operation: Callable[..., Tensor], left: Tensor, right: Tensor, shape: Sequence[int] | None = None
 ) -> Tensor:
-    """``operation(left, right)``, in memory as of :func:`new_empty` where it can be so.
-
-    Args:
-        operation: One that takes ``out``.
-        left: Its first argument.
-        right: Its second one.
-        shape: That of the result; None where both arguments are broadcast.
-    """
+    """``operation(left, right, out=new_empty(shape))`` where autograd does not note it; no ``shape``: broadcast."""
     if not (_fits(left) and _fits(right)):
         return operation(left, right)
     return operation(left, right, out=new_empty(shape or torch.broadcast_shapes(left.shape, right.shape)))
 
 
 def contiguous(tensor: Tensor) -> Tensor:
-    """``tensor.contiguous()``, in memory as of :func:`new_empty` where it can be so."""
+    """``tensor.contiguous()``, likewise."""
     if tensor.is_contiguous() or not _fits(tensor):
         return tensor.contiguous()
     return new_empty(tensor.shape).copy_(tensor)
@@ -143,4 +137,5 @@ def contiguous(tensor: Tensor) -> Tensor:
 
 def _fits(tensor: Tensor) -> bool:
     """Whether what is made of a tensor may be written to memory that is used again: if torch does not note it."""
-    return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and not torch.is_grad_enabled()
+    noted = torch.is_grad_enabled() or is_traced()
+    return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and not noted

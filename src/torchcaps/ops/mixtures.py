@@ -1,11 +1,13 @@
-"""What the algorithms of mixtures share: Gaussians, and sums over votes that stand in memory output by output.
+"""What the algorithms of mixtures share: votes that are built, Gaussians, and sums over votes.
 
-The sums have gradients of their own, which pass over the votes seldom and in memory that is used again. Torch's own
-multiply matrices of one row, lay out half of the results the other way round, and go over a square three times.
+All have gradients of their own, which pass over the votes seldom and in memory that is used again; they can be
+differentiated any number of times. Torch's own multiply matrices of one row, lay out half of the results the other way
+round, and go over a square three times.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -14,15 +16,142 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.memory import combine
-from torchcaps.ops.self_routing import above_zero
-from torchcaps.ops.votes import is_traced
+from torchcaps.ops.memory import combine, contiguous
+from torchcaps.ops.tracing import is_traced
 
-LogCompete = Callable[[Tensor], Tensor]
-"""From logits (B, I, J) to the logarithm of the coupling."""
-Gaussians = tuple[Float[Tensor, "B J D"], Float[Tensor, "B J"], Float[Tensor, "B I J"]]
-"""Poses, logits of the activations, and the coupling of the last weighted sum."""
 LOG_2_PI = math.log(2 * math.pi)
+Grads = tuple[Tensor | None, Tensor | None]
+
+
+def _with_gradient(backward: Callable[..., Grads]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Compute the gradients of a function's first two arguments by ``backward(wanted, gradient, left, right)``.
+
+    Where torch makes a graph of what is computed, it differentiates the function itself.
+    """
+
+    def decorate(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        class Function(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, left: Tensor, right: Tensor, *more: int) -> Tensor:
+                ctx.save_for_backward(left, right)
+                return forward(left, right, *more)
+
+            @staticmethod
+            def backward(ctx: Any, gradient: Tensor) -> Any:
+                grads = backward(ctx.needs_input_grad, gradient, *ctx.saved_tensors)
+                return *grads, *(None for _ in ctx.needs_input_grad[2:])
+
+        return functools.wraps(forward)(lambda *given: (forward if is_traced() else Function.apply)(*given))
+
+    return decorate
+
+
+# ---- votes that are built: (B, I, J, D), in memory (B, J, D, I), and so are their gradients
+
+
+def _dense_backward(wanted: Any, gradient: Tensor, poses: Tensor, matrices: Tensor) -> Grads:
+    each = contiguous(gradient.transpose(0, 1)).flatten(2)  # (I, B, N); a product would copy it I times otherwise
+    return (
+        (each @ matrices.transpose(1, 2)).transpose(0, 1) if wanted[0] else None,
+        combine(torch.bmm, poses.permute(1, 2, 0), each, matrices.shape) if wanted[1] else None,
+    )
+
+
+@_with_gradient(_dense_backward)
+def dense_votes(
+    poses: Float[Tensor, "B I K"], matrices: Float[Tensor, "I K N"], out_capsules: int
+) -> Float[Tensor, "B I J D"]:
+    """W_ij u_i, of matrices whose columns are the components of all J output capsules, N = J·D."""
+    products = combine(torch.bmm, poses.transpose(0, 1), matrices, (len(matrices), len(poses), matrices.shape[2]))
+    return contiguous(products.permute(1, 2, 0)).unflatten(1, (out_capsules, -1)).permute(0, 3, 1, 2)
+
+
+def _matrix_backward(wanted: Any, gradient: Tensor, poses: Tensor, weight: Tensor) -> Grads:
+    (B, I, P, _), J = poses.shape, weight.shape[1]
+    each = contiguous(gradient.unflatten(3, (P, P)).permute(1, 0, 3, 2, 4)).view(I, B * P, J * P)
+    for_poses = for_weight = None
+    if wanted[0]:
+        back = each @ weight.transpose(2, 3).reshape(I, J * P, P)
+        for_poses = back.unflatten(1, (B, P)).transpose(0, 1)
+    if wanted[1]:
+        rows = poses.transpose(0, 1).reshape(I, B * P, P)
+        for_weight = (rows.transpose(1, 2) @ each).unflatten(2, (J, P)).transpose(1, 2)
+    return for_poses, for_weight
+
+
+@_with_gradient(_matrix_backward)
+def matrix_votes(poses: Float[Tensor, "B I P P"], weight: Float[Tensor, "I J P P"]) -> Float[Tensor, "B I J D"]:
+    """M_i W_ij, read row by row, D = P².
+
+    Each product of matrices is P products of a component of the pose and one of the weight, over all input capsules at
+    once.
+    """
+    M = poses.permute(0, 2, 3, 1).contiguous()[:, None, :, None]  # (B, 1, p, 1, r, I)
+    W = weight.permute(1, 3, 2, 0).contiguous()[None, :, None]  # (1, J, 1, q, r, I)
+    votes = combine(torch.mul, M[..., 0, :], W[..., 0, :])  # (B, J, p, q, I)
+    for r in range(1, weight.shape[2]):
+        votes.addcmul_(M[..., r, :], W[..., r, :])
+    return votes.flatten(2, 3).permute(0, 3, 1, 2)
+
+
+# ---- sums over votes
+
+
+def by_output(votes: Float[Tensor, "B I J D"]) -> Float[Tensor, "B J D I"]:
+    """Votes with the input capsules innermost in memory: each sum over them, or over D, is a matrix product then."""
+    return votes.permute(0, 2, 3, 1).contiguous()
+
+
+def _weighted_backward(wanted: Any, gradient: Tensor, shares: Tensor, numbers: Tensor) -> Grads:
+    return _multiplied(numbers, gradient) if wanted[0] else None, _products(gradient, shares) if wanted[1] else None
+
+
+@_with_gradient(_weighted_backward)
+def weighted(shares: Float[Tensor, "B I J"], numbers: Float[Tensor, "B J D I"]) -> Float[Tensor, "B J D"]:
+    """Σ_i shares_ij · numbers_ij."""
+    return (shares.transpose(1, 2).unsqueeze(2) @ numbers.transpose(2, 3)).squeeze(2)
+
+
+def _multiplied_backward(wanted: Any, gradient: Tensor, numbers: Tensor, outputs: Tensor) -> Grads:
+    return _products(outputs, gradient) if wanted[0] else None, weighted(gradient, numbers) if wanted[1] else None
+
+
+@_with_gradient(_multiplied_backward)
+def _multiplied(numbers: Float[Tensor, "B J D I"], outputs: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
+    return (outputs.unsqueeze(2) @ numbers).squeeze(2).transpose(1, 2)
+
+
+def _products(outputs: Float[Tensor, "B J D"], pairs: Float[Tensor, "B I J"]) -> Float[Tensor, "B J D I"]:
+    return combine(torch.mul, outputs.unsqueeze(3), pairs.transpose(1, 2).unsqueeze(2))
+
+
+def _deviations_backward(wanted: Any, gradient: Tensor, votes: Tensor, centres: Tensor) -> Grads:
+    deviations = combine(torch.sub, votes, centres.unsqueeze(3))
+    given = 2 * (deviations * gradient) if torch.is_grad_enabled() else deviations.mul_(gradient).mul_(2)
+    return given if wanted[0] else None, -given.sum(3) if wanted[1] else None
+
+
+@_with_gradient(_deviations_backward)
+def squared_deviations(votes: Float[Tensor, "B J D I"], centres: Float[Tensor, "B J D"]) -> Float[Tensor, "B J D I"]:
+    """(V_ijh - x_jh)²."""
+    deviations = combine(torch.sub, votes, centres.unsqueeze(3))
+    return deviations.square() if is_traced() else deviations.square_()  # which torch.vmap has no rule for
+
+
+# ---- Gaussians
+
+
+def distances(squares: Float[Tensor, "B J D I"], variances: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
+    """Σ_h squares_h / variances_h."""
+    return _multiplied(squares, variances.reciprocal())
+
+
+def log_densities(
+    squares: Float[Tensor, "B J D I"], variances: Float[Tensor, "B J D"], log_variances: Float[Tensor, "B J D"]
+) -> Float[Tensor, "B I J"]:
+    """Ln N(V_ij; μ_j, σ²_j), of the squared differences of votes and means."""
+    normalisation = variances.shape[2] * LOG_2_PI + log_variances.sum(2)  # (B, J)
+    return -(normalisation.unsqueeze(1) + distances(squares, variances)) / 2
 
 
 def share_out(
@@ -38,95 +167,4 @@ def share_out(
     largest = largest.where(largest > -math.inf, 0.0)
     shares = (log_coupling - largest).clamp_max(80.0).exp() * a  # above 0 only where a is 0
     total = shares.sum(1)
-    return shares / above_zero(total).unsqueeze(1), largest.exp().squeeze(1) * total
-
-
-def log_densities(
-    squares: Float[Tensor, "B J D I"], variances: Float[Tensor, "B J D"], log_variances: Float[Tensor, "B J D"]
-) -> Float[Tensor, "B I J"]:
-    """Ln N(V_ij; μ_j, σ²_j), of the squared differences of votes and means."""
-    normalisation = variances.shape[2] * LOG_2_PI + log_variances.sum(2)  # (B, J)
-    return -(normalisation.unsqueeze(1) + distances(squares, variances)) / 2
-
-
-# ---- sums over votes
-
-
-def by_output(votes: Float[Tensor, "B I J D"]) -> Float[Tensor, "B J D I"]:
-    """Votes with the input capsules innermost in memory: each sum over them, or over D, is a matrix product then."""
-    return votes.permute(0, 2, 3, 1).contiguous()
-
-
-def weighted(shares: Float[Tensor, "B I J"], numbers: Float[Tensor, "B J D I"]) -> Float[Tensor, "B J D"]:
-    """Σ_i shares_ij · numbers_ij."""
-    return _sum_over_inputs(shares, numbers) if is_traced() else _SumOverInputs.apply(shares, numbers)
-
-
-def distances(squares: Float[Tensor, "B J D I"], variances: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
-    """Σ_h squares_h / variances_h."""
-    precisions = variances.reciprocal()
-    return _sum_over_components(squares, precisions) if is_traced() else _SumOverComponents.apply(squares, precisions)
-
-
-def squared_deviations(votes: Float[Tensor, "B J D I"], centres: Float[Tensor, "B J D"]) -> Float[Tensor, "B J D I"]:
-    """(V_ijh - x_jh)²."""
-    return (votes - centres.unsqueeze(3)).square() if is_traced() else _SquaredDeviations.apply(votes, centres)
-
-
-def _sum_over_inputs(pairs: Float[Tensor, "B I J"], numbers: Float[Tensor, "B J D I"]) -> Float[Tensor, "B J D"]:
-    return (pairs.transpose(1, 2).unsqueeze(2) @ numbers.transpose(2, 3)).squeeze(2)
-
-
-def _sum_over_components(numbers: Float[Tensor, "B J D I"], outputs: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
-    return (outputs.unsqueeze(2) @ numbers).squeeze(2).transpose(1, 2)
-
-
-def _products(outputs: Float[Tensor, "B J D"], pairs: Float[Tensor, "B I J"]) -> Float[Tensor, "B J D I"]:
-    return combine(torch.mul, outputs.unsqueeze(3), pairs.transpose(1, 2).unsqueeze(2))
-
-
-class _SumOverInputs(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, pairs: Tensor, numbers: Tensor) -> Tensor:
-        ctx.save_for_backward(pairs, numbers)
-        return _sum_over_inputs(pairs, numbers)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        pairs, numbers = ctx.saved_tensors
-        for_pairs, for_numbers = ctx.needs_input_grad
-        return (
-            _sum_over_components(numbers, gradient) if for_pairs else None,
-            _products(gradient, pairs) if for_numbers else None,
-        )
-
-
-class _SumOverComponents(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, numbers: Tensor, outputs: Tensor) -> Tensor:
-        ctx.save_for_backward(numbers, outputs)
-        return _sum_over_components(numbers, outputs)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        numbers, outputs = ctx.saved_tensors
-        for_numbers, for_outputs = ctx.needs_input_grad
-        return (
-            _products(outputs, gradient) if for_numbers else None,
-            _sum_over_inputs(gradient, numbers) if for_outputs else None,
-        )
-
-
-class _SquaredDeviations(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, votes: Tensor, centres: Tensor) -> Tensor:
-        ctx.save_for_backward(votes, centres)
-        return combine(torch.sub, votes, centres.unsqueeze(3)).square_()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        votes, centres = ctx.saved_tensors
-        for_votes, for_centres = ctx.needs_input_grad
-        deviations = combine(torch.sub, votes, centres.unsqueeze(3))
-        given = 2 * (deviations * gradient) if torch.is_grad_enabled() else deviations.mul_(gradient).mul_(2)
-        return given if for_votes else None, -given.sum(3) if for_centres else None
+    return shares / total.where(total > 0, 1.0).unsqueeze(1), largest.exp().squeeze(1) * total

@@ -6,11 +6,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.checks import check_axis, check_floating, check_numbers
+from torchcaps.checks import checked
+from torchcaps.errors import InputError
 from torchcaps.ops.precision import in_full_precision
+from torchcaps.ranges import Epsilon
 
 
-def squash(x: Float[Tensor, "..."], dim: int = -1, eps: float = 1e-7) -> Float[Tensor, "..."]:
+@checked
+def squash(x: Float[Tensor, "..."], dim: int = -1, eps: Epsilon = 1e-7) -> Float[Tensor, "..."]:
     """Shrink vectors to lengths in [0, 1) and keep their directions: the capsule's non-linearity.
 
         squash(s) = n / (1 + n) · s / √(n + eps),    n = ‖s‖²
@@ -22,48 +25,30 @@ def squash(x: Float[Tensor, "..."], dim: int = -1, eps: float = 1e-7) -> Float[T
         x: Vectors along ``dim``, any shape of at least one axis, any floating dtype. Their squared lengths must be
             finite in the precision computed in: lengths below 1.8e19 in float32.
         dim: The axis that holds a vector's components.
-        eps: Added under the root; positive.
+        eps: Added under the root.
 
     Returns:
         Same shape and dtype as ``x``.
 
-    Raises:
-        TypeError: ``x`` is not a floating-point tensor, or ``dim`` no integer.
-        ValueError: ``eps`` is not positive, or ``x`` has no axis ``dim``.
-
     Source: Sabour, Frosst, Hinton 2017, equation 1 (arXiv:1710.09829), with ``eps`` added.
     """
-    _check("squash", x, dim, eps)
-    s = in_full_precision(x)
+    s = _vectors(x, dim)
     squared = s.square().sum(dim, keepdim=True)
     return (squared / (1 + squared) * torch.rsqrt(squared + eps) * s).to(x.dtype)
 
 
+@checked
 def exponential_squash(x: Float[Tensor, "..."], dim: int = -1) -> Float[Tensor, "..."]:
     """Shrink vectors to lengths in [0, 1), short ones hardly at all, and keep their directions.
 
         squash(s) = (1 - e^(-‖s‖)) · s / ‖s‖
 
     Unlike :func:`squash`, a short vector keeps its length: ``squash(0) = 0``, and there the derivative is the
-    identity. Nothing is added under the root; both are exact for vectors of any length. Half precision is computed in
-    float32.
-
-    Args:
-        x: Vectors along ``dim``, any shape of at least one axis, any floating dtype.
-        dim: The axis that holds a vector's components.
-
-    Returns:
-        Same shape and dtype as ``x``.
-
-    Raises:
-        TypeError: ``x`` is not a floating-point tensor, or ``dim`` no integer.
-        ValueError: ``x`` has no axis ``dim``.
+    identity. Nothing is added under the root; both are exact for vectors of any length. Arguments are as there.
 
     Source: Mazzia, Salvetti, Chiaberge 2021, equation 6 (arXiv:2101.12491); Xi, Bing, Jin 2017 (arXiv:1712.03480).
     """
-    check_floating("exponential_squash", "x", x)
-    check_axis("exponential_squash", "x", x, dim)
-    s = in_full_precision(x)
+    s = _vectors(x, dim)
     # the largest component is taken out of the root, so that no square is too small or too large for the precision
     largest = s.detach().abs().amax(dim, keepdim=True) if s.shape[dim] else s.detach().sum(dim, keepdim=True)
     largest = largest.where(largest > 0, 1.0)
@@ -77,31 +62,19 @@ def exponential_squash(x: Float[Tensor, "..."], dim: int = -1) -> Float[Tensor, 
     return (factor * s).to(x.dtype)
 
 
-def safe_norm(x: Float[Tensor, "..."], dim: int = -1, keepdim: bool = False, eps: float = 1e-7) -> Float[Tensor, "..."]:
-    """Length of vectors, ``√(‖x‖² + eps)``, whose gradient at zero is zero instead of NaN.
+@checked
+def safe_norm(
+    x: Float[Tensor, "..."], dim: int = -1, keepdim: bool = False, eps: Epsilon = 1e-7
+) -> Float[Tensor, "..."]:
+    """Length of vectors, ``√(‖x‖² + eps)``, whose gradient at zero is zero instead of NaN; ``√eps`` for a zero vector.
 
-    Args:
-        x: Vectors along ``dim``, any shape of at least one axis, any floating dtype. Half precision is computed in
-            float32.
-        dim: The axis that holds a vector's components.
-        keepdim: Keep ``dim`` with size one.
-        eps: Added under the root; positive. A zero vector has length ``√eps``.
-
-    Returns:
-        Lengths, in the dtype of ``x``, without ``dim`` unless ``keepdim``.
-
-    Raises:
-        TypeError: ``x`` is not a floating-point tensor, or ``dim`` no integer.
-        ValueError: ``eps`` is not positive, or ``x`` has no axis ``dim``.
+    Arguments are as for :func:`squash`; the result has no axis ``dim``, or with ``keepdim`` one of size one.
     """
-    _check("safe_norm", x, dim, eps)
-    s = in_full_precision(x)
+    s = _vectors(x, dim)
     return (s.square().sum(dim, keepdim=keepdim) + eps).sqrt().to(x.dtype)
 
 
-def _check(function: str, x: Tensor, dim: int, eps: float) -> None:
-    check_floating(function, "x", x)
-    check_numbers(function, eps=eps)
-    if not eps > 0:
-        raise ValueError(f"{function}: eps must be positive, got {eps}")
-    check_axis(function, "x", x, dim)
+def _vectors(x: Tensor, dim: int) -> Tensor:
+    if not -x.ndim <= dim < x.ndim:
+        raise InputError(f"x of shape {tuple(x.shape)} has no axis {dim}")
+    return in_full_precision(x)

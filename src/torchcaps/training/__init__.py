@@ -1,5 +1,5 @@
 """Training: typed configuration, the loop, checkpoints, and runs read back from their folders."""
 
-import lazy_loader
+from torchcaps._lazy import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

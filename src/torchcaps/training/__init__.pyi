@@ -5,13 +5,10 @@ from .loop import Diverged as Diverged
 from .loop import Interrupted as Interrupted
 from .loop import resume as resume
 from .loop import train as train
-from .memory import MemoryEstimate as MemoryEstimate
-from .memory import available_memory_mib as available_memory_mib
-from .memory import estimate_memory as estimate_memory
-from .memory import largest_batch as largest_batch
 from .progress import PlainProgress as PlainProgress
 from .progress import Progress as Progress
 from .progress import TerminalProgress as TerminalProgress
+from .recipe import Recipe as Recipe
 from .run import Run as Run
 from .run import load_run as load_run
 from .step import learning_rate as learning_rate

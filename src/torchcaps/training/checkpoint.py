@@ -7,28 +7,26 @@ import dataclasses
 import io
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from torchcaps.checks import FLOATS, INTEGERS
 from torchcaps.errors import InputError
 from torchcaps.files import COUNT, NUMBER, TEXT, TEXTS, atomic_path, optional, require_file
 from torchcaps.models import Network
-from torchcaps.ops.checks import FLOATS, INTEGERS
+from torchcaps.parts import Spec, build, complete, own_parts
 from torchcaps.training.config import TrainConfig
-from torchcaps.training.step import OLD, SUMS, TrainStep
+from torchcaps.training.step import SUMS, TrainStep
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 CHECKPOINT = "last.ckpt"
-
-#: The state that Adam keeps for each parameter.
-ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
 
 #: The columns of metrics.csv.
 COLUMNS = {
@@ -107,10 +105,12 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not isinstance(optimizer.get("state"), dict) or not isinstance(optimizer.get("param_groups"), list):
         raise InputError(f"checkpoint {path} is not one of torchcaps: its optimizer must hold state and param_groups")
     for state in optimizer["state"].values():
-        whole = isinstance(state, dict) and state.keys() == ADAM_STATE
-        if not whole or not all(is_plain(tensor) and tensor.is_floating_point() for tensor in state.values()):
-            raise InputError(f"checkpoint {path} is not one of torchcaps: its optimizer must hold Adam's plain tensors")
-    ProgressState.from_dict(checkpoint["progress"])
+        if not isinstance(state, dict) or not all(value is None or is_plain(value) for value in state.values()):
+            raise InputError(f"checkpoint {path} is not one of torchcaps: its optimizer must hold plain tensors")
+    steps = ProgressState.from_dict(checkpoint["progress"]).step
+    for state in optimizer["state"].values():
+        if isinstance(state.get("step"), Tensor) and state["step"].ndim == 0 and state["step"] == 2**24:
+            state["step"] = torch.tensor(float(steps))  # version 0.2 kept 2^24 with TensorFlow's Adam, whatever it was
     return checkpoint
 
 
@@ -126,19 +126,12 @@ def check_fits(
         network: Its network.
         steps_per_epoch: Of the run.
     """
-    parameters, moments = list(network.parameters()), checkpoint["optimizer"]["state"]
-    wanted, given = (
-        {name: (tensor.shape, tensor.is_floating_point()) for name, tensor in tensors.items()}
-        for tensors in (network.state_dict(), checkpoint["model"])
-    )
-    fits = wanted == given and all(
-        type(number) is int and number in range(len(parameters)) and _is_state_of(state, parameters[number])
-        for number, state in moments.items()
-    )
-    if not fits:
+    moments = checkpoint["optimizer"]["state"]
+    fits = _kinds(network.state_dict()) == _kinds(checkpoint["model"])
+    if not fits or not _are_moments(moments, config.recipe.optimizer, list(network.parameters())):
         raise InputError(f"the run's {CHECKPOINT} is not of the network that its configuration describes")
     tensors = [*checkpoint["model"].values(), *(each for state in moments.values() for each in state.values())]
-    if not all(tensor.isfinite().all() for tensor in tensors):
+    if not all(tensor is None or tensor.isfinite().all() for tensor in tensors):
         raise InputError(f"the run's {CHECKPOINT} holds weights or moments that are NaN or infinite")
     found = checkpoint.get("data")
     if not isinstance(found, list) or not all(isinstance(each, int) for each in found) or found != data:
@@ -148,12 +141,6 @@ def check_fits(
     progress, epochs = ProgressState.from_dict(checkpoint["progress"]), config.recipe.epochs
     if progress.batch >= steps_per_epoch or progress.step != progress.epoch * steps_per_epoch + progress.batch:
         raise InputError(f"the run's {CHECKPOINT} is not of a run of {steps_per_epoch} steps an epoch, as this one is")
-    steps = OLD if config.recipe.adam == "tensorflow" else float(progress.step)
-    if any(state["step"] != steps for state in moments.values()):
-        raise InputError(
-            f"the run's {CHECKPOINT} was written with another Adam than {config.recipe.adam}'s, or by a torchcaps that "
-            "had one only; start a new run"
-        )
     if epochs < progress.epoch:
         raise InputError(f"the run has finished {progress.epoch} epochs already; it cannot go on to {epochs}")
     if epochs == progress.epoch and progress.batch > 0:
@@ -166,7 +153,7 @@ def is_plain(tensor: object) -> bool:
     """Whether this is a plain tensor, each number in a place of its own: not sparse, nested or on the meta device."""
     return (
         isinstance(tensor, Tensor)
-        and type(tensor) in (Tensor, torch.nn.Parameter)
+        and type(tensor) in (Tensor, nn.Parameter)
         and tensor.layout == torch.strided
         and tensor.device.type == "cpu"
         and not tensor.is_nested
@@ -186,9 +173,23 @@ def _is_dense(tensor: Tensor) -> bool:
     return True
 
 
-def _is_state_of(state: dict[str, Tensor], parameter: Tensor) -> bool:
-    """Whether these may be Adam's moments of a parameter, and its number of steps."""
-    return state["step"].ndim == 0 and state["exp_avg"].shape == state["exp_avg_sq"].shape == parameter.shape
+def _kinds(tensors: Mapping[str, Tensor | None]) -> dict[str, Any]:
+    """The shape of each tensor, and whether it holds fractions."""
+    return {name: each if each is None else (each.shape, each.is_floating_point()) for name, each in tensors.items()}
+
+
+def _are_moments(moments: Mapping[Any, Any], optimizer: Spec, parameters: Sequence[Tensor]) -> bool:
+    """Whether these may be what an optimizer keeps of parameters; what one of one's own keeps is its own affair."""
+    if not all(type(number) is int and number in range(len(parameters)) for number in moments):
+        return False
+    if own_parts("optimizer", complete("optimizer", optimizer)):
+        return True
+    scratch = [nn.Parameter(torch.empty_like(each, device="meta")) for each in parameters]
+    for each in scratch:
+        each.grad = torch.empty_like(each)
+    fresh = build("optimizer", optimizer, params=scratch, learning_rate=1.0)
+    fresh.step()
+    return all(_kinds(state) == _kinds(fresh.state[scratch[number]]) for number, state in moments.items())
 
 
 @dataclass

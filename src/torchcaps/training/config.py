@@ -1,4 +1,4 @@
-"""The complete description of a training run. Nothing here imports torch."""
+"""The complete description of a training run."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from torchcaps.errors import InputError, shown, unknown_name
 from torchcaps.files import read_json
-from torchcaps.models.config import CapsNetConfig, NetworkConfig, Recipe
-from torchcaps.models.earlier import present_fields
-from torchcaps.models.fields import Described, flat, replace
+from torchcaps.models.network import present_names
 from torchcaps.models.presets import get_preset
+from torchcaps.parts import Choice, Settings, Tree, flat
 from torchcaps.plugins import is_loaded, plugin_options
 from torchcaps.ranges import Pixels, PositiveFactor, Processes, Seed
+from torchcaps.training.recipe import Recipe
 
 #: What a run consists of, given field by field.
 WHOLE = ("preset", "model", "recipe")
@@ -35,14 +35,14 @@ ELSEWHERE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(Described):
+class TrainConfig(Settings):
     """A run: the network, its recipe, the data, and where and how to compute. ``config.json`` of a run folder."""
 
     kind: ClassVar[str] = "setting"
 
     preset: str = "sabour2017"
     """The preset that the network and the recipe started from."""
-    model: NetworkConfig = field(default_factory=CapsNetConfig)
+    model: Annotated[Tree, Choice("network")] = field(default_factory=lambda: get_preset("sabour2017").network)
     """The network."""
     recipe: Recipe = field(default_factory=Recipe)
     """How it is trained."""
@@ -57,9 +57,9 @@ class TrainConfig(Described):
     fitted: tuple[Literal["epochs", "batch_size", "learning_rate"], ...] = ()
     """Fields of the recipe that the number of training images decides when the run begins; none from then on."""
     init_from: str | None = None
-    """Start from the weights of this trained network, and a fresh Adam, instead of random weights: a run folder (its
-    best epoch), a folder written by save_pretrained, a network that comes with torchcaps, or a repository of the hub.
-    The run does not need it after it has begun."""
+    """Start from the weights of this trained network, and a fresh optimizer, instead of random weights: a run folder
+    (its best epoch), a folder written by save_pretrained, a network that comes with torchcaps, or a repository of the
+    hub. The run does not need it after it has begun."""
     seed: Seed = 0
     """Seed of the initial weights, the order of the images, their shifts and the validation split."""
     precision: Literal["auto", "32", "bf16"] = "auto"
@@ -85,18 +85,18 @@ class TrainConfig(Described):
         Raises:
             InputError: An unknown field (the nearest known one is named), or a value that does not fit its field.
         """
-        # "capture" was written by versions before the kernels left
-        values = {name: value for name, value in values.items() if name != "capture"}
         preset = get_preset(values.get("preset", cls.preset))
+        given = {name: value for name, value in values.items() if name != "capture"}  # of versions with CUDA graphs
+        for name in ("model", "recipe"):
+            if not isinstance(given.get(name, {}), Mapping):
+                raise InputError(f'"{name}" must be a JSON object of fields, got {shown(given[name])}')
         own = [each.name for each in dataclasses.fields(cls)]
-        for name in values:
+        for name in given:
             if name not in own:
                 raise unknown_name(cls.kind, name, own)
-        for name in ("model", "recipe"):
-            if not isinstance(values.get(name, {}), Mapping):
-                raise InputError(f'"{name}" must be a JSON object of fields, got {shown(values[name])}')
-        values = {**values, "model": present_fields(values.get("model", {}))}
-        return replace(cls(model=preset.model, recipe=preset.recipe), values)
+        if "model" in given:
+            given["model"] = present_names(given["model"])
+        return cls(model=preset.network, recipe=Recipe().replace(preset.recipe)).replace(given)
 
 
 def make_config(preset: str = "sabour2017", **overrides: Any) -> TrainConfig:
@@ -120,7 +120,8 @@ def make_config(preset: str = "sabour2017", **overrides: Any) -> TrainConfig:
         3
     """
     base = get_preset(preset)
-    config = override(TrainConfig(preset=preset, model=base.model, recipe=base.recipe), overrides)
+    start = TrainConfig(preset=preset, model=base.network, recipe=Recipe().replace(base.recipe))
+    config = override(start, overrides)
     if ":" not in config.data:  # a named data set, for which recipes were made
         return config
     own = {"fitted": tuple(name for name in FITTED if name not in overrides), "fill": "edge"}
@@ -136,8 +137,8 @@ def override(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
     what = f"field of {config.preset}"
     for name in overrides:
         if name in WHOLE:
-            raise unknown_name(what, name, [each for each in flat(config) if each not in WHOLE])
-    return replace(config, overrides, what)
+            raise unknown_name(what, name, [each for each in flat(config.fields) if each not in WHOLE])
+    return config.replace(overrides, what)
 
 
 def read_config(path: str | Path) -> TrainConfig:

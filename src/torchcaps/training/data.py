@@ -20,9 +20,8 @@ from torchcaps.datasets import (
 )
 from torchcaps.errors import InputError
 from torchcaps.models import get_preset, list_presets
-from torchcaps.models.config import Recipe
-from torchcaps.models.fields import replace
 from torchcaps.training.config import TrainConfig
+from torchcaps.training.recipe import Recipe
 
 #: A recipe for few images: batches of at least so many images, epochs of so many steps, runs of so many steps.
 LEAST_BATCH, STEPS_AN_EPOCH, LEAST_STEPS = 16, 16, 2_000
@@ -52,7 +51,7 @@ def load_run_data(config: TrainConfig) -> Dataset:
     check_objects(loaded.name, loaded.num_objects, config)
     sets = (loaded.train, loaded.validation, loaded.test)
     without_parts = any(isinstance(each, ImageSet) and each.parts is None for each in sets)
-    if loaded.num_objects > 1 and config.model.decodes and without_parts:
+    if loaded.num_objects > 1 and config.model.get("decoder") is not None and without_parts:
         raise InputError(
             f"the images of {loaded.name} hold {loaded.num_objects} objects, but none of them alone, which the "
             "network is to reconstruct; set --no-decoder"
@@ -82,7 +81,7 @@ def fit_recipe(config: TrainConfig, images: int) -> TrainConfig:
     if "epochs" in config.fitted:
         epochs = max(epochs, math.ceil(LEAST_STEPS / max(images // batch, 1)))
     fields = {"batch_size": batch, "epochs": epochs, "learning_rate": rate}
-    return dataclasses.replace(config, recipe=replace(recipe, fields), fitted=())
+    return dataclasses.replace(config, recipe=recipe.replace(fields), fitted=())
 
 
 def as_seen(dataset: Dataset, recipe: Recipe) -> Dataset:
@@ -140,12 +139,12 @@ def fingerprint(dataset: Dataset, recipe: Recipe) -> list[int]:
 
 def check_objects(data: str, objects: int, config: TrainConfig) -> None:
     """Raise InputError unless the network looks for as many objects as an image of the data set ``data`` holds."""
-    wanted = config.model.objects
+    wanted = config.model["objects"]
     if objects == wanted:
         return
     ways = [f"set --objects {objects}"]
     if objects > 1:
-        fit = [name for name in list_presets() if get_preset(name).model.objects == objects]
+        fit = [name for name in list_presets() if get_preset(name).network["objects"] == objects]
         ways += [f"take a preset made for that ({', '.join(fit)})"] * bool(fit)
     if wanted > 1:
         ways += [f"give --data {info.spec}" for info in list_datasets() if info.num_objects == wanted]

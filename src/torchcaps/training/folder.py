@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from torchcaps.errors import InputError
-from torchcaps.files import read_json, real
-from torchcaps.locks import held
+from torchcaps.files import locked, read_json, real
 from torchcaps.models.pretrained import CONFIG
 from torchcaps.training.checkpoint import CHECKPOINT
 from torchcaps.training.config import TrainConfig
@@ -50,7 +49,7 @@ def sole_use(folder: Path) -> Iterator[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         try:
-            stack.enter_context(held(FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)))
+            stack.enter_context(locked(FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)))
         except Timeout:
             raise InputError(f"{folder} is in use: {_holder(folder)}; wait for its end, or stop it") from None
         except (NotImplementedError, OSError) as error:

@@ -24,9 +24,9 @@ from torchcaps.analysis import Evaluation, calibrate, evaluation_sums
 from torchcaps.datasets import BatchLoader, Dataset, ImageSet
 from torchcaps.errors import InputError
 from torchcaps.files import write_json, write_text
-from torchcaps.models import Network, Recipe, build_model, load_pretrained
-from torchcaps.models.fields import flat, own_parts
+from torchcaps.models import Network, build_network, load_pretrained
 from torchcaps.models.pretrained import CONFIG
+from torchcaps.parts import flat, own_parts
 from torchcaps.plugins import loaded_plugins, plugin_options
 from torchcaps.training.checkpoint import CHECKPOINT, ProgressState, check_fits, read_checkpoint, write_checkpoint
 from torchcaps.training.config import ELSEWHERE, TrainConfig, override, read_config
@@ -40,8 +40,8 @@ from torchcaps.training.environment import (
 )
 from torchcaps.training.folder import check_free, new_folder, sole_use, taken_for_all
 from torchcaps.training.launch import check_processes, launch
-from torchcaps.training.memory import memory_warning
 from torchcaps.training.progress import Events, Progress, choose_progress
+from torchcaps.training.recipe import Recipe
 from torchcaps.training.report import chance, draw_figures, summarise, warning_of_chance
 from torchcaps.training.run import BEST, METRICS, SUMMARY, remove_leftovers, start_from
 from torchcaps.training.signals import noted_signals
@@ -172,10 +172,8 @@ def _prepare(config: TrainConfig, progress: Progress | None, *, begin: bool) -> 
     asked = config.recipe
     config = fit_recipe(config, len(whole.train))
     marks = fingerprint(whole, config.recipe)
-    num_images = sum(len(part) for part in (whole.train, whole.validation, whole.test))
-    warning = memory_warning(config, whole.in_shape, whole.num_classes, num_images)
     torch.manual_seed(config.seed)
-    network = build_model(config.model, as_seen(whole, config.recipe).in_shape, whole.num_classes)
+    network = build_network(config.model, as_seen(whole, config.recipe).in_shape, whole.num_classes)
     if begin and config.init_from is not None:
         start_from(network, config.init_from)
     with torch.random.fork_rng(devices=[]), torch.no_grad():  # a part of one's own may raise
@@ -192,8 +190,6 @@ def _prepare(config: TrainConfig, progress: Progress | None, *, begin: bool) -> 
     if whole.skipped:
         named = [*whole.skipped[:MOST_NAMED], *["…"] * (len(whole.skipped) > MOST_NAMED)]
         trainer.progress.message("\n  ".join([f"Left out {len(whole.skipped)} damaged images:", *named]))
-    if warning is not None and fabric.device.type == "cpu":
-        trainer.progress.message(f"Warning: {warning}")
     return trainer
 
 
@@ -426,7 +422,7 @@ class Trainer:
             to_try.append("a smaller --weight-std")
         if self.config.precision != "32":
             to_try.append("--precision 32")
-        if parts := own_parts(self.config.model):
+        if parts := own_parts("network", self.config.model):
             to_try.append(f"to mend what is not finite in {' and '.join(parts)}")
         kept = f"there was no checkpoint yet in {self.out}"
         if (self.out / CHECKPOINT).exists():
@@ -503,7 +499,7 @@ def _resumed_config(out: Path, preset: str | None, overrides: Mapping[str, Any])
     if overrides.get("precision") == "auto":  # it stands for the precision that the run began with
         overrides = {**overrides, "precision": config.precision}
     changed = override(config, overrides)
-    before, after = flat(config), flat(changed)
+    before, after = flat(config.fields), flat(changed.fields)
     for name in {**before, **after}:
         if name not in RESUMABLE and before.get(name) != after.get(name):
             raise InputError(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.errors import InputError
+from torchcaps.errors import InputError, install
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -169,7 +169,7 @@ class Events:
     def check() -> None:
         """Raise InputError if TensorBoard is not installed."""
         if importlib.util.find_spec("tensorboard") is None:
-            raise InputError('--tensorboard needs the package tensorboard: pip install "torchcaps[tensorboard]"')
+            raise InputError(f"--tensorboard needs the package tensorboard: {install('tensorboard')}")
 
     def close(self) -> None:
         """Close the file."""

@@ -30,11 +30,12 @@ from torchcaps.analysis import (
 )
 from torchcaps.datasets import Dataset, ImageSet
 from torchcaps.files import remove_temporaries
-from torchcaps.models import Network, Recipe
+from torchcaps.models import Network
 from torchcaps.training.checkpoint import ProgressState
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.data import FOR_FEW, LEAST_STEPS
 from torchcaps.training.environment import hardware, versions
+from torchcaps.training.recipe import Recipe
 from torchcaps.training.run import FIGURES
 
 if TYPE_CHECKING:

@@ -119,10 +119,10 @@ class Run:
                 f"{loaded.name} has images of shape {loaded.in_shape} in {loaded.num_classes} classes; the network of "
                 f"{self.path} was made for {self.model.in_shape} in {self.model.num_classes}"
             )
-        if loaded.num_objects != self.model.config.objects:
+        if loaded.num_objects != self.model.objects:
             raise InputError(
                 f"{loaded.name} has images of {loaded.num_objects} objects; the network of {self.path} was made for "
-                f"{self.model.config.objects}"
+                f"{self.model.objects}"
             )
         return loaded
 

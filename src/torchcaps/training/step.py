@@ -1,4 +1,4 @@
-"""One training step: its learning rate, forward, loss, backward, Adam, and the sums of the epoch.
+"""One training step: its learning rate, forward, loss, backward, the optimizer, and the sums of the epoch.
 
 A step has two parts. ``_prepare`` runs on the host and differs from step to step: it sets the learning rate and the
 seed. ``_update`` runs on the device: the same operations at each step, and the host waits for none of their results.
@@ -12,25 +12,19 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from torchcaps.datasets import Batch
-from torchcaps.models import Network, Recipe
-from torchcaps.models.objects import is_right
-from torchcaps.models.output import Losses
+from torchcaps.models import Network
+from torchcaps.models.output import Losses, is_correct
+from torchcaps.parts import build
 from torchcaps.training.config import TrainConfig
+from torchcaps.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
-
-#: β₁ and β₂ of Adam's moments. TensorFlow keeps them in float32: 1 − β₂ is 1.3e-5 of itself smaller than 0.001.
-BETAS = {"torch": (0.9, 0.999), "tensorflow": (torch.tensor(0.9).item(), torch.tensor(0.999).item())}
-
-#: After so many steps Adam corrects no bias, as both β^(2^24) are 0, and a float32 counts no further.
-OLD = 2.0**24
 
 #: The sums that a tally keeps over the images of an epoch: losses times images, and the images that are right.
 SUMS = ("loss", "classification_loss", "reconstruction_loss", "correct")
@@ -40,12 +34,12 @@ WARM_UP_SHARE, START_DIVISOR = 0.3, 25.0
 
 
 class TrainStep:
-    """One update of a network's weights by Adam.
+    """One update of a network's weights by the recipe's optimizer.
 
     Args:
         fabric: Sets up the network and the optimizer for its device and precision.
         network: The network, in training mode when a step is made.
-        recipe: Names the form of Adam.
+        recipe: Names the optimizer.
         seed: The seed of the randomness within a step, such as dropout.
     """
 
@@ -53,14 +47,10 @@ class TrainStep:
         self.fabric, self.network = fabric, network
         self.tally = Tally(fabric.device)
         self._seed = seed * 1_000_003
-        fused = fabric.device.type in ("cpu", "cuda")
-        optimizer = torch.optim.Adam(
-            network.parameters(), lr=1.0, betas=BETAS[recipe.adam], eps=recipe.adam_eps, fused=fused
-        )
+        network.to(fabric.device)  # before the optimizer looks where its parameters are
+        rate = recipe.learning_rate
+        optimizer = build("optimizer", recipe.optimizer, params=network.parameters(), learning_rate=rate)
         self.model, self.optimizer = fabric.setup(network, optimizer)
-        self._correction = BiasCorrection() if recipe.adam == "tensorflow" else None
-        if self._correction is not None:
-            _leave_moments_uncorrected(self.optimizer, fused)
 
     def __call__(self, batch: Batch, step: int, learning_rate: float) -> None:
         """Make a step, before which the run has made ``step`` others."""
@@ -69,8 +59,6 @@ class TrainStep:
 
     def _prepare(self, step: int, learning_rate: float) -> None:
         """Set the learning rate and the seed, which differ from step to step."""
-        if self._correction is not None:
-            learning_rate *= self._correction(step + 1)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         # all randomness is a function of the step, so that a checkpoint need not hold any; on CPU and CUDA no other
@@ -83,17 +71,17 @@ class TrainStep:
         seed((self._seed + step) * 1_009 + self.fabric.global_rank)
 
     def _update(self, batch: Batch) -> None:
-        """Forward, loss, backward, Adam, sums: reads no value from the device."""
+        """Forward, loss, backward, optimizer, sums: reads no value from the device."""
         images, labels, parts = batch
         output = self.model(images, self.network.decoder_targets(labels))
         losses = self.network.loss(output, images if parts is None else parts, labels)
         self.fabric.backward(losses.total)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.tally.add(losses, is_right(output.scores.detach(), labels).sum(), len(labels))
+        self.tally.add(losses, is_correct(output.scores.detach(), labels).sum(), len(labels))
 
     def restore(self, network: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
-        """Load weights and Adam's moments of a checkpoint; the optimizer keeps the settings of this device."""
+        """Load weights and the optimizer's state of a checkpoint; the optimizer keeps the settings of this device."""
         self.network.load_state_dict(network)
         settings = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": optimizer["state"], "param_groups": settings})
@@ -151,42 +139,6 @@ class Tally:
     def read(self) -> Counted:
         """Wait for the steps that were made, and return their losses."""
         return Counted(*self._losses.tolist())
-
-
-class BiasCorrection:
-    """√(1 − β₂^t) / (1 − β₁^t): TensorFlow's Adam corrects the bias of both moments by this factor on its rate.
-
-    So its epsilon is added to a root that is not yet corrected: TensorFlow takes the step
-    ``rate · correction · m / (√v + eps)``, where PyTorch's takes ``rate / (1 − β₁^t) · m / (√v / √(1 − β₂^t) + eps)``.
-    TensorFlow keeps the powers in float32, each the product of the last one and β; their rounding shows in the losses.
-
-    Source: Kingma, Ba 2015 (arXiv:1412.6980), end of section 2.
-    """
-
-    def __init__(self) -> None:
-        self._betas = np.array(BETAS["tensorflow"], np.float32)
-        self._step, self._powers = 0, np.ones(2, np.float32)
-
-    def __call__(self, step: int) -> float:
-        """The factor of step t, counted from 1."""
-        if step < self._step:
-            self._step, self._powers = 0, np.ones(2, np.float32)
-        while self._step < step:
-            self._step += 1
-            self._powers *= self._betas
-        first, second = self._powers.tolist()
-        return math.sqrt(1 - second) / (1 - first)
-
-
-def _leave_moments_uncorrected(optimizer: torch.optim.Optimizer, fused: bool) -> None:
-    """Start Adam's moments with so many steps that it corrects no bias."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            optimizer.state[parameter] = {
-                "step": torch.tensor(OLD, device=parameter.device if fused else "cpu"),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
 
 
 def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:

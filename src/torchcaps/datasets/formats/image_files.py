@@ -17,10 +17,9 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from torchcaps.datasets.formats.reading import one_sentence
-from torchcaps.datasets.preparation import Preparation, Prepared, prepare_image
+from torchcaps.datasets.preparation import Preparation, Prepared, prepare_image, require_flag, require_image_shape
 from torchcaps.errors import InputError
 from torchcaps.files import require_file
-from torchcaps.ranges import check_flag, image_shape
 
 Fit = Literal["pad", "stretch"]
 
@@ -148,8 +147,8 @@ def read_photo(
     """
     if fit not in ("pad", "stretch"):
         raise InputError(f'fit must be "pad" or "stretch", got {fit!r}')
-    check_flag("invert", invert)
-    in_shape = image_shape(in_shape)
+    require_flag("invert", invert)
+    in_shape = require_image_shape(in_shape)
     pixels = read_pixels(Path(path), name)
     image = 255 - pixels if invert else pixels
     if preparation is not None:

@@ -13,9 +13,9 @@ function decodedClasses() {
 const capsuleWords = (classes) =>
   (classes.length > 1 ? "capsules " : "capsule ") + classes.map((j) => about.classes[j]).join(" and ");
 
-function verdict({ present, doubts }, classes) {
+function verdict({ present, caveats }, classes) {
   const names = make("strong", present.map((j) => classes[j]).join(" and "));
-  return doubts.length ? ["Most like ", names, ", but the network is not sure."] : ["The network sees ", names, "."];
+  return caveats.length ? ["Most like ", names, ", but the network is not sure."] : ["The network sees ", names, "."];
 }
 
 // A screen reader reads the verdict aloud whenever it changes, so it changes only when it is another one.
@@ -26,7 +26,7 @@ function showVerdict(...parts) {
 function showNothing() {
   Object.assign(state, { views: [], view: null, pose: null, decoded: null });
   showVerdict("Draw, upload or pick an image.");
-  $(".doubts").textContent = "";
+  $(".caveats").textContent = "";
   showBars(about.classes.map(() => 0), []);
   paint(whole, new Uint8Array(height * width));
   whole.setAttribute("aria-label", "No reconstruction yet");
@@ -38,8 +38,8 @@ function showNothing() {
 
 function showView() {
   showVerdict(...verdict(state.view, about.classes));
-  const why = state.view.doubts.join("; ");
-  $(".doubts").textContent = why && `${why[0].toUpperCase()}${why.slice(1)}.`;
+  const why = state.view.caveats.join("; ");
+  $(".caveats").textContent = why && `${why[0].toUpperCase()}${why.slice(1)}.`;
   showBars(state.view.scores, state.view.present);
   showSliders();
   showRouting();

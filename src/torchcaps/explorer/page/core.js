@@ -1,6 +1,7 @@
-// What the browser does. The files page/*.js are one script, in the order of server.SCRIPTS; Gradio runs it once, with
-// `element` (the page) and `props.about` (see messages.describe_page). This file: state, questions, pixels.
-const { networks, learning } = props.about;
+// What the browser does. The files page/*.js share their names, and run in the order of page.html: a panel each, between
+// what they share and the start. `props` is in about.js, which the server writes (see Questions.about). This file: state,
+// questions, pixels.
+const { networks, learning } = props, element = document.body;
 const $ = (selector) => element.querySelector(selector);
 const page = $(".explorer"), drawing = $(".drawing"), whole = $(".whole");
 const ink = drawing.getContext("2d", { willReadFrequently: true });
@@ -23,7 +24,7 @@ const state = {
 
 // ---- asking the network ----
 
-// One of the functions of messages.answers.
+// One of the methods of questions.Questions.
 async function ask(name, question) {
   const headers = { "Content-Type": "application/json" }, body = JSON.stringify(question);
   const answered = await fetch(`/ask/${name}`, { method: "POST", headers, body }).catch(() => null);

@@ -128,5 +128,4 @@ function buildRouting() {
     if (state.view?.routing) showRouting();
   };
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
-  new MutationObserver(repaint).observe(document.body, { attributeFilter: ["class"] }); // Gradio's theme
 }

@@ -1,17 +1,19 @@
-"""Routing algorithms as modules, a file for each: from votes to output capsules."""
+"""Routing algorithms, a file for each: its derivation, its function, and its module, from votes to output capsules."""
 
-from torchcaps.nn.routing.attention import InvertedAttentionRouting, SelfAttentionRouting
-from torchcaps.nn.routing.base import Routed, Routing
+from torchcaps.nn.routing.base import Routing
 from torchcaps.nn.routing.dynamic import DynamicRouting
-from torchcaps.nn.routing.mixtures import EMCodeRouting, EMRouting, VBRouting
+from torchcaps.nn.routing.em import EMRouting
+from torchcaps.nn.routing.em_code import EMCodeRouting
+from torchcaps.nn.routing.inverted_attention import InvertedAttentionRouting
+from torchcaps.nn.routing.self_attention import SelfAttentionRouting
 from torchcaps.nn.routing.self_routing import SelfRouting
+from torchcaps.nn.routing.vb import VBRouting
 
 __all__ = [
     "DynamicRouting",
     "EMCodeRouting",
     "EMRouting",
     "InvertedAttentionRouting",
-    "Routed",
     "Routing",
     "SelfAttentionRouting",
     "SelfRouting",

@@ -1,38 +1,26 @@
-"""What a routing algorithm is: the abstract class, and what it returns."""
+"""A routing algorithm: the abstract class of every module that makes output capsules of votes."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import InputError
-from torchcaps.nn.flow import LayerSize
-from torchcaps.nn.transforms import Votes
-from torchcaps.ops.dynamic_routing import RoutingRound, SoftmaxOver
+from torchcaps.nn.capsules import LayerSize, Routed, RoutingRound
+from torchcaps.nn.votes import SoftmaxOver, Votes
 from torchcaps.ops.precision import in_full_precision
 from torchcaps.ops.squash import safe_norm
-
-
-class Routed(NamedTuple):
-    """What a routing algorithm returns."""
-
-    poses: Float[Tensor, "B J D"]
-    """Output capsules v_j."""
-    activations: Float[Tensor, "B J"] | None = None
-    """How certain each is, 0..1; None where the length of a pose says so."""
-    coupling: Float[Tensor, "B I J"] | None = None
-    """Coupling c_ij that made them, where it was asked for and there is one."""
 
 
 class Routing(nn.Module, ABC):
     """A routing algorithm: from the votes of input capsules to output capsules.
 
-    Subclass it with a :meth:`forward` of the signature below to put an algorithm of your own into a capsule layer.
-    Parameters whose shapes depend on the layer's sizes are made in :meth:`bind`.
+    Subclass it with a :meth:`forward` of the signature below, and register it by ``@register("routing", "mine")``, to
+    put an algorithm of your own into a capsule layer. Parameters whose shapes depend on the layer's sizes are made in
+    :meth:`bind`.
     """
 
     softmax_over: SoftmaxOver | None = "outputs"
@@ -45,11 +33,12 @@ class Routing(nn.Module, ABC):
     def bind(self, size: LayerSize) -> None:
         """Make the parameters for the sizes I, K, J, D; a layer calls this once."""
 
-    def belongs_to_no_layer(self, made: Tensor | None) -> None:
-        """Raise ValueError if parameters were made before, for another layer."""
-        if made is not None:
-            name = type(self).__name__
-            raise ValueError(f"{name}: a routing with parameters belongs to one layer; make one for each")
+    def require_unbound(self) -> None:
+        """Raise InputError if the routing has parameters already: they were made for another layer."""
+        if next(self.parameters(), None) is not None:
+            raise InputError(
+                f"{type(self).__name__}: a routing with parameters belongs to one layer; make one for each"
+            )
 
     @staticmethod
     def activations_of(votes: Votes, activations: Float[Tensor, "B I"] | None) -> Float[Tensor, "B I"]:

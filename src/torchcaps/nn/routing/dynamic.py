@@ -1,83 +1,252 @@
-"""Routing by agreement, Sabour, Frosst and Hinton 2017."""
+"""Dynamic routing, as Sabour, Frosst and Hinton (2017) write it: the loop to read, and to change.
+
+B batch, I input capsules, J output capsules, D components of an output capsule, K components of an input capsule.
+
+:func:`dynamic_routing` is the one loop, over votes of any kind. Dense layers and :func:`route` take the same numbers
+from :mod:`torchcaps.ops.fused`, which never builds the votes. ``tests/nn/test_dynamic_routing.py`` holds both equal
+for every option: who changes the loop changes the fused path too, or lets ``DynamicRouting.forward`` pass it by.
+"""
 
 from __future__ import annotations
+
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.nn.flow import LayerSize
-from torchcaps.nn.routing.base import Routed, Routing
-from torchcaps.nn.transforms import DenseVotes, Votes
-from torchcaps.ops.checks import check_choice, check_flags
-from torchcaps.ops.dynamic_routing import BACKENDS, Backend, RouteOptions, RoutingRound, SoftmaxOver, route
-from torchcaps.ops.dynamic_routing.checks import check_options
+from torchcaps.checks import checked
+from torchcaps.errors import InputError
+from torchcaps.nn.capsules import LayerSize, Routed, RoutingRound
+from torchcaps.nn.routing.base import Routing
+from torchcaps.nn.votes import BuiltVotes, DenseVotes, SoftmaxOver, Votes
+from torchcaps.ops.contractions import compute_votes
+from torchcaps.ops.fused import Options, route_recompute
 from torchcaps.ops.precision import full_precision, in_full_precision
 from torchcaps.ops.squash import squash
+from torchcaps.ops.tracing import is_exporting
+from torchcaps.parts import register
+from torchcaps.ranges import Epsilon, Iterations
+
+Backend = Literal["auto", "reference", "recompute"]
+"""How votes are routed; see :func:`route`."""
 
 
-class DynamicRouting(Routing):
-    """Routing by agreement: each input capsule sends its vote to the output capsules that agree with it.
+@checked
+def dynamic_routing(
+    votes: Votes | Float[Tensor, "B I J D"],
+    num_iterations: Iterations = 3,
+    *,
+    softmax_over: SoftmaxOver = "outputs",
+    stop_gradient: bool = False,
+    bias: Float[Tensor, "J D"] | None = None,
+    prior: Float[Tensor, "I J"] | None = None,
+    leaky: bool = False,
+    eps: Epsilon = 1e-7,
+    return_coupling: bool = False,
+) -> Routed:
+    """Routing by agreement: each input capsule sends its vote to the outputs that agree with it.
 
-    The equations are those of :func:`torchcaps.dynamic_routing`. Without a learned prior, votes of a dense transform go
-    the fast way of :func:`torchcaps.route`. All others are asked for their sums and their agreement, and are never
-    built either.
+        b_ij ← prior_ij (or 0)
+        repeat num_iterations times:
+            c_ij = softmax(b_ij)                      over j ("outputs") or over i ("inputs")
+            v_j  = squash(Σ_i c_ij û_j|i + bias_j)
+            b_ij ← b_ij + ⟨û_j|i, v_j⟩                (not after the last time)
 
     Args:
-        num_iterations: How many times the coupling is computed, 0 to 1,000; 0 sums the votes without squash, 1 is
-            uniform coupling.
-        softmax_over: ``"outputs"`` (the paper) or ``"inputs"``.
-        stop_gradient: Let gradients flow through the last weighted sum only.
-        leaky: Add a "none of the above" competitor.
-        bias: Add a learned bias (J, D), starting at 0.1, before the squash.
-        learn_prior: Learn the start of the routing logits (I, J), from zero.
+        votes: û_j|i = W_ij u_i, the prediction of input capsule i for output capsule j; a tensor, or
+            :class:`torchcaps.nn.Votes`, which need not be built.
+        num_iterations: How many times the coupling is computed, 0 to 1,000. 1 is uniform coupling (or the prior's). 0
+            is no routing at all: the plain sum of the votes (plus bias), not squashed, with a coupling of ones.
+        softmax_over: The axis on which capsules compete. ``"outputs"``, as in the paper: each input capsule shares
+            itself out among the outputs. ``"inputs"``, as in several well-known implementations: each output capsule
+            shares its attention out among the inputs.
+        stop_gradient: Let gradients flow through the last weighted sum only: the coupling is a constant, so a learned
+            prior gets no gradient.
+        bias: Added before the squash.
+        prior: Start of the routing logits; may be learned.
+        leaky: Add a "none of the above" competitor with logit 0 to the softmax, so that coupling sums to less than 1.
         eps: The squash's epsilon.
-        backend: See :func:`torchcaps.route`; for votes of a dense transform, without a learned prior.
+        return_coupling: Also return the coupling of the last iteration.
 
-    Raises:
-        TypeError: An option of another type.
-        ValueError: A value that is out of its range, or an option that does not exist.
+    Returns:
+        Output capsules v_j, lengths in [0, 1), in the dtype of ``votes`` (half precision is computed in float32), and
+        c_ij if it is asked for.
+
+    Source: Sabour, Frosst, Hinton 2017, procedure 1 (arXiv:1710.09829); bias and leaky from the authors' released
+    code. b starts at zero in the paper's experiments; a learned prior is mentioned in its section 2.
+    """
+    routed = _loop(BuiltVotes.of(votes), num_iterations, softmax_over, stop_gradient, bias, prior, leaky, eps)
+    return routed.to(votes if isinstance(votes, Tensor) else votes.poses, coupling=return_coupling)
+
+
+def _loop(
+    votes: Votes,
+    num_iterations: int,
+    softmax_over: SoftmaxOver,
+    stop_gradient: bool,
+    bias: Float[Tensor, "J D"] | None,
+    prior: Float[Tensor, "I J"] | None,
+    leaky: bool,
+    eps: float,
+    rounds: list[RoutingRound] | None = None,
+) -> Routed:
+    """The equations of :func:`dynamic_routing`; ``rounds`` is filled with every number, where it is given."""
+
+    def weighted_sum(coupling: Tensor | None) -> Tensor:
+        s = in_full_precision(votes.weighted_sum(coupling))  # s_j = Σ_i c_ij û_j|i
+        return s if bias is None else s + bias.to(s.dtype)
+
+    with full_precision(votes.poses.device):
+        logits = votes.zeros()  # b_ij
+        logits = logits if prior is None else logits + prior.to(logits.dtype)
+        if num_iterations == 0:
+            return Routed(weighted_sum(None), coupling=torch.ones_like(logits))
+        for iteration in range(1, num_iterations + 1):
+            coupling = votes.compete(logits, softmax_over, leaky=leaky)  # c_ij = softmax b_ij
+            if stop_gradient:  # what made the coupling gets no gradient, so only the last weighted sum does
+                coupling = coupling.detach()
+            s = weighted_sum(coupling)
+            capsules = squash(s, eps=eps)  # v_j
+            if iteration == num_iterations and rounds is None:
+                break
+            agreement = in_full_precision(votes.agreement(capsules))  # ⟨û_j|i, v_j⟩
+            if rounds is not None:
+                rounds.append(RoutingRound(logits, coupling, s, capsules, agreement))
+            logits = logits + agreement
+    return Routed(capsules, coupling=coupling)
+
+
+@checked
+def routing_rounds(
+    votes: Votes | Float[Tensor, "B I J D"],
+    num_iterations: Iterations = 3,
+    *,
+    softmax_over: SoftmaxOver = "outputs",
+    bias: Float[Tensor, "J D"] | None = None,
+    prior: Float[Tensor, "I J"] | None = None,
+    leaky: bool = False,
+    eps: Epsilon = 1e-7,
+) -> list[RoutingRound]:
+    """Every number of each iteration of :func:`dynamic_routing`, to be followed with a pencil.
+
+    The arguments are those of :func:`dynamic_routing`.
+
+    Returns:
+        The rounds 1, 2, ... of routing, as many as ``num_iterations``: logits, coupling and agreement (B, I, J),
+        weighted sums and capsules (B, J, D), in the dtype of ``votes`` (half precision is computed, and returned, in
+        float32). The numbers kept are 3·B·I·J + 2·B·J·D an iteration.
+
+    Example:
+        Three input capsules vote for one output capsule of one component; only the last one disagrees.
+
+        >>> import torch
+        >>> from torchcaps import routing_rounds
+        >>> votes = torch.tensor([1.0, 1.0, -1.0]).reshape(1, 3, 1, 1)
+        >>> first, second = routing_rounds(votes, 2, softmax_over="inputs")
+        >>> round(first.weighted_sum.item(), 4), round(first.capsules.item(), 4)  # 1/3, and (1/9) / (1 + 1/9)
+        (0.3333, 0.1)
+        >>> torch.equal(second.logits, first.agreement)
+        True
+
+    Source: Sabour, Frosst, Hinton 2017, procedure 1 (arXiv:1710.09829).
+    """
+    rounds: list[RoutingRound] = []
+    _loop(BuiltVotes.of(votes), num_iterations, softmax_over, False, bias, prior, leaky, eps, rounds)
+    return rounds
+
+
+@checked
+def route(  # noqa: D417  the other arguments are dynamic_routing's
+    poses: Float[Tensor, "B I K"],
+    weight: Float[Tensor, "I J D K"],
+    num_iterations: Iterations = 3,
+    *,
+    softmax_over: SoftmaxOver = "outputs",
+    stop_gradient: bool = False,
+    bias: Float[Tensor, "J D"] | None = None,
+    prior: Float[Tensor, "I J"] | None = None,
+    leaky: bool = False,
+    eps: Epsilon = 1e-7,
+    return_coupling: bool = False,
+    backend: Backend = "auto",
+) -> Routed:
+    """Routing by agreement from poses and transformation matrices, without storing the votes.
+
+    The result of ``dynamic_routing(compute_votes(poses, weight), ...)``; the votes, B·I·J·D numbers, are not built, but
+    for those of very few images, which stay in the processor's caches.
+
+    Args:
+        poses: Input capsules u_i.
+        weight: Transformation matrices W_ij. Fastest when its memory is laid out as (J, D, K, I), as
+            :class:`torchcaps.nn.DenseCapsules` keeps it.
+        backend: ``"reference"`` builds the votes and follows the equations, and can be differentiated any number of
+            times. ``"recompute"`` does without them, on any device, within :func:`set_working_memory`; it can be
+            differentiated once, and knows no prior. ``"auto"`` takes recompute where it serves; while a model is being
+            exported, the reference, which is made of torch's own operations.
+    """
+    if min(weight.shape) == 0:
+        raise InputError(f"route: weight must be of at least one capsule and component, got {tuple(weight.shape)}")
+    if backend == "recompute" and prior is not None:
+        raise InputError('route: backend="recompute" has no prior; leave it out, or take backend="reference"')
+    if backend == "reference" or prior is not None or is_exporting():
+        same: dict[str, Any] = {"softmax_over": softmax_over, "stop_gradient": stop_gradient, "bias": bias, "eps": eps}
+        votes = compute_votes(poses, weight)
+        return dynamic_routing(votes, num_iterations, **same, prior=prior, leaky=leaky, return_coupling=return_coupling)
+    options = Options(num_iterations, softmax_over == "inputs", stop_gradient, leaky, eps)
+    capsules, coupling = route_recompute(poses, weight, bias, options, return_coupling)
+    return Routed(capsules, coupling=coupling)
+
+
+@register("routing", "dynamic")
+class DynamicRouting(Routing):
+    """Routing by agreement, :func:`torchcaps.dynamic_routing`, with a bias and a start that may be learned.
+
+    Args:
+        num_iterations: Routing iterations: how many times the coupling is computed; 1 is uniform coupling, 0 no
+            routing, no squash.
+        softmax_over: The axis on which capsules compete: the paper's outputs, or the inputs.
+        stop_gradient: Gradients flow through the last weighted sum only.
+        leaky: Add a "none of the above" competitor to the softmax.
+        capsule_bias: Learned bias, starting at 0.1, added before the capsules' squash.
+        learn_prior: Learn the initial routing logits.
+        squash_eps: Added under the squash's root. 1e-24 stands for none: it changes no vector longer than 1e-8 in
+            float32, and keeps the gradient of a zero vector finite.
 
     Source: Sabour, Frosst, Hinton 2017, procedure 1 (arXiv:1710.09829); the bias from the authors' released code.
     """
 
+    backend: Backend = "auto"
+    """How dense votes are routed; see :func:`torchcaps.route`."""
+
     def __init__(
         self,
-        num_iterations: int = 3,
+        num_iterations: Iterations = 3,
         *,
         softmax_over: SoftmaxOver = "outputs",
         stop_gradient: bool = False,
         leaky: bool = False,
-        bias: bool = False,
+        capsule_bias: bool = False,
         learn_prior: bool = False,
-        eps: float = 1e-7,
-        backend: Backend = "auto",
+        squash_eps: Epsilon = 1e-7,
     ) -> None:
         super().__init__()
-        flags = {"stop_gradient": stop_gradient, "leaky": leaky, "bias": bias, "learn_prior": learn_prior}
-        check_options("DynamicRouting", num_iterations, softmax_over, eps, **flags)
-        check_choice("DynamicRouting", "backend", backend, BACKENDS)
-        self.num_iterations = num_iterations
-        self.softmax_over: SoftmaxOver = softmax_over
-        self.stop_gradient = stop_gradient
-        self.leaky = leaky
-        self.eps = eps
-        self.backend: Backend = backend
-        self.has_bias, self.learns_prior = bias, learn_prior
+        if learn_prior and (stop_gradient or num_iterations == 0):
+            raise InputError(
+                "learn_prior needs stop_gradient=False and num_iterations of at least 1: else no gradient reaches it"
+            )
+        self.num_iterations, self.softmax_over, self.stop_gradient = num_iterations, softmax_over, stop_gradient
+        self.leaky, self.capsule_bias, self.learn_prior, self.squash_eps = leaky, capsule_bias, learn_prior, squash_eps
         self.bias: nn.Parameter | None = None
         self.prior: nn.Parameter | None = None
 
     def bind(self, size: LayerSize) -> None:
-        """Make the bias and the prior, where they are wanted.
-
-        Raises:
-            ValueError: They were made before, for another layer.
-        """
-        self.belongs_to_no_layer(self.bias if self.prior is None else self.prior)
+        """Make the bias (J, D) and the prior (I, J), where they are wanted."""
+        self.require_unbound()
         I, _, J, D = size
-        if self.has_bias:
+        if self.capsule_bias:
             self.bias = nn.Parameter(torch.full((J, D), 0.1))
-        if self.learns_prior:
+        if self.learn_prior:
             self.prior = nn.Parameter(torch.zeros(I, J))
 
     def balanced_std(self, size: LayerSize) -> float:
@@ -102,67 +271,26 @@ class DynamicRouting(Routing):
         *,
         return_coupling: bool = False,
     ) -> Routed:
-        """Route by agreement; see :class:`Routing`. Activations are not used: the length of a pose says the same."""
-        check_flags("DynamicRouting", return_coupling=return_coupling)
-        if self.prior is None and isinstance(votes, DenseVotes) and votes.weight.ndim == 4 and votes.rivals is None:
-            return self._route_dense(votes, return_coupling)
-        poses, coupling = self._follow(votes)
-        dtype = votes.poses.dtype
-        return Routed(poses.to(dtype), coupling=coupling.to(dtype) if return_coupling else None)
+        """Route; see :class:`Routing`. Activations are not used: the length of a pose says the same."""
+        options = self._options() | {"stop_gradient": self.stop_gradient, "return_coupling": return_coupling}
+        if (
+            isinstance(votes, DenseVotes)
+            and votes.weight.ndim == 4
+            and votes.competition is None
+            and self.prior is None
+        ):
+            return route(votes.poses, votes.weight, self.num_iterations, **options, backend=self.backend)
+        return dynamic_routing(votes, self.num_iterations, **options)
 
     def rounds(self, votes: Votes, activations: Float[Tensor, "B I"] | None = None) -> list[RoutingRound]:  # noqa: ARG002
         """Every number of each iteration; see :func:`torchcaps.routing_rounds`."""
-        rounds: list[RoutingRound] = []
-        self._follow(votes, rounds)
-        return rounds
+        return routing_rounds(votes, self.num_iterations, **self._options())
 
-    def _route_dense(self, votes: DenseVotes, return_coupling: bool) -> Routed:
-        """The same, fused."""
-        options: RouteOptions = {
+    def _options(self) -> dict[str, Any]:
+        return {
             "softmax_over": self.softmax_over,
-            "stop_gradient": self.stop_gradient,
             "bias": self.bias,
+            "prior": self.prior,
             "leaky": self.leaky,
-            "eps": self.eps,
-            "backend": self.backend,
+            "eps": self.squash_eps,
         }
-        if not return_coupling:
-            return Routed(route(votes.poses, votes.weight, self.num_iterations, **options))
-        poses, coupling = route(votes.poses, votes.weight, self.num_iterations, return_coupling=True, **options)
-        return Routed(poses, coupling=coupling)
-
-    def _follow(
-        self, votes: Votes, rounds: list[RoutingRound] | None = None
-    ) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B I J"]]:
-        """Capsules and coupling; ``rounds``, where it is given, is filled with every number of each iteration."""
-        with full_precision(votes.poses.device):
-            logits = votes.zeros()
-            logits = logits if self.prior is None else logits + self.prior.to(logits.dtype)
-            if self.num_iterations == 0:  # no routing: the plain sum
-                return self._sum(votes, None), torch.ones_like(logits)
-            for iteration in range(1, self.num_iterations + 1):
-                coupling = votes.compete(logits, self.softmax_over, leaky=self.leaky)
-                if self.stop_gradient:
-                    coupling = coupling.detach()
-                weighted_sum = self._sum(votes, coupling)
-                capsules = squash(weighted_sum, eps=self.eps)
-                if iteration == self.num_iterations and rounds is None:
-                    break
-                agreement = in_full_precision(votes.agreement(capsules))
-                if rounds is not None:
-                    rounds.append(RoutingRound(logits, coupling, weighted_sum, capsules, agreement))
-                logits = logits + agreement
-        return capsules, coupling
-
-    def _sum(self, votes: Votes, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
-        """The weighted sum of the votes, and the bias."""
-        weighted_sum = in_full_precision(votes.weighted_sum(coupling))
-        return weighted_sum if self.bias is None else weighted_sum + self.bias.to(weighted_sum.dtype)
-
-    def extra_repr(self) -> str:
-        """Options, for ``print(model)``."""
-        return (
-            f"num_iterations={self.num_iterations}, softmax_over={self.softmax_over!r}, "
-            f"stop_gradient={self.stop_gradient}, leaky={self.leaky}, bias={self.has_bias}, "
-            f"learn_prior={self.learns_prior}, eps={self.eps:g}"
-        )

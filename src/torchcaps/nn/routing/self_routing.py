@@ -1,4 +1,4 @@
-"""Self-routing: each input capsule chooses its output capsules from its own pose."""
+"""Self-routing: each input capsule chooses its output capsules by itself, without looking at the others."""
 
 from __future__ import annotations
 
@@ -8,29 +8,69 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.nn.flow import LayerSize
-from torchcaps.nn.routing.base import Routed, Routing
-from torchcaps.nn.transforms import Votes
-from torchcaps.ops.precision import full_precision, in_full_precision
-from torchcaps.ops.self_routing import choose_outputs
+from torchcaps.checks import checked
+from torchcaps.nn.capsules import LayerSize, Routed
+from torchcaps.nn.routing.base import Routing
+from torchcaps.nn.votes import BuiltVotes, Votes
+from torchcaps.ops.mixtures import share_out
+from torchcaps.ops.precision import full_dtype, full_precision, in_full_precision
+from torchcaps.parts import register
 
 
+@checked
+def self_routing(
+    votes: Votes | Float[Tensor, "B I J D"],
+    activations: Float[Tensor, "B I"],
+    routing_logits: Float[Tensor, "B I J"],
+    *,
+    return_coupling: bool = False,
+) -> Routed:
+    """A mixture of experts: routing logits come from each input capsule alone, without agreement or iterations.
+
+        c_ij   = softmax_j(logits_ij)
+        pose_j = Σ_i c_ij a_i û_j|i / Σ_i c_ij a_i
+        a_j    = Σ_i c_ij a_i / Σ_i a_i
+
+    The shares c_ij a_i / Σ_i c_ij a_i are computed from logarithms, so an output capsule has its mean even where all
+    couplings are too small for their precision.
+
+    Args:
+        votes: û_j|i, the prediction of input capsule i for output capsule j; a tensor, or :class:`torchcaps.nn.Votes`.
+        activations: a_i, at least 0. Where all of an image are 0, so are its poses and activations.
+        routing_logits: Of input capsule i for output capsule j, in the source a linear function of its pose u_i.
+        return_coupling: Also return the coupling c_ij, before it is multiplied by a_i.
+
+    Returns:
+        Poses, and activations, which sum to 1 over j, in the dtype of ``votes`` (half precision is computed in
+        float32), and c_ij if it is asked for.
+
+    Source: Hahn, Pyeon, Kim 2019, "Self-routing capsule networks", section 3 (NeurIPS 2019).
+    """
+    given = BuiltVotes.of(votes)
+    with full_precision(given.poses.device):
+        dtype = full_dtype(given.poses.dtype)
+        active = activations.to(dtype)
+        log_coupling = given.log_compete(routing_logits.to(dtype))
+        shares, mass = share_out(log_coupling, active)  # (B, I, J), (B, J)
+        total = active.sum(1, keepdim=True)
+        poses = in_full_precision(given.weighted_sum(shares))
+        routed = Routed(poses, mass / total.where(total > 0, 1.0), log_coupling.exp())
+    return routed.to(votes if isinstance(votes, Tensor) else votes.poses, coupling=return_coupling)
+
+
+@register("routing", "self")
 class SelfRouting(Routing):
-    """A mixture of experts: :func:`torchcaps.self_routing`, logits w_ij·u_i + b_ij, w (I, J, K) and b (I, J) from zero.
+    """Each input capsule chooses for itself: :func:`torchcaps.self_routing`, logits w_ij·u_i + b_ij from zero.
 
-    The coupling is uniform at the start. Without activations, those of the input capsules are the lengths of their
-    poses.
+    w is (I, J, K) and b (I, J), and the coupling is uniform at the start. Without activations, those of the input
+    capsules are the lengths of their poses.
 
     Source: Hahn, Pyeon, Kim 2019, "Self-routing capsule networks", section 3 (NeurIPS 2019).
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight: nn.Parameter | None = None
-
     def bind(self, size: LayerSize) -> None:
         """Make the parameters of the logits."""
-        self.belongs_to_no_layer(self.weight)
+        self.require_unbound()
         I, K, J, _ = size
         self.weight, self.bias = nn.Parameter(torch.zeros(I, J, K)), nn.Parameter(torch.zeros(I, J))
 
@@ -42,12 +82,7 @@ class SelfRouting(Routing):
         self, votes: Votes, activations: Float[Tensor, "B I"] | None = None, *, return_coupling: bool = False
     ) -> Routed:
         """Route; see :class:`Routing`."""
-        assert self.weight is not None
-        dtype = votes.poses.dtype
         with full_precision(votes.poses.device):
             poses = in_full_precision(votes.poses)
-            weight, bias = self.weight.to(poses.dtype), self.bias.to(poses.dtype)
-            logits = torch.einsum("bik,ijk->bij", poses, weight) + bias
-            routed = choose_outputs(votes, self.activations_of(votes, activations), logits)
-        capsules, out, coupling = (tensor.to(dtype) for tensor in routed)
-        return Routed(capsules, out, coupling if return_coupling else None)
+            logits = torch.einsum("bik,ijk->bij", poses, self.weight.to(poses.dtype)) + self.bias.to(poses.dtype)
+        return self_routing(votes, self.activations_of(votes, activations), logits, return_coupling=return_coupling)

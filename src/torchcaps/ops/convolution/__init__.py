@@ -1,45 +1,48 @@
 """Convolutions, faster than PyTorch's own where that can be: ``convolve``.
 
-The reference is one line, ``F.conv2d`` (:func:`.autograd.plain`). ``README.md`` beside this file derives the
-transform. To be read in this order:
+The reference is one line, ``F.conv2d`` (:func:`plain`). ``README.md`` beside this file derives the transform. To be
+read in this order:
 
-- :mod:`.basis`: the matrices of the transform, from the sizes of a correlation;
-- :mod:`.plan`: how a convolution is cut into phases and tiles;
+- :mod:`.points`: the matrices of the transform, and how a convolution is cut into phases and tiles;
 - :mod:`.transform`: forward and backward, from top to bottom;
 - :mod:`.columns`: the other way, one matrix product, for few input channels and for very few images;
-- :mod:`.choice`: which way is taken; :mod:`.autograd`: how PyTorch calls them.
+- :mod:`.choice`: which way is taken; this file: how PyTorch calls them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from torchcaps.ops.checks import check_choice, check_flags, check_one_device, check_one_dtype, check_sizes, check_tensor
-from torchcaps.ops.convolution.autograd import Convolve, forward, is_ordinary, plain, shape_of
-from torchcaps.ops.convolution.choice import choose, working_mib
-from torchcaps.ops.convolution.plan import Pair, Shape
+from torchcaps.checks import checked
+from torchcaps.errors import InputError, WrongType
+from torchcaps.ops.convolution import columns, transform
+from torchcaps.ops.convolution.choice import Way, choose, images_at_once
+from torchcaps.ops.convolution.points import Pair, Plan, Shape, best_plan
+from torchcaps.ops.tracing import is_traced
+from torchcaps.ranges import Padding, Pixels
 
 Backend = Literal["auto", "plain", "columns", "transform"]
 """How a convolution is computed; see :func:`convolve`."""
-BACKENDS: tuple[Backend, ...] = ("auto", "plain", "columns", "transform")
-"""All of them."""
-LAYOUTS = (torch.strided, torch._mkldnn)  # type: ignore[attr-defined]  # torch's types lack it
-"""Of the memory of tensors; PyTorch's convolution takes oneDNN's, too."""
+Grads = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""Of features, weight and bias, where they are wanted."""
 
-__all__ = ["BACKENDS", "LAYOUTS", "Backend", "Shape", "choose", "convolve", "shape_of", "working_mib"]
+__all__ = ["Backend", "Shape", "choose", "convolve"]
 
 
+@checked
 def convolve(
     features: Float[Tensor, "B C H W"],
     weight: Float[Tensor, "O C k l"],
     bias: Float[Tensor, "O"] | None = None,
-    stride: int | Pair = 1,
-    padding: int | Pair = 0,
+    stride: tuple[Pixels, Pixels] | Pixels = 1,
+    padding: tuple[Padding, Padding] | Padding = 0,
     *,
     relu: bool = False,
     backend: Backend = "auto",
@@ -68,54 +71,209 @@ def convolve(
     Returns:
         Maps of H' = ⌊(H + 2·padding − k) / s⌋ + 1 rows, likewise columns.
 
-    Raises:
-        TypeError: Tensors that are not floating-point or, without autocast, of different dtypes; an option of another
-            type.
-        ValueError: Shapes or devices that do not fit, or an option out of its range; the message names it.
-
     Source: the transform is a fast algorithm of the kind of Winograd 1980, "Arithmetic Complexity of Computations",
     with roots of unity for points; the derivation is in ``README.md``.
     """
-    stride, padding = _pair("stride", stride, 1), _pair("padding", padding, 0)
-    check_choice("convolve", "backend", backend, BACKENDS)
-    check_flags("convolve", relu=relu)
-    _check_tensors(features, weight, bias, padding)
-    if backend == "plain" or not is_ordinary(features, weight, bias):
-        return plain(features, weight, bias, stride, padding, relu)
-    given = [tensor for tensor in (features, weight, bias) if tensor is not None]
-    learning = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
-    way = choose(shape_of(features, weight, stride, padding), len(features), learning) if backend == "auto" else backend
+    s, t = stride if isinstance(stride, Sequence) else (stride, stride)
+    p, q = padding if isinstance(padding, Sequence) else (padding, padding)
+    (_, C, H, W), (O, _, k, l) = features.shape, weight.shape
+    shape, given = Shape(C, O, (H + 2 * p, W + 2 * q), (k, l), (s, t)), (features, weight, bias)
+    _check(shape, *given)
+    if backend == "plain" or not is_ordinary(*given):
+        return plain(*given, (s, t), (p, q), relu)
+    learning = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given)
+    way = choose(shape, len(features), learning) if backend == "auto" else backend
     if way == "plain" or len(features) == 0:
-        return plain(features, weight, bias, stride, padding, relu)
+        return plain(*given, (s, t), (p, q), relu)
     if learning:
-        return Convolve.apply(features, weight, bias, stride, padding, relu, way)
-    return forward(features, weight, bias, stride, padding, relu, way, learning=False)[0]
+        return _Convolve.apply(*given, shape, (p, q), relu, way)
+    return forward(*given, shape, (p, q), relu, way, learning=False)[0]
 
 
-def _pair(name: str, value: int | Pair, least: int) -> Pair:
-    pair = tuple(value) if isinstance(value, Sequence) else (value, value)
-    if len(pair) != 2:
-        raise ValueError(f"convolve: {name} must be an integer or two of them, got {value!r}")
-    for size in pair:
-        check_sizes("convolve", least=least, **{name: size})
-    return pair
+def plain(
+    features: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, relu: bool
+) -> Float[Tensor, "B O h w"]:
+    """The reference: PyTorch's own convolution."""
+    maps = F.conv2d(features, weight, bias, stride, padding)
+    return F.relu(maps, inplace=not maps.requires_grad) if relu else maps
 
 
-def _check_tensors(features: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair) -> None:
-    check_tensor("convolve", "features", features, ("B", "C", "H", "W"), LAYOUTS)
-    check_tensor("convolve", "weight", weight, ("O", "C", "k", "l"), (torch.strided, features.layout))
-    if bias is not None:
-        check_tensor("convolve", "bias", bias, weight.shape[:1], (torch.strided, features.layout))
-    check_one_device("convolve", features=features, weight=weight, bias=bias)
-    check_one_dtype("convolve", features=features, weight=weight, bias=bias)
-    if 0 in weight.shape:
-        raise ValueError(f"convolve: weight must not be empty, got shape {tuple(weight.shape)}")
-    (C, H, W), (_, channels, k, l) = features.shape[1:], weight.shape
-    if channels != C:
-        raise ValueError(
-            f"convolve: weight must have shape (O, {C}, k, l) as features have {C} channels, got {tuple(weight.shape)}"
+def is_ordinary(*tensors: Tensor | None) -> bool:
+    """Whether tensors are float32 on a CPU, computed with at once, and differentiated backward if at all."""
+    if is_traced() or torch.is_autocast_enabled("cpu"):
+        return False
+    if torch.autograd.forward_ad._current_level >= 0 or torch._C._len_torch_dispatch_stack():
+        return False
+    return all(
+        type(t) in (Tensor, torch.nn.Parameter)
+        and (t.device.type, t.dtype, t.layout) == ("cpu", torch.float32, torch.strided)
+        for t in tensors
+        if t is not None
+    )
+
+
+def _check(shape: Shape, features: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Raise unless the kernel fits into the features, and all are of one dtype or autocast brings them to one."""
+    if 0 in weight.shape or 0 in features.shape[2:] or min(shape.out) < 1:
+        raise InputError(
+            f"convolve: features must be at least as large as the kernel, and neither empty, "
+            f"got shapes {tuple(features.shape)} and {tuple(weight.shape)}"
         )
-    if min(H, W) < 1 or H + 2 * padding[0] < k or W + 2 * padding[1] < l:
-        raise ValueError(
-            f"convolve: features must be at least as large as the kernel, {k}×{l}, got shape {tuple(features.shape)}"
-        )
+    dtypes = dict.fromkeys(tensor.dtype for tensor in (features, weight, bias) if tensor is not None)
+    if len(dtypes) > 1:
+        kind = features.device.type
+        cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        if not cast or torch.float64 in dtypes:  # which autocast leaves alone
+            raise WrongType(
+                f"convolve: features, weight and bias must be of one dtype, got {' and '.join(map(str, dtypes))}"
+            )
+
+
+# ---- forward and backward
+
+
+class _Convolve(torch.autograd.Function):
+    """A convolution by columns or by the transform, with its backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, *call: Any) -> Tensor:
+        features, weight, bias, ctx.shape, ctx.padding, relu, ctx.way = call
+        maps, ctx.planes = forward(features, weight, bias, ctx.shape, ctx.padding, relu, ctx.way, learning=True)
+        maps = maps.detach()  # to autograd no view, so that it may be changed in place
+        ctx.save_for_backward(features, weight, bias, maps if relu else None)
+        return maps
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        features, weight, bias, maps = ctx.saved_tensors
+        if torch.is_grad_enabled():  # the gradients will themselves be differentiated: by PyTorch's own operations
+            gradient = gradient if maps is None else gradient * (maps > 0)
+            grads = _plain_backward(ctx, gradient, features, weight, bias, list(ctx.needs_input_grad[:3]))
+        elif ctx.way == "columns":
+            grads = _columns_backward(ctx, gradient, features, weight, bias, maps)
+        else:
+            grads = _transform_backward(ctx, gradient, features, weight, maps)
+        return *grads, None, None, None, None
+
+
+def forward(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    shape: Shape,
+    padding: Pair,
+    relu: bool,
+    way: Way,
+    learning: bool,
+) -> tuple[Tensor, tuple[list[Tensor], list[Tensor]] | None]:
+    """The maps, and the planes for the backward pass if they fit into the working memory."""
+    places, kernel, images = _places(features, padding), weight.permute(0, 2, 3, 1), len(features)
+    if way == "columns":
+        return columns.forward(shape, places, kernel, bias, relu).permute(2, 3, 0, 1), None
+    plan = best_plan(shape, images)
+    at_once = images_at_once(plan, images) or 1
+    if learning:
+        _kept.pop(weight, None)  # it is about to change
+        W = list(transform.kernel_planes(plan, kernel))
+    else:
+        W = _kept_planes(plan, weight)
+    parts: list[Tensor] = []
+    planes = None
+    for part in places.split(at_once, 2):
+        X: Iterable[Tensor] = transform.feature_planes(plan, part)
+        if learning and at_once >= images:
+            X = made = list(X)
+            planes = made, W
+        parts.append(transform.forward(plan, X, W, part.shape[2], bias, relu))
+    return _joined(parts).permute(2, 3, 0, 1), planes
+
+
+def _columns_backward(
+    ctx: Any, gradient: Tensor, features: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor | None
+) -> Grads:
+    wants_features, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+    grad_features = grad_weight = grad_bias = None
+    if wants_weight or wants_bias:
+        places, below = _places(features, ctx.padding), gradient.permute(2, 3, 0, 1)
+        above = None if maps is None else maps.permute(2, 3, 0, 1)
+        kernel, grad_bias = columns.kernel_gradient(ctx.shape, places, below, above)
+        grad_weight = kernel.permute(0, 3, 1, 2)
+    if wants_features:
+        gradient = _through_relu(gradient, maps)
+        grad_features = _plain_backward(ctx, gradient, features, weight, bias, [True, False, False])[0]
+    return grad_features, grad_weight if wants_weight else None, grad_bias if wants_bias else None
+
+
+def _transform_backward(ctx: Any, gradient: Tensor, features: Tensor, weight: Tensor, maps: Tensor | None) -> Grads:
+    wants_features, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+    gradient, images = _through_relu(gradient, maps), len(features)
+    plan = best_plan(ctx.shape, images)
+    places, below = _places(features, ctx.padding), gradient.permute(2, 3, 0, 1)
+    # planes are let go as soon as they have served; a second backward pass makes them again
+    (X, W), ctx.planes = ctx.planes or (None, None), None
+    at_once = (images_at_once(plan, images) or 1) if X is None else images  # planes are kept of all images
+    if wants_features and W is None:
+        W = list(transform.kernel_planes(plan, weight.permute(0, 2, 3, 1)))
+    parts: list[Tensor] = []
+    grad_features = grad_weight = None
+    for part, g in zip(places.split(at_once, 2), below.split(at_once, 2), strict=True):
+        G = transform.map_planes(plan, g)
+        if wants_features and W is not None:
+            last = (len(parts) + 1) * at_once >= images
+            parts.append(transform.features_gradient(plan, _used_up(W) if last else W, G, part.shape[2]))
+        if wants_weight:
+            made = transform.feature_planes(plan, part) if X is None else _used_up(X)
+            kernel = transform.kernel_gradient(plan, made, G).permute(0, 3, 1, 2)
+            grad_weight = kernel if grad_weight is None else grad_weight.add_(kernel)
+    if wants_features:
+        (H, V), (down, across) = features.shape[2:], ctx.padding
+        grad_features = _joined(parts)[down : down + H, across : across + V].permute(2, 3, 0, 1)
+    return grad_features, grad_weight, gradient.sum((0, 2, 3)) if wants_bias else None
+
+
+def _plain_backward(
+    ctx: Any, gradient: Tensor, features: Tensor, weight: Tensor, bias: Tensor | None, wanted: list[bool]
+) -> Grads:
+    sizes = None if bias is None else list(bias.shape)
+    return torch.ops.aten.convolution_backward(
+        gradient, features, weight, sizes, ctx.shape.stride, ctx.padding, (1, 1), False, (0, 0), 1, wanted
+    )
+
+
+def _through_relu(gradient: Tensor, maps: Tensor | None) -> Tensor:
+    return gradient if maps is None else torch.ops.aten.threshold_backward(gradient, maps, 0)
+
+
+def _used_up(planes: list[Tensor]) -> Iterator[Tensor]:
+    """The planes one after the other, each let go when the next is asked for."""
+    while planes:
+        yield planes.pop(0)
+
+
+def _joined(parts: list[Float[Tensor, "h w b C"]]) -> Float[Tensor, "h w B C"]:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+
+
+def _places(features: Float[Tensor, "B C H W"], padding: Pair) -> Float[Tensor, "H W B C"]:
+    """Padded features as the ways read them, places first; a view where there is no padding."""
+    if any(padding):
+        features = F.pad(features, (padding[1], padding[1], padding[0], padding[0]))
+    return features.permute(2, 3, 0, 1)
+
+
+_kept = WeakTensorKeyDictionary()
+"""The planes of the kernel of the last call without gradients, until the kernel changes or goes."""
+
+
+def _kept_planes(plan: Plan, weight: Tensor) -> list[Tensor]:
+    """The planes of a kernel; those of the last call if it still holds the same numbers.
+
+    All numbers are compared, which takes a fraction of the time of the transform: a version counter would miss changes
+    through ``weight.data``.
+    """
+    global _kept
+    of, numbers, planes = _kept.get(weight, (None, None, []))
+    if of is not plan or not torch.equal(numbers, weight):
+        planes = list(transform.kernel_planes(plan, weight.detach().permute(0, 2, 3, 1)))
+        _kept = WeakTensorKeyDictionary({weight: (plan, weight.detach().clone(), planes)})
+    return planes

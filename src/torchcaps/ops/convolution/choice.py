@@ -1,9 +1,9 @@
 """[choice] Which way of computing a convolution is the fastest for its sizes.
 
 Work is counted in multiplications. A number that has to be moved, into planes or out of them, costs as much as
-:data:`~.plan.MOVE` of them, and a plane costs :data:`~.plan.CALLS`, whatever its size. The prices were fitted to times
-on two cores with AVX-512 and with AVX2, where they are alike; ``benchmarks/choice.py`` holds the choice against the
-clock on any machine.
+:data:`~.points.MOVE` of them, and a plane costs :data:`~.points.CALLS`, whatever its size. The prices were fitted to
+times on two cores with AVX-512 and with AVX2, where they are alike; ``benchmarks/choice.py`` holds the choice against
+the clock on any machine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 
 from torchcaps.machine import MIB
-from torchcaps.ops.convolution.plan import MOVE, Plan, Shape, best_plan
+from torchcaps.ops.convolution.points import MOVE, Plan, Shape, best_plan
 from torchcaps.ops.memory import get_working_memory
 
 Way = Literal["plain", "columns", "transform"]
@@ -41,10 +41,10 @@ def choose(shape: Shape, images: int, learning: bool) -> Way:
     if min(shape.out) < 1 or images == 0:
         return "plain"
     places = images * math.prod(shape.out)
+    weight = shape.channels * shape.outputs * math.prod(shape.kernel)  # numbers
     wide_vectors = torch.backends.cpu.get_cpu_capability() == "AVX512"
     if FEW * places <= shape.outputs:
-        weight = 4 * shape.channels * shape.outputs * math.prod(shape.kernel)
-        return "columns" if learning or wide_vectors or weight > LARGE else "plain"
+        return "columns" if learning or wide_vectors or 4 * weight > LARGE else "plain"
     if shape.channels < NARROW:
         maps = 4 * places * shape.outputs
         slow = learning and shape.channels == 1 and not wide_vectors
@@ -52,14 +52,8 @@ def choose(shape: Shape, images: int, learning: bool) -> Way:
         return "columns" if maps > large or (slow and maps >= SMALL) else "plain"
     plan = best_plan(shape, images)
     at_once = images_at_once(plan, images)
-    pays = at_once > 0 and plan.cost(at_once) <= LEAST_GAIN * plain_cost(shape, at_once)
-    return "transform" if pays else "plain"
-
-
-def plain_cost(shape: Shape, images: int) -> float:
-    """What PyTorch's convolution costs, in multiplications."""
-    weight = shape.channels * shape.outputs * math.prod(shape.kernel)
-    return float(images * shape.multiplications + MOVE * REORDERED * weight)
+    plain = float(at_once * weight * math.prod(shape.out) + MOVE * REORDERED * weight)  # multiplications of PyTorch's
+    return "transform" if at_once > 0 and plan.cost(at_once) <= LEAST_GAIN * plain else "plain"
 
 
 def images_at_once(plan: Plan, images: int) -> int:
@@ -67,11 +61,3 @@ def images_at_once(plan: Plan, images: int) -> int:
     numbers = get_working_memory() * MIB / 4 - plan.numbers_of_kernel
     fitting = int(numbers / plan.numbers_of_image)
     return -(-images // -(-images // fitting)) if fitting > 0 else 0
-
-
-def working_mib(shape: Shape, images: int) -> float:
-    """MiB of the work buffers of a training step's convolution; 0 where it is not by products of planes."""
-    if choose(shape, images, learning=True) != "transform":
-        return 0.0
-    plan = best_plan(shape, images)
-    return 4 * (plan.numbers_of_kernel + images_at_once(plan, images) * plan.numbers_of_image) / MIB

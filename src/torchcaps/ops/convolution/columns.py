@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.convolution.plan import Shape
+from torchcaps.ops.convolution.points import Shape
 from torchcaps.ops.memory import new_empty
 
 BLOCK = 2**20
@@ -97,11 +97,5 @@ def multiply(left: Float[Tensor, "M K"], right: Float[Tensor, "K N"], out: Float
         out.copy_(_linear(left, right.t(), None, "none", [], ""))
 
 
-def _find_linear() -> torch._ops.OpOverloadPacket | None:
-    """OneDNN's linear layer, as PyTorch's own compiler calls it; None where PyTorch was built without."""
-    if not torch.backends.mkldnn.is_available():
-        return None
-    return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-
-
-_linear = _find_linear()
+# oneDNN's linear layer, as PyTorch's own compiler calls it; None where PyTorch was built without
+_linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None

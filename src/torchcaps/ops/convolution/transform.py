@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.ops.convolution.columns import multiply
-from torchcaps.ops.convolution.plan import Matrices, Plan
+from torchcaps.ops.convolution.points import Matrices, Plan
 from torchcaps.ops.memory import new_empty
 
 
@@ -66,7 +66,7 @@ def feature_planes(plan: Plan, features: Float[Tensor, "H W B C"]) -> Planes:
     """[X] The planes of features, (R, N, S): N are tiles · images."""
     B, C = features.shape[2:]
     (first, second), (s, t), (down, across) = plan.axes, plan.shape.stride, plan.tiles
-    windows = _cover(plan, features)
+    windows = _cover(features, *plan.covered)
     windows = windows.unfold(0, s * first.size, s * first.outputs).unfold(1, t * second.size, t * second.outputs)
     column = new_empty((first.size, down, across, B, len(plan.phases), C))
 
@@ -80,13 +80,9 @@ def feature_planes(plan: Plan, features: Float[Tensor, "H W B C"]) -> Planes:
 
 def map_planes(plan: Plan, maps: Float[Tensor, "h w B O"]) -> Planes:
     """[G] The planes of the maps' gradient, (R, O, N)."""
-    h, w, B, O = maps.shape
+    B, O = maps.shape[2:]
     (m, n), (down, across) = plan.tile, plan.tiles
-    if (down * m, across * n) != (h, w):
-        whole = new_empty((down * m, across * n, B, O)).zero_()
-        whole[:h, :w] = maps
-        maps = whole
-    tiles = maps.unflatten(1, (across, n)).unflatten(0, (down, m))
+    tiles = _cover(maps, down * m, across * n).unflatten(1, (across, n)).unflatten(0, (down, m))
     column = new_empty((m, O, down, across, B))
 
     def fill(place: int) -> Tensor:
@@ -194,11 +190,11 @@ def _only(plane: Tensor, span: slice, axis: int) -> Tensor:
     return plane.narrow(axis, span.start, span.stop - span.start)
 
 
-def _cover(plan: Plan, features: Float[Tensor, "H W B C"]) -> Float[Tensor, "H W B C"]:
-    """Features of the size that the tiles read, with zeros beyond their edge."""
-    (height, width), (H, W) = plan.covered, features.shape[:2]
+def _cover(places: Float[Tensor, "H W B C"], height: int, width: int) -> Float[Tensor, "height width B C"]:
+    """Features or maps of the size that the tiles have, with zeros beyond their edge."""
+    H, W = places.shape[:2]
     if height <= H and width <= W:
-        return features[:height, :width]
-    whole = new_empty((height, width, *features.shape[2:])).zero_()
-    whole[: min(H, height), : min(W, width)] = features[:height, :width]
+        return places[:height, :width]
+    whole = new_empty((height, width, *places.shape[2:])).zero_()
+    whole[: min(H, height), : min(W, width)] = places[:height, :width]
     return whole

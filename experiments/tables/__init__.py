@@ -1,0 +1,1 @@
+"""The shipped tables, a file each with a ``TABLE``."""

@@ -1,0 +1,163 @@
+"""The page's questions and their answers, both JSON.
+
+    look      {network, pixels}          → View
+    decode    {network, classes, poses}  → whole: the decoded image, apart: of several objects, each in its colour
+    pick      {index}                    → pixels: a test image, label: its label in words
+    read      {name, data, prepare}      → pixels: the image of a file, changes: how it was prepared, in words
+    progress  {}                         → Learning.numbers and Watched
+
+``network`` is the number of the network that is asked, 0 where it is left out. Pixels are base64: an image as its C·H·W
+bytes, channel after channel, a coupling map as its H·W bytes. Where a value is wrong, the answer is {error: sentence}.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Shaped, UInt8
+
+from torchcaps.errors import InputError
+from torchcaps.explorer.learning import Learning
+from torchcaps.explorer.state import Explorer, View, check_side_by_side, to_bytes
+from torchcaps.models.output import HIGHEST
+
+LARGEST_FILE = 32 * 2**20
+"""Bytes of an uploaded image at most."""
+LARGEST_QUESTION = 4 * LARGEST_FILE // 3 + 2**20
+"""Bytes of a question at most: an image file as base64, and some words."""
+OBJECT_COLOURS = ((255, 128, 0), (51, 153, 255))
+"""Red, green, blue of the first object and of the second: orange and blue, which every colour vision tells apart and
+which are white together, so that a pixel that both objects explain is white. Further objects repeat them."""
+
+
+class Questions:
+    """The questions that the page may ask.
+
+    Args:
+        explorers: One network, or two that see the same images; test images and files are those of the first.
+        learning: The training that is watched.
+    """
+
+    NAMES = ("look", "decode", "pick", "read", "progress")
+
+    def __init__(self, explorers: Sequence[Explorer], learning: Learning | None = None) -> None:
+        check_side_by_side(explorers)
+        self.explorers, self.learning = explorers, learning
+
+    def about(self) -> str:
+        """The facts that the page needs before there is an image, as JSON."""
+        learning = self.learning and {"images": list(self.learning.images.numpy()), "labels": self.learning.labels}
+        networks = [describe(explorer) for explorer in self.explorers]
+        return json.dumps({"networks": networks, "learning": learning}, default=_encode)
+
+    def answer(self, name: str, question: Any) -> str:
+        """The answer to the question of a name, as JSON."""
+        try:
+            answer = self._answer(name, partial(_value, question))
+        except InputError as error:
+            sentence = str(error)
+            answer = {"error": f"{sentence[0].upper()}{sentence[1:]}{'' if sentence.endswith('.') else '.'}"}
+        return json.dumps(answer, default=_encode, allow_nan=False)
+
+    def _answer(self, name: str, value: Callable[..., Any]) -> View | dict[str, Any]:
+        number = value("network", int, 0)
+        if not 0 <= number < len(self.explorers):
+            raise InputError(f"networks go from 0 to {len(self.explorers) - 1}, got {number}")
+        explorer = self.explorers[number]
+        match name:
+            case "look":
+                return explorer.look(_image(value("pixels", str), explorer.model.in_shape))
+            case "decode":
+                classes, poses = value("classes", list), value("poses", list)
+                return _coloured(explorer.decode(_array(classes, "i", 1).tolist(), _array(poses, "if", 2)))
+            case "pick":
+                pixels, label = explorer.pick(value("index", int))
+                return {"pixels": pixels, "label": label}
+            case "read":
+                data, prepare = _bytes(value("data", str)), value("prepare", bool, False)
+                prepared = explorer.read(value("name", str), data, prepare=prepare)
+                return {"pixels": prepared.image, "changes": prepared.changes}
+        if self.learning is None:
+            raise InputError("no network learns here; start the explorer with --train")
+        return {**self.learning.numbers(), **vars(self.learning.look())}
+
+
+def describe(explorer: Explorer) -> dict[str, Any]:
+    """The facts that the page needs about a network."""
+    return {
+        "name": explorer.name,
+        "what": explorer.what,
+        "classes": explorer.class_names,
+        "shape": explorer.model.in_shape,
+        "objects": explorer.model.objects,
+        "components": explorer.model.capsule_dim,
+        "images": 0 if explorer.images is None else len(explorer.images),
+        "imagesOf": explorer.images_of,
+        "noImages": explorer.no_images,
+        "prepares": explorer.preparation is not None,
+        "noPose": explorer.no_pose,
+        "noRouting": explorer.no_routing,
+        "score": explorer.score_name,
+        "highest": HIGHEST[explorer.score_name],
+        "largestFile": LARGEST_FILE,
+        "colours": [f"rgb{colour}" for colour in OBJECT_COLOURS],
+    }
+
+
+def _encode(value: Any) -> Any:
+    """The form that an array or a dataclass has in JSON."""
+    if not isinstance(value, np.ndarray):
+        return vars(value)
+    if value.dtype == np.uint8:
+        return base64.b64encode(value.tobytes()).decode("ascii")
+    return value.round(4).tolist()
+
+
+def _coloured(images: Float[np.ndarray, "P C H W"]) -> dict[str, Any]:
+    """An image of one object; or of several, each in the colour of its own, and all as lights on one place."""
+    if len(images) == 1:
+        return {"whole": to_bytes(images[0]), "apart": []}
+    colours = np.resize(np.array(OBJECT_COLOURS, np.float32) / 255, (len(images), 3, 1, 1))
+    coloured = images.mean(1, keepdims=True) * colours
+    return {"whole": to_bytes(coloured.sum(0)), "apart": list(to_bytes(coloured))}
+
+
+def _value(question: Any, name: str, kind: type, default: Any = None) -> Any:
+    value = question.get(name, default) if isinstance(question, dict) else default
+    if type(value) is not kind:
+        raise InputError(f"the question must have {name!r} of type {kind.__name__}, got {type(value).__name__}")
+    return value
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise InputError("the image is not valid base64; it may be from a link that was cut") from None
+
+
+def _image(text: str, shape: tuple[int, int, int]) -> UInt8[np.ndarray, "C H W"]:
+    data = _bytes(text)
+    if len(data) != math.prod(shape):
+        raise InputError(
+            f"the image has {len(data)} bytes, but this network takes {'×'.join(map(str, shape))} "
+            f"= {math.prod(shape)} (channels × height × width); it may be from a link for another network"
+        )
+    return np.frombuffer(data, np.uint8).reshape(shape).copy()
+
+
+def _array(values: list[Any], kinds: str, axes: int) -> Shaped[np.ndarray, "..."]:
+    """Numbers as an array of one of these kinds: ``i``, whole, or ``f``."""
+    try:
+        array = np.array(values)
+    except ValueError:  # rows of different lengths
+        array = np.array("")
+    if array.dtype.kind not in kinds or array.ndim != axes:
+        raise InputError("classes must be whole numbers, and poses rows of numbers, all of one length")
+    return array

@@ -1,0 +1,117 @@
+"""Losses of the class scores, each a part that is chosen by its name: ``classification_loss="spread"``.
+
+A loss is a module that is called with scores (B, J) and targets, labels or rows of zeros and ones, and gives a scalar.
+One of your own is ``@register("loss", "mine")`` on such a class; it may ask for ``num_classes``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from torchcaps.models.output import Targets
+from torchcaps.ops.losses import margin_loss, normalised_cross_entropy, score_cross_entropy, spread_loss
+from torchcaps.parts import register
+from torchcaps.ranges import Count, Factor, PositiveFactor, Range, Share
+
+
+@register("loss", "margin")
+class MarginLoss(nn.Module):
+    """The paper's margin loss, :func:`torchcaps.margin_loss`.
+
+    Args:
+        m_plus: Margin loss: length above which a present class costs nothing.
+        m_minus: Margin loss: length below which an absent class costs nothing.
+        margin_lambda: Margin loss: weight of the absent classes.
+        margin_power: Margin loss: 2 for squared margins, 1 for plain ones.
+        margin_scale: Factor on the margin loss.
+        margin_over_classes: Margin loss summed over classes (the paper) or averaged.
+    """
+
+    def __init__(
+        self,
+        *,
+        m_plus: Factor = 0.9,
+        m_minus: Factor = 0.1,
+        margin_lambda: Factor = 0.5,
+        margin_power: Annotated[int, Range(1, 10, whole=True)] = 2,
+        margin_scale: PositiveFactor = 1.0,
+        margin_over_classes: Literal["sum", "mean"] = "sum",
+    ) -> None:
+        super().__init__()
+        self.m_plus, self.m_minus, self.margin_lambda, self.margin_power = m_plus, m_minus, margin_lambda, margin_power
+        self.margin_scale, self.margin_over_classes = margin_scale, margin_over_classes
+
+    def forward(self, scores: Float[Tensor, "B J"], targets: Targets) -> Float[Tensor, ""]:
+        """The loss of a batch."""
+        loss = self.margin_scale * margin_loss(
+            scores,
+            targets,
+            m_plus=self.m_plus,
+            m_minus=self.m_minus,
+            lam=self.margin_lambda,
+            power=self.margin_power,
+        )
+        return loss / scores.shape[1] if self.margin_over_classes == "mean" else loss
+
+
+@register("loss", "cross-entropy")
+class CrossEntropy(nn.Module):
+    """Cross-entropy of the scores divided by their sum, :func:`torchcaps.normalised_cross_entropy`."""
+
+    def forward(self, scores: Float[Tensor, "B J"], targets: Targets) -> Float[Tensor, ""]:
+        """The loss of a batch."""
+        return normalised_cross_entropy(scores, targets)
+
+
+@register("loss", "score-cross-entropy")
+class ScoreCrossEntropy(nn.Module):
+    """Cross-entropy of the softmax of the scores times a scale, :func:`torchcaps.score_cross_entropy`.
+
+    Args:
+        score_scale: Factor on the scores in the cross-entropy of their softmax; where it starts, if it is learned.
+        learn_score_scale: Learn that factor.
+    """
+
+    def __init__(self, *, score_scale: PositiveFactor = 1.0, learn_score_scale: bool = False) -> None:
+        super().__init__()
+        self.score_scale, self.learn_score_scale = score_scale, learn_score_scale
+        self.scale = nn.Parameter(torch.tensor(float(score_scale))) if learn_score_scale else None
+
+    def forward(self, scores: Float[Tensor, "B J"], targets: Targets) -> Float[Tensor, ""]:
+        """The loss of a batch."""
+        return score_cross_entropy(scores, targets, scale=self.score_scale if self.scale is None else self.scale)
+
+
+@register("loss", "spread")
+class SpreadLoss(nn.Module):
+    """Spread loss, :func:`torchcaps.spread_loss`, with a margin that may grow with each step of training.
+
+    Args:
+        spread_margin: Spread loss: by how much the class that is present should be above the others, at the end.
+        spread_growth: Spread loss: the margin grows from 0.2 to its end, m = 0.2 + (end - 0.2)·sigmoid(step/growth -
+            4), with this many steps for a unit; from the beginning it is at its end if none is given.
+    """
+
+    steps: Tensor
+
+    def __init__(self, *, spread_margin: Share = 0.9, spread_growth: Count | None = None) -> None:
+        super().__init__()
+        self.spread_margin, self.spread_growth = spread_margin, spread_growth
+        if spread_growth is not None:
+            self.register_buffer("steps", torch.zeros((), dtype=torch.int64))  # that the margin has grown
+
+    def forward(self, scores: Float[Tensor, "B J"], targets: Targets) -> Float[Tensor, ""]:
+        """The loss of a batch; in training, the margin then grows by a step."""
+        return spread_loss(scores, targets, margin=self._margin())
+
+    def _margin(self) -> float | Float[Tensor, ""]:
+        if self.spread_growth is None:
+            return self.spread_margin
+        grown = (self.steps.float() / self.spread_growth).clamp_max(14) - 4
+        if self.training:
+            self.steps += 1
+        return 0.2 + (self.spread_margin - 0.2) * grown.sigmoid()

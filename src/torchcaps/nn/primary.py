@@ -1,0 +1,188 @@
+"""Primary capsules: from feature maps to capsules."""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from torchcaps.checks import checked
+from torchcaps.errors import InputError
+from torchcaps.nn.capsules import Capsules
+from torchcaps.nn.convolutions import ConvInit, Convolution, draw_layers, normalise
+from torchcaps.ops.convolution import Shape, choose, convolve
+from torchcaps.ops.precision import in_full_precision
+from torchcaps.ops.squash import exponential_squash, safe_norm, squash
+from torchcaps.parts import register
+from torchcaps.ranges import Epsilon, Padding, Pixels, Size, Width
+
+
+@register("primary", "conv")
+class PrimaryCapsules(nn.Module):
+    """A convolution whose channels are grouped into capsules: (B, C, H, W) → capsules (B, I, K).
+
+    With the grouping ``"channels"``, capsule ``i = (type · H' + y) · W' + x`` holds the K channels of its type at one
+    location of the H'×W' output grid. ``"raster"`` flattens the map (component, type, y, x) and cuts it into pieces of
+    K, as several implementations do.
+
+    Args:
+        in_channels: C.
+        primary_types: Types of primary capsules; their number is types x height x width of the second convolution's
+            output.
+        primary_dim: Components of a primary capsule.
+        primary_kernel: Kernel of the primary capsules' convolution, pixels.
+        primary_stride: Stride of the primary capsules' convolution, pixels.
+        primary_padding: Zeros on each side of what the primary capsules' convolution sees, pixels.
+        primary_activation: Activation on the primary convolution, before capsules are formed.
+        primary_separate_convs: One convolution for each component of a primary capsule instead of one for all.
+        grouping: A primary capsule holds the channels of one location, or neighbouring locations of a flattened map.
+        primary_output: Primary capsules are squashed; or brought to length one; or votes/types + bias, squashed
+            (authors' code); or squashed by 1 - e^-length; or left as the convolution gives them.
+        primary_norm: After the primary capsules' convolution: nothing, or batch normalisation, plain or with a learned
+            scale and shift of each channel.
+        primary_activations: Primary capsules have activations of their own, the sigmoid of one more channel for each
+            type; else their lengths are what says how active they are.
+        primary_depthwise: Each channel of a primary capsule looks at one channel of the maps, of which there are as
+            many.
+        squash_eps: Added under the squash's root. 1e-24 stands for none: it changes no vector longer than 1e-8 in
+            float32, and keeps the gradient of a zero vector finite.
+        conv_init: Initial weights of the convolutions: torch's default; Keras's (Glorot uniform, bias 0); or the
+            authors' code's (truncated normal of deviation 0.05 and 0.1, bias 0.1).
+        primary_init: Initial weights of the primary capsules: as conv_init says; or those of the matrix capsules'
+            code, a truncated normal of deviation 0.5 for poses, bias 0, and of 3 for activations, bias -1.
+
+    Source: Sabour, Frosst, Hinton 2017, section 4 (arXiv:1710.09829).
+    """
+
+    def __init__(
+        self,
+        in_channels: Size,
+        *,
+        primary_types: Width = 32,
+        primary_dim: Width = 8,
+        primary_kernel: Pixels = 9,
+        primary_stride: Pixels = 2,
+        primary_padding: Padding = 0,
+        primary_activation: Literal["none", "relu"] = "none",
+        primary_separate_convs: bool = False,
+        grouping: Literal["channels", "raster"] = "channels",
+        primary_output: Literal["squash", "unit", "routed", "exponential", "linear"] = "squash",
+        primary_norm: Literal["none", "batch", "batch-learned"] = "none",
+        primary_activations: bool = False,
+        primary_depthwise: bool = False,
+        squash_eps: Epsilon = 1e-7,
+        conv_init: ConvInit = "torch",
+        primary_init: Literal["as-convolutions", "matrix-capsules"] = "as-convolutions",
+    ) -> None:
+        super().__init__()
+        channels = primary_types * primary_dim
+        if primary_padding >= primary_kernel:  # capsules would see zeros only
+            raise InputError(f"primary_padding must be below primary_kernel, {primary_kernel}, got {primary_padding}")
+        if primary_depthwise and (primary_separate_convs or in_channels != channels):
+            raise InputError(
+                "primary_depthwise needs one convolution, and features of primary_types·primary_dim = "
+                f"{channels} channels, got {in_channels}"
+            )
+        if grouping == "raster" and primary_activations:
+            raise InputError('primary_activations need the grouping "channels": a capsule must stand at one place')
+        self.in_channels, self.primary_types, self.primary_dim = in_channels, primary_types, primary_dim
+        self.primary_kernel, self.primary_stride, self.primary_padding = primary_kernel, primary_stride, primary_padding
+        self.primary_activation, self.primary_separate_convs = primary_activation, primary_separate_convs
+        self.grouping, self.primary_output, self.primary_norm = grouping, primary_output, primary_norm
+        self.primary_activations, self.primary_depthwise = primary_activations, primary_depthwise
+        self.squash_eps, self.conv_init, self.primary_init = squash_eps, conv_init, primary_init
+
+        window = (primary_kernel, primary_stride, primary_padding)
+        plain, learned = primary_norm == "none", primary_norm == "batch-learned"
+        bias, relu = plain and primary_output != "routed", plain and primary_activation == "relu"
+        num_convs = primary_dim if primary_separate_convs else 1
+        self.convs = nn.ModuleList(
+            Convolution(in_channels, channels // num_convs, *window, bias=bias, relu=relu)
+            for _ in range(0 if primary_depthwise else num_convs)
+        )
+        self.each_channel = (
+            nn.Conv2d(in_channels, channels, *window, groups=in_channels, bias=plain) if primary_depthwise else None
+        )
+        self.norm = nn.Identity() if plain else nn.BatchNorm2d(channels, affine=learned)
+        self.activity: nn.Module | None = None
+        if primary_activations:
+            self.activity = nn.Sequential(
+                Convolution(in_channels, primary_types, *window, bias=plain),
+                nn.Identity() if plain else nn.BatchNorm2d(primary_types, affine=learned),
+                nn.Sigmoid(),
+            )
+        start = torch.full((primary_types, primary_dim), 0.1)
+        self.bias = nn.Parameter(start) if primary_output == "routed" else None
+
+    def init_weights(self) -> None:
+        """Draw the weights of the convolutions as the options say; a network calls it once all of it stands."""
+        if self.primary_init == "as-convolutions":
+            draw_layers(self, self.conv_init, std=0.1)
+        else:
+            draw_layers(self, "truncated-normal", std=0.5, bias=0.0)
+            if self.activity is not None:
+                draw_layers(self.activity, "truncated-normal", std=3.0, bias=-1.0)
+
+    @checked
+    def forward(self, features: Float[Tensor, "B {self.in_channels} H W"]) -> Capsules:
+        """Primary capsules; their poses' memory is laid out as (B, K, I), as fast routing wants it.
+
+        Capsules of the grouping ``"raster"`` stand at no one place, so they have no grid.
+
+        Raises:
+            InputError: Features that are smaller than the kernel, with the padding.
+        """
+        least = max(1, self.primary_kernel - 2 * self.primary_padding)
+        if min(features.shape[2:]) < least:
+            less = f" less {2 * self.primary_padding} of padding" if self.primary_padding else ""
+            raise InputError(
+                f"PrimaryCapsules: features must have shape (B, {self.in_channels}, H, W) with H and W of at least "
+                f"{least}, the kernel's size{less}, got {tuple(features.shape)}"
+            )
+        maps = normalise(self.norm, in_full_precision(self._convolve(features)))
+        if self.primary_activation == "relu" and (self.primary_norm != "none" or self.primary_depthwise):
+            maps = maps.relu()
+        poses = self._group(maps)  # (B, K, I)
+        if self.bias is not None:
+            locations = poses.shape[2] // self.primary_types
+            poses = poses / self.primary_types + self.bias.t().repeat_interleave(locations, 1)
+        if self.primary_output == "unit":
+            poses = poses / safe_norm(poses, 1, keepdim=True, eps=self.squash_eps)
+        elif self.primary_output == "exponential":
+            poses = exponential_squash(poses, 1)
+        elif self.primary_output != "linear":
+            poses = squash(poses, 1, self.squash_eps)
+        activations = None if self.activity is None else in_full_precision(self.activity(features)).flatten(1)
+        grid = None if self.grouping == "raster" else (self.primary_types, maps.shape[2], maps.shape[3])
+        return Capsules(poses.transpose(1, 2), activations, grid)
+
+    def is_wide(self, size: tuple[int, int], images: int) -> bool:
+        """Whether features of this height and width are convolved by products of planes where nothing is learned."""
+        kernel, stride = (self.primary_kernel,) * 2, (self.primary_stride,) * 2
+        height, width = (length + 2 * self.primary_padding for length in size)
+        shape = Shape(self.in_channels, self.primary_types * self.primary_dim, (height, width), kernel, stride)
+        return not self.primary_depthwise and choose(shape, images, learning=False) == "transform"
+
+    def _convolve(self, features: Float[Tensor, "B C H W"]) -> Float[Tensor, "B TK h w"]:
+        """All convolutions; separate ones are one with their weights joined, which is faster than one by one."""
+        if self.each_channel is not None:
+            return self.each_channel(features)
+        convs = [cast(Convolution, conv) for conv in self.convs]
+        if len(convs) == 1:
+            return convs[0](features)
+        if any(conv._forward_hooks or conv._forward_pre_hooks for conv in convs):  # who listens, hears each
+            return torch.cat([conv(features) for conv in convs], 1)
+        weight = torch.cat([conv.weight for conv in convs])
+        bias = None if convs[0].bias is None else torch.cat([cast(Tensor, conv.bias) for conv in convs])
+        return convolve(features, weight, bias, self.primary_stride, self.primary_padding, relu=convs[0].relu)
+
+    def _group(self, maps: Float[Tensor, "B TK H W"]) -> Float[Tensor, "B K I"]:
+        """The one place where channels become capsules."""
+        if self.grouping == "raster":
+            return maps.flatten(1).unflatten(1, (-1, self.primary_dim)).transpose(1, 2).contiguous()
+        if self.primary_separate_convs:  # their outputs are stacked (component, type)
+            return maps.flatten(1).unflatten(1, (self.primary_dim, -1))
+        by_type = maps.unflatten(1, (self.primary_types, self.primary_dim))  # (B, T, K, H, W)
+        return by_type.transpose(1, 2).flatten(2)

@@ -1,0 +1,150 @@
+"""EM routing, as the paper writes it: each output capsule is a Gaussian, fitted to the votes it is responsible for.
+
+The algorithm of its authors' code, which is another one, is in :mod:`~torchcaps.nn.routing.em_code`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from torchcaps.checks import checked
+from torchcaps.nn.capsules import LayerSize, Routed, RoutingRound
+from torchcaps.nn.routing.mixture import Gaussians, LogCompete, MixtureRouting, route_mixture
+from torchcaps.nn.votes import Votes
+from torchcaps.ops.mixtures import by_output, log_densities, share_out, squared_deviations, weighted
+from torchcaps.parts import register
+from torchcaps.ranges import AtLeastOneIteration, PositiveFactor
+
+
+@checked
+def em_routing(
+    votes: Votes | Float[Tensor, "B I J D"],
+    activations: Float[Tensor, "B I"],
+    beta_u: Float[Tensor, "J"],
+    beta_a: Float[Tensor, "J"],
+    num_iterations: AtLeastOneIteration = 3,
+    *,
+    final_lambda: PositiveFactor = 0.01,
+    cost_scale: PositiveFactor = 1.0,
+    return_coupling: bool = False,
+) -> Routed:
+    """EM routing as the paper writes it: a mixture of Gaussians with diagonal covariance, fitted to the votes V_ij.
+
+        c_ij ← 1/J
+        repeat for t = 0, 1, ..., num_iterations - 1:
+            R_j   = Σ_i c_ij a_i
+            μ_jh  = Σ_i c_ij a_i V_ijh / R_j
+            σ²_jh = Σ_i c_ij a_i (V_ijh - μ_jh)² / R_j + 1e-9
+            l_j   = λ_t (β_a,j - cost_scale · R_j Σ_h (β_u,j + ln σ_jh)),   λ_t = final_lambda (1 - 0.95^(t+1))
+            c_ij ← softmax_j(ln sigmoid(l_j) + ln N(V_ij; μ_j, σ²_j))       (not after the last time)
+        pose_j = μ_j,   a_j = sigmoid(l_j)
+
+    Everything is computed from logarithms, so a coupling that is too small for its precision still gives an output
+    capsule its mean. The votes are worked on some images at a time, within :func:`torchcaps.set_working_memory`.
+
+    Args:
+        votes: V_ij, the prediction of input capsule i for output capsule j; a tensor, or :class:`torchcaps.nn.Votes`.
+        activations: a_i, at least 0. Input capsules with 0 change nothing; where all of an image are 0, so are poses.
+        beta_u: What it costs to describe one component of a vote, learned.
+        beta_a: What it costs not to activate an output capsule, learned.
+        num_iterations: How often the Gaussians are fitted, 1 to 1,000.
+        final_lambda: The inverse temperature that λ_t grows towards.
+        cost_scale: Factor on the costs; 1 in the paper, 100·J/I in the re-implementation by Gritzman.
+        return_coupling: Also return the coupling c_ij of the last fit, before it is multiplied by a_i.
+
+    Returns:
+        Poses, and activations in 0..1, in the dtype of ``votes`` (half precision is computed in float32), and c_ij if
+        it is asked for.
+
+    Source: Hinton, Sabour, Frosst 2018, "Matrix capsules with EM routing", procedure 1 (ICLR 2018); the floor of the
+    variance is that of Gritzman 2019, "Avoiding implementation pitfalls of matrix capsules" (arXiv:1907.00652).
+    """
+    options: dict[str, Any] = {"num_iterations": num_iterations, "final_lambda": final_lambda, "cost_scale": cost_scale}
+    return route_mixture(_fit, votes, activations, (beta_u, beta_a), return_coupling, **options)
+
+
+def _fit(
+    votes: Float[Tensor, "B I J D"],
+    activations: Float[Tensor, "B I"],
+    log_compete: LogCompete,
+    rounds: list[RoutingRound] | None = None,
+    *,
+    learned: tuple[Float[Tensor, "J"], Float[Tensor, "J"]],
+    num_iterations: int,
+    final_lambda: float,
+    cost_scale: float,
+) -> Gaussians:
+    """The equations of :func:`em_routing`."""
+    beta_u, beta_a = learned
+    log_posterior = votes.new_zeros(votes.shape[:3])  # of zeros: the uniform start
+    D, votes = votes.shape[3], by_output(votes)
+    for t in range(num_iterations):
+        log_coupling = log_compete(log_posterior)
+        shares, mass = share_out(log_coupling, activations)  # (B, I, J), (B, J)
+        means = weighted(shares, votes)  # (B, J, D)
+        squares = squared_deviations(votes, means)
+        variances = weighted(shares, squares) + 1e-9
+        log_variances = variances.log()
+        costs = mass * (D * beta_u + log_variances.sum(2) / 2)
+        logits = final_lambda * (1 - 0.95 ** (t + 1)) * (beta_a - cost_scale * costs)
+        if t == num_iterations - 1 and rounds is None:
+            break
+        densities = log_densities(squares, variances, log_variances)
+        if rounds is not None:
+            rounds.append(RoutingRound(log_posterior, log_coupling.exp(), means, means, densities, logits.sigmoid()))
+        log_posterior = F.logsigmoid(logits).unsqueeze(1) + densities
+    return means, logits, log_coupling.exp()
+
+
+@register("routing", "em")
+class EMRouting(MixtureRouting):
+    """EM routing as the paper writes it: :func:`torchcaps.em_routing`; β_u and β_a start at zero.
+
+    The parameter ``beta_a`` is β_a·``final_lambda``, which is of the size of a logit: the temperature makes β_a itself
+    a hundred times larger, so that an optimizer with one step size for all parameters, as Adam is, hardly moves it.
+
+    Args:
+        num_iterations: Routing iterations: how often the Gaussians are fitted.
+        final_lambda: The inverse temperature that EM's iterations grow towards.
+        cost_scale: Factor on EM's costs, 1 in the paper; 100 times output capsules over input capsules if none is
+            given, so that costs do not grow with the number of input capsules.
+
+    Source: Hinton, Sabour, Frosst 2018, "Matrix capsules with EM routing" (ICLR 2018); Gritzman 2019
+    (arXiv:1907.00652).
+    """
+
+    def __init__(
+        self,
+        num_iterations: AtLeastOneIteration = 3,
+        *,
+        final_lambda: PositiveFactor = 0.01,
+        cost_scale: PositiveFactor | None = None,
+    ) -> None:
+        super().__init__(num_iterations)
+        self.final_lambda, self.cost_scale = final_lambda, cost_scale
+
+    def fit(
+        self,
+        votes: Float[Tensor, "B I J D"],
+        activations: Float[Tensor, "B I"],
+        log_compete: LogCompete,
+        rounds: list[RoutingRound] | None = None,
+    ) -> Gaussians:
+        return _fit(
+            votes,
+            activations,
+            log_compete,
+            rounds,
+            learned=(self.beta_u.to(votes.dtype), self.beta_a.to(votes.dtype) / self.final_lambda),
+            num_iterations=self.num_iterations,
+            final_lambda=self.final_lambda,
+            cost_scale=self.cost_scale or 100 * self.size.out_capsules / self.size.in_capsules,
+        )
+
+    def balanced_std(self, size: LayerSize) -> float:  # noqa: ARG002  as all routings
+        """See :class:`Routing`; votes whose components vary by about one cost about nothing at the start."""
+        return 1.0

@@ -1,0 +1,114 @@
+"""Inverted attention routing: the output capsules compete for an input capsule's vote, and are then normalised."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from torchcaps.checks import checked
+from torchcaps.nn.capsules import LayerSize, Routed
+from torchcaps.nn.routing.base import Routing
+from torchcaps.nn.votes import BuiltVotes, Votes
+from torchcaps.ops.precision import full_precision, in_full_precision
+from torchcaps.parts import register
+from torchcaps.ranges import AtLeastOneIteration, Epsilon
+
+
+@checked
+def inverted_attention_routing(
+    votes: Votes | Float[Tensor, "B I J D"],
+    num_iterations: AtLeastOneIteration = 2,
+    *,
+    norm_weight: Float[Tensor, "D"] | None = None,
+    norm_bias: Float[Tensor, "D"] | None = None,
+    eps: Epsilon = 1e-5,
+    return_coupling: bool = False,
+) -> Routed:
+    """Attention whose softmax goes over the receivers: the output capsules compete for an input capsule's vote.
+
+        c_ij = 1/J                             in the first iteration,
+        c_ij = softmax_j(⟨û_j|i, v_j⟩ / √D)    in all others
+        v_j  = LayerNorm(Σ_i c_ij û_j|i)       over the D components, after each iteration
+
+    Args:
+        votes: û_j|i, the prediction of input capsule i for output capsule j; a tensor, or :class:`torchcaps.nn.Votes`.
+        num_iterations: How many times the coupling is computed, 1 to 1,000; 1 is uniform coupling.
+        norm_weight: Scale of the normalisation; 1 if None.
+        norm_bias: Shift of the normalisation; 0 if None.
+        eps: Added to the variance of the D components.
+        return_coupling: Also return the coupling of the last iteration.
+
+    Returns:
+        Output capsules v_j, normalised, not squashed: their length is no score. The dtype is that of ``votes`` (half
+        precision is computed in float32). With ``return_coupling`` also c_ij. Of one component the normalisation
+        leaves ``norm_bias`` only.
+
+    Source: Tsai, Srivastava, Goh, Salakhutdinov 2020, "Capsules with inverted dot-product attention routing"
+    (arXiv:2002.04764), procedure 1 for a layer by itself.
+    """
+    given = BuiltVotes.of(votes)
+    J, D = given.size.out_capsules, given.size.out_dim
+    coupling = None
+    with full_precision(given.poses.device):
+        total = in_full_precision(given.weighted_sum(None)) / J
+        weight, bias = (None if each is None else each.to(total.dtype) for each in (norm_weight, norm_bias))
+        poses = F.layer_norm(total, (D,), weight, bias, eps)
+        for _ in range(num_iterations - 1):
+            coupling = given.compete(in_full_precision(given.agreement(poses)) / math.sqrt(D))
+            poses = F.layer_norm(in_full_precision(given.weighted_sum(coupling)), (D,), weight, bias, eps)
+        if return_coupling and coupling is None:
+            coupling = given.zeros() + 1 / J
+    return Routed(poses, coupling=coupling).to(
+        votes if isinstance(votes, Tensor) else votes.poses, coupling=return_coupling
+    )
+
+
+@register("routing", "inverted-attention")
+class InvertedAttentionRouting(Routing):
+    """Attention whose softmax goes over the receivers: :func:`torchcaps.inverted_attention_routing`.
+
+    The normalisation's scale and shift (D) are learned. Poses that are normalised have no length that says anything,
+    so an output capsule's activation is σ(w·v_j + b), w (D) and b learned, the same for all output capsules.
+
+    Args:
+        num_iterations: Routing iterations: how many times the coupling is computed; 1 is uniform coupling.
+
+    Source: Tsai, Srivastava, Goh, Salakhutdinov 2020 (arXiv:2002.04764), each layer by itself; the logit of the
+    activation is the source's class score.
+    """
+
+    def __init__(self, num_iterations: AtLeastOneIteration = 2) -> None:
+        super().__init__()
+        self.num_iterations = num_iterations
+
+    def bind(self, size: LayerSize) -> None:
+        """Make the parameters of the normalisation and of the activation."""
+        self.require_unbound()
+        D = size.out_dim
+        self.norm_weight, self.norm_bias = nn.Parameter(torch.ones(D)), nn.Parameter(torch.zeros(D))
+        self.score = nn.Parameter(torch.empty(D).uniform_(-1, 1) / math.sqrt(D))
+        self.score_bias = nn.Parameter(torch.zeros(()))
+
+    def forward(
+        self,
+        votes: Votes,
+        activations: Float[Tensor, "B I"] | None = None,  # noqa: ARG002  the algorithm has none
+        *,
+        return_coupling: bool = False,
+    ) -> Routed:
+        """Route; see :class:`Routing`. Activations of the input capsules are not used."""
+        routed = inverted_attention_routing(
+            votes,
+            self.num_iterations,
+            norm_weight=self.norm_weight,
+            norm_bias=self.norm_bias,
+            return_coupling=return_coupling,
+        )
+        with full_precision(votes.poses.device):
+            poses = in_full_precision(routed.poses)
+            active = (poses @ self.score.to(poses.dtype) + self.score_bias.to(poses.dtype)).sigmoid()
+        return routed._replace(activations=active.to(routed.poses.dtype))

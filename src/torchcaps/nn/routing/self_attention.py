@@ -1,0 +1,86 @@
+"""Self-attention routing: each input capsule attends to the output capsules that its votes agree with."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from torchcaps.checks import checked
+from torchcaps.nn.capsules import LayerSize, Routed
+from torchcaps.nn.routing.base import Routing
+from torchcaps.nn.votes import BuiltVotes, Votes
+from torchcaps.ops.precision import full_precision, in_full_precision
+from torchcaps.ops.squash import exponential_squash
+from torchcaps.parts import register
+
+
+@checked
+def self_attention_routing(
+    votes: Votes | Float[Tensor, "B I J D"],
+    *,
+    bias: Float[Tensor, "I J"] | None = None,
+    return_coupling: bool = False,
+) -> Routed:
+    """Routing without iterations: a vote is coupled as strongly as it agrees with all votes for the same output.
+
+        a_ij = ⟨û_j|i, Σ_k û_j|k⟩ / √D
+        c_ij = softmax_j(a_ij) + bias_ij
+        v_j  = exponential_squash(Σ_i c_ij û_j|i)
+
+    Args:
+        votes: û_j|i, the prediction of input capsule i for output capsule j; a tensor, or :class:`torchcaps.nn.Votes`.
+        bias: Added to the coupling after the softmax; may be learned, and negative.
+        return_coupling: Also return the coupling c_ij, bias included.
+
+    Returns:
+        Output capsules v_j, lengths in [0, 1), in the dtype of ``votes`` (half precision is computed in float32), and
+        c_ij if it is asked for.
+
+    Source: Mazzia, Salvetti, Chiaberge 2021, "Efficient-CapsNet: capsule network with self-attention routing",
+    section 3 (arXiv:2101.12491).
+    """
+    given = BuiltVotes.of(votes)
+    with full_precision(given.poses.device):
+        total = in_full_precision(given.weighted_sum(None))
+        coupling = given.compete(in_full_precision(given.agreement(total)) / math.sqrt(total.shape[2]))
+        if bias is not None:
+            coupling = coupling + bias.to(coupling.dtype)
+        poses = exponential_squash(in_full_precision(given.weighted_sum(coupling)))
+    return Routed(poses, coupling=coupling).to(
+        votes if isinstance(votes, Tensor) else votes.poses, coupling=return_coupling
+    )
+
+
+@register("routing", "self-attention")
+class SelfAttentionRouting(Routing):
+    """Attention among the votes, without iterations: :func:`torchcaps.self_attention_routing`.
+
+    Args:
+        attention_bias: Learn what is added to the coupling of self-attention, from zero.
+
+    Source: Mazzia, Salvetti, Chiaberge 2021 (arXiv:2101.12491).
+    """
+
+    def __init__(self, *, attention_bias: bool = True) -> None:
+        super().__init__()
+        self.attention_bias = attention_bias
+        self.bias: nn.Parameter | None = None
+
+    def bind(self, size: LayerSize) -> None:
+        """Make the bias (I, J), where it is wanted."""
+        self.require_unbound()
+        if self.attention_bias:
+            self.bias = nn.Parameter(torch.zeros(size.in_capsules, size.out_capsules))
+
+    def forward(
+        self,
+        votes: Votes,
+        activations: Float[Tensor, "B I"] | None = None,  # noqa: ARG002  lengths say it
+        *,
+        return_coupling: bool = False,
+    ) -> Routed:
+        """Route; see :class:`Routing`. Activations are not used: the length of a pose says the same."""
+        return self_attention_routing(votes, bias=self.bias, return_coupling=return_coupling)

@@ -1,0 +1,180 @@
+"""Variational Bayes routing: EM routing with priors over the Gaussians, against output capsules that collapse."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from torchcaps.checks import checked
+from torchcaps.nn.capsules import LayerSize, Routed, RoutingRound
+from torchcaps.nn.routing.mixture import Gaussians, LogCompete, MixtureRouting, route_mixture
+from torchcaps.nn.votes import Votes, log_softmax
+from torchcaps.ops.mixtures import LOG_2_PI, by_output, distances, share_out, squared_deviations, weighted
+from torchcaps.ops.tracing import is_exporting
+from torchcaps.parts import register
+from torchcaps.ranges import AtLeastOneIteration
+
+
+@checked
+def vb_routing(
+    votes: Votes | Float[Tensor, "B I J D"],
+    activations: Float[Tensor, "B I"],
+    beta_u: Float[Tensor, "J"],
+    beta_a: Float[Tensor, "J"],
+    num_iterations: AtLeastOneIteration = 3,
+    *,
+    return_coupling: bool = False,
+) -> Routed:
+    """Variational Bayes routing: Gaussians with a Dirichlet and a Gaussian–Wishart prior, fitted to the votes V_ij.
+
+    The priors are α₀ = 1, m₀ = 0, κ₀ = 1, Ψ₀ = identity, ν₀ = D + 1; ψ is the digamma function.
+
+        c_ij ← 1/J
+        repeat num_iterations times:
+            R_j = Σ_i c_ij a_i,   α_j = 1 + R_j,   κ_j = 1 + R_j,   ν_j = D + 1 + R_j
+            μ_j = Σ_i c_ij a_i V_ij / R_j,   m_j = R_j μ_j / κ_j
+            p_jh = 1 + Σ_i c_ij a_i (V_ijh - μ_jh)² + (R_j / κ_j) μ_jh²                 (the inverse of Ψ_j)
+            ln|Λ_j| = Σ_{d=0}^{D-1} ψ((ν_j - d) / 2) + D ln 2 - Σ_h ln p_jh,   ln π_j = ψ(α_j) - ψ(Σ_j α_j)
+            ln q_ij = ½ ln|Λ_j| - ½ D ln 2π - ½ (D / κ_j + ν_j Σ_h (V_ijh - m_jh)² / p_jh)
+            c_ij ← softmax_j(ln π_j + ln q_ij)                                          (not after the last time)
+        pose_j = m_j
+        l_j    = β_a,j - (exp(ln π_j) H_j + β_u,j),   H_j = ½ D ln(2πe) - ½ ln|Λ_j|
+
+    The coupling is normalised from logarithms. The released code floors the sum of densities at 1e-11 instead, which
+    with D = 16 many capsules stay below. The votes are worked on some images at a time, within
+    :func:`torchcaps.set_working_memory`.
+
+    Args:
+        votes: V_ij, the prediction of input capsule i for output capsule j; a tensor, or :class:`torchcaps.nn.Votes`.
+        activations: a_i, at least 0. Input capsules with 0 change nothing.
+        beta_u: Cost of an active output capsule, learned.
+        beta_a: Threshold of the activation, learned.
+        num_iterations: How often the Gaussians are fitted, 1 to 1,000.
+        return_coupling: Also return the coupling c_ij of the last fit, before it is multiplied by a_i.
+
+    Returns:
+        Poses m_j; as activations the *logits* l_j, before the batch normalisation and the sigmoid that a layer adds; in
+        the dtype of ``votes`` (half precision is computed in float32); and c_ij if it is asked for.
+
+    Source: De Sousa Ribeiro, Leontidis, Kollias 2020, "Capsule routing via variational Bayes", algorithm 1
+    (arXiv:1905.11455).
+    """
+    options: dict[str, Any] = {"activate": torch.Tensor.clone, "num_iterations": num_iterations}
+    return route_mixture(_fit, votes, activations, (beta_u, beta_a), return_coupling, **options)
+
+
+def _fit(
+    votes: Float[Tensor, "B I J D"],
+    activations: Float[Tensor, "B I"],
+    log_compete: LogCompete,
+    rounds: list[RoutingRound] | None = None,
+    *,
+    learned: tuple[Float[Tensor, "J"], Float[Tensor, "J"]],
+    num_iterations: int,
+) -> Gaussians:
+    """The equations of :func:`vb_routing`."""
+    D = votes.shape[3]
+    log_posterior = votes.new_zeros(votes.shape[:3])
+    log_coupling = log_softmax(log_posterior)  # 1/J on maps too
+    votes = by_output(votes)
+    steps = torch.arange(D, dtype=votes.dtype, device=votes.device)
+    for iteration in range(1, num_iterations + 1):
+        shares, mass = share_out(log_coupling, activations)  # (B, I, J), (B, J)
+        R = mass.unsqueeze(2)  # (B, J, 1)
+        means = weighted(shares, votes)  # (B, J, D)
+        scatter = R * weighted(shares, squared_deviations(votes, means))
+        centres = R / (1 + R) * means
+        inverse_scale = 1 + scatter + centres * means
+        degrees = D + 1 + mass
+        log_precision = (
+            digamma((degrees.unsqueeze(2) - steps) / 2).sum(2) + D * math.log(2) - inverse_scale.log().sum(2)
+        )
+        log_share = digamma(1 + mass) - digamma((1 + mass).sum(1, keepdim=True))
+        if iteration == num_iterations and rounds is None:
+            break
+        far = distances(squared_deviations(votes, centres), inverse_scale)  # (B, I, J)
+        known = (log_precision - D * LOG_2_PI - D / (1 + mass)) / 2  # (B, J)
+        densities = known.unsqueeze(1) - degrees.unsqueeze(1) * far / 2
+        if rounds is not None:
+            logits = _logits(log_share, log_precision, learned, D)
+            rounds.append(RoutingRound(log_posterior, log_coupling.exp(), means, centres, densities, logits.sigmoid()))
+        log_posterior = log_share.unsqueeze(1) + densities
+        if iteration < num_iterations:
+            log_coupling = log_compete(log_posterior)
+    return centres, _logits(log_share, log_precision, learned, D), log_coupling.exp()
+
+
+def _logits(log_share: Tensor, log_precision: Tensor, learned: tuple[Tensor, Tensor], D: int) -> Float[Tensor, "B J"]:
+    beta_u, beta_a = learned
+    entropy = (D * (LOG_2_PI + 1) - log_precision) / 2
+    return beta_a - (log_share.exp() * entropy + beta_u)
+
+
+def digamma(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The digamma function of numbers of at least one; in a graph that is exported, of operations that ONNX has.
+
+    There it is ψ(x) = ψ(x + 6) - Σ_{k<6} 1 / (x + k), and Stirling's series of ψ(x + 6), whose error is below 1e-9.
+    """
+    if not is_exporting():
+        return torch.digamma(x)
+    y = x + 6
+    square = 1 / y.square()
+    series = y.log() - 1 / (2 * y) - square * (1 / 12 - square * (1 / 120 - square / 252))
+    return series - sum(1 / (x + k) for k in range(6))
+
+
+@register("routing", "vb")
+class VBRouting(MixtureRouting):
+    """Variational Bayes routing: :func:`torchcaps.vb_routing`; β_u and β_a start at zero.
+
+    The logits of the activations and the poses are normalised over the batch, without scale and shift, as in the
+    source; a batch of one image in training takes the running statistics.
+
+    Source: De Sousa Ribeiro, Leontidis, Kollias 2020 (arXiv:1905.11455).
+    """
+
+    def bind(self, size: LayerSize) -> None:
+        super().bind(size)
+        self.pose_norm = nn.BatchNorm1d(size.out_capsules, affine=False).train(self.training)
+        self.activation_norm = nn.BatchNorm1d(size.out_capsules, affine=False).train(self.training)
+
+    def fit(
+        self,
+        votes: Float[Tensor, "B I J D"],
+        activations: Float[Tensor, "B I"],
+        log_compete: LogCompete,
+        rounds: list[RoutingRound] | None = None,
+    ) -> Gaussians:
+        learned = self.beta_u.to(votes.dtype), self.beta_a.to(votes.dtype)
+        return _fit(votes, activations, log_compete, rounds, learned=learned, num_iterations=self.num_iterations)
+
+    def balanced_std(self, size: LayerSize) -> float:
+        """See :class:`Routing`; that of the source, whose matrices of 4×4 start with a variance of about 1/(16·I).
+
+        The prior has the variance one. Votes that vary less start with a coupling that is near uniform, and the
+        normalisation brings poses to variance one, however short votes are. Of three layers whose votes vary by one,
+        nothing is learned in the first hundred steps.
+        """
+        return 1 / (2 * math.sqrt(size.in_capsules * size.out_dim))
+
+    def finish(
+        self, poses: Float[Tensor, "B J D"], logits: Float[Tensor, "B J"]
+    ) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B J"]]:
+        return _normalised(poses, self.pose_norm), _normalised(logits, self.activation_norm).sigmoid()
+
+
+def _normalised(x: Float[Tensor, "B J *D"], norm: nn.BatchNorm1d) -> Float[Tensor, "B J *D"]:
+    """Batch normalisation, which takes the running statistics where a single row has none of its own."""
+    learns = norm.training and len(x) > 1
+    kept = norm.running_mean, norm.running_var  # in half precision in a network of half precision
+    mean, variance = (each.to(x.dtype) for each in kept if each is not None)
+    out = nn.functional.batch_norm(x, mean, variance, None, None, learns, norm.momentum or 0.1, norm.eps)
+    if learns:
+        for each, running in zip(kept, (mean, variance), strict=True):
+            if each is not None and each is not running:
+                each.copy_(running)
+    return out

@@ -1,0 +1,383 @@
+"""Votes: what each input capsule predicts for each output capsule, asked for in sums and, as a rule, never built.
+
+A routing algorithm asks for weighted sums of the votes and for their agreement with output capsules, and for the votes
+themselves only if it must have each of them.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from torchcaps.errors import InputError
+from torchcaps.nn.capsules import LayerSize
+from torchcaps.ops.contractions import agreement, compute_votes, weighted_sum
+from torchcaps.ops.mixtures import dense_votes, matrix_votes
+from torchcaps.ops.precision import full_dtype, full_precision, in_full_precision
+from torchcaps.ops.tracing import is_traced
+
+SoftmaxOver = Literal["outputs", "inputs"]
+"""The axis on which capsules compete."""
+
+
+class Votes(ABC):
+    """The votes û_j|i of the input capsules of a batch for its output capsules, as a routing algorithm sees them.
+
+    Args:
+        poses: Input capsules u_i.
+        size: I, K, J, D.
+    """
+
+    competition: MapCompetition | None = None
+    """Who competes on a map whose positions compete; else None."""
+
+    def __init__(self, poses: Float[Tensor, "B I K"], size: LayerSize) -> None:
+        self.poses, self.size = poses, size
+
+    @abstractmethod
+    def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
+        """Σ_i c_ij û_j|i; without coupling, the plain sum."""
+
+    @abstractmethod
+    def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
+        """⟨û_j|i, x_j⟩ with output capsules, or with any other vectors x_j."""
+
+    @abstractmethod
+    def build(self) -> Float[Tensor, "B I J D"]:
+        """The votes themselves, for algorithms that need each of them: B·I·J·D numbers."""
+
+    def take(self, images: slice) -> Votes:
+        """The votes of some images, for algorithms that build those of a few at a time."""
+        return BuiltVotes(self.build()[images], self.poses[images])
+
+    def zeros(self) -> Float[Tensor, "B I J"]:
+        """Routing logits to start from, in full precision; in memory as (J, B, I), as agreement is."""
+        shape = self.size.out_capsules, self.poses.shape[0], self.size.in_capsules
+        return self.poses.new_zeros(shape, dtype=full_dtype(self.poses.dtype)).permute(1, 2, 0)
+
+    def compete(
+        self, logits: Float[Tensor, "B I J"], softmax_over: SoftmaxOver = "outputs", *, leaky: bool = False
+    ) -> Float[Tensor, "B I J"]:
+        """Coupling c_ij: the softmax of the routing logits over the capsules that compete.
+
+        Over ``"outputs"``, the output capsules that an input capsule votes for compete: all of them, or, in a layer on
+        a map that says so, those of all positions whose windows hold the input capsule.
+
+        Args:
+            logits: b_ij.
+            softmax_over: The axis on which capsules compete.
+            leaky: Add a competitor with logit 0, whose share goes to no capsule.
+        """
+        if self.competition is not None and softmax_over == "outputs":
+            return self.competition.softmax(logits, leaky)
+        axis = 2 if softmax_over == "outputs" else 1
+        if leaky:
+            shares = torch.cat([torch.zeros_like(logits.narrow(axis, 0, 1)), logits], axis).softmax(axis)
+            return shares.narrow(axis, 1, logits.shape[axis])
+        if axis == 2 and logits.movedim(2, 0).is_contiguous():  # as the contractions lay them out: kept so
+            return logits.movedim(2, 0).softmax(0).movedim(0, 2)
+        return logits.softmax(axis)
+
+    def log_compete(self, logits: Float[Tensor, "B I J"]) -> Float[Tensor, "B I J"]:
+        """The logarithm of :meth:`compete` over the outputs, exact even of couplings too small for their precision."""
+        if self.competition is not None:
+            return self.competition.log_softmax(logits)
+        return log_softmax(logits)
+
+    def __getitem__(self, images: slice) -> Votes:
+        taken = self.take(images)
+        taken.competition = self.competition
+        return taken
+
+
+def log_softmax(logits: Float[Tensor, "B I J"]) -> Float[Tensor, "B I J"]:
+    """The logarithm of the softmax over the output capsules; in memory as (B, J, I), where torch computes it faster."""
+    return logits.transpose(1, 2).log_softmax(1).transpose(1, 2)
+
+
+class BuiltVotes(Votes):
+    """Votes that stand in a tensor.
+
+    Args:
+        votes: û_j|i.
+        poses: What they were made of; where nobody knows, the votes for the first output capsule stand for it.
+    """
+
+    def __init__(self, votes: Float[Tensor, "B I J D"], poses: Float[Tensor, "B I K"] | None = None) -> None:
+        _, I, J, D = votes.shape
+        if min(I, J, D) == 0:
+            raise InputError(f"votes must be of at least one capsule and component, got I={I}, J={J}, D={D}")
+        poses = votes[:, :, 0] if poses is None else poses
+        super().__init__(poses, LayerSize(I, poses.shape[2], J, D))
+        self.votes = votes
+
+    @classmethod
+    def of(cls, given: Votes | Float[Tensor, "B I J D"]) -> Votes:
+        """Votes from votes, or from a tensor, which is computed with in full precision."""
+        return given if isinstance(given, Votes) else cls(in_full_precision(given))
+
+    def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
+        return self.votes.sum(1) if coupling is None else torch.einsum("bij,bijd->bjd", coupling, self.votes)
+
+    def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
+        return torch.einsum("bijd,bjd->bij", self.votes, parents)
+
+    def build(self) -> Float[Tensor, "B I J D"]:
+        return self.votes
+
+    def take(self, images: slice) -> Votes:
+        return BuiltVotes(self.votes[images], self.poses[images])
+
+
+class DenseVotes(Votes):
+    """Votes W_ij u_i, a matrix for each pair; or w_ij∘u_i, a vector for each pair.
+
+    Args:
+        poses: Input capsules u_i.
+        weight: W_ij (I, J, D, K), or w_ij (I, J, D) with D = K.
+        columns: The matrices laid out for :meth:`build`, where they are already.
+    """
+
+    def __init__(
+        self,
+        poses: Float[Tensor, "B I K"],
+        weight: Float[Tensor, "I J D ..."],
+        columns: Float[Tensor, "I K JD"] | None = None,
+    ) -> None:
+        super().__init__(poses, LayerSize(weight.shape[0], poses.shape[2], *weight.shape[1:3]))
+        self.weight, self._columns = weight, columns
+
+    def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
+        return weighted_sum(self.poses, self.weight, coupling)
+
+    def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
+        return agreement(self.poses, self.weight, parents)
+
+    def build(self) -> Float[Tensor, "B I J D"]:
+        if self.weight.ndim == 3 or is_traced():
+            return compute_votes(self.poses, self.weight)
+        columns = self.columns()
+        votes = dense_votes(self.poses.to(columns.dtype), columns, self.size.out_capsules)
+        return votes.to(torch.promote_types(self.poses.dtype, self.weight.dtype))
+
+    def columns(self) -> Float[Tensor, "I K JD"]:
+        """The matrices laid out so that each capsule's votes are one product."""
+        if self._columns is None:
+            dtype = full_dtype(torch.promote_types(self.poses.dtype, self.weight.dtype))
+            self._columns = self.weight.to(dtype).permute(0, 3, 1, 2).flatten(2).contiguous()
+        return self._columns
+
+    def take(self, images: slice) -> Votes:
+        """See :class:`Votes`; the matrices are laid out once."""
+        columns = self.columns() if self.weight.ndim == 4 else None
+        return DenseVotes(self.poses[images], self.weight, columns)
+
+
+class SharedVotes(Votes):
+    """Votes W_j u_i: all input capsules share the matrix of an output capsule."""
+
+    def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "J D K"]) -> None:
+        J, D, K = weight.shape
+        super().__init__(poses, LayerSize(poses.shape[1], K, J, D))
+        self.weight = weight
+        self._poses, self._weight = in_full_precision(poses), in_full_precision(weight)
+
+    def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
+        """See :class:`Votes`. W_j Σ_i c_ij u_i: the poses are summed first."""
+        with full_precision(self.poses.device):
+            if coupling is None:
+                total = torch.einsum("jdk,bk->bjd", self._weight, self._poses.sum(1))
+            else:
+                sums = coupling.to(self._poses).mT @ self._poses  # (B, J, K)
+                total = torch.einsum("jdk,bjk->bjd", self._weight, sums)
+        return total.to(self.poses.dtype)
+
+    def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
+        """See :class:`Votes`. ⟨u_i, W_jᵀ x_j⟩: the output capsules are brought back first."""
+        with full_precision(self.poses.device):
+            agreement = self._poses @ torch.einsum("jdk,bjd->bkj", self._weight, parents.to(self._poses))
+        return agreement.to(self.poses.dtype)
+
+    def build(self) -> Float[Tensor, "B I J D"]:
+        with full_precision(self.poses.device):
+            return torch.einsum("jdk,bik->bijd", self._weight, self._poses).to(self.poses.dtype)
+
+    def take(self, images: slice) -> Votes:
+        return SharedVotes(self.poses[images], self.weight)
+
+
+class MatrixVotes(Votes):
+    """Votes M_i W_ij of poses that are square matrices, M_i (P, P), read row by row: K = D = P².
+
+    The rows of a pose are transformed alike, so that a row is a capsule of P components to the sums.
+    """
+
+    def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J P P"]) -> None:
+        I, J, P, _ = weight.shape
+        super().__init__(poses, LayerSize(I, P * P, J, P * P))
+        self.weight, self.side = weight, P
+        self.rows = DenseVotes(poses.unflatten(2, (P, P)).movedim(2, 1).flatten(0, 1), weight.mT)  # (B·P, I, P)
+
+    def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
+        each = None if coupling is None else coupling.repeat_interleave(self.side, 0)
+        return self._joined(self.rows.weighted_sum(each))
+
+    def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
+        rows = parents.unflatten(2, (self.side, self.side)).movedim(2, 1).flatten(0, 1)  # (B·P, J, P)
+        return self.rows.agreement(rows).unflatten(0, (-1, self.side)).sum(1)
+
+    def build(self) -> Float[Tensor, "B I J D"]:
+        if is_traced():
+            return self._joined(self.rows.build())
+        dtype = torch.promote_types(self.poses.dtype, self.weight.dtype)
+        poses, weight = (tensor.to(full_dtype(dtype)) for tensor in (self.poses, self.weight))
+        return matrix_votes(poses.unflatten(2, (self.side, self.side)), weight).to(dtype)
+
+    def take(self, images: slice) -> Votes:
+        return MatrixVotes(self.poses[images], self.weight)
+
+    def _joined(self, rows: Float[Tensor, "BP *capsules P"]) -> Float[Tensor, "B *capsules D"]:
+        return rows.unflatten(0, (-1, self.side)).movedim(1, -2).flatten(-2)
+
+
+class IdentityVotes(Votes):
+    """Votes u_i, the same for all output capsules: nothing is transformed."""
+
+    def __init__(self, poses: Float[Tensor, "B I K"], out_capsules: int) -> None:
+        _, I, K = poses.shape
+        super().__init__(poses, LayerSize(I, K, out_capsules, K))
+
+    def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
+        if coupling is None:
+            return self.poses.sum(1, keepdim=True).expand(-1, self.size.out_capsules, -1)
+        return coupling.to(self.poses.dtype).transpose(1, 2) @ self.poses
+
+    def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
+        return self.poses @ parents.to(self.poses.dtype).transpose(1, 2)
+
+    def build(self) -> Float[Tensor, "B I J D"]:
+        return self.poses.unsqueeze(2).expand(-1, -1, self.size.out_capsules, -1)
+
+    def take(self, images: slice) -> Votes:
+        return IdentityVotes(self.poses[images], self.size.out_capsules)
+
+
+class MapVotes(Votes):
+    """Votes of the capsules of a map whose weights are the same at all positions.
+
+    Args:
+        votes: Those of each position, (B·L, T, J, D).
+        poses: The capsules (B, T·L, K), type by type.
+        positions: L.
+    """
+
+    def __init__(self, votes: Votes, poses: Float[Tensor, "B I K"], positions: int) -> None:
+        super().__init__(poses, votes.size._replace(in_capsules=poses.shape[1]))
+        self.votes, self.positions = votes, positions
+
+    def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
+        each = None
+        if coupling is not None:
+            each = coupling.unflatten(1, (-1, self.positions)).transpose(1, 2).flatten(0, 1)  # (B·L, T, J)
+        return self.votes.weighted_sum(each).unflatten(0, (-1, self.positions)).sum(1)
+
+    def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
+        return by_type(self.votes.agreement(parents.repeat_interleave(self.positions, 0)), self.positions)
+
+    def build(self) -> Float[Tensor, "B I J D"]:
+        return by_type(self.votes.build(), self.positions)
+
+    def take(self, images: slice) -> Votes:
+        rows = slice(images.start * self.positions, images.stop * self.positions)
+        return MapVotes(self.votes.take(rows), self.poses[images], self.positions)
+
+
+class PlacedVotes(Votes):
+    """Votes to which the place of their capsule is added.
+
+    Args:
+        votes: Without the places.
+        places: What is added, the same for all output capsules.
+    """
+
+    def __init__(self, votes: Votes, places: Float[Tensor, "I D"]) -> None:
+        super().__init__(votes.poses, votes.size)
+        self.votes, self.places = votes, places
+
+    def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
+        total = self.votes.weighted_sum(coupling)
+        places = self.places.to(total.dtype)
+        return total + (places.sum(0) if coupling is None else coupling.to(total.dtype).transpose(1, 2) @ places)
+
+    def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
+        agreement = self.votes.agreement(parents)
+        return agreement + self.places.to(agreement.dtype) @ parents.to(agreement.dtype).transpose(1, 2)
+
+    def build(self) -> Float[Tensor, "B I J D"]:
+        votes = self.votes.build()
+        return votes + self.places.to(votes.dtype).unsqueeze(1)
+
+    def take(self, images: slice) -> Votes:
+        return PlacedVotes(self.votes.take(images), self.places)
+
+
+def by_type(windows: Float[Tensor, "BL T *more"], positions: int) -> Float[Tensor, "B TL *more"]:
+    """What was computed at each of a map's L ``positions``, in the order of :class:`torchcaps.nn.Capsules`."""
+    return windows.unflatten(0, (-1, positions)).transpose(1, 2).flatten(1, 2)
+
+
+class MapCompetition:
+    """The competition on a map: output capsules at all positions whose windows hold an input capsule compete for it.
+
+    Args:
+        children: The capsule of the map that each input capsule of each window is.
+        number: Capsules on the map, N.
+    """
+
+    def __init__(self, children: Int[Tensor, "L I"], number: int) -> None:
+        self.children, self.number = children, number
+
+    @property
+    def rows_per_image(self) -> int:
+        """L: so many rows of votes compete with each other."""
+        return len(self.children)
+
+    def sum(self, windows: Float[Tensor, "BL I"]) -> Float[Tensor, "B N"]:
+        """What the input capsules of the windows have, summed for each capsule of the map."""
+        given = windows.unflatten(0, (-1, len(self.children))).flatten(1)  # (B, L·I)
+        return given.new_zeros(len(given), self.number).index_add(1, self.children.flatten(), given)
+
+    @property
+    def links(self) -> Float[Tensor, "N"]:
+        """How many windows hold each capsule of the map."""
+        return self.sum(torch.ones(self.children.shape, device=self.children.device))[0]
+
+    def softmax(self, logits: Float[Tensor, "BL I J"], leaky: bool) -> Float[Tensor, "BL I J"]:
+        """The softmax over the output types and the positions."""
+        powers, _, total, child = self._powers(logits, leaky)
+        return (powers / total[:, child, None]).unflatten(1, self.children.shape).flatten(0, 1)
+
+    def log_softmax(self, logits: Float[Tensor, "BL I J"]) -> Float[Tensor, "BL I J"]:
+        """Its logarithm, without a leak."""
+        _, above, total, child = self._powers(logits, leaky=False)
+        return (above - total[:, child, None].log()).unflatten(1, self.children.shape).flatten(0, 1)
+
+    def _powers(self, logits: Float[Tensor, "BL I J"], leaky: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The exponentials of logits (B, L·I, J), what they are of, their sums (B, N), and each capsule's number."""
+        positions, I = self.children.shape
+        child = self.children.flatten()  # (L·I)
+        given = logits.unflatten(0, (-1, positions)).flatten(1, 2)  # (B, L·I, J)
+        B = given.shape[0]
+        with torch.no_grad():  # the largest of a child's logits, which cancels out
+            largest = given.new_full((B, self.number), 0.0 if leaky else -math.inf)
+            largest.scatter_reduce_(1, child.expand(B, -1), given.amax(2), "amax")
+            largest = largest.clamp_min(torch.finfo(given.dtype).min)  # of capsules in no window
+        above = given - largest[:, child, None]
+        powers = above.exp()
+        total = self.sum(powers.sum(2).unflatten(1, (positions, I)).flatten(0, 1))
+        return powers, above, total + (-largest).exp() if leaky else total, child

@@ -1,0 +1,163 @@
+"""The backward pass, without votes: iterations are undone from the last to the first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from torchcaps.ops.fused.layer import Layer, Options
+from torchcaps.ops.precision import full_precision
+from torchcaps.ops.squash import squash
+
+
+class Gradients(NamedTuple):
+    """Gradients in the making, as the steps want them; None if not wanted."""
+
+    poses: Float[Tensor, "B K I"] | None
+    weight: Float[Tensor, "J D K I"] | None
+    bias: Float[Tensor, "J D"] | None
+
+    @classmethod
+    def start(cls, layer: Layer, wanted: list[bool]) -> Gradients:
+        """Zeros; the weight's, when the last iteration is going to write it block by block, uninitialised."""
+        u, W = layer.poses, layer.weight
+        poses, weight, bias = wanted
+        iterated = layer.options.num_iterations > 1
+        return cls(
+            torch.zeros_like(u) if poses else None,
+            None if not weight else torch.empty_like(W) if iterated else torch.zeros_like(W),
+            u.new_zeros(W.shape[:2]) if bias else None,
+        )
+
+
+def backward(
+    grad_capsules: Tensor | None,
+    grad_coupling: Tensor | None,
+    poses: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    sums: Tensor,
+    coupling: Tensor,
+    wanted: list[bool],
+    *scalars: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """[backward] Gradients of poses, weight and bias in their axes and dtypes; empty where none is wanted."""
+    options = Options(*scalars)
+    with full_precision(poses.device):
+        layer = Layer(poses, weight, bias, options)
+        grads = Gradients.start(layer, wanted)
+        grad_v = torch.zeros_like(sums[0]) if grad_capsules is None else grad_capsules.to(sums.dtype)
+        grad_c = None if grad_coupling is None else grad_coupling.permute(2, 0, 1)
+        grad_summed = torch.zeros_like(sums[0])  # G, the gradient of V
+        for t in range(len(sums), 0, -1):
+            grad_s = _squash_backward(sums[t - 1], grad_v, options.eps) if options.num_iterations else grad_v
+            if grads.bias is not None:
+                grads.bias.add_(grad_s.sum(0))
+            if t == 1:
+                _first_backward(layer, grad_s, grads)
+            elif options.stop_gradient:
+                _stopped_backward(layer, coupling.permute(2, 0, 1), grad_s, grads)
+                break
+            else:
+                summed_capsules = squash(sums[: t - 1], eps=options.eps).sum(0)
+                _iteration_backward(layer, summed_capsules, grad_s, grad_c, grads, grad_summed, last=t == len(sums))
+                grad_v, grad_c = grad_summed, None
+        # a registered operation must not return a tensor twice: hence a new empty one for each that is not wanted
+        return (
+            poses.new_empty(0) if grads.poses is None else grads.poses.transpose(1, 2).to(poses.dtype),
+            poses.new_empty(0) if grads.weight is None else grads.weight.permute(3, 0, 1, 2).to(weight.dtype),
+            poses.new_empty(0) if grads.bias is None or bias is None else grads.bias.to(bias.dtype),
+        )
+
+
+def _iteration_backward(
+    layer: Layer,
+    summed_capsules: Float[Tensor, "B J D"],
+    grad_s: Float[Tensor, "B J D"],
+    grad_c: Float[Tensor, "J B I"] | None,
+    grads: Gradients,
+    grad_summed: Float[Tensor, "B J D"],
+    last: bool,
+) -> None:
+    """[backward] An iteration after the first; adds to ``grads`` and to ``grad_summed``."""
+    for j, i, W, grad_W in _weight_blocks(layer, grads, last):
+        for b, u in layer.pose_blocks(i):
+            V, gs = summed_capsules[b, j], grad_s[b, j]
+            VW = layer.pull_back("VW", V, W, u)
+            gsW = layer.pull_back("gsW", gs, W, u)
+            scratch = layer.buffers.take("coupled", VW.shape)
+            coupling = layer.compete(layer.agreement(VW, u, scratch))
+
+            grad_logits = layer.agreement(gsW, u, scratch)  # [coupling, backward]
+            if grad_c is not None:
+                grad_logits += grad_c[j, b, i]
+            _compete_backward(layer, coupling, grad_logits)
+
+            if grads.poses is not None:  # [poses, backward]
+                mixed = gsW.mul_(coupling[:, :, None]).addcmul_(VW, grad_logits[:, :, None])
+                grads.poses[b, :, i] += mixed.sum(0)
+            if grad_W is not None:  # [weight, backward]
+                coupled = torch.mul(coupling[:, :, None], u, out=scratch).flatten(2)
+                grad_W.baddbmm_(gs.permute(1, 2, 0), coupled)
+            coupled = torch.mul(grad_logits[:, :, None], u, out=scratch).flatten(2)
+            if grad_W is not None:
+                grad_W.baddbmm_(V.permute(1, 2, 0), coupled)
+            grad_V = layer.product(coupled, W.transpose(1, 2))  # [logits, backward]
+            grad_summed[b, j] += grad_V.transpose(0, 1)
+
+
+def _stopped_backward(
+    layer: Layer, coupling: Float[Tensor, "J B I"], grad_s: Float[Tensor, "B J D"], grads: Gradients
+) -> None:
+    """[stopped gradient] Back through the last weighted sum with its coupling held constant."""
+    if grads.poses is None and grads.weight is None:
+        return
+    for j, i, W, grad_W in _weight_blocks(layer, grads, last=True):
+        for b, u in layer.pose_blocks(i):
+            gs, c = grad_s[b, j], coupling[j, b, i][:, :, None]
+            if grads.poses is not None:  # [poses, backward]
+                grads.poses[b, :, i] += layer.pull_back("gsW", gs, W, u).mul_(c).sum(0)
+            if grad_W is not None:  # [weight, backward]
+                coupled = torch.mul(c, u, out=layer.buffers.take("coupled", (W.shape[0], *u.shape)))
+                grad_W.baddbmm_(gs.permute(1, 2, 0), coupled.flatten(2))
+
+
+def _first_backward(layer: Layer, grad_s: Tensor, grads: Gradients) -> None:
+    """[first sum, backward] The first iteration: its coupling is the same for the whole batch."""
+    gs, u, W = grad_s.flatten(1), layer.poses.flatten(1), layer.weight.flatten(2).flatten(0, 1)
+    if grads.poses is not None:
+        grads.poses.flatten(1).addmm_(gs, W, alpha=layer.uniform_coupling)
+    if grads.weight is not None:
+        grads.weight.flatten(2).flatten(0, 1).addmm_(gs.t(), u, alpha=layer.uniform_coupling)
+
+
+def _weight_blocks(
+    layer: Layer, grads: Gradients, last: bool
+) -> Iterator[tuple[slice, slice, Float[Tensor, "j D Ki"], Float[Tensor, "j D Ki"] | None]]:
+    """Blocks of W, each with zeros for its gradient, which is written when its turn ends, or added to what is there."""
+    for j, i, W in layer.weight_blocks():
+        if grads.weight is None:
+            yield j, i, W, None
+            continue
+        grad_W = layer.buffers.take("grad_W", W.shape).zero_()
+        yield j, i, W, grad_W
+        target = grads.weight[j, :, :, i]
+        target.copy_(grad_W.view(target.shape)) if last else target.add_(grad_W.view(target.shape))
+
+
+def _compete_backward(layer: Layer, coupling: Tensor, grad: Tensor) -> Tensor:
+    """[coupling, backward] db = c∘(a − Σ c∘a) over the capsules that compete, in place of a; a leak has a = 0."""
+    return grad.sub_((coupling * grad).sum(layer.competing_axis, keepdim=True)).mul_(coupling)
+
+
+def _squash_backward(s: Tensor, grad_v: Tensor, eps: float) -> Tensor:
+    """[squash, backward] g_s = h g_v + 2 h' ⟨s, g_v⟩ s."""
+    n = s.square().sum(-1, keepdim=True)
+    q = torch.rsqrt(n + eps)
+    h = n * q / (1 + n)
+    slope = q / (1 + n).square() - n * q.pow(3) / (2 * (1 + n))
+    return h * grad_v + 2 * slope * (s * grad_v).sum(-1, keepdim=True) * s

@@ -1,0 +1,163 @@
+"""[blocks] The tensors of a call as the steps want them, how they are cut, and the steps that both passes take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from torchcaps.machine import MIB
+from torchcaps.ops.memory import BLOCK, MAX_BATCH_SLICE, get_working_memory, slices
+from torchcaps.ops.precision import full_dtype
+
+MIN_BATCH_SLICE = 16  # images; with fewer, reading the weights costs more than multiplying by them
+MIN_INPUT_BLOCK = 32  # input capsules; fewer make the inner loops short
+INPUT_MULTIPLE = 16  # input capsules: a vector register of float32
+
+
+class Options(NamedTuple):
+    """What :func:`torchcaps.route` is told beside its tensors; one by one, the last arguments of both passes."""
+
+    num_iterations: int
+    over_inputs: bool
+    stop_gradient: bool
+    leaky: bool
+    eps: float
+    keep_coupling: bool = False
+    """The last coupling is wanted, or what the backward pass needs."""
+
+
+class Blocks(NamedTuple):
+    """How a layer is cut: its outputs, its inputs, and the images."""
+
+    outputs: list[slice]
+    inputs: list[slice]
+    batches: list[slice]
+
+    @classmethod
+    def of(cls, u: Float[Tensor, "B K I"], W: Float[Tensor, "J D K I"], over_inputs: bool) -> Blocks:
+        """Cut so that a block's buffers fit the working memory and the capsules that compete stay together."""
+        B, I, (J, D, K) = u.shape[0], u.shape[2], W.shape[:3]
+        budget = int(min(BLOCK, get_working_memory()) * MIB) // u.element_size()
+        matrix = D * K  # numbers of an input and output: W, and as many of grad_W
+        link = 3 * K + 3  # numbers of an image, input and output: VW, gsW, coupled; agreement, coupling, spare
+        b = B if u.is_meta else _piece(B, MAX_BATCH_SLICE)  # on the meta device there are no numbers
+        if u.is_meta or I * J * (matrix + b * link) <= budget:
+            return cls(slices(J, J), slices(I, I), slices(B, b))
+
+        def smallest() -> int:
+            """Numbers of one output, whose weights are one piece of memory and used where they are; or of one input."""
+            return I * (matrix + b * link) if over_inputs else J * (2 * matrix + b * link) + b * K
+
+        least = 1 if over_inputs else min(I, MIN_INPUT_BLOCK)
+        while b > MIN_BATCH_SLICE and least * smallest() > budget:
+            b = -(-b // 2)
+        if over_inputs:
+            return cls(slices(J, _piece(J, budget // smallest())), slices(I, I), slices(B, b))
+        return cls(slices(J, J), slices(I, _piece(I, budget // smallest(), INPUT_MULTIPLE)), slices(B, b))
+
+
+def _piece(size: int, most: int, multiple: int = 1) -> int:
+    """Length of the nearly equal pieces, at most ``most`` long, that ``size`` is cut into."""
+    if size <= most:
+        return max(size, 1)
+    most = most // multiple * multiple or max(most, 1)
+    pieces = -(-size // most)
+    return min(most, -(-size // (pieces * multiple)) * multiple)
+
+
+class Buffers:
+    """Work buffers of one call, used again and again: fresh memory would cost more than the arithmetic."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._like = like
+        self._flat: dict[str, Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The buffer of that name in ``shape``, with whatever it holds."""
+        size = torch.Size(shape).numel()
+        flat = self._flat.get(name)
+        if flat is None or flat.numel() < size:
+            flat = self._flat[name] = self._like.new_empty(size)
+        return flat[:size].view(shape)
+
+    def contiguous(self, name: str, tensor: Tensor) -> Tensor:
+        """``tensor`` itself if it is contiguous, else its copy in the buffer of that name."""
+        return tensor if tensor.is_contiguous() else self.take(name, tensor.shape).copy_(tensor)
+
+
+class Layer:
+    """The arguments of a call in their order of memory and in the dtype that is computed in, with its work buffers.
+
+    They are copied only where they lie in memory in another order than the project's layers keep them in.
+    """
+
+    def __init__(self, poses: Tensor, weight: Tensor, bias: Tensor | None, options: Options) -> None:
+        dtype = working_dtype(poses, weight)
+        self.poses: Float[Tensor, "B K I"] = poses.to(dtype).transpose(1, 2).contiguous()
+        self.weight: Float[Tensor, "J D K I"] = weight.to(dtype).permute(1, 2, 3, 0).contiguous()
+        self.bias = None if bias is None else bias.to(dtype)
+        self.options, self.buffers = options, Buffers(self.poses)
+        self.competing_axis = 2 if options.over_inputs else 0
+        """The axis of logits (j, b, i) that the softmax runs over."""
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """How the layer is cut."""
+        return Blocks.of(self.poses, self.weight, self.options.over_inputs)
+
+    def weight_blocks(self) -> Iterator[tuple[slice, slice, Float[Tensor, "j D Ki"]]]:
+        """Outputs and inputs that are worked on together, and W of them, contiguous."""
+        for i in self.blocks.inputs:
+            for j in self.blocks.outputs:
+                yield j, i, self.buffers.contiguous("weight", self.weight[j, :, :, i]).flatten(2)
+
+    def pose_blocks(self, i: slice) -> Iterator[tuple[slice, Float[Tensor, "b K i"]]]:
+        """Images that are worked on together, and U of them and of some inputs, contiguous."""
+        for b in self.blocks.batches:
+            yield b, self.buffers.contiguous("poses", self.poses[b, :, i])
+
+    @property
+    def uniform_coupling(self) -> float:
+        """[first sum] c¹, the same for all links; 1 if there is no routing at all."""
+        if self.options.num_iterations == 0:
+            return 1.0
+        rivals = self.poses.shape[2] if self.options.over_inputs else self.weight.shape[0]
+        return 1.0 / (rivals + self.options.leaky)
+
+    def pull_back(
+        self, name: str, vectors: Float[Tensor, "b j D"], W: Float[Tensor, "j D Ki"], u: Float[Tensor, "b K i"]
+    ) -> Float[Tensor, "j b K i"]:
+        """[logits] V_j W_j: an output's vector seen from its inputs."""
+        pulled = self.buffers.take(name, (W.shape[0], *u.shape))
+        torch.bmm(vectors.transpose(0, 1), W, out=pulled.flatten(2))
+        return pulled
+
+    def agreement(
+        self, pulled: Float[Tensor, "j b K i"], u: Float[Tensor, "b K i"], scratch: Tensor
+    ) -> Float[Tensor, "j b i"]:
+        """[logits] ⟨V_j, û_j|i⟩ = Σ_k (V_j W_j)∘u, without the votes û."""
+        j, b, _, i = pulled.shape
+        return torch.sum(torch.mul(pulled, u, out=scratch), 2, out=self.buffers.take("agreement", (j, b, i)))
+
+    def compete(self, logits: Float[Tensor, "j b i"]) -> Float[Tensor, "j b i"]:
+        """[coupling] Softmax over the capsules that compete; if leaky, beside one more with logit 0."""
+        axis, out = self.competing_axis, self.buffers.take("coupling", logits.shape)
+        if not self.options.leaky:
+            return torch.softmax(logits, axis, out=out)
+        highest = logits.amax(axis, keepdim=True).clamp_min_(0)
+        torch.sub(logits, highest, out=out).exp_()
+        return out.div_(out.sum(axis, keepdim=True).add_(highest.neg_().exp_()))
+
+    def product(self, left: Tensor, right: Tensor) -> Tensor:
+        """The product left @ right, one product a capsule, in a buffer."""
+        return torch.bmm(left, right, out=self.buffers.take("sum", (*left.shape[:2], right.shape[2])))
+
+
+def working_dtype(poses: Tensor, weight: Tensor) -> torch.dtype:
+    """Half precision is computed in float32."""
+    return full_dtype(torch.promote_types(poses.dtype, weight.dtype))

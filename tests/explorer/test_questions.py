@@ -1,0 +1,202 @@
+"""Questions from the browser: answered in plain JSON, and by a sentence where they are wrong."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from explorer_support import small_network
+from torchcaps.analysis import trace_routing
+from torchcaps.datasets import ImageSet
+from torchcaps.explorer import Explorer
+from torchcaps.explorer.questions import OBJECT_COLOURS, Questions, describe
+
+SHAPE = (1, 18, 20)
+PIXELS = np.random.default_rng(0).integers(0, 256, SHAPE, dtype=np.uint8)
+
+
+def encode(array: np.ndarray | bytes) -> str:
+    return base64.b64encode(array).decode()
+
+
+def to_bytes(image: np.ndarray) -> np.ndarray:
+    return np.round(image * 255).astype(np.uint8)
+
+
+def decode(text: str, channels: int = 1) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), np.uint8).reshape(channels, *SHAPE[1:])
+
+
+class Page:
+    """Asks as the page does: through JSON, both ways."""
+
+    def __init__(self, *explorers: Explorer) -> None:
+        self.questions = Questions(explorers)
+
+    def __call__(self, name: str, /, **question: Any) -> Any:
+        return json.loads(self.questions.answer(name, json.loads(json.dumps(question))))
+
+
+def explorer_with(**fields: Any) -> Explorer:
+    images = ImageSet(torch.from_numpy(PIXELS)[None], torch.tensor([2]))
+    return Explorer(small_network(**fields), ["a", "b", "c", "d"], name="small", images=images)
+
+
+@pytest.fixture
+def explorer() -> Explorer:
+    return explorer_with()
+
+
+@pytest.fixture
+def ask(explorer: Explorer) -> Page:
+    return Page(explorer)
+
+
+def test_the_page_is_told_what_to_show(explorer: Explorer) -> None:
+    about = json.loads(json.dumps(describe(explorer)))
+    assert (about["name"], about["what"], about["prepares"]) == ("small", "", False)
+    assert about["classes"] == ["a", "b", "c", "d"]
+    assert (about["shape"], about["objects"], about["components"], about["images"]) == ([1, 18, 20], 1, 5, 1)
+    assert (about["noPose"], about["noRouting"]) == (None, None)
+    assert about["colours"] == ["rgb(255, 128, 0)", "rgb(51, 153, 255)"]
+    assert describe(Explorer(small_network("baseline-cnn")))["noPose"] == "A convolutional network has no capsules."
+
+
+def test_looking(explorer: Explorer, ask: Page) -> None:
+    view, answer = explorer.look(PIXELS), ask("look", pixels=encode(PIXELS))
+    np.testing.assert_allclose(answer["scores"], view.scores, atol=1e-4)
+    np.testing.assert_allclose(answer["capsules"], view.capsules, atol=1e-4)
+    assert answer["present"] == view.present
+    routing = answer["routing"]
+    assert view.routing is not None
+    iterations, shown, height, width = np.shape(view.routing["maps"])
+    assert (routing["size"], routing["classes"]) == ([height, width], [0, 1, 2, 3])
+    assert np.shape(routing["means"]) == np.shape(routing["scores"]) == (iterations, shown)
+    last = np.frombuffer(base64.b64decode(routing["maps"][-1][2]), np.uint8).reshape(height, width)
+    np.testing.assert_array_equal(last, view.routing["maps"][-1][2])
+    away = np.sign(last - 128.0) * ((last - 128.0) / 127) ** 2 * routing["reach"]  # as the page turns it back
+    coupling = trace_routing(explorer.model, torch.from_numpy(PIXELS)[None]).maps[:, 0].mean(2)
+    np.testing.assert_allclose(routing["uniform"] + away, coupling[-1, 2], atol=0.02 * routing["reach"])
+    np.testing.assert_allclose(routing["range"], [coupling.min(), coupling.max()], atol=1e-4)
+
+
+def test_looking_without_capsules() -> None:
+    answer = Page(Explorer(small_network("baseline-cnn")))("look", pixels=encode(PIXELS))
+    assert (answer["capsules"], answer["routing"]) == (None, None)
+    assert len(answer["scores"]) == 4
+
+
+def test_decoding_one_capsule(explorer: Explorer, ask: Page) -> None:
+    pose = [0.1, -0.2, 0, 1, 0.5]
+    answer = ask("decode", classes=[1], poses=[pose])
+    wanted = to_bytes(explorer.decode([1], np.array([pose], np.float32))[0])
+    np.testing.assert_array_equal(decode(answer["whole"]), wanted)
+    assert answer["apart"] == []
+
+
+def test_decoding_two_capsules(explorer: Explorer, ask: Page) -> None:
+    poses = [[0.1, -0.2, 0, 1, 0.5], [1, 0, 0, 0, -1]]
+    answer = ask("decode", classes=[1, 3], poses=poses)
+    alone = explorer.decode([1, 3], np.array(poses, np.float32))
+    coloured = [one * np.array(colour)[:, None, None] / 255 for one, colour in zip(alone, OBJECT_COLOURS, strict=True)]
+    for text, wanted in zip(answer["apart"], coloured, strict=True):
+        np.testing.assert_allclose(decode(text, 3), 255 * wanted, atol=1)
+    np.testing.assert_allclose(decode(answer["whole"], 3), 255 * sum(coloured).clip(0, 1), atol=1)
+
+
+def test_objects_are_coloured_apart_and_white_together(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = np.zeros((3, *SHAPE), np.float32)
+    images[0, 0, 0, :2] = images[1, 0, 0, 1:3] = images[2, 0, 0, 3] = 1
+    monkeypatch.setattr(explorer, "decode", lambda classes, poses: images)
+    answer = Page(explorer)("decode", classes=[0, 1, 2], poses=[[0] * 5] * 3)
+    first, second, third = (decode(text, 3)[:, 0] for text in answer["apart"])
+    orange, blue = OBJECT_COLOURS
+    assert [tuple(first[:, 0]), tuple(second[:, 2]), tuple(third[:, 3])] == [orange, blue, orange]
+    assert (first[:, 2:] == 0).all()
+    assert decode(answer["whole"], 3)[:, 0, 1].tolist() == [255, 255, 255]
+
+
+def test_picking(ask: Page) -> None:
+    answer = ask("pick", index=0)
+    np.testing.assert_array_equal(decode(answer["pixels"]), PIXELS)
+    assert answer["label"] == "c"
+
+
+def test_pixels_come_back_as_they_went(ask: Page) -> None:
+    """What is read from a file can be looked at, and an image of the right size is not changed."""
+    buffer = io.BytesIO()
+    Image.fromarray(PIXELS[0]).save(buffer, "PNG")
+    answer = ask("read", name="x.png", data=encode(buffer.getvalue()))
+    np.testing.assert_array_equal(decode(answer["pixels"]), PIXELS)
+    assert ask("look", pixels=answer["pixels"]) == ask("look", pixels=encode(PIXELS))
+
+
+@pytest.mark.parametrize(
+    ("name", "question", "sentence"),
+    [
+        ("look", {}, "The question must have 'pixels' of type str, got NoneType."),
+        ("look", {"network": 1, "pixels": "AAAA"}, "Networks go from 0 to 0, got 1."),
+        ("look", {"network": "a", "pixels": "AAAA"}, "The question must have 'network' of type int, got str."),
+        ("progress", {}, "No network learns here; start the explorer with --train."),
+        ("look", {"pixels": "AAAA"}, "may be from a link for another network."),
+        ("look", {"pixels": "!"}, "The image is not valid base64; it may be from a link that was cut."),
+        ("look", {"pixels": "ä"}, "The image is not valid base64; it may be from a link that was cut."),
+        ("decode", {"classes": [9], "poses": [[0] * 5]}, "classes of 0 to 3, and for each a capsule of 5 components"),
+        ("decode", {"classes": [True], "poses": [[0] * 5]}, "Classes must be whole numbers"),
+        ("decode", {"classes": [0.5], "poses": [[0] * 5]}, "Classes must be whole numbers"),
+        ("decode", {"classes": [2**70], "poses": [[0] * 5]}, "Classes must be whole numbers"),
+        ("decode", {"classes": [[0, 1]], "poses": [[0] * 5]}, "Classes must be whole numbers"),
+        ("decode", {"classes": [0], "poses": [[0] * 4]}, "a capsule of 5 components"),
+        ("decode", {"classes": [0, 1], "poses": [[0, 0], [0]]}, "poses rows of numbers, all of one length"),
+        ("decode", {"classes": [0], "poses": [0]}, "poses rows of numbers"),
+        ("decode", {"classes": [0], "poses": [["1"] * 5]}, "poses rows of numbers"),
+        ("decode", {"classes": [0], "poses": [[None] * 5]}, "poses rows of numbers"),
+        ("decode", {"classes": [0], "poses": [[float("nan")] * 5]}, "components of at most ±1000"),
+        ("decode", {"classes": [0], "poses": [[1e39] * 5]}, "components of at most ±1000"),
+        ("decode", {"classes": [0], "poses": [[10**400] * 5]}, "poses rows of numbers"),
+        ("decode", {"classes": [0], "poses": [[]]}, "a capsule of 5 components"),
+        ("decode", {"classes": [], "poses": []}, "Classes must be whole numbers"),
+        ("pick", {"index": 1}, "Test images go from 0 to 0, got 1."),
+        ("pick", {"index": "0"}, "The question must have 'index' of type int, got str."),
+        ("read", {"name": "cat.png", "data": encode(b"no image")}, "“cat.png” cannot be read as an image"),
+    ],
+)
+def test_a_wrong_question_gets_a_sentence(ask: Page, name: str, question: dict[str, Any], sentence: str) -> None:
+    answer = ask(name, **question)
+    assert list(answer) == ["error"]
+    assert sentence in answer["error"]
+    assert answer["error"][0].isupper() or answer["error"][0] == "“"
+    assert answer["error"].endswith(".")
+
+
+def test_two_networks_answer_each_for_itself(explorer: Explorer) -> None:
+    other = Explorer(small_network(capsule_dim=3), ["a", "b", "c", "d"], name="other")
+    ask = Page(explorer, other)
+    for network, own in enumerate((explorer, other)):
+        answer = ask("look", network=network, pixels=encode(PIXELS))
+        np.testing.assert_allclose(answer["scores"], own.look(PIXELS).scores, atol=1e-4)
+    decoded = ask("decode", network=1, classes=[1], poses=[[0.1, 0.2, 0.3]])
+    wanted = to_bytes(other.decode([1], np.array([[0.1, 0.2, 0.3]], np.float32))[0])
+    np.testing.assert_array_equal(decode(decoded["whole"]), wanted)
+    assert [about["name"] for about in json.loads(ask.questions.about())["networks"]] == ["small", "other"]
+
+
+def test_what_is_no_object_is_answered_too(ask: Page) -> None:
+    for question in (None, [], "pixels"):
+        assert "must have 'pixels'" in json.loads(ask.questions.answer("look", question))["error"]
+
+
+def test_a_mistake_of_ours_is_no_sentence(explorer: Explorer, ask: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(pixels: np.ndarray) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(explorer, "look", broken)
+    with pytest.raises(ZeroDivisionError):
+        ask("look", pixels=encode(PIXELS))

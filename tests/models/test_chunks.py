@@ -1,0 +1,204 @@
+"""Convolutions where nothing is learned: the same results, some images at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchcaps
+from support import assert_batch_independent, assert_close
+from torchcaps import create_model
+from torchcaps.machine import MIB
+from torchcaps.models import CapsNet
+from torchcaps.models.images import MAP, WIDE, chunk_size, map_chunks, only_infers
+from torchcaps.nn import Capsules, PrimaryCapsules
+from torchcaps.ops.convolution import Shape
+from torchcaps.ops.memory import get_working_memory
+
+
+@pytest.fixture(autouse=True)
+def working_memory() -> Iterator[None]:
+    before = get_working_memory()
+    yield
+    torchcaps.set_working_memory(before)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many images each call of the convolutions got."""
+    seen: list[int] = []
+    whole = PrimaryCapsules.forward
+
+    def noted(self: PrimaryCapsules, maps: Tensor) -> Capsules:
+        if not maps.is_meta:  # the network's sizes are found there
+            seen.append(len(maps))
+        return whole(self, maps)
+
+    monkeypatch.setattr(PrimaryCapsules, "forward", noted)
+    return seen
+
+
+def network(**overrides: Any) -> CapsNet:
+    model = create_model("sabour2017", **{"conv_channels": 16, "primary_types": 2, "decoder": False} | overrides)
+    assert isinstance(model, CapsNet)
+    return model
+
+
+def test_how_many_images_are_a_chunk() -> None:
+    assert chunk_size(MIB, wide=False) == MAP == 3
+    assert chunk_size(MIB // 2 + 1, wide=False) == 5
+    assert chunk_size(MIB, wide=True) == get_working_memory() * WIDE == 128
+    torchcaps.set_working_memory(2)
+    assert chunk_size(MIB, wide=False) == 2
+    assert chunk_size(MIB // 8, wide=True) == 4
+    for wide in (False, True):
+        assert chunk_size(100 * MIB, wide) == 1, "one at least"
+
+
+@pytest.mark.parametrize("active", [False, True])
+def test_chunks_are_nearly_equal(active: bool) -> None:
+    for images, largest, chunks in (
+        (7, 3, [3, 2, 2]),
+        (6, 3, [3, 3]),
+        (9, 8, [5, 4]),
+        (3, 3, [3]),
+        (2, 5, [2]),
+        (3, 1, [1, 1, 1]),
+        (0, 2, [0]),
+    ):
+        seen = []
+
+        def function(part: Tensor, seen: list[int] = seen) -> Capsules:
+            seen.append(len(part))
+            poses = part.flatten(2).mul(2).contiguous().transpose(1, 2)  # (B, I, K), kept as (B, K, I)
+            return Capsules(poses, part[:, 0, 0] if active else None, grid=(1, 2, 2))
+
+        given = torch.rand(images, 3, 2, 2)
+        poses, activations, grid = map_chunks(function, given, largest)
+        assert seen == chunks
+        assert poses.equal(2 * given.flatten(2).transpose(1, 2))
+        assert poses.transpose(1, 2).is_contiguous()
+        assert grid == (1, 2, 2)
+        assert activations.equal(given[:, 0, 0]) if active else activations is None
+
+
+def test_when_nothing_is_learned() -> None:
+    images = torch.rand(1, 1, 2, 2)
+    assert not only_infers(images)
+    with torch.no_grad():
+        assert only_infers(images)
+        assert not only_infers(images.to("meta"))
+        seen = []
+        torch.compile(
+            lambda x: x * only_infers(x), fullgraph=True, backend=lambda graph, _: seen.append(graph) or graph
+        )(images)
+        assert "mul" in seen[0].code
+        assert "False" in seen[0].code
+    with torch.inference_mode():
+        assert only_infers(images)
+
+
+def test_images_go_through_the_convolutions_in_parts(calls: list[int]) -> None:
+    model, images = network(), torch.rand(7, 1, 28, 28)
+    whole = model.primary(images).poses
+    torchcaps.set_working_memory(3.5 * 16 * 20 * 20 * 4 / 2**20)  # maps of three images and a half
+    with torch.no_grad():
+        parts = model.primary(images).poses
+        assert_close(parts, whole)
+        assert parts.transpose(1, 2).is_contiguous() == whole.transpose(1, 2).is_contiguous()
+        with torch.autocast("cpu", torch.bfloat16):
+            model.primary(images)
+    assert calls == [7, 3, 2, 2, 7]  # maps of bfloat16 are half as large
+    torchcaps.set_working_memory(1e-3)
+    with torch.inference_mode():
+        assert_close(model.primary(images).poses, whole)
+    assert calls[5:] == [1] * 7
+
+
+@pytest.mark.parametrize("routing", ["self", "em", "vb"])
+def test_activations_of_all_parts_are_routed(routing: str) -> None:
+    """Routings that take activations see those of every image, in however many parts the maps are made."""
+    model = network(primary_activations=True, routing=routing).eval()
+    images = torch.rand(7, 1, 28, 28)
+    whole = model(images).scores
+    torchcaps.set_working_memory(1e-3)
+    with torch.inference_mode():
+        assert_close(model(images).scores, whole)
+
+
+def test_products_of_planes_get_more_images_at_a_time(calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def chosen(shape: Shape, images: int, learning: bool) -> str:
+        asked.append((shape, images, learning))
+        return "transform"
+
+    monkeypatch.setattr("torchcaps.nn.primary.choose", chosen)
+    model, images = network(), torch.rand(7, 1, 28, 28)
+    torchcaps.set_working_memory(3.5 * 16 * 20 * 20 * 4 / MIB / WIDE)
+    with torch.no_grad():
+        parts = model.primary(images).poses
+    assert calls == [3, 2, 2]
+    assert asked == [(Shape(16, 16, (20, 20), (9, 9), (2, 2)), 7, False)]
+    assert_close(parts, model.primary(images).poses, 1e-5)
+    with torch.no_grad():
+        model.double().primary(images.double())
+    assert len(asked) == 1, "planes are of float32"
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_whether_the_primary_convolution_goes_by_planes(separate: bool) -> None:
+    layer = PrimaryCapsules(256, primary_separate_convs=separate)
+    assert layer.is_wide((20, 20), 128)
+    assert not layer.is_wide((20, 20), 1)
+    assert not PrimaryCapsules(4, primary_types=2, primary_kernel=3).is_wide((20, 20), 128)
+
+
+def test_an_image_s_poses_do_not_depend_on_how_many_there_are() -> None:
+    model = network(conv_channels=64, primary_types=8)
+    with torch.no_grad():
+        assert_batch_independent(lambda images: model.primary(images).poses, torch.rand(40, 1, 28, 28))
+
+
+def test_not_where_something_is_learned(calls: list[int]) -> None:
+    torchcaps.set_working_memory(1e-3)
+    model = network()
+    model(torch.rand(5, 1, 28, 28))
+    assert calls == [5]
+
+
+def test_the_largest_map_of_a_stem_counts(calls: list[int]) -> None:
+    model = network(stem_channels=(40, 8), stem_strides=(1, 2), conv_kernel=3, primary_kernel=3)
+    torchcaps.set_working_memory(2 * 40 * 26 * 26 * 4 / 2**20)
+    with torch.no_grad():
+        model.primary(torch.rand(5, 1, 28, 28))
+    assert calls == [2, 2, 1]
+
+
+def test_compiled_and_exported_networks_take_any_batch() -> None:
+    torchcaps.set_working_memory(0.05)
+    model, images = network().eval(), torch.rand(5, 1, 28, 28)
+    with torch.no_grad():
+        wanted = model(images).lengths
+        batch = torch.export.Dim("batch", min=2)
+        program = torch.export.export(model, (images[:3],), dynamic_shapes={"images": {0: batch}})
+        assert_close(program.module()(images).lengths, wanted, 1e-5)
+        for count in (1, 5):
+            compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=False)
+            assert_close(compiled(images[:count]).lengths, wanted[:count], 1e-5)
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_who_listens_to_a_convolution_hears_it(separate: bool) -> None:
+    layer, heard = PrimaryCapsules(32, primary_types=32, primary_separate_convs=separate), []
+    features = torch.randn(1, 32, 9, 9)
+    with torch.no_grad():
+        wanted = layer(features).poses
+        for conv in layer.convs:
+            conv.register_forward_hook(lambda *_: heard.append(1))
+        assert_close(layer(features).poses, wanted, 1e-5)
+    assert len(heard) == len(layer.convs)

@@ -1,0 +1,98 @@
+"""Several objects in an image: which classes are given, which of them match, when an image is correct."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from support import assert_close, assert_raises
+from torchcaps.errors import InputError, WrongType
+from torchcaps.models.output import is_correct, label_rows, order, top_classes
+
+
+def test_the_longest_come_first() -> None:
+    lengths = torch.tensor([[0.1, 0.9, 0.3, 0.8], [0.5, 0.2, 0.6, 0.1]])
+    assert top_classes(lengths, 2).tolist() == [[1, 3], [2, 0]]
+    assert top_classes(lengths, 1).tolist() == [[1], [2]]
+
+
+def test_of_equally_long_capsules_the_first_class_comes_first() -> None:
+    lengths = torch.tensor([[0.5, 0.9, 0.9, 0.1, 0.9], [0.2] * 5])  # topk gives 2, 4, 1 and 2, 4, 3
+    assert top_classes(lengths, 3).tolist() == [[1, 2, 4], [0, 1, 2]]
+    by_numpy = (-lengths.numpy()).argsort(axis=1, kind="stable")  # as predict orders them, without torch
+    assert top_classes(lengths, 5).tolist() == by_numpy.tolist()
+    assert top_classes(lengths[0], 2).tolist() == [1, 2]
+    assert is_correct(lengths, torch.tensor([[2, 1], [1, 0]])).tolist() == [True, True]
+
+
+def test_an_image_is_right_only_with_exactly_its_classes() -> None:
+    lengths = torch.tensor([[0.1, 0.9, 0.3, 0.8]]).expand(4, 4)
+    labels = torch.tensor([[1, 3], [3, 1], [1, 2], [0, 2]])
+    assert is_correct(lengths, labels).tolist() == [True, True, False, False]
+    assert is_correct(lengths, torch.tensor([1, 3, 1, 0])).tolist() == [True, False, True, False]
+
+
+def matched(given: list[int], labels: list[int]) -> list[tuple[int, int]]:
+    """The pairs (true, given) that stand beside each other."""
+    beside = order(torch.tensor([given]), torch.tensor([labels]))[0]
+    return list(zip(torch.tensor(labels)[beside].tolist(), given, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("given", "labels", "wanted"),
+    [
+        ([3, 7], [7, 3], {(3, 3), (7, 7)}),
+        ([3, 7], [3, 9], {(3, 3), (9, 7)}),
+        ([3, 7], [9, 3], {(3, 3), (9, 7)}),
+        ([7, 3], [3, 9], {(3, 3), (9, 7)}),
+        ([3, 7], [5, 9], {(5, 3), (9, 7)}),  # both missed: in the order in which either came
+        ([7, 3], [9, 5], {(9, 7), (5, 3)}),
+        ([8, 1, 4], [4, 2, 0], {(4, 4), (2, 8), (0, 1)}),
+    ],
+)
+def test_what_stands_beside_what(given: list[int], labels: list[int], wanted: set[tuple[int, int]]) -> None:
+    assert set(matched(given, labels)) == wanted
+
+
+def test_every_object_stands_beside_another_whatever_comes() -> None:
+    rows = torch.tensor(list(itertools.permutations(range(5), 3)))
+    given, labels = (rows.repeat_interleave(len(rows), 0), rows.repeat(len(rows), 1))
+    beside = order(given, labels)
+    assert (beside.sort(1).values == torch.arange(3)).all()
+    common = (given[:, :, None] == labels[:, None]).any(2).sum(1)
+    assert ((given == labels.gather(1, beside)).sum(1) == common).all()  # what is in both stands beside itself
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_rows_of_zeros_and_ones(dtype: torch.dtype) -> None:
+    labels = torch.tensor([[2, 0], [1, 2]], dtype=dtype)
+    rows = label_rows(torch.rand(2, 4, dtype=torch.bfloat16), labels, 2)
+    assert_close(rows, torch.tensor([[1.0, 0, 1, 0], [0, 1, 1, 0]]))
+    assert rows.dtype == torch.float32
+    assert label_rows(torch.rand(2, 4, dtype=torch.float64), labels, 2).dtype == torch.float64
+    assert label_rows(torch.rand(0, 4), labels[:0], 2).shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind", "said"),
+    [
+        (
+            torch.tensor([[0, 1], [2, 2]]),
+            InputError,
+            "the objects of an image must be of different classes, got [2, 2]",
+        ),
+        (torch.tensor([[0, 1], [2, 4]]), InputError, "labels must be in 0..3, got 0..4"),
+        (torch.tensor([[0, 1], [2, -1]]), InputError, "labels must be in 0..3, got -1..2"),
+        (torch.tensor([[0], [1]]), InputError, "of shape (2, 2), got (2, 1)"),
+        (
+            torch.tensor([[0, 1], [2, 3]]).bool(),
+            WrongType,
+            "must be a tensor of integers, got one of torch.bool",
+        ),
+    ],
+)
+def test_labels_that_do_not_fit(labels: Tensor, kind: type[Exception], said: str) -> None:
+    assert_raises(kind, label_rows, torch.rand(2, 4), labels, 2, say=said)

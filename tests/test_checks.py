@@ -1,0 +1,249 @@
+"""Arguments are held to their annotations, and a sentence says which does not fit, where, and what would."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import pytest
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from support import assert_raises
+from torchcaps.checks import can_look, check, check_classes, checked
+from torchcaps.errors import InputError, WrongType
+from torchcaps.ranges import MOST_ENTRIES, Range
+
+NAN, INF = float("nan"), float("inf")
+Small = Annotated[int, Range(1, 9, whole=True)]
+
+
+@checked
+def function(
+    poses: Float[Tensor, "B I K"],
+    weight: Float[Tensor, "I J D K"] | Float[Tensor, "I J D"] | None = None,
+    labels: Int[Tensor, "B"] | None = None,
+    mask: Bool[Tensor, "B I"] | None = None,
+    *,
+    number: Small = 3,
+    axis: Literal["outputs", "inputs"] = "outputs",
+    flag: bool = False,
+    sizes: tuple[Small, ...] = (),
+    pair: tuple[Small, Small] = (1, 2),
+    share: Annotated[float, Range(0, 1, below=True)] | None = None,
+    module: nn.Module | str = "",
+    free: Any = None,
+    rest=None,
+) -> tuple[Any, ...]:
+    return poses, number, axis
+
+
+class Layer(nn.Module):
+    """Whose sizes stand in its annotations."""
+
+    @checked
+    def __init__(self, channels: Small = 2) -> None:
+        super().__init__()
+        self.channels, self.size = channels, torch.Size((4, 5))
+
+    @checked
+    def forward(self, maps: Float[Tensor, "B {self.channels} ..."]) -> Tensor:
+        return maps
+
+    @checked
+    def other(self, poses: Float[Tensor, "B {self.channels}"], number: Small = 1) -> None:
+        pass
+
+    @checked
+    def _inner(self, poses: Float[Tensor, "B {self.channels} 3"]) -> None:
+        pass
+
+
+class Special(Layer):
+    """Which inherits all."""
+
+
+POSES = torch.zeros(2, 3, 4)
+FLOATS = "a floating-point tensor of at least 16 bits"
+
+
+def test_what_fits_passes() -> None:
+    weight, labels, mask = torch.zeros(3, 5, 6, 4), torch.zeros(2, dtype=torch.uint8), torch.ones(2, 3) > 0
+    every: tuple[dict[str, Any], ...] = (
+        {"weight": weight, "labels": labels, "mask": mask},
+        {"weight": weight[..., 0], "labels": None, "number": 9, "axis": "inputs", "flag": True, "free": object()},
+        {"sizes": [1, 2], "pair": [3, 4], "share": 0, "module": nn.Identity(), "rest": 3},
+        {"poses": POSES.bfloat16(), "share": 0.5, "sizes": ()},
+        {"poses": POSES.to("meta"), "weight": weight.to("meta")},
+    )
+    for given in every:
+        assert function(**({"poses": POSES} | given))[1] == given.get("number", 3)
+    assert function(POSES, None, labels, number=1)[0] is POSES
+    assert function.__name__ == "function"
+    for shape in ((3, 2), (3, 2, 7), (3, 2, 7, 7)):
+        Layer()(torch.zeros(shape))
+
+
+CASES: list[tuple[dict[str, Any], type[InputError], str]] = [
+    # kinds of tensors
+    ({"poses": [1.0]}, WrongType, f"poses must be {FLOATS}, got list"),
+    ({"poses": POSES.long()}, WrongType, f"poses must be {FLOATS}, got one of torch.int64"),
+    ({"poses": POSES.to_sparse()}, WrongType, "poses must be a dense tensor, got torch.sparse_coo"),
+    ({"labels": torch.zeros(2)}, WrongType, "labels must be a tensor of integers, got one of torch.float32"),
+    ({"mask": torch.zeros(2, 3)}, WrongType, "mask must be a tensor of True and False, got one of torch.float32"),
+    # shapes: a letter stands for one size throughout the call
+    ({"poses": POSES[0]}, InputError, "poses must have shape (B, I, K), got (3, 4)"),
+    (
+        {"weight": torch.zeros(2, 5, 6, 4)},
+        InputError,
+        "weight must have shape (3, J, D, 4) or (3, J, D), got (2, 5, 6, 4)",
+    ),
+    ({"weight": torch.zeros(3, 5)}, InputError, "weight must have shape (3, J, D, 4) or (3, J, D), got (3, 5)"),
+    ({"labels": torch.zeros(3).long()}, InputError, "labels must have shape (2,), got (3,)"),
+    ({"mask": torch.ones(3, 2) > 0}, InputError, "mask must have shape (2, 3), got (3, 2)"),
+    (
+        {"labels": torch.zeros(2).long().to("meta")},
+        InputError,
+        "poses and labels must be on one device, got cpu and meta",
+    ),
+    # numbers
+    ({"number": 0}, InputError, "number must be 1 to 9, got 0"),
+    ({"number": 10**5000}, InputError, "number must be 1 to 9, got a value of type int that is too long to be shown"),
+    ({"number": True}, WrongType, "number must be 1 to 9, got True"),
+    ({"number": 2.0}, WrongType, "number must be a whole number, 1 to 9, got 2.0"),
+    ({"number": "2"}, WrongType, "number must be 1 to 9, got '2'"),
+    ({"number": None}, WrongType, "number must be 1 to 9, got None"),
+    ({"share": 1}, InputError, "share must be at least 0 and below 1, got 1"),
+    ({"share": NAN}, InputError, "share must be at least 0 and below 1, got nan"),
+    ({"share": "x"}, WrongType, "share must be at least 0 and below 1, got 'x'"),
+    # choices and flags
+    ({"axis": "x"}, InputError, "axis must be one of outputs, inputs, got 'x'"),
+    ({"axis": ["outputs"]}, InputError, "axis must be one of outputs, inputs, got ['outputs']"),
+    ({"axis": None}, InputError, "axis must be one of outputs, inputs, got None"),
+    ({"flag": 1}, WrongType, "flag must be True or False, got 1"),
+    ({"flag": POSES}, WrongType, "flag must be True or False, got a tensor"),
+    # sequences and unions
+    ({"sizes": 3}, WrongType, "sizes must be a sequence, got 3"),
+    ({"sizes": "12"}, WrongType, "sizes must be a sequence, got '12'"),
+    ({"sizes": [1, 0]}, InputError, "sizes must be 1 to 9, got 0"),
+    ({"sizes": [1] * (MOST_ENTRIES + 1)}, InputError, f"sizes must have at most {MOST_ENTRIES} entries, got 101"),
+    ({"pair": (1, 2, 3)}, InputError, "pair must have 2 entries, got (1, 2, 3)"),
+    ({"module": 3}, WrongType, "module must be a text, got 3"),
+]
+
+
+@pytest.mark.parametrize(("given", "error", "said"), CASES)
+def test_what_does_not_fit_is_named(given: dict[str, Any], error: type[InputError], said: str) -> None:
+    with pytest.raises(error, match=f"^function: {re.escape(said)}") as caught:
+        function(**({"poses": POSES} | given))
+    assert caught.type is error
+    assert len(str(caught.value)) < 250
+
+
+def test_errors_are_those_of_python() -> None:
+    assert issubclass(WrongType, InputError)
+    assert issubclass(WrongType, TypeError)
+    assert issubclass(InputError, ValueError)
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        function()
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        function(POSES, nubmer=3)
+
+
+def test_methods_are_named_by_the_class_of_their_object() -> None:
+    assert_raises(InputError, Layer, 0, say="Layer: channels must be 1 to 9, got 0")
+    assert_raises(InputError, Special, channels=0, say="Special: channels must be 1 to 9, got 0")
+    layer = Special(3)
+    said = "Special: maps must have shape (B, 3, ...), got (2, 4, 5)"
+    assert_raises(InputError, layer, torch.zeros(2, 4, 5), say=said)
+    assert_raises(InputError, layer, torch.zeros(2), say="Special: maps must have shape (B, 3, ...), got (2,)")
+    said = "Special.other: poses must have shape (B, 3), got (2, 2): channels is 3"
+    assert_raises(InputError, layer.other, torch.zeros(2, 2), say=said)
+    assert_raises(InputError, layer._inner, torch.zeros(2, 3, 4), say="Special: poses must have shape (B, 3, 3), got")
+    layer._inner(torch.zeros(2, 3, 3))
+
+
+def test_axes_of_any_number_and_repeated_letters() -> None:
+    @checked
+    def images(x: Float[Tensor, "B *shape C"], square: Float[Tensor, "N N"] | None = None) -> None:
+        pass
+
+    images(torch.zeros(2, 3), torch.zeros(4, 4))
+    images(torch.zeros(2, 5, 6, 3))
+    assert_raises(InputError, images, torch.zeros(2), say="images: x must have shape (B, *shape, C), got (2,)")
+    assert_raises(
+        InputError, images, torch.zeros(2, 3), torch.zeros(4, 5), say="square must have shape (N, N), got (4, 5"
+    )
+
+
+def test_nothing_is_checked_while_torch_compiles() -> None:
+    @checked
+    def traced(x: Float[Tensor, "B I"], n: Small = 1) -> Tensor:
+        return x * n
+
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(lambda x: traced(x, 100), backend=backend, fullgraph=True)
+    assert compiled(torch.ones(2)).tolist() == [100, 100]
+    assert len(graphs) == 1
+    assert_raises(InputError, traced, torch.ones(2), say="traced: x must have shape (B, I), got (2,)")
+    assert_raises(InputError, torch.vmap(traced), torch.ones(2, 3), say="traced: x must have shape (B, I), got (3,)")
+    torch.vmap(traced)(torch.ones(2, 3, 4))
+
+
+def test_a_value_by_itself() -> None:
+    hints: list[tuple[Any, Any, Any, str]] = [
+        (bool, True, 1, "x must be True or False, got 1"),
+        (int, 3, True, "x must be an integer, got True"),
+        (float, 3, "3", "x must be a number, got '3'"),
+        (str, "a", 3, "x must be a text, got 3"),
+        (Small, 9, 10, "x must be 1 to 9, got 10"),
+        (Small | None, None, 10, "x must be 1 to 9, got 10"),
+        (Literal["a", "b"] | None, "a", "c", "x must be one of a, b, got 'c'"),
+        (tuple[Literal["a"], ...], ["a", "a"], ["b"], "x must be one of a, got 'b'"),
+        (nn.Module, nn.Identity(), nn.Identity, "x must be a Module, got <class"),
+    ]
+    for hint, right, wrong, said in hints:
+        check("x", right, hint)
+        kind = WrongType if hint in (bool, int, float, str, nn.Module) else InputError
+        assert_raises(kind, check, "x", wrong, hint, say=said)
+    check("x", object(), Any)
+    check("x", object(), Callable[..., Any])
+
+
+@pytest.mark.parametrize(
+    ("allowed", "words", "inside", "outside"),
+    [
+        (Range(1, 3), "1 to 3", (1, 2, 3), (0, 4, NAN)),
+        (Range(0, 1, above=True), "above 0 and at most 1", (0.1, 1), (0, 1.1)),
+        (Range(0, 1, below=True), "at least 0 and below 1", (0, 0.9), (-0.1, 1)),
+        (Range(1, 9, odd=True), "an odd number from 1 to 9", (1, 9), (2, 11, -1)),
+        (Range(0, 1e38), "0 to 1e+38", (0, 1e38), (-1, INF, 10**400)),
+        (Range(1, 3, whole=True), "1 to 3", (1, 3), (0, 4)),
+    ],
+)
+def test_ranges(allowed: Range, words: str, inside: tuple[Any, ...], outside: tuple[Any, ...]) -> None:
+    assert str(allowed) == words
+    for value in inside:
+        check("size", value, Annotated[float, allowed])
+    for value in outside:
+        assert_raises(InputError, check, "size", value, Annotated[float, allowed], say=f"size must be {words}, got ")
+
+
+def test_labels_that_can_be_looked_at_lie_among_the_classes() -> None:
+    check_classes("labels", torch.tensor([0, 4]), 5)
+    for wrong in ([-1, 2], [0, 5]):
+        said = f"labels must be in 0..4, got {wrong[0] if wrong[0] < 0 else 0}..{wrong[1]}"
+        assert_raises(InputError, check_classes, "labels", torch.tensor(wrong), 5, say=said)
+    unseen: list[bool] = []
+    torch.vmap(lambda x: unseen.append(can_look(x)) or x)(torch.zeros(2, 1))
+    assert unseen == [False]
+    assert not can_look(torch.zeros(2, device="meta"))
+    assert not can_look(torch.zeros(0))
+    check_classes("labels", torch.zeros(0).long(), 5)

@@ -1,0 +1,623 @@
+"""Parts: registered, described, built again, changed by flat names; and no option is parsed and ignored."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import typing
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from support import assert_raises, drawn_for, labels_for, registered_for_now, small
+from torchcaps import register
+from torchcaps.errors import InputError, WrongType
+from torchcaps.models import build_network, get_preset, list_presets
+from torchcaps.nn import DynamicRouting
+from torchcaps.parts import (
+    OF_ONES_OWN,
+    PARTS,
+    Choice,
+    Option,
+    Registry,
+    Spec,
+    UnknownOption,
+    all_parts,
+    as_text,
+    build,
+    complete,
+    describe,
+    flat,
+    options,
+    override,
+    own_parts,
+    part_of,
+)
+from torchcaps.ranges import MOST_ENTRIES, Iterations, PositiveFactor, Range, Size
+from torchcaps.training.config import TrainConfig
+from torchcaps.training.recipe import Recipe
+
+SIZES: dict[str, Any] = {
+    "in_channels": 2,
+    "in_capsules": 6,
+    "in_types": 3,
+    "in_dim": 16,
+    "out_capsules": 4,
+    "num_capsules": 4,
+    "capsule_dim": 16,
+    "in_shape": (1, 28, 28),
+    "out_shape": (1, 28, 28),
+    "num_classes": 5,
+}
+"""What the data tell, of any part."""
+EVERY = [part_of(cls) for cls in all_parts()]
+DEEP = complete(
+    "network",
+    {
+        "name": "capsules",
+        "layers": [
+            {"name": "conv", "layer_types": 4, "capsule_dim": 8},
+            {"name": "dense", "num_capsules": 7, "routing": {"name": "dynamic", "num_iterations": 2}},
+            {"name": "dense", "transform": {"name": "shared", "weight_std": 0.3}},
+        ],
+    },
+)
+"""A network of three capsule layers, two of them with options of their own."""
+USUAL = complete("network", "capsules")
+
+
+class Module(nn.Module):
+    """A part that needs nothing."""
+
+
+@pytest.fixture
+def own() -> Iterator[type]:
+    """A routing of one's own, which has one option of the dynamic one, and one that no other part has."""
+    with registered_for_now():
+
+        @register("routing", "other")
+        class Other(DynamicRouting):
+            """One's own.
+
+            Args:
+                num_iterations: Its iterations.
+                temperature: Of the
+                    softmax, ``1`` or :class:`more`.
+            """
+
+            def __init__(self, num_iterations: Iterations = 5, *, temperature: PositiveFactor = 1.0) -> None:
+                super().__init__(num_iterations)
+                self.temperature = temperature
+
+        yield Other
+
+
+def changed(tree: Any, /, **changes: Any) -> Any:
+    return override("network", tree, changes)
+
+
+# ---- every part that is registered
+
+
+@pytest.mark.parametrize(("kind", "name"), EVERY)
+def test_a_part_is_described_and_built_again(kind: str, name: str) -> None:
+    cls = PARTS[kind][name]
+    tree = complete(kind, name)
+    assert tree == complete(kind, {"name": name}) == complete(kind, json.loads(json.dumps(tree)))
+    assert override(kind, tree, {}) == tree
+    assert set(flat(tree)) >= set(options(cls))
+    assert all(option.help for option in options(cls).values()), "each option has an Args: line"
+    if kind != "optimizer":  # which is no module
+        module = build(kind, name, **SIZES)
+        assert type(module) is cls
+        assert describe(module) == tree
+        assert describe(build(kind, tree, **SIZES)) == tree
+        assert build(kind, module) is module
+        assert complete(kind, module) is module
+    for option in options(cls).values():
+        if option.choice is None:
+            refused_beyond_its_range(option, lambda value, name=option.name: override(kind, tree, {name: value}))
+
+
+def refused_beyond_its_range(option: Option, change: Any) -> None:
+    """A number, or a sequence of numbers, has a range, and its end is known."""
+    many = "tuple" in str(option.hint) or "Sequence" in str(option.hint)
+    found = set(ranges_in(option.hint))
+    assert None not in found, "give it a range"
+    if not found:
+        return
+    (allowed,) = found
+    huge = 2**63 if allowed.whole else 1e300
+    for value in (-1, huge, 10**400, -(10**400), 10**5000, float("nan"), float("inf"), "x", True):
+        if value in allowed and value is not True:
+            continue
+        with pytest.raises(InputError, match=f"{option.name} must be ") as caught:
+            change([value] if many else value)
+        assert len(str(caught.value)) < 250
+
+
+def ranges_in(hint: Any) -> Iterator[Range | None]:
+    """The range of each number in an annotation; None of one that has none."""
+    args = typing.get_args(hint)
+    if hint in (int, float):
+        yield None
+    elif typing.get_origin(hint) is Annotated and args[0] in (int, float):
+        yield next((arg for arg in args if isinstance(arg, Range)), None)
+    else:
+        for arg in args:
+            yield from ranges_in(arg)
+
+
+@pytest.mark.parametrize("name", list_presets())
+def test_every_preset_comes_back_from_json(name: str) -> None:
+    tree = override("network", get_preset(name).network, {})
+    assert complete("network", json.loads(json.dumps(tree))) == tree
+    assert override("network", tree, {}) == tree
+    assert not own_parts("network", tree)
+    assert Recipe().replace(json.loads(json.dumps(get_preset(name).recipe))) == Recipe().replace(
+        get_preset(name).recipe
+    )
+
+
+def test_a_network_and_what_it_was_given() -> None:
+    tree = changed(DEEP, decoder=None, conv_channels=8, primary_types=2)
+    network = build_network(tree, (1, 28, 28), 3)
+    assert describe(network) == tree
+    assert describe(3) == 3
+    network.layers[1].routing.num_iterations = 4
+    assert describe(network)["layers"][1]["routing"]["num_iterations"] == 4, "what is changed by hand is told"
+
+
+# ---- built by name
+
+
+def test_sizes_go_by_their_names() -> None:
+    with registered_for_now():
+
+        @register("decoder", "sized")
+        class Sized(nn.Module):
+            def __init__(self, capsule_dim: Size, *, num_capsules: Size, own_width: Size = 3) -> None:
+                super().__init__()
+                self.sizes = capsule_dim, num_capsules, own_width
+
+        @register("decoder", "asking")
+        class Asking(nn.Module):
+            def __init__(self, depth: Size) -> None:
+                super().__init__()
+
+        assert build("decoder", "sized", **SIZES).sizes == (16, 4, 3)
+        assert build("decoder", {"name": "sized", "own_width": 5}, **SIZES).sizes == (16, 4, 5)
+        said = "decoder Asking has an argument depth without a default, which is no size of a decoder; known sizes: "
+        assert_raises(InputError, build, "decoder", "asking", capsule_dim=3, say=said + "capsule_dim")
+        assert_raises(InputError, build, "decoder", "asking", say=said + "none")
+        assert_raises(
+            InputError, build, "decoder", {"name": "sized", "own_width": 0}, **SIZES, say="own_width must be 1"
+        )
+
+
+def test_what_no_part_is() -> None:
+    for function in (build, complete):
+        for spec, said in (
+            ("dynamc", f'there is no routing "dynamc"; did you mean "dynamic"? {OF_ONES_OWN}'),
+            ("zzz", 'there is no routing "zzz"; known: dynamic, em'),
+            ({"name": "dynamic", "leeky": True}, '"leeky"; did you mean "leaky"?'),
+            ({"leaky": True}, "routing must be a name, got None"),
+            ({"name": 3}, "routing must be a name, got 3"),
+            (3, "routing must be a name, or a mapping of its name and options, got 3"),
+            ({"name": "dynamic", "num_iterations": -1}, "num_iterations must be 0 to 1000, got -1"),
+        ):
+            with pytest.raises(InputError) as caught:
+                function("routing", spec)
+            assert said in str(caught.value)
+    registry: Registry[int] = Registry("thing")
+    registry.add("first", 1)
+    assert_raises(InputError, registry.add, "first", 2, say='there is a thing "first" already; choose another name')
+    assert_raises(InputError, registry.__getitem__, "frist", say='there is no thing "frist"; did you mean "first"?')
+    assert registry == {"first": 1}
+
+
+def test_what_is_not_registered_cannot_be_described(own: type) -> None:
+    class Inherits(own):  # type: ignore[misc, valid-type]
+        pass
+
+    class Forgets(nn.Module):
+        def __init__(self, own_depth: Size = 3) -> None:
+            super().__init__()
+
+    for module in (Inherits(), nn.Linear(2, 2)):
+        said = f"a {type(module).__name__} cannot be saved: register its class by torchcaps.register, and build"
+        assert_raises(InputError, describe, module, say=said)
+    register("decoder", "forgets")(Forgets)
+    assert_raises(InputError, describe, Forgets(), say="Forgets must keep its option: write self.own_depth = own_depth")
+    assert part_of(own) == ("routing", "other")
+    assert part_of(Inherits) == ("", "")
+
+
+# ---- registration
+
+
+def test_a_part_of_ones_own_is_like_any_other(own: type) -> None:
+    help_of = {name: option.help for name, option in options(own).items()}
+    assert help_of == {"num_iterations": "Its iterations.", "temperature": "Of the softmax, 1 or more."}
+    tree = complete("routing", {"name": "other", "temperature": 2})
+    assert tree == {"name": "other", "num_iterations": 5, "temperature": 2}
+    assert describe(build("routing", tree)) == tree
+    assert own_parts("network", USUAL) == []
+    assert own_parts("network", changed(DEEP, routing="other")) == ["routing other"]
+    assert_raises(InputError, own, temperature=0, say="Other: temperature must be above 0 and at most 1e+38, got 0")
+
+
+def test_names_that_are_taken_or_mean_something_else(own: type) -> None:
+    assert_raises(InputError, register("routing", "other"), Module, say='there is a routing "other" already')
+    with pytest.raises(InputError, match='there is no kind of part "rooting"; did you mean "routing"'):
+        register("rooting", "mine")
+
+    def refused(hint: Any, name: str, default: Any, said: str) -> None:
+        class Mine(nn.Module):
+            pass
+
+        def constructor(self: Any, **given: Any) -> None:
+            pass
+
+        own_self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        option = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+        constructor.__signature__ = inspect.Signature([own_self, option])  # type: ignore[attr-defined]
+        constructor.__annotations__ = {name: hint}
+        Mine.__init__ = constructor  # type: ignore[method-assign]
+        assert_raises(InputError, register("routing", "mine"), Mine, say=f"routing Mine has an option {name}{said}")
+        assert "mine" not in PARTS["routing"]
+
+    other = " of another type than transform dense has; a name stands for one thing in all parts"
+    refused(bool, "weight_std", False, other)
+    refused(Annotated[Spec, Choice("routing")], "transform", "dynamic", " of another type than layer dense has")
+    refused(int, "epochs", 3, ", which is a recipe field already; choose another name")
+    for hint in (dict, list[int], Tensor, tuple[int, int], Literal[1, 2], Any, bool | list[int]):
+        refused(hint, "own", None, f" of type {hint}; an option is a bool, int, float or str, one of the names")
+
+
+def test_an_option_of_the_same_type_and_another_range_is_shared() -> None:
+    with registered_for_now():
+
+        @register("routing", "mine")
+        class Mine(nn.Module):
+            def __init__(self, num_iterations: Annotated[int, Range(3, 4, whole=True)] = 3, leaky: bool = True) -> None:
+                super().__init__()
+
+        tree = changed(changed(DEEP, routing="mine"), num_iterations=4)
+        assert flat(tree)["num_iterations"] == 4
+        assert_raises(InputError, changed, tree, num_iterations=5, say="num_iterations must be 3 to 4, got 5")
+
+
+# ---- changes by flat names
+
+
+def test_a_name_reaches_every_part_that_has_it_and_nothing_else() -> None:
+    before = json.dumps(DEEP)
+    tree = changed(DEEP, num_iterations=1, squash_eps=1e-3, conv_init="glorot")
+    assert [layer["routing"]["num_iterations"] for layer in tree["layers"]] == [1, 1, 1]
+    assert (
+        {layer["routing"]["squash_eps"] for layer in tree["layers"]}
+        == {tree["primary_capsules"]["squash_eps"]}
+        == {1e-3}
+    )
+    assert flat(tree)["conv_init"] == tree["backbone"]["conv_init"] == "glorot"
+    old, new = flat(DEEP), flat(tree)
+    assert {name for name in old if old[name] != new[name]} == {"num_iterations", "squash_eps", "conv_init"}
+    assert json.dumps(DEEP) == before, "the original is left alone"
+
+
+def test_values_that_differ_from_part_to_part_are_shown_one_by_one() -> None:
+    values = flat(DEEP)
+    assert values["num_iterations"] == (3, 2, 3)
+    assert values["layers"] == ("conv", "dense", "dense")
+    assert values["routing"] == "dynamic", "of one kind in all layers"
+    assert values["transform"] == ("dense", "dense", "shared")
+    assert (values["decoder"], values["decoder_hidden"]) == ("dense", (512, 1024))
+    assert flat(changed(DEEP, decoder=False))["decoder"] is None
+    assert "decoder_hidden" not in flat(changed(DEEP, decoder=False))
+
+
+def test_a_part_chosen_by_name_keeps_the_options_that_the_new_one_has_too(own: type) -> None:
+    base = changed(USUAL, num_iterations=2, leaky=True)
+    tree = changed(base, routing="other")
+    assert tree["layers"][0]["routing"] == {"name": "other", "num_iterations": 2, "temperature": 1.0}
+    assert flat(changed(tree, temperature=3))["temperature"] == 3
+    both = changed(base, routing="other", temperature=2.0, num_iterations=4)
+    assert both["layers"][0]["routing"] == {"name": "other", "num_iterations": 4, "temperature": 2.0}
+    back = changed(tree, routing="dynamic")["layers"][0]["routing"]
+    assert back == complete("routing", {"name": "dynamic", "num_iterations": 2})
+    assert changed(base, transform="dense", routing="dynamic", backbone="conv") == base, "the same name changes nothing"
+    several = changed(DEEP, transform="shared")
+    assert [layer["transform"]["weight_std"] for layer in several["layers"]] == [0.1, 0.1, 0.3]
+    assert {layer["transform"]["name"] for layer in several["layers"]} == {"shared"}
+
+
+def test_a_mapping_changes_the_options_of_that_part_only() -> None:
+    tree = changed(USUAL, primary_capsules={"squash_eps": 1e-3, "primary_types": 4})
+    assert tree["primary_capsules"] == USUAL["primary_capsules"] | {"squash_eps": 1e-3, "primary_types": 4}
+    assert tree["layers"] == USUAL["layers"], "the routing has an option of the same name, which is left alone"
+    both = changed(USUAL, primary_capsules={"squash_eps": 1e-3}, squash_eps=1e-2)
+    assert flat(both)["squash_eps"] == 1e-2, "a flat name is said of all parts"
+    named = changed(DEEP, layers=[{}, {"routing": {"leaky": True}}, {"transform": {"name": "dense"}}])
+    assert named["layers"][0] == DEEP["layers"][0]
+    assert named["layers"][1]["routing"] == DEEP["layers"][1]["routing"] | {"leaky": True}
+    assert named["layers"][2]["transform"] == complete("transform", {"name": "dense", "weight_std": 0.3})
+    fresh = changed(DEEP, layers=[{"name": "conv"}, {"name": "dense"}])["layers"]
+    assert fresh == (complete("layer", "conv"), complete("layer", "dense")), "named ones are new"
+    module = nn.Identity()
+    assert changed(USUAL, backbone=module)["backbone"] is module
+
+
+def test_a_part_that_may_be_absent_and_those_that_may_not() -> None:
+    base = changed(USUAL, decoder_hidden=(9,))
+    for absent in (False, None):
+        without = changed(base, decoder=absent)
+        assert without["decoder"] is None
+        assert changed(base, decoder=True) == base, "what is there keeps its options"
+        assert changed(without, decoder=True)["decoder"] == complete("decoder", "dense")
+        for given in ({"decoder": True, "decoder_hidden": (3,)}, {"decoder": {"name": "dense", "decoder_hidden": [3]}}):
+            assert changed(without, **given)["decoder"]["decoder_hidden"] == (3,)
+        assert changed(base, decoder=absent, decoder_hidden=(3,))["decoder"] is None, "its options need not be left out"
+        assert_raises(UnknownOption, changed, without, decoder_hidden=(3,), say='it belongs to decoder "dense"')
+        for name in ("backbone", "primary_capsules", "classification_loss"):
+            assert_raises(InputError, changed, USUAL, **{name: absent}, say="must be a name, or a mapping of its name")
+
+
+def test_what_does_not_fit_is_refused_wherever_it_stands() -> None:
+    many = [{"name": "dense"}] * (MOST_ENTRIES + 1)
+    for values, said in (
+        ({"num_iterations": -1}, "num_iterations must be 0 to 1000, got -1"),
+        ({"num_iterations": 3.0}, "num_iterations must be a whole number, 0 to 1000, got 3.0"),
+        ({"leaky": 1}, "leaky must be True or False, got 1"),
+        ({"softmax_over": "output"}, "softmax_over must be one of outputs, inputs, got 'output'"),
+        ({"decoder_hidden": 512}, "decoder_hidden must be a sequence, got 512"),
+        ({"decoder_hidden": [512, "x"]}, "decoder_hidden must be 1 to 65536, got 'x'"),
+        ({"decoder_hidden": [1] * 1_000_000}, "decoder_hidden must have at most 100 entries, got 1000000"),
+        ({"backbone": 3}, "backbone must be a name, or a mapping of its name and options, got 3"),
+        ({"layers": "dense"}, "layers must be a sequence, got 'dense'"),
+        ({"layers": [3]}, "layer must be a name, or a mapping of its name and options, got 3"),
+        ({"layers": many}, f"layers must have at most {MOST_ENTRIES} entries, got 101"),
+        ({"layers": [{}, {}, {}, {"capsule_dim": 3}]}, 'layers has no "name"; known: dense, conv'),
+        ({"transform": {"name": "shard"}}, f'there is no transform "shard"; did you mean "shared"? {OF_ONES_OWN}'),
+        ({"routing": {"name": 3}}, "routing must be a name, got 3"),
+        ({"routing": {"nam": "dynamic"}}, 'there is no option of routing "dynamic" "nam"'),
+    ):
+        with pytest.raises(InputError) as caught:
+            changed(DEEP, **values)
+        assert said in str(caught.value)
+
+
+def test_an_unknown_name_gets_the_nearest_or_the_parts_that_have_it() -> None:
+    said = 'there is no option of network "capsules" "num_iteration"; did you mean "num_iterations"?'
+    assert_raises(UnknownOption, changed, DEEP, num_iteration=2, say=said)
+    with pytest.raises(UnknownOption, match='there is no knob "leeky"; did you mean "leaky"') as caught:
+        override("network", DEEP, {"leeky": True}, "knob")
+    assert (caught.value.name, caught.value.owners) == ("leeky", [])
+    assert "leaky" in caught.value.known
+    cnn = complete("network", "cnn")
+    with pytest.raises(UnknownOption, match="with the parts that are chosen; it belongs to ") as caught:
+        changed(cnn, final_lambda=2)
+    assert caught.value.owners == [("routing", "em")]
+    assert str(caught.value).endswith('it belongs to routing "em"')
+    with pytest.raises(UnknownOption) as caught:
+        changed(cnn, weight_std=2)
+    assert caught.value.owners == [("transform", name) for name in ("dense", "shared", "elementwise", "matrix")]
+
+
+def test_values_as_a_person_types_them() -> None:
+    for value, text in (
+        (True, "on"),
+        (False, "off"),
+        (None, "none"),
+        ((), "none"),
+        ((512, 1024), "512,1024"),
+        (1e-3, "0.001"),
+        (3, "3"),
+        ("dense", "dense"),
+    ):
+        assert as_text(value) == text
+
+
+# ---- settings
+
+
+def test_settings_are_options_too() -> None:
+    recipe = Recipe()
+    assert recipe.replace({}) == recipe
+    assert Recipe(**json.loads(json.dumps(recipe.to_dict()))) == recipe
+    sgd = recipe.replace({"optimizer": "sgd", "momentum": 0.5, "learning_rate": 1, "epochs": 3})
+    assert sgd.optimizer == {"name": "sgd", "momentum": 0.5, "weight_decay": 0.01}
+    assert (sgd.epochs, sgd.learning_rate) == (3, 1.0)
+    assert isinstance(sgd.learning_rate, float), "whole numbers become floats"
+    assert sgd.replace({"weight_decay": 0.0}).optimizer["weight_decay"] == 0
+    assert (recipe.epochs, recipe.optimizer["name"]) == (20, "adam")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        recipe.epochs = 3  # type: ignore[misc]
+    assert_raises(UnknownOption, recipe.replace, {"epoch": 2}, say='no recipe field "epoch"; did you mean "epochs"?')
+    assert_raises(UnknownOption, recipe.replace, {"momentum": 0.5}, say='it belongs to optimizer "sgd"')
+    assert_raises(InputError, Recipe, crop=0, say="crop must be 1 to 4096, got 0")
+    assert_raises(WrongType, Recipe, flip=1, say="flip must be True or False, got 1")
+    for settings in (Recipe(), TrainConfig()):
+        for option in options(type(settings)).values():
+            if option.choice is None:
+                refused_beyond_its_range(option, lambda value, o=option, s=settings: s.replace({o.name: value}))
+
+    config = TrainConfig().replace({"epochs": 3, "momentum": 0.3, "optimizer": "sgd", "seed": 7})
+    assert config == TrainConfig(recipe=Recipe().replace({"epochs": 3, "optimizer": "sgd", "momentum": 0.3}), seed=7)
+    assert config.to_dict()["recipe"] == config.recipe.to_dict(), "settings within settings"
+    assert config.replace({"recipe": {"epochs": 4}}).recipe == config.recipe.replace({"epochs": 4})
+
+
+# ---- no option is parsed and ignored
+
+# A small network with a layer on a map.
+CONV_LAYER = {
+    "primary_kernel": 7,
+    "layers": [
+        {"name": "conv", "layer_types": 2, "layer_stride": 2, "capsule_dim": 4, "transform": {"weight_init": "normal"}},
+        {"name": "dense"},
+    ],
+}
+STACK = {"backbone": "stack"}
+STEM = {"stem_channels": (4,), "stem_strides": (1,)}
+# For each option: another value, the first thing that it changes, and what other options must be for it to matter.
+# weights: parameters as they start < output < loss < gradients
+CHANGES: dict[str, dict[str, tuple[Any, str, dict[str, Any]]]] = {
+    "sabour2017": {
+        "objects": (2, "output", {}),
+        "pixel_scale": (2.0, "output", {}),
+        "standardise": (True, "output", {}),
+        "stem_channels": ((6,), "weights", STEM),
+        "stem_strides": ((2,), "weights", STEM | {"conv_kernel": 3}),
+        "conv_channels": (6, "weights", {}),
+        "conv_kernel": (7, "weights", {}),
+        "conv_stride": (2, "weights", {}),
+        "conv_norm": ("channel", "weights", {}),
+        "conv_dropout": (0.5, "output", {}),
+        "conv_activation": ("none", "output", {}),
+        "conv_init": ("glorot", "weights", {}),
+        "primary_init": ("matrix-capsules", "weights", {}),
+        "primary_types": (3, "weights", {}),
+        "primary_dim": (4, "weights", {}),
+        "primary_kernel": (7, "weights", {}),
+        "primary_stride": (1, "weights", {}),
+        "primary_padding": (1, "weights", {}),
+        "primary_activation": ("relu", "output", {}),
+        "primary_separate_convs": (True, "weights", {}),
+        "grouping": ("raster", "output", {}),
+        "primary_output": ("unit", "output", {}),
+        "primary_norm": ("batch", "weights", {}),
+        "primary_activations": (True, "weights", {}),
+        "primary_depthwise": (True, "weights", {"conv_channels": 6, "primary_types": 2, "primary_dim": 3}),
+        "stack_channels": ((5,), "weights", STACK),
+        "stack_kernels": ((3,), "weights", STACK),
+        "stack_strides": ((1,), "weights", STACK),
+        "stack_padding": (2, "weights", STACK),
+        "stack_norm": ("batch", "weights", STACK),
+        "stack_init": ("he", "weights", STACK),
+        "share_positions": (True, "weights", {}),
+        "coordinates": ("centres", "output", {"capsule_dim": 16}),
+        "pose_norm": (True, "weights", CONV_LAYER),
+        "attention_bias": (False, "weights", {"routing": "self-attention"}),
+        "final_lambda": (0.1, "output", {"routing": "em"}),
+        "cost_scale": (3.0, "output", {"routing": "em"}),
+        "final_beta": (0.1, "output", {"routing": "em-code"}),
+        "min_variance": (0.1, "output", {"routing": "em-code"}),
+        "on_map": (True, "weights", {"routing": "em-code"}),
+        "layers": ([{"num_capsules": 5}, {"name": "dense"}], "weights", {}),
+        "num_capsules": ([{"num_capsules": 6}, {}], "weights", {"layers": [{"num_capsules": 5}, {"name": "dense"}]}),
+        "layer_types": (3, "weights", CONV_LAYER),
+        "layer_kernel": (2, "weights", CONV_LAYER),
+        "layer_stride": (1, "weights", CONV_LAYER),
+        "layer_padding": (1, "weights", CONV_LAYER),
+        "compete_over": ("types-and-positions", "output", CONV_LAYER),
+        "transform": ("shared", "weights", {}),
+        "capsule_dim": (8, "weights", {}),
+        "capsule_bias": (True, "weights", {}),
+        "weight_init": ("fan-in", "weights", {}),
+        "weight_std": (0.3, "weights", {}),
+        "backbone": ("stack", "weights", {}),
+        "routing": ("vb", "weights", {}),
+        "num_iterations": (2, "output", {}),
+        "softmax_over": ("inputs", "output", {}),
+        "stop_gradient": (True, "gradients", {}),
+        "leaky": (True, "output", {}),
+        "learn_prior": (True, "weights", {}),
+        "squash_eps": (0.1, "output", {}),
+        "length_eps": (0.1, "output", {}),
+        "decoder": (False, "weights", {}),
+        "decoder_hidden": ((9,), "weights", {}),
+        "decoder_channels": ((4, 3), "weights", {}),
+        "decoder_init": ("glorot", "weights", {}),
+        "decoder_mask": ("longest", "output", {}),
+        "classification_loss": ("cross-entropy", "loss", {}),
+        "score_scale": (3.0, "loss", {"classification_loss": "score-cross-entropy"}),
+        "learn_score_scale": (True, "weights", {"classification_loss": "score-cross-entropy"}),
+        "spread_margin": (0.5, "loss", {"classification_loss": "spread"}),
+        "spread_growth": (100, "loss", {"classification_loss": "spread"}),
+        "m_plus": (0.8, "loss", {}),
+        "m_minus": (0.2, "loss", {"weight_std": 1.0}),  # capsules must be long for it to matter
+        "margin_lambda": (0.7, "loss", {"weight_std": 1.0}),
+        "margin_power": (1, "loss", {}),
+        "margin_scale": (2.0, "loss", {}),
+        "margin_over_classes": ("mean", "loss", {}),
+        "reconstruction_weight": (0.1, "loss", {}),
+        "reconstruction_over_pixels": ("mean", "loss", {}),
+    },
+    "baseline-cnn": {
+        "objects": (2, "output", {}),
+        "stem_channels": ((6,), "weights", STEM),
+        "stem_strides": ((2,), "weights", STEM),
+        "conv_norm": ("channel", "weights", {}),
+        "conv_dropout": (0.5, "output", {}),
+        "channels": ((4, 5), "weights", {}),
+        "kernel": (3, "weights", {}),
+        "first_kernel": (7, "weights", {}),
+        "pool": (2, "weights", {}),
+        "hidden": ((12, 7), "weights", {}),
+        "dropout": (0.9, "output", {}),
+    },
+    "cnn-pooled": {"objects": (2, "output", {}), "backbone": ("conv", "weights", {}), "pooling": ("max", "output", {})},
+}
+CHOICES_OF_ONE = {"primary_capsules"}  # there is no other to choose
+
+
+def fingerprint(tree: dict[str, Any]) -> dict[str, list[Tensor]]:
+    """What a network starts from, says, is told, and learns, on the same images with the same seed."""
+    torch.manual_seed(0)
+    model = build_network(tree, (1, 28, 28), 3)
+    images, labels = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(1)), labels_for(model, 2)
+    torch.manual_seed(0)
+    output = model(images, model.decoder_targets(labels))
+    losses = model.loss(output, drawn_for(model, images), labels)
+    losses.total.backward()
+    parameters = list(model.parameters())
+    return {
+        "weights": [parameter.detach() for parameter in parameters],
+        "output": [tensor.detach() for tensor in output if tensor is not None],
+        "loss": [losses.total.detach()],
+        "gradients": [parameter.grad for parameter in parameters],
+    }
+
+
+def first_change(one: dict[str, list[Tensor]], other: dict[str, list[Tensor]]) -> str | None:
+    for what, before in one.items():
+        after = other[what]
+        if len(before) != len(after) or any(
+            a.shape != b.shape or not torch.allclose(a, b, rtol=1e-4, atol=1e-7)
+            for a, b in zip(before, after, strict=True)
+        ):
+            return what
+    return None
+
+
+def test_every_option_has_a_case() -> None:
+    named = {name for cls in all_parts() if part_of(cls)[0] != "optimizer" for name in options(cls)}
+    assert named - CHOICES_OF_ONE == {name for cases in CHANGES.values() for name in cases}, "add it to the table"
+
+
+@pytest.mark.parametrize(("preset", "name"), [(preset, name) for preset, cases in CHANGES.items() for name in cases])
+def test_no_option_is_parsed_and_ignored(preset: str, name: str) -> None:
+    value, what, needed = CHANGES[preset][name]
+    base = override("network", get_preset(preset).network, small(preset, **needed))
+    before = fingerprint(base)
+    assert first_change(before, fingerprint(base)) is None
+    tree = override("network", base, {"layers" if name == "num_capsules" else name: value})
+    assert first_change(before, fingerprint(tree)) == what
+    assert describe(build_network(tree, (1, 28, 28), 3)) == tree
+
+
+def test_options_that_do_not_go_together() -> None:
+    for options_, said in (
+        ({"standardise": True, "pixel_scale": 255.0}, "pixel_scale must be 1 with standardise=True"),
+        ({"learn_prior": True, "stop_gradient": True}, "learn_prior needs stop_gradient=False"),
+        ({"learn_prior": True, "num_iterations": 0}, "learn_prior needs stop_gradient=False"),
+        ({"primary_padding": 9}, "primary_padding must be below primary_kernel, 9, got 9"),
+        ({"objects": 10}, "objects must be below num_classes"),
+        ({"layers": []}, "layers must end with a dense layer"),
+    ):
+        assert_raises(InputError, build_network, changed(USUAL, **options_), (1, 28, 28), 10, say=said)
