@@ -44,7 +44,6 @@ STACKED = register_preset(
         "primary_output": "unit",
         "decoder": False,
         "layers": hidden_and_class_layers((32, 16, 16)),
-        "weight_init": "balanced",
     },
     recipe={"epochs": 10, "batch_size": 64, "max_shift": 2},
     data="digits",
@@ -87,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sample = digits.validation.images[:64].float() / 255
     torch.manual_seed(0)
     layers = hidden_and_class_layers(given.hidden)
-    network = create_model(STACKED.name, primary_output=given.primary, layers=layers, weight_init="balanced")
+    network = create_model(STACKED.name, primary_output=given.primary, layers=layers)
     assert isinstance(network, CapsNet)
     print("mean lengths at the start:", *(f"{length:.3f}" for length in mean_lengths(network, sample)))
     train(network, digits.train, given.epochs)

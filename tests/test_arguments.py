@@ -41,7 +41,6 @@ from torchcaps.models import CapsNet, ModelOutput, Network
 from torchcaps.nn import (
     Capsules,
     ChannelNorm,
-    ConvBackbone,
     ConvCapsules,
     Convolution,
     Decoder,
@@ -131,7 +130,6 @@ def assert_named(called: Callable[..., object], given: dict[str, Any], name: str
 MODULES: tuple[nn.Module, ...] = (
     Convolution(3, 4, 3),
     ChannelNorm(3),
-    ConvBackbone(3),
     PrimaryCapsules(3, primary_types=2, primary_dim=4),
     Decoder(4, 5, (1, 3, 3), decoder_hidden=(6,)),
 )
