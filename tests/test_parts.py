@@ -430,7 +430,7 @@ def test_settings_are_options_too() -> None:
     assert recipe.replace({}) == recipe
     assert Recipe(**json.loads(json.dumps(recipe.to_dict()))) == recipe
     sgd = recipe.replace({"optimizer": "sgd", "momentum": 0.5, "learning_rate": 1, "epochs": 3})
-    assert sgd.optimizer == {"name": "sgd", "momentum": 0.5, "weight_decay": 0.01}
+    assert sgd.optimizer == {"name": "sgd", "momentum": 0.5, "weight_decay": 0.0}
     assert (sgd.epochs, sgd.learning_rate) == (3, 1.0)
     assert isinstance(sgd.learning_rate, float), "whole numbers become floats"
     assert sgd.replace({"weight_decay": 0.0}).optimizer["weight_decay"] == 0
