@@ -246,9 +246,7 @@ def present_names(values: Mapping[str, Any]) -> Tree:
         given["primary_capsules"] = {"name": "conv", **given.pop("primary")}
     if isinstance(given.get("decoder"), Mapping):
         given["decoder"] = {"name": "dense", **given["decoder"]}
-    if (
-        "name" not in given and "classification_loss" in given
-    ):  # version 0.1: also the options of parts that were absent
+    if "name" not in given and "classification_loss" in given:  # 0.1 had the options of absent parts, too
         absent = options(find("decoder", "dense")).keys() if given.get("decoder") is False else set[str]()
         absent |= {name for cls in PARTS["loss"].values() for name in options(cls)}
         absent -= options(find("loss", given["classification_loss"])).keys()

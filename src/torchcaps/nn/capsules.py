@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -60,10 +61,10 @@ class Routed(NamedTuple):
     coupling: Float[Tensor, "B I J"] | None = None
     """Coupling c_ij that made them, where it was asked for and there is one."""
 
-    def to(self, like: Tensor, *, coupling: bool) -> Routed:
-        """The same in the dtype of a tensor; without the coupling unless it is asked for."""
+    def to(self, dtype: torch.dtype, *, coupling: bool) -> Routed:
+        """The same in another dtype; without the coupling unless it is asked for."""
         kept = (self.poses, self.activations, self.coupling if coupling else None)
-        return Routed(*(None if each is None else each.to(like.dtype) for each in kept))  # type: ignore[arg-type]
+        return Routed(*(None if each is None else each.to(dtype) for each in kept))  # type: ignore[arg-type]
 
 
 class RoutingRound(NamedTuple):

@@ -95,6 +95,11 @@ class Votes(ABC):
         return taken
 
 
+def dtype_of(votes: Votes | Tensor) -> torch.dtype:
+    """The dtype that a routing's results have: that of votes in a tensor, or else of their poses."""
+    return votes.dtype if isinstance(votes, Tensor) else votes.poses.dtype
+
+
 def log_softmax(logits: Float[Tensor, "B I J"]) -> Float[Tensor, "B I J"]:
     """The logarithm of the softmax over the output capsules; in memory as (B, J, I), where torch computes it faster."""
     return logits.transpose(1, 2).log_softmax(1).transpose(1, 2)

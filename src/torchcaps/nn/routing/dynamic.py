@@ -19,7 +19,7 @@ from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.nn.capsules import LayerSize, Routed, RoutingRound
 from torchcaps.nn.routing.base import Routing
-from torchcaps.nn.votes import BuiltVotes, DenseVotes, SoftmaxOver, Votes
+from torchcaps.nn.votes import BuiltVotes, DenseVotes, SoftmaxOver, Votes, dtype_of
 from torchcaps.ops.contractions import compute_votes
 from torchcaps.ops.fused import Options, route_recompute
 from torchcaps.ops.precision import full_precision, in_full_precision
@@ -77,7 +77,7 @@ def dynamic_routing(
     code. b starts at zero in the paper's experiments; a learned prior is mentioned in its section 2.
     """
     routed = _loop(BuiltVotes.of(votes), num_iterations, softmax_over, stop_gradient, bias, prior, leaky, eps)
-    return routed.to(votes if isinstance(votes, Tensor) else votes.poses, coupling=return_coupling)
+    return routed.to(dtype_of(votes), coupling=return_coupling)
 
 
 def _loop(

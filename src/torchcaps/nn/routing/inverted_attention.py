@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchcaps.checks import checked
 from torchcaps.nn.capsules import LayerSize, Routed
 from torchcaps.nn.routing.base import Routing
-from torchcaps.nn.votes import BuiltVotes, Votes
+from torchcaps.nn.votes import BuiltVotes, Votes, dtype_of
 from torchcaps.ops.precision import full_precision, in_full_precision
 from torchcaps.parts import register
 from torchcaps.ranges import AtLeastOneIteration, Epsilon
@@ -62,9 +62,7 @@ def inverted_attention_routing(
             poses = F.layer_norm(in_full_precision(given.weighted_sum(coupling)), (D,), weight, bias, eps)
         if return_coupling and coupling is None:
             coupling = given.zeros() + 1 / J
-    return Routed(poses, coupling=coupling).to(
-        votes if isinstance(votes, Tensor) else votes.poses, coupling=return_coupling
-    )
+    return Routed(poses, coupling=coupling).to(dtype_of(votes), coupling=return_coupling)
 
 
 @register("routing", "inverted-attention")

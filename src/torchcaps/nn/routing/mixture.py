@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from torchcaps.nn.capsules import LayerSize, Routed, RoutingRound
 from torchcaps.nn.routing.base import Routing
-from torchcaps.nn.votes import BuiltVotes, Votes
+from torchcaps.nn.votes import BuiltVotes, Votes, dtype_of
 from torchcaps.ops.checkpoint import blocks, in_blocks
 from torchcaps.ops.precision import full_dtype, full_precision, in_full_precision
 from torchcaps.ranges import AtLeastOneIteration
@@ -59,8 +59,7 @@ def route_mixture(
     given = BuiltVotes.of(votes)
     working = tuple(each.to(full_dtype(given.poses.dtype)) for each in learned)
     poses, logits, coupling = fit_votes(functools.partial(fit, learned=working, **options), given, activations)
-    like = votes if isinstance(votes, Tensor) else votes.poses
-    return Routed(poses, activate(logits), coupling).to(like, coupling=return_coupling)
+    return Routed(poses, activate(logits), coupling).to(dtype_of(votes), coupling=return_coupling)
 
 
 class MixtureRouting(Routing):
@@ -114,7 +113,7 @@ class MixtureRouting(Routing):
         poses, logits, coupling = fit_votes(self.fit, votes, self.activations_of(votes, activations))
         with full_precision(votes.poses.device):
             poses, active = self.finish(poses, logits)
-        return Routed(poses, active, coupling).to(votes.poses, coupling=return_coupling)
+        return Routed(poses, active, coupling).to(votes.poses.dtype, coupling=return_coupling)
 
     def rounds(self, votes: Votes, activations: Float[Tensor, "B I"] | None = None) -> list[RoutingRound]:
         """Every number of each iteration; see :class:`Routing`. Agreement is the logarithm of a vote's density."""

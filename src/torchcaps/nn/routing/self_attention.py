@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchcaps.checks import checked
 from torchcaps.nn.capsules import LayerSize, Routed
 from torchcaps.nn.routing.base import Routing
-from torchcaps.nn.votes import BuiltVotes, Votes
+from torchcaps.nn.votes import BuiltVotes, Votes, dtype_of
 from torchcaps.ops.precision import full_precision, in_full_precision
 from torchcaps.ops.squash import exponential_squash
 from torchcaps.parts import register
@@ -49,9 +49,7 @@ def self_attention_routing(
         if bias is not None:
             coupling = coupling + bias.to(coupling.dtype)
         poses = exponential_squash(in_full_precision(given.weighted_sum(coupling)))
-    return Routed(poses, coupling=coupling).to(
-        votes if isinstance(votes, Tensor) else votes.poses, coupling=return_coupling
-    )
+    return Routed(poses, coupling=coupling).to(dtype_of(votes), coupling=return_coupling)
 
 
 @register("routing", "self-attention")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchcaps.checks import checked
 from torchcaps.nn.capsules import LayerSize, Routed
 from torchcaps.nn.routing.base import Routing
-from torchcaps.nn.votes import BuiltVotes, Votes
+from torchcaps.nn.votes import BuiltVotes, Votes, dtype_of
 from torchcaps.ops.mixtures import share_out
 from torchcaps.ops.precision import full_dtype, full_precision, in_full_precision
 from torchcaps.parts import register
@@ -55,7 +55,7 @@ def self_routing(
         total = active.sum(1, keepdim=True)
         poses = in_full_precision(given.weighted_sum(shares))
         routed = Routed(poses, mass / total.where(total > 0, 1.0), log_coupling.exp())
-    return routed.to(votes if isinstance(votes, Tensor) else votes.poses, coupling=return_coupling)
+    return routed.to(dtype_of(votes), coupling=return_coupling)
 
 
 @register("routing", "self")
