@@ -58,7 +58,7 @@ def test_missing_and_binary_files(tmp_path):
     with pytest.raises(InputError, match=r"metrics\.csv does not exist; give a run folder"):
         read_metrics(tmp_path)
     (tmp_path / "metrics.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="no text"):
+    with pytest.raises(InputError, match="is damaged or no metrics"):
         read_metrics(tmp_path)
 
 
