@@ -95,26 +95,29 @@ class Subject:
 
 
 class Check(NamedTuple):
-    """A property."""
+    """A property: what finds it, or fails; what usually breaks it; and where it is asked for."""
 
     find: Callable[[Subject], str]
-    """Says what it found, or fails."""
     cause: str
-    """What usually breaks it."""
     layers: bool
-    """Whether layers may have it too."""
-    always: bool
-    """Whether it holds for any parameters, not only for those of the start."""
+    moved: bool
 
 
 _CHECKS: dict[str, Check] = {}
 
 
-def check(name: str, cause: str, *, layers: bool = False, always: bool = False) -> Callable[..., Any]:
-    """Register the check of a property; see :class:`Check`."""
+def check(cause: str, *, layers: bool = False, moved: bool = True, name: str | None = None) -> Callable[..., Any]:
+    """Register the check of a property that is called as its function is.
+
+    Args:
+        cause: What usually breaks it.
+        layers: Whether layers may have it too.
+        moved: Whether it holds for any parameters, not only for those of the start.
+        name: Of the property, where it is not that of the function.
+    """
 
     def register(find: Callable[[Subject], str]) -> Callable[[Subject], str]:
-        _CHECKS[name] = Check(find, cause, layers, always)
+        _CHECKS[name or find.__name__.strip("_").replace("_", " ")] = Check(find, cause, layers, moved)
         return find
 
     return register
@@ -242,29 +245,20 @@ def check_capsule_layer(
 # ---- the properties
 
 
-@check(
-    "call",
-    "a forward without the arguments of torchcaps.nn.Routing, in their order, or that returns no Routed",
-    always=True,
-)
+@check("a forward without the arguments of torchcaps.nn.Routing, in their order, or that returns no Routed")
 def _call(subject: Subject) -> str:
     for name, tensor in _named(subject.call(subject.inputs())):
         _require_finite(tensor, name)
     return "it returns finite numbers"
 
 
-@check(
-    "determinism",
-    "a random start, dropout in training mode, or logits kept from one call to the next",
-    layers=True,
-    always=True,
-)
+@check("a random start, dropout in training mode, or logits kept from one call to the next", layers=True)
 def _determinism(subject: Subject) -> str:
     inputs = subject.inputs()
     return _require_same(subject.call(inputs), subject.call(inputs), "of a first and of a second call")
 
 
-@check("shapes", "a squeeze() that also drops a batch of one, or axes in another order", layers=True, always=True)
+@check("a squeeze() that also drops a batch of one, or axes in another order", layers=True)
 def _shapes(subject: Subject) -> str:
     for batch in (BATCH, 1):
         inputs = subject.inputs(batch=batch)
@@ -278,7 +272,7 @@ def _shapes(subject: Subject) -> str:
     return f"capsules {tuple(routed.poses.shape)} for a batch of one"
 
 
-@check("sizes of one", "a squeeze(), or broadcasting that takes an axis of size one for another")
+@check("a squeeze(), or broadcasting that takes an axis of size one for another", moved=False)
 def _sizes_of_one(subject: Subject) -> str:
     for axis in range(len(subject.sizes)):
         sizes: Any = tuple(1 if n == axis else size for n, size in enumerate(subject.sizes))
@@ -287,7 +281,7 @@ def _sizes_of_one(subject: Subject) -> str:
     return "one capsule and one component are fine"
 
 
-@check("memory layout", "view() where reshape(), flatten() or unflatten() is needed", layers=True, always=True)
+@check("view() where reshape(), flatten() or unflatten() is needed", layers=True)
 def _memory_layout(subject: Subject) -> str:
     inputs = subject.inputs()
     laid_out = inputs | {"poses": inputs["poses"].mT.contiguous().mT}
@@ -296,9 +290,7 @@ def _memory_layout(subject: Subject) -> str:
     return _require_same(subject.call(laid_out), subject.call(inputs), "of tensors that are contiguous and of others")
 
 
-@check(
-    "state", "a tensor kept as a plain attribute; make it a parameter or call register_buffer", layers=True, always=True
-)
+@check("a tensor kept as a plain attribute; make it a parameter or call register_buffer", layers=True)
 def _state(subject: Subject) -> str:
     plain = {name for name, value in _attributes(subject.module) if isinstance(value, Tensor)}
     require(not plain, f"{', '.join(sorted(plain))} holds a tensor that is neither a parameter nor a buffer")
@@ -317,10 +309,7 @@ def _state(subject: Subject) -> str:
 
 
 @check(
-    "dtypes",
-    "a constant made without dtype and device of the poses, or a .float() or .double() that is not undone",
-    layers=True,
-    always=True,
+    "a constant made without dtype and device of the poses, or a .float() or .double() that is not undone", layers=True
 )
 def _dtypes(subject: Subject) -> str:
     results: list[Routed] = []
@@ -337,7 +326,7 @@ def _dtypes(subject: Subject) -> str:
     return _require_same(results[0], results[1], "in float32 and in float64", SINGLE_TOLERANCE)
 
 
-@check("untouched inputs", "an operation in place, such as poses /= length", layers=True, always=True)
+@check("an operation in place, such as poses /= length", layers=True)
 def _untouched_inputs(subject: Subject) -> str:
     inputs = subject.inputs()
     before = {name: tensor.clone() for name, tensor in inputs.items()}
@@ -347,12 +336,7 @@ def _untouched_inputs(subject: Subject) -> str:
     return ", ".join(inputs) + " stay as they are"
 
 
-@check(
-    "batch independence",
-    "logits shared or averaged over the batch, a softmax over axis 0, or a normalisation by the batch",
-    layers=True,
-    always=True,
-)
+@check("logits shared or averaged over the batch, a softmax over axis 0, or a normalisation by the batch", layers=True)
 def _batch_independence(subject: Subject) -> str:
     inputs = subject.inputs()
     each = []
@@ -363,9 +347,7 @@ def _batch_independence(subject: Subject) -> str:
     return _require_same(alone, subject.call(inputs), "of each image alone and in a batch")
 
 
-@check(
-    "input order", "a reshape or view where a permute or transpose is meant, or a start from the first input capsule"
-)
+@check("a reshape or view where a permute or transpose is meant, or a start from the first input capsule", moved=False)
 def _input_order(subject: Subject) -> str:
     inputs = subject.inputs()
     order = torch.arange(subject.sizes[0], device=subject.device).roll(1)
@@ -377,8 +359,7 @@ def _input_order(subject: Subject) -> str:
 
 
 @check(
-    "output order",
-    "a reshape or view where a permute or transpose is meant, or an output capsule with a part of its own",
+    "a reshape or view where a permute or transpose is meant, or an output capsule with a part of its own", moved=False
 )
 def _output_order(subject: Subject) -> str:
     inputs = subject.inputs()
@@ -393,7 +374,7 @@ def _output_order(subject: Subject) -> str:
     return _require_same(got, wanted, "of outputs reordered before and after routing")
 
 
-@check("rotation", "a squash, norm or dot product over another axis than the components', or over one of size one")
+@check("a squash, norm or dot product over another axis than the components', or over one of size one", moved=False)
 def _rotation(subject: Subject) -> str:
     inputs = subject.inputs()
     D = inputs["weight"].shape[2]
@@ -404,7 +385,7 @@ def _rotation(subject: Subject) -> str:
     return _require_same(Routed(got), Routed(wanted), "rotated before and after routing")
 
 
-@check("lengths", "no squash, or one over another axis than the components'", layers=True, always=True)
+@check("no squash, or one over another axis than the components'", layers=True)
 def _lengths(subject: Subject) -> str:
     inputs = subject.inputs()
     found = "{:.6g} at most"
@@ -422,7 +403,9 @@ def _lengths(subject: Subject) -> str:
     return found.format(most)
 
 
-@check("coupling", "a softmax over another axis than the one that competes, or a coupling of another iteration's shape")
+@check(
+    "a softmax over another axis than the one that competes, or a coupling of another iteration's shape", moved=False
+)
 def _coupling(subject: Subject) -> str:
     coupling = subject.call(subject.inputs()).coupling
     if coupling is None:
@@ -440,9 +423,7 @@ def _coupling(subject: Subject) -> str:
 
 
 @check(
-    "other votes",
-    "votes.weight, or isinstance(votes, DenseVotes), where votes.weighted_sum, votes.agreement or votes.build is meant",
-    always=True,
+    "votes.weight, or isinstance(votes, DenseVotes), where votes.weighted_sum, votes.agreement or votes.build is meant"
 )
 def _other_votes(subject: Subject) -> str:
     inputs = subject.inputs()
@@ -451,7 +432,7 @@ def _other_votes(subject: Subject) -> str:
     return _require_same(got, subject.call(inputs), "of votes that are built and of those that are not")
 
 
-@check("inactive capsules", "activations that are used for some of the sums only", always=True)
+@check("activations that are used for some of the sums only")
 def _inactive_capsules(subject: Subject) -> str:
     inputs = subject.inputs()
     silenced = inputs | {"activations": inputs["activations"].clone()}
@@ -466,11 +447,9 @@ def _inactive_capsules(subject: Subject) -> str:
 
 
 @check(
-    "finite numbers",
     "norm() or sqrt() without epsilon, whose gradient at zero is not finite, a division by a length or a variance, "
     "or exp() where softmax() is meant",
     layers=True,
-    always=True,
 )
 def _finite_numbers(subject: Subject) -> str:
     subject = subject.to(torch.float32)
@@ -497,10 +476,9 @@ def _finite_numbers(subject: Subject) -> str:
 
 
 @check(
-    "gradients",
     "a detach() or no_grad() that should not be there, an operation in place, or float32 inside",
     layers=True,
-    always=True,
+    name="gradients",
 )
 def _gradients_agree(subject: Subject) -> str:
     inputs = {name: tensor.requires_grad_() for name, tensor in subject.inputs().items()}
@@ -530,7 +508,7 @@ def _gradients_agree(subject: Subject) -> str:
     return f"off by {largest:.2g} at most"
 
 
-@check("used parameters", "a parameter that was left over, or cut off by detach()", layers=True)
+@check("a parameter that was left over, or cut off by detach()", layers=True, moved=False)
 def _used_parameters(subject: Subject) -> str:
     gradients = _gradients(_seen(subject.call(subject.inputs())), subject.parameters())
     idle = [name for name, gradient in gradients.items() if not gradient.count_nonzero()]
@@ -539,10 +517,7 @@ def _used_parameters(subject: Subject) -> str:
 
 
 @check(
-    "torch.func.vmap",
-    "a decision on the values of a tensor, or a result kept outside of the call",
-    layers=True,
-    always=True,
+    "a decision on the values of a tensor, or a result kept outside of the call", layers=True, name="torch.func.vmap"
 )
 def _vmap(subject: Subject) -> str:
     inputs = subject.inputs()
@@ -572,7 +547,7 @@ def _run(checks: dict[str, Check], subject: Subject, skip: Collection[str]) -> d
         if moved and not _fresh(subject).parameters():
             break
         for name, each in checks.items():
-            if name not in skip and (each.always or not moved):
+            if name not in skip and (each.moved or not moved):
                 with _described(subject, name, each.cause, moved):
                     words = each.find(_fresh(subject, moved))
                     found[name] = found[name] if moved else words

@@ -379,7 +379,7 @@ def test_blocks_give_what_one_block_gives(name: str, compete_over: Any, monkeypa
     leaves = leaves_of(layer, capsules)
     blocks: list[int] = []
     whole = layer.routing.fit
-    monkeypatch.setattr(layer.routing, "fit", lambda votes, *rest: blocks.append(len(votes)) or whole(votes, *rest))
+    monkeypatch.setattr(layer.routing, "fit", lambda given: blocks.append(len(given.votes)) or whole(given))
 
     def results() -> dict[str, Tensor]:
         routed = layer.route(capsules, return_coupling=True)

@@ -6,9 +6,10 @@ themselves only if it must have each of them.
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import Any, Literal, Self
 
 import torch
 from jaxtyping import Float, Int
@@ -35,6 +36,10 @@ class Votes(ABC):
 
     competition: MapCompetition | None = None
     """Who competes on a map whose positions compete; else None."""
+    votes: Any = None
+    """The votes that these are made of, if they are made of others."""
+    positions: int = 1
+    """So many rows of ``votes`` belong to an image."""
 
     def __init__(self, poses: Float[Tensor, "B I K"], size: LayerSize) -> None:
         self.poses, self.size = poses, size
@@ -51,9 +56,16 @@ class Votes(ABC):
     def build(self) -> Float[Tensor, "B I J D"]:
         """The votes themselves, for algorithms that need each of them: B·I·J·D numbers."""
 
-    def take(self, images: slice) -> Votes:
-        """The votes of some images, for algorithms that build those of a few at a time."""
-        return BuiltVotes(self.build()[images], self.poses[images])
+    def __getitem__(self, images: slice) -> Self:
+        """The votes of some images, for algorithms that build those of a few at a time.
+
+        A subclass that holds more of each image than poses and ``votes`` cuts that, too.
+        """
+        some = copy.copy(self)
+        some.poses = self.poses[images]
+        if self.votes is not None:
+            some.votes = self.votes[images.start * self.positions : images.stop * self.positions]
+        return some
 
     def zeros(self) -> Float[Tensor, "B I J"]:
         """Routing logits to start from, in full precision; in memory as (J, B, I), as agreement is."""
@@ -88,11 +100,6 @@ class Votes(ABC):
         if self.competition is not None:
             return self.competition.log_softmax(logits)
         return log_softmax(logits)
-
-    def __getitem__(self, images: slice) -> Votes:
-        taken = self.take(images)
-        taken.competition = self.competition
-        return taken
 
 
 def dtype_of(votes: Votes | Tensor) -> torch.dtype:
@@ -135,9 +142,6 @@ class BuiltVotes(Votes):
     def build(self) -> Float[Tensor, "B I J D"]:
         return self.votes
 
-    def take(self, images: slice) -> Votes:
-        return BuiltVotes(self.votes[images], self.poses[images])
-
 
 class DenseVotes(Votes):
     """Votes W_ij u_i, a matrix for each pair; or w_ij∘u_i, a vector for each pair.
@@ -145,17 +149,13 @@ class DenseVotes(Votes):
     Args:
         poses: Input capsules u_i.
         weight: W_ij (I, J, D, K), or w_ij (I, J, D) with D = K.
-        columns: The matrices laid out for :meth:`build`, where they are already.
     """
 
-    def __init__(
-        self,
-        poses: Float[Tensor, "B I K"],
-        weight: Float[Tensor, "I J D ..."],
-        columns: Float[Tensor, "I K JD"] | None = None,
-    ) -> None:
+    _columns: Tensor | None = None
+
+    def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D ..."]) -> None:
         super().__init__(poses, LayerSize(weight.shape[0], poses.shape[2], *weight.shape[1:3]))
-        self.weight, self._columns = weight, columns
+        self.weight = weight
 
     def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
         return weighted_sum(self.poses, self.weight, coupling)
@@ -177,10 +177,10 @@ class DenseVotes(Votes):
             self._columns = self.weight.to(dtype).permute(0, 3, 1, 2).flatten(2).contiguous()
         return self._columns
 
-    def take(self, images: slice) -> Votes:
-        """See :class:`Votes`; the matrices are laid out once."""
-        columns = self.columns() if self.weight.ndim == 4 else None
-        return DenseVotes(self.poses[images], self.weight, columns)
+    def __getitem__(self, images: slice) -> Self:
+        if self.weight.ndim == 4:
+            self.columns()  # laid out once, for the votes of all images
+        return super().__getitem__(images)
 
 
 class SharedVotes(Votes):
@@ -190,30 +190,28 @@ class SharedVotes(Votes):
         J, D, K = weight.shape
         super().__init__(poses, LayerSize(poses.shape[1], K, J, D))
         self.weight = weight
-        self._poses, self._weight = in_full_precision(poses), in_full_precision(weight)
 
     def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
         """See :class:`Votes`. W_j Σ_i c_ij u_i: the poses are summed first."""
         with full_precision(self.poses.device):
+            poses, weight = in_full_precision(self.poses), in_full_precision(self.weight)
             if coupling is None:
-                total = torch.einsum("jdk,bk->bjd", self._weight, self._poses.sum(1))
+                total = torch.einsum("jdk,bk->bjd", weight, poses.sum(1))
             else:
-                sums = coupling.to(self._poses).mT @ self._poses  # (B, J, K)
-                total = torch.einsum("jdk,bjk->bjd", self._weight, sums)
+                total = torch.einsum("jdk,bjk->bjd", weight, coupling.to(poses).mT @ poses)
         return total.to(self.poses.dtype)
 
     def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
         """See :class:`Votes`. ⟨u_i, W_jᵀ x_j⟩: the output capsules are brought back first."""
         with full_precision(self.poses.device):
-            agreement = self._poses @ torch.einsum("jdk,bjd->bkj", self._weight, parents.to(self._poses))
+            poses, weight = in_full_precision(self.poses), in_full_precision(self.weight)
+            agreement = poses @ torch.einsum("jdk,bjd->bkj", weight, parents.to(poses))
         return agreement.to(self.poses.dtype)
 
     def build(self) -> Float[Tensor, "B I J D"]:
         with full_precision(self.poses.device):
-            return torch.einsum("jdk,bik->bijd", self._weight, self._poses).to(self.poses.dtype)
-
-    def take(self, images: slice) -> Votes:
-        return SharedVotes(self.poses[images], self.weight)
+            poses, weight = in_full_precision(self.poses), in_full_precision(self.weight)
+            return torch.einsum("jdk,bik->bijd", weight, poses).to(self.poses.dtype)
 
 
 class MatrixVotes(Votes):
@@ -226,15 +224,18 @@ class MatrixVotes(Votes):
         I, J, P, _ = weight.shape
         super().__init__(poses, LayerSize(I, P * P, J, P * P))
         self.weight, self.side = weight, P
-        self.rows = DenseVotes(poses.unflatten(2, (P, P)).movedim(2, 1).flatten(0, 1), weight.mT)  # (B·P, I, P)
+
+    @property
+    def rows(self) -> DenseVotes:
+        """The votes of the rows (B·P, I, P), each a capsule."""
+        return DenseVotes(self._rows_of(self.poses), self.weight.mT)
 
     def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
         each = None if coupling is None else coupling.repeat_interleave(self.side, 0)
         return self._joined(self.rows.weighted_sum(each))
 
     def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
-        rows = parents.unflatten(2, (self.side, self.side)).movedim(2, 1).flatten(0, 1)  # (B·P, J, P)
-        return self.rows.agreement(rows).unflatten(0, (-1, self.side)).sum(1)
+        return self.rows.agreement(self._rows_of(parents)).unflatten(0, (-1, self.side)).sum(1)
 
     def build(self) -> Float[Tensor, "B I J D"]:
         if is_traced():
@@ -243,8 +244,8 @@ class MatrixVotes(Votes):
         poses, weight = (tensor.to(full_dtype(dtype)) for tensor in (self.poses, self.weight))
         return matrix_votes(poses.unflatten(2, (self.side, self.side)), weight).to(dtype)
 
-    def take(self, images: slice) -> Votes:
-        return MatrixVotes(self.poses[images], self.weight)
+    def _rows_of(self, poses: Float[Tensor, "B N D"]) -> Float[Tensor, "BP N P"]:
+        return poses.unflatten(2, (self.side, self.side)).movedim(2, 1).flatten(0, 1)
 
     def _joined(self, rows: Float[Tensor, "BP *capsules P"]) -> Float[Tensor, "B *capsules D"]:
         return rows.unflatten(0, (-1, self.side)).movedim(1, -2).flatten(-2)
@@ -267,9 +268,6 @@ class IdentityVotes(Votes):
 
     def build(self) -> Float[Tensor, "B I J D"]:
         return self.poses.unsqueeze(2).expand(-1, -1, self.size.out_capsules, -1)
-
-    def take(self, images: slice) -> Votes:
-        return IdentityVotes(self.poses[images], self.size.out_capsules)
 
 
 class MapVotes(Votes):
@@ -297,10 +295,6 @@ class MapVotes(Votes):
     def build(self) -> Float[Tensor, "B I J D"]:
         return by_type(self.votes.build(), self.positions)
 
-    def take(self, images: slice) -> Votes:
-        rows = slice(images.start * self.positions, images.stop * self.positions)
-        return MapVotes(self.votes.take(rows), self.poses[images], self.positions)
-
 
 class PlacedVotes(Votes):
     """Votes to which the place of their capsule is added.
@@ -326,9 +320,6 @@ class PlacedVotes(Votes):
     def build(self) -> Float[Tensor, "B I J D"]:
         votes = self.votes.build()
         return votes + self.places.to(votes.dtype).unsqueeze(1)
-
-    def take(self, images: slice) -> Votes:
-        return PlacedVotes(self.votes.take(images), self.places)
 
 
 def by_type(windows: Float[Tensor, "BL T *more"], positions: int) -> Float[Tensor, "B TL *more"]:

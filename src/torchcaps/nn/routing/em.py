@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.checks import checked
-from torchcaps.nn.capsules import LayerSize, Routed, RoutingRound
-from torchcaps.nn.routing.mixture import Gaussians, LogCompete, MixtureRouting, route_mixture
+from torchcaps.nn.capsules import LayerSize, Routed
+from torchcaps.nn.routing.mixture import Gaussians, Given, MixtureRouting, route_mixture
 from torchcaps.nn.votes import Votes
 from torchcaps.ops.mixtures import by_output, log_densities, share_out, squared_deviations, weighted
 from torchcaps.parts import register
@@ -63,16 +64,12 @@ def em_routing(
     Source: Hinton, Sabour, Frosst 2018, "Matrix capsules with EM routing", procedure 1 (ICLR 2018); the floor of the
     variance is that of Gritzman 2019, "Avoiding implementation pitfalls of matrix capsules" (arXiv:1907.00652).
     """
-    options: dict[str, Any] = {"num_iterations": num_iterations, "final_lambda": final_lambda, "cost_scale": cost_scale}
-    return route_mixture(_fit, votes, activations, (beta_u, beta_a), return_coupling, **options)
+    settings = {"num_iterations": num_iterations, "final_lambda": final_lambda, "cost_scale": cost_scale}
+    return route_mixture(_fit, votes, activations, (beta_u, beta_a), settings, return_coupling)
 
 
 def _fit(
-    votes: Float[Tensor, "B I J D"],
-    activations: Float[Tensor, "B I"],
-    log_compete: LogCompete,
-    rounds: list[RoutingRound] | None = None,
-    *,
+    given: Given,
     learned: tuple[Float[Tensor, "J"], Float[Tensor, "J"]],
     num_iterations: int,
     final_lambda: float,
@@ -80,22 +77,21 @@ def _fit(
 ) -> Gaussians:
     """The equations of :func:`em_routing`."""
     beta_u, beta_a = learned
-    log_posterior = votes.new_zeros(votes.shape[:3])  # of zeros: the uniform start
-    D, votes = votes.shape[3], by_output(votes)
+    log_posterior = given.votes.new_zeros(given.votes.shape[:3])  # of zeros: the uniform start
+    D, votes = given.votes.shape[3], by_output(given.votes)
     for t in range(num_iterations):
-        log_coupling = log_compete(log_posterior)
-        shares, mass = share_out(log_coupling, activations)  # (B, I, J), (B, J)
+        log_coupling = given.log_compete(log_posterior)
+        shares, mass = share_out(log_coupling, given.activations)  # (B, I, J), (B, J)
         means = weighted(shares, votes)  # (B, J, D)
         squares = squared_deviations(votes, means)
         variances = weighted(shares, squares) + 1e-9
         log_variances = variances.log()
         costs = mass * (D * beta_u + log_variances.sum(2) / 2)
         logits = final_lambda * (1 - 0.95 ** (t + 1)) * (beta_a - cost_scale * costs)
-        if t == num_iterations - 1 and rounds is None:
+        if t == num_iterations - 1 and given.rounds is None:
             break
         densities = log_densities(squares, variances, log_variances)
-        if rounds is not None:
-            rounds.append(RoutingRound(log_posterior, log_coupling.exp(), means, means, densities, logits.sigmoid()))
+        given.note(log_posterior, log_coupling, means, means, densities, logits)
         log_posterior = F.logsigmoid(logits).unsqueeze(1) + densities
     return means, logits, log_coupling.exp()
 
@@ -124,26 +120,16 @@ class EMRouting(MixtureRouting):
         final_lambda: PositiveFactor = 0.01,
         cost_scale: PositiveFactor | None = None,
     ) -> None:
-        super().__init__(num_iterations)
+        super().__init__(num_iterations, _fit)
         self.final_lambda, self.cost_scale = final_lambda, cost_scale
 
-    def fit(
-        self,
-        votes: Float[Tensor, "B I J D"],
-        activations: Float[Tensor, "B I"],
-        log_compete: LogCompete,
-        rounds: list[RoutingRound] | None = None,
-    ) -> Gaussians:
-        return _fit(
-            votes,
-            activations,
-            log_compete,
-            rounds,
-            learned=(self.beta_u.to(votes.dtype), self.beta_a.to(votes.dtype) / self.final_lambda),
-            num_iterations=self.num_iterations,
-            final_lambda=self.final_lambda,
-            cost_scale=self.cost_scale or 100 * self.size.out_capsules / self.size.in_capsules,
-        )
+    def settings(self) -> dict[str, Any]:
+        scale = self.cost_scale or 100 * self.size.out_capsules / self.size.in_capsules
+        return super().settings() | {"final_lambda": self.final_lambda, "cost_scale": scale}
+
+    def learned(self, dtype: torch.dtype) -> tuple[Float[Tensor, "J"], Float[Tensor, "J"]]:
+        beta_u, beta_a = super().learned(dtype)
+        return beta_u, beta_a / self.final_lambda
 
     def balanced_std(self, size: LayerSize) -> float:  # noqa: ARG002  as all routings
         """See :class:`Routing`; votes whose components vary by about one cost about nothing at the start."""

@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.checks import checked
-from torchcaps.nn.capsules import Routed, RoutingRound
-from torchcaps.nn.routing.mixture import Gaussians, LogCompete, MixtureRouting, route_mixture
+from torchcaps.nn.capsules import Routed
+from torchcaps.nn.routing.mixture import Gaussians, Given, MixtureRouting, route_mixture
 from torchcaps.nn.votes import Votes, log_softmax
 from torchcaps.ops.mixtures import LOG_2_PI, by_output, log_densities, squared_deviations, weighted
 from torchcaps.parts import register
@@ -65,16 +65,12 @@ def em_routing_code(
     Source: the code of Hinton, Sabour, Frosst 2018, ``capsule_em/em_layers.py``, ``update_em_routing``, in
     google-research/google-research.
     """
-    options: dict[str, Any] = {"num_iterations": num_iterations, "final_beta": final_beta, "min_variance": min_variance}
-    return route_mixture(_fit, votes, activations, (sigma_bias, activation_bias), return_coupling, **options)
+    settings = {"num_iterations": num_iterations, "final_beta": final_beta, "min_variance": min_variance}
+    return route_mixture(_fit, votes, activations, (sigma_bias, activation_bias), settings, return_coupling)
 
 
 def _fit(
-    votes: Float[Tensor, "B I J D"],
-    activations: Float[Tensor, "B I"],
-    log_compete: LogCompete,
-    rounds: list[RoutingRound] | None = None,
-    *,
+    given: Given,
     learned: tuple[Float[Tensor, "J"], Float[Tensor, "J"]],
     num_iterations: int,
     final_beta: float,
@@ -83,14 +79,13 @@ def _fit(
 ) -> Gaussians:
     """The equations of :func:`em_routing_code`."""
     sigma_bias, activation_bias = learned
-    B, I, J, D = votes.shape
-    centres = votes.new_zeros(B, J, D)
-    log_posterior = votes.new_zeros(B, I, J)
+    B, I, J, D = given.votes.shape
+    centres, log_posterior = given.votes.new_zeros(B, J, D), given.votes.new_zeros(B, I, J)
     log_coupling = log_softmax(log_posterior)  # 1/J on maps too
-    votes = by_output(votes)
+    votes = by_output(given.votes)
     for t in range(num_iterations):
         coupling = log_coupling.exp()
-        shares = coupling * activations.unsqueeze(2)
+        shares = coupling * given.activations.unsqueeze(2)
         mass = shares.sum(1) + mass_eps  # (B, J)
         shares = shares / mass.unsqueeze(1)
         centres = 0.9 * weighted(shares, votes) + 0.1 * centres
@@ -99,13 +94,12 @@ def _fit(
         log_variances = variances.log()
         win = -mass * (log_variances.sum(2) + sigma_bias * D * (LOG_2_PI + 1))
         logits = final_beta * (1 - 0.95 ** (t + 1)) * (win - 5000 * activation_bias)
-        if t == num_iterations - 1 and rounds is None:
+        if t == num_iterations - 1 and given.rounds is None:
             break
         densities = log_densities(squares, variances, log_variances)
-        if rounds is not None:
-            rounds.append(RoutingRound(log_posterior, coupling, centres, centres, densities, logits.sigmoid()))
+        given.note(log_posterior, log_coupling, centres, centres, densities, logits)
         log_posterior = F.logsigmoid(logits).unsqueeze(1) + densities
-        log_coupling = log_compete(log_posterior)
+        log_coupling = given.log_compete(log_posterior)
     return centres, logits, coupling
 
 
@@ -133,25 +127,10 @@ class EMCodeRouting(MixtureRouting):
         min_variance: PositiveFactor = 0.0005,
         on_map: bool = False,
     ) -> None:
-        super().__init__(num_iterations)
+        super().__init__(num_iterations, _fit)
         self.final_beta, self.min_variance, self.on_map = final_beta, min_variance, on_map
         self.start = (0.5, 0.5) if on_map else (2.0, 1.0)
 
-    def fit(
-        self,
-        votes: Float[Tensor, "B I J D"],
-        activations: Float[Tensor, "B I"],
-        log_compete: LogCompete,
-        rounds: list[RoutingRound] | None = None,
-    ) -> Gaussians:
-        return _fit(
-            votes,
-            activations,
-            log_compete,
-            rounds,
-            learned=(self.beta_u.to(votes.dtype), self.beta_a.to(votes.dtype)),
-            num_iterations=self.num_iterations,
-            final_beta=self.final_beta,
-            min_variance=self.min_variance,
-            mass_eps=1e-7 if self.on_map else MASS_EPS,
-        )
+    def settings(self) -> dict[str, Any]:
+        own = {"final_beta": self.final_beta, "min_variance": self.min_variance}
+        return super().settings() | own | {"mass_eps": 1e-7 if self.on_map else MASS_EPS}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from abc import abstractmethod
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -19,27 +18,44 @@ from torchcaps.ops.checkpoint import blocks, in_blocks
 from torchcaps.ops.precision import full_dtype, full_precision, in_full_precision
 from torchcaps.ranges import AtLeastOneIteration
 
-LogCompete = Callable[[Tensor], Tensor]
-"""From logits (B, I, J) to the logarithm of the coupling."""
 Gaussians = tuple[Float[Tensor, "B J D"], Float[Tensor, "B J"], Float[Tensor, "B I J"]]
 """Poses, logits of the activations, and the coupling of the last fit."""
+
+
+class Given(NamedTuple):
+    """What the Gaussians of some images are fitted to."""
+
+    votes: Float[Tensor, "B I J D"]
+    activations: Float[Tensor, "B I"]
+    log_compete: Callable[[Tensor], Tensor]
+    """From logits (B, I, J) to the logarithm of the coupling."""
+    rounds: list[RoutingRound] | None = None
+    """Filled with every number, where it is given."""
+
+    def note(self, logits: Tensor, log_coupling: Tensor, means: Tensor, capsules: Tensor, *more: Tensor) -> None:
+        """Add the numbers of an iteration; ``more`` are densities and the logits of the activations."""
+        if self.rounds is not None:
+            agreement, active = more
+            coupling = log_coupling.exp()
+            self.rounds.append(RoutingRound(logits, coupling, means, capsules, agreement, active.sigmoid()))
+
+
 Fit = Callable[..., Gaussians]
-"""From votes (B, I, J, D) that are built, activations (B, I), LogCompete and, where rounds are wanted, their list."""
+"""The equations of an algorithm: from what is :class:`Given`, two learned numbers of each output capsule, settings."""
 
 
-def fit_votes(fit: Fit, votes: Votes, activations: Float[Tensor, "B I"]) -> Gaussians:
+def fit_votes(fit: Callable[[Given], Gaussians], votes: Votes, activations: Float[Tensor, "B I"]) -> Gaussians:
     """The Gaussians of votes that are built some images at a time, within :func:`torchcaps.set_working_memory`."""
     I, _, J, D = votes.size
     dtype = full_dtype(votes.poses.dtype)
-    row_bytes = I * J * D * torch.empty(0, dtype=dtype).element_size()
     multiple = 1 if votes.competition is None else votes.competition.rows_per_image
-    rows = blocks(len(votes.poses), row_bytes, votes.poses.device, multiple)
+    rows = blocks(len(votes.poses), I * J * D * dtype.itemsize, votes.poses.device, multiple)
     given = activations.to(dtype)
     items = [(votes, given)] if len(rows) == 1 else [(votes[images], given[images]) for images in rows]
 
     def work(item: tuple[Votes, Tensor]) -> Gaussians:
         some, active = item
-        return fit(in_full_precision(some.build()), active, some.log_compete)
+        return fit(Given(in_full_precision(some.build()), active, some.log_compete))
 
     with full_precision(votes.poses.device):
         poses, logits, coupling = in_blocks(work, items)
@@ -47,18 +63,18 @@ def fit_votes(fit: Fit, votes: Votes, activations: Float[Tensor, "B I"]) -> Gaus
 
 
 def route_mixture(
-    fit: Callable[..., Gaussians],
+    fit: Fit,
     votes: Votes | Float[Tensor, "B I J D"],
     activations: Float[Tensor, "B I"],
     learned: tuple[Float[Tensor, "J"], Float[Tensor, "J"]],
+    settings: Mapping[str, Any],
     return_coupling: bool,
     activate: Callable[[Tensor], Tensor] = torch.sigmoid,
-    **options: Any,
 ) -> Routed:
-    """The mixture of a public function: its two learned numbers of each output capsule, and its options."""
+    """The mixture of a public function."""
     given = BuiltVotes.of(votes)
     working = tuple(each.to(full_dtype(given.poses.dtype)) for each in learned)
-    poses, logits, coupling = fit_votes(functools.partial(fit, learned=working, **options), given, activations)
+    poses, logits, coupling = fit_votes(functools.partial(fit, learned=working, **settings), given, activations)
     return Routed(poses, activate(logits), coupling).to(dtype_of(votes), coupling=return_coupling)
 
 
@@ -69,14 +85,15 @@ class MixtureRouting(Routing):
 
     Args:
         num_iterations: Routing iterations: how often the Gaussians are fitted.
+        equations: Of the algorithm, from what is given to the Gaussians.
     """
 
     start: tuple[float, float] = (0.0, 0.0)
     """Where the two numbers start."""
 
-    def __init__(self, num_iterations: AtLeastOneIteration = 3) -> None:
+    def __init__(self, num_iterations: AtLeastOneIteration, equations: Fit) -> None:
         super().__init__()
-        self.num_iterations = num_iterations
+        self.num_iterations, self.equations = num_iterations, equations
 
     def bind(self, size: LayerSize) -> None:
         """Make the two numbers of each output capsule."""
@@ -90,15 +107,13 @@ class MixtureRouting(Routing):
         """See :class:`Routing`; output poses are means, so that votes are as long as poses."""
         return 1 / math.sqrt(size.out_dim)
 
-    @abstractmethod
-    def fit(
-        self,
-        votes: Float[Tensor, "B I J D"],
-        activations: Float[Tensor, "B I"],
-        log_compete: LogCompete,
-        rounds: list[RoutingRound] | None = None,
-    ) -> Gaussians:
-        """The Gaussians of built votes; ``rounds`` is filled where it is given."""
+    def learned(self, dtype: torch.dtype) -> tuple[Float[Tensor, "J"], Float[Tensor, "J"]]:
+        """The two numbers as the equations have them."""
+        return self.beta_u.to(dtype), self.beta_a.to(dtype)
+
+    def settings(self) -> dict[str, Any]:
+        """What else the equations are told."""
+        return {"num_iterations": self.num_iterations}
 
     def finish(
         self, poses: Float[Tensor, "B J D"], logits: Float[Tensor, "B J"]
@@ -120,5 +135,9 @@ class MixtureRouting(Routing):
         rounds: list[RoutingRound] = []
         with full_precision(votes.poses.device):
             active = self.activations_of(votes, activations)
-            self.fit(in_full_precision(votes.build()), active, votes.log_compete, rounds)
+            self.fit(Given(in_full_precision(votes.build()), active, votes.log_compete, rounds))
         return rounds
+
+    def fit(self, given: Given) -> Gaussians:
+        """The Gaussians of some images."""
+        return self.equations(given, self.learned(given.votes.dtype), **self.settings())

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.checks import checked
-from torchcaps.nn.capsules import LayerSize, Routed, RoutingRound
-from torchcaps.nn.routing.mixture import Gaussians, LogCompete, MixtureRouting, route_mixture
+from torchcaps.nn.capsules import LayerSize, Routed
+from torchcaps.nn.routing.mixture import Gaussians, Given, MixtureRouting, route_mixture
 from torchcaps.nn.votes import Votes, log_softmax
 from torchcaps.ops.mixtures import LOG_2_PI, by_output, distances, share_out, squared_deviations, weighted
 from torchcaps.ops.tracing import is_exporting
@@ -63,27 +62,23 @@ def vb_routing(
     Source: De Sousa Ribeiro, Leontidis, Kollias 2020, "Capsule routing via variational Bayes", algorithm 1
     (arXiv:1905.11455).
     """
-    options: dict[str, Any] = {"activate": torch.Tensor.clone, "num_iterations": num_iterations}
-    return route_mixture(_fit, votes, activations, (beta_u, beta_a), return_coupling, **options)
+    settings = {"num_iterations": num_iterations}
+    return route_mixture(_fit, votes, activations, (beta_u, beta_a), settings, return_coupling, torch.clone)
 
 
 def _fit(
-    votes: Float[Tensor, "B I J D"],
-    activations: Float[Tensor, "B I"],
-    log_compete: LogCompete,
-    rounds: list[RoutingRound] | None = None,
-    *,
+    given: Given,
     learned: tuple[Float[Tensor, "J"], Float[Tensor, "J"]],
     num_iterations: int,
 ) -> Gaussians:
     """The equations of :func:`vb_routing`."""
-    D = votes.shape[3]
-    log_posterior = votes.new_zeros(votes.shape[:3])
+    beta_u, beta_a = learned
+    D, votes = given.votes.shape[3], by_output(given.votes)
+    log_posterior = votes.new_zeros(given.votes.shape[:3])
     log_coupling = log_softmax(log_posterior)  # 1/J on maps too
-    votes = by_output(votes)
     steps = torch.arange(D, dtype=votes.dtype, device=votes.device)
     for iteration in range(1, num_iterations + 1):
-        shares, mass = share_out(log_coupling, activations)  # (B, I, J), (B, J)
+        shares, mass = share_out(log_coupling, given.activations)  # (B, I, J), (B, J)
         R = mass.unsqueeze(2)  # (B, J, 1)
         means = weighted(shares, votes)  # (B, J, D)
         scatter = R * weighted(shares, squared_deviations(votes, means))
@@ -94,24 +89,18 @@ def _fit(
             digamma((degrees.unsqueeze(2) - steps) / 2).sum(2) + D * math.log(2) - inverse_scale.log().sum(2)
         )
         log_share = digamma(1 + mass) - digamma((1 + mass).sum(1, keepdim=True))
-        if iteration == num_iterations and rounds is None:
+        entropy = (D * (LOG_2_PI + 1) - log_precision) / 2
+        logits = beta_a - (log_share.exp() * entropy + beta_u)
+        if iteration == num_iterations and given.rounds is None:
             break
         far = distances(squared_deviations(votes, centres), inverse_scale)  # (B, I, J)
         known = (log_precision - D * LOG_2_PI - D / (1 + mass)) / 2  # (B, J)
         densities = known.unsqueeze(1) - degrees.unsqueeze(1) * far / 2
-        if rounds is not None:
-            logits = _logits(log_share, log_precision, learned, D)
-            rounds.append(RoutingRound(log_posterior, log_coupling.exp(), means, centres, densities, logits.sigmoid()))
+        given.note(log_posterior, log_coupling, means, centres, densities, logits)
         log_posterior = log_share.unsqueeze(1) + densities
         if iteration < num_iterations:
-            log_coupling = log_compete(log_posterior)
-    return centres, _logits(log_share, log_precision, learned, D), log_coupling.exp()
-
-
-def _logits(log_share: Tensor, log_precision: Tensor, learned: tuple[Tensor, Tensor], D: int) -> Float[Tensor, "B J"]:
-    beta_u, beta_a = learned
-    entropy = (D * (LOG_2_PI + 1) - log_precision) / 2
-    return beta_a - (log_share.exp() * entropy + beta_u)
+            log_coupling = given.log_compete(log_posterior)
+    return centres, logits, log_coupling.exp()
 
 
 def digamma(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -137,20 +126,13 @@ class VBRouting(MixtureRouting):
     Source: De Sousa Ribeiro, Leontidis, Kollias 2020 (arXiv:1905.11455).
     """
 
+    def __init__(self, num_iterations: AtLeastOneIteration = 3) -> None:
+        super().__init__(num_iterations, _fit)
+
     def bind(self, size: LayerSize) -> None:
         super().bind(size)
         self.pose_norm = nn.BatchNorm1d(size.out_capsules, affine=False).train(self.training)
         self.activation_norm = nn.BatchNorm1d(size.out_capsules, affine=False).train(self.training)
-
-    def fit(
-        self,
-        votes: Float[Tensor, "B I J D"],
-        activations: Float[Tensor, "B I"],
-        log_compete: LogCompete,
-        rounds: list[RoutingRound] | None = None,
-    ) -> Gaussians:
-        learned = self.beta_u.to(votes.dtype), self.beta_a.to(votes.dtype)
-        return _fit(votes, activations, log_compete, rounds, learned=learned, num_iterations=self.num_iterations)
 
     def balanced_std(self, size: LayerSize) -> float:
         """See :class:`Routing`; that of the source, whose matrices of 4×4 start with a variance of about 1/(16·I).
