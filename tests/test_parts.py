@@ -205,8 +205,8 @@ def test_what_no_part_is() -> None:
             ("dynamc", f'there is no routing "dynamc"; did you mean "dynamic"? {OF_ONES_OWN}'),
             ("zzz", 'there is no routing "zzz"; known: dynamic, em'),
             ({"name": "dynamic", "leeky": True}, '"leeky"; did you mean "leaky"?'),
-            ({"leaky": True}, "routing must be a name, got None"),
-            ({"name": 3}, "routing must be a name, got 3"),
+            ({"leaky": True}, 'routing must have a "name", one of dynamic'),
+            ({"name": 3}, 'routing must have a "name", one of dynamic'),
             (3, "routing must be a name, or a mapping of its name and options, got 3"),
             ({"name": "dynamic", "num_iterations": -1}, "num_iterations must be 0 to 1000, got -1"),
         ):
@@ -381,9 +381,9 @@ def test_what_does_not_fit_is_refused_wherever_it_stands() -> None:
         ({"layers": "dense"}, "layers must be a sequence, got 'dense'"),
         ({"layers": [3]}, "layer must be a name, or a mapping of its name and options, got 3"),
         ({"layers": many}, f"layers must have at most {MOST_ENTRIES} entries, got 101"),
-        ({"layers": [{}, {}, {}, {"capsule_dim": 3}]}, 'layers has no "name"; known: dense, conv'),
+        ({"layers": [{}, {}, {}, {"capsule_dim": 3}]}, 'layer must have a "name", one of dense, conv, got None'),
         ({"transform": {"name": "shard"}}, f'there is no transform "shard"; did you mean "shared"? {OF_ONES_OWN}'),
-        ({"routing": {"name": 3}}, "routing must be a name, got 3"),
+        ({"routing": {"name": 3}}, 'routing must have a "name", one of dynamic'),
         ({"routing": {"nam": "dynamic"}}, 'there is no option of routing "dynamic" "nam"'),
     ):
         with pytest.raises(InputError) as caught:

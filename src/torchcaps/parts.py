@@ -119,7 +119,7 @@ def part_of(cls: type) -> tuple[str, str]:
 def find(kind: str, name: object) -> type:
     """The class of a part; raise InputError, with the nearest name, if there is none."""
     if not isinstance(name, str):
-        raise InputError(f"{kind} must be a name, got {shown(name)}")
+        raise InputError(f'{kind} must have a "name", one of {", ".join(PARTS[kind])}, got {shown(name)}')
     if name not in PARTS[kind]:
         raise InputError(f"{unknown_name(kind, name, PARTS[kind])} {OF_ONES_OWN}")
     return PARTS[kind][name]
@@ -241,17 +241,18 @@ def describe(part: Any) -> Any:
     return {"name": name} | {option: describe(getattr(part, option)) for option in options(type(part))}
 
 
-def complete(kind: str, spec: Spec) -> Any:
-    """The tree that a description stands for, each option checked; a module as it is."""
+def complete(kind: str, spec: Spec, before: Mapping[str, Any] | None = None) -> Any:
+    """The tree that a description stands for, each option checked; a module as it is.
+
+    A tree that was there before gives the name where ``spec`` has none, and the values of options that both have.
+    """
     if isinstance(spec, nn.Module):
         return spec
-    given = _mapping(kind, spec)
-    cls = find(kind, given.pop("name", None))
-    return override(kind, {"name": part_of(cls)[1], **_defaults(cls)}, given)
-
-
-def _defaults(cls: type) -> Tree:
-    return {option.name: _chosen(option, None, option.default) for option in options(cls).values()}
+    before, given = before or {}, _mapping(kind, spec)
+    name = given.pop("name", before.get("name"))
+    own = options(find(kind, name))
+    usual = {option.name: _chosen(option, None, option.default) for option in own.values()}
+    return override(kind, {"name": name, **usual, **{key: before[key] for key in own if key in before}}, given)
 
 
 def _mapping(kind: str, spec: Spec) -> Tree:
@@ -351,31 +352,19 @@ def _chosen(option: Option, before: Any, given: Any) -> Any:
         check(option.name, given, option.hint)
         return tuple(given) if isinstance(given, list) else given
     if not choice.many:
-        return _part(option, before, given)
+        return _part(choice, before, given, option.default)
     check(option.name, given, tuple[Any, ...])
     padded = [*(before or ()), *[None] * len(given)]  # only what has no name of its own changes what stands there
-    unnamed = [isinstance(new, Mapping) and "name" not in new for new in given]
-    olds = [old if change else None for old, change in zip(padded, unnamed, strict=False)]
-    return tuple(_part(option, old, new) for old, new in zip(olds, given, strict=True))
+    changes = [isinstance(new, Mapping) and "name" not in new for new in given]
+    return tuple(_part(choice, old if c else None, new) for old, new, c in zip(padded, given, changes, strict=False))
 
 
-def _part(option: Option, before: Any, given: Any) -> Any:
-    assert option.choice is not None
-    kind = option.choice.kind
-    if (given is False or given is None) and option.choice.optional:
+def _part(choice: Choice, before: Any, given: Any, usual: Spec = None) -> Any:
+    if choice.optional and (given is False or given is None):
         return None
-    if isinstance(given, nn.Module):
-        return given
     if given is True:
-        given = option.default or next(iter(PARTS[kind])) if before is None else {}
-    fields = _mapping(kind, given)
-    before = before if isinstance(before, Mapping) else {}
-    if "name" not in fields and not before:
-        raise InputError(f'{option.name} has no "name"; known: {", ".join(PARTS[kind])}')
-    name = fields.pop("name", before.get("name"))
-    cls = find(kind, name)
-    tree = _defaults(cls) | {key: value for key, value in before.items() if key in options(cls)}
-    return override(kind, {"name": name, **tree}, fields)
+        given = usual or next(iter(PARTS[choice.kind])) if before is None else {}
+    return complete(choice.kind, given, before if isinstance(before, Mapping) else None)
 
 
 # ---- looking at trees
@@ -388,14 +377,14 @@ def flat(tree: Mapping[str, Any]) -> Tree:
     """
     values: dict[str, list[Any]] = {}
 
-    def collect(tree: Mapping[str, Any]) -> None:
-        for name, value in tree.items():
-            if name != "name" and not isinstance(value, Settings):
-                names = _each(value, lambda each: each["name"] if isinstance(each, Mapping) else each)
-                values.setdefault(name, []).append(names)
-            for each in value if isinstance(value, tuple) else (value,):
-                if isinstance(each, Settings | Mapping):
-                    collect(each.fields if isinstance(each, Settings) else each)
+    def collect(held: Any) -> None:
+        for each in held if isinstance(held, tuple) else (held,):
+            fields = each.fields if isinstance(each, Settings) else each
+            for name, value in fields.items() if isinstance(fields, Mapping) else ():
+                if name != "name" and not isinstance(value, Settings):
+                    names = _each(value, lambda part: part["name"] if isinstance(part, Mapping) else part)
+                    values.setdefault(name, []).append(names)
+                collect(value)
 
     collect(tree)
     return {name: found[0] if all(v == found[0] for v in found) else tuple(found) for name, found in values.items()}
