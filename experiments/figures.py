@@ -129,7 +129,7 @@ def draw_robustness(logs: Logs, published: Published) -> Figure | None:
     return figure_robustness(curves) if any(curves.values()) else None
 
 
-#: Each makes a figure of the rows of one budget, or None where they have nothing to draw.
+#: Each makes a figure of the rows, or None where they have nothing to draw.
 DRAW: dict[str, Callable[[Logs, Published], Figure | None]] = {
     "errors": draw_errors,
     "iterations": draw_iterations,

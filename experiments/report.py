@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder of the package;
 
 from experiments.figures import DRAW
 from experiments.logs import FINDINGS, Logs, RunLog, read_logs, whole
-from experiments.table import BOTH, SHIPPED, Budget, Row, Table, load_table
+from experiments.table import SHIPPED, Row, Table, load_table
 from torchcaps.analysis import save_figure
 from torchcaps.analysis.robustness import KINDS
 from torchcaps.errors import InputError
@@ -32,8 +32,8 @@ HEAD = """\
 
 # Results
 
-Every figure on this page is computed from the logs in `results/`, one folder a run; answers and findings are written by
-hand, in `results/TABLE/findings.md`.
+Every figure on this page is computed from the logs in `results/`, one folder a run; the words are written by hand, in
+`results/TABLE/findings.md`.
 
 In each table the best mean of a column is **bold**; where deviations overlap, it need not be better than the next. A
 click on a heading sorts the table (on the documentation site).
@@ -45,13 +45,11 @@ augmentation of the images, and which of them validate. *Seeds* counts every run
 means and figures are those of the others. *Time* is that of training and validation of one run, on cores that other
 runs shared; *memory* is the peak of its process (on a GPU: of what was allocated there), the largest of the seeds.
 
-**Budgets.** *Small* rows are for a computer without a GPU: small networks, subsets, or few epochs, as stated. They
-answer the same questions at another size, and their errors are not the paper's. *Full* rows are the published settings,
-where there are any; they need a GPU.
+**Small and full rows.** Small rows are for a computer without a GPU: small networks, subsets, or few epochs, as stated.
+They answer the same questions at another size, and their errors are not the paper's. Full rows are the published
+settings; they need a GPU.
 """
 NOTHING = "–"
-#: The most commands, and the most rows that were not run, that stand there one by one.
-MANY = 15
 
 
 def command(table: Table, *words: object) -> str:
@@ -67,97 +65,55 @@ def row_command(table: Table, row: str, seeds: int, precision: str = "auto") -> 
 
 
 def write_report(tables: Sequence[Table], results: Path, page: Path) -> list[Path]:
-    """Write the page and its figures, ``images/results-TABLE-BUDGET-FIGURE.png`` beside it; all these files.
+    """Write the page and its figures, ``images/results-TABLE-FIGURE.png`` beside it; all these files.
 
     Raises:
         InputError: A log that is damaged; the page is then as it was.
     """
     files = [page]
-    texts = [chapter(table, results, page.parent / "images", files) for table in tables]
+    texts = ["\n\n".join(chapter(table, results, page.parent / "images", files)) + "\n" for table in tables]
     write_text(page, "\n".join([HEAD, *texts]))
     return files
 
 
-def chapter(table: Table, results: Path, images: Path, files: list[Path]) -> str:
-    """The text of a table; its figures are drawn, and added to ``files``."""
+def chapter(table: Table, results: Path, images: Path, files: list[Path]) -> Iterator[str]:
+    """The paragraphs of a table; its figures are drawn, and added to ``files``."""
     found = {row.name: read_logs(results, table, row) for row in table.rows}
     logs = {name: of_row for name, (of_row, _) in found.items()}
-    others = ", ".join(f"`{'/'.join(each.parts[-3:])}`" for _, folders in found.values() for each in folders)
+    yield f"## {table.title}"
     findings = results / table.name / FINDINGS
-    answer, _, more = (read_text(findings, "text").strip() if findings.exists() else "").partition("\n\n")
-    parts = [f"## {table.title}", unwrap(table.question)]
-    parts += [f"**Answer.** {answer}"] if answer else []
-    parts += ["### What was found", more] if more else []
-    parts += [folded("Protocol", [unwrap(table.protocol)])] if table.protocol else []
-    for budget in BOTH:
-        if table.rows_of(budget):
-            parts += section(table, budget, logs, images, files)
-    if others:
-        parts.append(f"Logs of runs with other settings than their rows have now, not counted above: {others}.")
-    return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def section(table: Table, budget: Budget, logs: Logs, images: Path, files: list[Path]) -> Iterator[str]:
-    """The paragraphs of a budget."""
-    run = [row for row in table.rows_of(budget) if logs[row.name]]
-    missing = [row for row in table.rows_of(budget) if not logs[row.name]]
-    yield f"### {budget.capitalize()} budget"
-    yield f"{unwrap(table.budgets.get(budget, ''))} All of it: `{command(table, '--budget', budget)}`.".strip()
-    shown = {row.name: runs for row in run if (runs := whole(logs[row.name]))}
+    if findings.exists():
+        yield read_text(findings, "text").strip()
+    yield f"### Runs\n\n`{command(table)}` makes those of the small rows."
+    shown = {row.name: runs for row in table.rows if (runs := whole(logs[row.name]))}
     errors = {row.name: row.published_error for row in table.rows if row.published_error is not None}
     for kind in table.figures if shown else ():
         if (figure := DRAW[kind](shown, errors)) is not None:
-            files.append(save_figure(figure, images / f"results-{table.name}-{budget}-{kind}.png"))
-            yield f"![{table.title}, {budget} budget: {kind}](images/{files[-1].name})"
+            files.append(save_figure(figure, images / f"results-{table.name}-{kind}.png"))
+            yield f"![{table.title}: {kind}](images/{files[-1].name})"
+    run = [row for row in table.rows if logs[row.name]]
+    costs = []
+    for group in dict.fromkeys(row.group for row in run):
+        members = [row for row in run if row.group == group]
+        if group:
+            yield f"#### {group}"
+            costs.append(f"**{group}**")
+        for columns in columns_of(table, members, logs):
+            yield grid(columns, members, logs)
+        costs.append(grid(COSTS | measured(members, logs, ("latency", "coupling")), members, logs, titles=False))
     if run:
-        details = []
-        for group in dict.fromkeys(row.group for row in run):
-            members = [row for row in run if row.group == group]
-            if group:
-                yield f"#### {group}"
-                details.append(f"**{group}**")
-            for columns in columns_of(table, members, logs):
-                yield grid(columns, members, logs)
-            costs = COSTS | measured(members, logs, ("latency", "coupling"))
-            details.append(grid(costs, members, logs, titles=False))
-        details += [hardware(shown)] if shown else []
-        seeds = {row.name: logs[row.name][-1].seed + 1 - row.first_seed for row in run}
-        commands = [row_command(table, name, count) for name, count in seeds.items()]
-        if len(commands) > MANY:
-            commands = [row_command(table, "ROW", max(seeds.values()))]
-        details.append("\n".join(["Each row again, beside the runs that there are:\n", "```bash", *commands, "```"]))
-        yield folded("Seeds, size, time, hardware, commands", details)
-    if missing:
-        counts = [len(row.seeds_of(budget)) for row in missing]
-        each = f"{plural(len(missing), 'row')}, {span(counts)} seed{'s' * (max(counts) > 1)} each"
-        lines = [f"- `{row.name}`: {row.title}, {length(row)}{published(row, '; published: ')}" for row in missing]
-        if len(missing) > MANY:
-            lines = [f"Each trains {' or '.join(dict.fromkeys(map(length, missing)))}; "]
-            lines[0] += f"`{command(table, '--list')}` names them."
-        yield folded(f"Not run yet: {each}", ["\n".join(lines)])
+        costs.append(f"`{row_command(table, 'ROW', 3)}` makes the runs of a row again.")
+        computed = dict.fromkeys(machine(each) for runs in shown.values() for each in runs)
+        costs += [f"Computed on {'; '.join(computed)}."] if computed else []
+        yield folded("Seeds, size, time, hardware, commands", costs)
+    if missing := [row for row in table.rows if not logs[row.name]]:
+        yield f"Not run yet: {plural(len(missing), 'row')}, which `{command(table, '--list')}` names."
+    if others := [f"`{'/'.join(each.parts[-3:])}`" for _, folders in found.values() for each in folders]:
+        yield f"Logs of runs with other settings than their rows have now, not counted above: {', '.join(others)}."
 
 
-def length(row: Row) -> str:
-    recipe = row.config(0).recipe
-    most = "up to " if recipe.stop_at is not None else ""
-    return f"{most}{plural(recipe.epochs, 'epoch')} at batch {recipe.batch_size}"
-
-
-def published(row: Row, before: str = "", otherwise: str = "") -> str:
-    if row.published or row.published_error is not None:
-        return before + (row.published or f"{row.published_error} %")
-    return otherwise
-
-
-def hardware(logs: Logs) -> str:
-    """The machines that the rows were computed on, those on the same together."""
-    groups: dict[str, list[str]] = {}
-    for name, runs in logs.items():
-        for words in dict.fromkeys(map(machine, runs)):
-            groups.setdefault(words, []).append(f"`{name}`")
-    if len(groups) == 1:
-        return f"Computed on {next(iter(groups))}."
-    return "\n".join(["Computed on:\n", *(f"- {words}: {', '.join(names)}" for words, names in groups.items())])
+def published(row: Row, otherwise: str = "") -> str:
+    return row.published or (otherwise if row.published_error is None else f"{row.published_error} %")
 
 
 def machine(run: RunLog) -> str:
@@ -165,7 +121,7 @@ def machine(run: RunLog) -> str:
     where = on.get("gpu") or f"{on['processor']}, {plural(on['threads'], 'thread')}"
     processes = "" if on.get("processes", 1) == 1 else f", {on['processes']} processes"
     precision = {"32": "float32", "bf16": "bfloat16"}[run.summary["precision"]]
-    return f"{where}{processes}, {precision}; {', '.join(map(' '.join, run.summary['versions'].items()))}"
+    return f"{where}{processes}, {precision}, {', '.join(map(' '.join, run.summary['versions'].items()))}"
 
 
 # ---- numbers and texts
@@ -194,10 +150,6 @@ def span(numbers: Sequence[float]) -> str:
 
 def plural(count: int, word: str) -> str:
     return f"{count:,} {word}{'s' * (count != 1)}"
-
-
-def unwrap(text: str) -> str:
-    return " ".join(text.split())
 
 
 def folded(summary: str, parts: Sequence[str]) -> str:
@@ -272,7 +224,7 @@ def columns_of(table: Table, rows: Sequence[Row], logs: Logs) -> Iterator[Column
     own = [kind for row in rows for kind, wanted in row.measures.items() if callable(wanted)]
     columns |= measured(rows, logs, ("affnist", "familiar", *own))
     if any(map(published, rows)) or not rows[0].group:
-        columns["published"] = lambda row, _: published(row, otherwise=NOTHING)
+        columns["published"] = lambda row, _: published(row, NOTHING)
     yield columns
     for kinds in (("rotation",), ("fgsm", "pgd"), ("fgsm-scores", "pgd-scores")):
         if any(kind in row.measures for kind in kinds for row in rows):

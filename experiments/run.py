@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import os
 import shlex
 import signal
@@ -32,8 +31,8 @@ from filelock import FileLock, Timeout
 from joblib import Parallel, delayed
 
 from experiments.logs import CONFIG, DIVERGED, MEASURES, SUMMARY, is_finished, read_logs, run_folder, same_run
-from experiments.report import plural, row_command, unwrap
-from experiments.table import BOTH, SHIPPED, Budget, Row, Table, load_table
+from experiments.report import plural, row_command
+from experiments.table import SHIPPED, Row, Table, load_table
 from torchcaps.errors import InputError, reason_of, unknown_name
 from torchcaps.files import locked, write_json
 from torchcaps.machine import usable_cores
@@ -73,27 +72,27 @@ def plan(
     table: Table,
     results: Path = Path("results"),
     *,
-    budget: Budget = "small",
+    full: bool = False,
     rows: Sequence[str] = (),
     seeds: int | None = None,
 ) -> list[Job]:
-    """The runs of a budget, or of some rows of any budget: every row's first seed before any row's second.
+    """The runs of the small rows, of all, or of some: every row's first seed before any row's second.
 
     Raises:
-        InputError: No such row, or none of the budget, or a folder that holds a run with other settings than its row.
+        InputError: No such row, or a folder that holds a run with other settings than its row.
     """
     by_name = {row.name: row for row in table.rows}
     for name in rows:
         if name not in by_name:
             raise unknown_name(f"row of table {table.name}", name, by_name)
-    chosen = [by_name[name] for name in dict.fromkeys(rows)] if rows else table.rows_of(budget)
-    if not chosen:
-        raise InputError(f"table {table.name} has no rows of the {budget} budget")
+    names = dict.fromkeys(rows) if rows else [row.name for row in table.rows if full or not row.full]
+    chosen = [by_name[name] for name in names]
     jobs = [
         Job(table, row, seed, run_folder(results, table.name, row.name, seed))
-        for together in itertools.zip_longest(*(row.seeds_of(budget, seeds) for row in chosen))
-        for row, seed in zip(chosen, together, strict=True)
-        if seed is not None
+        for number in range(max([seeds or row.seeds for row in chosen], default=0))
+        for row in chosen
+        if number < (seeds or row.seeds)
+        for seed in [row.first_seed + number]
     ]
     for job in jobs:
         file = job.folder / CONFIG
@@ -262,15 +261,15 @@ def command_of(job: Job, given: argparse.Namespace) -> list[str]:
 
 def show_tables() -> int:
     for table in map(load_table, SHIPPED):
-        rows = " and ".join(f"{plural(len(table.rows_of(budget)), f'{budget} row')}" for budget in BOTH)
-        print(f"{table.name}: {unwrap(table.question)} {rows}.")
+        full = sum(row.full for row in table.rows)
+        print(f"{table.name}: {table.title}. {plural(len(table.rows) - full, 'small row')}, {full} full.")
     return 0
 
 
 def show_rows(table: Table, results: Path) -> int:
     for row in table.rows:
         done = plural(len(read_logs(results, table, row)[0]), "run")
-        print(f"{row.name:32} {'+'.join(row.budgets):11} {done:7} {row.title}")
+        print(f"{row.name:32} {'full' if row.full else 'small':5} {done:7} {row.title}")
     return 0
 
 
@@ -285,7 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", nargs="?", help=f"{', '.join(SHIPPED)}, or a file of your own")
     parser.add_argument("--list", action="store_true", help="list the tables, or the rows of one")
-    parser.add_argument("--budget", choices=BOTH, default="small", help="rows for a computer without a GPU, or all")
+    parser.add_argument("--full", action="store_true", help="also the rows that need a GPU")
     parser.add_argument("--row", action="append", default=[], help="only this row; may be given several times")
     parser.add_argument("--seeds", type=int, choices=range(1, 1001), metavar="N", help="runs of each row")
     parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
@@ -307,7 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         table = load_table(given.table)
         if given.list:
             return show_rows(table, given.results)
-        jobs = plan(table, given.results, budget=given.budget, rows=given.row, seeds=given.seeds)
+        jobs = plan(table, given.results, full=given.full, rows=given.row, seeds=given.seeds)
         if given.seed is None:
             return run_all(jobs, given)
         threading.Thread(target=end_with_caller, daemon=True).start()

@@ -1,4 +1,4 @@
-"""A table of results: a question, a protocol, and rows, each an ordinary run that is made with several seeds."""
+"""A table of results: rows, each an ordinary run that is made with several seeds. Its words are in ``findings.md``."""
 
 from __future__ import annotations
 
@@ -17,12 +17,6 @@ if TYPE_CHECKING:
     from torchcaps.datasets import ImageSet
     from torchcaps.training import Run
 
-Budget = Literal["small", "full"]
-#: Seeds of each row where neither the row nor the user names a number.
-SEEDS: dict[Budget, int] = {"small": 3, "full": 5}
-SMALL: tuple[Budget, ...] = ("small",)
-FULL: tuple[Budget, ...] = ("full",)
-BOTH: tuple[Budget, ...] = ("small", "full")
 #: A measure of one's own: numbers by their names, from the trained network and its test images.
 OwnMeasure = Callable[["Run", "ImageSet"], Mapping[str, float]]
 #: The names of the shipped tables, in the order of the page.
@@ -41,9 +35,9 @@ class Row:
     """The network and the recipe that it starts from."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Options of the network, the recipe and the run that differ from the preset, by their flat names."""
-    budgets: tuple[Budget, ...] = SMALL
-    """The budgets that the row is part of."""
     _: KW_ONLY
+    full: bool = False
+    """Whether it has the size of its source and needs a GPU; it is run where ``--full`` or its name is given."""
     data: str = "mnist"
     """The data set."""
     published: str = ""
@@ -56,14 +50,10 @@ class Row:
     """Rows of a group have a grid of their own, under this heading."""
     compared_to: str | None = None
     """The row whose test error is subtracted from this one's, seed by seed."""
-    seeds: int | None = None
-    """How many runs; the budget's number if None."""
+    seeds: int = 3
+    """How many runs."""
     first_seed: int = 0
     """The seed of the first run."""
-
-    def seeds_of(self, budget: Budget, wanted: int | None = None) -> range:
-        """The seeds of its runs in a budget, as many as ``wanted`` if given."""
-        return range(self.first_seed, self.first_seed + (wanted or self.seeds or SEEDS[budget]))
 
     def config(self, seed: int) -> TrainConfig:
         """The run of one seed; raise InputError where an override does not fit the preset."""
@@ -72,22 +62,17 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A question, and the rows that answer it."""
+    """Rows that are shown together; ``RESULTS/NAME/findings.md`` has the question, the answer and the protocol."""
 
     name: str
     """Names its folder in the results."""
     title: str
-    question: str = ""
-    protocol: str = ""
-    """How the rows are run: data, choice of the epoch, what is counted."""
-    budgets: Mapping[Budget, str] = field(default_factory=dict)
-    """What each budget costs, in words."""
     rows: tuple[Row, ...]
     """In the order in which they are shown."""
     judged_on: Literal["test", "validation"] = "test"
     """The images whose errors are shown; those of a search are validation images."""
     figures: tuple[str, ...] = ("errors",)
-    """The figures of each budget; see ``figures.py``."""
+    """The figures of the rows; see ``figures.py``."""
     source: str = ""
     """The word that ``run.py`` takes for it; :func:`load_table` sets it."""
 
@@ -99,10 +84,6 @@ class Table:
         for row in self.rows:
             if row.compared_to not in (None, *names):
                 raise unknown_name(f"row of table {self.name}", str(row.compared_to), names)
-
-    def rows_of(self, budget: Budget) -> list[Row]:
-        """The rows that are part of a budget."""
-        return [row for row in self.rows if budget in row.budgets]
 
 
 def load_table(source: str) -> Table:

@@ -1,4 +1,4 @@
-"""What several tables share: sizes of networks, and the small budget's recipe."""
+"""What several tables share: sizes of networks, and the small rows' recipe."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ MATCHED_TITLE = "CNN that pools, of sabour2017's parameter count"
 #: What networks that are compared leave out, though `compact`'s own recipe has it.
 NOT_TURNED: dict[str, Any] = {"max_rotation": 0.0, "max_scaling": 0.0}
 ONE_CYCLE = {"schedule": "one-cycle", "learning_rate": 3e-3}
-#: The small budget's recipe on whole MNIST.
+#: The small rows' recipe on whole MNIST.
 SHORT: dict[str, Any] = NOT_TURNED | ONE_CYCLE | {"epochs": 3, "batch_size": 128, "max_shift": 2}

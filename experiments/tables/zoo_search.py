@@ -38,16 +38,6 @@ def rows() -> Iterator[Row]:
 TABLE = Table(
     name="zoo-search",
     title="The learning rates of the routings",
-    question="Which of three learning rates suits each head of the table of the routings?",
-    protocol="""
-        Each head of the table `zoo` is trained once with each learning rate, by the same recipe and with a seed that no
-        run of that table has. The rate with the lowest validation error after the last epoch is taken, and among equal
-        ones that with the lowest validation loss. These runs are tested on a single image, so that nothing is learned
-        about the test set.
-    """,
-    budgets={
-        "small": "Ten epochs of 2,430 images of objects, five of 12,000 digits, ten for the long runs.",
-    },
     rows=tuple(rows()),
     judged_on="validation",
     figures=(),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from experiments.logs import run_folder
-from experiments.table import FULL, Row, Table
+from experiments.table import Row, Table
 from torchcaps.files import write_json, write_text
 
 SMALL = {
@@ -32,13 +32,10 @@ def tiny() -> Table:
     return Table(
         name="tiny",
         title="Tiny networks",
-        question="Is it small?",
-        protocol="As little as can be.",
-        budgets={"small": "Seconds.", "full": "Minutes."},
         rows=(
             Row("plain", "the plain", "sabour2017", CAPSULES, data="digits", published_error=0.25),
             Row("measured", "the measured", "baseline-cnn", CNN, data="digits", measures=measures),
-            Row("large", "the large", "sabour2017", CAPSULES | {"epochs": 9}, FULL, data="digits", published="8.1 %"),
+            Row("large", "large", "sabour2017", CAPSULES | {"epochs": 9}, full=True, data="digits", published="8.1 %"),
         ),
         figures=(),
         source="tiny.py",

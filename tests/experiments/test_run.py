@@ -91,7 +91,7 @@ def test_every_row_gets_its_first_seed_before_any_its_second(tiny: Table) -> Non
         ("measured", 1),
     ]
     assert jobs[2].folder == Path("r/tiny/plain/seed-1")
-    assert [job.row.name for job in run.plan(tiny, budget="full")] == ["large"] * 5
+    assert {job.row.name for job in run.plan(tiny, full=True)} == {"plain", "measured", "large"}
     assert [job.row.name for job in run.plan(tiny, rows=("large", "plain", "large"), seeds=1)] == ["large", "plain"]
 
 
@@ -104,8 +104,6 @@ def test_a_row_may_say_how_many_seeds_it_has_and_where_they_begin(tiny: Table) -
 def test_a_plan_that_cannot_be(tiny: Table, write_log) -> None:
     with pytest.raises(InputError, match='no row of table tiny "plane"; did you mean "plain"'):
         run.plan(tiny, rows=("plane",))
-    with pytest.raises(InputError, match="table tiny has no rows of the full budget"):
-        run.plan(dataclasses.replace(tiny, rows=tiny.rows[:1]), budget="full")
     config = write_log(tiny, "measured", 1) / "config.json"
     config.write_text(config.read_text().replace('"epochs": 1', '"epochs": 5'))
     with pytest.raises(InputError, match=r"measured.seed-1 holds a run with other settings"):
@@ -133,8 +131,8 @@ def test_wrong_input_is_said_in_a_sentence(words: list[str], said: str, capsys: 
 def test_tables_and_rows_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run.main(["--list"]) == run.main(["robustness", "--list"]) == 0
     out = capsys.readouterr().out
-    assert "and how many iterations should there be? 53 small rows and 53 full rows.\n" in out
-    assert "cnn-twin                         small       0 runs  CNN: compact's stem" in out
+    assert "routing: Routing: softmax axis, initial scale, gradient, iterations. 53 small rows, 53 full.\n" in out
+    assert "cnn-twin                         small 0 runs  CNN: compact's stem" in out
 
 
 # a run, in this process
@@ -216,7 +214,7 @@ def test_rows_of_ones_own_are_run_two_at_a_time_with_a_plugin() -> None:
     subprocess.run(report, check=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
     page = Path("results/results.md").read_text(encoding="utf-8")
     assert "| light: mean |" in page
-    assert f"\n{again}\n" in page
+    assert again.replace("azimuth-own --seeds 1", "ROW --seeds 3") in page
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="on Windows no signal reaches another process: it just ends")

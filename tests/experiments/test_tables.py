@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from experiments.figures import DRAW
-from experiments.logs import read_logs
-from experiments.table import BOTH, SHIPPED, Row, Table, load_table
+from experiments.logs import FINDINGS, read_logs
+from experiments.table import SHIPPED, Row, Table, load_table
 from experiments.tables.zoo import HEADS, LEARNING_RATE, LONG
 from experiments.tables.zoo_search import SEARCHED, SEED
 from torchcaps.datasets import list_datasets
@@ -50,14 +50,13 @@ def test_every_row_is_a_run_that_can_be_made(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_every_table_has_words_for_each_budget(name: str) -> None:
+def test_every_table_has_small_rows_figures_and_words(name: str) -> None:
     table = TABLES[name]
     assert table.name == name
-    assert table.figures == () or {*table.figures} <= DRAW.keys()
-    for budget in BOTH:
-        rows = table.rows_of(budget)
-        assert bool(rows) == (budget in table.budgets)
-        assert len({(row.group, row.title) for row in rows}) == len(rows), "two rows are described alike"
+    assert {*table.figures} <= DRAW.keys()
+    assert not all(row.full for row in table.rows)
+    assert len({(row.group, row.title, row.full) for row in table.rows}) == len(table.rows), "two are described alike"
+    assert not RESULTS.exists() or (RESULTS / name / FINDINGS).exists()
 
 
 def test_the_paper_s_figures_stand_beside_the_full_rows() -> None:
@@ -144,9 +143,9 @@ def test_only_the_head_changes(head: str) -> None:
 
 def test_the_search_has_a_seed_of_its_own_and_looks_at_no_test_set() -> None:
     for row in TABLES["zoo-search"].rows:
-        assert list(row.seeds_of("small")) == [SEED]
+        assert (row.first_seed, row.seeds) == (SEED, 1)
         assert row.config(SEED).recipe.limit_test == 1
-    assert all(SEED not in row.seeds_of(budget) for row in TABLES["zoo"].rows for budget in row.budgets)
+    assert all(row.first_seed + row.seeds <= SEED for row in TABLES["zoo"].rows)
 
 
 @pytest.mark.skipif(not RESULTS.exists(), reason="a source distribution does not hold the results")
