@@ -597,7 +597,7 @@ def test_datasets_are_listed(cli: Cli) -> None:
 
 
 def test_one_data_set_is_counted(cli: Cli) -> None:
-    result = cli("datasets", "digits", "--sample", "20", "--out", "sample.png")
+    result = cli("datasets", "digits", "--sample", "20", "--figure", "sample.png")
     rows = [line.split() for line in result.out.splitlines()]
     assert ["all", "1,293", "144", "360"] in rows
     assert ["0", "128", "14", "36"] in rows
@@ -629,7 +629,9 @@ def test_the_first_images_of_a_part_are_drawn_with_their_labels(cli: Cli, monkey
         assert drawn[-1].images.equal(part.preview(23).images)
     with Image.open("digits-sample.png") as three_rows:
         height = three_rows.height
-    assert cli("datasets", "digits", "--sample", "10", "--out", "sheets/one.png").out.endswith("wrote sheets/one.png\n")
+    assert cli("datasets", "digits", "--sample", "10", "--figure", "sheets/one.png").out.endswith(
+        "wrote sheets/one.png\n"
+    )
     with Image.open("sheets/one.png") as one_row:
         assert height > 2 * one_row.height
     result = cli("datasets", "digits", "--sample", "5", "--validation", "first", "--json")
@@ -673,7 +675,7 @@ def test_own_images_are_counted(cli: Cli, tmp_path: Path) -> None:
         for n in range(10):
             image = Image.fromarray(rng.integers(0, 256, (20, 30, 3), np.uint8))
             image.save(tmp_path / "photos" / name / f"{n}.png")
-    result = cli("datasets", "folder:photos", "--image-size", "16", "--sample", "20", "--out", "sample.png")
+    result = cli("datasets", "folder:photos", "--image-size", "16", "--sample", "20", "--figure", "sample.png")
     assert (result.code, result.err) == (0, "")
     assert "3×16×16" in result.out
     assert "cat" in result.out
@@ -738,7 +740,7 @@ def test_a_data_set_of_pairs_is_counted(cli: Cli, monkeypatch: pytest.MonkeyPatc
     train = PairSet(digits.train.take(40))
     pairs = Dataset("pairs", train, train.preview(20), train.preview(30), digits.class_names)
     monkeypatch.setattr("torchcaps.datasets.load_dataset", lambda *_, **__: pairs)
-    result = cli("datasets", "digits", "--sample", "20", "--out", "sample.png")
+    result = cli("datasets", "digits", "--sample", "20", "--figure", "sample.png")
     assert (result.code, result.err) == (0, "")
     rows = [line.split() for line in result.out.splitlines()]
     assert ["all", "40", "20", "30"] in rows

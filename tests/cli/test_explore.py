@@ -118,7 +118,7 @@ def test_last_is_another_network_than_best(cli: Cli, run_folder: Path, served: l
         (["--train", "digit"], 'there is no data set "digit"; did you mean "digits"?'),
         (["nothing"], "there is no run folder nothing"),
         (["RUN", "--data", "mnits"], 'there is no data set "mnits"; did you mean "mnist"?'),
-        (["RUN", "--port", "99999"], "is not in the range 0<=x<=65535"),
+        (["RUN", "--port", "99999"], "it must be 0 to 65535, got 99999"),
         (["RUN", "--which", "worst"], "Invalid value for '--which'"),
     ],
 )

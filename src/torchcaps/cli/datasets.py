@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
-from torchcaps.cli.base import Command
+from torchcaps.cli.options import FIGURE, DataDir, Given, Json, Split, command
 from torchcaps.cli.output import (
     add_row,
     by,
@@ -20,9 +20,8 @@ from torchcaps.cli.output import (
     table,
     write_figure,
 )
-from torchcaps.cli.runs import FIGURE, Split, data_dir_option, json_option, refuse_options
-from torchcaps.cli.values import whole_numbers
-from torchcaps.ranges import PIXELS
+from torchcaps.cli.runs import refuse_options
+from torchcaps.ranges import Pixels, Range
 
 if TYPE_CHECKING:
     from torchcaps.datasets import Dataset, DatasetInfo, ImageSet, PairSet
@@ -30,59 +29,41 @@ if TYPE_CHECKING:
 MOST_SAMPLES, SAMPLE_COLUMNS = 1000, 10
 
 
-@click.command(
-    "datasets",
-    cls=Command,
-    examples=(
-        ("datasets", "all data sets, and which are on this machine"),
-        ("datasets mnist --data-dir data/mnist", "one of them, read and counted"),
-        ("datasets digits --sample 20", "a sheet of its first 20 training images, and their labels"),
-        ("datasets mnist --sample 5 --split test --out five.pdf", "the first five test images"),
-        ("datasets mnist --sample 5 --validation first", "those after the first 5,000, which validate: 7 3 4 6 1"),
-        ("datasets folder:photos --image-size 32", "check your own images"),
-    ),
+@command(
+    ("datasets", "all data sets, and which are on this machine"),
+    ("datasets mnist --data-dir data/mnist", "one of them, read and counted"),
+    ("datasets digits --sample 20", "a sheet of its first 20 training images, and their labels"),
+    ("datasets mnist --sample 5 --split test --figure five.pdf", "the first five test images"),
+    ("datasets mnist --sample 5 --validation first", "those after the first 5,000, which validate: 7 3 4 6 1"),
+    ("datasets folder:photos --image-size 32", "check your own images"),
 )
-@click.argument("name", required=False)
-@data_dir_option
-@click.option("--image-size", type=whole_numbers(PIXELS), help="Resize images to this height and width, pixels.")
-@click.option("--skip-damaged", is_flag=True, help="Leave out the image files of a folder that cannot be read.")
-@click.option(
-    "--sample",
-    type=click.IntRange(1, MOST_SAMPLES),
-    metavar="N",
-    help=f"Draw the first N images, at most {count(MOST_SAMPLES)}, and print their labels; downloads what is missing.",
-)
-@click.option(
-    "--split",
-    type=click.Choice(["train", "validation", "test"]),
-    default="train",
-    help="Of which part --sample draws the first images.",
-)
-@click.option(
-    "--validation",
-    type=click.Choice(["random", "first", "last"]),
-    default="random",
-    help="Which training images are set apart for validation, as in train.",
-)
-@click.option("--out", type=FIGURE, help="Where --sample draws, .png, .pdf or .svg.  [default: NAME-sample.png]")
-@json_option
 def datasets(
-    name: str | None,
-    data_dir: str | None,
-    image_size: int | None,
-    skip_damaged: bool,
-    sample: int | None,
-    split: Split,
-    validation: Literal["random", "first", "last"],
-    out: Path | None,
-    as_json: bool,
+    name: str | None = None,
+    *,
+    data_dir: DataDir = None,
+    image_size: Annotated[Pixels | None, Given("Resize images to this height and width, pixels.")] = None,
+    skip_damaged: Annotated[bool, Given("Leave out the image files of a folder that cannot be read.")] = False,
+    sample: Annotated[
+        int | None,
+        Range(1, MOST_SAMPLES, whole=True),
+        Given(f"Draw the first N images, at most {count(MOST_SAMPLES)}, and print their labels.", metavar="N"),
+    ] = None,
+    split: Annotated[Split, Given("Of which part --sample draws the first images.")] = "train",
+    validation: Annotated[
+        Literal["random", "first", "last"],
+        Given("Which training images are set apart for validation, as in train."),
+    ] = "random",
+    figure: Annotated[
+        Path | None, FIGURE, Given("Where --sample draws, .png, .pdf or .svg.", default="NAME-sample.png")
+    ] = None,
+    json: Json = False,
 ) -> None:
     """List the data sets: sizes, terms, and whether they are on this machine.
 
     With NAME (or folder:PATH, npz:PATH), read that one and count its images; --sample draws the first of them.
     """
     if sample is None:
-        refuse_options(("split", "validation", "out"), "is for --sample N")
+        refuse_options(("split", "validation", "figure"), "is for --sample N")
     from torchcaps.datasets import list_datasets, load_dataset
     from torchcaps.datasets.registry import look_up
 
@@ -93,13 +74,13 @@ def datasets(
                 raise click.UsageError(
                     f"{option} is for one data set; name it, e.g. torchcaps datasets digits {option} …"
                 )
-        if as_json:
+        if json:
             print_json([_describe_dataset(info, info.locate()) for info in list_datasets()])
         else:
             _show_datasets(list_datasets())
         return
     info, path = look_up(name)
-    out = out or Path(f"{path.name if path else info.name}-sample.png")
+    file = figure or Path(f"{path.name if path else info.name}-sample.png")
     found = path if info.takes_path else info.locate(data_dir)
     dataset = None
     if found is not None or data_dir is not None or sample is not None:  # a folder that lacks files is said to
@@ -107,7 +88,7 @@ def datasets(
             name, data_dir=data_dir, image_size=image_size, validation=validation, skip_damaged=skip_damaged
         )
         found = path if info.takes_path else info.locate(data_dir)
-    described, figure = _describe_dataset(info, found), None
+    described, drawn = _describe_dataset(info, found), None
     pairs: list[tuple[str, str]] = []
     if dataset is not None:
         described["loaded"] = _describe_loaded(dataset)
@@ -120,15 +101,15 @@ def datasets(
         labels = described["sample"] = [join_names(names, each) for each in images.labels]
         pairs = [("Sample", title), ("Labels", ", ".join(labels))]
         layout = {"rows": -(-len(images) // SAMPLE_COLUMNS), "columns": SAMPLE_COLUMNS}
-        figure = figure_samples(images, names, title=title[0].upper() + title[1:], **layout)
-    if as_json:
+        drawn = figure_samples(images, names, title=title[0].upper() + title[1:], **layout)
+    if json:
         print_json(described)
     else:
         _show_dataset(info, found, dataset)
         if pairs:
             print_pairs(pairs)
-    if figure is not None:
-        write_figure(figure, out, quiet=as_json)
+    if drawn is not None:
+        write_figure(drawn, file, quiet=json)
 
 
 def _describe_dataset(info: DatasetInfo, found: Path | None) -> dict[str, Any]:

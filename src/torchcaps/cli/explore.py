@@ -8,22 +8,15 @@ import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from torchcaps.cli.base import Command, Session, Stopped
+from torchcaps.cli.base import Session, Stopped
+from torchcaps.cli.options import Data, DataDir, Given, MaxMegapixels, WhichEpoch, command
 from torchcaps.cli.output import command_line, say
-from torchcaps.cli.runs import (
-    PATH,
-    Which,
-    dataset_options,
-    max_megapixels_option,
-    names_of,
-    open_run,
-    refuse_options,
-    which_option,
-)
+from torchcaps.cli.runs import names_of, open_run, refuse_options
+from torchcaps.ranges import Range
 
 if TYPE_CHECKING:
     from torchcaps.explorer import Explorer
@@ -32,34 +25,29 @@ if TYPE_CHECKING:
 WATCHED = {"epochs": 7, "batch_size": 64, "max_shift": 2, "schedule": "one-cycle", "learning_rate": 0.002}
 
 
-@click.command(
-    "explore",
-    cls=Command,
-    examples=(
-        ("explore", "the network that comes with torchcaps; Ctrl-C ends it"),
-        ("explore runs/sabour2017-digits-1", "a network of your own"),
-        ("explore runs/sabour2017-digits-1 runs/cnn-matched-digits-1", "two networks side by side"),
-        ("explore --train digits", "watch the paper's network learn; about a minute"),
-        ("explore runs/sabour2017-digits-1 --no-browser --port 8000", "only serve it, at a port of its own"),
-    ),
+@command(
+    ("explore", "the network that comes with torchcaps; Ctrl-C ends it"),
+    ("explore runs/sabour2017-digits-1", "a network of your own"),
+    ("explore runs/sabour2017-digits-1 runs/cnn-matched-digits-1", "two networks side by side"),
+    ("explore --train digits", "watch the paper's network learn; about a minute"),
+    ("explore runs/sabour2017-digits-1 --no-browser --port 8000", "only serve it, at a port of its own"),
 )
-@click.argument("run_folders", metavar="[RUN [RUN]]", nargs=-1, type=PATH)
-@which_option
-@click.option("--train", "trained_on", metavar="DATA", help="Train sabour2017 on this data set, and watch it learn.")
-@dataset_options
-@max_megapixels_option
-@click.option(
-    "--port", type=click.IntRange(0, 65535), help="Where to listen on 127.0.0.1.  [default: 7860 or another free one]"
-)
-@click.option("--no-browser", is_flag=True, help="Do not open the browser, only print the address.")
 def explore(
-    run_folders: tuple[Path, ...],
-    which: Which,
-    trained_on: str | None,
-    data: str | None,
-    data_dir: str | None,
-    port: int | None,
-    no_browser: bool,
+    runs: Annotated[tuple[Path, ...], Given(metavar="[RUN [RUN]]")] = (),
+    *,
+    which: WhichEpoch = "best",
+    train: Annotated[
+        str | None, Given("Train sabour2017 on this data set, and watch it learn.", metavar="DATA")
+    ] = None,
+    data: Data = None,
+    data_dir: DataDir = None,
+    max_megapixels: MaxMegapixels = None,  # noqa: ARG001  applied as it is read
+    port: Annotated[
+        int | None,
+        Range(0, 65_535, whole=True),
+        Given("Where to listen on 127.0.0.1.", default="7860 or another free one"),
+    ] = None,
+    browser: Annotated[bool, Given("Open the page in the browser, not only print its address.")] = True,
 ) -> None:
     """Draw, upload or pick an image and watch the capsules: lengths, reconstruction, components, routing.
 
@@ -67,14 +55,14 @@ def explore(
     folder written by save_pretrained, or a repository of the hub such as someone/capsnet; without it, the page shows
     the network that comes with torchcaps. Two are shown side by side, with the images of the first.
     """
-    if len(run_folders) > 2:
-        raise click.UsageError(f"one network is explored, or two side by side, got {len(run_folders)}")
+    if len(runs) > 2:
+        raise click.UsageError(f"one network is explored, or two side by side, got {len(runs)}")
 
-    if trained_on is not None:
-        if run_folders:
+    if train is not None:
+        if runs:
             raise click.UsageError("--train trains a network of its own; leave RUN or --train out")
         refuse_options(("which", "data"), "does not go with --train")
-        watch(trained_on, data_dir, port, no_browser)
+        watch(train, data_dir, port, browser)
         return
 
     import torch
@@ -82,21 +70,22 @@ def explore(
     from torchcaps.explorer import open_explorer, serving
 
     torch.set_num_threads(1)  # an image at a time is no quicker with more, and much slower while others compute
-    names = names_of(run_folders)
-    explorers = [open_explorer(open_run(folder, which), data, data_dir) for folder in run_folders or [None]]
+    names = names_of(runs)
+    explorers = [open_explorer(open_run(folder, which), data, data_dir) for folder in runs or [None]]
     for explorer, name in zip(explorers, names, strict=False):
         explorer.name = name
     with serving(explorers, port) as address, until_stopped():
-        announce(explorers, address, no_browser)
+        announce(explorers, address, browser)
 
 
-def watch(data: str, data_dir: str | None, port: int | None, no_browser: bool) -> None:
+def watch(data: str, data_dir: str | None, port: int | None, browser: bool) -> None:
     """Train a network in an ordinary run, and serve the page of it meanwhile, and afterwards until Ctrl-C."""
     import torch
 
     from torchcaps.cli.train import show_summary
     from torchcaps.explorer import Learning, serving
-    from torchcaps.training import Diverged, Interrupted, load_run, make_config, train
+    from torchcaps.training import Diverged, Interrupted, load_run, make_config
+    from torchcaps.training import train as start
     from torchcaps.training.progress import choose_progress
 
     config = make_config("sabour2017", data=data, data_dir=data_dir, **WATCHED)
@@ -105,9 +94,9 @@ def watch(data: str, data_dir: str | None, port: int | None, no_browser: bool) -
     session = click.get_current_context().find_object(Session)
     command = command_line(*(session.arguments if session else ()))
     with serving([learning.explorer], port, learning) as address:
-        announce([learning.explorer], address, no_browser)
+        announce([learning.explorer], address, browser)
         try:
-            summary = train(config, progress=learning, figures=False, command=command)
+            summary = start(config, progress=learning, figures=False, command=command)
         except Interrupted as stop:
             raise Stopped(str(stop), stop.exit_code) from stop
         except Diverged as failure:
@@ -117,10 +106,10 @@ def watch(data: str, data_dir: str | None, port: int | None, no_browser: bool) -
             show_summary(summary)
 
 
-def announce(explorers: list[Explorer], address: str, no_browser: bool) -> None:
+def announce(explorers: list[Explorer], address: str, browser: bool) -> None:
     """Print where the page is, and open it in the browser."""
     say(f"Exploring {' and '.join(each.title for each in explorers)} at {address}", "Ctrl-C ends it.")
-    if not no_browser:  # a browser in the terminal would keep the command from going on
+    if browser:  # a browser in the terminal would keep the command from going on
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
 

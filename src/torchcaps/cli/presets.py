@@ -6,15 +6,14 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from torchcaps.cli.base import Command
 from torchcaps.cli.fields import field_descriptions, option_of
+from torchcaps.cli.options import FIGURE, Given, Json, command
 from torchcaps.cli.output import add_row, by, count, print_json, print_pairs, print_table, print_title, say, table
 from torchcaps.cli.output import write_figure as write
-from torchcaps.cli.runs import FIGURE, json_option
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.models.presets import Preset, get_preset, list_presets
 from torchcaps.parts import OF_ONES_OWN, PARTS, Tree, as_text, complete, find, flat, options
@@ -29,20 +28,18 @@ REFERENCE = "sabour2017"
 """The preset that the others are compared with."""
 
 
-@click.command(
-    "presets",
-    cls=Command,
-    examples=(
-        ("presets", "the published networks, and how they differ"),
-        ("presets tf-notebook", "every layer and every option of one of them"),
-        ("presets tf-notebook --figure tf-notebook.png", "a drawing of its layers with their sizes"),
-        ("presets --json", "all of them, for other programs"),
-    ),
+@command(
+    ("presets", "the published networks, and how they differ"),
+    ("presets tf-notebook", "every layer and every option of one of them"),
+    ("presets tf-notebook --figure tf-notebook.png", "a drawing of its layers with their sizes"),
+    ("presets --json", "all of them, for other programs"),
 )
-@click.argument("name", required=False)
-@click.option("--figure", type=FIGURE, help="Draw the layers of NAME, with their sizes, to this file.")
-@json_option
-def presets(name: str | None, figure: Path | None, as_json: bool) -> None:
+def presets(
+    name: str | None = None,
+    *,
+    figure: Annotated[Path | None, FIGURE, Given("Draw the layers of NAME, with their sizes, to this file.")] = None,
+    json: Json = False,
+) -> None:
     """List the published networks: where they differ, their sources and parameter counts.
 
     With NAME, show one in full: its layers, with shapes and parameters, and every option.
@@ -52,7 +49,7 @@ def presets(name: str | None, figure: Path | None, as_json: bool) -> None:
     if name is not None and name not in list_presets():
         raise InputError(f"{unknown_name('preset', name, list_presets())} {OF_ONES_OWN}")
     chosen = [get_preset(each) for each in ([name] if name else list_presets())]
-    if as_json:
+    if json:
         described = [_describe_preset(preset) for preset in chosen]
         print_json(described[0] if name else described)
     elif name:
@@ -62,7 +59,7 @@ def presets(name: str | None, figure: Path | None, as_json: bool) -> None:
     if figure is not None:
         from torchcaps.analysis import figure_architecture
 
-        write(figure_architecture(_planned(chosen[0].name), title=chosen[0].name), figure, quiet=as_json)
+        write(figure_architecture(_planned(chosen[0].name), title=chosen[0].name), figure, quiet=json)
 
 
 @functools.cache
