@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import operator
 import types
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 import torch
@@ -35,7 +36,8 @@ _LAYOUTS = (torch.strided, torch._mkldnn)  # type: ignore[attr-defined]  # the l
 _NAMES = {int: "an integer", float: "a number", str: "a text", bool: "True or False"}
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
-Sizes = dict[str, int]
+Sizes = dict[str, Any]
+"""The sizes that letters stand for in a call, and under ``"device"`` the first tensor's name and device."""
 
 
 def checked(function: FunctionT) -> FunctionT:
@@ -61,22 +63,12 @@ def checked(function: FunctionT) -> FunctionT:
     def call(*args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
             sizes: Sizes = {}
-            first: tuple[str, Tensor] | None = None
-            owner = args[0] if args else None
-            where = type(owner).__name__ + suffix if of_object else title
-            of = tests(where)
-            for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+            owner = args[0] if of_object else None
+            of = tests(type(owner).__name__ + suffix if of_object else title)
+            for name, value in itertools.chain(zip(names, args, strict=False), kwargs.items()):
                 if name in of:
                     words, test = of[name]
                     test(words, value, sizes, owner)
-                    if isinstance(value, Tensor):
-                        if first is None:
-                            first = name, value
-                        elif value.device != first[1].device:
-                            raise InputError(
-                                f"{where}: {first[0]} and {name} must be on one device, got {first[1].device} and "
-                                f"{value.device}"
-                            )
         return function(*args, **kwargs)
 
     return cast(FunctionT, call)
@@ -171,7 +163,7 @@ def _tensor_test(hint: Any) -> Test:
     letters = tuple(hint.dim_str.split())
     open_at = next((n for n, letter in enumerate(letters) if letter == "..." or letter.startswith("*")), None)
     after = 0 if open_at is None else len(letters) - open_at - 1  # axes behind those that may be any number
-
+    fixed = letters if open_at is None else letters[:open_at] + letters[open_at + 1 :]
     told = {letter: functools.partial(_told, letter) for letter in letters if letter[0] == "{" or letter.isdigit()}
 
     def test(name: str, value: Any, sizes: Sizes, owner: Any) -> None:
@@ -179,15 +171,19 @@ def _tensor_test(hint: Any) -> Test:
             raise WrongType(f"{name} must be {words}, got {_kind(value)}")
         if value.layout not in _LAYOUTS or value.is_nested:
             raise WrongType(f"{name} must be a dense tensor, got {'a nested one' if value.is_nested else value.layout}")
-        shape = value.shape
-        pairs: Iterable[tuple[str, int]] = zip(letters, shape, strict=False)
-        fits = len(shape) == len(letters)
+        first, device = sizes.setdefault("device", (name, value.device))
+        if value.device != device:
+            where, _, own = name.rpartition(": ")
+            both = f"{first.rpartition(': ')[2]} and {own}"
+            raise InputError(f"{where}: {both} must be on one device, got {device} and {value.device}")
+        if not fixed and open_at is not None:
+            return
+        shape = seen = value.shape
         if open_at is not None:
-            before = zip(letters[:open_at], shape, strict=False)
-            pairs = [*before, *zip(letters[open_at + 1 :], shape[len(shape) - after :], strict=False)]
-            fits = len(shape) >= len(letters) - 1
+            seen = shape[:open_at] + shape[max(len(shape) - after, 0) :]
+        fits = len(shape) == len(fixed) if open_at is None else len(shape) >= len(fixed)
         found: Sizes = {}
-        for letter, size in pairs:
+        for letter, size in zip(fixed, seen, strict=False):
             wanted = sizes.get(letter)
             if wanted is None:
                 wanted = told[letter](owner) if letter in told else found.get(letter, size)
