@@ -76,7 +76,7 @@ def test_layers_are_built_trained_saved_and_read_again(name: str, tmp_path: Path
     assert min(step(model) for _ in range(3)) < before
     model.eval().save_pretrained(tmp_path)
     again = load_pretrained(tmp_path)
-    assert again.description() == model.description()
+    assert describe(again) == describe(model)
     for ours, theirs in zip(again(IMAGES), model(IMAGES), strict=True):
         assert (ours is None) == (theirs is None)
         assert ours is None or torch.equal(ours, theirs)
@@ -263,6 +263,6 @@ def test_what_only_converts_a_network_leaves_it_what_it_is(convert: Callable[[An
     model = network(**MAPS, layers=LAYERS["conv, dense"], capsule_bias=True)
     convert(model).save_pretrained(tmp_path)
     again = load_pretrained(tmp_path)
-    assert again.description() == model.description()
+    assert describe(again) == describe(model)
     for name, parameter in again.named_parameters():
         assert_close(parameter.float(), model.get_parameter(name).float(), 0)

@@ -28,6 +28,7 @@ from torchcaps.datasets import Preparation, load_dataset
 from torchcaps.errors import InputError
 from torchcaps.models import BaselineCNN, CapsNet, Network, pretrained
 from torchcaps.models.pretrained import SHIPPED
+from torchcaps.parts import describe
 from torchcaps.training import load_run
 
 SHAPE, CLASSES = (3, 18, 21), 4
@@ -48,7 +49,7 @@ def test_round_trip(preset: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
     model = network(preset)
     model.save_pretrained(tmp_path / "a" / "folder")
     again = type(model).from_pretrained(tmp_path / "a" / "folder")
-    assert again.description() == model.description()
+    assert describe(again) == describe(model)
     assert (again.in_shape, again.num_classes) == (SHAPE, CLASSES)
     assert again.training is False
     for (name, ours), theirs in zip(again.named_parameters(), model.parameters(), strict=True):
@@ -64,7 +65,7 @@ def test_round_trip(preset: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_every_option_survives(tmp_path: Path) -> None:
     model = network(learn_prior=True, capsule_bias=True, leaky=True, weight_std=0.123, decoder_hidden=(7,))
     model.save_pretrained(tmp_path)
-    assert CapsNet.from_pretrained(str(tmp_path)).description() == model.description()
+    assert describe(CapsNet.from_pretrained(str(tmp_path))) == describe(model)
 
 
 def test_the_files_are_readable(folder: Path) -> None:
@@ -124,6 +125,8 @@ def test_weights_that_do_not_fit(folder: Path) -> None:
         ({"num_iterations": "3"}, "num_iterations must be 0 to 1000, got '3'"),
         ({"num_classes": 1}, "does not describe a network: CapsNet: num_classes must be 2 to 1000000000, got 1"),
         ({"in_shape": [3, 9, 9]}, "does not describe a network: images of 9×9 are too small"),
+        *(({"layers": wild}, "does not describe a network: ") for wild in (5, [5], [[[]]], [{"routing": [1]}], {})),
+        ({"name": ["capsules"]}, "does not describe a network: network must be a name"),
         ({"num_classes": 5}, "do not fit the network"),
         ({"decoder_hidden": [65_536] * 100}, "do not fit the network"),  # 2 TB, for which nothing is asked
         ({"num_classes": 10**9, "capsule_dim": 65_536, "primary_dim": 65_536}, "more parameters than can be counted"),

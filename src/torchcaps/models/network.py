@@ -49,7 +49,8 @@ class Network(nn.Module):
     Args:
         in_shape: Images (C, H, W).
         num_classes: J.
-        objects: Objects in an image, each of another class.
+        objects: Objects in an image, each of another class; with several, a capsule network decodes each from its own
+            capsule alone, and a convolutional one has sigmoid cross-entropy instead of that of a softmax.
     """
 
     has_capsules: ClassVar[bool] = False
@@ -98,15 +99,6 @@ class Network(nn.Module):
     ) -> Losses:
         """The loss that is minimised; see :meth:`torchcaps.CapsNet.loss`."""
 
-    def description(self) -> Tree:
-        """What ``config.json`` holds: the tree of the network's parts, ``in_shape`` and ``num_classes``.
-
-        Raises:
-            InputError: A part is not registered, so that no file could bring it back.
-        """
-        tree: Tree = describe(self)
-        return tree | {"in_shape": self.in_shape, "num_classes": self.num_classes}
-
     def save_files(
         self,
         folder: Path,
@@ -119,8 +111,8 @@ class Network(nn.Module):
             raise InputError(
                 f"class_names must be {self.num_classes} names, one for each class, got {len(class_names)}"
             )
-        description, own = self.description(), self.state_dict()
-        another = difference(plan_network(describe(self), self.in_shape, self.num_classes).state_dict(), own)
+        tree, own = describe(self), self.state_dict()
+        another = difference(plan_network(tree, self.in_shape, self.num_classes).state_dict(), own)
         if another:
             raise InputError(
                 f"the network cannot be saved, as its options make another one: {another}; register a part of your own "
@@ -133,7 +125,7 @@ class Network(nn.Module):
         for name, tensor in tensors.items():
             if dtype is not None and not tensor.isfinite().all():
                 raise InputError(f"{name} has weights that {dtype} cannot hold; store them as they are")
-        write_json(folder / CONFIG, description)
+        write_json(folder / CONFIG, tree | {"in_shape": self.in_shape, "num_classes": self.num_classes})
         with atomic_path(folder / WEIGHTS) as temporary:
             # not by save_file, which makes a temporary file of its own that a kill leaves behind
             temporary.write_bytes(save(tensors, metadata={CHECKSUM: checksum(tensors)}))
