@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -109,10 +110,13 @@ def registered_for_now() -> Iterator[None]:
     from torchcaps.parts import PARTS
 
     registries: list[dict[str, Any]] = [presets._PRESETS, plugins._loaded, *PARTS.values()]
-    before = [dict(registry) for registry in registries]
+    before, modules = [dict(registry) for registry in registries], set(sys.modules)
     try:
         yield
     finally:
+        for name in set(sys.modules) - modules:
+            if getattr(sys.modules[name], "__file__", None) in plugins._loaded.values():
+                del sys.modules[name]
         for registry, entries in zip(registries, before, strict=True):
             registry.clear()
             registry.update(entries)

@@ -47,6 +47,8 @@ def _as_before() -> Iterator[None]:
     """What an example registers is known to its own test only."""
     with registered_for_now():
         yield
+    for path in EXAMPLES.glob("*.py"):
+        sys.modules.pop(path.stem, None)
 
 
 def test_every_example_has_a_test() -> None:

@@ -68,7 +68,7 @@ def test_a_network_that_does_not_fit_is_refused(sizes: dict[str, object]) -> Non
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ({"num_classes": 10**30}, "num_classes must be 1 to 1000000000, got 1000000000000000000000000000000"),
+        ({"num_classes": 10**30}, "num_classes must be 2 to 1000000000, got 1000000000000000000000000000000"),
         (
             {"in_shape": (10**30, 28, 28)},
             r"in_shape must be \(channels, height, width\), three positive integers, got \(10",

@@ -18,7 +18,7 @@ from support import assert_raises, registered_for_now, small
 from tiny_runs import write_bars
 from torchcaps import create_model, list_presets, load_plugin
 from torchcaps.errors import InputError
-from torchcaps.parts import PARTS, build
+from torchcaps.parts import PARTS, build, describe
 
 ROUTING = '''
 """Every vote that agrees with the mean counts more."""
@@ -229,11 +229,14 @@ def test_what_is_wrong_with_a_plugin_is_said_in_a_sentence(folder: Path) -> None
     (folder / "optimizer.py").write_text(PARTS_OF_A_PACKAGE.replace('"rmsprop"', '"adam"'))
     (folder / "preset.py").write_text("import torchcaps\ntorchcaps.models.register_preset('compact', 'Mine.')\n")
     (folder / "kind.py").write_text(ROUTING.replace('"routing"', '"routng"'))
+    (folder / "leaves.py").write_text("raise SystemExit(3)\n")
+    (folder / "mute.py").write_text(MUTE + "raise Mute\n")
+    (folder / "long.py").write_text("raise ValueError('long ' * 10_000)\n")
     mine = ["train", "--plugin", "my_routing.py"]
     said = {
         'did you mean "mine"?': [*mine, "--routing", "mien"],
-        "there is no plugin nowhere.py": ["train", "--plugin", "nowhere.py"],
-        "there is no plugin nothing-installed: neither a file ….py nor an entry point": [
+        "plugin nowhere.py: there is no such file": ["train", "--plugin", "nowhere.py"],
+        "plugin nothing-installed: it is neither a file ….py nor an entry point": [
             *["train", "--plugin", "nothing-installed"],
         ],
         "plugin broken.py cannot be loaded: ModuleNotFoundError: No module named 'no_such_package'": [
@@ -243,6 +246,9 @@ def test_what_is_wrong_with_a_plugin_is_said_in_a_sentence(folder: Path) -> None
         'plugin optimizer.py: there is an optimizer "adam" already': ["train", "--plugin", "optimizer.py"],
         'plugin preset.py: there is a preset "compact" already': ["train", "--plugin", "preset.py"],
         'plugin kind.py: there is no kind of part "routng"; did you mean "routing"?': ["train", "--plugin", "kind.py"],
+        "plugin leaves.py cannot be loaded: SystemExit: 3": ["train", "--plugin", "leaves.py"],
+        "plugin mute.py cannot be loaded: Mute: Mute": ["train", "--plugin", "mute.py"],
+        "plugin long.py cannot be loaded: ValueError: long long": ["train", "--plugin", "long.py"],
         "temperature must be above 0": [*mine, "--routing", "mine", "--temperature", "0"],
         "--temperature is an option of --routing mine, which is not chosen": [*mine, "--temperature", "2"],
         "--temperature": ["train", "--temperature", "2"],
@@ -252,6 +258,7 @@ def test_what_is_wrong_with_a_plugin_is_said_in_a_sentence(folder: Path) -> None
         assert code == 2, err
         assert words in err
         assert "Traceback" not in err
+        assert len(err) < 1000
 
 
 def test_every_kind_of_part_from_an_installed_package_by_its_entry_point(folder: Path, tmp_path: Path) -> None:
@@ -298,14 +305,14 @@ def test_a_plugin_is_loaded_from_python_and_forgotten_with_its_parts(tmp_path: P
         again = type(network).from_pretrained(tmp_path / "saved")
         images = torch.rand(2, 1, 28, 28)
         assert torch.equal(again(images).scores, network(images).scores)
-        assert {kind: again.description()[kind] for kind in ("backbone", "classification_loss")} == {
+        assert {kind: describe(again)[kind] for kind in ("backbone", "classification_loss")} == {
             kind: OWN[kind] for kind in ("backbone", "classification_loss")
         }
         optimizer = build("optimizer", OWN["optimizer"], params=network.parameters(), learning_rate=0.1)
         assert optimizer.param_groups[0]["alpha"] == 0.9
     assert "all-mine" not in list_presets()
     assert "brier" not in PARTS["loss"]
-    assert_raises(InputError, load_plugin, tmp_path / "nowhere.py", say="there is no plugin")
+    assert_raises(InputError, load_plugin, tmp_path / "nowhere.py", say="there is no such file")
     assert_raises(InputError, type(network).from_pretrained, tmp_path / "saved", say='no backbone "wide"')
 
 
@@ -315,6 +322,13 @@ import torch
 from torch import nn
 import torchcaps
 from torchcaps.nn import Routed, Routing
+"""
+
+
+MUTE = """
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("nothing to say")
 """
 
 
@@ -344,6 +358,8 @@ class Wrong(nn.Module):
 
 WRONG = {
     "routing-raises": (wrong_routing("raise KeyError('mine')"), "plugin {}, line 11, in forward: KeyError: 'mine'"),
+    "routing-leaves": (wrong_routing("raise SystemExit(3)"), "plugin {}, line 11, in forward: SystemExit: 3"),
+    "routing-mute": (MUTE + wrong_routing("raise Mute"), "plugin {}, line 15, in forward: Mute: Mute; --debug"),
     "routing-tensor": (
         wrong_routing("return votes.weighted_sum(None)"),
         "Wrong must return Routed(poses, activations, coupling) of torchcaps.nn, got Tensor",
@@ -419,3 +435,16 @@ def test_a_plugin_imports_its_neighbours_and_is_imported_once(folder: Path) -> N
         [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_plugins_that_import_each_other_are_loaded_in_either_order(folder: Path) -> None:
+    for name, other in (("first", "second"), ("second", "first")):
+        head = f"import {other}_plugin\n{HEAD}"
+        body = "class Own(torchcaps.nn.DynamicRouting):\n    pass\n"
+        text = f'{head}\n@torchcaps.register("routing", "{name}")\n{body}'
+        (folder / f"{name}_plugin.py").write_text(text)
+    for order in (["first", "second"], ["second", "first"]):
+        plugins = [f"--plugin={name}_plugin.py" for name in order]
+        for command in (["presets", *plugins], ["presets", *plugins[:1]]):
+            ((code, _, err),) = run(folder, command)
+            assert code == 0, err

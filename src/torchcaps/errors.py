@@ -6,8 +6,8 @@ import difflib
 import re
 from collections.abc import Iterable
 
-LONGEST = 100
-"""Characters of a value that an error shows whole."""
+LONGEST, LONGEST_REASON, LONGEST_MESSAGE = 100, 300, 600
+"""Characters of a value, of another library's words, and of a whole message that are shown whole."""
 
 # What a terminal obeys instead of showing it (C0, delete, C1), other line breaks, what turns the direction of text, and
 # halves of characters. Names in files may hold any of it.
@@ -18,8 +18,11 @@ class InputError(ValueError):
     """Input that its giver can mend: a name, a file, a shape, a value.
 
     The message is one sentence that says what was wrong, where, and what would be right. The command line prints it as
-    it is and exits with code 2.
+    it is and exits with code 2. The middle of a long one is left out.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(shortened(message, LONGEST_MESSAGE))
 
 
 class WrongType(InputError, TypeError):  # noqa: N818  it says what is wrong
@@ -42,7 +45,12 @@ def shown(value: object) -> str:
         text = repr(value)
     except (ValueError, RecursionError):
         return f"a value of type {type(value).__name__} that is too long to be shown"
-    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 4 :]}"
+    return shortened(text)
+
+
+def shortened(text: str, longest: int = LONGEST) -> str:
+    """A text, of which the middle is left out where it is longer."""
+    return text if len(text) <= longest else f"{text[: longest // 2]} … {text[-longest // 4 :]}"
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
@@ -54,9 +62,13 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     return InputError(f"there is no {kind} {quoted}; {hint}")
 
 
-def reason_of(error: Exception) -> str:
-    """What a reader says of a damaged file, as the end of a sentence: its words on one line, or else its type."""
-    return " ".join(str(error).split()) or type(error).__name__
+def reason_of(error: BaseException) -> str:
+    """What an error says, as the end of a sentence: its words on one line, or its type where it has none."""
+    try:
+        words = " ".join(str(error).split())
+    except Exception:  # of a plugin, as it may be
+        words = ""
+    return shortened(words, LONGEST_REASON) or type(error).__name__
 
 
 def visible(text: str) -> str:

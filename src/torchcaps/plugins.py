@@ -23,12 +23,13 @@ GROUP = "torchcaps.plugins"
 OWN = ("torchcaps.models.presets", "torchcaps.training.optimizers")
 """They register what comes with torchcaps, so that no plugin can take its name."""
 
-_loaded: dict[str, str] = {}  # as it was named → the file, or the entry point, that was run
-_files: dict[str, str] = {}  # a file that was run → its plugin's name
+_loaded: dict[str, str] = {}  # as it was named → the file that was run
 
 
 def load_plugin(source: str | Path) -> None:
     """Run a Python file, or load an entry point, so that what it registers is known. A second time does nothing.
+
+    A file runs as the module that an ``import`` of it by its neighbours gives, so that plugins may import each other.
 
     Args:
         source: A file ``….py``; or the name of an entry point that an installed package has in the group
@@ -38,12 +39,14 @@ def load_plugin(source: str | Path) -> None:
         InputError: There is none, or it raises an error, which is the cause of this one.
     """
     name = str(source)
-    place = os.path.realpath(name) if name.endswith(".py") else name
-    if place not in _loaded.values():
-        for module in OWN:
-            importlib.import_module(module)
-        (_run_file if name.endswith(".py") else _load_entry_point)(name)
-    _loaded[name] = place
+    for module in OWN:
+        importlib.import_module(module)
+    try:
+        _loaded[name] = _run_file(name) if name.endswith(".py") else _load_entry_point(name)
+    except InputError as error:
+        raise InputError(f"plugin {name}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise InputError(f"plugin {name} cannot be loaded: {type(error).__name__}: {reason_of(error)}") from error
 
 
 def loaded_plugins() -> tuple[str, ...]:
@@ -58,59 +61,49 @@ def plugin_options(names: Iterable[str]) -> list[str]:
 
 def is_loaded(name: str) -> bool:
     """Whether a plugin that was named so, here or elsewhere, is loaded: the same name, or a file of the same name."""
-    return name in _loaded or Path(name).name in {Path(each).name for each in _loaded}
+    return Path(name).name in {Path(each).name for each in _loaded}
 
 
 def place_in_plugin(error: BaseException) -> str | None:
     """The last line of a plugin that an error came through, in words; None if it came through none."""
+    names = {file: name for name, file in _loaded.items()}
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        name = _files.get(os.path.realpath(frame.filename))
+        name = names.get(os.path.realpath(frame.filename))
         if name is not None:
             return f"plugin {name}, line {frame.lineno}, in {frame.name}"
     return None
 
 
-def _run_file(name: str) -> None:
-    path = Path(name)
-    if not path.is_file():
-        raise InputError(f"there is no plugin {name}: a Python file that registers parts of your own is meant")
-    module = f"torchcaps_plugin_{path.stem}"
-    spec = importlib.util.spec_from_file_location(module, path)
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules[module] = loaded = importlib.util.module_from_spec(spec)  # dataclasses look themselves up there
-    beside = str(Path(os.path.realpath(name)).parent)
-    sys.path.append(beside)  # it may import its neighbours
+def _run_file(name: str) -> str:
+    file = os.path.realpath(name)
+    if not Path(file).is_file():
+        raise InputError("there is no such file; a Python file that registers parts of your own is meant")
+    if file in _loaded.values():
+        return file
+    folder, stem = str(Path(file).parent), Path(file).stem
+    sys.path.append(folder)  # it may import its neighbours
     try:
-        spec.loader.exec_module(loaded)
-        found = importlib.util.find_spec(path.stem) if path.stem.isidentifier() else None
-        if found is not None and found.origin == os.path.realpath(name):
-            sys.modules.setdefault(path.stem, loaded)  # an import of it is this module, and registers nothing again
-    except Exception as error:
-        del sys.modules[module]
-        raise _failed(name, error) from error
+        found = importlib.util.find_spec(stem) if stem.isidentifier() else None
+        if found is not None and os.path.realpath(found.origin or "") == file:
+            importlib.import_module(stem)
+            return file
+        # its name is no module's, or that of another one
+        spec = importlib.util.spec_from_file_location(f"torchcaps_plugin_{stem}", file)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)  # dataclasses look themselves up there
+        spec.loader.exec_module(module)
+        return file
     finally:
-        sys.path.remove(beside)
-    _files[os.path.realpath(name)] = name
+        sys.path.remove(folder)
 
 
-def _load_entry_point(name: str) -> None:
+def _load_entry_point(name: str) -> str:
     known = {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
     if name not in known:
         raise InputError(
-            f"there is no plugin {name}: neither a file ….py nor an entry point of an installed package; known entry "
-            f"points: {', '.join(sorted(known)) or 'none'}"
+            f"it is neither a file ….py nor an entry point of an installed package; known entry points: "
+            f"{', '.join(sorted(known)) or 'none'}"
         )
-    try:
-        known[name].load()
-    except Exception as error:
-        raise _failed(name, error) from error
-    file = getattr(sys.modules.get(known[name].module), "__file__", None)
-    if file is not None:
-        _files[os.path.realpath(file)] = name
-
-
-def _failed(name: str, error: Exception) -> InputError:
-    if isinstance(error, InputError):
-        return InputError(f"plugin {name}: {error}")
-    return InputError(f"plugin {name} cannot be loaded: {type(error).__name__}: {reason_of(error)}")
+    known[name].load()
+    return os.path.realpath(getattr(sys.modules.get(known[name].module), "__file__", None) or name)

@@ -21,6 +21,7 @@ import pytest
 from explorer_support import served as really_served
 from explorer_support import small_network
 from torchcaps.explorer import Explorer
+from torchcaps.models.pretrained import SHIPPED
 
 Cli = Callable[..., Any]
 
@@ -73,12 +74,7 @@ def test_the_browser_may_be_left_out(cli: Cli, run_folder: Path, served: list[An
 def test_without_a_run_the_shipped_network_is_shown(
     cli: Cli, served: list[Any], opened: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchcaps.models.pretrained._SHIPPED_FOLDER", tmp_path)
-    missing = cli("explore", "--no-browser")
-    assert (missing.code, missing.out, served) == (2, "", [])
-    assert "give a run folder" in missing.err
-    assert missing.err.count("\n") == 1
-
+    monkeypatch.setitem(SHIPPED, "compact", tmp_path / "compact")
     small_network(num_classes=10, in_shape=(1, 28, 28)).save_pretrained(tmp_path / "compact")
     assert cli("explore", "--no-browser").code == 0
     [(explorer, _)] = served

@@ -13,7 +13,7 @@ from torchcaps.datasets import load_dataset
 from torchcaps.errors import InputError
 from torchcaps.explorer import open_explorer
 from torchcaps.explorer.state import shipped_images
-from torchcaps.models.pretrained import shipped_folder
+from torchcaps.models.pretrained import SHIPPED
 from torchcaps.training import Run, load_run, train
 
 
@@ -67,7 +67,7 @@ def test_a_folder_without_data_says_so(bars_run: Path, tmp_path: Path) -> None:
 
 
 def test_the_shipped_network_shows_test_images_of_mnist() -> None:
-    run = load_run(shipped_folder())
+    run = load_run(SHIPPED["compact"])
     explorer = open_explorer(run)
     assert explorer.title.endswith("trained on MNIST handwritten digits")
     assert explorer.images_of == "test images of MNIST, five of each digit"

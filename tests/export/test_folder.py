@@ -21,6 +21,7 @@ from torchcaps.analysis import evaluate
 from torchcaps.errors import InputError
 from torchcaps.export import export_folder, folder, share, training_record
 from torchcaps.files import read_json, write_json
+from torchcaps.models.pretrained import SHIPPED
 from torchcaps.training import Run, load_run
 from torchcaps.training.config import override
 
@@ -170,7 +171,7 @@ def test_half_precision_needs_the_data(run: Run, tmp_path: Path) -> None:
 
 def test_weights_for_the_package(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Written to where shipped networks lie, the card says that it comes with torchcaps."""
-    monkeypatch.setattr("torchcaps.models.pretrained._SHIPPED_FOLDER", tmp_path)
+    monkeypatch.setitem(SHIPPED, "compact", tmp_path / "compact")
     monkeypatch.chdir(tmp_path)
     export_folder(run, "compact", half=True)
     assert 'load_pretrained("compact")' in (tmp_path / "compact" / "README.md").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from torchcaps.export import describe_run, random_images, sample_images
-from torchcaps.models.pretrained import shipped_folder
+from torchcaps.models.pretrained import SHIPPED
 from torchcaps.training import Run, load_run
 
 
@@ -50,7 +50,7 @@ def test_a_network_that_knows_no_data(runs: tuple[Path, Path]) -> None:
 
 
 def test_the_network_that_comes_with_torchcaps_is_shown_the_embedded_digits() -> None:
-    images, words = sample_images(load_run(shipped_folder()))
+    images, words = sample_images(load_run(SHIPPED["compact"]))
     assert (images.shape, words) == ((32, 1, 28, 28), "the first 32 test images of digits")
 
 

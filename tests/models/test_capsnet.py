@@ -22,6 +22,7 @@ from torchcaps import create_model, dynamic_routing, margin_loss, safe_norm
 from torchcaps.errors import InputError, WrongType
 from torchcaps.models import CapsNet
 from torchcaps.nn import mask_capsules
+from torchcaps.parts import describe
 
 IMAGES = torch.rand(3, 1, 20, 20, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 1, 1])
@@ -162,7 +163,7 @@ def test_copies_and_pickles_and_states() -> None:
     fresh = network(capsule_bias=True, learn_prior=True).eval()
     fresh.load_state_dict(model.state_dict())
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), fresh):
-        assert other.description() == model.description()
+        assert describe(other) == describe(model)
         assert other.class_capsules.transform.weight.stride() == model.class_capsules.transform.weight.stride()
         assert_close(other(IMAGES).reconstruction, model(IMAGES).reconstruction, 0)
 

@@ -14,7 +14,7 @@ from support import assert_batch_independent, assert_close
 from torchcaps import create_model
 from torchcaps.machine import MIB
 from torchcaps.models import CapsNet
-from torchcaps.models.images import MAP, WIDE, chunk_size, map_chunks, only_infers
+from torchcaps.models.images import WIDE, map_chunks
 from torchcaps.nn import Capsules, PrimaryCapsules
 from torchcaps.ops.convolution import Shape
 from torchcaps.ops.memory import get_working_memory
@@ -48,28 +48,20 @@ def network(**overrides: Any) -> CapsNet:
     return model
 
 
-def test_how_many_images_are_a_chunk() -> None:
-    assert chunk_size(MIB, wide=False) == MAP == 3
-    assert chunk_size(MIB // 2 + 1, wide=False) == 5
-    assert chunk_size(MIB, wide=True) == get_working_memory() * WIDE == 128
-    torchcaps.set_working_memory(2)
-    assert chunk_size(MIB, wide=False) == 2
-    assert chunk_size(MIB // 8, wide=True) == 4
-    for wide in (False, True):
-        assert chunk_size(100 * MIB, wide) == 1, "one at least"
-
-
 @pytest.mark.parametrize("active", [False, True])
-def test_chunks_are_nearly_equal(active: bool) -> None:
-    for images, largest, chunks in (
-        (7, 3, [3, 2, 2]),
-        (6, 3, [3, 3]),
-        (9, 8, [5, 4]),
-        (3, 3, [3]),
-        (2, 5, [2]),
-        (3, 1, [1, 1, 1]),
-        (0, 2, [0]),
+def test_chunks_are_nearly_equal_and_as_large_as_is_best(active: bool) -> None:
+    for images, memory, (largest, wide), chunks in (
+        (7, 512, (MIB, False), [3, 2, 2]),
+        (6, 512, (MIB, False), [3, 3]),
+        (9, 512, (MIB // 2 + 1, False), [5, 4]),
+        (3, 512, (MIB, False), [3]),
+        (3, 2, (MIB, False), [2, 1]),
+        (9, 16, (MIB // 2, True), [5, 4]),
+        (300, 512, (MIB, True), [100, 100, 100]),
+        (2, 512, (500 * MIB, True), [1, 1]),
+        (0, 512, (MIB, False), [0]),
     ):
+        torchcaps.set_working_memory(memory)
         seen = []
 
         def function(part: Tensor, seen: list[int] = seen) -> Capsules:
@@ -78,28 +70,12 @@ def test_chunks_are_nearly_equal(active: bool) -> None:
             return Capsules(poses, part[:, 0, 0] if active else None, grid=(1, 2, 2))
 
         given = torch.rand(images, 3, 2, 2)
-        poses, activations, grid = map_chunks(function, given, largest)
+        poses, activations, grid = map_chunks(function, given, largest, wide)
         assert seen == chunks
         assert poses.equal(2 * given.flatten(2).transpose(1, 2))
         assert poses.transpose(1, 2).is_contiguous()
         assert grid == (1, 2, 2)
         assert activations.equal(given[:, 0, 0]) if active else activations is None
-
-
-def test_when_nothing_is_learned() -> None:
-    images = torch.rand(1, 1, 2, 2)
-    assert not only_infers(images)
-    with torch.no_grad():
-        assert only_infers(images)
-        assert not only_infers(images.to("meta"))
-        seen = []
-        torch.compile(
-            lambda x: x * only_infers(x), fullgraph=True, backend=lambda graph, _: seen.append(graph) or graph
-        )(images)
-        assert "mul" in seen[0].code
-        assert "False" in seen[0].code
-    with torch.inference_mode():
-        assert only_infers(images)
 
 
 def test_images_go_through_the_convolutions_in_parts(calls: list[int]) -> None:

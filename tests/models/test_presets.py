@@ -31,7 +31,7 @@ from torchcaps.errors import InputError
 from torchcaps.models import BaselineCNN, CapsNet, build_network, get_preset, register_preset
 from torchcaps.models.network import present_names
 from torchcaps.nn import ChannelNorm, EMCodeRouting, Matrix
-from torchcaps.parts import UnknownOption, complete, flat, override
+from torchcaps.parts import UnknownOption, complete, describe, flat, override
 from torchcaps.training.recipe import Recipe
 
 IN_SHAPE, NUM_CLASSES = (3, 20, 24), 7  # no source has such images
@@ -128,7 +128,7 @@ def test_says_what_it_is_and_builds_for_its_source_unless_told(name: str) -> Non
         model, other = create_model(name), create_model(name, (2, 40, 41), 4)
     assert (model.in_shape, model.num_classes) == (preset.in_shape, preset.num_classes)
     assert (other.in_shape, other.num_classes) == ((2, 40, 41), 4)
-    assert {key: model.description()[key] for key in preset.network} == preset.network
+    assert {key: describe(model)[key] for key in preset.network} == preset.network
 
 
 def test_what_version_02_wrote_is_read_as_it_was() -> None:

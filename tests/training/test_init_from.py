@@ -105,7 +105,7 @@ def test_what_save_pretrained_wrote_and_what_is_shipped_can_be_started_from(
     [
         (
             {"capsule_dim": 8},
-            r"do not fit the network: layers.0.transform.weight has shape .*; a run of that network, sabour2017, "
+            r"do not fit the network: layers.0.transform.weight is floats .*; a run of that network, sabour2017, "
             r"begins with --config .*trained.config\.json",
         ),
         ({"decoder": False}, "do not fit the network: decoder."),

@@ -14,7 +14,7 @@ import click
 from torchcaps._version import __version__
 from torchcaps.cli.base import Group, Session, Stopped
 from torchcaps.cli.output import is_main_process, say
-from torchcaps.errors import InputError, visible
+from torchcaps.errors import InputError, reason_of, visible
 from torchcaps.plugins import place_in_plugin
 
 COMMANDS = {
@@ -73,7 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             code = app.main(args=list(session.arguments), prog_name="torchcaps", standalone_mode=False, obj=session)
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        if isinstance(error, SystemExit) and place_in_plugin(error) is None:
+            raise
         if session.debug:
             say(*"".join(traceback.format_exception(error)).splitlines(), err=True)
         return _report(error)
@@ -89,19 +91,21 @@ def _report(error: BaseException) -> int:
         # codes above 128 are those of signals: what the user asked for is no error
         (_say if error.exit_code > 128 else _say_error)(*error.message.split("\n"))
         return error.exit_code
-    code, lines = WRONG_INPUT, [str(error)]
-    if isinstance(error, click.ClickException):
+    code, lines = WRONG_INPUT, [reason_of(error)]
+    if isinstance(error, InputError):
+        lines = [str(error)]
+    elif isinstance(error, click.ClickException):
         lines = error.format_message().split("\n")
     elif isinstance(error, OSError):
         lines = [describe_os_error(error)]
     elif is_out_of_memory(error):
         lines = ["there is not enough memory; take a smaller --batch-size, smaller images or a smaller network"]
-    elif not isinstance(error, InputError) and (place := place_in_plugin(error)) is not None:
-        lines = [f"{place}: {type(error).__name__}: {error}; --debug shows the traceback"]
-    elif not isinstance(error, InputError):
+    elif (place := place_in_plugin(error)) is not None:
+        lines = [f"{place}: {type(error).__name__}: {reason_of(error)}; --debug shows the traceback"]
+    else:
         code = BUG
         report = "This is a bug in torchcaps, please report it with the command; --debug shows the traceback."
-        lines = [f"{type(error).__name__}: {error}", report]
+        lines = [f"{type(error).__name__}: {reason_of(error)}", report]
     _say_error(*lines)
     return code
 

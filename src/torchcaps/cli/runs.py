@@ -183,20 +183,18 @@ def has_folder(run: Path | None) -> TypeGuard[Path]:
 
 def open_run(run_folder: Path | None, which: Which, accelerator: str = "cpu") -> Run:
     """The trained network in a run folder or a repository of the hub; without one, that which comes with torchcaps."""
-    from torchcaps.models.pretrained import shipped_folder
+    from torchcaps.models.pretrained import SHIPPED
     from torchcaps.training import load_run
     from torchcaps.training.environment import pick_device
 
     if run_folder is not None and run_folder.is_file():
         raise InputError(f"{run_folder} is a file; this command needs a run folder")
-    return load_run(shipped_folder() if run_folder is None else run_folder, which, device=pick_device(accelerator))
+    return load_run(SHIPPED["compact"] if run_folder is None else run_folder, which, device=pick_device(accelerator))
 
 
 def name_of(run_folder: Path | None) -> str:
     """What to call the network of :func:`open_run`."""
-    from torchcaps.models.pretrained import SHIPPED
-
-    return SHIPPED[0] if run_folder is None else str(run_folder)
+    return "compact" if run_folder is None else str(run_folder)
 
 
 def open_images(run: Run, data: str | None, data_dir: str | None, split: Split) -> tuple[ImageSet, Dataset, str]:

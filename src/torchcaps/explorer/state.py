@@ -27,7 +27,7 @@ from torchcaps.errors import InputError
 from torchcaps.files import real
 from torchcaps.models import Network
 from torchcaps.models.output import top_classes
-from torchcaps.models.pretrained import is_shipped
+from torchcaps.models.pretrained import SHIPPED
 from torchcaps.training import Run
 
 MOST_MAPS = 10
@@ -252,7 +252,7 @@ def open_explorer(run: Run, data: str | None = None, data_dir: str | None = None
     )
     if run.config is not None:
         explorer.what = f"{run.config.preset}, trained on {describe_data(run.config.data)}"
-    elif is_shipped(run.path):
+    elif run.path in SHIPPED.values():
         explorer.what = "the network that comes with torchcaps, trained on MNIST handwritten digits"
         explorer.images, explorer.images_of = shipped_images(), "test images of MNIST, five of each digit"
     try:

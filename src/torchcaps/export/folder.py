@@ -15,7 +15,7 @@ from torchcaps.errors import InputError
 from torchcaps.export.record import training_record
 from torchcaps.files import real
 from torchcaps.models import TrainingRecord, load_pretrained
-from torchcaps.models.pretrained import is_shipped
+from torchcaps.models.pretrained import SHIPPED
 from torchcaps.training import Run
 
 
@@ -52,7 +52,7 @@ def export_folder(
     path = Path(path)
     if path.exists():
         raise InputError(f"there is something at {path} already; choose another place, or remove it first")
-    if is_shipped(real(path)):
+    if real(path) in SHIPPED.values():
         source = path.name
     record = _record(run, which, half, others)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,9 +15,9 @@ from torchcaps.datasets import DatasetInfo
 from torchcaps.datasets.registry import look_up
 from torchcaps.errors import InputError
 from torchcaps.export.description import Description
-from torchcaps.files import COUNT, NAMED_TEXTS, NUMBER, TEXT, check_keys, optional, read_json
+from torchcaps.files import COUNT, NAMED_TEXTS, NUMBER, TEXT, check_keys, could_be_repository, optional, read_json
 from torchcaps.models import SeedResult, TrainingRecord, get_preset
-from torchcaps.models.pretrained import CONFIG, is_public
+from torchcaps.models.pretrained import CONFIG, SHIPPED
 from torchcaps.parts import flat
 from torchcaps.training import Recipe, Run, TrainConfig, read_config
 from torchcaps.training.config import ELSEWHERE, FITTED
@@ -174,7 +174,7 @@ def _command(config: TrainConfig, info: DatasetInfo) -> str:
         words += ["--plugin", shlex.quote(Path(plugin).name)]
     usual = flat(plain.fields)
     for name, value in flat(config.fields).items():
-        if name == "init_from" and value is not None and not is_public(value):
+        if name == "init_from" and value not in (None, *SHIPPED) and not could_be_repository(Path(value)):
             value = "RUN"
         by_itself = value == usual.get(name) and (name not in (*FITTED, "fill") or ":" not in config.data)
         if name not in ("preset", "model", "data", "precision", *MAY_DIFFER) and not by_itself:

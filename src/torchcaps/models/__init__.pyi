@@ -3,11 +3,11 @@ from .card import SeedResult as SeedResult
 from .card import TrainingRecord as TrainingRecord
 from .cnn import BaselineCNN as BaselineCNN
 from .cnn import PooledCNN as PooledCNN
-from .create import build_network as build_network
 from .create import create_model as create_model
 from .create import load_pretrained as load_pretrained
-from .create import plan_network as plan_network
 from .network import Network as Network
+from .network import build_network as build_network
+from .network import plan_network as plan_network
 from .output import Losses as Losses
 from .output import ModelOutput as ModelOutput
 from .presets import Preset as Preset

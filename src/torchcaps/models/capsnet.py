@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -12,21 +13,12 @@ from torch import Tensor, nn
 import torchcaps.models.loss  # noqa: F401  registers the losses
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
-from torchcaps.models.images import (
-    check_images,
-    chunk_size,
-    follow,
-    follow_backbone,
-    map_chunks,
-    only_infers,
-    standardise,
-)
+from torchcaps.models.images import check_images, follow, follow_backbone, map_chunks, standardise
 from torchcaps.models.network import Network
 from torchcaps.models.output import Losses, ModelOutput, Targets, label_rows, order, top_classes
 from torchcaps.nn import (
     CapsuleLayer,
     Capsules,
-    ConvCapsules,
     DenseCapsules,
     PrimaryCapsules,
     mask_capsules,
@@ -48,10 +40,6 @@ class CapsNet(Network):
     :func:`torchcaps.create_model` builds it from a preset's name.
 
     Args:
-        in_shape: Images (C, H, W).
-        num_classes: J.
-        objects: Objects in an image, each of another class; with several, a capsule network decodes each from its own
-            capsule alone, and a convolutional one has sigmoid cross-entropy instead of that of a softmax.
         pixel_scale: What pixels of 0..1 are multiplied with before the network: 255.0 for networks fed with unscaled
             pixels.
         standardise: Bring each image to mean 0 and deviation 1 before the network; the decoder still draws pixels of
@@ -112,10 +100,8 @@ class CapsNet(Network):
             sizes: dict[str, Any] = {"in_dim": capsules.poses.shape[2], "out_capsules": num_classes}
             sizes |= {"in_capsules": capsules.grid or capsules.poses.shape[1]}
             layer = build("layer", spec, **sizes, in_types=(capsules.grid or capsules.poses.shape[1:])[0])
-            if capsules.grid is None and isinstance(layer, ConvCapsules):
-                layer.out_grid(None)  # raises: it needs a map
             self.layers.append(layer)
-            capsules = Capsules.of(follow(self.layers[-1], capsules).output)
+            capsules = Capsules.of(follow(layer, capsules).output)
             self.flow.append(capsules)
         last = self.layers[-1] if len(self.layers) else None
         if not isinstance(last, DenseCapsules) or last.out_capsules != num_classes:
@@ -127,8 +113,8 @@ class CapsNet(Network):
             sizes = {"num_capsules": num_classes, "capsule_dim": last.out_dim, "out_shape": self.in_shape}
             self.decoder = build("decoder", decoder, **sizes)
         self.classification_loss = build("loss", classification_loss, num_classes=num_classes)
-        self.register_state_dict_post_hook(_short_names)
-        self.register_load_state_dict_pre_hook(_long_names)
+        self.register_state_dict_post_hook(functools.partial(_rename, names=_SHORT))
+        self.register_load_state_dict_pre_hook(functools.partial(_rename, names=_LONG))
         for part, spec in ((self.backbone, backbone), (self.primary_capsules, primary_capsules)):
             if part is not spec and hasattr(part, "init_weights"):
                 part.init_weights()
@@ -207,12 +193,12 @@ class CapsNet(Network):
             InputError: Images that do not fit.
         """
         check_images(images, self.in_shape, next(self.parameters()))
-        if not only_infers(images):
+        if images.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self._primary(images)
         number = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else images.dtype
         is_wide = getattr(self.primary_capsules, "is_wide", None)  # one's own need not say it
         wide = number == torch.float32 and is_wide is not None and is_wide(self.map_shape[1:], len(images))
-        return map_chunks(self._primary, images, chunk_size(self._largest_map * number.itemsize, wide))
+        return map_chunks(self._primary, images, self._largest_map * number.itemsize, wide)
 
     def _primary(self, images: Float[Tensor, "B C H W"]) -> Capsules:
         if self.standardise:
@@ -276,24 +262,17 @@ class CapsNet(Network):
                     f"{tuple(reconstruction.shape)}, got {tuple(images.shape)}"
                 )
             images = images.take_along_dim(order(output.decoded, targets)[..., None, None, None], 1)
-        over_pixels: Literal["sum_per_image", "mean"] = (
-            "mean" if self.reconstruction_over_pixels == "mean" else "sum_per_image"
-        )
-        error = reconstruction_loss(reconstruction, images, reduction=over_pixels)
+        mean = self.reconstruction_over_pixels == "mean"
+        error = reconstruction_loss(reconstruction, images, reduction="mean" if mean else "sum_per_image")
         return Losses(classification + self.reconstruction_weight * error, classification, error)
 
 
-_NAMES = {"classification_loss.scale": "score_scale", "classification_loss.steps": "steps"}
+_SHORT = {"classification_loss.scale": "score_scale", "classification_loss.steps": "steps"}
 """What the losses learn or count, and its name in files of weights."""
+_LONG = {short: name for name, short in _SHORT.items()}
 
 
-def _short_names(_network: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
-    for name, short in _NAMES.items():
-        if prefix + name in state:
-            state[prefix + short] = state.pop(prefix + name)
-
-
-def _long_names(_network: nn.Module, state: dict[str, Any], prefix: str, *_rest: Any) -> None:
-    for name, short in _NAMES.items():
-        if prefix + short in state:
-            state[prefix + name] = state.pop(prefix + short)
+def _rename(_network: nn.Module, state: dict[str, Any], prefix: str, *_rest: Any, names: Mapping[str, str]) -> None:
+    for before, after in names.items():
+        if prefix + before in state:
+            state[prefix + after] = state.pop(prefix + before)

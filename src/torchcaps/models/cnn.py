@@ -95,10 +95,6 @@ class BaselineCNN(CNN):
     Before them, where wanted, the stem that :class:`~torchcaps.nn.ConvBackbone` may have too.
 
     Args:
-        in_shape: Images (C, H, W).
-        num_classes: J.
-        objects: Objects in an image, each of another class; with several, a capsule network decodes each from its own
-            capsule alone, and a convolutional one has sigmoid cross-entropy instead of that of a softmax.
         channels: Channels of the convolutions.
         kernel: Kernel of the convolutions, pixels.
         first_kernel: Kernel of the first convolution, pixels; that of the others if none is given.
@@ -176,10 +172,6 @@ class PooledCNN(CNN):
     """A backbone, pooling over the places of its maps, and a linear layer: a capsule network without its capsules.
 
     Args:
-        in_shape: Images (C, H, W).
-        num_classes: J.
-        objects: Objects in an image, each of another class; with several, a capsule network decodes each from its own
-            capsule alone, and a convolutional one has sigmoid cross-entropy instead of that of a softmax.
         backbone: The network that makes feature maps of images.
         pooling: What the linear layer sees: of each channel the mean or the largest value over all places; or all
             values.

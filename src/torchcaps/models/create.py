@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from torchcaps.errors import InputError
-from torchcaps.machine import check_memory
-from torchcaps.models.images import TooSmall
-from torchcaps.models.network import Network, image_shape
+from torchcaps.models.network import Network, build_network
 from torchcaps.models.presets import get_preset
-from torchcaps.models.pretrained import SHIPPED
-from torchcaps.parts import Spec, build, override
-from torchcaps.ranges import PIXELS
+from torchcaps.parts import override
 
 
 def create_model(
@@ -54,68 +48,7 @@ def create_model(
     )
 
 
-def build_network(spec: Spec, in_shape: Sequence[int], num_classes: int) -> Network:
-    """The network that a tree describes.
-
-    Raises:
-        InputError: Images that do not fit it (the smallest size that fits is given), or parameters that do not fit into
-            memory; none is allocated then.
-    """
-    planned = plan_network(spec, in_shape, num_classes)
-    device = torch.get_default_device().type
-    if device == "meta":
-        return planned
-    if device == "cpu":
-        sizes = (parameter.numel() * parameter.element_size() for parameter in planned.parameters())
-        check_memory(sum(sizes), "the network's parameters")
-    network: Network = build("network", spec, in_shape=in_shape, num_classes=num_classes)
-    return network
-
-
-def plan_network(spec: Spec, in_shape: Sequence[int], num_classes: int) -> Network:
-    """The same without memory for its parameters, on the meta device."""
-    try:
-        with torch.device("meta"):
-            network: Network = build("network", spec, in_shape=in_shape, num_classes=num_classes)
-        return network
-    except TooSmall as error:
-        raise InputError(_smallest_size_that_fits(spec, in_shape, num_classes, error)) from error
-    except InputError:
-        raise
-    except (RuntimeError, OverflowError, ValueError) as error:  # of torch or a layer: a size beyond all numbers
-        raise InputError("the network would have more parameters than can be counted; choose smaller sizes") from error
-
-
-def _smallest_size_that_fits(spec: Spec, in_shape: Sequence[int], num_classes: int, error: TooSmall) -> str:
-    """Why images do not fit a network, and which squares would; if some fit, larger ones do too."""
-    channels, height, width = image_shape(in_shape)
-
-    def fits(side: int) -> bool:
-        try:
-            with torch.device("meta"):
-                build("network", spec, in_shape=(channels, side, side), num_classes=num_classes)
-        except TooSmall:
-            return False
-        except (RuntimeError, OverflowError, ValueError):
-            return True  # large enough, at any rate
-        return True
-
-    too_small = min(height, width)
-    if too_small > PIXELS.most:
-        return "the network would have more numbers than can be counted; choose smaller images"
-    sides = range(too_small + 1, 2 * max(too_small, int(PIXELS.most)) + 1)
-    smallest = bisect_left(sides, True, key=fits)
-    if smallest == len(sides):
-        if isinstance(error.__cause__, InputError):  # of a part, which says it itself
-            return str(error)
-        return f"images of {height}×{width} do not fit the network, and larger ones neither: {error}"
-    return (
-        f"images of {height}×{width} are too small for the network's convolutions; the smallest size that fits is "
-        f"{sides[smallest]}×{sides[smallest]}"
-    )
-
-
-def load_pretrained(source: str | Path = SHIPPED[0], *, device: torch.device | str = "cpu", **download: Any) -> Network:
+def load_pretrained(source: str | Path = "compact", *, device: torch.device | str = "cpu", **download: Any) -> Network:
     """Read a trained network of any kind, in evaluation mode; nothing in its files is executed.
 
     Args:
@@ -125,7 +58,7 @@ def load_pretrained(source: str | Path = SHIPPED[0], *, device: torch.device | s
         **download: For the hub, as for :meth:`torchcaps.CapsNet.from_pretrained`.
 
     Raises:
-        InputError: As for :meth:`torchcaps.CapsNet.from_pretrained`; or torchcaps was installed without its weights.
+        InputError: As for :meth:`torchcaps.CapsNet.from_pretrained`.
 
     Example:
         >>> from torchcaps import create_model, load_pretrained

@@ -70,14 +70,14 @@ def follow_backbone(backbone: nn.Module, in_shape: Sequence[int]) -> Flow:
         TooSmall: The backbone refuses the shape.
         InputError: The backbone gives no maps.
     """
-    dtype = next((each.dtype for each in backbone.parameters() if each.is_floating_point()), torch.float32)
-    flow = follow(backbone, torch.empty(2, *in_shape, device="meta", dtype=dtype))
+    images = torch.empty(2, *in_shape, device="meta")
+    flow = follow(backbone, images)
     maps = flow.output
-    if not isinstance(maps, Tensor) or maps.ndim != 4 or maps.dtype != dtype or len(maps) != 2:
+    if not isinstance(maps, Tensor) or maps.ndim != 4 or maps.dtype != images.dtype or len(maps) != 2:
         got = f"{tuple(maps.shape)} of {maps.dtype}" if isinstance(maps, Tensor) else type(maps).__name__
         raise InputError(
             f"{type(backbone).__name__} must give maps (B, c, h, w), of the number and the dtype of its images; of 2 "
-            f"images of {dtype} it gives {got}"
+            f"images of {images.dtype} it gives {got}"
         )
     return flow
 
@@ -122,30 +122,24 @@ def standardise(images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
     return (centred / variance.clamp_min(least).sqrt()).to(images.dtype)
 
 
-def only_infers(images: Tensor) -> bool:
-    """Whether these are computed on a CPU, at once, and nothing is kept for a backward pass."""
-    return images.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-
-
-def chunk_size(map_bytes: int, wide: bool) -> int:
-    """How many images are best taken through the convolutions at a time, by the largest map of an image.
-
-    A ``wide`` primary convolution goes by products of planes, which want many images.
-    """
-    most = get_working_memory() * WIDE if wide else min(MAP, get_working_memory())
-    return max(1, int(most * MIB / map_bytes))
-
-
 def map_chunks(
-    function: Callable[[Float[Tensor, "B C H W"]], Capsules], images: Float[Tensor, "B C H W"], largest: int
+    function: Callable[[Float[Tensor, "B C H W"]], Capsules], images: Float[Tensor, "B C H W"], largest: int, wide: bool
 ) -> Capsules:
-    """``function(images)``, at most ``largest`` images at a time, in nearly equal chunks.
+    """``function(images)``, of so many images at a time as is best, in nearly equal chunks.
 
     The poses keep their memory order (B, K, I).
+
+    Args:
+        function: The convolutions.
+        images: Any number.
+        largest: Bytes of the largest map of one image.
+        wide: Whether the primary convolution goes by products of planes, which want many images.
     """
-    if len(images) <= largest:
+    memory = get_working_memory()
+    at_once = max(1, int((memory * WIDE if wide else min(MAP, memory)) * MIB / largest))
+    if len(images) <= at_once:
         return function(images)
-    parts = [function(part) for part in images.tensor_split(-(-len(images) // largest))]
+    parts = [function(part) for part in images.tensor_split(-(-len(images) // at_once))]
     poses = torch.cat([part.poses.transpose(1, 2) for part in parts]).transpose(1, 2)
     given = [part.activations for part in parts if part.activations is not None]
     return parts[0]._replace(poses=poses, activations=torch.cat(given) if given else None)

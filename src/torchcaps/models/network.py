@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from abc import abstractmethod
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -13,8 +14,11 @@ from jaxtyping import Float
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from torchcaps.errors import InputError, shown
+from torchcaps.checks import checked
+from torchcaps.errors import InputError, reason_of, shown
 from torchcaps.files import atomic_path, read_json, write_json, write_text
+from torchcaps.machine import check_memory
+from torchcaps.models.images import TooSmall
 from torchcaps.models.output import Losses, ModelOutput, Targets
 from torchcaps.models.pretrained import (
     CARD,
@@ -22,16 +26,16 @@ from torchcaps.models.pretrained import (
     CLASSES,
     CONFIG,
     WEIGHTS,
-    check_repository,
+    asking_the_hub,
     checksum,
+    difference,
     find_pretrained,
     load_weights,
     read_weights,
-    upload,
 )
 from torchcaps.nn import Decoder
-from torchcaps.parts import PARTS, Spec, Tree, build, complete, describe, find, options
-from torchcaps.ranges import COUNT
+from torchcaps.parts import Spec, Tree, build, complete, describe, find, options
+from torchcaps.ranges import COUNT, PIXELS, Classes
 
 if TYPE_CHECKING:
     from torchcaps.models.card import TrainingRecord
@@ -45,7 +49,8 @@ class Network(nn.Module):
     Args:
         in_shape: Images (C, H, W).
         num_classes: J.
-        objects: Objects in an image, each of another class.
+        objects: Objects in an image, each of another class; with several, a capsule network decodes each from its own
+            capsule alone, and a convolutional one has sigmoid cross-entropy instead of that of a softmax.
     """
 
     has_capsules: ClassVar[bool] = False
@@ -57,17 +62,21 @@ class Network(nn.Module):
     length_eps: float = 1e-7
     """Added under the root of the class capsules' lengths."""
 
-    def __init__(self, in_shape: Sequence[int], num_classes: int, objects: int) -> None:
+    @checked
+    def __init__(self, in_shape: Sequence[int], num_classes: Classes, objects: int) -> None:
         super().__init__()
-        if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 2:
-            raise InputError(f"num_classes must be an integer of at least 2, got {shown(num_classes)}")
-        COUNT.check("num_classes", num_classes)
+        shape = tuple(in_shape) if isinstance(in_shape, Sequence) else ()
+        if len(shape) != 3 or not all(size in COUNT for size in shape):
+            raise InputError(
+                f"in_shape must be (channels, height, width), three positive integers, got {shown(in_shape)}"
+            )
         if objects >= num_classes:
             raise InputError(
                 f"objects must be below num_classes, as they are of different classes, got {objects} objects and "
                 f"{num_classes} classes"
             )
-        self.in_shape, self.num_classes, self.objects = image_shape(in_shape), num_classes, objects
+        self.in_shape: tuple[int, int, int] = shape
+        self.num_classes, self.objects = num_classes, objects
 
     @property
     def capsule_dim(self) -> int:
@@ -90,15 +99,6 @@ class Network(nn.Module):
     ) -> Losses:
         """The loss that is minimised; see :meth:`torchcaps.CapsNet.loss`."""
 
-    def description(self) -> Tree:
-        """What ``config.json`` holds: the tree of the network's parts, ``in_shape`` and ``num_classes``.
-
-        Raises:
-            InputError: A part is not registered, so that no file could bring it back.
-        """
-        tree: Tree = describe(self)
-        return tree | {"in_shape": self.in_shape, "num_classes": self.num_classes}
-
     def save_files(
         self,
         folder: Path,
@@ -111,14 +111,13 @@ class Network(nn.Module):
             raise InputError(
                 f"class_names must be {self.num_classes} names, one for each class, got {len(class_names)}"
             )
-        description = self.description()
-        planned, own = _planned(description).state_dict(), self.state_dict()
-        for name in [*own, *planned]:
-            if name not in own or name not in planned or own[name].shape != planned[name].shape:
-                raise InputError(
-                    f"the network cannot be saved: its {name} is not what its options make; register a part of your "
-                    "own by torchcaps.register, and build the network with its name"
-                )
+        tree, own = describe(self), self.state_dict()
+        another = difference(plan_network(tree, self.in_shape, self.num_classes).state_dict(), own)
+        if another:
+            raise InputError(
+                f"the network cannot be saved, as its options make another one: {another}; register a part of your own "
+                "by torchcaps.register, and build the network with its name"
+            )
         tensors = {
             name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
             for name, tensor in own.items()
@@ -126,7 +125,7 @@ class Network(nn.Module):
         for name, tensor in tensors.items():
             if dtype is not None and not tensor.isfinite().all():
                 raise InputError(f"{name} has weights that {dtype} cannot hold; store them as they are")
-        write_json(folder / CONFIG, description)
+        write_json(folder / CONFIG, tree | {"in_shape": self.in_shape, "num_classes": self.num_classes})
         with atomic_path(folder / WEIGHTS) as temporary:
             # not by save_file, which makes a temporary file of its own that a kill leaves behind
             temporary.write_bytes(save(tensors, metadata={CHECKSUM: checksum(tensors)}))
@@ -199,10 +198,19 @@ class Network(nn.Module):
         Raises:
             InputError: The hub cannot be reached, does not know you, or refuses; or as for :meth:`save_pretrained`.
         """
-        check_repository(repository)
+        owner, _, name = repository.partition("/")
+        if not owner or not name:
+            raise InputError(f"{repository} is no name of a repository with its owner, such as someone/capsnet-mnist")
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder, source=repository, **contents)
-            return upload(Path(folder), repository, private=private, commit_message=commit_message, token=token)
+            log_in = "if it does not know you, log in with `hf auth login`, or set HF_TOKEN to a token that may write"
+            with asking_the_hub(f"the hub did not take {repository}", log_in):
+                from huggingface_hub import HfApi
+
+                api = HfApi(token=token)
+                made = api.create_repo(repository, private=private, exist_ok=True)
+                api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message=commit_message)
+                return str(made)
 
     @classmethod
     def from_pretrained(cls, source: str | Path, *, device: torch.device | str = "cpu", **download: Any) -> Self:
@@ -223,20 +231,77 @@ class Network(nn.Module):
                 it is missing, damaged, or does not fit the others, or holds a network of another kind.
         """
         folder = find_pretrained(source, **download)
-        network = _described_in(folder / CONFIG)
+        described = read_json(folder / CONFIG, "configuration")
+        in_shape, num_classes = described.pop("in_shape", None), described.pop("num_classes", None)
+        try:
+            network = plan_network(complete("network", present_names(described)), in_shape, num_classes)
+        except Exception as error:  # whatever a file of others may hold
+            raise InputError(
+                f"configuration {folder / CONFIG} does not describe a network: {reason_of(error)}"
+            ) from error
         if not isinstance(network, cls):
             raise InputError(f"{source} holds a {type(network).__name__}, not a {cls.__name__}")
         load_weights(network, read_weights(folder / WEIGHTS), folder / WEIGHTS)
         return network.to(device).eval()
 
 
-def image_shape(in_shape: object) -> tuple[int, int, int]:
-    """The channels, height and width that ``in_shape`` has; else an InputError says what is wrong."""
-    shape = tuple(in_shape) if isinstance(in_shape, Sequence) else ()
-    if len(shape) != 3 or not all(size in COUNT for size in shape):
-        raise InputError(f"in_shape must be (channels, height, width), three positive integers, got {shown(in_shape)}")
-    channels, height, width = shape
-    return channels, height, width
+def build_network(spec: Spec, in_shape: Sequence[int], num_classes: int) -> Network:
+    """The network that a tree describes.
+
+    Raises:
+        InputError: As for :func:`plan_network`, or parameters that do not fit into memory; none is allocated then.
+    """
+    planned = plan_network(spec, in_shape, num_classes)
+    device = torch.get_default_device().type
+    if device == "meta":
+        return planned
+    if device == "cpu":
+        sizes = (parameter.numel() * parameter.element_size() for parameter in planned.parameters())
+        check_memory(sum(sizes), "the network's parameters")
+    network: Network = build("network", spec, in_shape=in_shape, num_classes=num_classes)
+    return network
+
+
+def plan_network(spec: Spec, in_shape: Sequence[int], num_classes: int) -> Network:
+    """The same without memory for its parameters, on the meta device.
+
+    Raises:
+        InputError: Images that do not fit it (the smallest size that fits is given), or more parameters than can be
+            counted.
+    """
+    try:
+        return _planned(spec, in_shape, num_classes)
+    except TooSmall as error:
+        channels, *size = in_shape
+        sides = range(min(size) + 1, 2 * int(PIXELS.most))
+        smallest = bisect_left(sides, True, key=lambda side: _fits(spec, (channels, side, side), num_classes))
+        if smallest == len(sides):  # larger ones do not fit either, for another reason
+            raise InputError(str(error)) from error
+        raise InputError(
+            f"images of {size[0]}×{size[1]} are too small for the network's convolutions; the smallest size that fits "
+            f"is {sides[smallest]}×{sides[smallest]}"
+        ) from error
+    except InputError:
+        raise
+    except (RuntimeError, OverflowError, ValueError) as error:  # of torch or a layer: a size beyond all numbers
+        raise InputError("the network would have more parameters than can be counted; choose smaller sizes") from error
+
+
+def _planned(spec: Spec, in_shape: Sequence[int], num_classes: int) -> Network:
+    with torch.device("meta"):
+        network: Network = build("network", spec, in_shape=in_shape, num_classes=num_classes)
+    return network
+
+
+def _fits(spec: Spec, in_shape: Sequence[int], num_classes: int) -> bool:
+    """Whether images are large enough; then larger ones are, too."""
+    try:
+        _planned(spec, in_shape, num_classes)
+    except TooSmall:
+        return False
+    except (RuntimeError, OverflowError, ValueError):
+        return True
+    return True
 
 
 def present_names(values: Mapping[str, Any]) -> Tree:
@@ -246,11 +311,6 @@ def present_names(values: Mapping[str, Any]) -> Tree:
         given["primary_capsules"] = {"name": "conv", **given.pop("primary")}
     if isinstance(given.get("decoder"), Mapping):
         given["decoder"] = {"name": "dense", **given["decoder"]}
-    if "name" not in given and "classification_loss" in given:  # 0.1 had the options of absent parts, too
-        absent = options(find("decoder", "dense")).keys() if given.get("decoder") is False else set[str]()
-        absent |= {name for cls in PARTS["loss"].values() for name in options(cls)}
-        absent -= options(find("loss", given["classification_loss"])).keys()
-        given = {name: each for name, each in given.items() if name not in absent}
     if isinstance(given.get("loss"), Mapping):
         loss = given.pop("loss")
         name = loss.get("classification_loss")
@@ -258,26 +318,3 @@ def present_names(values: Mapping[str, Any]) -> Tree:
         given["classification_loss"] = {"name": name, **{key: each for key, each in loss.items() if key in known}}
         given |= {key: each for key, each in loss.items() if key.startswith("reconstruction_")}
     return given
-
-
-def _planned(description: Tree) -> Network:
-    """The network that a description stands for, without memory for its weights."""
-    tree = dict(description)
-    in_shape, num_classes = tree.pop("in_shape"), tree.pop("num_classes")
-    spec: Spec = complete("network", tree)
-    with torch.device("meta"):
-        network: Network = build("network", spec, in_shape=in_shape, num_classes=num_classes)
-    return network
-
-
-def _described_in(path: Path) -> Network:
-    """The network without memory for its weights: what a file claims need not be true."""
-    description = read_json(path, "configuration")
-    try:
-        return _planned(present_names(description))
-    except (RuntimeError, OverflowError) as error:  # torch's, where a size is beyond all numbers
-        raise InputError(f"configuration {path} describes no network that could be: {error}") from None
-    except KeyError as error:
-        raise InputError(f"configuration {path} has no {error}") from None
-    except InputError as error:
-        raise InputError(f"configuration {path} does not describe a network: {error}") from None

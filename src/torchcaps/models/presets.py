@@ -25,7 +25,7 @@ class Preset:
     """What the user types."""
     description: str
     """What is particular about it, in a sentence or two."""
-    source: str
+    source: str = "unpublished"
     """Where it was published."""
     network: Tree
     """The complete tree of the network's parts."""
@@ -56,13 +56,9 @@ def register_preset(
     description: str,
     *,
     base: str | None = None,
-    source: str | None = None,
     network: Mapping[str, Any] = {},
     recipe: Mapping[str, Any] = {},
-    data: str | None = None,
-    in_shape: tuple[int, int, int] | None = None,
-    num_classes: int | None = None,
-    published: str = "–",
+    **others: Any,
 ) -> Preset:
     """Add a preset, so that it is listed, built and tested.
 
@@ -70,14 +66,10 @@ def register_preset(
         name: What the user types.
         description: What is particular about it, in a sentence or two.
         base: A preset to start from: where nothing else is given, its values stand, but not its published result.
-        source: Where it was published.
         network: Options of the network and its parts by their names; without a base also ``"name"``, the network
             itself: ``"capsules"`` if it is not given, ``"cnn"``, ``"pooled"`` or one of your own.
         recipe: Settings of the recipe by their names, where they are not the usual ones.
-        data: The data set of its source.
-        in_shape: Its images (C, H, W), as the network sees them.
-        num_classes: Their classes.
-        published: The result that its source reports.
+        **others: ``source``, ``data``, ``in_shape``, ``num_classes`` and ``published``, as :class:`Preset` has them.
 
     Raises:
         InputError: The name is taken, there is no such base or option (the nearest name is given), or a value does not
@@ -86,19 +78,17 @@ def register_preset(
     changes = dict(network)
     if base is None:
         tree = complete("network", changes.pop("name", "capsules"))
-        start = Preset(name=name, description=description, source="unpublished", network=tree)
+        start = Preset(name=name, description=description, network=tree)
     else:
-        start = get_preset(base)
-    others = {"source": source, "data": data, "in_shape": in_shape, "num_classes": num_classes}
+        start = dataclasses.replace(get_preset(base), published=Preset.published)
     preset = dataclasses.replace(
         start,
         name=name,
         description=description,
         network=override("network", start.network, changes, f"option of {name}"),
         recipe={**start.recipe, **recipe},
-        published=published,
         base=base,
-        **{key: value for key, value in others.items() if value is not None},  # type: ignore[arg-type]
+        **others,
     )
     _PRESETS.add(name, preset)
     return preset

@@ -35,9 +35,7 @@ from torchcaps.models.pretrained import (
     SHIPPED_DATA,
     WEIGHTS,
     find_pretrained,
-    is_shipped,
     load_weights,
-    shipped_folder,
 )
 from torchcaps.training.checkpoint import CHECKPOINT, read_checkpoint
 from torchcaps.training.config import TrainConfig, read_config
@@ -83,7 +81,7 @@ class Run:
         """The data set to show: the run's own; for a network that comes with torchcaps the embedded one; or None."""
         if self.config is not None:
             return self.config.data
-        return SHIPPED_DATA if is_shipped(self.path) else None
+        return SHIPPED_DATA if self.path in SHIPPED.values() else None
 
     def has_data(self, data: str | None = None, data_dir: str | None = None) -> bool:
         """Whether :meth:`dataset`, called in the same way, needs no download.
@@ -177,7 +175,7 @@ def start_from(network: Network, source: str) -> None:
     Raises:
         InputError: As of :func:`load_run`; or the weights are of another network, which is named if a run has it.
     """
-    run = load_run(shipped_folder(source) if source in SHIPPED else source)
+    run = load_run(SHIPPED.get(source, source))
     try:
         load_weights(network, run.model.state_dict(), Path(source))
     except InputError as error:
