@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from experiments.table import FULL, SMALL, Budget, Row, Table
+from experiments.table import FULL, SMALL, VIEWPOINTS, Budget, Row, Table
 from experiments.tables.recipes import NOT_TURNED
 
 #: The best one of every head, on views and on digits, and of both long runs.
@@ -210,5 +210,6 @@ TABLE = Table(
             of MNIST, for as many epochs as their sources.
         """,
     },
+    plugins=(VIEWPOINTS,),
     rows=(*heads(), *published(), *long()),
 )

@@ -1,7 +1,7 @@
 """What a pose knows: how well known factors of images can be read off a class capsule by a linear map.
 
 A ridge regression is fitted on some images and judged by R² on others. The factors are those that come with the images,
-such as the azimuth and elevation of ``viewpoints``, or those by which images are changed here: rotation, scale, shear
+such as the azimuth and elevation of ``smallnorb``, or those by which images are changed here: rotation, scale, shear
 and shifts. What R² says is relative: it stands beside that of the pixels themselves, off which much can be read by
 the same map, and beside that of shuffled factors, which should not be above 0.
 """

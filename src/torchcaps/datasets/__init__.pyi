@@ -11,9 +11,6 @@ from .image_set import ImageSet as ImageSet
 from .image_set import resize_images as resize_images
 from .loader import Batch as Batch
 from .loader import BatchLoader as BatchLoader
-from .loading import DataShape as DataShape
-from .loading import data_shape as data_shape
-from .loading import list_datasets as list_datasets
 from .loading import load_dataset as load_dataset
 from .overlapping_pairs import PairSet as PairSet
 from .overlapping_pairs import fixed_pairs as fixed_pairs
@@ -22,5 +19,9 @@ from .preparation import Prepared as Prepared
 from .preparation import prepare_image as prepare_image
 from .registry import DataRequest as DataRequest
 from .registry import DatasetInfo as DatasetInfo
+from .registry import find_dataset as find_dataset
+from .registry import list_datasets as list_datasets
 from .registry import register_dataset as register_dataset
+from .sources.source import data_folders as data_folders
 from .splits import stratified_split as stratified_split
+from .views import register_views as register_views

@@ -18,7 +18,7 @@ from torchcaps.datasets.preparation import Preparation
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.datasets.sources.mnist import MADE_OF_MNIST, load_mnist
-from torchcaps.datasets.sources.source import roots
+from torchcaps.datasets.sources.source import data_folders
 from torchcaps.errors import InputError
 
 MARGIN = 6  # pixels of zeros around a digit; as far, at most, it is moved each way
@@ -149,7 +149,7 @@ def _room(
 
 def find_originals(data_dir: Path | None) -> list[Path] | None:
     """The original Matlab files of the test images, or None; ``data_dir`` is the folder of MNIST's files."""
-    for root in roots(data_dir):
+    for root in data_folders(data_dir):
         for name in ("affnist", "affNIST"):
             for folder in (root / name, root / name / "transformed"):
                 if (folder / "test.mat").is_file():

@@ -46,7 +46,6 @@ CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "
     num_test=10_000,
     in_shape=_SHAPE,
     class_names=CLASS_NAMES,
-    takes_data_dir=True,
     validation_size=5_000,
     find=SOURCE.find,
 )

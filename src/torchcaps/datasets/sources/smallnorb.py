@@ -65,7 +65,6 @@ _INFO: dict[str, Any] = {
     "num_test": _COUNT,
     "in_shape": (2, *_SIZE),
     "class_names": CLASS_NAMES,
-    "takes_data_dir": True,
 }
 
 

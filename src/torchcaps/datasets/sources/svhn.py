@@ -39,7 +39,6 @@ SOURCE = Source(
     num_test=_COUNTS[_TEST],
     in_shape=_SHAPE,
     class_names=tuple("0123456789"),
-    takes_data_dir=True,
     validation_size=5_000,
     find=SOURCE.find,
 )

@@ -28,7 +28,7 @@ ClassFiles = dict[str, list[Path]]
     source="your folder; test/ and val/ beside train/ are used if they are there",
     licence="yours",
     takes_path=True,
-    takes_damage=True,
+    can_skip_damaged=True,
 )
 def load_folder(request: DataRequest) -> Splits:
     """Read a folder of class sub-folders, or of train/, test/ and val/ (or validation/) with class sub-folders each.
