@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 
 from torchcaps.checks import check
-from torchcaps.datasets.dataset import Dataset, Splits
-from torchcaps.datasets.image_set import ImageSet
+from torchcaps.datasets.dataset import Dataset, ImageSet, Splits
 from torchcaps.datasets.registry import DataRequest, find_dataset
 from torchcaps.datasets.splits import stratified_split
 from torchcaps.errors import InputError, shown

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.dataset import ImageSet, Splits
 from torchcaps.datasets.formats.reading import opened
-from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.sources.source import Source
 from torchcaps.errors import InputError

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.dataset import ImageSet, Splits
 from torchcaps.datasets.formats.reading import finish, opened, read_exactly, read_header
-from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.sources.source import Source
