@@ -306,6 +306,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         table = load_table(given.table)
         if given.list:
             return show_rows(table, given.results)
+        for each in table.plugins:
+            load_plugin(each)
         jobs = plan(table, given.results, full=given.full, rows=given.row, seeds=given.seeds)
         if given.seed is None:
             return run_all(jobs, given)

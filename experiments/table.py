@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import re
 import runpy
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchcaps.errors import InputError, unknown_name
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 OwnMeasure = Callable[["Run", "ImageSet"], Mapping[str, float]]
 #: The names of the shipped tables, in the order of the page.
 SHIPPED = ("mnist", "routing", "multimnist", "affnist", "tutorials", "robustness", "zoo", "zoo-search")
+#: A plugin with a data set of the last two.
+VIEWPOINTS = os.path.relpath(Path(__file__).parents[1] / "examples" / "viewpoints.py")
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,8 @@ class Table:
     """The images whose errors are shown; those of a search are validation images."""
     figures: tuple[str, ...] = ("errors",)
     """The figures of the rows; see ``figures.py``."""
+    plugins: tuple[str, ...] = ()
+    """Files that register what its rows name; ``run.py`` loads them."""
     source: str = ""
     """The word that ``run.py`` takes for it; :func:`load_table` sets it."""
 

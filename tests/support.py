@@ -103,13 +103,15 @@ def holds(check: Callable[..., None], *args: object) -> bool:
 
 @contextmanager
 def registered_for_now() -> Iterator[None]:
-    """What is registered meanwhile, parts, presets and plugins, is known no more afterwards."""
+    """What is registered meanwhile, parts, presets, data sets and plugins, is known no more afterwards."""
+    import torchcaps.datasets.sources
     import torchcaps.training.recipe  # noqa: F401  registers the optimizers
     from torchcaps import plugins
+    from torchcaps.datasets.registry import _DATASETS
     from torchcaps.models import presets
     from torchcaps.parts import PARTS
 
-    registries: list[dict[str, Any]] = [presets._PRESETS, plugins._loaded, *PARTS.values()]
+    registries: list[dict[str, Any]] = [presets._PRESETS, plugins._loaded, _DATASETS, *PARTS.values()]
     before, modules = [dict(registry) for registry in registries], set(sys.modules)
     try:
         yield

@@ -34,7 +34,7 @@ from torchcaps import (
     route,
     squash,
 )
-from torchcaps.datasets.image_set import resize_images
+from torchcaps.datasets.dataset import resize_images
 from torchcaps.datasets.splits import stratified_split
 from torchcaps.errors import InputError, WrongType
 from torchcaps.models import CapsNet, ModelOutput, Network

@@ -87,12 +87,9 @@ def test_the_examples_for_contributors_run(tmp_path: Path) -> None:
 
 
 def test_contributors_are_told_what_registers_a_new_file() -> None:
-    loading = "src/torchcaps/datasets/loading.py"
-    mark = "imported for what they register"
-    page = " ".join(CONTRIBUTING.read_text(encoding="utf-8").split())
-    assert f"`{loading}`" in page
-    assert f'"{mark}"' in page
-    assert f"# {mark}\n" in (ROOT / loading).read_text(encoding="utf-8")
+    place = "src/torchcaps/datasets/sources/__init__.py"
+    assert f"`{place}`" in CONTRIBUTING.read_text(encoding="utf-8")
+    assert "from torchcaps.datasets.sources import digits, " in (ROOT / place).read_text(encoding="utf-8")
 
 
 def test_the_pages_with_code_have_it() -> None:

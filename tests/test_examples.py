@@ -443,3 +443,14 @@ def test_routing_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     )
     assert (uniform.coupling == 0.5).all()
     assert (routed.coupling > 0.9).float().mean() > 0.4
+
+
+# ---- viewpoints; its images have tests of their own
+
+
+def test_viewpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    module = example("viewpoints")
+    monkeypatch.setattr(module, "_render", lambda _: np.zeros((module._VIEWS, 48, 48), np.uint8))
+    module.main(["--data-dir", str(tmp_path), "--out", str(tmp_path / "sheet.png")])
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'sheet.png'}: 50 of 16,200 images\n"
+    assert (tmp_path / "sheet.png").is_file()

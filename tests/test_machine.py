@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torchcaps import machine
-from torchcaps.datasets.image_set import resize_images
+from torchcaps.datasets.dataset import resize_images
 from torchcaps.errors import InputError
 from torchcaps.models import BaselineCNN, build_network, create_model
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from experiments.table import Row, Table
+from experiments.table import VIEWPOINTS, Row, Table
 from experiments.tables.recipes import NOT_TURNED
 
 #: The best one of every head, on views and on digits, and of both long runs.
@@ -152,6 +152,7 @@ def long() -> Iterator[Row]:
 TABLE = Table(
     name="zoo",
     title="The field's routings side by side",
+    plugins=(VIEWPOINTS,),
     rows=(*heads(), *published(), *long()),
     figures=(),
 )

@@ -654,7 +654,14 @@ def test_a_data_set_that_is_not_here(cli: Cli) -> None:
     result = cli("datasets", "mnist")
     assert result.code == 0
     assert "not on this machine" in result.out
-    assert json.loads(cli("datasets", "mnist", "--json").out)["found"] is None
+    described = json.loads(cli("datasets", "mnist", "--json").out)
+    assert (described["found"], described["here"]) == (None, False)
+
+
+def test_a_data_set_without_files_is_here(cli: Cli) -> None:
+    assert "not on this machine" not in cli("datasets", "digits").out
+    described = json.loads(cli("datasets", "digits", "--json").out)
+    assert (described["found"], described["here"]) == (None, True)
 
 
 @pytest.mark.parametrize("more", [(), ("--json",)])

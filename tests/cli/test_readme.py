@@ -79,10 +79,8 @@ def check(call: str) -> None:
         InputError: An unknown command, preset, data set, table, or field of the preset.
         click.UsageError: An unknown option, or a value that it does not take.
     """
-    from torchcaps.datasets import list_datasets
-    from torchcaps.datasets.registry import look_up
+    from torchcaps.datasets import find_dataset
 
-    assert list_datasets()  # reading the list registers them
     context = click.Context(app, info_name="torchcaps")
     name, command, arguments = app.resolve_command(context, shlex.split(call))
     assert command is not None
@@ -91,13 +89,13 @@ def check(call: str) -> None:
     if name == "train":
         fields = {option.name: values[option.name] for option in run_options() if option.name is not None}
         config = build_config(values["preset"], None, given_fields(parsed, fields))
-        look_up(config.data)
+        find_dataset(config.data)
     elif name == "presets" and values["name"] is not None:
         get_preset(values["name"])
     elif name == "datasets" and values["name"] is not None:
-        look_up(values["name"])
+        find_dataset(values["name"])
     elif values.get("data"):
-        look_up(values["data"])
+        find_dataset(values["data"])
 
 
 CALLS = [(name_of(page), call) for page in PAGES for call in calls_in(page.read_text(encoding="utf-8"))]

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from torchcaps.datasets import Augmentation, BatchLoader, ImageSet, center_crop, fixed_pairs
-from torchcaps.datasets.affine import inverse_maps, sample, windows
-from torchcaps.datasets.augmentation import Changes, recoloured, turned
+from torchcaps.datasets.affine import inverse_maps, warp
+from torchcaps.datasets.augmentation import Changes
 from torchcaps.errors import InputError
 
 MakeSet = Callable[..., ImageSet]
@@ -93,28 +93,34 @@ def test_each_change_is_the_same_whatever_else_is_done() -> None:
     assert torch.corrcoef(torch.stack([together.brightness, together.contrast]))[0, 1].abs() < 0.06  # type: ignore[list-item]
 
 
+def recoloured(pixels: torch.Tensor, changes: Changes) -> torch.Tensor:
+    return Augmentation().apply(pixels, changes)
+
+
 def test_recoloured_by_hand() -> None:
-    pixels = torch.tensor([[[[0.0, 102.0], [204.0, 102.0]]]]).repeat(3, 1, 1, 1)  # 0, 0.4 and 0.8; the mean is 0.4
+    pixels = torch.tensor([[[[0, 102], [204, 102]]]]).byte().repeat(3, 1, 1, 1)  # 0, 0.4 and 0.8; the mean is 0.4
     changes = Changes(
         torch.zeros(3, 2).long(), brightness=torch.tensor([0.1, 0.0, -0.3]), contrast=torch.tensor([1.0, 0.5, 2.0])
     )
     got = recoloured(pixels, changes)[:, 0]
     wanted = torch.tensor([[[0.1, 0.5], [0.9, 0.5]], [[0.2, 0.4], [0.6, 0.4]], [[0.0, 0.1], [0.9, 0.1]]])
     assert (got - wanted).abs().max() < 1e-6  # the last one clipped at 0: 0.4 - 0.8 - 0.3
-    bright = recoloured(torch.full((1, 1, 2, 2), 255.0), Changes(torch.zeros(1, 2).long(), brightness=torch.ones(1)))
+    bright = recoloured(
+        torch.full((1, 1, 2, 2), 255).byte(), Changes(torch.zeros(1, 2).long(), brightness=torch.ones(1))
+    )
     assert (bright == 1).all()
 
 
 def test_contrast_is_about_the_mean_of_each_channel() -> None:
     """As TensorFlow's, which the authors' code for CIFAR-10 uses: a change of contrast moves no channel's mean."""
-    pixels = torch.tensor([[[[0.0, 40.0]], [[100.0, 200.0]]]])  # means of 20 and 150
+    pixels = torch.tensor([[[[0, 40]], [[100, 200]]]]).byte()  # means of 20 and 150
     got = recoloured(pixels, Changes(torch.zeros(1, 2).long(), contrast=torch.tensor([0.5])))
     wanted = torch.tensor([[[[10.0, 30.0]], [[125.0, 175.0]]]]) / 255
     assert (got - wanted).abs().max() < 1e-6
 
 
 def test_turned_without_a_turn_is_the_window(make_set: MakeSet) -> None:
-    """The slow way agrees with the fast one exactly: shifts and crops of odd and even sizes."""
+    """The interpolated way agrees with the other one: shifts and crops of odd and even sizes."""
     images = make_set(8, (2, 9, 6))
     for options in (
         {},
@@ -126,23 +132,10 @@ def test_turned_without_a_turn_is_the_window(make_set: MakeSet) -> None:
         {"crop": 6, "max_shift": 5, "fill": "edge"},
     ):
         plain = Augmentation(**options)  # type: ignore[arg-type]
-        loader = BatchLoader(images, 8, shuffle=True, augmentation=Augmentation(**options))  # type: ignore[arg-type]
-        (batch,) = loader.batches(0)
-        changes = dataclasses.replace(plain, max_scaling=1e-9).draw(images.in_shape, 8, (0, 0, 0))
-        assert changes.linear is not None
-        window = plain.window(images.in_shape)
-        slow = turned(images.images[loader.order(0)], changes, plain.max_shift, window, plain.fill)
-        assert torch.equal(slow / 255, batch.images)
-
-
-def test_what_comes_in_is_zero_or_the_nearest_pixel_of_the_edge() -> None:
-    image = torch.tensor([[[[1, 2], [3, 4]]]], dtype=torch.uint8)
-    corner = {fill: windows(image, 1, (2, 2), fill)[0, 0, 0, 0].tolist() for fill in ("zeros", "edge")}  # type: ignore[arg-type]
-    assert corner == {"zeros": [[0, 0], [0, 1]], "edge": [[1, 1], [1, 1]]}
-    still = torch.tensor([[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]])
-    wider = {fill: sample(image, still, (4, 4), fill)[0, 0].tolist() for fill in ("zeros", "edge")}  # type: ignore[arg-type]
-    assert wider["zeros"] == [[0, 0, 0, 0], [0, 1, 2, 0], [0, 3, 4, 0], [0, 0, 0, 0]]
-    assert wider["edge"] == [[1, 1, 2, 2], [1, 1, 2, 2], [3, 3, 4, 4], [3, 3, 4, 4]]
+        changes = plain.draw(images.in_shape, 8, KEY)
+        still = torch.eye(2, dtype=torch.float64).repeat(8, 1, 1)
+        warped = plain.apply(images.images, changes._replace(linear=still))
+        assert (warped - plain.apply(images.images, changes)).abs().max() < 1e-5
 
 
 def test_images_of_one_colour_stay_as_they_are_with_their_edge(make_set: MakeSet) -> None:
@@ -151,7 +144,7 @@ def test_images_of_one_colour_stay_as_they_are_with_their_edge(make_set: MakeSet
     for fill, changed in (("edge", False), ("zeros", True)):
         augmentation = Augmentation(fill=fill, **options)  # type: ignore[arg-type]
         (batch,) = BatchLoader(images, 8, shuffle=True, augmentation=augmentation).batches(0)
-        assert bool((batch.images < 200 / 255 - 1e-6).any()) == changed
+        assert bool((batch.images < 200 / 255 - 1e-5).any()) == changed
 
 
 def test_images_are_turned_about_their_own_middle_before_they_are_moved_and_cropped(make_set: MakeSet) -> None:
@@ -161,7 +154,7 @@ def test_images_are_turned_about_their_own_middle_before_they_are_moved_and_crop
     (batch,) = loader.batches(0)
     changes = loader.changes(0, 0)
     assert changes.linear is not None
-    whole = sample(
+    whole = warp(
         images.images[loader.order(0)],
         inverse_maps(changes.linear, torch.zeros(8, 2)),
         (13, 13),  # as wide as a shift by 2 can lead
@@ -169,7 +162,7 @@ def test_images_are_turned_about_their_own_middle_before_they_are_moved_and_crop
     for i in range(8):
         y, x = changes.corners[i].tolist()
         wanted = whole[i, :, y : y + 5, x : x + 5] / 255
-        assert (batch.images[i] - wanted).abs().max() < 0.02  # maps are rounded
+        assert (batch.images[i] - wanted).abs().max() < 1e-5
 
 
 def test_mirrored_and_cropped_batches(make_set: MakeSet) -> None:
@@ -225,6 +218,15 @@ def test_shares_epochs_and_resumed_batches_agree_with_everything_on(
     assert not torch.equal(other.images, whole[0].images)
 
 
+def test_shares_of_a_small_last_batch_may_be_empty(make_set: MakeSet) -> None:
+    augmentation = Augmentation(max_rotation=5.0, max_shift=1)
+    loaders = [
+        BatchLoader(make_set(7), 3, shuffle=True, augmentation=augmentation, rank=rank, world_size=3)
+        for rank in range(3)
+    ]
+    assert [list(loader.batches(0))[-1].images.shape for loader in loaders] == [(0, 1, 6, 5)] * 2 + [(1, 1, 6, 5)]
+
+
 def test_parts_go_where_their_image_goes(make_set: MakeSet) -> None:
     pairs = fixed_pairs(make_set(12, (2, 6, 6)), max_shift=1)
     assert pairs.parts is not None
@@ -240,7 +242,7 @@ def test_parts_go_where_their_image_goes(make_set: MakeSet) -> None:
             assert torch.equal(batch.parts[:, i], only.images)
 
 
-def test_evaluation_gives_parts_and_the_middle(make_set: MakeSet) -> None:
+def test_evaluation_gives_parts(make_set: MakeSet) -> None:
     pairs = fixed_pairs(make_set(6, (1, 6, 5)), max_shift=1)
     assert pairs.parts is not None
     batches = list(BatchLoader(pairs, 4, shuffle=False).batches(0))
@@ -248,9 +250,7 @@ def test_evaluation_gives_parts_and_the_middle(make_set: MakeSet) -> None:
     assert torch.equal(torch.cat([batch.labels for batch in batches]), pairs.labels)
     middle = center_crop(pairs, 4)
     assert middle.parts is not None
-    (batch,) = BatchLoader(pairs, 6, shuffle=False, augmentation=Augmentation(crop=4)).batches(0)
-    assert torch.equal(batch.images, middle.images / 255)
-    assert torch.equal(batch.parts, middle.parts / 255)  # type: ignore[arg-type]
+    assert middle.parts.shape == (6, 2, 1, 4, 4)
 
 
 def test_center_crop_by_hand() -> None:
@@ -276,8 +276,12 @@ def test_center_crop_by_hand() -> None:
         (True, {"max_rotation": 181.0}, "max_rotation must be 0 to 180, got 181"),
         (True, {"fill": "mean"}, "fill must be one of zeros, edge, got 'mean'"),
         (True, {"max_scaling": 1.0}, "max_scaling must be at least 0 and below 1, got 1.0"),
-        (False, {"flip": True}, r"flip is True, but only training images \(shuffle=True\) are changed"),
-        (False, {"max_rotation": 5.0}, "max_rotation is 5.0, but only training images"),
+        (
+            False,
+            {"flip": True},
+            r"only training images \(shuffle=True\) are changed at random; crop others by",
+        ),
+        (False, {"crop": 4}, "only training images"),
     ],
 )
 def test_changes_that_cannot_be(make_set: MakeSet, shuffle: bool, options: dict[str, float], words: str) -> None:
@@ -285,13 +289,10 @@ def test_changes_that_cannot_be(make_set: MakeSet, shuffle: bool, options: dict[
         BatchLoader(make_set(12), 4, shuffle=shuffle, augmentation=Augmentation(**options))  # type: ignore[arg-type]
 
 
-def test_images_are_not_made_so_small_that_they_vanish(make_set: MakeSet) -> None:
-    images = make_set(12, (1, 28, 28))
-    words = r"max_scaling is 0\.998, which makes images of 28×28 pixels vanish; choose at most 0\.997$"
-    with pytest.raises(InputError, match=words):
-        BatchLoader(images, 4, shuffle=True, augmentation=Augmentation(max_scaling=0.998))
-    BatchLoader(images, 4, shuffle=True, augmentation=Augmentation(max_scaling=0.997))
-    BatchLoader(make_set(12, (1, 40, 40)), 4, shuffle=True, augmentation=Augmentation(max_scaling=0.99, max_shift=30))
+def test_images_may_be_made_very_small(make_set: MakeSet) -> None:
+    augmentation = Augmentation(max_scaling=0.99999999, max_shift=20)
+    for batch in BatchLoader(make_set(40, (1, 28, 28)), 40, shuffle=True, augmentation=augmentation).batches(0):
+        assert ((batch.images >= 0) & (batch.images <= 1)).all()
 
 
 @pytest.mark.parametrize("option", ["brightness", "contrast"])

@@ -16,7 +16,7 @@ from torchcaps.datasets import (
     DatasetInfo,
     ImageSet,
     Splits,
-    data_shape,
+    find_dataset,
     list_datasets,
     load_dataset,
     register_dataset,
@@ -241,6 +241,7 @@ def test_what_the_list_says_is_so(info: DatasetInfo, request: pytest.FixtureRequ
     assert info.licence
     if info.takes_path:
         assert info.locate() is None
+        assert info.is_downloaded()
         assert info.spec == f"{info.name}:PATH"
         return
     assert info.num_classes == len(info.class_names or ())
@@ -249,13 +250,10 @@ def test_what_the_list_says_is_so(info: DatasetInfo, request: pytest.FixtureRequ
         where = request.getfixturevalue("mnist_dir")
     elif info.name == "digits":
         where = None
-        assert info.locate()
-    elif info.name.startswith("viewpoints"):  # rendered when they are loaded: tests of their own
-        assert info.locate()
-        return
     else:
-        assert info.locate() is None
+        assert not info.is_downloaded()
         return
+    assert info.is_downloaded(where)
     splits = info.load(DataRequest(data_dir=where, limit_test=100))
     train, validation = splits.as_train(splits.train), splits.as_validation(splits.train.take(100))
     assert len(train) == info.num_train
@@ -265,26 +263,11 @@ def test_what_the_list_says_is_so(info: DatasetInfo, request: pytest.FixtureRequ
     assert splits.class_names == info.class_names
 
 
-@pytest.mark.parametrize(
-    ("name", "in_shape", "classes", "images", "objects"),
-    [
-        ("mnist-40", (1, 40, 40), 10, 70_000, 1),
-        ("affnist", (1, 40, 40), 10, 60_000 + 320_000, 1),
-        ("multimnist", (1, 36, 36), 10, 70_000, 2),
-        ("viewpoints", (1, 48, 48), 5, 2 * 8_100, 1),
-        ("viewpoints-azimuth", (1, 48, 48), 5, 2_700 + 5_400, 1),
-        ("smallnorb", (2, 48, 48), 5, 2 * 24_300, 1),
-        ("smallnorb-elevation", (2, 48, 48), 5, 8_100 + 16_200, 1),
-        ("smallnorb-elevation-familiar", (2, 48, 48), 5, 2 * 8_100, 1),
-        ("svhn", (3, 32, 32), 10, 73_257 + 26_032, 1),
-        ("cifar10", (3, 32, 32), 10, 60_000, 1),
-    ],
-)
-def test_published_shapes_are_known_without_the_files(
-    name: str, in_shape: tuple[int, int, int], classes: int, images: int, objects: int
-) -> None:
-    assert data_shape(name) == (in_shape, classes, images, objects)
-    assert data_shape(name, image_size=20).in_shape == (in_shape[0], 20, 20)
+def test_a_data_set_without_files_is_here(toy: Splits) -> None:
+    info, _ = find_dataset("toy")
+    assert info.is_downloaded()
+    assert info.locate() is None
+    assert not info.takes_data_dir
 
 
 def test_importing_loads_nothing_heavy_and_the_list_has_its_order() -> None:
@@ -297,7 +280,6 @@ print([m for m in ("sklearn", "scipy", "pooch") if m in sys.modules])"""
     at_once, specs, later = map(ast.literal_eval, done.stdout.splitlines())
     assert at_once == later == []
     made_of_mnist = ["mnist-40", "affnist", "multimnist"]
-    sides = ["", "-azimuth", "-azimuth-familiar", "-elevation", "-elevation-familiar"]
-    seen = [f"{name}{each}" for name in ("viewpoints", "smallnorb") for each in sides]
+    seen = [f"smallnorb{each}" for each in ("", "-azimuth", "-azimuth-familiar", "-elevation", "-elevation-familiar")]
     others = ["svhn", "cifar10", "folder:PATH", "npz:PATH"]
     assert specs == ["digits", "mnist", "fashion-mnist", "kmnist", *made_of_mnist, *seen, *others]

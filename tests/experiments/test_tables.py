@@ -23,6 +23,7 @@ RESULTS = Path(__file__).parents[2] / "results"
 TABLES = {name: load_table(name) for name in SHIPPED}
 ROWS = {name: {row.name: row for row in table.rows} for name, table in TABLES.items()}
 SHAPES = {info.name: info.in_shape for info in list_datasets()}
+SHAPES |= dict.fromkeys(("viewpoints-azimuth", "viewpoints-elevation"), (1, 48, 48))  # of the plugin
 
 
 def options(table: str, row: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What a pose knows: how well known factors of images can be read off a class capsule by a linear map.
 
 A ridge regression is fitted on some images and judged by R² on others. The factors are those that come with the images,
-such as the azimuth and elevation of ``viewpoints``, or those by which images are changed here: rotation, scale, shear
+such as the azimuth and elevation of ``smallnorb``, or those by which images are changed here: rotation, scale, shear
 and shifts. What R² says is relative: it stands beside that of the pixels themselves, off which much can be read by
 the same map, and beside that of shuffled factors, which should not be above 0.
 """
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torchcaps.analysis.figures import COLOURS, draw_legend, new_figure, style_axes
 from torchcaps.analysis.inference import in_batches, inference
 from torchcaps.datasets import ImageSet
-from torchcaps.datasets.affine import inverse_maps, linear_maps, sample
+from torchcaps.datasets.affine import inverse_maps, linear_maps, warp
 from torchcaps.datasets.rng import generator
 from torchcaps.errors import InputError
 from torchcaps.models import Network
@@ -77,7 +77,7 @@ def with_affine_factors(image_set: ImageSet, *, seed: int = 0) -> ImageSet:
     maps = inverse_maps(linear_maps(rotation, 1 + scaling[:, None].expand(-1, 2), shear), torch.stack(shift, 1))
     images = torch.cat(
         [
-            sample(some, some_maps, (height, width)).round_().to(torch.uint8)
+            warp(some, some_maps, (height, width)).round_().to(torch.uint8)
             for some, some_maps in zip(image_set.images.split(_CHUNK), maps.split(_CHUNK), strict=True)
         ]
     )

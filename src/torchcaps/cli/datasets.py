@@ -64,8 +64,7 @@ def datasets(
     """
     if sample is None:
         refuse_options(("split", "validation", "figure"), "is for --sample N")
-    from torchcaps.datasets import list_datasets, load_dataset
-    from torchcaps.datasets.registry import look_up
+    from torchcaps.datasets import find_dataset, list_datasets, load_dataset
 
     if name is None:
         given = {"--data-dir": data_dir, "--image-size": image_size, "--sample": sample}
@@ -75,20 +74,21 @@ def datasets(
                     f"{option} is for one data set; name it, e.g. torchcaps datasets digits {option} …"
                 )
         if json:
-            print_json([_describe_dataset(info, info.locate()) for info in list_datasets()])
+            print_json([_describe_dataset(info, info.locate(), info.is_downloaded()) for info in list_datasets()])
         else:
             _show_datasets(list_datasets())
         return
-    info, path = look_up(name)
+    info, path = find_dataset(name)
     file = figure or Path(f"{path.name if path else info.name}-sample.png")
     found = path if info.takes_path else info.locate(data_dir)
     dataset = None
-    if found is not None or data_dir is not None or sample is not None:  # a folder that lacks files is said to
+    here = info.is_downloaded(data_dir)
+    if here or data_dir is not None or sample is not None:  # a folder that lacks files is said to
         dataset = load_dataset(
             name, data_dir=data_dir, image_size=image_size, validation=validation, skip_damaged=skip_damaged
         )
-        found = path if info.takes_path else info.locate(data_dir)
-    described, drawn = _describe_dataset(info, found), None
+        found, here = path if info.takes_path else info.locate(data_dir), True
+    described, drawn = _describe_dataset(info, found, here), None
     pairs: list[tuple[str, str]] = []
     if dataset is not None:
         described["loaded"] = _describe_loaded(dataset)
@@ -112,7 +112,7 @@ def datasets(
         write_figure(drawn, file, quiet=json)
 
 
-def _describe_dataset(info: DatasetInfo, found: Path | None) -> dict[str, Any]:
+def _describe_dataset(info: DatasetInfo, found: Path | None, here: bool) -> dict[str, Any]:
     return {
         "name": info.spec,
         "title": info.title,
@@ -123,6 +123,7 @@ def _describe_dataset(info: DatasetInfo, found: Path | None) -> dict[str, Any]:
         "num_test": info.num_test,
         "class_names": info.class_names,
         "found": None if found is None else str(found),
+        "here": here,
     }
 
 
@@ -154,13 +155,13 @@ def _show_datasets(infos: list[DatasetInfo]) -> None:
         shape = "–" if info.in_shape is None else by(info.in_shape)
         here = Text("–", style="dim")
         if not info.takes_path:
-            here = Text("yes", style="green") if info.locate() else Text("no", style="dim")
+            here = Text("yes", style="green") if info.is_downloaded() else Text("no", style="dim")
         classes = "–" if info.num_classes is None else str(info.num_classes)
         what = Text.assemble((info.spec, "bold"), "\n", (info.title, "dim"))
         add_row(rows, what, *known, shape, classes, here)
     print_table(rows)
     say(
-        "What is not here is downloaded, or rendered, when it is first trained on,",
+        "What is not here is downloaded when it is first trained on,",
         "or read from --data-dir or $TORCHCAPS_DATA.",
         "The images of one, counted: torchcaps datasets NAME",
     )
@@ -168,7 +169,12 @@ def _show_datasets(infos: list[DatasetInfo]) -> None:
 
 def _show_dataset(info: DatasetInfo, found: Path | None, dataset: Dataset | None) -> None:
     print_title(info.title)
-    here = str(found) if found else f"not on this machine; torchcaps train --data {info.name} downloads it"
+    if found is not None:
+        here = str(found)
+    elif info.is_downloaded():
+        here = "none of its own"
+    else:
+        here = f"not on this machine; torchcaps train --data {info.name} downloads it"
     pairs = [("Source", info.source), ("Terms", info.licence), ("Files", here)]
     shape = info.in_shape if dataset is None else dataset.in_shape
     if shape is not None:

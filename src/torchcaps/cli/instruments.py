@@ -52,7 +52,7 @@ SHIPPED_NAME = "compact"
     examples=(
         ("probe", "rotation, scale, shear and shifts, by the network that comes with torchcaps"),
         ("probe runs/capsules runs/cnn --figure compare.png", "two networks side by side"),
-        ("probe runs/compact-viewpoints-1 --data viewpoints", "azimuth and elevation of objects"),
+        ("probe runs/compact-smallnorb-1 --data smallnorb-azimuth", "azimuth and elevation of toys"),
     ),
 )
 @click.argument("run_folders", metavar="[RUN]...", nargs=-1, type=PATH)
@@ -77,9 +77,9 @@ def probe(
     """Measure how well known factors of images are read off the pose of the class capsule by a linear map.
 
     A ridge regression is fitted on training images and judged by R² on test images; a CNN is judged by what goes into
-    its last layer, and the pixels are judged too. The factors are those of the data set, as viewpoints has them, or
-    those by which images are changed here: rotation, scale, shear, shifts. RUN as for robustness; several are compared;
-    without it, the network that comes with torchcaps.
+    its last layer, and the pixels are judged too. The factors are those of the data set, such as
+    smallnorb-azimuth's, or those by which images are changed here: rotation, scale, shear, shifts. RUN as for
+    robustness; several are compared; without it, the network that comes with torchcaps.
     """
     from torchcaps.analysis import figure_probe
     from torchcaps.analysis import probe as measure
@@ -124,7 +124,7 @@ def _with_factors(dataset: Dataset, limit: int, seed: int) -> tuple[ImageSet, Im
     "detect",
     cls=Command,
     examples=(
-        ("detect --data mnist --against viewpoints", "the network that comes with torchcaps"),
+        ("detect --data mnist --against fashion-mnist", "the network that comes with torchcaps"),
         ("detect runs/compact-mnist-1 --against fashion-mnist --against digits", "images of two other data sets"),
         ("detect runs/compact-mnist-1 --epsilons 0.05,0.1 --steps 200", "stronger attacks"),
     ),
@@ -189,10 +189,9 @@ def detect(
 
 def _other_images(run: Run, data: str, data_dir: str | None) -> ImageSet:
     """The test images of a data set of any classes, as a network takes images."""
-    from torchcaps.datasets import load_dataset
-    from torchcaps.datasets.registry import look_up
+    from torchcaps.datasets import find_dataset, load_dataset
 
-    own = look_up(data)[0].takes_data_dir
+    own = find_dataset(data)[0].takes_data_dir
     images = load_dataset(data, data_dir=data_dir if own else None, image_size=run.model.in_shape[1:]).test
     if images.in_shape != run.model.in_shape:
         raise InputError(

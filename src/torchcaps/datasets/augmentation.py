@@ -1,27 +1,27 @@
 """Random changes of training images: they are moved, cropped, mirrored, turned, scaled, and changed in colour.
 
-Every number is drawn on the CPU, for a whole batch at a time, from a stream of its own: a batch looks the same on any
-device, in one process or in many, and each change is the same whatever else is done.
+Every number is drawn on the CPU, for a full batch at a time, from a stream of its own: a batch looks the same on any
+device (turned images up to rounding), in one process or in many, and each change is the same whatever else is done.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import typing
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Float32, Int64, UInt8
+from jaxtyping import Float32, Float64, Int64, UInt8
 from torch import Tensor
 
 from torchcaps.checks import check
-from torchcaps.datasets.affine import FARTHEST, inverse_maps, linear_maps, sample
-from torchcaps.datasets.image_set import ImageSet
+from torchcaps.datasets.affine import cut_windows, inverse_maps, linear_maps, warp
+from torchcaps.datasets.dataset import check_crop
 from torchcaps.datasets.rng import BRIGHTNESS, CONTRAST, CROPS, FLIPS, ROTATIONS, SCALINGS, SHIFTS, Key, stream_of
 from torchcaps.errors import InputError
 from torchcaps.ranges import Degrees, Fill, Share, ShareBelowOne
+
+_SMALLEST = 1e-3  # factor of the size: an image that is no larger has vanished
 
 
 class Changes(NamedTuple):
@@ -29,7 +29,7 @@ class Changes(NamedTuple):
 
     corners: Int64[Tensor, "B 2"]
     """Row and column at which the window onto the image begins, counted from the corner of the image's margin."""
-    linear: Float[Tensor, "B 2 2"] | None = None
+    linear: Float64[Tensor, "B 2 2"] | None = None
     """The matrix that turns and scales the image about its centre, before the window is cut out."""
     flips: Int64[Tensor, "B"] | None = None
     """1 where the image is mirrored left to right."""
@@ -53,8 +53,7 @@ class Augmentation:
     Args:
         max_shift: Largest shift in pixels; each image's shifts down and to the right are uniform in
             -max_shift..max_shift.
-        crop: Side in pixels of the squares to cut out of the images, at a random place for training, else in the
-            middle (of two middles the upper left one); None for whole images.
+        crop: Side in pixels of the squares to cut out of the images, at a random place; None for full images.
         flip: Whether to mirror an image left to right, with probability 1/2.
         brightness: Largest change of all pixels (0..1) of an image; the change is uniform in ± that, and the result
             clipped to 0..1.
@@ -92,37 +91,15 @@ class Augmentation:
                 f"{smallest - 1}"
             )
         check_crop(in_shape, self.crop)
-        # an image made very small is read very far from its centre
-        farthest = math.hypot(*in_shape[1:]) / 2 + math.hypot(self.max_shift, self.max_shift)
-        if farthest > FARTHEST * (1 - self.max_scaling):
-            raise InputError(
-                f"max_scaling is {self.max_scaling}, which makes images of {in_shape[1]}×{in_shape[2]} pixels vanish; "
-                f"choose at most {math.floor((1 - farthest / FARTHEST) * 1000) / 1000}"
-            )
         if num_objects > 1 and (self.brightness or self.contrast):
             raise InputError(
-                f"brightness and contrast are for images of one object, got {num_objects} an image: changed, the whole "
-                "would not be the sum of its parts any more"
+                f"brightness and contrast are for images of one object, got {num_objects} an image: changed, the full "
+                "image would not be the sum of its parts any more"
             )
 
-    @property
-    def training_only(self) -> list[str]:
-        """The names of the changes in use that only training images may have."""
-        names = (field.name for field in dataclasses.fields(self) if field.name not in ("crop", "fill"))
-        return [name for name in names if getattr(self, name)]
-
-    @property
-    def turns(self) -> bool:
-        """Whether images are turned or scaled, hence interpolated."""
-        return self.max_rotation > 0 or self.max_scaling > 0
-
     def window(self, in_shape: tuple[int, int, int]) -> tuple[int, int]:
-        """Height and width of the squares that are cut out of images of this shape, or of whole images."""
+        """Height and width of the squares that are cut out of images of this shape, or of full images."""
         return in_shape[1:] if self.crop is None else (self.crop, self.crop)
-
-    def none(self, in_shape: tuple[int, int, int], n: int) -> Changes:
-        """No change of ``n`` images but the crop, in the middle."""
-        return Changes(torch.tensor(middle(in_shape, self.window(in_shape))).expand(n, 2))
 
     def draw(self, in_shape: tuple[int, int, int], n: int, key: Key) -> Changes:
         """The changes of the ``n`` images, of shape ``in_shape`` before the crop, of the batch (seed, epoch, batch)."""
@@ -131,10 +108,9 @@ class Augmentation:
             return (2 * torch.rand(n, generator=stream_of(which, key)) - 1) * most if most else None
 
         rotation, scaling = uniform(ROTATIONS, self.max_rotation), uniform(SCALINGS, self.max_scaling)
-        contrast, linear = uniform(CONTRAST, self.contrast), None
-        if self.turns:
-            none = torch.zeros(n)
-            scale = 1 + (none if scaling is None else scaling)
+        contrast, linear, none = uniform(CONTRAST, self.contrast), None, torch.zeros(n)
+        if rotation is not None or scaling is not None:
+            scale = (1 + (none if scaling is None else scaling)).clamp(min=_SMALLEST)
             linear = linear_maps(none if rotation is None else rotation, scale[:, None].expand(-1, 2))
         return Changes(
             self._corners(in_shape, n, key),
@@ -144,7 +120,7 @@ class Augmentation:
             contrast=None if contrast is None else 1 + contrast,
         )
 
-    def _corners(self, in_shape: tuple[int, int, int], n: int, key: Key) -> Tensor:
+    def _corners(self, in_shape: tuple[int, int, int], n: int, key: Key) -> Int64[Tensor, "n 2"]:
         m = self.max_shift
         corners = torch.zeros(n, 2, dtype=torch.int64)
         if m:  # from m - shift on the image is seen moved by the shift
@@ -154,64 +130,31 @@ class Augmentation:
             corners += torch.stack([torch.randint(each, (n,), generator=generator) for each in free], 1)
         return corners
 
+    def apply(self, images: UInt8[Tensor, "B C H W"], changes: Changes) -> Float32[Tensor, "B C h w"]:
+        """Change images and bring them to 0..1."""
 
-def turned(
-    images: UInt8[Tensor, "B C H W"], changes: Changes, max_shift: int, size: tuple[int, int], fill: Fill = "zeros"
-) -> Float32[Tensor, "B C h w"]:
-    """Turn and scale images about their centres and cut out their windows; pixels of 0..255."""
-    assert changes.linear is not None
-    lengths = torch.tensor(images.shape[2:])
-    # from the centre of the image to that of the window, (down, right), turned round to (x, y)
-    offset = (changes.corners - max_shift).double() + (torch.tensor(size) - lengths) / 2
-    return sample(images, inverse_maps(changes.linear, -offset.flip(1)), size, fill)
+        def each(numbers: Tensor) -> Tensor:
+            return numbers.to(images.device, non_blocking=True)[:, None, None, None]
 
-
-def mirrored(pixels: Float32[Tensor, "B C H W"], changes: Changes) -> Float32[Tensor, "B C H W"]:
-    """Mirror some of the images left to right."""
-    if changes.flips is None:
+        _, _, height, width = images.shape
+        size = self.window((1, height, width))
+        if changes.linear is None:
+            corners = changes.corners.to(images.device, non_blocking=True)
+            pixels = cut_windows(images, corners, size, self.max_shift, self.fill).float()
+        else:
+            # from the centre of the image to that of the window, (down, right), turned round to (x, y)
+            free = torch.tensor([size[0] - height, size[1] - width]) / 2
+            offset = changes.corners - self.max_shift + free
+            maps = inverse_maps(changes.linear, -offset.flip(1))
+            pixels = warp(images, maps.float().to(images.device, non_blocking=True), size, self.fill)
+        if changes.flips is not None:
+            pixels = torch.where(each(changes.flips).bool(), pixels.flip(-1), pixels)
+        if changes.contrast is not None:
+            mean = pixels.mean((2, 3), keepdim=True)
+            pixels = (pixels - mean) * each(changes.contrast) + mean
+        pixels = pixels / 255
+        if changes.brightness is not None:
+            pixels = pixels + each(changes.brightness)
+        if changes.brightness is not None or changes.contrast is not None:
+            pixels = pixels.clamp(0, 1)
         return pixels
-    return torch.where(
-        changes.flips.to(pixels.device, non_blocking=True).bool()[:, None, None, None], pixels.flip(-1), pixels
-    )
-
-
-def recoloured(pixels: Float32[Tensor, "B C H W"], changes: Changes) -> Float32[Tensor, "B C H W"]:
-    """Bring pixels of 0..255 to 0..1, and change their contrast and brightness; the pixels are overwritten."""
-    if changes.brightness is None and changes.contrast is None:
-        return pixels.div_(255)
-    if changes.contrast is not None:
-        # float64 holds sums of such values exactly, so that the order of summation makes no difference
-        wide = torch.float32 if pixels.device.type == "mps" else torch.float64
-        mean = pixels.mean((2, 3), keepdim=True, dtype=wide).float()
-        pixels.sub_(mean).mul_(changes.contrast.to(pixels.device, non_blocking=True)[:, None, None, None]).add_(mean)
-    pixels.div_(255)
-    if changes.brightness is not None:
-        pixels.add_(changes.brightness.to(pixels.device, non_blocking=True)[:, None, None, None])
-    return pixels.clamp_(0, 1)
-
-
-def center_crop(image_set: ImageSet, size: int) -> ImageSet:
-    """The squares of ``size`` pixels in the middle of images and parts; of two middles the upper left one.
-
-    The pixels are shared with the given set.
-
-    Raises:
-        InputError: ``size`` is below 1 or larger than the images.
-    """
-    check_crop(image_set.in_shape, size)
-    y, x = middle(image_set.in_shape, (size, size))
-    square = (..., slice(y, y + size), slice(x, x + size))
-    parts = None if image_set.parts is None else image_set.parts[square]
-    return dataclasses.replace(image_set, images=image_set.images[square], parts=parts)
-
-
-def check_crop(in_shape: tuple[int, int, int], size: int | None) -> None:
-    """Raise InputError unless squares of ``size`` pixels can be cut out of images of this shape."""
-    smallest = min(in_shape[1:])
-    if size is not None and not 1 <= size <= smallest:
-        raise InputError(f"crop is {size} pixels, but squares of 1 to {smallest} can be cut out of these images")
-
-
-def middle(in_shape: tuple[int, int, int], size: tuple[int, int]) -> tuple[int, int]:
-    """The corner of a window in the middle of an image; of two middles the one nearer to the upper left."""
-    return (in_shape[1] - size[0]) // 2, (in_shape[2] - size[1]) // 2

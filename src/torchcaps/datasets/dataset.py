@@ -1,14 +1,208 @@
-"""A data set: as its function returns it (`Splits`), and in its three parts (`Dataset`)."""
+"""A data set: images in memory (`ImageSet`), as its function returns it (`Splits`), and in its parts (`Dataset`)."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from torchcaps.datasets.image_set import ImageSet
-from torchcaps.datasets.overlapping_pairs import PairSet
-from torchcaps.errors import InputError
+import torch
+import torch.nn.functional as F
+from jaxtyping import Int64, Shaped, UInt8
+from torch import Tensor
+
+from torchcaps.errors import InputError, shown
+from torchcaps.machine import check_memory
+from torchcaps.ranges import PIXELS
+
+if TYPE_CHECKING:
+    from torchcaps.datasets.pairs import PairSet
+
+_CHUNK = 2**20  # numbers resized at once: bounds the float copies to a few MiB, or to those of one image
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Images and the class of each, or the classes of the P objects in each, whole in memory.
+
+    Args:
+        images: Pixels, uint8 from 0 (no ink) to 255, shape (N, C, H, W), N at least 1.
+        labels: The class of each image, int64 from 0, shape (N,); with P objects an image, P at least 2, their
+            classes, (N, P), no two of one image alike.
+        parts: Each of the P objects alone on the same canvas, uint8, (N, P, C, H, W); None for images of one object,
+            or where the single objects are not known.
+        factors: What else is known of each image, by its name, (N,) each: quantities as floats, such as ``"azimuth"``
+            and ``"elevation"`` in degrees, and what only names a thing, such as ``"instance"``, as int64.
+
+    Raises:
+        TypeError: A dtype is another one.
+        InputError: The shapes do not fit each other, there is no image, a label is negative, or two labels of one image
+            are alike.
+    """
+
+    images: UInt8[Tensor, "N C H W"]
+    labels: Int64[Tensor, "N"] | Int64[Tensor, "N P"]
+    parts: UInt8[Tensor, "N P C H W"] | None = None
+    factors: Mapping[str, Shaped[Tensor, "N"]] = field(default_factory=dict, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_dtype("images", self.images, torch.uint8)
+        if self.images.ndim != 4 or 0 in self.images.shape:
+            raise InputError(
+                f"images must have the shape (N, C, H, W) with no axis empty, got {tuple(self.images.shape)}"
+            )
+        _check_labels(self.labels, len(self.images))
+        if self.parts is not None:
+            self._check_parts(self.parts)
+        for name, values in self.factors.items():
+            if values.shape != (len(self),):
+                raise InputError(
+                    f"the factor {name} must have the shape ({len(self)},), one for each image, got "
+                    f"{tuple(values.shape)}"
+                )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def in_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of every image: (C, H, W)."""
+        _, channels, height, width = self.images.shape
+        return channels, height, width
+
+    @property
+    def num_objects(self) -> int:
+        """How many objects are in every image: P."""
+        return self.labels.shape[1] if self.labels.ndim == 2 else 1
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Images, labels, and parts where there are any."""
+        return (self.images, self.labels) if self.parts is None else (self.images, self.labels, self.parts)
+
+    def to(self, device: torch.device | str) -> ImageSet:
+        """The same images on another device (itself when they are there already)."""
+        if self.images.device == torch.device(device):
+            return self
+        return self._each(lambda tensor: tensor.to(device))
+
+    def take(self, n: int) -> ImageSet:
+        """The first ``n`` images; ``n`` from 1 to all of them.
+
+        Raises:
+            InputError: ``n`` is below 1, or there are fewer images.
+        """
+        if not 1 <= n <= len(self):
+            raise InputError(f"the first {n} images were asked for, but 1 to {len(self)} can be taken")
+        return self._each(lambda tensor: tensor[:n])
+
+    def preview(self, n: int) -> ImageSet:
+        """At most ``n`` images to look at: the first ones."""
+        return self.take(min(n, len(self)))
+
+    def select(self, indices: Int64[Tensor, "n"]) -> ImageSet:
+        """The images at ``indices``, in that order, as a copy."""
+        return self._each(lambda tensor: tensor[indices])
+
+    def resize(self, size: tuple[int, int]) -> ImageSet:
+        """The images, and their parts, brought to another height and width, as by `resize_images`."""
+        parts = None
+        if self.parts is not None:
+            parts = resize_images(self.parts.flatten(0, 1), size).unflatten(0, self.parts.shape[:2])
+        return replace(self, images=resize_images(self.images, size), parts=parts)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> ImageSet:
+        """The set with ``change`` made to all that it holds."""
+        factors = {name: change(values) for name, values in self.factors.items()}
+        parts = None if self.parts is None else change(self.parts)
+        return ImageSet(change(self.images), change(self.labels), parts, factors=factors)
+
+    def _check_parts(self, parts: Tensor) -> None:
+        check_dtype("parts", parts, torch.uint8)
+        wanted = (len(self), self.num_objects, *self.in_shape)
+        if self.labels.ndim == 1 or parts.shape != wanted:
+            raise InputError(
+                f"parts must have the shape (N, P, C, H, W) and labels (N, P), of images (N, C, H, W); got "
+                f"{tuple(parts.shape)}, {tuple(self.labels.shape)} and {tuple(self.images.shape)}"
+            )
+
+
+def check_dtype(name: str, values: object, dtype: torch.dtype) -> None:
+    """Raise TypeError unless ``values`` are a tensor of that dtype: uint8 for pixels, int64 for labels."""
+    got = values.dtype if isinstance(values, Tensor) else type(values).__name__
+    if got != dtype:
+        wanted = "uint8 pixels of 0..255" if dtype == torch.uint8 else str(dtype).removeprefix("torch.")
+        raise TypeError(f"{name} must be {wanted}, got {got}")
+
+
+def _check_labels(labels: Tensor, num_images: int) -> None:
+    check_dtype("labels", labels, torch.int64)
+    if labels.shape[:1] != (num_images,) or labels.ndim > 2 or labels.shape[1:] in ((0,), (1,)):
+        raise InputError(
+            f"labels must have the shape ({num_images},), one for each image, or ({num_images}, P), one for each of "
+            f"P objects from 2, got {tuple(labels.shape)}"
+        )
+    if labels.min() < 0:
+        raise InputError(f"labels must be 0 or greater, got {int(labels.min())}")
+    if labels.ndim == 2:
+        rows = labels.sort(1).values
+        alike = (rows[:, 1:] == rows[:, :-1]).any(1).nonzero()
+        if len(alike):
+            i = int(alike[0])
+            raise InputError(f"the labels of one image must all differ, got {labels[i].tolist()} for image {i}")
+
+
+def resize_images(images: UInt8[Tensor, "N C h w"], size: tuple[int, int]) -> UInt8[Tensor, "N C H W"]:
+    """Bring images to ``size`` (height, width in pixels), bicubic, smoothed first where they shrink.
+
+    Height and width are scaled by a factor each: another aspect ratio is stretched, not cropped.
+
+    Raises:
+        TypeError: The images are no uint8 tensor.
+        InputError: The images have another shape, ``size`` is not two numbers of pixels, or the images do not fit into
+            memory at that size.
+    """
+    check_dtype("images", images, torch.uint8)
+    if images.ndim != 4:
+        raise InputError(f"images must have the shape (N, C, H, W), got {tuple(images.shape)}")
+    if not isinstance(size, Sequence) or len(size) != 2 or not all(side in PIXELS for side in size):
+        raise InputError(f"size must be a height and a width, {PIXELS} pixels each, got {shown(size)}")
+    if images.shape[2:] == torch.Size(size):
+        return images
+    count, channels = images.shape[:2]
+    resized = count * channels * math.prod(size)
+    check_memory(2 * resized, f"{count:,} images of {size[0]}×{size[1]} pixels")  # the chunks and their copy in one
+    at_once = max(1, _CHUNK // (channels * max(math.prod(images.shape[2:]), math.prod(size))))
+    return torch.cat([_resize(chunk, size) for chunk in images.split(at_once)])
+
+
+def _resize(images: UInt8[Tensor, "N C h w"], size: tuple[int, int]) -> UInt8[Tensor, "N C H W"]:
+    resized = F.interpolate(images.float(), size, mode="bicubic", align_corners=False, antialias=True)
+    return resized.round_().clamp_(0, 255).to(torch.uint8)
+
+
+def center_crop(image_set: ImageSet, size: int) -> ImageSet:
+    """The squares of ``size`` pixels in the middle of images and parts; of two middles the upper left one.
+
+    The pixels are shared with the given set.
+
+    Raises:
+        InputError: ``size`` is below 1 or larger than the images.
+    """
+    check_crop(image_set.in_shape, size)
+    y, x = ((length - size) // 2 for length in image_set.in_shape[1:])
+    square = (..., slice(y, y + size), slice(x, x + size))
+    parts = None if image_set.parts is None else image_set.parts[square]
+    return replace(image_set, images=image_set.images[square], parts=parts)
+
+
+def check_crop(in_shape: tuple[int, int, int], size: int | None) -> None:
+    """Raise InputError unless squares of ``size`` pixels can be cut out of images of this shape."""
+    smallest = min(in_shape[1:])
+    if size is not None and not 1 <= size <= smallest:
+        raise InputError(f"crop is {size} pixels, but squares of 1 to {smallest} can be cut out of these images")
 
 
 def _unchanged(images: ImageSet) -> ImageSet:

@@ -4,32 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
-# imported for what they register
-# isort: off
-# in the order of the list
-from torchcaps.datasets.sources import digits, mnist, affnist, multimnist, viewpoints, smallnorb, svhn, cifar10  # noqa: F401
-from torchcaps.datasets.formats import folder, npz  # noqa: F401
-
-# isort: on
 from torchcaps.checks import check
-from torchcaps.datasets.dataset import Dataset, Splits
-from torchcaps.datasets.image_set import ImageSet
-from torchcaps.datasets.registry import DataRequest, DatasetInfo, look_up, registered
+from torchcaps.datasets.dataset import Dataset, ImageSet, Splits
+from torchcaps.datasets.registry import DataRequest, find_dataset
 from torchcaps.datasets.splits import stratified_split
 from torchcaps.errors import InputError, shown
 from torchcaps.files import user_path
 from torchcaps.ranges import COUNT, PIXELS, SEED, ValidationSplit
 
 _VALIDATION_SHARE = 0.1
-
-
-def list_datasets() -> list[DatasetInfo]:
-    """All data sets that ``load_dataset`` knows, with those that a user registered."""
-    return registered()
 
 
 def load_dataset(
@@ -75,10 +61,10 @@ def load_dataset(
     Raises:
         InputError: The name is not known, files are missing or broken, or a number does not fit the images.
     """
-    info, path = look_up(spec)
+    info, path = find_dataset(spec)
     if data_dir is not None and not info.takes_data_dir:
         raise InputError(f'the data set "{info.name}" has no files in a data folder; leave data_dir (--data-dir) out')
-    if skip_damaged and not info.takes_damage:
+    if skip_damaged and not info.can_skip_damaged:
         raise InputError(f"{spec} has no image files to leave out; skip_damaged (--skip-damaged) is for folder:PATH")
     SEED.check("seed", seed)
     request = DataRequest(
@@ -163,37 +149,3 @@ def _check_classes(spec: str, images: ImageSet, splits: Splits) -> None:
             f"{spec}: the first {len(images)} training images have none of the class "
             f'"{splits.class_names[missing[0]]}"; take more of them'
         )
-
-
-class DataShape(NamedTuple):
-    """The size of a data set."""
-
-    in_shape: tuple[int, int, int]
-    """Channels, height and width of the images."""
-    num_classes: int
-    """How many classes there are: J."""
-    num_images: int
-    """How many images there are in all parts."""
-    num_objects: int = 1
-    """How many objects are in an image: P."""
-
-
-def data_shape(
-    spec: str,
-    *,
-    data_dir: str | Path | None = None,
-    image_size: int | Sequence[int] | None = None,
-    skip_damaged: bool = False,
-) -> DataShape:
-    """The size of a data set: known by its name without its files, or read from the files of a path.
-
-    Arguments and errors are those of `load_dataset`.
-    """
-    info, _ = look_up(spec)
-    if info.in_shape is not None and info.num_train is not None and info.num_test is not None:
-        size = _size(image_size) or info.in_shape[1:]
-        num_images, num_classes = info.num_train + info.num_test, len(info.class_names or ())
-        return DataShape((info.in_shape[0], *size), num_classes, num_images, info.num_objects)
-    loaded = load_dataset(spec, data_dir=data_dir, image_size=image_size, skip_damaged=skip_damaged)
-    parts = (loaded.train, loaded.validation, loaded.test)
-    return DataShape(loaded.in_shape, loaded.num_classes, sum(map(len, parts)), loaded.num_objects)

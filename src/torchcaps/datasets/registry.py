@@ -58,19 +58,19 @@ class DatasetInfo:
         title: Its title in lists.
         source: Its address or paper.
         licence: The terms of its images.
+        load: The function that reads it.
         num_train: How many training images it has, with those of the validation split; None if its files decide.
         num_test: How many test images it has; None if its files decide.
         in_shape: (C, H, W) of the images; None if its files decide.
         class_names: The names of the classes; None if its files decide.
         num_objects: How many objects are in an image.
         takes_path: Whether it is loaded as ``name:PATH``.
-        takes_damage: Whether its image files may be damaged and left out.
-        takes_data_dir: Whether its files are looked for in ``data_dir``.
+        can_skip_damaged: Whether its image files may be damaged and left out.
         validation_size: How many validation images to take by default; None for a tenth of the training images.
-        load: The function that reads it.
         preparation: How its images were made of drawings, so that photos of drawings can be made so too; None for
             images of something else.
-        find: The function that finds the folder of its files; None for a data set without files of its own.
+        find: The function that finds the folder of its files in ``data_dir``, or in the usual places for None; None
+            for a data set without files of its own.
     """
 
     name: str
@@ -84,8 +84,7 @@ class DatasetInfo:
     class_names: tuple[str, ...] | None = None
     num_objects: int = 1
     takes_path: bool = False
-    takes_damage: bool = False
-    takes_data_dir: bool = False
+    can_skip_damaged: bool = False
     validation_size: int | None = None
     preparation: Preparation | None = None
     find: Callable[[Path | None], Path | None] | None = field(default=None, repr=False)
@@ -100,16 +99,17 @@ class DatasetInfo:
         """How many classes it has; None if its files decide."""
         return None if self.class_names is None else len(self.class_names)
 
-    def is_here(self, data_dir: str | Path | None = None) -> bool:
-        """Whether it can be loaded without a download: its files are on this machine, or it takes a path."""
-        return self.takes_path or self.locate(data_dir) is not None
+    @property
+    def takes_data_dir(self) -> bool:
+        """Whether its files are looked for in ``data_dir``."""
+        return self.find is not None
+
+    def is_downloaded(self, data_dir: str | Path | None = None) -> bool:
+        """Whether it loads without a download: its files are on this machine, or it has none of its own."""
+        return self.find is None or self.locate(data_dir) is not None
 
     def locate(self, data_dir: str | Path | None = None) -> Path | None:
-        """The folder on this machine that holds all its files, or None if it would have to be downloaded.
-
-        Files are read only where data sets have files of the same names. ``data_dir`` is the folder to look in; None
-        for the usual places.
-        """
+        """The folder on this machine that holds all its files, or None. ``data_dir`` as for ``load_dataset``."""
         folder = None if data_dir is None else user_path(data_dir)
         return None if self.find is None else self.find(folder)
 
@@ -142,12 +142,12 @@ def register_dataset(
     return register
 
 
-def registered() -> list[DatasetInfo]:
-    """All entries: first those with a name only, then those with a path, each in the order of registration."""
-    return sorted(_DATASETS.values(), key=lambda info: info.takes_path)
+def list_datasets() -> list[DatasetInfo]:
+    """All data sets that ``load_dataset`` knows: first those with a name only, then those with a path."""
+    return sorted(_registered().values(), key=lambda info: info.takes_path)
 
 
-def look_up(spec: str) -> tuple[DatasetInfo, Path | None]:
+def find_dataset(spec: str) -> tuple[DatasetInfo, Path | None]:
     """The entry that ``spec``, ``"name"`` or ``"kind:PATH"``, names and the path that follows its colon.
 
     Raises:
@@ -155,14 +155,22 @@ def look_up(spec: str) -> tuple[DatasetInfo, Path | None]:
             it is in the home folder of a user who is not known.
     """
     name, colon, path = spec.partition(":")
-    if name not in _DATASETS:
+    known = _registered()
+    if name not in known:
         if spec and user_path(spec).exists():
             kind = "folder" if user_path(spec).is_dir() else "npz"
             raise InputError(f'there is no data set "{spec}"; for the files at that path write "{kind}:{spec}"')
-        raise unknown_name("data set", name, [info.spec for info in registered()])
-    info = _DATASETS[name]
+        raise unknown_name("data set", name, [info.spec for info in known.values()])
+    info = known[name]
     if info.takes_path and not path:
         raise InputError(f'the data set "{name}" needs a path: write "{name}:PATH"')
     if colon and not info.takes_path:
         raise InputError(f'the data set "{name}" takes no path: write "{name}" instead of "{spec}"')
     return info, user_path(path) if path else None
+
+
+def _registered() -> Registry[DatasetInfo]:
+    """The list, with the data sets that come with torchcaps on it."""
+    import torchcaps.datasets.sources  # noqa: F401  imported for what it registers
+
+    return _DATASETS

@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from torchcaps.datasets.dataset import Splits
-from torchcaps.datasets.image_set import ImageSet, check_dtype
+from torchcaps.datasets.dataset import ImageSet, Splits, check_dtype
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.errors import InputError, shown
 from torchcaps.ranges import Range

@@ -19,10 +19,9 @@ from PIL import Image
 from torchcaps.analysis import RoutingTrace, predict, trace_routing
 from torchcaps.analysis.doubt import Calibration, distances, runner_up
 from torchcaps.analysis.inference import as_pixels, class_labels, inference, require_decoder
-from torchcaps.datasets import ImageSet
+from torchcaps.datasets import ImageSet, find_dataset
 from torchcaps.datasets.formats.image_files import Fit, read_photo
 from torchcaps.datasets.preparation import Preparation, Prepared
-from torchcaps.datasets.registry import look_up
 from torchcaps.errors import InputError
 from torchcaps.files import real
 from torchcaps.models import Network
@@ -288,6 +287,6 @@ def shipped_images() -> ImageSet:
 def describe_data(data: str) -> str:
     """The title of a data set that is known, such as ``MNIST handwritten digits``; else the name as it was given."""
     try:
-        return look_up(data)[0].title if ":" not in data else data
+        return find_dataset(data)[0].title if ":" not in data else data
     except InputError:
         return data

@@ -11,8 +11,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from torchcaps.datasets import DatasetInfo
-from torchcaps.datasets.registry import look_up
+from torchcaps.datasets import DatasetInfo, find_dataset
 from torchcaps.errors import InputError
 from torchcaps.export.description import Description
 from torchcaps.files import COUNT, NAMED_TEXTS, NUMBER, TEXT, check_keys, could_be_repository, optional, read_json
@@ -101,7 +100,7 @@ def training_record(
     for seed in seeds:
         if seeds.count(seed) > 1:
             raise InputError(f"two of the runs have the seed {seed}; a mean over seeds needs different ones")
-    info, _ = look_up(run.config.data)
+    info, _ = find_dataset(run.config.data)
     return TrainingRecord(
         preset=run.config.preset,
         data=None if info.takes_path else info.name,

@@ -23,8 +23,7 @@ from typing import Any, Literal
 import torch
 
 from torchcaps.analysis.doubt import Calibration
-from torchcaps.datasets import Dataset, Preparation, load_dataset
-from torchcaps.datasets.registry import look_up
+from torchcaps.datasets import Dataset, Preparation, find_dataset, load_dataset
 from torchcaps.errors import InputError
 from torchcaps.files import could_be_repository, read_json, remove_temporaries
 from torchcaps.models import Network, load_pretrained
@@ -91,7 +90,7 @@ class Run:
         """
         if self.config is not None and data in (None, self.config.data):
             data, data_dir = self.config.data, data_dir or self.config.data_dir
-        return data is not None and look_up(data)[0].is_here(data_dir)
+        return data is not None and find_dataset(data)[0].is_downloaded(data_dir)
 
     def dataset(self, data: str | None = None, data_dir: str | None = None) -> Dataset:
         """The data set of the run as the network sees it, or another one, whose images are resized to the network's.
@@ -212,7 +211,7 @@ def _about_images(values: Mapping[str, Any], path: Path) -> tuple[Preparation | 
 def preparation_of(config: TrainConfig) -> Preparation | None:
     """How the images of a run's data set were made, at the size that the run has them in."""
     try:
-        info, _ = look_up(config.data)
+        info, _ = find_dataset(config.data)
     except InputError:  # a data set of a plugin that is not loaded, or a folder that is gone
         return None
     if info.preparation is None or info.in_shape is None or config.image_size is None:

@@ -228,7 +228,7 @@ def test_the_published_test_images(mnist_dir: Path) -> None:
     data = load_dataset("affnist", data_dir=mnist_dir, limit_test=1000)
     assert (
         hashlib.sha256(data.test.images.numpy()).hexdigest()
-        == "8fbbc55982fc00feb6cd730c753417e8ab9aaf583d413a477d5f4463aad83367"
+        == "b067e4785a41de78ca4de33d6f16f455e7610b7a8fcdf8aa852591d3b7b0f423"
     )
     upright = load_dataset("mnist-40", data_dir=mnist_dir)
     assert (

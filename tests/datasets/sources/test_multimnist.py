@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchcaps.datasets import BatchLoader, PairSet, data_shape, load_dataset
+from torchcaps.datasets import BatchLoader, PairSet, load_dataset
 
 
 def test_every_part_is_of_pairs(small_mnist: Path) -> None:
@@ -42,12 +42,6 @@ def test_limits_and_sizes(small_mnist: Path) -> None:
     assert small.in_shape == small.test.in_shape == (1, 24, 24)
     (batch, *_) = BatchLoader(small.train, 10, shuffle=True).batches(0)
     assert batch.images.shape == (10, 1, 24, 24)
-
-
-def test_its_shape_is_known_before_its_files_are_here() -> None:
-    assert data_shape("multimnist") == ((1, 36, 36), 10, 70_000, 2)
-    assert data_shape("multimnist", image_size=24).in_shape == (1, 24, 24)
-    assert data_shape("mnist").num_objects == 1
 
 
 @pytest.mark.mnist

@@ -11,7 +11,7 @@ import pytest
 
 from torchcaps.datasets.registry import DataRequest
 from torchcaps.datasets.sources import cifar10, smallnorb, svhn
-from torchcaps.datasets.sources.source import Source, roots
+from torchcaps.datasets.sources.source import Source, data_folders
 from torchcaps.errors import InputError
 
 FILES = {"a.gz": b"first", "b.tar": b"second"}
@@ -59,11 +59,11 @@ def test_missing_files_are_named_with_what_stands_for_them(tmp_path: Path) -> No
 
 
 def test_places_are_looked_at_in_turn(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert roots(None) == [cache]
-    assert roots(tmp_path) == [tmp_path]
+    assert data_folders(None) == [cache]
+    assert data_folders(tmp_path) == [tmp_path]
     monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path / "named"))
-    assert roots(None) == [tmp_path / "named", cache]
-    assert roots(tmp_path) == [tmp_path]
+    assert data_folders(None) == [tmp_path / "named", cache]
+    assert data_folders(tmp_path) == [tmp_path]
     put(tmp_path / "named")
     put(cache / "things", "a.gz", "b.tar")
     assert SOURCE.find(None) == cache / "things"
@@ -144,7 +144,7 @@ def test_folders_with_the_names_of_files_do_not_stop_the_list(tmp_path: Path) ->
 
     for name in FAMILIES[0].sha256:
         (tmp_path / name.removesuffix(".gz")).mkdir()
-    read = [info for info in list_datasets() if info.takes_data_dir and not info.name.startswith("viewpoints")]
+    read = [info for info in list_datasets() if info.takes_data_dir]
     assert all(info.locate(tmp_path) is None for info in read)
 
 

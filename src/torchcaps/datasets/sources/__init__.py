@@ -1,1 +1,4 @@
-"""The data sets that are known by name: where their files lie, and how they are read or made."""
+"""The data sets, a file each, imported in the order of the list for what they register."""
+
+# isort: off
+from torchcaps.datasets.sources import digits, mnist, affnist, multimnist, smallnorb, svhn, cifar10, folder, npz  # noqa: F401

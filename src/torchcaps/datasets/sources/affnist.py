@@ -10,15 +10,14 @@ import torch.nn.functional as F
 from jaxtyping import Float64, UInt8
 from torch import Tensor
 
-from torchcaps.datasets.affine import inverse_maps, linear_maps, look_through, sample, windows
-from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.affine import cut_windows, inverse_maps, linear_maps, warp
+from torchcaps.datasets.dataset import ImageSet, Splits
 from torchcaps.datasets.formats.matlab import read_mat
-from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.datasets.sources.mnist import MADE_OF_MNIST, load_mnist
-from torchcaps.datasets.sources.source import roots
+from torchcaps.datasets.sources.source import data_folders
 from torchcaps.errors import InputError
 
 MARGIN = 6  # pixels of zeros around a digit; as far, at most, it is moved each way
@@ -87,9 +86,9 @@ def padded(digits: ImageSet) -> ImageSet:
 def placed(digits: ImageSet) -> ImageSet:
     """Put digits on that canvas, each moved by up to `MARGIN` pixels each way, always to the same places."""
     height, width = digits.in_shape[1:]
-    views = windows(digits.images, 2 * MARGIN, (height + 2 * MARGIN, width + 2 * MARGIN))
     corners = torch.from_numpy(generator(FIXED_SEED).randint(0, 2 * MARGIN + 1, (len(digits), 2)))
-    return ImageSet(look_through(views, torch.arange(len(digits)), corners), digits.labels)
+    canvas = (height + 2 * MARGIN, width + 2 * MARGIN)
+    return ImageSet(cut_windows(digits.images, corners, canvas, 2 * MARGIN), digits.labels)
 
 
 def affine_versions(digits: ImageSet, versions: int = VERSIONS, limit: int | None = None) -> ImageSet:
@@ -123,7 +122,7 @@ def _transformed(digits: UInt8[Tensor, "B C H W"], numbers: Float64[Tensor, "B 6
     linear = linear_maps(signs[:, 0] * MAX_ROTATION, scale, signs[:, 1] * MAX_SHEAR)
     least, most = _room(digits, linear)
     maps = inverse_maps(linear, least + (most - least) * numbers[:, 4:])
-    return sample(digits, maps, (SIDE, SIDE)).round_().to(torch.uint8)
+    return warp(digits, maps, (SIDE, SIDE)).round_().to(torch.uint8)
 
 
 def _room(
@@ -139,7 +138,7 @@ def _room(
     places = linear @ torch.stack([x, y]).double().flatten(1)  # (B, 2, H·W), where each pixel goes
     blank = (digits.amax(1) == 0).flatten(1)[:, None]
     blank = blank & ~blank.all(2, keepdim=True)  # an image without ink counts as ink everywhere
-    reach = linear.abs().sum(2) * (1 + 2**-7)  # places are read to 2^-8 pixels
+    reach = linear.abs().sum(2) * (1 + 2**-7)  # a little more than a pixel
     edge = SIDE / 2 + 0.5  # the middle of the first pixel that is outside
     least = -edge - places.masked_fill(blank, torch.inf).amin(2) + reach
     most = edge - places.masked_fill(blank, -torch.inf).amax(2) - reach
@@ -149,7 +148,7 @@ def _room(
 
 def find_originals(data_dir: Path | None) -> list[Path] | None:
     """The original Matlab files of the test images, or None; ``data_dir`` is the folder of MNIST's files."""
-    for root in roots(data_dir):
+    for root in data_folders(data_dir):
         for name in ("affnist", "affNIST"):
             for folder in (root / name, root / name / "transformed"):
                 if (folder / "test.mat").is_file():

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.dataset import ImageSet, Splits
 from torchcaps.datasets.formats.reading import opened
-from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.sources.source import Source
 from torchcaps.errors import InputError
@@ -46,7 +45,6 @@ CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "
     num_test=10_000,
     in_shape=_SHAPE,
     class_names=CLASS_NAMES,
-    takes_data_dir=True,
     validation_size=5_000,
     find=SOURCE.find,
 )

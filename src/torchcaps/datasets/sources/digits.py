@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
 
-from torchcaps.datasets.dataset import Splits
-from torchcaps.datasets.image_set import ImageSet, resize_images
+from torchcaps.datasets.dataset import ImageSet, Splits, resize_images
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED
 from torchcaps.datasets.splits import stratified_split
 
 _NUM_TEST = 360  # a fifth of 1,797
-
-
-def find_digits(data_dir: Path | None) -> Path | None:  # noqa: ARG001  they lie in one place only
-    """The folder of the installed scikit-learn, which holds the images."""
-    found = importlib.util.find_spec("sklearn")
-    return Path(found.origin).parent if found and found.origin else None
 
 
 @register_dataset(
@@ -34,7 +24,6 @@ def find_digits(data_dir: Path | None) -> Path | None:  # noqa: ARG001  they lie
     in_shape=(1, 28, 28),
     class_names=tuple("0123456789"),
     preparation=Preparation(centre="box"),
-    find=find_digits,
 )
 def load_digits(request: DataRequest) -> Splits:  # noqa: ARG001  these digits have no options
     """1,797 digits: 8×8 pixels of 0..16, resized to 20×20 and set in 28×28 with a margin of 4, as MNIST's are.

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.dataset import ImageSet, Splits
 from torchcaps.datasets.formats.reading import finish, opened, read_exactly, read_header
-from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.sources.source import Source
@@ -153,7 +152,6 @@ MADE_OF_MNIST: dict[str, Any] = {
     "licence": "CC BY-SA 3.0, as MNIST's",
     "num_train": 60_000,
     "class_names": tuple("0123456789"),
-    "takes_data_dir": True,
     "validation_size": 5_000,
     "find": find_mnist,
 }
@@ -241,7 +239,6 @@ for _family in FAMILIES:
         num_test=10_000,
         in_shape=(1, 28, 28),
         class_names=_family.class_names,
-        takes_data_dir=True,
         validation_size=5_000,
         preparation=_family.preparation,
         find=_family.find,

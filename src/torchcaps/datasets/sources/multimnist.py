@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchcaps.datasets.dataset import Splits
-from torchcaps.datasets.overlapping_pairs import PairSet, fixed_pairs
+from torchcaps.datasets.pairs import PairSet, fixed_pairs
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.sources.mnist import MADE_OF_MNIST, load_mnist
 

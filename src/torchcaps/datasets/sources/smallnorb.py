@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.dataset import ImageSet, Splits, resize_images
 from torchcaps.datasets.formats.reading import Readable, finish, opened, read_exactly, read_header
-from torchcaps.datasets.image_set import ImageSet, resize_images
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.sources.source import Source
 from torchcaps.datasets.views import register_views
@@ -65,7 +64,6 @@ _INFO: dict[str, Any] = {
     "num_test": _COUNT,
     "in_shape": (2, *_SIZE),
     "class_names": CLASS_NAMES,
-    "takes_data_dir": True,
 }
 
 

@@ -16,7 +16,7 @@ TIMEOUT = 30.0  # seconds without an answer after which the next mirror is tried
 _ADVICE = f"where there is no network, name a folder with its files: --data-dir FOLDER, or {DATA_VARIABLE}"
 
 
-def roots(data_dir: Path | None) -> list[Path]:
+def data_folders(data_dir: Path | None) -> list[Path]:
     """The folders to look in, in order: the one named, else that of TORCHCAPS_DATA and the cache of downloads."""
     if data_dir is not None:
         return [data_dir]
@@ -50,8 +50,8 @@ class Source:
         return False
 
     def find(self, data_dir: Path | None) -> Path | None:
-        """The folder that holds all files, or None; ``data_dir`` as for `roots`."""
-        for root in roots(data_dir):
+        """The folder that holds all files, or None; ``data_dir`` as for `data_folders`."""
+        for root in data_folders(data_dir):
             folder, found = self._search(root)
             if len(found) == len(self.sha256):
                 return folder
@@ -63,7 +63,7 @@ class Source:
         Raises:
             InputError: The folder does not exist or lacks files, or they could not be downloaded.
         """
-        *named, last = roots(request.data_dir)
+        *named, last = data_folders(request.data_dir)
         for root in [last] if request.data_dir else named:
             if not root.is_dir():
                 origin = "data_dir" if request.data_dir else DATA_VARIABLE

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.dataset import ImageSet, Splits
 from torchcaps.datasets.formats.matlab import read_mat
-from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.sources.source import Source
 from torchcaps.errors import InputError
@@ -39,7 +38,6 @@ SOURCE = Source(
     num_test=_COUNTS[_TEST],
     in_shape=_SHAPE,
     class_names=tuple("0123456789"),
-    takes_data_dir=True,
     validation_size=5_000,
     find=SOURCE.find,
 )

@@ -1,10 +1,20 @@
-"""viewpoints: small objects of ellipsoids, seen from all sides and rendered here; nothing is downloaded."""
+"""A data set of your own in one file: small objects of ellipsoids, seen from all sides and rendered here.
+
+    python examples/viewpoints.py                                                          # a sheet of its images
+    torchcaps train compact --plugin examples/viewpoints.py --data viewpoints-azimuth      # use it
+
+The decorator puts the function on the list of data sets. It registers ``viewpoints``, and the four data sets by which
+networks that learned from some sides are judged on the others. Nothing is downloaded: the images are rendered when they
+are first asked for, and kept in a file.
+"""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import itertools
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,12 +23,7 @@ import torch
 from jaxtyping import Float64, Int64, UInt8
 from torch import Tensor
 
-from torchcaps.datasets.dataset import Splits
-from torchcaps.datasets.image_set import ImageSet
-from torchcaps.datasets.registry import DataRequest, register_dataset
-from torchcaps.datasets.rng import FIXED_SEED, generator
-from torchcaps.datasets.sources.source import roots
-from torchcaps.datasets.views import register_views
+from torchcaps.datasets import DataRequest, ImageSet, Splits, data_folders, register_dataset, register_views
 from torchcaps.files import atomic_path
 
 AZIMUTHS = tuple(range(0, 360, 20))  # degrees: the side that is seen, 0 the front
@@ -101,7 +106,7 @@ class _Ellipsoids(NamedTuple):
 
 def find_viewpoints(data_dir: Path | None) -> Path:
     """The folder that holds the images, or in which they will be put."""
-    folders = [root / "viewpoints" for root in roots(data_dir)]
+    folders = [root / "viewpoints" for root in data_folders(data_dir)]
     return next((folder for folder in folders if (folder / _FILE).is_file()), folders[-1])
 
 
@@ -112,7 +117,6 @@ _INFO = {
     "num_test": len(CLASS_NAMES) * INSTANCES * _VIEWS // 2,
     "in_shape": (1, SIDE, SIDE),
     "class_names": CLASS_NAMES,
-    "takes_data_dir": True,
     "find": find_viewpoints,
 }
 
@@ -137,11 +141,13 @@ def load_viewpoints(request: DataRequest) -> Splits:
     pixels = _read(path)
     if pixels is None:
         pixels = _made(path)
-    order = torch.from_numpy(generator(FIXED_SEED).permutation(len(pixels)))  # so that the first n are a sample of all
+    order = torch.from_numpy(
+        np.random.RandomState(0).permutation(len(pixels))
+    )  # so that the first n are a sample of all
     train, test = (order[of_test == (order // _VIEWS % INSTANCES >= INSTANCES // 2)] for of_test in (False, True))
     labels, factors = _known()
-    whole = ImageSet(torch.from_numpy(pixels)[:, None], labels, factors=factors)
-    return Splits(whole.select(train), whole.select(test), CLASS_NAMES)
+    full = ImageSet(torch.from_numpy(pixels)[:, None], labels, factors=factors)
+    return Splits(full.select(train), full.select(test), CLASS_NAMES)
 
 
 register_views("viewpoints", "Objects of ellipsoids", load_viewpoints, **_INFO)
@@ -169,7 +175,7 @@ def _read(path: Path) -> UInt8[np.ndarray, "N H W"] | None:
 
 def _made(path: Path) -> UInt8[np.ndarray, "N H W"]:
     """Render all images, and write them to a file."""
-    random = generator(FIXED_SEED)
+    random = np.random.RandomState(0)
     pixels = np.concatenate([_render(_draw(parts, random)) for parts in _CATEGORIES.values() for _ in range(INSTANCES)])
     with atomic_path(path) as temporary:
         temporary.write_bytes(hashlib.sha256(pixels.data).digest() + pixels.tobytes())
@@ -260,3 +266,20 @@ def _dot(one: Float64[np.ndarray, "... 3"], other: Float64[np.ndarray, "... 3"])
 
 def _sum_of(rows: Float64[np.ndarray, "3 3"], weights: tuple[int, ...]) -> Float64[np.ndarray, "3"]:
     return rows[0] * weights[0] + rows[1] * weights[1] + rows[2] * weights[2]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the options, render the images, draw some of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, help="where the images are kept, or will be")
+    parser.add_argument("--out", type=Path, default=Path("viewpoints.png"))
+    given = parser.parse_args(arguments)
+    from torchcaps.analysis import figure_samples
+
+    splits = load_viewpoints(DataRequest(data_dir=given.data_dir))
+    figure_samples(splits.train.take(50), CLASS_NAMES, rows=5).savefig(given.out)
+    print(f"wrote {given.out}: 50 of {len(splits.train) + len(splits.test):,} images")
+
+
+if __name__ == "__main__":
+    main()

@@ -178,5 +178,5 @@ def test_shrinking_smooths_instead_of_skipping_pixels() -> None:
 def test_resizing_in_pieces_is_resizing_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     images = torch.randint(0, 256, (10, 1, 6, 6), dtype=torch.uint8)
     whole = resize_images(images, (9, 9))
-    monkeypatch.setattr("torchcaps.datasets.image_set._CHUNK", 3)
+    monkeypatch.setattr("torchcaps.datasets.dataset._CHUNK", 3)
     assert torch.equal(resize_images(images, (9, 9)), whole)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchcaps.datasets import ImageSet, PairSet, fixed_pairs, overlapping_pairs
+from torchcaps.datasets import ImageSet, PairSet, fixed_pairs, pairs
 from torchcaps.errors import InputError
 
 MakeSet = Callable[..., ImageSet]
@@ -19,7 +19,7 @@ def two() -> ImageSet:
     )
 
 
-def compose(pair_set: PairSet, first: int, second: int, *shifts: tuple[int, int]) -> overlapping_pairs.Pairs:
+def compose(pair_set: PairSet, first: int, second: int, *shifts: tuple[int, int]) -> pairs.Pairs:
     return pair_set.compose(torch.tensor([first]), torch.tensor([second]), torch.tensor([shifts]))
 
 
@@ -108,7 +108,7 @@ def test_fixed_pairs_use_every_object_exactly_twice(make_set: MakeSet) -> None:
 def test_every_mixture_that_can_be_matched_is(counts: tuple[int, ...]) -> None:
     labels = np.repeat(np.arange(len(counts)), counts)
     for seed in range(30):
-        first, second = overlapping_pairs._matched(labels, np.random.RandomState(seed))
+        first, second = pairs._matched(labels, np.random.RandomState(seed))
         assert sorted(first) == sorted(second) == list(range(len(labels)))
         assert (labels[first] != labels[second]).all()
 

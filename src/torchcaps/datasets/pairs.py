@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from torchcaps.datasets.affine import look_through, windows
-from torchcaps.datasets.image_set import ImageSet, resize_images
+from torchcaps.datasets.affine import cut_windows
+from torchcaps.datasets.dataset import ImageSet, resize_images
 from torchcaps.datasets.rng import FIXED_SEED, PARTNERS, PLACES, Key, generator, stream_of
 from torchcaps.errors import InputError
 
@@ -124,16 +124,15 @@ class PairSet:
         pixels. All three are on the device of the objects.
         """
         corners = self.max_shift - shifts  # a window that begins at m - shift shows the object moved by the shift
-        both = [look_through(self._windows, each, corners[:, i]) for i, each in enumerate((first, second))]
+        both = [
+            cut_windows(self.objects.images[each], corners[:, i], self._canvas, 2 * self.max_shift)
+            for i, each in enumerate((first, second))
+        ]
         if self.size is not None:
             both = [resize_images(each, self.size) for each in both]
         parts = torch.stack(both, 1)
         images = (both[0].to(torch.int16) + both[1]).clamp_(max=255).to(torch.uint8)
         return Pairs(images, torch.stack([self.labels[first], self.labels[second]], 1), parts)
-
-    @cached_property
-    def _windows(self) -> Tensor:
-        return windows(self.objects.images, 2 * self.max_shift, self._canvas)
 
     @property
     def _canvas(self) -> tuple[int, int]:

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.dataset import ImageSet, Splits, resize_images
 from torchcaps.datasets.formats.image_files import SUFFIXES, read_pixels, with_channels
-from torchcaps.datasets.image_set import ImageSet, resize_images
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.datasets.splits import with_test_set
@@ -28,7 +27,7 @@ ClassFiles = dict[str, list[Path]]
     source="your folder; test/ and val/ beside train/ are used if they are there",
     licence="yours",
     takes_path=True,
-    takes_damage=True,
+    can_skip_damaged=True,
 )
 def load_folder(request: DataRequest) -> Splits:
     """Read a folder of class sub-folders, or of train/, test/ and val/ (or validation/) with class sub-folders each.

@@ -17,7 +17,7 @@ import torch
 from support import assert_raises
 from torchcaps import machine
 from torchcaps.datasets import Dataset, load_dataset
-from torchcaps.datasets.formats import npz
+from torchcaps.datasets.sources import npz
 from torchcaps.errors import InputError
 
 X = np.random.default_rng(0).integers(0, 256, (40, 6, 5), dtype=np.uint8)

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from torchcaps.checks import check
-from torchcaps.datasets.affine import look_through, windows
-from torchcaps.datasets.augmentation import Augmentation, Changes, mirrored, recoloured, turned
-from torchcaps.datasets.image_set import ImageSet
-from torchcaps.datasets.overlapping_pairs import Pairs, PairSet
+from torchcaps.datasets.augmentation import Augmentation, Changes
+from torchcaps.datasets.dataset import ImageSet
+from torchcaps.datasets.pairs import PairSet
 from torchcaps.datasets.rng import ORDER, stream_of
 from torchcaps.errors import InputError
 from torchcaps.ranges import COUNT, INDEX, PROCESSES, SEED
@@ -41,7 +40,7 @@ class BatchLoader:
         image_set: The images.
         batch_size: Images a batch, over all processes together; the last batch of an epoch may be smaller.
         shuffle: Whether this is for training: a new order in every epoch. Otherwise the images come in their order,
-            and the augmentation may only crop them.
+            and there is no augmentation.
         augmentation: How the images are changed at random; not at all if None.
         seed: The seed of all that is random, 0 to 2³² - 1.
         device: The device that keeps the images and makes the batches.
@@ -79,11 +78,7 @@ class BatchLoader:
         self.num_images = len(image_set)
         """Images in the set."""
         self._check(image_set)
-        self._whole_shape = image_set.in_shape
-        there = image_set.to(self.device)
-        self._pairs = there if isinstance(there, PairSet) else None
-        if isinstance(there, ImageSet):
-            self._labels, self._layers = there.labels, self._prepared(_layers(there.images, there.parts))
+        self._set = image_set.to(self.device)
 
     def _check(self, image_set: ImageSet | PairSet) -> None:
         SEED.check("seed", self.seed)
@@ -104,17 +99,12 @@ class BatchLoader:
                 f"choose a multiple of {self.world_size}"
             )
         self.augmentation.check(image_set.in_shape, image_set.num_objects)
-        if self.shuffle:
-            return
-        if isinstance(image_set, PairSet):
+        if not self.shuffle and isinstance(image_set, PairSet):
             raise InputError(
                 "a PairSet makes new pairs each time, for training only (shuffle=True); judge by fixed_pairs"
             )
-        for name in self.augmentation.training_only:
-            raise InputError(
-                f"{name} is {getattr(self.augmentation, name)}, but only training images (shuffle=True) are changed at "
-                "random"
-            )
+        if not self.shuffle and self.augmentation != Augmentation():
+            raise InputError("only training images (shuffle=True) are changed at random; crop others by center_crop")
 
     def __len__(self) -> int:
         """Batches an epoch."""
@@ -123,7 +113,7 @@ class BatchLoader:
     @property
     def in_shape(self) -> tuple[int, int, int]:
         """Channels, height and width of the images in the batches: (C, H, W)."""
-        return self._whole_shape[0], *self.augmentation.window(self._whole_shape)
+        return self._set.in_shape[0], *self.augmentation.window(self._set.in_shape)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Give this process's share of the batches of an epoch, in turn.
@@ -148,50 +138,28 @@ class BatchLoader:
         return torch.randperm(self.num_images, generator=stream_of(ORDER, (self.seed, epoch, 0)))
 
     def changes(self, epoch: int, batch: int) -> Changes:
-        """The changes of each image of a whole batch, on the CPU."""
-        if not self.shuffle:
-            return self.augmentation.none(self._whole_shape, self.batch_size)
-        return self.augmentation.draw(self._whole_shape, self.batch_size, (self.seed, epoch, batch))
+        """The changes of each image of a full batch, on the CPU."""
+        return self.augmentation.draw(self._set.in_shape, self.batch_size, (self.seed, epoch, batch))
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        order = self.order(epoch)
+        order, channels = self.order(epoch), self._set.in_shape[0]
         for number in range(start, len(self)):
-            whole = order[number * self.batch_size : (number + 1) * self.batch_size]
-            # the place in the whole batch decides, so that one process and many see the same images
-            share = slice(len(whole) * self.rank // self.world_size, len(whole) * (self.rank + 1) // self.world_size)
-            index = whole[share].to(self.device, non_blocking=True)
-            changes = self.changes(epoch, number).share(share)
-            if self._pairs is None:
-                yield self._batch(self._layers, index, self._labels[index], changes)
-            else:
-                pairs = self._composed(self._pairs, index, epoch, number, share)
-                layers = self._prepared(_layers(pairs.images, pairs.parts))
-                yield self._batch(layers, torch.arange(len(index), device=self.device), pairs.labels, changes)
+            full = order[number * self.batch_size : (number + 1) * self.batch_size]
+            # the place in the full batch decides, so that one process and many see the same images
+            share = slice(len(full) * self.rank // self.world_size, len(full) * (self.rank + 1) // self.world_size)
+            index = full[share].to(self.device, non_blocking=True)
+            images, labels, *parts = self._gather(index, epoch, number, share)
+            layers = torch.cat([images, *(each.flatten(1, 2) for each in parts)], 1)  # each change moves both
+            pixels = self.augmentation.apply(layers, self.changes(epoch, number).share(share))
+            alone = pixels[:, channels:].unflatten(1, (-1, channels)) if parts else None
+            yield Batch(pixels[:, :channels], labels, alone)
 
-    def _composed(self, pairs: PairSet, index: Tensor, epoch: int, number: int, share: slice) -> Pairs:
-        """Pair each object at ``index`` with another one, both moved to their places."""
-        dice, shifts = pairs.draw(self.batch_size, (self.seed, epoch, number))
-        dice, shifts = (drawn[share].to(self.device, non_blocking=True) for drawn in (dice, shifts))
-        return pairs.compose(index, pairs.partners(index, dice), shifts)
-
-    def _prepared(self, layers: Tensor) -> Tensor:
-        """The tensor that batches are gathered from: the layers where they are turned, else all windows onto them."""
-        changes = self.augmentation
-        return layers if changes.turns else windows(layers, changes.max_shift, self.in_shape[1:], changes.fill)
-
-    def _batch(self, layers: Tensor, index: Tensor, labels: Tensor, changes: Changes) -> Batch:
-        if changes.linear is None:
-            pixels = look_through(layers, index, changes.corners.to(self.device, non_blocking=True)).to(torch.float32)
-        else:
-            augmentation = self.augmentation
-            pixels = turned(layers[index], changes, augmentation.max_shift, self.in_shape[1:], augmentation.fill)
-        pixels = recoloured(mirrored(pixels, changes), changes)
-        channels = self._whole_shape[0]
-        if pixels.shape[1] == channels:
-            return Batch(pixels, labels)
-        return Batch(pixels[:, :channels], labels, pixels[:, channels:].unflatten(1, (-1, channels)))
-
-
-def _layers(images: UInt8[Tensor, "N C H W"], parts: UInt8[Tensor, "N P C H W"] | None) -> UInt8[Tensor, "N L H W"]:
-    """Images and their parts in one tensor of channels, so that each change moves both."""
-    return images if parts is None else torch.cat([images, parts.flatten(1, 2)], 1)
+    def _gather(self, index: Int64[Tensor, "B"], epoch: int, number: int, share: slice) -> tuple[Tensor, ...]:
+        """The images at ``index``, their labels, and their parts where there are any; or the pairs of the objects."""
+        if isinstance(self._set, ImageSet):
+            return tuple(each[index] for each in self._set.tensors)
+        dice, shifts = (
+            drawn[share].to(self.device, non_blocking=True)
+            for drawn in self._set.draw(self.batch_size, (self.seed, epoch, number))
+        )
+        return self._set.compose(index, self._set.partners(index, dice), shifts)

@@ -15,9 +15,8 @@ import torch
 from jaxtyping import Int64, Shaped, UInt8
 from torch import Tensor
 
-from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.dataset import ImageSet, Splits
 from torchcaps.datasets.formats.reading import finish, opened, read_exactly
-from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.splits import with_test_set
 from torchcaps.errors import InputError, shown
