@@ -474,47 +474,26 @@ register_preset(
 )
 
 # The variants that the sources compare.
-register_preset(
-    "keras-tutorial-r0",
-    "keras-tutorial with no routing: the plain sum of the votes, not squashed.",
-    base="keras-tutorial", network={"num_iterations": 0},
-)
-register_preset(
-    "keras-tutorial-r1",
-    "keras-tutorial with one routing iteration: uniform coupling.",
-    base="keras-tutorial", network={"num_iterations": 1},
-)
-register_preset(
-    "keras-tutorial-r2",
-    "keras-tutorial with two routing iterations.",
-    base="keras-tutorial", network={"num_iterations": 2},
-)
-register_preset(
-    "keras-tutorial-r3",
-    "keras-tutorial with three routing iterations.",
-    base="keras-tutorial", network={"num_iterations": 3},
-)
+for rounds, words in enumerate((
+    "no routing: the plain sum of the votes, not squashed", "one routing iteration: uniform coupling",
+    "two routing iterations", "three routing iterations",
+)):
+    register_preset(
+        f"keras-tutorial-r{rounds}", f"keras-tutorial with {words}.",
+        base="keras-tutorial", network={"num_iterations": rounds},
+    )
 register_preset(
     "keras-tutorial-outputs",
     "keras-tutorial with the softmax over the output capsules, as in the paper.",
     base="keras-tutorial", network={"softmax_over": "outputs"},
     published="significantly worse than softmax over inputs",
 )
-register_preset(
-    "sabour2017-r1",
-    "sabour2017 as in the paper's table 1: 1 iteration, no decoder.",
-    base="sabour2017", network={"num_iterations": 1, "decoder": False},
-    published="0.34 % test error (MNIST)",
-)
-register_preset(
-    "sabour2017-r1-recon",
-    "sabour2017 as in the paper's table 1: 1 iteration, with decoder.",
-    base="sabour2017", network={"num_iterations": 1},
-    published="0.29 % test error (MNIST)",
-)
-register_preset(
-    "sabour2017-r3",
-    "sabour2017 as in the paper's table 1: 3 iterations, no decoder.",
-    base="sabour2017", network={"decoder": False},
-    published="0.35 % test error (MNIST)",
-)
+for row, words, changes, error in (
+    ("r1", "1 iteration, no decoder", {"num_iterations": 1, "decoder": False}, 0.34),
+    ("r1-recon", "1 iteration, with decoder", {"num_iterations": 1}, 0.29),
+    ("r3", "3 iterations, no decoder", {"decoder": False}, 0.35),
+):
+    register_preset(
+        f"sabour2017-{row}", f"sabour2017 as in the paper's table 1: {words}.",
+        base="sabour2017", network=changes, published=f"{error} % test error (MNIST)",
+    )
