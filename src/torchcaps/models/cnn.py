@@ -78,10 +78,9 @@ class CNN(Network):
         if self.objects > 1:
             present = label_rows(output.scores, targets, self.objects)
             loss = F.binary_cross_entropy_with_logits(output.logits, present, reduction="none").sum(-1).mean()
-            return Losses(loss, loss)
-        present = multi_hot(output.scores, targets)
-        wanted = present / present.sum(-1, keepdim=True).clamp_min(1)
-        loss = -(wanted * F.log_softmax(output.logits, -1)).sum(-1).mean()
+        else:
+            present = multi_hot(output.scores, targets)
+            loss = F.cross_entropy(output.logits, present / present.sum(-1, keepdim=True).clamp_min(1))
         return Losses(loss, loss)
 
 
