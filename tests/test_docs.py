@@ -57,7 +57,7 @@ def test_the_examples_in_docstrings_run(name: str, tmp_path: Path, monkeypatch: 
 
 
 def test_there_are_examples_in_docstrings() -> None:
-    assert {"torchcaps.models.create", "torchcaps.sklearn"} <= set(MODULES)
+    assert {"torchcaps.models.presets", "torchcaps.sklearn"} <= set(MODULES)
 
 
 # what the page says of its examples: they are listed, built, loaded

@@ -66,7 +66,7 @@ def reason_of(error: BaseException) -> str:
     """What an error says, as the end of a sentence: its words on one line, or its type where it has none."""
     try:
         words = " ".join(str(error).split())
-    except Exception:  # of a plugin, as it may be
+    except (Exception, SystemExit):  # of a plugin, as it may be
         words = ""
     return shortened(words, LONGEST_REASON) or type(error).__name__
 

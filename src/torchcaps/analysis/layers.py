@@ -210,7 +210,7 @@ def _sequence(parts: Iterable[nn.Module], shape: tuple[int, ...], maps: str = MA
     before: tuple[str, ...] = ()
     for part in parts:
         dtype = next((each.dtype for each in part.parameters()), torch.float32)
-        shape = tuple(follow(part, torch.empty(2, *shape, device="meta", dtype=dtype)).output.shape[1:])
+        shape = tuple(follow(part, torch.empty(2, *shape, device="meta", dtype=dtype))[0].shape[1:])
         words, name = _words(part), maps if len(shape) == 3 else "hidden"
         if isinstance(part, nn.Upsample):
             before = words

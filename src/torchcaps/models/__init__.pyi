@@ -3,14 +3,14 @@ from .card import SeedResult as SeedResult
 from .card import TrainingRecord as TrainingRecord
 from .cnn import BaselineCNN as BaselineCNN
 from .cnn import PooledCNN as PooledCNN
-from .create import create_model as create_model
-from .create import load_pretrained as load_pretrained
 from .network import Network as Network
 from .network import build_network as build_network
 from .network import plan_network as plan_network
 from .output import Losses as Losses
 from .output import ModelOutput as ModelOutput
 from .presets import Preset as Preset
+from .presets import create_model as create_model
 from .presets import get_preset as get_preset
 from .presets import list_presets as list_presets
+from .presets import load_pretrained as load_pretrained
 from .presets import register_preset as register_preset

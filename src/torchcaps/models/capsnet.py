@@ -92,7 +92,7 @@ class CapsNet(Network):
         self.map_shape = tuple(maps.shape[1:])
         """Channels, height and width of the backbone's maps."""
         self.primary_capsules: PrimaryCapsules = build("primary", primary_capsules, in_channels=maps.shape[1])
-        capsules: Capsules = follow(self.primary_capsules, maps).output
+        capsules: Capsules = follow(self.primary_capsules, maps)[0]
         self.flow = [capsules]
         """What goes into each layer, and comes out of the last, as shapes without numbers."""
         self.layers = nn.ModuleList()
@@ -101,7 +101,7 @@ class CapsNet(Network):
             sizes |= {"in_capsules": capsules.grid or capsules.poses.shape[1]}
             layer = build("layer", spec, **sizes, in_types=(capsules.grid or capsules.poses.shape[1:])[0])
             self.layers.append(layer)
-            capsules = Capsules.of(follow(layer, capsules).output)
+            capsules = Capsules.of(follow(layer, capsules)[0])
             self.flow.append(capsules)
         last = self.layers[-1] if len(self.layers) else None
         if not isinstance(last, DenseCapsules) or last.out_capsules != num_classes:

@@ -59,9 +59,6 @@ class CNN(Network):
         logits = in_full_precision(self.classify(self.features(images)))
         return ModelOutput(logits.softmax(-1) if self.objects == 1 else logits.sigmoid(), logits=logits)
 
-    def decoder_targets(self, targets: Targets) -> None:
-        """None: there is no decoder."""
-
     @checked
     def loss(
         self,
@@ -81,10 +78,9 @@ class CNN(Network):
         if self.objects > 1:
             present = label_rows(output.scores, targets, self.objects)
             loss = F.binary_cross_entropy_with_logits(output.logits, present, reduction="none").sum(-1).mean()
-            return Losses(loss, loss)
-        present = multi_hot(output.scores, targets)
-        wanted = present / present.sum(-1, keepdim=True).clamp_min(1)
-        loss = -(wanted * F.log_softmax(output.logits, -1)).sum(-1).mean()
+        else:
+            present = multi_hot(output.scores, targets)
+            loss = F.cross_entropy(output.logits, present / present.sum(-1, keepdim=True).clamp_min(1))
         return Losses(loss, loss)
 
 
@@ -139,7 +135,7 @@ class BaselineCNN(CNN):
         self.conv_norm, self.conv_dropout = conv_norm, conv_dropout
         norm = conv_norm == "channel"
         self.stem = conv_stem(self.in_shape[0], self.stem_channels, self.stem_strides, conv_norm, conv_dropout)
-        before, height, width = follow_backbone(self.stem, self.in_shape).output.shape[1:]
+        before, height, width = follow_backbone(self.stem, self.in_shape)[0].shape[1:]
         kernels = [first_kernel or kernel, *[kernel] * (len(channels) - 1)]
         self.convs = nn.ModuleList(
             Convolution(fan_in, fan_out, side, padding=side // 2, bias=not norm)
@@ -189,7 +185,7 @@ class PooledCNN(CNN):
         super().__init__(in_shape, num_classes, objects)
         self.pooling = pooling
         self.backbone = build("backbone", backbone, in_channels=self.in_shape[0], in_shape=self.in_shape)
-        self.map_shape = tuple(follow_backbone(self.backbone, self.in_shape).output.shape[1:])
+        self.map_shape = tuple(follow_backbone(self.backbone, self.in_shape)[0].shape[1:])
         """Channels, height and width of the backbone's maps."""
         seen = math.prod(self.map_shape) if pooling == "none" else self.map_shape[0]
         self.classify = nn.Linear(seen, num_classes)

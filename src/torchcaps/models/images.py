@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -28,16 +28,11 @@ class TooSmall(InputError):  # noqa: N818  said of a map, and caught where image
     """A map that is smaller than the windows that look at it."""
 
 
-class Flow(NamedTuple):
-    """What a module makes of its input, found by one run without numbers, on the meta device."""
+def follow(module: nn.Module, given: Any) -> tuple[Any, int]:
+    """Run a module without numbers, on the meta device; its parameters and statistics stay as they are.
 
-    output: Any
-    largest: int
-    """Numbers in the largest tensor of one image on the way."""
-
-
-def follow(module: nn.Module, given: Any) -> Flow:
-    """Run a module on a batch of the meta device; its parameters and statistics stay as they are.
+    Returns:
+        What it makes of a batch, and the numbers in the largest tensor of one image on the way.
 
     Raises:
         TooSmall: The module refuses the shape.
@@ -53,7 +48,7 @@ def follow(module: nn.Module, given: Any) -> Flow:
     hooks = [each.register_forward_hook(note) for each in module.modules()]
     try:
         with torch.no_grad():
-            return Flow(functional_call(module, planned, (given,)), max(sizes, default=0))
+            return functional_call(module, planned, (given,)), max(sizes, default=0)
     except (RuntimeError, ValueError) as error:
         name, shape = type(module).__name__, tuple((given if isinstance(given, Tensor) else given.poses).shape[1:])
         reason = reason_of(error)
@@ -63,23 +58,22 @@ def follow(module: nn.Module, given: Any) -> Flow:
             hook.remove()
 
 
-def follow_backbone(backbone: nn.Module, in_shape: Sequence[int]) -> Flow:
-    """The maps (2, c, h, w) that a backbone makes of images (C, H, W).
+def follow_backbone(backbone: nn.Module, in_shape: Sequence[int]) -> tuple[Tensor, int]:
+    """The maps (2, c, h, w) that a backbone makes of images (C, H, W), and :func:`follow`'s largest.
 
     Raises:
         TooSmall: The backbone refuses the shape.
         InputError: The backbone gives no maps.
     """
     images = torch.empty(2, *in_shape, device="meta")
-    flow = follow(backbone, images)
-    maps = flow.output
+    maps, largest = follow(backbone, images)
     if not isinstance(maps, Tensor) or maps.ndim != 4 or maps.dtype != images.dtype or len(maps) != 2:
         got = f"{tuple(maps.shape)} of {maps.dtype}" if isinstance(maps, Tensor) else type(maps).__name__
         raise InputError(
             f"{type(backbone).__name__} must give maps (B, c, h, w), of the number and the dtype of its images; of 2 "
             f"images of {images.dtype} it gives {got}"
         )
-    return flow
+    return maps, largest
 
 
 def check_images(images: Tensor, in_shape: tuple[int, int, int], weight: Tensor) -> None:

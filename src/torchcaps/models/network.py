@@ -89,9 +89,9 @@ class Network(nn.Module):
     ) -> ModelOutput:
         """Classify images; see :meth:`torchcaps.CapsNet.forward`."""
 
-    @abstractmethod
-    def decoder_targets(self, targets: Targets) -> Targets | None:
+    def decoder_targets(self, targets: Targets) -> Targets | None:  # noqa: ARG002  where something is decoded
         """The targets whose capsules are decoded; see :meth:`torchcaps.CapsNet.decoder_targets`."""
+        return None
 
     @abstractmethod
     def loss(
@@ -269,39 +269,39 @@ def plan_network(spec: Spec, in_shape: Sequence[int], num_classes: int) -> Netwo
         InputError: Images that do not fit it (the smallest size that fits is given), or more parameters than can be
             counted.
     """
+
+    def planned(shape: Sequence[int]) -> Network:
+        with torch.device("meta"):
+            network: Network = build("network", spec, in_shape=shape, num_classes=num_classes)
+        return network
+
+    def fits(side: int) -> bool:
+        try:
+            planned((in_shape[0], side, side))
+        except TooSmall:
+            return False
+        except (RuntimeError, OverflowError, ValueError):
+            return True  # large enough, at any rate
+        return True
+
     try:
-        return _planned(spec, in_shape, num_classes)
+        return planned(in_shape)
     except TooSmall as error:
-        channels, *size = in_shape
-        sides = range(min(size) + 1, 2 * int(PIXELS.most))
-        smallest = bisect_left(sides, True, key=lambda side: _fits(spec, (channels, side, side), num_classes))
-        if smallest == len(sides):  # larger ones do not fit either, for another reason
+        height, width = in_shape[1:]
+        least = most = min(height, width) + 1
+        while most < PIXELS.most and not fits(most):  # larger images take longer
+            most *= 2
+        smallest = least + bisect_left(range(least, most + 1), True, key=fits)
+        if smallest > most or least > PIXELS.most:  # larger ones do not fit either, for another reason
             raise InputError(str(error)) from error
         raise InputError(
-            f"images of {size[0]}×{size[1]} are too small for the network's convolutions; the smallest size that fits "
-            f"is {sides[smallest]}×{sides[smallest]}"
+            f"images of {height}×{width} are too small for the network's convolutions; the smallest size that fits is "
+            f"{smallest}×{smallest}"
         ) from error
     except InputError:
         raise
     except (RuntimeError, OverflowError, ValueError) as error:  # of torch or a layer: a size beyond all numbers
         raise InputError("the network would have more parameters than can be counted; choose smaller sizes") from error
-
-
-def _planned(spec: Spec, in_shape: Sequence[int], num_classes: int) -> Network:
-    with torch.device("meta"):
-        network: Network = build("network", spec, in_shape=in_shape, num_classes=num_classes)
-    return network
-
-
-def _fits(spec: Spec, in_shape: Sequence[int], num_classes: int) -> bool:
-    """Whether images are large enough; then larger ones are, too."""
-    try:
-        _planned(spec, in_shape, num_classes)
-    except TooSmall:
-        return False
-    except (RuntimeError, OverflowError, ValueError):
-        return True
-    return True
 
 
 def present_names(values: Mapping[str, Any]) -> Tree:

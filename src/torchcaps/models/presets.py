@@ -6,14 +6,18 @@ A new one is a call of :func:`register_preset`; it is then listed, built, traine
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import torch
 
 # They register what presets are made of.
 import torchcaps.models.capsnet
 import torchcaps.models.cnn  # noqa: F401
 from torchcaps.errors import InputError, shown
+from torchcaps.models.network import Network, build_network
 from torchcaps.parts import Registry, Tree, complete, find, override
 
 
@@ -108,6 +112,62 @@ def get_preset(name: str) -> Preset:
     if not isinstance(name, str):
         raise InputError(f'preset must be a name such as "sabour2017", got {shown(name)}')
     return _PRESETS[name]
+
+
+def create_model(
+    preset: str, in_shape: Sequence[int] | None = None, num_classes: int | None = None, **overrides: Any
+) -> Network:
+    """Build a published network for images of any size.
+
+    Args:
+        preset: A name from :func:`torchcaps.list_presets`.
+        in_shape: Images (C, H, W); those of the preset's source if None: (1, 28, 28) for MNIST's.
+        num_classes: J; that of the preset's source if None: 10 for MNIST's.
+        **overrides: Other values for options of the network and its parts, by their own names: ``num_iterations=2``,
+            ``routing="dynamic"``, ``layers=(…)``. A module as ``backbone`` stands in place of the preset's.
+
+    Returns:
+        A :class:`~torchcaps.CapsNet`, or a :class:`~torchcaps.models.BaselineCNN` for the CNN presets; its weights are
+        drawn from torch's random generator.
+
+    Raises:
+        InputError: An unknown preset or option (the nearest name is given), a value that does not fit its option,
+            images too small for the convolutions, or a network that does not fit into memory.
+
+    Example:
+        >>> from torchcaps import create_model
+        >>> model = create_model("sabour2017", in_shape=(3, 32, 32), num_iterations=2)
+        >>> model.in_shape, model.num_classes
+        ((3, 32, 32), 10)
+    """
+    chosen = get_preset(preset)
+    tree = override("network", chosen.network, overrides, f"option of {preset}")
+    return build_network(
+        tree,
+        chosen.in_shape if in_shape is None else in_shape,
+        chosen.num_classes if num_classes is None else num_classes,
+    )
+
+
+def load_pretrained(source: str | Path = "compact", *, device: torch.device | str = "cpu", **download: Any) -> Network:
+    """Read a trained network of any kind, in evaluation mode; nothing in its files is executed.
+
+    Args:
+        source: A folder that ``save_pretrained`` wrote; the name of a network that comes with torchcaps,
+            ``"compact"``; or a repository of the Hugging Face hub such as ``"someone/capsnet-mnist"``.
+        device: Where to put the network.
+        **download: For the hub, as for :meth:`torchcaps.CapsNet.from_pretrained`.
+
+    Raises:
+        InputError: As for :meth:`torchcaps.CapsNet.from_pretrained`.
+
+    Example:
+        >>> from torchcaps import create_model, load_pretrained
+        >>> create_model("compact").save_pretrained("my-network")
+        >>> load_pretrained("my-network").in_shape
+        (1, 28, 28)
+    """
+    return Network.from_pretrained(source, device=device, **download)
 
 
 # ---- the table: a row of values for a part or two; what is not said has its default
@@ -474,47 +534,26 @@ register_preset(
 )
 
 # The variants that the sources compare.
-register_preset(
-    "keras-tutorial-r0",
-    "keras-tutorial with no routing: the plain sum of the votes, not squashed.",
-    base="keras-tutorial", network={"num_iterations": 0},
-)
-register_preset(
-    "keras-tutorial-r1",
-    "keras-tutorial with one routing iteration: uniform coupling.",
-    base="keras-tutorial", network={"num_iterations": 1},
-)
-register_preset(
-    "keras-tutorial-r2",
-    "keras-tutorial with two routing iterations.",
-    base="keras-tutorial", network={"num_iterations": 2},
-)
-register_preset(
-    "keras-tutorial-r3",
-    "keras-tutorial with three routing iterations.",
-    base="keras-tutorial", network={"num_iterations": 3},
-)
+for rounds, words in enumerate((
+    "no routing: the plain sum of the votes, not squashed", "one routing iteration: uniform coupling",
+    "two routing iterations", "three routing iterations",
+)):
+    register_preset(
+        f"keras-tutorial-r{rounds}", f"keras-tutorial with {words}.",
+        base="keras-tutorial", network={"num_iterations": rounds},
+    )
 register_preset(
     "keras-tutorial-outputs",
     "keras-tutorial with the softmax over the output capsules, as in the paper.",
     base="keras-tutorial", network={"softmax_over": "outputs"},
     published="significantly worse than softmax over inputs",
 )
-register_preset(
-    "sabour2017-r1",
-    "sabour2017 as in the paper's table 1: 1 iteration, no decoder.",
-    base="sabour2017", network={"num_iterations": 1, "decoder": False},
-    published="0.34 % test error (MNIST)",
-)
-register_preset(
-    "sabour2017-r1-recon",
-    "sabour2017 as in the paper's table 1: 1 iteration, with decoder.",
-    base="sabour2017", network={"num_iterations": 1},
-    published="0.29 % test error (MNIST)",
-)
-register_preset(
-    "sabour2017-r3",
-    "sabour2017 as in the paper's table 1: 3 iterations, no decoder.",
-    base="sabour2017", network={"decoder": False},
-    published="0.35 % test error (MNIST)",
-)
+for row, words, changes, error in (
+    ("r1", "1 iteration, no decoder", {"num_iterations": 1, "decoder": False}, 0.34),
+    ("r1-recon", "1 iteration, with decoder", {"num_iterations": 1}, 0.29),
+    ("r3", "3 iterations, no decoder", {"decoder": False}, 0.35),
+):
+    register_preset(
+        f"sabour2017-{row}", f"sabour2017 as in the paper's table 1: {words}.",
+        base="sabour2017", network=changes, published=f"{error} % test error (MNIST)",
+    )
