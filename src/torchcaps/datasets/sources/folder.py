@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from torchcaps.datasets.dataset import ImageSet, Splits, resize_images
-from torchcaps.datasets.formats.image_files import SUFFIXES, read_pixels, with_channels
+from torchcaps.datasets.images import SUFFIXES, read_pixels, with_channels
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.datasets.splits import with_test_set

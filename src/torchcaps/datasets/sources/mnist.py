@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import math
-from collections.abc import Mapping
+import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import UInt8
 
 from torchcaps.datasets.dataset import ImageSet, Splits
-from torchcaps.datasets.formats.reading import finish, opened, read_exactly, read_header
 from torchcaps.datasets.preparation import Preparation
+from torchcaps.datasets.reading import read_binary
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.sources.source import Source
 from torchcaps.errors import InputError
@@ -40,8 +40,8 @@ class IdxFamily(Source):
         source: Its paper or address.
         licence: Its terms.
         class_names: The name of each label.
-        md5: The hash of each file's decompressed contents, as published, where it is known. It is the same however the
-            file was packed.
+        labels_md5: The hash of the unpacked test labels, as published, where it is known: all families have files of
+            the same names and shapes, and this tells which one it is.
         shapes: The shape of the array in each file, by the file's name without ``.gz``.
         preparation: How the images were made of drawings; None where they were made in another way.
     """
@@ -50,20 +50,9 @@ class IdxFamily(Source):
     source: str
     licence: str
     class_names: tuple[str, ...]
-    md5: dict[str, str]
+    labels_md5: str | None = None
     shapes: dict[str, tuple[int, ...]] = field(default_factory=lambda: _SHAPES)
     preparation: Preparation | None = None
-
-    def is_foreign(self, found: Mapping[str, Path]) -> bool:
-        """Whether the test labels, the smallest of the files, are known to be another family's: all share the names."""
-        stem = f"t10k-{_LABELS}"
-        if f"{stem}.gz" not in found:
-            return False
-        try:
-            _, md5 = _contents(self, stem, found[f"{stem}.gz"])
-        except InputError:  # reading it for good raises the error
-            return False
-        return _owner(md5) not in (None, self)
 
 
 FAMILIES = (
@@ -84,16 +73,12 @@ FAMILIES = (
             f"t10k-{_IMAGES}.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
             f"t10k-{_LABELS}.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
         },
-        md5={
-            f"train-{_IMAGES}": "6bbc9ace898e44ae57da46a324031adb",
-            f"train-{_LABELS}": "a25bea736e30d166cdddb491f175f624",
-            f"t10k-{_IMAGES}": "2646ac647ad5339dbf082846283269ea",
-            f"t10k-{_LABELS}": "27ae3e4e09519cfbb04c329615203637",
-        },
+        labels_md5="27ae3e4e09519cfbb04c329615203637",
         preparation=Preparation(),
     ),
     IdxFamily(
         name="fashion-mnist",
+        shares_names=True,
         title="Fashion-MNIST articles of clothing",
         folders=("FashionMNIST/raw",),
         source="Xiao, Rasul, Vollgraf: Fashion-MNIST (2017), arXiv:1708.07747",
@@ -109,15 +94,11 @@ FAMILIES = (
             f"t10k-{_IMAGES}.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
             f"t10k-{_LABELS}.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
         },
-        md5={
-            f"train-{_IMAGES}": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-            f"train-{_LABELS}": "9018921c3c673c538a1fc5bad174d6f9",
-            f"t10k-{_IMAGES}": "8181f5470baa50b63fa0f6fddb340f0a",
-            f"t10k-{_LABELS}": "15d484375f8d13e6eb1aabb0c3f46965",
-        },
+        labels_md5="15d484375f8d13e6eb1aabb0c3f46965",
     ),
     IdxFamily(
         name="kmnist",
+        shares_names=True,
         title="Kuzushiji-MNIST cursive Japanese characters",
         folders=("KMNIST/raw",),
         source="Clanuwat and others: Deep Learning for Classical Japanese Literature (2018), arXiv:1812.01718",
@@ -133,7 +114,6 @@ FAMILIES = (
             f"t10k-{_IMAGES}.gz": "edd7a857845ad6bb1d0ba43fe7e794d164fe2dce499a1694695a792adfac43c5",
             f"t10k-{_LABELS}.gz": "20bb9a0ef54c7db3efc55a92eef5582c109615df22683c380526788f98e42a1c",
         },
-        md5={},  # none are published; load_family describes the check that stands in for them
     ),
 )
 
@@ -159,19 +139,18 @@ MADE_OF_MNIST: dict[str, Any] = {
 
 
 def load_family(family: IdxFamily, request: DataRequest) -> Splits:
-    """Read a family's four files from a folder, else download them, and check them.
+    """Read a family's four files from a folder, else download them.
 
     A download must have the SHA-256 of the mirrors' file before it is kept. Every file that is read, wherever it lies,
-    must be whole (a gzipped one with its checksum), have the family's shapes and labels of its classes, and not be
-    another family's. Its contents must be the published ones where their hash is known, as for MNIST and Fashion-MNIST.
-    The hash is not known for KMNIST: there all classes must have the same size, as its paper says, but pixels that were
-    changed before a user's file was packed are not noticed.
+    must be whole (a gzipped one with its checksum) and have the family's shape, and the test labels must not be those
+    of another family.
 
     Raises:
         InputError: Files are missing, truncated, corrupt, or another data set's; or they could not be downloaded.
     """
     files = family.paths(request)
     arrays = {stem: _read(family, stem, files[f"{stem}.gz"]) for stem in family.shapes}
+    _check_family(family, arrays[f"t10k-{_LABELS}"], files[f"t10k-{_LABELS}.gz"])
     train, test = (
         ImageSet(
             torch.tensor(arrays[f"{part}-{_IMAGES}"])[:, None],
@@ -182,51 +161,24 @@ def load_family(family: IdxFamily, request: DataRequest) -> Splits:
     return Splits(train, test, class_names=family.class_names)
 
 
-def _owner(md5: str) -> IdxFamily | None:
-    """The family one of whose files has these contents."""
-    return next((family for family in FAMILIES if md5 in family.md5.values()), None)
+def _header(shape: tuple[int, ...]) -> bytes:
+    """Two zero bytes, the type (8: unsigned byte), the number of axes, and their lengths as big-endian integers."""
+    return struct.pack(f">4B{len(shape)}I", 0, 0, 8, len(shape), *shape)
 
 
-def _contents(family: IdxFamily, stem: str, path: Path) -> tuple[np.ndarray, str]:
-    """The array in an idx file, gzipped or not, and the MD5 of the file, unpacked.
-
-    The file has two zero bytes, a byte for the type (8: unsigned byte), one for the number of axes, the length of each
-    axis as a big-endian 32-bit integer, and the values.
-    """
+def _read(family: IdxFamily, stem: str, path: Path) -> UInt8[np.ndarray, "..."]:
+    """The array in an idx file, gzipped or not."""
     shape = family.shapes[stem]
-    with opened(path, f"{family.name}'s {stem}") as file:
-        header = read_header(file, f">4B{len(shape)}I", (0, 0, 8, len(shape), *shape))
-        values = read_exactly(file, math.prod(shape))
-        finish(file)
-    md5 = hashlib.md5(header, usedforsecurity=False)
-    md5.update(values)
-    return np.frombuffer(values, np.uint8).reshape(shape), md5.hexdigest()
+    return read_binary(path, f"{family.name}'s {stem}", _header(shape), shape)
 
 
-def _read(family: IdxFamily, stem: str, path: Path) -> np.ndarray:
-    """The array in one file, checked for form and contents."""
-    array, got = _contents(family, stem, path)
-    if stem.endswith(_LABELS):
-        _check_labels(family, array, path)
-    wanted = family.md5.get(stem)
-    owner = _owner(got)
-    if wanted not in (None, got) or owner not in (None, family):
-        whose = f" but of {owner.name}" if owner else ""
-        expected = f", expected {wanted}" if wanted else ""
-        raise InputError(
-            f"{path} does not have the contents of {family.name}'s {stem}{whose} (decompressed MD5 {got}{expected}); "
-            "fetch it again"
-        )
-    return array
-
-
-def _check_labels(family: IdxFamily, labels: np.ndarray, path: Path) -> None:
-    if labels.max() >= len(family.class_names):
-        raise InputError(f"{path} has a label {labels.max()}, but those of {family.name} are 0 to 9")
-    if not family.md5 and len(set(np.bincount(labels, minlength=len(family.class_names)))) > 1:
-        raise InputError(
-            f"{path} is not {family.name}'s: its classes differ in size, but those of {family.name} have the same size"
-        )
+def _check_family(family: IdxFamily, labels: UInt8[np.ndarray, "N"], path: Path) -> None:
+    """Raise InputError if test labels are known to be another family's."""
+    found = hashlib.md5(_header(labels.shape) + labels.tobytes(), usedforsecurity=False).hexdigest()
+    owner = next((each for each in FAMILIES if each.labels_md5 == found), None)
+    if owner is not family and (owner is not None or family.labels_md5 is not None):
+        whose = f"; they are {owner.name}'s" if owner else ""
+        raise InputError(f"{path} does not hold the test labels of {family.name}{whose}; fetch its files again")
 
 
 for _family in FAMILIES:

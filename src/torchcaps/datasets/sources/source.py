@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from torchcaps.datasets.registry import DataRequest
 from torchcaps.errors import InputError
-from torchcaps.files import user_path
+from torchcaps.files import require_file, user_path
 
 DATA_VARIABLE = "TORCHCAPS_DATA"  # names the folder to look in when the user names none
 TIMEOUT = 30.0  # seconds without an answer after which the next mirror is tried
@@ -37,6 +38,8 @@ class Source:
             need not: unpacked, or packed again, it is right and has another hash.
         unpacked: The folder that each archive unpacks to; a gzipped file unpacks to one without ``.gz``.
         folders: Other folders in which the files may lie, relative to the one that the user named.
+        shares_names: Whether its files have the names of those of another data set: such files are taken for its own
+            only in a folder of its name, or in one that the user named for it.
     """
 
     name: str
@@ -44,15 +47,12 @@ class Source:
     sha256: Mapping[str, str]
     unpacked: Mapping[str, str] = field(default_factory=dict)
     folders: tuple[str, ...] = ()
-
-    def is_foreign(self, found: Mapping[str, Path]) -> bool:  # noqa: ARG002  for data sets that share names of files
-        """Whether files that lie in the named folder itself are known to be another data set's."""
-        return False
+    shares_names: bool = False
 
     def find(self, data_dir: Path | None) -> Path | None:
         """The folder that holds all files, or None; ``data_dir`` as for `data_folders`."""
         for root in data_folders(data_dir):
-            folder, found = self._search(root)
+            folder, found = self._search(root, direct=data_dir is not None)
             if len(found) == len(self.sha256):
                 return folder
         return None
@@ -68,7 +68,7 @@ class Source:
             if not root.is_dir():
                 origin = "data_dir" if request.data_dir else DATA_VARIABLE
                 raise InputError(f"{origin} is {root}, which is no folder; it should hold the files of {self.name}")
-            folder, found = self._search(root)
+            folder, found = self._search(root, direct=request.data_dir is not None)
             missing = [name for name in self.sha256 if name not in found]
             if not missing:
                 return found
@@ -87,11 +87,15 @@ class Source:
     def _unpacked(self, name: str) -> str:
         return self.unpacked.get(name, name.removesuffix(".gz"))
 
-    def _search(self, root: Path) -> tuple[Path, dict[str, Path]]:
-        """Find the first folder under ``root`` with any of the files, and those files."""
-        for folder in (root / self.name, *(root / folder for folder in self.folders), root):
+    def _search(self, root: Path, *, direct: bool = False) -> tuple[Path, dict[str, Path]]:
+        """Find the first folder under ``root`` with any of the files, and those files.
+
+        ``direct``: the folder was named for this data set.
+        """
+        folders = [root / self.name, *(root / folder for folder in self.folders)]
+        for folder in [*folders, root] if direct or not self.shares_names else folders:
             found = {name: path for name in self.sha256 if (path := self._file(folder, name)) is not None}
-            if found and not (folder == root and self.is_foreign(found)):
+            if found:
                 return folder, found
         return root, {}
 
@@ -115,6 +119,13 @@ class Source:
             raise InputError(f"{self.name} is not on this machine ({missing} is not in {where}); {_ADVICE}")
         placed = {name: path for name, path in found.items() if path != own / name} if whole else {}
         return {name: placed[name] if name in placed else self.fetch(name, own) for name in self.sha256}
+
+    def verify(self, path: Path) -> None:
+        """Raise InputError unless a file has the contents of the mirrors', for readers that trust what they read."""
+        require_file(path)
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != self.sha256[path.name]:
+                raise InputError(f"{path} is not {self.name}'s, or it is damaged (SHA-256); fetch it again")
 
     def fetch(self, name: str, folder: Path) -> Path:
         """Download a file to a folder unless it is there already with the right contents.

@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from torchcaps.datasets.formats.reading import one_sentence
 from torchcaps.datasets.preparation import Preparation, Prepared, prepare_image, require_flag, require_image_shape
+from torchcaps.datasets.reading import one_sentence
 from torchcaps.errors import InputError
 from torchcaps.files import require_file
 
