@@ -51,11 +51,8 @@ class Source:
 
     def find(self, data_dir: Path | None) -> Path | None:
         """The folder that holds all files, or None; ``data_dir`` as for `data_folders`."""
-        for root in data_folders(data_dir):
-            folder, found = self._search(root, direct=data_dir is not None)
-            if len(found) == len(self.sha256):
-                return folder
-        return None
+        found = (self._search(root, direct=data_dir is not None) for root in data_folders(data_dir))
+        return next((folder for folder, files in found if len(files) == len(self.sha256)), None)
 
     def paths(self, request: DataRequest) -> dict[str, Path]:
         """The path of each file, packed or unpacked, by its name: in the user's folder, in the cache, or downloaded.
@@ -63,29 +60,38 @@ class Source:
         Raises:
             InputError: The folder does not exist or lacks files, or they could not be downloaded.
         """
-        *named, last = data_folders(request.data_dir)
-        for root in [last] if request.data_dir else named:
+        named = request.data_dir is not None
+        *roots, last = data_folders(request.data_dir)
+        for root in [last] if named else roots:
             if not root.is_dir():
-                origin = "data_dir" if request.data_dir else DATA_VARIABLE
+                origin = "data_dir" if named else DATA_VARIABLE
                 raise InputError(f"{origin} is {root}, which is no folder; it should hold the files of {self.name}")
-            folder, found = self._search(root, direct=request.data_dir is not None)
+            folder, found = self._search(root, direct=named)
             missing = [name for name in self.sha256 if name not in found]
             if not missing:
                 return found
-            if found or request.data_dir:
+            if found or named:
+                wanted = " and no ".join(map(self._unpacked, missing))
+                packed = ", ".join(name for name in missing if self._unpacked(name) != name)
                 raise InputError(
-                    f"{folder} has no {self._described(missing)}; put all files of {self.name} there or in "
-                    f"{root / self.name}, or leave the folder out to have them downloaded"
+                    f"{folder} has no {wanted}{f' (or {packed})' if packed else ''}; put all files of {self.name} "
+                    f"there or in {root / self.name}, or leave the folder out to have them downloaded"
                 )
         return self._cached(last, download=request.download)
 
-    def _described(self, missing: list[str]) -> str:
-        packed = [name for name in missing if self._unpacked(name) != name]
-        names = " and no ".join(map(self._unpacked, missing))
-        return f"{names} (or {', '.join(packed)})" if packed else names
-
-    def _unpacked(self, name: str) -> str:
-        return self.unpacked.get(name, name.removesuffix(".gz"))
+    def _cached(self, cache: Path, *, download: bool) -> dict[str, Path]:
+        """The files in the cache: those that the user put there, and downloads, whose hashes are checked."""
+        own = cache / self.name
+        folder, found = self._search(cache)
+        missing = [name for name in self.sha256 if name not in found]
+        if not download:
+            if missing:
+                where = folder if found else own
+                raise InputError(f"{self.name} is not on this machine ({missing[0]} is not in {where}); {_ADVICE}")
+            return found
+        return {
+            name: self.fetch(name, own) if missing or found[name] == own / name else found[name] for name in self.sha256
+        }
 
     def _search(self, root: Path, *, direct: bool = False) -> tuple[Path, dict[str, Path]]:
         """Find the first folder under ``root`` with any of the files, and those files.
@@ -99,26 +105,15 @@ class Source:
                 return folder, found
         return root, {}
 
+    def _unpacked(self, name: str) -> str:
+        return self.unpacked.get(name, name.removesuffix(".gz"))
+
     def _file(self, folder: Path, name: str) -> Path | None:
         """The path of a file in a folder, the unpacked one if both are there; None if neither is."""
         unpacked = folder / self._unpacked(name)
         if unpacked.is_dir() if name in self.unpacked else unpacked.is_file():
             return unpacked
         return folder / name if (folder / name).is_file() else None
-
-    def _cached(self, cache: Path, *, download: bool) -> dict[str, Path]:
-        """The files in the cache: those that the user put there, and downloads, whose hashes are checked."""
-        own = cache / self.name
-        folder, found = self._search(cache)
-        whole = len(found) == len(self.sha256)
-        if not download:
-            if whole:
-                return found
-            missing = next(name for name in self.sha256 if name not in found)
-            where = folder if found else own
-            raise InputError(f"{self.name} is not on this machine ({missing} is not in {where}); {_ADVICE}")
-        placed = {name: path for name, path in found.items() if path != own / name} if whole else {}
-        return {name: placed[name] if name in placed else self.fetch(name, own) for name in self.sha256}
 
     def verify(self, path: Path) -> None:
         """Raise InputError unless a file has the contents of the mirrors', for readers that trust what they read."""
