@@ -148,13 +148,12 @@ def _room(
 
 def find_originals(data_dir: Path | None) -> list[Path] | None:
     """The original Matlab files of the test images, or None; ``data_dir`` is the folder of MNIST's files."""
-    for root in data_folders(data_dir):
-        for name in ("affnist", "affNIST"):
-            for folder in (root / name, root / name / "transformed"):
-                if (folder / "test.mat").is_file():
-                    return [folder / "test.mat"]
-                if (folder / "test_batches").is_dir():
-                    return [folder / "test_batches" / name for name in _BATCHES]
+    places = ("affnist", "affNIST", "affnist/transformed", "affNIST/transformed")
+    for folder in (root / place for root in data_folders(data_dir) for place in places):
+        if (folder / "test.mat").is_file():
+            return [folder / "test.mat"]
+        if (folder / "test_batches").is_dir():
+            return [folder / "test_batches" / name for name in _BATCHES]
     return None
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +67,13 @@ def load_npz(request: DataRequest) -> Splits:
     return with_test_set(path, sets, _class_names(path, arrays, names))
 
 
-def _check_keys(path: Path, sizes: Mapping[str, int]) -> None:
+def _check_keys(path: Path, names: Collection[str]) -> None:
     """Raise InputError unless all needed arrays are there, each with its partner."""
-    for x, y in _PAIRS.values():
-        for key, partner in ((x, y), (y, x)):
-            if key in sizes or (key not in _PAIRS["train"] and partner not in sizes):
-                continue
-            names = sorted(sizes)
-            others = {name.lower(): name for name in names if name not in _KEYS}
-            near = difflib.get_close_matches(key, others, n=1, cutoff=0.3)
-            hint = f" (rename {shown(others[near[0]])}?)" if near else ""
-            held = ", ".join(map(shown, names[:_MOST_LISTED])) + ", …" * (len(names) > _MOST_LISTED)
-            raise InputError(f'{path} has no array "{key}"{hint}; it holds {held or "nothing"}')
+    for pair in _PAIRS.values():
+        for key in pair:
+            if key not in names and ("x" in pair or any(each in names for each in pair)):
+                held = ", ".join(map(shown, sorted(names)[:_MOST_LISTED])) + ", …" * (len(names) > _MOST_LISTED)
+                raise InputError(f'{path} has no array "{key}"; it holds {held or "nothing"}')
 
 
 def _image_set(path: Path, arrays: Mapping[str, Any], x: str, y: str) -> ImageSet:
