@@ -25,7 +25,7 @@ from scipy import ndimage
 
 from torchcaps.analysis import predict
 from torchcaps.datasets import load_dataset, read_image
-from torchcaps.datasets.formats.image_files import read_pixels
+from torchcaps.datasets.images import read_pixels
 from torchcaps.datasets.preparation import Preparation, prepare_image
 from torchcaps.models import Network, load_pretrained
 

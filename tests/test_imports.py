@@ -73,7 +73,7 @@ TORCH_FREE = (
     "torchcaps, torchcaps.models, torchcaps.datasets, torchcaps.training, torchcaps.analysis, torchcaps.errors, "
     "torchcaps.files, torchcaps.ranges, torchcaps.machine, torchcaps.plugins, "
     "torchcaps.analysis.doubt, torchcaps.analysis.figures, torchcaps.analysis.photos, "
-    "torchcaps.datasets.formats.image_files, torchcaps.datasets.preparation, torchcaps.export.description, "
+    "torchcaps.datasets.images, torchcaps.datasets.preparation, torchcaps.export.description, "
     "torchcaps.export.onnx_model"
 )
 

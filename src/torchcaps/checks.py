@@ -29,6 +29,8 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _KINDS = {
     "Float": (FLOATS, "a floating-point tensor of at least 16 bits"),
     "Int": (INTEGERS, "a tensor of integers"),
+    "Int64": ((torch.int64,), "an int64 tensor"),
+    "UInt8": ((torch.uint8,), "uint8 pixels of 0..255"),
     "Bool": ((torch.bool,), "a tensor of True and False"),
     "Shaped": ((*INTEGERS, torch.bool, *FLOATS), "a tensor of numbers"),
 }

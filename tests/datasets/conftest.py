@@ -79,7 +79,7 @@ def small_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             shapes[f"{part}-{name}"] = array.shape
             header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
             (folder / f"{part}-{name}").write_bytes(header + array.tobytes())
-    family = dataclasses.replace(mnist.FAMILIES[0], shapes=shapes, md5={})
+    family = dataclasses.replace(mnist.FAMILIES[0], shapes=shapes, labels_md5=None)
     monkeypatch.setattr(mnist, "FAMILIES", (family,))
     return folder
 

@@ -76,15 +76,20 @@ BOTH = torch.zeros(2, 2, 1, 3, 3).byte()
 @pytest.mark.parametrize(
     ("labels", "parts", "error", "words"),
     [
-        ([[0], [1]], None, InputError, r"\(2,\).*P objects from 2, got \(2, 1\)"),
+        ([[0], [1]], None, InputError, r"of two objects or more, .* got \[0\] for image 0"),
         ([[[0, 1]], [[1, 2]]], None, InputError, r"got \(2, 1, 2\)"),
-        ([[0, 1], [2, 2]], None, InputError, r"must all differ, got \[2, 2\] for image 1"),
-        ([[0, 1, 0], [0, 1, 2]], None, InputError, r"must all differ, got \[0, 1, 0\] for image 0"),
+        ([[0, 1], [2, 2]], None, InputError, r"and all differ, got \[2, 2\] for image 1"),
+        ([[0, 1, 0], [0, 1, 2]], None, InputError, r"and all differ, got \[0, 1, 0\] for image 0"),
         ([[0, 1], [2, -1]], None, InputError, "0 or greater, got -1"),
-        ([0, 1], BOTH, InputError, r"labels \(N, P\).*got \(2, 2, 1, 3, 3\), \(2,\)"),
-        ([[0, 1, 2], [0, 1, 2]], BOTH, InputError, r"parts must have the shape"),
-        ([[0, 1], [0, 1]], BOTH[..., :2], InputError, r"parts must have the shape"),
-        ([[0, 1], [0, 1]], BOTH.float(), TypeError, "uint8 pixels of 0..255, got torch.float32"),
+        ([0, 1], BOTH, InputError, r"whose labels have the shape \(N, P\)"),
+        ([[0, 1, 2], [0, 1, 2]], BOTH, InputError, r"parts must have shape"),
+        ([[0, 1], [0, 1]], BOTH[..., :2], InputError, r"parts must have shape"),
+        (
+            [[0, 1], [0, 1]],
+            BOTH.float(),
+            TypeError,
+            "ImageSet: parts must be uint8 pixels of 0..255, got one of",
+        ),
     ],
 )
 def test_sets_of_several_objects_check_themselves(

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from torchcaps.analysis.figures import GAP, LINE, MARGIN, MUTED, TEXT, WRONG, Sheet, drawable, text_width
-from torchcaps.datasets.formats.image_files import Photo
+from torchcaps.datasets.images import Photo
 from torchcaps.datasets.preparation import Box
 from torchcaps.errors import InputError
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchcaps.analysis.doubt import USUAL, Calibration, distances
 from torchcaps.analysis.inference import Scored, classes_of, in_batches, inference
-from torchcaps.datasets.formats.image_files import Fit, read_image
+from torchcaps.datasets.images import Fit, read_image
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError
 from torchcaps.models import Network

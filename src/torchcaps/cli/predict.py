@@ -124,7 +124,7 @@ def split_arguments(arguments: Sequence[Path]) -> tuple[Path | None, Sequence[Pa
     The first argument is the network if it is a folder, ends in ``.onnx``, or is nothing here and could be a repository
     of the hub; else it is an image.
     """
-    from torchcaps.datasets.formats.image_files import SUFFIXES
+    from torchcaps.datasets.images import SUFFIXES
 
     first = arguments[0] if arguments else None
     is_network = first is not None and (

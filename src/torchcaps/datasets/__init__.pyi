@@ -6,11 +6,11 @@ from .dataset import ImageSet as ImageSet
 from .dataset import Splits as Splits
 from .dataset import center_crop as center_crop
 from .dataset import resize_images as resize_images
-from .formats.image_files import Photo as Photo
-from .formats.image_files import get_max_megapixels as get_max_megapixels
-from .formats.image_files import read_image as read_image
-from .formats.image_files import read_photo as read_photo
-from .formats.image_files import set_max_megapixels as set_max_megapixels
+from .images import Photo as Photo
+from .images import get_max_megapixels as get_max_megapixels
+from .images import read_image as read_image
+from .images import read_photo as read_photo
+from .images import set_max_megapixels as set_max_megapixels
 from .loading import load_dataset as load_dataset
 from .pairs import PairSet as PairSet
 from .pairs import fixed_pairs as fixed_pairs

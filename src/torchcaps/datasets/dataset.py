@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from jaxtyping import Int64, Shaped, UInt8
 from torch import Tensor
 
-from torchcaps.errors import InputError, shown
+from torchcaps.checks import checked
+from torchcaps.errors import InputError
 from torchcaps.machine import check_memory
-from torchcaps.ranges import PIXELS
+from torchcaps.ranges import Pixels
 
 if TYPE_CHECKING:
     from torchcaps.datasets.pairs import PairSet
@@ -48,19 +49,35 @@ class ImageSet:
     factors: Mapping[str, Shaped[Tensor, "N"]] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_dtype("images", self.images, torch.uint8)
-        if self.images.ndim != 4 or 0 in self.images.shape:
-            raise InputError(
-                f"images must have the shape (N, C, H, W) with no axis empty, got {tuple(self.images.shape)}"
-            )
-        _check_labels(self.labels, len(self.images))
-        if self.parts is not None:
-            self._check_parts(self.parts)
+        self._check(self.images, self.labels, self.parts)
         for name, values in self.factors.items():
             if values.shape != (len(self),):
                 raise InputError(
                     f"the factor {name} must have the shape ({len(self)},), one for each image, got "
                     f"{tuple(values.shape)}"
+                )
+
+    @checked
+    def _check(
+        self,
+        images: UInt8[Tensor, "N C H W"],
+        labels: Int64[Tensor, "N"] | Int64[Tensor, "N P"],
+        parts: UInt8[Tensor, "N P C H W"] | None,
+    ) -> None:
+        if 0 in images.shape:
+            raise InputError(f"images must have the shape (N, C, H, W) with no axis empty, got {tuple(images.shape)}")
+        if labels.min() < 0:
+            raise InputError(f"labels must be 0 or greater, got {int(labels.min())}")
+        if labels.ndim == 1 and parts is not None:
+            raise InputError("parts are for images of several objects, whose labels have the shape (N, P)")
+        if labels.ndim == 2:
+            ordered = labels.sort(1).values
+            alike = (ordered[:, 1:] == ordered[:, :-1]).any(1)
+            if labels.shape[1] < 2 or alike.any():
+                i = int(alike.int().argmax())
+                raise InputError(
+                    f"the labels of one image must be those of two objects or more, and all differ, got "
+                    f"{labels[i].tolist()} for image {i}"
                 )
 
     def __len__(self) -> int:
@@ -119,42 +136,9 @@ class ImageSet:
         parts = None if self.parts is None else change(self.parts)
         return ImageSet(change(self.images), change(self.labels), parts, factors=factors)
 
-    def _check_parts(self, parts: Tensor) -> None:
-        check_dtype("parts", parts, torch.uint8)
-        wanted = (len(self), self.num_objects, *self.in_shape)
-        if self.labels.ndim == 1 or parts.shape != wanted:
-            raise InputError(
-                f"parts must have the shape (N, P, C, H, W) and labels (N, P), of images (N, C, H, W); got "
-                f"{tuple(parts.shape)}, {tuple(self.labels.shape)} and {tuple(self.images.shape)}"
-            )
 
-
-def check_dtype(name: str, values: object, dtype: torch.dtype) -> None:
-    """Raise TypeError unless ``values`` are a tensor of that dtype: uint8 for pixels, int64 for labels."""
-    got = values.dtype if isinstance(values, Tensor) else type(values).__name__
-    if got != dtype:
-        wanted = "uint8 pixels of 0..255" if dtype == torch.uint8 else str(dtype).removeprefix("torch.")
-        raise TypeError(f"{name} must be {wanted}, got {got}")
-
-
-def _check_labels(labels: Tensor, num_images: int) -> None:
-    check_dtype("labels", labels, torch.int64)
-    if labels.shape[:1] != (num_images,) or labels.ndim > 2 or labels.shape[1:] in ((0,), (1,)):
-        raise InputError(
-            f"labels must have the shape ({num_images},), one for each image, or ({num_images}, P), one for each of "
-            f"P objects from 2, got {tuple(labels.shape)}"
-        )
-    if labels.min() < 0:
-        raise InputError(f"labels must be 0 or greater, got {int(labels.min())}")
-    if labels.ndim == 2:
-        rows = labels.sort(1).values
-        alike = (rows[:, 1:] == rows[:, :-1]).any(1).nonzero()
-        if len(alike):
-            i = int(alike[0])
-            raise InputError(f"the labels of one image must all differ, got {labels[i].tolist()} for image {i}")
-
-
-def resize_images(images: UInt8[Tensor, "N C h w"], size: tuple[int, int]) -> UInt8[Tensor, "N C H W"]:
+@checked
+def resize_images(images: UInt8[Tensor, "N C h w"], size: tuple[Pixels, Pixels]) -> UInt8[Tensor, "N C H W"]:
     """Bring images to ``size`` (height, width in pixels), bicubic, smoothed first where they shrink.
 
     Height and width are scaled by a factor each: another aspect ratio is stretched, not cropped.
@@ -164,11 +148,6 @@ def resize_images(images: UInt8[Tensor, "N C h w"], size: tuple[int, int]) -> UI
         InputError: The images have another shape, ``size`` is not two numbers of pixels, or the images do not fit into
             memory at that size.
     """
-    check_dtype("images", images, torch.uint8)
-    if images.ndim != 4:
-        raise InputError(f"images must have the shape (N, C, H, W), got {tuple(images.shape)}")
-    if not isinstance(size, Sequence) or len(size) != 2 or not all(side in PIXELS for side in size):
-        raise InputError(f"size must be a height and a width, {PIXELS} pixels each, got {shown(size)}")
     if images.shape[2:] == torch.Size(size):
         return images
     count, channels = images.shape[:2]

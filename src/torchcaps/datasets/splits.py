@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from torchcaps.datasets.dataset import ImageSet, Splits, check_dtype
+from torchcaps.checks import checked
+from torchcaps.datasets.dataset import ImageSet, Splits
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.errors import InputError, shown
 from torchcaps.ranges import Range
@@ -18,6 +19,7 @@ from torchcaps.ranges import Range
 _TEST_SHARE = 0.2
 
 
+@checked
 def stratified_split(
     labels: Int64[Tensor, "N"], size: int, *, seed: int, leave_one: bool = True
 ) -> tuple[Int64[Tensor, "rest"], Int64[Tensor, "size"]]:
@@ -39,7 +41,6 @@ def stratified_split(
         TypeError: The labels are no int64 tensor.
         InputError: So many images cannot be held out, or the seed is out of its range.
     """
-    check_dtype("labels", labels, torch.int64)
     classes, counts = np.unique(labels.numpy(), return_counts=True)
     most = len(labels) - leave_one * len(classes)
     if size not in Range(1, most, whole=True):

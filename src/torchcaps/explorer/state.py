@@ -20,7 +20,7 @@ from torchcaps.analysis import RoutingTrace, predict, trace_routing
 from torchcaps.analysis.doubt import Calibration, distances, runner_up
 from torchcaps.analysis.inference import as_pixels, class_labels, inference, require_decoder
 from torchcaps.datasets import ImageSet, find_dataset
-from torchcaps.datasets.formats.image_files import Fit, read_photo
+from torchcaps.datasets.images import Fit, read_photo
 from torchcaps.datasets.preparation import Preparation, Prepared
 from torchcaps.errors import InputError
 from torchcaps.files import real

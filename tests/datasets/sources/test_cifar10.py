@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import hashlib
 import io
 import re
 import tarfile
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from support import assert_raises
 from torchcaps.datasets import load_dataset
 from torchcaps.datasets.sources import cifar10
 from torchcaps.errors import InputError
@@ -34,17 +33,19 @@ FILES = {name: records(seed).tobytes() for seed, name in enumerate(NAMES)}
 
 def packed(files: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, contents in {"batches.meta.txt": b"airplane\n", **files}.items():
             member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
             member.size = len(contents)
             archive.addfile(member, io.BytesIO(contents))
-    return buffer.getvalue()
+    return gzip.compress(buffer.getvalue(), mtime=0)
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    sha256 = {"cifar-10-binary.tar.gz": hashlib.sha256(packed(FILES)).hexdigest()}
     monkeypatch.setattr(cifar10, "_RECORDS", N)
+    monkeypatch.setattr(cifar10, "SOURCE", dataclasses.replace(cifar10.SOURCE, sha256=sha256))
 
 
 def put(root: Path, files: dict[str, bytes], *, as_archive: bool) -> Path:
@@ -94,72 +95,35 @@ def test_it_is_downloaded_and_found_again(
     assert len(load_dataset("cifar10", download=False).test) == N
 
 
-@pytest.mark.parametrize("as_archive", [True, False])
-def test_a_short_file_is_named(tmp_path: Path, as_archive: bool) -> None:
-    place = put(tmp_path, FILES | {"data_batch_3.bin": FILES["data_batch_3.bin"][:-1]}, as_archive=as_archive)
-    with pytest.raises(
-        InputError, match=f"data_batch_3.bin in {re.escape(str(place))} has 61,459 bytes, but .* make 61,460; fetch"
-    ):
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_file_of_another_size_is_named(tmp_path: Path, change: int) -> None:
+    contents = (FILES["data_batch_3.bin"] + b"x")[: N * 3073 + change]
+    place = put(tmp_path, FILES | {"data_batch_3.bin": contents}, as_archive=False)
+    words = "it ends too early" if change < 0 else "it goes on after its last value"
+    with pytest.raises(InputError, match=f"{re.escape(str(place))}/data_batch_3.bin is not CIFAR-10's .* {words}"):
         load_dataset("cifar10", data_dir=tmp_path)
 
 
-@pytest.mark.parametrize("as_archive", [True, False])
-def test_a_label_beyond_the_classes_is_named(tmp_path: Path, as_archive: bool) -> None:
-    place = put(tmp_path, FILES | {"test_batch.bin": b"\x0a" + FILES["test_batch.bin"][1:]}, as_archive=as_archive)
-    with pytest.raises(
-        InputError, match=f"test_batch.bin in {re.escape(str(place))} has a label 10, but those of CIFAR-10 are 0 to 9"
-    ):
+def test_a_label_beyond_the_classes_is_named(tmp_path: Path) -> None:
+    put(tmp_path, FILES | {"test_batch.bin": b"\x0a" + FILES["test_batch.bin"][1:]}, as_archive=False)
+    with pytest.raises(InputError, match="cifar10: a test label is 10, but the 10 classes go from 0 to 9"):
         load_dataset("cifar10", data_dir=tmp_path)
 
 
-@pytest.mark.parametrize("as_archive", [True, False])
-def test_a_missing_file_is_named(tmp_path: Path, as_archive: bool) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     files = {name: contents for name, contents in FILES.items() if name != "data_batch_2.bin"}
-    place = put(tmp_path, files, as_archive=as_archive)
-    with pytest.raises(InputError, match=rf"{re.escape(str(place))}.*data_batch_2\.bin"):
+    place = put(tmp_path, files, as_archive=False)
+    with pytest.raises(InputError, match=rf"there is no file {re.escape(str(place))}/data_batch_2\.bin"):
         load_dataset("cifar10", data_dir=tmp_path)
 
 
-def test_damaged_archives_and_other_files(tmp_path: Path) -> None:
-    place = put(tmp_path, FILES, as_archive=True)
-    whole = place.read_bytes()
-    damaged = whole[:5000] + bytes(200) + whole[5200:]
-    for contents in (b"", b"<html>", whole[:50], whole[: len(whole) // 2], damaged):
+def test_another_archive_is_not_opened(tmp_path: Path) -> None:
+    """Damaged, other, or a bomb: its checksum tells."""
+    place = put(tmp_path, FILES | {"data_batch_1.bin": FILES["data_batch_2.bin"]}, as_archive=True)
+    for contents in (place.read_bytes(), b"", b"<html>"):
         place.write_bytes(contents)
-        with pytest.raises(InputError, match=re.escape(str(place))) as raised:
+        with pytest.raises(InputError, match=f"{re.escape(str(place))} is not cifar10's, or it is damaged"):
             load_dataset("cifar10", data_dir=tmp_path)
-        assert "\n" not in str(raised.value)
-
-
-def test_bombs_are_not_unpacked(tmp_path: Path) -> None:
-    """Fifty megabytes of zeros beside the files, in place of one, and as a file with holes."""
-    bomb = bytes(50_000_000)
-    place = put(tmp_path, FILES | {"more.bin": bomb}, as_archive=True)
-    sparse = tarfile.TarInfo("cifar-10-batches-bin/data_batch_1.bin")
-    sparse.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "50000000"}
-    sparse.size = 512
-    holes = io.BytesIO()
-    with tarfile.open(fileobj=holes, mode="w:gz", format=tarfile.PAX_FORMAT) as archive:
-        archive.addfile(sparse, io.BytesIO(b"0\n".ljust(512, b"\0")))
-    for contents, words in (
-        (place.read_bytes(), "has more than the 1,417,336 bytes that it may have, unpacked"),
-        (packed(FILES | {"data_batch_1.bin": bomb}), "has more than the 1,417,336 bytes that it may have, unpacked"),
-        (holes.getvalue(), f"data_batch_1.bin in {place} has 50,000,000 bytes"),
-    ):
-        place.write_bytes(contents)
-        tracemalloc.start()
-        assert_raises(InputError, load_dataset, "cifar10", data_dir=tmp_path, say=words)
-        assert tracemalloc.get_traced_memory()[1] < 10**7
-        tracemalloc.stop()
-
-
-def test_an_archive_with_links_that_lead_in_a_circle(tmp_path: Path) -> None:
-    place = put(tmp_path, FILES, as_archive=True)
-    with tarfile.open(place, "w:gz") as archive:
-        link = tarfile.TarInfo("cifar-10-batches-bin/data_batch_1.bin")
-        link.type, link.linkname = tarfile.LNKTYPE, link.name
-        archive.addfile(link)
-    assert_raises(InputError, load_dataset, "cifar10", data_dir=tmp_path, say=str(place))
 
 
 def test_a_folder_without_it_says_what_belongs_there(tmp_path: Path) -> None:

@@ -191,10 +191,10 @@ def test_what_is_skipped_is_as_if_it_were_not_there(tmp_path: Path, save_image: 
 def test_too_few_images_are_left(tmp_path: Path, save_image: Save) -> None:
     damage(fill(save_image, tmp_path / "train", {"a": 4, "b": 4}), "b/000.png", "b/001.png", "b/002.png")
     damage(fill(save_image, tmp_path / "test", {"a": 2, "b": 2}), "a/000.png", "a/001.png")
-    with pytest.raises(InputError, match=r"train.b has 1 image that can be read, but at least 2 are needed"):
+    with pytest.raises(InputError, match=r"the class b has 1 train image that can be read, but at least 2 are needed"):
         load(tmp_path, skip_damaged=True)
     fill(save_image, tmp_path / "train", {"a": 4, "b": 4})
-    with pytest.raises(InputError, match=r"test.a has 0 images that can be read, but at least 1 are needed"):
+    with pytest.raises(InputError, match=r"the class a has 0 test images that can be read, but at least 1 are needed"):
         load(tmp_path, skip_damaged=True)
 
 
@@ -236,7 +236,7 @@ def test_folders_that_cannot_be(tmp_path: Path, save_image: Save) -> None:
     (tmp_path / "b").mkdir()
     fails(f"the class folder {tmp_path / 'b'} has no images")
     fill(save_image, tmp_path, {"b": 1})
-    fails(f"the class folder {tmp_path / 'b'} has 1 image, but at least 3")
+    fails("the class b has 1 train image that can be read, but at least 3")
     (tmp_path / "test").mkdir()
     fails("has test/ but no train/")
 
@@ -244,10 +244,10 @@ def test_folders_that_cannot_be(tmp_path: Path, save_image: Save) -> None:
 def test_parts_that_do_not_fit_each_other(tmp_path: Path, save_image: Save) -> None:
     fill(save_image, tmp_path / "train", {"a": 5, "b": 5})
     fill(save_image, tmp_path / "test", {"a": 5, "c": 5})
-    with pytest.raises(InputError, match=r"the class b is in .*train but not in .*test"):
+    with pytest.raises(InputError, match=r"the class b has no folder in test"):
         load(tmp_path)
     fill(save_image, tmp_path / "test", {"b": 5})
-    with pytest.raises(InputError, match=r"the class c is in .*test but not in .*train"):
+    with pytest.raises(InputError, match=r"the class c has no folder in train"):
         load(tmp_path)
     fill(save_image, tmp_path / "val", {"a": 1})
     fill(save_image, tmp_path / "valid", {"a": 1})

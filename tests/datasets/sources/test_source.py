@@ -72,17 +72,26 @@ def test_places_are_looked_at_in_turn(tmp_path: Path, cache: Path, monkeypatch: 
     assert SOURCE.find(None) == tmp_path / "named"
 
 
-def test_files_of_another_set_in_the_folder_itself_are_left(tmp_path: Path) -> None:
-    class Picky(Source):
-        def is_foreign(self, found: Mapping[str, Path]) -> bool:
-            return found["a.gz"].read_bytes() == FILES["a.gz"]
-
-    picky = Picky(**vars(SOURCE))
+def test_shared_names_in_a_folder_that_was_not_named_for_the_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = dataclasses.replace(SOURCE, shares_names=True)
+    monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
     put(tmp_path, "a.gz", "b.tar")
-    assert SOURCE.find(tmp_path) == tmp_path
-    assert picky.find(tmp_path) is None
-    put(tmp_path / "things", "a.gz", "b.tar")  # there nobody else's are
-    assert picky.find(tmp_path) == tmp_path / "things"
+    assert SOURCE.find(None) == SOURCE.find(tmp_path) == shared.find(tmp_path) == tmp_path
+    assert shared.find(None) is None
+    with pytest.raises(InputError, match="things is not on this machine"):
+        paths(shared)
+    put(tmp_path / "things", "a.gz", "b.tar")
+    assert shared.find(None) == tmp_path / "things"
+
+
+def test_contents_are_verified(tmp_path: Path) -> None:
+    put(tmp_path, "a.gz")
+    SOURCE.verify(tmp_path / "a.gz")
+    (tmp_path / "a.gz").write_bytes(b"other")
+    with pytest.raises(InputError, match=rf"{re.escape(str(tmp_path / 'a.gz'))} is not things's, or it is damaged"):
+        SOURCE.verify(tmp_path / "a.gz")
 
 
 def test_what_is_missing_is_downloaded(serve: Callable[[dict[str, bytes]], str], cache: Path) -> None:

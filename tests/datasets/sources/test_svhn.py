@@ -25,14 +25,20 @@ def arrays(n: int) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(svhn, "_COUNTS", dict(zip(NAMES, (40, 20), strict=True)))
+def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files whose checksums are known."""
+    folder = write(tmp_path / "checked")
+    sha256 = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in NAMES}
+    monkeypatch.setattr(svhn, "SOURCE", dataclasses.replace(svhn.SOURCE, sha256=sha256))
 
 
-def write(folder: Path, train: dict[str, np.ndarray] | None = None) -> Path:
+def write(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    savemat(folder / NAMES[0], train or arrays(40), do_compression=True)
-    savemat(folder / NAMES[1], arrays(20), do_compression=True)
+    for name, n in zip(NAMES, (40, 20), strict=True):
+        savemat(folder / name, arrays(n), do_compression=True)
+        contents = bytearray((folder / name).read_bytes())
+        contents[:116] = b"MATLAB 5.0 MAT-file".ljust(116)  # without the time
+        (folder / name).write_bytes(contents)
     return folder
 
 
@@ -53,41 +59,15 @@ def test_they_are_downloaded(
 ) -> None:
     folder = write(tmp_path / "there")
     files = {name: (folder / name).read_bytes() for name in NAMES}
-    sha256 = {name: hashlib.sha256(contents).hexdigest() for name, contents in files.items()}
-    monkeypatch.setattr(svhn, "SOURCE", dataclasses.replace(svhn.SOURCE, mirrors=(serve(files),), sha256=sha256))
+    monkeypatch.setattr(svhn, "SOURCE", dataclasses.replace(svhn.SOURCE, mirrors=(serve(files),)))
     assert len(load_dataset("svhn").test) == 20
     assert svhn.SOURCE.find(None) == cache / "svhn"
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        (
-            {"X": np.zeros((32, 32, 3, 39), np.uint8)},
-            r"shape \(32, 32, 3, 39\).*uint8 of \(32, 32, 3, 40\) and \(40, 1\)",
-        ),
-        ({"X": np.zeros((32, 32, 3, 40), np.int8)}, "holds int8 pixels"),
-        ({"X": np.zeros((32, 32, 3, 40))}, "it announces 983,040 bytes where at most 122,880 can be"),
-        ({"y": np.ones((39, 1))}, r"labels of the shape \(39, 1\)"),
-        ({"y": np.zeros((40, 1))}, r"has labels from 0\.0 to 0\.0, but SVHN's are 1 to 10"),
-        ({"y": np.full((40, 1), 1.5)}, "has labels from 1.5 to 1.5"),
-    ],
-)
-def test_files_of_another_form(tmp_path: Path, changed: dict[str, np.ndarray], words: str) -> None:
-    write(tmp_path, {**arrays(40), **changed})
-    with pytest.raises(InputError, match=rf"{re.escape(str(tmp_path / NAMES[0]))} .*{words}"):
-        load_dataset("svhn", data_dir=tmp_path)
 
 
 def test_damaged_and_missing_files(tmp_path: Path) -> None:
     path = write(tmp_path) / NAMES[1]
     path.write_bytes(path.read_bytes()[:-50])
-    with pytest.raises(
-        InputError, match=f"{re.escape(str(path))} is not a Matlab file of version 5, or it is truncated or corrupt"
-    ):
-        load_dataset("svhn", data_dir=tmp_path)
-    savemat(path, {"X": arrays(20)["X"]})
-    with pytest.raises(InputError, match=f"{re.escape(str(path))} has no variable y; it holds X"):
+    with pytest.raises(InputError, match=f"{re.escape(str(path))} is not svhn's, or it is damaged"):
         load_dataset("svhn", data_dir=tmp_path)
     path.unlink()
     with pytest.raises(InputError, match=f"{re.escape(str(tmp_path))} has no {NAMES[1]}; put all files of svhn there"):

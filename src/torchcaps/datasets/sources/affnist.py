@@ -7,18 +7,18 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float64, UInt8
+from jaxtyping import Float64, Shaped, UInt8
 from torch import Tensor
 
 from torchcaps.datasets.affine import cut_windows, inverse_maps, linear_maps, warp
 from torchcaps.datasets.dataset import ImageSet, Splits
-from torchcaps.datasets.formats.matlab import read_mat
 from torchcaps.datasets.preparation import Preparation
+from torchcaps.datasets.reading import one_sentence
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.datasets.sources.mnist import MADE_OF_MNIST, load_mnist
 from torchcaps.datasets.sources.source import data_folders
-from torchcaps.errors import InputError
+from torchcaps.files import require_file
 
 MARGIN = 6  # pixels of zeros around a digit; as far, at most, it is moved each way
 SIDE = 28 + 2 * MARGIN  # height and width of the images
@@ -148,38 +148,38 @@ def _room(
 
 def find_originals(data_dir: Path | None) -> list[Path] | None:
     """The original Matlab files of the test images, or None; ``data_dir`` is the folder of MNIST's files."""
-    for root in data_folders(data_dir):
-        for name in ("affnist", "affNIST"):
-            for folder in (root / name, root / name / "transformed"):
-                if (folder / "test.mat").is_file():
-                    return [folder / "test.mat"]
-                if (folder / "test_batches").is_dir():
-                    return [folder / "test_batches" / name for name in _BATCHES]
+    places = ("affnist", "affNIST", "affnist/transformed", "affNIST/transformed")
+    for folder in (root / place for root in data_folders(data_dir) for place in places):
+        if (folder / "test.mat").is_file():
+            return [folder / "test.mat"]
+        if (folder / "test_batches").is_dir():
+            return [folder / "test_batches" / name for name in _BATCHES]
     return None
 
 
 def read_originals(paths: list[Path], limit: int | None = None) -> ImageSet:
-    """The images of original files, in a fixed random order, of which ``limit`` are read at most.
+    """The images of original files, in a fixed random order, of which ``limit`` are read at most."""
+    images, labels = map(np.concatenate, zip(*map(_read_original, paths), strict=True))
+    order = generator(FIXED_SEED).permutation(len(labels))[:limit]
+    pixels = images[order].reshape(-1, 1, SIDE, SIDE)
+    return ImageSet(torch.from_numpy(pixels), torch.from_numpy(labels[order].astype(np.int64)))
 
-    Each file has the structure ``affNISTdata``: ``image`` (1600, n), whose columns are the rows of an image one after
-    the other, and ``label_int`` (1, n).
+
+def _read_original(path: Path) -> tuple[UInt8[np.ndarray, "n pixels"], Shaped[np.ndarray, "n"]]:
+    """The images and labels of one file.
+
+    It has the structure ``affNISTdata``: ``image`` (1600, n), whose columns are the rows of an image one after the
+    other, and ``label_int`` (1, n).
     """
-    most = SIDE * SIDE * NUM_TEST // len(paths)  # bytes
-    images, labels = zip(*(_read_original(path, most) for path in paths), strict=True)
-    order = generator(FIXED_SEED).permutation(sum(map(len, labels)))[:limit]
-    pixels = np.concatenate(images)[order].reshape(-1, 1, SIDE, SIDE)
-    return ImageSet(torch.from_numpy(pixels), torch.from_numpy(np.concatenate(labels)[order].astype(np.int64)))
+    from scipy.io import loadmat
 
-
-def _read_original(path: Path, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """The images (n, 1600) and labels (n,) of one file."""
-    fields = read_mat(path, "affNISTdata.image", "affNISTdata.label_int", most=most)
-    image, labels = fields["affNISTdata.image"], fields["affNISTdata.label_int"].ravel()
-    if image.dtype != np.uint8 or image.shape != (SIDE * SIDE, labels.size) or not labels.size:
-        raise InputError(
-            f"{path} is not affNIST's: its images are {image.dtype} of the shape {image.shape} and its {labels.size} "
-            f"labels {labels.dtype}, but images must be uint8 of the shape ({SIDE * SIDE}, {labels.size})"
-        )
-    if not np.isin(labels, np.arange(10)).all():
-        raise InputError(f"{path} is not affNIST's: its labels run from {labels.min()} to {labels.max()}, not 0 to 9")
-    return image.T, labels
+    require_file(path)
+    with one_sentence(f"{path} is not affNIST's"):
+        fields = loadmat(path, variable_names=["affNISTdata"])["affNISTdata"][0, 0]
+        images, labels = fields["image"], fields["label_int"].ravel()
+        if (images.dtype, images.shape, labels.dtype.kind) != (np.uint8, (SIDE * SIDE, labels.size), "u"):
+            raise ValueError(
+                f"its images are {images.dtype} of the shape {images.shape} and its {labels.size} labels "
+                f"{labels.dtype}, but images must be uint8 of the shape ({SIDE * SIDE}, {labels.size})"
+            )
+    return images.T, labels

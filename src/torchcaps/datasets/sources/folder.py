@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from torchcaps.datasets.dataset import ImageSet, Splits, resize_images
-from torchcaps.datasets.formats.image_files import SUFFIXES, read_pixels, with_channels
+from torchcaps.datasets.images import SUFFIXES, read_pixels, with_channels
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.datasets.splits import with_test_set
@@ -17,8 +17,8 @@ from torchcaps.errors import InputError
 _VALIDATION_NAMES = ("val", "valid", "validation")
 _MOST_NAMED = 20  # damaged files in an error
 
-ClassFiles = dict[str, list[Path]]
-"""The image files of each class, by the name of the class."""
+Files = dict[str, dict[str, list[Path]]]
+"""The image files of each part, by the names of their classes."""
 
 
 @register_dataset(
@@ -45,18 +45,15 @@ def load_folder(request: DataRequest) -> Splits:
     root = request.source
     if not root.is_dir():
         raise InputError(f"there is no folder {root} to read images from")
-    folders = _parts(root)
-    files = {part: _class_files(folder) for part, folder in folders.items()}
-    class_names = _class_names(folders, files)
-    _check_enough(folders, files)
+    files = {part: _class_files(folder) for part, folder in _parts(root).items()}
+    class_names = _class_names(root, files)
     images, damaged = _read(files, request.image_size, skip=request.skip_damaged)
-    if damaged:
-        files = {
-            part: {name: [file for file in listed if file in images] for name, listed in by_class.items()}
-            for part, by_class in files.items()
-        }
-        _check_enough(folders, files, " that can be read")
-    return with_test_set(root, _sets(files, class_names, images), class_names, tuple(damaged))
+    read = {
+        part: {name: [file for file in listed if file in images] for name, listed in by_class.items()}
+        for part, by_class in files.items()
+    }
+    _check_enough(root, read)
+    return with_test_set(root, _sets(read, class_names, images), class_names, tuple(damaged))
 
 
 def _parts(root: Path) -> dict[str, Path]:
@@ -83,19 +80,18 @@ def _is_hidden(path: Path) -> bool:
     return path.name.startswith((".", "__MACOSX"))
 
 
-def _class_files(folder: Path) -> ClassFiles:
+def _class_files(folder: Path) -> dict[str, list[Path]]:
     """The image files of each class sub-folder, sorted."""
-    classes = _subfolders(folder)
-    if not classes:
-        raise InputError(f"{folder} has no class sub-folders; put the images of each class in a sub-folder of its own")
     files = {
         child.name: sorted(
             file
             for file in child.iterdir()
             if file.suffix.lower() in SUFFIXES and file.is_file() and not _is_hidden(file)
         )
-        for child in classes
+        for child in _subfolders(folder)
     }
+    if not files:
+        raise InputError(f"{folder} has no class sub-folders; put the images of each class in a sub-folder of its own")
     empty = [name for name, images in files.items() if not images]
     if empty:
         suffixes = ", ".join(sorted(suffix[1:] for suffix in SUFFIXES))
@@ -105,42 +101,35 @@ def _class_files(folder: Path) -> ClassFiles:
     return files
 
 
-def _class_names(folders: dict[str, Path], files: dict[str, ClassFiles]) -> tuple[str, ...]:
+def _class_names(root: Path, files: Files) -> tuple[str, ...]:
     """The names of the classes in the order of their labels, the same in all parts."""
     names = set(files["train"])
     if len(names) < 2:
-        raise InputError(f"{folders['train']} has only the class {min(names)}; at least two are needed")
+        raise InputError(f"{root} has only the class {min(names)}; at least two are needed")
     for part, by_class in files.items():
         odd = sorted(names ^ set(by_class))
         if odd:
-            holder, lacker = ("train", part) if odd[0] in names else (part, "train")
             raise InputError(
-                f"the class {odd[0]} is in {folders[holder]} but not in {folders[lacker]}; "
-                "all parts must have the same classes"
+                f"{root}: the class {odd[0]} has no folder in {part if odd[0] in names else 'train'}; all parts must "
+                "have the same classes"
             )
     numbers = all(name.isdecimal() for name in names)
     return tuple(sorted(names, key=lambda name: (int(name) if numbers else 0, name)))
 
 
-def _check_enough(folders: dict[str, Path], files: dict[str, ClassFiles], which: str = "") -> None:
-    """Raise InputError unless each class has an image to train on, and one for each part without a folder of its own.
-
-    ``which`` says which images are meant.
-    """
+def _check_enough(root: Path, files: Files) -> None:
+    """Raise InputError unless each class has an image to train on, and one for each part without a folder."""
     for part, by_class in files.items():
         needed = 1 + (("test" not in files) + ("validation" not in files) if part == "train" else 0)
         for name, images in by_class.items():
             if len(images) < needed:
-                number = f"{len(images)} image{'s' * (len(images) != 1)}{which}"
                 raise InputError(
-                    f"the class folder {folders[part] / name} has {number}, but at least "
-                    f"{needed} are needed to train, choose the best epoch and test"
+                    f"{root}: the class {name} has {len(images)} {part} image{'s' * (len(images) != 1)} that can be "
+                    f"read, but at least {needed} are needed to train, choose the best epoch and test"
                 )
 
 
-def _read(
-    files: dict[str, ClassFiles], image_size: tuple[int, int] | None, *, skip: bool
-) -> tuple[dict[Path, np.ndarray], list[str]]:
+def _read(files: Files, size: tuple[int, int] | None, *, skip: bool) -> tuple[dict[Path, np.ndarray], list[str]]:
     """Read all images, which must be of one size.
 
     Returns:
@@ -148,9 +137,8 @@ def _read(
     """
     images: dict[Path, np.ndarray] = {}
     damaged: list[str] = []
-    number = 0
-    for file in (file for by_class in files.values() for listed in by_class.values() for file in listed):
-        number += 1
+    listed = [file for by_class in files.values() for each in by_class.values() for file in each]
+    for file in listed:
         try:
             image = read_pixels(file)
         except InputError as error:
@@ -159,18 +147,16 @@ def _read(
         if damaged and not skip:  # nothing is trained on: the others are only looked at
             images.clear()
             continue
-        if image_size:
-            image = resize_images(torch.from_numpy(image)[None], image_size)[0].numpy()
-        images[file] = image
+        images[file] = image if size is None else resize_images(torch.from_numpy(image)[None], size)[0].numpy()
         first = next(iter(images))
-        if image.shape[1:] != images[first].shape[1:]:
-            size, other = ("×".join(map(str, images[each].shape[1:])) for each in (file, first))
+        own, other = ("×".join(map(str, images[each].shape[1:])) for each in (file, first))
+        if own != other:
             raise InputError(
-                f"{file} is {size} pixels (height × width), but {first} is {other}; bring all images to one size with "
+                f"{file} is {own} pixels (height × width), but {first} is {other}; bring all images to one size with "
                 "--image-size"
             )
     if damaged and not skip:
-        raise InputError(_listed(damaged, number))
+        raise InputError(_listed(damaged, len(listed)))
     return images, damaged
 
 
@@ -184,9 +170,7 @@ def _listed(damaged: list[str], number: int) -> str:
     return "\n  ".join([f"{first}--skip-damaged:", *damaged[:_MOST_NAMED], *more])
 
 
-def _sets(
-    files: dict[str, ClassFiles], class_names: tuple[str, ...], images: dict[Path, np.ndarray]
-) -> dict[str, ImageSet]:
+def _sets(files: Files, class_names: tuple[str, ...], images: dict[Path, np.ndarray]) -> dict[str, ImageSet]:
     """The images of each part in a fixed random order, all of one number of channels."""
     channels = max(map(len, images.values()))
     sets = {}

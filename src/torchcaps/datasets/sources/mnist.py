@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import math
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import UInt8
 
 from torchcaps.datasets.dataset import ImageSet, Splits
-from torchcaps.datasets.formats.reading import finish, opened, read_exactly, read_header
 from torchcaps.datasets.preparation import Preparation
+from torchcaps.datasets.reading import read_binary
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.sources.source import Source
 from torchcaps.errors import InputError
@@ -36,104 +37,89 @@ class IdxFamily(Source):
     """One data set of four idx files, each gzipped or not.
 
     Args:
-        title: Its title in lists.
-        source: Its paper or address.
-        licence: Its terms.
         class_names: The name of each label.
-        md5: The hash of each file's decompressed contents, as published, where it is known. It is the same however the
-            file was packed.
+        labels_md5: The hash of the unpacked test labels, as published, where it is known: all families have files of
+            the same names and shapes, and this tells which one it is.
         shapes: The shape of the array in each file, by the file's name without ``.gz``.
-        preparation: How the images were made of drawings; None where they were made in another way.
+        info: What else the list says of it.
     """
 
-    title: str
-    source: str
-    licence: str
     class_names: tuple[str, ...]
-    md5: dict[str, str]
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=lambda: _SHAPES)
-    preparation: Preparation | None = None
+    labels_md5: str | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: _SHAPES)
+    info: Mapping[str, Any] = field(default_factory=dict)
 
-    def is_foreign(self, found: Mapping[str, Path]) -> bool:
-        """Whether the test labels, the smallest of the files, are known to be another family's: all share the names."""
-        stem = f"t10k-{_LABELS}"
-        if f"{stem}.gz" not in found:
-            return False
-        try:
-            _, md5 = _contents(self, stem, found[f"{stem}.gz"])
-        except InputError:  # reading it for good raises the error
-            return False
-        return _owner(md5) not in (None, self)
+
+def _of_each(*sha256: str) -> dict[str, str]:
+    """The hashes of the four files, by their names."""
+    return dict(zip((f"{stem}.gz" for stem in _SHAPES), sha256, strict=True))
 
 
 FAMILIES = (
     IdxFamily(
         name="mnist",
-        title="MNIST handwritten digits",
         folders=("MNIST/raw",),
-        source="LeCun, Cortes, Burges: The MNIST database of handwritten digits (1998)",
-        licence="CC BY-SA 3.0",
         class_names=tuple("0123456789"),
         mirrors=(
             "https://ossci-datasets.s3.amazonaws.com/mnist/",
             "https://storage.googleapis.com/cvdf-datasets/mnist/",
         ),
-        sha256={
-            f"train-{_IMAGES}.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            f"train-{_LABELS}.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            f"t10k-{_IMAGES}.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            f"t10k-{_LABELS}.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        sha256=_of_each(
+            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        ),
+        labels_md5="27ae3e4e09519cfbb04c329615203637",
+        info={
+            "title": "MNIST handwritten digits",
+            "source": "LeCun, Cortes, Burges: The MNIST database of handwritten digits (1998)",
+            "licence": "CC BY-SA 3.0",
+            "preparation": Preparation(),
         },
-        md5={
-            f"train-{_IMAGES}": "6bbc9ace898e44ae57da46a324031adb",
-            f"train-{_LABELS}": "a25bea736e30d166cdddb491f175f624",
-            f"t10k-{_IMAGES}": "2646ac647ad5339dbf082846283269ea",
-            f"t10k-{_LABELS}": "27ae3e4e09519cfbb04c329615203637",
-        },
-        preparation=Preparation(),
     ),
     IdxFamily(
         name="fashion-mnist",
-        title="Fashion-MNIST articles of clothing",
+        shares_names=True,
         folders=("FashionMNIST/raw",),
-        source="Xiao, Rasul, Vollgraf: Fashion-MNIST (2017), arXiv:1708.07747",
-        licence="MIT",
         class_names=_CLOTHING,
         mirrors=(
             "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
             "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
         ),
-        sha256={
-            f"train-{_IMAGES}.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-            f"train-{_LABELS}.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-            f"t10k-{_IMAGES}.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-            f"t10k-{_LABELS}.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-        },
-        md5={
-            f"train-{_IMAGES}": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-            f"train-{_LABELS}": "9018921c3c673c538a1fc5bad174d6f9",
-            f"t10k-{_IMAGES}": "8181f5470baa50b63fa0f6fddb340f0a",
-            f"t10k-{_LABELS}": "15d484375f8d13e6eb1aabb0c3f46965",
+        sha256=_of_each(
+            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        ),
+        labels_md5="15d484375f8d13e6eb1aabb0c3f46965",
+        info={
+            "title": "Fashion-MNIST articles of clothing",
+            "source": "Xiao, Rasul, Vollgraf: Fashion-MNIST (2017), arXiv:1708.07747",
+            "licence": "MIT",
         },
     ),
     IdxFamily(
         name="kmnist",
-        title="Kuzushiji-MNIST cursive Japanese characters",
+        shares_names=True,
         folders=("KMNIST/raw",),
-        source="Clanuwat and others: Deep Learning for Classical Japanese Literature (2018), arXiv:1812.01718",
-        licence="CC BY-SA 4.0",
         class_names=("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo"),
         mirrors=(
             "https://codh.rois.ac.jp/kmnist/dataset/kmnist/",
             "http://codh.rois.ac.jp/kmnist/dataset/kmnist/",
         ),
-        sha256={
-            f"train-{_IMAGES}.gz": "51467d22d8cc72929e2a028a0428f2086b092bb31cfb79c69cc0a90ce135fde4",
-            f"train-{_LABELS}.gz": "e38f9ebcd0f3ebcdec7fc8eabdcdaef93bb0df8ea12bee65224341c8183d8e17",
-            f"t10k-{_IMAGES}.gz": "edd7a857845ad6bb1d0ba43fe7e794d164fe2dce499a1694695a792adfac43c5",
-            f"t10k-{_LABELS}.gz": "20bb9a0ef54c7db3efc55a92eef5582c109615df22683c380526788f98e42a1c",
+        sha256=_of_each(
+            "51467d22d8cc72929e2a028a0428f2086b092bb31cfb79c69cc0a90ce135fde4",
+            "e38f9ebcd0f3ebcdec7fc8eabdcdaef93bb0df8ea12bee65224341c8183d8e17",
+            "edd7a857845ad6bb1d0ba43fe7e794d164fe2dce499a1694695a792adfac43c5",
+            "20bb9a0ef54c7db3efc55a92eef5582c109615df22683c380526788f98e42a1c",
+        ),
+        info={
+            "title": "Kuzushiji-MNIST cursive Japanese characters",
+            "source": "Clanuwat and others: Deep Learning for Classical Japanese Literature (2018), arXiv:1812.01718",
+            "licence": "CC BY-SA 4.0",
         },
-        md5={},  # none are published; load_family describes the check that stands in for them
     ),
 )
 
@@ -159,19 +145,21 @@ MADE_OF_MNIST: dict[str, Any] = {
 
 
 def load_family(family: IdxFamily, request: DataRequest) -> Splits:
-    """Read a family's four files from a folder, else download them, and check them.
+    """Read a family's four files from a folder, else download them.
 
     A download must have the SHA-256 of the mirrors' file before it is kept. Every file that is read, wherever it lies,
-    must be whole (a gzipped one with its checksum), have the family's shapes and labels of its classes, and not be
-    another family's. Its contents must be the published ones where their hash is known, as for MNIST and Fashion-MNIST.
-    The hash is not known for KMNIST: there all classes must have the same size, as its paper says, but pixels that were
-    changed before a user's file was packed are not noticed.
+    must be whole (a gzipped one with its checksum) and have the family's shape, and the test labels must not be those
+    of another family.
 
     Raises:
         InputError: Files are missing, truncated, corrupt, or another data set's; or they could not be downloaded.
     """
     files = family.paths(request)
-    arrays = {stem: _read(family, stem, files[f"{stem}.gz"]) for stem in family.shapes}
+    arrays = {
+        stem: read_binary(files[f"{stem}.gz"], f"{family.name}'s {stem}", _header(shape), shape)
+        for stem, shape in family.shapes.items()
+    }
+    _check_family(family, arrays[f"t10k-{_LABELS}"], files[f"t10k-{_LABELS}.gz"])
     train, test = (
         ImageSet(
             torch.tensor(arrays[f"{part}-{_IMAGES}"])[:, None],
@@ -182,64 +170,28 @@ def load_family(family: IdxFamily, request: DataRequest) -> Splits:
     return Splits(train, test, class_names=family.class_names)
 
 
-def _owner(md5: str) -> IdxFamily | None:
-    """The family one of whose files has these contents."""
-    return next((family for family in FAMILIES if md5 in family.md5.values()), None)
+def _header(shape: tuple[int, ...]) -> bytes:
+    """Two zero bytes, the type (8: unsigned byte), the number of axes, and their lengths as big-endian integers."""
+    return struct.pack(f">4B{len(shape)}I", 0, 0, 8, len(shape), *shape)
 
 
-def _contents(family: IdxFamily, stem: str, path: Path) -> tuple[np.ndarray, str]:
-    """The array in an idx file, gzipped or not, and the MD5 of the file, unpacked.
-
-    The file has two zero bytes, a byte for the type (8: unsigned byte), one for the number of axes, the length of each
-    axis as a big-endian 32-bit integer, and the values.
-    """
-    shape = family.shapes[stem]
-    with opened(path, f"{family.name}'s {stem}") as file:
-        header = read_header(file, f">4B{len(shape)}I", (0, 0, 8, len(shape), *shape))
-        values = read_exactly(file, math.prod(shape))
-        finish(file)
-    md5 = hashlib.md5(header, usedforsecurity=False)
-    md5.update(values)
-    return np.frombuffer(values, np.uint8).reshape(shape), md5.hexdigest()
-
-
-def _read(family: IdxFamily, stem: str, path: Path) -> np.ndarray:
-    """The array in one file, checked for form and contents."""
-    array, got = _contents(family, stem, path)
-    if stem.endswith(_LABELS):
-        _check_labels(family, array, path)
-    wanted = family.md5.get(stem)
-    owner = _owner(got)
-    if wanted not in (None, got) or owner not in (None, family):
-        whose = f" but of {owner.name}" if owner else ""
-        expected = f", expected {wanted}" if wanted else ""
-        raise InputError(
-            f"{path} does not have the contents of {family.name}'s {stem}{whose} (decompressed MD5 {got}{expected}); "
-            "fetch it again"
-        )
-    return array
-
-
-def _check_labels(family: IdxFamily, labels: np.ndarray, path: Path) -> None:
-    if labels.max() >= len(family.class_names):
-        raise InputError(f"{path} has a label {labels.max()}, but those of {family.name} are 0 to 9")
-    if not family.md5 and len(set(np.bincount(labels, minlength=len(family.class_names)))) > 1:
-        raise InputError(
-            f"{path} is not {family.name}'s: its classes differ in size, but those of {family.name} have the same size"
-        )
+def _check_family(family: IdxFamily, labels: UInt8[np.ndarray, "N"], path: Path) -> None:
+    """Raise InputError if test labels are known to be another family's."""
+    found = hashlib.md5(_header(labels.shape) + labels.tobytes(), usedforsecurity=False).hexdigest()
+    owner = next((each for each in FAMILIES if each.labels_md5 == found), None)
+    if owner is not family and (owner is not None or family.labels_md5 is not None):
+        whose = f"; they are {owner.name}'s" if owner else ""
+        raise InputError(f"{path} does not hold the test labels of {family.name}{whose}; fetch its files again")
 
 
 for _family in FAMILIES:
     register_dataset(
         _family.name,
-        title=_family.title,
-        source=_family.source,
-        licence=_family.licence,
         num_train=60_000,
         num_test=10_000,
         in_shape=(1, 28, 28),
         class_names=_family.class_names,
         validation_size=5_000,
-        preparation=_family.preparation,
         find=_family.find,
+        **_family.info,
     )(functools.partial(load_family, _family))

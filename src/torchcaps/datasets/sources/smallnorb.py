@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import struct
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int64, UInt8
+from jaxtyping import UInt8
 from torch import Tensor
 
 from torchcaps.datasets.dataset import ImageSet, Splits, resize_images
-from torchcaps.datasets.formats.reading import Readable, finish, opened, read_exactly, read_header
+from torchcaps.datasets.reading import read_binary
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.sources.source import Source
 from torchcaps.datasets.views import register_views
@@ -29,9 +28,8 @@ _IMAGES, _LABELS, _VIEWS = "dat.mat", "cat.mat", "info.mat"
 _COUNT = 24_300  # pairs of images, in training and in test
 _RAW_SIZE = (96, 96)
 _SIZE = (48, 48)
-_CHUNK = 256  # pairs that are unpacked at once: all of them, at their own size, would take 450 MB
-
-_UINT8, _INT32 = 0x1E3D4C55, 0x1E3D4C54
+_CHUNK = 256  # pairs that are resized at once
+_CODES = {"u1": 0x1E3D4C55, "<i4": 0x1E3D4C54}  # of types
 
 SOURCE = Source(
     name="smallnorb",
@@ -100,7 +98,10 @@ register_views("smallnorb", "smallNORB", load_views, find=VIEWS_SOURCE.find, **_
 def _load(paths: Mapping[str, Path], request: DataRequest) -> Splits:
     resize = _halved if request.image_size in (None, _SIZE) else partial(resize_images, size=request.image_size)
     train, test = (
-        ImageSet(_read_images(paths[f"{part}-{_IMAGES}.gz"], resize), _read_labels(paths[f"{part}-{_LABELS}.gz"]))
+        ImageSet(
+            _read_images(paths[f"{part}-{_IMAGES}.gz"], resize),
+            torch.tensor(_read(paths[f"{part}-{_LABELS}.gz"], (_COUNT,), "<i4"), dtype=torch.int64),
+        )
         for part in (_TRAIN, _TEST)
     )
     return Splits(train, test, CLASS_NAMES)
@@ -112,47 +113,26 @@ def _halved(images: UInt8[Tensor, "N C H W"]) -> UInt8[Tensor, "N C h w"]:
 
 def _read_images(path: Path, resize: Callable[[Tensor], Tensor]) -> UInt8[Tensor, "N 2 H W"]:
     """The pairs of images in a file, resized a few at a time."""
-    with _matrix(path, _UINT8, (_COUNT, 2, *_RAW_SIZE)) as file:
-        chunks = []
-        for start in range(0, _COUNT, _CHUNK):
-            shape = (min(_CHUNK, _COUNT - start), 2, *_RAW_SIZE)
-            pixels = np.frombuffer(read_exactly(file, math.prod(shape)), np.uint8).reshape(shape)
-            chunks.append(resize(torch.from_numpy(pixels.copy())))
-    return torch.cat(chunks)
-
-
-def _read_labels(path: Path) -> Int64[Tensor, "N"]:
-    with _matrix(path, _INT32, (_COUNT,)) as file:
-        labels = np.frombuffer(read_exactly(file, 4 * _COUNT), "<i4").astype(np.int64)
-    if not np.isin(labels, np.arange(len(CLASS_NAMES))).all():
-        raise InputError(f"{path} has labels from {labels.min()} to {labels.max()}, but smallNORB's are 0 to 4")
-    return torch.from_numpy(labels)
+    pixels = _read(path, (_COUNT, 2, *_RAW_SIZE), "u1")
+    return torch.cat([resize(torch.tensor(pixels[i : i + _CHUNK])) for i in range(0, _COUNT, _CHUNK)])
 
 
 def _read_factors(path: Path) -> dict[str, Tensor]:
-    """The columns of a file: instance, elevation 0..8, azimuth 0, 2, .. 34, light 0..5."""
-    with _matrix(path, _INT32, (_COUNT, 4)) as file:
-        table = np.frombuffer(read_exactly(file, 16 * _COUNT), "<i4").reshape(_COUNT, 4).astype(np.int64)
-    allowed = (range(10), range(9), range(0, 36, 2), range(6))
-    for column, values, name in zip(table.T, allowed, ("instance", "elevation", "azimuth", "light"), strict=True):
-        if not np.isin(column, values).all():
-            raise InputError(
-                f"{path} has {name} codes from {column.min()} to {column.max()}, but smallNORB's are {values[0]} to "
-                f"{values[-1]} by {values.step}"
-            )
-    instance, elevation, azimuth, light = torch.from_numpy(table).unbind(1)
+    """The columns of a file: instance 0..9, elevation 0..8, azimuth 0, 2, .. 34, light 0..5."""
+    codes = torch.tensor(_read(path, (_COUNT, 4), "<i4"), dtype=torch.int64)
+    if codes.min() < 0 or (codes.amax(0) > torch.tensor([9, 8, 34, 5])).any():
+        found = f"{codes.amin(0).tolist()} to {codes.amax(0).tolist()}"
+        raise InputError(f"{path} has codes from {found}, but smallNORB's are [0, 0, 0, 0] to [9, 8, 34, 5]")
+    instance, elevation, azimuth, light = codes.unbind(1)
     return {"azimuth": 10.0 * azimuth, "elevation": 30 + 5.0 * elevation, "light": light, "instance": instance}
 
 
-@contextmanager
-def _matrix(path: Path, kind: int, shape: tuple[int, ...]) -> Iterator[Readable]:
-    """The values of a file in NORB's binary matrix format, gzipped or not, to be read to their end.
+def _read(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """The values of a file in NORB's binary matrix format, gzipped or not.
 
     The format: a code for the type of the values, the number of axes, the length of each axis (of three at least, the
     last ones 1), all as little-endian 32-bit integers; then the values.
     """
     lengths = shape + (1,) * (3 - len(shape))
-    with opened(path, "smallNORB's") as file:
-        read_header(file, f"<{2 + len(lengths)}i", (kind, len(shape), *lengths))
-        yield file
-        finish(file)
+    header = struct.pack(f"<{2 + len(lengths)}i", _CODES[dtype], len(shape), *lengths)
+    return read_binary(path, "smallNORB's", header, shape, dtype)

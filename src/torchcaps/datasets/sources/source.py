@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from torchcaps.datasets.registry import DataRequest
 from torchcaps.errors import InputError
-from torchcaps.files import user_path
+from torchcaps.files import require_file, user_path
 
 DATA_VARIABLE = "TORCHCAPS_DATA"  # names the folder to look in when the user names none
 TIMEOUT = 30.0  # seconds without an answer after which the next mirror is tried
@@ -37,6 +38,8 @@ class Source:
             need not: unpacked, or packed again, it is right and has another hash.
         unpacked: The folder that each archive unpacks to; a gzipped file unpacks to one without ``.gz``.
         folders: Other folders in which the files may lie, relative to the one that the user named.
+        shares_names: Whether its files have the names of those of another data set: such files are taken for its own
+            only in a folder of its name, or in one that the user named for it.
     """
 
     name: str
@@ -44,18 +47,12 @@ class Source:
     sha256: Mapping[str, str]
     unpacked: Mapping[str, str] = field(default_factory=dict)
     folders: tuple[str, ...] = ()
-
-    def is_foreign(self, found: Mapping[str, Path]) -> bool:  # noqa: ARG002  for data sets that share names of files
-        """Whether files that lie in the named folder itself are known to be another data set's."""
-        return False
+    shares_names: bool = False
 
     def find(self, data_dir: Path | None) -> Path | None:
         """The folder that holds all files, or None; ``data_dir`` as for `data_folders`."""
-        for root in data_folders(data_dir):
-            folder, found = self._search(root)
-            if len(found) == len(self.sha256):
-                return folder
-        return None
+        found = (self._search(root, direct=data_dir is not None) for root in data_folders(data_dir))
+        return next((folder for folder, files in found if len(files) == len(self.sha256)), None)
 
     def paths(self, request: DataRequest) -> dict[str, Path]:
         """The path of each file, packed or unpacked, by its name: in the user's folder, in the cache, or downloaded.
@@ -63,37 +60,53 @@ class Source:
         Raises:
             InputError: The folder does not exist or lacks files, or they could not be downloaded.
         """
-        *named, last = data_folders(request.data_dir)
-        for root in [last] if request.data_dir else named:
+        named = request.data_dir is not None
+        *roots, last = data_folders(request.data_dir)
+        for root in [last] if named else roots:
             if not root.is_dir():
-                origin = "data_dir" if request.data_dir else DATA_VARIABLE
+                origin = "data_dir" if named else DATA_VARIABLE
                 raise InputError(f"{origin} is {root}, which is no folder; it should hold the files of {self.name}")
-            folder, found = self._search(root)
+            folder, found = self._search(root, direct=named)
             missing = [name for name in self.sha256 if name not in found]
             if not missing:
                 return found
-            if found or request.data_dir:
+            if found or named:
+                wanted = " and no ".join(map(self._unpacked, missing))
+                packed = ", ".join(name for name in missing if self._unpacked(name) != name)
                 raise InputError(
-                    f"{folder} has no {self._described(missing)}; put all files of {self.name} there or in "
-                    f"{root / self.name}, or leave the folder out to have them downloaded"
+                    f"{folder} has no {wanted}{f' (or {packed})' if packed else ''}; put all files of {self.name} "
+                    f"there or in {root / self.name}, or leave the folder out to have them downloaded"
                 )
         return self._cached(last, download=request.download)
 
-    def _described(self, missing: list[str]) -> str:
-        packed = [name for name in missing if self._unpacked(name) != name]
-        names = " and no ".join(map(self._unpacked, missing))
-        return f"{names} (or {', '.join(packed)})" if packed else names
+    def _cached(self, cache: Path, *, download: bool) -> dict[str, Path]:
+        """The files in the cache: those that the user put there, and downloads, whose hashes are checked."""
+        own = cache / self.name
+        folder, found = self._search(cache)
+        missing = [name for name in self.sha256 if name not in found]
+        if not download:
+            if missing:
+                where = folder if found else own
+                raise InputError(f"{self.name} is not on this machine ({missing[0]} is not in {where}); {_ADVICE}")
+            return found
+        return {
+            name: self.fetch(name, own) if missing or found[name] == own / name else found[name] for name in self.sha256
+        }
+
+    def _search(self, root: Path, *, direct: bool = False) -> tuple[Path, dict[str, Path]]:
+        """Find the first folder under ``root`` with any of the files, and those files.
+
+        ``direct``: the folder was named for this data set.
+        """
+        folders = [root / self.name, *(root / folder for folder in self.folders)]
+        for folder in [*folders, root] if direct or not self.shares_names else folders:
+            found = {name: path for name in self.sha256 if (path := self._file(folder, name)) is not None}
+            if found:
+                return folder, found
+        return root, {}
 
     def _unpacked(self, name: str) -> str:
         return self.unpacked.get(name, name.removesuffix(".gz"))
-
-    def _search(self, root: Path) -> tuple[Path, dict[str, Path]]:
-        """Find the first folder under ``root`` with any of the files, and those files."""
-        for folder in (root / self.name, *(root / folder for folder in self.folders), root):
-            found = {name: path for name in self.sha256 if (path := self._file(folder, name)) is not None}
-            if found and not (folder == root and self.is_foreign(found)):
-                return folder, found
-        return root, {}
 
     def _file(self, folder: Path, name: str) -> Path | None:
         """The path of a file in a folder, the unpacked one if both are there; None if neither is."""
@@ -102,19 +115,12 @@ class Source:
             return unpacked
         return folder / name if (folder / name).is_file() else None
 
-    def _cached(self, cache: Path, *, download: bool) -> dict[str, Path]:
-        """The files in the cache: those that the user put there, and downloads, whose hashes are checked."""
-        own = cache / self.name
-        folder, found = self._search(cache)
-        whole = len(found) == len(self.sha256)
-        if not download:
-            if whole:
-                return found
-            missing = next(name for name in self.sha256 if name not in found)
-            where = folder if found else own
-            raise InputError(f"{self.name} is not on this machine ({missing} is not in {where}); {_ADVICE}")
-        placed = {name: path for name, path in found.items() if path != own / name} if whole else {}
-        return {name: placed[name] if name in placed else self.fetch(name, own) for name in self.sha256}
+    def verify(self, path: Path) -> None:
+        """Raise InputError unless a file has the contents of the mirrors', for readers that trust what they read."""
+        require_file(path)
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != self.sha256[path.name]:
+                raise InputError(f"{path} is not {self.name}'s, or it is damaged (SHA-256); fetch it again")
 
     def fetch(self, name: str, folder: Path) -> Path:
         """Download a file to a folder unless it is there already with the right contents.

@@ -9,25 +9,27 @@ from pathlib import Path
 import pytest
 
 from support import assert_raises
-from torchcaps.datasets.formats.reading import finish, one_sentence, opened, read_exactly, read_header
+from torchcaps.datasets.reading import one_sentence, read_binary
 from torchcaps.errors import InputError
 
-WHOLE = struct.pack(">4BI", 0, 0, 8, 1, 6) + bytes(range(6))
+HEADER = struct.pack(">4BI", 0, 0, 8, 1, 6)
+WHOLE = HEADER + bytes(range(6))
 
 
-def read(path: Path, contents: bytes) -> bytes:
+def read(path: Path, contents: bytes) -> list[list[int]]:
     path.write_bytes(contents)
-    with opened(path, "a file of six bytes") as file:
-        assert read_header(file, ">4BI", (0, 0, 8, 1, 6)) == WHOLE[:8]
-        values = read_exactly(file, 6)
-        finish(file)
-    return values
+    return read_binary(path, "a file of six bytes", HEADER, (2, 3)).tolist()  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("name", ["a.gz", "a"])
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 def test_plain_and_gzipped_files_whatever_their_name(tmp_path: Path, name: str, pack: type) -> None:
-    assert read(tmp_path / name, pack(WHOLE)) == WHOLE[8:]
+    assert read(tmp_path / name, pack(WHOLE)) == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_numbers_of_several_bytes(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"head" + struct.pack("<3i", 1, -2, 3))
+    assert read_binary(tmp_path / "a", "numbers", b"head", (3,), "<i4").tolist() == [1, -2, 3]
 
 
 @pytest.mark.parametrize(
@@ -35,8 +37,8 @@ def test_plain_and_gzipped_files_whatever_their_name(tmp_path: Path, name: str, 
     [
         (b"", "it ends too early"),
         (b"\x00\x00", "it ends too early"),
-        (b"<html>not here", r"begins with the numbers \(60, 104, 116, 109, "),
-        (WHOLE[:7] + b"\7" + WHOLE[8:], r"the numbers \(0, 0, 8, 1, 7\) instead of \(0, 0, 8, 1, 6\)"),
+        (b"<html>not here", "it begins with the bytes 3c 68 74 6d 6c 3e 6e 6f instead of 00 00 08 01 00 00 00 06"),
+        (WHOLE[:7] + b"\7" + WHOLE[8:], "the bytes 00 00 08 01 00 00 00 07 instead of"),
         (WHOLE[:7], "it ends too early"),
         (WHOLE[:-1], "it ends too early"),
         (WHOLE + b"x", "it goes on after its last value"),
@@ -56,8 +58,8 @@ def test_broken_files_are_named(tmp_path: Path, contents: bytes, words: str) -> 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
     for path in (tmp_path / "gone", tmp_path):
-        with pytest.raises(InputError, match=f"there is no file {path}"), opened(path, "a file"):
-            pass
+        with pytest.raises(InputError, match=f"there is no file {path}"):
+            read_binary(path, "a file", b"", (1,))
 
 
 def test_no_more_is_unpacked_than_is_read(tmp_path: Path) -> None:
@@ -78,5 +80,7 @@ def test_errors_become_one_sentence_and_warnings_nothing() -> None:
         warnings.simplefilter("error")
         with pytest.raises(InputError, match=r"^a file is broken: two lines$"):
             fail(RuntimeError("two\nlines"))
+        with pytest.raises(InputError, match=r"^a file is broken: it has no 'x'$"):
+            fail(KeyError("x"))
         with pytest.raises(InputError, match=r"^as it is$"):
             fail(InputError("as it is"))

@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from torchcaps.datasets.formats.reading import one_sentence
 from torchcaps.datasets.preparation import Preparation, Prepared, prepare_image, require_flag, require_image_shape
+from torchcaps.datasets.reading import one_sentence
 from torchcaps.errors import InputError
 from torchcaps.files import require_file
 
@@ -34,7 +34,6 @@ _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")  # Pillow knows more, s
 _TILE_WIDTH, _TILE_LENGTH = 322, 323  # of TIFF: a tile may be larger than its image, and is decoded as a whole
 _ERROR_STREAM = 2  # of the system, for the whole process
 _one_at_a_time = threading.Lock()  # or a thread would restore the stream that another thread has put there
-_CHUNK = 2**20  # pixels that are scaled at once, in float64
 
 
 # Python prints records without a handler; Pillow's decoders log the errors that they raise
@@ -265,11 +264,7 @@ def _scaled(values: np.ndarray, white: int) -> np.ndarray:
     """Convert values of 0..white to uint8."""
     if not (values.min() >= 0 and values.max() <= white):
         raise ValueError(f"its values run from {values.min():g} to {values.max():g} instead of 0..{white}")
-    scaled = np.empty(values.shape, np.uint8)
-    rows = max(_CHUNK // values.shape[1], 1)
-    for start in range(0, len(values), rows):
-        scaled[start : start + rows] = np.round(values[start : start + rows] * np.float64(255 / white))
-    return scaled
+    return np.round(values * np.float64(255 / white)).astype(np.uint8)
 
 
 def _resize(image: UInt8[np.ndarray, "C h w"], height: int, width: int) -> UInt8[np.ndarray, "C H W"]:

@@ -1,0 +1,66 @@
+"""Files that may be damaged, huge or malicious: read up to the size that they should have, and refused in one way."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Shaped
+from numpy.typing import DTypeLike
+
+from torchcaps.errors import InputError, reason_of
+from torchcaps.files import require_file
+
+_GZIP = b"\x1f\x8b"
+
+
+@contextmanager
+def one_sentence(complaint: str) -> Iterator[None]:
+    """Turn any error of a reader, which trusts the bytes, into an InputError that begins so; hide its warnings."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except InputError:
+        raise
+    except Exception as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else reason_of(error)
+        raise InputError(f"{complaint}: {reason}") from error
+
+
+def read_binary(
+    path: Path, what: str, header: bytes, shape: tuple[int, ...], dtype: DTypeLike = np.uint8
+) -> Shaped[np.ndarray[Any, Any], "..."]:
+    """Read the numbers of a file that holds a header, numbers of a known shape, and no more; no more is unpacked.
+
+    Args:
+        path: The file, gzipped or not; its first bytes tell, not its name.
+        what: What it should be, for the error.
+        header: The bytes that it begins with.
+        shape: The shape of its numbers.
+        dtype: Their type.
+
+    Returns:
+        The numbers, read-only.
+
+    Raises:
+        InputError: The file is missing, truncated or corrupt, or another one.
+    """
+    require_file(path)
+    size = len(header) + math.prod(shape) * np.dtype(dtype).itemsize
+    with one_sentence(f"{path} is not {what}, or it is truncated or corrupt"), path.open("rb") as file:
+        zipped = file.read(len(_GZIP)) == _GZIP
+        file.seek(0)
+        contents = (gzip.GzipFile(fileobj=file) if zipped else file).read(size + 1)  # a checksum is at the end
+        begin = contents[: len(header)]
+        if begin != header[: len(begin)]:
+            raise ValueError(f"it begins with the bytes {begin.hex(' ')} instead of {header.hex(' ')}")
+        if len(contents) != size:
+            raise ValueError("it ends too early" if len(contents) < size else "it goes on after its last value")
+    return np.frombuffer(contents, dtype, offset=len(header)).reshape(shape)
