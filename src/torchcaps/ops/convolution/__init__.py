@@ -25,7 +25,7 @@ from torchcaps.errors import InputError, WrongType
 from torchcaps.ops.convolution import columns, transform
 from torchcaps.ops.convolution.choice import Way, choose, images_at_once
 from torchcaps.ops.convolution.points import Pair, Plan, Shape, best_plan
-from torchcaps.ops.tracing import is_traced
+from torchcaps.ops.tracing import is_immediate
 from torchcaps.ranges import Padding, Pixels
 
 Backend = Literal["auto", "plain", "columns", "transform"]
@@ -100,11 +100,7 @@ def plain(
 
 def is_ordinary(*tensors: Tensor | None) -> bool:
     """Whether tensors are float32 on a CPU, computed with at once, and differentiated backward if at all."""
-    if is_traced() or torch.is_autocast_enabled("cpu"):
-        return False
-    if torch.autograd.forward_ad._current_level >= 0 or torch._C._len_torch_dispatch_stack():
-        return False
-    return all(
+    return (is_immediate() and not torch.is_autocast_enabled("cpu")) and all(
         type(t) in (Tensor, torch.nn.Parameter)
         and (t.device.type, t.dtype, t.layout) == ("cpu", torch.float32, torch.strided)
         for t in tensors
