@@ -123,7 +123,7 @@ def test_weights_that_do_not_fit(folder: Path) -> None:
         ),
         ({"num_iterations": "3"}, "num_iterations must be 0 to 1000, got '3'"),
         ({"num_classes": 1}, "num_classes must be an integer of at least 2"),
-        ({"in_shape": [3, 9, 9]}, "does not describe a network: PrimaryCapsules: features must have shape"),
+        ({"in_shape": [3, 9, 9]}, "does not describe a network: PrimaryCapsules takes no input of shape"),
         ({"num_classes": 5}, "do not fit the network"),
         ({"decoder_hidden": [65_536] * 100}, "do not fit the network"),  # 2 TB, for which nothing is asked
         ({"num_classes": 10**9, "capsule_dim": 65_536, "primary_dim": 65_536}, "describes no network that could be"),
