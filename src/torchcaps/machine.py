@@ -33,12 +33,6 @@ def check_memory(size: int, what: str) -> None:
         )
 
 
-def available_memory_mib() -> float | None:
-    """Memory that this process can still take, with what it has: MiB; None where unknown."""
-    free = free_memory_mib()
-    return None if free is None else free + (resident_memory_mib() or 0.0)
-
-
 def free_memory_mib() -> float | None:
     """Memory that this process can still take: MiB; all that the machine has on macOS; None where unknown."""
     meminfo = Path("/proc/meminfo")
@@ -49,14 +43,6 @@ def free_memory_mib() -> float | None:
     if sys.platform == "darwin":
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / MIB
     return None
-
-
-def resident_memory_mib() -> float | None:
-    """Memory that this process takes now, MiB; its peak so far where only that is known; None on Windows."""
-    statm = Path("/proc/self/statm")
-    if statm.exists():
-        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / MIB
-    return peak_resident_memory_mib()
 
 
 def peak_resident_memory_mib() -> float | None:

@@ -126,7 +126,7 @@ def test_weights_that_do_not_fit(folder: Path) -> None:
         ({"num_classes": 1}, "does not describe a network: CapsNet: num_classes must be 2 to 1000000000, got 1"),
         ({"in_shape": [3, 9, 9]}, "does not describe a network: images of 9×9 are too small"),
         *(({"layers": wild}, "does not describe a network: ") for wild in (5, [5], [[[]]], [{"routing": [1]}], {})),
-        ({"name": ["capsules"]}, "does not describe a network: network must be a name"),
+        ({"name": ["capsules"]}, "does not describe a network: network must have a"),
         ({"num_classes": 5}, "do not fit the network"),
         ({"decoder_hidden": [65_536] * 100}, "do not fit the network"),  # 2 TB, for which nothing is asked
         ({"num_classes": 10**9, "capsule_dim": 65_536, "primary_dim": 65_536}, "more parameters than can be counted"),

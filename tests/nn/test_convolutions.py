@@ -121,12 +121,6 @@ def test_weights_travel() -> None:
     assert theirs.weight.equal(ours.weight)
 
 
-def test_what_a_convolution_says_of_itself() -> None:
-    plain, relu = Convolution(3, 8, 5, 2, 1), Convolution(3, 8, 5, bias=False, relu=True)
-    assert plain.extra_repr() == nn.Conv2d(3, 8, 5, 2, 1).extra_repr()
-    assert relu.extra_repr() == nn.Conv2d(3, 8, 5, bias=False).extra_repr() + ", relu=True"
-
-
 def test_who_listens_hears_a_convolution() -> None:
     layer, heard = Convolution(3, 8, 5), []
     layer.register_forward_pre_hook(lambda *_: heard.append("before"))

@@ -44,6 +44,7 @@ def test_mask_refuses_what_does_not_fit() -> None:
     said = "mask_capsules: targets must have shape (2,) or (2, 1) or (2, 3), got (1,)"
     assert_raises(InputError, mask_capsules, CAPSULES, torch.tensor([0]), say=said)
     assert_raises(InputError, mask_capsules, CAPSULES, torch.tensor([0.0, 1.0]), say="mask_capsules: targets must")
+    assert_raises(InputError, mask_capsules, CAPSULES[:, :0], say="capsules must be of at least one class, got none")
     for capsules in (CAPSULES[0], CAPSULES[None]):
         said = f"mask_capsules: capsules must have shape (B, J, D), got {tuple(capsules.shape)}"
         assert_raises(InputError, mask_capsules, capsules, say=said)

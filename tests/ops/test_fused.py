@@ -15,7 +15,7 @@ from torch import Tensor
 
 from support import assert_close, assert_differs, assert_raises, assert_same, with_gradients
 from torchcaps import compute_votes, route
-from torchcaps.ops.fused import autograd, backward, forward, layer
+from torchcaps.ops.fused import backward, forward, layer
 from torchcaps.ops.memory import set_working_memory
 
 SIZE = (7, 63, 7, 5, 3)  # B, I, J, D, K; too many images for the votes to be held
@@ -278,9 +278,9 @@ def test_the_registered_operation_is_what_it_says(r: int) -> None:
     leaves = make((2, 4, 3, 2, 2))
     for stop in (False, True):
         scalars = (r, False, stop, False, 1e-7, True)
-        torch.library.opcheck(autograd._route_op, (*leaves.values(), *scalars))
+        torch.library.opcheck(torch.ops.torchcaps.route.default, (*leaves.values(), *scalars))
         half = [leaf.detach().bfloat16() for leaf in leaves.values()]
-        torch.library.opcheck(autograd._route_op, (*half, *scalars))
+        torch.library.opcheck(torch.ops.torchcaps.route.default, (*half, *scalars))
 
 
 def test_exported_graphs_hold_torch_s_own_operations() -> None:

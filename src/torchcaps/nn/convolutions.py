@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
-from torchcaps.ops.convolution import convolve
+from torchcaps.ops.convolution import compute
 from torchcaps.ranges import Padding, Pixels, Size
 
 ConvInit = Literal["torch", "glorot", "truncated-normal"]
@@ -52,7 +52,8 @@ class Convolution(nn.Conv2d):
         relu: bool = False,
     ) -> None:
         super().__init__(in_channels, out_channels, kernel_size, stride, padding, bias=bias)
-        self.relu, self.zeros = relu, padding
+        self.relu = relu
+        self._windows = (stride, stride), (padding, padding)
 
     def reset_parameters(self) -> None:
         """Draw the weights anew from torch's random generator, as :class:`torch.nn.Conv2d` does."""
@@ -63,11 +64,7 @@ class Convolution(nn.Conv2d):
     @checked
     def forward(self, input: Float[Tensor, "B {self.in_channels} H W"]) -> Float[Tensor, "B O h w"]:
         """Convolve."""
-        return convolve(input, self.weight, self.bias, self.stride[0], self.zeros, relu=self.relu)
-
-    def extra_repr(self) -> str:
-        """Sizes, for ``print(model)``."""
-        return super().extra_repr() + ", relu=True" * self.relu
+        return compute(input, self.weight, self.bias, *self._windows, self.relu)
 
 
 class ChannelNorm(nn.LayerNorm):

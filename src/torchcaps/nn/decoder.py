@@ -31,6 +31,8 @@ def mask_capsules(capsules: Float[Tensor, "B J D"], targets: Targets | None = No
     """
     squared_lengths = in_full_precision(capsules).square().sum(-1)
     if targets is None:
+        if capsules.shape[1] == 0:
+            raise InputError("mask_capsules: capsules must be of at least one class, got none")
         targets = squared_lengths.argmax(-1)
     keep = multi_hot(squared_lengths, targets, "mask_capsules").to(capsules.dtype)
     return capsules * keep.unsqueeze(-1)

@@ -134,13 +134,6 @@ class PrimaryCapsules(nn.Module):
         Raises:
             InputError: Features that are smaller than the kernel, with the padding.
         """
-        least = max(1, self.primary_kernel - 2 * self.primary_padding)
-        if min(features.shape[2:]) < least:
-            less = f" less {2 * self.primary_padding} of padding" if self.primary_padding else ""
-            raise InputError(
-                f"PrimaryCapsules: features must have shape (B, {self.in_channels}, H, W) with H and W of at least "
-                f"{least}, the kernel's size{less}, got {tuple(features.shape)}"
-            )
         maps = normalise(self.norm, in_full_precision(self._convolve(features)))
         if self.primary_activation == "relu" and (self.primary_norm != "none" or self.primary_depthwise):
             maps = maps.relu()

@@ -112,11 +112,6 @@ def weighted(shares: Float[Tensor, "B I J"], numbers: Float[Tensor, "B J D I"]) 
     return (shares.transpose(1, 2).unsqueeze(2) @ numbers.transpose(2, 3)).squeeze(2)
 
 
-def _multiplied_backward(wanted: Any, gradient: Tensor, numbers: Tensor, outputs: Tensor) -> Grads:
-    return _products(outputs, gradient) if wanted[0] else None, weighted(gradient, numbers) if wanted[1] else None
-
-
-@_with_gradient(_multiplied_backward)
 def _multiplied(numbers: Float[Tensor, "B J D I"], outputs: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
     return (outputs.unsqueeze(2) @ numbers).squeeze(2).transpose(1, 2)
 

@@ -1,4 +1,4 @@
-"""What torch does with the operations that are computed now: whether it makes a graph of them, or maps over them."""
+"""What torch does with the operations that are computed now, and functions with gradients of their own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+PROXY = torch._C._TorchDispatchModeKey.PROXY
+"""Marks that torch makes a graph of the operations that are called."""
 
 
 def is_exporting() -> bool:
@@ -19,13 +22,50 @@ def is_traced() -> bool:
     return is_exporting() or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
-def one_by_one(function: Callable[..., Any], info: Any, in_dims: tuple[int | None, ...], given: tuple[Any, ...]) -> Any:
-    """``torch.vmap`` of a function of one or of several results: a loop, as the members may differ in their weights."""
-    members = [
-        function(*(x.select(dim, n) if isinstance(dim, int) else x for x, dim in zip(given, in_dims, strict=True)))
-        for n in range(info.batch_size)
-    ]
-    if isinstance(members[0], Tensor):
-        return torch.stack(members), 0
-    results = tuple(map(torch.stack, zip(*members, strict=True)))
-    return results, (0,) * len(results)
+def is_immediate() -> bool:
+    """Whether operations are computed at once, and differentiated backward if at all."""
+    return not (is_traced() or torch.autograd.forward_ad._current_level >= 0 or torch._C._len_torch_dispatch_stack())
+
+
+def operation(
+    name: str,
+    schema: str,
+    *,
+    forward: Callable[..., Any],
+    fake: Callable[..., Any],
+    backward: Callable[..., Any],
+    jvp: Callable[..., Any],
+    save: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
+) -> Callable[..., Any]:
+    """A function with a gradient of its own, as eager code, ``torch.func`` and ``torch.compile`` call it.
+
+    To ``torch.compile`` it is one operation, which it does not look into; to ``torch.vmap`` a loop, as the members may
+    differ in their weights. The arguments are those of :func:`torch.library.custom_op` and of
+    :class:`torch.autograd.Function`; ``save`` is its ``setup_context``, and ``fake`` makes results without numbers.
+    """
+
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> Any:
+        members = [
+            run(*(x.select(dim, n) if isinstance(dim, int) else x for x, dim in zip(given, in_dims, strict=True)))
+            for n in range(info.batch_size)
+        ]
+        if isinstance(members[0], Tensor):
+            return torch.stack(members), 0
+        results = tuple(map(torch.stack, zip(*members, strict=True)))
+        return results, (0,) * len(results)
+
+    methods = {"forward": forward, "setup_context": save or (lambda *_: None), "backward": backward, "jvp": jvp}
+    methods["vmap"] = vmap
+    function: Any = type(name, (torch.autograd.Function,), {key: staticmethod(value) for key, value in methods.items()})
+    compiled = torch.library.custom_op(f"torchcaps::{name}", forward, mutates_args=(), schema=schema)
+    compiled.register_fake(fake)
+    compiled.register_autograd(backward, setup_context=save)
+
+    def run(*given: Any) -> Any:
+        if torch.compiler.is_compiling() or torch._C._get_dispatch_mode(PROXY):  # the latter: in a gradient's graph
+            return compiled(*given)
+        if is_immediate() and not torch.is_grad_enabled():
+            return forward(*given)  # autograd's own work is 3 % of one image's
+        return function.apply(*given)
+
+    return run

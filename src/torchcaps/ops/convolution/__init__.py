@@ -1,6 +1,6 @@
 """Convolutions, faster than PyTorch's own where that can be: ``convolve``.
 
-The reference is one line, ``F.conv2d`` (:func:`plain`). ``README.md`` beside this file derives the transform. To be
+The reference is one line, ``F.conv2d``. ``README.md`` beside this file derives the transform. To be
 read in this order:
 
 - :mod:`.points`: the matrices of the transform, and how a convolution is cut into phases and tiles;
@@ -25,7 +25,7 @@ from torchcaps.errors import InputError, WrongType
 from torchcaps.ops.convolution import columns, transform
 from torchcaps.ops.convolution.choice import Way, choose, images_at_once
 from torchcaps.ops.convolution.points import Pair, Plan, Shape, best_plan
-from torchcaps.ops.tracing import is_traced
+from torchcaps.ops.tracing import is_immediate
 from torchcaps.ranges import Padding, Pixels
 
 Backend = Literal["auto", "plain", "columns", "transform"]
@@ -76,35 +76,38 @@ def convolve(
     """
     s, t = stride if isinstance(stride, Sequence) else (stride, stride)
     p, q = padding if isinstance(padding, Sequence) else (padding, padding)
-    (_, C, H, W), (O, _, k, l) = features.shape, weight.shape
-    shape, given = Shape(C, O, (H + 2 * p, W + 2 * q), (k, l), (s, t)), (features, weight, bias)
-    _check(shape, *given)
-    if backend == "plain" or not is_ordinary(*given):
-        return plain(*given, (s, t), (p, q), relu)
-    learning = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given)
-    way = choose(shape, len(features), learning) if backend == "auto" else backend
-    if way == "plain" or len(features) == 0:
-        return plain(*given, (s, t), (p, q), relu)
-    if learning:
-        return _Convolve.apply(*given, shape, (p, q), relu, way)
-    return forward(*given, shape, (p, q), relu, way, learning=False)[0]
+    return compute(features, weight, bias, (s, t), (p, q), relu, backend)
 
 
-def plain(
-    features: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, relu: bool
+def compute(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Pair,
+    padding: Pair,
+    relu: bool,
+    way: Backend = "auto",
 ) -> Float[Tensor, "B O h w"]:
-    """The reference: PyTorch's own convolution."""
-    maps = F.conv2d(features, weight, bias, stride, padding)
-    return F.relu(maps, inplace=not maps.requires_grad) if relu else maps
+    """:func:`convolve` of arguments that were checked."""
+    (_, C, H, W), (O, _, k, l), (p, q) = features.shape, weight.shape, padding
+    shape, given = Shape(C, O, (H + 2 * p, W + 2 * q), (k, l), stride), (features, weight, bias)
+    _check(shape, *given)
+    learning = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given)
+    if not is_ordinary(*given) or len(features) == 0:
+        way = "plain"
+    elif way == "auto":
+        way = choose(shape, len(features), learning)
+    if way == "plain":
+        maps = F.conv2d(features, weight, bias, stride, padding)
+        return F.relu(maps, inplace=not maps.requires_grad) if relu else maps
+    if learning:
+        return _Convolve.apply(*given, shape, padding, relu, way)
+    return forward(*given, shape, padding, relu, way, learning=False)[0]
 
 
 def is_ordinary(*tensors: Tensor | None) -> bool:
     """Whether tensors are float32 on a CPU, computed with at once, and differentiated backward if at all."""
-    if is_traced() or torch.is_autocast_enabled("cpu"):
-        return False
-    if torch.autograd.forward_ad._current_level >= 0 or torch._C._len_torch_dispatch_stack():
-        return False
-    return all(
+    return (is_immediate() and not torch.is_autocast_enabled("cpu")) and all(
         type(t) in (Tensor, torch.nn.Parameter)
         and (t.device.type, t.dtype, t.layout) == ("cpu", torch.float32, torch.strided)
         for t in tensors

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from torchcaps.ops.fused.backward import backward
 from torchcaps.ops.fused.forward import forward
 from torchcaps.ops.fused.layer import Options, working_dtype
-from torchcaps.ops.tracing import one_by_one
+from torchcaps.ops.tracing import operation
 
 
 def route_recompute(
@@ -29,12 +28,7 @@ def route_recompute(
     tensors = (poses, weight, bias)
     differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     keep_coupling = return_coupling or (differentiated and options.stop_gradient and options.num_iterations > 1)
-    run: Callable[..., Any] = _Route.apply
-    if torch.compiler.is_compiling():
-        run = _route_op
-    elif torch.is_inference_mode_enabled() and not torch._C._are_functorch_transforms_active():
-        run = forward  # autograd's own work is 3 % of one image's
-    capsules, coupling, _ = run(*tensors, *options._replace(keep_coupling=keep_coupling))
+    capsules, coupling, _ = _route(*tensors, *options._replace(keep_coupling=keep_coupling))
     return capsules, coupling.to(capsules.dtype) if return_coupling else None
 
 
@@ -47,77 +41,14 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
     ctx.save_for_backward(*inputs[:3], sums, coupling if options.stop_gradient else coupling.new_empty(0))
 
 
-def _gradients(ctx: Any, run: Callable[..., tuple[Tensor, ...]], grads: tuple[Tensor | None, ...]) -> Any:
-    """What autograd is given for the arguments of the forward pass, from the gradients of its results."""
+def _gradients(ctx: Any, *grads: Tensor | None) -> Any:
+    """Those of the forward pass's arguments, from the gradients of its results."""
     wanted = list(ctx.needs_input_grad[:3])
-    found = run(*grads[:2], *ctx.saved_tensors, wanted, *ctx.options)
+    found = _route_backward(*grads[:2], *ctx.saved_tensors, wanted, *ctx.options)
     return *(grad if want else None for grad, want in zip(found, wanted, strict=True)), *(None for _ in ctx.options)
 
 
-# ---- autograd, torch.func
-
-
-class _Route(torch.autograd.Function):
-    """``forward`` with ``backward`` as its gradient."""
-
-    forward = staticmethod(forward)
-    setup_context = staticmethod(_save)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        return _gradients(ctx, _RouteBackward.apply, grads)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise NotImplementedError(
-            'route: fast routing is differentiated backward only; backend="reference" goes forward, too'
-        )
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *call: Any) -> Any:
-        return one_by_one(_Route.apply, info, in_dims, call)
-
-
-class _RouteBackward(torch.autograd.Function):
-    """``backward`` as a function of its own, so that a second derivative can say what to do."""
-
-    forward = staticmethod(backward)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise NotImplementedError(
-            'route: fast routing can be differentiated once; backend="reference" gives second derivatives'
-        )
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *call: Any) -> Any:
-        return one_by_one(_RouteBackward.apply, info, in_dims, call)
-
-
-# ---- torch.compile: one operation that it does not look into
-
-
-_LAYER = "Tensor poses, Tensor weight, Tensor? bias"
-_OPTIONS = "int num_iterations, bool over_inputs, bool stop_gradient, bool leaky, float eps, bool keep_coupling"
-_route_op = torch.library.custom_op(
-    "torchcaps::route", forward, mutates_args=(), schema=f"({_LAYER}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)"
-)
-_route_backward_op = torch.library.custom_op(
-    "torchcaps::route_backward",
-    backward,
-    mutates_args=(),
-    schema=f"(Tensor? grad_capsules, Tensor? grad_coupling, {_LAYER}, Tensor sums, Tensor coupling, bool[3] wanted, "
-    f"{_OPTIONS}) -> (Tensor, Tensor, Tensor)",
-)
-_route_op.register_autograd(lambda ctx, *grads: _gradients(ctx, _route_backward_op, grads), setup_context=_save)
-
-
-@_route_op.register_fake
-def _(poses: Tensor, weight: Tensor, _bias: Any, *scalars: Any) -> Any:
+def _route_fake(poses: Tensor, weight: Tensor, _bias: Any, *scalars: Any) -> Any:
     """Shapes, strides and dtypes of ``forward``'s results."""
     options = Options(*scalars)
     (B, I, _), (_, J, D, _) = poses.shape, weight.shape
@@ -129,8 +60,7 @@ def _(poses: Tensor, weight: Tensor, _bias: Any, *scalars: Any) -> Any:
     )
 
 
-@_route_backward_op.register_fake
-def _(*call: Any) -> Any:
+def _backward_fake(*call: Any) -> Any:
     """Shapes, strides and dtypes of ``backward``'s results; an empty tensor stands for one that is not wanted."""
     tensors, wanted = call[2:5], call[7]
     orders = ((0, 2, 1), (1, 2, 3, 0), (0, 1))  # of memory, outermost axis first
@@ -140,3 +70,37 @@ def _(*call: Any) -> Any:
         else tensors[0].new_empty(0)
         for tensor, order, want in zip(tensors, orders, wanted, strict=True)
     )
+
+
+def _refuse_forward(*_: Any) -> Any:
+    raise NotImplementedError(
+        'route: fast routing is differentiated backward only; backend="reference" goes forward, too'
+    )
+
+
+def _refuse_twice(*_: Any) -> Any:
+    raise NotImplementedError(
+        'route: fast routing can be differentiated once; backend="reference" gives second derivatives'
+    )
+
+
+_LAYER = "Tensor poses, Tensor weight, Tensor? bias"
+_OPTIONS = "int num_iterations, bool over_inputs, bool stop_gradient, bool leaky, float eps, bool keep_coupling"
+_route = operation(
+    "route",
+    f"({_LAYER}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    forward=forward,
+    fake=_route_fake,
+    backward=_gradients,
+    jvp=_refuse_forward,
+    save=_save,
+)
+_route_backward = operation(
+    "route_backward",
+    f"(Tensor? grad_capsules, Tensor? grad_coupling, {_LAYER}, Tensor sums, Tensor coupling, bool[3] wanted, "
+    f"{_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    forward=backward,
+    fake=_backward_fake,
+    backward=_refuse_twice,
+    jvp=_refuse_forward,
+)

@@ -147,11 +147,8 @@ class Layer:
     def compete(self, logits: Float[Tensor, "j b i"]) -> Float[Tensor, "j b i"]:
         """[coupling] Softmax over the capsules that compete; if leaky, beside one more with logit 0."""
         axis, out = self.competing_axis, self.buffers.take("coupling", logits.shape)
-        if not self.options.leaky:
-            return torch.softmax(logits, axis, out=out)
-        highest = logits.amax(axis, keepdim=True).clamp_min_(0)
-        torch.sub(logits, highest, out=out).exp_()
-        return out.div_(out.sum(axis, keepdim=True).add_(highest.neg_().exp_()))
+        torch.softmax(logits, axis, out=out)
+        return out.mul_(logits.logsumexp(axis, keepdim=True).sigmoid_()) if self.options.leaky else out
 
     def product(self, left: Tensor, right: Tensor) -> Tensor:
         """The product left @ right, one product a capsule, in a buffer."""
