@@ -232,6 +232,7 @@ def test_what_is_wrong_with_a_plugin_is_said_in_a_sentence(folder: Path) -> None
     (folder / "leaves.py").write_text("raise SystemExit(3)\n")
     (folder / "mute.py").write_text(MUTE + "raise Mute\n")
     (folder / "long.py").write_text("raise ValueError('long ' * 10_000)\n")
+    (folder / "said.py").write_text("import torchcaps\nraise torchcaps.InputError('said ' * 10_000)\n")
     mine = ["train", "--plugin", "my_routing.py"]
     said = {
         'did you mean "mine"?': [*mine, "--routing", "mien"],
@@ -249,6 +250,7 @@ def test_what_is_wrong_with_a_plugin_is_said_in_a_sentence(folder: Path) -> None
         "plugin leaves.py cannot be loaded: SystemExit: 3": ["train", "--plugin", "leaves.py"],
         "plugin mute.py cannot be loaded: Mute: Mute": ["train", "--plugin", "mute.py"],
         "plugin long.py cannot be loaded: ValueError: long long": ["train", "--plugin", "long.py"],
+        "plugin said.py: said said": ["train", "--plugin", "said.py"],
         "temperature must be above 0": [*mine, "--routing", "mine", "--temperature", "0"],
         "--temperature is an option of --routing mine, which is not chosen": [*mine, "--temperature", "2"],
         "--temperature": ["train", "--temperature", "2"],

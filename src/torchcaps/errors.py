@@ -6,8 +6,8 @@ import difflib
 import re
 from collections.abc import Iterable
 
-LONGEST, LONGEST_REASON, LONGEST_MESSAGE = 100, 300, 600
-"""Characters of a value, of another library's words, and of a whole message that are shown whole."""
+LONGEST, LONGEST_REASON, LONGEST_LIST = 100, 300, 600
+"""Characters of a value, of another error's words, and of the known names, that an error shows whole."""
 
 # What a terminal obeys instead of showing it (C0, delete, C1), other line breaks, what turns the direction of text, and
 # halves of characters. Names in files may hold any of it.
@@ -18,11 +18,8 @@ class InputError(ValueError):
     """Input that its giver can mend: a name, a file, a shape, a value.
 
     The message is one sentence that says what was wrong, where, and what would be right. The command line prints it as
-    it is and exits with code 2. The middle of a long one is left out.
+    it is and exits with code 2.
     """
-
-    def __init__(self, message: str) -> None:
-        super().__init__(shortened(message, LONGEST_MESSAGE))
 
 
 class WrongType(InputError, TypeError):  # noqa: N818  it says what is wrong
@@ -57,7 +54,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     """The error for a name that is not among the known ones of its kind, e.g. ``"preset"``, with the nearest one."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f'did you mean "{near[0]}"?' if near else f"known: {', '.join(known)}."
+    hint = f'did you mean "{near[0]}"?' if near else f"known: {shortened(', '.join(known), LONGEST_LIST)}."
     quoted = f'"{name}"' if len(name) <= LONGEST else shown(name)
     return InputError(f"there is no {kind} {quoted}; {hint}")
 

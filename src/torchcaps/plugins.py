@@ -44,7 +44,7 @@ def load_plugin(source: str | Path) -> None:
     try:
         _loaded[name] = _run_file(name) if name.endswith(".py") else _load_entry_point(name)
     except InputError as error:
-        raise InputError(f"plugin {name}: {error}") from error
+        raise InputError(f"plugin {name}: {reason_of(error)}") from error
     except (Exception, SystemExit) as error:
         raise InputError(f"plugin {name} cannot be loaded: {type(error).__name__}: {reason_of(error)}") from error
 
