@@ -162,8 +162,8 @@ def test_what_is_saved_for_the_backward_pass() -> None:
 @pytest.mark.parametrize("wanted", ["poses", "weight", "bias"])
 def test_only_the_gradients_that_are_wanted_are_computed(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
-    start = backward.Gradients.start
-    monkeypatch.setattr(backward.Gradients, "start", lambda *args: started.append(start(*args)) or started[-1])
+    kind = backward.Gradients
+    monkeypatch.setattr(backward, "Gradients", lambda *grads: started.append(kind(*grads)) or started[-1])
     leaves = make()
     for way in WAYS:
         alone = {name: leaf.detach().requires_grad_(name == wanted) for name, leaf in leaves.items()}

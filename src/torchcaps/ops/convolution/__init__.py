@@ -151,8 +151,8 @@ class _Convolve(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         features, weight, bias, maps = ctx.saved_tensors
         if torch.is_grad_enabled():  # the gradients will themselves be differentiated: by PyTorch's own operations
-            gradient = gradient if maps is None else gradient * (maps > 0)
-            grads = _plain_backward(ctx, gradient, features, weight, bias, list(ctx.needs_input_grad[:3]))
+            wanted = list(ctx.needs_input_grad[:3])
+            grads = _plain_backward(ctx, _through_relu(gradient, maps), features, weight, bias, wanted)
         elif ctx.way == "columns":
             grads = _columns_backward(ctx, gradient, features, weight, bias, maps)
         else:
@@ -204,7 +204,7 @@ def _columns_backward(
     if wants_features:
         gradient = _through_relu(gradient, maps)
         grad_features = _plain_backward(ctx, gradient, features, weight, bias, [True, False, False])[0]
-    return grad_features, grad_weight if wants_weight else None, grad_bias if wants_bias else None
+    return grad_features, grad_weight, grad_bias if wants_bias else None
 
 
 def _transform_backward(ctx: Any, gradient: Tensor, features: Tensor, weight: Tensor, maps: Tensor | None) -> Grads:
