@@ -760,7 +760,6 @@ def test_the_way_that_is_chosen() -> None:
         assert choose(first, 128, learning) == "columns"
         assert choose(Shape(256, 256, (20, 20), (1, 1), (1, 1)), 128, learning) == "plain"
         assert choose(Shape(4, 4, (8, 8), (3, 3), (1, 1)), 2, learning) == "plain"
-        assert choose(PRIMARY, 0, learning) == "plain"
         assert choose(PRIMARY, 2, learning) == "plain"
 
 

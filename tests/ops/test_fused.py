@@ -66,6 +66,10 @@ def as_the_loop(leaves: Leaves, **options: Any) -> None:
 # ---- how a call is cut
 
 
+def blocks_of(poses: Tensor, weight: Tensor, over_inputs: bool) -> layer.Blocks:
+    return layer.Layer(poses, weight, None, layer.Options(3, over_inputs, False, False, 1e-7)).blocks
+
+
 @pytest.mark.usefixtures("small_cuts")
 @pytest.mark.parametrize(
     ("mib", "over_outputs", "over_inputs"),
@@ -75,7 +79,7 @@ def test_every_cut(mib: float, over_outputs: tuple[int, ...], over_inputs: tuple
     set_working_memory(mib)
     leaves, (B, I, J, D, K) = make(), SIZE
     for pieces, over in ((over_outputs, False), (over_inputs, True)):
-        cut = layer.Blocks.of(torch.empty(B, K, I).double(), torch.empty(J, D, K, I).double(), over)
+        cut = blocks_of(torch.empty(B, I, K).double(), torch.empty(I, J, D, K).double(), over)
         assert (len(cut.outputs), len(cut.inputs), len(cut.batches)) == pieces
     for way, r, leaky in itertools.product(WAYS, (0, 1, 2, 4), (False, True)):
         as_the_loop(leaves, num_iterations=r, leaky=leaky, **way)
@@ -86,9 +90,9 @@ def test_every_cut(mib: float, over_outputs: tuple[int, ...], over_inputs: tuple
 
 def test_shapes_alone_are_not_cut() -> None:
     """On the meta device there is nothing to keep in the caches, and a large layer has very many blocks."""
-    poses, weight = torch.empty(2, 8, 2**20, device="meta"), torch.empty(10, 16, 8, 2**20, device="meta")
+    poses, weight = torch.empty(2, 2**20, 8, device="meta"), torch.empty(2**20, 10, 16, 8, device="meta")
     for over_inputs in (True, False):
-        cut = layer.Blocks.of(poses, weight, over_inputs)
+        cut = blocks_of(poses, weight, over_inputs)
         assert [len(pieces) for pieces in (cut.outputs, cut.inputs, cut.batches)] == [1, 1, 1]
 
 
@@ -158,8 +162,8 @@ def test_what_is_saved_for_the_backward_pass() -> None:
 @pytest.mark.parametrize("wanted", ["poses", "weight", "bias"])
 def test_only_the_gradients_that_are_wanted_are_computed(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
-    start = backward.Gradients.start
-    monkeypatch.setattr(backward.Gradients, "start", lambda *args: started.append(start(*args)) or started[-1])
+    kind = backward.Gradients
+    monkeypatch.setattr(backward, "Gradients", lambda *grads: started.append(kind(*grads)) or started[-1])
     leaves = make()
     for way in WAYS:
         alone = {name: leaf.detach().requires_grad_(name == wanted) for name, leaf in leaves.items()}

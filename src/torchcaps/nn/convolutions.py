@@ -20,8 +20,6 @@ ConvInit = Literal["torch", "glorot", "truncated-normal"]
 """How weights start; see :func:`draw_layers`."""
 ConvNorm = Literal["none", "channel"]
 """What comes before an activation: nothing, or :class:`ChannelNorm`."""
-STEM_KERNEL = 3
-"""Kernel of the stem's convolutions, pixels."""
 
 
 class Convolution(nn.Conv2d):
@@ -123,7 +121,7 @@ def conv_stem(
     layers: list[nn.Module] = []
     widths = itertools.pairwise([in_channels, *stem_channels])
     for (before, width), stride in zip(widths, stem_strides, strict=True):
-        layers.append(Convolution(before, width, STEM_KERNEL, stride, bias=conv_norm == "none"))
+        layers.append(Convolution(before, width, 3, stride, bias=conv_norm == "none"))
         layers += [nn.ReLU()] if conv_norm == "none" else [ChannelNorm(width), nn.ReLU()]
     if conv_dropout:
         layers.append(nn.Dropout2d(conv_dropout))

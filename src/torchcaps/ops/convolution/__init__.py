@@ -100,9 +100,10 @@ def compute(
     if way == "plain":
         maps = F.conv2d(features, weight, bias, stride, padding)
         return F.relu(maps, inplace=not maps.requires_grad) if relu else maps
+    padded = F.pad(features, (q, q, p, p)) if p or q else features
     if learning:
-        return _Convolve.apply(*given, shape, padding, relu, way)
-    return forward(*given, shape, padding, relu, way, learning=False)[0]
+        return _Convolve.apply(padded, weight, bias, shape, relu, way)
+    return forward(padded, weight, bias, shape, relu, way, False)[0]
 
 
 def is_ordinary(*tensors: Tensor | None) -> bool:
@@ -140,8 +141,8 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *call: Any) -> Tensor:
-        features, weight, bias, ctx.shape, ctx.padding, relu, ctx.way = call
-        maps, ctx.planes = forward(features, weight, bias, ctx.shape, ctx.padding, relu, ctx.way, learning=True)
+        features, weight, bias, ctx.shape, relu, ctx.way = call
+        maps, ctx.planes = forward(features, weight, bias, ctx.shape, relu, ctx.way, True)
         maps = maps.detach()  # to autograd no view, so that it may be changed in place
         ctx.save_for_backward(features, weight, bias, maps if relu else None)
         return maps
@@ -150,13 +151,13 @@ class _Convolve(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         features, weight, bias, maps = ctx.saved_tensors
         if torch.is_grad_enabled():  # the gradients will themselves be differentiated: by PyTorch's own operations
-            gradient = gradient if maps is None else gradient * (maps > 0)
-            grads = _plain_backward(ctx, gradient, features, weight, bias, list(ctx.needs_input_grad[:3]))
+            wanted = list(ctx.needs_input_grad[:3])
+            grads = _plain_backward(ctx, _through_relu(gradient, maps), features, weight, bias, wanted)
         elif ctx.way == "columns":
             grads = _columns_backward(ctx, gradient, features, weight, bias, maps)
         else:
             grads = _transform_backward(ctx, gradient, features, weight, maps)
-        return *grads, None, None, None, None
+        return *grads, None, None, None
 
 
 def forward(
@@ -164,13 +165,12 @@ def forward(
     weight: Tensor,
     bias: Tensor | None,
     shape: Shape,
-    padding: Pair,
     relu: bool,
     way: Way,
     learning: bool,
 ) -> tuple[Tensor, tuple[list[Tensor], list[Tensor]] | None]:
     """The maps, and the planes for the backward pass if they fit into the working memory."""
-    places, kernel, images = _places(features, padding), weight.permute(0, 2, 3, 1), len(features)
+    places, kernel, images = features.permute(2, 3, 0, 1), weight.permute(0, 2, 3, 1), len(features)
     if way == "columns":
         return columns.forward(shape, places, kernel, bias, relu).permute(2, 3, 0, 1), None
     plan = best_plan(shape, images)
@@ -197,21 +197,21 @@ def _columns_backward(
     wants_features, wants_weight, wants_bias = ctx.needs_input_grad[:3]
     grad_features = grad_weight = grad_bias = None
     if wants_weight or wants_bias:
-        places, below = _places(features, ctx.padding), gradient.permute(2, 3, 0, 1)
+        places, below = features.permute(2, 3, 0, 1), gradient.permute(2, 3, 0, 1)
         above = None if maps is None else maps.permute(2, 3, 0, 1)
         kernel, grad_bias = columns.kernel_gradient(ctx.shape, places, below, above)
         grad_weight = kernel.permute(0, 3, 1, 2)
     if wants_features:
         gradient = _through_relu(gradient, maps)
         grad_features = _plain_backward(ctx, gradient, features, weight, bias, [True, False, False])[0]
-    return grad_features, grad_weight if wants_weight else None, grad_bias if wants_bias else None
+    return grad_features, grad_weight, grad_bias if wants_bias else None
 
 
 def _transform_backward(ctx: Any, gradient: Tensor, features: Tensor, weight: Tensor, maps: Tensor | None) -> Grads:
     wants_features, wants_weight, wants_bias = ctx.needs_input_grad[:3]
     gradient, images = _through_relu(gradient, maps), len(features)
     plan = best_plan(ctx.shape, images)
-    places, below = _places(features, ctx.padding), gradient.permute(2, 3, 0, 1)
+    places, below = features.permute(2, 3, 0, 1), gradient.permute(2, 3, 0, 1)
     # planes are let go as soon as they have served; a second backward pass makes them again
     (X, W), ctx.planes = ctx.planes or (None, None), None
     at_once = (images_at_once(plan, images) or 1) if X is None else images  # planes are kept of all images
@@ -229,8 +229,7 @@ def _transform_backward(ctx: Any, gradient: Tensor, features: Tensor, weight: Te
             kernel = transform.kernel_gradient(plan, made, G).permute(0, 3, 1, 2)
             grad_weight = kernel if grad_weight is None else grad_weight.add_(kernel)
     if wants_features:
-        (H, V), (down, across) = features.shape[2:], ctx.padding
-        grad_features = _joined(parts)[down : down + H, across : across + V].permute(2, 3, 0, 1)
+        grad_features = _joined(parts).permute(2, 3, 0, 1)
     return grad_features, grad_weight, gradient.sum((0, 2, 3)) if wants_bias else None
 
 
@@ -239,7 +238,7 @@ def _plain_backward(
 ) -> Grads:
     sizes = None if bias is None else list(bias.shape)
     return torch.ops.aten.convolution_backward(
-        gradient, features, weight, sizes, ctx.shape.stride, ctx.padding, (1, 1), False, (0, 0), 1, wanted
+        gradient, features, weight, sizes, ctx.shape.stride, (0, 0), (1, 1), False, (0, 0), 1, wanted
     )
 
 
@@ -255,13 +254,6 @@ def _used_up(planes: list[Tensor]) -> Iterator[Tensor]:
 
 def _joined(parts: list[Float[Tensor, "h w b C"]]) -> Float[Tensor, "h w B C"]:
     return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-
-
-def _places(features: Float[Tensor, "B C H W"], padding: Pair) -> Float[Tensor, "H W B C"]:
-    """Padded features as the ways read them, places first; a view where there is no padding."""
-    if any(padding):
-        features = F.pad(features, (padding[1], padding[1], padding[0], padding[0]))
-    return features.permute(2, 3, 0, 1)
 
 
 _kept = WeakTensorKeyDictionary()

@@ -38,8 +38,6 @@ LEAST_GAIN = 1.05
 
 def choose(shape: Shape, images: int, learning: bool) -> Way:
     """The fastest way for so many images, within the working memory; ``learning``: gradients will be asked for."""
-    if min(shape.out) < 1 or images == 0:
-        return "plain"
     places = images * math.prod(shape.out)
     weight = shape.channels * shape.outputs * math.prod(shape.kernel)  # numbers
     wide_vectors = torch.backends.cpu.get_cpu_capability() == "AVX512"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -72,18 +73,15 @@ def _backward_fake(*call: Any) -> Any:
     )
 
 
-def _refuse_forward(*_: Any) -> Any:
-    raise NotImplementedError(
-        'route: fast routing is differentiated backward only; backend="reference" goes forward, too'
-    )
+def _refused(why: str) -> Callable[..., Any]:
+    def refuse(*_: Any) -> Any:
+        raise NotImplementedError(f"route: fast routing {why}")
+
+    return refuse
 
 
-def _refuse_twice(*_: Any) -> Any:
-    raise NotImplementedError(
-        'route: fast routing can be differentiated once; backend="reference" gives second derivatives'
-    )
-
-
+_only_backward = _refused('is differentiated backward only; backend="reference" goes forward, too')
+_only_once = _refused('can be differentiated once; backend="reference" gives second derivatives')
 _LAYER = "Tensor poses, Tensor weight, Tensor? bias"
 _OPTIONS = "int num_iterations, bool over_inputs, bool stop_gradient, bool leaky, float eps, bool keep_coupling"
 _route = operation(
@@ -92,7 +90,7 @@ _route = operation(
     forward=forward,
     fake=_route_fake,
     backward=_gradients,
-    jvp=_refuse_forward,
+    jvp=_only_backward,
     save=_save,
 )
 _route_backward = operation(
@@ -101,6 +99,6 @@ _route_backward = operation(
     f"{_OPTIONS}) -> (Tensor, Tensor, Tensor)",
     forward=backward,
     fake=_backward_fake,
-    backward=_refuse_twice,
-    jvp=_refuse_forward,
+    backward=_only_once,
+    jvp=_only_backward,
 )

@@ -21,18 +21,6 @@ class Gradients(NamedTuple):
     weight: Float[Tensor, "J D K I"] | None
     bias: Float[Tensor, "J D"] | None
 
-    @classmethod
-    def start(cls, layer: Layer, wanted: list[bool]) -> Gradients:
-        """Zeros; the weight's, when the last iteration is going to write it block by block, uninitialised."""
-        u, W = layer.poses, layer.weight
-        poses, weight, bias = wanted
-        iterated = layer.options.num_iterations > 1
-        return cls(
-            torch.zeros_like(u) if poses else None,
-            None if not weight else torch.empty_like(W) if iterated else torch.zeros_like(W),
-            u.new_zeros(W.shape[:2]) if bias else None,
-        )
-
 
 def backward(
     grad_capsules: Tensor | None,
@@ -49,7 +37,15 @@ def backward(
     options = Options(*scalars)
     with full_precision(poses.device):
         layer = Layer(poses, weight, bias, options)
-        grads = Gradients.start(layer, wanted)
+        u, W = layer.poses, layer.weight
+        new_weight = (
+            torch.empty_like if options.num_iterations > 1 else torch.zeros_like
+        )  # the last one writes all of it
+        grads = Gradients(
+            torch.zeros_like(u) if wanted[0] else None,
+            new_weight(W) if wanted[1] else None,
+            u.new_zeros(W.shape[:2]) if wanted[2] else None,
+        )
         grad_v = torch.zeros_like(sums[0]) if grad_capsules is None else grad_capsules.to(sums.dtype)
         grad_c = None if grad_coupling is None else grad_coupling.permute(2, 0, 1)
         grad_summed = torch.zeros_like(sums[0])  # G, the gradient of V

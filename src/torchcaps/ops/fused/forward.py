@@ -1,9 +1,6 @@
 """The forward pass: sums, squash, and the running sum V of the capsules that the next coupling comes from.
 
-The sums of very few images are taken from votes that stay in the caches. Without votes, each of the 2r - 1 products of
-a forward pass reads all weights. For a large batch that is little beside the multiplications; for one image it is
-nearly all the work. The votes of one image are small (0.7 MiB for MNIST's layer, whose weights are 5.6 MiB), and once
-they are there no sum needs the weights again: they are read once.
+The sums of very few images are taken from votes that stay in the caches, so that the weights are read once.
 """
 
 from __future__ import annotations

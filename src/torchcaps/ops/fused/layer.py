@@ -38,28 +38,6 @@ class Blocks(NamedTuple):
     inputs: list[slice]
     batches: list[slice]
 
-    @classmethod
-    def of(cls, u: Float[Tensor, "B K I"], W: Float[Tensor, "J D K I"], over_inputs: bool) -> Blocks:
-        """Cut so that a block's buffers fit the working memory and the capsules that compete stay together."""
-        B, I, (J, D, K) = u.shape[0], u.shape[2], W.shape[:3]
-        budget = int(min(BLOCK, get_working_memory()) * MIB) // u.element_size()
-        matrix = D * K  # numbers of an input and output: W, and as many of grad_W
-        link = 3 * K + 3  # numbers of an image, input and output: VW, gsW, coupled; agreement, coupling, spare
-        b = B if u.is_meta else _piece(B, MAX_BATCH_SLICE)  # on the meta device there are no numbers
-        if u.is_meta or I * J * (matrix + b * link) <= budget:
-            return cls(slices(J, J), slices(I, I), slices(B, b))
-
-        def smallest() -> int:
-            """Numbers of one output, whose weights are one piece of memory and used where they are; or of one input."""
-            return I * (matrix + b * link) if over_inputs else J * (2 * matrix + b * link) + b * K
-
-        least = 1 if over_inputs else min(I, MIN_INPUT_BLOCK)
-        while b > MIN_BATCH_SLICE and least * smallest() > budget:
-            b = -(-b // 2)
-        if over_inputs:
-            return cls(slices(J, _piece(J, budget // smallest())), slices(I, I), slices(B, b))
-        return cls(slices(J, J), slices(I, _piece(I, budget // smallest(), INPUT_MULTIPLE)), slices(B, b))
-
 
 def _piece(size: int, most: int, multiple: int = 1) -> int:
     """Length of the nearly equal pieces, at most ``most`` long, that ``size`` is cut into."""
@@ -107,8 +85,27 @@ class Layer:
 
     @cached_property
     def blocks(self) -> Blocks:
-        """How the layer is cut."""
-        return Blocks.of(self.poses, self.weight, self.options.over_inputs)
+        """How the layer is cut: buffers fit the working memory, and the capsules that compete stay together."""
+        (B, K, I), (J, D, _, _) = self.poses.shape, self.weight.shape
+        over_inputs = self.options.over_inputs
+        budget = int(min(BLOCK, get_working_memory()) * MIB) // self.poses.element_size()
+        matrix = D * K  # numbers of an input and output: W, and as many of grad_W
+        link = 3 * K + 3  # numbers of an image, input and output: VW, gsW, coupled; agreement, coupling, spare
+        whole = self.poses.is_meta  # where there are no numbers
+        b = B if whole else _piece(B, MAX_BATCH_SLICE)
+        if whole or I * J * (matrix + b * link) <= budget:
+            return Blocks(slices(J, J), slices(I, I), slices(B, b))
+
+        def smallest() -> int:
+            """Numbers of one output, whose weights are one piece of memory and used where they are; or of one input."""
+            return I * (matrix + b * link) if over_inputs else J * (2 * matrix + b * link) + b * K
+
+        least = 1 if over_inputs else min(I, MIN_INPUT_BLOCK)
+        while b > MIN_BATCH_SLICE and least * smallest() > budget:
+            b = -(-b // 2)
+        if over_inputs:
+            return Blocks(slices(J, _piece(J, budget // smallest())), slices(I, I), slices(B, b))
+        return Blocks(slices(J, J), slices(I, _piece(I, budget // smallest(), INPUT_MULTIPLE)), slices(B, b))
 
     def weight_blocks(self) -> Iterator[tuple[slice, slice, Float[Tensor, "j D Ki"]]]:
         """Outputs and inputs that are worked on together, and W of them, contiguous."""
