@@ -108,7 +108,8 @@ def _anything(name: str, value: Any, sizes: Sizes, owner: Any) -> None:
 def _of_type(kind: type, name: str, value: Any, _sizes: Sizes, _owner: Any) -> None:
     fits = is_number(value) if kind is float else isinstance(value, kind)
     if not fits or (kind is int and isinstance(value, bool)):
-        raise WrongType(f"{name} must be {_NAMES.get(kind, f'a {kind.__name__}')}, got {_short(value)}")
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise WrongType(f"{name} must be {_NAMES.get(kind, f'{article} {kind.__name__}')}, got {_short(value)}")
 
 
 def _one_of(choices: tuple[Any, ...], name: str, value: Any, _sizes: Sizes, _owner: Any) -> None:

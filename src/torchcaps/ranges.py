@@ -83,6 +83,8 @@ OddKernel = Annotated[int, Range(1, 255, odd=True, whole=True)]
 """The side of a kernel of a convolution that keeps the size."""
 Count = Annotated[int, COUNT]
 """Images, steps, epochs."""
+Index = Annotated[int, INDEX]
+"""The number of an epoch, a batch, a process."""
 Iterations = Annotated[int, Range(0, 1000, whole=True)]
 """Routing iterations."""
 AtLeastOneIteration = Annotated[int, Range(1, 1000, whole=True)]

@@ -327,5 +327,5 @@ def test_the_same_batches_on_the_gpu(make_set: MakeSet) -> None:
 
 
 def test_an_augmentation_is_no_mapping(make_set: MakeSet) -> None:
-    with pytest.raises(TypeError, match="BatchLoader: augmentation must be an Augmentation, got dict"):
+    with pytest.raises(TypeError, match="BatchLoader: augmentation must be an Augmentation"):
         BatchLoader(make_set(12), 4, shuffle=True, augmentation={"max_shift": 2})  # type: ignore[arg-type]

@@ -11,7 +11,6 @@ from .images import get_max_megapixels as get_max_megapixels
 from .images import read_image as read_image
 from .images import read_photo as read_photo
 from .images import set_max_megapixels as set_max_megapixels
-from .loading import load_dataset as load_dataset
 from .pairs import PairSet as PairSet
 from .pairs import fixed_pairs as fixed_pairs
 from .preparation import Preparation as Preparation
@@ -21,6 +20,7 @@ from .registry import DataRequest as DataRequest
 from .registry import DatasetInfo as DatasetInfo
 from .registry import find_dataset as find_dataset
 from .registry import list_datasets as list_datasets
+from .registry import load_dataset as load_dataset
 from .registry import register_dataset as register_dataset
 from .sources.source import data_folders as data_folders
 from .splits import stratified_split as stratified_split

@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from torchcaps.checks import check
+from torchcaps.checks import checked
 from torchcaps.datasets.augmentation import Augmentation, Changes
 from torchcaps.datasets.dataset import ImageSet
 from torchcaps.datasets.pairs import PairSet
 from torchcaps.datasets.rng import ORDER, stream_of
 from torchcaps.errors import InputError
-from torchcaps.ranges import COUNT, INDEX, PROCESSES, SEED
+from torchcaps.ranges import Count, Index, Processes, Seed
 
 
 class Batch(NamedTuple):
@@ -56,21 +56,20 @@ class BatchLoader:
             of its range.
     """
 
+    @checked
     def __init__(
         self,
         image_set: ImageSet | PairSet,
-        batch_size: int,
+        batch_size: Count,
         *,
         shuffle: bool,
         augmentation: Augmentation | None = None,
-        seed: int = 0,
+        seed: Seed = 0,
         device: torch.device | str = "cpu",
-        rank: int = 0,
-        world_size: int = 1,
+        rank: Index = 0,
+        world_size: Processes = 1,
         drop_last: bool = False,
     ) -> None:
-        if augmentation is not None and not isinstance(augmentation, Augmentation):
-            raise TypeError(f"BatchLoader: augmentation must be an Augmentation, got {type(augmentation).__name__}")
         self.augmentation = augmentation or Augmentation()
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         self.rank, self.world_size, self.drop_last = rank, world_size, drop_last
@@ -81,11 +80,6 @@ class BatchLoader:
         self._set = image_set.to(self.device)
 
     def _check(self, image_set: ImageSet | PairSet) -> None:
-        SEED.check("seed", self.seed)
-        for name, allowed in (("batch_size", COUNT), ("rank", INDEX), ("world_size", PROCESSES)):
-            allowed.check(f"BatchLoader: {name}", getattr(self, name))
-        for name in ("shuffle", "drop_last"):
-            check(f"BatchLoader: {name}", getattr(self, name), bool)
         if (self.shuffle or self.drop_last) and self.batch_size > self.num_images:
             raise InputError(
                 f"the batch size is {self.batch_size}, but there are only {self.num_images} images to train on; "
@@ -115,7 +109,8 @@ class BatchLoader:
         """Channels, height and width of the images in the batches: (C, H, W)."""
         return self._set.in_shape[0], *self.augmentation.window(self._set.in_shape)
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+    @checked
+    def batches(self, epoch: Index, start: Index = 0) -> Iterator[Batch]:
         """Give this process's share of the batches of an epoch, in turn.
 
         Args:
@@ -125,8 +120,6 @@ class BatchLoader:
         Raises:
             InputError: The epoch is negative, or there is no such batch.
         """
-        INDEX.check("BatchLoader: epoch", epoch)
-        INDEX.check("BatchLoader: start", start)
         if start > len(self):
             raise InputError(f"an epoch has {len(self)} batches, so it cannot start at batch {start}")
         return self._batches(epoch, start)

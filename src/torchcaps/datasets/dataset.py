@@ -26,7 +26,7 @@ _CHUNK = 2**20  # numbers resized at once: bounds the float copies to a few MiB,
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Images and the class of each, or the classes of the P objects in each, whole in memory.
+    """Images and the class of each, or the classes of the P objects in each, all in memory.
 
     Args:
         images: Pixels, uint8 from 0 (no ink) to 255, shape (N, C, H, W), N at least 1.

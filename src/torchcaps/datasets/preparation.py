@@ -16,7 +16,7 @@ from torchcaps.ranges import COUNT
 SIZE = 512
 """Pixels of a photo's longer side in which its drawing is looked for; larger photos are shrunk first."""
 DARK = 32
-"""Of 255: the ground of an image that is light on dark, as the data are, is darker."""
+"""The ground of an image that is light on dark, as the data are, is darker than this, of 255."""
 
 _WIDEST = 0.3  # of the photo's shorter side: strokes are narrower, and what is wider is ground
 _COARSE = 24  # pixels of the longer side of the map by which dark ink is told from light
@@ -54,7 +54,7 @@ class Preparation:
     box: float = 20.0
     """Pixels: the longer side of the ink's box, 1 to 1,024."""
     centre: Literal["mass", "box"] = "mass"
-    """What lies in the middle of the image: the ink's centre of mass, or the middle of its box."""
+    """The point that lies in the middle of the image: the ink's centre of mass, or the middle of its box."""
 
     def __post_init__(self) -> None:
         if isinstance(self.box, bool) or not isinstance(self.box, int | float) or not 1 <= self.box <= 1024:
@@ -184,7 +184,7 @@ def _is_light_on_dark(image: UInt8[np.ndarray, "1 H W"]) -> bool:
 
 
 class _Ink(NamedTuple):
-    """What may be a drawing in a photo."""
+    """Ink in a photo, which may be a drawing."""
 
     amount: Float32[np.ndarray, "h w"]
     """How much ink is where, as a share of the light."""
@@ -229,7 +229,7 @@ def _contrast(
 def _surroundings(
     planes: Float32[np.ndarray, "C h w"], chosen: Bool[np.ndarray, "h w"]
 ) -> Float32[np.ndarray, "C 1 1"]:
-    """What most of a photo is like near what is chosen, up to its longer side away."""
+    """The colour of most of a photo near what is chosen, up to its longer side away."""
     rows, columns = _extent(chosen)
     away = max(rows.stop - rows.start, columns.stop - columns.start)
     near = [slice(max(part.start - away, 0), part.stop + away) for part in (rows, columns)]
@@ -237,7 +237,7 @@ def _surroundings(
 
 
 def _common(planes: Float32[np.ndarray, "C h w"]) -> Float32[np.ndarray, "C h w"]:
-    """What most of a photo is like: medians over windows as large as itself, its slopes continued beyond its edges."""
+    """The colour of most of a photo: medians over windows as large as itself, its slopes continued beyond its edges."""
     from scipy import ndimage
 
     height, width = planes.shape[1:]
@@ -294,8 +294,8 @@ def _largest_drawing(
     boxes = np.array([[(part.start, part.stop) for part in box] for box in ndimage.find_objects(labels)])  # (n, 2, 2)
     at_edge = ((boxes[:, :, 0] == 0) | (boxes[:, :, 1] == mask.shape)).any(1)
     sides = np.ptp(boxes, axis=2).max(1)
-    whole = ~at_edge & (sides >= _SMALLEST * min(mask.shape))  # the edge of a desk, or a finger, is not
-    main = int(np.where(whole | ~whole.any(), ink, 0).argmax())
+    inside = ~at_edge & (sides >= _SMALLEST * min(mask.shape))  # the edge of a desk, or a finger, is not
+    main = int(np.where(inside | ~inside.any(), ink, 0).argmax())
     side = sides[main]
     gaps = np.maximum(boxes[:, :, 0] - boxes[main, :, 1], boxes[main, :, 0] - boxes[:, :, 1]).max(1)
     near = (gaps < _NEAR * side) & (ink > _SPECK * ink[main]) & (strength > _PALE * strength[main]) & ~at_edge

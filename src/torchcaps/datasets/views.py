@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,7 +26,9 @@ def familiar_views(images: ImageSet, factor: str) -> tuple[ImageSet, ImageSet]:
     return images.select(familiar.nonzero()[:, 0]), images.select((~familiar).nonzero()[:, 0])
 
 
-def register_views(name: str, title: str, load: Callable[[DataRequest], Splits], **info: Any) -> None:
+def register_views(
+    name: str, title: str, load: Callable[[DataRequest], Splits], *, num_train: int, num_test: int, **info: Any
+) -> None:
     """Put four data sets on the list: ``NAME-azimuth``, ``NAME-elevation``, each also with ``-familiar`` after it.
 
     A network learns from the training objects, seen from familiar sides. ``NAME-azimuth`` tests it on the test objects
@@ -37,26 +40,25 @@ def register_views(name: str, title: str, load: Callable[[DataRequest], Splits],
         name: Of the data set with all sides.
         title: What it shows, for the list.
         load: Reads all sides; its images have the factors ``"azimuth"`` and ``"elevation"``.
-        **info: As for `register_dataset`; ``num_train`` and ``num_test`` are of all sides.
+        num_train: How many training images of all sides there are.
+        num_test: How many test images of all sides there are.
+        **info: As for `register_dataset`.
 
     Source: Hinton, Sabour, Frosst: Matrix capsules with EM routing (2018), section 6, with these angles.
     """
-    counts = info.pop("num_train"), info.pop("num_test")
 
     def add(factor: str, novel: bool) -> None:
+        @register_dataset(
+            f"{name}-{factor}{'' if novel else '-familiar'}",
+            title=f"{title}, {'novel' if novel else 'familiar'} {factor}s",
+            num_train=num_train // 3,
+            num_test=num_test // 3 * (1 + novel),
+            **info,
+        )
         def load_sides(request: DataRequest) -> Splits:
             splits = load(request)
             train, _ = familiar_views(splits.train, factor)
             return Splits(train, familiar_views(splits.test, factor)[novel], splits.class_names)
 
-        register_dataset(
-            f"{name}-{factor}{'' if novel else '-familiar'}",
-            title=f"{title}, {'novel' if novel else 'familiar'} {factor}s",
-            num_train=counts[0] // 3,
-            num_test=counts[1] // 3 * (1 + novel),
-            **info,
-        )(load_sides)
-
-    for factor in FAMILIAR:
-        for novel in (True, False):
-            add(factor, novel)
+    for factor, novel in itertools.product(FAMILIAR, (True, False)):
+        add(factor, novel)

@@ -230,66 +230,34 @@ def write(path: Path, members: dict[str, bytes], method: int = zipfile.ZIP_STORE
     return path
 
 
+#: NumPy reads them, and says what is wrong in ways of its own; none may crash, warn, or take memory that is not there.
 HEADERS = {
     "empty": "",
-    "no dictionary": "1",
     "no literal": "__import__('os').getcwd()",
-    "open bracket": "{'descr': (",
     "many open brackets": "(" * 9000,
-    "nested lists": "[" * 90 + "]" * 90,
-    "unary operators": "-" * 9000 + "1",
     "additions": "+".join("1" * 4000),
-    "dots": "a" + ".a" * 4000,
     "not text": b"\xff\x00\xfe\x80" * 20,
-    "a NUL": "{'descr': '|u1\0', 'fortran_order': False, 'shape': (1,), }",
-    "an open string": "{'descr': '|u1",
-    "triple quotes": "'" * 3,
-    "indentation": "\n  {\n {",
-    "a form feed": "\x0c\\\n{",
     "an invalid escape": described("'\\d'", "(40, 6, 5)"),
-    "keys missing": "{'descr': '|u1'}",
-    "keys of other types": "{1: 2, 'descr': '|u1', (1, 2): 3}",
-    "unhashable key": "{[]: 1}",
     "negative shape": described("'|u1'", "(-40, 6, 5)"),
-    "two negative lengths": described("'|u1'", "(-40, -6, 5)"),
     "shape beyond 64 bits": described("'|u1'", f"({2**70}, 6, 5)"),
-    "shape of many digits": described("'|u1'", f"({'9' * 5000}, 6, 5)"),
     "huge shape": described("'|u1'", "(4000000000, 28, 28)"),
     "empty but huge": described("'|u1'", "(0, 4294967295, 4294967295, 4294967295)"),
-    "shape of floats": described("'|u1'", "(40.0, 6, 5)"),
-    "shape no tuple": described("'|u1'", "40"),
-    "shape of text": described("'|u1'", "('40', 6, 5)"),
     "many axes": described("'|u1'", f"({'1, ' * 900})"),
-    "order no truth value": described("'|u1'", "(40, 6, 5)", "2"),
-    "dtype a number": described("5", "(40, 6, 5)"),
-    "dtype None": described("None", "(40, 6, 5)"),
     "dtype of objects": described("'|O'", "(40, 6, 5)"),
-    "structure": described("[('a', '<f4'), ('b', '<i2')]", "(40,)"),
-    "structure that repeats a field": described("[('a', '<f4'), ('a', '<i2')]", "(40,)"),
     "structure of structures": described("[('a', [('b', [('c', '|O')])])]", "(40,)"),
-    "fields by a dictionary": described("{'names': ['a'], 'formats': ['|u1'], 'offsets': [-1]}", "(40,)"),
-    "subarray": described("('|u1', (1000000, 1000000))", "(40,)"),
-    "subarray in text": described("'(100000,100000)u1'", "(40,)"),
     "negative subarray": described("('|u1', (-1,))", "(40,)"),
-    "comma text": described("'f4,i2,,'", "(40,)"),
-    "no such dtype": described("'q9'", "(40, 6, 5)"),
-    "dtype of many digits": described("'|S99999999999999999999'", "(40, 6, 5)"),
-    "empty dtype": described("''", "(40, 6, 5)"),
     "text without letters": described("'<U0'", "(40, 6, 5)"),
-    "a date": described("'<M8[1/0s]'", "(40, 6, 5)"),
     "deprecated": described("'a8'", "(40, 6, 5)"),
-    "tuple of nothing": described("()", "(40, 6, 5)"),
     "void": described("'|V0'", "(40, 6, 5)"),
 }
 
 
-@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
 @pytest.mark.parametrize("name", HEADERS)
-def test_headers_that_cannot_be(tmp_path: Path, name: str, version: tuple[int, int]) -> None:
+def test_headers_that_cannot_be(tmp_path: Path, name: str) -> None:
     path = tmp_path / "a.npz"
     for key in ("x", "y", "class_names"):
         others = {"x": npy(X), "y": npy(Y), "class_names": npy(np.array(list("abcd")))}
-        write(path, others | {key: with_header(HEADERS[name], bytes(1200), version)})
+        write(path, others | {key: with_header(HEADERS[name], bytes(1200))})
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             with pytest.raises(InputError, match=re.escape(str(path))) as raised:

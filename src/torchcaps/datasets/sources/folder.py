@@ -161,7 +161,7 @@ def _read(files: Files, size: tuple[int, int] | None, *, skip: bool) -> tuple[di
 
 
 def _listed(damaged: list[str], number: int) -> str:
-    """What is wrong with images: a sentence, and where there are several, a list of them."""
+    """One sentence about a damaged image, or a list of them for several."""
     if len(damaged) == 1:
         return f"{damaged[0]} (mend or remove it, or leave it out by train --skip-damaged)"
     others = len(damaged) - _MOST_NAMED

@@ -141,7 +141,7 @@ MADE_OF_MNIST: dict[str, Any] = {
     "validation_size": 5_000,
     "find": find_mnist,
 }
-"""What data sets that are made of MNIST's digits have in common."""
+"""The entries that data sets made of MNIST's digits have in common."""
 
 
 def load_family(family: IdxFamily, request: DataRequest) -> Splits:

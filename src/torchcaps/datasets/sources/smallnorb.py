@@ -96,7 +96,8 @@ register_views("smallnorb", "smallNORB", load_views, find=VIEWS_SOURCE.find, **_
 
 
 def _load(paths: Mapping[str, Path], request: DataRequest) -> Splits:
-    resize = _halved if request.image_size in (None, _SIZE) else partial(resize_images, size=request.image_size)
+    height, width = request.image_size or _SIZE
+    resize = _halved if (height, width) == _SIZE else partial(resize_images, size=(height, width))
     train, test = (
         ImageSet(
             _read_images(paths[f"{part}-{_IMAGES}.gz"], resize),
