@@ -19,9 +19,9 @@ from torchcaps.datasets import Dataset, ImageSet
 from torchcaps.models import ModelOutput
 from torchcaps.models.output import Losses
 from torchcaps.training import make_config
-from torchcaps.training.launch import launch
+from torchcaps.training.data import run_data
+from torchcaps.training.devices import launch
 from torchcaps.training.loop import Trainer
-from torchcaps.training.progress import Silence
 
 
 class ConvolutionsAlone(Convolutions):
@@ -72,7 +72,9 @@ def new_trainer(name: str, images: int, plan: Plan) -> Trainer:
     train, rest = random_images(images, in_shape), random_images(1, in_shape)
     data = Dataset("random", train, rest, rest, tuple("0123456789"))
     module = ConvolutionsAlone(network) if name.startswith("cnn") else network
-    return Trainer(launch(config), config, data, [], module, Silence())
+    fabric = launch(config.accelerator, precision=config.precision)
+    batches = run_data(data, config.recipe, fabric, config.seed)
+    return Trainer(fabric, module, batches, config.recipe, network.save_files)
 
 
 def random_images(number: int, in_shape: tuple[int, int, int]) -> ImageSet:
@@ -84,7 +86,7 @@ def random_images(number: int, in_shape: tuple[int, int, int]) -> ImageSet:
 
 def train_epoch(trainer: Trainer) -> float:
     """The training steps of an epoch; milliseconds."""
-    trainer._train_epoch([])  # no signal has come
+    trainer.train_epoch([])  # no signal has come
     seconds = trainer.state.epoch_seconds
     trainer.state.end_epoch({})
     return 1e3 * seconds

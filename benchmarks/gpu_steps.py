@@ -7,6 +7,7 @@ import statistics
 from typing import NamedTuple
 
 import torch
+from lightning_fabric import Fabric
 from machine import WARM_UP, Machine, Row
 from naive import naive_routing
 from torch import Tensor
@@ -15,10 +16,9 @@ from torchcaps.datasets import Batch, Dataset, ImageSet
 from torchcaps.models import CapsNet, create_model
 from torchcaps.nn import DenseVotes, Routed, Routing, Votes
 from torchcaps.training import Recipe, TrainConfig, make_config
-from torchcaps.training.data import training_loader
-from torchcaps.training.launch import launch
+from torchcaps.training.data import run_data
+from torchcaps.training.devices import launch
 from torchcaps.training.loop import Trainer
-from torchcaps.training.progress import Silence
 from torchcaps.training.step import TrainStep
 
 PRECISIONS = {"fp32": "32", "bf16": "bf16"}
@@ -69,7 +69,7 @@ class Contender:
         network = new_network(machine).train()
         if name == "naive":
             network.class_capsules.routing = NaiveRouting(stop_gradient=False)
-        fabric = launch(config_of(machine, precision, batch))
+        fabric = launch_for(config_of(machine, precision, batch))
         compiled = torch.compile(network, backend="eager" if machine.dry else "inductor")
         self.step = TrainStep(
             fabric,
@@ -91,7 +91,7 @@ class Contender:
         found = []
         for _ in range(steps):
             self.train(1)
-            found.append(self.step.tally.read().last_loss)
+            found.append(float(self.step.sums.last_loss))
         return torch.tensor(found)
 
 
@@ -99,6 +99,11 @@ def config_of(machine: Machine, precision: str, batch: int) -> TrainConfig:
     """A run of sabour2017 here."""
     overrides = {"batch_size": batch, "precision": PRECISIONS[precision], "accelerator": machine.device.type}
     return make_config("sabour2017", max_shift=2, checkpoint_minutes=1e6, **overrides)  # there is no run folder
+
+
+def launch_for(config: TrainConfig) -> Fabric:
+    """Its device and precision."""
+    return launch(config.accelerator, precision=config.precision)
 
 
 def new_network(machine: Machine) -> CapsNet:
@@ -165,13 +170,17 @@ def time_epoch(machine: Machine, batch: int) -> Epoch:
     train, validation = (random_images(n, network.in_shape) for n in (TINY if machine.dry else MNIST))
     dataset = Dataset("random", train, validation, validation, tuple("0123456789"))
     config = config_of(machine, "bf16", batch)
-    trainer = Trainer(launch(config), config, dataset, [], network, Silence())
+    fabric = launch_for(config)
+    batches = run_data(dataset, config.recipe, fabric, config.seed)
+    trainer = Trainer(fabric, network, batches, config.recipe, network.save_files)
+    assert batches.validation is not None
+    judged = batches.validation
     print_waits(machine, config, train)
     rows = [Row(f"epoch of {len(train):,} images, bf16", what, batch, [], 0.0) for what in ("training", "validation")]
     for n in range(EPOCHS + 1):
         seconds = (
-            machine.wall_seconds(lambda: trainer._train_epoch([])),
-            machine.wall_seconds(lambda: trainer._evaluate(trainer.network, validation)),
+            machine.wall_seconds(lambda: trainer.train_epoch([])),
+            machine.wall_seconds(lambda: trainer.judge(trainer.network, judged)),
         )
         trainer.state.end_epoch({})
         for row, each in zip(rows, seconds, strict=True):
@@ -184,7 +193,7 @@ def print_waits(machine: Machine, config: TrainConfig, train: ImageSet) -> None:
     """How often the host waits for the device within an epoch, where it should never do so."""
     contender = Contender(machine, "bf16", "plain", config.recipe.batch_size)
     contender.train(WARM_UP)
-    batches = training_loader(config, train, machine.device).batches(0)
+    batches = run_data(train, config.recipe, launch_for(config), config.seed).train.batches(0)
     next(batches)
     waits = {
         "a step": machine.waits(lambda: contender.train(1)),

@@ -131,7 +131,7 @@ def work(job: Job, here: Mapping[str, Any], progress: Progress | None = None) ->
         One of :data:`OUTCOMES`.
     """
     from torchcaps.training import Diverged, Interrupted, load_run, resume, train
-    from torchcaps.training.environment import pick_device
+    from torchcaps.training.devices import pick_device
     from torchcaps.training.run import BEST
 
     folder, row = job.folder, job.row

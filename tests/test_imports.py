@@ -63,9 +63,8 @@ HEAVY += ("pooch", "onnx", "onnxruntime")
 LATE = {*HEAVY[3:], "scipy", "requests", "tensorboard", "huggingface_hub", "jinja2", "onnxscript", "uvicorn"}
 LATE_NOT_IN = {  # loaded late themselves: by a run, or by who imports them
     "sklearn.py",
-    "training/launch.py",
+    "training/devices.py",
     "training/loop.py",
-    "training/environment.py",
     "training/progress.py",
 }
 # What is read, looked at and predicted of an ONNX file without torch.

@@ -376,7 +376,7 @@ WRONG = {
     ),
     "routing-nan": (
         wrong_routing("return Routed(torchcaps.squash(votes.weighted_sum(None)) * float('nan'))"),
-        "or to mend what is not finite in routing routing-nan; there was no checkpoint yet",
+        "or to mend what is not finite in Wrong; there was no checkpoint yet",
     ),
     "backbone-raises": (wrong_backbone("raise KeyError('mine')"), "plugin {}, line 15, in forward: KeyError: 'mine'"),
     "backbone-dtype": (

@@ -7,11 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.training import TrainConfig, make_config
-from torchcaps.training.progress import Silence
+from torchcaps.training import Progress, TrainConfig, make_config
 
 
-class StopAt(Silence):
+class StopAt(Progress):
     """Sends this process a signal after a step."""
 
     def __init__(self, step: int, number: int = signal.SIGINT) -> None:

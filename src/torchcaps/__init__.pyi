@@ -34,5 +34,6 @@ from .ops.squash import safe_norm as safe_norm
 from .ops.squash import squash as squash
 from .parts import register as register
 from .plugins import load_plugin as load_plugin
+from .training import fit as fit
 
 __version__: str

@@ -20,7 +20,7 @@ from torchcaps.errors import InputError, reason_of
 GROUP = "torchcaps.plugins"
 """The entry points of installed packages that are plugins."""
 
-OWN = ("torchcaps.models.presets", "torchcaps.training.optimizers", "torchcaps.datasets.sources")
+OWN = ("torchcaps.models.presets", "torchcaps.training.recipe", "torchcaps.datasets.sources")
 """They register what comes with torchcaps, so that no plugin can take its name."""
 
 _loaded: dict[str, str] = {}  # as it was named → the file that was run

@@ -15,11 +15,10 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
 from torchcaps.analysis import predict
-from torchcaps.datasets import Augmentation, BatchLoader, ImageSet
+from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
 from torchcaps.models import Network, create_model
-from torchcaps.training import Recipe, learning_rate
-from torchcaps.training.environment import pick_precision
+from torchcaps.training import Diverged, Progress, Recipe, fit
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -140,10 +139,24 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         seed = check_random_state(self.random_state).randint(2**31)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            network = self._build(images.shape[1:], len(classes)).to(self.device)
-            curve = self._train(network, ImageSet(images, torch.from_numpy(codes)), seed)
+            network = self._build(images.shape[1:], len(classes))
+            recipe = Recipe(
+                epochs=self.epochs,
+                batch_size=min(self.batch_size, len(images)),
+                learning_rate=self.learning_rate,
+                max_shift=self.max_shift,
+                schedule="one-cycle",
+            )
+            data, accelerator = ImageSet(images, torch.from_numpy(codes)), torch.device(self.device).type
+            place: dict[str, Any] = {"accelerator": accelerator, "precision": self.precision, "progress": Progress()}
+            try:
+                rows = fit(network, data, recipe, seed=seed, **place)
+            except Diverged:
+                raise InputError(
+                    f"the loss became NaN or infinite; learning_rate must be below {self.learning_rate}"
+                ) from None
         # together, so that a fit that fails leaves what an earlier one made
-        self.classes_, self.network_, self.loss_curve_ = classes, network.cpu().eval(), curve
+        self.classes_, self.network_, self.loss_curve_ = classes, network.cpu(), [row["train_loss"] for row in rows]
         self.pixel_range_ = pixel_range
         return self
 
@@ -196,44 +209,6 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
                 "take another preset, or options={'objects': 1}"
             )
         return network
-
-    def _train(self, network: Network, image_set: ImageSet, seed: int) -> list[float]:
-        recipe = Recipe(
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            learning_rate=self.learning_rate,
-            max_shift=self.max_shift,
-            schedule="one-cycle",
-        )
-        loader = BatchLoader(
-            image_set,
-            min(recipe.batch_size, len(image_set)),
-            shuffle=True,
-            augmentation=Augmentation(max_shift=recipe.max_shift),
-            seed=seed,
-            device=self.device,
-        )
-        device = torch.device(self.device)
-        half = pick_precision(self.precision, device) == "bf16"
-        network.train()
-        optimizer = torch.optim.Adam(network.parameters(), lr=recipe.learning_rate)
-        curve = []
-        for epoch in range(recipe.epochs):
-            total = 0.0
-            for number, batch in enumerate(loader.batches(epoch)):
-                step = epoch * len(loader) + number
-                optimizer.param_groups[0]["lr"] = learning_rate(recipe, step, len(loader))
-                with torch.autocast(device.type, torch.bfloat16, enabled=half):
-                    output = network(batch.images, network.decoder_targets(batch.labels))
-                loss = network.loss(output, batch.images, batch.labels).total
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                total += float(loss.detach()) * len(batch.labels)
-            if not math.isfinite(total):
-                raise InputError(f"the loss became NaN or infinite; learning_rate must be below {self.learning_rate}")
-            curve.append(total / len(image_set))
-        return curve
 
     def _to_images(
         self, X: ArrayLike, pixel_range: PixelRange | None = None

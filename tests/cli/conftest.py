@@ -52,7 +52,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def tiny() -> tuple[str, ...]:
     """Options of a run that takes a second or two."""
-    return (*TINY, *SMALL_DATA, "--epochs", "1", "--accelerator", "cpu", "--no-figures")
+    return (*TINY, *SMALL_DATA, "--data", "digits", "--epochs", "1", "--accelerator", "cpu", "--no-figures")
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -106,6 +108,17 @@ def test_a_reader_that_goes_away(environment: dict[str, str], arguments: list[st
     assert process.stderr.read() == ""
     assert process.wait() == 1
     process.stderr.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the shell is POSIX's")
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_a_run_without_any_output_is_whole(environment: dict[str, str], tmp_path: Path, closed: str) -> None:
+    options = "--data digits --limit-train 64 --limit-test 20 --validation-size 20 --epochs 1 --batch-size 32 "
+    options += "--conv-channels 8 --primary-types 2 --no-decoder --no-figures --accelerator cpu"
+    command = f"{shlex.quote(sys.executable)} -m torchcaps train {options} --out {shlex.quote(str(tmp_path / 'run'))}"
+    assert subprocess.run(f"{command} {closed}", shell=True, env=environment, cwd=tmp_path).returncode == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["epochs"] == 1
 
 
 def raising(error: BaseException) -> Callable[..., None]:

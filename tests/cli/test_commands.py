@@ -110,8 +110,14 @@ def test_evaluate_in_half_precision(cli: Cli, run_folder: Path) -> None:
     assert "'auto' is not one of '32', 'bf16'" in refused.err
 
 
-def test_a_run_says_its_precision(cli: Cli, tiny: tuple[str, ...]) -> None:
-    assert "Precision: float32\n" in cli("train", "sabour2017-r1-recon", *tiny, "--out", "run").out
+def test_a_run_says_first_what_it_trains_on_what_and_where(cli: Cli, tiny: tuple[str, ...]) -> None:
+    lines = cli("train", "sabour2017-r1-recon", *tiny, "--out", "run").out.splitlines()
+    assert re.fullmatch(r"Network: sabour2017-r1-recon, [\d,]+ parameters", lines[0])
+    assert lines[1:4] == [
+        "Data: digits",
+        "Images: 200 to train on, 100 to validate, 100 to test; 1×28×28, 10 classes",
+        "Device: cpu, float32",
+    ]
 
 
 @pytest.mark.parametrize(("split", "images"), [("test", 100), ("validation", 100), ("train", 200)])

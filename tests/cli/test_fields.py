@@ -232,8 +232,13 @@ def test_what_is_not_given_is_fitted_to_images_of_ones_own(
 
 
 def test_the_preset_is_sabour2017_unless_named(configured: Callable[..., TrainConfig]) -> None:
-    assert configured() == make_config("sabour2017")
-    assert configured("tf-notebook") == make_config("tf-notebook")
+    assert configured() == make_config("sabour2017", data="digits")
+    assert configured("tf-notebook") == make_config("tf-notebook", data="mnist")
+
+
+def test_a_preset_brings_its_data_set_unless_another_is_named(configured: Callable[..., TrainConfig]) -> None:
+    assert configured("sabour2017-multimnist").data == "multimnist"
+    assert configured("sabour2017-multimnist", "--data", "digits", "--objects", "1").data == "digits"
 
 
 def test_none_takes_a_limit_away(configured: Callable[..., TrainConfig]) -> None:

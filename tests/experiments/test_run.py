@@ -20,8 +20,7 @@ from experiments import run
 from experiments.table import Table, load_table
 from torchcaps.errors import InputError
 from torchcaps.files import read_json, write_json
-from torchcaps.training import load_run
-from torchcaps.training.progress import Silence
+from torchcaps.training import Progress, load_run
 
 HERE = {"accelerator": "cpu"}
 HEAD = """
@@ -145,7 +144,7 @@ def job(table: Table, row: str) -> run.Job:
 
 def test_a_run_is_an_ordinary_run_folder_that_names_no_place(tiny: Table) -> None:
     made = job(tiny, "measured")
-    assert run.work(made, HERE, Silence()) == run.DONE
+    assert run.work(made, HERE, Progress()) == run.DONE
     found = load_run(made.folder)
     assert found.config == dataclasses.replace(made.row.config(0), precision="32", accelerator="cpu")
     summary = read_json(made.folder / "summary.json", "summary")
@@ -153,27 +152,27 @@ def test_a_run_is_an_ordinary_run_folder_that_names_no_place(tiny: Table) -> Non
     measures = read_json(made.folder / "measures.json", "measures")
     assert {kind: each["num_images"] for kind, each in measures.items()} == {"rotation": 10, "pgd-scores": 5}
     before = {path: path.stat().st_mtime_ns for path in made.folder.rglob("*")}
-    assert run.work(made, HERE, Silence()) == run.DONE
+    assert run.work(made, HERE, Progress()) == run.DONE
     assert {path: path.stat().st_mtime_ns for path in made.folder.rglob("*")} == before, "it was finished"
     config = read_json(made.folder / "config.json", "configuration")
     write_json(made.folder / "config.json", config | {"data_dir": "a place on this machine"})
     found = dataclasses.replace(made.row, measures={})
     (made.folder / "measures.json").unlink()
-    assert run.work(made._replace(row=found), HERE, Silence()) == run.DONE
+    assert run.work(made._replace(row=found), HERE, Progress()) == run.DONE
     assert read_json(made.folder / "config.json", "configuration") == config
 
 
 def test_more_is_measured_without_training_where_the_weights_are_there(tiny: Table) -> None:
     made = job(tiny, "measured")
-    run.work(made, HERE, Silence())
+    run.work(made, HERE, Progress())
     trained = (made.folder / "summary.json").read_bytes()
     more = made._replace(row=dataclasses.replace(made.row, measures={"latency": None, "fgsm": 7}))
-    assert run.work(more, HERE, Silence()) == run.DONE
+    assert run.work(more, HERE, Progress()) == run.DONE
     assert (made.folder / "summary.json").read_bytes() == trained
     assert read_json(made.folder / "measures.json", "measures")["fgsm"]["num_images"] == 7
     shutil.rmtree(made.folder / "best")
     with pytest.raises(InputError, match="has no weights to measure; move it away"):
-        run.work(made, HERE, Silence())
+        run.work(made, HERE, Progress())
 
 
 def test_one_process_at_a_time_works_on_a_run(tiny: Table) -> None:
@@ -181,10 +180,10 @@ def test_one_process_at_a_time_works_on_a_run(tiny: Table) -> None:
     made.folder.parent.mkdir(parents=True)
     lock = made.folder.with_name(".seed-0.lock")
     with FileLock(lock):
-        assert run.work(made, HERE, Silence()) == run.BUSY
+        assert run.work(made, HERE, Progress()) == run.BUSY
         assert not made.folder.exists()
     lock.touch()
-    assert run.work(made, HERE, Silence()) == run.DONE, "a lock file that is left behind is no lock"
+    assert run.work(made, HERE, Progress()) == run.DONE, "a lock file that is left behind is no lock"
     assert [path.name for path in made.folder.parent.iterdir()] == ["seed-0"], "and goes at the end"
 
 
@@ -234,7 +233,7 @@ def test_a_run_whose_command_is_ended_writes_its_checkpoint_and_goes_on(number: 
     summary = read_json(folder / "summary.json", "summary")
     assert len(summary["resumed_with"]) == 1
     (whole,) = run.plan(load_table("long.py"), Path("other"), seeds=1)
-    run.work(whole, HERE, Silence())
+    run.work(whole, HERE, Progress())
     assert summary["test"] == read_json(whole.folder / "summary.json", "summary")["test"]
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from torchcaps.datasets import Batch
 from torchcaps.models import CapsNet, create_model, get_preset
-from torchcaps.training.recipe import Recipe
-from torchcaps.training.step import TrainStep, learning_rate
+from torchcaps.training.recipe import Recipe, learning_rate
+from torchcaps.training.step import TrainStep
 
 SOURCES = ("sabour2017-code", "tf-notebook", "keras-tutorial", "torch-notebook", "torch-tutorial")
 SHAPE = (1, 20, 22)  # 3 types on a map of 2 rows and 3 columns: no two axes of one size

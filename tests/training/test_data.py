@@ -8,29 +8,35 @@ import torch
 from tiny_runs import tiny_config
 from torchcaps.datasets import Augmentation, Dataset
 from torchcaps.errors import InputError
-from torchcaps.training import Recipe, TrainConfig, data, load_run, make_config, train
+from torchcaps.training import Progress, Recipe, TrainConfig, data, load_run, make_config, train
 from torchcaps.training.config import override
 from torchcaps.training.data import (
-    as_seen,
+    Batches,
     augmentation_of,
     check_objects,
-    fingerprint,
+    cropped,
+    data_fingerprint,
     fit_recipe,
     load_run_data,
-    training_loader,
+    run_data,
 )
-from torchcaps.training.progress import Silence
+from torchcaps.training.devices import launch
+
+
+def batches_of(config: TrainConfig, whole: Dataset) -> Batches:
+    """The batches that a run trains on."""
+    return run_data(whole, config.recipe, launch("cpu"), config.seed).train
 
 
 def test_judged_images_are_cut_in_the_middle_and_batches_anywhere(bars: Path) -> None:
     config = tiny_config(bars, max_shift=0, crop=10)
     whole = load_run_data(config)
-    seen = as_seen(whole, config.recipe)
+    seen = cropped(whole, config.recipe)
     assert seen.in_shape == (1, 10, 10)
     assert whole.in_shape == (1, 18, 18)
     for part in ("train", "validation", "test"):
         assert torch.equal(getattr(seen, part).images, getattr(whole, part).images[..., 4:14, 4:14])
-    loader = training_loader(config, whole.train, "cpu")
+    loader = batches_of(config, whole)
     known = {image.numpy().tobytes() for image in seen.train.images}
     batches = [(image * 255).round().byte().numpy().tobytes() for batch in loader.batches(0) for image in batch.images]
     assert sum(image in known for image in batches) / len(batches) < 0.2
@@ -43,8 +49,8 @@ def test_a_recipe_holds_every_field_of_an_augmentation_with_its_default() -> Non
 
 def test_every_augmentation_of_the_recipe_reaches_the_loader(bars: Path) -> None:
     plain = tiny_config(bars, max_shift=0)
-    train_set = load_run_data(plain).train
-    first = next(iter(training_loader(plain, train_set, "cpu").batches(0))).images
+    whole = load_run_data(plain)
+    first = next(iter(batches_of(plain, whole).batches(0))).images
     for change in (
         {"max_shift": 2},
         {"crop": 12},
@@ -54,13 +60,13 @@ def test_every_augmentation_of_the_recipe_reaches_the_loader(bars: Path) -> None
         {"max_rotation": 30.0},
         {"max_scaling": 0.3},
     ):
-        images = next(iter(training_loader(override(plain, change), train_set, "cpu").batches(0))).images
+        images = next(iter(batches_of(override(plain, change), whole).batches(0))).images
         assert images.shape != first.shape or not torch.equal(images, first), change
 
 
 def test_a_run_with_crops_is_judged_tested_and_read_back_in_its_own_size(bars: Path, tmp_path: Path) -> None:
     config = tiny_config(bars, max_shift=0, crop=17, flip=True, epochs=1)
-    summary = train(config, tmp_path / "run", progress=Silence(), figures=False)
+    summary = train(config, tmp_path / "run", progress=Progress(), figures=False)
     assert summary["in_shape"] == [1, 17, 17]
     run = load_run(tmp_path / "run")
     assert run.model.in_shape == run.dataset().in_shape == (1, 17, 17)
@@ -91,7 +97,7 @@ def test_objects_that_the_network_does_not_look_for_are_refused() -> None:
         caught.value
     )
     with pytest.raises(InputError, match="an image of digits holds 1 object"):
-        load_run_data(two)
+        load_run_data(override(two, {"data": "digits"}))
 
 
 @pytest.mark.usefixtures("two_bars")
@@ -121,7 +127,7 @@ def test_a_fingerprint_changes_with_any_pixel_or_label(bars: Path, tmp_path: Pat
     def marks(x: np.ndarray, y: np.ndarray) -> list[int]:
         np.savez(tmp_path / "bars.npz", x=x, y=y)
         run = config(tmp_path / "bars.npz")
-        return fingerprint(load_run_data(run), run.recipe)
+        return data_fingerprint(load_run_data(run), run.recipe)
 
     other = x.copy()
     other[70, 3, 4] ^= 1
@@ -135,11 +141,11 @@ def test_a_fingerprint_changes_with_any_pixel_or_label(bars: Path, tmp_path: Pat
 def test_a_fingerprint_of_pairs_is_that_of_what_they_are_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config("sabour2017-multimnist")
     pairs = load_run_data(config)
-    first = fingerprint(pairs, config.recipe)
+    first = data_fingerprint(pairs, config.recipe)
     pairs.validation.parts[0, 1, 0, 5, 5] ^= 1  # type: ignore[index]
-    second = fingerprint(pairs, config.recipe)
+    second = data_fingerprint(pairs, config.recipe)
     pairs.train.tensors[0][3, 0, 2, 2] ^= 1
-    assert len({first[3], second[3], fingerprint(pairs, config.recipe)[3]}) == 3
+    assert len({first[3], second[3], data_fingerprint(pairs, config.recipe)[3]}) == 3
 
 
 def config(path: Path) -> TrainConfig:

@@ -16,9 +16,8 @@ from tiny_runs import same_weights, tiny_config
 from torchcaps.cli import main
 from torchcaps.errors import InputError
 from torchcaps.models import create_model, load_pretrained
-from torchcaps.training import load_run, resume, train
+from torchcaps.training import Progress, load_run, resume, train
 from torchcaps.training.checkpoint import read_checkpoint
-from torchcaps.training.progress import Silence
 from torchcaps.training.run import start_from
 
 
@@ -26,7 +25,7 @@ class KilledError(Exception):
     pass
 
 
-class KillAt(Silence):
+class KillAt(Progress):
     """Ends the run, as a kill does, after a step; before the first one at step 0."""
 
     def __init__(self, step: int) -> None:
@@ -45,7 +44,7 @@ class KillAt(Silence):
 def trained(bars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose best epoch is not its last one."""
     out = tmp_path_factory.mktemp("init") / "trained"
-    train(tiny_config(bars, epochs=8, learning_rate=5e-3), out, progress=Silence(), figures=False)
+    train(tiny_config(bars, epochs=8, learning_rate=5e-3), out, progress=Progress(), figures=False)
     return out
 
 
@@ -76,14 +75,14 @@ def test_a_run_that_was_killed_goes_on_exactly_without_the_other_run(
 ) -> None:
     source = shutil.copytree(trained, tmp_path / "source")
     config = tiny_config(bars, init_from=str(source))
-    train(config, tmp_path / "whole", progress=Silence(), figures=False)
+    train(config, tmp_path / "whole", progress=Progress(), figures=False)
     with pytest.raises(KilledError):
         train(config, tmp_path / "broken", progress=KillAt(step), figures=False)
     shutil.rmtree(source)
-    resume(tmp_path / "broken", progress=Silence(), figures=False)
+    resume(tmp_path / "broken", progress=Progress(), figures=False)
     assert same_weights(checkpoint_weights(tmp_path / "broken"), checkpoint_weights(tmp_path / "whole"))
     assert metrics(tmp_path / "broken") == metrics(tmp_path / "whole")
-    train(tiny_config(bars), tmp_path / "other", progress=Silence(), figures=False)
+    train(tiny_config(bars), tmp_path / "other", progress=Progress(), figures=False)
     assert float(metrics(tmp_path / "whole")[0]["train_loss"]) < float(metrics(tmp_path / "other")[0]["train_loss"]) / 2
 
 
@@ -117,7 +116,7 @@ def test_weights_that_do_not_fit_are_one_sentence(
     bars: Path, trained: Path, tmp_path: Path, change: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(InputError, match=said) as caught:
-        train(tiny_config(bars, **{"init_from": str(trained)} | change), tmp_path / "run", progress=Silence())
+        train(tiny_config(bars, **{"init_from": str(trained)} | change), tmp_path / "run", progress=Progress())
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
@@ -138,4 +137,4 @@ def test_a_last_ckpt_of_no_run_is_not_gone_on_with(bars: Path, trained: Path, tm
     (tmp_path / "run").mkdir()
     shutil.copy(trained / "last.ckpt", tmp_path / "run")
     with pytest.raises(InputError, match="there is a run in"):
-        train(tiny_config(bars, seed=1), tmp_path / "run", progress=Silence())
+        train(tiny_config(bars, seed=1), tmp_path / "run", progress=Progress())

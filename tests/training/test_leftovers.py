@@ -8,8 +8,7 @@ import pytest
 
 from tiny_runs import tiny_config
 from torchcaps.files import atomic_path, remove_temporaries
-from torchcaps.training import resume, train
-from torchcaps.training.progress import Silence
+from torchcaps.training import Progress, resume, train
 
 WRITTEN = [
     "config.json",
@@ -32,35 +31,34 @@ def left_of(path: Path) -> Path:
 
 def test_a_resumed_run_removes_what_a_kill_left_and_nothing_else(bars: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    train(tiny_config(bars, epochs=1), out, progress=Silence(), figures=False)
-    left = [left_of(out / name) for name in WRITTEN] + [out / ".last.ckpt.tmp"]
-    left[-1].write_bytes(b"half")
+    train(tiny_config(bars, epochs=1), out, progress=Progress(), figures=False)
+    left = [left_of(out / name) for name in WRITTEN]
     own = [out / ".config.json.swp", out / ".hidden", out / "best" / ".notes"]
     for path in own:
         path.touch()
     assert all(path.exists() for path in left)
-    resume(out, overrides={"epochs": 2}, progress=Silence(), figures=False)
+    resume(out, overrides={"epochs": 2}, progress=Progress(), figures=False)
     assert not [path for path in left if path.exists()]
     assert set(out.rglob(".*")) == set(own)
 
 
 def test_a_run_that_cannot_go_on_keeps_its_configuration(bars: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    train(tiny_config(bars, epochs=1), out, progress=Silence(), figures=False)
+    train(tiny_config(bars, epochs=1), out, progress=Progress(), figures=False)
     (out / "summary.json").unlink()
     (out / "summary.json").mkdir()
     before = (out / "config.json").read_bytes()
     with pytest.raises(OSError, match="summary"):
-        resume(out, overrides={"epochs": 2}, progress=Silence(), figures=False)
+        resume(out, overrides={"epochs": 2}, progress=Progress(), figures=False)
     assert (out / "config.json").read_bytes() == before
 
 
 def test_leftovers_of_figures_go_when_they_are_drawn_again(bars: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    train(tiny_config(bars, epochs=1), out, progress=Silence(), figures=False)
+    train(tiny_config(bars, epochs=1), out, progress=Progress(), figures=False)
     (out / "figures").mkdir()
     left = left_of(out / "figures" / "samples.png")
-    resume(out, progress=Silence())
+    resume(out, progress=Progress())
     assert not left.exists()
     assert (out / "figures" / "samples.png").exists()
 

@@ -18,26 +18,25 @@ from safetensors.torch import load_file
 from support import small
 from tiny_runs import StopAt, tiny_config
 from torchcaps.analysis import evaluate
-from torchcaps.datasets import load_dataset
+from torchcaps.datasets import BatchLoader, load_dataset
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, Losses, get_preset, list_presets
 from torchcaps.nn import Capsules
 from torchcaps.training import (
     Diverged,
     Interrupted,
+    Progress,
     TrainConfig,
-    environment,
+    devices,
     load_run,
     loop,
     make_config,
-    read_config,
     resume,
+    runner,
     train,
 )
 from torchcaps.training.checkpoint import ProgressState, read_checkpoint
 from torchcaps.training.loop import Trainer
-from torchcaps.training.progress import Silence
-from torchcaps.training.step import Counted, Tally
 
 SCRIPT = """
 import sys, torch
@@ -70,7 +69,7 @@ def test_assert_same_weights_sees_a_difference() -> None:
 @pytest.fixture(scope="module")
 def finished(bars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "finished"
-    train(tiny_config(bars), out, progress=Silence(), figures=False)
+    train(tiny_config(bars), out, progress=Progress(), figures=False)
     return out
 
 
@@ -88,7 +87,7 @@ def test_the_run_folder_is_complete(finished: Path) -> None:
 
 def test_it_learns(bars: Path, tmp_path: Path) -> None:
     summary = train(
-        tiny_config(bars, epochs=12, learning_rate=5e-3), tmp_path / "run", progress=Silence(), figures=False
+        tiny_config(bars, epochs=12, learning_rate=5e-3), tmp_path / "run", progress=Progress(), figures=False
     )
     assert summary["test"]["last"]["accuracy"] > 0.9
 
@@ -105,15 +104,15 @@ def test_the_test_images_are_looked_at_only_at_the_end(
     tiny: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[tuple[int, str]] = []
-    own = Trainer._evaluate
+    own = Trainer.judge
 
-    def spy(trainer: Trainer, network: object, images: object) -> object:
-        part = "test" if images is trainer.dataset.test else "validation"
+    def spy(trainer: Trainer, network: object, batches: BatchLoader) -> object:
+        part = {30: "test", 12: "validation"}[batches.num_images]
         looked.append((trainer.state.epoch, part))
-        return own(trainer, network, images)  # type: ignore[arg-type]
+        return own(trainer, network, batches)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Trainer, "_evaluate", spy)
-    train(tiny, tmp_path / "run", progress=Silence(), figures=False)
+    monkeypatch.setattr(Trainer, "judge", spy)
+    train(tiny, tmp_path / "run", progress=Progress(), figures=False)
     summary = load_run(tmp_path / "run").summary
     assert summary is not None
     networks = 1 if summary["best_epoch"] == 3 else 2  # the best epoch's and the last one's
@@ -134,9 +133,9 @@ def test_selection_by_loss_and_by_accuracy_differ() -> None:
 
 
 def test_a_seed_gives_its_own_weights_and_only_those(bars: Path, finished: Path, tmp_path: Path) -> None:
-    train(tiny_config(bars), tmp_path / "again", progress=Silence(), figures=False)
+    train(tiny_config(bars), tmp_path / "again", progress=Progress(), figures=False)
     assert_same_weights(weights(tmp_path / "again"), weights(finished))
-    train(tiny_config(bars, seed=1), tmp_path / "other", progress=Silence(), figures=False)
+    train(tiny_config(bars, seed=1), tmp_path / "other", progress=Progress(), figures=False)
     with pytest.raises(AssertionError):
         assert_same_weights(weights(tmp_path / "other"), weights(finished))
 
@@ -148,13 +147,13 @@ def test_a_seed_gives_its_own_weights_and_only_those(bars: Path, finished: Path,
 def test_a_run_stopped_at_any_step_goes_on_exactly(bars: Path, tmp_path: Path, step: int, preset: str) -> None:
     small = {"channels": (4, 4), "hidden": (8,)} if preset == "baseline-cnn" else {}
     config = tiny_config(bars, preset, **small)
-    train(config, tmp_path / "whole", progress=Silence(), figures=False)
+    train(config, tmp_path / "whole", progress=Progress(), figures=False)
     with pytest.raises(Interrupted) as caught:
         train(config, tmp_path / "broken", progress=StopAt(step), figures=False)
     assert caught.value.exit_code == 130
     assert caught.value.step == step
     assert f"torchcaps train --resume {tmp_path / 'broken'}" in str(caught.value)
-    resume(tmp_path / "broken", progress=Silence(), figures=False)
+    resume(tmp_path / "broken", progress=Progress(), figures=False)
     assert_same_weights(weights(tmp_path / "broken"), weights(tmp_path / "whole"))
     whole, broken = (list(csv.DictReader((tmp_path / name / "metrics.csv").open())) for name in ("whole", "broken"))
     for row in whole + broken:
@@ -170,26 +169,26 @@ def test_sigterm_stops_like_ctrl_c(tiny: TrainConfig, tmp_path: Path) -> None:
 
 
 def test_more_epochs_can_be_added(bars: Path, finished: Path, tmp_path: Path) -> None:
-    train(tiny_config(bars, epochs=1), tmp_path / "run", progress=Silence(), figures=False)
-    summary = resume(tmp_path / "run", overrides={"epochs": 3}, progress=Silence(), figures=False)
+    train(tiny_config(bars, epochs=1), tmp_path / "run", progress=Progress(), figures=False)
+    summary = resume(tmp_path / "run", overrides={"epochs": 3}, progress=Progress(), figures=False)
     assert summary["epochs"] == 3
     assert_same_weights(weights(tmp_path / "run"), weights(finished))
 
 
 def test_training_ends_with_the_first_epoch_that_reaches_an_accuracy(bars: Path, tmp_path: Path) -> None:
-    whole = train(tiny_config(bars, learning_rate=5e-3), tmp_path / "whole", progress=Silence(), figures=False)
+    whole = train(tiny_config(bars, learning_rate=5e-3), tmp_path / "whole", progress=Progress(), figures=False)
     accuracies = [float(row["validation_accuracy"]) for row in csv.DictReader((tmp_path / "whole/metrics.csv").open())]
     assert accuracies[0] < accuracies[1], "else this test says nothing"
     assert whole["epochs"] == 3
     config = tiny_config(bars, learning_rate=5e-3, stop_at=accuracies[1])
-    assert train(config, tmp_path / "run", progress=Silence(), figures=False)["epochs"] == 2
-    assert resume(tmp_path / "run", progress=Silence(), figures=False)["epochs"] == 2, "it stays at its end"
+    assert train(config, tmp_path / "run", progress=Progress(), figures=False)["epochs"] == 2
+    assert resume(tmp_path / "run", progress=Progress(), figures=False)["epochs"] == 2, "it stays at its end"
 
 
 def test_a_run_that_ended_at_an_accuracy_goes_on_to_a_higher_one(bars: Path, finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert train(tiny_config(bars, stop_at=0.0), out, progress=Silence(), figures=False)["epochs"] == 1
-    assert resume(out, overrides={"stop_at": None}, progress=Silence(), figures=False)["epochs"] == 3
+    assert train(tiny_config(bars, stop_at=0.0), out, progress=Progress(), figures=False)["epochs"] == 1
+    assert resume(out, overrides={"stop_at": None}, progress=Progress(), figures=False)["epochs"] == 3
     assert_same_weights(weights(out), weights(finished))
 
 
@@ -197,7 +196,7 @@ def test_an_accuracy_that_is_lowered_ends_a_run_between_epochs(bars: Path, tmp_p
     with pytest.raises(Interrupted):
         train(tiny_config(bars), tmp_path / "run", progress=StopAt(8), figures=False)  # in the second epoch
     assert read_checkpoint(tmp_path / "run" / "last.ckpt")["progress"]["epoch"] == 1
-    assert resume(tmp_path / "run", overrides={"stop_at": 0.0}, progress=Silence(), figures=False)["epochs"] == 2
+    assert resume(tmp_path / "run", overrides={"stop_at": 0.0}, progress=Progress(), figures=False)["epochs"] == 2
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no kill -9")
@@ -232,21 +231,20 @@ def test_a_kill_while_the_checkpoint_is_written_leaves_the_one_before(
     tiny: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
-    saved = Trainer._save_checkpoint
+    saved = Trainer.save_checkpoint
 
     def killed(trainer: Trainer) -> None:
         if trainer.state.epoch < 2:
             saved(trainer)
             return
-        (out / ".last.ckpt.tmp").write_bytes(b"half")  # what a kill in the middle of the writing leaves
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Trainer, "_save_checkpoint", killed)
+    monkeypatch.setattr(Trainer, "save_checkpoint", killed)
     with pytest.raises(KeyboardInterrupt):
-        train(tiny, out, progress=Silence(), figures=False)
+        train(tiny, out, progress=Progress(), figures=False)
     monkeypatch.undo()
     assert read_checkpoint(out / "last.ckpt")["progress"]["epoch"] == 1
-    assert resume(out, progress=Silence(), figures=False)["epochs"] == 3
+    assert resume(out, progress=Progress(), figures=False)["epochs"] == 3
 
 
 def test_a_full_disk_is_an_os_error_that_names_the_file(
@@ -267,7 +265,7 @@ def test_a_full_disk_is_an_os_error_that_names_the_file(
 
     monkeypatch.setattr(Path, "open", opened)
     with pytest.raises(OSError, match="the checkpoint could not be written: No space left") as caught:
-        train(tiny, tmp_path / "run", progress=Silence(), figures=False)
+        train(tiny, tmp_path / "run", progress=Progress(), figures=False)
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "run" / "last.ckpt"))
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.json"}
 
@@ -278,8 +276,8 @@ def test_nothing_goes_through_the_systems_temporary_folder(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     with pytest.raises(FileNotFoundError):
         tempfile.mkstemp()
-    assert train(tiny, tmp_path / "run", progress=Silence(), figures=False)["epochs"] == 3
-    assert resume(tmp_path / "run", overrides={"epochs": 4}, progress=Silence(), figures=False)["epochs"] == 4
+    assert train(tiny, tmp_path / "run", progress=Progress(), figures=False)["epochs"] == 3
+    assert resume(tmp_path / "run", overrides={"epochs": 4}, progress=Progress(), figures=False)["epochs"] == 4
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(
@@ -295,10 +293,10 @@ def test_a_loss_that_is_not_finite_stops_the_run(
     calls: list[int] = []
     monkeypatch.setattr(CapsNet, "loss", ruined)
     with pytest.raises(Diverged) as caught:
-        train(tiny, tmp_path / "run", progress=Silence(), figures=False)
+        train(tiny, tmp_path / "run", progress=Progress(), figures=False)
     words = str(caught.value)
     # six steps and one batch of validation, then the third of the second epoch
-    assert "the loss became NaN or infinite at step 9 (epoch 2, batch 3 of 6)" in words
+    assert "the loss became NaN or infinite by step 9 (epoch 2, batch 3 of 6)" in words
     assert "--learning-rate" in words
     assert "keeps the last good checkpoint" in words
     assert "\n" not in words
@@ -311,7 +309,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(
 def test_an_update_that_ruins_the_weights_is_not_kept(bars: Path, tmp_path: Path, batch_size: int) -> None:
     config = tiny_config(bars, learning_rate=1e38, batch_size=batch_size, epochs=1)
     with pytest.raises(Diverged) as caught:
-        train(config, tmp_path / "run", progress=Silence(), figures=False)
+        train(config, tmp_path / "run", progress=Progress(), figures=False)
     assert "became NaN or infinite" in str(caught.value)
     assert "there was no checkpoint yet" in str(caught.value)
     assert not (tmp_path / "run" / "last.ckpt").exists()
@@ -321,7 +319,7 @@ def test_an_update_that_ruins_the_weights_is_not_kept(bars: Path, tmp_path: Path
 def test_the_advice_names_only_options_that_the_network_has(bars: Path, tmp_path: Path) -> None:
     config = tiny_config(bars, "baseline-cnn", channels=(4,), hidden=(8,), learning_rate=1e38)
     with pytest.raises(Diverged) as caught:
-        train(config, tmp_path / "run", progress=Silence(), figures=False)
+        train(config, tmp_path / "run", progress=Progress(), figures=False)
     assert "--weight-std" not in str(caught.value)
 
 
@@ -334,8 +332,8 @@ def test_every_preset_trains_on_a_small_data_set_by_its_own_recipe(preset: str, 
         "limit_test": recipe.limit_test or 60,
         "validation_size": recipe.validation_size or 60,
     }
-    config = make_config(preset, epochs=1, image_size=size, **limits, **small(preset))
-    summary = train(config, tmp_path / "run", progress=Silence(), figures=False)
+    config = make_config(preset, data="digits", epochs=1, image_size=size, **limits, **small(preset))
+    summary = train(config, tmp_path / "run", progress=Progress(), figures=False)
     assert summary["images"]["train"] == limits["limit_train"]
     assert summary["images"]["test"] == min(limits["limit_test"], 360)  # fewer than keras-tutorial's 1,000
     side = recipe.crop or 28
@@ -347,7 +345,7 @@ def test_every_preset_trains_on_a_small_data_set_by_its_own_recipe(preset: str, 
 def test_presets_for_two_objects_train_on_pairs(preset: str, tmp_path: Path) -> None:
     narrow = small(preset) | ({} if "cnn" in preset else {"capsule_dim": 4})
     out = tmp_path / "run"
-    summary = train(make_config(preset, epochs=2, batch_size=16, **narrow), out, progress=Silence(), figures=False)
+    summary = train(make_config(preset, epochs=2, batch_size=16, **narrow), out, progress=Progress(), figures=False)
     assert (summary["objects"], summary["in_shape"]) == (2, [1, 22, 22])
     rows = list(csv.DictReader((out / "metrics.csv").open()))
     assert float(rows[1]["train_loss"]) < float(rows[0]["train_loss"])
@@ -358,7 +356,7 @@ def test_presets_for_two_objects_train_on_pairs(preset: str, tmp_path: Path) -> 
 @pytest.mark.usefixtures("two_bars")
 def test_an_image_of_two_counts_only_if_both_are_right(bars: Path, tmp_path: Path) -> None:
     config = tiny_config(bars, max_shift=0, objects=2, epochs=12, learning_rate=5e-3)
-    summary = train(config, tmp_path / "run", progress=Silence(), figures=False)
+    summary = train(config, tmp_path / "run", progress=Progress(), figures=False)
     row = list(csv.DictReader((tmp_path / "run" / "metrics.csv").open()))[-1]
     # of three classes chance finds both in a third
     assert float(row["train_accuracy"]) > 0.6
@@ -376,7 +374,7 @@ def test_capsule_weights_keep_their_order_in_half_precision(
         own(trainer)
 
     monkeypatch.setattr(Trainer, "fit", spy)
-    train(tiny_config(bars, precision="bf16", epochs=1), tmp_path / "run", progress=Silence(), figures=False)
+    train(tiny_config(bars, precision="bf16", epochs=1), tmp_path / "run", progress=Progress(), figures=False)
     (network,) = seen
     assert network.class_capsules.transform.weight.permute(1, 2, 3, 0).is_contiguous()
     assert network.primary_capsules.convs[0].weight.is_contiguous(memory_format=torch.channels_last)
@@ -384,10 +382,10 @@ def test_capsule_weights_keep_their_order_in_half_precision(
 
 def test_a_half_precision_run_goes_on_exactly(bars: Path, tmp_path: Path) -> None:
     config = tiny_config(bars, precision="bf16")
-    train(config, tmp_path / "whole", progress=Silence(), figures=False)
+    train(config, tmp_path / "whole", progress=Progress(), figures=False)
     with pytest.raises(Interrupted):
         train(config, tmp_path / "broken", progress=StopAt(8), figures=False)
-    resume(tmp_path / "broken", progress=Silence(), figures=False)
+    resume(tmp_path / "broken", progress=Progress(), figures=False)
     assert_same_weights(weights(tmp_path / "broken"), weights(tmp_path / "whole"))
 
 
@@ -397,7 +395,7 @@ def test_a_run_goes_on_exactly_from_a_checkpoint_that_time_called_for(
     class KilledError(Exception):
         pass
 
-    class KillAt(Silence):
+    class KillAt(Progress):
         def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
             if step == 10:
                 raise KilledError
@@ -406,8 +404,8 @@ def test_a_run_goes_on_exactly_from_a_checkpoint_that_time_called_for(
     with pytest.raises(KilledError):
         train(config, tmp_path / "broken", progress=KillAt(), figures=False)
     assert read_checkpoint(tmp_path / "broken" / "last.ckpt")["progress"]["step"] == 9
-    resume(tmp_path / "broken", progress=Silence(), figures=False)
-    train(tiny_config(bars), tmp_path / "whole", progress=Silence(), figures=False)
+    resume(tmp_path / "broken", progress=Progress(), figures=False)
+    train(tiny_config(bars), tmp_path / "whole", progress=Progress(), figures=False)
     assert_same_weights(weights(tmp_path / "broken"), weights(tmp_path / "whole"))
 
 
@@ -415,18 +413,18 @@ def test_short_epochs_write_a_checkpoint_when_they_are_the_best_or_the_last(
     bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved: list[int] = []
-    own = Trainer._save_checkpoint
+    own = Trainer.save_checkpoint
 
     def spy(trainer: Trainer) -> None:
         saved.append(trainer.state.epoch)
         own(trainer)
 
-    monkeypatch.setattr(Trainer, "_save_checkpoint", spy)
+    monkeypatch.setattr(Trainer, "save_checkpoint", spy)
     for young, every in ((1e9, False), (0.0, True)):
         saved.clear()
         monkeypatch.setattr(loop, "YOUNG", young)
         out = tmp_path / str(young)
-        train(tiny_config(bars, epochs=6, learning_rate=1e-5), out, progress=Silence(), figures=False)
+        train(tiny_config(bars, epochs=6, learning_rate=1e-5), out, progress=Progress(), figures=False)
         rows = list(csv.DictReader((out / "metrics.csv").open()))
         keys = [(float(row["validation_accuracy"]), -float(row["validation_loss"])) for row in rows]
         best = [n for n in range(1, 7) if n == 1 or keys[n - 1] > max(keys[: n - 1])]
@@ -436,24 +434,22 @@ def test_short_epochs_write_a_checkpoint_when_they_are_the_best_or_the_last(
 def test_a_device_that_works_by_itself_is_looked_at_once_in_a_while(
     bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reads: list[int] = []
-    own_read, own_fit = Tally.read, Trainer.fit
+    looked: list[int] = []
+    own = Trainer.fit
 
-    def spy(tally: Tally) -> Counted:
-        counted = own_read(tally)
-        reads.append(int(counted.steps))
-        return counted
+    class Steps(Progress):
+        def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
+            looked.append(step)
 
     def fit(trainer: Trainer) -> None:
         trainer.look_every = 4
-        own_fit(trainer)
+        own(trainer)
 
-    monkeypatch.setattr(Tally, "read", spy)
     monkeypatch.setattr(Trainer, "fit", fit)
-    train(tiny_config(bars), tmp_path / "seldom", progress=Silence(), figures=False)
-    assert reads == [4, 6, 2, 6, 6, 4, 6]  # after steps 4, 8, 12 and 16, and at the end of each epoch of six
+    train(tiny_config(bars), tmp_path / "seldom", progress=Steps(), figures=False)
+    assert looked == [4, 8, 12, 16]
     monkeypatch.undo()
-    train(tiny_config(bars), tmp_path / "often", progress=Silence(), figures=False)
+    train(tiny_config(bars), tmp_path / "often", progress=Progress(), figures=False)
     assert_same_weights(weights(tmp_path / "seldom"), weights(tmp_path / "often"))
     seldom, often = (list(csv.DictReader((tmp_path / name / "metrics.csv").open())) for name in ("seldom", "often"))
     assert [row["train_loss"] for row in seldom] == [row["train_loss"] for row in often]
@@ -463,77 +459,74 @@ def test_a_device_that_works_by_itself_is_looked_at_once_in_a_while(
 def test_ctrl_c_while_images_are_judged(
     tiny: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    own = Trainer._evaluate
+    own = Trainer.judge
 
-    def stopped(trainer: Trainer, network: object, images: object) -> object:
-        if images is getattr(trainer.dataset, part) and trainer.state.epoch >= 2:
+    def stopped(trainer: Trainer, network: object, batches: BatchLoader) -> object:
+        if batches.num_images == {"validation": 12, "test": 30}[part] and trainer.state.epoch >= 2:
             signal.raise_signal(signal.SIGINT)
-        return own(trainer, network, images)  # type: ignore[arg-type]
+        return own(trainer, network, batches)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Trainer, "_evaluate", stopped)
+    monkeypatch.setattr(Trainer, "judge", stopped)
     with pytest.raises(Interrupted) as caught:
-        train(tiny, tmp_path / "run", progress=Silence(), figures=False)
+        train(tiny, tmp_path / "run", progress=Progress(), figures=False)
     assert caught.value.exit_code == 130
     assert "--resume" in str(caught.value)
     monkeypatch.undo()
-    assert resume(tmp_path / "run", progress=Silence(), figures=False)["epochs"] == 3
+    assert resume(tmp_path / "run", progress=Progress(), figures=False)["epochs"] == 3
 
 
 def test_a_run_does_not_go_on_with_other_data_or_fewer_epochs(bars: Path, tmp_path: Path) -> None:
     copy = tmp_path / "bars.npz"
     copy.write_bytes(bars.read_bytes())
-    train(tiny_config(copy, epochs=2), tmp_path / "run", progress=Silence(), figures=False)
+    train(tiny_config(copy, epochs=2), tmp_path / "run", progress=Progress(), figures=False)
     with pytest.raises(InputError, match="the run has finished 2 epochs already; it cannot go on to 1"):
-        resume(tmp_path / "run", overrides={"epochs": 1}, progress=Silence(), figures=False)
+        resume(tmp_path / "run", overrides={"epochs": 1}, progress=Progress(), figures=False)
     with np.load(copy) as arrays:
         x, y = arrays["x"].copy(), arrays["y"]
     x[0, 0, 0] ^= 1
     np.savez(copy, x=x, y=y)
     with pytest.raises(InputError, match="are not those that the run was trained on"):
-        resume(tmp_path / "run", overrides={"epochs": 3}, progress=Silence(), figures=False)
+        resume(tmp_path / "run", overrides={"epochs": 3}, progress=Progress(), figures=False)
 
 
 def test_a_run_within_an_epoch_does_not_go_back_to_its_beginning(bars: Path, tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         train(tiny_config(bars), tmp_path / "run", progress=StopAt(8), figures=False)
     with pytest.raises(InputError, match="the run is within epoch 2 already; it cannot go back to the end of epoch 1"):
-        resume(tmp_path / "run", overrides={"epochs": 1}, progress=Silence(), figures=False)
+        resume(tmp_path / "run", overrides={"epochs": 1}, progress=Progress(), figures=False)
 
 
 def test_a_run_that_goes_on_has_no_summary_of_the_shorter_one(bars: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    train(tiny_config(bars, epochs=1), out, progress=Silence(), figures=False)
+    train(tiny_config(bars, epochs=1), out, progress=Progress(), figures=False)
     assert load_run(out).summary is not None
     with pytest.raises(Interrupted):
         resume(out, overrides={"epochs": 3}, progress=StopAt(8), figures=False)
     assert load_run(out).summary is None
-    resume(out, progress=Silence(), figures=False)
+    resume(out, progress=Progress(), figures=False)
     summary = load_run(out).summary
     assert summary is not None
     assert summary["epochs"] == 3
-    resume(out, progress=Silence(), figures=False)  # nothing is left to do, and nothing gets lost
+    resume(out, progress=Progress(), figures=False)  # nothing is left to do, and nothing gets lost
     assert load_run(out).summary is not None
 
 
 def test_the_summary_keeps_the_command_that_started_the_run(bars: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    train(tiny_config(bars, epochs=1), out, progress=Silence(), figures=False, command="first")
-    summary = resume(out, overrides={"epochs": 2}, progress=Silence(), figures=False, command="second")
+    train(tiny_config(bars, epochs=1), out, progress=Progress(), figures=False, command="first")
+    summary = resume(out, overrides={"epochs": 2}, progress=Progress(), figures=False, command="second")
     assert (summary["command"], summary["resumed_with"]) == ("first", ["second"])
 
 
 def test_the_summary_keeps_the_commit_that_each_sitting_began_with(
     bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, commits = tmp_path / "run", iter(["first", "second", "third"])
-    monkeypatch.setattr(loop, "source_commit", lambda: next(commits))
-    summary = train(tiny_config(bars, epochs=1), out, progress=Silence(), figures=False)
+    out, commits = tmp_path / "run", iter(["first", "second"])
+    monkeypatch.setattr(runner, "source_commit", lambda: next(commits))
+    summary = train(tiny_config(bars, epochs=1), out, progress=Progress(), figures=False)
     assert (summary["commit"], summary["earlier_commits"]) == ("first", [])
-    summary = resume(out, overrides={"epochs": 2}, progress=Silence(), figures=False)
+    summary = resume(out, overrides={"epochs": 2}, progress=Progress(), figures=False)
     assert (summary["commit"], summary["earlier_commits"]) == ("second", ["first"])
-    state = ProgressState(commands=["by a version that noted no commits"])
-    state.note_start("goes on", "third")
-    assert state.commits == [None, "third"]
 
 
 def test_one_wrong_bit_in_a_checkpoint_is_noticed(finished: Path, tmp_path: Path) -> None:
@@ -543,53 +536,6 @@ def test_one_wrong_bit_in_a_checkpoint_is_noticed(finished: Path, tmp_path: Path
     path.write_bytes(bits)
     with pytest.raises(InputError, match="is damaged"):
         read_checkpoint(path)
-
-
-def test_a_checkpoint_of_another_version_is_one_sentence(bars: Path, tmp_path: Path) -> None:
-    train(tiny_config(bars, epochs=1), tmp_path / "run", progress=Silence(), figures=False)
-    checkpoint = read_checkpoint(tmp_path / "run" / "last.ckpt")
-    checkpoint["progress"]["unknown"] = 1
-    torch.save(checkpoint, tmp_path / "run" / "last.ckpt")
-    with pytest.raises(InputError, match="not of this version of torchcaps"):
-        resume(tmp_path / "run", overrides={"epochs": 2}, progress=Silence(), figures=False)
-
-
-def as_version_0_2_wrote_it(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of a capsule network; what that version did not know is left out."""
-    model, recipe = dict(config["model"]), dict(config["recipe"])
-    parts = {name: dict(model.pop(name)) for name in ("primary_capsules", "decoder", "classification_loss")}
-    del parts["primary_capsules"]["name"], parts["decoder"]["name"], model["objects"], recipe["crop"]
-    loss = {"classification_loss": parts["classification_loss"].pop("name"), "spread_margin": 0.9, "score_scale": 1.0}
-    loss |= parts["classification_loss"] | {name: model.pop(name) for name in [*model] if name.startswith("recons")}
-    model |= {"primary": parts["primary_capsules"], "decoder": parts["decoder"], "loss": loss}
-    optimizer = recipe.pop("optimizer")
-    del optimizer["name"]
-    return config | {"model": model, "recipe": recipe | optimizer, "capture": "auto"}
-
-
-@pytest.mark.parametrize("adam", ["torch", "tensorflow"])
-def test_a_run_of_version_0_2_goes_on_exactly(bars: Path, tmp_path: Path, adam: str) -> None:
-    config, out = tiny_config(bars, adam=adam), tmp_path / "run"
-    train(config, tmp_path / "whole", progress=Silence(), figures=False)
-    with pytest.raises(Interrupted):
-        train(config, out, progress=StopAt(8), figures=False)
-    written = json.loads((out / "config.json").read_text())
-    (out / "config.json").write_text(json.dumps(as_version_0_2_wrote_it(written)))
-    assert read_config(out / "config.json").to_dict() == read_config(tmp_path / "whole" / "config.json").to_dict()
-    checkpoint = read_checkpoint(out / "last.ckpt")
-    for group in checkpoint["optimizer"]["param_groups"]:
-        group["lr"] = torch.tensor(group["lr"])  # a tensor, where now there is a number
-    if adam == "tensorflow":
-        for state in checkpoint["optimizer"]["state"].values():
-            state["step"] = torch.tensor(2.0**24)  # which kept torch from correcting any bias
-    assert checkpoint["progress"]["sums"]["loss"] > 0
-    checkpoint["progress"]["sums"]["images"] = 32
-    torch.save(checkpoint, out / "last.ckpt")
-    resume(out, progress=Silence(), figures=False)
-    assert_same_weights(weights(out), weights(tmp_path / "whole"))
-    again, whole = (list(csv.DictReader((run / "metrics.csv").open())) for run in (out, tmp_path / "whole"))
-    for name in ("train_loss", "train_classification_loss", "train_reconstruction_loss", "train_accuracy"):
-        assert [row[name] for row in again] == [row[name] for row in whole]
 
 
 def test_another_data_set_is_looked_for_in_its_own_place(bars: Path, finished: Path, tmp_path: Path) -> None:
@@ -613,37 +559,37 @@ def test_another_data_set_is_looked_for_in_its_own_place(bars: Path, finished: P
 )
 def test_a_run_does_not_go_on_as_another(finished: Path, overrides: dict[str, object], words: str) -> None:
     with pytest.raises(InputError) as caught:
-        resume(finished, progress=Silence(), figures=False, **overrides)  # type: ignore[arg-type]
+        resume(finished, progress=Progress(), figures=False, **overrides)  # type: ignore[arg-type]
     assert words in str(caught.value)
 
 
 def test_a_one_cycle_run_does_not_go_on_for_longer(bars: Path, tmp_path: Path) -> None:
-    train(tiny_config(bars, epochs=1, schedule="one-cycle"), tmp_path / "run", progress=Silence(), figures=False)
+    train(tiny_config(bars, epochs=1, schedule="one-cycle"), tmp_path / "run", progress=Progress(), figures=False)
     with pytest.raises(InputError, match="ends with epoch 1; it cannot go on to epoch 2"):
-        resume(tmp_path / "run", overrides={"epochs": 2}, progress=Silence(), figures=False)
+        resume(tmp_path / "run", overrides={"epochs": 2}, progress=Progress(), figures=False)
 
 
 def test_a_folder_with_a_run_is_not_overwritten(bars: Path, finished: Path) -> None:
     before = (finished / "last.ckpt").read_bytes()
     with pytest.raises(InputError, match="there is a run in"):
-        train(tiny_config(bars), finished, progress=Silence(), figures=False)
+        train(tiny_config(bars), finished, progress=Progress(), figures=False)
     assert (finished / "last.ckpt").read_bytes() == before
 
 
 def test_no_run_to_resume(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no run to resume"):
-        resume(tmp_path, progress=Silence())
+        resume(tmp_path, progress=Progress())
 
 
 def test_a_batch_larger_than_the_data(bars: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the batch size is 1000, but there are only 108 images"):
-        train(tiny_config(bars, batch_size=1000), tmp_path / "run", progress=Silence(), figures=False)
+        train(tiny_config(bars, batch_size=1000), tmp_path / "run", progress=Progress(), figures=False)
 
 
 def test_runs_are_numbered(tiny: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for number in (1, 2):
-        summary = train(tiny, progress=Silence(), figures=False)
+        summary = train(tiny, progress=Progress(), figures=False)
         assert Path(summary["out"]) == Path(f"runs/sabour2017-bars-{number}")
 
 
@@ -653,11 +599,11 @@ def test_a_link_to_nothing_is_no_free_number(
     monkeypatch.chdir(tmp_path)
     Path("runs").mkdir()
     Path("runs/sabour2017-bars-1").symlink_to("nowhere")
-    assert train(tiny, progress=Silence(), figures=False)["out"] == str(Path("runs/sabour2017-bars-2"))
+    assert train(tiny, progress=Progress(), figures=False)["out"] == str(Path("runs/sabour2017-bars-2"))
     monkeypatch.chdir(Path("runs/sabour2017-bars-2"))
     Path("runs").symlink_to("nowhere")
     with pytest.raises(OSError, match="runs"):
-        train(tiny, progress=Silence(), figures=False)
+        train(tiny, progress=Progress(), figures=False)
 
 
 def test_training_images_are_shifted_and_test_images_never(
@@ -673,7 +619,7 @@ def test_training_images_are_shifted_and_test_images_never(
         return own(network, images)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module.CapsNet, "primary", spy)
-    train(tiny, tmp_path / "run", progress=Silence(), figures=False)
+    train(tiny, tmp_path / "run", progress=Progress(), figures=False)
     dataset = load_dataset(tiny.data, validation_size=12, seed=0)
 
     def known(images: list[torch.Tensor], *parts: object) -> float:
@@ -686,7 +632,7 @@ def test_training_images_are_shifted_and_test_images_never(
     assert known(seen[True], dataset.train) < 0.4  # one in nine is not moved
 
 
-class Messages(Silence):
+class Messages(Progress):
     """Takes up what is said, and sends this process a Ctrl-C after a step."""
 
     def __init__(self, stop_at: int | None = None) -> None:
@@ -707,7 +653,7 @@ EMULATED = "Warning: this processor emulates bfloat16: a training step takes abo
 @pytest.fixture
 def emulating(monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor without instructions for bfloat16."""
-    monkeypatch.setattr(environment, "multiplies_bf16", lambda _: False)
+    monkeypatch.setattr(devices, "multiplies_bf16", lambda _: False)
 
 
 def test_auto_comes_to_float32_on_the_cpu_and_says_so(bars: Path, tmp_path: Path) -> None:
@@ -716,7 +662,7 @@ def test_auto_comes_to_float32_on_the_cpu_and_says_so(bars: Path, tmp_path: Path
     summary = train(config, tmp_path / "run", progress=messages, figures=False)
     assert summary["precision"] == "32"
     assert json.loads((tmp_path / "run" / "config.json").read_text())["precision"] == "32"
-    assert messages.said[0] == "Precision: float32"
+    assert messages.said[3] == "Device: cpu, float32"
     assert not any(said.startswith("Warning") for said in messages.said)
 
 
@@ -724,7 +670,7 @@ def test_auto_comes_to_float32_on_the_cpu_and_says_so(bars: Path, tmp_path: Path
 def test_bf16_that_is_emulated_trains_with_a_warning(bars: Path, tmp_path: Path) -> None:
     messages = Messages()
     train(tiny_config(bars, precision="bf16", epochs=1), tmp_path / "run", progress=messages, figures=False)
-    assert messages.said[0] == "Precision: bfloat16 convolutions and dense layers, all else in float32"
+    assert messages.said[3] == "Device: cpu, bfloat16 convolutions and dense layers, all else in float32"
     assert [said.startswith(EMULATED) for said in messages.said if said.startswith("Warning")] == [True]
     assert json.loads((tmp_path / "run" / "config.json").read_text())["precision"] == "bf16"
 
@@ -737,22 +683,22 @@ def test_a_bf16_run_goes_on_in_bf16(bars: Path, tmp_path: Path, overrides: dict[
     messages = Messages()
     summary = resume(tmp_path / "run", overrides=overrides, progress=messages, figures=False)
     assert summary["precision"] == "bf16"
-    assert messages.said[0].startswith("Precision: bfloat16")
+    assert messages.said[3].startswith("Device: cpu, bfloat16")
     assert sum(said.startswith(EMULATED) for said in messages.said) == 1
 
 
 @pytest.mark.parametrize(("begun", "wanted"), [("bf16", "32"), ("32", "bf16"), ("auto", "bf16")])
 def test_a_run_does_not_go_on_in_another_precision(bars: Path, tmp_path: Path, begun: str, wanted: str) -> None:
     config = tiny_config(bars, precision=begun, epochs=1)
-    train(config, tmp_path / "run", progress=Silence(), figures=False)
+    train(config, tmp_path / "run", progress=Progress(), figures=False)
     with pytest.raises(InputError, match="precision"):
-        resume(tmp_path / "run", overrides={"precision": wanted, "epochs": 2}, progress=Silence(), figures=False)
+        resume(tmp_path / "run", overrides={"precision": wanted, "epochs": 2}, progress=Progress(), figures=False)
 
 
 @pytest.mark.parametrize("precision", ["32", "bf16"])
 def test_a_run_is_judged_in_float32(bars: Path, tmp_path: Path, precision: str) -> None:
     config = tiny_config(bars, precision=precision, epochs=2)
-    summary = train(config, tmp_path / "run", progress=Silence(), figures=False)
+    summary = train(config, tmp_path / "run", progress=Progress(), figures=False)
     for which in ("best", "last"):
         run = load_run(tmp_path / "run", which=which)
         found = evaluate(run.model, run.dataset().test)
@@ -764,7 +710,7 @@ def test_a_run_is_judged_in_float32(bars: Path, tmp_path: Path, precision: str) 
 
 def test_bf16_trains_with_a_float32_routing(bars: Path, tmp_path: Path) -> None:
     config = tiny_config(bars, precision="bf16", epochs=12, learning_rate=5e-3)
-    summary = train(config, tmp_path / "run", progress=Silence(), figures=False)
+    summary = train(config, tmp_path / "run", progress=Progress(), figures=False)
     assert summary["test"]["last"]["accuracy"] > 0.9
     assert {tensor.dtype for tensor in weights(tmp_path / "run").values()} == {torch.float32}
 
@@ -773,7 +719,7 @@ def test_tensorboard_events(bars: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    train(tiny_config(bars, tensorboard=True), tmp_path / "run", progress=Silence(), figures=False)
+    train(tiny_config(bars, logger="tensorboard"), tmp_path / "run", progress=Progress(), figures=False)
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     assert len(events.Scalars("validation/accuracy")) == 3
 

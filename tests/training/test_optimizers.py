@@ -20,9 +20,8 @@ from torchcaps.errors import InputError
 from torchcaps.models import get_preset
 from torchcaps.parts import build
 from torchcaps.ranges import PositiveFactor
-from torchcaps.training import Interrupted, make_config, read_config, resume, train
+from torchcaps.training import Interrupted, Progress, make_config, read_config, resume, train
 from torchcaps.training.checkpoint import read_checkpoint
-from torchcaps.training.progress import Silence
 
 RATES = [1e-3 * 0.98**step for step in range(100)]
 
@@ -135,16 +134,16 @@ def test_a_run_goes_on_exactly_with_each(way: dict[str, Any], bars: Path, tmp_pa
     limits = {"limit_train": 96, "limit_test": 30, "epochs": 2}
     config = tiny_config(bars, data="digits", **limits, **way)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    train(config, whole, progress=Silence(), figures=False)
+    train(config, whole, progress=Progress(), figures=False)
     with pytest.raises(Interrupted):
         train(config, broken, progress=StopAt(8), figures=False)
     assert read_config(broken / "config.json") == read_config(whole / "config.json")
-    resume(broken, progress=Silence(), figures=False)
+    resume(broken, progress=Progress(), figures=False)
     ends = [read_checkpoint(out / "last.ckpt") for out in (whole, broken)]
     assert same_weights(ends[0]["model"], ends[1]["model"])
     for number, moments in ends[0]["optimizer"]["state"].items():
         assert same_weights(moments, ends[1]["optimizer"]["state"][number])
-    train(tiny_config(bars, data="digits", **limits), tmp_path / "plain", progress=Silence(), figures=False)
+    train(tiny_config(bars, data="digits", **limits), tmp_path / "plain", progress=Progress(), figures=False)
     assert not same_weights(ends[0]["model"], read_checkpoint(tmp_path / "plain" / "last.ckpt")["model"])
 
 

@@ -11,10 +11,8 @@ import pytest
 import torch
 
 from tiny_runs import tiny_config
-from torchcaps.training import resume, train
-from torchcaps.training.checkpoint import read_checkpoint
-from torchcaps.training.folder import sole_use
-from torchcaps.training.progress import Silence
+from torchcaps.training import Progress, resume, train
+from torchcaps.training.checkpoint import lock_folder, read_checkpoint
 
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch was built without gloo"),
@@ -58,7 +56,7 @@ def config(bars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(bars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("alone") / "run"
-    train(tiny_config(bars, validation_size=11), out, progress=Silence(), figures=False)
+    train(tiny_config(bars, validation_size=11), out, progress=Progress(), figures=False)
     return out
 
 
@@ -83,10 +81,10 @@ def test_a_run_goes_on_with_another_number_of_processes(bars: Path, config: Path
     two_then_one, one_then_two = tmp_path / "two-then-one", tmp_path / "one-then-two"
     shared = ("--config", str(config), "--epochs", "2", "--no-figures")
     command_line("train", *shared, "--devices", "2", "--out", str(two_then_one))
-    resume(two_then_one, overrides={"epochs": 3, "devices": 1}, progress=Silence(), figures=False)
+    resume(two_then_one, overrides={"epochs": 3, "devices": 1}, progress=Progress(), figures=False)
     assert_close(rows(two_then_one), rows(alone))
 
-    train(tiny_config(bars, validation_size=11, epochs=2), one_then_two, progress=Silence(), figures=False)
+    train(tiny_config(bars, validation_size=11, epochs=2), one_then_two, progress=Progress(), figures=False)
     command_line("train", "--resume", str(one_then_two), "--epochs", "3", "--devices", "2", "--no-figures")
     assert_close(rows(one_then_two), rows(alone))
     assert read_checkpoint(one_then_two / "last.ckpt")["progress"]["epoch"] == 3
@@ -97,7 +95,7 @@ def test_all_processes_end_where_another_run_has_the_folder(config: Path, tmp_pa
     command_line("train", "--config", str(config), "--epochs", "1", "--out", str(out), "--no-figures")
     command = [sys.executable, "-m", "torchcaps", "train", "--resume", str(out), "--epochs", "2", "--devices", "2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with sole_use(out):
+    with lock_folder(out):
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
     assert done.returncode == 2
     assert done.stderr.count(f"Error: {out} is in use: process {os.getpid()} on ") == 1

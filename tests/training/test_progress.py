@@ -11,11 +11,11 @@ import pytest
 
 from tiny_runs import tiny_config
 from torchcaps.analysis import Evaluation
-from torchcaps.datasets import ImageSet
 from torchcaps.models import Network
 from torchcaps.training import PlainProgress, TerminalProgress, resume, train
+from torchcaps.training.data import Batches
 from torchcaps.training.loop import Trainer
-from torchcaps.training.progress import Progress, Silence, describe
+from torchcaps.training.progress import Progress, describe
 
 ROW = {
     "epoch": 2,
@@ -29,7 +29,7 @@ ROW = {
 WORDS = "loss 0.5000  train 75.00%  validation 87.50% (loss 0.2500)  1234 images/s"
 
 
-class Rows(Silence):
+class Rows(Progress):
     def __init__(self) -> None:
         self.rows: list[Mapping[str, Any]] = []
 
@@ -65,16 +65,16 @@ def test_it_stands_beside_the_epochs_line(
 def test_improved_is_measured_as_the_best_epoch_is_chosen_and_over_all_sittings(
     bars: Path, tmp_path: Path, select: str, improved: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = Trainer._evaluate
+    own = Trainer.judge
     results = {0: (50, 0.5), 1: (40, 0.4), 2: (60, 0.6), 3: (60, 0.6), 4: (60, 0.3), 5: (60, 0.3)}
 
-    def evaluate(trainer: Trainer, network: Network, images: ImageSet) -> Evaluation:
-        if images is not trainer.dataset.validation:
-            return own(trainer, network, images)
+    def judge(trainer: Trainer, network: Network, batches: Batches) -> Evaluation:
+        if batches is not trainer.data.validation:
+            return own(trainer, network, batches)
         right, loss = results[trainer.state.epoch]
         return Evaluation(np.array([[right, 100 - right, 0], [0, 0, 0], [0, 0, 0]]), loss, ("0", "1", "2"))
 
-    monkeypatch.setattr(Trainer, "_evaluate", evaluate)
+    monkeypatch.setattr(Trainer, "judge", judge)
     first, second = Rows(), Rows()
     train(tiny_config(bars, select=select), tmp_path / "run", progress=first, figures=False)
     summary = resume(tmp_path / "run", overrides={"epochs": 6}, progress=second, figures=False)

@@ -12,11 +12,9 @@ from tiny_runs import tiny_config, write_bars
 from torchcaps.analysis import Evaluation
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
-from torchcaps.training import Interrupted, Recipe, load_run, make_config, resume, train
+from torchcaps.training import Interrupted, Progress, Recipe, load_run, make_config, resume, train
 from torchcaps.training.config import read_config
-from torchcaps.training.data import LEAST_STEPS
-from torchcaps.training.progress import Silence
-from torchcaps.training.report import chance, warning_of_chance
+from torchcaps.training.data import LEAST_STEPS, chance, warning_of_chance
 
 ALWAYS = {"samples", "curves", "confusion"}
 
@@ -33,7 +31,7 @@ ALWAYS = {"samples", "curves", "confusion"}
 def test_a_run_draws_what_its_network_has(
     bars: Path, tmp_path: Path, preset: str, overrides: dict[str, object], more: set[str]
 ) -> None:
-    train(tiny_config(bars, preset, epochs=1, **overrides), tmp_path / "run", progress=Silence())
+    train(tiny_config(bars, preset, epochs=1, **overrides), tmp_path / "run", progress=Progress())
     pictures = {path.stem: path for path in (tmp_path / "run" / "figures").iterdir()}
     assert set(pictures) == ALWAYS | more
     for path in pictures.values():
@@ -46,7 +44,7 @@ def test_a_run_draws_what_its_network_has(
 @pytest.mark.usefixtures("two_bars")
 def test_a_run_with_two_objects_in_an_image_draws_the_same(bars: Path, tmp_path: Path) -> None:
     config = tiny_config(bars, max_shift=0, objects=2, epochs=1)
-    train(config, tmp_path / "run", progress=Silence())
+    train(config, tmp_path / "run", progress=Progress())
     pictures = {path.stem for path in (tmp_path / "run" / "figures").iterdir()}
     assert pictures == ALWAYS | {"reconstructions", "perturbation", "routing", "routing-statistics"}
 
@@ -54,7 +52,7 @@ def test_a_run_with_two_objects_in_an_image_draws_the_same(bars: Path, tmp_path:
 # ---- nothing learned
 
 
-class Told(Silence):
+class Told(Progress):
     """Keeps what a run says, and stops it after its first step if it should."""
 
     def __init__(self, *, stop: bool = False) -> None:
@@ -99,10 +97,10 @@ def test_the_warning_says_what_the_network_does() -> None:
 
 
 def test_a_run_that_learned_nothing_says_so(bars: Path, tmp_path: Path) -> None:
-    stuck = train(tiny_config(bars, learning_rate=1e-9, epochs=1), tmp_path / "stuck", progress=Silence())
+    stuck = train(tiny_config(bars, learning_rate=1e-9, epochs=1), tmp_path / "stuck", progress=Progress())
     assert stuck["validation"]["best"]["accuracy"] < 0.5
     assert stuck["warning"].startswith("the network has learned nothing: it ")
-    learned = train(tiny_config(bars, learning_rate=1e-2, epochs=6), tmp_path / "learned", progress=Silence())
+    learned = train(tiny_config(bars, learning_rate=1e-2, epochs=6), tmp_path / "learned", progress=Progress())
     assert learned["validation"]["best"]["accuracy"] > 0.6
     assert learned["warning"] is None
 
@@ -144,7 +142,7 @@ def test_damaged_images_are_left_out_of_the_whole_run(tmp_path: Path) -> None:
     (line,) = [line for line in told.said if line.startswith("Left out 2 damaged images:")]
     assert [str(file) in line for file in bad] == [True, True]
     bad[1].unlink()
-    summary = resume(tmp_path / "run", progress=Silence(), figures=False)
+    summary = resume(tmp_path / "run", progress=Progress(), figures=False)
     assert len(summary["skipped"]) == 1
     data = load_run(tmp_path / "run").dataset()
     assert sum(len(part) for part in (data.train, data.validation, data.test)) == 149 == sum(summary["images"].values())

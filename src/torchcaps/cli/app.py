@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -66,6 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         SystemExit: With code 1, when the reader of the output (such as ``head``) has gone away.
     """
     session = Session(tuple(sys.argv[1:] if arguments is None else arguments))
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as by >&-; else the next file that is opened would take its number
+            setattr(sys, name, Path(os.devnull).open("r+"))  # noqa: SIM115  it stays open
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that lacks a character shows "?" instead of failing
             stream.reconfigure(errors="replace")

@@ -116,7 +116,7 @@ def announce(explorers: list[Explorer], address: str, browser: bool) -> None:
 @contextmanager
 def until_stopped() -> Iterator[None]:
     """Wait for Ctrl-C or SIGTERM at the end of the context; one that comes earlier counts too."""
-    from torchcaps.training.signals import noted_signals
+    from torchcaps.training.progress import noted_signals
 
     stopped = threading.Event()
     with noted_signals(react=stopped.set):

@@ -131,7 +131,9 @@ def option_type(hint: Any) -> ParamType:
     if origin is Literal:
         return click.Choice(args)
     if origin in (typing.Union, types.UnionType):
-        (inner,) = (arg for arg in args if arg is not type(None))
+        inner, *others = (arg for arg in args if arg is not type(None))
+        if others:  # a name, or numbers
+            return OrNone(Numbers(float, "1,2.5", names=typing.get_args(inner)))
         return OrNone(option_type(inner)) if inner is not str else click.STRING
     if origin is tuple:
         return Numbers(int, "512,1024")

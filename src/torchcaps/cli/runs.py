@@ -185,7 +185,7 @@ def open_run(run_folder: Path | None, which: Which, accelerator: str = "cpu") ->
     """The trained network in a run folder or a repository of the hub; without one, that which comes with torchcaps."""
     from torchcaps.models.pretrained import SHIPPED
     from torchcaps.training import load_run
-    from torchcaps.training.environment import pick_device
+    from torchcaps.training.devices import pick_device
 
     if run_folder is not None and run_folder.is_file():
         raise InputError(f"{run_folder} is a file; this command needs a run folder")

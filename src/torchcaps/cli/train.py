@@ -30,7 +30,7 @@ from torchcaps.training.recipe import Recipe
 
 TRAIN_EXAMPLES = (
     ("train", "the paper's network on the embedded digits"),
-    ("train tf-notebook --data mnist --epochs 3", "another preset, on MNIST"),
+    ("train tf-notebook --epochs 3", "another preset, on the data set of its source, MNIST"),
     ("train --num-iterations 1 --no-decoder", "the paper's network, changed"),
     ("train --data folder:photos --image-size 32", "your own images, one sub-folder a class"),
     ("train --resume runs/sabour2017-digits-1", "resume a run that was stopped"),
@@ -86,8 +86,9 @@ def train(
 ) -> None:
     """Train a network, keep the epoch that is best on the validation images, and test it once, at the end.
 
-    PRESET is a published network, sabour2017 (the paper's) if none is given; `torchcaps presets` lists them. What
-    `torchcaps presets PRESET` says of it are options, too: num_iterations is --num-iterations.
+    PRESET is a published network; `torchcaps presets` lists them. What `torchcaps presets PRESET` says of it are
+    options, too: num_iterations is --num-iterations. Without --data it is trained on the data set of its source.
+    Without PRESET, too, it is the paper's network, sabour2017, and the embedded digits.
     """
     overrides = given_fields(context, fields)
     for name, other in (("--out", out), ("--config", config_file)):
@@ -119,12 +120,12 @@ def train(
 
 def build_config(preset: str | None, config_file: Path | None, overrides: Mapping[str, Any]) -> TrainConfig:
     """The configuration that the argument PRESET or a file, and the options, describe."""
-    base = read_config(config_file) if config_file else make_config(*filter(None, [preset]))
+    base = read_config(config_file) if config_file else make_config(preset)
     if config_file and preset not in (None, base.preset):
         raise InputError(f"{config_file} is a configuration of {base.preset}; leave {preset} or --config out")
     changes = {**overrides, "plugins": loaded_plugins() or base.plugins}
     try:
-        return override(base, changes) if config_file else make_config(base.preset, **changes)
+        return override(base, changes) if config_file else make_config(preset, **changes)
     except UnknownOption as error:
         choices = " or ".join(f"{option_of(kind) or f'the {kind}'} {part}" for kind, part in error.owners)
         if choices:

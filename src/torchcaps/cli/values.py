@@ -21,15 +21,20 @@ def whole_numbers(within: Range) -> click.IntRange:
 
 
 class Numbers(ParamType):
-    """Numbers with commas between them, ``512,1024``, at most so many; of integers ``none`` stands for no number."""
+    """Numbers with commas between them, ``512,1024``, at most so many; of integers ``none`` stands for no number.
 
-    def __init__(self, kind: type[int] | type[float], example: str, most: int | None = None) -> None:
-        self.name = "integer,…" if kind is int else "number,…"
-        self.kind, self.example, self.most = kind, example, most
+    In place of numbers, one of some ``names`` is taken as it is.
+    """
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+    def __init__(
+        self, kind: type[int] | type[float], example: str, most: int | None = None, names: tuple[str, ...] = ()
+    ) -> None:
+        self.name = "|".join([*names, "integer,…" if kind is int else "number,…"])
+        self.kind, self.example, self.most, self.names = kind, example, most, names
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """From the command line to a tuple."""
-        if isinstance(value, tuple):
+        if isinstance(value, tuple) or value in self.names:
             return value
         if value == "none" and self.kind is int:
             return ()

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
+from torch import nn
 
 from torchcaps.analysis.inference import as_pixels, inference
 from torchcaps.explorer.state import Explorer, describe_data, to_bytes
 from torchcaps.models import Network, build_network
 from torchcaps.training import Progress, Run, TrainConfig
-from torchcaps.training.data import as_seen, load_run_data
+from torchcaps.training.data import cropped, load_run_data
 from torchcaps.training.run import preparation_of
 
 MOST_IMAGES = 10
@@ -62,7 +63,7 @@ class Learning(Progress):
     """
 
     def __init__(self, config: TrainConfig, shown: Progress) -> None:
-        data = as_seen(load_run_data(config), config.recipe)
+        data = cropped(load_run_data(config), config.recipe)
         torch.manual_seed(config.seed)
         self._data = describe_data(config.data)
         self.explorer = Explorer(
@@ -85,8 +86,9 @@ class Learning(Progress):
         self._accuracy: list[tuple[int, float]] = []
         self._copied = 0.0
 
-    def network(self, network: Network) -> None:
+    def network(self, network: nn.Module) -> None:
         """Remember the network that is trained."""
+        assert isinstance(network, Network)
         self._network = network
 
     def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:

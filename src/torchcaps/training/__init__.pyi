@@ -3,12 +3,13 @@ from .config import make_config as make_config
 from .config import read_config as read_config
 from .loop import Diverged as Diverged
 from .loop import Interrupted as Interrupted
-from .loop import resume as resume
-from .loop import train as train
+from .loop import fit as fit
 from .progress import PlainProgress as PlainProgress
 from .progress import Progress as Progress
 from .progress import TerminalProgress as TerminalProgress
 from .recipe import Recipe as Recipe
+from .recipe import learning_rate as learning_rate
 from .run import Run as Run
 from .run import load_run as load_run
-from .step import learning_rate as learning_rate
+from .runner import resume as resume
+from .runner import train as train

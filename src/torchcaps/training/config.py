@@ -29,7 +29,6 @@ ELSEWHERE = (
     "devices",
     "num_nodes",
     "checkpoint_minutes",
-    "tensorboard",
     "plugins",
 )
 
@@ -47,7 +46,7 @@ class TrainConfig(Settings):
     recipe: Recipe = field(default_factory=Recipe)
     """How it is trained."""
     data: str = "digits"
-    """Data set: a name, or folder:PATH, or npz:PATH."""
+    """Data set: a name, or folder:PATH, or npz:PATH; by default that of the preset, if one is named."""
     data_dir: str | None = None
     """Folder that holds the data set's files (else $TORCHCAPS_DATA, else a download)."""
     image_size: Pixels | None = None
@@ -75,8 +74,6 @@ class TrainConfig(Settings):
     """Longest time between two checkpoints, minutes."""
     plugins: tuple[str, ...] = ()
     """Files and entry points that register parts of the run's network, its preset or its data; --plugin names them."""
-    tensorboard: bool = False
-    """Also write TensorBoard events (extra torchcaps[tensorboard])."""
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -87,6 +84,8 @@ class TrainConfig(Settings):
         """
         preset = get_preset(values.get("preset", cls.preset))
         given = {name: value for name, value in values.items() if name != "capture"}  # of versions with CUDA graphs
+        if given.pop("tensorboard", False):  # of versions without the field `logger`
+            given["recipe"] = {"logger": "tensorboard", **given.get("recipe", {})}
         for name in ("model", "recipe"):
             if not isinstance(given.get(name, {}), Mapping):
                 raise InputError(f'"{name}" must be a JSON object of fields, got {shown(given[name])}')
@@ -99,15 +98,17 @@ class TrainConfig(Settings):
         return cls(model=preset.network, recipe=Recipe().replace(preset.recipe)).replace(given)
 
 
-def make_config(preset: str = "sabour2017", **overrides: Any) -> TrainConfig:
+def make_config(preset: str | None = None, **overrides: Any) -> TrainConfig:
     """The configuration of a run from a preset and any fields that differ from it.
+
+    The data set is the preset's own where ``data`` is not given.
 
     Of one's own images (``folder:PATH``, ``npz:PATH``) there may be few: when the run begins, the epochs, the batch
     size and the learning rate are fitted to their number, unless they are given. Their ground need not be black, so
     that they are shifted and turned with ``fill="edge"``, unless it is given.
 
     Args:
-        preset: A name from :func:`torchcaps.list_presets`.
+        preset: A name from :func:`torchcaps.list_presets`; None for a first run, sabour2017 on the embedded digits.
         **overrides: Fields of :class:`TrainConfig`, :class:`~torchcaps.models.Recipe` and of the preset's network,
             all in one: no name stands twice.
 
@@ -119,8 +120,9 @@ def make_config(preset: str = "sabour2017", **overrides: Any) -> TrainConfig:
         >>> make_config("sabour2017", data="mnist", epochs=3, num_iterations=1).recipe.epochs
         3
     """
-    base = get_preset(preset)
-    start = TrainConfig(preset=preset, model=base.network, recipe=Recipe().replace(base.recipe))
+    base = get_preset("sabour2017" if preset is None else preset)
+    data = TrainConfig.data if preset is None else base.data
+    start = TrainConfig(preset=base.name, model=base.network, recipe=Recipe().replace(base.recipe), data=data)
     config = override(start, overrides)
     if ":" not in config.data:  # a named data set, for which recipes were made
         return config

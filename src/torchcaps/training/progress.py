@@ -1,20 +1,30 @@
-"""How a run shows its progress: a live display on a terminal, plain lines elsewhere, and TensorBoard events."""
+"""What a run shows, where it logs, and the signals that stop it. Nothing here imports torch."""
 
 from __future__ import annotations
 
 import importlib.util
+import inspect
+import signal
 import sys
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from torchcaps.errors import InputError, install
 
 if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+    from lightning_fabric.loggers.logger import Logger
+    from torch import nn
 
-    from torchcaps.models import Network
+#: Loggers of Fabric by the names that a recipe takes.
+LOGGERS = {
+    "csv": "lightning_fabric.loggers.CSVLogger",
+    "tensorboard": "lightning_fabric.loggers.TensorBoardLogger",
+}
 
 
 class Progress:
@@ -23,7 +33,7 @@ class Progress:
     A method that a subclass does not override shows nothing.
     """
 
-    def network(self, network: Network) -> None:
+    def network(self, network: nn.Module) -> None:
         """Called before :meth:`start` with the network that is trained, to be read between steps and left as it is."""
 
     def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:
@@ -45,10 +55,6 @@ class Progress:
         """Called when the run ends, also after an error."""
 
 
-class Silence(Progress):
-    """Shows nothing: for processes other than the first, and for tests."""
-
-
 class PlainProgress(Progress):
     """Prints a line an epoch, and one every half minute between, for logs and pipes.
 
@@ -60,16 +66,9 @@ class PlainProgress(Progress):
         self.interval = interval
         self._last = time.monotonic()
 
-    def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:
-        """Remember the totals, and where and when the run goes on."""
+    def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:  # noqa: ARG002  the call all share
+        """Remember the totals."""
         self._epochs, self._total = epochs, epochs * steps_per_epoch
-        self._done, self._begin = done, time.monotonic()
-
-    def _left(self, step: int) -> str:
-        """The time left, in words, estimated from the steps since the start."""
-        if step <= self._done:
-            return "?"
-        return duration((time.monotonic() - self._begin) / (step - self._done) * (self._total - step))
 
     def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
         """Print a line if the last one is old enough."""
@@ -78,7 +77,7 @@ class PlainProgress(Progress):
         self._last = time.monotonic()
         self.message(
             f"epoch {epoch}/{self._epochs}  step {step}/{self._total}  {images_per_second:.0f} images/s  "
-            f"loss {loss:.4f}  {self._left(step)} left"
+            f"loss {loss:.4f}"
         )
 
     def epoch(self, row: Mapping[str, Any]) -> None:
@@ -92,7 +91,7 @@ class PlainProgress(Progress):
 
 
 class TerminalProgress(PlainProgress):
-    """A live bar with epoch, step, images/s, loss and time left; finished epochs scroll up above it."""
+    """A live bar with epoch, step, images/s and loss; finished epochs scroll up above it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,21 +102,20 @@ class TerminalProgress(PlainProgress):
             TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]:.0f} img/s  loss {task.fields[loss]}  {task.fields[left]} left"),
+            TextColumn("{task.fields[rate]:.0f} img/s  loss {task.fields[loss]}"),
         )
 
     def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:
         """Show the bar."""
         super().start(epochs=epochs, steps_per_epoch=steps_per_epoch, done=done)
         self._task = self._bar.add_task(
-            "", total=self._total, completed=done, epoch=1, epochs=epochs, rate=0.0, loss="–", left="?"
+            "", total=self._total, completed=done, epoch=1, epochs=epochs, rate=0.0, loss="–"
         )
         self._bar.start()
 
     def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
         """Move the bar."""
-        left = self._left(step)
-        self._bar.update(self._task, completed=step, epoch=epoch, rate=images_per_second, loss=f"{loss:.4f}", left=left)
+        self._bar.update(self._task, completed=step, epoch=epoch, rate=images_per_second, loss=f"{loss:.4f}")
 
     def message(self, text: str) -> None:
         """Print a line above the bar."""
@@ -130,7 +128,7 @@ class TerminalProgress(PlainProgress):
 
 def choose_progress() -> Progress:
     """A live display if the output is a terminal, else plain lines."""
-    return TerminalProgress() if sys.stdout.isatty() else PlainProgress()
+    return TerminalProgress() if sys.stdout is not None and sys.stdout.isatty() else PlainProgress()
 
 
 def duration(seconds: float) -> str:
@@ -143,44 +141,76 @@ def duration(seconds: float) -> str:
 
 def describe(row: Mapping[str, Any]) -> str:
     """An epoch's metrics in words, and whether it is better than all epochs before it."""
+    judged = ""
+    if row["validation_loss"] is not None:
+        judged = f"validation {row['validation_accuracy']:.2%} (loss {row['validation_loss']:.4f})  "
     return (
-        f"loss {row['train_loss']:.4f}  train {row['train_accuracy']:.2%}  "
-        f"validation {row['validation_accuracy']:.2%} (loss {row['validation_loss']:.4f})  "
+        f"loss {row['train_loss']:.4f}  train {row['train_accuracy']:.2%}  {judged}"
         f"{row['images_per_second']:.0f} images/s{'  (improved)' if row.get('improved') else ''}"
     )
 
 
-class Events:
-    """Writes each epoch's metrics as TensorBoard events.
+def find_logger(name: str) -> type[Logger]:
+    """The class of a logger: ``csv``, ``tensorboard``, or any of Lightning's by ``PACKAGE.CLASS``.
+
+    Raises:
+        InputError: There is no such class, or its package is not installed.
+    """
+    module, _, cls = LOGGERS.get(name, name).rpartition(".")
+    if name == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
+        raise InputError(f"the logger tensorboard needs the package tensorboard: {install('tensorboard')}")
+    try:
+        found: type[Logger] = getattr(importlib.import_module(module), cls)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"logger must be csv, tensorboard or PACKAGE.CLASS, got {name!r}: {error}") from None
+    return found
+
+
+def make_logger(name: str, out: Path) -> Logger:
+    """The logger that a recipe names, which is called with the run folder as ``root_dir`` or ``save_dir``."""
+    kind = find_logger(name)
+    options = {"root_dir": out, "name": name, "version": ""} if name in LOGGERS else {"root_dir": out, "save_dir": out}
+    return kind(**{key: each for key, each in options.items() if key in inspect.signature(kind).parameters})
+
+
+def log_row(logger: Logger, row: Mapping[str, Any]) -> None:
+    """Hand an epoch's row of metrics.csv to a logger: ``train_loss`` as ``train/loss``, at the row's step."""
+    metrics = {name.replace("_", "/", 1): each for name, each in row.items() if name not in ("epoch", "step")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such as about a folder that is not empty when a run goes on
+        logger.log_metrics({name: each for name, each in metrics.items() if each is not None}, step=row["step"])
+        logger.save()
+
+
+@contextmanager
+def noted_signals(react: Callable[[], object] | None = None) -> Iterator[list[int]]:
+    """Note the numbers of stop signals in a list instead of stopping; the code in the context must look at the list.
+
+    Outside the main thread, where no signal arrives, the list stays empty.
 
     Args:
-        out: The run folder.
-        wanted: Whether to write events at all.
+        react: Called at every signal. Without it, only the first signal is noted, and a second one acts as usual.
     """
+    received: list[int] = []
+    previous: dict[signal.Signals, Any] = {}
 
-    def __init__(self, out: Path, wanted: bool) -> None:
-        self._writer: SummaryWriter | None = None
-        if wanted:
-            from torch.utils.tensorboard import SummaryWriter
+    def put_back() -> None:
+        for each, handler in previous.items():
+            signal.signal(each, handler)
 
-            self._writer = SummaryWriter(str(out / "tensorboard"))
+    def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  the signature signal handlers have
+        received.append(number)
+        if react is None:
+            put_back()
+        else:
+            react()
 
-    @staticmethod
-    def check() -> None:
-        """Raise InputError if TensorBoard is not installed."""
-        if importlib.util.find_spec("tensorboard") is None:
-            raise InputError(f"--tensorboard needs the package tensorboard: {install('tensorboard')}")
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._writer is not None:
-            self._writer.close()
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        """Write an epoch's metrics."""
-        if self._writer is None:
-            return
-        for name, value in row.items():
-            if name not in ("epoch", "step") and value is not None:
-                self._writer.add_scalar(name.replace("_", "/", 1), value, row["step"])
-        self._writer.flush()
+    try:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            previous[each] = signal.signal(each, note)
+    except ValueError:  # not the main thread
+        previous.clear()
+    try:
+        yield received
+    finally:
+        put_back()

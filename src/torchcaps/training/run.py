@@ -7,7 +7,7 @@ RUN/config.json      the complete configuration; torchcaps train --config runs i
     best/            weights of the epoch chosen on the validation images, as save_pretrained writes them
     summary.json     results, hardware, versions, command
     figures/         pictures
-    tensorboard/     events, if the configuration asks for them
+    tensorboard/     what a logger writes, if the recipe names one
     .lock.json       the process that trains in it, while one does
 ```
 """
@@ -38,7 +38,7 @@ from torchcaps.models.pretrained import (
 )
 from torchcaps.training.checkpoint import CHECKPOINT, read_checkpoint
 from torchcaps.training.config import TrainConfig, read_config
-from torchcaps.training.data import as_seen, load_run_data
+from torchcaps.training.data import cropped, load_run_data
 
 METRICS, SUMMARY, BEST, FIGURES = "metrics.csv", "summary.json", "best", "figures"
 BEST_FILES = tuple(f"{BEST}/{name}" for name in (CONFIG, WEIGHTS, CLASSES))
@@ -104,7 +104,7 @@ class Run:
         """
         if self.config is not None and data in (None, self.config.data):
             config = dataclasses.replace(self.config, data_dir=data_dir or self.config.data_dir)
-            loaded = as_seen(load_run_data(config), config.recipe)
+            loaded = cropped(load_run_data(config), config.recipe)
         elif data is not None:
             # the same seed: data sets made of the same images set the same ones apart for validation
             seed = 0 if self.config is None else self.config.seed
@@ -189,7 +189,6 @@ def remove_leftovers(out: Path) -> None:
     """Remove the temporary files of a killed process; no process may be writing to the folder now."""
     for name in (CONFIG, METRICS, CHECKPOINT, SUMMARY, *BEST_FILES):
         remove_temporaries(out / name)
-    (out / f".{CHECKPOINT}.tmp").unlink(missing_ok=True)  # as earlier versions called it
 
 
 def _class_names(folder: Path, num_classes: int) -> tuple[str, ...]:

@@ -1,64 +1,111 @@
-"""One training step: its learning rate, forward, loss, backward, the optimizer, and the sums of the epoch.
-
-A step has two parts. ``_prepare`` runs on the host and differs from step to step: it sets the learning rate and the
-seed. ``_update`` runs on the device: the same operations at each step, and the host waits for none of their results.
-
-A learning rate is a pure function of the step, so that a resumed run needs no state for it.
-"""
+"""One training step: forward, loss, backward, the optimizer, and the sums of the epoch."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcaps.datasets import Batch
-from torchcaps.models import Network
+from torchcaps.errors import InputError
 from torchcaps.models.output import Losses, is_correct
 from torchcaps.parts import build
-from torchcaps.training.config import TrainConfig
+from torchcaps.training.checkpoint import SUMS
+from torchcaps.training.data import balanced_weights
 from torchcaps.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-#: The sums that a tally keeps over the images of an epoch: losses times images, and the images that are right.
-SUMS = ("loss", "classification_loss", "reconstruction_loss", "correct")
+#: Of a network's output and the labels, the mean loss of the images.
+Loss = Callable[[Any, Tensor], Tensor]
 
-#: The one-cycle schedule rises in this share of the steps, from the peak divided by this number.
-WARM_UP_SHARE, START_DIVISOR = 0.3, 25.0
+
+def forward(
+    network: nn.Module, model: nn.Module, batch: Batch, loss: Loss | None, weights: Tensor | None = None
+) -> tuple[Float[Tensor, "B J"], Losses]:
+    """The scores and the losses of a batch.
+
+    Args:
+        network: The network.
+        model: The same, as it is set up for its device and precision.
+        batch: Images and their classes.
+        loss: As for :func:`fit`.
+        weights: How much each image counts in the gradient; the losses themselves stay those of the batch.
+    """
+    images, labels, parts = batch
+    if hasattr(network, "decoder_targets"):  # a network of torchcaps
+        output = model(images, network.decoder_targets(labels))  # type: ignore[operator]
+        output = output if weights is None else weighted(output, weights)
+        return output.scores, network.loss(output, images if parts is None else parts, labels)  # type: ignore[operator]
+    output = model(images)
+    output = output if weights is None else weighted(output, weights)
+    scores = output if isinstance(output, Tensor) else output.scores
+    total = F.cross_entropy(scores, labels) if loss is None else loss(output, labels)
+    return scores, Losses(total, total)
+
+
+def weighted(output: Any, weights: Float[Tensor, "B"]) -> Any:
+    """The same output, in whose gradient each image counts by its weight."""
+    if isinstance(output, tuple):
+        made: Any = type(output)
+        return made(*(None if each is None else weighted(each, weights) for each in output))
+    view = output.view_as(output)
+    if view.requires_grad:
+        view.register_hook(lambda gradient: gradient * weights.reshape(-1, *[1] * (gradient.ndim - 1)))
+    return view
 
 
 class TrainStep:
     """One update of a network's weights by the recipe's optimizer.
 
+    What differs from step to step, the learning rate and the seed, is set on the host; the rest are the same operations
+    at each step, of whose results the host waits for none.
+
     Args:
         fabric: Sets up the network and the optimizer for its device and precision.
         network: The network, in training mode when a step is made.
-        recipe: Names the optimizer.
+        recipe: Names the optimizer, the largest gradient, and the weights of the classes.
         seed: The seed of the randomness within a step, such as dropout.
+        loss: As for :func:`fit`.
+        labels: The class of each training image, for balanced weights of the classes.
     """
 
-    def __init__(self, fabric: Fabric, network: Network, recipe: Recipe, *, seed: int) -> None:
-        self.fabric, self.network = fabric, network
-        self.tally = Tally(fabric.device)
-        self._seed = seed * 1_000_003
+    def __init__(
+        self,
+        fabric: Fabric,
+        network: nn.Module,
+        recipe: Recipe,
+        *,
+        seed: int,
+        loss: Loss | None = None,
+        labels: Tensor | None = None,
+    ) -> None:
+        self.fabric, self.network, self.loss, self.recipe = fabric, network, loss, recipe
+        self.sums = EpochSums(fabric.device)
+        self._seed, self._weights = seed * 1_000_003, None
+        if recipe.class_weights is not None:
+            balanced = recipe.class_weights == "balanced"
+            weights = balanced_weights(labels) if balanced else list(recipe.class_weights)
+            classes = getattr(network, "num_classes", len(weights))
+            if (not balanced and len(weights) != classes) or getattr(network, "objects", 1) > 1:
+                raise InputError(
+                    f"class_weights must be {classes} numbers, one for each class, of images of one object, got "
+                    f"{len(weights)}"
+                )
+            self._weights = torch.tensor(weights, device=fabric.device)
         network.to(fabric.device)  # before the optimizer looks where its parameters are
-        rate = recipe.learning_rate
+        rate: float = recipe.learning_rate
+        model: Any = torch.compile(network) if recipe.compile else network
         optimizer = build("optimizer", recipe.optimizer, params=network.parameters(), learning_rate=rate)
-        self.model, self.optimizer = fabric.setup(network, optimizer)
+        self.model, self.optimizer = fabric.setup(model, optimizer)
 
     def __call__(self, batch: Batch, step: int, learning_rate: float) -> None:
         """Make a step, before which the run has made ``step`` others."""
-        self._prepare(step, learning_rate)
-        self._update(batch)
-
-    def _prepare(self, step: int, learning_rate: float) -> None:
-        """Set the learning rate and the seed, which differ from step to step."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         # all randomness is a function of the step, so that a checkpoint need not hold any; on CPU and CUDA no other
@@ -69,16 +116,17 @@ class TrainStep:
         }
         seed = seeders.get(self.fabric.device.type, torch.manual_seed)
         seed((self._seed + step) * 1_009 + self.fabric.global_rank)
-
-    def _update(self, batch: Batch) -> None:
-        """Forward, loss, backward, optimizer, sums: reads no value from the device."""
-        images, labels, parts = batch
-        output = self.model(images, self.network.decoder_targets(labels))
-        losses = self.network.loss(output, images if parts is None else parts, labels)
+        weights = None if self._weights is None else self._weights[batch.labels]
+        scores, losses = forward(self.network, self.model, batch, self.loss, weights)
         self.fabric.backward(losses.total)
+        if self.recipe.max_gradient_norm is not None:
+            # what is not finite is said with the loss, or with the weights
+            self.fabric.clip_gradients(
+                self.model, self.optimizer, max_norm=self.recipe.max_gradient_norm, error_if_nonfinite=False
+            )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.tally.add(losses, is_correct(output.scores.detach(), labels).sum(), len(labels))
+        self.sums.add(losses, is_correct(scores.detach(), batch.labels).sum(), len(batch.labels))
 
     def restore(self, network: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
         """Load weights and the optimizer's state of a checkpoint; the optimizer keeps the settings of this device."""
@@ -87,86 +135,24 @@ class TrainStep:
         self.optimizer.load_state_dict({"state": optimizer["state"], "param_groups": settings})
 
 
-def set_up_step(fabric: Fabric, config: TrainConfig, network: Network) -> TrainStep:
-    """The step of a run; the network is brought to its device."""
-    return TrainStep(fabric, network, config.recipe, seed=config.seed)
-
-
-class Counted(NamedTuple):
-    """The losses of the steps that a tally has counted since it was cleared or restored."""
-
-    last_loss: float
-    """Loss of the last step."""
-    first_bad: float
-    """The first of these steps, from 0, whose loss was NaN or infinite; infinity if there was none."""
-    steps: float
-    """How many steps there were."""
-
-
-class Tally:
+class EpochSums:
     """The sums of an epoch so far, kept on a device: only reading them waits for it."""
 
     def __init__(self, device: torch.device) -> None:
         widest = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
-        self._values = torch.zeros(len(SUMS) + len(Counted._fields), dtype=widest, device=device)
-        self.sums: Float[Tensor, "4"] = self._values[: len(SUMS)]
-        """The `SUMS`, on the device."""
-        self._losses = self._values[len(SUMS) :]
-        self.clear()
+        self.values: Float[Tensor, "4"] = torch.zeros(len(SUMS), dtype=widest, device=device)
+        """The `SUMS`; NaN or infinite as soon as a loss was."""
+        self.last_loss: Float[Tensor, ""] = self.values[0]
+        """The loss of the last step."""
 
     def add(self, losses: Losses, right: Int64[Tensor, ""], images: int) -> None:
-        """Count a step: its mean losses, how many images were given their classes, and how many images there were."""
+        """Count a step: its mean losses, how many images are correctly classified, and how many images there were."""
         reconstruction = torch.zeros_like(losses.total) if losses.reconstruction is None else losses.reconstruction
-        means = torch.stack([losses.total, losses.classification, reconstruction]).detach().to(self._values.dtype)
-        last_loss, first_bad, steps = self._losses.unbind()
-        self.sums[:3].add_(means * images)
-        self.sums[3].add_(right)
-        last_loss.copy_(means[0])
-        # torch.where would have to bring Python's infinity to the device, and wait for it
-        first_bad.copy_(torch.minimum(first_bad, steps.masked_fill(means[0].isfinite(), math.inf)))
-        steps.add_(1)
+        means = torch.stack([losses.total, losses.classification, reconstruction]).detach().to(self.values.dtype)
+        self.values[:3].add_(means * images)
+        self.values[3].add_(right)
+        self.last_loss = means[0]
 
-    def clear(self) -> None:
-        """Begin an epoch."""
-        self._values.zero_()
-        self._losses[1].fill_(math.inf)
-
-    def restore(self, sums: list[float]) -> None:
-        """Go on within an epoch whose sums so far are these."""
-        self.clear()
-        self.sums.copy_(torch.tensor(sums, dtype=self.sums.dtype))
-
-    def read(self) -> Counted:
-        """Wait for the steps that were made, and return their losses."""
-        return Counted(*self._losses.tolist())
-
-
-def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
-    """Learning rate of a step.
-
-    ``one-cycle`` rises on a cosine from a 25th of the peak to the peak in the first 30 % of all steps and falls on a
-    cosine to zero in the rest.
-
-    Args:
-        recipe: Names the schedule and its numbers.
-        step: Steps done before this one.
-        steps_per_epoch: Steps of an epoch.
-
-    Source: Smith, Topin 2018, "Super-convergence" (arXiv:1708.07120), with cosines.
-    """
-    peak = recipe.learning_rate
-    if recipe.schedule == "decay-by-step":
-        return max(peak * recipe.decay ** (step / recipe.decay_steps), recipe.min_learning_rate)
-    if recipe.schedule == "decay-by-epoch":
-        return max(peak * recipe.decay ** (step // steps_per_epoch), recipe.min_learning_rate)
-    if recipe.schedule == "one-cycle":
-        total = recipe.epochs * steps_per_epoch
-        rise = max(1.0, WARM_UP_SHARE * total)
-        if step < rise:
-            return _cosine(peak / START_DIVISOR, peak, step / rise)
-        return _cosine(peak, 0.0, (step - rise) / (total - rise)) if total > rise else peak
-    return peak
-
-
-def _cosine(start: float, end: float, share: float) -> float:
-    return end + (start - end) * (1 + math.cos(math.pi * min(share, 1.0))) / 2
+    def restore(self, sums: Sequence[float] = (0.0,) * len(SUMS)) -> None:
+        """Go on within an epoch whose sums so far are these, or begin one."""
+        self.values.copy_(torch.tensor(sums, dtype=self.values.dtype))

@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from torchcaps.errors import InputError
-from torchcaps.training import environment, make_config
-from torchcaps.training.environment import (
+from torchcaps.training import devices
+from torchcaps.training.devices import (
     emulation_warning,
     hardware,
     multiplies_bf16,
     peak_memory_mib,
     pick_precision,
-    resolve_precision,
     source_commit,
     versions,
 )
@@ -27,11 +26,9 @@ CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
 
 @pytest.fixture
 def processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that says what the processor has, of an AVX-512 machine whose kernels are not limited."""
+    """A file that says what the processor has."""
     path = tmp_path / "cpuinfo"
-    monkeypatch.setattr(environment, "CPUINFO", path)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    monkeypatch.setattr(devices, "CPUINFO", path)
     return path
 
 
@@ -65,12 +62,6 @@ def test_another_precision_is_refused() -> None:
         pick_precision("16", CPU)
 
 
-def test_a_run_is_given_its_precision() -> None:
-    assert resolve_precision(make_config(accelerator="cpu")).precision == "32"
-    named = make_config(accelerator="cuda", precision="bf16")
-    assert resolve_precision(named) is named  # whether or not there is such a device
-
-
 @pytest.mark.parametrize(
     ("cpuinfo", "expected"),
     [
@@ -86,39 +77,6 @@ def test_a_run_is_given_its_precision() -> None:
 def test_a_processor_multiplies_what_it_has_instructions_for(processor: Path, cpuinfo: str, expected: bool) -> None:
     processor.write_text(cpuinfo)
     assert multiplies_bf16(CPU) is expected
-
-
-@pytest.mark.parametrize("limit", ["AVX2", "avx2", "AVX512_CORE", "AVX512_CORE_VNNI"])
-def test_a_limit_of_onednn_leaves_them_unused(processor: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    processor.write_text("flags: avx512_bf16\n")
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-    assert not multiplies_bf16(CPU)
-    processor.write_text("Features: bf16\n")
-    assert multiplies_bf16(CPU)  # it is a limit of x86
-
-
-@pytest.mark.parametrize("limit", ["AVX512_CORE_BF16", "ALL", "DEFAULT"])
-def test_a_limit_that_allows_them_is_none(processor: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    processor.write_text("flags: avx512_bf16\n")
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-    assert multiplies_bf16(CPU)
-
-
-def test_kernels_limited_to_avx2_leave_them_unused(processor: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ATEN_CPU_CAPABILITY=avx2 does; PyTorch reads that variable only once."""
-    processor.write_text("flags: avx512_bf16\n")
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    assert not multiplies_bf16(CPU)
-
-
-def test_without_linux_s_file_pytorch_is_asked(processor: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not processor.exists()
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"bf16": True, "simd": "neon"}, raising=False)
-    assert multiplies_bf16(CPU)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"bf16": False}, raising=False)
-    assert not multiplies_bf16(CPU)
-    monkeypatch.delattr(torch.cpu, "get_capabilities")
-    assert not multiplies_bf16(CPU)
 
 
 def test_the_cost_of_emulation_is_said(processor: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,10 +105,10 @@ def git(folder: Path, *arguments: str) -> None:
 
 
 def test_the_commit_is_that_of_the_source_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = tmp_path / "src" / "torchcaps" / "training" / "environment.py"
+    source = tmp_path / "src" / "torchcaps" / "training" / "devices.py"
     source.parent.mkdir(parents=True)
     source.write_text("1")
-    monkeypatch.setattr(environment, "__file__", str(source))
+    monkeypatch.setattr(devices, "__file__", str(source))
     assert source_commit() is None, "an installed package has no commit"
     git(tmp_path, "init")
     assert source_commit() is None, "nor has a tree without one"
