@@ -28,7 +28,7 @@ from torchcaps.files import atomic_path, reading, write_text
 from torchcaps.models import Network
 from torchcaps.models.output import is_correct
 from torchcaps.models.pretrained import WEIGHTS
-from torchcaps.parts import flat
+from torchcaps.parts import describe, flat
 from torchcaps.plugins import loaded_plugins, plugin_options
 from torchcaps.training.checkpoint import (
     CHECKPOINT,
@@ -155,7 +155,7 @@ def fit(
 def _is_described(network: Network) -> bool:
     """Whether all parts of a network are registered, so that a file can bring it back."""
     with contextlib.suppress(InputError):
-        return bool(network.description())
+        return bool(describe(network))
     return False
 
 
