@@ -19,6 +19,7 @@ import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from PIL import Image
 
+from torchcaps.analysis.doubt import Calibration
 from torchcaps.cli.predict import split_arguments
 from torchcaps.cli.runs import figure_path, open_images, open_run
 from torchcaps.datasets import Preparation, get_max_megapixels
@@ -340,10 +341,10 @@ def test_a_figure_shows_what_the_network_sees(
 
 def test_answers_beyond_what_is_usual_are_unsure(cli: Cli, run_folder: Path, digit_file: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(run_folder, tmp_path / "run"))
-    summary = json.loads((run / "summary.json").read_text())
+    about = json.loads((run / "best/classes.json").read_text())
     for usual, number in (({"score": 1, "distance": 0}, 2), ({"score": 0, "distance": 0}, 1), ({"score": 0}, 0)):
-        summary["calibration"] = {"distance": 1000, "images": 100} | usual
-        (run / "summary.json").write_text(json.dumps(summary))
+        about["calibration"] = {"distance": 1000, "images": 100} | usual
+        (run / "best/classes.json").write_text(json.dumps(about))
         (said,) = json.loads(cli("predict", run, digit_file, "--json").out)
         beyond = [reason for reason in said["unsure"] if reason.endswith("the bound of 99 % of the validation images")]
         assert len(beyond) == number
@@ -360,10 +361,11 @@ def test_what_is_usual_goes_with_the_network(
 ) -> None:
     assert cli("export", run_folder, "--format", "folder", "--out", tmp_path / "saved").code == 0
     run, saved = (load_run(folder) for folder in (run_folder, tmp_path / "saved"))
-    assert run.preparation == saved.preparation == Preparation(centre="box")
-    assert run.calibration == saved.calibration == OnnxModel(onnx_file).description.calibration
-    assert run.calibration is not None
-    assert run.calibration.images == 100
+    assert run.images == saved.images
+    assert run.images.preparation == Preparation(centre="box")
+    assert run.images.calibration == OnnxModel(onnx_file).description.calibration
+    assert run.images.calibration is not None
+    assert run.images.calibration.images == 100
     assert "bring photos of a drawing to that form" in (tmp_path / "saved" / "README.md").read_text()
     assert cli("predict", tmp_path / "saved", photo_file) == cli("predict", run_folder, photo_file)
 
@@ -371,8 +373,8 @@ def test_what_is_usual_goes_with_the_network(
 def test_runs_of_earlier_versions_are_known_by_their_data(run_folder: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(run_folder, tmp_path / "run"))
     summary = json.loads((run / "summary.json").read_text())
-    del summary["calibration"]
-    (run / "summary.json").write_text(json.dumps(summary))
+    usual = Calibration(**summary["calibration"])
+    (run / "best/classes.json").write_text(json.dumps({"class_names": list("0123456789")}))
     config = json.loads((run / "config.json").read_text())
     wanted = {
         ("digits", None): Preparation(centre="box"),
@@ -387,12 +389,22 @@ def test_runs_of_earlier_versions_are_known_by_their_data(run_folder: Path, tmp_
     for (data, size), preparation in wanted.items():
         (run / "config.json").write_text(json.dumps(config | {"data": data, "image_size": size}))
         loaded = load_run(run)
-        assert (loaded.preparation, loaded.calibration) == (preparation, None), data
+        assert (loaded.images.preparation, loaded.images.calibration) == (preparation, usual), data
+
+
+def test_what_is_known_of_the_images_lies_beside_the_weights(run_folder: Path, tmp_path: Path) -> None:
+    """So a run whose data set comes from a plugin keeps it where the plugin is not loaded."""
+    run = Path(shutil.copytree(run_folder, tmp_path / "run"))
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"data": "of-a-plugin"}))
+    assert load_run(run).images == load_run(run_folder).images
 
 
 @pytest.mark.parametrize("entry", [{"preparation": 7}, {"preparation": {"box": 20}}, {"calibration": [1, 2]}])
 def test_a_damaged_preparation_is_refused(cli: Cli, run_folder: Path, digit_file: Path, entry: dict[str, Any]) -> None:
-    load_pretrained(run_folder / "best").save_pretrained("net", class_names="abcdefghij", about_images=entry)
+    load_pretrained(run_folder / "best").save_pretrained("net", class_names="abcdefghij")
+    about = json.loads(Path("net/classes.json").read_text())
+    Path("net/classes.json").write_text(json.dumps(about | entry))
     done = cli("predict", "net", digit_file)
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
     assert f"{Path('net/classes.json')} cannot be used: a" in done.err

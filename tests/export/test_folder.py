@@ -194,7 +194,7 @@ def test_shared_and_read_back(run: Run, hub: Hub, tmp_path: Path) -> None:
     assert hub.private["someone/net"] is True
     assert hub.messages == ["sabour2017 on own images, made with torchcaps"]
     assert 'load_pretrained("someone/net")' in files["README.md"].decode()
-    assert json.loads(files["classes.json"]) == {"class_names": ["0", "1", "2"], **run.about_images}
+    assert json.loads(files["classes.json"]) == json.loads(json.dumps(run.images.to_dict()))
     again = load_pretrained("someone/net", cache_dir=tmp_path)
     for ours, theirs in zip(again.parameters(), run.model.parameters(), strict=True):
         assert_close(ours, theirs, 0)

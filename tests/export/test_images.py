@@ -66,5 +66,6 @@ def test_what_a_run_says_of_itself(run: Run, runs: tuple[Path, Path]) -> None:
     assert (described.in_shape, described.class_names) == ((1, 18, 18), ("0", "1", "2"))
     assert (described.preset, described.objects, described.fit) == ("sabour2017", 1, "pad")
     assert describe_run(load_run(runs[0] / "best")).preset is None
-    assert describe_run(with_data(run, "folder:photos")).fit == "stretch"
-    assert load_run(runs[0] / "best").image_fit == "pad"
+    stretched = dataclasses.replace(run, images=dataclasses.replace(run.images, fit="stretch"))
+    assert describe_run(stretched).fit == "stretch"
+    assert load_run(runs[0] / "best").images.fit == "pad"

@@ -440,7 +440,7 @@ def test_what_is_shipped_is_as_good_as_its_card_says(name: str) -> None:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_what_is_shipped_says_what_is_usual_for_it(name: str) -> None:
     run = load_run(SHIPPED[name])
-    assert (run.preparation, run.calibration is None) == (Preparation(), False)
+    assert (run.images.preparation, run.images.calibration is None) == (Preparation(), False)
     found = calibrate(run.model, load_dataset("mnist").validation.images)
-    said = dataclasses.asdict(run.calibration)  # type: ignore[arg-type]
+    said = dataclasses.asdict(run.images.calibration)  # type: ignore[arg-type]
     assert dataclasses.asdict(found) == pytest.approx(said, abs=0.001)

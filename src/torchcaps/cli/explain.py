@@ -88,9 +88,9 @@ def read_pictures(
         pixels = load_image(
             image_file,
             run.model.in_shape,
-            preparation=preparation_for(prepare, run.preparation, fit),
+            preparation=preparation_for(prepare, run.images.preparation, fit),
             invert=invert,
-            fit=fit or run.image_fit,
+            fit=fit or run.images.fit,
         )
         return [Picture(pixels, str(image_file), [], None, "")]
     images, dataset, where = open_images(run, data, data_dir, split)

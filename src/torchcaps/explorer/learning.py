@@ -125,7 +125,7 @@ class Learning(Progress):
             run: The finished run.
             accuracy: The share of correctly classified test images, 0..1.
         """
-        self.explorer.model, self.explorer.calibration = run.model, run.calibration or self.explorer.calibration
+        self.explorer.model, self.explorer.calibration = run.model, run.images.calibration or self.explorer.calibration
         self.explorer.what = f"trained on {self._data}"
         says = f"Trained: {100 * accuracy:.1f} % of the test images are right. The run is in {run.path}."
         self._numbers |= {"isRunning": False, "says": says}

@@ -245,9 +245,9 @@ def open_explorer(run: Run, data: str | None = None, data_dir: str | None = None
         run.class_names,
         name=real(run.path).name,
         what="its folder does not say what it was trained on",
-        fit=run.image_fit,
-        preparation=run.preparation,
-        calibration=run.calibration or Calibration(),
+        fit=run.images.fit,
+        preparation=run.images.preparation,
+        calibration=run.images.calibration or Calibration(),
     )
     if run.config is not None:
         explorer.what = f"{run.config.preset}, trained on {describe_data(run.config.data)}"

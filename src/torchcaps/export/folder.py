@@ -61,11 +61,10 @@ def export_folder(
         dtype = torch.float16 if half else None
         run.model.save_pretrained(
             folder,
-            class_names=run.class_names,
+            images=run.images,
             training=record,
             dtype=dtype,
             source=source,
-            about_images=run.about_images,
         )
         folder.rename(path)
     return record
@@ -101,13 +100,12 @@ def share(
     record = _record(run, which, half, others)
     return run.model.push_to_hub(
         repository,
-        class_names=run.class_names,
+        images=run.images,
         training=record,
         dtype=torch.float16 if half else None,
         private=private,
         commit_message=f"{record.preset} on {record.data_title}, made with torchcaps",
         token=token,
-        about_images=run.about_images,
     )
 
 

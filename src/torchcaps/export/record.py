@@ -46,9 +46,9 @@ def describe_run(run: Run) -> Description:
         class_names=run.class_names,
         preset=None if run.config is None else run.config.preset,
         objects=run.model.objects,
-        fit=run.image_fit,
-        preparation=run.preparation,
-        calibration=run.calibration,
+        fit=run.images.fit,
+        preparation=run.images.preparation,
+        calibration=run.images.calibration,
     )
 
 
@@ -125,7 +125,7 @@ def training_record(
         seconds=summary["seconds"],
         hardware=_hardware(summary["hardware"]),
         versions=summary["versions"],
-        preparation=None if run.preparation is None else str(run.preparation),
+        preparation=None if run.images.preparation is None else str(run.images.preparation),
     )
 
 

@@ -38,6 +38,7 @@ from torchcaps.parts import Spec, Tree, build, complete, describe, find, options
 from torchcaps.ranges import COUNT, PIXELS, Classes
 
 if TYPE_CHECKING:
+    from torchcaps.image_spec import ImageSpec
     from torchcaps.models.card import TrainingRecord
 
 
@@ -104,9 +105,10 @@ class Network(nn.Module):
         folder: Path,
         dtype: torch.dtype | None = None,
         class_names: Sequence[str] | None = None,
-        about_images: Mapping[str, Any] | None = None,
+        images: ImageSpec | None = None,
     ) -> None:
         """Write what :meth:`save_pretrained` writes, each file whole or not at all, but no model card."""
+        class_names = class_names if images is None else images.class_names
         if class_names is not None and len(class_names) != self.num_classes:
             raise InputError(
                 f"class_names must be {self.num_classes} names, one for each class, got {len(class_names)}"
@@ -132,7 +134,7 @@ class Network(nn.Module):
         if class_names is None:
             (folder / CLASSES).unlink(missing_ok=True)
         else:
-            write_json(folder / CLASSES, {"class_names": list(class_names), **(about_images or {})})
+            write_json(folder / CLASSES, {"class_names": list(class_names)} if images is None else images.to_dict())
 
     def save_pretrained(
         self,
@@ -142,7 +144,7 @@ class Network(nn.Module):
         training: TrainingRecord | None = None,
         dtype: torch.dtype | None = None,
         source: str | None = None,
-        about_images: Mapping[str, Any] | None = None,
+        images: ImageSpec | None = None,
     ) -> None:
         """Write the network, the names of its classes if given, and a model card; :meth:`from_pretrained` reads it.
 
@@ -156,8 +158,7 @@ class Network(nn.Module):
                 them as they are.
             source: What the card tells its readers to load: a repository of the hub, or the name of a network that
                 comes with torchcaps; its own folder if None.
-            about_images: What else is written beside the names: ``"preparation"`` and ``"calibration"``, as
-                :attr:`torchcaps.training.Run.about_images` gives them.
+            images: What is known of the images, with the names of their classes: ``torchcaps.training.Run.images``.
 
         Raises:
             InputError: Not one name for each class, a weight that ``dtype`` cannot hold, or a part that is not
@@ -165,11 +166,12 @@ class Network(nn.Module):
             OSError: The folder cannot be written, or the disk is full.
         """
         folder = Path(folder)
-        self.save_files(folder, dtype, class_names, about_images)
+        self.save_files(folder, dtype, class_names, images)
         try:
             from torchcaps.models.card import model_card
 
-            card = model_card(self, training, source, class_names=class_names, half=dtype == torch.float16)
+            names = class_names if images is None else images.class_names
+            card = model_card(self, training, source, class_names=names, half=dtype == torch.float16)
         except ImportError:  # the base install has no templates
             return
         write_text(folder / CARD, card)
@@ -190,7 +192,7 @@ class Network(nn.Module):
             private: Make a new repository that only you can read.
             commit_message: What the hub's history says.
             token: One that may write; else that of ``hf auth login`` or of the environment variable HF_TOKEN.
-            **contents: ``class_names``, ``training``, ``dtype`` and ``about_images``, as for :meth:`save_pretrained`.
+            **contents: ``class_names``, ``images``, ``training`` and ``dtype``, as for :meth:`save_pretrained`.
 
         Returns:
             The address of the repository.

@@ -22,10 +22,10 @@ from typing import Any, Literal
 
 import torch
 
-from torchcaps.analysis.doubt import Calibration
 from torchcaps.datasets import Dataset, Preparation, find_dataset, load_dataset
 from torchcaps.errors import InputError
 from torchcaps.files import could_be_repository, read_json, remove_temporaries
+from torchcaps.image_spec import ImageSpec
 from torchcaps.models import Network, load_pretrained
 from torchcaps.models.pretrained import (
     CLASSES,
@@ -56,24 +56,13 @@ class Run:
     """The configuration of the run; None for a folder that save_pretrained wrote."""
     summary: dict[str, Any] | None
     """The contents of summary.json; None while the run is not finished, or goes on for more epochs."""
-    class_names: tuple[str, ...]
-    """Names of the classes."""
-    preparation: Preparation | None = None
-    """How the images that it was trained on were made of drawings, as photos of drawings are prepared for it; None for
-    a network that was trained on images of something else, or where that is not known."""
-    calibration: Calibration | None = None
-    """What is usual for it, measured on its validation images; None where it was not measured."""
+    images: ImageSpec
+    """What is known of its images: the names of their classes, how photos are prepared, what is usual for them."""
 
     @property
-    def image_fit(self) -> Literal["pad", "stretch"]:
-        """How images are brought to the network's size: those of a ``folder:`` data set are stretched."""
-        return "stretch" if self.config is not None and self.config.data.startswith("folder:") else "pad"
-
-    @property
-    def about_images(self) -> dict[str, Any]:
-        """What a saved network says of images besides the names of its classes, as JSON has it."""
-        about: dict[str, Any] = {"preparation": self.preparation, "calibration": self.calibration}
-        return {name: dataclasses.asdict(value) for name, value in about.items() if value is not None}
+    def class_names(self) -> tuple[str, ...]:
+        """The name of each class."""
+        return self.images.class_names
 
     @property
     def shown_data(self) -> str | None:
@@ -144,12 +133,7 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
         raise InputError(f"{path} is no run folder: it holds no {CONFIG}")
     if (folder / WEIGHTS).exists():
         model = load_pretrained(folder).to(device)
-        named = (folder / CLASSES).exists()
-        if not named:
-            return Run(path, model, None, None, tuple(map(str, range(model.num_classes))))
-        about = read_json(folder / CLASSES, "list of classes")
-        preparation, calibration = _about_images(about, folder / CLASSES)
-        return Run(path, model, None, None, _class_names(folder, model.num_classes), preparation, calibration)
+        return Run(path, model, None, None, _read_spec(folder / CLASSES, model))
 
     config = read_config(path / CONFIG)
     # metrics.csv is written after the first epoch's network: without it, the network was never written, not lost
@@ -163,9 +147,7 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
         checkpoint = read_checkpoint(path / CHECKPOINT)
         load_weights(model, checkpoint["model"], path / CHECKPOINT)
     summary = read_json(path / SUMMARY, "summary") if (path / SUMMARY).exists() else None
-    _, calibration = _about_images(summary or {}, path / SUMMARY)
-    names = _class_names(path / BEST, model.num_classes)
-    return Run(path, model.to(device), config, summary, names, preparation_of(config), calibration)
+    return Run(path, model.to(device), config, summary, _read_spec(path / BEST / CLASSES, model, config, summary))
 
 
 def start_from(network: Network, source: str) -> None:
@@ -191,20 +173,32 @@ def remove_leftovers(out: Path) -> None:
         remove_temporaries(out / name)
 
 
-def _class_names(folder: Path, num_classes: int) -> tuple[str, ...]:
-    path = folder / CLASSES
-    names = read_json(path, "list of classes").get("class_names")
-    if not isinstance(names, list) or len(names) != num_classes or not all(isinstance(name, str) for name in names):
-        raise InputError(f'list of classes {path} must hold "class_names", {num_classes} names, got {names!r}')
-    return tuple(names)
-
-
-def _about_images(values: Mapping[str, Any], path: Path) -> tuple[Preparation | None, Calibration | None]:
-    """How images are prepared and what is usual for the network, as a file has it, also one of an earlier version."""
+def _read_spec(
+    path: Path, model: Network, config: TrainConfig | None = None, summary: Mapping[str, Any] | None = None
+) -> ImageSpec:
+    """What a file beside the weights says of the images; runs of earlier versions say it elsewhere."""
+    values: dict[str, Any] = {"class_names": tuple(map(str, range(model.num_classes)))}
+    if config is not None:
+        values |= {"class_names": None, "fit": fit_of(config), "calibration": (summary or {}).get("calibration")}
+        own = preparation_of(config)
+        values["preparation"] = None if own is None else dataclasses.asdict(own)
+    if config is not None or path.exists():
+        values |= read_json(path, "list of classes")
     try:
-        return Preparation.from_json(values.get("preparation")), Calibration.from_json(values.get("calibration"))
+        spec = ImageSpec.from_dict(values | {"in_shape": model.in_shape, "objects": model.objects})
     except InputError as error:
-        raise InputError(f"{path} cannot be used: {error}") from None
+        raise InputError(f"list of classes {path} cannot be used: {error}") from None
+    if len(spec.class_names) != model.num_classes:
+        raise InputError(
+            f"list of classes {path} must have {model.num_classes} names, as the network has classes, got "
+            f"{len(spec.class_names)}"
+        )
+    return spec
+
+
+def fit_of(config: TrainConfig) -> Literal["pad", "stretch"]:
+    """How a run's images were brought to size: those of a ``folder:`` are stretched."""
+    return "stretch" if config.data.startswith("folder:") else "pad"
 
 
 def preparation_of(config: TrainConfig) -> Preparation | None:

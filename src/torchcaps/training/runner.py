@@ -33,9 +33,10 @@ from torchcaps.analysis import (
 )
 from torchcaps.datasets import BatchLoader, Dataset, ImageSet
 from torchcaps.errors import InputError
-from torchcaps.files import real, remove_temporaries, write_json
+from torchcaps.files import read_json, real, remove_temporaries, write_json
+from torchcaps.image_spec import ImageSpec
 from torchcaps.models import Network, build_network, load_pretrained
-from torchcaps.models.pretrained import CONFIG
+from torchcaps.models.pretrained import CLASSES, CONFIG
 from torchcaps.parts import flat
 from torchcaps.training.checkpoint import CHECKPOINT, LOCK, check_settings, lock_folder, lock_on_main_process
 from torchcaps.training.config import ELSEWHERE, TrainConfig, override, read_config
@@ -64,7 +65,7 @@ from torchcaps.training.devices import (
 )
 from torchcaps.training.loop import Interrupted, Trainer
 from torchcaps.training.progress import Progress, choose_progress, find_logger
-from torchcaps.training.run import BEST, FIGURES, SUMMARY, remove_leftovers, start_from
+from torchcaps.training.run import BEST, FIGURES, SUMMARY, fit_of, preparation_of, remove_leftovers, start_from
 
 #: Damaged images that are named one by one.
 MOST_NAMED = 20
@@ -197,13 +198,20 @@ def _prepare(config: TrainConfig, progress: Progress | None, *, begin: bool) -> 
     if data.skipped:
         named = [*data.skipped[:MOST_NAMED], *["…"] * (len(data.skipped) > MOST_NAMED)]
         words.append("\n  ".join([f"Left out {len(data.skipped)} damaged images:", *named]))
+    spec = ImageSpec(
+        in_shape=network.in_shape,
+        class_names=data.class_names,
+        objects=network.objects,
+        fit=fit_of(config),
+        preparation=preparation_of(config),
+    )
     fabric = launch(config.accelerator, config.devices, config.num_nodes, config.precision)
     trainer = Trainer(
         fabric,
         network,
         run_data(data, recipe, fabric, config.seed),
         recipe,
-        functools.partial(network.save_files, class_names=data.class_names),
+        functools.partial(network.save_files, images=spec),
         seed=config.seed,
         progress=choose_progress() if progress is None and fabric.is_global_zero else progress,
         checkpoint_minutes=config.checkpoint_minutes,
@@ -255,14 +263,17 @@ def _finish(trainer: Trainer, config: TrainConfig, dataset: Dataset, out: Path, 
         judged = judge(best_network, validation)
         warning = warning_of_chance(judged, config.recipe, config.preset, len(trainer.loader))
     state.note_peak(peak_memory_mib(fabric.device))
+    calibration = dataclasses.asdict(calibrate(best_network, validation.images))
     summary = {
         **_summarise(trainer, config, dataset, {"best": best, "last": last}),
         "out": str(out),
-        "calibration": dataclasses.asdict(calibrate(best_network, validation.images)),
+        "calibration": calibration,
         "warning": warning,
     }
     if fabric.is_global_zero:
         trainer.check_folder()
+        about = read_json(out / BEST / CLASSES, "list of classes")
+        write_json(out / BEST / CLASSES, about | {"calibration": calibration})
         write_json(out / SUMMARY, summary)
         if figures:
             draw_figures(out, best_network, dataset, best)

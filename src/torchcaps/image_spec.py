@@ -1,0 +1,68 @@
+"""What must be known of a network's images: it lies beside the weights, and in an exported file. No torch here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self
+
+from torchcaps.analysis.doubt import Calibration
+from torchcaps.datasets.preparation import Preparation
+from torchcaps.errors import InputError, shown
+from torchcaps.ranges import COUNT
+
+LARGEST_IMAGE = 2**22
+"""Values C·H·W of an image at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSpec:
+    """What a network takes, and what its answers mean.
+
+    Raises:
+        InputError: A value does not fit; files from elsewhere may hold anything.
+    """
+
+    in_shape: tuple[int, int, int]
+    """Images (C, H, W)."""
+    class_names: tuple[str, ...]
+    """The name of each class."""
+    objects: int = 1
+    """Objects in an image."""
+    fit: Literal["pad", "stretch"] = "pad"
+    """How image files are brought to size, as those of the training were."""
+    preparation: Preparation | None = None
+    """How photos of drawings are prepared; None where images are of something else."""
+    calibration: Calibration | None = None
+    """What is usual for the network; None where it was not measured."""
+
+    def __post_init__(self) -> None:
+        shape, names = self.in_shape, self.class_names
+        fits = {
+            "in_shape": isinstance(shape, tuple) and len(shape) == 3 and all(size in COUNT for size in shape),
+            "class_names": isinstance(names, tuple) and len(names) > 1 and all(isinstance(each, str) for each in names),
+            "objects": self.objects in COUNT and self.objects <= len(names),
+            "fit": self.fit in ("pad", "stretch"),
+        }
+        if fits["in_shape"] and math.prod(shape) > LARGEST_IMAGE:
+            fits["in_shape"] = False
+        for name, fitting in fits.items():
+            if not fitting:
+                raise InputError(f'"{name}" of the images cannot be {shown(getattr(self, name))}')
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as JSON takes it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of :meth:`to_dict`; what has a default may be missing, and other entries are passed over."""
+        given = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
+        for name in ("in_shape", "class_names"):
+            if not isinstance(given.get(name), list | tuple):
+                raise InputError(f'"{name}" of the images must be a list, got {shown(given.get(name))}')
+            given[name] = tuple(given[name])
+        for name, kind in (("preparation", Preparation), ("calibration", Calibration)):
+            given[name] = kind.from_json(given.get(name))
+        return cls(**given)
