@@ -32,9 +32,13 @@ def squash(x: Float[Tensor, "..."], dim: int = -1, eps: Epsilon = 1e-7) -> Float
 
     Source: Sabour, Frosst, Hinton 2017, equation 1 (arXiv:1710.09829), with ``eps`` added.
     """
-    s = _vectors(x, dim)
+    return squashed(_vectors(x, dim), dim, eps).to(x.dtype)
+
+
+def squashed(s: Float[Tensor, "..."], dim: int, eps: float) -> Float[Tensor, "..."]:
+    """:func:`squash` of vectors that were checked, in their own precision."""
     squared = s.square().sum(dim, keepdim=True)
-    return (squared / (1 + squared) * torch.rsqrt(squared + eps) * s).to(x.dtype)
+    return squared / (1 + squared) * torch.rsqrt(squared + eps) * s
 
 
 @checked

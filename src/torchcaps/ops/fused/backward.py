@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchcaps.ops.fused.layer import Layer, Options
 from torchcaps.ops.precision import full_precision
-from torchcaps.ops.squash import squash
+from torchcaps.ops.squash import squashed
 
 
 class Gradients(NamedTuple):
@@ -59,7 +59,7 @@ def backward(
                 _stopped_backward(layer, coupling.permute(2, 0, 1), grad_s, grads)
                 break
             else:
-                summed_capsules = squash(sums[: t - 1], eps=options.eps).sum(0)
+                summed_capsules = squashed(sums[: t - 1], -1, options.eps).sum(0)
                 _iteration_backward(layer, summed_capsules, grad_s, grad_c, grads, grad_summed, last=t == len(sums))
                 grad_v, grad_c = grad_summed, None
         # a registered operation must not return a tensor twice: hence a new empty one for each that is not wanted

@@ -15,7 +15,7 @@ from torchcaps.machine import MIB
 from torchcaps.ops.fused.layer import Layer, Options
 from torchcaps.ops.memory import get_working_memory
 from torchcaps.ops.precision import full_precision
-from torchcaps.ops.squash import squash
+from torchcaps.ops.squash import squashed
 
 # Measured on a CPU, softmax over either axis, 2 to 4 iterations, layers of 2,000 to 700,000 links: within these bounds
 # 0.2 to 1.0 of the time without votes, beyond them soon more. A single iteration has nothing to hold them for.
@@ -44,10 +44,10 @@ def forward(poses: Tensor, weight: Tensor, bias: Tensor | None, *scalars: Any) -
             if t == 0:
                 _add_first_sum(layer, votes, s, coupling_out)
             else:
-                summed_capsules += squash(sums[t - 1], eps=options.eps)
+                summed_capsules += squashed(sums[t - 1], -1, options.eps)
                 _add_weighted_sum(layer, votes, summed_capsules, s, coupling_out)
         # with no iteration the sum itself is the result, not squashed
-        capsules = squash(sums[-1], eps=options.eps) if options.num_iterations else sums[-1].clone()
+        capsules = squashed(sums[-1], -1, options.eps) if options.num_iterations else sums[-1].clone()
         return capsules.to(torch.promote_types(poses.dtype, weight.dtype)), coupling.permute(1, 2, 0), sums
 
 
