@@ -168,7 +168,6 @@ def test_images_are_turned_about_their_own_middle_before_they_are_moved_and_crop
 def test_mirrored_and_cropped_batches(make_set: MakeSet) -> None:
     images = make_set(30, (3, 6, 7))
     loader = BatchLoader(images, 10, shuffle=True, augmentation=Augmentation(crop=4, flip=True), seed=2)
-    assert loader.in_shape == (3, 4, 4)
     for number, batch in enumerate(loader.batches(1)):
         changes = loader.changes(1, number)
         assert changes.flips is not None

@@ -104,11 +104,6 @@ class BatchLoader:
         """Batches an epoch."""
         return self.num_images // self.batch_size if self.drop_last else -(-self.num_images // self.batch_size)
 
-    @property
-    def in_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of the images in the batches: (C, H, W)."""
-        return self._set.in_shape[0], *self.augmentation.window(self._set.in_shape)
-
     @checked
     def batches(self, epoch: Index, start: Index = 0) -> Iterator[Batch]:
         """Give this process's share of the batches of an epoch, in turn.

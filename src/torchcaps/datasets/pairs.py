@@ -90,10 +90,6 @@ class PairSet:
         objects = self.objects.to(device)
         return self if objects is self.objects else PairSet(objects, self.max_shift, self.size)
 
-    def take(self, n: int) -> PairSet:
-        """Pairs of the first ``n`` objects; errors as for `ImageSet.take` and the class."""
-        return PairSet(self.objects.take(n), self.max_shift, self.size)
-
     def resize(self, size: tuple[int, int]) -> PairSet:
         """The same pairs, each object brought to another height and width before they are added."""
         return PairSet(self.objects, self.max_shift, size)

@@ -109,9 +109,8 @@ def affine_versions(digits: ImageSet, versions: int = VERSIONS, limit: int | Non
     random = generator(FIXED_SEED)
     order = np.concatenate([random.permutation(len(digits)) for _ in range(versions)])[:limit]
     index, numbers = torch.from_numpy(order), torch.from_numpy(random.random_sample((len(order), 6)))
-    images = torch.empty(len(order), digits.in_shape[0], SIDE, SIDE, dtype=torch.uint8)
-    for chosen, drawn, made in zip(index.split(_CHUNK), numbers.split(_CHUNK), images.split(_CHUNK), strict=True):
-        made.copy_(_transformed(digits.images[chosen], drawn))
+    chunks = zip(index.split(_CHUNK), numbers.split(_CHUNK), strict=True)
+    images = torch.cat([_transformed(digits.images[chosen], drawn) for chosen, drawn in chunks])
     return ImageSet(images, digits.labels[index])
 
 
