@@ -150,9 +150,8 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
         named = (folder / CLASSES).exists()
         if not named:
             return Run(path, model, None, None, tuple(map(str, range(model.num_classes))))
-        about = read_json(folder / CLASSES, "list of classes")
-        preparation, calibration = _about_images(about, folder / CLASSES)
-        return Run(path, model, None, None, _class_names(folder, model.num_classes), preparation, calibration)
+        names, about = _class_names(folder, model.num_classes), read_json(folder / CLASSES, "list of classes")
+        return Run(path, model, None, None, names, *_about_images(about, folder / CLASSES))
 
     config = read_config(path / CONFIG)
     # metrics.csv is written after the first epoch's network: without it, the network was never written, not lost
