@@ -1,7 +1,7 @@
 """A backbone of your own in one file, under the library's capsules, and known to every command by one option.
 
     python examples/own_backbone.py                                                      # compare it
-    torchcaps train compact --plugin examples/own_backbone.py --backbone residual       # use it
+    torchcaps train compact --plugin examples/own_backbone.py --backbone residual --data digits  # use it
 
 A backbone is any module that makes maps of images. This one has residual blocks (He, Zhang, Ren, Sun 2016, "Deep
 Residual Learning for Image Recognition", arXiv:1512.03385). As a script it trains the same capsules over it and over

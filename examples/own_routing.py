@@ -1,7 +1,7 @@
 """A routing algorithm of your own in one file: checked, trained, and known to every command by one option.
 
     python examples/own_routing.py                                                  # check it, compare it
-    torchcaps train compact --plugin examples/own_routing.py --routing mine         # use it
+    torchcaps train compact --plugin examples/own_routing.py --routing mine --data digits  # use it
 
 The algorithm is self-attention routing (Mazzia, Salvetti, Chiaberge 2021, "Efficient-CapsNet", arXiv:2101.12491), which
 does not iterate: a vote is coupled to an output as strongly as it agrees with all other votes for that output. Copy the

@@ -2,7 +2,7 @@
 
     python examples/stacked_capsules.py                      # primary capsules of length one
     python examples/stacked_capsules.py --primary squash     # the paper's, which are short at the start
-    torchcaps train stacked --plugin examples/stacked_capsules.py
+    torchcaps train stacked --plugin examples/stacked_capsules.py --data digits
 
 A squash makes short capsules much shorter (a length of 0.1 becomes 0.01), so a deep stack that starts from short poses
 has no gradient to learn from. Primary capsules of length one start it well, and the initialisation "balanced" keeps the

@@ -41,15 +41,13 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
     """A network from :func:`torchcaps.create_model`, trained with Adam on a one-cycle schedule.
 
     Images are an array (N, H, W), (N, C, H, W), or, with ``image_shape``, flat (N, C·H·W); uint8 of 0..255, or numbers
-    of 0..1, which are rounded to 256 levels. Other numbers are brought there, as by ``MinMaxScaler(clip=True)``: the
-    least that ``fit`` saw becomes 0, the largest 1, and what lies beyond in other images is clipped. All pixels have
-    one scale, so that images stay images; but in rows with negative numbers, as a ``StandardScaler`` before it leaves
-    them, each pixel has its own. Labels are of any kind, strings too.
+    of 0..1, which are rounded to 256 levels. Other numbers are scaled to 0..1 by the least and the largest that ``fit``
+    saw, as by ``MinMaxScaler(clip=True)``; all pixels have one scale, but in flat rows with negative numbers, as a
+    ``StandardScaler`` leaves them, each pixel has its own. Labels are of any kind, strings too.
 
-    The scores of the classes are the lengths of their capsules, or their activations where the routing gives them. They
-    are no probabilities: they do not sum to one, and nothing has made 0.9 mean nine times in ten. Hence there is
-    :meth:`decision_function` and no ``predict_proba``; :class:`sklearn.calibration.CalibratedClassifierCV` makes
-    probabilities of the scores.
+    The scores of the classes are the lengths of their capsules, or their activations where the routing gives them, and
+    no probabilities: there is :meth:`decision_function` and no ``predict_proba``, which
+    :class:`sklearn.calibration.CalibratedClassifierCV` makes of the scores.
 
     Args:
         preset: A name from :func:`torchcaps.list_presets`.
@@ -104,18 +102,10 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         precision: str = "auto",
         random_state: int | np.random.RandomState | None = None,
     ) -> None:
-        self.preset = preset
-        self.options = options
-        self.num_iterations = num_iterations
-        self.softmax_over = softmax_over
-        self.image_shape = image_shape
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.max_shift = max_shift
-        self.device = device
-        self.precision = precision
-        self.random_state = random_state
+        self.preset, self.options, self.image_shape = preset, options, image_shape
+        self.num_iterations, self.softmax_over = num_iterations, softmax_over
+        self.epochs, self.batch_size, self.learning_rate, self.max_shift = epochs, batch_size, learning_rate, max_shift
+        self.device, self.precision, self.random_state = device, precision, random_state
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Train a new network on images and their labels.

@@ -228,4 +228,4 @@ def test_24_steps_of_a_preset_follow_its_source(name: str) -> None:
         rate = learning_rate(recipe, t - 1, 1000)
         adam.step(w, t, rate)
         step(Batch(images.float(), labels, None), t - 1, rate)
-        assert step.tally.read().last_loss == pytest.approx(wanted.item(), rel=5e-6), t
+        assert float(step.sums.last_loss) == pytest.approx(wanted.item(), rel=5e-6), t

@@ -74,7 +74,7 @@ def test_a_fit_that_is_stopped_goes_on_exactly(tmp_path: Path, kind: str, step: 
         return Points() if kind == "torch Dataset" else vectors()
 
     whole, rows = start(tmp_path / "whole", data())
-    with pytest.raises(Interrupted):
+    with pytest.raises(Interrupted, match=f"stopped after step {step}; go on with: the same call of fit"):
         start(tmp_path / "broken", data(), progress=StopAt(step, signal.SIGTERM))
     again, found = start(tmp_path / "broken", data())
     assert same_weights(again.state_dict(), whole.state_dict())

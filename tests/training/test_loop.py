@@ -32,7 +32,6 @@ from torchcaps.training import (
     loop,
     make_config,
     resume,
-    runner,
     train,
 )
 from torchcaps.training.checkpoint import ProgressState, read_checkpoint
@@ -522,7 +521,7 @@ def test_the_summary_keeps_the_commit_that_each_sitting_began_with(
     bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, commits = tmp_path / "run", iter(["first", "second"])
-    monkeypatch.setattr(runner, "source_commit", lambda: next(commits))
+    monkeypatch.setattr(devices, "source_commit", lambda: next(commits))
     summary = train(tiny_config(bars, epochs=1), out, progress=Progress(), figures=False)
     assert (summary["commit"], summary["earlier_commits"]) == ("first", [])
     summary = resume(out, overrides={"epochs": 2}, progress=Progress(), figures=False)

@@ -27,7 +27,7 @@ from torchcaps.errors import InputError
 from torchcaps.files import atomic_path, reading, write_text
 from torchcaps.models import Network
 from torchcaps.models.output import is_correct
-from torchcaps.models.pretrained import WEIGHTS
+from torchcaps.models.pretrained import CONFIG, WEIGHTS
 from torchcaps.parts import describe, flat
 from torchcaps.plugins import loaded_plugins, plugin_options
 from torchcaps.training.checkpoint import (
@@ -68,10 +68,12 @@ class Interrupted(Exception):  # noqa: N818  the user asked for it, so it is no 
         out: The run folder.
         step: How many steps are finished.
         exit_code: 128 + the signal's number.
+        again: What goes on with it; ``torchcaps train --resume`` if None.
     """
 
-    def __init__(self, out: Path, step: int, exit_code: int) -> None:
-        again = shlex.join(["torchcaps", "train", "--resume", str(out), *plugin_options(loaded_plugins())])
+    def __init__(self, out: Path, step: int, exit_code: int, again: str | None = None) -> None:
+        if again is None:
+            again = shlex.join(["torchcaps", "train", "--resume", str(out), *plugin_options(loaded_plugins())])
         super().__init__(f"stopped after step {step}; go on with: {again}")
         self.out, self.step, self.exit_code = out, step, exit_code
 
@@ -173,12 +175,11 @@ class Trainer:
         network: The network to train; it is brought to the device.
         data: The batches.
         recipe: How to train.
-        out: The run folder, which this process has locked; None writes nothing.
+        save: Writes the weights into a folder.
         seed: The seed of what is random in a step, such as dropout.
         loss: As for :func:`fit`.
         progress: Shows the progress; of other processes than the first nothing is shown.
         checkpoint_minutes: The longest time between two checkpoints.
-        save: Writes the weights into a folder.
     """
 
     def __init__(
@@ -243,6 +244,8 @@ class Trainer:
         self.progress.start(epochs=recipe.epochs, steps_per_epoch=len(self.loader), done=state.step)
         with contextlib.ExitStack() as stack:
             stack.callback(self.progress.stop)
+            if self.logger is not None:
+                stack.callback(self.logger.finalize, "success")
             stop = stack.enter_context(noted_signals()) if self.out is not None else []  # else they act as usual
             while not self.is_done:
                 self.train_epoch(stop)
@@ -382,7 +385,8 @@ class Trainer:
     def _raise_if_stopped(self, call: int) -> None:
         if call > OVERDUE:
             assert self.out is not None
-            raise Interrupted(self.out, self.state.step, 128 + call)
+            again = None if (self.out / CONFIG).exists() else "the same call of fit"
+            raise Interrupted(self.out, self.state.step, 128 + call, again)
 
     def _note_sums(self, begin: float) -> float:
         """Note the sums of the epoch so far and the time since ``begin``; return the new beginning."""

@@ -13,24 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchcaps.analysis import (
-    Evaluation,
-    calibrate,
-    figure_confusion,
-    figure_coupling,
-    figure_curves,
-    figure_perturbation,
-    figure_reconstructions,
-    figure_routing_statistics,
-    figure_samples,
-    layers_with_coupling,
-    perturb_capsule,
-    read_metrics,
-    reconstruct,
-    routing_statistics,
-    save_figure,
-    trace_routing,
-)
+from torchcaps import analysis
+from torchcaps.analysis import Evaluation
 from torchcaps.datasets import BatchLoader, Dataset, ImageSet
 from torchcaps.errors import InputError
 from torchcaps.files import read_json, real, remove_temporaries, write_json
@@ -38,6 +22,7 @@ from torchcaps.image_spec import ImageSpec
 from torchcaps.models import Network, build_network, load_pretrained
 from torchcaps.models.pretrained import CLASSES, CONFIG
 from torchcaps.parts import flat
+from torchcaps.training import devices
 from torchcaps.training.checkpoint import CHECKPOINT, LOCK, check_settings, lock_folder, lock_on_main_process
 from torchcaps.training.config import ELSEWHERE, TrainConfig, override, read_config
 from torchcaps.training.data import (
@@ -50,18 +35,6 @@ from torchcaps.training.data import (
     load_run_data,
     run_data,
     warning_of_chance,
-)
-from torchcaps.training.devices import (
-    PRECISION_WORDS,
-    check_devices,
-    emulation_warning,
-    hardware,
-    launch,
-    peak_memory_mib,
-    pick_device,
-    pick_precision,
-    source_commit,
-    versions,
 )
 from torchcaps.training.loop import Interrupted, Trainer
 from torchcaps.training.progress import Progress, choose_progress, find_logger
@@ -161,9 +134,9 @@ def _prepare(config: TrainConfig, progress: Progress | None, *, begin: bool) -> 
 
     A run that begins here takes the weights that it starts from.
     """
-    check_devices(config.accelerator, config.devices, config.num_nodes)
-    device = pick_device(config.accelerator)
-    config = dataclasses.replace(config, precision=pick_precision(config.precision, device))
+    devices.check_devices(config.accelerator, config.devices, config.num_nodes)
+    device = devices.pick_device(config.accelerator)
+    config = dataclasses.replace(config, precision=devices.pick_precision(config.precision, device))
     if config.recipe.logger is not None:
         find_logger(config.recipe.logger)
     data, asked = load_run_data(config), config.recipe
@@ -181,9 +154,9 @@ def _prepare(config: TrainConfig, progress: Progress | None, *, begin: bool) -> 
         f"Data: {config.data}",
         f"Images: {len(data.train):,} to train on, {len(data.validation):,} to validate, {len(data.test):,} to test; "
         f"{shape}, {data.num_classes} classes",
-        f"Device: {device}, {PRECISION_WORDS[config.precision]}",
+        f"Device: {device}, {devices.PRECISION_WORDS[config.precision]}",
     ]
-    if (warning := emulation_warning(config.precision, device)) is not None:
+    if (warning := devices.emulation_warning(config.precision, device)) is not None:
         words.append(f"Warning: {warning}")
     if recipe != asked:
         steps = recipe.epochs * (len(data.train) // recipe.batch_size)
@@ -205,7 +178,7 @@ def _prepare(config: TrainConfig, progress: Progress | None, *, begin: bool) -> 
         fit=fit_of(config),
         preparation=preparation_of(config),
     )
-    fabric = launch(config.accelerator, config.devices, config.num_nodes, config.precision)
+    fabric = devices.launch(config.accelerator, config.devices, config.num_nodes, config.precision)
     trainer = Trainer(
         fabric,
         network,
@@ -224,7 +197,7 @@ def _run(run: _Prepared, out: Path, figures: bool, command: str | None) -> dict[
     config, dataset, trainer, words = run
     trainer.enter(out)
     trainer.state.commands.append(command or f"torchcaps train --config {out / CONFIG}")
-    trainer.state.commits.append(source_commit())
+    trainer.state.commits.append(devices.source_commit())
     if trainer.fabric.is_global_zero:
         remove_leftovers(out)
         if not trainer.is_done:
@@ -262,8 +235,8 @@ def _finish(trainer: Trainer, config: TrainConfig, dataset: Dataset, out: Path, 
     if dataset.num_objects == 1 and accuracy <= chance(validation):
         judged = judge(best_network, validation)
         warning = warning_of_chance(judged, config.recipe, config.preset, len(trainer.loader))
-    state.note_peak(peak_memory_mib(fabric.device))
-    calibration = dataclasses.asdict(calibrate(best_network, validation.images))
+    state.note_peak(devices.peak_memory_mib(fabric.device))
+    calibration = dataclasses.asdict(analysis.calibrate(best_network, validation.images))
     summary = {
         **_summarise(trainer, config, dataset, {"best": best, "last": last}),
         "out": str(out),
@@ -315,8 +288,8 @@ def _summarise(
         "seconds": round(state.seconds, 1),
         "images_per_second": last["images_per_second"],
         "peak_memory_mib": None if peak is None else round(peak, 1),
-        "hardware": hardware(fabric.device) | {"processes": fabric.world_size},
-        "versions": versions(fabric.device),
+        "hardware": devices.hardware(fabric.device) | {"processes": fabric.world_size},
+        "versions": devices.versions(fabric.device),
         "commit": state.commits[-1],
         "earlier_commits": state.commits[:-1],
         "command": state.commands[0],
@@ -335,24 +308,26 @@ def draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: Evalua
     """
     names, test = dataset.class_names, dataset.test
     figures = {
-        "samples": figure_samples(dataset.train, names),
-        "curves": figure_curves({run.name: read_metrics(run)}),
-        "confusion": figure_confusion(evaluation),
+        "samples": analysis.figure_samples(dataset.train, names),
+        "curves": analysis.figure_curves({run.name: analysis.read_metrics(run)}),
+        "confusion": analysis.figure_confusion(evaluation),
     }
     if model.decoder is not None:
         first = test.preview(SHOWN)
-        figures["reconstructions"] = figure_reconstructions(reconstruct(model, first.images, first.labels), names)
-        figures["perturbation"] = figure_perturbation(perturb_capsule(model, test.images[0]), names)
-    for number in layers_with_coupling(model):
+        figures["reconstructions"] = analysis.figure_reconstructions(
+            analysis.reconstruct(model, first.images, first.labels), names
+        )
+        figures["perturbation"] = analysis.figure_perturbation(analysis.perturb_capsule(model, test.images[0]), names)
+    for number in analysis.layers_with_coupling(model):
         name = "routing" if number == len(model.layers) else f"routing-layer-{number}"
-        trace = trace_routing(model, test.images[:1], layer=number)
-        figures[name] = figure_coupling(trace, class_names=names if number == len(model.layers) else None)
-        statistics = routing_statistics(model, test.images[:MEASURED], layer=number)
-        figures[name.replace("routing", "routing-statistics")] = figure_routing_statistics(statistics)
+        trace = analysis.trace_routing(model, test.images[:1], layer=number)
+        figures[name] = analysis.figure_coupling(trace, class_names=names if number == len(model.layers) else None)
+        statistics = analysis.routing_statistics(model, test.images[:MEASURED], layer=number)
+        figures[name.replace("routing", "routing-statistics")] = analysis.figure_routing_statistics(statistics)
     paths = {name: run / FIGURES / f"{name}.png" for name in figures}
     for path in paths.values():
         remove_temporaries(path)  # of an earlier sitting
-    return [save_figure(figure, paths[name]) for name, figure in figures.items()]
+    return [analysis.save_figure(figure, paths[name]) for name, figure in figures.items()]
 
 
 # ---- the folder and the configuration of a run
