@@ -219,6 +219,8 @@ def test_metrics_go_to_loggers_too(bars: Path, tmp_path: Path, name: str) -> Non
         pytest.importorskip("tensorboard")
     out = tmp_path / "run"
     train(tiny_config(bars, epochs=2, logger=name), out, progress=Progress(), figures=False)
+    if name == "csv":
+        resume(out, overrides={"epochs": 3}, progress=Progress(), figures=False)
     if name == "tensorboard":
         assert list((out / "tensorboard").glob("events*"))
         return

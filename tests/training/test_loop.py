@@ -484,7 +484,7 @@ def test_a_run_does_not_go_on_with_other_data_or_fewer_epochs(bars: Path, tmp_pa
         x, y = arrays["x"].copy(), arrays["y"]
     x[0, 0, 0] ^= 1
     np.savez(copy, x=x, y=y)
-    with pytest.raises(InputError, match="are not those that the run was trained on"):
+    with pytest.raises(InputError, match="the images are not those that the run in"):
         resume(tmp_path / "run", overrides={"epochs": 3}, progress=Progress(), figures=False)
 
 

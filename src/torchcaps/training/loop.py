@@ -232,6 +232,9 @@ class Trainer:
             self.step.restore(checkpoint["model"], checkpoint["optimizer"])
             self.state = ProgressState(**checkpoint["progress"])
         check_progress(self.state, len(self.loader), self.recipe.epochs)
+        if self.logger is not None and self.recipe.logger == "csv":  # which begins its file anew
+            for row in self.state.history:
+                log_row(self.logger, row)
         if self.fabric.is_global_zero:  # the sums of all processes are added
             self.step.sums.restore([self.state.sums[name] for name in SUMS])
 
