@@ -214,6 +214,8 @@ def test_what_it_refuses() -> None:
     norm = ChannelNorm(4)
     assert_raises(InputError, norm, torch.randn(2, 3, 5, 5), say="ChannelNorm: input must have shape (B, 4, H, W)")
     assert_raises(WrongType, norm, torch.ones(2, 4, 5, 5, dtype=torch.int64), say="must be a floating-point tensor")
+    said = "ChannelNorm: input and weight must be of one dtype, got torch.float64 and torch.float32"
+    assert_raises(WrongType, norm, torch.ones(2, 4, 5, 5).double(), say=said)
 
 
 @pytest.mark.parametrize("norm", ["none", "channel"])

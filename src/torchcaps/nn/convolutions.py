@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.ops.convolution import compute
+from torchcaps.ops.precision import check_one_dtype
 from torchcaps.ranges import Padding, Pixels, Size
 
 ConvInit = Literal["torch", "glorot", "truncated-normal"]
@@ -85,6 +86,7 @@ class ChannelNorm(nn.LayerNorm):
     @checked
     def forward(self, input: Float[Tensor, "B {self.channels} H W"]) -> Float[Tensor, "B C H W"]:
         """Normalise feature maps."""
+        check_one_dtype("ChannelNorm: input and weight", input, self.weight)
         return super().forward(input.movedim(1, -1)).movedim(-1, 1)
 
 

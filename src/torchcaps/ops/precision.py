@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchcaps.errors import WrongType
+
 
 def full_dtype(dtype: torch.dtype) -> torch.dtype:
     """float32 for half precision; any other dtype is itself."""
@@ -24,3 +26,14 @@ def full_precision(device: torch.device) -> contextlib.AbstractContextManager[An
     if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return contextlib.nullcontext()
+
+
+def check_one_dtype(what: str, *tensors: Tensor | None) -> None:
+    """Raise WrongType unless tensors are of one dtype, or autocast brings them to one."""
+    given = [tensor for tensor in tensors if tensor is not None]
+    dtypes = dict.fromkeys(tensor.dtype for tensor in given)
+    if len(dtypes) > 1:
+        kind = given[0].device.type
+        cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        if not cast or torch.float64 in dtypes:  # which autocast leaves alone
+            raise WrongType(f"{what} must be of one dtype, got {' and '.join(map(str, dtypes))}")

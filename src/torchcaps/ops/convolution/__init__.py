@@ -21,10 +21,11 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from torchcaps.checks import checked
-from torchcaps.errors import InputError, WrongType
+from torchcaps.errors import InputError
 from torchcaps.ops.convolution import columns, transform
 from torchcaps.ops.convolution.choice import Way, choose, images_at_once
 from torchcaps.ops.convolution.points import Pair, Plan, Shape, best_plan
+from torchcaps.ops.precision import check_one_dtype
 from torchcaps.ops.tracing import is_immediate
 from torchcaps.ranges import Padding, Pixels
 
@@ -123,14 +124,7 @@ def _check(shape: Shape, features: Tensor, weight: Tensor, bias: Tensor | None) 
             f"convolve: features must be at least as large as the kernel, and neither empty, "
             f"got shapes {tuple(features.shape)} and {tuple(weight.shape)}"
         )
-    dtypes = dict.fromkeys(tensor.dtype for tensor in (features, weight, bias) if tensor is not None)
-    if len(dtypes) > 1:
-        kind = features.device.type
-        cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        if not cast or torch.float64 in dtypes:  # which autocast leaves alone
-            raise WrongType(
-                f"convolve: features, weight and bias must be of one dtype, got {' and '.join(map(str, dtypes))}"
-            )
+    check_one_dtype("convolve: features, weight and bias", features, weight, bias)
 
 
 # ---- forward and backward
