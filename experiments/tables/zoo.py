@@ -74,7 +74,9 @@ def head_row(
 ) -> Row:
     """A row of a network with a head: ``cnn-pooled``, or ``compact`` with all its options overridden."""
     preset, network = ("cnn-pooled", head) if "pooling" in head else ("compact", CAPSULES | {**head})
-    return Row(name, title, preset, {**network, **RECIPE, **recipe, "learning_rate": rate}, **fields)
+    plugins = (VIEWPOINTS,) if fields["data"].startswith("viewpoints") else ()
+    overrides = {**network, **RECIPE, **recipe, "learning_rate": rate}
+    return Row(name, title, preset, overrides, plugins=plugins, **fields)
 
 
 def heads() -> Iterator[Row]:
@@ -210,6 +212,5 @@ TABLE = Table(
             of MNIST, for as many epochs as their sources.
         """,
     },
-    plugins=(VIEWPOINTS,),
     rows=(*heads(), *published(), *long()),
 )

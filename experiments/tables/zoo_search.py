@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from experiments.table import VIEWPOINTS, Row, Table
+from experiments.table import Row, Table
 from experiments.tables.zoo import DIGITS, HEADS, LONG, VIEWS, head_row, long_row
 
 #: Of every head.
@@ -48,7 +48,6 @@ TABLE = Table(
     budgets={
         "small": "Ten epochs of 2,430 images of objects, five of 12,000 digits, ten for the long runs.",
     },
-    plugins=(VIEWPOINTS,),
     rows=tuple(rows()),
     judged_on="validation",
     figures=(),
