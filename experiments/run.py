@@ -306,9 +306,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         table = load_table(given.table)
         if given.list:
             return show_rows(table, given.results)
-        for each in table.plugins:
-            load_plugin(each)
         jobs = plan(table, given.results, full=given.full, rows=given.row, seeds=given.seeds)
+        for each in (plugin for job in jobs for plugin in job.row.plugins):
+            load_plugin(os.path.relpath(each))  # as it stands in the run's configuration
         if given.seed is None:
             return run_all(jobs, given)
         threading.Thread(target=end_with_caller, daemon=True).start()

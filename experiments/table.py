@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import os
 import re
 import runpy
 from collections.abc import Callable, Mapping
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
 OwnMeasure = Callable[["Run", "ImageSet"], Mapping[str, float]]
 #: The names of the shipped tables, in the order of the page.
 SHIPPED = ("mnist", "routing", "multimnist", "affnist", "tutorials", "robustness", "zoo", "zoo-search")
-#: A plugin with a data set of the last two.
-VIEWPOINTS = os.path.relpath(Path(__file__).parents[1] / "examples" / "viewpoints.py")
+#: The plugin with the objects of ellipsoids.
+VIEWPOINTS = str(Path(__file__).resolve().parents[1] / "examples" / "viewpoints.py")
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,8 @@ class Row:
     """Whether it has the size of its source and needs a GPU; it is run where ``--full`` or its name is given."""
     data: str = "mnist"
     """The data set."""
+    plugins: tuple[str, ...] = ()
+    """Files that register what it names; ``run.py`` loads them."""
     published: str = ""
     """The figure that its source reports, in words."""
     published_error: float | None = None
@@ -77,8 +78,6 @@ class Table:
     """The images whose errors are shown; those of a search are validation images."""
     figures: tuple[str, ...] = ("errors",)
     """The figures of the rows; see ``figures.py``."""
-    plugins: tuple[str, ...] = ()
-    """Files that register what its rows name; ``run.py`` loads them."""
     source: str = ""
     """The word that ``run.py`` takes for it; :func:`load_table` sets it."""
 

@@ -74,7 +74,9 @@ def head_row(
 ) -> Row:
     """A row of a network with a head: ``cnn-pooled``, or ``compact`` with all its options overridden."""
     preset, network = ("cnn-pooled", head) if "pooling" in head else ("compact", CAPSULES | {**head})
-    return Row(name, title, preset, {**network, **RECIPE, **recipe, "learning_rate": rate}, **fields)
+    plugins = (VIEWPOINTS,) if fields["data"].startswith("viewpoints") else ()
+    overrides = {**network, **RECIPE, **recipe, "learning_rate": rate}
+    return Row(name, title, preset, overrides, plugins=plugins, **fields)
 
 
 def heads() -> Iterator[Row]:
@@ -152,7 +154,6 @@ def long() -> Iterator[Row]:
 TABLE = Table(
     name="zoo",
     title="The field's routings side by side",
-    plugins=(VIEWPOINTS,),
     rows=(*heads(), *published(), *long()),
     figures=(),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from experiments.table import VIEWPOINTS, Row, Table
+from experiments.table import Row, Table
 from experiments.tables.zoo import DIGITS, HEADS, LONG, VIEWS, head_row, long_row
 
 #: Of every head.
@@ -38,7 +38,6 @@ def rows() -> Iterator[Row]:
 TABLE = Table(
     name="zoo-search",
     title="The learning rates of the routings",
-    plugins=(VIEWPOINTS,),
     rows=tuple(rows()),
     judged_on="validation",
     figures=(),

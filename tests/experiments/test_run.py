@@ -18,8 +18,11 @@ from filelock import FileLock
 
 from experiments import run
 from experiments.table import Table, load_table
+from support import registered_for_now
+from torchcaps.datasets import find_dataset
 from torchcaps.errors import InputError
 from torchcaps.files import read_json, write_json
+from torchcaps.plugins import loaded_plugins
 from torchcaps.training import Progress, load_run
 
 HERE = {"accelerator": "cpu"}
@@ -264,3 +267,13 @@ def test_the_workers_of_a_cluster_make_the_runs(cluster: Any, tmp_path: Path) ->
     done = {line.partition(";")[0] for line in out.splitlines() if line.startswith("long/long")}
     assert done == {"long/long, seed 0: done", "long/long, seed 1: done"}
     assert sorted(path.name for path in tmp_path.joinpath("results/long/long").iterdir()) == ["seed-0", "seed-1"]
+
+
+def test_rows_load_their_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "run_all", lambda jobs, given: len(jobs))
+    with registered_for_now():
+        assert run.main(["zoo", "--row", "mnist-uniform", "--seeds", "1", "--results", str(tmp_path)]) == 1
+        assert loaded_plugins() == ()
+        assert run.main(["zoo", "--row", "azimuth-uniform", "--seeds", "2", "--results", str(tmp_path)]) == 2
+        assert [Path(name).name for name in loaded_plugins()] == ["viewpoints.py"]
+        assert find_dataset("viewpoints-azimuth")[0].in_shape == (1, 48, 48)
