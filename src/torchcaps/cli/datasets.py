@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from torchcaps.cli.base import Command
-from torchcaps.cli.output import (
+from torchcaps.cli.runs import FIGURE, Split, data_dir_option, json_option, refuse_options
+from torchcaps.cli.show import (
     add_row,
     by,
     count,
@@ -20,7 +21,6 @@ from torchcaps.cli.output import (
     table,
     write_figure,
 )
-from torchcaps.cli.runs import FIGURE, Split, data_dir_option, json_option, refuse_options
 from torchcaps.cli.values import whole_numbers
 from torchcaps.ranges import PIXELS
 
@@ -37,7 +37,7 @@ MOST_SAMPLES, SAMPLE_COLUMNS = 1000, 10
         ("datasets", "all data sets, and which are on this machine"),
         ("datasets mnist --data-dir data/mnist", "one of them, read and counted"),
         ("datasets digits --sample 20", "a sheet of its first 20 training images, and their labels"),
-        ("datasets mnist --sample 5 --split test --out five.pdf", "the first five test images"),
+        ("datasets mnist --sample 5 --split test --figure five.pdf", "the first five test images"),
         ("datasets mnist --sample 5 --validation first", "those after the first 5,000, which validate: 7 3 4 6 1"),
         ("datasets folder:photos --image-size 32", "check your own images"),
     ),
@@ -64,7 +64,7 @@ MOST_SAMPLES, SAMPLE_COLUMNS = 1000, 10
     default="random",
     help="Which training images are set apart for validation, as in train.",
 )
-@click.option("--out", type=FIGURE, help="Where --sample draws, .png, .pdf or .svg.  [default: NAME-sample.png]")
+@click.option("--figure", type=FIGURE, help="Where --sample draws, .png, .pdf or .svg.  [default: NAME-sample.png]")
 @json_option
 def datasets(
     name: str | None,
@@ -74,7 +74,7 @@ def datasets(
     sample: int | None,
     split: Split,
     validation: Literal["random", "first", "last"],
-    out: Path | None,
+    figure: Path | None,
     as_json: bool,
 ) -> None:
     """List the data sets: sizes, terms, and whether they are on this machine.
@@ -82,7 +82,7 @@ def datasets(
     With NAME (or folder:PATH, npz:PATH), read that one and count its images; --sample draws the first of them.
     """
     if sample is None:
-        refuse_options(("split", "validation", "out"), "is for --sample N")
+        refuse_options(("split", "validation", "figure"), "is for --sample N")
     from torchcaps.datasets import list_datasets, load_dataset
     from torchcaps.datasets.registry import look_up
 
@@ -99,7 +99,7 @@ def datasets(
             _show_datasets(list_datasets())
         return
     info, path = look_up(name)
-    out = out or Path(f"{path.name if path else info.name}-sample.png")
+    place = figure or Path(f"{path.name if path else info.name}-sample.png")
     found = path if info.takes_path else info.locate(data_dir)
     dataset = None
     if found is not None or data_dir is not None or sample is not None:  # a folder that lacks files is said to
@@ -107,7 +107,7 @@ def datasets(
             name, data_dir=data_dir, image_size=image_size, validation=validation, skip_damaged=skip_damaged
         )
         found = path if info.takes_path else info.locate(data_dir)
-    described, figure = _describe_dataset(info, found), None
+    described, drawn = _describe_dataset(info, found), None
     pairs: list[tuple[str, str]] = []
     if dataset is not None:
         described["loaded"] = _describe_loaded(dataset)
@@ -120,15 +120,15 @@ def datasets(
         labels = described["sample"] = [join_names(names, each) for each in images.labels]
         pairs = [("Sample", title), ("Labels", ", ".join(labels))]
         layout = {"rows": -(-len(images) // SAMPLE_COLUMNS), "columns": SAMPLE_COLUMNS}
-        figure = figure_samples(images, names, title=title[0].upper() + title[1:], **layout)
+        drawn = figure_samples(images, names, title=title[0].upper() + title[1:], **layout)
     if as_json:
         print_json(described)
     else:
         _show_dataset(info, found, dataset)
         if pairs:
             print_pairs(pairs)
-    if figure is not None:
-        write_figure(figure, out, quiet=as_json)
+    if drawn is not None:
+        write_figure(drawn, place, quiet=as_json)
 
 
 def _describe_dataset(info: DatasetInfo, found: Path | None) -> dict[str, Any]:

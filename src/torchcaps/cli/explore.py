@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import click
 
 from torchcaps.cli.base import Command, Session, Stopped
-from torchcaps.cli.output import command_line, say
 from torchcaps.cli.runs import (
     PATH,
     Which,
@@ -24,6 +23,7 @@ from torchcaps.cli.runs import (
     refuse_options,
     which_option,
 )
+from torchcaps.cli.show import command_line, say
 
 if TYPE_CHECKING:
     from torchcaps.explorer import Explorer

@@ -12,9 +12,9 @@ import click
 
 from torchcaps.cli.base import Command
 from torchcaps.cli.fields import field_descriptions, option_of
-from torchcaps.cli.output import add_row, by, count, print_json, print_pairs, print_table, print_title, say, table
-from torchcaps.cli.output import write_figure as write
 from torchcaps.cli.runs import FIGURE, json_option
+from torchcaps.cli.show import add_row, by, count, print_json, print_pairs, print_table, print_title, say, table
+from torchcaps.cli.show import write_figure as write
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.models.presets import Preset, get_preset, list_presets
 from torchcaps.parts import OF_ONES_OWN, PARTS, Tree, as_text, complete, find, flat, options

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import torch
 
-from torchcaps.analysis.doubt import Calibration
+from torchcaps.analysis.calibration import Calibration
 from torchcaps.datasets import Dataset, Preparation, load_dataset
 from torchcaps.datasets.registry import look_up
 from torchcaps.errors import InputError
