@@ -49,7 +49,8 @@ def by_onnxruntime(model: Network, preset: str, threads: int, folder: Path) -> C
     names = tuple(str(j) for j in range(model.num_classes))
     export_onnx(model, folder / "model.onnx", Description(in_shape=model.in_shape, class_names=names, preset=preset))
     exported = OnnxModel(folder / "model.onnx", threads)
-    return lambda images: tuple(each for each in exported(images) if each is not None)
+    names = ("scores", "reconstruction")
+    return lambda images: tuple(each for each in map(vars(exported(images)).get, names) if each is not None)
 
 
 def check(contenders: dict[str, Callable[[np.ndarray], Outputs]], images: np.ndarray) -> list[str]:

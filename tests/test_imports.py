@@ -71,7 +71,7 @@ LATE_NOT_IN = {  # loaded late themselves: by a run, or by who imports them
 TORCH_FREE = (
     "torchcaps, torchcaps.models, torchcaps.datasets, torchcaps.training, torchcaps.analysis, torchcaps.errors, "
     "torchcaps.files, torchcaps.ranges, torchcaps.machine, torchcaps.plugins, "
-    "torchcaps.analysis.doubt, torchcaps.analysis.figures, torchcaps.analysis.photos, "
+    "torchcaps.analysis.calibration, torchcaps.analysis.figures, torchcaps.analysis.photos, "
     "torchcaps.datasets.images, torchcaps.datasets.preparation, torchcaps.export.description, "
     "torchcaps.export.onnx_model"
 )

@@ -167,9 +167,9 @@ def test_every_command_takes_it(folder: Path) -> None:
     commands: dict[str, list[str]] = {
         "evaluate": ["run", "--accelerator", "cpu"],
         "predict": ["run", "bar.png"],
-        "reconstruct": ["run", "--out", "reconstructed.png"],
-        "routing": ["run", "--out", "routing.png"],
-        "perturb": ["run", "--out", "perturbed.png"],
+        "reconstruct": ["run", "--figure", "reconstructed.png"],
+        "routing": ["run", "--figure", "routing.png"],
+        "perturb": ["run", "--figure", "perturbed.png"],
         "train --resume": ["run", "--epochs", "2"],
         "presets": [],
     }

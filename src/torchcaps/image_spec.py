@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
-from torchcaps.analysis.doubt import Calibration
+from torchcaps.analysis.calibration import Calibration
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError, shown
 from torchcaps.ranges import COUNT

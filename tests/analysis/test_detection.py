@@ -17,7 +17,7 @@ def images(make_images) -> ImageSet:
 def test_limits_are_what_a_twentieth_of_each_class_passes(model, images: ImageSet) -> None:
     found = predict(model, images.images)
     pixels = images.images.float().numpy() / 255
-    distances = np.sqrt(np.square(found.reconstructions - pixels).reshape(120, -1).sum(1))
+    distances = np.sqrt(np.square(found.reconstruction - pixels).reshape(120, -1).sum(1))
     detector = fit_detector(model, images)
     counts = np.bincount(found.classes, minlength=4)
     assert max(counts) >= 20 > min(counts)  # both rules are seen

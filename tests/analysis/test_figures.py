@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from torchcaps.analysis import Evaluation, figure_confusion, figure_curves, figure_samples, save_figure
-from torchcaps.analysis.figures import displayable, shorten, tile_size
+from torchcaps.analysis.figures import displayable, save_figures, shorten, tile_size
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
 
@@ -88,6 +88,14 @@ def test_a_failed_save_is_one_sentence_and_leaves_the_old_figure(tmp_path, figur
     assert "\n" not in str(raised.value)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_figures_never_overwrite_another(tmp_path, figure):
+    figures = {"": figure, "-statistics": figure}
+    names = [[path.name for path in save_figures(figures, tmp_path / "a.png")] for _ in range(2)]
+    assert names == [["a.png", "a-statistics.png"], ["a-2.png", "a-2-statistics.png"]]
+    (tmp_path / "a-3-statistics.png").touch()
+    assert save_figures(figures, tmp_path / "a")[0].name == "a-4.png"
 
 
 def test_channels_become_colours():

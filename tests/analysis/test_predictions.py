@@ -147,7 +147,7 @@ def test_predictions_are_the_networks(model, make_images, batch_size):
     assert model.training
     output = model.eval()(images / 255)
     np.testing.assert_allclose(result.lengths, output.lengths.detach(), atol=1e-6)
-    np.testing.assert_allclose(result.reconstructions, output.reconstruction.detach(), atol=1e-6)
+    np.testing.assert_allclose(result.reconstruction, output.reconstruction.detach(), atol=1e-6)
     np.testing.assert_array_equal(result.classes, output.lengths.argmax(1))
     np.testing.assert_array_equal(predict(model, images / 255).lengths, predict(model, images).lengths)
 
@@ -157,15 +157,15 @@ def test_targets_choose_what_is_decoded_and_nothing_else(model, make_images):
     result, free = predict(model, images, targets, batch_size=2), predict(model, images)
     np.testing.assert_array_equal(result.classes, free.classes)
     np.testing.assert_allclose(
-        result.reconstructions, model.eval()(images / 255, targets).reconstruction.detach(), atol=1e-6
+        result.reconstruction, model.eval()(images / 255, targets).reconstruction.detach(), atol=1e-6
     )
-    assert np.abs(result.reconstructions - free.reconstructions).max() > 1e-4
+    assert np.abs(result.reconstruction - free.reconstruction).max() > 1e-4
 
 
 def test_networks_without_a_decoder(cnn, make_model, make_images):
     for network in (cnn, make_model(decoder=False)):
         result = predict(network, make_images(3))
-        assert result.reconstructions is None
+        assert result.reconstruction is None
         assert result.lengths.shape == (3, 4)
 
 
@@ -193,8 +193,8 @@ def test_several_objects_in_an_image(make_model, make_images):
     output = model(images / 255)
     np.testing.assert_array_equal(free.classes, output.lengths.argsort(1, descending=True)[:, :2])
     np.testing.assert_array_equal(told.classes, free.classes)
-    np.testing.assert_allclose(free.reconstructions, output.reconstruction.detach(), atol=1e-6)
-    np.testing.assert_allclose(told.reconstructions, model(images / 255, targets).reconstruction.detach(), atol=1e-6)
+    np.testing.assert_allclose(free.reconstruction, output.reconstruction.detach(), atol=1e-6)
+    np.testing.assert_allclose(told.reconstruction, model(images / 255, targets).reconstruction.detach(), atol=1e-6)
     with pytest.raises(InputError, match=r"\(5, 2\), 2 for each image"):
         predict(model, images, targets[:, 0])
     with pytest.raises(InputError, match="with a class twice"):

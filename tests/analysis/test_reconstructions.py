@@ -128,7 +128,7 @@ def test_each_object_is_reconstructed_by_itself(make_model, make_images, capsule
     np.testing.assert_array_equal(result.decoded, output.decoded)
     np.testing.assert_array_equal(result.classes, output.lengths.argsort(1, descending=True)[:, :2])
     whole = output.reconstruction.detach().sum(1).clamp(max=1)
-    np.testing.assert_allclose(result.whole, whole, atol=1e-6)
+    np.testing.assert_allclose(result.full, whole, atol=1e-6)
     np.testing.assert_allclose(result.squared_error, ((whole - images / 255) ** 2).sum((1, 2, 3)), rtol=1e-5)
 
 

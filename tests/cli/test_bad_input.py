@@ -244,9 +244,9 @@ CASES: dict[str, tuple[Arguments, list[str]]] = {
     "figure without a name": (lambda p: ["evaluate", p.run, "--figure", ""], ["--figure", "empty"]),
     "figure that is this folder": (lambda p: ["evaluate", p.run, "--figure", "."], ["--figure", "is a folder"]),
     "figure that is the root": (lambda p: ["robustness", p.run, "--figure", "/"], ["--figure", "is a folder"]),
-    "figure that is a folder": (lambda p: ["routing", p.run, "--out", p.run], ["--out", "is a folder"]),
+    "figure that is a folder": (lambda p: ["routing", p.run, "--figure", p.run], ["--figure", "is a folder"]),
     "sample above": (lambda p: ["datasets", "digits", "--sample", "3", "--figure", ".."], ["--figure", "is a folder"]),
-    "figure with NUL": (lambda p: ["curves", p.run, "--out", "a\0.png"], ["NUL"]),
+    "figure with NUL": (lambda p: ["curves", p.run, "--figure", "a\0.png"], ["NUL"]),
     "summary without a key": (
         lambda p: ["export", p.broken_run("summary.json", lambda c: c.replace(b'"best_epoch"', b'"b"')), *FOLDER],
         ["summary.json", '"best_epoch"'],
@@ -257,7 +257,7 @@ CASES: dict[str, tuple[Arguments, list[str]]] = {
     ),
     "metrics with an endless cell": (
         lambda p: ["curves", p.broken_run("metrics.csv", lambda c: c.replace(b"\n1,", b"\n" + b"1" * 200_000 + b","))],
-        ["metrics.csv", "line 2", "limit"],
+        ["metrics.csv", "damaged", "limit"],
     ),
     "missing data folder": (lambda p: ["train", "--data", "mnist", "--data-dir", "nowhere"], ["nowhere"]),
     "empty data folder": (lambda p: ["datasets", "mnist", "--data-dir", p.run, "--sample", "3"], ["train-"]),
@@ -335,8 +335,8 @@ CASES: dict[str, tuple[Arguments, list[str]]] = {
     "link to itself for runs": (lambda p: ["curves", _circle(p), p.run], ["does not exist"]),
     "link to itself for images": (lambda p: ["train", "--data", f"npz:{_circle(p)}"], ["cannot be read"]),
     "folder for an image": (lambda p: ["perturb", p.run, "--image", p.run], ["image"]),
-    "figure of an unknown format": (lambda p: ["reconstruct", p.run, "--out", "x.bmp"], ["x.bmp", ".png"]),
-    "figure under a file": (lambda p: ["curves", p.run, "--out", p.digit / "x.png"], ["x.png"]),
+    "figure of an unknown format": (lambda p: ["reconstruct", p.run, "--figure", "x.bmp"], ["x.bmp", ".png"]),
+    "figure under a file": (lambda p: ["curves", p.run, "--figure", p.digit / "x.png"], ["x.png"]),
 }
 
 

@@ -31,9 +31,9 @@ def test_onnx_by_default(run_folder: Path, onnx_file: Path) -> None:
     with torch.no_grad():
         wanted = run.model(images / 255)
     model = OnnxModel(onnx_file)
-    lengths, reconstruction = model(images.numpy())
-    np.testing.assert_allclose(lengths, wanted.lengths, atol=1e-5)
-    np.testing.assert_allclose(reconstruction, wanted.reconstruction, atol=1e-5)
+    said = model(images.numpy())
+    np.testing.assert_allclose(said.lengths, wanted.lengths, atol=1e-5)
+    np.testing.assert_allclose(said.reconstruction, wanted.reconstruction, atol=1e-5)
     assert (model.description.preset, model.description.class_names) == ("sabour2017", run.class_names)
     assert [path.name for path in onnx_file.parent.iterdir()] == ["model.onnx"]
 

@@ -26,14 +26,14 @@ def deep_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_any_layer_is_followed(cli: Cli, deep_folder: Path) -> None:
     options = ("--data", "digits", "--count", "3")
-    result = cli("routing", deep_folder, *options, "--layer", "1", "--input-capsule", "8", "--out", "first.png")
+    result = cli("routing", deep_folder, *options, "--layer", "1", "--input-capsule", "8", "--figure", "first.png")
     assert (result.code, result.err) == (0, "")
     assert {path.name for path in Path().iterdir()} == {"first.png", "first-statistics.png"}
     assert "longest type" in result.out
     assert "Input capsule 8: type 0, row 1, column 2" in result.out
     assert "type 2" in result.out
-    inner = json.loads(cli("routing", deep_folder, *options, "--layer", "1", "--json", "--out", "a.png").out)
-    last = json.loads(cli("routing", deep_folder, *options, "--json", "--out", "b.png").out)
+    inner = json.loads(cli("routing", deep_folder, *options, "--layer", "1", "--json", "--figure", "a.png").out)
+    last = json.loads(cli("routing", deep_folder, *options, "--json", "--figure", "b.png").out)
     assert (inner["layer"], inner["class_names"]) == (1, ["type 0", "type 1", "type 2"])
     assert (inner["grid"], len(inner["input_capsules"]), inner["in_space"]) == ([2, 6, 6], 72, True)
     assert (last["layer"], len(last["class_names"])) == (2, 10)

@@ -14,7 +14,7 @@ import pytest
 
 import torchcaps.cli
 from support import assert_raises, holds
-from torchcaps.cli.output import add_row, print_json, print_pairs, print_table, print_title, say, table
+from torchcaps.cli.show import add_row, print_json, print_pairs, print_table, print_title, say, table
 from torchcaps.errors import InputError, visible
 
 Cli = Callable[..., Any]
@@ -68,7 +68,7 @@ def test_commands_print_through_one_door() -> None:
             if (isinstance(call, ast.Attribute) and call.attr in ("echo", "secho", "print_exception"))
             or (isinstance(call, ast.Name) and call.id == "print")
         ]
-        assert len(echoes) <= {"output.py": 2, "app.py": 1, "__init__.py": 1}.get(file.name, 0), file
+        assert len(echoes) <= {"show.py": 2, "app.py": 1, "__init__.py": 1}.get(file.name, 0), file
 
 
 @pytest.fixture
@@ -84,14 +84,14 @@ def hostile_run(run_folder: Path, tmp_path: Path) -> Path:
     [
         (["predict", "RUN", "IMAGE"], SHOWN),
         (["evaluate", "RUN", "--figure", "x.svg"], r"\x1b"),
-        (["perturb", "RUN", "--capsule", HOSTILE, "--out", "x.png"], SHOWN),
+        (["perturb", "RUN", "--capsule", HOSTILE, "--figure", "x.png"], SHOWN),
         (["perturb", "RUN", "--capsule", "x\x1b[31m"], r"x\x1b[31m"),
         (["evaluate", "RUN", "--data", "\x1b[31m"], r"\x1b[31m"),
         (["evaluate", "\x1b[31mgone"], r"\x1b[31mgone"),
         (["\x1b[31m"], r"\x1b[31m"),
-        (["reconstruct", "RUN", "--out", "x.svg"], "wrote"),
-        (["routing", "RUN", "--out", "x.png"], "wrote"),
-        (["curves", "RUN", "--out", "x.svg"], "wrote"),
+        (["reconstruct", "RUN", "--figure", "x.svg"], "wrote"),
+        (["routing", "RUN", "--figure", "x.png"], "wrote"),
+        (["curves", "RUN", "--figure", "x.svg"], "wrote"),
     ],
 )
 def test_no_command_sends_them(cli: Cli, hostile_run: Path, digit_file: Path, command: list[str], shows: str) -> None:
@@ -125,7 +125,7 @@ def test_a_warning_is_a_plain_line(
         warnings.warn(f"Glyph {HOSTILE} is missing", UserWarning, stacklevel=2)
         raise InputError("it ends here")
 
-    monkeypatch.setattr("torchcaps.cli.predict._classifier", warn)
+    monkeypatch.setattr("torchcaps.cli.look._classifier", warn)
     result = cli("predict", run_folder, digit_file)
     assert result.err == f"Warning: Glyph {SHOWN} is missing\nError: it ends here\n"
 

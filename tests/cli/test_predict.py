@@ -19,8 +19,9 @@ import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from PIL import Image
 
-from torchcaps.analysis.doubt import Calibration
-from torchcaps.cli.predict import split_arguments
+from torchcaps.analysis import Prediction
+from torchcaps.analysis.calibration import Calibration
+from torchcaps.cli.look import split_arguments
 from torchcaps.cli.runs import figure_path, open_images, open_run
 from torchcaps.datasets import Preparation, get_max_megapixels
 from torchcaps.errors import InputError
@@ -248,8 +249,9 @@ def test_a_description_gives_the_fit(
         def __init__(self, path: Path) -> None:
             pass
 
-        def __call__(self, images: np.ndarray) -> tuple[np.ndarray, None]:
-            return np.stack([images.mean((1, 2, 3)), images.std((1, 2, 3))], 1), None
+        def __call__(self, images: np.ndarray) -> Prediction:
+            scores = np.stack([images.mean((1, 2, 3)), images.std((1, 2, 3))], 1)
+            return Prediction(scores.argmax(1), scores, None, [()] * len(images))
 
     monkeypatch.setattr("torchcaps.export.OnnxModel", Stand)
     plain, stretched, padded = (
@@ -326,16 +328,16 @@ def test_a_figure_shows_what_the_network_sees(
     cli: Cli, run_folder: Path, onnx_file: Path, photo_file: Path, digit_file: Path
 ) -> None:
     for network in (run_folder, onnx_file):
-        done = cli("predict", network, photo_file, digit_file, "--show", "seen.png")
+        done = cli("predict", network, photo_file, digit_file, "--figure", "seen.png")
         assert (done.code, done.out.splitlines()[-1]) == (0, "wrote seen.png")
         with Image.open("seen.png") as figure:
             assert figure.width > figure.height > 400
         Path("seen.png").unlink()
-    done = cli("predict", run_folder, photo_file, "--show", "seen.svg", "--json")
+    done = cli("predict", run_folder, photo_file, "--figure", "seen.svg", "--json")
     assert (json.loads(done.out)[0]["image"], done.err) == (str(photo_file), "wrote seen.svg\n")
-    done = cli("predict", run_folder, *[digit_file] * 101, "--show", "seen.png")
+    done = cli("predict", run_folder, *[digit_file] * 101, "--figure", "seen.png")
     assert (done.code, done.out) == (2, "")
-    assert "--show draws at most 100 images, got 101" in done.err
+    assert "--figure draws at most 100 images, got 101" in done.err
     assert not Path("seen.png").exists()
 
 

@@ -142,7 +142,7 @@ def test_the_readme_is_short() -> None:
         "train sabour2017 --batch-size many",
         "curves",
         "evaluate run --data mnits",
-        "curves run --out x.bmp",
+        "curves run --figure x.bmp",
         "presets sabour",
         "datasets mnits",
     ],

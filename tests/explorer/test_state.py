@@ -14,7 +14,7 @@ from explorer_support import small_network
 from own_parts import register, two_layers
 from support import assert_raises
 from torchcaps.analysis import load_image, perturb_capsule, predict, trace_routing
-from torchcaps.analysis.doubt import Calibration
+from torchcaps.analysis.calibration import Calibration
 from torchcaps.datasets import ImageSet
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError

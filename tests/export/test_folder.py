@@ -251,33 +251,15 @@ def test_no_hub_at_all(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "value", "said"),
-    [
-        ("seed", None, ': "seed" must be a whole number, got None'),
-        ("seed", True, ': "seed" must be a whole number, got True'),
-        ("epochs", "2", ": \"epochs\" must be a whole number, got '2'"),
-        ("test", None, ' has no "test.best.error", which must be a number'),
-        ("test", {"best": {"error": 0.1}}, ' has no "test.last.error", which must be a number'),
-        (
-            "test",
-            {"best": {"error": float("nan")}, "last": {"error": 0}},
-            ': "test.best.error" must be a number, got nan',
-        ),
-        ("images", [1, 2, 3], ' has no "images.train", which must be a whole number'),
-        ("seconds", "9" * 10_000, ': "seconds" must be a number, got \'999'),
-        ("hardware", {"threads": "2"}, ": \"hardware.threads\" must be a whole number, got '2'"),
-        ("hardware", {"threads": 2, "processor": [1]}, ': hardware: "processor" must be a text or null, got [1]'),
-        ("versions", {"torch": 2}, ' has no "versions.torchcaps", which must be a text'),
-    ],
+    ("where", "value"),
+    [("test", None), ("test", {"best": {"error": 0.1}}), ("test", []), ("hardware", {"threads": "2"}), ("hardware", 3)],
 )
-def test_summaries_that_do_not_fit(run: Run, where: str, value: object, said: str) -> None:
+def test_summaries_that_are_damaged(run: Run, where: str, value: object) -> None:
     assert run.summary is not None
     wrong = dataclasses.replace(run, summary=run.summary | {where: value})
-    with pytest.raises(InputError) as caught:
-        training_record(wrong)
-    assert f"summary.json{said}" in str(caught.value)
-    assert len(str(caught.value)) < 500
-    assert_raises(InputError, training_record, dataclasses.replace(run, summary={}), say='has no "seed"')
+    assert_raises(InputError, training_record, wrong, say="summary.json is damaged or no summary: ")
+    wrong = dataclasses.replace(run, summary={})
+    assert_raises(InputError, training_record, wrong, say="damaged or no summary: it has no 'test'")
 
 
 def test_a_processor_without_a_name(run: Run) -> None:

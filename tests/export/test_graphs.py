@@ -60,10 +60,10 @@ def test_an_onnx_file_gives_what_the_network_gives(
 ) -> None:
     model, path, _ = exported
     images = make_images(count)
-    lengths, reconstruction = OnnxModel(path)(images.numpy())
+    said = OnnxModel(path)(images.numpy())
     wanted = outputs(model, images / 255)
-    assert (reconstruction is None) == (len(wanted) == 1)
-    for got, expected in zip((lengths, reconstruction), wanted, strict=False):
+    assert (said.reconstruction is None) == (len(wanted) == 1)
+    for got, expected in zip((said.scores, said.reconstruction), wanted, strict=False):
         assert got is not None
         np.testing.assert_allclose(got, expected, atol=1e-5)
     assert np.ptp(wanted[0], axis=1).min() > 1e-3, "lengths that differ, so that decoding is tested"
@@ -214,9 +214,9 @@ def test_a_network_with_activations_is_exported_by_them(
     agreement = export_onnx(network, path, Description(in_shape=(1, 18, 20), class_names=("a", "b", "c", "d")))
     assert agreement.lengths < 1e-6
     images = torch.randint(0, 256, (3, 1, 18, 20), dtype=torch.uint8, generator=rng)
-    scores, reconstruction = OnnxModel(path)(images.numpy())
+    said = OnnxModel(path)(images.numpy())
     with torch.no_grad():
         output = network(images / 255)
-    np.testing.assert_allclose(scores, output.activations, atol=1e-5)
-    assert reconstruction is not None
-    np.testing.assert_allclose(reconstruction, output.reconstruction, atol=1e-5)
+    np.testing.assert_allclose(said.scores, output.activations, atol=1e-5)
+    assert said.reconstruction is not None
+    np.testing.assert_allclose(said.reconstruction, output.reconstruction, atol=1e-5)

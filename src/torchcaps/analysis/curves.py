@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
-import io
 import itertools
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,9 @@ import numpy as np
 from jaxtyping import Float
 
 from torchcaps.analysis.figures import COLOURS, MUTED, draw_legend, new_figure, style_axes, use_whole_numbers
-from torchcaps.errors import InputError, shown, visible
-from torchcaps.files import read_text
+from torchcaps.analysis.results import Table
+from torchcaps.errors import InputError, visible
+from torchcaps.files import read_text, reading
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +44,7 @@ def read_metrics(path: str | Path) -> Metrics:
         Each column by its name; NaN where a cell is empty.
 
     Raises:
-        InputError: The file is missing, has no row or no column ``epoch``, or a row does not fit the header.
+        InputError: The file is missing or damaged, or has no row or no column ``epoch``.
     """
     path = Path(path)
     if path.is_dir():
@@ -52,19 +54,36 @@ def read_metrics(path: str | Path) -> Metrics:
             f"{path} does not exist; give a run folder that holds metrics.csv, written after the first epoch"
         )
     text = read_text(path, "metrics")
-    lines = csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
-    try:
-        header = next(lines, [])
-        if "epoch" not in header:
-            raise InputError(f'{path} must begin with a header that names a column "epoch", got {shown(header)}')
-        if len(set(header)) < len(header):
-            raise InputError(f"{path} must have a name of its own for each column, got {shown(header)}")
-        rows = [_numbers(row, header, f"{path}, line {lines.line_num}") for row in lines]
-    except csv.Error as error:
-        raise InputError(f"{path}, line {lines.line_num}: {error}") from None
-    if not rows:
-        raise InputError(f"{path} has no rows yet; a run writes one after each epoch")
-    return dict(zip(header, np.array(rows).T, strict=True))
+    with reading(path, "metrics"):
+        rows = list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines(), strict=True))
+        if not rows:
+            raise InputError("it has no rows yet; a run writes one after each epoch")
+        return {
+            name: np.array([float("nan" if row[name] == "" else row[name]) for row in rows])
+            for name in ("epoch", *rows[0])
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Curves:
+    """The learning curves of one or several runs, by the name to show."""
+
+    runs: Mapping[str, Metrics]
+
+    def to_dict(self) -> dict[str, dict[str, list[float | None]]]:
+        """The columns of each run, None where a cell is empty or no number."""
+        return {
+            name: {key: [x if math.isfinite(x) else None for x in column.tolist()] for key, column in each.items()}
+            for name, each in self.runs.items()
+        }
+
+    def tables(self) -> list[Table]:
+        """None."""
+        return []
+
+    def figures(self) -> dict[str, Figure]:
+        """See :func:`figure_curves`."""
+        return {"": figure_curves(self.runs)}
 
 
 def figure_curves(runs: Mapping[str, Metrics], *, title: str | None = None) -> Figure:
@@ -98,15 +117,6 @@ def figure_curves(runs: Mapping[str, Metrics], *, title: str | None = None) -> F
         _use_powers(axes)
     draw_legend(figure, columns=4)
     return figure
-
-
-def _numbers(row: list[str], header: list[str], where: str) -> Float[np.ndarray, "columns"]:
-    if len(row) != len(header):
-        raise InputError(f"{where}: {len(row)} cells, but the header has {len(header)} columns")
-    try:
-        return np.array([float(cell) if cell else np.nan for cell in row])
-    except ValueError:
-        raise InputError(f"{where}: every cell must be a number or empty, got {shown(row)}") from None
 
 
 def _use_powers(axes: Axes) -> None:

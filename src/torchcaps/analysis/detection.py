@@ -11,23 +11,29 @@ Source: Frosst, Sabour, Hinton: DARCCC (2018), arXiv:1811.06969; Qin and others 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from torchcaps.analysis.inference import as_pixels, check_labels, frozen, in_batches, inference, require_decoder
-from torchcaps.analysis.robustness import fgsm, pgd, score_margin
-from torchcaps.analysis.strengths import EVASION_STEPS, STEPS
-from torchcaps.checks import check
+from torchcaps.analysis import attacks
+from torchcaps.analysis.attacks import Steps, fgsm, pgd, score_margin
+from torchcaps.analysis.defaults import EVASION_STEPS
+from torchcaps.analysis.inference import in_batches, inference, require_decoder
+from torchcaps.analysis.results import Table, percent
+from torchcaps.checks import checked
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
 from torchcaps.models import ModelOutput, Network
-from torchcaps.ranges import SEED, Share
+from torchcaps.ranges import Seed, Share
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Measure = Literal["reconstruction", "score"]
 
@@ -109,6 +115,50 @@ class Detection:
         return dataclasses.asdict(self) | {"undetected": self.undetected}
 
 
+@dataclass(frozen=True)
+class Detections:
+    """What a detector finds.
+
+    Args:
+        detector: The detector.
+        found: First the test images, all of which count as fooled, so that what is ``detected`` are false alarms; then
+            images of other data sets, then attacks.
+        title: Of which network, on which images.
+    """
+
+    detector: Detector
+    found: Sequence[Detection]
+    title: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The ``detector``, and what it ``found``."""
+        return {"detector": self.detector.to_dict(), "found": [each.to_dict() for each in self.found]}
+
+    def tables(self) -> list[Table]:
+        """The limits and false alarms, and a row for each kind of images."""
+        measure = {"reconstruction": "distance to the reconstruction", "score": "1 less the highest score"}
+        clean, *others = self.found
+        limits = ["Limits", f"of {self.detector.num_images:,} validation images"]
+        alarms = ["False alarms", percent(clean.detected / clean.num_images)]
+        rows = [
+            [
+                each.kind,
+                percent(each.fooled / each.num_images),
+                "–" if each.auroc is None else f"{each.auroc:.3f}",
+                percent(each.detected / each.fooled if each.fooled else None),
+                percent(each.undetected),
+            ]
+            for each in others
+        ]
+        columns = ("images", "fooled", "AUROC", "detected", "fooled, undetected")
+        title = f"{self.title}{measure[self.detector.measure]}"
+        return [Table([limits, alarms], title=title), *([Table(rows, columns)] if rows else [])]
+
+    def figures(self) -> dict[str, Figure]:
+        """None."""
+        return {}
+
+
 def fit_detector(
     model: Network, validation: ImageSet, *, measure: Measure | None = None, batch_size: int = 256
 ) -> Detector:
@@ -159,15 +209,16 @@ def judge(
     return torch.cat(ratios).numpy(), torch.cat(classes).numpy()
 
 
+@checked
 def evade(
     model: Network,
     images: Shaped[Tensor, "B C H W"],
     labels: Int[Tensor, "B"],
     detector: Detector,
-    epsilon: float,
+    epsilon: Share,
     *,
-    steps: int = EVASION_STEPS,
-    seed: int = 0,
+    steps: Steps = EVASION_STEPS,
+    seed: Seed = 0,
 ) -> Float[Tensor, "B C H W"]:
     """Images changed by an adversary who knows the detector, never by more than ``epsilon``.
 
@@ -190,32 +241,16 @@ def evade(
 
     Source: the reconstructive attack of Qin and others 2020 (arXiv:1907.02957), which has its two goals in turns, too.
     """
-    check("epsilon", epsilon, Share)
-    STEPS.check("steps", steps)
-    SEED.check("seed", seed)
-    pixels = as_pixels(model, images)
-    check_labels(model, labels, len(pixels))
-    labels, size = labels.to(pixels.device), 2.5 * epsilon / steps
-    noise = torch.rand(pixels.shape, generator=torch.Generator().manual_seed(seed)).to(pixels)
-    changed = (pixels + epsilon * (2 * noise - 1)).clamp_(0, 1)
-    best, nearest = changed, pixels.new_full((len(pixels),), torch.inf)
-    with frozen(model):
-        for step in range(steps + 1):
-            with torch.enable_grad():
-                variable = changed.detach().requires_grad_()
-                output = model(variable)
-                ratios = detector.ratios(output, variable)
-                fooled = output.scores.argmax(1) != labels
-                goal = torch.where(fooled, -ratios, score_margin(output, labels))
-                (gradient,) = torch.autograd.grad(goal.sum(), variable)
-            better = fooled & (ratios.detach() < nearest)
-            if step == steps:  # an image that was never fooled is left where it ended
-                better = better | nearest.isinf()
-            nearest = torch.where(better, ratios.detach(), nearest)
-            best = torch.where(better[:, None, None, None], changed, best)
-            moved = torch.clamp(changed + size * gradient.sign(), pixels - epsilon, pixels + epsilon)
-            changed = moved.clamp_(0, 1)
-    return best
+
+    def goal(pixels: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+        output = model(pixels)
+        ratios = detector.ratios(output, pixels)
+        fooled = output.scores.argmax(1) != classes
+        rise = torch.where(fooled, -ratios, score_margin(output, classes)).sum()
+        return rise, torch.where(fooled, ratios.detach(), torch.inf)
+
+    start = torch.Generator().manual_seed(seed)
+    return attacks.attack(model, images, labels, epsilon, goal, steps, 2.5 * epsilon / steps, start)
 
 
 def detect(
@@ -228,6 +263,7 @@ def detect(
     steps: int = EVASION_STEPS,
     seed: int = 0,
     batch_size: int = 256,
+    progress: Callable[[str], None] | None = None,
 ) -> list[Detection]:
     """Judge a detector: by test images, by images of other data sets, and by attacks on the test images.
 
@@ -241,34 +277,42 @@ def detect(
         steps: Of PGD and :func:`evade`.
         seed: Of their starts.
         batch_size: Images at a time; the starts depend on it.
+        progress: Called with each attack that begins, in words.
 
     Returns:
-        First the test images themselves, all of which count as fooled, so that what is ``detected`` are false alarms;
-        then the others, then the attacks.
+        As for :class:`Detections`.
 
     Raises:
         InputError: As for :func:`fit_detector`, :func:`judge` and :func:`evade`.
     """
     clean, _ = judge(model, test.images, detector, batch_size=batch_size)
-    everything = np.ones(len(clean), dtype=bool)
-    found = [_compare("test images", clean, clean, everything)]
+    found = [_compare("test images", clean, clean, np.ones(len(clean), dtype=bool))]
     for name, images in (others or {}).items():
         ratios, _ = judge(model, images.images, detector, batch_size=batch_size)
         found.append(_compare(name, clean, ratios, np.ones(len(ratios), dtype=bool)))
-    for epsilon in epsilons:
-        attacks = {
-            "FGSM": lambda x, y, e=epsilon: fgsm(model, x, y, e, objective="scores"),
-            "PGD": lambda x, y, e=epsilon: pgd(model, x, y, e, steps=steps, objective="scores", seed=seed),
-            "PGD that knows": lambda x, y, e=epsilon: evade(model, x, y, detector, e, steps=steps, seed=seed),
-        }
-        for name, attack in attacks.items():
-            parts = [
-                judge(model, attack(images, labels), detector, batch_size=batch_size)
-                for images, labels in zip(test.images.split(batch_size), test.labels.split(batch_size), strict=True)
-            ]
-            ratios, classes = (np.concatenate(values) for values in zip(*parts, strict=True))
-            found.append(_compare(f"{name}, ε = {epsilon:g}", clean, ratios, classes != test.labels.numpy()))
+    labels = test.labels.numpy()
+    for name, change in _attacks(model, detector, epsilons, steps, seed):
+        if progress is not None:
+            progress(name)
+        parts = [
+            judge(model, change(*part), detector, batch_size=batch_size)
+            for part in zip(test.images.split(batch_size), test.labels.split(batch_size), strict=True)
+        ]
+        ratios, classes = (np.concatenate(values) for values in zip(*parts, strict=True))
+        found.append(_compare(name, clean, ratios, classes != labels))
     return found
+
+
+def _attacks(
+    model: Network, detector: Detector, epsilons: Sequence[float], steps: int, seed: int
+) -> Iterator[tuple[str, Callable[[Tensor, Tensor], Tensor]]]:
+    for epsilon in epsilons:
+        named: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+            "FGSM": partial(fgsm, model, epsilon=epsilon, objective="scores"),
+            "PGD": partial(pgd, model, epsilon=epsilon, steps=steps, objective="scores", seed=seed),
+            "PGD that knows": partial(evade, model, detector=detector, epsilon=epsilon, steps=steps, seed=seed),
+        }
+        yield from ((f"{name}, ε = {epsilon:g}", attack) for name, attack in named.items())
 
 
 def _compare(kind: str, clean: Float[np.ndarray, "N"], ratios: Float[np.ndarray, "M"], fooled: np.ndarray) -> Detection:

@@ -12,18 +12,19 @@ class in them, a column to the images that were given it.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from torchcaps.analysis.figures import SMALL, TEXT, TINY, new_figure, shorten
 from torchcaps.analysis.inference import (
-    Scored,
     as_pixels,
     check_labels,
     class_labels,
@@ -31,13 +32,23 @@ from torchcaps.analysis.inference import (
     inference,
     to_pixels,
 )
+from torchcaps.analysis.results import MOST_CLASSES, MOST_SHOWN, Scored, Styled, Table, percent
+from torchcaps.checks import check
 from torchcaps.datasets import Batch, BatchLoader, ImageSet
-from torchcaps.errors import InputError
+from torchcaps.errors import InputError, visible
 from torchcaps.models import Network
 from torchcaps.models.output import is_correct, order
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import ListedColormap
+    from matplotlib.figure import Figure
+
 Precision = Literal["32", "bf16"]
 """float32, or bfloat16 where autocast takes it."""
+
+# Inches: a cell with a number in it, without, the least one that a name fits beside, and all cells together at most.
+_NUMBERED, _PLAIN, _NAMED, _MOST = 0.42, 0.15, 0.1, 18.0
 
 
 class ClassScore(TypedDict):
@@ -54,37 +65,8 @@ class ClassScore(TypedDict):
     """Harmonic mean of the two, 2·TP / (2·TP + FP + FN); None without images."""
 
 
-class _Counted:
-    """What confusion counts say of whole images."""
-
-    confusion: Int[np.ndarray, "J J"]
-    objects: int
-    right: int | None
-
-    def __post_init__(self) -> None:
-        if self.confusion.ndim != 2 or self.confusion.shape[0] != self.confusion.shape[1]:
-            raise InputError(f"confusion must have shape (J, J), got {self.confusion.shape}")
-        if self.objects < 1:
-            raise InputError(f"objects must be at least 1, got {self.objects}")
-        if (self.right is None) != (self.objects == 1):
-            raise InputError(
-                "right must be given for several objects in an image, and for one only the confusion counts, got "
-                f"right={self.right} for objects={self.objects}"
-            )
-
-    @property
-    def num_images(self) -> int:
-        """How many images were looked at."""
-        return int(self.confusion.sum()) // self.objects
-
-    @property
-    def num_correct(self) -> int:
-        """How many of them were given their class, or exactly the classes of all their objects."""
-        return int(self.confusion.trace()) if self.right is None else self.right
-
-
 @dataclass(frozen=True, eq=False)
-class EvaluationSums(_Counted):
+class EvaluationSums:
     """What evaluating some images adds up to. The sums of a set's shares add to those of the set.
 
     Args:
@@ -92,9 +74,6 @@ class EvaluationSums(_Counted):
         loss: The sum of the images' losses.
         objects: As for :class:`Evaluation`.
         right: As for :class:`Evaluation`.
-
-    Raises:
-        InputError: ``confusion`` is not square, or ``right`` does not fit ``objects``.
     """
 
     confusion: Int[np.ndarray, "J J"]
@@ -103,18 +82,12 @@ class EvaluationSums(_Counted):
     right: int | None = None
 
     def __add__(self, other: EvaluationSums) -> EvaluationSums:
-        ours, theirs = ((len(sums.confusion), sums.objects) for sums in (self, other))
-        if ours != theirs:
-            raise InputError(
-                f"evaluations of {ours[0]} and of {theirs[0]} classes, with {ours[1]} and {theirs[1]} objects in an "
-                "image, cannot be added; both must be of the same network"
-            )
         right = None if self.right is None or other.right is None else self.right + other.right
         return EvaluationSums(self.confusion + other.confusion, self.loss + other.loss, self.objects, right)
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluation(_Counted, Scored):
+class Evaluation(Scored):
     """How good a network is on a set of images.
 
     Args:
@@ -128,9 +101,10 @@ class Evaluation(_Counted, Scored):
             where only sums are known.
         objects: P, the objects in an image.
         right: With several objects, how many images were given exactly their classes; with one, None.
+        title: Of which network, on which images.
 
     Raises:
-        InputError: There is no image, not one name for each class, or ``right`` does not fit ``objects``.
+        InputError: There is no image, or not one name for each class.
     """
 
     confusion: Int[np.ndarray, "J J"]
@@ -140,9 +114,9 @@ class Evaluation(_Counted, Scored):
     scores: Float[np.ndarray, "N J"] | None = None
     objects: int = 1
     right: int | None = None
+    title: str = ""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         class_labels(self.class_names, len(self.confusion))
         if self.num_images == 0:
             raise InputError("there must be at least one image to evaluate on, got none")
@@ -150,13 +124,19 @@ class Evaluation(_Counted, Scored):
     @classmethod
     def from_sums(cls, sums: EvaluationSums, class_names: Sequence[str] | None = None) -> Evaluation:
         """The evaluation that sums over all images, each counted once, stand for; errors as for the class."""
-        return cls(
-            sums.confusion,
-            sums.loss / max(sums.num_images, 1),
-            tuple(class_labels(class_names, len(sums.confusion))),
-            objects=sums.objects,
-            right=sums.right,
-        )
+        names = tuple(class_labels(class_names, len(sums.confusion)))
+        images = int(sums.confusion.sum()) // sums.objects
+        return cls(sums.confusion, sums.loss / max(images, 1), names, objects=sums.objects, right=sums.right)
+
+    @property
+    def num_images(self) -> int:
+        """How many images were looked at."""
+        return int(self.confusion.sum()) // self.objects
+
+    @property
+    def num_correct(self) -> int:
+        """How many of them were given their class, or exactly the classes of all their objects."""
+        return int(self.confusion.trace()) if self.right is None else self.right
 
     @property
     def accuracy(self) -> float:
@@ -202,6 +182,59 @@ class Evaluation(_Counted, Scored):
             "per_class": [dict(score) for score in self.per_class],
             "confusion": self.confusion.tolist(),
         }
+
+    def tables(self) -> list[Table]:
+        """Accuracy, error and loss; a row for each class, or the worst of many; and which are taken for which."""
+        right, images, scores = self.num_correct, self.num_images, self.per_class
+        rows = [
+            ["Accuracy", f"{percent(self.accuracy)}  ({right:,} of {images:,} images right)"],
+            ["Error", f"{percent(self.error)}  ({images - right:,} wrong)"],
+            ["Loss", f"{self.loss:.4f}"],
+        ]
+        if self.objects > 1:
+            found, objects = int(self.confusion.trace()), int(self.confusion.sum())
+            words = f"{found:,} of {objects:,} found, {self.objects} an image"
+            rows.insert(2, ["Objects", f"{percent(self.object_accuracy)}  ({words})"])
+        title, is_short = "", len(scores) <= MOST_CLASSES
+        if not is_short:
+            scores = sorted(scores, key=lambda score: 1.0 if score["f1"] is None else score["f1"])[:MOST_SHOWN]
+            title = f"The {len(scores)} worst of {len(self.class_names)} classes (--json has all)"
+        per_class = [
+            [each["name"], f"{each['images']:,}", *map(percent, (each["precision"], each["recall"], each["f1"]))]
+            for each in scores
+        ]
+        found_tables = [Table(rows, title=self.title)]
+        found_tables.append(Table(per_class, ("class", "images", "precision", "recall", "F1"), title))
+        if is_short:
+            found_tables.append(self._confusion())
+        elif right < images:
+            found_tables.append(self._most_confused())
+        return found_tables
+
+    def figures(self) -> dict[str, Figure]:
+        """The confusion matrix, see :func:`figure_confusion`."""
+        return {"": figure_confusion(self)}
+
+    def _confusion(self) -> Table:
+        names, rows = self.class_names, list[list[str | Styled]]()
+        short = all(len(name) <= 3 for name in names)
+        for i, name in enumerate(names):
+            cells: list[str | Styled] = []
+            for j, number in enumerate(self.confusion[i].tolist()):
+                style = "dim" if number == 0 else "bold green" if i == j else "bold red"
+                cells.append(Styled(str(number) if number else "·", style))
+            rows.append([name if short else f"{i} {name}", *cells])
+        counted = "Confusion" if self.objects == 1 else "Confusion (objects)"
+        columns = ("true", *(names if short else map(str, range(len(names)))))
+        return Table(rows, columns, f"{counted}: true classes down, predicted ones across")
+
+    def _most_confused(self) -> Table:
+        wrong = self.confusion - np.diag(self.confusion.diagonal())
+        places = (divmod(place, len(wrong)) for place in wrong.argsort(axis=None, kind="stable")[::-1].tolist())
+        names = self.class_names
+        rows = [[names[i], names[j], f"{int(wrong[i, j]):,}"] for i, j in itertools.islice(places, MOST_SHOWN)]
+        columns = ("true", "predicted", "images" if self.objects == 1 else "objects")
+        return Table([row for row in rows if row[2] != "0"], columns, "Most frequent confusions (--json has all)", 2)
 
     def __str__(self) -> str:
         return (
@@ -284,8 +317,7 @@ def _judge(
     model: Network, batches: Iterable[Batch | tuple[Tensor, Tensor]], precision: str
 ) -> tuple[EvaluationSums, Float[Tensor, "N J"]]:
     """Sums over the batches, and the scores of their images, on the CPU."""
-    if precision not in ("32", "bf16"):
-        raise InputError(f'precision must be "32" or "bf16", got {precision!r}')
+    check("precision", precision, Precision)
     device = next(model.parameters()).device
     classes, objects = model.num_classes, model.objects
     counts = torch.zeros(classes * classes, dtype=torch.int64, device=device)
@@ -330,3 +362,69 @@ def _confusion(given: Tensor, labels: Tensor, classes: int) -> Int[Tensor, "n"]:
 
 def _share(part: int, whole: int) -> float | None:
     return float(part / whole) if whole else None
+
+
+def figure_confusion(evaluation: Evaluation, *, title: str | None = None) -> Figure:
+    """The confusion matrix: true classes down, given ones across.
+
+    What is right (blue, the diagonal) and what is wrong (red) have each their own scale, in percent of the images of
+    the true class, so that few errors are seen beside many right ones. Up to 20 classes have the number of images in
+    each cell, up to 180 their names at the sides; of more, the axes count the classes. The figure is 20 inches wide
+    at most.
+
+    Args:
+        evaluation: From :func:`~torchcaps.analysis.evaluate`.
+        title: Above the figure; by default how many images are wrong.
+    """
+    confusion = evaluation.confusion
+    classes = len(confusion)
+    share = 100 * confusion / np.maximum(confusion.sum(1, keepdims=True), 1)
+    right = np.eye(classes, dtype=bool)
+    numbers = classes <= MOST_CLASSES
+    cell = min(_NUMBERED if numbers else _PLAIN, _MOST / classes)
+    size = 1.8 + classes * cell
+    wrong = evaluation.num_images - evaluation.num_correct
+    figure = new_figure(size + 1.8, size, title or f"{wrong:,} of {evaluation.num_images:,} images wrong")
+    axes = figure.subplots()
+
+    scales = {"right": (right & (confusion.sum(1) > 0), "Blues", 100.0)}
+    if worst := float(np.where(right, 0, share).max()):
+        scales = {"wrong": (~right & (confusion > 0), "Reds", worst), **scales}  # the last bar is the nearest one
+    for name, (cells, colours, highest) in scales.items():
+        masked = np.ma.masked_where(~cells, share)  # smoothing would mix a cell with the black of masked ones
+        shown = axes.imshow(masked, cmap=_middle_of(colours), vmin=0, vmax=highest, interpolation="nearest")
+        bar = figure.colorbar(shown, ax=axes, shrink=0.8, aspect=30, pad=0.02)
+        bar.set_label(f"{name}, % of the true class", fontsize=SMALL)
+        bar.ax.tick_params(labelsize=SMALL)
+        bar.outline.set_visible(False)
+        for true, given in np.argwhere(cells & (confusion > 0)) if numbers else ():
+            colour = "white" if share[true, given] > 0.6 * highest else "black"
+            axes.text(given, true, str(confusion[true, given]), ha="center", va="center", fontsize=SMALL, color=colour)
+
+    if cell >= _NAMED:
+        _name_cells(axes, [shorten(name, 1.1, SMALL) for name in map(visible, evaluation.class_names)], large=numbers)
+    axes.tick_params(which="both", length=0)
+    axes.spines[:].set_color("0.8")
+    axes.set_xlabel("class given", fontsize=TEXT)
+    axes.set_ylabel("true class", fontsize=TEXT)
+    return figure
+
+
+def _name_cells(axes: Axes, names: list[str], *, large: bool) -> None:
+    """The classes' names at both sides, and a grid around the cells."""
+    upright = max(map(len, names)) <= 2 and large
+    style: dict[str, Any] = {"fontsize": SMALL if large else TINY, "parse_math": False}  # names are no formulas
+    places, edges = range(len(names)), np.arange(len(names) + 1) - 0.5
+    axes.set_xticks(places, names, rotation=0 if upright else 90, **style)
+    axes.set_yticks(places, names, **style)
+    axes.set_xticks(edges, minor=True)
+    axes.set_yticks(edges, minor=True)
+    axes.grid(which="minor", color="0.9", linewidth=0.6)
+
+
+def _middle_of(colours: str) -> ListedColormap:
+    """A colour map of matplotlib without its ends: even few stand out from white, and many from black."""
+    import matplotlib
+    from matplotlib.colors import ListedColormap
+
+    return ListedColormap(matplotlib.colormaps[colours](np.linspace(0.15, 0.9, 256)))

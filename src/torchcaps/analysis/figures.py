@@ -1,4 +1,4 @@
-"""How figures look, and how they are saved: sizes, colours, images in rows and columns.
+"""How figures look and how they are saved: sizes, colours, images and words in rows and columns.
 
 Figures are made with matplotlib's objects, never with pyplot, so that neither its backend nor its global state is
 touched; matplotlib is imported by the functions that draw.
@@ -7,7 +7,8 @@ touched; matplotlib is imported by the functions that draw.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +21,6 @@ from torchcaps.files import atomic_path, check_path
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.image import AxesImage
 
 # Points.
 TITLE, TEXT, SMALL, TINY = 11.0, 9.0, 8.0, 6.5
@@ -79,9 +79,16 @@ def figure_file(path: str | Path) -> Path:
     return path
 
 
-def drawable(names: Sequence[str]) -> list[str]:
-    """Names as they are drawn: control characters, which no font has, are written out."""
-    return [visible(name) for name in names]
+def save_figures(figures: Mapping[str, Figure], path: str | Path) -> list[Path]:
+    """Write figures beside each other, by what is added to the name of ``path``; none of them over another file.
+
+    Where there is something already, ``-2``, ``-3`` and so on is added to the name. Errors as for :func:`save_figure`.
+    """
+    path = figure_file(path)
+    names = itertools.chain([path.stem], (f"{path.stem}-{n}" for n in itertools.count(2)))
+    places = ([path.with_stem(name + suffix) for suffix in figures] for name in names)
+    free = next(each for each in places if not any(place.exists() for place in each))
+    return [save_figure(figure, place) for figure, place in zip(figures.values(), free, strict=True)]
 
 
 def new_figure(width: float, height: float, title: str | None = None) -> Figure:
@@ -120,119 +127,140 @@ def use_whole_numbers(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-class Sheet:
-    """A figure of images and words, placed in inches from its upper left corner; wide enough for its title."""
-
-    def __init__(self, width: float, height: float, title: str = "", subtitle: str = "") -> None:
-        from matplotlib.figure import Figure
-
-        words = max(text_width([title], TITLE), text_width([subtitle], SMALL))
-        self.width, self.height = max(width, words + 2 * MARGIN), height
-        self.figure = Figure(figsize=(self.width, height))
-        self._axes = self.figure.add_axes((0, 0, 1, 1))
-        self._axes.set_axis_off()
-        self._axes.set(xlim=(0, self.width), ylim=(height, 0))
-        if title:
-            self.text(title, MARGIN, MARGIN, size=TITLE)
-        if subtitle:
-            self.text(subtitle, MARGIN, MARGIN + 0.25, size=SMALL, color=MUTED)
-
-    def image(self, image: Float[np.ndarray, "C H W"], x: float, y: float, size: tuple[float, float]) -> None:
-        """Draw pixels of 0..1, the upper left corner at (x, y), ``size`` (width, height) inches large."""
-        self.show(displayable(image), x, y, size)
-
-    def show(self, values: np.ndarray, x: float, y: float, size: tuple[float, float], **colours: Any) -> AxesImage:
-        """Draw numbers as ``colours``, options of matplotlib's ``imshow``, say; see :meth:`image`."""
-        extent = (x, x + size[0], y + size[1], y)
-        shown = self._axes.imshow(values, extent=extent, interpolation="nearest", aspect="auto", **colours)
-        self._axes.set(xlim=(0, self.width), ylim=(self.height, 0))  # an image moves the limits
-        return shown
-
-    def text(self, text: str, x: float, y: float, *, size: float = TEXT, **style: Any) -> None:
-        """Write ``text`` with its upper left corner (or as ``ha``, ``va`` say) at (x, y)."""
-        # names of classes are no formulas, even with a dollar sign in them
-        self._axes.text(x, y, text, fontsize=size, parse_math=False, **({"ha": "left", "va": "top"} | style))
-
-    def polygon(self, corners: Sequence[tuple[float, float]], colour: str) -> None:
-        """Fill a polygon whose ``corners`` are (x, y), with a thin edge."""
-        from matplotlib.patches import Polygon
-
-        self._axes.add_patch(Polygon(corners, facecolor=colour, edgecolor=EDGE, linewidth=0.6, joinstyle="round"))
-
-    def line(self, start: tuple[float, float], end: tuple[float, float], colour: str = EDGE) -> None:
-        """A thin line from one place (x, y) to another."""
-        self._axes.plot(*zip(start, end, strict=True), color=colour, linewidth=0.4)
-
-    def arrow(self, start: tuple[float, float], end: tuple[float, float]) -> None:
-        """A thin arrow from one place (x, y) to another."""
-        from matplotlib.patches import FancyArrowPatch
-
-        self._axes.add_patch(
-            FancyArrowPatch(
-                start, end, arrowstyle="->", mutation_scale=8, color=EDGE, linewidth=0.9, shrinkA=0, shrinkB=0
-            )
-        )
-
-    def axes(self, x: float, y: float, size: tuple[float, float]) -> Axes:
-        """Axes of their own, e.g. for a colour bar."""
-        width, height = size
-        return self.figure.add_axes(
-            (x / self.width, 1 - (y + height) / self.height, width / self.width, height / self.height)
-        )
-
-
 class Caption(NamedTuple):
-    """A word under a tile, and its colour if it is not that of text."""
+    """A line of words, and its colour if it is not that of text."""
 
     text: str
     colour: str | None = None
+    bold: bool = False
 
 
-def draw_tiles(
-    images: Mapping[str, Float[np.ndarray, "N C H W"]],
-    captions: Mapping[str, Sequence[Caption]],
-    columns: int,
-    title: str | None = None,
+Cell = np.ndarray | str | Caption | Sequence[Caption] | None
+"""A cell of :func:`tiles`: an image (C, H, W) of pixels 0..1, a map (H, W) of numbers, or lines of words."""
+
+
+def tiles(
+    rows: Sequence[Sequence[Cell]],
+    *,
+    title: str = "",
+    subtitle: str = "",
+    side: float = TILE,
+    room: float = 0.0,
+    **colours: Any,
 ) -> Figure:
-    """Images side by side, ``columns`` at a time, with words under each.
+    """Images and words in rows and columns.
+
+    Words in a column of images stand in its middle and are cut where they are longer than two tiles; other columns set
+    them to the right, towards the images, and the last one to the left. Columns of images beside each other are equally
+    wide. A row or a column without a cell is a gap.
 
     Args:
-        images: One kind of image above the other, each with the heading on its left.
-        captions: One line of words under the other, each with the heading on its left.
-        columns: Images side by side; the others go below.
+        rows: The cells of each row; missing ones at its end are empty.
         title: Above the figure.
+        subtitle: Below the title, smaller.
+        side: The longer side of an image, inches.
+        room: Inches that stay free on the right.
+        **colours: Options of matplotlib's ``imshow`` for maps of numbers.
+    """
+    columns = list(itertools.zip_longest(*rows))
+    has_images = [any(isinstance(cell, np.ndarray) for cell in column) for column in columns]
+    widths = [_column_width(column, side) for column in columns]
+    for _, run in itertools.groupby(range(len(columns)), key=has_images.__getitem__):
+        numbers = list(run)
+        if has_images[numbers[0]]:
+            widths[numbers[0] : numbers[-1] + 1] = [max(widths[n] for n in numbers)] * len(numbers)
+    heights = [_row_height(row, side) for row in rows]
+    top = MARGIN + (0.35 if title else 0) + (2 * LINE if subtitle else 0)
+    lefts = list(itertools.accumulate((width + GAP for width in widths), initial=MARGIN))
+    tops = list(itertools.accumulate(heights, initial=top))
+    figure, axes = canvas(lefts[-1] - GAP + room + MARGIN, tops[-1] + MARGIN, title, subtitle)
+    limits: Any = {"xlim": axes.get_xlim(), "ylim": axes.get_ylim()}
+    for (row, y, height), n in itertools.product(zip(rows, tops, heights, strict=False), range(len(columns))):
+        cell, x, width = row[n] if n < len(row) else None, lefts[n], widths[n]
+        if isinstance(cell, np.ndarray):
+            wide, high = tile_size(*_sides(cell), side)
+            extent = (x + (width - wide) / 2, x + (width + wide) / 2, y + high, y)
+            style: Any = {"interpolation": "nearest", "aspect": "auto"}
+            if cell.ndim == 2:
+                axes.imshow(cell, extent=extent, **style, **colours)
+            else:
+                axes.imshow(displayable(cell), extent=extent, **style)
+            axes.set(**limits)  # an image moves them
+            continue
+        lines, place, align = _lines(cell), x + width / 2, "center"
+        if not has_images[n]:
+            is_last = n == len(columns) - 1
+            place, align = (x + GAP, "left") if is_last else (x + width, "right")
+            if not is_last:  # beside the middle of the images
+                y += max(height - GAP - LINE * len(lines), 0) / 2
+        for number, line in enumerate(lines):
+            text = shorten(line.text, width) if has_images[n] else line.text
+            weight = "bold" if line.bold else "normal"
+            write(axes, text, place, y + number * LINE, ha=align, color=line.colour, weight=weight)
+    return figure
+
+
+def in_bands(rows: Mapping[str, Sequence[Cell]], columns: int) -> list[list[Cell]]:
+    """Rows with their headings, ``columns`` cells at a time, one band below the other, as :func:`tiles` takes them.
 
     Raises:
         InputError: ``columns`` is below one.
     """
     if columns < 1:
         raise InputError(f"columns must be at least 1, got {columns}")
-    count, _, height, width = next(iter(images.values())).shape
-    columns = min(columns, count)
-    tile = tile_size(height, width)
-    pitch = column_width(tile, [caption.text for line in captions.values() for caption in line]) + GAP
-    headings = [heading for heading in (*images, *captions) if heading]
-    left = MARGIN + (text_width(headings) + GAP if headings else 0)
-    top = MARGIN + (0.35 if title else 0)
-    band = len(images) * (tile[1] + GAP) + len(captions) * LINE
-    bands = -(-count // columns)
-    bottom = top + bands * (band + 2 * GAP) - 2 * GAP
-    sheet = Sheet(left + columns * pitch - GAP + MARGIN, bottom + MARGIN, title or "")
-    for start in range(0, count, columns):
-        y = top + start // columns * (band + 2 * GAP)
-        shown = range(start, min(start + columns, count))
-        for heading, kind in images.items():
-            sheet.text(heading, left - GAP, y + tile[1] / 2, ha="right", va="center", color=MUTED)
-            for n in shown:
-                sheet.image(kind[n], left + (n - start + 0.5) * pitch - (GAP + tile[0]) / 2, y, tile)
-            y += tile[1] + GAP
-        for heading, line in captions.items():
-            sheet.text(heading, left - GAP, y, ha="right", color=MUTED)
-            for n in shown:
-                x = left + (n - start + 0.5) * pitch - GAP / 2
-                sheet.text(shorten(line[n].text, pitch - GAP), x, y, ha="center", color=line[n].colour)
-            y += LINE
-    return sheet.figure
+    bands: list[list[Cell]] = []
+    has_headings = any(rows)
+    for start in range(0, len(next(iter(rows.values()))), columns):
+        bands += [[]] if bands else []
+        for heading, cells in rows.items():
+            bands.append([*([Caption(heading, MUTED)] if has_headings else []), *cells[start : start + columns]])
+    return bands
+
+
+def canvas(width: float, height: float, title: str = "", subtitle: str = "") -> tuple[Figure, Axes]:
+    """A figure, wide enough for its title, and axes over all of it: inches from its upper left corner."""
+    from matplotlib.figure import Figure
+
+    width = max(width, max(text_width([title], TITLE), text_width([subtitle], SMALL)) + 2 * MARGIN)
+    figure = Figure(figsize=(width, height))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    axes.set(xlim=(0, width), ylim=(height, 0))
+    write(axes, title, MARGIN, MARGIN, size=TITLE)
+    write(axes, subtitle, MARGIN, MARGIN + 0.25, size=SMALL, color=MUTED)
+    return figure, axes
+
+
+def write(axes: Axes, text: str, x: float, y: float, **style: Any) -> None:
+    """Write ``text`` with its upper left corner (or as ``ha``, ``va`` say) at (x, y)."""
+    # names of classes are no formulas, even with a dollar sign in them
+    options: Any = {"size": TEXT, "ha": "left", "va": "top", "parse_math": False} | style
+    if text:
+        axes.text(x, y, visible(text), **options)
+
+
+def _sides(image: np.ndarray) -> tuple[int, int]:
+    height, width = image.shape[-2:]
+    return height, width
+
+
+def _lines(cell: Cell) -> list[Caption]:
+    if cell is None or isinstance(cell, np.ndarray):
+        return []
+    if isinstance(cell, str | Caption):
+        return [Caption(cell) if isinstance(cell, str) else cell]
+    return list(cell)
+
+
+def _column_width(column: Sequence[Cell], side: float) -> float:
+    images = [tile_size(*_sides(cell), side)[0] for cell in column if isinstance(cell, np.ndarray)]
+    words = text_width([line.text for cell in column for line in _lines(cell)])
+    return max(*images, side, min(words, 2 * side)) if images else words or MARGIN
+
+
+def _row_height(row: Sequence[Cell], side: float) -> float:
+    images: Iterator[float] = (tile_size(*_sides(c), side)[1] + GAP for c in row if isinstance(c, np.ndarray))
+    return max([*images, *(LINE * len(_lines(cell)) for cell in row)], default=0.0) or 2 * GAP
 
 
 def displayable(image: Float[np.ndarray, "C H W"]) -> Float[np.ndarray, "H W 3"]:
@@ -242,15 +270,10 @@ def displayable(image: Float[np.ndarray, "C H W"]) -> Float[np.ndarray, "H W 3"]
     return rgb.transpose(1, 2, 0)
 
 
-def tile_size(height: int, width: int) -> tuple[float, float]:
-    """Width and height in inches of an image of ``height``×``width`` pixels: the longer side is one tile."""
+def tile_size(height: int, width: int, side: float = TILE) -> tuple[float, float]:
+    """Width and height in inches of an image of ``height``×``width`` pixels: the longer side is ``side``."""
     longer = max(height, width)
-    return TILE * width / longer, TILE * height / longer
-
-
-def column_width(tile: tuple[float, float], texts: Sequence[str]) -> float:
-    """Inches for a tile and the words over or under it; very long words will be shortened."""
-    return max(tile[0], TILE, min(text_width(texts), 2 * TILE))
+    return side * width / longer, side * height / longer
 
 
 def shorten(text: str, width: float, size: float = TEXT) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -118,18 +117,6 @@ def check_labels(model: Network, labels: Int[Tensor, "N"] | Int[Tensor, "N P"], 
         )
     if objects > 1 and (labels.sort(1).values.diff(dim=1) == 0).any():
         raise InputError("the objects of an image must be of different classes, got labels with a class twice")
-
-
-class Scored:
-    """What has class scores."""
-
-    scores: Any
-
-    @property
-    def lengths(self) -> Float[np.ndarray, "... J"]:
-        """The scores, by the name that they have where they are lengths ‖v_j‖."""
-        scores: np.ndarray = self.scores
-        return scores
 
 
 def classes_of(scores: Float[Tensor, "B J"], objects: int) -> Int[Tensor, "B"] | Int[Tensor, "B P"]:

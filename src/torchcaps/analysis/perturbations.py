@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from torchcaps.analysis.figures import (
-    GAP,
-    LINE,
-    MARGIN,
-    MUTED,
-    TILE,
-    Sheet,
-    drawable,
-    shorten,
-    text_width,
-    tile_size,
-)
+from torchcaps.analysis.figures import MUTED, TILE, Caption, Cell, shorten, tiles
 from torchcaps.analysis.inference import (
-    Scored,
     as_pixels,
     check_images,
     class_labels,
     inference,
     require_decoder,
 )
+from torchcaps.analysis.results import Scored, Table
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, Network
 from torchcaps.models.output import ScoreName
@@ -46,6 +36,54 @@ STEPS = Range(2, 500, whole=True)
 MOST_ROWS, MOST_DRAWN = 500, 5_000
 """Rows, and images, in one figure: more would make it larger than the 65,535 pixels that viewers take, or take
 hundreds of megabytes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Perturbations:
+    """The capsules of one or several images, changed in the same way.
+
+    Args:
+        results: From :func:`perturb_capsule`.
+        class_names: The name of each class.
+        images: What each image is, in words.
+        whose: Whose capsules they are, in words, such as ``"the longest"``; empty where one class was named.
+        component: The component that is changed, in each image; None for all components of one image.
+    """
+
+    results: Sequence[Perturbation]
+    class_names: Sequence[str]
+    images: Sequence[str]
+    whose: str = ""
+    component: int | None = None
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """The capsule of each image, and what was added to its components."""
+        return [
+            {
+                "image": words,
+                "class": self.class_names[each.target],
+                "score": float(each.scores[each.target]),
+                "components": list(each.components),
+                "offsets": each.offsets.tolist(),
+            }
+            for words, each in zip(self.images, self.results, strict=True)
+        ]
+
+    def tables(self) -> list[Table]:
+        """Whose capsule was changed, a line for each image."""
+        lines = []
+        for words, each in zip(self.images, self.results, strict=True):
+            part = "" if self.component is None else f"component {self.component} of "
+            name = self.class_names[each.target] + (f" ({self.whose})" if self.whose else "")
+            lines.append(f"{words}: {part}capsule {name}, {each.score_name} {each.scores[each.target]:.3f}")
+        return [Table((), note=lines)]
+
+    def figures(self) -> dict[str, Figure]:
+        """See :func:`figure_perturbation` and :func:`figure_component`."""
+        if self.component is None:
+            return {"": figure_perturbation(self.results[0], self.class_names)}
+        title = f"Component {self.component} of {self.whose} capsule" if self.whose else None
+        return {"": figure_component(self.results, self.class_names, title=title)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,29 +191,14 @@ def figure_perturbation(
     Raises:
         InputError: Not one name for each class, or more images than one figure holds (5,000, in 500 rows).
     """
-    names = drawable(class_labels(class_names, len(result.scores)))
-    rows = [str(d) for d in result.components]
-    tile = tile_size(*result.image.shape[1:])
-    beside = max(tile[0], text_width(["reconstruction"]))  # the column of the input
-    left = MARGIN + beside + 2 * MARGIN + text_width(rows) + LINE + GAP
-    top = MARGIN + 0.35
+    names = class_labels(class_names, len(result.scores))
+    beside: list[Cell] = [result.image, Caption("image", MUTED), result.reconstruction]
+    beside.append([Caption("reconstruction", MUTED), Caption(result.score, MUTED)])
+    rows: list[list[Cell]] = [[None, None, Caption("component", MUTED)]]
+    for own, d, images in itertools.zip_longest(beside, result.components, result.images):
+        rows.append([own, None] if images is None else [own, None, str(d), *images])
     title = title or f"Components of the capsule “{names[result.target]}”, changed one at a time"
-    sheet, middles = _draw_changes(
-        title, result.images, result.offsets, left, top, "added to the component", top + 2 * (tile[1] + 3 * LINE)
-    )
-    words = [["image"], ["reconstruction", result.score]]
-    y = top
-    for image, lines in zip((result.image, result.reconstruction), words, strict=True):
-        sheet.image(image, MARGIN + (beside - tile[0]) / 2, y, tile)
-        for n, line in enumerate(lines):
-            below = y + tile[1] + GAP / 2 + n * LINE
-            sheet.text(line, MARGIN + beside / 2, below, ha="center", color=MUTED)
-        y += tile[1] + GAP + 2 * LINE
-    for row, middle in zip(rows, middles, strict=True):
-        sheet.text(row, left - GAP, middle, ha="right", va="center")
-    x, y = left - GAP - text_width(rows) - LINE / 2, (middles[0] + middles[-1] + GAP) / 2
-    sheet.text("component", x, y, rotation=90, ha="center", va="center", color=MUTED)
-    return sheet.figure
+    return _draw_changes(rows, result.offsets, 3, title)
 
 
 def figure_component(
@@ -221,57 +244,22 @@ def figure_component(
     one = all(result.target == first.target for result in results)
     whose = f"of the capsule “{names[first.target]}”" if one else "of a capsule of each image"
     title = title or f"Component {component} {whose}"
-    words = [(shorten(f"capsule {names[each.target]}", 2 * TILE), each.score) for each in results]
-    tile = tile_size(*first.image.shape[1:])
-    headings = ("image", "reconstruction")
-    widths = [max(tile[0], text_width([heading])) for heading in headings]
-    centres = (MARGIN + widths[0] / 2, MARGIN + widths[0] + GAP + widths[1] / 2)
-    left = MARGIN + sum(widths) + 2 * GAP + text_width([line for lines in words for line in lines]) + GAP
-    top = MARGIN + 0.35 + LINE
-    images = np.concatenate([result.images for result in results])
-    sheet, middles = _draw_changes(title, images, first.offsets, left, top, f"added to component {component}")
-    for heading, centre in zip(headings, centres, strict=True):
-        sheet.text(heading, centre, top - GAP / 2, ha="center", va="bottom", color=MUTED)
-    for result, lines, middle in zip(results, words, middles, strict=True):
-        for image, centre in zip((result.image, result.reconstruction), centres, strict=True):
-            sheet.image(image, centre - tile[0] / 2, middle - tile[1] / 2, tile)
-        for n, line in enumerate(lines):
-            y = middle + (n - 0.5) * LINE
-            sheet.text(line, left - GAP, y, ha="right", va="center", color=MUTED if n else None)
-    return sheet.figure
+    rows: list[list[Cell]] = [[Caption("image", MUTED), Caption("reconstruction", MUTED)]]
+    for each in results:
+        capsule = Caption(shorten(f"capsule {names[each.target]}", 2 * TILE))
+        rows.append([each.image, each.reconstruction, [capsule, Caption(each.score, MUTED)], *each.images[0]])
+    return _draw_changes(rows, first.offsets, 3, title)
 
 
-def _draw_changes(
-    title: str,
-    images: Float[np.ndarray, "rows steps C H W"],
-    offsets: Float[np.ndarray, "steps"],
-    left: float,
-    top: float,
-    words: str,
-    height: float = 0.0,
-) -> tuple[Sheet, list[float]]:
-    """A sheet with decoded images from (left, top) on, and under their columns what was added, with its words.
-
-    The sheet is at least so high. Given back with it are the heights of the rows' middles.
-    """
-    rows, steps = images.shape[:2]
-    if rows > MOST_ROWS or rows * steps > MOST_DRAWN:
+def _draw_changes(rows: list[list[Cell]], offsets: Float[np.ndarray, "steps"], before: int, title: str) -> Figure:
+    """Draw rows of decoded images, and under their columns, after ``before`` others, what was added."""
+    if len(rows) - 1 > MOST_ROWS or (len(rows) - 1) * len(offsets) > MOST_DRAWN:
         raise InputError(
-            f"at most {MOST_DRAWN:,} images in {MOST_ROWS} rows are drawn in one figure, got {rows:,} rows of {steps:,}"
+            f"at most {MOST_DRAWN:,} images in {MOST_ROWS} rows are drawn in one figure, got {len(rows) - 1:,} rows of "
+            f"{len(offsets):,}"
         )
-    tile = tile_size(*images.shape[3:])
-    pitch = (tile[0] + GAP, tile[1] + GAP)
-    bottom = top + rows * pitch[1]
-    right = left + steps * pitch[0] - GAP
-    sheet = Sheet(right + MARGIN, max(bottom + 2 * LINE + GAP, height) + MARGIN, title)
-    for m, row in enumerate(images):
-        for n, image in enumerate(row):
-            sheet.image(image, left + n * pitch[0], top + m * pitch[1], tile)
-    for n, (offset, text) in enumerate(zip(offsets, _signed(offsets), strict=True)):
-        weight = "bold" if offset == 0 else "normal"
-        sheet.text(text, left + n * pitch[0] + tile[0] / 2, bottom, ha="center", weight=weight)
-    sheet.text(words, left + (steps * pitch[0] - GAP) / 2, bottom + LINE, ha="center", color=MUTED)
-    return sheet, [top + m * pitch[1] + tile[1] / 2 for m in range(rows)]
+    words = [Caption(text, bold=text == "0") for text in _signed(offsets)]
+    return tiles([*rows, [*[None] * (before - 1), Caption("added", MUTED), *words]], title=title)
 
 
 def _offsets(amplitude: float | tuple[float, float], steps: int) -> Float[np.ndarray, "steps"]:

@@ -1,18 +1,21 @@
-"""Photos beside what a network sees of them. Nothing here imports torch."""
+"""What a network says of image files, and photos beside what it sees of them. Nothing here imports torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
 
-from torchcaps.analysis.figures import GAP, LINE, MARGIN, MUTED, TEXT, WRONG, Sheet, drawable, text_width
+from torchcaps.analysis.calibration import Prediction, full
+from torchcaps.analysis.figures import MUTED, WRONG, Caption, Cell, tiles
+from torchcaps.analysis.results import MOST_CLASSES, MOST_SHOWN, Styled, Table
 from torchcaps.datasets.images import Photo
-from torchcaps.datasets.preparation import Box
-from torchcaps.errors import InputError
+from torchcaps.datasets.preparation import NOTHING, Prepared
+from torchcaps.errors import InputError, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,13 +35,87 @@ class SeenPhoto:
         title: The file and its class.
         photo: The file, and what the network was given.
         reconstruction: Pixels 0..1; None for a network without decoder.
-        doubts: Why the answer is unsure; empty where it is not.
+        caveats: Why the answer is unsure; empty where it is not.
     """
 
     title: str
     photo: Photo
     reconstruction: Float[np.ndarray, "C H W"] | None
-    doubts: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class PhotoAnswers:
+    """What a network says of image files.
+
+    Args:
+        files: The files.
+        prepared: What the network was given of each.
+        prediction: What it says.
+        class_names: The name of each class.
+        photos: The files' own pixels, small, for a figure; None without one.
+    """
+
+    files: Sequence[Path]
+    prepared: Sequence[Prepared]
+    prediction: Prediction
+    class_names: Sequence[str]
+    photos: Sequence[Photo] | None = None
+
+    def given(self, n: int) -> list[str]:
+        """The names of the classes that image n was given, the most certain first."""
+        return [self.class_names[j] for j in self.prediction.classes[n].reshape(-1).tolist()]
+
+    def caveats(self, n: int) -> tuple[str, ...]:
+        """Why the answer to image n is unsure."""
+        nothing = (NOTHING,) if NOTHING in self.prepared[n].changes else ()
+        return (*nothing, *self.prediction.caveats[n])
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """The class, or classes, of each file, all scores, how it was prepared, and why the answer is unsure."""
+        found: list[dict[str, Any]] = []
+        for n, (file, scores) in enumerate(zip(self.files, self.prediction.scores.tolist(), strict=True)):
+            given = self.given(n)
+            answer = {"classes": given} if len(given) > 1 else {"class": given[0]}
+            said = {"lengths": dict(zip(self.class_names, scores, strict=True)), "prepared": self.prepared[n].changes}
+            found.append({"image": str(file)} | answer | said | {"unsure": self.caveats(n)})
+        return found
+
+    def tables(self) -> list[Table]:
+        """The classes of each file and a bar for each score."""
+        found = []
+        for n, file in enumerate(self.files):
+            given, changes, caveats = self.given(n), self.prepared[n].changes, self.caveats(n)
+            note: list[str | Styled] = [f"  prepared: {'; '.join(changes)}"] if changes else []
+            note += [Styled(f"  unsure: {'; '.join(caveats)}", "yellow")] if caveats else []
+            scores = list(zip(map(visible, self.class_names), self.prediction.scores[n].tolist(), strict=True))
+            shown = scores if len(scores) <= MOST_CLASSES else sorted(scores, key=lambda each: -each[1])[:MOST_SHOWN]
+            wide = max(len(name) for name, _ in shown)
+            for name, score in shown:
+                note.append(
+                    Styled(
+                        f"  {name:>{wide}}  {score:.3f}  {bar(score)}", "green" if name in map(visible, given) else ""
+                    )
+                )
+            if len(shown) < len(scores):
+                note.append(f"  … and {len(scores) - len(shown)} lower ones (--json shows all)")
+            found.append(Table((), title=f"{file}  {' + '.join(given)}", note=note))
+        return found
+
+    def figures(self) -> dict[str, Figure]:
+        """The photos, see :func:`figure_photos`."""
+        drawn = self.prediction.reconstruction
+        seen = []
+        for n, (file, photo) in enumerate(zip(self.files, self.photos or (), strict=True)):
+            picture = None if drawn is None else full(drawn[n : n + 1])[0]
+            seen.append(SeenPhoto(f"{file.name}: {' + '.join(self.given(n))}", photo, picture, self.caveats(n)))
+        return {"": figure_photos(seen)}
+
+
+def bar(share: float, width: int = 30) -> str:
+    """A horizontal bar: ``share`` 0..1 of ``width`` characters, to an eighth of one."""
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 def figure_photos(seen: Sequence[SeenPhoto]) -> Figure:
@@ -52,43 +129,29 @@ def figure_photos(seen: Sequence[SeenPhoto]) -> Figure:
     """
     if not 1 <= len(seen) <= MOST_PHOTOS:
         raise InputError(f"a figure shows 1 to {MOST_PHOTOS} photos, got {len(seen)}")
-    titles = drawable([each.title for each in seen])
-    words = [[*each.photo.prepared.changes, *(f"unsure: {doubt}" for doubt in each.doubts)] for each in seen]
-    columns = ["photo", "what the network sees", "reconstruction"]
+    headings = ["photo", "what the network sees", "reconstruction"]
     if all(each.reconstruction is None for each in seen):
-        columns.pop()
-    left = MARGIN + len(columns) * (_SIDE + 2 * GAP)
-    wide = left + text_width([line for lines in words for line in lines] + titles) + MARGIN
-    row = _SIDE + 3 * GAP
-    sheet = Sheet(wide, MARGIN + LINE + len(seen) * row + MARGIN)
-    for n, heading in enumerate(columns):
-        sheet.text(heading, MARGIN + n * (_SIDE + 2 * GAP), MARGIN, color=MUTED)
-    for n, (each, title, lines) in enumerate(zip(seen, titles, words, strict=True)):
-        y = MARGIN + LINE + GAP + n * row
+        headings.pop()
+    rows: list[list[Cell]] = [[Caption(heading, MUTED) for heading in headings]]
+    for each in seen:
         photo = each.photo.shrunk(PREVIEW)
-        pictures = [photo.pixels, photo.prepared.image, each.reconstruction]
-        for at, picture in enumerate(pictures[: len(columns)]):
-            if picture is not None:
-                x = MARGIN + at * (_SIDE + 2 * GAP)
-                scale = _SIDE / max(picture.shape[1:])
-                sheet.image(_pixels(picture), x, y, (picture.shape[2] * scale, picture.shape[1] * scale))
-                if at == 0:
-                    _outline(sheet, photo.prepared.box, x, y, scale)
-        sheet.text(title, left, y, size=TEXT, weight="bold")
-        for number, line in enumerate(lines, 1):
-            sheet.text(line, left, y + number * LINE, color=WRONG if line.startswith("unsure") else MUTED)
-    return sheet.figure
+        words = [Caption(each.title, bold=True)]
+        words += [Caption(change, MUTED) for change in photo.prepared.changes]
+        words += [Caption(f"unsure: {reason}", WRONG) for reason in each.caveats]
+        pictures: list[Cell] = [_outlined(photo), photo.prepared.image / 255, each.reconstruction]
+        rows.append([*pictures[: len(headings)], words])
+    return tiles(rows, side=_SIDE)
 
 
-def _pixels(picture: np.ndarray) -> Float[np.ndarray, "C h w"]:
-    """Pixels 0..1 of uint8 ones of 0..255, or of 0..1."""
-    return picture / 255 if picture.dtype == np.uint8 else picture
-
-
-def _outline(sheet: Sheet, box: Box | None, x: float, y: float, scale: float) -> None:
-    """Draw the box of the ink on a photo whose upper left corner is at (x, y)."""
-    if box is not None:
-        top, left, bottom, right = (scale * edge for edge in box)
-        corners = [(x + a, y + b) for a, b in ((left, top), (right, top), (right, bottom), (left, bottom))]
-        for start, end in zip(corners, corners[1:] + corners[:1], strict=True):
-            sheet.line(start, end, colour=WRONG)
+def _outlined(photo: Photo) -> Float[np.ndarray, "C H W"]:
+    """A photo, pixels 0..1, with a red line round the box of its ink."""
+    box, pixels = photo.prepared.box, photo.pixels / 255
+    if box is None:
+        return pixels
+    pixels = np.broadcast_to(pixels if len(pixels) == 3 else pixels.mean(0), (3, *pixels.shape[1:])).copy()
+    inside, line = np.zeros(pixels.shape[1:], dtype=bool), -(-max(pixels.shape[1:]) // 130)
+    top, left, bottom, right = (int(edge) for edge in box)
+    inside[max(top - line, 0) : bottom + line, max(left - line, 0) : right + line] = True
+    inside[top:bottom, left:right] = False
+    pixels[:, inside] = np.array([[0.757], [0.153], [0.176]])  # WRONG
+    return pixels

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Shaped, UInt8
+from jaxtyping import Int, Shaped, UInt8
 from torch import Tensor
 
-from torchcaps.analysis.doubt import USUAL, Calibration, distances
-from torchcaps.analysis.inference import Scored, classes_of, in_batches, inference
+from torchcaps.analysis.calibration import USUAL, Calibration, Prediction, distances
+from torchcaps.analysis.inference import classes_of, in_batches, inference
 from torchcaps.datasets.images import Fit, read_image
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError
 from torchcaps.models import Network
-from torchcaps.models.output import ScoreName
 
 BRIGHTEST = 1e15
 """A pixel whose square float32 still holds, summed over any image."""
@@ -40,32 +38,14 @@ def load_image(
     return torch.from_numpy(image)
 
 
-@dataclass(frozen=True, eq=False)
-class Predictions(Scored):
-    """What a network says about images.
-
-    Args:
-        classes: The class of the highest score; with several objects in an image those of the P highest, the highest
-            first.
-        scores: All class scores, 0..1: the lengths ‖v_j‖ of capsules, their activations, or a CNN's probabilities.
-        reconstructions: The image decoded from the capsule of the highest score, pixels 0..1; with several objects each
-            decoded from its own, as ``classes`` has them (or the targets, where they chose); None without a decoder.
-        score_name: What the scores are.
-    """
-
-    classes: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"]
-    scores: Float[np.ndarray, "N J"]
-    reconstructions: Float[np.ndarray, "N C H W"] | Float[np.ndarray, "N P C H W"] | None
-    score_name: ScoreName = "length"
-
-
 def predict(
     model: Network,
     images: Shaped[Tensor, "N C H W"],
     targets: Int[Tensor, "N"] | Int[Tensor, "N P"] | None = None,
     *,
+    calibration: Calibration | None = None,
     batch_size: int = 256,
-) -> Predictions:
+) -> Prediction:
     """Classify images, and decode each from one capsule where the network has a decoder.
 
     Args:
@@ -73,26 +53,26 @@ def predict(
         images: uint8 of 0..255 or floating-point of 0..1; N at least 1.
         targets: The classes whose capsules are decoded instead of that of the highest score; they do not change the
             classification.
+        calibration: What is usual for the network; what holds for any if None.
         batch_size: Images at a time.
 
     Raises:
         TypeError: Images of another dtype.
         InputError: Images of a shape the network was not built for, no image, or targets that do not fit.
     """
-    parts, reconstructions = [], []
+    given, parts, reconstructions = [], [], []
     with inference(model):
         for pixels, classes in in_batches(model, images, targets, batch_size):
             output = model(pixels, classes)
+            given.append(pixels.float().cpu())
             parts.append(output.scores.float().cpu())
             if output.reconstruction is not None:
                 reconstructions.append(output.reconstruction.float().cpu())
     scores = torch.cat(parts)
-    return Predictions(
-        classes_of(scores, model.objects).numpy(),
-        scores.numpy(),
-        torch.cat(reconstructions).numpy() if reconstructions else None,
-        output.score_name,
-    )
+    decoded = torch.cat(reconstructions).numpy() if reconstructions else None
+    found = classes_of(scores, model.objects).numpy()
+    shown = torch.cat(given).numpy()
+    return Prediction.of(shown, found, scores.numpy(), decoded, calibration, score_name=output.score_name)
 
 
 def calibrate(model: Network, images: Shaped[Tensor, "N C H W"], *, batch_size: int = 256) -> Calibration:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from torchcaps.analysis.figures import COLOURS, draw_legend, new_figure, style_axes
 from torchcaps.analysis.inference import in_batches, inference
+from torchcaps.analysis.results import Styled, Table
 from torchcaps.datasets import ImageSet
 from torchcaps.datasets.affine import inverse_maps, linear_maps, warp
 from torchcaps.datasets.rng import generator
@@ -39,6 +40,7 @@ for each pixel down; share of the height and width."""
 _PENALTIES = tuple(10.0**power for power in range(-2, 6))
 _FEWEST = 10  # images of a class to fit on
 _CHUNK = 512  # images changed at once
+_COMPONENTS = 16  # principal components, as many as a pose has numbers
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,39 @@ class Probe:
     def to_dict(self) -> dict[str, Any]:
         """All fields, as JSON takes them."""
         return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class Probing:
+    """The probes of several networks beside each other.
+
+    Args:
+        networks: What :func:`probe` found of each, by the name to show.
+        images: What each was fitted and judged on, in words.
+    """
+
+    networks: Mapping[str, Sequence[Probe]]
+    images: Mapping[str, str]
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """The ``probes`` of each network."""
+        return [{"probes": [each.to_dict() for each in probes]} for probes in self.networks.values()]
+
+    def tables(self) -> list[Table]:
+        """R² of each factor, a table for each network."""
+        found = []
+        for (name, probes), where in zip(self.networks.items(), self.images.values(), strict=True):
+            rows: list[list[str | Styled]] = []
+            for each in probes:
+                rows.append([each.numbers, str(each.width), *(f"{value:.3f}" for value in each.r2.values())])
+                shuffled = ("  shuffled", "", *(f"{value:.3f}" for value in each.shuffled.values()))
+                rows.append([Styled(cell, "dim") for cell in shuffled])
+            found.append(Table(rows, ("R²", "numbers", *probes[0].r2), f"{name}: fitted and judged on {where}"))
+        return found
+
+    def figures(self) -> dict[str, Figure]:
+        """Bars, see :func:`figure_probe`."""
+        return {"": figure_probe(self.networks)}
 
 
 def with_affine_factors(image_set: ImageSet, *, seed: int = 0) -> ImageSet:
@@ -126,10 +161,14 @@ def probe(model: Network, fitted: ImageSet, held_out: ImageSet, *, seed: int = 0
         if count < _FEWEST:
             raise InputError(f"there must be at least {_FEWEST} images of each class to fit on, got {count} of {label}")
     parts = [_numbers(model, images, batch_size) for images in (fitted, held_out)]
-    kinds = {name: (parts[0][name], parts[1][name]) for name in parts[0]}
+    kinds: dict[str, tuple[np.ndarray, ...]] = {name: (parts[0][name], parts[1][name]) for name in parts[0]}
     if "features" in kinds:
-        kinds["principal components"] = _components(*kinds["features"])
-    kinds["pixels"] = (_flat(fitted), _flat(held_out))
+        from sklearn.decomposition import PCA
+
+        x, others = kinds["features"]
+        components = PCA(min(_COMPONENTS, *x.shape), random_state=0).fit(x)
+        kinds["principal components"] = components.transform(x), components.transform(others)
+    kinds["pixels"] = tuple(each.images.flatten(1).float().div_(255).numpy() for each in (fitted, held_out))
     labels = fitted.labels.numpy(), held_out.labels.numpy()
     targets = {name: (_target(name, fitted), _target(name, held_out)) for name in names}
     order = generator(seed).permutation(len(fitted))
@@ -141,7 +180,7 @@ def probe(model: Network, fitted: ImageSet, held_out: ImageSet, *, seed: int = 0
     return found
 
 
-def figure_probe(networks: Mapping[str, list[Probe]], *, title: str | None = None) -> Figure:
+def figure_probe(networks: Mapping[str, Sequence[Probe]], *, title: str | None = None) -> Figure:
     """R² of each factor as bars, one colour for each network and set of numbers; what is below 0 is drawn as 0.
 
     Of networks that were judged on the same images, the pixels stand there once.
@@ -199,19 +238,6 @@ def _numbers(model: Network, images: ImageSet, batch_size: int) -> dict[str, Flo
     return {"features": torch.cat(rows).numpy()}
 
 
-def _components(
-    fitted: Float[np.ndarray, "N F"], held_out: Float[np.ndarray, "M F"], most: int = 16
-) -> tuple[Float[np.ndarray, "N D"], Float[np.ndarray, "M D"]]:
-    from sklearn.decomposition import PCA
-
-    analysis = PCA(min(most, *fitted.shape), random_state=0).fit(fitted)
-    return analysis.transform(fitted), analysis.transform(held_out)
-
-
-def _flat(images: ImageSet) -> Float[np.ndarray, "N F"]:
-    return images.images.flatten(1).float().div_(255).numpy()
-
-
 def _target(name: str, images: ImageSet) -> Float[np.ndarray, "N T"]:
     values = images.factors[name].double().numpy()[:, None]
     if name not in ANGLES:
@@ -234,6 +260,7 @@ def _judge(
 ) -> dict[str, float]:
     """R² of each factor on the held-out images, by a regression for each class."""
     from sklearn.linear_model import RidgeCV
+    from sklearn.metrics import r2_score
 
     wanted = np.concatenate([fit for fit, _ in targets.values()], 1)
     truth = np.concatenate([held for _, held in targets.values()], 1)
@@ -243,10 +270,9 @@ def _judge(
         scale = float(fitted[mine].var(0).mean()) ** 0.5 or 1.0
         regression = RidgeCV(_PENALTIES, alpha_per_target=True).fit(fitted[mine] / scale, wanted[mine])
         guess[others] = regression.predict(held_out[others] / scale).reshape(guess[others].shape)
-    errors, spread = np.square(truth - guess).sum(0), np.square(truth - truth.mean(0)).sum(0)
     found, start = {}, 0
     for name, (_, held) in targets.items():
         these = slice(start, start + held.shape[1])
-        found[name] = float(1 - errors[these].sum() / spread[these].sum())
+        found[name] = float(r2_score(truth[:, these], guess[:, these], multioutput="variance_weighted"))
         start += held.shape[1]
     return found

@@ -1,20 +1,19 @@
-"""What the decoder makes of the capsules: images beside their reconstructions."""
+"""Pictures of images: a data set's with their labels, and beside them what a decoder makes of their capsules."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from torchcaps.analysis.doubt import whole
-from torchcaps.analysis.figures import COLOURS, MUTED, WRONG, Caption, draw_tiles, drawable
+from torchcaps.analysis.calibration import full
+from torchcaps.analysis.figures import COLOURS, MUTED, WRONG, Caption, Cell, in_bands, tiles
 from torchcaps.analysis.inference import (
-    Scored,
     as_pixels,
     check_images,
     check_labels,
@@ -23,6 +22,8 @@ from torchcaps.analysis.inference import (
     require_decoder,
 )
 from torchcaps.analysis.predictions import predict
+from torchcaps.analysis.results import Scored, Table
+from torchcaps.datasets import ImageSet, PairSet
 from torchcaps.errors import InputError
 from torchcaps.models import Network
 from torchcaps.models.output import ScoreName
@@ -30,7 +31,7 @@ from torchcaps.models.output import ScoreName
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_SHOWN = 1000
+MOST_DRAWN = 1000
 """Images in one figure: in rows of ten, more would make it higher than the 65,535 pixels that viewers take."""
 OVERLAID = ("#00ff00", "#ff00ff")
 """Colours of two objects laid over each other, told apart by colour-blind readers too; together they are white."""
@@ -48,6 +49,8 @@ class Reconstructions(Scored):
         scores: All class scores: the lengths ‖v_j‖ of the capsules, or their activations.
         decoded: The class whose capsule was decoded, or those of the objects, as ``reconstructions`` has them.
         score_name: What the scores are.
+        class_names: The name of each class; its number if None.
+        where: What the images are, in words.
     """
 
     images: Float[np.ndarray, "N C H W"]
@@ -57,11 +60,30 @@ class Reconstructions(Scored):
     scores: Float[np.ndarray, "N J"]
     decoded: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"]
     score_name: ScoreName = "length"
+    class_names: Sequence[str] | None = None
+    where: str = "images"
+
+    def to_dict(self) -> dict[str, Any]:
+        """How many images were given their classes, where known, and the squared error of each reconstruction."""
+        right = None if self.labels is None else int(self.right.sum())
+        return {"num_images": len(self.images), "num_correct": right, "squared_error": self.squared_error.tolist()}
+
+    def tables(self) -> list[Table]:
+        """The same in a sentence."""
+        known = self.to_dict()
+        given = "their class" if self.classes.ndim == 1 else "exactly their classes"
+        right = "" if self.labels is None else f"{known['num_correct']:,} were given {given}; "
+        error = f"squared error {self.squared_error.mean():.2f} an image"
+        return [Table((), note=[f"First {len(self.images):,} {self.where}: {right}{error}"])]
+
+    def figures(self) -> dict[str, Figure]:
+        """Images over their reconstructions, see :func:`figure_reconstructions`."""
+        return {"": figure_reconstructions(self, self.class_names)}
 
     @property
-    def whole(self) -> Float[np.ndarray, "N C H W"]:
+    def full(self) -> Float[np.ndarray, "N C H W"]:
         """Reconstructions of whole images: the objects of each laid over each other, added and cut off at 1."""
-        return whole(self.reconstructions)
+        return full(self.reconstructions)
 
     @property
     def right(self) -> Bool[np.ndarray, "N"]:
@@ -79,7 +101,7 @@ class Reconstructions(Scored):
     @property
     def squared_error(self) -> Float[np.ndarray, "N"]:
         """Squared error of each whole image's reconstruction, summed over its pixels."""
-        return np.square(self.whole - self.images).reshape(len(self.images), -1).sum(1)
+        return np.square(self.full - self.images).reshape(len(self.images), -1).sum(1)
 
 
 def reconstruct(
@@ -118,10 +140,10 @@ def reconstruct(
     source = labels if getattr(network.decoder, "decoder_mask", None) == "label" else None
     targets = {"source": source, "longest": None, "label": labels}[capsule]
     predictions = predict(network, images, targets, batch_size=batch_size)
-    assert predictions.reconstructions is not None  # there is a decoder
+    assert predictions.reconstruction is not None  # there is a decoder
     return Reconstructions(
         images=as_pixels(network, images).float().cpu().numpy(),
-        reconstructions=predictions.reconstructions,
+        reconstructions=predictions.reconstruction,
         labels=None if labels is None else labels.cpu().numpy(),
         classes=predictions.classes,
         scores=predictions.scores,
@@ -152,32 +174,64 @@ def figure_reconstructions(
 
     Source: Sabour, Frosst, Hinton 2017, figures 3 and 5 (arXiv:1710.09829).
     """
-    if len(result.images) > MOST_SHOWN:
-        raise InputError(f"at most {MOST_SHOWN:,} images are drawn in one figure, got {len(result.images):,}")
-    names = drawable(class_labels(class_names, result.scores.shape[1]))
+    if len(result.images) > MOST_DRAWN:
+        raise InputError(f"at most {MOST_DRAWN:,} images are drawn in one figure, got {len(result.images):,}")
+    names = class_labels(class_names, result.scores.shape[1])
     classes = result.classes.reshape(len(result.classes), -1)  # (N, P)
     wrong = np.zeros(len(classes), dtype=bool) if result.labels is None else ~result.right
     scores = [" ".join(f"{score:.2f}" for score in row) for row in np.take_along_axis(result.scores, classes, 1)]
-    lines = {
-        "class": [Caption(join_names(names, row), WRONG if wrong[n] else None) for n, row in enumerate(classes)],
-        result.score_name: [Caption(score, MUTED) for score in scores],
-    }
+    rows: dict[str, Sequence[Cell]] = {"image": [*result.images], **_drawn(result)}
     if result.labels is not None:
-        lines = {"label": [Caption(join_names(names, row)) for row in result.labels], **lines}
+        rows["label"] = [join_names(names, row) for row in result.labels]
+    rows["class"] = [Caption(join_names(names, row), WRONG if wrong[n] else None) for n, row in enumerate(classes)]
+    rows[result.score_name] = [Caption(score, MUTED) for score in scores]
     if (result.decoded != result.classes).any():
-        lines["decoded"] = [Caption(join_names(names, row), MUTED) for row in result.decoded]
-    return draw_tiles({"image": result.images, **_rows(result)}, lines, columns, title)
+        rows["decoded"] = [Caption(join_names(names, row), MUTED) for row in result.decoded]
+    return tiles(in_bands(rows, columns), title=title or "")
 
 
-def _rows(result: Reconstructions) -> dict[str, Float[np.ndarray, "N C H W"]]:
+def _drawn(result: Reconstructions) -> dict[str, Sequence[Cell]]:
     """What stands under the images, by its heading: the reconstruction, or those of the objects and all together."""
     from matplotlib.colors import to_rgb
 
     if result.reconstructions.ndim == 4:
-        return {"reconstruction": result.reconstructions}
+        return {"reconstruction": [*result.reconstructions]}
     greys = result.reconstructions.mean(2)  # (N, P, H, W)
     colours = OVERLAID if greys.shape[1] == len(OVERLAID) else COLOURS
     tints = np.array([to_rgb(colour) for colour in itertools.islice(itertools.cycle(colours), greys.shape[1])])
     tinted = greys[:, :, None] * tints[:, :, None, None]  # (N, P, 3, H, W)
-    objects = {f"object {p + 1}": tinted[:, p] for p in range(greys.shape[1])}
-    return objects | {"both" if len(objects) == 2 else "together": tinted.sum(1).clip(max=1)}
+    objects: dict[str, Sequence[Cell]] = {f"object {p + 1}": [*tinted[:, p]] for p in range(greys.shape[1])}
+    return objects | {"both" if len(objects) == 2 else "together": [*tinted.sum(1).clip(max=1)]}
+
+
+def figure_samples(
+    image_set: ImageSet | PairSet,
+    class_names: Sequence[str] | None = None,
+    *,
+    rows: int = 4,
+    columns: int = 10,
+    title: str | None = None,
+) -> Figure:
+    """The first images of a set, each with its label, or those of all its objects, under it.
+
+    Args:
+        image_set: Images and their classes; the first ``rows`` · ``columns`` are shown, or all if there are fewer.
+        class_names: The name of each class; its number if None.
+        rows: Images below each other.
+        columns: Images side by side.
+        title: Above the figure.
+
+    Raises:
+        InputError: ``rows`` or ``columns`` below one, or a label without a name.
+    """
+    if rows < 1:
+        raise InputError(f"rows must be at least 1, got {rows}")
+    shown = image_set.preview(max(rows * columns, 1))
+    highest = int(shown.labels.max())
+    names = class_labels(None, highest + 1) if class_names is None else class_names
+    if highest >= len(names):
+        raise InputError(f"a label is {highest}, but there are only {len(names)} class names")
+    labels: list[Cell] = [join_names(names, each) for each in shown.labels]
+    images: list[Cell] = [*(shown.images.cpu().numpy() / 255)]
+    cells = in_bands({"": images, " ": labels}, columns)
+    return tiles([row[1:] for row in cells], title=title or "")

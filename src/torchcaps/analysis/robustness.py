@@ -1,10 +1,4 @@
-"""How a network's accuracy falls when images are turned, or changed by an adversary who knows its gradient.
-
-Capsule networks and CNNs are attacked alike, through their own loss or through their scores. The two differ: a margin
-loss is exactly zero, and so is its gradient, for an image that is classified with enough margin. An attack that follows
-the loss then stands still, or, where there is a decoder, follows the reconstruction error alone, and the network looks
-more robust than it is; one that follows the scores goes on.
-"""
+"""How a network's accuracy falls when images are turned, or changed by an adversary, see :mod:`.attacks`."""
 
 from __future__ import annotations
 
@@ -18,24 +12,26 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float
 from torch import Tensor
 
+from torchcaps.analysis import attacks
+from torchcaps.analysis.attacks import Objective, Steps
+from torchcaps.analysis.defaults import ANGLES, EPSILONS, MOST_STRENGTHS, PGD_STEPS
 from torchcaps.analysis.figures import COLOURS, draw_legend, new_figure, style_axes
-from torchcaps.analysis.inference import as_pixels, check_labels, frozen, in_batches, inference
-from torchcaps.analysis.strengths import ANGLES, EPSILONS, MOST_STRENGTHS, PGD_STEPS, STEPS
-from torchcaps.checks import check, checked
+from torchcaps.analysis.inference import in_batches, inference
+from torchcaps.analysis.results import Table, percent
+from torchcaps.checks import checked
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
-from torchcaps.models import ModelOutput, Network
-from torchcaps.ranges import SEED, PositiveFactor, Range
+from torchcaps.models import Network
+from torchcaps.ranges import Range, Seed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
 Attack = Literal["fgsm", "pgd"]
-Objective = Literal["loss", "scores"]
 ANGLE = Range(-1e6, 1e6)
 """Degrees, either way."""
 
@@ -59,9 +55,6 @@ class RobustnessCurve:
         strengths: Degrees of a rotation, or the largest change of a pixel of 0..1.
         accuracy: Share of the images that were given their class at each strength, 0..1.
         num_images: How many images were looked at.
-
-    Raises:
-        InputError: Another kind, or not one accuracy for each strength.
     """
 
     kind: str
@@ -69,26 +62,54 @@ class RobustnessCurve:
     accuracy: tuple[float, ...]
     num_images: int
 
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise InputError(f"the kind of a curve must be one of {', '.join(KINDS)}, got {self.kind!r}")
-        if not 0 < len(self.strengths) == len(self.accuracy):
-            raise InputError(
-                f"a curve must have one accuracy for each strength, got {len(self.accuracy)} for {len(self.strengths)}"
-            )
-
     def to_dict(self) -> dict[str, Any]:
         """All fields, as JSON takes them."""
         return dataclasses.asdict(self) | {"strengths": list(self.strengths), "accuracy": list(self.accuracy)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of :meth:`to_dict`; InputError if the values are not those of a curve."""
-        try:
-            sequences = {name: tuple(map(float, values[name])) for name in ("strengths", "accuracy")}
-            return cls(kind=values["kind"], num_images=int(values["num_images"]), **sequences)
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"no robustness curve: {error}") from None
+        """The inverse of :meth:`to_dict`."""
+        return cls(values["kind"], tuple(values["strengths"]), tuple(values["accuracy"]), values["num_images"])
+
+
+@dataclass(frozen=True)
+class Robustness:
+    """The curves of several networks beside each other, the same kinds of each.
+
+    Args:
+        networks: The curves of each network, by the name to show.
+        images: The images that each was measured on, in words.
+    """
+
+    networks: Mapping[str, Sequence[RobustnessCurve]]
+    images: Mapping[str, str]
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """The ``curves`` of each network."""
+        return [{"curves": [curve.to_dict() for curve in curves]} for curves in self.networks.values()]
+
+    def tables(self) -> list[Table]:
+        """Accuracy at each strength, a table for each kind and a column for each network."""
+        each = ", ".join(f"of {name} on {words}" for name, words in self.images.items())
+        title = f"Accuracy {each}" if self._differ else f"Accuracy on {next(iter(self.images.values()))}"
+        found = []
+        for curves in zip(*self.networks.values(), strict=True):
+            name, unit = KINDS[curves[0].kind]
+            rows = [
+                [f"{strength:g}", *(percent(curve.accuracy[n]) for curve in curves)]
+                for n, strength in enumerate(curves[0].strengths)
+            ]
+            found.append(Table(rows, (unit, *self.networks), f"{name}. {title}", left=0))
+        return found
+
+    def figures(self) -> dict[str, Figure]:
+        """The curves, see :func:`figure_robustness`."""
+        lines = (f"{name}: {words}" for name, words in self.images.items())
+        return {"": figure_robustness(self.networks, title="\n".join(lines) if self._differ else None)}
+
+    @property
+    def _differ(self) -> bool:
+        return len(set(self.images.values())) > 1
 
 
 @checked
@@ -115,12 +136,7 @@ def rotate(images: Float[Tensor, "B C H W"], degrees: Annotated[float, ANGLE]) -
 
 
 def rotation_curve(
-    model: Network,
-    image_set: ImageSet,
-    *,
-    angles: Sequence[float] = ANGLES,
-    batch_size: int = 256,
-    progress: Callable[[], None] | None = None,
+    model: Network, image_set: ImageSet, *, angles: Sequence[float] = ANGLES, batch_size: int = 256
 ) -> RobustnessCurve:
     """Accuracy on images that are turned by each of some angles.
 
@@ -129,7 +145,6 @@ def rotation_curve(
         image_set: Images and their classes.
         angles: Degrees, counter-clockwise.
         batch_size: Images at a time.
-        progress: Called after each batch at each angle.
 
     Raises:
         InputError: A network of several objects, images that it was not built for, or no angle.
@@ -139,107 +154,49 @@ def rotation_curve(
     def change(n: int, images: Tensor, _: Tensor) -> Tensor:
         return rotate(images, angles[n])
 
-    return _curve("rotation", model, image_set, angles, batch_size, change, progress)
+    return _curve("rotation", model, image_set, angles, batch_size, change)
 
 
-def fgsm(
-    model: Network,
-    images: Shaped[Tensor, "B C H W"],
-    labels: Int[Tensor, "B"],
-    epsilon: float,
-    *,
-    objective: Objective = "loss",
-) -> Float[Tensor, "B C H W"]:
-    """Images changed by one step of ``epsilon`` along the sign of the gradient: x + ε·sign ∇L, kept in 0..1.
-
-    Args:
-        model: A network of one object an image; in evaluation mode meanwhile, and afterwards as it was.
-        images: uint8 of 0..255 or floating-point of 0..1.
-        labels: Their classes.
-        epsilon: Largest change of a pixel, 0..1.
-        objective: What grows: the network's own ``"loss"``, or the difference of ``"scores"`` between the best wrong
-            class and the right one (scores of capsules, a CNN's logits), which does not flatten out.
-
-    Raises:
-        TypeError: Images of another dtype.
-        InputError: A network of several objects, images it was not built for, or an option out of its range.
-
-    Source: Goodfellow, Shlens, Szegedy 2014 (arXiv:1412.6572).
-    """
-    _check_attack(model, [epsilon], objective)
-    pixels, labels = _prepare(model, images, labels)
-    with frozen(model):
-        return _step(model, pixels, labels, epsilon, objective).clamp_(0, 1)
-
-
-def pgd(
-    model: Network,
-    images: Shaped[Tensor, "B C H W"],
-    labels: Int[Tensor, "B"],
-    epsilon: float,
-    *,
-    steps: int = PGD_STEPS,
-    step_size: float | None = None,
-    objective: Objective = "loss",
-    seed: int = 0,
-) -> Float[Tensor, "B C H W"]:
-    """Images changed by many small steps of :func:`fgsm` from a random start, never by more than ``epsilon``.
-
-    A step changes a pixel by ``step_size``, 2.5·ε/steps if None. The start is uniform in ±ε, drawn from ``seed``, 0 to
-    2³² - 1. The other arguments and the errors are those of :func:`fgsm`.
-
-    Source: Madry, Makelov, Schmidt, Tsipras, Vladu 2017 (arXiv:1706.06083).
-    """
-    _check_attack(model, [epsilon], objective, steps, step_size, seed)
-    pixels, labels = _prepare(model, images, labels)
-    generator = torch.Generator().manual_seed(seed)
-    with frozen(model):
-        return _descend(model, pixels, labels, epsilon, steps, step_size, objective, generator)
-
-
+@checked
 def attack_curve(
     model: Network,
     image_set: ImageSet,
     attack: Attack,
     *,
     epsilons: Sequence[float] = EPSILONS,
-    steps: int = PGD_STEPS,
+    steps: Steps = PGD_STEPS,
     objective: Objective = "loss",
-    seed: int = 0,
+    seed: Seed = 0,
     batch_size: int = 256,
-    progress: Callable[[], None] | None = None,
 ) -> RobustnessCurve:
     """Accuracy on images that an adversary has changed by at most each of some amounts.
 
     Args:
-        model: As for :func:`fgsm`.
+        model: As for :func:`~torchcaps.analysis.fgsm`.
         image_set: Images and their classes.
         attack: ``"fgsm"`` or ``"pgd"``.
         epsilons: Largest changes of a pixel, 0..1; at 0 the images are as they are.
         steps: Of PGD.
-        objective: As for :func:`fgsm`.
+        objective: As for :func:`~torchcaps.analysis.fgsm`.
         seed: Of PGD's starts; 0 to 2³² - 1.
         batch_size: Images at a time; PGD's starts depend on it.
-        progress: Called after each batch at each strength.
 
     Raises:
-        InputError: As for :func:`fgsm`, or an unknown attack.
+        InputError: As for :func:`~torchcaps.analysis.fgsm`, or an unknown attack.
     """
-    _check_attack(model, epsilons, objective, steps, seed=seed)
-    if attack not in ("fgsm", "pgd"):
-        raise InputError(f'attack must be "fgsm" or "pgd", got {attack!r}')
-    generators = [torch.Generator().manual_seed(seed) for _ in epsilons]
+    _check(model, epsilons, "epsilon", Range(0, 1))
+    goal, starts = attacks.goal_of(model, objective), [torch.Generator().manual_seed(seed) for _ in epsilons]
 
     def change(n: int, images: Tensor, labels: Tensor) -> Tensor:
-        if epsilons[n] == 0:
+        epsilon = epsilons[n]
+        if epsilon == 0:
             return images
-        with frozen(model):
-            if attack == "fgsm":
-                return _step(model, images, labels, epsilons[n], objective).clamp_(0, 1)
-            return _descend(model, images, labels, epsilons[n], steps, None, objective, generators[n])
+        if attack == "fgsm":
+            return attacks.attack(model, images, labels, epsilon, goal)
+        return attacks.attack(model, images, labels, epsilon, goal, steps, 2.5 * epsilon / steps, starts[n])
 
     kind = attack if objective == "loss" else f"{attack}-scores"
-    return _curve(kind, model, image_set, epsilons, batch_size, change, progress)
+    return _curve(kind, model, image_set, epsilons, batch_size, change)
 
 
 def figure_robustness(networks: Mapping[str, Sequence[RobustnessCurve]], *, title: str | None = None) -> Figure:
@@ -259,9 +216,8 @@ def figure_robustness(networks: Mapping[str, Sequence[RobustnessCurve]], *, titl
     columns = min(len(kinds), 3)
     rows = -(-len(kinds) // columns)
     figure = new_figure(3.6 * columns + 0.4, 3.2 * rows + 0.5, title)
-    panels = figure.subplots(rows, columns, squeeze=False).ravel()
     lines: dict[str, Line2D] = {}
-    for panel, kind in itertools.zip_longest(panels, kinds):
+    for panel, kind in itertools.zip_longest(figure.subplots(rows, columns, squeeze=False).ravel(), kinds):
         if kind is None:
             panel.set_axis_off()
             continue
@@ -285,13 +241,6 @@ def figure_robustness(networks: Mapping[str, Sequence[RobustnessCurve]], *, titl
     return figure
 
 
-def score_margin(output: ModelOutput, labels: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
-    """The best wrong class's score less the right one's: scores of capsules, a CNN's logits; above 0 where wrong."""
-    scores = output.scores if output.logits is None else output.logits
-    right = F.one_hot(labels, scores.shape[1]).bool()
-    return scores.masked_fill(right, -math.inf).amax(1) - scores[right]
-
-
 def _curve(
     kind: str,
     model: Network,
@@ -299,7 +248,6 @@ def _curve(
     strengths: Sequence[float],
     batch_size: int,
     change: Callable[[int, Tensor, Tensor], Tensor],
-    progress: Callable[[], None] | None,
 ) -> RobustnessCurve:
     """Accuracy on what ``change`` makes of images for the n-th strength."""
     correct = np.zeros(len(strengths), dtype=np.int64)
@@ -309,49 +257,8 @@ def _curve(
             changed = change(n, images, labels)
             with inference(model):
                 correct[n] += int((model(changed).scores.argmax(-1) == labels).sum())
-            if progress is not None:
-                progress()
     accuracy = tuple((correct / len(image_set)).tolist())
     return RobustnessCurve(kind, tuple(map(float, strengths)), accuracy, len(image_set))
-
-
-def _step(model: Network, pixels: Tensor, labels: Tensor, size: float, objective: Objective) -> Tensor:
-    """One step of ``size`` along the sign of the gradient of the objective."""
-    with torch.enable_grad():
-        variable = pixels.detach().requires_grad_()
-        output = model(variable, model.decoder_targets(labels))
-        by_loss = objective == "loss"
-        goal = model.loss(output, variable, labels).total if by_loss else score_margin(output, labels).sum()
-        (gradient,) = torch.autograd.grad(goal, variable)
-    return pixels.detach() + size * gradient.sign()
-
-
-def _descend(
-    model: Network,
-    pixels: Tensor,
-    labels: Tensor,
-    epsilon: float,
-    steps: int,
-    step_size: float | None,
-    objective: Objective,
-    generator: torch.Generator,
-) -> Tensor:
-    size = 2.5 * epsilon / steps if step_size is None else step_size
-    noise = torch.rand(pixels.shape, generator=generator).to(pixels)  # drawn on the CPU: alike on every device
-    changed = (pixels + epsilon * (2 * noise - 1)).clamp_(0, 1)
-    for _ in range(steps):
-        moved = _step(model, changed, labels, size, objective)
-        changed = torch.clamp(moved, pixels - epsilon, pixels + epsilon).clamp_(0, 1)
-    return changed
-
-
-def _prepare(
-    model: Network, images: Shaped[Tensor, "B C H W"], labels: Int[Tensor, "B"]
-) -> tuple[Float[Tensor, "B C H W"], Int[Tensor, "B"]]:
-    """Images as the network takes them, and their labels beside them."""
-    pixels = as_pixels(model, images)
-    check_labels(model, labels, len(pixels))
-    return pixels, labels.to(pixels.device)
 
 
 def _check(model: Network, strengths: Sequence[float], name: str, allowed: Range) -> None:
@@ -359,25 +266,7 @@ def _check(model: Network, strengths: Sequence[float], name: str, allowed: Range
         raise InputError(
             f"robustness is measured on images of one object, but this network finds {model.objects} in each"
         )
-    if not strengths:
-        raise InputError(f"there must be at least one {name}, got none")
-    if len(strengths) > MOST_STRENGTHS:
-        raise InputError(f"there must be at most {MOST_STRENGTHS} numbers for {name}, got {len(strengths)}")
+    if not 0 < len(strengths) <= MOST_STRENGTHS:
+        raise InputError(f"there must be at least one {name}, and at most {MOST_STRENGTHS}, got {len(strengths)}")
     for strength in strengths:
         allowed.check(name, strength)
-
-
-def _check_attack(
-    model: Network,
-    epsilons: Sequence[float],
-    objective: Objective,
-    steps: int = PGD_STEPS,
-    step_size: float | None = None,
-    seed: int = 0,
-) -> None:
-    _check(model, epsilons, "epsilon", Range(0, 1))
-    if objective not in ("loss", "scores"):
-        raise InputError(f'objective must be "loss" or "scores", got {objective!r}')
-    STEPS.check("steps", steps)
-    check("step_size", step_size, PositiveFactor | None)
-    SEED.check("seed", seed)

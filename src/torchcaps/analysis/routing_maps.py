@@ -9,33 +9,28 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
+from torchcaps.analysis.defaults import DRAWN_ITERATIONS
 from torchcaps.analysis.figures import (
     COLOURS,
-    GAP,
-    LINE,
-    MARGIN,
     MUTED,
     SMALL,
-    Sheet,
-    column_width,
-    drawable,
+    Caption,
+    Cell,
     new_figure,
-    shorten,
     style_axes,
-    text_width,
-    tile_size,
+    tiles,
     use_whole_numbers,
 )
-from torchcaps.analysis.inference import Scored, as_pixels, class_labels, in_batches, inference, require_capsules
+from torchcaps.analysis.inference import as_pixels, class_labels, in_batches, inference, require_capsules
 from torchcaps.analysis.layers import primary_grid
-from torchcaps.analysis.strengths import DRAWN_ITERATIONS
+from torchcaps.analysis.results import MOST_CLASSES, MOST_SHOWN, Scored, Styled, Table
 from torchcaps.checks import check
 from torchcaps.errors import InputError
 from torchcaps.machine import MIB
@@ -158,6 +153,97 @@ class RoutingStatistics:
         return float((self.longest <= DEAD).mean())
 
 
+@dataclass(frozen=True, eq=False)
+class RoutingReport:
+    """The routing of one image, and of many beside it.
+
+    Args:
+        trace: Of the image.
+        names: What the outputs are called, see :func:`output_names`.
+        image: What the image is, in words.
+        inputs: The input capsules whose numbers are asked for; for programs all if there are none.
+        statistics: Of many images; None where there is only the one.
+        many: What those are, in words.
+    """
+
+    trace: RoutingTrace
+    names: Sequence[str]
+    image: str
+    inputs: Sequence[int] = ()
+    statistics: RoutingStatistics | None = None
+    many: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every number of each iteration of the image; float32 with as few digits as tell it from its neighbours."""
+        trace = self.trace
+        chosen = list(self.inputs) or list(range(trace.coupling.shape[2]))
+
+        def numbers(values: np.ndarray) -> Any:
+            return values.astype(str).astype(float).tolist()
+
+        rounds = [
+            {
+                "round": t + 1,
+                **{name: numbers(getattr(trace, name)[t, 0, chosen]) for name in ("logits", "coupling", "agreement")},
+                **{name: numbers(getattr(trace, name)[t, 0]) for name in ("weighted_sum", "capsules", "lengths")},
+            }
+            for t in range(len(trace.coupling))
+        ]
+        about = {name: getattr(trace, name) for name in ("softmax_over", "leaky", "layer", "in_space", "grid")}
+        words = {"image": self.image, "class_names": tuple(self.names)}
+        return words | about | {"input_capsules": chosen, "rounds": rounds}
+
+    def tables(self) -> list[Table]:
+        """The highest score, entropy and agreement of each iteration; of input capsules all that they do."""
+        trace, rows = self.trace, []
+        for t, scores in enumerate(trace.scores[:, 0]):
+            highest = int(scores.argmax())
+            settled = [f"{trace.entropy[t, 0]:.4f}", f"{trace.mean_agreement[t, 0]:.2e}"]
+            rows.append([str(t + 1), self.names[highest], f"{scores[highest]:.3f}", *settled])
+        most = f"{HIGHEST[trace.score_name]} {'type' if trace.outputs == 'type' else 'capsule'}"
+        columns = ("iteration", most, trace.score_name, "entropy of coupling", "mean agreement")
+        found = [Table(rows, columns, self.image), *map(self._input, self.inputs)]
+        note = "Entropy: 1 is uniform coupling, 0 is all to one. Agreement: its mean size, by which dynamic routing "
+        notes: list[str | Styled] = [note + "changes its logits."]
+        if self.statistics is not None:
+            means = zip(self.statistics.entropy.mean(1), self.statistics.mean_agreement.mean(1), strict=True)
+            rows = [[str(t), f"{entropy:.4f}", f"{agreement:.2e}"] for t, (entropy, agreement) in enumerate(means, 1)]
+            found.append(Table(rows, ("iteration", "entropy of coupling", "mean agreement"), self.many))
+            if dead := self.statistics.dead:
+                share = f"{100 * dead:.1f} % of the output capsules are never longer, or more active, than 0.001."
+                notes.insert(0, share)
+        return [*found, Table((), note=notes)]
+
+    def figures(self) -> dict[str, Figure]:
+        """The coupling maps of the image, and the ``-statistics`` of many."""
+        figures = {"": figure_coupling(self.trace, class_names=self.names)}
+        if self.statistics is not None:
+            figures["-statistics"] = figure_routing_statistics(self.statistics)
+        return figures
+
+    def _input(self, capsule: int) -> Table:
+        """What one input capsule and each output capsule make of each other, iteration by iteration."""
+        trace, names, place, fewer = self.trace, self.names, "", ""
+        shown: Sequence[int] = range(len(names))
+        if len(names) > MOST_CLASSES:
+            shown = sorted(top_classes(torch.from_numpy(trace.scores[-1, 0]), MOST_SHOWN).tolist())
+            fewer = f" (the {len(shown)} {HIGHEST[trace.score_name]} of {len(names)} {PLURALS[trace.outputs]})"
+        score = f"{trace.score_name} of the {trace.outputs} capsule" if trace.outputs != "capsule" else trace.score_name
+        rows: list[list[str]] = []
+        for t in range(len(trace.coupling)):
+            rows += [[]] if rows else []
+            for j in shown:
+                values = [part[t, 0, capsule, j] for part in (trace.logits, trace.coupling, trace.agreement)]
+                cells = (f"{value:z.4f}" for value in (*values, trace.scores[t, 0, j]))
+                rows.append([str(t + 1) if j == shown[0] else "", names[j], *cells])
+        _, height, width = trace.grid
+        if trace.in_space:
+            kind, rest = divmod(capsule, height * width)
+            place = f": type {kind}, row {rest // width}, column {rest % width}"
+        columns = ("iteration", trace.outputs, "logit", "coupling", "agreement", score)
+        return Table(rows, columns, f"Input capsule {capsule}{place}{fewer}", left=2)
+
+
 def trace_routing(
     model: Network,
     images: Shaped[Tensor, "B C H W"],
@@ -278,7 +364,7 @@ def figure_coupling(
         raise InputError(f"max_classes must be at least 1, got {max_classes}")
     iterations, _, classes = trace.scores.shape
     DRAWN_ITERATIONS.check("the number of iterations in a figure", iterations)
-    names = drawable(output_names(trace, class_names))
+    names = output_names(trace, class_names)
     ordered = top_classes(torch.from_numpy(trace.scores[-1, index]), min(max_classes, classes)).numpy()
     shown = np.sort(ordered)
     maps = trace.maps[:, index].mean(2)[:, shown]  # (T, shown, H, W)
@@ -292,39 +378,28 @@ def figure_coupling(
     subtitle = f"coupling {places}, averaged over their types; below: {trace.score_name} of the capsule"
     if len(shown) < classes:
         subtitle = f"the {len(shown)} {HIGHEST[trace.score_name]} of {classes} {PLURALS[trace.outputs]}; {subtitle}"
-    tile, picture = tile_size(*maps.shape[2:]), tile_size(*trace.images.shape[2:])
-    pitch = (column_width(tile, [names[j] for j in shown]) + GAP, tile[1] + LINE + 2 * GAP)
-    rows = [f"iteration {t}" for t in range(1, iterations + 1)]
-    left = MARGIN + picture[0] + 2 * MARGIN + text_width(rows) + GAP
-    top = MARGIN + 0.3 + 2 * LINE + LINE
-    right, bottom = left + len(shown) * pitch[0], top + iterations * pitch[1]
-    sheet = Sheet(right + 1.2 + MARGIN, max(bottom, top + picture[1] + LINE) + MARGIN, title, subtitle)
-    sheet.image(trace.images[index], MARGIN, top, picture)
-    sheet.text("image", MARGIN + picture[0] / 2, top + picture[1] + GAP / 2, ha="center", color=MUTED)
-
+    strong = [j == ordered[0] for j in shown]
+    named = [Caption(names[j], bold=bold) for j, bold in zip(shown, strong, strict=True)]
+    rows: list[list[Cell]] = [[None, None, None, *named]]
+    for t in range(iterations):
+        beside = (trace.images[index], Caption("image", MUTED)) if t == 0 else (None, None)
+        lengths = [Caption(f"{scores[t, j]:.2f}", MUTED, bold) for j, bold in zip(shown, strong, strict=True)]
+        rows += [[beside[0], None, f"iteration {t + 1}", *maps[t]], [beside[1], None, None, *lengths], []]
     norm = _around(trace.uniform, maps)
-    for column, j in enumerate(shown):
-        centre = left + (column + 0.5) * pitch[0] - GAP / 2
-        weight = "bold" if j == ordered[0] else "normal"
-        sheet.text(shorten(names[j], pitch[0] - GAP), centre, top - GAP / 2, ha="center", va="bottom", weight=weight)
-        for t in range(iterations):
-            y = top + t * pitch[1]
-            drawn = sheet.show(maps[t, column], centre - tile[0] / 2, y, tile, cmap="RdBu_r", norm=norm)
-            below, score = y + tile[1] + GAP / 2, f"{scores[t, j]:.2f}"
-            sheet.text(score, centre, below, size=SMALL, ha="center", color=MUTED, weight=weight)
-    for t, row in enumerate(rows):
-        sheet.text(row, left - GAP, top + t * pitch[1] + tile[1] / 2, ha="right", va="center")
-    sheet.text("coupling", right + MARGIN, top - 2 * GAP, size=SMALL, va="bottom", color=MUTED)
-    bar = sheet.figure.colorbar(drawn, cax=sheet.axes(right + MARGIN, top, (0.13, bottom - top - LINE - 2 * GAP)))
+    figure = tiles(rows[:-1], title=title, subtitle=subtitle, room=1.2, cmap="RdBu_r", norm=norm)
+    (width, height), (axes,) = figure.get_size_inches(), figure.axes
+    top, bottom = axes.images[1].get_extent()[3], axes.images[-1].get_extent()[2]
+    cax = figure.add_axes((1 - 1.2 / width, 1 - bottom / height, 0.13 / width, (bottom - top) / height))
+    bar = figure.colorbar(axes.images[-1], cax=cax)
+    cax.set_title("coupling", fontsize=SMALL, color=MUTED, loc="left", pad=8)
     bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=SMALL)
+    cax.tick_params(labelsize=SMALL)
     lowest, highest = bar.mappable.get_clim()
     ends = max(0.0, lowest), trace.uniform, highest  # there is no coupling below zero, whatever the scale's other half
-    bar.ax.set_ylim(ends[0], ends[2])
+    cax.set_ylim(ends[0], highest)
     digits = next(n for n in range(3, 9) if n == 8 or len({f"{end:.{n}g}" for end in ends}) == len(ends))
-    labels = [f"{end:.{digits}g}" + " uniform" * (end == trace.uniform) for end in ends]
-    bar.set_ticks(ends, labels=labels)
-    return sheet.figure
+    bar.set_ticks(ends, labels=[f"{end:.{digits}g}" + " uniform" * (end == trace.uniform) for end in ends])
+    return figure
 
 
 def output_names(trace: RoutingTrace, class_names: Sequence[str] | None = None) -> list[str]:

@@ -15,26 +15,26 @@ import click
 
 from torchcaps._version import __version__
 from torchcaps.cli.base import Group, Session, Stopped
-from torchcaps.cli.output import is_main_process, say
+from torchcaps.cli.show import is_main_process, say
 from torchcaps.errors import InputError, reason_of, visible
 from torchcaps.plugins import place_in_plugin
 
 COMMANDS = {
     "train": ("train", "Train a network and test it."),
-    "evaluate": ("evaluate", "Accuracy, error, loss, each class, confusion matrix."),
-    "predict": ("predict", "Classify image files."),
-    "reconstruct": ("explain", "Images above their reconstructions."),
-    "perturb": ("explain", "What each component of a capsule encodes."),
-    "routing": ("explain", "Where each class takes its input from."),
-    "curves": ("explain", "Loss and error of each epoch, of one run or several."),
+    "evaluate": ("measure", "Accuracy, error, loss, each class, confusion matrix."),
+    "predict": ("look", "Classify image files."),
+    "reconstruct": ("look", "Images above their reconstructions."),
+    "perturb": ("look", "What each component of a capsule encodes."),
+    "routing": ("look", "Where each class takes its input from."),
+    "curves": ("look", "Loss and error of each epoch, of one run or several."),
     "presets": ("presets", "The published networks and how they differ."),
     "datasets": ("datasets", "The data sets and which of them are here."),
     "export": ("export", "Write an ONNX file, a torch program, or a folder to pass on."),
     "share": ("export", "Put a network and its model card on the Hugging Face hub."),
     "explore": ("explore", "Draw, and watch the capsules respond, in the browser."),
-    "robustness": ("robustness", "Accuracy on rotated and on adversarially changed images."),
-    "probe": ("instruments", "What a pose knows: factors of images read off it."),
-    "detect": ("instruments", "Images unlike those that were trained on: how many are found."),
+    "robustness": ("measure", "Accuracy on rotated and on adversarially changed images."),
+    "probe": ("measure", "What a pose knows: factors of images read off it."),
+    "detect": ("measure", "Images unlike those that were trained on: how many are found."),
 }
 """The module of each command, and a line of help."""
 WRONG_INPUT, BUG, INTERRUPTED = 2, 70, 130

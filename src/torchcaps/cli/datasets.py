@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import click
 
 from torchcaps.cli.options import FIGURE, DataDir, Given, Json, Split, command
-from torchcaps.cli.output import (
+from torchcaps.cli.runs import refuse_options
+from torchcaps.cli.show import (
     add_row,
     by,
     count,
@@ -20,7 +21,6 @@ from torchcaps.cli.output import (
     table,
     write_figure,
 )
-from torchcaps.cli.runs import refuse_options
 from torchcaps.ranges import Pixels, Range
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import click
 
 from torchcaps.cli.base import Session, Stopped
 from torchcaps.cli.options import Data, DataDir, Given, MaxMegapixels, WhichEpoch, command
-from torchcaps.cli.output import command_line, say
 from torchcaps.cli.runs import names_of, open_run, refuse_options
+from torchcaps.cli.show import command_line, say
 from torchcaps.ranges import Range
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Literal
 import click
 
 from torchcaps.cli.base import Command, compose
-from torchcaps.cli.output import say
 from torchcaps.cli.runs import PATH, Which, has_folder, open_run, optional_run_argument, run_argument
+from torchcaps.cli.show import say
 
 Format = Literal["onnx", "torch", "folder"]
 

@@ -12,8 +12,8 @@ import click
 
 from torchcaps.cli.fields import field_descriptions, option_of
 from torchcaps.cli.options import FIGURE, Given, Json, command
-from torchcaps.cli.output import add_row, by, count, print_json, print_pairs, print_table, print_title, say, table
-from torchcaps.cli.output import write_figure as write
+from torchcaps.cli.show import add_row, by, count, print_json, print_pairs, print_table, print_title, say, table
+from torchcaps.cli.show import write_figure as write
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.models.presets import Preset, get_preset, list_presets
 from torchcaps.parts import OF_ONES_OWN, PARTS, Tree, as_text, complete, find, flat, options

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 import click
 
 from torchcaps.cli.base import Decorator, compose
-from torchcaps.cli.output import say
+from torchcaps.cli.show import say
 from torchcaps.cli.values import whole_numbers
 from torchcaps.errors import InputError
 from torchcaps.files import check_path, real
@@ -161,18 +161,25 @@ def index_options(*, several: bool = False) -> Decorator:
     )
 
 
-def out_option(name: str) -> Decorator:
-    """``--out`` of a command that draws a figure."""
+def figure_option(words: str) -> Decorator:
+    """``--figure`` of a command that draws where it is asked to."""
+    return click.option("--figure", type=FIGURE, help=f"Draw {words} to this file, .png, .pdf or .svg.")
+
+
+def drawing_option(name: str) -> Decorator:
+    """``--figure`` of a command that always draws."""
     default = f"RUN/figures/{name}.png; {name}.png without a folder RUN"
-    return click.option("--out", type=FIGURE, help=f"Figure, .png, .pdf or .svg.  [default: {default}]")
+    return click.option(
+        "--figure", type=FIGURE, help=f"Figure, .png, .pdf or .svg; never over another file.  [default: {default}]"
+    )
 
 
-def figure_path(out: Path | None, run: Path | None, name: str) -> Path:
-    """Where a figure goes: to --out, or among the run's own; without a run folder, into the folder one is in."""
+def figure_path(figure: Path | None, run: Path | None, name: str) -> Path:
+    """Where a figure goes: to --figure, or among the run's own; without a run folder, into the folder one is in."""
     from torchcaps.training.run import FIGURES
 
-    if out is not None:
-        return out
+    if figure is not None:
+        return figure
     return run / FIGURES / f"{name}.png" if has_folder(run) else Path(f"{name}.png")
 
 

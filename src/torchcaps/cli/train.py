@@ -8,20 +8,20 @@ from typing import Any
 
 import click
 
+from torchcaps.analysis.results import percent
 from torchcaps.cli.base import Command, Session, Stopped
 from torchcaps.cli.fields import given_fields, option_name, option_of, part_options, settings_options
-from torchcaps.cli.output import (
+from torchcaps.cli.runs import PATH
+from torchcaps.cli.show import (
     add_row,
     command_line,
     count,
     is_main_process,
-    percent,
     print_pairs,
     print_table,
     say,
     table,
 )
-from torchcaps.cli.runs import PATH
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.parts import UnknownOption, options
 from torchcaps.plugins import loaded_plugins, plugin_options

@@ -17,7 +17,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 
 from torchcaps.analysis import RoutingTrace, predict, trace_routing
-from torchcaps.analysis.doubt import Calibration, distances, runner_up
+from torchcaps.analysis.calibration import Calibration, Prediction
 from torchcaps.analysis.inference import as_pixels, class_labels, inference, require_decoder
 from torchcaps.datasets import ImageSet, find_dataset
 from torchcaps.datasets.images import Fit, read_photo
@@ -120,13 +120,11 @@ class Explorer:
         scores = output.scores[0].float().cpu()
         present = top_classes(scores, model.objects).tolist()
         capsules = None if output.capsules is None else output.capsules[0].float().cpu().numpy()
-        off = None
-        if output.reconstruction is not None:
-            drawn = output.reconstruction.float().cpu().numpy()
-            off = float(distances(pixels[None].astype(np.float32) / 255, drawn)[0])
-        caveats = self.calibration.doubts(float(scores[present[-1]]), off, runner_up(scores.numpy(), present))
+        drawn = None if output.reconstruction is None else output.reconstruction.float().cpu().numpy()
+        seen = pixels[None].astype(np.float32) / 255
+        said = Prediction.of(seen, np.array([present]), scores[None].numpy(), drawn, self.calibration)
         routing = None if self.no_routing else describe_routing(trace_routing(model, image))
-        return View(scores.numpy(), present, caveats, capsules, routing)
+        return View(scores.numpy(), present, said.caveats[0], capsules, routing)
 
     def decode(self, classes: Sequence[int], poses: Float[np.ndarray, "P D"]) -> Float[np.ndarray, "P C H W"]:
         """Images decoded from one capsule each, the other capsules being zero; pixels 0..1.

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
 from torchcaps._version import __version__
-from torchcaps.analysis.doubt import Calibration
+from torchcaps.analysis.calibration import Calibration
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError
 

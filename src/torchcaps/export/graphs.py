@@ -180,8 +180,8 @@ def _runner_of_onnx(path: Path) -> Callable[[Tensor], Outputs]:
     model = OnnxModel(path)
 
     def run(pixels: Tensor) -> Outputs:
-        scores, reconstruction = model(pixels.numpy())
-        return (scores,) if reconstruction is None else (scores, reconstruction)
+        said = model(pixels.numpy())
+        return (said.scores,) if said.reconstruction is None else (said.scores, said.reconstruction)
 
     return run
 

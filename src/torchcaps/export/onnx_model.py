@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float, Shaped
 
+from torchcaps.analysis.calibration import Prediction
 from torchcaps.errors import InputError, install
 from torchcaps.export.description import Description
 from torchcaps.files import named_in_utf8
@@ -48,8 +49,8 @@ class OnnxModel:
         >>> from torchcaps.export import Description, OnnxModel, export_onnx
         >>> about = Description(in_shape=(1, 28, 28), class_names=tuple("0123456789"))
         >>> agreement = export_onnx(create_model("compact"), "model.onnx", about)
-        >>> lengths, reconstructions = OnnxModel("model.onnx")(np.zeros((2, 1, 28, 28), dtype=np.uint8))
-        >>> lengths.shape, reconstructions.shape
+        >>> said = OnnxModel("model.onnx")(np.zeros((2, 1, 28, 28), dtype=np.uint8))
+        >>> said.lengths.shape, said.reconstruction.shape
         ((2, 10), (2, 1, 28, 28))
     """
 
@@ -64,16 +65,14 @@ class OnnxModel:
         except InputError as error:
             raise InputError(f"{self.path} was not written by torchcaps export: {error}") from None
 
-    def __call__(
-        self, images: Shaped[np.ndarray, "N C H W"]
-    ) -> tuple[Float[np.ndarray, "N J"], Float[np.ndarray, "N C H W"] | Float[np.ndarray, "N P C H W"] | None]:
+    def __call__(self, images: Shaped[np.ndarray, "N C H W"]) -> Prediction:
         """Classify images, and reconstruct them where the network has a decoder.
 
         Args:
             images: uint8 of 0..255, or floating-point of 0..1; N at least 1.
 
         Returns:
-            Class scores ‖v_j‖, and the images decoded from the longest capsules or None.
+            What :func:`torchcaps.analysis.predict` says of the network's images, by the calibration in the file.
 
         Raises:
             TypeError: Images of another dtype.
@@ -89,7 +88,11 @@ class OnnxModel:
             raise TypeError(f"images must be uint8 of 0..255 or floating-point of 0..1, got {images.dtype}")
         outputs = [self._run(images[start : start + BATCH_SIZE]) for start in range(0, len(images), BATCH_SIZE)]
         lengths, *others = (np.concatenate(parts) for parts in zip(*outputs, strict=True))
-        return lengths, others[0] if others else None
+        # the order of torchcaps.models.output.top_classes, without torch
+        highest = (-lengths).argsort(axis=1, kind="stable")[:, : self.description.objects]
+        classes = highest[:, 0] if self.description.objects == 1 else highest
+        decoded = others[0] if others else None
+        return Prediction.of(_as_pixels(images), classes, lengths, decoded, self.description.calibration)
 
     def _run(self, images: Shaped[np.ndarray, "N C H W"]) -> list[np.ndarray]:
         """The outputs for a batch, or for its halves where it takes too long or too much memory.

@@ -14,24 +14,13 @@ from torch import Tensor
 from torchcaps.datasets import DatasetInfo, find_dataset
 from torchcaps.errors import InputError
 from torchcaps.export.description import Description
-from torchcaps.files import COUNT, NAMED_TEXTS, NUMBER, TEXT, check_keys, could_be_repository, optional, read_json
+from torchcaps.files import could_be_repository, read_json, reading
 from torchcaps.models import SeedResult, TrainingRecord, get_preset
 from torchcaps.models.pretrained import CONFIG, SHIPPED
 from torchcaps.parts import flat
 from torchcaps.training import Recipe, Run, TrainConfig, read_config
 from torchcaps.training.config import ELSEWHERE, FITTED
 from torchcaps.training.run import SUMMARY
-
-#: What a card takes from a summary.
-_KEYS = {
-    **{"seed": COUNT, "epochs": COUNT, "best_epoch": COUNT, "seconds": NUMBER, "hardware.threads": COUNT},
-    **{f"images.{part}": COUNT for part in ("train", "validation", "test")},
-    **{f"test.{which}.error": NUMBER for which in ("best", "last")},
-    **{f"versions.{package}": TEXT for package in ("torchcaps", "torch", "python")},
-    "versions": NAMED_TEXTS,
-}
-#: Of its "hardware", where that has it: a processor may be without a name.
-_HARDWARE_KEYS = {"processor": optional(TEXT), "gpu": optional(TEXT), "processes": optional(COUNT)}
 
 SAMPLE = 32
 """Images that a file is compared on."""
@@ -96,7 +85,7 @@ def training_record(
         )
     summary = _finished(run.path, run.summary)
     summaries = [summary, *(_same_training(run.path, run.config, Path(folder)) for folder in others)]
-    seeds = [each["seed"] for each in summaries]
+    seeds = [each["result"].seed for each in summaries]
     for seed in seeds:
         if seeds.count(seed) > 1:
             raise InputError(f"two of the runs have the seed {seed}; a mean over seeds needs different ones")
@@ -112,18 +101,10 @@ def training_record(
         last_epoch=summary["epochs"],
         precision="bf16" if run.config.precision == "bf16" else "32",
         which=which,
-        results=tuple(
-            SeedResult(
-                seed=each["seed"],
-                best_epoch=each["best_epoch"],
-                best_error=each["test"]["best"]["error"],
-                last_error=each["test"]["last"]["error"],
-            )
-            for each in summaries
-        ),
+        results=tuple(each["result"] for each in summaries),
         command=_command(run.config, info),
         seconds=summary["seconds"],
-        hardware=_hardware(summary["hardware"]),
+        hardware=summary["hardware"],
         versions=summary["versions"],
         preparation=None if run.images.preparation is None else str(run.images.preparation),
     )
@@ -146,13 +127,11 @@ def _finished(folder: Path, summary: dict[str, Any] | None) -> dict[str, Any]:
             f"{folder} has no {SUMMARY}, so there is no result for its card; finish it with "
             f"torchcaps train --resume {folder}"
         )
-    where = f"summary {folder / SUMMARY}"
-    check_keys(summary, _KEYS, where)
-    hardware: dict[str, Any] = summary["hardware"]
-    check_keys(
-        hardware, {name: kind for name, kind in _HARDWARE_KEYS.items() if name in hardware}, f"{where}: hardware"
-    )
-    return summary
+    with reading(folder / SUMMARY, "summary"):
+        names = ("images", "epochs", "seconds", "versions")
+        tested = {f"{which}_error": float(summary["test"][which]["error"]) for which in ("best", "last")}
+        result = SeedResult(seed=summary["seed"], best_epoch=summary["best_epoch"], **tested)
+        return {name: summary[name] for name in names} | {"result": result, "hardware": _hardware(summary["hardware"])}
 
 
 def _same_training(first: Path, config: TrainConfig, folder: Path) -> dict[str, Any]:

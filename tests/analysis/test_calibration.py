@@ -17,17 +17,17 @@ from torchcaps.errors import InputError
 
 def test_answers_beyond_the_bounds_are_unsure() -> None:
     usual = Calibration(score=0.8, distance=0.4, images=100)
-    assert usual.doubts(0.8, 0.4) == ()
-    assert usual.doubts(0.9, None) == ()
-    assert usual.doubts(0.5, 0.2) == ("its score 0.50 is below 0.80, the bound of 99 % of the validation images",)
-    assert usual.doubts(0.9, 0.7) == (
+    assert usual.caveats(0.8, 0.4) == ()
+    assert usual.caveats(0.9, None) == ()
+    assert usual.caveats(0.5, 0.2) == ("its score 0.50 is below 0.80, the bound of 99 % of the validation images",)
+    assert usual.caveats(0.9, 0.7) == (
         "unlike anything it was trained on: its reconstruction is off by 0.70, more than 0.40, the bound of 99 % of "
         "the validation images",
     )
-    assert len(usual.doubts(0.1, 0.9)) == 2
-    assert Calibration().doubts(0.3, None) == ("its score 0.30 is below 0.50",)
-    assert usual.doubts(0.9, None, 0.8) == ()
-    assert usual.doubts(0.9, None, 0.85) == ("another class has nearly the same score, 0.85 beside 0.90",)
+    assert len(usual.caveats(0.1, 0.9)) == 2
+    assert Calibration().caveats(0.3, None) == ("its score 0.30 is below 0.50",)
+    assert usual.caveats(0.9, None, 0.8) == ()
+    assert usual.caveats(0.9, None, 0.85) == ("another class has nearly the same score, 0.85 beside 0.90",)
 
 
 def test_distances_by_hand() -> None:
@@ -51,8 +51,8 @@ def test_a_calibration_is_the_quantiles_of_the_images(objects: int) -> None:
     usual = calibrate(model, images, batch_size=64)
     said = predict(model, images)
     given = np.sort(said.scores, 1)[:, -objects]
-    assert said.reconstructions is not None
-    off = distances(images.numpy() / 255, said.reconstructions)
+    assert said.reconstruction is not None
+    off = distances(images.numpy() / 255, said.reconstruction)
     assert usual.images == 300
     assert abs((given > usual.score).mean() - 0.99) < 0.01
     assert abs((off < usual.distance).mean() - 0.99) < 0.01

@@ -1,56 +1,160 @@
-"""``torchcaps reconstruct``, ``perturb``, ``routing`` and ``curves``: pictures of what a network has learned."""
+"""``torchcaps predict``, ``reconstruct``, ``perturb``, ``routing``, ``curves``: what a network says and has learned."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import click
 
-from torchcaps.analysis.strengths import DRAWN_ITERATIONS
+from torchcaps.analysis.defaults import DRAWN_ITERATIONS
 from torchcaps.cli.base import Command
-from torchcaps.cli.output import (
-    MOST_CLASSES,
-    MOST_SHOWN,
-    add_row,
-    count,
-    print_json,
-    print_table,
-    say,
-    table,
-    write_figure,
-)
 from torchcaps.cli.runs import (
     FIGURE,
+    PATH,
     Fit,
     Prepare,
     Split,
     Which,
     data_options,
+    drawing_option,
+    figure_option,
     figure_path,
+    image_options,
     index_options,
+    is_given,
+    json_option,
     names_of,
     open_images,
     open_run,
     optional_run_argument,
-    out_option,
     preparation_for,
     refuse_options,
     runs_argument,
+    which_option,
 )
+from torchcaps.cli.show import count, say, show
 from torchcaps.cli.values import Numbers, whole_numbers
 from torchcaps.errors import InputError, unknown_name
+from torchcaps.files import could_be_repository
 from torchcaps.ranges import COUNT, INDEX, MOST_ENTRIES, Range
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from torchcaps.analysis import RoutingStatistics, RoutingTrace
+    from torchcaps.analysis import Prediction
     from torchcaps.datasets import ImageSet
+    from torchcaps.export import Description
     from torchcaps.training import Run
+
+    Classifier: TypeAlias = Callable[[np.ndarray], Prediction]
+
+ONNX, CONFIG = ".onnx", "config.json"
+
+
+@click.command(
+    "predict",
+    cls=Command,
+    examples=(
+        ("predict runs/sabour2017-digits-1 seven.png", "one image, light on dark"),
+        ("predict photo.jpg --figure seen.png", "and draw what the network sees of it"),
+        ("predict runs/sabour2017-digits-1 seven.png --json", "for other programs"),
+        ("predict model.onnx seven.png", "by a network that torchcaps export wrote, without torch"),
+        ("predict someone/capsnet-digits seven.png", "by a network on the Hugging Face hub"),
+        ("predict seven.png", "by the network that comes with torchcaps"),
+    ),
+)
+@click.argument("arguments", metavar="[RUN] IMAGE...", nargs=-1, type=PATH)
+@which_option
+@image_options
+@figure_option("each image beside what the network sees")
+@json_option
+def predict(
+    arguments: tuple[Path, ...],
+    which: Which,
+    prepare: Prepare,
+    invert: bool,
+    fit: Fit | None,
+    figure: Path | None,
+    as_json: bool,
+) -> None:
+    """Classify image files of any size: the class (or those of several objects) and the score of every class.
+
+    RUN is a run folder, a folder written by save_pretrained, a repository of the hub such as someone/capsnet, or an
+    .onnx file written by `torchcaps export`. Without it, the network that comes with torchcaps classifies. For networks
+    that were trained on drawings, such as MNIST's digits, a photo of a drawing is first brought to their form; what was
+    changed much is said, and so is why an answer is unsure.
+    """
+    run_path, image_files = split_arguments(arguments)
+
+    import numpy as np
+
+    from torchcaps.analysis.photos import MOST_PHOTOS, PREVIEW, PhotoAnswers
+    from torchcaps.datasets import read_photo
+
+    if figure is not None and len(image_files) > MOST_PHOTOS:
+        raise InputError(f"--figure draws at most {MOST_PHOTOS} images, got {len(image_files)}")
+    description, classify = _classifier(run_path, which)
+    preparation = preparation_for(prepare, description.preparation, fit)
+    prepared, kept = [], []
+    for file in image_files:
+        options: Any = {"preparation": preparation, "invert": invert, "fit": fit or description.fit}
+        photo = read_photo(file, description.in_shape, **options)
+        prepared.append(photo.prepared)
+        if figure is not None:
+            kept.append(photo.shrunk(PREVIEW))  # the photos themselves may be larger than memory
+    prediction = classify(np.stack([each.image for each in prepared]))
+    answers = PhotoAnswers(image_files, prepared, prediction, description.class_names, kept)
+    show(answers, json=as_json, figure=figure, about=[{}] * len(image_files))
+
+
+def split_arguments(arguments: Sequence[Path]) -> tuple[Path | None, Sequence[Path]]:
+    """What stands on the command line as the network, None for the one that comes with torchcaps, and the images.
+
+    The first argument is the network if it is a folder, ends in ``.onnx``, or is nothing here and could be a repository
+    of the hub; else it is an image.
+    """
+    from torchcaps.datasets.images import SUFFIXES
+
+    first = arguments[0] if arguments else None
+    is_network = first is not None and (
+        first.is_dir()
+        or first.suffix.lower() == ONNX
+        or (could_be_repository(first) and first.suffix.lower() not in SUFFIXES)
+    )
+    if len(arguments) == is_network:
+        raise click.UsageError("Missing argument 'IMAGE...'.")
+    assert first is not None
+    if is_network:
+        if first.is_dir() and not (first / CONFIG).exists():
+            raise InputError(f"{first} is no run folder: it holds no {CONFIG}")
+        return first, arguments[1:]
+    if not first.exists():
+        raise InputError(f"there is no run folder and no image file {first}")
+    return None, arguments
+
+
+def _classifier(run_path: Path | None, which: Which) -> tuple[Description, Classifier]:
+    """What is known of a network, and a function from uint8 images (N, C, H, W) to its prediction."""
+    if run_path is not None and run_path.suffix.lower() == ONNX:
+        from torchcaps.export import OnnxModel
+
+        if is_given("which"):
+            raise click.UsageError("--which is for a run folder, not for an ONNX file; leave it out")
+        model = OnnxModel(run_path)
+        return model.description, model
+
+    import torch
+
+    from torchcaps.analysis import predict as classify
+    from torchcaps.export import describe_run
+
+    run = open_run(run_path, which)
+    return describe_run(run), lambda images: classify(
+        run.model, torch.from_numpy(images), calibration=run.images.calibration
+    )
 
 
 class Picture(NamedTuple):
@@ -117,33 +221,33 @@ def check_image_options(image_file: Path | None, *more: str) -> None:
     cls=Command,
     examples=(
         ("reconstruct runs/sabour2017-digits-1", "the first 20 test images above their reconstructions"),
-        ("reconstruct runs/sabour2017-digits-1 --count 50 --out many.pdf", "more of them, as a PDF"),
+        ("reconstruct runs/sabour2017-digits-1 --count 50 --figure many.pdf", "more of them, as a PDF"),
     ),
 )
 @optional_run_argument
 @data_options
 @click.option("--count", "number", type=whole_numbers(COUNT), default=20, help="How many images.")
-@out_option("reconstructions")
-def reconstruct(run_folder: Path | None, which: Which, number: int, out: Path | None, **images_of: Any) -> None:
+@drawing_option("reconstructions")
+@json_option
+def reconstruct(
+    run_folder: Path | None, which: Which, number: int, figure: Path | None, as_json: bool, **images_of: Any
+) -> None:
     """Draw images above their reconstructions from class capsules; each of several objects in an image has a colour."""
-    from torchcaps.analysis import figure_reconstructions
-    from torchcaps.analysis import reconstruct as decode
-    from torchcaps.analysis.reconstructions import MOST_SHOWN
+    from dataclasses import replace
 
-    if number > MOST_SHOWN:
+    from torchcaps.analysis import reconstruct as decode
+    from torchcaps.analysis.reconstructions import MOST_DRAWN
+
+    if number > MOST_DRAWN:
         raise InputError(
-            f"--count must be at most {count(MOST_SHOWN)}, more do not fit one figure, got {count(number)}"
+            f"--count must be at most {count(MOST_DRAWN)}, more do not fit one figure, got {count(number)}"
         )
     run = open_run(run_folder, which)
     images, dataset, where = open_images(run, **images_of)
     images = images.preview(number)
     result = decode(run.model, images.images, images.labels)
-    given = "their class" if result.classes.ndim == 1 else "exactly their classes"
-    say(
-        f"First {count(len(images))} {where}: {count(int(result.right.sum()))} were given {given}; "
-        f"squared error {result.squared_error.mean():.2f} an image"
-    )
-    write_figure(figure_reconstructions(result, dataset.class_names), figure_path(out, run_folder, "reconstructions"))
+    result = replace(result, class_names=dataset.class_names, where=where)
+    show(result, json=as_json, figure=figure_path(figure, run_folder, "reconstructions"))
 
 
 @click.command(
@@ -183,7 +287,8 @@ def reconstruct(run_folder: Path | None, which: Which, number: int, out: Path | 
     help="Largest change either way, or the lowest and the highest change.",
 )
 @click.option("--steps", type=int, default=11, help="How many values each component takes.")
-@out_option("perturbation")
+@drawing_option("perturbation")
+@json_option
 def perturb(
     run_folder: Path | None,
     which: Which,
@@ -194,14 +299,15 @@ def perturb(
     component: int | None,
     amplitude: tuple[float] | tuple[float, float],
     steps: int,
-    out: Path | None,
+    figure: Path | None,
+    as_json: bool,
     **images_of: Any,
 ) -> None:
     """Change each component of a class capsule a little, decode, and draw what it encodes.
 
     With --component, only that component is changed, in the capsule of each image that an --index names.
     """
-    from torchcaps.analysis import figure_component, figure_perturbation, perturb_capsule
+    from torchcaps.analysis import Perturbations, perturb_capsule
     from torchcaps.models.output import HIGHEST
 
     check_image_options(image_file)
@@ -223,18 +329,12 @@ def perturb(
         )
         for picture in pictures
     ]
-    highest = HIGHEST[results[0].score_name]
-    whose = "" if capsule is not None else {"longest": f"the {highest}", "label": "the label's"}[follow]
-    if component is None:
-        figure = figure_perturbation(results[0], run.class_names)
-    else:
-        title = f"Component {component} of {whose} capsule" if whose else None
-        figure = figure_component(results, run.class_names, title=title)
-    for picture, result in zip(pictures, results, strict=True):
-        part = "" if component is None else f"component {component} of "
-        name = run.class_names[result.target] + (f" ({whose})" if whose else "")
-        say(f"{picture.words}: {part}capsule {name}, {result.score_name} {result.scores[result.target]:.3f}")
-    write_figure(figure, figure_path(out, run_folder, "perturbation"))
+    followed = {"longest": f"the {HIGHEST[results[0].score_name]}", "label": "the label's"}[follow]
+    words = [picture.words for picture in pictures]
+    whose = "" if capsule is not None else followed
+    found = Perturbations(results, run.class_names, words, whose, component)
+    about: list[dict[str, Any]] = [{}] * len(words)
+    show(found, json=as_json, figure=figure_path(figure, run_folder, "perturbation"), about=about)
 
 
 def _class_number(name: str, class_names: tuple[str, ...]) -> int:
@@ -297,7 +397,7 @@ def _label_of(picture: Picture) -> int:
     help="Print every iteration of the image as JSON: logits, coupling, weighted sums, capsules and agreement; with "
     "--input-capsule, of these input capsules only.",
 )
-@out_option("routing")
+@drawing_option("routing")
 def routing(
     run_folder: Path | None,
     which: Which,
@@ -308,15 +408,15 @@ def routing(
     number: int,
     inputs: tuple[int, ...],
     as_json: bool,
-    out: Path | None,
+    figure: Path | None,
     **images_of: Any,
 ) -> None:
     """Draw where each class takes its input from, iteration by iteration, and whether routing settles.
 
-    The coupling maps of one image are drawn to --out. Unless --image is given, statistics of many images are drawn to
-    a file beside it.
+    The coupling maps of one image are drawn to --figure. Unless --image is given, statistics of many images are drawn
+    to a file beside it.
     """
-    from torchcaps.analysis import figure_coupling, figure_routing_statistics, routing_statistics, trace_routing
+    from torchcaps.analysis import RoutingReport, routing_statistics, trace_routing
     from torchcaps.analysis.routing_maps import output_names
 
     check_image_options(image_file, "number")
@@ -330,122 +430,13 @@ def routing(
             f"{count(max(inputs))}"
         )
     names = tuple(output_names(trace, run.class_names if trace.outputs == "class" else None))
-    figures = {"": figure_coupling(trace, class_names=names)}
-    statistics = None
+    statistics, words = None, ""
     if picture.images is not None:
         many = picture.images.preview(number)
         statistics = routing_statistics(run.model, many.images, layer=layer, num_iterations=num_iterations)
-        figures["-statistics"] = figure_routing_statistics(statistics)
-    if as_json:
-        print_json(_describe_trace(trace, names, picture.words, inputs))
-    else:
-        _show_trace(trace, names, picture.words)
-        for capsule in inputs:
-            _show_input(trace, names, capsule)
-        if statistics is not None:
-            _show_statistics(statistics, f"Mean of the first {count(len(many))} {picture.where}")
-        say(
-            "Entropy: 1 is uniform coupling, 0 is all to one. Agreement: its mean size, by which dynamic routing "
-            "changes its logits.",
-            "",
-        )
-    path = figure_path(out, run_folder, "routing")
-    for suffix, figure in figures.items():
-        write_figure(figure, path.with_stem(path.stem + suffix), quiet=as_json)
-
-
-def _describe_trace(
-    trace: RoutingTrace, class_names: tuple[str, ...], words: str, inputs: tuple[int, ...]
-) -> dict[str, Any]:
-    """The numbers of the first image of a trace, of these input capsules or, if there are none, of all."""
-    chosen = list(inputs) or list(range(trace.coupling.shape[2]))
-    return {
-        "image": words,
-        "class_names": class_names,
-        "softmax_over": trace.softmax_over,
-        "leaky": trace.leaky,
-        "layer": trace.layer,
-        "in_space": trace.in_space,
-        "grid": trace.grid,
-        "input_capsules": chosen,
-        "rounds": [
-            {
-                "round": t + 1,
-                "logits": _numbers(trace.logits[t, 0, chosen]),
-                "coupling": _numbers(trace.coupling[t, 0, chosen]),
-                "weighted_sum": _numbers(trace.weighted_sum[t, 0]),
-                "capsules": _numbers(trace.capsules[t, 0]),
-                "lengths": _numbers(trace.scores[t, 0]),
-                "agreement": _numbers(trace.agreement[t, 0, chosen]),
-            }
-            for t in range(len(trace.coupling))
-        ],
-    }
-
-
-def _numbers(values: np.ndarray) -> Any:
-    """Float32 numbers in lists, each with as few digits as tell it from its neighbours."""
-    return values.astype(str).astype(float).tolist()
-
-
-def _show_input(trace: RoutingTrace, class_names: tuple[str, ...], capsule: int) -> None:
-    """What one input capsule and each output capsule make of each other, iteration by iteration."""
-    import torch
-
-    from torchcaps.analysis.routing_maps import PLURALS
-    from torchcaps.models.output import HIGHEST, top_classes
-
-    shown: Sequence[int] = range(len(class_names))
-    if len(class_names) > MOST_CLASSES:
-        shown = sorted(top_classes(torch.from_numpy(trace.scores[-1, 0]), MOST_SHOWN).tolist())
-    score = f"{trace.score_name} of the {trace.outputs} capsule" if trace.outputs != "capsule" else trace.score_name
-    rows = table("iteration", trace.outputs, "logit", "coupling", "agreement", score, left=2)
-    for t in range(len(trace.coupling)):
-        for j in shown:
-            values = [part[t, 0, capsule, j] for part in (trace.logits, trace.coupling, trace.agreement)]
-            cells = (f"{value:z.4f}" for value in (*values, trace.scores[t, 0, j]))
-            add_row(rows, t + 1 if j == shown[0] else "", class_names[j], *cells)
-        rows.add_section()
-    _, height, width = trace.grid
-    place = ""
-    if trace.in_space:
-        kind, rest = divmod(capsule, height * width)
-        place = f": type {kind}, row {rest // width}, column {rest % width}"
-    fewer = (
-        f" (the {len(shown)} {HIGHEST[trace.score_name]} of {len(class_names)} {PLURALS[trace.outputs]})"
-        if len(shown) < len(class_names)
-        else ""
-    )
-    print_table(rows, f"Input capsule {capsule}{place}{fewer}")
-
-
-def _show_trace(trace: RoutingTrace, class_names: tuple[str, ...], words: str) -> None:
-    from torchcaps.models.output import HIGHEST
-
-    most = f"{HIGHEST[trace.score_name]} {'type' if trace.outputs == 'type' else 'capsule'}"
-    rows = table("iteration", most, trace.score_name, "entropy of coupling", "mean agreement")
-    for t, scores in enumerate(trace.scores[:, 0]):
-        highest = int(scores.argmax())
-        add_row(
-            rows,
-            t + 1,
-            class_names[highest],
-            f"{scores[highest]:.3f}",
-            f"{trace.entropy[t, 0]:.4f}",
-            f"{trace.mean_agreement[t, 0]:.2e}",
-        )
-    print_table(rows, words)
-
-
-def _show_statistics(statistics: RoutingStatistics, words: str) -> None:
-    rows = table("iteration", "entropy of coupling", "mean agreement")
-    for t, (entropy, agreement) in enumerate(
-        zip(statistics.entropy.mean(1), statistics.mean_agreement.mean(1), strict=True)
-    ):
-        add_row(rows, t + 1, f"{entropy:.4f}", f"{agreement:.2e}")
-    print_table(rows, words)
-    if statistics.dead:
-        say(f"{100 * statistics.dead:.1f} % of the output capsules are never longer, or more active, than 0.001.")
+        words = f"Mean of the first {count(len(many))} {picture.where}"
+    report = RoutingReport(trace, names, picture.words, inputs, statistics, words)
+    show(report, json=as_json, figure=figure_path(figure, run_folder, "routing"))
 
 
 @click.command(
@@ -453,19 +444,20 @@ def _show_statistics(statistics: RoutingStatistics, words: str) -> None:
     cls=Command,
     examples=(
         ("curves runs/sabour2017-digits-1", "loss and error of each epoch"),
-        ("curves runs/* --out compare.png", "several runs in one figure"),
+        ("curves runs/* --figure compare.png", "several runs in one figure"),
     ),
 )
 @runs_argument
 @click.option(
-    "--out",
+    "--figure",
     type=FIGURE,
-    help="Figure, .png, .pdf or .svg.  [default: RUN/figures/curves.png; of several runs a new file here, curves.png, "
-    "curves-2.png and so on]",
+    help="Figure, .png, .pdf or .svg; never over another file.  [default: RUN/figures/curves.png; of several runs "
+    "curves.png]",
 )
-def curves(run_folders: tuple[Path, ...], out: Path | None) -> None:
+@json_option
+def curves(run_folders: tuple[Path, ...], figure: Path | None, as_json: bool) -> None:
     """Draw loss and error of each epoch, of one run or of several to compare them."""
-    from torchcaps.analysis import figure_curves, read_metrics
+    from torchcaps.analysis import Curves, read_metrics
     from torchcaps.training.run import METRICS
 
     named = names_of(run_folders)
@@ -474,7 +466,4 @@ def curves(run_folders: tuple[Path, ...], out: Path | None) -> None:
         if folder not in drawn:
             say(f"{folder} is left out: it holds no {METRICS}, which is written after the first epoch", err=True)
     metrics = {name: read_metrics(folder) for name, folder in zip(named, run_folders, strict=True) if folder in drawn}
-    if out is None and len(drawn) > 1:
-        names = itertools.chain(["curves.png"], (f"curves-{n}.png" for n in itertools.count(2)))
-        out = next(path for path in map(Path, names) if not path.exists())
-    write_figure(figure_curves(metrics), figure_path(out, drawn[0], "curves"))
+    show(Curves(metrics), json=as_json, figure=figure_path(figure, drawn[0] if len(drawn) == 1 else None, "curves"))

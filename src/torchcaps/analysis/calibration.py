@@ -1,16 +1,17 @@
-"""Which answers of a network are unsure: those beyond what is usual for it. Nothing here imports torch."""
+"""What a network says about images, and which of it is unsure: what is beyond the usual. Nothing here imports torch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
-from torchcaps.errors import InputError, shown
-from torchcaps.files import COUNT, NUMBER, OBJECT, check_keys
+from torchcaps.analysis.results import Scored
+from torchcaps.files import COUNT, NUMBER, check_keys
 
 USUAL = 0.99
 """The share of validation images that a calibration calls usual."""
@@ -42,18 +43,16 @@ class Calibration:
         """
         if value is None:
             return None
-        if not OBJECT.fits(value) or value.keys() != {"score", "distance", "images"}:
-            raise InputError(f'a calibration must have "score", "distance" and "images", got {shown(value)}')
         check_keys(value, {"score": NUMBER, "distance": NUMBER, "images": COUNT}, "a calibration")
-        return cls(**value)
+        return cls(score=value["score"], distance=value["distance"], images=value["images"])
 
-    def doubts(self, score: float, distance: float | None, runner_up: float | None = None) -> tuple[str, ...]:
+    def caveats(self, score: float, distance: float | None, runner_up: float | None = None) -> tuple[str, ...]:
         """Why an answer is unsure, each reason in words; empty where it is not.
 
         Args:
             score: Of the class that was given; of several objects, of the last of them.
             distance: Of the reconstruction from the image; None for a network without decoder.
-            runner_up: The highest score of the other classes, see :func:`runner_up`; None where there is none.
+            runner_up: The highest score of the other classes, None where there is none.
         """
         usual = f", the bound of {100 * USUAL:.0f} % of the validation images" if self.images else ""
         reasons = []
@@ -67,9 +66,46 @@ class Calibration:
         return tuple(reasons)
 
 
-def runner_up(scores: Float[np.ndarray, "J"], given: Sequence[int]) -> float | None:
-    """The highest of an image's scores but those of the classes that were given; None where there is no other."""
-    return max((float(score) for j, score in enumerate(scores) if j not in given), default=None)
+@dataclass(frozen=True, eq=False)
+class Prediction(Scored):
+    """What a network says about images, by torch or from an ONNX file.
+
+    Args:
+        classes: The class of the highest score; with several objects in an image those of the P highest, the highest
+            first.
+        scores: All class scores, 0..1: the lengths ‖v_j‖ of capsules, their activations, or a CNN's probabilities.
+        reconstruction: The image decoded from the capsule of the highest score, pixels 0..1; with several objects each
+            decoded from its own, as ``classes`` has them (or the targets, where they chose); None without a decoder.
+        caveats: Why the answer to each image is unsure, see :meth:`Calibration.caveats`.
+        score_name: What the scores are.
+    """
+
+    classes: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"]
+    scores: Float[np.ndarray, "N J"]
+    reconstruction: Float[np.ndarray, "N C H W"] | Float[np.ndarray, "N P C H W"] | None
+    caveats: Sequence[tuple[str, ...]]
+    score_name: Literal["length", "activation", "probability"] = "length"
+
+    @classmethod
+    def of(
+        cls,
+        images: Float[np.ndarray, "N C H W"],
+        classes: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"],
+        scores: Float[np.ndarray, "N J"],
+        reconstruction: Float[np.ndarray, "N C H W"] | Float[np.ndarray, "N P C H W"] | None,
+        calibration: Calibration | None,
+        **more: Any,
+    ) -> Self:
+        """The prediction for images of pixels 0..1, with its caveats by what is usual for the network."""
+        usual = Calibration() if calibration is None else calibration
+        off = [None] * len(images) if reconstruction is None else distances(images, reconstruction).tolist()
+        chosen = classes.reshape(len(classes), -1)
+        last = np.take_along_axis(scores, chosen[:, -1:], 1)[:, 0].tolist()
+        others = scores.astype(np.float64)
+        np.put_along_axis(others, chosen, -np.inf, 1)
+        runners_up = (None if math.isinf(score) else score for score in others.max(1).tolist())
+        caveats = [usual.caveats(*each) for each in zip(last, off, runners_up, strict=True)]
+        return cls(classes, scores, reconstruction, caveats, **more)
 
 
 def distances(
@@ -84,11 +120,11 @@ def distances(
         images: Pixels 0..1.
         reconstructions: Pixels 0..1.
     """
-    different = ((images - whole(reconstructions)) ** 2).sum((1, 2, 3))
+    different = ((images - full(reconstructions)) ** 2).sum((1, 2, 3))
     return different / np.maximum((images**2).sum((1, 2, 3)), 1)
 
 
-def whole(
+def full(
     reconstructions: Float[np.ndarray, "N C H W"] | Float[np.ndarray, "N P C H W"],
 ) -> Float[np.ndarray, "N C H W"]:
     """Reconstructions of whole images: the objects of each laid over each other, added and cut off at 1."""

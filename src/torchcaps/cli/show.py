@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import json
+import json as json_
 import os
 import re
 import shlex
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchcaps.analysis.results import Result, Styled, Table
 from torchcaps.errors import CONTROL, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
-    from rich.table import Table
-
-MOST_CLASSES = 20
-"""So many classes at most are shown as a whole; of more, only the most telling ones."""
-MOST_SHOWN = 10
-"""How many are shown of more classes."""
+    from rich.table import Table as RichTable
 
 # strings in JSON hold no line breaks, so that only those of the layout are found
 PLAIN_LIST, LINE_BREAK = re.compile(r"\[\n\s*([^][{}]*?)\n\s*\]"), re.compile(r"\n\s*")
@@ -49,36 +46,28 @@ def is_main_process() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK"))
 
 
-def table(*columns: str, left: int = 1) -> Table:
+def table(*columns: str, left: int = 1) -> RichTable:
     """An empty table of these headings.
 
     The first ``left`` columns hold words; those after them hold numbers, set to the right.
     """
     from rich import box
-    from rich.table import Table
+    from rich.table import Table as RichTable
     from rich.text import Text
 
-    made = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    made = RichTable(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for index, heading in enumerate(columns):
         shown = Text("\n".join(map(visible, heading.split("\n"))))
         made.add_column(shown, justify="left" if index < left else "right", overflow="fold")
     return made
 
 
-def add_row(to: Table, *cells: Any, style: str | None = None) -> None:
+def add_row(to: RichTable, *cells: Any, style: str | None = None) -> None:
     """Add a row of plain text, one line a cell: brackets in names of files and classes are no markup."""
     from rich.text import Text
 
-    to.add_row(*(cell if isinstance(cell, Text) else Text(visible(str(cell))) for cell in cells), style=style)
-
-
-def fits(rows: Table) -> bool:
-    """Whether a table is narrow enough to be printed without breaking its cells."""
-    from rich.measure import Measurement
-
-    to = console()
-    unbounded = to.options.update(max_width=10_000)  # else the measure is that of the terminal at most
-    return Measurement.get(to, unbounded, rows).maximum <= to.width
+    shown = (Text(visible(cell.text), style=cell.style) if isinstance(cell, Styled) else cell for cell in cells)
+    to.add_row(*(cell if isinstance(cell, Text) else Text(visible(str(cell))) for cell in shown), style=style)
 
 
 def print_title(text: str) -> None:
@@ -86,7 +75,7 @@ def print_title(text: str) -> None:
     console().print(visible(text), style="bold", markup=False, soft_wrap=True)
 
 
-def print_table(rows: Table, title: str | None = None) -> None:
+def print_table(rows: RichTable, title: str | None = None) -> None:
     """A table under its title, and an empty line."""
     if title is not None:
         print_title(title)
@@ -113,17 +102,6 @@ def print_pairs(pairs: Iterable[tuple[str, Any]]) -> None:
     to.print()
 
 
-def bar(share: float, width: int = 30) -> str:
-    """A horizontal bar: ``share`` 0..1 of ``width`` characters, to an eighth of one."""
-    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
-    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
-
-
-def percent(share: float) -> str:
-    """0..1 as ``99.44 %``."""
-    return f"{100 * share:.2f} %"
-
-
 def count(number: int) -> str:
     """A number with its thousands apart."""
     return f"{number:,}"
@@ -139,16 +117,66 @@ def print_json(value: Any) -> None:
 
     Control characters are escaped as JSON does it, also those that it allows as they are.
     """
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    text = json_.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     text = CONTROL.sub(lambda found: found[0] if found[0] == "\n" else f"\\u{ord(found[0]):04x}", text)
     click.echo(PLAIN_LIST.sub(lambda found: f"[{LINE_BREAK.sub(' ', found[1])}]", text))
 
 
-def write_figure(figure: Figure, path: Path, *, quiet: bool = False) -> None:
-    """Write a figure and say where; ``quiet``, on stderr, where stdout is for JSON."""
-    from torchcaps.analysis import save_figure
+def write_figure(figures: Figure | Mapping[str, Figure], path: Path, *, quiet: bool = False) -> None:
+    """Write figures, over no other file, and say where; ``quiet``, on stderr, where stdout is for JSON."""
+    from torchcaps.analysis.figures import save_figures
 
-    say(f"wrote {save_figure(figure, path)}", err=quiet)
+    for place in save_figures(figures if isinstance(figures, Mapping) else {"": figures}, path):
+        say(f"wrote {place}", err=quiet)
+
+
+def show(
+    result: Result,
+    *,
+    json: bool = False,
+    figure: Path | None = None,
+    about: Mapping[str, Any] | Sequence[Mapping[str, Any]] = MappingProxyType({}),
+) -> None:
+    """Print the result of an analysis, and draw it where asked to.
+
+    Args:
+        result: Its numbers, tables and figures.
+        json: Print the numbers as JSON, and nothing else.
+        figure: Where the figures go; nothing is drawn if None.
+        about: What the JSON says besides: of the result, or of each of its parts where it is a list.
+    """
+    if json:
+        found = result.to_dict()
+        if isinstance(about, Mapping):
+            print_json([dict(about) | each for each in found] if isinstance(found, list) else dict(about) | found)
+        else:
+            print_json([dict(each) | part for each, part in zip(about, found, strict=True)])
+    else:
+        for each in result.tables():
+            _print(each)
+    if figure is not None:
+        write_figure(result.figures(), figure, quiet=json)
+
+
+def _print(shown: Table) -> None:
+    from rich.text import Text
+
+    if shown.title:
+        print_title(shown.title)
+    for line in shown.note:
+        style = line.style if isinstance(line, Styled) else ""
+        console().print(Text(visible(line.text if isinstance(line, Styled) else line), style=style), soft_wrap=True)
+    if shown.columns:
+        rows = table(*shown.columns, left=shown.left)
+        for row in shown.rows:
+            if row:
+                add_row(rows, *row)
+            else:
+                rows.add_section()
+        console().print(rows)
+    elif shown.rows:
+        return print_pairs((str(name), str(value)) for name, value in shown.rows)
+    return say("") if shown.title or shown.columns else None
 
 
 def command_line(*words: str | Path) -> str:

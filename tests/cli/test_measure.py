@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from torchcaps.analysis import fit_detector, judge
+from torchcaps.models import create_model
 from torchcaps.training import load_run
 
 Cli = Callable[..., Any]
@@ -45,7 +47,7 @@ def test_the_network_that_comes_along_is_probed(cli: Cli) -> None:
 def test_what_is_detected(cli: Cli, run_folder: Path) -> None:
     options = ("--against", "digits", "--limit", "60", "--steps", "2", "--epsilons", "0.1,0.2")
     result = cli("detect", run_folder, *options)
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.err.splitlines()[0]) == (0, "FGSM, ε = 0.1")
     assert "of 100 validation images" in result.out
     rows = [line.split("  ")[0] for line in result.out.splitlines()]
     assert [row for row in rows if "ε" in row] == [
@@ -61,10 +63,27 @@ def test_what_is_detected(cli: Cli, run_folder: Path) -> None:
     assert by_score["detector"]["measure"] == "score"
 
 
+def test_images_that_are_all_alike(cli: Cli, run_folder: Path) -> None:
+    """Nothing about them differs, and an attack that cannot move ends at once."""
+    np.savez("alike.npz", x=np.full((300, 28, 28), 90, np.uint8), y=np.arange(300) % 10)
+    result = cli("detect", run_folder, "--data", "npz:alike.npz", "--limit", "20")
+    assert result.code == 0, result.err
+    assert "PGD that knows, ε = 0.1" in result.out
+
+
+def test_a_network_with_shared_matrices(cli: Cli) -> None:
+    torch.manual_seed(0)
+    options = {"conv_channels": 8, "primary_types": 2}
+    create_model("aff-capsnet", (1, 28, 28), 10, **options).save_pretrained("net")
+    result = cli("detect", "net", "--data", "digits", "--limit", "10", "--steps", "5")
+    assert result.code == 0, result.err
+    assert "PGD that knows, ε = 0.1" in result.out
+
+
 def test_a_network_without_decoder_is_judged_by_its_scores(cli: Cli, cnn_folder: Path) -> None:
     options = ("--data", "digits", "--limit", "20", "--steps", "1")
     result = cli("detect", cnn_folder, *options)
-    assert (result.code, result.err) == (0, "")
+    assert result.code == 0, result.err
     assert "1 less the highest score" in result.out
     assert "needs a decoder" in cli("detect", cnn_folder, *options, "--measure", "reconstruction").err
 
