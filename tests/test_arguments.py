@@ -389,11 +389,10 @@ def test_what_is_analysed_is_a_tensor(wrong: object) -> None:
     for function, arguments in (
         (analysis.fgsm, (network, images, wrong, 0.1)),
         (analysis.pgd, (network, images, wrong, 0.1)),
-        (analysis.predict, (network, images, wrong)),
         (analysis.reconstruct, (network, images, wrong)),
     ):
         if wrong is not None:
-            with pytest.raises(TypeError, match="labels must be integers"):
+            with pytest.raises(TypeError, match="labels must be "):
                 function(*arguments)  # type: ignore[operator]
 
 

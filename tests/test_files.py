@@ -12,7 +12,7 @@ import pytest
 
 from torchcaps import files
 from torchcaps.errors import InputError, shown, unknown_name
-from torchcaps.files import COUNT, NAMED_TEXTS, NUMBER, TEXT, TEXTS, Kind, optional, read_json, user_path
+from torchcaps.files import read_json, user_path
 
 
 def said(path: Path) -> str:
@@ -88,29 +88,6 @@ def test_pipes_and_devices_are_not_waited_for(tmp_path: Path) -> None:
     assert "there is no configuration" in said(tmp_path / "nowhere")
     (tmp_path / "file").touch()
     assert "there is no configuration" in said(tmp_path / "file" / "c.json")
-
-
-@pytest.mark.parametrize(
-    ("kind", "fitting", "others"),
-    [
-        (NUMBER, [0, 1.5, -3], [None, "1", True, float("nan"), float("inf"), 10**400]),
-        (COUNT, [0, 7], [-1, 1.0, True, 2**63, 10**400]),
-        (TEXT, ["", "a"], [None, 1]),
-        (TEXTS, [[], ["a"]], ["a", [1], {}]),
-        (NAMED_TEXTS, [{}, {"a": "b"}], [[], {"a": 1}]),
-        (optional(COUNT), [None, 1], [-1, "1"]),
-    ],
-    ids=lambda each: each.words if isinstance(each, Kind) else None,
-)
-def test_values_are_of_their_kind(tmp_path: Path, kind: Kind, fitting: list[Any], others: list[Any]) -> None:
-    for value in fitting:
-        files.check_keys({"a": {"b": value}}, {"a.b": kind}, "this")
-    for value in others:
-        with pytest.raises(InputError, match=f'this: "a.b" must be {kind.words}, got '):
-            files.check_keys({"a": {"b": value}}, {"a.b": kind}, "this")
-    for without in ({}, {"a": 3}, {"a": {}}, []):
-        with pytest.raises(InputError, match=f'this has no "a.b", which must be {kind.words}'):
-            files.check_keys(without, {"a.b": kind}, "this")
 
 
 @pytest.mark.parametrize(

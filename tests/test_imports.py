@@ -15,7 +15,7 @@ SOURCE = Path(torchcaps.__file__).parent
 # What each part of the package may import, besides itself. Right may import left:
 # the files of BASE <- ops <- nn <- models <- analysis <- training <- cli; datasets stands beside ops.
 BASE = {"_lazy", "_version", "checks", "errors", "files", "machine", "parts", "ranges"}
-INNER = BASE | {"plugins", "ops", "nn", "models", "datasets", "analysis", "training"}
+INNER = BASE | {"plugins", "ops", "nn", "models", "datasets", "analysis", "training", "image_spec"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "_version": set(),
@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": BASE | {"ops", "nn"},
     "datasets": BASE,
     "analysis": BASE | {"ops", "nn", "models", "datasets"},
+    "image_spec": BASE | {"datasets", "analysis"},
     "training": INNER,
     "testing": BASE | {"ops", "nn"},
     "sklearn": INNER,

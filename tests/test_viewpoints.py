@@ -22,7 +22,9 @@ from torchcaps.plugins import load_plugin
 with registered_for_now():
     load_plugin(Path(__file__).parents[1] / "examples" / "viewpoints.py")
     INFOS = {info.name: info for info in list_datasets() if info.name.startswith("viewpoints")}
-viewpoints = sys.modules["torchcaps_plugin_viewpoints"]
+    viewpoints = next(
+        each for name, each in sys.modules.items() if name in ("viewpoints", "torchcaps_plugin_viewpoints")
+    )
 _camera, _draw, _Ellipsoids, _render, _shade = (
     getattr(viewpoints, name) for name in ("_camera", "_draw", "_Ellipsoids", "_render", "_shade")
 )

@@ -6,10 +6,10 @@ import glob
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from torchcaps.errors import InputError, reason_of, shown
 
@@ -112,16 +112,6 @@ def real(path: str | Path) -> Path:
     return Path(os.path.realpath(path))  # Path.resolve raises RuntimeError before Python 3.13
 
 
-@contextmanager
-def named_in_utf8(path: Path) -> Iterator[Path]:
-    """A path to a file for libraries that want UTF-8; on Linux one that is not UTF-8 is reached by its open file."""
-    if str(path).isprintable() or not Path("/proc/self/fd").is_dir():
-        yield path
-        return
-    with path.open("rb") as file:
-        yield Path(f"/proc/self/fd/{file.fileno()}")
-
-
 def could_be_repository(path: Path) -> bool:
     """Whether a path may name a repository of the Hugging Face hub: an owner, of which no folder is here, and a name.
 
@@ -167,47 +157,11 @@ def read_text(path: str | Path, what: str) -> str:
         return contents.decode("utf-8")
 
 
-def read_json(path: str | Path, what: str, keys: Mapping[str, Kind] | None = None) -> dict[str, Any]:
-    """Read a JSON object that has ``keys``, as :func:`check_keys` wants them; see :func:`read_text`."""
+def read_json(path: str | Path, what: str) -> dict[str, Any]:
+    """Read a JSON object; see :func:`read_text`."""
     text = read_text(path, what)
     with reading(path, what):
         value = json.loads(text)
         if not isinstance(value, dict):
             raise InputError(f"it must hold a JSON object, got a {type(value).__name__}")
-    check_keys(value, keys or {}, f"{what} {path}")
     return value
-
-
-class Kind(NamedTuple):
-    """What a value in a JSON file must be, in words, and how to see that it is."""
-
-    words: str
-    fits: Callable[[Any], bool]
-
-
-NUMBER = Kind("a number", lambda value: type(value) in (int, float) and -1e38 < value < 1e38)
-COUNT = Kind("a whole number", lambda value: type(value) is int and 0 <= value < 2**63)
-TEXT = Kind("a text", lambda value: isinstance(value, str))
-TEXTS = Kind("a list of texts", lambda value: isinstance(value, list) and all(map(TEXT.fits, value)))
-OBJECT = Kind("an object", lambda value: isinstance(value, dict))
-NAMED_TEXTS = Kind("an object of texts", lambda value: isinstance(value, dict) and all(map(TEXT.fits, value.values())))
-
-
-def optional(kind: Kind) -> Kind:
-    """That kind, or null."""
-    return Kind(f"{kind.words} or null", lambda value: value is None or kind.fits(value))
-
-
-def check_keys(values: Any, keys: Mapping[str, Kind], where: str) -> None:
-    """Raise InputError unless an object, which errors call ``where``, has all keys and their values fit.
-
-    A dot in a key stands for an object in an object, as in ``"images.test"``.
-    """
-    for key, kind in keys.items():
-        found = values
-        for part in key.split("."):
-            if not isinstance(found, dict) or part not in found:
-                raise InputError(f'{where} has no "{key}", which must be {kind.words}')
-            found = found[part]
-        if not kind.fits(found):
-            raise InputError(f'{where}: "{key}" must be {kind.words}, got {shown(found)}')

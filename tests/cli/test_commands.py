@@ -241,15 +241,15 @@ def test_predict_several_images_of_any_size(cli: Cli, run_folder: Path, digit_fi
     assert padded[1]["lengths"] != stretched[1]["lengths"]
 
 
-@pytest.mark.parametrize(("data", "fit"), [("digits", "pad"), ("folder:photos", "stretch"), ("npz:x.npz", "pad")])
+@pytest.mark.parametrize("fit", ["stretch", "pad"])
 def test_image_files_are_brought_to_size_as_the_runs_images_were(
-    cli: Cli, run_folder: Path, digit_file: Path, tmp_path: Path, data: str, fit: str
+    cli: Cli, run_folder: Path, digit_file: Path, tmp_path: Path, fit: str
 ) -> None:
     with Image.open(digit_file) as image:
         image.resize((90, 45)).save(tmp_path / "wide.png")
     copy = shutil.copytree(run_folder, tmp_path / "copy")
-    config = read_json(copy / "config.json", "configuration")
-    write_json(copy / "config.json", config | {"data": data})
+    about = read_json(copy / "best/classes.json", "list of classes")
+    write_json(copy / "best/classes.json", about | {"fit": fit})
 
     as_it_is = ("--prepare", "none")
 

@@ -22,6 +22,7 @@ from PIL import Image
 from torchcaps.analysis import Prediction
 from torchcaps.analysis.calibration import Calibration
 from torchcaps.cli.look import split_arguments
+from torchcaps.cli.options import ImagesOf
 from torchcaps.cli.runs import figure_path, open_images, open_run
 from torchcaps.datasets import Preparation, get_max_megapixels
 from torchcaps.errors import InputError
@@ -157,7 +158,7 @@ def test_without_a_run_the_shipped_network_predicts(cli: Cli, shipped: Path, dig
 def test_what_other_commands_take_for_a_missing_run(shipped: Path) -> None:
     run = open_run(None, "best")
     assert (run.path, run.class_names[3]) == (shipped, "digit 3")
-    images, dataset, words = open_images(run, None, None, "test")
+    images, dataset, words = open_images(run, ImagesOf())
     assert (len(images), dataset.name, words) == (360, "digits", "test images of digits")
     assert figure_path(None, None, "perturbation") == Path("perturbation.png")
     assert figure_path(None, shipped, "perturbation") == shipped / "figures" / "perturbation.png"

@@ -11,10 +11,12 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from torchcaps.analysis.results import Scored
-from torchcaps.files import COUNT, NUMBER, check_keys
+from torchcaps.errors import InputError, shown
+from torchcaps.ranges import INDEX, Range
 
 USUAL = 0.99
 """The share of validation images that a calibration calls usual."""
+FINITE = Range(-1e38, 1e38)
 NEAR = 0.9
 """Another class is nearly as likely if its score is at least this share of the score of the class that was given."""
 
@@ -43,7 +45,10 @@ class Calibration:
         """
         if value is None:
             return None
-        check_keys(value, {"score": NUMBER, "distance": NUMBER, "images": COUNT}, "a calibration")
+        if not isinstance(value, dict) or not {"score", "distance", "images"} <= value.keys():
+            raise InputError(f'a calibration must have "score", "distance" and "images", got {shown(value)}')
+        for name, within in (("score", FINITE), ("distance", FINITE), ("images", INDEX)):
+            within.check(f'"{name}" of a calibration', value[name])
         return cls(score=value["score"], distance=value["distance"], images=value["images"])
 
     def caveats(self, score: float, distance: float | None, runner_up: float | None = None) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +107,11 @@ class Command(click.Command):
                 sections.setdefault(getattr(parameter, "section", "Options"), []).append(record)
         for heading, records in sections.items():
             with formatter.section(heading):
-                formatter.write_dl(records, col_max=34)
+                formatter.write_dl([(name, self.shown(words, formatter)) for name, words in records], col_max=34)
+
+    def shown(self, words: str, formatter: click.HelpFormatter) -> str:  # noqa: ARG002  a subclass may need it
+        """What the help of an option shows of its words."""
+        return words
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The examples, each as it is typed."""
@@ -157,18 +161,3 @@ class Group(click.Group):
         if not ctx.resilient_parsing and args[0] not in self.later and not args[0].startswith("-"):
             raise unknown_name("command", args[0], self.later)
         return super().resolve_command(ctx, args)
-
-
-Function = Callable[..., Any]
-Decorator = Callable[[Function], Function]
-
-
-def compose(*decorators: Decorator) -> Decorator:
-    """One decorator from several, applied so that the first one's option comes first in the help."""
-
-    def decorate(function: Function) -> Function:
-        for decorator in reversed(decorators):
-            function = decorator(function)
-        return function
-
-    return decorate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import webbrowser
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -33,7 +33,7 @@ WATCHED = {"epochs": 7, "batch_size": 64, "max_shift": 2, "schedule": "one-cycle
     ("explore runs/sabour2017-digits-1 --no-browser --port 8000", "only serve it, at a port of its own"),
 )
 def explore(
-    runs: Annotated[tuple[Path, ...], Given(metavar="[RUN [RUN]]")] = (),
+    runs: Annotated[Sequence[Path], Given(metavar="[RUN [RUN]]")] = (),
     *,
     which: WhichEpoch = "best",
     train: Annotated[
@@ -71,7 +71,8 @@ def explore(
 
     torch.set_num_threads(1)  # an image at a time is no quicker with more, and much slower while others compute
     names = names_of(runs)
-    explorers = [open_explorer(open_run(folder, which), data, data_dir) for folder in runs or [None]]
+    opened = [open_run(folder, which) for folder in runs] or [open_run(None, which)]
+    explorers = [open_explorer(run, data, data_dir) for run in opened]
     for explorer, name in zip(explorers, names, strict=False):
         explorer.name = name
     with serving(explorers, port) as address, until_stopped():

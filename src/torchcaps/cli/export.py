@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import click
 
-from torchcaps.cli.base import Command, compose
-from torchcaps.cli.runs import PATH, Which, has_folder, open_run, optional_run_argument, run_argument
+from torchcaps.cli.options import Given, RunFolder, WhichEpoch, command
+from torchcaps.cli.runs import has_folder, open_run
 from torchcaps.cli.show import say
 
 Format = Literal["onnx", "torch", "folder"]
@@ -16,48 +17,43 @@ Format = Literal["onnx", "torch", "folder"]
 NAMES: dict[Format, str] = {"onnx": "model.onnx", "torch": "model.pt2", "folder": "pretrained"}
 """What each format's file is called where the user gives no name."""
 
-card_options = compose(
-    click.option(
-        "--half", is_flag=True, help="Store the weights in half precision, and test them again after rounding."
-    ),
-    click.option(
-        "--other-seed",
-        "others",
+Half = Annotated[bool, Given("Store the weights in half precision, and test them again after rounding.")]
+Others = Annotated[
+    Sequence[Path],
+    Given(
+        "Another run of the same training with another seed: the model card gives the mean over all. May be given "
+        "several times.",
         metavar="RUN",
-        multiple=True,
-        type=PATH,
-        help="Another run of the same training with another seed: the model card gives the mean over all. May be "
-        "given several times.",
+        name="--other-seed",
     ),
-)
+]
 
 
-@click.command(
-    "export",
-    cls=Command,
-    examples=(
-        ("export runs/sabour2017-digits-1", "RUN/model.onnx, checked against PyTorch by onnxruntime"),
-        ("export runs/sabour2017-digits-1 --format torch --out digits.pt2", "for torch.export.load, without torchcaps"),
-        ("export runs/sabour2017-digits-1 --format folder --half", "weights, classes and model card, to pass on"),
-        ("export --out compact.onnx", "the network that comes with torchcaps"),
-    ),
+@command(
+    ("export runs/sabour2017-digits-1", "RUN/model.onnx, checked against PyTorch by onnxruntime"),
+    ("export runs/sabour2017-digits-1 --format torch --out digits.pt2", "for torch.export.load, without torchcaps"),
+    ("export runs/sabour2017-digits-1 --format folder --half", "weights, classes and model card, to pass on"),
+    ("export --out compact.onnx", "the network that comes with torchcaps"),
 )
-@optional_run_argument
-@click.option(
-    "--format",
-    "kind",
-    type=click.Choice(list(NAMES)),
-    default="onnx",
-    help="ONNX, a torch.export program, or a folder such as save_pretrained writes with a model card of the run. "
-    "Reading a torch.export program can execute code: load one only from people you trust, and pass on one of the "
-    "other two.",
-)
-@click.option(
-    "--out", type=PATH, help="File (.onnx or .pt2) or new folder.  [default: model.onnx, model.pt2, pretrained in RUN]"
-)
-@card_options
 def export(
-    run_folder: Path | None, which: Which, kind: Format, out: Path | None, half: bool, others: tuple[Path, ...]
+    run_folder: RunFolder = None,
+    *,
+    which: WhichEpoch = "best",
+    kind: Annotated[
+        Format,
+        Given(
+            "ONNX, a torch.export program, or a folder such as save_pretrained writes with a model card of the run. "
+            "Reading a torch.export program can execute code: load one only from people you trust, and pass on one of "
+            "the other two.",
+            name="--format",
+        ),
+    ] = "onnx",
+    out: Annotated[
+        Path | None,
+        Given("File (.onnx or .pt2) or new folder.", default="model.onnx, model.pt2, pretrained in RUN"),
+    ] = None,
+    half: Half = False,
+    others: Others = (),
 ) -> None:
     """Write a trained network so that it runs elsewhere; without RUN, the network that comes with torchcaps.
 
@@ -86,19 +82,19 @@ def export(
     say(f"wrote {path} ({path.stat().st_size / 2**20:.1f} MiB)")
 
 
-@click.command(
-    "share",
-    cls=Command,
-    examples=(
-        ("share runs/sabour2017-digits-1 --repo someone/capsnet-digits", "for all to read"),
-        ("share runs/sabour2017-digits-1 --repo someone/capsnet-digits --private", "for yourself"),
-    ),
+@command(
+    ("share runs/sabour2017-digits-1 --repo someone/capsnet-digits", "for all to read"),
+    ("share runs/sabour2017-digits-1 --repo someone/capsnet-digits --private", "for yourself"),
 )
-@run_argument
-@click.option("--repo", metavar="NAME", required=True, help="Repository of the hub, made if it is not there.")
-@click.option("--private", is_flag=True, help="If the repository is new, only you can read it.")
-@card_options
-def share(run_folder: Path, which: Which, repo: str, private: bool, half: bool, others: tuple[Path, ...]) -> None:
+def share(
+    run_folder: Annotated[Path, Given(metavar="RUN")],
+    *,
+    which: WhichEpoch = "best",
+    repo: Annotated[str, Given("Repository of the hub, made if it is not there.", metavar="NAME")],
+    private: Annotated[bool, Given("If the repository is new, only you can read it.")] = False,
+    half: Half = False,
+    others: Others = (),
+) -> None:
     """Put a run's network on the Hugging Face hub, with a model card of its data, recipe, accuracy and limits.
 
     Nothing else of the run is uploaded. The hub knows you by `hf auth login`, or by the environment variable HF_TOKEN.

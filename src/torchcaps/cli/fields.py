@@ -6,19 +6,19 @@ import ast
 import inspect
 import itertools
 import textwrap
-import types
-import typing
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 import click
 
 from torchcaps.cli.base import SectionOption
-from torchcaps.cli.values import ClickChoice, Numbers, OrNone, ParamType
+from torchcaps.cli.options import ClickChoice, OrNone, option_type
 from torchcaps.errors import unknown_name
-from torchcaps.parts import OF_ONES_OWN, PARTS, Choice, Option, Settings, all_parts, as_text, options, part_of
-from torchcaps.ranges import Range
+from torchcaps.parts import OF_ONES_OWN, PARTS, Choice, Option, Settings, all_parts, as_text, options
 from torchcaps.training.recipe import Recipe
+
+WIDEST = 16
+"""Characters of choices that the help names; of more, ``torchcaps presets NAME`` and errors do."""
 
 
 def option_name(field: str) -> str:
@@ -36,14 +36,13 @@ def settings_options(kind: type[Settings], section: str, *, skip: tuple[str, ...
     return found
 
 
-def part_options(*, skip: set[str], sections: Mapping[str, str]) -> list[click.Option]:
-    """Options for those of all registered parts; hidden, where there is no section for their kind."""
+def part_options(*, skip: set[str]) -> list[click.Option]:
+    """Options for those of all registered parts, which the help does not list."""
     found: dict[str, list[click.Option]] = {}
     for part in all_parts():
-        section = sections.get(part_of(part)[0])
         for option in options(part).values():
             if option.name not in found and option.name not in skip and not (option.choice and option.choice.many):
-                found[option.name] = _options(option, section or "", False, hidden=section is None)
+                found[option.name] = _options(option, "", False, hidden=True)
     return list(itertools.chain.from_iterable(found.values()))
 
 
@@ -56,11 +55,10 @@ def option_of(kind: str) -> str | None:
 
 def _options(option: Option, section: str, with_default: bool, *, hidden: bool = False) -> list[click.Option]:
     typed, choice = option_name(option.name), option.choice
-    notes = [f"default: {as_text(option.default)}"] if with_default and option.default is not None else []
-    notes += map(str, ranges_in(option.hint))
+    note = f"  [default: {as_text(option.default)}]" if with_default and option.default is not None else ""
     common: dict[str, Any] = {
         "default": None,
-        "help": option.help + (f"  [{'; '.join(notes)}]" if notes else ""),
+        "help": option.help + note,
         "section": section,
         "hidden": hidden,
     }
@@ -70,9 +68,11 @@ def _options(option: Option, section: str, with_default: bool, *, hidden: bool =
         usual = option.default if isinstance(option.default, str) else next(iter(PARTS[choice.kind]))
         named = SectionOption([typed, option.name], type=PartName(choice), is_flag=False, flag_value=usual, **common)
         return [named, SectionOption([f"--no-{typed[2:]}", f"no_{option.name}"], is_flag=True, **common)]
-    kind = option_type(option.hint)
+    kind = option_type(option.hint, strict=False) if choice is None else PartName(choice)
     # click writes names of types in capitals, which "none" must not be typed in
     metavar = f"{kind.inner.name.upper()}|none" if isinstance(kind, OrNone) else None
+    if isinstance(kind, click.Choice) and len("|".join(kind.choices)) > WIDEST:
+        metavar = "NAME"
     return [SectionOption([typed, option.name], type=kind, metavar=metavar, **common)]
 
 
@@ -110,35 +110,6 @@ def _own_descriptions(kind: type) -> dict[str, str]:
         if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
             found[statement.target.id] = " ".join(str(following.value.value).split())
     return found
-
-
-def ranges_in(hint: Any) -> Iterator[Range]:
-    """The ranges of numbers that an annotation holds."""
-    for part in typing.get_args(hint):
-        if isinstance(part, Range):
-            yield part
-        yield from ranges_in(part)
-
-
-def option_type(hint: Any) -> ParamType:
-    """How an option of an annotation is read from the command line; its range is checked where it is used."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    choice = next((arg for arg in args if isinstance(arg, Choice)), None)
-    if choice is not None:
-        return PartName(choice)
-    if origin is Annotated:
-        return option_type(args[0])
-    if origin is Literal:
-        return click.Choice(args)
-    if origin in (typing.Union, types.UnionType):
-        inner, *others = (arg for arg in args if arg is not type(None))
-        if others:  # a name, or numbers
-            return OrNone(Numbers(float, "1,2.5", names=typing.get_args(inner)))
-        return OrNone(option_type(inner)) if inner is not str else click.STRING
-    if origin is tuple:
-        return Numbers(int, "512,1024")
-    plain: dict[Any, ParamType] = {int: click.INT, float: click.FLOAT, str: click.STRING}
-    return plain[hint]
 
 
 class PartName(ClickChoice):

@@ -4,41 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import click
 
 from torchcaps.analysis.defaults import DRAWN_ITERATIONS
-from torchcaps.cli.base import Command
-from torchcaps.cli.runs import (
+from torchcaps.cli.options import (
     FIGURE,
-    PATH,
-    Fit,
-    Prepare,
-    Split,
+    Given,
+    ImageFile,
+    ImageFiles,
+    ImageIndex,
+    ImagesOf,
+    Json,
+    Numbers,
+    RunFolder,
     Which,
-    data_options,
-    drawing_option,
-    figure_option,
+    WhichEpoch,
+    command,
+    drawn,
+    draws,
+)
+from torchcaps.cli.runs import (
     figure_path,
-    image_options,
-    index_options,
     is_given,
-    json_option,
     names_of,
     open_images,
     open_run,
-    optional_run_argument,
     preparation_for,
     refuse_options,
-    runs_argument,
-    which_option,
 )
 from torchcaps.cli.show import count, say, show
-from torchcaps.cli.values import Numbers, whole_numbers
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.files import could_be_repository
-from torchcaps.ranges import COUNT, INDEX, MOST_ENTRIES, Range
+from torchcaps.ranges import MOST_ENTRIES, Count, Index, Range
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,31 +53,21 @@ if TYPE_CHECKING:
 ONNX, CONFIG = ".onnx", "config.json"
 
 
-@click.command(
-    "predict",
-    cls=Command,
-    examples=(
-        ("predict runs/sabour2017-digits-1 seven.png", "one image, light on dark"),
-        ("predict photo.jpg --figure seen.png", "and draw what the network sees of it"),
-        ("predict runs/sabour2017-digits-1 seven.png --json", "for other programs"),
-        ("predict model.onnx seven.png", "by a network that torchcaps export wrote, without torch"),
-        ("predict someone/capsnet-digits seven.png", "by a network on the Hugging Face hub"),
-        ("predict seven.png", "by the network that comes with torchcaps"),
-    ),
+@command(
+    ("predict runs/sabour2017-digits-1 seven.png", "one image, light on dark"),
+    ("predict photo.jpg --figure seen.png", "and draw what the network sees of it"),
+    ("predict runs/sabour2017-digits-1 seven.png --json", "for other programs"),
+    ("predict model.onnx seven.png", "by a network that torchcaps export wrote, without torch"),
+    ("predict someone/capsnet-digits seven.png", "by a network on the Hugging Face hub"),
+    ("predict seven.png", "by the network that comes with torchcaps"),
 )
-@click.argument("arguments", metavar="[RUN] IMAGE...", nargs=-1, type=PATH)
-@which_option
-@image_options
-@figure_option("each image beside what the network sees")
-@json_option
 def predict(
-    arguments: tuple[Path, ...],
-    which: Which,
-    prepare: Prepare,
-    invert: bool,
-    fit: Fit | None,
-    figure: Path | None,
-    as_json: bool,
+    images: Annotated[Sequence[Path], Given(metavar="[RUN] IMAGE...")] = (),
+    *,
+    which: WhichEpoch = "best",
+    files: ImageFiles,
+    figure: Annotated[Path | None, FIGURE, draws("each image beside what the network sees")] = None,
+    json: Json = False,
 ) -> None:
     """Classify image files of any size: the class (or those of several objects) and the score of every class.
 
@@ -87,7 +76,7 @@ def predict(
     that were trained on drawings, such as MNIST's digits, a photo of a drawing is first brought to their form; what was
     changed much is said, and so is why an answer is unsure.
     """
-    run_path, image_files = split_arguments(arguments)
+    run_path, image_files = split_arguments(images)
 
     import numpy as np
 
@@ -97,17 +86,17 @@ def predict(
     if figure is not None and len(image_files) > MOST_PHOTOS:
         raise InputError(f"--figure draws at most {MOST_PHOTOS} images, got {len(image_files)}")
     description, classify = _classifier(run_path, which)
-    preparation = preparation_for(prepare, description.preparation, fit)
+    preparation = preparation_for(files, description.preparation)
     prepared, kept = [], []
     for file in image_files:
-        options: Any = {"preparation": preparation, "invert": invert, "fit": fit or description.fit}
+        options: Any = {"preparation": preparation, "invert": files.invert, "fit": files.fit or description.fit}
         photo = read_photo(file, description.in_shape, **options)
         prepared.append(photo.prepared)
         if figure is not None:
             kept.append(photo.shrunk(PREVIEW))  # the photos themselves may be larger than memory
     prediction = classify(np.stack([each.image for each in prepared]))
     answers = PhotoAnswers(image_files, prepared, prediction, description.class_names, kept)
-    show(answers, json=as_json, figure=figure, about=[{}] * len(image_files))
+    show(answers, json=json, figure=figure, about=[{}] * len(image_files))
 
 
 def split_arguments(arguments: Sequence[Path]) -> tuple[Path | None, Sequence[Path]]:
@@ -175,29 +164,24 @@ class Picture(NamedTuple):
 def read_pictures(
     run: Run,
     index: Sequence[int],
-    image_file: Path | None,
-    *,
-    prepare: Prepare,
-    invert: bool,
-    fit: Fit | None,
-    data: str | None,
-    data_dir: str | None,
-    split: Split,
+    image: Path | None,
+    files: ImageFiles,
+    images_of: ImagesOf,
 ) -> list[Picture]:
     """The images that the options name, as the run's network takes them."""
     from torchcaps.analysis import load_image
     from torchcaps.analysis.inference import join_names
 
-    if image_file is not None:  # brought to size as the images of the run's data set were
+    if image is not None:  # brought to size as the images of the run's data set were
         pixels = load_image(
-            image_file,
+            image,
             run.model.in_shape,
-            preparation=preparation_for(prepare, run.images.preparation, fit),
-            invert=invert,
-            fit=fit or run.images.fit,
+            preparation=preparation_for(files, run.images.preparation),
+            invert=files.invert,
+            fit=files.fit or run.images.fit,
         )
-        return [Picture(pixels, str(image_file), [], None, "")]
-    images, dataset, where = open_images(run, data, data_dir, split)
+        return [Picture(pixels, str(image), [], None, "")]
+    images, dataset, where = open_images(run, images_of)
     pictures = []
     for number in index:
         if number >= len(images):
@@ -208,29 +192,26 @@ def read_pictures(
     return pictures
 
 
-def check_image_options(image_file: Path | None, *more: str) -> None:
+def check_image_options(image: Path | None, *more: str) -> None:
     """Refuse the options of a data set, and ``more``, beside --image; and without it those of a file."""
-    if image_file is None:
+    if image is None:
         refuse_options(("prepare", "invert", "fit"), "is for a file given with --image")
     else:
         refuse_options(("index", "data", "data_dir", "split", *more), "is for a data set, not for --image")
 
 
-@click.command(
-    "reconstruct",
-    cls=Command,
-    examples=(
-        ("reconstruct runs/sabour2017-digits-1", "the first 20 test images above their reconstructions"),
-        ("reconstruct runs/sabour2017-digits-1 --count 50 --figure many.pdf", "more of them, as a PDF"),
-    ),
+@command(
+    ("reconstruct runs/sabour2017-digits-1", "the first 20 test images above their reconstructions"),
+    ("reconstruct runs/sabour2017-digits-1 --count 50 --figure many.pdf", "more of them, as a PDF"),
 )
-@optional_run_argument
-@data_options
-@click.option("--count", "number", type=whole_numbers(COUNT), default=20, help="How many images.")
-@drawing_option("reconstructions")
-@json_option
 def reconstruct(
-    run_folder: Path | None, which: Which, number: int, figure: Path | None, as_json: bool, **images_of: Any
+    run_folder: RunFolder = None,
+    *,
+    which: WhichEpoch = "best",
+    images_of: ImagesOf,
+    number: Annotated[Count, Given("How many images.", name="--count")] = 20,
+    figure: Annotated[Path | None, FIGURE, drawn("reconstructions")] = None,
+    json: Json = False,
 ) -> None:
     """Draw images above their reconstructions from class capsules; each of several objects in an image has a colour."""
     from dataclasses import replace
@@ -243,65 +224,51 @@ def reconstruct(
             f"--count must be at most {count(MOST_DRAWN)}, more do not fit one figure, got {count(number)}"
         )
     run = open_run(run_folder, which)
-    images, dataset, where = open_images(run, **images_of)
+    images, dataset, where = open_images(run, images_of)
     images = images.preview(number)
     result = decode(run.model, images.images, images.labels)
     result = replace(result, class_names=dataset.class_names, where=where)
-    show(result, json=as_json, figure=figure_path(figure, run_folder, "reconstructions"))
+    show(result, json=json, figure=figure_path(figure, run_folder, "reconstructions"))
 
 
-@click.command(
-    "perturb",
-    cls=Command,
-    examples=(
-        ("perturb runs/sabour2017-digits-1", "the first test image: each component by −0.25…0.25"),
-        ("perturb runs/sabour2017-digits-1 --index 7 --range 0.5", "another image, larger changes"),
-        ("perturb runs/sabour2017-digits-1 --image seven.png --capsule 9", "what the capsule of 9 makes of a 7"),
-        (
-            "perturb runs/sabour2017-digits-1 --component 3 --index 0 --index 1 --follow label",
-            "one component, an image in each row",
-        ),
+@command(
+    ("perturb runs/sabour2017-digits-1", "the first test image: each component by −0.25…0.25"),
+    ("perturb runs/sabour2017-digits-1 --index 7 --range 0.5", "another image, larger changes"),
+    ("perturb runs/sabour2017-digits-1 --image seven.png --capsule 9", "what the capsule of 9 makes of a 7"),
+    (
+        "perturb runs/sabour2017-digits-1 --component 3 --index 0 --index 1 --follow label",
+        "one component, an image in each row",
     ),
 )
-@optional_run_argument
-@data_options
-@index_options(several=True)
-@click.option(
-    "--capsule", metavar="CLASS", help="The class whose capsule is changed, by name or number, instead of --follow."
-)
-@click.option(
-    "--follow",
-    type=click.Choice(["longest", "label"]),
-    default="longest",
-    help="Whose capsule is changed: the longest (or most active), or that of the image's label.",
-)
-@click.option(
-    "--component", type=whole_numbers(INDEX), help="Change this component only; each image has a row.  [default: all]"
-)
-@click.option(
-    "--range",
-    "amplitude",
-    type=Numbers(float, "0.5, or two such as -0.5,1", most=2),
-    default="0.25",
-    metavar="A|LOW,HIGH",
-    help="Largest change either way, or the lowest and the highest change.",
-)
-@click.option("--steps", type=int, default=11, help="How many values each component takes.")
-@drawing_option("perturbation")
-@json_option
 def perturb(
-    run_folder: Path | None,
-    which: Which,
-    index: tuple[int, ...],
-    image_file: Path | None,
-    capsule: str | None,
-    follow: Literal["longest", "label"],
-    component: int | None,
-    amplitude: tuple[float] | tuple[float, float],
-    steps: int,
-    figure: Path | None,
-    as_json: bool,
-    **images_of: Any,
+    run_folder: RunFolder = None,
+    *,
+    which: WhichEpoch = "best",
+    images_of: ImagesOf,
+    index: Annotated[
+        Sequence[Index], Given("Which image of the part; with --component it may be given several times.")
+    ] = (0,),
+    image: ImageFile = None,
+    files: ImageFiles,
+    capsule: Annotated[
+        str | None,
+        Given("The class whose capsule is changed, by name or number, instead of --follow.", metavar="CLASS"),
+    ] = None,
+    follow: Annotated[
+        Literal["longest", "label"],
+        Given("Whose capsule is changed: the longest (or most active), or that of the image's label."),
+    ] = "longest",
+    component: Annotated[
+        Index | None, Given("Change this component only; each image has a row.", default="all")
+    ] = None,
+    amplitude: Annotated[
+        tuple[float, ...],
+        Numbers(float, "0.5, or two such as -0.5,1", most=2),
+        Given("Largest change either way, or the lowest and the highest change.", "A|LOW,HIGH", name="--range"),
+    ] = (0.25,),
+    steps: Annotated[int, Given("How many values each component takes.")] = 11,
+    figure: Annotated[Path | None, FIGURE, drawn("perturbation")] = None,
+    json: Json = False,
 ) -> None:
     """Change each component of a class capsule a little, decode, and draw what it encodes.
 
@@ -310,21 +277,21 @@ def perturb(
     from torchcaps.analysis import Perturbations, perturb_capsule
     from torchcaps.models.output import HIGHEST
 
-    check_image_options(image_file)
+    check_image_options(image)
     if capsule is not None:
         refuse_options(("follow",), "says whose capsule is changed, and so does --capsule")
     if component is None and len(index) > 1:
         raise click.UsageError("several --index need --component, e.g. --component 0: all components fill a figure")
     run = open_run(run_folder, which)
     target = None if capsule is None else _class_number(capsule, run.class_names)
-    pictures = read_pictures(run, index, image_file, **images_of)
+    pictures = read_pictures(run, index, image, files, images_of)
     results = [
         perturb_capsule(
             run.model,
             picture.pixels,
             target=_label_of(picture) if follow == "label" else target,
             components=None if component is None else [component],
-            amplitude=amplitude if len(amplitude) == 2 else amplitude[0],
+            amplitude=amplitude[0] if len(amplitude) == 1 else (amplitude[0], amplitude[1]),
             steps=steps,
         )
         for picture in pictures
@@ -334,7 +301,7 @@ def perturb(
     whose = "" if capsule is not None else followed
     found = Perturbations(results, run.class_names, words, whose, component)
     about: list[dict[str, Any]] = [{}] * len(words)
-    show(found, json=as_json, figure=figure_path(figure, run_folder, "perturbation"), about=about)
+    show(found, json=json, figure=figure_path(figure, run_folder, "perturbation"), about=about)
 
 
 def _class_number(name: str, class_names: tuple[str, ...]) -> int:
@@ -357,59 +324,46 @@ def _label_of(picture: Picture) -> int:
     raise InputError(f"--follow label needs {needed}; choose a capsule with --capsule")
 
 
-@click.command(
-    "routing",
-    cls=Command,
-    examples=(
-        ("routing runs/sabour2017-digits-1", "the first test image, and statistics of the first 100"),
-        ("routing runs/sabour2017-digits-1 --index 7 --num-iterations 5", "another image, more iterations"),
-        ("routing runs/sabour2017-digits-1 --image seven.png", "an image of your own"),
-        ("routing runs/sabour2017-digits-1 --input-capsule 40", "every number of one input capsule"),
-        ("routing runs/sabour2017-digits-1 --json", "every number of all of them, for other programs"),
-    ),
+@command(
+    ("routing runs/sabour2017-digits-1", "the first test image, and statistics of the first 100"),
+    ("routing runs/sabour2017-digits-1 --index 7 --num-iterations 5", "another image, more iterations"),
+    ("routing runs/sabour2017-digits-1 --image seven.png", "an image of your own"),
+    ("routing runs/sabour2017-digits-1 --input-capsule 40", "every number of one input capsule"),
+    ("routing runs/sabour2017-digits-1 --json", "every number of all of them, for other programs"),
 )
-@optional_run_argument
-@data_options
-@index_options()
-@click.option(
-    "--layer",
-    type=whole_numbers(Range(1, MOST_ENTRIES, whole=True)),
-    help="Which capsule layer, from 1.  [default: the last, of the class capsules]",
-)
-@click.option(
-    "--num-iterations",
-    type=whole_numbers(DRAWN_ITERATIONS),
-    help="Iterations to follow, of dynamic routing.  [default: the network's]",
-)
-@click.option("--count", "number", type=whole_numbers(COUNT), default=100, help="Images of the statistics.")
-@click.option(
-    "--input-capsule",
-    "inputs",
-    type=whole_numbers(INDEX),
-    multiple=True,
-    help="Also print logits, coupling and agreement of this input capsule in each iteration; may be given several "
-    "times.",
-)
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print every iteration of the image as JSON: logits, coupling, weighted sums, capsules and agreement; with "
-    "--input-capsule, of these input capsules only.",
-)
-@drawing_option("routing")
 def routing(
-    run_folder: Path | None,
-    which: Which,
-    index: int,
-    image_file: Path | None,
-    layer: int | None,
-    num_iterations: int | None,
-    number: int,
-    inputs: tuple[int, ...],
-    as_json: bool,
-    figure: Path | None,
-    **images_of: Any,
+    run_folder: RunFolder = None,
+    *,
+    which: WhichEpoch = "best",
+    images_of: ImagesOf,
+    index: ImageIndex = 0,
+    image: ImageFile = None,
+    files: ImageFiles,
+    layer: Annotated[
+        int | None,
+        Range(1, MOST_ENTRIES, whole=True),
+        Given("Which capsule layer, from 1.", default="the last, of the class capsules"),
+    ] = None,
+    num_iterations: Annotated[
+        int | None, DRAWN_ITERATIONS, Given("Iterations to follow, of dynamic routing.", default="the network's")
+    ] = None,
+    number: Annotated[Count, Given("Images of the statistics.", name="--count")] = 100,
+    inputs: Annotated[
+        Sequence[Index],
+        Given(
+            "Also print logits, coupling and agreement of this input capsule in each iteration; may be given several "
+            "times.",
+            name="--input-capsule",
+        ),
+    ] = (),
+    json: Annotated[
+        bool,
+        Given(
+            "Print every iteration of the image as JSON: logits, coupling, weighted sums, capsules and agreement; with "
+            "--input-capsule, of these input capsules only."
+        ),
+    ] = False,
+    figure: Annotated[Path | None, FIGURE, drawn("routing")] = None,
 ) -> None:
     """Draw where each class takes its input from, iteration by iteration, and whether routing settles.
 
@@ -419,9 +373,9 @@ def routing(
     from torchcaps.analysis import RoutingReport, routing_statistics, trace_routing
     from torchcaps.analysis.routing_maps import output_names
 
-    check_image_options(image_file, "number")
+    check_image_options(image, "number")
     run = open_run(run_folder, which)
-    (picture,) = read_pictures(run, [index], image_file, **images_of)
+    (picture,) = read_pictures(run, [index], image, files, images_of)
     trace = trace_routing(run.model, picture.pixels[None], layer=layer, num_iterations=num_iterations)
     there = trace.coupling.shape[2]
     if inputs and max(inputs) >= there:
@@ -435,27 +389,27 @@ def routing(
         many = picture.images.preview(number)
         statistics = routing_statistics(run.model, many.images, layer=layer, num_iterations=num_iterations)
         words = f"Mean of the first {count(len(many))} {picture.where}"
-    report = RoutingReport(trace, names, picture.words, inputs, statistics, words)
-    show(report, json=as_json, figure=figure_path(figure, run_folder, "routing"))
+    report = RoutingReport(trace, names, picture.words, tuple(inputs), statistics, words)
+    show(report, json=json, figure=figure_path(figure, run_folder, "routing"))
 
 
-@click.command(
-    "curves",
-    cls=Command,
-    examples=(
-        ("curves runs/sabour2017-digits-1", "loss and error of each epoch"),
-        ("curves runs/* --figure compare.png", "several runs in one figure"),
-    ),
+@command(
+    ("curves runs/sabour2017-digits-1", "loss and error of each epoch"),
+    ("curves runs/* --figure compare.png", "several runs in one figure"),
 )
-@runs_argument
-@click.option(
-    "--figure",
-    type=FIGURE,
-    help="Figure, .png, .pdf or .svg; never over another file.  [default: RUN/figures/curves.png; of several runs "
-    "curves.png]",
-)
-@json_option
-def curves(run_folders: tuple[Path, ...], figure: Path | None, as_json: bool) -> None:
+def curves(
+    run_folders: Annotated[Sequence[Path], Given(metavar="RUN...")],
+    *,
+    figure: Annotated[
+        Path | None,
+        FIGURE,
+        Given(
+            "Figure, .png, .pdf or .svg; never over another file.",
+            default="RUN/figures/curves.png; of several runs curves.png",
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
     """Draw loss and error of each epoch, of one run or of several to compare them."""
     from torchcaps.analysis import Curves, read_metrics
     from torchcaps.training.run import METRICS
@@ -466,4 +420,4 @@ def curves(run_folders: tuple[Path, ...], figure: Path | None, as_json: bool) ->
         if folder not in drawn:
             say(f"{folder} is left out: it holds no {METRICS}, which is written after the first epoch", err=True)
     metrics = {name: read_metrics(folder) for name, folder in zip(named, run_folders, strict=True) if folder in drawn}
-    show(Curves(metrics), json=as_json, figure=figure_path(figure, drawn[0] if len(drawn) == 1 else None, "curves"))
+    show(Curves(metrics), json=json, figure=figure_path(figure, drawn[0] if len(drawn) == 1 else None, "curves"))

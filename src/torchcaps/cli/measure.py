@@ -5,79 +5,54 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-import click
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from torchcaps.analysis.defaults import ANGLES, EPSILONS, EVASION_STEPS, PGD_STEPS, STEPS
-from torchcaps.cli.base import Command
-from torchcaps.cli.runs import (
-    Split,
-    Which,
-    accelerator_option,
-    data_options,
-    dataset_options,
-    figure_option,
-    images_for,
-    json_option,
-    name_of,
-    names_of,
-    open_images,
-    open_run,
-    optional_run_argument,
-    optional_runs_argument,
-    refuse_options,
-    which_option,
+from torchcaps.cli.options import (
+    FIGURE,
+    Accelerator,
+    Data,
+    DataDir,
+    Given,
+    ImagesOf,
+    Json,
+    RunFolder,
+    RunFolders,
+    WhichEpoch,
+    command,
+    draws,
 )
+from torchcaps.cli.runs import images_for, name_of, names_of, open_images, open_run, refuse_options
 from torchcaps.cli.show import count, say, show
-from torchcaps.cli.values import Numbers, whole_numbers
 from torchcaps.errors import InputError
-from torchcaps.ranges import COUNT, SEED
+from torchcaps.ranges import Count, Seed
 
 if TYPE_CHECKING:
-    from torchcaps.analysis import Precision, Probe, RobustnessCurve
-    from torchcaps.analysis.attacks import Objective
-    from torchcaps.analysis.detection import Measure
+    from torchcaps.analysis import Probe, RobustnessCurve
     from torchcaps.datasets import Dataset, ImageSet
     from torchcaps.training import Run
 
-_KINDS: tuple[Literal["rotation", "fgsm", "pgd"], ...] = ("rotation", "fgsm", "pgd")
+Kind = Literal["rotation", "fgsm", "pgd"]
+_KINDS: tuple[Kind, ...] = ("rotation", "fgsm", "pgd")
 
 
-@click.command(
-    "evaluate",
-    cls=Command,
-    examples=(
-        ("evaluate runs/sabour2017-digits-1", "the test images of the run's data set"),
-        ("evaluate runs/sabour2017-digits-1 --json > test.json", "the same for other programs"),
-        ("evaluate runs/sabour2017-mnist-1 --data kmnist", "on other images of the same shape and class count"),
-        ("evaluate runs/sabour2017-digits-1 --figure confusion.png", "with the confusion matrix as a figure"),
-        ("evaluate --data mnist", "the network that comes with torchcaps"),
-    ),
+@command(
+    ("evaluate runs/sabour2017-digits-1", "the test images of the run's data set"),
+    ("evaluate runs/sabour2017-digits-1 --json > test.json", "the same for other programs"),
+    ("evaluate runs/sabour2017-mnist-1 --data kmnist", "on other images of the same shape and class count"),
+    ("evaluate runs/sabour2017-digits-1 --figure confusion.png", "with the confusion matrix as a figure"),
+    ("evaluate --data mnist", "the network that comes with torchcaps"),
 )
-@optional_run_argument
-@data_options
-@click.option("--batch-size", type=whole_numbers(COUNT), default=256, help="Images at a time.")
-@click.option(
-    "--precision",
-    type=click.Choice(["32", "bf16"]),
-    default="32",
-    help="float32, or bfloat16 convolutions and dense layers.",
-)
-@accelerator_option
-@figure_option("the confusion matrix")
-@json_option
 def evaluate(
-    run_folder: Path | None,
-    which: Which,
-    data: str | None,
-    data_dir: str | None,
-    split: Split,
-    batch_size: int,
-    precision: Precision,
-    accelerator: str,
-    figure: Path | None,
-    as_json: bool,
+    run_folder: RunFolder = None,
+    *,
+    which: WhichEpoch = "best",
+    images_of: ImagesOf,
+    batch_size: Annotated[Count, Given("Images at a time.")] = 256,
+    precision: Annotated[Literal["32", "bf16"], Given("float32, or bfloat16 convolutions and dense layers.")] = "32",
+    accelerator: Accelerator = "auto",
+    figure: Annotated[Path | None, FIGURE, draws("the confusion matrix")] = None,
+    json: Json = False,
 ) -> None:
     """Judge a network on the test images: accuracy, error, loss, each class, and the confusion matrix.
 
@@ -89,71 +64,45 @@ def evaluate(
     from torchcaps.analysis import evaluate as judge
 
     run = open_run(run_folder, which, accelerator)
-    images, dataset, where = open_images(run, data, data_dir, split)
+    images, dataset, where = open_images(run, images_of)
     found = judge(run.model, images, batch_size=batch_size, class_names=dataset.class_names, precision=precision)
     weights = {"best": "best epoch", "last": "last checkpoint"}[which]
     weights = "comes with torchcaps" if run_folder is None else weights
     title = f"{name_of(run_folder)} ({weights}) on the {where}"
-    about = {"run": name_of(run_folder), "which": which, "data": dataset.name, "split": split}
-    show(replace(found, title=title), json=as_json, figure=figure, about=about)
+    about = {"run": name_of(run_folder), "which": which, "data": dataset.name, "split": images_of.split}
+    show(replace(found, title=title), json=json, figure=figure, about=about)
 
 
-@click.command(
-    "robustness",
-    cls=Command,
-    examples=(
-        ("robustness runs/sabour2017-mnist-1", "rotations, FGSM and PGD on the first 1,000 test images"),
-        ("robustness --data mnist --limit 200", "the network that comes with torchcaps"),
-        ("robustness runs/capsules runs/cnn --figure compare.png", "two networks side by side"),
-        ("robustness runs/capsules --kind pgd --objective scores --steps 50", "a stronger attack"),
-    ),
+@command(
+    ("robustness runs/sabour2017-mnist-1", "rotations, FGSM and PGD on the first 1,000 test images"),
+    ("robustness --data mnist --limit 200", "the network that comes with torchcaps"),
+    ("robustness runs/capsules runs/cnn --figure compare.png", "two networks side by side"),
+    ("robustness runs/capsules --kind pgd --objective scores --steps 50", "a stronger attack"),
 )
-@optional_runs_argument
-@which_option
-@data_options
-@click.option(
-    "--kind",
-    "kinds",
-    type=click.Choice(_KINDS),
-    multiple=True,
-    help="How the images are changed; may be given several times.  [default: all]",
-)
-@click.option("--angles", type=Numbers(float, "-30,0,30"), default=",".join(map(str, ANGLES)), help="Degrees.")
-@click.option(
-    "--epsilons",
-    type=Numbers(float, "0,0.1,0.2"),
-    default=",".join(f"{epsilon:g}" for epsilon in EPSILONS),
-    help="Largest changes of a pixel (0..1) by FGSM and PGD.",
-)
-@click.option("--steps", type=whole_numbers(STEPS), default=PGD_STEPS, help="Steps of PGD.")
-@click.option(
-    "--objective",
-    type=click.Choice(["loss", "scores"]),
-    default="loss",
-    help="What the attacks follow: the network's own loss, which is flat where an image is classified with enough "
-    "margin, or the scores, which are not.",
-)
-@click.option("--limit", type=whole_numbers(COUNT), default=1000, help="Use this many images, the first ones.")
-@click.option("--seed", type=whole_numbers(SEED), default=0, help="Seed of PGD's random starts.")
-@accelerator_option
-@figure_option("the curves")
-@json_option
 def robustness(
-    run_folders: tuple[Path, ...],
-    which: Which,
-    data: str | None,
-    data_dir: str | None,
-    split: Split,
-    kinds: tuple[str, ...],
-    angles: tuple[float, ...],
-    epsilons: tuple[float, ...],
-    steps: int,
-    objective: Objective,
-    limit: int,
-    seed: int,
-    accelerator: str,
-    figure: Path | None,
-    as_json: bool,
+    run_folders: RunFolders = (),
+    *,
+    which: WhichEpoch = "best",
+    images_of: ImagesOf,
+    kinds: Annotated[
+        Sequence[Kind],
+        Given("How the images are changed; may be given several times.", default="all", name="--kind"),
+    ] = (),
+    angles: Annotated[tuple[float, ...], Given("Degrees.")] = ANGLES,
+    epsilons: Annotated[tuple[float, ...], Given("Largest changes of a pixel (0..1) by FGSM and PGD.")] = EPSILONS,
+    steps: Annotated[int, STEPS, Given("Steps of PGD.")] = PGD_STEPS,
+    objective: Annotated[
+        Literal["loss", "scores"],
+        Given(
+            "What the attacks follow: the network's own loss, which is flat where an image is classified with enough "
+            "margin, or the scores, which are not."
+        ),
+    ] = "loss",
+    limit: Annotated[Count, Given("Use this many images, the first ones.")] = 1000,
+    seed: Annotated[Seed, Given("Seed of PGD's random starts.")] = 0,
+    accelerator: Accelerator = "auto",
+    figure: Annotated[Path | None, FIGURE, draws("the curves")] = None,
+    json: Json = False,
 ) -> None:
     """Measure how accuracy falls when images are turned, or changed along the network's gradient (FGSM and PGD).
 
@@ -176,7 +125,7 @@ def robustness(
     folders: Sequence[Path | None] = run_folders or [None]
     for folder, name in zip(folders, names_of(run_folders) or [name_of(None)], strict=True):
         run = open_run(folder, which, accelerator)
-        images, dataset, where = open_images(run, data, data_dir, split)
+        images, dataset, where = open_images(run, images_of)
         images = images.preview(limit)
         curves = networks[name] = []
         for kind in _KINDS:
@@ -188,37 +137,26 @@ def robustness(
                     options: Any = {"epsilons": epsilons, "steps": steps, "objective": objective, "seed": seed}
                     curves.append(attack_curve(run.model, images, kind, **options))
         shown[name] = f"the first {count(len(images))} {where}"
-        abouts.append({"run": name_of(folder), "which": which, "data": dataset.name, "split": split})
-    show(Robustness(networks, shown), json=as_json, figure=figure, about=abouts)
+        abouts.append({"run": name_of(folder), "which": which, "data": dataset.name, "split": images_of.split})
+    show(Robustness(networks, shown), json=json, figure=figure, about=abouts)
 
 
-@click.command(
-    "probe",
-    cls=Command,
-    examples=(
-        ("probe", "rotation, scale, shear and shifts, by the network that comes with torchcaps"),
-        ("probe runs/capsules runs/cnn --figure compare.png", "two networks side by side"),
-        ("probe runs/compact-smallnorb-1 --data smallnorb-azimuth", "azimuth and elevation of toys"),
-    ),
+@command(
+    ("probe", "rotation, scale, shear and shifts, by the network that comes with torchcaps"),
+    ("probe runs/capsules runs/cnn --figure compare.png", "two networks side by side"),
+    ("probe runs/compact-smallnorb-1 --data smallnorb-azimuth", "azimuth and elevation of toys"),
 )
-@optional_runs_argument
-@which_option
-@dataset_options
-@click.option("--limit", type=whole_numbers(COUNT), default=5000, help="The first so many images on either side.")
-@click.option("--seed", type=whole_numbers(SEED), default=0, help="Of the changes of images, and of shuffles.")
-@accelerator_option
-@figure_option("bars")
-@json_option
 def probe(
-    run_folders: tuple[Path, ...],
-    which: Which,
-    data: str | None,
-    data_dir: str | None,
-    limit: int,
-    seed: int,
-    accelerator: str,
-    figure: Path | None,
-    as_json: bool,
+    run_folders: RunFolders = (),
+    *,
+    which: WhichEpoch = "best",
+    data: Data = None,
+    data_dir: DataDir = None,
+    limit: Annotated[Count, Given("The first so many images on either side.")] = 5000,
+    seed: Annotated[Seed, Given("Of the changes of images, and of shuffles.")] = 0,
+    accelerator: Accelerator = "auto",
+    figure: Annotated[Path | None, FIGURE, draws("bars")] = None,
+    json: Json = False,
 ) -> None:
     """Measure how well known factors of images are read off the pose of the class capsule by a linear map.
 
@@ -241,7 +179,7 @@ def probe(
         wheres[name] = f"{count(len(fitted))} training and {count(len(held_out))} test images of {dataset.name}"
         about = {"run": name_of(folder), "which": which, "data": dataset.name, "seed": seed}
         abouts.append(about | {"fitted": len(fitted), "held_out": len(held_out)})
-    show(Probing(networks, wheres), json=as_json, figure=figure, about=abouts)
+    show(Probing(networks, wheres), json=json, figure=figure, about=abouts)
 
 
 def _with_factors(dataset: Dataset, limit: int, seed: int) -> tuple[ImageSet, ImageSet]:
@@ -254,47 +192,33 @@ def _with_factors(dataset: Dataset, limit: int, seed: int) -> tuple[ImageSet, Im
     return with_affine_factors(train, seed=seed), with_affine_factors(test, seed=seed ^ 1)
 
 
-@click.command(
-    "detect",
-    cls=Command,
-    examples=(
-        ("detect --data mnist --against fashion-mnist", "the network that comes with torchcaps"),
-        ("detect runs/compact-mnist-1 --against fashion-mnist --against digits", "images of two other data sets"),
-        ("detect runs/compact-mnist-1 --epsilons 0.05,0.1 --steps 200", "stronger attacks"),
-    ),
+@command(
+    ("detect --data mnist --against fashion-mnist", "the network that comes with torchcaps"),
+    ("detect runs/compact-mnist-1 --against fashion-mnist --against digits", "images of two other data sets"),
+    ("detect runs/compact-mnist-1 --epsilons 0.05,0.1 --steps 200", "stronger attacks"),
 )
-@optional_run_argument
-@dataset_options
-@click.option("--against", multiple=True, metavar="NAME", help="Images of another kind; may be given several times.")
-@click.option(
-    "--measure",
-    type=click.Choice(["reconstruction", "score"]),
-    help="Distance to the reconstruction, or 1 less the highest score.  [default: reconstruction, with a decoder]",
-)
-@click.option(
-    "--epsilons",
-    type=Numbers(float, "0.05,0.1"),
-    default="0.1",
-    help="Largest changes of a pixel (0..1) by FGSM, PGD and the attack that knows the detector.",
-)
-@click.option("--steps", type=whole_numbers(STEPS), default=EVASION_STEPS, help="Steps of the attacks but FGSM.")
-@click.option("--limit", type=whole_numbers(COUNT), default=100, help="The first so many images of each kind.")
-@click.option("--seed", type=whole_numbers(SEED), default=0, help="Of the attacks' starts.")
-@accelerator_option
-@json_option
 def detect(
-    run_folder: Path | None,
-    which: Which,
-    data: str | None,
-    data_dir: str | None,
-    against: tuple[str, ...],
-    measure: Measure | None,
-    epsilons: tuple[float, ...],
-    steps: int,
-    limit: int,
-    seed: int,
-    accelerator: str,
-    as_json: bool,
+    run_folder: RunFolder = None,
+    *,
+    which: WhichEpoch = "best",
+    data: Data = None,
+    data_dir: DataDir = None,
+    against: Annotated[
+        Sequence[str], Given("Images of another kind; may be given several times.", metavar="NAME")
+    ] = (),
+    measure: Annotated[
+        Literal["reconstruction", "score"] | None,
+        Given("Distance to the reconstruction, or 1 less the highest score.", default="reconstruction, with a decoder"),
+    ] = None,
+    epsilons: Annotated[
+        tuple[float, ...],
+        Given("Largest changes of a pixel (0..1) by FGSM, PGD and the attack that knows the detector."),
+    ] = (0.1,),
+    steps: Annotated[int, STEPS, Given("Steps of the attacks but FGSM.")] = EVASION_STEPS,
+    limit: Annotated[Count, Given("The first so many images of each kind.")] = 100,
+    seed: Annotated[Seed, Given("Of the attacks' starts.")] = 0,
+    accelerator: Accelerator = "auto",
+    json: Json = False,
 ) -> None:
     """Measure how well images of another kind, and attacked images, are told by the distance to their reconstruction.
 
@@ -313,7 +237,7 @@ def detect(
     found = judge(run.model, test, detector, others=others, progress=progress, **attacks)
     about = {"run": str(run.path), "which": which, "data": dataset.name, "steps": steps, "seed": seed}
     title = f"{name_of(run_folder)}: test images of {dataset.name}, "
-    show(Detections(detector, found, title), json=as_json, about=about)
+    show(Detections(detector, found, title), json=json, about=about)
 
 
 def _other_images(run: Run, data: str, data_dir: str | None) -> ImageSet:

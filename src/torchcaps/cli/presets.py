@@ -17,6 +17,7 @@ from torchcaps.cli.show import write_figure as write
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.models.presets import Preset, get_preset, list_presets
 from torchcaps.parts import OF_ONES_OWN, PARTS, Tree, as_text, complete, find, flat, options
+from torchcaps.training.config import NO_OPTIONS, TrainConfig
 from torchcaps.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -157,6 +158,8 @@ def _show_preset(preset: Preset) -> None:
     print_table(_option_table("Recipe", recipe.fields, field_descriptions(Recipe), said))
     for heading, tree, words in _parts_of("optimizer", complete("optimizer", recipe.optimizer)):
         print_table(_option_table(heading, tree, words, said))
+    run = {name: value for name, value in TrainConfig().fields.items() if name not in NO_OPTIONS}
+    print_table(_option_table("Run", run | {"data": preset.data}, field_descriptions(TrainConfig), said))
 
 
 def _layer_table(preset: Preset) -> Table:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
 
 from torchcaps.analysis.results import percent
 from torchcaps.cli.base import Command, Session, Stopped
 from torchcaps.cli.fields import given_fields, option_name, option_of, part_options, settings_options
-from torchcaps.cli.runs import PATH
+from torchcaps.cli.options import Given, command
 from torchcaps.cli.show import (
     add_row,
     command_line,
@@ -25,19 +27,18 @@ from torchcaps.cli.show import (
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.parts import UnknownOption, options
 from torchcaps.plugins import loaded_plugins, plugin_options
-from torchcaps.training.config import WHOLE, TrainConfig, make_config, override, read_config
+from torchcaps.training.config import NO_OPTIONS, WHOLE, TrainConfig, make_config, override, read_config
 from torchcaps.training.recipe import Recipe
 
 TRAIN_EXAMPLES = (
     ("train", "the paper's network on the embedded digits"),
-    ("train tf-notebook --epochs 3", "another preset, on the data set of its source, MNIST"),
-    ("train --num-iterations 1 --no-decoder", "the paper's network, changed"),
+    ("train tf-notebook --num-iterations 1 --no-decoder", "another preset, changed, on the data set of its source"),
     ("train --data folder:photos --image-size 32", "your own images, one sub-folder a class"),
     ("train --resume runs/sabour2017-digits-1", "resume a run that was stopped"),
-    ("train --config runs/sabour2017-digits-1/config.json --seed 1", "the same run again, with another seed"),
-    ("train --init-from runs/sabour2017-digits-1 --learning-rate 1e-4", "a new run from the best epoch's weights"),
 )
 
+COLUMN = 39
+"""Characters of a line of the help before the words of an option."""
 OPTIONS = f"{__name__}.options"
 """Where a call of a command keeps its options for the fields of a run."""
 
@@ -51,45 +52,39 @@ class RunCommand(Command):
             ctx.meta[OPTIONS] = run_options()
         return [*super().get_params(ctx), *ctx.meta[OPTIONS]]
 
+    def shown(self, words: str, formatter: click.HelpFormatter) -> str:
+        """The beginning of an option's words, as many as fit on a line: there are many options."""
+        text, bracket, note = words.partition("  [")
+        begin, room = re.split(r"[.;:,](?= |$)", text)[0], formatter.width - COLUMN
+        note = bracket + note if len(begin + bracket + note) <= room else ""
+        return textwrap.shorten(begin, room, placeholder=" …") + note
+
 
 def run_options() -> list[click.Option]:
-    """An option for every field of a run and its recipe; those of the network's parts are not listed in the help."""
-    # the field `preset` is the argument PRESET, `plugins` is --plugin; `model` and `recipe` are given field by field;
-    # `fitted` is what is not given
-    section = "Recipe (default: the preset's)"
-    skipped = ("preset", "model", "recipe", "plugins", "fitted")
+    """An option for every field of a run and its recipe; those of parts are not listed in the help."""
     return [
-        *settings_options(TrainConfig, "Run", skip=skipped, shown=True),
-        *settings_options(Recipe, section, shown=False),
-        *part_options(skip={*options(TrainConfig), *options(Recipe)}, sections={"optimizer": section}),
+        *settings_options(TrainConfig, "Run", skip=NO_OPTIONS, shown=True),
+        *settings_options(Recipe, "Recipe (default: the preset's)", shown=False),
+        *part_options(skip={*options(TrainConfig), *options(Recipe)}),
     ]
 
 
-@click.command("train", cls=RunCommand, examples=TRAIN_EXAMPLES)
-@click.argument("preset", required=False)
-@click.option("--out", type=PATH, help="Run folder, a new one.  [default: runs/PRESET-DATA-N]")
-@click.option("--resume", "resumed", type=PATH, help="Resume the run in this folder.")
-@click.option("--config", "config_file", type=PATH, help="Start from a run's config.json.")
-@click.option(
-    "--figures/--no-figures", default=True, show_default=False, help="Draw figures at the end.  [default: on]"
-)
-@click.pass_context
+@command(*TRAIN_EXAMPLES, cls=RunCommand)
 def train(
-    context: click.Context,
-    /,
-    preset: str | None,
-    out: Path | None,
-    resumed: Path | None,
-    config_file: Path | None,
-    figures: bool,
+    preset: str | None = None,
+    *,
+    out: Annotated[Path | None, Given("Run folder, a new one.", default="runs/PRESET-DATA-N")] = None,
+    resumed: Annotated[Path | None, Given("Resume the run in this folder.", name="--resume")] = None,
+    config_file: Annotated[Path | None, Given("Start from a run's config.json.", name="--config")] = None,
+    figures: Annotated[bool, Given("Draw figures at the end.")] = True,
     **fields: Any,
 ) -> None:
     """Train a network, keep the epoch that is best on the validation images, and test it once, at the end.
 
-    PRESET is a published network; `torchcaps presets` lists them. What `torchcaps presets PRESET` says of it are
-    options, too: num_iterations is --num-iterations. Without --data it is trained on the data set of its source.
-    Without PRESET, too, it is the paper's network, sabour2017, and the embedded digits.
+    PRESET is a published network, trained on the data set of its source unless --data is given; without PRESET it is
+    the paper's, on embedded digits. `torchcaps presets PRESET` lists all options, with the network's, in full.
     """
+    context = click.get_current_context()
     overrides = given_fields(context, fields)
     for name, other in (("--out", out), ("--config", config_file)):
         if resumed is not None and other is not None:
@@ -102,8 +97,8 @@ def train(
     from torchcaps.training.progress import choose_progress
 
     session = context.find_object(Session)
-    command = command_line(*(session.arguments if session else ()))
-    common: dict[str, Any] = {"progress": choose_progress(), "figures": figures, "command": command}
+    words = command_line(*(session.arguments if session else ()))
+    common: dict[str, Any] = {"progress": choose_progress(), "figures": figures, "command": words}
     try:
         if config is not None:
             summary = start(config, out, **common)

@@ -61,7 +61,7 @@ def export_folder(
         dtype = torch.float16 if half else None
         run.model.save_pretrained(
             folder,
-            images=run.images,
+            images=run.images.to_dict(),
             training=record,
             dtype=dtype,
             source=source,
@@ -100,7 +100,7 @@ def share(
     record = _record(run, which, half, others)
     return run.model.push_to_hub(
         repository,
-        images=run.images,
+        images=run.images.to_dict(),
         training=record,
         dtype=torch.float16 if half else None,
         private=private,

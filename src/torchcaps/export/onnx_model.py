@@ -13,7 +13,6 @@ from jaxtyping import Float, Shaped
 from torchcaps.analysis.calibration import Prediction
 from torchcaps.errors import InputError, install
 from torchcaps.export.description import Description
-from torchcaps.files import named_in_utf8
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -172,8 +171,7 @@ def _open(path: Path, threads: int | None) -> InferenceSession:
         options.intra_op_num_threads = threads
     _bound_memory(MEMORY + 2 * size)
     try:
-        with named_in_utf8(path) as named:
-            return onnxruntime.InferenceSession(str(named), options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
     except OSError:
         raise
     except Exception as error:  # onnxruntime's exceptions have no common class of their own

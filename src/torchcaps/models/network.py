@@ -38,7 +38,6 @@ from torchcaps.parts import Spec, Tree, build, complete, describe, find, options
 from torchcaps.ranges import COUNT, PIXELS, Classes
 
 if TYPE_CHECKING:
-    from torchcaps.image_spec import ImageSpec
     from torchcaps.models.card import TrainingRecord
 
 
@@ -105,10 +104,10 @@ class Network(nn.Module):
         folder: Path,
         dtype: torch.dtype | None = None,
         class_names: Sequence[str] | None = None,
-        images: ImageSpec | None = None,
+        images: Mapping[str, Any] | None = None,
     ) -> None:
         """Write what :meth:`save_pretrained` writes, each file whole or not at all, but no model card."""
-        class_names = class_names if images is None else images.class_names
+        class_names = class_names if images is None else images["class_names"]
         if class_names is not None and len(class_names) != self.num_classes:
             raise InputError(
                 f"class_names must be {self.num_classes} names, one for each class, got {len(class_names)}"
@@ -134,7 +133,7 @@ class Network(nn.Module):
         if class_names is None:
             (folder / CLASSES).unlink(missing_ok=True)
         else:
-            write_json(folder / CLASSES, {"class_names": list(class_names)} if images is None else images.to_dict())
+            write_json(folder / CLASSES, {"class_names": list(class_names)} if images is None else images)
 
     def save_pretrained(
         self,
@@ -144,7 +143,7 @@ class Network(nn.Module):
         training: TrainingRecord | None = None,
         dtype: torch.dtype | None = None,
         source: str | None = None,
-        images: ImageSpec | None = None,
+        images: Mapping[str, Any] | None = None,
     ) -> None:
         """Write the network, the names of its classes if given, and a model card; :meth:`from_pretrained` reads it.
 
@@ -158,7 +157,7 @@ class Network(nn.Module):
                 them as they are.
             source: What the card tells its readers to load: a repository of the hub, or the name of a network that
                 comes with torchcaps; its own folder if None.
-            images: What is known of the images, with the names of their classes: ``torchcaps.training.Run.images``.
+            images: What is known of the images, with the names of their classes, as ``Run.images.to_dict()`` gives it.
 
         Raises:
             InputError: Not one name for each class, a weight that ``dtype`` cannot hold, or a part that is not
@@ -170,7 +169,7 @@ class Network(nn.Module):
         try:
             from torchcaps.models.card import model_card
 
-            names = class_names if images is None else images.class_names
+            names = class_names if images is None else images["class_names"]
             card = model_card(self, training, source, class_names=names, half=dtype == torch.float16)
         except ImportError:  # the base install has no templates
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -56,7 +56,7 @@ class Votes(ABC):
     def build(self) -> Float[Tensor, "B I J D"]:
         """The votes themselves, for algorithms that need each of them: B·I·J·D numbers."""
 
-    def __getitem__(self, images: slice) -> Self:
+    def __getitem__(self, images: slice) -> Votes:
         """The votes of some images, for algorithms that build those of a few at a time.
 
         A subclass that holds more of each image than poses and ``votes`` cuts that, too.
@@ -177,7 +177,7 @@ class DenseVotes(Votes):
             self._columns = self.weight.to(dtype).permute(0, 3, 1, 2).flatten(2).contiguous()
         return self._columns
 
-    def __getitem__(self, images: slice) -> Self:
+    def __getitem__(self, images: slice) -> Votes:
         if self.weight.ndim == 4:
             self.columns()  # laid out once, for the votes of all images
         return super().__getitem__(images)

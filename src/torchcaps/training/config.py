@@ -32,6 +32,10 @@ ELSEWHERE = (
     "plugins",
 )
 
+NO_OPTIONS = ("preset", "model", "recipe", "plugins", "fitted")
+"""Fields that are no option of their name: the argument PRESET, what is given option by option, --plugin, and which
+values the data decided."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Settings):
@@ -46,32 +50,32 @@ class TrainConfig(Settings):
     recipe: Recipe = field(default_factory=Recipe)
     """How it is trained."""
     data: str = "digits"
-    """Data set: a name, or folder:PATH, or npz:PATH; by default that of the preset, if one is named."""
+    """A data set, folder:PATH or npz:PATH; by default that of the preset, if one is named."""
     data_dir: str | None = None
     """Folder that holds the data set's files (else $TORCHCAPS_DATA, else a download)."""
     image_size: Pixels | None = None
     """Resize images to this height and width, pixels."""
     skip_damaged: bool = False
-    """Leave out the image files of a folder that cannot be read, and say which they are, instead of refusing it."""
+    """Leave out damaged image files: those of a folder that cannot be read; which they are is said."""
     fitted: tuple[Literal["epochs", "batch_size", "learning_rate"], ...] = ()
     """Fields of the recipe that the number of training images decides when the run begins; none from then on."""
     init_from: str | None = None
-    """Start from the weights of this trained network, and a fresh optimizer, instead of random weights: a run folder
+    """Start from the weights of this network, with a fresh optimizer, instead of random weights: a run folder
     (its best epoch), a folder written by save_pretrained, a network that comes with torchcaps, or a repository of the
     hub. The run does not need it after it has begun."""
     seed: Seed = 0
-    """Seed of the initial weights, the order of the images, their shifts and the validation split."""
+    """Seed of all chance: initial weights, the order of the images, their changes and the validation split."""
     precision: Literal["auto", "32", "bf16"] = "auto"
-    """float32, or bfloat16 convolutions and dense layers with routing in float32; auto is bfloat16 on CUDA GPUs of
-    compute capability 8 or more, and float32 on all other devices. A run folder says which it was."""
+    """Precision of convolutions and dense layers: float32, or bfloat16 with routing in float32; auto is bfloat16 on
+    CUDA GPUs of compute capability 8 or more, and float32 on all other devices. A run folder says which it was."""
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to compute."""
     devices: Processes = 1
-    """Processes on each machine, one for each device."""
+    """Processes on each machine: one for each device."""
     num_nodes: Processes = 1
     """Machines."""
     checkpoint_minutes: PositiveFactor = 5.0
-    """Longest time between two checkpoints, minutes."""
+    """Minutes between two checkpoints: at most so many."""
     plugins: tuple[str, ...] = ()
     """Files and entry points that register parts of the run's network, its preset or its data; --plugin names them."""
 

@@ -133,65 +133,66 @@ class Recipe(Settings):
     epochs: Count = 20
     """Passes over the training images."""
     stop_at: Share | None = None
-    """Training ends with the first epoch whose validation accuracy is at least this share; only with the last epoch if
-    none is given."""
+    """Stop at this validation accuracy, a share: training ends with the first epoch that reaches it; only with the last
+    epoch if none is given."""
     patience: Count | None = None
-    """Training ends after so many epochs in a row that were not the best one so far; only with the last epoch if none
-    is given."""
+    """Stop after so many epochs without a better one; only with the last epoch if none is given."""
     batch_size: Count = 128
     """Images in each step, over all devices."""
     learning_rate: PositiveFactor = 1e-3
-    """The learning rate; the peak of the one-cycle schedule."""
+    """Learning rate; the peak of the one-cycle schedule."""
     optimizer: Annotated[Spec, Choice("optimizer")] = "adam"
     """What makes the steps: adam, adamw or sgd, or one of your own."""
     max_gradient_norm: PositiveFactor | None = None
-    """The gradients of a step are scaled down where their norm, over all weights, is above this."""
+    """Largest norm of the gradients of a step, over all weights: larger ones are scaled down."""
     class_weights: Literal["balanced"] | tuple[PositiveFactor, ...] | None = None
-    """How much an image of each class counts in the gradient: one number for each class, 1 the usual one; or
+    """How much each class counts: in the gradient of an image, one number for each class, 1 the usual one; or
     "balanced", N / (J · images of the class), so that rare classes count as much as frequent ones."""
     schedule: Literal["constant", "decay-by-step", "decay-by-epoch", "one-cycle"] = "constant"
-    """Constant; times decay^(step/decay_steps); times decay each epoch; or up to the peak and down to zero, once."""
+    """How the learning rate changes: constant; times decay^(step/decay_steps); times decay each epoch; or up to the
+    peak and down to zero, once."""
     decay: ShareAboveZero = 0.96
     """Factor of the decaying schedules."""
     decay_steps: Count = 2000
-    """Steps for one factor of the schedule by step."""
+    """Steps for one factor of the decay by step."""
     min_learning_rate: Factor = 0.0
-    """The decaying schedules stop here."""
+    """Where the decaying schedules stop."""
     max_shift: Annotated[int, Range(0, 4096, whole=True)] = 0
-    """Training images are shifted by at most this many pixels in each direction."""
+    """Largest shift of training images, pixels: in each direction, at random."""
     crop: Pixels | None = None
-    """Squares of this many pixels are cut out of the images: at random places in training, else at the centre; whole
-    images if none is given."""
+    """Cut squares of this many pixels: at random places in training, else at the centre; whole images if none is
+    given."""
     flip: bool = False
-    """Half of the training images are mirrored left to right."""
+    """Mirror half of the training images left to right."""
     brightness: Share = 0.0
-    """The pixels (0..1) of each training image are made brighter or darker by at most this."""
+    """Largest change of brightness: the pixels (0..1) of each training image are made brighter or darker by at most
+    this."""
     contrast: Share = 0.0
-    """The contrast of each training image is multiplied by a factor between 1 − this and 1 + this, about the mean of
-    each channel."""
+    """Largest change of contrast: that of each training image is multiplied by a factor between 1 − this and 1 +
+    this, about the mean of each channel."""
     max_rotation: Degrees = 0.0
-    """Training images are rotated by at most this many degrees in either direction."""
+    """Largest rotation of training images, degrees: in either direction, at random."""
     max_scaling: ShareBelowOne = 0.0
-    """Training images are scaled by a factor between 1 − this and 1 + this."""
+    """Largest change of size: training images are scaled by a factor between 1 − this and 1 + this."""
     fill: Fill = "zeros"
-    """What comes in from outside of a training image that is shifted, rotated or scaled: zeros, or the nearest pixel of
-    its edge. One's own images (folder:PATH, npz:PATH) have their edge, unless another is chosen."""
+    """What comes in at the edges: of a training image that is shifted, rotated or scaled, zeros, or the nearest
+    pixel of its edge. One's own images (folder:PATH, npz:PATH) have their edge, unless another is chosen."""
     select: Literal["accuracy", "loss"] = "accuracy"
-    """What chooses the best epoch on the validation images (the loss breaks ties of the accuracy)."""
+    """What chooses the best epoch: on the validation images (the loss breaks ties of the accuracy)."""
     validation_size: Count | None = None
-    """Images kept from training to choose the best epoch; the data set's default if none is given."""
+    """Images kept from training for validation: they choose the best epoch; the data set's default if none is given."""
     validation: ValidationSplit = "random"
-    """Which of the training images these are: a random choice with each class's share, or the first or the last ones in
-    the order of the data set."""
+    """Which images these are: a random choice with each class's share, or the first or the last ones in the order
+    of the data set."""
     limit_train: Count | None = None
-    """Train on this many images, the first ones; on all if none is given."""
+    """Train on the first so many images; on all if none is given."""
     limit_test: Count | None = None
-    """Test on this many images, the first ones; on all if none is given."""
+    """Test on the first so many images; on all if none is given."""
     compile: bool = False
-    """Compile the network by torch.compile before it is trained; results may differ in their last bits."""
+    """Compile the network by torch.compile: before it is trained; results may differ in their last bits."""
     logger: str | None = None
-    """Where the metrics of each epoch go besides metrics.csv: csv, tensorboard (extra torchcaps[tensorboard]), or the
-    class of a logger of Lightning, PACKAGE.CLASS; the first two write into the run folder."""
+    """Where metrics go besides metrics.csv: csv, tensorboard (extra torchcaps[tensorboard]), or the class of a
+    logger of Lightning, PACKAGE.CLASS; two of them write into the run folder."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -184,7 +184,7 @@ def _prepare(config: TrainConfig, progress: Progress | None, *, begin: bool) -> 
         network,
         run_data(data, recipe, fabric, config.seed),
         recipe,
-        functools.partial(network.save_files, images=spec),
+        functools.partial(network.save_files, images=spec.to_dict()),
         seed=config.seed,
         progress=choose_progress() if progress is None and fabric.is_global_zero else progress,
         checkpoint_minutes=config.checkpoint_minutes,
