@@ -49,7 +49,7 @@ class ImageSpec:
             fits["in_shape"] = False
         for name, fitting in fits.items():
             if not fitting:
-                raise InputError(f'"{name}" of the images cannot be {shown(getattr(self, name))}')
+                raise InputError(f"{name} cannot be {shown(getattr(self, name))}")
 
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON takes it."""
@@ -61,7 +61,7 @@ class ImageSpec:
         given = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
         for name in ("in_shape", "class_names"):
             if not isinstance(given.get(name), list | tuple):
-                raise InputError(f'"{name}" of the images must be a list, got {shown(given.get(name))}')
+                raise InputError(f"{name} must be a list, got {shown(given.get(name))}")
             given[name] = tuple(given[name])
         for name, kind in (("preparation", Preparation), ("calibration", Calibration)):
             given[name] = kind.from_json(given.get(name))

@@ -30,15 +30,8 @@ MAY_DIFFER = ("seed", *ELSEWHERE)
 
 def describe_run(run: Run) -> Description:
     """What an exported file says of a run's network."""
-    return Description(
-        in_shape=run.model.in_shape,
-        class_names=run.class_names,
-        preset=None if run.config is None else run.config.preset,
-        objects=run.model.objects,
-        fit=run.images.fit,
-        preparation=run.images.preparation,
-        calibration=run.images.calibration,
-    )
+    preset = None if run.config is None else run.config.preset
+    return Description(**vars(run.images), preset=preset)
 
 
 def sample_images(run: Run, count: int = SAMPLE) -> tuple[UInt8[Tensor, "N C H W"], str]:
