@@ -27,7 +27,6 @@ from torchcaps.parts import (
     Spec,
     UnknownOption,
     all_parts,
-    as_text,
     build,
     complete,
     describe,
@@ -37,7 +36,7 @@ from torchcaps.parts import (
     own_parts,
     part_of,
 )
-from torchcaps.ranges import MOST_ENTRIES, Iterations, PositiveFactor, Range, Size
+from torchcaps.ranges import MOST_ENTRIES, Iterations, PositiveFactor, Range, Size, as_text
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.recipe import Recipe
 

@@ -408,17 +408,6 @@ def own_parts(kind: str, tree: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def as_text(value: object) -> str:
-    """An option's value as a person reads it, and types it: ``on``, ``none``, ``0.001``, ``512,1024``."""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, tuple | list):
-        return ",".join(map(as_text, value)) or "none"
-    if value is None:
-        return "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 # ---- settings: options of what is no module
 
 

@@ -59,6 +59,17 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def as_text(value: object) -> str:
+    """An option's value as a person reads it, and types it: ``on``, ``none``, ``0.001``, ``512,1024``."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple | list):
+        return ",".join(map(as_text, value)) or "none"
+    if value is None:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 # Float settings go up to a number that float32, in which networks compute, still holds.
 _LARGEST = 1e38
 

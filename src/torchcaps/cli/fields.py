@@ -14,7 +14,8 @@ import click
 from torchcaps.cli.base import SectionOption
 from torchcaps.cli.options import ClickChoice, OrNone, option_type
 from torchcaps.errors import unknown_name
-from torchcaps.parts import OF_ONES_OWN, PARTS, Choice, Option, Settings, all_parts, as_text, options
+from torchcaps.parts import OF_ONES_OWN, PARTS, Choice, Option, Settings, all_parts, options
+from torchcaps.ranges import as_text
 from torchcaps.training.recipe import Recipe
 
 WIDEST = 16

@@ -22,7 +22,7 @@ from torchcaps.cli.options import (
     command,
     draws,
 )
-from torchcaps.cli.runs import images_for, name_of, names_of, open_images, open_run, refuse_options
+from torchcaps.cli.runs import images_for, name_of, open_images, open_run, open_runs, refuse_options
 from torchcaps.cli.show import count, say, show
 from torchcaps.errors import InputError
 from torchcaps.ranges import Count, Seed
@@ -122,9 +122,7 @@ def robustness(
 
     networks: dict[str, list[RobustnessCurve]] = {}
     shown, abouts = {}, []
-    folders: Sequence[Path | None] = run_folders or [None]
-    for folder, name in zip(folders, names_of(run_folders) or [name_of(None)], strict=True):
-        run = open_run(folder, which, accelerator)
+    for name, folder, run in open_runs(run_folders, which, accelerator):
         images, dataset, where = open_images(run, images_of)
         images = images.preview(limit)
         curves = networks[name] = []
@@ -170,9 +168,7 @@ def probe(
 
     networks: dict[str, list[Probe]] = {}
     wheres, abouts = {}, []
-    folders: Sequence[Path | None] = run_folders or [None]
-    for folder, name in zip(folders, names_of(run_folders) or [name_of(None)], strict=True):
-        run = open_run(folder, which, accelerator)
+    for name, folder, run in open_runs(run_folders, which, accelerator):
         dataset = run.dataset(images_for(run, data), data_dir)
         fitted, held_out = _with_factors(dataset, limit, seed)
         networks[name] = measure(run.model, fitted, held_out, seed=seed)

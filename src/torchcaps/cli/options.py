@@ -22,7 +22,7 @@ import click
 from torchcaps.cli.base import Command
 from torchcaps.errors import InputError
 from torchcaps.files import check_path
-from torchcaps.ranges import Index, Range
+from torchcaps.ranges import Index, Range, as_text
 
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any, Any]
@@ -103,7 +103,7 @@ def _option(name: str, hint: Any, default: Any) -> click.Option:
     required = default is inspect.Parameter.empty
     default = None if required else default
     if words is None and default not in (None, False, ()):
-        words = as_typed(default)
+        words = as_text(default)
     common: dict[str, Any] = {"help": given.help + (f"  [default: {words}]" if words else ""), "show_default": False}
     if kind is click.BOOL:
         names = f"{typed}/--no-{typed[2:]}" if default is True else typed
@@ -112,15 +112,6 @@ def _option(name: str, hint: Any, default: Any) -> click.Option:
     common |= {"type": kind.inner if isinstance(kind, Several) else kind, "multiple": several, "required": required}
     callback = None if given.apply is None else partial(_apply, given.apply)
     return click.Option([typed, name], default=default, metavar=given.metavar, callback=callback, **common)
-
-
-def as_typed(value: Any) -> str:
-    """A default as one would type it."""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, tuple | list):
-        return ",".join(map(as_typed, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _apply(function: Callable[[click.Context, Any], None], context: click.Context, _: Any, value: Any) -> Any:

@@ -16,7 +16,8 @@ from torchcaps.cli.show import add_row, by, count, print_json, print_pairs, prin
 from torchcaps.cli.show import write_figure as write
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.models.presets import Preset, get_preset, list_presets
-from torchcaps.parts import OF_ONES_OWN, PARTS, Tree, as_text, complete, find, flat, options
+from torchcaps.parts import OF_ONES_OWN, PARTS, Tree, complete, find, flat, options
+from torchcaps.ranges import as_text
 from torchcaps.training.config import NO_OPTIONS, TrainConfig
 from torchcaps.training.recipe import Recipe
 

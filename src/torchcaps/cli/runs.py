@@ -12,7 +12,7 @@ from torchcaps.errors import InputError
 from torchcaps.files import real
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from torchcaps.cli.options import ImageFiles, ImagesOf, Which
     from torchcaps.datasets import Dataset, ImageSet, Preparation
@@ -56,6 +56,15 @@ def open_run(run_folder: Path | None, which: Which, accelerator: str = "cpu") ->
 def name_of(run_folder: Path | None) -> str:
     """What to call the network of :func:`open_run`."""
     return "compact" if run_folder is None else str(run_folder)
+
+
+def open_runs(
+    run_folders: Sequence[Path], which: Which, accelerator: str = "cpu"
+) -> Iterator[tuple[str, Path | None, Run]]:
+    """Name, folder and network of several runs, opened as they are asked for; or of that which comes with torchcaps."""
+    folders: Sequence[Path | None] = run_folders or [None]
+    for folder, name in zip(folders, names_of(run_folders) or [name_of(None)], strict=True):
+        yield name, folder, open_run(folder, which, accelerator)
 
 
 def open_images(run: Run, images_of: ImagesOf) -> tuple[ImageSet, Dataset, str]:

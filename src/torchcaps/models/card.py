@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from torchcaps._version import __version__
 from torchcaps.errors import visible
 from torchcaps.models.presets import get_preset
-from torchcaps.parts import as_text, describe, flat, own_parts
+from torchcaps.parts import describe, flat, own_parts
+from torchcaps.ranges import as_text
 
 if TYPE_CHECKING:
     from torchcaps.models.network import Network
