@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from support import registered_for_now
-from torchcaps.datasets import ImageSet
+from torchcaps.datasets import ImageSet, load_dataset
 from torchcaps.models import create_model, get_preset
 from torchcaps.nn import DenseVotes
 from torchcaps.parts import flat
@@ -58,7 +58,10 @@ def test_every_example_has_a_test() -> None:
     assert all(any(test.startswith(f"test_{name}") for test in tests) for name in names)
 
 
-@pytest.mark.parametrize("name", [path.stem for path in sorted(EXAMPLES.glob("*.py"))])
+SCRIPTS = [path.stem for path in sorted(EXAMPLES.glob("*.py")) if "def main(" in path.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_help_says_what_an_example_shows(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     module = example(name)
     with pytest.raises(SystemExit) as caught:
@@ -454,3 +457,15 @@ def test_viewpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     module.main(["--data-dir", str(tmp_path), "--out", str(tmp_path / "sheet.png")])
     assert capsys.readouterr().out == f"wrote {tmp_path / 'sheet.png'}: 50 of 16,200 images\n"
     assert (tmp_path / "sheet.png").is_file()
+
+
+def test_own_study_is_the_one_on_its_page_and_its_rows_can_be_run() -> None:
+    page = (EXAMPLES.parent / "docs" / "a-study.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert set(block.splitlines()) <= set((EXAMPLES / "own_study.py").read_text(encoding="utf-8").splitlines())
+    study = example("own_study")
+    splits = load_dataset("stripes")
+    assert splits.test.images.shape == (200, 1, 28, 28)
+    rates = {(row.config(0).recipe.learning_rate, row.name[-1]) for row in study.TABLE.rows}
+    assert rates == {(1e-3, "1"), (4e-3, "4")}
+    assert all(row.config(1).data == "stripes" for row in study.TABLE.rows)
