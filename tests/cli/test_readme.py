@@ -129,7 +129,7 @@ def test_the_page_of_commands_shows_every_one() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len(README.split()) <= 700
+    assert len(README.split()) <= 450
 
 
 @pytest.mark.parametrize(
