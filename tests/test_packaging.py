@@ -6,6 +6,8 @@ import re
 import tomllib
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import torchcaps
@@ -53,3 +55,13 @@ def test_links_and_images_of_the_readme_lead_somewhere_from_pypi_too() -> None:
     ]
     assert LINK.findall(changed) == wanted
     assert {mark for mark, _ in wanted} == {"", "!"}
+
+
+def test_what_is_required_is_locked_within_its_range() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    locked = dict(line.split("==") for line in lines if not line.startswith("#"))
+    extras = PROJECT["project"]["optional-dependencies"].values()
+    required = [Requirement(each) for part in (PROJECT["project"]["dependencies"], *extras) for each in part]
+    for each in required:
+        if each.name != "torchcaps":
+            assert each.specifier.contains(locked[canonicalize_name(each.name)]), each.name
