@@ -17,6 +17,8 @@ from torchcaps.models import get_preset, list_presets
 
 DOCS = Path(__file__).parent
 TABLE = re.compile(r"(?<=<!-- table: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
+VARIANT = re.compile(r"-r\d|-outputs")
+"""Rounds of routing and the other softmax axis, which sources compare."""
 
 
 def commands() -> str:
@@ -26,9 +28,9 @@ def commands() -> str:
 
 
 def networks() -> str:
-    """A row for each preset, with the beginning of its description."""
+    """A row for each preset but the sources' own variants, with the beginning of its description."""
     rows = ["| preset | what it is | parameters | without decoder |", "|---|---|---|---|"]
-    for preset in map(get_preset, list_presets()):
+    for preset in map(get_preset, [name for name in list_presets() if not VARIANT.search(name)]):
         what = textwrap.shorten(re.split(r"[.;:](?: |$)", preset.description)[0], 100, placeholder=" …")
         counts = ["–" if count is None else f"{count:,}" for count in parameter_counts(preset)]
         rows.append("| " + " | ".join([f"`{preset.name}`", what, *counts]) + " |")
