@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from support import registered_for_now
-from torchcaps.datasets import ImageSet
+from torchcaps.datasets import ImageSet, load_dataset
 from torchcaps.models import create_model, get_preset
 from torchcaps.nn import DenseVotes
 from torchcaps.parts import flat
@@ -50,7 +50,10 @@ def _as_before() -> Iterator[None]:
         sys.modules.pop(path.stem, None)
 
 
-@pytest.mark.parametrize("name", [path.stem for path in sorted(EXAMPLES.glob("*.py"))])
+SCRIPTS = [path.stem for path in sorted(EXAMPLES.glob("*.py")) if "def main(" in path.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_help_says_what_an_example_shows(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     module = example(name)
     with pytest.raises(SystemExit) as caught:
@@ -353,18 +356,13 @@ def test_animate_capsules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_routing_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     module = example("routing_pictures")
     module.main(["--out", str(tmp_path)])
-    lines = capsys.readouterr().out.splitlines()
-    names = list(module.algorithms(module.make_votes()))
-    assert {path.stem for path in tmp_path.glob("*.png")} == set(names)
-    for name, line in zip(names, lines, strict=True):  # each couples those that agree more strongly
-        assert line.startswith(name)
-        assert float(line.split("agree ")[1].split(",")[0]) > 0.6
-    routed, uniform = (
-        module.algorithms(module.make_votes())["em"](False),
-        module.algorithms(module.make_votes())["em"](True),
-    )
-    assert (uniform.coupling == 0.5).all()
-    assert (routed.coupling > 0.9).float().mean() > 0.4
+    assert {path.name for path in tmp_path.iterdir()} == {"squash.png", "routing-rounds.png", "routings.png"}
+    printed = capsys.readouterr().out
+    routed = module.route_by_all(module.make_votes())
+    for name in routed:  # each but uniform coupling couples the inputs that agree more strongly
+        (own,) = re.findall(rf"^{name} +coupling of the inputs that agree (\S+),", printed, re.MULTILINE)
+        assert float(own) == 0.5 if name == "uniform" else float(own) > 0.6
+    assert (routed["em"].coupling > 0.9).float().mean() > 0.4
 
 
 # ---- viewpoints; its images have tests of their own
@@ -376,3 +374,15 @@ def test_viewpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     module.main(["--data-dir", str(tmp_path), "--out", str(tmp_path / "sheet.png")])
     assert capsys.readouterr().out == f"wrote {tmp_path / 'sheet.png'}: 50 of 16,200 images\n"
     assert (tmp_path / "sheet.png").is_file()
+
+
+def test_own_study_is_the_one_on_its_page_and_its_rows_can_be_run() -> None:
+    page = (EXAMPLES.parent / "docs" / "a-study.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert set(block.splitlines()) <= set((EXAMPLES / "own_study.py").read_text(encoding="utf-8").splitlines())
+    study = example("own_study")
+    splits = load_dataset("stripes")
+    assert splits.test.images.shape == (200, 1, 28, 28)
+    rates = {(row.config(0).recipe.learning_rate, row.name[-1]) for row in study.TABLE.rows}
+    assert rates == {(1e-3, "1"), (4e-3, "4")}
+    assert all(row.config(1).data == "stripes" for row in study.TABLE.rows)
