@@ -407,7 +407,7 @@ def test_numbers_of_the_analysis(wrong: object) -> None:
         (analysis.pgd, (network, images, labels, wrong), {}),
         (analysis.pgd, (network, images, labels, 0.1), {"steps": wrong}),
         (analysis.predict, (network, images), {"batch_size": wrong}),
-        (analysis.perturb_capsule, (network, images[0]), {"batch_size": wrong}),
+        (analysis.perturb_capsule, (network, images[0]), {"steps": wrong}),
         (analysis.rotate, (images, wrong), {}),
     ):
         with pytest.raises((TypeError, ValueError), match="must be"):
