@@ -74,7 +74,7 @@ def new_trainer(name: str, images: int, plan: Plan) -> Trainer:
     module = ConvolutionsAlone(network) if name.startswith("cnn") else network
     fabric = launch(config.accelerator, precision=config.precision)
     batches = run_data(data, config.recipe, fabric, config.seed)
-    return Trainer(fabric, module, batches, config.recipe, network.save_files)
+    return Trainer(fabric, module, batches, config.recipe)
 
 
 def random_images(number: int, in_shape: tuple[int, int, int]) -> ImageSet:

@@ -16,10 +16,9 @@ from torchcaps.datasets import Batch, Dataset, ImageSet
 from torchcaps.models import CapsNet, create_model
 from torchcaps.nn import DenseVotes, Routed, Routing, Votes
 from torchcaps.training import Recipe, TrainConfig, make_config
-from torchcaps.training.data import run_data
+from torchcaps.training.data import RunData, run_data
 from torchcaps.training.devices import launch
 from torchcaps.training.loop import Trainer
-from torchcaps.training.step import TrainStep
 
 PRECISIONS = {"fp32": "32", "bf16": "bf16"}
 CONTENDERS = ("plain", "compiled", "naive")
@@ -71,27 +70,23 @@ class Contender:
             network.class_capsules.routing = NaiveRouting(stop_gradient=False)
         fabric = launch_for(config_of(machine, precision, batch))
         compiled = torch.compile(network, backend="eager" if machine.dry else "inductor")
-        self.step = TrainStep(
-            fabric,
-            compiled if name == "compiled" else network,
-            Recipe(batch_size=batch),
-            seed=0,
-        )
-        self.network, self.done = network, 0
+        recipe = Recipe(batch_size=batch, schedule="decay-by-step")  # a rate that changes
+        data = RunData(range(1000), None, None, [])  # of which a step asks only for its length
+        self.trainer = Trainer(fabric, compiled if name == "compiled" else network, data, recipe)
+        self.network = network
         self._batches = new_batches(machine, batch, network.in_shape)
 
     def train(self, steps: int) -> None:
-        """Make so many steps, at a rate that changes."""
+        """Make so many steps."""
         for _ in range(steps):
-            self.step(self._batches[self.done % BATCHES], self.done, 1e-3 / (1 + self.done / 1000))
-            self.done += 1
+            self.trainer.step(self._batches[self.trainer.state.step % BATCHES])
 
     def losses(self, steps: int) -> torch.Tensor:
         """The loss of each of so many steps."""
         found = []
         for _ in range(steps):
             self.train(1)
-            found.append(float(self.step.sums.last_loss))
+            found.append(float(self.trainer.last_loss))
         return torch.tensor(found)
 
 
@@ -172,7 +167,7 @@ def time_epoch(machine: Machine, batch: int) -> Epoch:
     config = config_of(machine, "bf16", batch)
     fabric = launch_for(config)
     batches = run_data(dataset, config.recipe, fabric, config.seed)
-    trainer = Trainer(fabric, network, batches, config.recipe, network.save_files)
+    trainer = Trainer(fabric, network, batches, config.recipe)
     assert batches.validation is not None
     judged = batches.validation
     print_waits(machine, config, train)
@@ -180,13 +175,13 @@ def time_epoch(machine: Machine, batch: int) -> Epoch:
     for n in range(EPOCHS + 1):
         seconds = (
             machine.wall_seconds(lambda: trainer.train_epoch([])),
-            machine.wall_seconds(lambda: trainer.judge(trainer.network, judged)),
+            machine.wall_seconds(lambda: trainer.judge(judged)),
         )
         trainer.state.end_epoch({})
         for row, each in zip(rows, seconds, strict=True):
             if n > 0:  # the first epoch warms up
                 row.times_us.append(1e6 * each)
-    return Epoch(len(trainer.loader), *(statistics.median(row.times_us) / 1e6 for row in rows), rows)
+    return Epoch(trainer.steps, *(statistics.median(row.times_us) / 1e6 for row in rows), rows)
 
 
 def print_waits(machine: Machine, config: TrainConfig, train: ImageSet) -> None:
