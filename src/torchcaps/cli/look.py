@@ -410,7 +410,7 @@ def curves(
 ) -> None:
     """Draw loss and error of each epoch, of one run or of several to compare them."""
     from torchcaps.analysis import Curves, read_metrics
-    from torchcaps.training.run import METRICS
+    from torchcaps.training.folder import METRICS
 
     named = names_of(run_folders)
     drawn = [folder for folder in run_folders if not folder.is_dir() or (folder / METRICS).exists()] or run_folders
