@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Result(Protocol):
     def to_dict(self) -> Any:
         """The numbers, as JSON takes them; a list of one entry a network, or an image, where there are several."""
 
-    def tables(self) -> Sequence[Table]:
+    def tables(self) -> Iterable[Table]:
         """The numbers as a person reads them."""
 
     def figures(self) -> Mapping[str, Figure]:
