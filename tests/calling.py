@@ -82,18 +82,18 @@ class _Module(nn.Module):
 
 
 def in_threads(work: Callable[[], object]) -> None:
-    """Do the same in four threads at once, five times."""
-    start, failed = threading.Barrier(4), []
+    """Do the same in three threads at once, three times."""
+    start, failed = threading.Barrier(3), []
 
     def run() -> None:
         start.wait()
         try:
-            for _ in range(5):
+            for _ in range(3):
                 work()
         except Exception as error:
             failed.append(error)
 
-    threads = [threading.Thread(target=run) for _ in range(4)]
+    threads = [threading.Thread(target=run) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -73,7 +73,8 @@ def fitting(hint: Any, owner: object = None) -> Tensor | None:
                     shape.append(operator.attrgetter(letter[len("{self.") : -1])(owner))
                 else:
                     shape += [2, 3] if letter == "..." or letter[0] == "*" else [int(LETTERS.get(letter) or letter)]
-            return torch.rand(shape) if each.__name__.startswith("Float") else torch.zeros(shape, dtype=torch.int64)
+            kind = {"Floa": torch.float32, "Bool": torch.bool}.get(each.__name__[:4], torch.int64)
+            return torch.ones(shape, dtype=kind) if kind == torch.bool else torch.rand(shape).to(kind)
     return None
 
 
@@ -85,7 +86,7 @@ def wrong(hint: Any) -> Iterator[Any]:
         yield None
     good = fitting(hint) if len(kinds) == 1 and "self" not in str(hint) else None
     if good is not None:
-        yield from (good.tolist(), good.numpy(), good.to_sparse(), good.bool())
+        yield from (good.tolist(), good.numpy(), good.to_sparse(), good.to(torch.complex64))
         yield from (good.long(), good.to(torch.float8_e4m3fn)) if good.is_floating_point() else (good.float(),)
         if "..." not in hint.dim_str and "*" not in hint.dim_str:
             yield good[None]

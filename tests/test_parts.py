@@ -374,7 +374,9 @@ def test_an_unknown_name_gets_the_nearest_or_the_parts_that_have_it() -> None:
     assert str(caught.value).endswith('it belongs to routing "em"')
     with pytest.raises(UnknownOption) as caught:
         changed(cnn, weight_std=2)
-    assert caught.value.owners == [("transform", name) for name in ("dense", "shared", "elementwise", "matrix")]
+    assert caught.value.owners == [
+        ("transform", name) for name in ("dense", "shared", "common", "elementwise", "matrix")
+    ]
 
 
 def test_values_as_a_person_types_them() -> None:

@@ -123,7 +123,9 @@ for asked in (False, True):
 labels = torch.tensor([0, 2])
 rows = torch.tensor([[True, False, True], [False, False, False]])
 pairs = torch.tensor([[0, 2], [2, 1]])
-for preset, targets in itertools.product(torchcaps.list_presets(), (None, labels, rows, pairs)):
+PRESETS = "sabour2017-code keras-tutorial torch-notebook compact-deep efficient-capsnet-mnist hinton2018-code vb2020 "
+PRESETS += "hahn2019-smallnet aff-capsnet sabour2017-multimnist baseline-cnn cnn-pooled"
+for preset, targets in itertools.product(PRESETS.split(), (None, labels, rows, pairs)):
     several = get_preset(preset).network["objects"] > 1
     if targets is not None and several != (targets is pairs):
         continue

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from calling import check_ways
 from support import (
     assert_as_exact,
     assert_batch_independent,
@@ -54,6 +55,21 @@ def test_each_assertion_holds_where_it_should_and_fails_where_it_should() -> Non
     assert_batch_independent(lambda x: x * 2, batch)
     assert not holds(assert_batch_independent, lambda x: x - x.mean(0), batch)
     assert not holds(assert_batch_independent, lambda x: 1e-9 * (x - x.mean(0)), batch)
+
+
+@pytest.mark.filterwarnings("ignore")  # of a random number in a compiled graph
+def test_each_way_of_calling_is_looked_at() -> None:
+    x = torch.rand(3, 4).double()
+    check_ways(lambda x: x.sin(), x)
+    for wrong in (
+        lambda x: x * (2 - torch.is_grad_enabled()),
+        lambda x: x.as_strided((3, 4), (4, 1)).sin(),  # whatever the order in memory
+        lambda x: x * (1 + torch.compiler.is_compiling()),
+        lambda x: x[: 3 - x.is_meta],
+        lambda x: x * (1 + torch._C._functorch.is_batchedtensor(x)),
+        lambda x: x + torch.rand(1),
+    ):
+        assert not holds(check_ways, wrong, x)
 
 
 def test_gradients_reach() -> None:

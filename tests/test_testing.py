@@ -209,6 +209,11 @@ def naive_length(_: Plain, total: Tensor) -> Tensor:
     return total / (1 + total.square().sum(-1, keepdim=True).sqrt())
 
 
+def shares_of_those_not_there(_: Plain, votes: Votes, *args: Any, return_coupling: bool = False) -> Routed:
+    coupling = votes.agreement(votes.weighted_sum(None)).softmax(1)
+    return Routed(squash(votes.weighted_sum(coupling)), None, coupling if return_coupling else None)
+
+
 def naive_softmax(_: Plain, logits: Tensor) -> Tensor:
     return logits.exp() / logits.exp().sum(2, keepdim=True)
 
@@ -322,6 +327,7 @@ WRONG: list[tuple[type[Plain], str, str]] = [
     (wrong("PosesOnly", **after(lambda routed, _: routed.poses)), "call", r"must return .*Routed of .*, got a Tensor"),
     (wrong("Bare", forward=lambda self, votes: Plain.forward(self, votes)), "call", "raises TypeError: .*; usual"),
     (wrong("LeftOut", forward=weighs_the_last_sum), "inactive capsules", "with an input capsule that is not active"),
+    (wrong("NotThere", forward=shares_of_those_not_there), "masks", "of a mask's capsules and of these alone"),
     (wrong("View", build=viewed), "memory layout", "raises RuntimeError: view size is not.*; usual cause: view"),
     (wrong("MixedUp", build=mixed_up), "input order", "differ.*; usual cause: a reshape or view where a permute"),
     (wrong("FromTheFirst", start=from_the_first), "input order", "differ.* a start from the first input capsule"),

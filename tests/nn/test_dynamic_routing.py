@@ -53,7 +53,7 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def test_the_fused_path_is_the_loop_for_every_option(fused: list[object]) -> None:
     """Whatever the sizes, the order in memory, and how the layer is cut."""
     for function in (dynamic_routing, route):
-        given = {"votes", "poses", "weight", "backend", "prior"}
+        given = {"votes", "poses", "weight", "backend", "prior", "mask"}  # masks: test_masks.py
         assert set(inspect.signature(function).parameters) - given == {*OPTIONS, "eps"}, "add the option to OPTIONS"
     before, calls = get_working_memory(), 0
     for case in (*draw_cases(0), *draw_cases(1)):
@@ -102,7 +102,7 @@ def test_with_a_prior_the_loop_serves(fused: list[object]) -> None:
         routing.bias, routing.prior = bias, prior  # type: ignore[assignment]  # parameters
         assert_same(with_gradients(routing(DenseVotes(poses, weight), return_coupling=True), leaves), wanted, 1e-10)
         assert wanted["d prior"].count_nonzero() == I * J
-    said = 'route: backend="recompute" has no prior; leave it out, or take backend="reference"'
+    said = 'route: backend="recompute" has no prior'
     assert_raises(InputError, route, poses, weight, prior=prior, backend="recompute", say=said)
     routing = DynamicRouting()
     routing.backend = "reference"

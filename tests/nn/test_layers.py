@@ -63,7 +63,7 @@ def test_a_dense_layer_is_the_papers_unless_it_says_otherwise() -> None:
     assert (layer.transform.weight_std, layer.routing.num_iterations) == (0.3, 1)
     poses = torch.randn(2, 6, 3)
     capsules, routed = layer(poses), layer.route(poses)
-    assert capsules[1:] == (None, None)
+    assert capsules[1:] == (None, None, None)
     assert routed[1:] == (None, None)
     assert capsules.poses.equal(routed.poses)
     assert layer(Capsules(poses)).poses.equal(capsules.poses)
@@ -86,6 +86,15 @@ def test_weights_start_as_the_routing_wants_them() -> None:
     for name, wanted in (("em", 1.0), ("em-code", 1 / 4), ("self", 1 / 4), ("vb", 1 / (2 * math.sqrt(800)))):
         layer = DenseCapsules(*sizes, routing=name)
         assert layer.transform.weight.std().item() == pytest.approx(wanted, rel=0.02), name
+    for over, competitors in (("types", 4), ("types-and-positions", 4 * 6)):  # a capsule lies in (5/2)² windows
+        layer = ConvCapsules(3, 8, 4, 64, layer_kernel=5, layer_stride=2, compete_over=over)
+        wanted = competitors / math.sqrt(3 * 25 * 64)
+        assert layer.transform.weight.std().item() == pytest.approx(wanted, rel=0.02), over
+    on_map = {"name": "em-code", "on_map": True}
+    for routing, u, a in (("em", 0, 0), ("vb", 0, 0), ("em-code", 2, 1), (on_map, 0.5, 0.5)):
+        layer = DenseCapsules(*sizes, routing=routing)
+        assert_close(layer.routing.beta_u, float(u), 0)
+        assert_close(layer.routing.beta_a, float(a), 0)
 
 
 MAP = (3, 4, 2)
@@ -155,8 +164,8 @@ def test_stacks_train_from_their_default_initialisation() -> None:
 
 def test_a_stack_of_three_fed_with_short_poses() -> None:
     """As DenseCapsules says of itself; if short poses come to train over inputs, too, it must say so."""
-    for axis, trains in (("outputs", True), ("inputs", False)):
-        losses = learn("three", axis, 0.2, 150)[3]
+    for axis, steps, trains in (("outputs", 120, True), ("inputs", 60, False)):
+        losses = learn("three", axis, 0.2, steps)[3]
         assert losses[-1] < 0.5 * losses[0] if trains else losses[-1] > 0.99 * losses[0], losses[::20]
 
 
@@ -251,7 +260,7 @@ def test_each_position_is_a_dense_layer_of_its_window() -> None:
         layer, capsules = layer_on_map(window, transform=transform), maps()
         dense = DenseCapsules(TYPES * window[0] ** 2, IN_DIM, 2, IN_DIM, transform=transform)
         dense.load_state_dict(layer.state_dict())
-        poses, activations, grid = layer(capsules)
+        poses, activations, grid, _ = layer(capsules)
         rows = by_windows(layer, capsules, 1)
         assert grid == (2, len(rows), len(rows[0])) == layer.out_grid(capsules.grid)
         assert activations is None
@@ -294,7 +303,7 @@ def test_activations_come_from_the_window_and_go_onto_the_map() -> None:
     capsules = maps()
     activations = torch.rand(2, capsules.poses.shape[1])
     layer = layer_on_map((3, 2, 1), 6, routing=Certain())
-    poses, got, grid = layer(capsules._replace(activations=activations))
+    poses, got, grid, _ = layer(capsules._replace(activations=activations))
     assert grid == (2, 3, 3)
     assert got.shape == poses.shape[:2]
     windows = by_windows(layer, Capsules(activations[..., None], grid=capsules.grid), 1)

@@ -16,7 +16,7 @@ from torchcaps.nn.routing import (
     SelfRouting,
     VBRouting,
 )
-from torchcaps.nn.transforms import Dense, Elementwise, Identity, Matrix, Shared, Transform
+from torchcaps.nn.transforms import Common, Dense, Elementwise, Identity, Matrix, Shared, Transform
 from torchcaps.nn.votes import BuiltVotes, DenseVotes, Votes
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "CapsuleLayer",
     "Capsules",
     "ChannelNorm",
+    "Common",
     "ConvBackbone",
     "ConvCapsules",
     "Convolution",

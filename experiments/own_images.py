@@ -1,8 +1,8 @@
 """Own images at first try: drawn shapes, trained on by the defaults, several seeds; prints accuracy and CPU seconds.
 
-    python benchmarks/own_images.py                   # 3 classes × 150 and 10 × 30, as folders and as .npz files
-    python benchmarks/own_images.py --draw shapes     # only draw the first
-    python benchmarks/own_images.py --preset sabour2017 --seeds 1 --learning-rate 0.0003    # other options are train's
+    python experiments/own_images.py                   # 3 classes × 150 and 10 × 30, as folders and as .npz files
+    python experiments/own_images.py --draw shapes     # only draw the first
+    python experiments/own_images.py --preset sabour2017 --seeds 1 --learning-rate 0.0003    # other options are train's
 
 The goal: ``torchcaps train compact --data folder:shapes --image-size 32`` with nothing else gives at least 95 % of the
 test images in at most three minutes of two cores.
@@ -40,7 +40,7 @@ def _corners(shape: str) -> list[tuple[float, float]]:
     }
     if shape in polar:
         return [(r * math.cos(math.tau * turn), r * math.sin(math.tau * turn)) for r, turn in polar[shape]]
-    return {
+    others: dict[str, list[tuple[float, float]]] = {
         "cross": [
             (-0.3, -1),
             (0.3, -1),
@@ -62,7 +62,8 @@ def _corners(shape: str) -> list[tuple[float, float]]:
         + [(0.55 * math.cos(math.tau * n / 40), 0.55 * math.sin(math.tau * n / 40)) for n in range(40, -1, -1)],
         "moon": [(math.cos(math.pi * (n / 20 + 0.5)), math.sin(math.pi * (n / 20 + 0.5))) for n in range(21)]
         + [(0.45 * math.cos(math.pi * (1.5 - n / 20)), math.sin(math.pi * (1.5 - n / 20))) for n in range(21)],
-    }[shape]
+    }
+    return others[shape]
 
 
 def draw(shape: str, random: np.random.Generator) -> Image.Image:
@@ -136,7 +137,8 @@ def main() -> None:
         draw_folder(given.draw, 3, 150)
         return
     with tempfile.TemporaryDirectory() as folder:
-        here, found = Path(folder), []
+        here = Path(folder)
+        found: list[str] = []
         for name, sizes in (("shapes", (3, 150)), ("ten", (10, 30))):
             draw_folder(here / name, *sizes)
             draw_npz(here / f"{name}.npz", *sizes)

@@ -1,6 +1,6 @@
 """Photos of MNIST's digits, drawn on paper or a board by this script, and how many of them a network gets right.
 
-    python benchmarks/photos.py --seeds 0 1 2 --out photos.json
+    python experiments/photos.py --seeds 0 1 2 --out photos.json
 
 Each photo shows one digit in ink on paper: uneven light, noise, JPEG, any place, 10 to 60 % of the frame, 300 to 1,000
 pixels a side. Rows beyond the plain one: chalk on a blackboard, ruled paper, squared paper, a thin pen, a sheet of
@@ -174,7 +174,7 @@ def judge(model: Network, taken: Sequence[tuple[bytes, int]], failures: Path | N
         failures.mkdir(parents=True, exist_ok=True)
         for i in np.flatnonzero(classes["prepared"] != labels):
             name = f"{i}-{labels[i]}-as-{classes['prepared'][i]}"
-            (failures / f"{name}.jpg").write_bytes(taken[i][0])
+            (failures / f"{name}.jpg").write_bytes(taken[int(i)][0])
             Image.fromarray(ways["prepared"][i][0]).save(failures / f"{name}.png")
     return {way: int((found == labels).sum()) for way, found in classes.items()}
 
