@@ -174,10 +174,7 @@ def weights(model: CapsNet) -> Weights:
 def batches(number: int, size: int) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(4)
     return [
-        (
-            torch.rand(size, *SHAPE, generator=generator).double(),
-            torch.randint(CLASSES, (size,), generator=generator),
-        )
+        (torch.rand(size, *SHAPE, generator=generator).double(), torch.randint(CLASSES, (size,), generator=generator))
         for _ in range(number)
     ]
 
