@@ -12,7 +12,7 @@ before anything is timed (exit status 1). Then the contenders of each comparison
 is the median over the rounds of the ratio within a round, so that a machine that others use, too, disturbs it little;
 the CSVs hold the times.
 
-What was measured lies in results/speed/ISA, ISA being what torch computes with (avx512, avx2, ...): CSVs for each part
+What was measured lies in runs/speed/ISA, ISA being what torch computes with (avx512, avx2, ...): CSVs for each part
 and figures.json. The tables of docs/speed.md are made from all such folders, so a run replaces what its parts measured
 in its own column, and nothing else. --quick writes only where --out and --page say.
 """
@@ -126,14 +126,14 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--working-memory", type=float, default=get_working_memory(), help="MiB of routing")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that everything works")
     parser.add_argument("--rewrite", action="store_true", help="only write the page, from what was measured before")
-    parser.add_argument("--out", type=Path, help="folder of the instruction sets' folders (results/speed)")
+    parser.add_argument("--out", type=Path, help="folder of the instruction sets' folders (runs/speed)")
     parser.add_argument("--page", type=Path, help="page that holds the tables (docs/speed.md)")
     options = parser.parse_args(arguments)
     unknown = set(options.parts) - PARTS.keys()
     if unknown:
         parser.error(f"there is no part {', '.join(sorted(unknown))}; parts are {', '.join(PARTS)}")
     if not options.quick:
-        options.out = options.out or FOLDER.parent / "results" / "speed"
+        options.out = options.out or FOLDER.parent / "runs" / "speed"
         options.page = options.page or FOLDER.parent / "docs" / "speed.md"
     if options.page is not None and options.out is None:
         parser.error("--page is made from what lies in --out: give that, too")
