@@ -18,7 +18,7 @@ from torchcaps.models import get_preset
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "README.md", *ROOT.glob("results/README.md"), *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CI = ROOT / ".ci" / "run"
 CHECKERS = ("ruff", "mypy", "pytest")
 #: What pages write where any value may stand, and one that may. Paths, such as RUN, are taken as they are.
