@@ -132,7 +132,7 @@ def work(job: Job, here: Mapping[str, Any], progress: Progress | None = None) ->
     """
     from torchcaps.training import Diverged, Interrupted, load_run, resume, train
     from torchcaps.training.devices import pick_device
-    from torchcaps.training.run import BEST
+    from torchcaps.training.folder import BEST
 
     folder, row = job.folder, job.row
     here = {**here, "plugins": loaded_plugins()}

@@ -172,7 +172,7 @@ def test_what_no_part_is() -> None:
     for function in (build, complete):
         for spec, said in (
             ("dynamc", f'there is no routing "dynamc"; did you mean "dynamic"? {OF_ONES_OWN}'),
-            ("zzz", 'there is no routing "zzz"; known: dynamic, em'),
+            ("zzz", 'there is no routing "zzz"; known: b2i, dynamic, em'),
             ({"name": "dynamic", "leeky": True}, '"leeky"; did you mean "leaky"?'),
             ({"leaky": True}, 'routing must have a "name", one of dynamic'),
             ({"name": 3}, 'routing must have a "name", one of dynamic'),
@@ -493,6 +493,8 @@ CHANGES: dict[str, dict[str, tuple[Any, str, dict[str, Any]]]] = {
         "stop_gradient": (True, "gradients", {}),
         "leaky": (True, "output", {}),
         "learn_prior": (True, "weights", {}),
+        "start_from": ("queries", "weights", {"routing": "b2i"}),
+        "interest_eps": (0.1, "output", {"routing": "b2i"}),
         "squash_eps": (0.1, "output", {}),
         "length_eps": (0.1, "output", {}),
         "decoder": (False, "weights", {}),

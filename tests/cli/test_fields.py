@@ -321,7 +321,7 @@ def test_the_presets_are_one_table_with_what_differs_and_the_parts(cli: Callable
     assert "compact-deep layers conv,dense;" in out, "beside compact, which it is a variant of"
     assert "keras-tutorial-r2 num_iterations 2 " in out
     assert "adam tensorflow; schedule decay-by-step" in out
-    assert "--routing dynamic, em, " in out
+    assert "--routing dynamic, " in out
     assert "--optimizer adam, adamw, sgd " in out
 
 

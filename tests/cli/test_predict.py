@@ -430,12 +430,14 @@ def test_an_image_too_large_for_the_limit(cli: Cli, onnx_file: Path, digit_file:
         assert (done.code, "--max-megapixels" in done.err, "at most 178" in done.err) == (2, True, True)
 
 
+@pytest.mark.skipif(os.name == "nt", reason="there are no FIFOs")
 def test_a_fifo_is_refused_at_once(cli: Cli, onnx_file: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "seven.png")
     done = cli("predict", onnx_file, "seven.png")
     assert (done.code, done.err) == (2, "Error: there is no image file seven.png: what is there is a FIFO\n")
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="names of files are UTF-8 on this system")
 def test_an_image_whose_name_is_not_utf8(cli: Cli, onnx_file: Path, digit_file: Path) -> None:
     name = os.fsdecode(b"sieben\xff.png")
     Path(name).write_bytes(digit_file.read_bytes())

@@ -98,27 +98,29 @@ def check(call: str) -> None:
         find_dataset(values["data"])
 
 
-CALLS = [(name_of(page), call) for page in PAGES for call in calls_in(page.read_text(encoding="utf-8"))]
+CALLS = {name_of(page): calls_in(page.read_text(encoding="utf-8")) for page in PAGES}
 
 
-@pytest.mark.parametrize(("page", "call"), CALLS)
-def test_every_call_on_a_page_parses(page: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", [page for page, calls in CALLS.items() if calls])
+def test_every_call_on_a_page_parses(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # where the plugins lie that pages name
-    with registered_for_now():
-        check(call)
+    for call in CALLS[page]:
+        with registered_for_now():
+            try:
+                check(call)
+            except (InputError, click.UsageError) as error:
+                pytest.fail(f"torchcaps {call}: {error}")
 
 
 def test_pages_of_the_documentation_have_calls() -> None:
-    assert {"README.md", "docs/index.md", "docs/scaling.md"} <= {page for page, _ in CALLS}
-    assert [call for page, call in CALLS if page == "docs/scaling.md" and "/shared/run" in call] == [
-        "train sabour2017 --data mnist --batch-size 2048 --out /shared/run"
-    ]
+    assert CALLS["README.md"]
+    assert CALLS["docs/index.md"]
+    assert "train sabour2017 --data mnist --batch-size 2048 --out /shared/run" in CALLS["docs/scaling.md"]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_scripts_on_a_page_are_there(page: Path) -> None:
-    for script in scripts_in(page.read_text(encoding="utf-8")):
-        assert (ROOT / script).is_file(), script
+def test_scripts_on_pages_are_there() -> None:
+    scripts = [script for page in PAGES for script in scripts_in(page.read_text(encoding="utf-8"))]
+    assert [script for script in scripts if not (ROOT / script).is_file()] == []
 
 
 def test_the_page_of_commands_shows_every_one() -> None:
@@ -127,7 +129,7 @@ def test_the_page_of_commands_shows_every_one() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len(README.split()) <= 700
+    assert len(README.split()) <= 450
 
 
 @pytest.mark.parametrize(

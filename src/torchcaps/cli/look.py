@@ -371,7 +371,6 @@ def routing(
     to a file beside it.
     """
     from torchcaps.analysis import RoutingReport, routing_statistics, trace_routing
-    from torchcaps.analysis.routing_maps import output_names
 
     check_image_options(image, "number")
     run = open_run(run_folder, which)
@@ -383,13 +382,12 @@ def routing(
             f"--input-capsule must be below {count(there)}, the number of the network's input capsules, got "
             f"{count(max(inputs))}"
         )
-    names = tuple(output_names(trace, run.class_names if trace.outputs == "class" else None))
     statistics, words = None, ""
     if picture.images is not None:
         many = picture.images.preview(number)
         statistics = routing_statistics(run.model, many.images, layer=layer, num_iterations=num_iterations)
         words = f"Mean of the first {count(len(many))} {picture.where}"
-    report = RoutingReport(trace, names, picture.words, tuple(inputs), statistics, words)
+    report = RoutingReport(trace, trace.names(run.class_names), picture.words, tuple(inputs), statistics, words)
     show(report, json=json, figure=figure_path(figure, run_folder, "routing"))
 
 
@@ -412,7 +410,7 @@ def curves(
 ) -> None:
     """Draw loss and error of each epoch, of one run or of several to compare them."""
     from torchcaps.analysis import Curves, read_metrics
-    from torchcaps.training.run import METRICS
+    from torchcaps.training.folder import METRICS
 
     named = names_of(run_folders)
     drawn = [folder for folder in run_folders if not folder.is_dir() or (folder / METRICS).exists()] or run_folders

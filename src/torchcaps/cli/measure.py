@@ -221,8 +221,10 @@ def detect(
     The limit of each class is what 5 % of its validation images pass. RUN is a run folder, a folder written by
     save_pretrained, or a repository of the hub; without it, the network that comes with torchcaps.
     """
-    from torchcaps.analysis import Detections, fit_detector
+    from dataclasses import replace
+
     from torchcaps.analysis import detect as judge
+    from torchcaps.analysis import fit_detector
 
     run = open_run(run_folder, which, accelerator)
     dataset = run.dataset(images_for(run, data), data_dir)
@@ -233,7 +235,7 @@ def detect(
     found = judge(run.model, test, detector, others=others, progress=progress, **attacks)
     about = {"run": str(run.path), "which": which, "data": dataset.name, "steps": steps, "seed": seed}
     title = f"{name_of(run_folder)}: test images of {dataset.name}, "
-    show(Detections(detector, found, title), json=json, about=about)
+    show(replace(found, title=title), json=json, about=about)
 
 
 def _other_images(run: Run, data: str, data_dir: str | None) -> ImageSet:

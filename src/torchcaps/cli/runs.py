@@ -30,7 +30,7 @@ def preparation_for(files: ImageFiles, own: Preparation | None) -> Preparation |
 
 def figure_path(figure: Path | None, run: Path | None, name: str) -> Path:
     """Where a figure goes: to --figure, or among the run's own; without a run folder, into the folder one is in."""
-    from torchcaps.training.run import FIGURES
+    from torchcaps.training.folder import FIGURES
 
     if figure is not None:
         return figure
