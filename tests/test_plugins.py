@@ -196,6 +196,7 @@ def test_every_command_takes_it(folder: Path) -> None:
     assert json.loads((folder / "run" / "summary.json").read_text())["epochs"] == 2
 
 
+@pytest.mark.slow
 def test_without_its_plugin_a_run_says_so(folder: Path) -> None:
     """What a run's files name is never run by itself."""
     run_needs = [["evaluate", "run"], ["predict", "run", "bar.png"], ["train", "--resume", "run"], ["routing", "run"]]
@@ -243,6 +244,7 @@ def test_what_is_wrong_with_a_plugin_is_said_in_a_sentence(tmp_path: Path, monke
     assert_raises(InputError, load_plugin, "nothing-installed", say=said)
 
 
+@pytest.mark.slow
 def test_options_of_a_plugin_s_part_that_do_not_fit(folder: Path) -> None:
     mine = ["train", "--plugin", "my_routing.py"]
     said = {
@@ -368,6 +370,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 def test_what_fails_within_a_part_of_a_plugin_is_its_own(folder: Path) -> None:
     """It is said where, before a folder is made."""
     commands = {}
@@ -383,6 +386,7 @@ def test_what_fails_within_a_part_of_a_plugin_is_its_own(folder: Path) -> None:
         assert (folder / kind).exists() == (kind == "routing-nan")  # this one can be resumed once it is mended
 
 
+@pytest.mark.slow
 def test_plugins_import_their_neighbours_and_each_other(folder: Path) -> None:
     """A file is imported once, under either name; two that import each other are loaded in either order."""
     (folder / "a_neighbour.py").write_text("TEMPERATURE = 0.25\n")

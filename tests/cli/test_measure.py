@@ -1,54 +1,79 @@
-"""``torchcaps probe`` and ``detect``."""
+"""``torchcaps robustness``, ``probe`` and ``detect``."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
-from torchcaps.analysis import fit_detector, judge
+from torchcaps.analysis import attack_curve, fit_detector, judge, rotation_curve
 from torchcaps.models import create_model
 from torchcaps.training import load_run
 
 Cli = Callable[..., Any]
+FEW, WEAK = ("--limit", "20"), ("--epsilons", "0,0.2")
+QUICK = (*FEW, *WEAK, "--angles=-30,0", "--steps", "2")
+
+
+def test_robustness_shows_what_the_library_computes(cli: Cli, run_folder: Path) -> None:
+    result = cli("robustness", run_folder, *QUICK)
+    assert (result.code, result.err.splitlines()) == (0, ["run: rotation", "run: fgsm", "run: pgd"])
+    run = load_run(run_folder)
+    images = run.dataset().test.take(20)
+    curves = {
+        "Rotation": rotation_curve(run.model, images, angles=(-30, 0)),
+        "FGSM": attack_curve(run.model, images, "fgsm", epsilons=(0, 0.2)),
+        "PGD": attack_curve(run.model, images, "pgd", epsilons=(0, 0.2), steps=2),
+    }
+    for part, (title, curve) in zip(result.out.split("\n\n"), curves.items(), strict=False):
+        assert part.startswith(f"{title}. Accuracy on the first 20 test images of digits")
+        assert [line.split() for line in part.splitlines()[-2:]] == [
+            [f"{strength:g}", f"{100 * accuracy:.2f}", "%"]
+            for strength, accuracy in zip(curve.strengths, curve.accuracy, strict=True)
+        ]
+    (found,) = json.loads(cli("robustness", *QUICK, "--json").out)
+    assert (found["run"], found["data"], len(found["curves"])) == ("compact", "digits", 3)
+
+
+def test_networks_are_compared_side_by_side(cli: Cli, run_folder: Path, cnn_folder: Path) -> None:
+    options = (*FEW, *WEAK, "--kind", "fgsm", "--objective", "scores", "--figure", "both.png")
+    result = cli("robustness", run_folder, cnn_folder, *options, "--data", "digits")
+    assert result.code == 0, result.err
+    assert result.out.startswith("FGSM on the scores.")
+    assert "Rotation" not in result.out
+    assert result.out.splitlines()[1].split()[-2:] == ["run", "cnn"]
+    shutil.copytree(run_folder, "other")
+    config = Path("other/config.json")
+    config.write_text(config.read_text().replace('"limit_test": 100', '"limit_test": 15'))
+    result = cli("robustness", run_folder, "other", *options)
+    where = "Accuracy of run on the first 20 test images of digits, of other on the first 15 test images of digits"
+    assert where in " ".join(result.out.split()), "each network's images are named where they differ"
+    assert Path("both-2.png").stat().st_size > 1000
 
 
 def test_networks_are_probed_side_by_side(cli: Cli, run_folder: Path, cnn_folder: Path) -> None:
-    result = cli("probe", run_folder, cnn_folder, "--data", "digits", "--limit", "200", "--figure", "both.png")
+    result = cli("probe", run_folder, cnn_folder, "--data", "digits", "--limit", "200")
     assert (result.code, result.err) == (0, "")
     assert "run: fitted and judged on 200 training and 100 test images of digits" in result.out
     rows = [line.split() for line in result.out.splitlines()]
     assert ["R²", "numbers", "rotation", "scale", "shear", "shift", "right", "shift", "down"] in rows
     assert [row[0] for row in rows if len(row) == 7] == ["pose", "pixels", "features", "pixels"]
-    assert sum(row[:1] == ["shuffled"] for row in rows) == 5
-    assert Path("both.png").stat().st_size > 1000
-
-
-def test_probes_for_other_programs(cli: Cli, run_folder: Path) -> None:
-    result = cli("probe", run_folder, "--limit", "200", "--json", "--seed", "4")
-    (found,) = json.loads(result.out)
+    (found,) = json.loads(cli("probe", run_folder, "--limit", "200", "--json", "--seed", "4").out)
     assert (found["run"], found["data"], found["fitted"], found["held_out"]) == (str(run_folder), "digits", 200, 100)
     pose, pixels = found["probes"]
     assert (pose["numbers"], pose["width"], pixels["width"]) == ("pose", 16, 784)
     assert set(pose["r2"]) == set(pose["shuffled"]) == {"rotation", "scale", "shear", "shift right", "shift down"}
 
 
-def test_the_network_that_comes_along_is_probed(cli: Cli) -> None:
-    result = cli("probe", "--limit", "300")
-    assert result.code == 0, result.err
-    assert result.out.startswith("compact: fitted and judged on 300 training")
-
-
-def test_what_is_detected(cli: Cli, run_folder: Path) -> None:
+def test_what_is_detected(cli: Cli, run_folder: Path, cnn_folder: Path) -> None:
     options = ("--against", "digits", "--limit", "60", "--steps", "2", "--epsilons", "0.1,0.2")
     result = cli("detect", run_folder, *options)
     assert (result.code, result.err.splitlines()[0]) == (0, "FGSM, ε = 0.1")
-    assert "of 100 validation images" in result.out
     rows = [line.split("  ")[0] for line in result.out.splitlines()]
     assert [row for row in rows if "ε" in row] == [
         f"{name}, ε = {epsilon}" for epsilon in (0.1, 0.2) for name in ("FGSM", "PGD", "PGD that knows")
@@ -61,52 +86,18 @@ def test_what_is_detected(cli: Cli, run_folder: Path) -> None:
     assert found["found"][0]["detected"] == int((ratios > 1).sum())
     by_score = json.loads(cli("detect", run_folder, *options, "--measure", "score", "--json").out)
     assert by_score["detector"]["measure"] == "score"
+    without_decoder = cli("detect", cnn_folder, "--data", "digits", "--limit", "20", "--steps", "1")
+    assert "1 less the highest score" in without_decoder.out
+    refused = cli("detect", run_folder, "--epsilons", "2")
+    assert (refused.code, "epsilon must be 0 to 1, got 2.0" in refused.err) == (2, True)
 
 
-def test_images_that_are_all_alike(cli: Cli, run_folder: Path) -> None:
-    """Nothing about them differs, and an attack that cannot move ends at once."""
+def test_detection_ends(cli: Cli, run_folder: Path) -> None:
+    """Of images that are all alike, of which an attack cannot move one, and of a network with shared matrices."""
     np.savez("alike.npz", x=np.full((300, 28, 28), 90, np.uint8), y=np.arange(300) % 10)
-    result = cli("detect", run_folder, "--data", "npz:alike.npz", "--limit", "20")
-    assert result.code == 0, result.err
-    assert "PGD that knows, ε = 0.1" in result.out
-
-
-def test_a_network_with_shared_matrices(cli: Cli) -> None:
     torch.manual_seed(0)
-    options = {"conv_channels": 8, "primary_types": 2}
-    create_model("aff-capsnet", (1, 28, 28), 10, **options).save_pretrained("net")
-    result = cli("detect", "net", "--data", "digits", "--limit", "10", "--steps", "5")
-    assert result.code == 0, result.err
-    assert "PGD that knows, ε = 0.1" in result.out
-
-
-def test_a_network_without_decoder_is_judged_by_its_scores(cli: Cli, cnn_folder: Path) -> None:
-    options = ("--data", "digits", "--limit", "20", "--steps", "1")
-    result = cli("detect", cnn_folder, *options)
-    assert result.code == 0, result.err
-    assert "1 less the highest score" in result.out
-    assert "needs a decoder" in cli("detect", cnn_folder, *options, "--measure", "reconstruction").err
-
-
-def test_images_of_other_channels(cli: Cli, run_folder: Path) -> None:
-    colours = np.zeros((30, 9, 9, 3), np.uint8)
-    np.savez("colours.npz", x=colours, y=np.arange(30) % 3)
-    result = cli("detect", run_folder, "--against", "npz:colours.npz")
-    assert result.code == 2
-    assert "npz:colours.npz has images of 3 channels, but the network takes 1" in result.err
-
-
-@pytest.mark.parametrize(
-    ("command", "options", "words"),
-    [
-        ("detect", ("--epsilons", "2"), "epsilon must be 0 to 1"),
-        ("detect", ("--steps", "0"), "--steps"),
-        ("detect", ("--against", "no-such-data"), 'no data set "no-such-data"'),
-        ("probe", ("--limit", "50"), "at least 10 images of each class"),
-        ("probe", ("--figure", "x.txt"), "it must end in .png"),
-    ],
-)
-def test_bad_options(cli: Cli, run_folder: Path, command: str, options: tuple[str, ...], words: str) -> None:
-    result = cli(command, run_folder, *options)
-    assert result.code == 2
-    assert words in result.err
+    create_model("aff-capsnet", (1, 28, 28), 10, conv_channels=8, primary_types=2).save_pretrained("net")
+    for words in ((run_folder, "--data", "npz:alike.npz"), ("net", "--data", "digits", "--steps", "5")):
+        result = cli("detect", *words, "--limit", "10")
+        assert result.code == 0, result.err
+        assert "PGD that knows, ε = 0.1" in result.out

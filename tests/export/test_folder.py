@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -19,7 +18,7 @@ from support import assert_close, assert_raises
 from torchcaps import load_pretrained
 from torchcaps.analysis import evaluate
 from torchcaps.errors import InputError
-from torchcaps.export import export_folder, folder, share, training_record
+from torchcaps.export import export_folder, share, training_record
 from torchcaps.files import read_json, write_json
 from torchcaps.models.pretrained import SHIPPED
 from torchcaps.training import Run, load_run
@@ -80,7 +79,8 @@ def test_the_command_trains_it_again_anywhere(run: Run) -> None:
     for source, said in (("/home/me/run", "RUN"), ("compact", "compact"), ("someone/net", "someone/net")):
         started = dataclasses.replace(changed, init_from=source)
         assert f" --init-from {said} " in training_record(dataclasses.replace(run, config=started)).command + " "
-    known = {name for option in run_options() for name in (*option.opts, *option.secondary_opts)}
+    made = [option for options in run_options().values() for option in options]
+    known = {name for option in made for name in (*option.opts, *option.secondary_opts)}
     assert {word for word in command.split() if word.startswith("--")} <= known
 
 
@@ -90,12 +90,6 @@ def copied(run: Path, to: Path, config: dict[str, Any] | None = None, summary: d
     for name, changes in (("config", config), ("summary", summary)):
         write_json(to / f"{name}.json", read_json(to / f"{name}.json", name) | (changes or {}))
     return to
-
-
-def test_a_data_set_with_a_name_is_described(run: Run) -> None:
-    assert run.config is not None
-    record = training_record(dataclasses.replace(run, config=dataclasses.replace(run.config, data="digits")))
-    assert (record.data, record.data_title.split()[0], record.data_licence) == ("digits", "UCI", "CC BY 4.0")
 
 
 def test_runs_that_do_not_go_together(run: Run, runs: tuple[Path, Path], tmp_path: Path) -> None:
@@ -126,6 +120,8 @@ def test_a_folder_is_the_network_with_its_card(run: Run, runs: tuple[Path, Path]
     assert again.class_names == run.class_names
     for ours, theirs in zip(again.model.parameters(), run.model.parameters(), strict=True):
         assert_close(ours, theirs, 0)
+    said = f"there is something at {tmp_path / 'a' / 'net'}"
+    assert_raises(InputError, export_folder, run, tmp_path / "a" / "net", say=said)
     card = (tmp_path / "a" / "net" / "README.md").read_text(encoding="utf-8")
     assert record.command in card
     assert "over the seeds 0, 1" in card
@@ -144,22 +140,6 @@ def test_half_precision_is_measured_as_it_is_stored(run: Run, tmp_path: Path) ->
     ).read_text(encoding="utf-8")
 
 
-def test_rounded_weights_are_tested_in_float32(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run.config is not None
-    trained = dataclasses.replace(run, config=dataclasses.replace(run.config, precision="bf16"))
-    seen: list[dict[str, Any]] = []
-
-    def spy(*arguments: Any, **options: Any) -> Any:
-        found = evaluate(*arguments, **options)
-        seen.append({"judged": found.lengths, "in float32": evaluate(*arguments).lengths})
-        return found
-
-    monkeypatch.setattr(folder, "evaluate", spy)
-    export_folder(trained, tmp_path / "net", half=True)
-    (lengths,) = seen
-    np.testing.assert_array_equal(lengths["judged"], lengths["in float32"])
-
-
 def test_half_precision_needs_the_data(run: Run, tmp_path: Path) -> None:
     assert run.config is not None
     elsewhere = dataclasses.replace(run.config, data="mnist", data_dir=str(tmp_path))
@@ -176,12 +156,6 @@ def test_weights_for_the_package(run: Run, tmp_path: Path, monkeypatch: pytest.M
     export_folder(run, "compact", half=True)
     assert 'load_pretrained("compact")' in (tmp_path / "compact" / "README.md").read_text(encoding="utf-8")
     assert_close(load_pretrained().backbone.conv.weight, run.model.backbone.conv.weight, 1e-3)
-
-
-def test_nothing_is_overwritten(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "net").mkdir()
-    assert_raises(InputError, export_folder, run, tmp_path / "net", say=f"there is something at {tmp_path / 'net'}")
-    assert not list((tmp_path / "net").iterdir())
 
 
 # the hub
@@ -209,61 +183,50 @@ def test_the_names_of_the_classes_come_from_the_hub_too(
     assert (again.path, again.class_names, again.config) == (Path("someone/letters"), ("a", "b", "c"), None)
 
 
-def test_sharing_again_replaces(run: Run, hub: Hub) -> None:
-    share(run, "someone/net")
-    before = hub.files["someone/net"]["model.safetensors"]
-    share(run, "someone/net", half=True)
-    assert len(hub.files["someone/net"]["model.safetensors"]) < 0.6 * len(before)
-    assert hub.private["someone/net"] is False
-
-
 def test_a_network_alone_can_be_pushed(run: Run, hub: Hub) -> None:
     assert run.model.push_to_hub("someone/alone", class_names=run.class_names) == f"{hub.url}/someone/alone"
     assert hub.files["someone/alone"].keys() == FILES
     assert "not recorded" in hub.files["someone/alone"]["README.md"].decode()
 
 
-@pytest.mark.parametrize(
-    ("refuse_with", "repository", "said"),
-    [
-        *((status, "someone/net", "the hub did not take someone/net: HfHubHTTPError: ") for status in (401, 403, 500)),
+def test_refusals(run: Run, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [
+        (status, "someone/net", "the hub did not take someone/net: HfHubHTTPError: ") for status in (401, 403, 500)
+    ]
+    for refuse_with, repository, said in (
+        *cases,
         (None, "some/one?", "the hub did not take some/one?: HFValidationError: "),
         (None, "someone", "someone is no name of a repository with its owner, such as someone/capsnet-mnist"),
-    ],
-)
-def test_refusals(run: Run, hub: Hub, refuse_with: int | None, repository: str, said: str) -> None:
-    hub.refuse_with = refuse_with
-    with pytest.raises(InputError) as caught:
-        share(run, repository)
-    assert str(caught.value).startswith(said)
-    assert "\n" not in str(caught.value)
-    assert hub.token not in str(caught.value)
-    assert not hub.files
-
-
-def test_a_token_of_somebody_else(run: Run, hub: Hub) -> None:
-    assert_raises(InputError, share, run, "someone/net", token="hf_wrong", say="set HF_TOKEN to a token that may write")
-
-
-def test_no_hub_at_all(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    ):
+        hub.refuse_with = refuse_with
+        with pytest.raises(InputError) as caught:
+            share(run, repository)
+        assert str(caught.value).startswith(said)
+        assert "\n" not in str(caught.value)
+        assert hub.token not in str(caught.value)
+        assert not hub.files
+    hub.refuse_with = None
+    said = "set HF_TOKEN to a token that may write"
+    assert_raises(InputError, share, run, "someone/net", token="hf_wrong", say=said)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     assert_raises(InputError, share, run, "someone/net", say="the hub did not take someone/net: ")
 
 
-@pytest.mark.parametrize(
-    ("where", "value"),
-    [("test", None), ("test", {"best": {"error": 0.1}}), ("test", []), ("hardware", {"threads": "2"}), ("hardware", 3)],
-)
-def test_summaries_that_are_damaged(run: Run, where: str, value: object) -> None:
-    assert run.summary is not None
-    wrong = dataclasses.replace(run, summary=run.summary | {where: value})
-    assert_raises(InputError, training_record, wrong, say="summary.json is damaged or no summary: ")
+def test_summaries_that_are_damaged_or_say_less(run: Run) -> None:
+    def with_summary(**changes: Any) -> Run:
+        return dataclasses.replace(run, summary=(run.summary or {}) | changes)
+
+    for where, value in (
+        ("test", None),
+        ("test", {"best": {"error": 0.1}}),
+        ("hardware", {"threads": "2"}),
+        ("hardware", 3),
+    ):
+        wrong = with_summary(**{where: value})
+        assert_raises(InputError, training_record, wrong, say="summary.json is damaged or no summary: ")
     wrong = dataclasses.replace(run, summary={})
     assert_raises(InputError, training_record, wrong, say="damaged or no summary: it has no 'test'")
-
-
-def test_a_processor_without_a_name(run: Run) -> None:
-    assert run.summary is not None
-    hardware = {"threads": 1}
-    record = training_record(dataclasses.replace(run, summary=run.summary | {"hardware": hardware}))
+    named = dataclasses.replace(run, config=dataclasses.replace(run.config, data="digits"))  # type: ignore[type-var]
+    record = training_record(dataclasses.replace(named, summary=with_summary(hardware={"threads": 1}).summary))
     assert record.hardware == "an unnamed processor (1 thread)"
+    assert (record.data, record.data_title.split()[0], record.data_licence) == ("digits", "UCI", "CC BY 4.0")

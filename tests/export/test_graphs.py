@@ -94,19 +94,11 @@ def test_what_an_onnx_file_is(exported: tuple[Network, Path, Agreement]) -> None
     assert len(contents) < 1.1 * sum(4 * p.numel() for p in model.parameters()) + 50_000
 
 
-def test_it_says_what_the_network_is(exported: tuple[Network, Path, Agreement], describe: Make) -> None:
-    model, path, _ = exported
+def test_how_far_they_agree_is_told(exported: tuple[Network, Path, Agreement], describe: Make) -> None:
+    model, path, agreement = exported
+    assert all(module.training for module in model.modules()), "the network stays as it was"
     preset = "baseline-cnn" if getattr(model, "decoder", None) is None else "sabour2017"
     assert OnnxModel(path).description == describe(preset=preset, objects=model.objects)
-
-
-def test_the_network_stays_as_it_was(exported: tuple[Network, Path, Agreement]) -> None:
-    model, _, _ = exported
-    assert all(module.training for module in model.modules())
-
-
-def test_how_far_they_agree_is_told(exported: tuple[Network, Path, Agreement]) -> None:
-    model, _, agreement = exported
     assert (agreement.images, agreement.batch_sizes) == (5, (1, 5))
     assert 0 <= agreement.lengths < 1e-6
     assert (agreement.reconstruction is None) == (getattr(model, "decoder", None) is None)
@@ -160,47 +152,32 @@ def test_a_file_that_differs_is_not_left_behind(
 
 def test_differences_are_absolute_up_to_one_and_relative_beyond() -> None:
     row = np.array([[0.5, -3.0]])
-    assert graphs._difference(row + 0.03, row) == pytest.approx(0.01)
-    assert graphs._difference(row / 10 + 0.03, row / 10) == pytest.approx(0.03)
-    assert graphs._difference(row[0], row) == math.inf
-    assert math.isnan(graphs._difference(row * math.nan, row))
-    assert math.isnan(graphs._difference(row, row * math.nan))
+    assert graphs.difference(row + 0.03, row) == pytest.approx(0.01)
+    assert graphs.difference(row / 10 + 0.03, row / 10) == pytest.approx(0.03)
+    assert graphs.difference(row[0], row) == math.inf
+    assert math.isnan(graphs.difference(row * math.nan, row))
+    assert math.isnan(graphs.difference(row, row * math.nan))
 
 
-@pytest.mark.parametrize("kind", WRITERS)
-def test_names_of_files(make_network: Make, describe: Make, tmp_path: Path, kind: str) -> None:
-    write, name = WRITERS[kind]
-    said = f"the file must end in {Path(name).suffix}, got {tmp_path / 'model.bin'}"
-    assert_raises(InputError, write, make_network(), tmp_path / "model.bin", describe(), say=said)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("wrong", [{"in_shape": (1, 18, 21)}, {"class_names": ("a", "b")}, {"objects": 2}])
-@pytest.mark.parametrize("kind", WRITERS)
-def test_descriptions_of_another_network(
-    make_network: Make, describe: Make, tmp_path: Path, kind: str, wrong: dict[str, Any]
-) -> None:
-    write, name = WRITERS[kind]
-    said = "the description must be of the network: its in_shape, number of class_names and objects are "
-    assert_raises(InputError, write, make_network(), tmp_path / name, describe(**wrong), say=said)
-
-
-def test_networks_that_one_file_cannot_hold(
+def test_what_is_not_written(
     make_network: Make, describe: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    network = make_network()
+    for write, name in WRITERS.values():
+        said = f"the file must end in {Path(name).suffix}, got {tmp_path / 'model.bin'}"
+        assert_raises(InputError, write, network, tmp_path / "model.bin", describe(), say=said)
+        said = "the description must be of the network: its in_shape, number of class_names and objects are "
+        for wrong in ({"in_shape": (1, 18, 21)}, {"class_names": ("a", "b")}, {"objects": 2}):
+            assert_raises(InputError, write, network, tmp_path / name, describe(**wrong), say=said)
+    write, path = export_onnx, tmp_path / "x.onnx"
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, package, None)
+            said = f'an ONNX file needs the package {package}: pip install "torchcaps[export]"'
+            assert_raises(InputError, write, network, path, describe(), say=said)
     monkeypatch.setattr(graphs, "ONNX_LIMIT", 1000)
-    assert_raises(
-        InputError, export_onnx, make_network(), tmp_path / "x.onnx", describe(), say="an ONNX file holds 2 GiB"
-    )
-
-
-@pytest.mark.parametrize("package", ["onnx", "onnxruntime", "onnxscript"])
-def test_a_package_that_is_missing(
-    make_network: Make, describe: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
-) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    said = f'an ONNX file needs the package {package}: pip install "torchcaps[export]"'
-    assert_raises(InputError, export_onnx, make_network(), tmp_path / "x.onnx", describe(), say=said)
+    assert_raises(InputError, write, network, path, describe(), say="an ONNX file holds 2 GiB")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_network_with_activations_is_exported_by_them(

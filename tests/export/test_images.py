@@ -23,42 +23,24 @@ def with_data(run: Run, data: str, data_dir: str | None = None) -> Run:
     return dataclasses.replace(run, config=dataclasses.replace(run.config, data=data, data_dir=data_dir))
 
 
-def test_test_images_of_the_run(run: Run) -> None:
+def test_images_to_compare_on(run: Run, runs: tuple[Path, Path], tmp_path: Path) -> None:
     assert run.config is not None
     images, words = sample_images(run, 5)
     assert torch.equal(images, run.dataset().test.images[:5])
     assert words == f"the first 5 test images of {run.config.data}"
     images, words = sample_images(run, 10_000)
     assert words.startswith(f"the first {len(images)} test images")
-
-
-def test_data_that_are_not_here(run: Run, tmp_path: Path) -> None:
-    images, words = sample_images(with_data(run, "mnist", str(tmp_path)), 6)
-    assert torch.equal(images, random_images(run.model.in_shape, 6))
-    assert words == "6 random images (mnist is not on this machine)"
-
-
-def test_data_that_cannot_be_read(run: Run, tmp_path: Path) -> None:
-    images, words = sample_images(with_data(run, f"npz:{tmp_path / 'gone.npz'}"))
-    assert torch.equal(images, random_images(run.model.in_shape))
-    assert words.startswith("32 random images (the data cannot be read: ")
-
-
-def test_a_network_that_knows_no_data(runs: tuple[Path, Path]) -> None:
-    _, words = sample_images(load_run(runs[0] / "best"))
-    assert words == f"32 random images ({runs[0] / 'best'} does not say what it was trained on)"
-
-
-def test_the_network_that_comes_with_torchcaps_is_shown_the_embedded_digits() -> None:
+    for other, said in (
+        (with_data(run, "mnist", str(tmp_path)), "32 random images (mnist is not on this machine)"),
+        (with_data(run, f"npz:{tmp_path / 'gone.npz'}"), "32 random images (the data cannot be read: "),
+        (load_run(runs[0] / "best"), f"32 random images ({runs[0] / 'best'} does not say what it was trained on)"),
+    ):
+        images, words = sample_images(other)
+        assert torch.equal(images, random_images(run.model.in_shape))
+        assert words.startswith(said)
     images, words = sample_images(load_run(SHIPPED["compact"]))
     assert (images.shape, words) == ((32, 1, 28, 28), "the first 32 test images of digits")
-
-
-def test_noise_is_the_same_each_time() -> None:
-    images = random_images((3, 9, 8), 4)
-    assert images.shape == (4, 3, 9, 8)
-    assert torch.equal(images, random_images((3, 9, 8), 4))
-    assert images.float().std() > 50
+    assert random_images((3, 9, 8), 4).float().std() > 50
 
 
 def test_what_a_run_says_of_itself(run: Run, runs: tuple[Path, Path]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Result:
         fields: Any = self
         return dataclasses.asdict(fields)
 
-    def tables(self) -> Sequence[Table]:
+    def tables(self) -> Iterable[Table]:
         """The numbers as a person reads them."""
         return ()
 

@@ -12,14 +12,7 @@ from torchcaps.errors import install
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; without the packages of the extra ``app``, say how to get them.
-
-    Args:
-        arguments: What stands behind ``torchcaps``; that of the process if None.
-
-    Returns:
-        The exit code.
-    """
+    """Run a command, and return its exit code; without the packages of the extra ``app``, say how to get them."""
     try:
         from torchcaps.cli.app import main as run
     except ModuleNotFoundError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import re
 import sys
@@ -14,9 +15,9 @@ from pathlib import Path
 import click
 
 from torchcaps._version import __version__
-from torchcaps.cli.base import Group, Session, Stopped
+from torchcaps.cli.options import SETTINGS, debug_option
 from torchcaps.cli.show import is_main_process, say
-from torchcaps.errors import InputError, reason_of, visible
+from torchcaps.errors import InputError, reason_of, unknown_name, visible
 from torchcaps.plugins import place_in_plugin
 
 COMMANDS = {
@@ -37,12 +38,34 @@ COMMANDS = {
     "detect": ("measure", "Images unlike those that were trained on: how many are found."),
 }
 """The module of each command, and a line of help."""
-WRONG_INPUT, BUG, INTERRUPTED = 2, 70, 130
+DIVERGED, WRONG_INPUT, BUG, INTERRUPTED = 1, 2, 70, 130
 # torch's words on the CPU, MPS and CUDA
 OUT_OF_MEMORY = re.compile(r"DefaultCPUAllocator|not enough memory|can't allocate memory|out of memory", re.IGNORECASE)
 
 
-@click.group(cls=Group, later=COMMANDS, invoke_without_command=True)
+class Group(click.Group):
+    """The commands, each imported when it is called; an unknown one brings the nearest name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  the signature click has
+        """Names, in their order."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a name, imported."""
+        if cmd_name in COMMANDS:
+            found: click.Command = getattr(importlib.import_module(f"torchcaps.cli.{COMMANDS[cmd_name][0]}"), cmd_name)
+            return found
+        if ctx.resilient_parsing or cmd_name.startswith("-"):
+            return None
+        raise unknown_name("command", cmd_name, COMMANDS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  the same
+        """A line for each, without importing it."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, words) for name, (_, words) in COMMANDS.items()])
+
+
+@click.group(cls=Group, invoke_without_command=True, context_settings=SETTINGS, params=[debug_option()])
 @click.version_option(__version__, "--version", prog_name="torchcaps")
 @click.pass_context
 def app(context: click.Context) -> None:
@@ -67,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: With code 1, when the reader of the output (such as ``head``) has gone away.
     """
-    session = Session(tuple(sys.argv[1:] if arguments is None else arguments))
+    words = list(sys.argv[1:] if arguments is None else arguments)
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # closed, as by >&-; else the next file that is opened would take its number
             setattr(sys, name, Path(os.devnull).open("r+"))  # noqa: SIM115  it stays open
@@ -76,67 +99,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
-            code = app.main(args=list(session.arguments), prog_name="torchcaps", standalone_mode=False, obj=session)
+            warnings.showwarning = lambda message, *_, **__: _say(f"Warning: {message}")
+            code = app.main(args=words, prog_name="torchcaps", standalone_mode=False, obj=tuple(words))
+            return code if isinstance(code, int) else 0
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         if isinstance(error, SystemExit) and place_in_plugin(error) is None:
             raise
-        if session.debug:
+        if "--debug" in words:
             say(*"".join(traceback.format_exception(error)).splitlines(), err=True)
-        return _report(error)
-    return code if isinstance(code, int) else 0
-
-
-def _report(error: BaseException) -> int:
-    """Say in one line what went wrong; the exit code."""
-    if isinstance(error, (KeyboardInterrupt, click.Abort)):
-        _say("Interrupted.")
-        return INTERRUPTED
-    if isinstance(error, Stopped):
+        code, *lines = describe(error)
         # codes above 128 are those of signals: what the user asked for is no error
-        (_say if error.exit_code > 128 else _say_error)(*error.message.split("\n"))
-        return error.exit_code
-    code, lines = WRONG_INPUT, [reason_of(error)]
+        _say(*lines, before="" if code > 128 else click.style("Error:", fg="red", bold=True) + " ")
+        return code
+
+
+def describe(error: BaseException) -> tuple[int, *tuple[str, ...]]:
+    """The exit code of an error, and a line or two of what went wrong."""
+    if isinstance(error, (KeyboardInterrupt, click.Abort)):
+        return INTERRUPTED, "Interrupted."
+    if isinstance(error, click.ClickException):
+        return WRONG_INPUT, *error.format_message().split("\n")
     if isinstance(error, InputError):
-        lines = [str(error)]
-    elif isinstance(error, click.ClickException):
-        lines = error.format_message().split("\n")
-    elif isinstance(error, OSError):
-        lines = [describe_os_error(error)]
-    elif is_out_of_memory(error):
-        lines = ["there is not enough memory; take a smaller --batch-size, smaller images or a smaller network"]
-    elif (place := place_in_plugin(error)) is not None:
-        lines = [f"{place}: {type(error).__name__}: {reason_of(error)}; --debug shows the traceback"]
-    else:
-        code = BUG
-        report = "This is a bug in torchcaps, please report it with the command; --debug shows the traceback."
-        lines = [f"{type(error).__name__}: {reason_of(error)}", report]
-    _say_error(*lines)
-    return code
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out; torch says so by a RuntimeError, on the CPU a plain one that only its words tell."""
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error)) is not None
-    )
-
-
-def describe_os_error(error: OSError) -> str:
-    """What the system says of a file, in one sentence that names it."""
-    reason = error.strerror or str(error)
-    if error.errno == errno.ENOSPC:
-        reason = "no space left on the device; make room, or choose another place"
-    return f"{error.filename}: {reason}" if error.filename is not None else reason
-
-
-def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    """One line, without the place in a library that Python would name."""
-    _say(f"Warning: {message}")
-
-
-def _say_error(*lines: str) -> None:
-    _say(*lines, before=click.style("Error:", fg="red", bold=True) + " ")
+        return WRONG_INPUT, *re.split(r"\n(?=  )", str(error))  # several damaged images are a list
+    if isinstance(code := getattr(error, "exit_code", None), int):  # a run that was stopped, or diverged
+        return code, str(error)
+    if isinstance(error, OSError):
+        reason = error.strerror or str(error)
+        if error.errno == errno.ENOSPC:
+            reason = "no space left on the device; make room, or choose another place"
+        return WRONG_INPUT, reason if error.filename is None else f"{error.filename}: {reason}"
+    # torch says that memory ran out by a RuntimeError, on the CPU a plain one that only its words tell
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error))):
+        advice = "take a smaller --batch-size, smaller images or a smaller network"
+        return WRONG_INPUT, f"there is not enough memory; {advice}"
+    said = f"{type(error).__name__}: {reason_of(error)}"
+    if (place := place_in_plugin(error)) is not None:
+        return WRONG_INPUT, f"{place}: {said}; --debug shows the traceback"
+    report = "This is a bug in torchcaps, please report it with the command; --debug shows the traceback."
+    return BUG, said, report
 
 
 def _say(*lines: str, before: str = "") -> None:

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from torchcaps.cli.base import Session, Stopped
-from torchcaps.cli.options import Data, DataDir, Given, MaxMegapixels, WhichEpoch, command
+from torchcaps.cli.options import Data, DataDir, MaxMegapixels, WhichEpoch, command
 from torchcaps.cli.runs import names_of, open_run, refuse_options
-from torchcaps.cli.show import command_line, say
+from torchcaps.cli.show import say, typed
 from torchcaps.ranges import Range
 
 if TYPE_CHECKING:
     from torchcaps.explorer import Explorer
 
+PORTS = Range(0, 65_535, whole=True)
 # the README's first command: the paper's network reaches 99 % on the embedded digits in about a minute
 WATCHED = {"epochs": 7, "batch_size": 64, "max_shift": 2, "schedule": "one-cycle", "learning_rate": 0.002}
 
@@ -33,21 +33,15 @@ WATCHED = {"epochs": 7, "batch_size": 64, "max_shift": 2, "schedule": "one-cycle
     ("explore runs/sabour2017-digits-1 --no-browser --port 8000", "only serve it, at a port of its own"),
 )
 def explore(
-    runs: Annotated[Sequence[Path], Given(metavar="[RUN [RUN]]")] = (),
+    run: Sequence[Path] = (),
     *,
     which: WhichEpoch = "best",
-    train: Annotated[
-        str | None, Given("Train sabour2017 on this data set, and watch it learn.", metavar="DATA")
-    ] = None,
+    train: Annotated[str | None, "Train sabour2017 on this data set, and watch it learn."] = None,
     data: Data = None,
     data_dir: DataDir = None,
     max_megapixels: MaxMegapixels = None,  # noqa: ARG001  applied as it is read
-    port: Annotated[
-        int | None,
-        Range(0, 65_535, whole=True),
-        Given("Where to listen on 127.0.0.1.", default="7860 or another free one"),
-    ] = None,
-    browser: Annotated[bool, Given("Open the page in the browser, not only print its address.")] = True,
+    port: Annotated[int | None, PORTS, "Where to listen; 7860 or another free one by default."] = None,
+    browser: Annotated[bool, "Open the page in the browser, not only print its address."] = True,
 ) -> None:
     """Draw, upload or pick an image and watch the capsules: lengths, reconstruction, components, routing.
 
@@ -55,28 +49,27 @@ def explore(
     folder written by save_pretrained, or a repository of the hub such as someone/capsnet; without it, the page shows
     the network that comes with torchcaps. Two are shown side by side, with the images of the first.
     """
-    if len(runs) > 2:
-        raise click.UsageError(f"one network is explored, or two side by side, got {len(runs)}")
-
+    if len(run) > 2:
+        raise click.UsageError(f"one network is explored, or two side by side, got {len(run)}")
     if train is not None:
-        if runs:
+        if run:
             raise click.UsageError("--train trains a network of its own; leave RUN or --train out")
         refuse_options(("which", "data"), "does not go with --train")
-        watch(train, data_dir, port, browser)
-        return
+        return watch(train, data_dir, port, browser)
 
     import torch
 
     from torchcaps.explorer import open_explorer, serving
 
     torch.set_num_threads(1)  # an image at a time is no quicker with more, and much slower while others compute
-    names = names_of(runs)
-    opened = [open_run(folder, which) for folder in runs] or [open_run(None, which)]
-    explorers = [open_explorer(run, data, data_dir) for run in opened]
+    names = names_of(run)
+    opened = [open_run(folder, which) for folder in run] or [open_run(None, which)]
+    explorers = [open_explorer(each, data, data_dir) for each in opened]
     for explorer, name in zip(explorers, names, strict=False):
         explorer.name = name
     with serving(explorers, port) as address, until_stopped():
         announce(explorers, address, browser)
+    return None
 
 
 def watch(data: str, data_dir: str | None, port: int | None, browser: bool) -> None:
@@ -85,29 +78,21 @@ def watch(data: str, data_dir: str | None, port: int | None, browser: bool) -> N
 
     from torchcaps.cli.train import show_summary
     from torchcaps.explorer import Learning, serving
-    from torchcaps.training import Diverged, Interrupted, load_run, make_config
-    from torchcaps.training import train as start
+    from torchcaps.training import load_run, make_config, train
     from torchcaps.training.progress import choose_progress
 
     config = make_config("sabour2017", data=data, data_dir=data_dir, **WATCHED)
     torch.set_num_threads(max((os.cpu_count() or 2) - 1, 1))  # one core is for the page
     learning = Learning(config, choose_progress())
-    session = click.get_current_context().find_object(Session)
-    command = command_line(*(session.arguments if session else ()))
     with serving([learning.explorer], port, learning) as address:
         announce([learning.explorer], address, browser)
-        try:
-            summary = start(config, progress=learning, figures=False, command=command)
-        except Interrupted as stop:
-            raise Stopped(str(stop), stop.exit_code) from stop
-        except Diverged as failure:
-            raise Stopped(str(failure), 1) from failure
+        summary = train(config, progress=learning, figures=False, command=typed())
         with until_stopped():
             learning.end(load_run(summary["out"]), summary["test"]["best"]["accuracy"])
             show_summary(summary)
 
 
-def announce(explorers: list[Explorer], address: str, browser: bool) -> None:
+def announce(explorers: Sequence[Explorer], address: str, browser: bool) -> None:
     """Print where the page is, and open it in the browser."""
     say(f"Exploring {' and '.join(each.title for each in explorers)} at {address}", "Ctrl-C ends it.")
     if browser:  # a browser in the terminal would keep the command from going on

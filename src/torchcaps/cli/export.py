@@ -8,25 +8,15 @@ from typing import Annotated, Literal
 
 import click
 
-from torchcaps.cli.options import Given, RunFolder, WhichEpoch, command
-from torchcaps.cli.runs import has_folder, open_run
+from torchcaps.cli.options import WhichEpoch, command
+from torchcaps.cli.runs import open_run
 from torchcaps.cli.show import say
 
 Format = Literal["onnx", "torch", "folder"]
-
 NAMES: dict[Format, str] = {"onnx": "model.onnx", "torch": "model.pt2", "folder": "pretrained"}
 """What each format's file is called where the user gives no name."""
-
-Half = Annotated[bool, Given("Store the weights in half precision, and test them again after rounding.")]
-Others = Annotated[
-    Sequence[Path],
-    Given(
-        "Another run of the same training with another seed: the model card gives the mean over all. May be given "
-        "several times.",
-        metavar="RUN",
-        name="--other-seed",
-    ),
-]
+Half = Annotated[bool, "Store the weights in half precision, and test them again after rounding."]
+OtherSeeds = Annotated[Sequence[Path], "A run of another seed, for the means of the card; may be given several times."]
 
 
 @command(
@@ -36,24 +26,13 @@ Others = Annotated[
     ("export --out compact.onnx", "the network that comes with torchcaps"),
 )
 def export(
-    run_folder: RunFolder = None,
+    run: Path | None = None,
     *,
     which: WhichEpoch = "best",
-    kind: Annotated[
-        Format,
-        Given(
-            "ONNX, a torch.export program, or a folder such as save_pretrained writes with a model card of the run. "
-            "Reading a torch.export program can execute code: load one only from people you trust, and pass on one of "
-            "the other two.",
-            name="--format",
-        ),
-    ] = "onnx",
-    out: Annotated[
-        Path | None,
-        Given("File (.onnx or .pt2) or new folder.", default="model.onnx, model.pt2, pretrained in RUN"),
-    ] = None,
+    format: Annotated[Format, "ONNX, a torch.export program, or a folder with a model card."] = "onnx",
+    out: Annotated[Path | None, "File or new folder; model.onnx, model.pt2 or pretrained in RUN by default."] = None,
     half: Half = False,
-    others: Others = (),
+    other_seed: OtherSeeds = (),
 ) -> None:
     """Write a trained network so that it runs elsewhere; without RUN, the network that comes with torchcaps.
 
@@ -61,25 +40,22 @@ def export(
     A file takes any number of images (B, C, H, W) with pixels 0 to 1 and gives `lengths` and, where the network has a
     decoder, `reconstruction`. Its output is compared with the network's on test images, one at a time and many
     together; a file that differs by more than 1e-4 is not left behind. `torchcaps predict` takes an .onnx file.
+    Reading a torch.export program can execute code: load one only from people you trust.
     """
-    if kind != "folder" and (half or others):
+    if format != "folder" and (half or other_seed):
         raise click.UsageError(f"{'--half' if half else '--other-seed'} is for --format folder; leave it out")
-    run = open_run(run_folder, which)
-    path = (run_folder if has_folder(run_folder) else Path()) / NAMES[kind] if out is None else out
-    if kind == "folder":
-        from torchcaps.export import export_folder
+    opened = open_run(run, which)
+    path = out or (run if run is not None and run.is_dir() else Path()) / NAMES[format]
+    from torchcaps import export as to
 
-        export_folder(run, path, which, half=half, others=others)
-        say(f"wrote {path}; its README.md is the model card, torchcaps share puts it on the hub")
-        return
-
-    from torchcaps.export import describe_run, export_onnx, export_program, sample_images
-
-    images, words = sample_images(run)
-    write = export_onnx if kind == "onnx" else export_program
-    agreement = write(run.model, path, describe_run(run), images)
+    if format == "folder":
+        to.export_folder(opened, path, which, half=half, others=other_seed)
+        return say(f"wrote {path}; its README.md is the model card, torchcaps share puts it on the hub")
+    images, words = to.sample_images(opened)
+    write = to.export_onnx if format == "onnx" else to.export_program
+    agreement = write(opened.model, path, to.describe_run(opened), images)
     say(f"Compared with the network on {words}: {agreement}")
-    say(f"wrote {path} ({path.stat().st_size / 2**20:.1f} MiB)")
+    return say(f"wrote {path} ({path.stat().st_size / 2**20:.1f} MiB)")
 
 
 @command(
@@ -87,13 +63,13 @@ def export(
     ("share runs/sabour2017-digits-1 --repo someone/capsnet-digits --private", "for yourself"),
 )
 def share(
-    run_folder: Annotated[Path, Given(metavar="RUN")],
+    run: Path,
     *,
     which: WhichEpoch = "best",
-    repo: Annotated[str, Given("Repository of the hub, made if it is not there.", metavar="NAME")],
-    private: Annotated[bool, Given("If the repository is new, only you can read it.")] = False,
+    repo: Annotated[str, "Repository of the hub, OWNER/NAME, made if it is not there."],
+    private: Annotated[bool, "If the repository is new, only you can read it."] = False,
     half: Half = False,
-    others: Others = (),
+    other_seed: OtherSeeds = (),
 ) -> None:
     """Put a run's network on the Hugging Face hub, with a model card of its data, recipe, accuracy and limits.
 
@@ -102,5 +78,5 @@ def share(
     """
     from torchcaps.export import share as put
 
-    address = put(open_run(run_folder, which), repo, which, private=private, half=half, others=others)
+    address = put(open_run(run, which), repo, which, private=private, half=half, others=other_seed)
     say(f"shared at {address}")

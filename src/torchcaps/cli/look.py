@@ -3,38 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import click
 
 from torchcaps.analysis.defaults import DRAWN_ITERATIONS
-from torchcaps.cli.options import (
-    FIGURE,
-    Given,
-    ImageFile,
-    ImageFiles,
-    ImageIndex,
-    ImagesOf,
-    Json,
-    Numbers,
-    RunFolder,
-    Which,
-    WhichEpoch,
-    command,
-    drawn,
-    draws,
-)
-from torchcaps.cli.runs import (
-    figure_path,
-    is_given,
-    names_of,
-    open_images,
-    open_run,
-    preparation_for,
-    refuse_options,
-)
-from torchcaps.cli.show import count, say, show
+from torchcaps.cli.options import Drawn, Figure, ImageFiles, Json, Source, Which, WhichEpoch, command
+from torchcaps.cli.runs import figure_path, names_of, open_images, open_run, preparation_for, refuse_options
+from torchcaps.cli.show import say, show
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.files import could_be_repository
 from torchcaps.ranges import MOST_ENTRIES, Count, Index, Range
@@ -50,23 +28,24 @@ if TYPE_CHECKING:
 
     Classifier: TypeAlias = Callable[[np.ndarray], Prediction]
 
-ONNX, CONFIG = ".onnx", "config.json"
+CONFIG, LAYERS = "config.json", Range(1, MOST_ENTRIES, whole=True)
+ImageFile = Annotated[Path | None, "An image file instead of one of the data set."]
 
 
 @command(
     ("predict runs/sabour2017-digits-1 seven.png", "one image, light on dark"),
     ("predict photo.jpg --figure seen.png", "and draw what the network sees of it"),
-    ("predict runs/sabour2017-digits-1 seven.png --json", "for other programs"),
     ("predict model.onnx seven.png", "by a network that torchcaps export wrote, without torch"),
     ("predict someone/capsnet-digits seven.png", "by a network on the Hugging Face hub"),
     ("predict seven.png", "by the network that comes with torchcaps"),
 )
 def predict(
-    images: Annotated[Sequence[Path], Given(metavar="[RUN] IMAGE...")] = (),
+    run: Path | None = None,
+    image: Sequence[Path] = (),
     *,
     which: WhichEpoch = "best",
     files: ImageFiles,
-    figure: Annotated[Path | None, FIGURE, draws("each image beside what the network sees")] = None,
+    figure: Annotated[Figure, "Draw each image beside what the network sees to this file, .png, .pdf or .svg."] = None,
     json: Json = False,
 ) -> None:
     """Classify image files of any size: the class (or those of several objects) and the score of every class.
@@ -76,63 +55,57 @@ def predict(
     that were trained on drawings, such as MNIST's digits, a photo of a drawing is first brought to their form; what was
     changed much is said, and so is why an answer is unsure.
     """
-    run_path, image_files = split_arguments(images)
+    network, paths = split_words([*([] if run is None else [run]), *image])
 
     import numpy as np
 
     from torchcaps.analysis.photos import MOST_PHOTOS, PREVIEW, PhotoAnswers
     from torchcaps.datasets import read_photo
 
-    if figure is not None and len(image_files) > MOST_PHOTOS:
-        raise InputError(f"--figure draws at most {MOST_PHOTOS} images, got {len(image_files)}")
-    description, classify = _classifier(run_path, which)
+    if figure is not None and len(paths) > MOST_PHOTOS:
+        raise InputError(f"--figure draws at most {MOST_PHOTOS} images, got {len(paths)}")
+    description, classify = open_classifier(network, which)
     preparation = preparation_for(files, description.preparation)
     prepared, kept = [], []
-    for file in image_files:
+    for path in paths:
         options: Any = {"preparation": preparation, "invert": files.invert, "fit": files.fit or description.fit}
-        photo = read_photo(file, description.in_shape, **options)
+        photo = read_photo(path, description.in_shape, **options)
         prepared.append(photo.prepared)
         if figure is not None:
             kept.append(photo.shrunk(PREVIEW))  # the photos themselves may be larger than memory
     prediction = classify(np.stack([each.image for each in prepared]))
-    answers = PhotoAnswers(image_files, prepared, prediction, description.class_names, kept)
-    show(answers, json=json, figure=figure, about=[{}] * len(image_files))
+    show(PhotoAnswers(paths, prepared, prediction, description.class_names, kept), json=json, figure=figure)
 
 
-def split_arguments(arguments: Sequence[Path]) -> tuple[Path | None, Sequence[Path]]:
-    """What stands on the command line as the network, None for the one that comes with torchcaps, and the images.
+def split_words(words: Sequence[Path]) -> tuple[Path | None, Sequence[Path]]:
+    """The network among the words of the command line, None for the one that comes with torchcaps, and the images.
 
-    The first argument is the network if it is a folder, ends in ``.onnx``, or is nothing here and could be a repository
-    of the hub; else it is an image.
+    The first word is the network if it is a folder, ends in ``.onnx``, or is nothing here and could be a repository of
+    the hub; else it is an image.
     """
     from torchcaps.datasets.images import SUFFIXES
 
-    first = arguments[0] if arguments else None
-    is_network = first is not None and (
-        first.is_dir()
-        or first.suffix.lower() == ONNX
-        or (could_be_repository(first) and first.suffix.lower() not in SUFFIXES)
-    )
-    if len(arguments) == is_network:
+    if not words:
         raise click.UsageError("Missing argument 'IMAGE...'.")
-    assert first is not None
-    if is_network:
-        if first.is_dir() and not (first / CONFIG).exists():
-            raise InputError(f"{first} is no run folder: it holds no {CONFIG}")
-        return first, arguments[1:]
-    if not first.exists():
-        raise InputError(f"there is no run folder and no image file {first}")
-    return None, arguments
+    first, suffix = words[0], words[0].suffix.lower()
+    if not (first.is_dir() or suffix == ".onnx" or (could_be_repository(first) and suffix not in SUFFIXES)):
+        if not first.exists():
+            raise InputError(f"there is no run folder and no image file {first}")
+        return None, words
+    if len(words) == 1:
+        raise click.UsageError("Missing argument 'IMAGE...'.")
+    if first.is_dir() and not (first / CONFIG).exists():
+        raise InputError(f"{first} is no run folder: it holds no {CONFIG}")
+    return first, words[1:]
 
 
-def _classifier(run_path: Path | None, which: Which) -> tuple[Description, Classifier]:
+def open_classifier(run: Path | None, which: Which) -> tuple[Description, Classifier]:
     """What is known of a network, and a function from uint8 images (N, C, H, W) to its prediction."""
-    if run_path is not None and run_path.suffix.lower() == ONNX:
+    if run is not None and run.suffix.lower() == ".onnx":
         from torchcaps.export import OnnxModel
 
-        if is_given("which"):
-            raise click.UsageError("--which is for a run folder, not for an ONNX file; leave it out")
-        model = OnnxModel(run_path)
+        refuse_options(("which",), "is for a run folder, not for an ONNX file")
+        model = OnnxModel(run)
         return model.description, model
 
     import torch
@@ -140,48 +113,38 @@ def _classifier(run_path: Path | None, which: Which) -> tuple[Description, Class
     from torchcaps.analysis import predict as classify
     from torchcaps.export import describe_run
 
-    run = open_run(run_path, which)
-    return describe_run(run), lambda images: classify(
-        run.model, torch.from_numpy(images), calibration=run.images.calibration
-    )
+    opened = open_run(run, which)
+    usual = opened.images.calibration
+    return describe_run(opened), lambda images: classify(opened.model, torch.from_numpy(images), calibration=usual)
 
 
 class Picture(NamedTuple):
-    """An image to look into."""
+    """An image to look into: uint8 ``pixels`` (C, H, W), and what it is in ``words``.
+
+    Of a data set it has the ``labels`` of its objects, the ``images`` that it is one of, and ``where`` these are from.
+    """
 
     pixels: Tensor
-    """uint8 (C, H, W)."""
     words: str
-    """What it is."""
-    labels: list[int]
-    """The classes of its objects; of a file they are not known."""
-    images: ImageSet | None
-    """The set that it is from; None for a file."""
-    where: str
-    """What the set is, in words."""
+    labels: Sequence[int] = ()
+    images: ImageSet | None = None
+    where: str = ""
 
 
 def read_pictures(
-    run: Run,
-    index: Sequence[int],
-    image: Path | None,
-    files: ImageFiles,
-    images_of: ImagesOf,
+    run: Run, index: Sequence[int], image: Path | None, files: ImageFiles, source: Source
 ) -> list[Picture]:
-    """The images that the options name, as the run's network takes them."""
+    """The images that the options name, as the run's network takes them: a file, or some of a data set."""
     from torchcaps.analysis import load_image
     from torchcaps.analysis.inference import join_names
 
-    if image is not None:  # brought to size as the images of the run's data set were
-        pixels = load_image(
-            image,
-            run.model.in_shape,
-            preparation=preparation_for(files, run.images.preparation),
-            invert=files.invert,
-            fit=files.fit or run.images.fit,
-        )
-        return [Picture(pixels, str(image), [], None, "")]
-    images, dataset, where = open_images(run, images_of)
+    if image is not None:
+        refuse_options(("index", "data", "data_dir", "split", "count"), "is for a data set, not for --image")
+        options: Any = {"preparation": preparation_for(files, run.images.preparation), "invert": files.invert}
+        pixels = load_image(image, run.model.in_shape, fit=files.fit or run.images.fit, **options)
+        return [Picture(pixels, str(image))]
+    refuse_options(("prepare", "invert", "fit"), "is for a file given with --image")
+    images, dataset, where = open_images(run, source)
     pictures = []
     for number in index:
         if number >= len(images):
@@ -192,82 +155,52 @@ def read_pictures(
     return pictures
 
 
-def check_image_options(image: Path | None, *more: str) -> None:
-    """Refuse the options of a data set, and ``more``, beside --image; and without it those of a file."""
-    if image is None:
-        refuse_options(("prepare", "invert", "fit"), "is for a file given with --image")
-    else:
-        refuse_options(("index", "data", "data_dir", "split", *more), "is for a data set, not for --image")
-
-
 @command(
     ("reconstruct runs/sabour2017-digits-1", "the first 20 test images above their reconstructions"),
     ("reconstruct runs/sabour2017-digits-1 --count 50 --figure many.pdf", "more of them, as a PDF"),
 )
 def reconstruct(
-    run_folder: RunFolder = None,
+    run: Path | None = None,
     *,
-    which: WhichEpoch = "best",
-    images_of: ImagesOf,
-    number: Annotated[Count, Given("How many images.", name="--count")] = 20,
-    figure: Annotated[Path | None, FIGURE, drawn("reconstructions")] = None,
+    source: Source,
+    count: Annotated[Count, "How many images."] = 20,
+    figure: Drawn = None,
     json: Json = False,
 ) -> None:
     """Draw images above their reconstructions from class capsules; each of several objects in an image has a colour."""
-    from dataclasses import replace
-
     from torchcaps.analysis import reconstruct as decode
     from torchcaps.analysis.reconstructions import MOST_DRAWN
 
-    if number > MOST_DRAWN:
-        raise InputError(
-            f"--count must be at most {count(MOST_DRAWN)}, more do not fit one figure, got {count(number)}"
-        )
-    run = open_run(run_folder, which)
-    images, dataset, where = open_images(run, images_of)
-    images = images.preview(number)
-    result = decode(run.model, images.images, images.labels)
-    result = replace(result, class_names=dataset.class_names, where=where)
-    show(result, json=json, figure=figure_path(figure, run_folder, "reconstructions"))
+    if count > MOST_DRAWN:
+        raise InputError(f"--count must be at most {MOST_DRAWN:,}, more do not fit one figure, got {count:,}")
+    opened = open_run(run, source.which)
+    images, dataset, where = open_images(opened, source)
+    images = images.preview(count)
+    found = replace(decode(opened.model, images.images, images.labels), class_names=dataset.class_names, where=where)
+    show(found, json=json, figure=figure_path(figure, run, "reconstructions"))
 
 
 @command(
     ("perturb runs/sabour2017-digits-1", "the first test image: each component by −0.25…0.25"),
     ("perturb runs/sabour2017-digits-1 --index 7 --range 0.5", "another image, larger changes"),
     ("perturb runs/sabour2017-digits-1 --image seven.png --capsule 9", "what the capsule of 9 makes of a 7"),
-    (
-        "perturb runs/sabour2017-digits-1 --component 3 --index 0 --index 1 --follow label",
-        "one component, an image in each row",
-    ),
+    ("perturb runs/sabour2017-digits-1 --component 3 --index 0 --index 1", "one component of two images"),
 )
 def perturb(
-    run_folder: RunFolder = None,
+    run: Path | None = None,
     *,
-    which: WhichEpoch = "best",
-    images_of: ImagesOf,
-    index: Annotated[
-        Sequence[Index], Given("Which image of the part; with --component it may be given several times.")
-    ] = (0,),
+    source: Source,
+    index: Annotated[Sequence[Index], "Which image of the part; with --component it may be given several times."] = (
+        0,
+    ),
     image: ImageFile = None,
     files: ImageFiles,
-    capsule: Annotated[
-        str | None,
-        Given("The class whose capsule is changed, by name or number, instead of --follow.", metavar="CLASS"),
-    ] = None,
-    follow: Annotated[
-        Literal["longest", "label"],
-        Given("Whose capsule is changed: the longest (or most active), or that of the image's label."),
-    ] = "longest",
-    component: Annotated[
-        Index | None, Given("Change this component only; each image has a row.", default="all")
-    ] = None,
-    amplitude: Annotated[
-        tuple[float, ...],
-        Numbers(float, "0.5, or two such as -0.5,1", most=2),
-        Given("Largest change either way, or the lowest and the highest change.", "A|LOW,HIGH", name="--range"),
-    ] = (0.25,),
-    steps: Annotated[int, Given("How many values each component takes.")] = 11,
-    figure: Annotated[Path | None, FIGURE, drawn("perturbation")] = None,
+    capsule: Annotated[str | None, "Change the capsule of this class, by name or number, not of --follow."] = None,
+    follow: Annotated[Literal["longest", "label"], "Change the longest capsule, or that of the label."] = "longest",
+    component: Annotated[Index | None, "Change this component only, not each one; each image has a row."] = None,
+    range: Annotated[tuple[float, ...], "Largest change; or the lowest and the highest, -0.5,1."] = (0.25,),
+    steps: Annotated[int, "How many values each component takes."] = 11,
+    figure: Drawn = None,
     json: Json = False,
 ) -> None:
     """Change each component of a class capsule a little, decode, and draw what it encodes.
@@ -277,43 +210,31 @@ def perturb(
     from torchcaps.analysis import Perturbations, perturb_capsule
     from torchcaps.models.output import HIGHEST
 
-    check_image_options(image)
     if capsule is not None:
         refuse_options(("follow",), "says whose capsule is changed, and so does --capsule")
     if component is None and len(index) > 1:
         raise click.UsageError("several --index need --component, e.g. --component 0: all components fill a figure")
-    run = open_run(run_folder, which)
-    target = None if capsule is None else _class_number(capsule, run.class_names)
-    pictures = read_pictures(run, index, image, files, images_of)
+    opened = open_run(run, source.which)
+    names = opened.class_names
+    numbers = [str(number) for number, _ in enumerate(names)]
+    if capsule is not None and capsule not in (*names, *numbers):
+        raise unknown_name("class", capsule, names)
+    named = None if capsule is None else (names if capsule in names else numbers).index(capsule)
+    pictures = read_pictures(opened, index, image, files, source)
+    options: Any = {"components": None if component is None else [component], "steps": steps}
+    options["amplitude"] = range[0] if len(range) == 1 else range
+    targets = [label_of(each) if follow == "label" else named for each in pictures]
     results = [
-        perturb_capsule(
-            run.model,
-            picture.pixels,
-            target=_label_of(picture) if follow == "label" else target,
-            components=None if component is None else [component],
-            amplitude=amplitude[0] if len(amplitude) == 1 else (amplitude[0], amplitude[1]),
-            steps=steps,
-        )
-        for picture in pictures
+        perturb_capsule(opened.model, picture.pixels, target=target, **options)
+        for picture, target in zip(pictures, targets, strict=True)
     ]
-    followed = {"longest": f"the {HIGHEST[results[0].score_name]}", "label": "the label's"}[follow]
+    whose = {"longest": f"the {HIGHEST[results[0].score_name]}", "label": "the label's"}[follow]
     words = [picture.words for picture in pictures]
-    whose = "" if capsule is not None else followed
-    found = Perturbations(results, run.class_names, words, whose, component)
-    about: list[dict[str, Any]] = [{}] * len(words)
-    show(found, json=json, figure=figure_path(figure, run_folder, "perturbation"), about=about)
+    found = Perturbations(results, names, words, "" if capsule is not None else whose, component)
+    show(found, json=json, figure=figure_path(figure, run, "perturbation"))
 
 
-def _class_number(name: str, class_names: tuple[str, ...]) -> int:
-    """The number of a class that is given by its name or its number."""
-    numbers = [str(number) for number in range(len(class_names))]
-    for known in (class_names, numbers):
-        if name in known:
-            return known.index(name)
-    raise unknown_name("class", name, class_names)
-
-
-def _label_of(picture: Picture) -> int:
+def label_of(picture: Picture) -> int:
     """The class of an image of one object, which must be known."""
     if len(picture.labels) == 1:
         return picture.labels[0]
@@ -327,43 +248,21 @@ def _label_of(picture: Picture) -> int:
 @command(
     ("routing runs/sabour2017-digits-1", "the first test image, and statistics of the first 100"),
     ("routing runs/sabour2017-digits-1 --index 7 --num-iterations 5", "another image, more iterations"),
-    ("routing runs/sabour2017-digits-1 --image seven.png", "an image of your own"),
     ("routing runs/sabour2017-digits-1 --input-capsule 40", "every number of one input capsule"),
-    ("routing runs/sabour2017-digits-1 --json", "every number of all of them, for other programs"),
 )
 def routing(
-    run_folder: RunFolder = None,
+    run: Path | None = None,
     *,
-    which: WhichEpoch = "best",
-    images_of: ImagesOf,
-    index: ImageIndex = 0,
+    source: Source,
+    index: Annotated[Index, "Which image of the part."] = 0,
     image: ImageFile = None,
     files: ImageFiles,
-    layer: Annotated[
-        int | None,
-        Range(1, MOST_ENTRIES, whole=True),
-        Given("Which capsule layer, from 1.", default="the last, of the class capsules"),
-    ] = None,
-    num_iterations: Annotated[
-        int | None, DRAWN_ITERATIONS, Given("Iterations to follow, of dynamic routing.", default="the network's")
-    ] = None,
-    number: Annotated[Count, Given("Images of the statistics.", name="--count")] = 100,
-    inputs: Annotated[
-        Sequence[Index],
-        Given(
-            "Also print logits, coupling and agreement of this input capsule in each iteration; may be given several "
-            "times.",
-            name="--input-capsule",
-        ),
-    ] = (),
-    json: Annotated[
-        bool,
-        Given(
-            "Print every iteration of the image as JSON: logits, coupling, weighted sums, capsules and agreement; with "
-            "--input-capsule, of these input capsules only."
-        ),
-    ] = False,
-    figure: Annotated[Path | None, FIGURE, drawn("routing")] = None,
+    layer: Annotated[int | None, LAYERS, "Which capsule layer, from 1; by default the last one."] = None,
+    num_iterations: Annotated[int | None, DRAWN_ITERATIONS, "Iterations; by default the network's."] = None,
+    count: Annotated[Count, "Images of the statistics."] = 100,
+    input_capsule: Annotated[Sequence[Index], "Show this input capsule; may be given several times."] = (),
+    json: Annotated[bool, "Print every number as JSON; or those of each --input-capsule."] = False,
+    figure: Drawn = None,
 ) -> None:
     """Draw where each class takes its input from, iteration by iteration, and whether routing settles.
 
@@ -372,50 +271,38 @@ def routing(
     """
     from torchcaps.analysis import RoutingReport, routing_statistics, trace_routing
 
-    check_image_options(image, "number")
-    run = open_run(run_folder, which)
-    (picture,) = read_pictures(run, [index], image, files, images_of)
-    trace = trace_routing(run.model, picture.pixels[None], layer=layer, num_iterations=num_iterations)
-    there = trace.coupling.shape[2]
-    if inputs and max(inputs) >= there:
+    opened = open_run(run, source.which)
+    (picture,) = read_pictures(opened, [index], image, files, source)
+    followed: Any = {"layer": layer, "num_iterations": num_iterations}
+    trace = trace_routing(opened.model, picture.pixels[None], **followed)
+    there, last = trace.coupling.shape[2], max(input_capsule, default=0)
+    if last >= there:
         raise InputError(
-            f"--input-capsule must be below {count(there)}, the number of the network's input capsules, got "
-            f"{count(max(inputs))}"
+            f"--input-capsule must be below {there:,}, the number of the network's input capsules, got {last:,}"
         )
     statistics, words = None, ""
     if picture.images is not None:
-        many = picture.images.preview(number)
-        statistics = routing_statistics(run.model, many.images, layer=layer, num_iterations=num_iterations)
-        words = f"Mean of the first {count(len(many))} {picture.where}"
-    report = RoutingReport(trace, trace.names(run.class_names), picture.words, tuple(inputs), statistics, words)
-    show(report, json=json, figure=figure_path(figure, run_folder, "routing"))
+        many = picture.images.preview(count)
+        statistics = routing_statistics(opened.model, many.images, **followed)
+        words = f"Mean of the first {len(many):,} {picture.where}"
+    names = trace.names(opened.class_names)
+    report = RoutingReport(trace, names, picture.words, tuple(input_capsule), statistics, words)
+    show(report, json=json, figure=figure_path(figure, run, "routing"))
 
 
 @command(
     ("curves runs/sabour2017-digits-1", "loss and error of each epoch"),
     ("curves runs/* --figure compare.png", "several runs in one figure"),
 )
-def curves(
-    run_folders: Annotated[Sequence[Path], Given(metavar="RUN...")],
-    *,
-    figure: Annotated[
-        Path | None,
-        FIGURE,
-        Given(
-            "Figure, .png, .pdf or .svg; never over another file.",
-            default="RUN/figures/curves.png; of several runs curves.png",
-        ),
-    ] = None,
-    json: Json = False,
-) -> None:
+def curves(run: Sequence[Path], *, figure: Drawn = None, json: Json = False) -> None:
     """Draw loss and error of each epoch, of one run or of several to compare them."""
     from torchcaps.analysis import Curves, read_metrics
     from torchcaps.training.folder import METRICS
 
-    named = names_of(run_folders)
-    drawn = [folder for folder in run_folders if not folder.is_dir() or (folder / METRICS).exists()] or run_folders
-    for folder in run_folders:
+    named = dict(zip(run, names_of(run), strict=True))
+    drawn = [folder for folder in run if not folder.is_dir() or (folder / METRICS).exists()] or run
+    for folder in run:
         if folder not in drawn:
             say(f"{folder} is left out: it holds no {METRICS}, which is written after the first epoch", err=True)
-    metrics = {name: read_metrics(folder) for name, folder in zip(named, run_folders, strict=True) if folder in drawn}
-    show(Curves(metrics), json=json, figure=figure_path(figure, drawn[0] if len(drawn) == 1 else None, "curves"))
+    found = Curves({named[folder]: read_metrics(folder) for folder in drawn})
+    show(found, json=json, figure=figure_path(figure, drawn[0] if len(drawn) == 1 else None, "curves"))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from torchcaps.cli.fields import field_descriptions, option_of
-from torchcaps.cli.options import FIGURE, Given, Json, command
-from torchcaps.cli.show import add_row, by, count, print_json, print_pairs, print_table, print_title, say, table
-from torchcaps.cli.show import write_figure as write
+from torchcaps.analysis.results import Result, Table
+from torchcaps.cli.options import Figure, Json, command
+from torchcaps.cli.show import by, print_json, print_table, show
+from torchcaps.cli.train import field_help, option_of
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.models.presets import Preset, get_preset, list_presets
 from torchcaps.parts import OF_ONES_OWN, PARTS, Tree, complete, find, flat, options
@@ -22,12 +22,12 @@ from torchcaps.training.config import NO_OPTIONS, TrainConfig
 from torchcaps.training.recipe import Recipe
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from matplotlib.figure import Figure as Drawing
 
     from torchcaps.models import Network
 
 REFERENCE = "sabour2017"
-"""The preset that the others are compared with."""
+"""The preset that those are compared with which are no variant of another one."""
 
 
 @command(
@@ -39,7 +39,7 @@ REFERENCE = "sabour2017"
 def presets(
     name: str | None = None,
     *,
-    figure: Annotated[Path | None, FIGURE, Given("Draw the layers of NAME, with their sizes, to this file.")] = None,
+    figure: Annotated[Figure, "Draw the layers of NAME, with their sizes, to this file, .png, .pdf or .svg."] = None,
     json: Json = False,
 ) -> None:
     """List the published networks: where they differ, their sources and parameter counts.
@@ -50,155 +50,143 @@ def presets(
         raise click.UsageError("--figure is for one preset; name it, e.g. torchcaps presets sabour2017 --figure …")
     if name is not None and name not in list_presets():
         raise InputError(f"{unknown_name('preset', name, list_presets())} {OF_ONES_OWN}")
-    chosen = [get_preset(each) for each in ([name] if name else list_presets())]
+    if name is not None:
+        return show(Described(get_preset(name)), json=json, figure=figure)
+    found = [Described(get_preset(each)) for each in list_presets()]
     if json:
-        described = [_describe_preset(preset) for preset in chosen]
-        print_json(described[0] if name else described)
-    elif name:
-        _show_preset(chosen[0])
-    else:
-        _show_presets(chosen)
-    if figure is not None:
+        return print_json([each.to_dict() for each in found])
+    for table in comparison(found):
+        print_table(table)
+    return None
+
+
+@dataclass(frozen=True)
+class Described(Result):
+    """A preset in full."""
+
+    preset: Preset
+
+    @functools.cached_property
+    def planned(self) -> Network:
+        """Its network for its source's images, without memory for its weights."""
+        from torchcaps.models import plan_network
+
+        return plan_network(self.preset.network, self.preset.in_shape, self.preset.num_classes)
+
+    @functools.cached_property
+    def parameters(self) -> tuple[int | None, int]:
+        """Learned numbers on its source's images with the decoder (None where it has none) and without."""
+        sizes = {name: parameter.numel() for name, parameter in self.planned.named_parameters()}
+        total, decoder = sum(sizes.values()), sum(n for name, n in sizes.items() if name.startswith("decoder."))
+        return (total if self.preset.network.get("decoder") else None), total - decoder
+
+    @property
+    def recipe(self) -> Recipe:
+        """How it is trained."""
+        return Recipe().replace(self.preset.recipe)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything about it."""
+        from torchcaps.analysis import list_layers
+
+        preset, (with_decoder, without) = self.preset, self.parameters
+        others = (get_preset(each) for each in list_presets())  # a variant's name goes on from that of the other one
+        base = (o.name for o in others if preset.name.startswith(f"{o.name}-") and preset.source == o.source)
+        return {
+            "name": preset.name,
+            "variant_of": next(base, None),
+            "description": preset.description,
+            "source": preset.source,
+            "published": preset.published,
+            "data": preset.data,
+            "in_shape": preset.in_shape,
+            "num_classes": preset.num_classes,
+            "parameters": {"with_decoder": with_decoder, "without_decoder": without},
+            "layers": [dataclasses.asdict(layer) for layer in list_layers(self.planned)],
+            "model": preset.network,
+            "recipe": self.recipe.to_dict(),
+        }
+
+    def tables(self) -> Iterator[Table]:
+        """What it is, its layers, and the options of each part, of the recipe and of a run."""
+        preset, recipe, (with_decoder, without) = self.preset, self.recipe, self.parameters
+        counts = f"{without:,}" if with_decoder is None else f"{with_decoder:,}, {without:,} without the decoder"
+        about = [("What", preset.description), ("Source", preset.source), ("Published", preset.published)]
+        about.append(("Data", f"{preset.data}, {by(preset.in_shape)} in {preset.num_classes} classes"))
+        yield Table([*about, ("Parameters", counts)], title=preset.name)
+        yield self._layers()
+        yield from _options_of("network", preset.network)
+        yield _values("Recipe", recipe.fields, field_help(Recipe))
+        yield from _options_of("optimizer", complete("optimizer", recipe.optimizer))
+        run = {name: value for name, value in TrainConfig().fields.items() if name not in NO_OPTIONS}
+        yield _values("Run", run | {"data": preset.data}, field_help(TrainConfig))
+
+    def _layers(self) -> Table:
+        from torchcaps.analysis import list_layers
+
+        rows: list[tuple[str, ...]] = []
+        layers = list_layers(self.planned)
+        for layer, before in zip(layers, [layers[0], *layers], strict=False):
+            if layer.in_decoder != before.in_decoder:
+                rows.append(())
+            learned = f"{layer.parameters:,}" if layer.parameters else "–"
+            rows.append((", ".join(layer.steps) or "–", f"{by(layer.shape)} {layer.name}", learned))
+        return Table(rows, ("Layers", "output", "parameters"), left=2)
+
+    def figures(self) -> dict[str, Drawing]:
+        """A drawing of its layers."""
         from torchcaps.analysis import figure_architecture
 
-        write(figure_architecture(_planned(chosen[0].name), title=chosen[0].name), figure, quiet=json)
+        return {"": figure_architecture(self.planned, title=self.preset.name)}
 
 
-@functools.cache
-def _planned(name: str) -> Network:
-    """A preset's network for its source's images, without memory for its weights."""
-    from torchcaps.models import plan_network
-
-    preset = get_preset(name)
-    return plan_network(preset.network, preset.in_shape, preset.num_classes)
-
-
-def variant_of(preset: Preset) -> Preset | None:
-    """The preset that another one is a variant of: of the same source, with a name that goes on from its name."""
-    others = (get_preset(name) for name in list_presets())
-    return next((o for o in others if preset.name.startswith(f"{o.name}-") and preset.source == o.source), None)
-
-
-def parameter_counts(preset: Preset) -> tuple[int | None, int]:
-    """Learned numbers on its source's images with the decoder (None where the network has none) and without."""
-    sizes = {name: parameter.numel() for name, parameter in _planned(preset.name).named_parameters()}
-    of_decoder = sum(size for name, size in sizes.items() if name.startswith("decoder."))
-    total = sum(sizes.values())
-    return (total if preset.network.get("decoder") else None), total - of_decoder
+def comparison(presets: Sequence[Described]) -> Iterator[Table]:
+    """The sizes of presets, where they differ, and the parts that they are made of."""
+    rows = []
+    for each in presets:
+        with_decoder, without = each.parameters
+        published = "" if each.preset.published == Preset.published else each.preset.published
+        rows.append((each.preset.name, each.preset.data, f"{with_decoder or without:,}", published))
+    yield Table(rows, ("Networks", "data", "parameters", "published"), left=2)
+    title = f"Where they differ: from the preset that they are a variant of, or {REFERENCE}"
+    yield Table([(each.preset.name, _differences(each)) for each in presets], title=title)
+    choices = [(option_of(kind), ", ".join(parts)) for kind, parts in PARTS.items()]
+    yield Table([(typed, names) for typed, names in choices if typed], title="Parts that are chosen by name")
+    words = "Parameters are counted for the images of their data.", "All of one network: torchcaps presets NAME"
+    yield Table((), note=words)
 
 
-def _recipe(preset: Preset) -> Recipe:
-    return Recipe().replace(preset.recipe)
-
-
-def _describe_preset(preset: Preset) -> dict[str, Any]:
-    from torchcaps.analysis import list_layers
-
-    base = variant_of(preset)
-    with_decoder, without = parameter_counts(preset)
-    return {
-        "name": preset.name,
-        "variant_of": base.name if base else None,
-        "description": preset.description,
-        "source": preset.source,
-        "published": preset.published,
-        "data": preset.data,
-        "in_shape": preset.in_shape,
-        "num_classes": preset.num_classes,
-        "parameters": {"with_decoder": with_decoder, "without_decoder": without},
-        "layers": [dataclasses.asdict(layer) for layer in list_layers(_planned(preset.name))],
-        "model": preset.network,
-        "recipe": _recipe(preset).to_dict(),
-    }
-
-
-def _show_presets(presets: list[Preset]) -> None:
-    rows = table("Networks", "data", "parameters", "published", left=2)
-    for preset in presets:
-        with_decoder, without = parameter_counts(preset)
-        published = "" if preset.published == Preset.published else preset.published
-        add_row(rows, preset.name, preset.data, count(with_decoder or without), published)
-    print_table(rows)
-    print_title(f"Where they differ: from the preset that they are a variant of, or {REFERENCE}")
-    print_pairs((preset.name, _differences(preset, get_preset(preset.base or REFERENCE))) for preset in presets)
-    print_title("Parts that are chosen by name")
-    choices = ((option_of(kind), ", ".join(parts)) for kind, parts in PARTS.items())
-    print_pairs((option, names) for option, names in choices if option is not None)
-    say("Parameters are counted for the images of their data.", "All of one network: torchcaps presets NAME")
-
-
-def _differences(preset: Preset, base: Preset) -> str:
+def _differences(described: Described) -> str:
     """The options in which a preset differs from another, or its source, where it is the other or of another kind."""
+    preset = described.preset
+    base = get_preset(preset.base or REFERENCE)
     if preset is base or preset.network["name"] != base.network["name"]:
         return preset.source
-    ours, theirs = flat(preset.network), flat(base.network)
-    changed = [f"{name} {as_text(value)}" for name, value in ours.items() if theirs.get(name) != value]
-    ours, theirs = flat(_recipe(preset).fields), flat(_recipe(base).fields)
-    changed += [f"{name} {as_text(value)}" for name, value in ours.items() if theirs.get(name) != value]
+    ours = flat(preset.network) | flat(described.recipe.fields)
+    theirs = flat(base.network) | flat(Described(base).recipe.fields)
+    changed = (f"{name} {as_text(value)}" for name, value in ours.items() if theirs.get(name) != value)
     return "; ".join(changed) or preset.source
 
 
-def _show_preset(preset: Preset) -> None:
-    with_decoder, without = parameter_counts(preset)
-    counts = count(without) if with_decoder is None else f"{count(with_decoder)}, {count(without)} without the decoder"
-    print_title(preset.name)
-    print_pairs(
-        [
-            ("What", preset.description),
-            ("Source", preset.source),
-            ("Published", preset.published),
-            ("Data", f"{preset.data}, {by(preset.in_shape)} in {preset.num_classes} classes"),
-            ("Parameters", counts),
-        ]
-    )
-    print_table(_layer_table(preset))
-    said: Tree = {}
-    for heading, tree, words in _parts_of("network", preset.network):
-        print_table(_option_table(heading, tree, words, said))
-    recipe = _recipe(preset)
-    print_table(_option_table("Recipe", recipe.fields, field_descriptions(Recipe), said))
-    for heading, tree, words in _parts_of("optimizer", complete("optimizer", recipe.optimizer)):
-        print_table(_option_table(heading, tree, words, said))
-    run = {name: value for name, value in TrainConfig().fields.items() if name not in NO_OPTIONS}
-    print_table(_option_table("Run", run | {"data": preset.data}, field_descriptions(TrainConfig), said))
-
-
-def _layer_table(preset: Preset) -> Table:
-    from torchcaps.analysis import list_layers
-
-    rows = table("Layers", "output", "parameters", left=2)
-    before = False
-    for layer in list_layers(_planned(preset.name)):
-        if layer.in_decoder != before:
-            rows.add_section()
-            before = layer.in_decoder
-        learned = count(layer.parameters) if layer.parameters else "–"
-        add_row(rows, ", ".join(layer.steps) or "–", f"{by(layer.shape)} {layer.name}", learned)
-    return rows
-
-
-def _parts_of(kind: str, tree: Tree, place: str = "") -> Iterator[tuple[str, Tree, Mapping[str, str]]]:
-    """A part and the parts in it: what each is called, its tree, and the words of its options."""
+def _options_of(kind: str, tree: Tree, place: str = "") -> Iterator[Table]:
+    """The options of a part, and of the parts in it."""
     known = options(find(kind, tree["name"]))
     title = f"{kind.capitalize()} {tree['name']}" + (f" of {place}" if place else "")
-    yield title, tree, {name: option.help for name, option in known.items()}
+    yield _values(title, tree, {name: option.help for name, option in known.items()})
     for name, option in known.items():
-        if option.choice is None:
-            continue
-        held = tree[name] if isinstance(tree[name], tuple) else (tree[name],)
-        for number, each in enumerate(held, 1):
-            if isinstance(each, Mapping):
-                yield from _parts_of(option.choice.kind, dict(each), f"layer {number}" if option.choice.many else place)
+        if option.choice is not None:
+            held = tree[name] if isinstance(tree[name], tuple) else (tree[name],)
+            for number, each in enumerate(held, 1):
+                if isinstance(each, Mapping):
+                    where = f"layer {number}" if option.choice.many else place
+                    yield from _options_of(option.choice.kind, dict(each), where)
 
 
-def _option_table(heading: str, tree: Tree, words: Mapping[str, str], said: Tree) -> Table:
-    """The options of a part but those that an earlier part has said with the same value; what it says is added."""
-    rows = table(heading, "value", "", left=3)
-    for name, value in tree.items():
-        is_part = isinstance(value, Mapping) or (isinstance(value, tuple) and isinstance(next(iter(value), 0), Mapping))
-        if name != "name" and not is_part and (name not in said or said[name] != value):
-            add_row(rows, name, as_text(value), words.get(name, ""))
-            said[name] = value
-    if not rows.row_count:
-        add_row(rows, "all as above" if len(tree) > 1 else "no options", "", "")
-    return rows
+def _values(heading: str, tree: Tree, words: Mapping[str, str]) -> Table:
+    """The options of a part but those that hold parts: the name, the value and what it means."""
+    rows = [
+        (name, as_text(value), words.get(name, ""))
+        for name, value in tree.items()
+        if name != "name" and not isinstance(next(iter(value), 0) if isinstance(value, tuple) else value, Mapping)
+    ]
+    return Table(rows or [("no options", "", "")], (heading, "value", ""), left=3)

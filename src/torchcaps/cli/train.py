@@ -1,46 +1,31 @@
-"""``torchcaps train``: every option of a network, of its recipe and of a run is one here."""
+"""``torchcaps train``: every option of a network, of its recipe and of a run is one here, made of what declares it."""
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
 import re
 import textwrap
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import click
 
-from torchcaps.analysis.results import percent
-from torchcaps.cli.base import Command, Session, Stopped
-from torchcaps.cli.fields import given_fields, option_name, option_of, part_options, settings_options
-from torchcaps.cli.options import Given, command
-from torchcaps.cli.show import (
-    add_row,
-    command_line,
-    count,
-    is_main_process,
-    print_pairs,
-    print_table,
-    say,
-    table,
-)
+from torchcaps.analysis.results import Styled, Table, percent
+from torchcaps.cli.options import Command, command, load_plugins, option, option_name
+from torchcaps.cli.show import command_line, is_main_process, print_table, say, typed
 from torchcaps.errors import InputError, unknown_name
-from torchcaps.parts import UnknownOption, options
+from torchcaps.parts import OF_ONES_OWN, PARTS, Choice, Option, Settings, UnknownOption, all_parts, options
 from torchcaps.plugins import loaded_plugins, plugin_options
+from torchcaps.ranges import as_text
 from torchcaps.training.config import NO_OPTIONS, WHOLE, TrainConfig, make_config, override, read_config
 from torchcaps.training.recipe import Recipe
 
-TRAIN_EXAMPLES = (
-    ("train", "the paper's network on the embedded digits"),
-    ("train tf-notebook --num-iterations 1 --no-decoder", "another preset, changed, on the data set of its source"),
-    ("train --data folder:photos --image-size 32", "your own images, one sub-folder a class"),
-    ("train --resume runs/sabour2017-digits-1", "resume a run that was stopped"),
-)
-
 COLUMN = 39
 """Characters of a line of the help before the words of an option."""
-OPTIONS = f"{__name__}.options"
-"""Where a call of a command keeps its options for the fields of a run."""
 
 
 class RunCommand(Command):
@@ -48,35 +33,114 @@ class RunCommand(Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The options; plugins, which are loaded before the first call of this, have added theirs."""
-        if OPTIONS not in ctx.meta:  # click asks several times, and compares what it was given
-            ctx.meta[OPTIONS] = run_options()
-        return [*super().get_params(ctx), *ctx.meta[OPTIONS]]
+        if __name__ not in ctx.meta:  # click asks several times, and compares what it was given
+            ctx.meta[__name__] = run_options()
+        return [*super().get_params(ctx), *itertools.chain.from_iterable(ctx.meta[__name__].values())]
 
-    def shown(self, words: str, formatter: click.HelpFormatter) -> str:
-        """The beginning of an option's words, as many as fit on a line: there are many options."""
-        text, bracket, note = words.partition("  [")
-        begin, room = re.split(r"[.;:,](?= |$)", text)[0], formatter.width - COLUMN
-        note = bracket + note if len(begin + bracket + note) <= room else ""
-        return textwrap.shorten(begin, room, placeholder=" …") + note
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments; ``--no-decoder`` is short for ``--decoder none``."""
+        load_plugins(args)
+        absent = {f"--no-{name}" for name, each in known_options().items() if each.choice and each.choice.optional}
+        return super().parse_args(ctx, [f"--{word[5:]}=none" if word in absent else word for word in args])
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options of the command, of the run and of the recipe, one a line: there are many."""
+        room = formatter.width - COLUMN
+        for heading, found in ({"Options": super().get_params(ctx)} | ctx.meta[__name__]).items():
+            records = filter(None, (each.get_help_record(ctx) for each in found if isinstance(each, click.Option)))
+            if lines := [(name, begin(words, room)) for name, words in records]:
+                with formatter.section(heading):
+                    formatter.write_dl(lines, col_max=34)
 
 
-def run_options() -> list[click.Option]:
-    """An option for every field of a run and its recipe; those of parts are not listed in the help."""
-    return [
-        *settings_options(TrainConfig, "Run", skip=NO_OPTIONS, shown=True),
-        *settings_options(Recipe, "Recipe (default: the preset's)", shown=False),
-        *part_options(skip={*options(TrainConfig), *options(Recipe)}),
-    ]
+def begin(words: str, room: int) -> str:
+    """The beginning of an option's help, as much as fits on a line, and its default."""
+    text, bracket, note = words.partition("  [")
+    first = re.split(r"[.;:,](?= |$)", text)[0]
+    note = bracket + note if len(first + bracket + note) <= room else ""
+    return textwrap.shorten(first, room, placeholder=" …") + note
 
 
-@command(*TRAIN_EXAMPLES, cls=RunCommand)
+def known_options() -> dict[str, Option]:
+    """The options of a run, of its recipe and of all registered parts, by their names; one name, one meaning."""
+    found = {name: each for owner in all_parts() for name, each in options(owner).items()}
+    found |= {**options(Recipe), **options(TrainConfig)}
+    return {name: each for name, each in found.items() if name not in NO_OPTIONS and not is_many(each)}
+
+
+def is_many(each: Option) -> bool:
+    """Whether an option holds several parts, which no name gives."""
+    return each.choice is not None and each.choice.many
+
+
+def run_options() -> dict[str, list[click.Option]]:
+    """An option for each of them, by their headings in the help, which does not list those of parts."""
+    made: dict[str, list[click.Option]] = {"Run": [], "Recipe (default: the preset's)": [], "Parts": []}
+    run, recipe, parts = made.values()
+    helps = field_help(TrainConfig) | field_help(Recipe)
+    for name, each in known_options().items():
+        if name in options(TrainConfig):
+            run.append(field_option(each, helps[name], as_text(each.default)))
+        elif name in options(Recipe):
+            recipe.append(field_option(each, helps[name]))
+        else:
+            parts.append(field_option(each, each.help, hidden=True))
+    return made
+
+
+def field_option(field: Option, words: str, default: str = "none", **more: Any) -> click.Option:
+    """The option of a field; without a default, as it is only asked whether it was given."""
+    hint, choice = field.hint, field.choice
+    if choice is not None:
+        hint = Annotated[str, partial(read_part, choice)]
+        if choice.optional:  # --decoder, --decoder NAME
+            usual = field.default if isinstance(field.default, str) else next(iter(PARTS[choice.kind]))
+            more |= {"is_flag": False, "flag_value": usual}
+    note = "" if default == "none" else f"  [default: {default}]"
+    return option(field.name, hint, None, help=words + note, show_default=False, **more)
+
+
+def read_part(choice: Choice, name: str) -> str | None:
+    """The name of a part, or ``none`` where it may be left out."""
+    if name == "none" and choice.optional:
+        return None
+    if name not in PARTS[choice.kind]:
+        raise InputError(f"{unknown_name(choice.kind, name, PARTS[choice.kind])} {OF_ONES_OWN}")
+    return name
+
+
+def option_of(kind: str) -> str | None:
+    """The option that chooses a part of a kind, ``--routing``; None where there is none, as for a network."""
+    known = known_options().items()
+    return next((option_name(name) for name, each in known if each.choice and each.choice.kind == kind), None)
+
+
+def field_help(kind: type[Settings]) -> dict[str, str]:
+    """The text under each field of a dataclass, on one line (PEP 258, "attribute docstrings")."""
+    found = {name: each.help for name, each in options(kind).items()}
+    (defined,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(defined, ast.ClassDef)
+    for field, text in itertools.pairwise(defined.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+            assert isinstance(text.value, ast.Constant)
+            found[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
+    return found
+
+
+@command(
+    ("train", "the paper's network on the embedded digits"),
+    ("train tf-notebook --num-iterations 1 --no-decoder", "another preset, changed, on the data set of its source"),
+    ("train --data folder:photos --image-size 32", "your own images, one sub-folder a class"),
+    ("train --resume runs/sabour2017-digits-1", "resume a run that was stopped"),
+    cls=RunCommand,
+)
 def train(
     preset: str | None = None,
     *,
-    out: Annotated[Path | None, Given("Run folder, a new one.", default="runs/PRESET-DATA-N")] = None,
-    resumed: Annotated[Path | None, Given("Resume the run in this folder.", name="--resume")] = None,
-    config_file: Annotated[Path | None, Given("Start from a run's config.json.", name="--config")] = None,
-    figures: Annotated[bool, Given("Draw figures at the end.")] = True,
+    out: Annotated[Path | None, "Run folder, a new one; runs/PRESET-DATA-N by default."] = None,
+    resume: Annotated[Path | None, "Resume the run in this folder."] = None,
+    config: Annotated[Path | None, "Start from a run's config.json."] = None,
+    figures: Annotated[bool, "Draw figures at the end."] = True,
     **fields: Any,
 ) -> None:
     """Train a network, keep the epoch that is best on the validation images, and test it once, at the end.
@@ -85,42 +149,34 @@ def train(
     the paper's, on embedded digits. `torchcaps presets PRESET` lists all options, with the network's, in full.
     """
     context = click.get_current_context()
-    overrides = given_fields(context, fields)
-    for name, other in (("--out", out), ("--config", config_file)):
-        if resumed is not None and other is not None:
+    given = click.core.ParameterSource.COMMANDLINE  # None among the values is one, not an absence
+    overrides = {name: value for name, value in fields.items() if context.get_parameter_source(name) is given}
+    for name, other in (("--out", out), ("--config", config)):
+        if resume is not None and other is not None:
             raise InputError(f"--resume goes on in the run's own folder with its own settings; leave {name} out")
-    config = build_config(preset, config_file, overrides) if resumed is None else None  # a typo is told at once
+    described = build_config(preset, config, overrides) if resume is None else None  # a typo is told at once
 
-    from torchcaps.training import Diverged, Interrupted
-    from torchcaps.training import resume as start_again
-    from torchcaps.training import train as start
+    from torchcaps import training
     from torchcaps.training.progress import choose_progress
 
-    session = context.find_object(Session)
-    words = command_line(*(session.arguments if session else ()))
-    common: dict[str, Any] = {"progress": choose_progress(), "figures": figures, "command": words}
-    try:
-        if config is not None:
-            summary = start(config, out, **common)
-        else:
-            assert resumed is not None
-            summary = start_again(resumed, preset=preset, overrides=overrides, **common)
-    except Interrupted as stop:
-        raise Stopped(str(stop), stop.exit_code) from stop
-    except Diverged as failure:
-        raise Stopped(str(failure), 1) from failure
+    common: dict[str, Any] = {"progress": choose_progress(), "figures": figures, "command": typed()}
+    if described is not None:
+        summary = training.train(described, out, **common)
+    else:
+        assert resume is not None
+        summary = training.resume(resume, preset=preset, overrides=overrides, **common)
     if is_main_process():
         show_summary(summary)
 
 
-def build_config(preset: str | None, config_file: Path | None, overrides: Mapping[str, Any]) -> TrainConfig:
+def build_config(preset: str | None, file: Path | None, overrides: Mapping[str, Any]) -> TrainConfig:
     """The configuration that the argument PRESET or a file, and the options, describe."""
-    base = read_config(config_file) if config_file else make_config(preset)
-    if config_file and preset not in (None, base.preset):
-        raise InputError(f"{config_file} is a configuration of {base.preset}; leave {preset} or --config out")
+    base = read_config(file) if file else make_config(preset)
+    if file and preset not in (None, base.preset):
+        raise InputError(f"{file} is a configuration of {base.preset}; leave {preset} or --config out")
     changes = {**overrides, "plugins": loaded_plugins() or base.plugins}
     try:
-        return override(base, changes) if config_file else make_config(preset, **changes)
+        return override(base, changes) if file else make_config(preset, **changes)
     except UnknownOption as error:
         choices = " or ".join(f"{option_of(kind) or f'the {kind}'} {part}" for kind, part in error.owners)
         if choices:
@@ -139,24 +195,27 @@ def show_summary(summary: Mapping[str, Any]) -> None:
     shown = {"best": f"epoch {best}, best on validation", "last": f"epoch {last}, last"}
     if best == last:
         shown = {"best": f"epoch {best}, best on validation and last"}
-    rows = table(f"Test ({count(test['best']['images'])} images)", "accuracy", "error", "loss")
+    rows = []
     for which, words in shown.items():
         result = test[which]
-        cells = percent(result["accuracy"]), percent(result["error"]), f"{result['loss']:.4f}"
-        add_row(rows, words, *cells, style="bold" if which == "best" else None)
+        cells = words, percent(result["accuracy"]), percent(result["error"]), f"{result['loss']:.4f}"
+        rows.append([Styled(cell, "bold" if which == "best" else "") for cell in cells])
     say("")
-    print_table(rows)
-    figures = sorted(file.name for file in (out / FIGURES).glob("*.png"))
-    decoder = read_config(out / CONFIG).model.get("decoder") is not None
-    options = plugin_options(loaded_plugins())
-    following = [command_line(name, out, *options) for name in ("evaluate", "reconstruct", "perturb")]
-    print_pairs(
-        [
-            ("Network", f"{summary['preset']}, {count(summary['parameters'])} parameters"),
-            ("Run folder", out),
-            *([("Figures", f"{out / FIGURES} ({', '.join(figures)})")] if figures else []),
-            ("Next", following if decoder else following[:1]),
-        ]
+    print_table(Table(rows, (f"Test ({test['best']['images']:,} images)", "accuracy", "error", "loss")))
+    figures = ", ".join(sorted(file.name for file in (out / FIGURES).glob("*.png")))
+    network = f"{summary['preset']}, {summary['parameters']:,} parameters"
+    print_table(
+        Table(
+            [
+                ("Network", network),
+                ("Run folder", str(out)),
+                *([("Figures", f"{out / FIGURES} ({figures})")] if figures else []),
+            ]
+        )
     )
+    decoder = read_config(out / CONFIG).model.get("decoder") is not None
+    following = ("evaluate", "reconstruct", "perturb") if decoder else ("evaluate",)
+    options = plugin_options(loaded_plugins())
+    say("Next:", *(f"  {command_line(name, out, *options)}" for name in following))
     if summary["warning"]:
         say("", f"Warning: {summary['warning']}")

@@ -6,7 +6,7 @@ import dataclasses
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -18,11 +18,13 @@ from torchcaps.models import TrainingRecord, load_pretrained
 from torchcaps.models.pretrained import SHIPPED
 from torchcaps.training import Run
 
+Which = Literal["best", "last"]
+
 
 def export_folder(
     run: Run,
     path: str | Path,
-    which: Literal["best", "last"] = "best",
+    which: Which = "best",
     *,
     half: bool = False,
     others: Sequence[str | Path] = (),
@@ -54,18 +56,11 @@ def export_folder(
         raise InputError(f"there is something at {path} already; choose another place, or remove it first")
     if real(path) in SHIPPED.values():
         source = path.name
-    record = _record(run, which, half, others)
+    record, saved = _saved(run, which, half, others)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as temporary:
         folder = Path(temporary) / path.name
-        dtype = torch.float16 if half else None
-        run.model.save_pretrained(
-            folder,
-            images=run.images.to_dict(),
-            training=record,
-            dtype=dtype,
-            source=source,
-        )
+        run.model.save_pretrained(folder, source=source, **saved)
         folder.rename(path)
     return record
 
@@ -73,7 +68,7 @@ def export_folder(
 def share(
     run: Run,
     repository: str,
-    which: Literal["best", "last"] = "best",
+    which: Which = "best",
     *,
     private: bool = False,
     half: bool = False,
@@ -97,27 +92,24 @@ def share(
     Raises:
         InputError: As for :func:`export_folder`; or the hub cannot be reached, does not know you, or refuses.
     """
-    record = _record(run, which, half, others)
-    return run.model.push_to_hub(
-        repository,
-        images=run.images.to_dict(),
-        training=record,
-        dtype=torch.float16 if half else None,
-        private=private,
-        commit_message=f"{record.preset} on {record.data_title}, made with torchcaps",
-        token=token,
-    )
+    record, saved = _saved(run, which, half, others)
+    message = f"{record.preset} on {record.data_title}, made with torchcaps"
+    return run.model.push_to_hub(repository, private=private, commit_message=message, token=token, **saved)
 
 
-def _record(run: Run, which: Literal["best", "last"], half: bool, others: Sequence[str | Path]) -> TrainingRecord:
-    """What the card says of the training; with ``half``, also of the test images after the weights were rounded."""
+def _saved(run: Run, which: Which, half: bool, others: Sequence[str | Path]) -> tuple[TrainingRecord, dict[str, Any]]:
+    """What the card says of the training, with ``half`` also of the weights as they are stored, and what is saved."""
     record = training_record(run, which, others)
-    if not half:
-        return record
-    if not run.has_data():
-        assert run.config is not None
-        raise InputError(f"rounded weights are tested again, but {run.config.data} is not on this machine")
-    with tempfile.TemporaryDirectory() as temporary:
-        run.model.save_files(Path(temporary), torch.float16)
-        rounded = load_pretrained(temporary)
-    return dataclasses.replace(record, stored_error=evaluate(rounded, run.dataset().test).error)
+    if half:
+        if not run.has_data():
+            assert run.config is not None
+            raise InputError(f"rounded weights are tested again, but {run.config.data} is not on this machine")
+        with tempfile.TemporaryDirectory() as temporary:
+            run.model.save_files(Path(temporary), torch.float16)
+            rounded = load_pretrained(temporary)
+        record = dataclasses.replace(record, stored_error=evaluate(rounded, run.dataset().test).error)
+    return record, {
+        "images": run.images.to_dict(),
+        "training": record,
+        "dtype": torch.float16 if half else None,
+    }

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,10 +27,7 @@ from torchcaps.export.description import Description
 from torchcaps.export.onnx_model import INPUT, LENGTHS, RECONSTRUCTION, OnnxModel
 from torchcaps.export.record import random_images
 from torchcaps.files import atomic_path
-from torchcaps.models import ModelOutput, Network
-
-if TYPE_CHECKING:
-    import onnx
+from torchcaps.models import Network
 
 OPSET = 18
 """ONNX's version of operators: the oldest that torch's exporter writes, for the most runtimes."""
@@ -95,24 +92,21 @@ def export_onnx(
     if size > ONNX_LIMIT:
         raise InputError(f"the weights take {size / 2**30:.1f} GiB, an ONNX file holds 2 GiB; take a torch program")
     program = trace(network)
+    names = [LENGTHS, RECONSTRUCTION][: len(program.graph_signature.user_outputs)]
+    options: Any = {"opset_version": OPSET, "dynamo": True, "external_data": False, "verbose": False}
     with _quiet():
-        written = torch.onnx.export(
-            program,
-            (),
-            input_names=[INPUT],
-            output_names=[LENGTHS, RECONSTRUCTION][: len(program.graph_signature.user_outputs)],
-            opset_version=OPSET,
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-        )
+        written = torch.onnx.export(program, (), input_names=[INPUT], output_names=names, **options)
     assert written is not None
     model = written.model_proto
-    _tidy(model)
+    # the batch axis has a name, and the exporter's notes, among them paths of this machine, are left out
+    del model.graph.value_info[:]
+    for each in (*model.graph.input, *model.graph.output):
+        each.type.tensor_type.shape.dim[0].dim_param = "batch"
+    for part in (model, graph := model.graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
+        del part.metadata_props[:]
+        part.doc_string = ""
     onnx.helper.set_model_props(model, description.to_metadata())
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(model.SerializeToString())
-        return _compare(network, _runner_of_onnx(temporary), images, path)
+    return _write(path, model.SerializeToString(), run_onnx, network, images)
 
 
 def export_program(
@@ -132,9 +126,7 @@ def export_program(
     contents = io.BytesIO()
     with _quiet():
         torch.export.save(program, contents, extra_files={DESCRIPTION: json.dumps(dataclasses.asdict(description))})
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(contents.getvalue())
-        return _compare(network, _runner_of_program(temporary), images, path)
+    return _write(path, contents.getvalue(), run_program, network, images)
 
 
 class _Outputs(nn.Module):
@@ -165,74 +157,57 @@ def trace(network: Network) -> ExportedProgram:
     return program
 
 
-def _tidy(model: onnx.ModelProto) -> None:
-    """Call the batch axis by its name, and leave out the exporter's notes, among them paths of this machine."""
-    graph = model.graph
-    del graph.value_info[:]
-    for each in (*graph.input, *graph.output):
-        each.type.tensor_type.shape.dim[0].dim_param = "batch"
-    for part in (model, graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
-        del part.metadata_props[:]
-        part.doc_string = ""
+def run_onnx(path: Path, pixels: Tensor) -> Outputs:
+    """The outputs of an ONNX file."""
+    said = OnnxModel(path)(pixels.numpy())
+    return (said.scores,) if said.reconstruction is None else (said.scores, said.reconstruction)
 
 
-def _runner_of_onnx(path: Path) -> Callable[[Tensor], Outputs]:
-    model = OnnxModel(path)
-
-    def run(pixels: Tensor) -> Outputs:
-        said = model(pixels.numpy())
-        return (said.scores,) if said.reconstruction is None else (said.scores, said.reconstruction)
-
-    return run
-
-
-def _runner_of_program(path: Path) -> Callable[[Tensor], Outputs]:
+def run_program(path: Path, pixels: Tensor) -> Outputs:
+    """The outputs of a torch.export program."""
     with _quiet():
         module = torch.export.load(path).module()
-
-    def run(pixels: Tensor) -> Outputs:
-        with torch.inference_mode():
-            return tuple(output.numpy() for output in module(pixels))
-
-    return run
+    with torch.inference_mode():
+        return tuple(output.numpy() for output in module(pixels))
 
 
-def _compare(
-    network: Network, run: Callable[[Tensor], Outputs], images: UInt8[Tensor, "N C H W"] | None, path: Path
+def _write(
+    path: Path,
+    contents: bytes,
+    run: Callable[[Path, Tensor], Outputs],
+    network: Network,
+    images: UInt8[Tensor, "N C H W"] | None,
 ) -> Agreement:
-    """How far a file's output is from the network's, one at a time and all at once: at most ``TOLERANCE``.
+    """Write a file, if its outputs, one at a time and all at once, are the network's up to ``TOLERANCE``.
 
     The network decodes the capsules whose scores the file found highest: where two are equal, rounding may choose
     either.
     """
     pixels = as_pixels(network, random_images(network.in_shape) if images is None else images)
-    batch_sizes = tuple(sorted({1, len(pixels)}))
-    differences = []
-    for size in batch_sizes:
-        try:
-            got = run(pixels[:size].float().cpu())
-        except InputError as error:  # it names a temporary file
-            raise InputError(f"{path} was not written: {str(error).partition(': ')[2]}") from error
-        with inference(network):
-            chosen = classes_of(torch.from_numpy(got[0]), network.objects)
-            wanted = network(pixels[:size], chosen.to(pixels.device))
-        differences.append(_differences(got, wanted))
-    largest = np.max(differences, axis=0).tolist()  # NaN stays NaN
-    for name, difference in zip((LENGTHS, RECONSTRUCTION), largest, strict=False):
-        if not difference <= TOLERANCE:
-            raise InputError(
-                f"{path} was not written: its {name} would differ by {difference:.1e} from the network's; "
-                f"{TOLERANCE:.0e} is allowed"
-            )
+    batch_sizes, differences = tuple(sorted({1, len(pixels)})), []
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(contents)
+        for size in batch_sizes:
+            try:
+                got = run(temporary, pixels[:size].float().cpu())
+            except InputError as error:  # it names a temporary file
+                raise InputError(f"{path} was not written: {str(error).partition(': ')[2]}") from error
+            with inference(network):
+                chosen = classes_of(torch.from_numpy(got[0]), network.objects)
+                output = network(pixels[:size], chosen.to(pixels.device))
+            wanted = [output.scores] if output.reconstruction is None else [output.scores, output.reconstruction]
+            differences.append([difference(a, b.float().cpu().numpy()) for a, b in zip(got, wanted, strict=True)])
+        largest = np.max(differences, axis=0).tolist()  # NaN stays NaN
+        for name, each in zip((LENGTHS, RECONSTRUCTION), largest, strict=False):
+            if not each <= TOLERANCE:
+                raise InputError(
+                    f"{path} was not written: its {name} would differ by {each:.1e} from the network's; "
+                    f"{TOLERANCE:.0e} is allowed"
+                )
     return Agreement(len(pixels), batch_sizes, largest[0], largest[1] if len(largest) > 1 else None)
 
 
-def _differences(got: Outputs, wanted: ModelOutput) -> list[float]:
-    expected = [wanted.scores] if wanted.reconstruction is None else [wanted.scores, wanted.reconstruction]
-    return [_difference(ours, theirs.float().cpu().numpy()) for ours, theirs in zip(got, expected, strict=True)]
-
-
-def _difference(got: np.ndarray, wanted: np.ndarray) -> float:
+def difference(got: np.ndarray, wanted: np.ndarray) -> float:
     """The largest difference; of numbers above 1, in relation to the largest of them."""
     if got.shape != wanted.shape:
         return math.inf

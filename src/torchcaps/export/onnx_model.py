@@ -140,12 +140,10 @@ class OnnxModel:
         if given[0] != [INPUT] or given[1] not in ([LENGTHS], [LENGTHS, RECONSTRUCTION]):
             raise InputError(f"it takes {given[0]} and gives {given[1]}")
         shapes = tuple(inputs[0].shape[1:]), tuple(outputs[0].shape[1:])
-        described = self.description.in_shape, (len(self.description.class_names),)
-        if shapes != described:
-            raise InputError(
-                f"by its description it takes images {described[0]} and gives lengths "
-                f"{described[1]}, by its graph {shapes[0]} and {shapes[1]}"
-            )
+        wanted = self.description.in_shape, (len(self.description.class_names),)
+        if shapes != wanted:
+            said = "by its description it takes images {} and gives lengths {}, by its graph {} and {}"
+            raise InputError(said.format(*wanted, *shapes))
 
 
 def _as_pixels(images: Shaped[np.ndarray, "N C H W"]) -> Float[np.ndarray, "N C H W"]:

@@ -118,7 +118,7 @@ def _shown_recipe(recipe: Recipe) -> dict[str, Any]:
 
 
 def _finished(folder: Path, summary: dict[str, Any] | None) -> dict[str, Any]:
-    """A run's summary, which has all that a card says of it."""
+    """What a card says of a run's summary."""
     if summary is None:
         raise InputError(
             f"{folder} has no {SUMMARY}, so there is no result for its card; finish it with "
@@ -128,7 +128,12 @@ def _finished(folder: Path, summary: dict[str, Any] | None) -> dict[str, Any]:
         names = ("images", "epochs", "seconds", "versions")
         tested = {f"{which}_error": float(summary["test"][which]["error"]) for which in ("best", "last")}
         result = SeedResult(seed=summary["seed"], best_epoch=summary["best_epoch"], **tested)
-        return {name: summary[name] for name in names} | {"result": result, "hardware": _hardware(summary["hardware"])}
+        hardware, threads = summary["hardware"], summary["hardware"]["threads"]
+        where = hardware.get("gpu") or hardware.get("processor") or "an unnamed processor"
+        where += f" ({threads} thread{'s' * (threads > 1)})"
+        if (processes := hardware.get("processes") or 1) > 1:
+            where += f", {processes} processes"
+        return {name: summary[name] for name in names} | {"result": result, "hardware": where}
 
 
 def _same_training(first: Path, config: TrainConfig, folder: Path) -> dict[str, Any]:
@@ -161,13 +166,5 @@ def _option(name: str, value: Any) -> list[str]:
     words = name.replace("_", "-")
     if isinstance(value, bool):
         return [f"--{words}" if value else f"--no-{words}"]
-    if value is None or value == ():
-        return [f"--{words}", "none"]
-    return [f"--{words}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
-
-
-def _hardware(hardware: dict[str, Any]) -> str:
-    where = hardware.get("gpu") or hardware.get("processor") or "an unnamed processor"
-    processes = hardware.get("processes") or 1
-    threads = f"{hardware['threads']} thread{'s' * (hardware['threads'] > 1)}"
-    return f"{where} ({threads})" + (f", {processes} processes" if processes > 1 else "")
+    text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return [f"--{words}", "none" if value in (None, ()) else text]

@@ -82,6 +82,8 @@ class Interrupted(Exception):  # noqa: N818  the user asked for it, so it is no 
 class Diverged(Exception):  # noqa: N818  the word the field uses
     """The loss became NaN or infinite; the last good checkpoint stays."""
 
+    exit_code = 1
+
 
 def fit(
     network: nn.Module,
