@@ -156,7 +156,7 @@ def _show_datasets(infos: list[DatasetInfo]) -> None:
         here = Text("–", style="dim")
         if not info.takes_path:
             here = Text("yes", style="green") if info.is_downloaded() else Text("no", style="dim")
-        classes = "–" if info.num_classes is None else str(info.num_classes)
+        classes = "–" if info.class_names is None else str(len(info.class_names))
         what = Text.assemble((info.spec, "bold"), "\n", (info.title, "dim"))
         add_row(rows, what, *known, shape, classes, here)
     print_table(rows)
