@@ -206,7 +206,7 @@ def other_images(run: Run, data: str, data_dir: str | None) -> ImageSet:
     """The test images of a data set of any classes, as a network takes images."""
     from torchcaps.datasets import find_dataset, load_dataset
 
-    own = find_dataset(data)[0].takes_data_dir
+    own = find_dataset(data)[0].find is not None
     images = load_dataset(data, data_dir=data_dir if own else None, image_size=run.model.in_shape[1:]).test
     if images.in_shape != run.model.in_shape:
         raise InputError(
