@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from support import assert_raises
-from tiny_runs import StopAt, tiny_config, write_bars
+from tiny_runs import Heard, StopAt, run, tiny_config, write_bars
 from torchcaps.datasets import Augmentation, Dataset, ImageSet, load_dataset
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet
@@ -24,22 +24,14 @@ from torchcaps.training.devices import launch
 from torchcaps.training.small_data import LEAST_STEPS, fit_recipe, warning_of_chance
 
 
-class Said(Progress):
-    """Keeps what a run says."""
+class HeardUntil(Heard, StopAt):
+    """What a run tells that is stopped after its first step."""
 
     def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.lines.append(text)
-
-
-class SaidUntil(Said, StopAt):
-    """The same, of a run that is stopped after its first step."""
-
-    def __init__(self) -> None:
-        Said.__init__(self)
+        Heard.__init__(self)
         StopAt.__init__(self, 1)
+
+    step = StopAt.step
 
 
 def first_images(config: TrainConfig, whole: Dataset) -> torch.Tensor:
@@ -61,12 +53,12 @@ def test_judged_images_are_cut_in_the_middle_and_batches_anywhere(bars: Path, tm
     assert (seen.in_shape, whole.in_shape) == ((1, 10, 10), (1, 18, 18))
     for part in ("train", "validation", "test"):
         assert torch.equal(getattr(seen, part).images, getattr(whole, part).images[..., 4:14, 4:14])
-    known, found = {image.numpy().tobytes() for image in seen.train.images}, keys(first_images(config, whole))
-    assert sum(image in known for image in found) / len(found) < 0.2
+    known, images = {image.numpy().tobytes() for image in seen.train.images}, keys(first_images(config, whole))
+    assert sum(image in known for image in images) / len(images) < 0.2
     config = override(config, {"crop": 17})
-    assert train(config, tmp_path / "run", progress=Progress(), figures=False)["in_shape"] == [1, 17, 17]
-    run = load_run(tmp_path / "run")
-    assert run.model.in_shape == run.dataset().in_shape == (1, 17, 17)
+    assert run(config, tmp_path / "run")["in_shape"] == [1, 17, 17]
+    found = load_run(tmp_path / "run")
+    assert found.model.in_shape == found.dataset().in_shape == (1, 17, 17)
 
 
 def test_every_change_of_the_recipe_reaches_the_batches(bars: Path) -> None:
@@ -92,7 +84,7 @@ def test_training_images_are_shifted_and_judged_images_never(
         return own(network, images)
 
     monkeypatch.setattr(CapsNet, "primary", primary)
-    train(tiny, tmp_path / "run", progress=Progress(), figures=False)
+    run(tiny, tmp_path / "run")
     dataset = load_dataset(tiny.data, validation_size=12, seed=0)
 
     def known(found: list[bytes], *parts: ImageSet) -> float:
@@ -113,7 +105,7 @@ def test_limits_are_caps(bars: Path) -> None:
 
 def test_a_batch_larger_than_the_data(bars: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the batch size is 1000, but there are only 108 images"):
-        train(tiny_config(bars, batch_size=1000), tmp_path / "run", progress=Progress(), figures=False)
+        run(tiny_config(bars, batch_size=1000), tmp_path / "run")
 
 
 @pytest.mark.usefixtures("two_bars")
@@ -137,8 +129,8 @@ def test_a_fingerprint_changes_with_any_pixel_or_label(bars: Path, tmp_path: Pat
 
     def marks(x: np.ndarray, y: np.ndarray) -> list[int]:
         np.savez(tmp_path / "bars.npz", x=x, y=y)
-        run = tiny_config(tmp_path / "bars.npz")
-        return run_data(load_run_data(run), run.recipe, launch("cpu"), 0).fingerprint
+        config = tiny_config(tmp_path / "bars.npz")
+        return run_data(load_run_data(config), config.recipe, launch("cpu"), 0).fingerprint
 
     other = x.copy()
     other[70, 3, 4] ^= 1
@@ -172,10 +164,10 @@ def test_damaged_images_are_left_out_of_the_whole_run(tmp_path: Path) -> None:
     config = dataclasses.replace(config, data=f"folder:{tmp_path / 'photos'}")
     assert_raises(InputError, train, config, tmp_path / "run", say="2 of 151 images cannot be taken")
     assert not (tmp_path / "run").exists()
-    said, config = SaidUntil(), dataclasses.replace(config, skip_damaged=True)
+    said, config = HeardUntil(), dataclasses.replace(config, skip_damaged=True)
     with pytest.raises(Interrupted):
         train(config, tmp_path / "run", progress=said)
-    (line,) = [line for line in said.lines if line.startswith("Left out 2 damaged images:")]
+    (line,) = [line for line in said.said if line.startswith("Left out 2 damaged images:")]
     assert all(str(file) in line for file in bad)
     bad[1].unlink()
     summary = resume(tmp_path / "run", progress=Progress(), figures=False)
@@ -218,12 +210,12 @@ def test_recipes_of_named_data_and_of_files_stay_as_they_are() -> None:
 
 
 def test_a_recipe_that_is_fitted_to_few_images_is_said_and_written(bars: Path, tmp_path: Path) -> None:
-    said, narrow = SaidUntil(), {"conv_channels": 8, "primary_types": 2, "capsule_dim": 4, "decoder_hidden": (16,)}
+    said, narrow = HeardUntil(), {"conv_channels": 8, "primary_types": 2, "capsule_dim": 4, "decoder_hidden": (16,)}
     with pytest.raises(Interrupted):
         train(make_config("sabour2017", data=f"npz:{bars}", **narrow), tmp_path / "run", progress=said)
-    (line,) = [line for line in said.lines if line.startswith("Recipe: ")]
+    (line,) = [line for line in said.said if line.startswith("Recipe: ")]
     assert line.startswith("Recipe: for 108 training images 334 epochs in batches of 16, 2,004 steps, to a learning")
-    assert "With fewer than 50 training images of a class compact-shared learns better" in said.lines
+    assert "With fewer than 50 training images of a class compact-shared learns better" in said.said
     written = read_config(tmp_path / "run" / "config.json")
     assert (written.recipe.epochs, written.recipe.batch_size, written.fitted) == (334, 16, ())
     assert LEAST_STEPS <= 6 * 334 < LEAST_STEPS + 6

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -190,8 +191,16 @@ raise SystemExit(main())
 
 @pytest.mark.slow
 @needs_gloo
-def test_machines_that_do_not_come_are_not_waited_for_for_ever(config: Path, tmp_path: Path) -> None:
+def test_machines_that_do_not_come_are_not_waited_for_for_ever(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "impatient.py").write_text(IMPATIENT)
+    with pytest.raises(InputError, match="2 machines need MASTER_ADDR, MASTER_PORT, NODE_RANK set on each of them"):
+        launch("cpu", num_nodes=2)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1]), "NODE_RANK": "0"}
+    for name, value in meeting.items():
+        monkeypatch.setenv(name, value)
     arguments = ("--config", str(config), "--num-nodes", "3", "--out", str(tmp_path / "run"))
     said = command_line(*arguments, launcher=(str(tmp_path / "impatient.py"),), code=2)
     assert "MEMBER: 1/3" in said

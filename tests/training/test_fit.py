@@ -12,12 +12,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import Subset, TensorDataset
 
 import torchcaps
 from tiny_runs import StopAt, same_weights
 from torchcaps.datasets import load_dataset
 from torchcaps.errors import InputError
 from torchcaps.training import Interrupted, Progress, Recipe, fit
+from torchcaps.training.data import OwnBatches
 
 RECIPE = Recipe(epochs=3, batch_size=16, learning_rate=1e-2, schedule="one-cycle")
 
@@ -88,6 +90,17 @@ def test_processes_that_read_ahead_change_nothing() -> None:
         assert (int(data.readers[0]) == os.getpid()) is (workers == 0)
     assert same_weights(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]
+
+
+def test_each_process_takes_its_share_of_a_batch() -> None:
+    how: dict[str, Any] = {"shuffle": False, "drop_last": False, "seed": 0, "device": torch.device("cpu"), "workers": 0}
+    for data in (TensorDataset(*vectors(7)), Subset(Points(), range(7))):
+        shares = [OwnBatches(data, 3, rank=rank, world_size=2, **how).batches(0) for rank in (0, 1)]
+        pairs = list(zip(*shares, strict=True))
+        assert [[len(each.labels) for each in pair] for pair in pairs] == [[2, 1], [2, 1], [1, 0]]
+        assert torch.equal(torch.cat([each.labels for pair in pairs for each in pair]), vectors(7)[1])
+    with pytest.raises(InputError, match="a multiple of 2, the processes, got 3"):
+        OwnBatches(data, 3, rank=0, world_size=2, **how | {"shuffle": True})
 
 
 def test_another_run_in_the_folder_is_refused(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from tiny_runs import tiny_config
+from tiny_runs import go_on, run, tiny_config
 from torchcaps.cli import main
 from torchcaps.errors import InputError
 from torchcaps.export import OnnxModel
@@ -37,14 +37,6 @@ class Waits(PlainProgress):
 
 train(read_config(sys.argv[2]), sys.argv[1], progress=Waits(), figures=False)
 """
-
-
-def run(config: TrainConfig, out: Path | None = None, progress: Progress | None = None) -> dict[str, Any]:
-    return train(config, out, progress=progress or Progress(), figures=False)
-
-
-def go_on(out: Path, **overrides: Any) -> dict[str, Any]:
-    return resume(out, overrides=overrides, progress=Progress(), figures=False)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import torchcaps
 from support import small
-from tiny_runs import same_weights, tiny_config
+from tiny_runs import Heard, go_on, rows, run, same_weights, tiny_config
 from torchcaps import analysis
 from torchcaps.analysis import evaluate
 from torchcaps.datasets import Batch, load_dataset
@@ -33,38 +33,11 @@ from torchcaps.training import (
     load_run,
     loop,
     make_config,
-    resume,
     train,
 )
 from torchcaps.training.data import RunData
 from torchcaps.training.folder import read_checkpoint
 from torchcaps.training.loop import ProgressState, Trainer, forward
-
-
-class Heard(Progress):
-    """Keeps what a run tells."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-        self.steps: list[int] = []
-        self.rows: list[Mapping[str, Any]] = []
-
-    def message(self, text: str) -> None:
-        self.said.append(text)
-
-    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
-        self.steps.append(step)
-
-    def epoch(self, row: Mapping[str, Any]) -> None:
-        self.rows.append(row)
-
-
-def run(config: TrainConfig, out: Path, progress: Progress | None = None) -> dict[str, Any]:
-    return train(config, out, progress=progress or Progress(), figures=False)
-
-
-def rows(out: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader((out / "metrics.csv").open()))
 
 
 def weights(out: Path) -> dict[str, Tensor]:
@@ -209,7 +182,7 @@ def test_the_best_epoch_is_chosen_over_all_sittings(
     monkeypatch.setattr(Trainer, "judge", lambda trainer, _: results[trainer.state.epoch])
     heard, out = Heard(), tmp_path / "run"
     run(tiny_config(bars, select=select), out, heard)
-    summary = resume(out, overrides={"epochs": 6}, progress=heard, figures=False)
+    summary = go_on(out, heard, epochs=6)
     assert [row["improved"] for row in heard.rows] == improved
     assert summary["best_epoch"] == 5
     assert "improved" not in (out / "metrics.csv").read_text()
@@ -386,7 +359,7 @@ def test_a_checkpoint_of_another_device_brings_only_moments(bars: Path, tmp_path
     group = checkpoint["optimizer"]["param_groups"][0]
     group |= {"lr": torch.tensor(0.5), "fused": False, "capturable": True}
     torch.save(copy.deepcopy(checkpoint), path)
-    resume(tmp_path / "run", overrides={"epochs": 2}, progress=Progress(), figures=False)
+    go_on(tmp_path / "run", epochs=2)
     assert same_weights(weights(tmp_path / "run"), weights(other))
     assert read_checkpoint(path)["optimizer"]["param_groups"][0]["fused"] is True
 
@@ -423,7 +396,7 @@ def test_a_compiled_network_trains_and_is_saved_as_it_is(
 def test_loggers_by_name(bars: Path, tmp_path: Path) -> None:
     out = tmp_path / "csv"
     run(tiny_config(bars, epochs=1, logger="csv"), out)
-    resume(out, overrides={"epochs": 2}, progress=Progress(), figures=False)
+    go_on(out, epochs=2)
     logged = list(csv.DictReader((out / "csv" / "metrics.csv").open()))
     assert [float(row["train/loss"]) for row in logged] == [float(row["train_loss"]) for row in rows(out)]
     name = "lightning_fabric.loggers.CSVLogger"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 import signal
@@ -19,9 +18,8 @@ import torch
 from safetensors.torch import load_file
 
 from support import registered_for_now
-from tiny_runs import StopAt, same_weights, tiny_config
+from tiny_runs import StopAt, go_on, rows, run, same_weights, tiny_config
 from torchcaps import analysis, files, register
-from torchcaps.cli import main
 from torchcaps.errors import InputError
 from torchcaps.models import create_model, load_pretrained
 from torchcaps.ranges import PositiveFactor
@@ -49,20 +47,6 @@ class KillAt(Progress):
     def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
         if step == self.at:
             raise KilledError
-
-
-def run(config: TrainConfig, out: Path, progress: Progress | None = None) -> dict[str, Any]:
-    return train(config, out, progress=progress or Progress(), figures=False)
-
-
-def go_on(out: Path, progress: Progress | None = None, **overrides: Any) -> dict[str, Any]:
-    return resume(out, overrides=overrides, progress=progress or Progress(), figures=False)
-
-
-def rows(out: Path) -> list[dict[str, str]]:
-    """The lines of metrics.csv without their times."""
-    found = list(csv.DictReader((out / "metrics.csv").open()))
-    return [{name: row[name] for name in row.keys() - {"seconds", "images_per_second"}} for row in found]
 
 
 def is_same(one: Path, other: Path) -> bool:
@@ -105,30 +89,22 @@ def test_a_signal_at_any_step(bars: Path, finished: Path, tmp_path: Path, step: 
 
 @pytest.fixture
 def own() -> Iterator[None]:
-    """An optimizer of one's own: steps of one length, after the sign of a running mean."""
+    """An optimizer of one's own, with an option and a state of its own."""
     with registered_for_now():
 
-        @register("optimizer", "signed")
-        class Signed(torch.optim.Optimizer):
-            """The sign of the mean gradient.
+        @register("optimizer", "own")
+        class Own(torch.optim.Adagrad):
+            """Adagrad.
 
             Args:
                 params: What is learned.
                 learning_rate: Of the first step.
-                half_life: Steps in which a gradient loses half of its weight.
+                slower: Decay of the learning rate.
             """
 
-            def __init__(self, params: Any, learning_rate: float, *, half_life: PositiveFactor = 2.0) -> None:
-                super().__init__(params, {"lr": learning_rate})
-                self.half_life = half_life
-
-            @torch.no_grad()
-            def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-                for group in self.param_groups:
-                    for p in group["params"]:
-                        mean = self.state[p].setdefault("mean", torch.zeros(p.numel(), dtype=p.dtype))
-                        mean.lerp_(p.grad.flatten(), 1 - 0.5 ** (1 / self.half_life))
-                        p.sub_(group["lr"] * mean.sign().view_as(p))
+            def __init__(self, params: Any, learning_rate: float, *, slower: PositiveFactor = 0.1) -> None:
+                super().__init__(params, lr=learning_rate, lr_decay=slower)
+                self.slower = slower
 
         yield
 
@@ -143,7 +119,7 @@ def own() -> Iterator[None]:
         {"adam": "tensorflow", "adam_eps": 1e-4},
         {"optimizer": "adamw", "weight_decay": 0.05},
         {"optimizer": "sgd", "momentum": 0.8},
-        {"optimizer": "signed", "half_life": 3.0},
+        {"optimizer": "own", "slower": 0.3},
     ],
     ids=str,
 )
@@ -155,15 +131,6 @@ def test_with_all_that_a_recipe_asks_for(way: dict[str, Any], bars: Path, finish
     go_on(broken)
     assert is_same(broken, whole)
     assert rows(whole) != rows(finished)
-
-
-@pytest.mark.usefixtures("own")
-def test_the_command_line_takes_options_of_an_optimizer_of_one_s_own(bars: Path, tmp_path: Path) -> None:
-    file, out = tmp_path / "config.json", tmp_path / "run"
-    file.write_text(json.dumps(tiny_config(bars, epochs=1, limit_train=32).to_dict()))
-    options = ["--optimizer", "signed", "--half-life", "3", "--out", str(out), "--no-figures"]
-    assert main(["train", "--config", str(file), *options]) == 0
-    assert read_config(out / "config.json").recipe.optimizer == {"name": "signed", "half_life": 3.0}
 
 
 def test_a_kill_after_a_checkpoint_that_time_called_for(bars: Path, finished: Path, tmp_path: Path) -> None:

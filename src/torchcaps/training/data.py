@@ -48,15 +48,25 @@ class OwnBatches(TorchDataset[Any]):
     """
 
     def __init__(
-        self, data: Any, batch_size: int, *, shuffle: bool, drop_last: bool, seed: int, fabric: Fabric, workers: int
+        self,
+        data: Any,
+        batch_size: int,
+        *,
+        shuffle: bool,
+        drop_last: bool,
+        seed: int,
+        device: torch.device,
+        rank: int,
+        world_size: int,
+        workers: int,
     ) -> None:
-        self._data, self._size, self._shuffle, self._seed, self._fabric = data, batch_size, shuffle, seed, fabric
-        self.num_images, self._workers = len(data), 0 if isinstance(data, TensorDataset) else workers
-        self._last = 0 if drop_last else batch_size - 1
-        if shuffle and (batch_size > self.num_images or batch_size % fabric.world_size):
+        self._data, self._size, self._shuffle, self._seed = data, batch_size, shuffle, seed
+        self._device, self._rank, self._world_size, self._workers = device, rank, world_size, workers
+        self.num_images, self._last = len(data), 0 if drop_last else batch_size - 1
+        if shuffle and (batch_size > self.num_images or batch_size % world_size):
             raise InputError(
                 f"the batch size must be at most {self.num_images}, the images to train on, and a multiple of "
-                f"{fabric.world_size}, the processes, got {batch_size}"
+                f"{world_size}, the processes, got {batch_size}"
             )
 
     def __len__(self) -> int:
@@ -69,23 +79,24 @@ class OwnBatches(TorchDataset[Any]):
             return self._data[index]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return default_collate([self._data[int(each)] for each in index])
+            first = default_collate([self._data[each] for each in index.tolist() or [0]])
+        return [each[: len(index)] for each in first]  # none in a share of a small last batch
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """This process's share of the batches of an epoch."""
-        order, rank, device = torch.arange(self.num_images), self._fabric.global_rank, self._fabric.device
+        order = torch.arange(self.num_images)
         if self._shuffle:
             order = torch.randperm(self.num_images, generator=stream_of(ORDER, (self._seed, epoch, 0)))
         keys = []
         for number in range(start, len(self)):
             full = order[number * self._size : (number + 1) * self._size]
-            seed = (self._seed * 1_000_003 + epoch * len(self) + number) * 1_009 + rank
-            keys.append((seed, full.tensor_split(self._fabric.world_size)[rank]))
-        generator = torch.Generator()  # else it would draw from that of the run
-        loader = DataLoader(self, batch_size=None, sampler=keys, num_workers=self._workers, generator=generator)
-        for images, labels in loader:
-            pixels = images.to(device)
-            yield Batch(pixels if pixels.is_floating_point() else pixels / 255, labels.to(device))
+            seed = (self._seed * 1_000_003 + epoch * len(self) + number) * 1_009 + self._rank
+            keys.append((seed, full.tensor_split(self._world_size)[self._rank]))
+        workers = 0 if isinstance(self._data, TensorDataset) else self._workers
+        own = torch.Generator()  # else it would draw from that of the run
+        for images, labels in DataLoader(self, batch_size=None, sampler=keys, num_workers=workers, generator=own):
+            pixels = images.to(self._device)
+            yield Batch(pixels if pixels.is_floating_point() else pixels / 255, labels.to(self._device))
 
 
 Batches = BatchLoader | OwnBatches
@@ -135,13 +146,13 @@ def run_data(
 
     def batches(part: Any, size: int, *, shuffle: bool) -> Batches:
         change = augmentation_of(recipe) if shuffle else Augmentation()
-        common: dict[str, Any] = {"shuffle": shuffle, "drop_last": drop_last and shuffle, "seed": seed}
+        how: dict[str, Any] = {"shuffle": shuffle, "drop_last": drop_last and shuffle, "seed": seed}
+        how |= {"device": fabric.device, "rank": fabric.global_rank, "world_size": fabric.world_size}
         if isinstance(part, ImageSet | PairSet):
-            common |= {"device": fabric.device, "rank": fabric.global_rank, "world_size": fabric.world_size}
-            return BatchLoader(part, size, augmentation=change, **common)
+            return BatchLoader(part, size, augmentation=change, **how)
         if change != Augmentation():
             raise InputError("only images of uint8, (N, C, H, W), are changed at random; leave that to your own data")
-        return OwnBatches(part, size, fabric=fabric, workers=workers, **common)
+        return OwnBatches(part, size, workers=workers, **how)
 
     known = train.labels if isinstance(train, ImageSet) else None
     return RunData(

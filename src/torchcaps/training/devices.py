@@ -86,6 +86,9 @@ def launch(accelerator: str = "auto", devices: int = 1, num_nodes: int = 1, prec
             if fabric.device.type == "cpu" and devices > usable_cores():
                 cores = f"{usable_cores()}, the processor cores that this process may use"
                 raise InputError(f"devices must be at most {cores}, got {devices}")
+            missing = [name for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK") if name not in os.environ]
+            if num_nodes > 1 and missing:
+                raise InputError(f"{num_nodes} machines need {', '.join(missing)} set on each of them, or torchrun")
             _end_with_parent()
         fabric.launch()
     except InputError:

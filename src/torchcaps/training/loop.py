@@ -148,9 +148,8 @@ def fit(
     data = run_data(dataset, recipe, fabric, seed, validation, drop_last=fabric.world_size > 1, workers=workers)
     save_files = partial(_save_files, network, getattr(dataset, "class_names", None))
     with on_main_process(fabric, nullcontext() if out is None else lock_folder(Path(out))) as folder:
-        shown = progress or choose_progress()
-        trainer = Trainer(fabric, network, data, recipe, folder, save_files, seed=seed, loss=loss, progress=shown)
-        trainer.again = "the same call of fit"
+        shown: dict[str, Any] = {"progress": progress or choose_progress(), "again": "the same call of fit"}
+        trainer = Trainer(fabric, network, data, recipe, folder, save_files, seed=seed, loss=loss, **shown)
         trainer.fit()
         trainer.take_best()
     return trainer.state.history

@@ -196,10 +196,9 @@ def _run(
             trainer.progress.message(line)
         trainer.fit()
         try:
-            summary = _finish(trainer, config, seen, spec, out, figures) if fabric.is_global_zero else {}
+            return fabric.broadcast(_finish(trainer, config, seen, spec, out, figures) if fabric.is_global_zero else {})
         except KeyboardInterrupt:
             raise Interrupted(out, trainer.state.step, 128 + signal.SIGINT) from None
-        return fabric.broadcast(summary)
 
 
 def _first_lines(
