@@ -139,8 +139,8 @@ def fit(
         >>> from torchcaps.training import Progress, Recipe
         >>> images, labels = torch.rand(64, 1, 28, 28), torch.arange(64) % 10
         >>> network = create_model("compact")
-        >>> rows = fit(network, (images, labels), Recipe(epochs=1, batch_size=32), progress=Progress())
-        >>> rows[0]["step"]
+        >>> (row,) = fit(network, (images, labels), Recipe(epochs=1, batch_size=32), progress=Progress())
+        >>> row["step"]
         2
     """
     recipe = recipe or Recipe()
