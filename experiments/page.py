@@ -52,9 +52,6 @@ class Page:
         """The difference of two rows' errors, and the ends of its interval."""
         return difference(self.rows[row], self.rows[other], error)
 
-    def interval(self, row: str, other: str) -> str:
-        return interval(*self.gap(row, other))
-
     def length(self, row: str) -> str:
         """How long a row was trained."""
         runs: Runs = self.rows[row]
@@ -98,7 +95,7 @@ def draw_curves(page: Page) -> Figure:
             panel.plot(list(errors), mean, color=colour, marker="o", markersize=3, label=label)
         panel.set_yscale("log")
         panel.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
         panel.yaxis.set_minor_locator(NullLocator())
         panel.set_xticks(list(errors))
     draw_legend(figure, columns=4)
@@ -120,6 +117,7 @@ FIGURES: dict[str, Callable[[Page], Figure]] = {"differences": draw_differences,
 def write_page(results: Path, page: Path) -> list[Path]:
     """Write the page, and its figures into ``images`` beside it; these files."""
     given: dict[str, Any] = {"page": Page(results), "heads": HEADS, "tests": TESTS, "shipped": SHIPPED}
+    given["interval"] = lambda row, other: interval(*given["page"].gap(row, other))
     options: dict[str, Any] = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     environment = jinja2.Environment(keep_trailing_newline=True, **options)
     text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(given)

@@ -9,6 +9,7 @@ Both are made from RESULTS/runs.jsonl and curves.csv alone: the same runs give t
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder of the package; that of this script is there
+
+from scipy.stats import t
 
 from experiments.store import RESULTS, RunLog, logs_of, read_runs
 from experiments.table import Row, Table
@@ -52,26 +55,22 @@ def span(values: Sequence[float]) -> str:
     return f"{min(values):,}" if min(values) == max(values) else f"{min(values):,}–{max(values):,}"
 
 
-def time(values: Sequence[float]) -> str:
-    return duration(statistics.mean(values))
-
-
-def numbers(run: RunLog, on_validation: bool = False) -> dict[str, tuple[float, Shown]]:
+def numbers(run: RunLog) -> dict[str, tuple[float, Shown]]:
     """What a table shows of a run: numbers by their headings, and how those of several runs are shown."""
-    found, (last, best) = run.summary, (run.summary["validation"][which] for which in ("last", "best"))
-    shown: dict[str, tuple[float, Shown]] = {}
-    if on_validation:
+    found, shown = run.summary, dict[str, tuple[float, Shown]]()
+    if found["images"]["test"] == 1:  # of a search, which must not see test images
+        last = found["validation"]["last"]
         shown["validation error, last epoch"] = (100 - 100 * last["accuracy"], percent)
         shown["validation loss, last epoch"] = (last["loss"], digits(4))
     else:
         shown["test error, last epoch"] = (run.error(), percent)
         shown["test error, chosen epoch"] = (run.error("best"), percent)
     if "stop_at" in run.config:
-        shown["validation accuracy reached"] = (100 * best["accuracy"], percent)
+        shown["validation accuracy reached"] = (100 * found["validation"]["best"]["accuracy"], percent)
     shown["epochs"] = (found["epochs"], span)
     shown["parameters"] = (found["parameters"], span)
-    shown["time"] = (found["seconds"], time)
-    shown["of an epoch"] = (found["seconds"] / found["epochs"], time)
+    shown["time"] = (found["seconds"], lambda values: duration(statistics.mean(values)))
+    shown["of an epoch"] = (found["seconds"] / found["epochs"], shown["time"][1])
     shown["memory, MiB"] = (found["peak_memory_mib"], lambda values: f"{max(values):,.0f}")
     for kind, values in run.measures.items():
         shown |= measured(kind, values)
@@ -100,30 +99,23 @@ def measured(kind: str, found: Mapping[str, Any]) -> dict[str, tuple[float, Show
 def difference(runs: Runs, others: Runs, value: Callable[[RunLog], float] = RunLog.error) -> tuple[float, float, float]:
     """By how much the numbers of one row are above those of another one, in pairs of the same seed.
 
-    The mean, and the ends of the interval of Student's t that holds it with a probability of 95 %; NaN where there are
-    too few pairs.
+    The mean, and the ends of its 95 % interval of Student's t; NaN where there are less than two pairs.
     """
-    from scipy.stats import t
-
     before = {run.seed: value(run) for run in others}
     pairs = [value(run) - before[run.seed] for run in runs if run.seed in before]
-    mean = statistics.mean(pairs) if pairs else float("nan")
-    half = float("nan")
-    if len(pairs) > 1:
-        half = float(t.ppf(0.975, len(pairs) - 1)) * statistics.stdev(pairs) / len(pairs) ** 0.5
-    return mean, mean - half, mean + half
+    if len(pairs) < 2:
+        return (math.nan,) * 3
+    mean, half = statistics.mean(pairs), t.ppf(0.975, len(pairs) - 1) * statistics.stdev(pairs) / len(pairs) ** 0.5
+    return mean, float(mean - half), float(mean + half)
 
 
 def interval(mean: float, low: float, high: float) -> str:
-    """A difference and its interval as text."""
-    if mean != mean:
-        return NOTHING
-    return f"{mean:+.2f}" if low != low else f"{mean:+.2f} ({low:+.2f} to {high:+.2f})"
+    return NOTHING if math.isnan(mean) else f"{mean:+.2f} ({low:+.2f} to {high:+.2f})"
 
 
-def grid(table: Table, rows: Sequence[Row], logs: Mapping[str, Runs]) -> str:
+def grid(rows: Sequence[Row], logs: Mapping[str, Runs]) -> str:
     """Rows as a table in Markdown; a column for each heading that one of their runs has."""
-    found = {run.name: numbers(run, table.judged_on_validation) for row in rows for run in whole(logs[row.name])}
+    found = {run.name: numbers(run) for row in rows for run in whole(logs[row.name])}
     columns = {heading: shown for each in found.values() for heading, (_, shown) in each.items()}
     lines = [["row", "", "seeds", *columns, "difference, 95 % interval", "published"]]
     lines.append(["---"] * len(lines[0]))
@@ -148,7 +140,7 @@ def show(table: Table, results: Path) -> Iterator[str]:
     for group in dict.fromkeys(row.group for row in run):
         rows = [row for row in run if row.group == group]
         yield from [f"## {group}"] * bool(group)
-        yield grid(table, rows, logs)
+        yield grid(rows, logs)
     if machines := dict.fromkeys(machine(each) for row in run for each in whole(logs[row.name])):
         yield f"Computed on {'; '.join(machines)}."
     lines = [

@@ -43,6 +43,7 @@ from torchcaps.training.progress import PlainProgress, Progress, choose_progress
 CONFIG = "config.json"
 #: The exit codes of the process of a run.
 DONE, DIVERGES, LOST, BUSY, STOPPED = 0, 3, 4, 75, 143
+REMOVE = "remove it to make it anew, or name another folder with --results"
 GOES_ON = "the same command goes on from its checkpoint"
 OUTCOMES = {DONE: "done", DIVERGES: "diverged", BUSY: "another process works on it"}
 OUTCOMES |= {LOST: f"lost; {GOES_ON}", STOPPED: f"stopped; {GOES_ON}"}
@@ -72,11 +73,7 @@ class Job(NamedTuple):
 def plan(
     table: Table, results: Path = RESULTS, *, full: bool = False, rows: Sequence[str] = (), seeds: int | None = None
 ) -> list[Job]:
-    """The runs of the small rows, of all, or of some: every row's first seed before any row's second.
-
-    Raises:
-        InputError: No such row, or a run of another row's settings under the name of one.
-    """
+    """The runs of the small rows, of all, or of some: every row's first seed before any row's second."""
     by_name = {row.name: row for row in table.rows}
     for name in rows:
         if name not in by_name:
@@ -91,10 +88,7 @@ def plan(
         if (job.folder / CONFIG).exists():
             there.append(read_config(job.folder / CONFIG))
         if not all(is_run_of(config, job.row) for config in there):
-            raise InputError(
-                f"{results} holds a run {job.name} with other settings than the row has now; remove it to run the row "
-                "anew, or name another folder with --results"
-            )
+            raise InputError(f"{results} has a run {job.name} with other settings than the row has now; {REMOVE}")
     return jobs
 
 
@@ -123,7 +117,7 @@ def work(job: Job, here: Mapping[str, Any], progress: Progress | None = None) ->
             if log is not None and is_finished(log, row):  # another process has finished it meanwhile
                 return DIVERGES if log.diverged else DONE
             if log is not None and not (folder / BEST).exists():
-                raise InputError(f"{folder} has no weights to measure; remove the run {job.name} to make it anew")
+                raise InputError(f"{folder} has no weights to measure for the run {job.name}; {REMOVE}")
             if not (folder / CONFIG).exists():
                 train(config, folder, **common)
             elif not (folder / SUMMARY).exists():

@@ -40,14 +40,10 @@ class RunLog:
     table: str
     row: str
     seed: int
-    config: Mapping[str, Any]
-    """The preset, and the options that differ from it, by their flat names."""
-    summary: Mapping[str, Any] = field(default_factory=dict)
-    """:data:`SUMMARY`; ``commit``, and whether it is ``exact``: known, and no file differed from it."""
-    measures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What was measured with the network of the chosen epoch beside its test error, by kind."""
-    diverged: str = ""
-    """Why the run ended before its end; it then has no summary."""
+    config: Mapping[str, Any]  # the preset, and the options that differ from it, by their flat names
+    summary: Mapping[str, Any] = field(default_factory=dict)  # see summary_of; none where the run diverged
+    measures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # see measures.py, by kind
+    diverged: str = ""  # why the run ended before its end
 
     @property
     def name(self) -> str:
@@ -60,7 +56,7 @@ class RunLog:
 
 
 def summary_of(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of a ``summary.json``."""
+    """What is kept of a ``summary.json``; whether its commit is ``exact``: known, and no file differed from it."""
     commit = summary.get("commit") or ""
     exact = bool(commit) and not commit.endswith("-dirty")
     kept = {name: summary[name] for name in SUMMARY if summary.get(name) not in (None, [])}

@@ -7,18 +7,14 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.plugins import loaded_plugins, plugin_options
 from torchcaps.training.config import TrainConfig, make_config
 
-if TYPE_CHECKING:
-    from torchcaps.datasets import ImageSet
-    from torchcaps.training import Run
-
-#: A measure of one's own: numbers by their names, from the trained network and its test images.
-OwnMeasure = Callable[["Run", "ImageSet"], Mapping[str, float]]
+#: A measure of one's own: numbers by their names, from the trained network, a Run, and its test images, an ImageSet.
+OwnMeasure = Callable[..., Mapping[str, float]]
 #: The plugin with the objects of ellipsoids.
 VIEWPOINTS = str(Path(__file__).resolve().parents[1] / "examples" / "viewpoints.py")
 
@@ -55,7 +51,6 @@ class Table:
     name: str
     title: str
     rows: tuple[Row, ...]
-    judged_on_validation: bool = False  # as of a search, which must not see test images
     source: str = ""  # the word that run.py takes for it; load_table sets it
 
     def __post_init__(self) -> None:
@@ -69,8 +64,8 @@ class Table:
 
     def command(self, script: str, *words: object) -> str:
         """The command that calls a script for this table, with the plugins of this process."""
-        plugins = plugin_options(loaded_plugins())
-        return shlex.join(["python", f"experiments/{script}.py", self.source, *map(str, words), *plugins])
+        options = [*map(str, words), *plugin_options(loaded_plugins())]
+        return shlex.join(["python", f"experiments/{script}.py", self.source, *options])
 
     def again(self, row: Row, seeds: int, precision: str) -> str:
         """The line that makes the first runs of a row again, beside those that there are."""

@@ -28,9 +28,8 @@ SIZES = """stem_channels stem_strides conv_channels conv_kernel conv_stride conv
 COMPACT_SIZE = {name: COMPACT[name] for name in SIZES.split()}
 
 # Two CNNs with as many parameters as `compact` on the same images, to 1 %. The twin has `compact`'s own convolutions
-# before the primary one, with their normalisation and dropout; then a pooled 5×5 convolution, dense layers and
-# cross-entropy where `compact` has primary capsules, class capsules and a decoder. The other is the paper's baseline
-# with fewer channels.
+# before the primary one; then a pooled 5×5 convolution, dense layers and cross-entropy where `compact` has primary
+# capsules, class capsules and a decoder. The other is the paper's baseline with fewer channels.
 TWIN: dict[str, Any] = {name: COMPACT[name] for name in ("conv_norm", "conv_dropout")}
 TWIN |= {"stem_channels": (*COMPACT["stem_channels"], COMPACT["conv_channels"])}
 TWIN |= {"stem_strides": (*COMPACT["stem_strides"], COMPACT["conv_stride"])}

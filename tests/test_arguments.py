@@ -267,7 +267,7 @@ def test_arguments_of_the_analysis() -> None:
             (analysis.pgd, (network, images, labels, wrong), {}),
             (analysis.pgd, (network, images, labels, 0.1), {"steps": wrong}),
             (analysis.predict, (network, images), {"batch_size": wrong}),
-            (analysis.perturb_capsule, (network, images[0]), {"batch_size": wrong}),
+            (analysis.perturb_capsule, (network, images[0]), {"steps": wrong}),
             (analysis.rotate, (images, wrong), {}),
         ):
             with pytest.raises((TypeError, ValueError), match="must be"):

@@ -196,6 +196,7 @@ def test_every_command_takes_it(folder: Path) -> None:
     assert json.loads((folder / "run" / "summary.json").read_text())["epochs"] == 2
 
 
+@pytest.mark.slow
 def test_without_its_plugin_a_run_says_so(folder: Path) -> None:
     """What a run's files name is never run by itself."""
     run_needs = [["evaluate", "run"], ["predict", "run", "bar.png"], ["train", "--resume", "run"], ["routing", "run"]]
@@ -206,35 +207,49 @@ def test_without_its_plugin_a_run_says_so(folder: Path) -> None:
         assert err.rstrip().endswith("The run was made with plugins; add --plugin my_routing.py.")
 
 
-def test_what_is_wrong_with_a_plugin_is_said_in_a_sentence(folder: Path) -> None:
-    (folder / "broken.py").write_text("import no_such_package\n")
-    (folder / "twice.py").write_text(ROUTING.replace('"mine"', '"dynamic"'))
-    (folder / "optimizer.py").write_text(PARTS_OF_A_PACKAGE.replace('"rmsprop"', '"adam"'))
-    (folder / "preset.py").write_text("import torchcaps\ntorchcaps.models.register_preset('compact', 'Mine.')\n")
-    (folder / "kind.py").write_text(ROUTING.replace('"routing"', '"routng"'))
-    (folder / "leaves.py").write_text("raise SystemExit(3)\n")
-    (folder / "mute.py").write_text(MUTE + "raise Mute\n")
-    (folder / "long.py").write_text("raise ValueError('long ' * 10_000)\n")
-    (folder / "said.py").write_text("import torchcaps\nraise torchcaps.InputError('said ' * 10_000)\n")
+def test_what_is_wrong_with_a_plugin_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    taken = "import torchcaps\ntorchcaps.models.register_preset('compact', 'Mine.')\n"
+    for name, text, words in (
+        (
+            "broken",
+            "import no_such_package",
+            " cannot be loaded: ModuleNotFoundError: No module named 'no_such",
+        ),
+        (
+            "twice",
+            ROUTING.replace('"mine"', '"dynamic"'),
+            ': there is a routing "dynamic" already; choose',
+        ),
+        ("optimizer", PARTS_OF_A_PACKAGE.replace('"rmsprop"', '"adam"'), ': there is an optimizer "adam" already'),
+        ("preset", taken, ': there is a preset "compact" already'),
+        (
+            "kind",
+            ROUTING.replace('"routing"', '"routng"'),
+            ': there is no kind of part "routng"; did you mean',
+        ),
+        ("leaves", "raise SystemExit(3)", " cannot be loaded: SystemExit: 3"),
+        ("mute", MUTE + "raise Mute", " cannot be loaded: Mute: Mute"),
+        ("long", "raise ValueError('long ' * 10_000)", " cannot be loaded: ValueError: long long"),
+        ("said", "import torchcaps\nraise torchcaps.InputError('said ' * 10_000)", ": said said"),
+        ("nowhere", None, ": there is no such file"),
+    ):
+        if text is not None:
+            Path(f"{name}.py").write_text(text)
+        with registered_for_now(), pytest.raises(InputError) as caught:
+            load_plugin(f"{name}.py")
+        assert f"plugin {name}.py{words}" in str(caught.value)
+        assert len(str(caught.value)) < 1000
+    said = "nothing-installed: it is neither a file ….py nor an entry point"
+    assert_raises(InputError, load_plugin, "nothing-installed", say=said)
+
+
+@pytest.mark.slow
+def test_options_of_a_plugin_s_part_that_do_not_fit(folder: Path) -> None:
     mine = ["train", "--plugin", "my_routing.py"]
     said = {
-        'did you mean "mine"?': [*mine, "--routing", "mien"],
         "plugin nowhere.py: there is no such file": ["train", "--plugin", "nowhere.py"],
-        "nothing-installed: it is neither a file ….py nor an entry point": ["train", "--plugin", "nothing-installed"],
-        **{
-            f"plugin {name}.py{words}": ["train", "--plugin", f"{name}.py"]
-            for name, words in {
-                "broken": " cannot be loaded: ModuleNotFoundError: No module named 'no_such_package'",
-                "twice": ': there is a routing "dynamic" already; choose another name',
-                "optimizer": ': there is an optimizer "adam" already',
-                "preset": ': there is a preset "compact" already',
-                "kind": ': there is no kind of part "routng"; did you mean "routing"?',
-                "leaves": " cannot be loaded: SystemExit: 3",
-                "mute": " cannot be loaded: Mute: Mute",
-                "long": " cannot be loaded: ValueError: long long",
-                "said": ": said said",
-            }.items()
-        },
+        'did you mean "mine"?': [*mine, "--routing", "mien"],
         "temperature must be above 0": [*mine, "--routing", "mine", "--temperature", "0"],
         "--temperature is an option of --routing mine, which is not chosen": [*mine, "--temperature", "2"],
         "--temperature": ["train", "--temperature", "2"],
@@ -355,6 +370,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 def test_what_fails_within_a_part_of_a_plugin_is_its_own(folder: Path) -> None:
     """It is said where, before a folder is made."""
     commands = {}
@@ -370,6 +386,7 @@ def test_what_fails_within_a_part_of_a_plugin_is_its_own(folder: Path) -> None:
         assert (folder / kind).exists() == (kind == "routing-nan")  # this one can be resumed once it is mended
 
 
+@pytest.mark.slow
 def test_plugins_import_their_neighbours_and_each_other(folder: Path) -> None:
     """A file is imported once, under either name; two that import each other are loaded in either order."""
     (folder / "a_neighbour.py").write_text("TEMPERATURE = 0.25\n")

@@ -26,8 +26,8 @@ def page_of(table: Table, results: Path = RESULTS) -> str:
     return "\n\n".join(show(table, results))
 
 
-def with_rows(table: Table, *rows: Row, **fields: bool) -> Table:
-    return dataclasses.replace(table, rows=rows, **fields)
+def with_rows(table: Table, *rows: Row) -> Table:
+    return dataclasses.replace(table, rows=rows)
 
 
 def cells(page: str, row: str) -> dict[str, str]:
@@ -113,9 +113,8 @@ def test_rows_of_a_group_are_together_and_pairs_of_seeds_are_compared(tiny: Tabl
 
 
 def test_a_search_shows_validation_images_only(tiny: Table, record) -> None:
-    row = dataclasses.replace(tiny.rows[0], first_seed=7)
-    record(row, 7)
-    found = cells(page_of(with_rows(tiny, row, judged_on_validation=True)), "plain")
+    record(tiny.rows[0], 7, images={"train": 100, "validation": 40, "test": 1})
+    found = cells(page_of(tiny), "plain")
     assert (found["validation error, last epoch"], found["validation loss, last epoch"]) == ("1.50 %", "0.0500")
     assert LAST not in found
 

@@ -170,7 +170,7 @@ def test_more_is_measured_without_training_where_the_weights_are_there(tiny: Tab
     assert log.measures["fgsm"]["num_images"] == 7
     assert len(read_curves(RESULTS)[log.name]) == 1
     shutil.rmtree(made.folder / "best")
-    with pytest.raises(InputError, match="has no weights to measure; remove the run"):
+    with pytest.raises(InputError, match="has no weights to measure for the run tiny/measured/0; remove it"):
         run.work(made, HERE, Progress())
 
 

@@ -110,7 +110,7 @@ def given(routed: Routed) -> list[Tensor]:
 
 
 def test_every_algorithm_is_here() -> None:
-    assert {"dynamic", *ALGORITHMS} == set(PARTS["routing"])
+    assert {"dynamic", "b2i", *ALGORITHMS} == set(PARTS["routing"]), "B2I: test_interests.py"
 
 
 @every

@@ -139,9 +139,9 @@ def fit(
         >>> from torchcaps.training import Progress, Recipe
         >>> images, labels = torch.rand(64, 1, 28, 28), torch.arange(64) % 10
         >>> network = create_model("compact")
-        >>> (row,) = fit(network, (images, labels), Recipe(epochs=1, batch_size=32), progress=Progress())
-        >>> row["step"]
-        2
+        >>> rows = fit(network, (images, labels), Recipe(epochs=1, batch_size=32), progress=Progress())
+        >>> len(rows)
+        1
     """
     recipe = recipe or Recipe()
     fabric = launch(accelerator, devices, precision=precision)
