@@ -1,137 +1,172 @@
-"""torchcaps on a CUDA GPU: routing alone, the whole training step, an epoch of MNIST's size.
+"""What a CUDA GPU must show: exact routing, the time and memory of routing and of a training step, and an epoch.
 
-    python benchmarks/gpu.py --csv gpu.csv            # everything, at batch 128
-    python benchmarks/gpu.py --batch 32 --no-compile  # without torch.compile, whose compiling takes minutes
-    python benchmarks/gpu.py --kernels                # and the time of every kernel
+    python benchmarks/gpu.py --out gpu.jsonl          # everything, at batch 128; appends lines of JSON
+    python benchmarks/gpu.py --no-compile             # without torch.compile, whose compiling takes minutes
     python benchmarks/gpu.py --dry-run                # every line of it on the CPU, tiny: the times mean nothing
 
-Correctness comes first, and a failure stops the run (exit status 1).
-
-Routing (`gpu_routing.py`): outputs and gradients of recompute against the reference in float64, where its error may be
-at most twice that of the reference in float32; two runs must give the same bits. Then, round by round, every contender
-runs every case once, between two CUDA events. Inputs are the same in every round: a layer of this size stays in the L2
-cache of a large GPU, as it does in training.
-
-The step (`gpu_steps.py`): forward, loss, backward and Adam of sabour2017, as `torchcaps train` makes them, on batches
-that lie on the device: plain, by torch.compile, and with the naive routing. The losses of compiled steps must be the
-plain ones, up to rounding. A time is that of 20 steps in a row, divided by 20, the host's share included. The epoch is
-the training loop itself on 60,000 random images.
-
-Peak memory is what a pass or a step allocates beside what was there before.
-
-On a machine without CUDA it says so and stops (exit status 2).
+Correctness comes first, and a failure stops the run with exit status 1: routing without votes may be twice as far from
+float64 as the plain formulation in float32, two runs must give the same bits, and the losses of compiled steps must be
+the plain ones up to rounding. Then the contenders of a comparison run in turns: routing alone; forward, loss, backward
+and Adam of sabour2017, plain, compiled, and as published code writes it. Peak memory is what one call allocates beside
+what was there before. The epoch is `torchcaps.fit` on 55,000 random images. Without CUDA the exit status is 2.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
+import itertools
+import json
+import statistics
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gpu_routing
-import gpu_steps
 import torch
-from machine import Machine, Row
-from measuring import Size, environment
+from measuring import Work, environment, times_in_turns
+from speed import CASES, ROUTINGS, Contender, WrongResultError, check_routing, expect, new_batch, new_layer, run_routing
+from torch import Tensor
 
-#: Steps of the authors' code.
-AUTHORS_STEPS = 300_000
+from torchcaps import fit
+from torchcaps.datasets import Dataset, ImageSet
+from torchcaps.training import Progress, Recipe
 
-
-def print_table(rows: Sequence[Row]) -> None:
-    """Medians over the rounds, and the naive formulation's divided by each."""
-    print(f"\n{'case':<36}{'':<20}{'median µs':>11}{'min to max':>22}{'naive ÷':>9}{'peak MiB':>10}")
-    for row in rows:
-        spread = f"{min(row.times_us):,.1f} to {max(row.times_us):,.1f}"
-        ratio = naive_over(row, rows)
-        shown = "" if ratio is None else f"{ratio:.1f}"
-        print(f"{row.case:<36}{row.contender:<20}{row.median_us:>11,.1f}{spread:>22}{shown:>9}{row.peak_mib:>10,.1f}")
-
-
-def naive_over(row: Row, rows: Sequence[Row]) -> float | None:
-    """The naive formulation's median of the same case over this one's; None where it was not timed."""
-    naive = next((other for other in rows if (other.case, other.contender) == (row.case, "naive")), None)
-    return None if naive is None else naive.median_us / row.median_us
+ODD = (63, 3, 7, 5)
+"""I, K, J, D that no block size divides."""
+IN_A_ROW = 20
+"""Steps in one measurement, so that the host's share is in it as in training."""
+COMPILED_TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}
+"""A compiled network adds in another order."""
+TINY = {"in_shape": (1, 18, 18), "conv_channels": 4, "primary_types": 1, "decoder_hidden": (8,)}
 
 
-def print_goals(routing: Sequence[Row], steps: Sequence[Row], epoch: gpu_steps.Epoch) -> None:
-    """What was wanted of an H200, and what was measured."""
-    medians = {(row.case, row.contender): row.median_us for row in steps}
-    best = min(time for (case, contender), time in medians.items() if "bf16" in case and contender != "naive")
-    full = [row for row in routing if row.case == gpu_routing.CASES[-1]]
-    ours = max((ratio for row in full if row.contender != "naive" and (ratio := naive_over(row, full))), default=0.0)
-    epochs = AUTHORS_STEPS / epoch.steps / 60
-    goals = [
-        ("full step, bf16, ms", best / 1e3, "≤ 1.0"),
-        ("epoch of MNIST, training steps, bf16, s", epoch.seconds, "≤ 0.6"),
-        ("routing forward + backward, naive ÷ ours", ours, "≥ 30"),
-        ("300,000 steps, minutes", epochs * epoch.seconds, "≤ 6"),
-        ("300,000 steps, each epoch validated, minutes", epochs * (epoch.seconds + epoch.validation_seconds), "≤ 6"),
-    ]
-    print(f"\n{'':<52}{'measured':>9}   goal on an H200")
-    for what, value, goal in goals:
-        print(f"{what:<52}{value:>9.3g}   {goal}")
+def check(device: str, batch: int, layer: tuple[int, int, int, int]) -> None:
+    """Compare routing with the reference in float64, and two runs of it with each other."""
+    for some, number in ((ODD, 5), (layer, batch)):
+        check_routing(number, some, device)
+        for case in CASES:
+            tensors = new_layer(number, *some, device=device)
+            first, second = (run_routing(ROUTINGS["torchcaps"], case, *tensors) for _ in range(2))
+            if not all(map(torch.equal, first, second)):
+                raise WrongResultError(f"routing, {case}: two runs differ")
 
 
-def write_csv(path: Path, rows: Sequence[Row], facts: dict[str, Any]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer: csv.DictWriter[str] | None = None
-        for row in rows:
-            ratio = naive_over(row, rows)
-            record = {
-                "case": row.case,
-                "contender": row.contender,
-                "batch": row.batch,
-                "median_us": round(row.median_us, 2),
-                "min_us": round(min(row.times_us), 2),
-                "max_us": round(max(row.times_us), 2),
-                "rounds": len(row.times_us),
-                "naive_over_this": "" if ratio is None else round(ratio, 2),
-                "peak_mib": round(row.peak_mib, 1),
-            } | facts
-            if writer is None:
-                writer = csv.DictWriter(file, list(record))
-                writer.writeheader()
-            writer.writerow(record)
+def time_routing(
+    device: str, batch: int, layer: tuple[int, int, int, int], rounds: int
+) -> Iterator[tuple[str, str, Work, list[float]]]:
+    """Each formulation of routing in each case."""
+    tensors = new_layer(batch, *layer, device=device)
+    for case in CASES:
+        works = {name: partial(run_routing, each, case, *tensors) for name, each in ROUTINGS.items()}
+        for name, times in times_in_turns(works, rounds).items():
+            yield f"routing, {case}", name, works[name], times
 
 
-def main() -> int:
+def time_steps(
+    device: str, network: Mapping[str, Any], batch: int, rounds: int, *, compiled: bool
+) -> Iterator[tuple[str, str, Work, list[float]]]:
+    """A training step in both precisions."""
+    for precision in ("fp32", "bf16"):
+        make = partial(Contender, network=network, bf16=precision == "bf16", device=device)
+        contenders = {"plain": make("torchcaps"), "naive": make("naive")}
+        data = new_batch(batch, contenders["plain"].network, device)
+        if compiled:
+            contenders["compiled"] = make("torchcaps")
+            contenders["compiled"].module.compile(backend="eager" if device == "cpu" else "inductor")
+            losses = {name: torch.stack([contenders[name].step(*data) for _ in range(8)]) for name in contenders}
+            expect(f"compiled steps, {precision}", losses["compiled"], losses["plain"], COMPILED_TOLERANCE[precision])
+        works = {name: partial(_repeat, each, data) for name, each in contenders.items()}
+        for name, times in times_in_turns(works, rounds).items():
+            step = partial(contenders[name].step, *data)
+            yield f"training step, {precision}", name, step, [each / IN_A_ROW for each in times]
+
+
+def _repeat(contender: Contender, data: tuple[Tensor, Tensor]) -> None:
+    for _ in range(IN_A_ROW):
+        contender.step(*data)
+
+
+def time_epoch(device: str, network: Mapping[str, Any], batch: int, images: int) -> float:
+    """Seconds of an epoch of `torchcaps.fit` with its validation, in bfloat16, after a first one."""
+    model = Contender("torchcaps", network, device=device).network
+    train, validation = (_random_images(number, model.in_shape) for number in (images, images // 11))
+    dataset = Dataset("random", train, validation, validation, tuple("0123456789"))
+    begin = []
+
+    class Clock(Progress):
+        def epoch(self, row: Mapping[str, Any]) -> None:
+            begin.append(time.perf_counter())
+
+    recipe = Recipe(epochs=3, batch_size=batch, max_shift=2)
+    fit(model, dataset, recipe, accelerator=device, precision="bf16", progress=Clock())
+    return begin[-1] - begin[-2]
+
+
+def _random_images(number: int, in_shape: tuple[int, ...]) -> ImageSet:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (number, *in_shape), dtype=torch.uint8, generator=generator)
+    return ImageSet(images, torch.randint(10, (number,), generator=generator))
+
+
+def peak_mib(work: Work) -> float:
+    """MiB that a call allocates at once on the GPU; 0 without one."""
+    if not torch.cuda.is_available():
+        return 0.0
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    work()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Check, time, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=128, help="images a step, and in a batch of MNIST's layer")
-    parser.add_argument("--rounds", type=int, default=51)
-    parser.add_argument("--csv", type=Path, help="write all times to this file")
+    parser.add_argument("--batch", type=int, default=128, help="images of a step and of MNIST's layer")
+    parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave torch.compile out")
-    parser.add_argument("--kernels", action="store_true", help="print the time of every kernel of a pass and of a step")
     parser.add_argument("--dry-run", action="store_true", help="run all of it on the CPU, tiny")
-    arguments = parser.parse_args()
-    if not (arguments.dry_run or torch.cuda.is_available()):
+    parser.add_argument("--out", type=Path, metavar="FILE", help="append the times to this file, as lines of JSON")
+    options = parser.parse_args(arguments)
+    if not (options.dry_run or torch.cuda.is_available()):
         print("benchmarks/gpu.py needs a CUDA GPU, and torch sees none on this machine.", file=sys.stderr)
         return 2
     torch.backends.cuda.matmul.allow_tf32 = False  # the reference and the naive formulation in full float32
-    machine = Machine(dry=arguments.dry_run)
-    size = Size(B=2, I=6, J=3, D=4, K=2) if machine.dry else Size(B=arguments.batch)
-
-    wrong = gpu_routing.check(machine, size) + (gpu_steps.check(machine, size.B) if arguments.compile else [])
-    if wrong:
-        print("\n".join(["wrong results, nothing was timed:", *wrong]), file=sys.stderr)
-        return 1
-    facts = machine.facts() | environment()
+    torch._dynamo.config.recompile_limit = 64  # else torch.compile leaves the later networks as they are
+    device, network, layer, batch, rounds, images = "cuda", {}, (1152, 8, 10, 16), options.batch, options.rounds, 55_000
+    if options.dry_run:
+        device, network, layer, batch, rounds, images = "cpu", TINY, (6, 2, 3, 4), 2, 2, 66
+    facts = environment() | {"gpu": "none: a dry run", "cuda": torch.version.cuda}
+    if not options.dry_run:
+        facts["gpu"] = torch.cuda.get_device_name()
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
-    rounds = 2 if machine.dry else arguments.rounds
-    routing = gpu_routing.time_all(machine, size, rounds)
-    steps = gpu_steps.time_all(machine, size.B, rounds, compiled=arguments.compile)
-    epoch = gpu_steps.time_epoch(machine, size.B)
-    rows = [*routing, *steps, *epoch.rows]
-    print_table(rows)
-    print_goals(routing, steps, epoch)
-    if arguments.csv:
-        write_csv(arguments.csv, rows, facts)
-    if arguments.kernels:
-        gpu_routing.print_kernels(machine, size)
-        gpu_steps.print_kernels(machine, size.B)
+    lines = []
+    try:
+        check(device, batch, layer)
+        for what, name, work, times in itertools.chain(
+            time_routing(device, batch, layer, rounds),
+            time_steps(device, network, batch, rounds, compiled=options.compile),
+        ):
+            times = sorted(times)
+            numbers = {"milliseconds": statistics.median(times), "lowest": times[0], "highest": times[-1]}
+            lines.append({"what": what, "contender": name, "batch": batch, **numbers, "peak_mib": peak_mib(work)})
+            print(
+                f"{what:<40}{name:<12}{numbers['milliseconds']:>10.3f} ms {lines[-1]['peak_mib']:>9.1f} MiB", flush=True
+            )
+    except WrongResultError as error:
+        print(f"wrong results: {error}", file=sys.stderr)
+        return 1
+    seconds = time_epoch(device, network, batch, images)
+    lines.append({"what": f"epoch of {images:,} images, bf16", "batch": batch, "seconds": seconds})
+    print(
+        f"{lines[-1]['what']:<52}{seconds:>10.3f} s; 300,000 steps: {300_000 * batch / images * seconds / 60:.1f} min"
+    )
+    if options.out is not None:
+        with options.out.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(line | facts) + "\n" for line in lines)
     return 0
 
 

@@ -2,13 +2,16 @@
 
     python docs/explorer_pictures.py                  # needs playwright and its Chromium, or CHROMIUM=/path/to/one
 
-The network that comes with torchcaps at a desktop's and at a phone's width; a network while it learns the embedded
-digits, for which it is trained; and the same one beside a CNN. The two trainings take some minutes.
+The network that comes with torchcaps at a desktop's and at a phone's width, and in motion while a digit is drawn; a
+network while it learns the embedded digits, for which it is trained; and the same one beside a CNN. The two trainings
+take some minutes; ``--only moving`` leaves them out.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
+import itertools
 import os
 import socket
 import subprocess
@@ -22,6 +25,7 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
 IMAGES = Path(__file__).parent / "images"
@@ -33,10 +37,15 @@ def main() -> None:
     """Take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=IMAGES, help="folder of the pictures (docs/images)")
-    out = parser.parse_args().out.absolute()
+    parser.add_argument("--only", choices=["moving"], help="only the moving picture")
+    given = parser.parse_args()
+    out = given.out.absolute()
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=os.environ.get("CHROMIUM"), args=["--no-sandbox"])
         with explorer(folder) as address:
+            moving(browser, address, out / "explorer.webp")
+            if given.only:
+                return
             desktop(browser, address, out / "explorer-desktop.png")
             phone(browser, address, out / "explorer-phone.png")
         with explorer(folder, "--train", "digits") as address:
@@ -76,6 +85,48 @@ def wait(address: str, seconds: int = 60) -> None:
             time.sleep(0.2)
         else:
             return
+
+
+STROKES = (  # a 4, and what makes a 9 of it; in shares of the side of the drawing
+    ((0.34, 0.2), (0.3, 0.35), (0.3, 0.5), (0.45, 0.53), (0.66, 0.48)),
+    ((0.68, 0.18), (0.66, 0.45), (0.62, 0.65), (0.58, 0.85)),
+    ((0.34, 0.2), (0.45, 0.16), (0.57, 0.15), (0.68, 0.18)),
+)
+PAUSE = 1200  # milliseconds for which a finished figure is shown
+
+
+def moving(browser: Browser, address: str, path: Path) -> None:
+    """A 4 is drawn and becomes a 9; then one component of its capsule is moved."""
+    page = opened(browser, address, 1280, 1020)
+    box = page.get_by_label("Drawing area").bounding_box()
+    assert box is not None
+    frames: list[tuple[bytes, int]] = []
+
+    def shoot(milliseconds: int) -> None:
+        page.locator('.explorer[aria-busy="false"]').wait_for()
+        frames.append((page.screenshot(clip={"x": 36, "y": 86, "width": 1208, "height": 934}), milliseconds))
+
+    page.get_by_role("button", name="Clear").click()
+    shoot(300)
+    for number, stroke in enumerate(STROKES):
+        places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in stroke]
+        page.mouse.move(*places[0])
+        page.mouse.down()
+        for (x0, y0), (x1, y1) in itertools.pairwise(places):
+            for share in (1 / 3, 2 / 3, 1):
+                page.mouse.move(x0 + share * (x1 - x0), y0 + share * (y1 - y0), steps=3)
+                shoot(80)
+        page.mouse.up()
+        settle(page)
+        shoot(PAUSE if number else 200)
+    for key in ["ArrowRight"] * 9 + ["ArrowLeft"] * 9:
+        for _ in range(6):
+            page.get_by_role("slider", name="Component 5", exact=True).press(key)
+        shoot(90)
+    shoot(PAUSE)
+    first, *others = [Image.open(io.BytesIO(data)).convert("RGB").resize((805, 622)) for data, _ in frames]
+    lengths = [length for _, length in frames]
+    first.save(path, save_all=True, append_images=others, duration=lengths, loop=0, quality=70, method=6)
 
 
 def desktop(browser: Browser, address: str, path: Path) -> None:

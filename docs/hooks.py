@@ -62,7 +62,13 @@ def on_page_content(html_text: str, page: Page, **_: Any) -> str:
         for n in range(0, len(pieces), 3):
             pieces[n] = NOTEBOOK_FORMULA.sub(lambda formula: _mathml(formula[1], "inline"), pieces[n])
         return "".join(piece for n, piece in enumerate(pieces) if n % 3 != 2)  # the third is the name of the tag
-    return FORMULA.sub(lambda formula: _mathml(formula[2], "block" if formula[1] == "div" else "inline"), html_text)
+
+    def mathml(formula: re.Match[str]) -> str:
+        if formula[1] == "span":
+            return _mathml(formula[2], "inline")
+        return f'<div class="formula">{_mathml(formula[2], "block")}</div>'
+
+    return FORMULA.sub(mathml, html_text)
 
 
 def _mathml(latex: str, display: str) -> str:

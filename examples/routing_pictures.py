@@ -1,22 +1,22 @@
-"""The same votes, routed by every algorithm: a picture of what each of them couples.
+"""Pictures of routing for the documentation: the squash, each round of dynamic routing, all algorithms side by side.
 
-    python examples/routing_pictures.py --out docs/images/routings
+    python examples/routing_pictures.py --out docs/images
 
-Twelve input capsules vote for two output capsules, in the plane. The first six agree on the first output and scatter
-about the second; the other six agree on the second. A picture for each algorithm has a row for each output: its votes,
-large where the coupling is strong, and the output capsule as an arrow, at uniform coupling and as the algorithm leaves
-them.
+Twelve input capsules vote for two output capsules, in the plane. The first six (blue) agree about output 1 and scatter
+about output 2; the other six (orange) agree about output 2. A dot is a vote, the larger the stronger its coupling; the
+arrow is the output capsule; the circle has the radius 1.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 
 import torchcaps
@@ -37,32 +37,19 @@ def make_votes(seed: int = 0) -> Tensor:
     return votes
 
 
-def algorithms(votes: Tensor) -> dict[str, Callable[[bool], Routed]]:
-    """Each algorithm by its name; called with whether the coupling is to stay uniform."""
+def route_by_all(votes: Tensor) -> dict[str, Routed]:
+    """The votes routed by each algorithm, by its name; first by uniform coupling, which does not route."""
     active, zeros = torch.ones(1, INPUTS), torch.zeros(OUTPUTS)
     preferences = 1.5 * torch.stack([GROUP.float(), (~GROUP).float()], 1)[None]  # as the inputs' own poses might say
-
-    def self_attention(uniform: bool) -> Routed:
-        if not uniform:
-            return torchcaps.self_attention_routing(votes, return_coupling=True)
-        coupling = torch.full((1, INPUTS, OUTPUTS), 1 / OUTPUTS)
-        return Routed(torchcaps.exponential_squash(torch.einsum("bij,bijd->bjd", coupling, votes)), None, coupling)
-
-    def mixture(route: Callable[..., Routed], **options: float) -> Callable[[bool], Routed]:
-        return lambda uniform: route(votes, active, zeros, zeros, 1 if uniform else 3, return_coupling=True, **options)
-
     return {
-        "dynamic": lambda uniform: torchcaps.dynamic_routing(votes, 1 if uniform else 3, return_coupling=True),
-        "self-attention": self_attention,
-        "inverted-attention": lambda uniform: torchcaps.inverted_attention_routing(
-            votes, 1 if uniform else 3, return_coupling=True
-        ),
-        "self": lambda uniform: torchcaps.self_routing(
-            votes, active, preferences * (not uniform), return_coupling=True
-        ),
-        "em": mixture(torchcaps.em_routing, final_lambda=0.01),
-        "em-code": mixture(torchcaps.em_routing_code, final_beta=0.01),
-        "vb": mixture(torchcaps.vb_routing),
+        "uniform": torchcaps.dynamic_routing(votes, 1, return_coupling=True),
+        "dynamic": torchcaps.dynamic_routing(votes, 3, return_coupling=True),
+        "self-attention": torchcaps.self_attention_routing(votes, return_coupling=True),
+        "inverted-attention": torchcaps.inverted_attention_routing(votes, 3, return_coupling=True),
+        "self": torchcaps.self_routing(votes, active, preferences, return_coupling=True),
+        "em": torchcaps.em_routing(votes, active, zeros, zeros, 3, final_lambda=0.01, return_coupling=True),
+        "em-code": torchcaps.em_routing_code(votes, active, zeros, zeros, 3, final_beta=0.01, return_coupling=True),
+        "vb": torchcaps.vb_routing(votes, active, zeros, zeros, 3, return_coupling=True),
     }
 
 
@@ -72,36 +59,70 @@ def draw(axes: Axes, votes: Tensor, routed: Routed, output: int) -> None:
     share = routed.coupling[0, :, output]
     for group, colour in zip((GROUP, ~GROUP), COLOURS, strict=True):
         x, y = votes[0, group, output].T.tolist()
-        axes.scatter(x, y, s=(10 + 240 * share[group]).tolist(), color=colour, alpha=0.6, linewidths=0)
+        axes.scatter(x, y, s=(8 + 150 * share[group]).tolist(), color=colour, alpha=0.6, linewidths=0)
     x, y = routed.poses[0, output].tolist()
     axes.annotate("", (x, y), (0, 0), arrowprops={"arrowstyle": "-|>", "color": "black", "linewidth": 2})
-    axes.axhline(0, color="0.8", linewidth=0.8, zorder=0)
-    axes.axvline(0, color="0.8", linewidth=0.8, zorder=0)
+    axes.axhline(0, color="0.85", linewidth=0.8, zorder=0)
+    axes.axvline(0, color="0.85", linewidth=0.8, zorder=0)
+    axes.add_patch(plt.Circle((0, 0), 1, fill=False, color="0.7", linestyle=":", zorder=0))
     axes.set(xlim=(-2, 2), ylim=(-2, 2), xticks=[], yticks=[], aspect="equal")
 
 
+def figure_routed(votes: Tensor, routed: Mapping[str, Routed], columns: int) -> Figure:
+    """Each result by its name: above the votes for output 1, below those for output 2."""
+    blocks = -(-len(routed) // columns)
+    size = (2.1 * columns, 4.4 * blocks)
+    figure, grid = plt.subplots(OUTPUTS * blocks, columns, figsize=size, layout="constrained", squeeze=False)
+    for n, (name, result) in enumerate(routed.items()):
+        block, column = divmod(n, columns)
+        grid[OUTPUTS * block, column].set_title(name, fontsize=11)
+        for output in range(OUTPUTS):
+            axes = grid[OUTPUTS * block + output, column]
+            draw(axes, votes, result, output)
+            if column == 0:
+                axes.set_ylabel(f"votes for output {output + 1}")
+    return figure
+
+
+def figure_squash() -> Figure:
+    """The length of a vector after the two squashes, over its length before."""
+    before = torch.linspace(0, 5, 201)
+    vectors = torch.stack([before, torch.zeros_like(before)], 1)
+    figure, axes = plt.subplots(figsize=(5.5, 2.6), layout="constrained")
+    for squash, style in ((torchcaps.squash, "-"), (torchcaps.exponential_squash, "--")):
+        axes.plot(before, squash(vectors).norm(dim=1), style, label=squash.__name__)
+    axes.set(xlabel="length before", ylabel="length after", xlim=(0, 5), ylim=(0, 1))
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    return figure
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Draw, and print how much of each group the outputs get."""
+    """Draw the three pictures, and print how strongly each algorithm couples the inputs that agree."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("routings"), help="folder of pictures (default: routings)")
+    parser.add_argument("--out", type=Path, default=Path("pictures"), help="folder of the pictures (default: pictures)")
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
     votes = make_votes()
-    for name, route in algorithms(votes).items():
-        columns = {"uniform coupling": route(True), "routed": route(False)}
-        figure, grid = plt.subplots(OUTPUTS, 2, figsize=(5, 5), layout="constrained", squeeze=False)
-        for column, (title, routed) in enumerate(columns.items()):
-            grid[0, column].set_title(title, fontsize=11)
-            for output in range(OUTPUTS):
-                draw(grid[output, column], votes, routed, output)
-                grid[output, 0].set_ylabel(f"votes for output {output + 1}")
-        path = given.out / f"{name}.png"
-        figure.savefig(path, dpi=110)
+    rounds = {
+        f"round {n}": Routed(each.capsules, None, each.coupling)
+        for n, each in enumerate(torchcaps.routing_rounds(votes, 3), 1)
+    }
+    routed = route_by_all(votes)
+    figures = {
+        "squash": figure_squash(),
+        "routing-rounds": figure_routed(votes, rounds, columns=3),
+        "routings": figure_routed(votes, routed, columns=4),
+    }
+    for name, figure in figures.items():
+        figure.savefig(given.out / f"{name}.png", dpi=110)
         plt.close(figure)
-        assert columns["routed"].coupling is not None
-        coupling = columns["routed"].coupling[0]
+        print(f"wrote {given.out / f'{name}.png'}")
+    for name, result in routed.items():
+        assert result.coupling is not None
+        coupling = result.coupling[0]
         own = (coupling[GROUP, 0].mean() + coupling[~GROUP, 1].mean()) / 2
-        print(f"{name:<20} coupling of those that agree {own:.2f}, of the others {1 - own:.2f}; {path}")
+        print(f"{name:<20} coupling of the inputs that agree {own:.2f}, of the others {1 - own:.2f}")
 
 
 if __name__ == "__main__":

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from experiments.table import OwnMeasure
 from torchcaps.analysis import attack_curve, evaluate, rotation_curve, routing_statistics
-from torchcaps.analysis.attacks import Objective
 from torchcaps.analysis.inference import as_pixels, inference
-from torchcaps.analysis.robustness import Attack
+from torchcaps.analysis.robustness import Attack, Objective
 from torchcaps.datasets import ImageSet, load_dataset
 from torchcaps.datasets.sources.affnist import find_originals
 from torchcaps.files import user_path

@@ -67,7 +67,7 @@ def network(preset: str = "sabour2017", **overrides: Any) -> Network:
 
 # ---- arguments that fit an annotation, and such that do not
 
-LETTERS = {"B": 2, "I": 3, "J": 4, "K": 6, "D": 5, "P": 2, "C": 3, "H": 9, "W": 9, "O": 4, "k": 3, "l": 3}
+LETTERS = {"B": 2, "I": 3, "J": 4, "K": 6, "D": 5, "P": 2, "C": 3, "H": 9, "W": 9, "O": 4, "k": 3, "l": 3, "N": 7}
 NOTHING_FITS = (object(), {"a": 1}, math.nan, "no such choice", torch.ones(2, dtype=torch.complex64))
 """Values that no annotation takes, but for a text."""
 
@@ -87,7 +87,8 @@ def fitting(hint: Any, owner: object = None) -> Tensor | None:
                     shape.append(operator.attrgetter(letter[len("{self.") : -1])(owner))
                 else:
                     shape += [2, 3] if letter == "..." or letter[0] == "*" else [int(LETTERS.get(letter) or letter)]
-            return torch.rand(shape) if each.__name__.startswith("Float") else torch.zeros(shape, dtype=torch.int64)
+            kind = {"Floa": torch.float32, "Bool": torch.bool}.get(each.__name__[:4], torch.int64)
+            return torch.ones(shape, dtype=kind) if kind == torch.bool else torch.rand(shape).to(kind)
     return None
 
 
@@ -99,7 +100,7 @@ def wrong(hint: Any) -> Iterator[Any]:
         yield None
     good = fitting(hint) if len(kinds) == 1 and "self" not in str(hint) else None
     if good is not None:
-        yield from (good.tolist(), good.numpy(), good.to_sparse(), good.bool())
+        yield from (good.tolist(), good.numpy(), good.to_sparse(), good.to(torch.complex64))
         yield from (good.long(), good.to(torch.float8_e4m3fn)) if good.is_floating_point() else (good.float(),)
         if "..." not in hint.dim_str and "*" not in hint.dim_str:
             yield good[None]
@@ -172,11 +173,13 @@ def test_each_argument_of_a_function_or_module_is_named(called: Callable[..., ob
     given = {name: tensor for name, tensor in given.items() if tensor is not None}
     if "mib" in hints:
         given["mib"] = get_working_memory()
+    if "most" in hints:
+        given["most"] = 4
     called(**given)
     for name in hints.keys() - {"caller"}:
         for value in wrong(hints[name]):
             assert_named(called, given, name, value)
-        if isinstance(given.get(name), Tensor) and len(given) > 1:
+        if isinstance(given.get(name), Tensor) and sum(isinstance(each, Tensor) for each in given.values()) > 1:
             assert_named(called, given, name, given[name].to("meta"))
 
 
@@ -404,7 +407,7 @@ def test_numbers_of_the_analysis(wrong: object) -> None:
         (analysis.pgd, (network, images, labels, wrong), {}),
         (analysis.pgd, (network, images, labels, 0.1), {"steps": wrong}),
         (analysis.predict, (network, images), {"batch_size": wrong}),
-        (analysis.perturb_capsule, (network, images[0]), {"batch_size": wrong}),
+        (analysis.perturb_capsule, (network, images[0]), {"steps": wrong}),
         (analysis.rotate, (images, wrong), {}),
     ):
         with pytest.raises((TypeError, ValueError), match="must be"):

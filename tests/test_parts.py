@@ -202,7 +202,7 @@ def test_what_no_part_is() -> None:
     for function in (build, complete):
         for spec, said in (
             ("dynamc", f'there is no routing "dynamc"; did you mean "dynamic"? {OF_ONES_OWN}'),
-            ("zzz", 'there is no routing "zzz"; known: dynamic, em'),
+            ("zzz", 'there is no routing "zzz"; known: b2i, dynamic, em'),
             ({"name": "dynamic", "leeky": True}, '"leeky"; did you mean "leaky"?'),
             ({"leaky": True}, 'routing must have a "name", one of dynamic'),
             ({"name": 3}, 'routing must have a "name", one of dynamic'),
@@ -404,7 +404,9 @@ def test_an_unknown_name_gets_the_nearest_or_the_parts_that_have_it() -> None:
     assert str(caught.value).endswith('it belongs to routing "em"')
     with pytest.raises(UnknownOption) as caught:
         changed(cnn, weight_std=2)
-    assert caught.value.owners == [("transform", name) for name in ("dense", "shared", "elementwise", "matrix")]
+    assert caught.value.owners == [
+        ("transform", name) for name in ("dense", "shared", "common", "elementwise", "matrix")
+    ]
 
 
 def test_values_as_a_person_types_them() -> None:
@@ -526,6 +528,8 @@ CHANGES: dict[str, dict[str, tuple[Any, str, dict[str, Any]]]] = {
         "stop_gradient": (True, "gradients", {}),
         "leaky": (True, "output", {}),
         "learn_prior": (True, "weights", {}),
+        "start_from": ("queries", "weights", {"routing": "b2i"}),
+        "interest_eps": (0.1, "output", {"routing": "b2i"}),
         "squash_eps": (0.1, "output", {}),
         "length_eps": (0.1, "output", {}),
         "decoder": (False, "weights", {}),

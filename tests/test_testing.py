@@ -186,6 +186,12 @@ class SoftmaxOverInputs(Plain):
         return logits.softmax(1)
 
 
+class SharesOfThoseNotThere(Plain):
+    def forward(self, votes, activations=None, *, return_coupling=False):
+        coupling = votes.agreement(votes.weighted_sum(None)).softmax(1)
+        return Routed(squash(votes.weighted_sum(coupling)), None, coupling if return_coupling else None)
+
+
 class SoftmaxOverBatch(Plain):
     """``F.softmax(logits)`` without dim, on logits of a rank where that means axis 0."""
 
@@ -475,6 +481,7 @@ WRONG: list[tuple[type[Plain], str, str]] = [
         "inactive capsules",
         "with an input capsule that is not active and with another in",
     ),
+    (SharesOfThoseNotThere, "masks", "of a mask's capsules and of these alone"),
     (ActivationsOfInputs, "shapes", r"activations of shape \(3, 7\) instead of \(3, 5\) = \(B, J\)"),
     (Squeezed, "shapes", r"capsules of shape \(5, 4\) instead of \(1, 5, 4\) = \(B, J, D\)"),
     (SqueezedComponents, "sizes of one", r"capsules of shape \(3, 5\) instead of \(3, 5, 1\)"),

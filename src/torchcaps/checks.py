@@ -189,7 +189,8 @@ def _tensor_test(hint: Any) -> Test:
         for letter, size in zip(fixed, seen, strict=False):
             wanted = sizes.get(letter)
             if wanted is None:
-                wanted = told[letter](owner) if letter in told else found.get(letter, size)
+                # an attribute of 0 stands for any number
+                wanted = told[letter](owner) or size if letter in told else found.get(letter, size)
             fits = fits and wanted == size
             found[letter] = size
         if not fits:
@@ -206,12 +207,13 @@ def _told(letter: str, owner: Any) -> int:
 
 def _wrong_shape(name: str, letters: Sequence[str], shape: Sequence[int], sizes: Sizes, owner: Any) -> str:
     fixed = [letter[0] == "{" or letter.isdigit() for letter in letters]
-    known = [_told(each, owner) if told else sizes.get(each) for each, told in zip(letters, fixed, strict=True)]
-    words = [letter if size is None else str(size) for letter, size in zip(letters, known, strict=True)]
+    known = [_told(each, owner) or None if told else sizes.get(each) for each, told in zip(letters, fixed, strict=True)]
+    names = [letter.removeprefix("{self.").removesuffix("}") for letter in letters]
+    words = [name if size is None else str(size) for name, size in zip(names, known, strict=True)]
     reasons = [
         f"{letter[len('{self.') : -1]} is {size}"
         for letter, size, got in zip(letters, known, shape, strict=False)
-        if letter[0] == "{" and size != got and len(shape) == len(letters)
+        if letter[0] == "{" and size not in (None, got) and len(shape) == len(letters)
     ]
     why = f": {', '.join(reasons)}" if reasons else ""
     return f"{name} must have shape ({', '.join(words)}{',' * (len(words) == 1)}), got {tuple(shape)}{why}"

@@ -164,6 +164,7 @@ def check_routing(
       any transform, and gives the same over votes that are built as over those that are not.
     - ``inactive capsules`` *: if it weighs input capsules by their activations, one with an activation of zero changes
       nothing, whatever its pose.
+    - ``masks``: with a mask, the result is that of the capsules that are there alone.
     - ``finite numbers`` *: capsules and gradients, for poses of zero, of 1e-20 and of 1e6, for votes that all agree,
       and where no input capsule is active.
     - ``gradients`` *: those of poses, weight and the routing's own parameters are those of finite differences in
@@ -444,6 +445,27 @@ def _inactive_capsules(subject: Subject) -> str:
     poses[:, 0] = poses[:, 1]
     got = subject.call(silenced | {"poses": poses})._replace(coupling=None)
     return _require_same(got, wanted, "with an input capsule that is not active and with another in its place")
+
+
+@check("a sum, a mean or a softmax over the input capsules that goes past the votes' own", moved=False)
+def _masks(subject: Subject) -> str:
+    inputs, (I, K, J, D) = subject.inputs(), subject.sizes
+    alone = _fresh(dataclasses.replace(subject, sizes=(I - 1, K, J, D)))
+    own = subject.module.state_dict()
+    with torch.no_grad():
+        for name, tensor in alone.module.state_dict().items():
+            # where the number of input capsules is a size of it, what belongs to the first is left out
+            cut = [slice(-size, None) for size in tensor.shape]
+            tensor.copy_(own[name][tuple(cut)])
+    few = {name: tensor[1:] if name == "weight" else tensor[:, 1:] for name, tensor in inputs.items()}
+    poses = inputs["poses"].clone()
+    poses[:, 0] = torch.nan
+    mask = torch.ones(BATCH, I, dtype=torch.bool, device=subject.device)
+    mask[:, 0] = False
+    votes = DenseVotes(poses, inputs["weight"]).masked(mask)
+    got = subject.route(votes, inputs["activations"])
+    got = got._replace(coupling=None if got.coupling is None else got.coupling[:, 1:])
+    return _require_same(got, alone.call(few), "of a mask's capsules and of these alone")
 
 
 @check(

@@ -24,7 +24,7 @@ def test_limits_are_what_a_twentieth_of_each_class_passes(model, images: ImageSe
     for j in range(4):
         mine = distances[found.classes == j] if counts[j] >= 20 else distances
         assert detector.limits[j] == pytest.approx(np.quantile(mine, 0.95), rel=1e-4)
-    ratios, classes = judge(model, images.images, detector, batch_size=7)
+    ratios, classes = judge(model, images.images, detector)
     assert (classes == found.classes).all()
     assert ratios == pytest.approx(distances / np.array(detector.limits)[classes], rel=1e-4)
     assert 0 < (ratios > 1).mean() < 0.1
@@ -73,10 +73,17 @@ def test_what_was_never_fooled_is_left_within_reach(model, images: ImageSet) -> 
 def test_what_is_found(model, images: ImageSet, make_images) -> None:
     detector = fit_detector(model, images)
     noise = ImageSet(255 - make_images(50) // 9, torch.zeros(50, dtype=torch.int64))
-    found = detect(model, images, detector, others={"noise": noise}, epsilons=(0.1, 0.3), steps=3)
+    said: list[str] = []
+    options = {"others": {"noise": noise}, "epsilons": (0.1, 0.3), "steps": 3, "progress": said.append}
+    result = detect(model, images, detector, **options)
+    found = result.found
     kinds = ["test images", "noise"]
     kinds += [f"{name}, ε = {e}" for e in (0.1, 0.3) for name in ("FGSM", "PGD", "PGD that knows")]
-    assert [each.kind for each in found] == kinds
+    assert [each.kind for each in found] == kinds == ["test images", "noise", *said]
+    limits, others = result.tables()
+    assert limits.rows[0] == ["Limits", "of 120 validation images"]
+    assert [row[0] for row in others.rows] == kinds[1:]
+    assert [each["undetected"] for each in result.to_dict()["found"]] == [each.undetected for each in found]
     clean, other, *attacks = found
     ratios, _ = judge(model, images.images, detector)
     assert (clean.num_images, clean.fooled, clean.detected) == (120, 120, int((ratios > 1).sum()))
@@ -90,32 +97,23 @@ def test_what_is_found(model, images: ImageSet, make_images) -> None:
         assert 0 <= each.detected <= each.fooled <= 120
         assert each.undetected == (each.fooled - each.detected) / 120
     right = ImageSet(images.images, torch.from_numpy(judge(model, images.images, detector)[1]))
-    nobody = detect(model, right, detector, epsilons=(0.0,), steps=1)[1]
+    nobody = detect(model, right, detector, epsilons=(0.0,), steps=1).found[1]
     assert (nobody.fooled, nobody.auroc, nobody.undetected) == (0, None, 0)
 
 
-def test_detectors_that_cannot_be(model, images: ImageSet) -> None:
-    for values, words in (
-        (("colour", (1.0,), 9), "measure must be one of reconstruction, score, got 'colour'"),
-        (("score", (1.0, 0.0), 9), "limits must be above 0"),
-        (("score", (), 9), "limits must be above 0"),
-    ):
-        with pytest.raises(InputError, match=words):
-            Detector(*values)
+def test_what_cannot_be_told(make_model, model, images: ImageSet) -> None:
+    with pytest.raises(InputError, match="measure must be one of reconstruction, score, got 'colour'"):
+        fit_detector(model, images, measure="colour")
+    with pytest.raises(InputError, match="one object, but this network finds 2"):
+        fit_detector(make_model(objects=2), images)
     with pytest.raises(InputError, match="the detector has 2 classes, but the network 4"):
         judge(model, images.images, Detector("score", (1.0, 1.0), 9))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+    detector = Detector("reconstruction", (1.0,) * 4, 9)
+    for options, words in (
         ({"epsilon": 2}, "epsilon must be 0 to 1, got 2"),
         ({"epsilon": float("nan")}, "epsilon must be 0 to 1"),
-        ({"steps": 0}, "steps must be 1 to 10000"),
-        ({"seed": -1}, "seed must be 0 to"),
-    ],
-)
-def test_bad_options_of_the_attack(model, images: ImageSet, options, words: str) -> None:
-    detector = Detector("reconstruction", (1.0,) * 4, 9)
-    with pytest.raises(InputError, match=words):
-        evade(model, images.images, images.labels, detector, **({"epsilon": 0.1} | options))
+        ({"epsilon": 0.1, "steps": 0}, "steps must be 1 to 10000"),
+        ({"epsilon": 0.1, "seed": -1}, "seed must be 0 to"),
+    ):
+        with pytest.raises(InputError, match=words):
+            evade(model, images.images, images.labels, detector, **options)

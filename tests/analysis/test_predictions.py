@@ -1,82 +1,36 @@
+"""What a network says of images and files, and when the answer is unsure."""
+
 from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from torchcaps.analysis import load_image, predict
+from own_parts import register
+from support import small
+from torchcaps.analysis import (
+    Calibration,
+    PhotoAnswers,
+    Prediction,
+    calibrate,
+    distances,
+    evaluate,
+    load_image,
+    perturb_capsule,
+    predict,
+)
+from torchcaps.datasets import ImageSet, Photo, Prepared
 from torchcaps.errors import InputError
+from torchcaps.models import create_model
 
 GREY, COLOUR = (1, 28, 28), (3, 28, 28)
 
-
-def corner(size=(56, 56)) -> Image.Image:
-    """Black, with the upper left quarter white; size is (width, height)."""
-    image = Image.new("L", size, 0)
-    image.paste(255, (0, 0, size[0] // 2, size[1] // 2))
-    return image
-
-
-def sixteen_bit() -> Image.Image:
-    return Image.fromarray(np.asarray(corner()).astype(np.uint16) * 257)
-
-
-def see_through() -> Image.Image:
-    """Black ink, but nothing at all in the upper left quarter."""
-    image = Image.new("RGBA", (56, 56), (0, 0, 0, 255))
-    image.paste((0, 0, 0, 0), (0, 0, 28, 28))
-    return image
-
-
-def sideways() -> tuple[Image.Image, Image.Exif]:
-    """Stored turned by a quarter to the left, as EXIF says: turned to the right, the white corner is upper left."""
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    return corner().transpose(Image.Transpose.ROTATE_90), exif
-
-
-MODES = {
-    "grey.png": lambda path: corner().save(path),
-    "colour.png": lambda path: corner().convert("RGB").save(path),
-    "palette.png": lambda path: corner().convert("P").save(path),
-    "palette.gif": lambda path: corner().save(path),
-    "one-bit.png": lambda path: corner().convert("1").save(path),
-    "grey-alpha.png": lambda path: corner().convert("LA").save(path),
-    "colour-alpha.png": lambda path: corner().convert("RGBA").save(path),
-    "see-through.png": lambda path: see_through().save(path),
-    "16-bit.png": lambda path: sixteen_bit().save(path),
-    "16-bit.tiff": lambda path: sixteen_bit().save(path),
-    "photo.jpg": lambda path: corner().convert("RGB").save(path, quality=95),
-    "cmyk.jpg": lambda path: corner().convert("RGB").convert("CMYK").save(path, quality=95),
-    "sideways.jpg": lambda path: sideways()[0].save(path, exif=sideways()[1], quality=95),
-    "drawing.bmp": lambda path: corner().save(path),
-    "web.webp": lambda path: corner().save(path, lossless=True),
-}
-
-
-@pytest.mark.parametrize("in_shape", [GREY, COLOUR])
-@pytest.mark.parametrize("name", MODES)
-def test_all_kinds_of_files(tmp_path, name, in_shape):
-    MODES[name](tmp_path / name)
-    image = load_image(tmp_path / name, in_shape)
-    assert image.dtype == torch.uint8
-    assert image.shape == in_shape
-    assert image[:, 2:12, 2:12].min() > 235
-    for rows, columns in ((slice(2, 12), slice(16, 26)), (slice(16, 26), slice(2, 26))):
-        assert image[:, rows, columns].max() < 20
-
-
-def test_colours_stay_in_their_channels_and_become_luma(tmp_path):
-    Image.new("RGB", (10, 10), (200, 100, 50)).save(tmp_path / "a.png")
-    assert load_image(tmp_path / "a.png", COLOUR)[:, 5, 5].tolist() == [200, 100, 50]
-    assert load_image(tmp_path / "a.png", GREY)[0, 5, 5] == pytest.approx(0.299 * 200 + 0.587 * 100 + 0.114 * 50, abs=1)
-
-
-def test_invert_turns_dark_on_light_into_light_on_dark(tmp_path):
-    corner().save(tmp_path / "a.png")
-    plain, inverted = (load_image(tmp_path / "a.png", GREY, invert=invert) for invert in (False, True))
-    assert torch.equal(inverted, 255 - plain)
+# ---- files
 
 
 @pytest.mark.parametrize(("size", "inside"), [((20, 10), (7, 21, 0, 28)), ((10, 20), (0, 28, 7, 21))])
@@ -85,117 +39,200 @@ def test_the_aspect_ratio_is_kept_and_the_rest_has_the_colour_of_the_border(tmp_
     page.paste(0, (1, 1, size[0] - 1, size[1] - 1))
     page.save(tmp_path / "a.png")
     top, bottom, left, right = inside
-    image = load_image(tmp_path / "a.png", GREY)[0]
-    assert (image[14, left + 6 : right - 6] < 20).all()
-    outside = torch.ones(28, 28, dtype=torch.bool)
-    outside[top:bottom, left:right] = False
+    image = load_image(tmp_path / "a.png", GREY)
+    outside = torch.ones(1, 28, 28, dtype=torch.bool)
+    outside[:, top:bottom, left:right] = False
+    assert image.dtype == torch.uint8
+    assert (image[0, 14, left + 6 : right - 6] < 20).all()
     assert (image[outside] == 220).all()
-    inverted = load_image(tmp_path / "a.png", GREY, invert=True)[0]
-    assert (inverted[outside] == 35).all()
+    assert torch.equal(load_image(tmp_path / "a.png", GREY, invert=True), 255 - image)
+    stretched = load_image(tmp_path / "a.png", GREY, fit="stretch")[0]
+    assert (stretched[6:22, 6:22] < 20).all()
 
 
-def test_stretching_fills_the_image(tmp_path):
-    Image.new("L", (40, 10), 90).save(tmp_path / "a.png")
-    wide = corner((80, 20))
-    wide.save(tmp_path / "b.png")
-    stretched = load_image(tmp_path / "b.png", GREY, fit="stretch")[0]
-    assert stretched[2:12, 2:12].min() > 235
-    assert stretched[16:, :].max() < 20
-    padded = load_image(tmp_path / "b.png", GREY)[0]
-    assert padded[:9].max() < 20
-
-
-def test_fine_detail_is_smoothed_not_sampled(tmp_path):
-    checks = (np.indices((280, 280)).sum(0) % 2 * 255).astype(np.uint8)
-    Image.fromarray(checks).save(tmp_path / "a.png")
-    image = load_image(tmp_path / "a.png", GREY).float()
-    assert (image - 127.5).abs().max() < 12
-
-
-@pytest.mark.parametrize("in_shape", [GREY, COLOUR, (3, 17, 40)])
-@pytest.mark.parametrize("size", [(1, 1), (300, 1), (1, 300), (28, 28), (30, 7)])
-def test_any_size_fits_any_shape(tmp_path, size, in_shape):
-    Image.new("L", size, 77).save(tmp_path / "a.png")
-    image = load_image(tmp_path / "a.png", in_shape)
-    assert image.shape == in_shape
-    assert (image == 77).all()
-
-
-def test_files_that_are_no_images(tmp_path):
-    whole = tmp_path / "whole.png"
-    Image.effect_noise((64, 64), 50).save(whole)
-    files = {"text.png": b"hello", "empty.png": b"", "half.png": whole.read_bytes()[:1000]}
-    for name, contents in files.items():
-        (tmp_path / name).write_bytes(contents)
-        with pytest.raises(InputError, match=name):
-            load_image(tmp_path / name, GREY)
-    with pytest.raises(InputError, match=r"missing\.png"):
-        load_image(tmp_path / "missing.png", GREY)
-    with pytest.raises(InputError, match=str(tmp_path.name)):
-        load_image(tmp_path, GREY)
+def test_any_size_fits_any_shape(tmp_path):
+    for size in ((1, 1), (300, 1), (1, 300), (28, 28)):
+        Image.new("L", size, 77).save(tmp_path / "a.png")
+        for in_shape in (GREY, COLOUR, (3, 17, 40)):
+            image = load_image(tmp_path / "a.png", in_shape)
+            assert image.shape == in_shape
+            assert (image == 77).all()
     with pytest.raises(InputError, match="channel"):
-        load_image(whole, (2, 28, 28))
+        load_image(tmp_path / "a.png", (2, 28, 28))
     with pytest.raises(InputError, match="fit must be"):
-        load_image(whole, GREY, fit="crop")
+        load_image(tmp_path / "a.png", GREY, fit="crop")
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 100])
-def test_predictions_are_the_networks(model, make_images, batch_size):
-    images = make_images(7)
+# ---- classes, scores and reconstructions
+
+
+@pytest.mark.parametrize("objects", [1, 2])
+def test_predictions_are_the_networks(make_model, make_images, objects):
+    model, images = make_model(objects=objects), make_images(7)
+    targets = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0], [0, 2], [1, 3], [0, 1]])[:, :objects].squeeze(1)
     model.train()
-    result = predict(model, images, batch_size=batch_size)
-    assert model.training
-    output = model.eval()(images / 255)
-    np.testing.assert_allclose(result.lengths, output.lengths.detach(), atol=1e-6)
-    np.testing.assert_allclose(result.reconstruction, output.reconstruction.detach(), atol=1e-6)
-    np.testing.assert_array_equal(result.classes, output.lengths.argmax(1))
+    for batch_size in (1, 3, 100):
+        free = predict(model, images, batch_size=batch_size)
+        told = predict(model, images, targets, batch_size=batch_size)
+        assert model.training
+        output, chosen = (model.eval()(images / 255, each) for each in (None, targets))
+        model.train()
+        highest = output.scores.argsort(1, descending=True)[:, :objects].squeeze(1)
+        np.testing.assert_array_equal(free.classes, highest)
+        np.testing.assert_array_equal(told.classes, highest)
+        np.testing.assert_allclose(free.lengths, output.lengths.detach(), atol=1e-6)
+        np.testing.assert_allclose(free.reconstruction, output.reconstruction.detach(), atol=1e-6)
+        np.testing.assert_allclose(told.reconstruction, chosen.reconstruction.detach(), atol=1e-6)
+    assert np.abs(told.reconstruction - free.reconstruction).max() > 1e-4
     np.testing.assert_array_equal(predict(model, images / 255).lengths, predict(model, images).lengths)
 
 
-def test_targets_choose_what_is_decoded_and_nothing_else(model, make_images):
-    images, targets = make_images(5), torch.tensor([0, 1, 2, 3, 0])
-    result, free = predict(model, images, targets, batch_size=2), predict(model, images)
-    np.testing.assert_array_equal(result.classes, free.classes)
-    np.testing.assert_allclose(
-        result.reconstruction, model.eval()(images / 255, targets).reconstruction.detach(), atol=1e-6
-    )
-    assert np.abs(result.reconstruction - free.reconstruction).max() > 1e-4
-
-
 def test_networks_without_a_decoder(cnn, make_model, make_images):
-    for network in (cnn, make_model(decoder=False)):
+    for network, name in ((cnn, "probability"), (make_model(decoder=False), "length")):
         result = predict(network, make_images(3))
         assert result.reconstruction is None
-        assert result.lengths.shape == (3, 4)
+        assert (result.lengths.shape, result.score_name) == ((3, 4), name)
 
 
-def test_what_cannot_be_predicted(model, make_images):
-    with pytest.raises(InputError, match="at least one image"):
-        predict(model, make_images(0))
+def test_what_cannot_be_predicted(make_model, make_images):
+    one, two, images = make_model(), make_model(objects=2), make_images(2)
+    for model, given, targets, message in (
+        (one, make_images(0), None, "at least one image"),
+        (one, make_images(1, (3, 8, 10)), None, r"\(1, 3, 8, 10\)"),
+        (one, images, torch.tensor([1]), r"shape \(2,\)"),
+        (one, images, torch.tensor([0, 4]), r"0 to 3.*0\.\.4"),
+        (two, images, torch.tensor([0, 1]), r"\(2, 2\), 2 for each image"),
+        (two, images, torch.tensor([[0, 1], [2, 2]]), "with a class twice"),
+    ):
+        with pytest.raises(InputError, match=message):
+            predict(model, given, targets)
+    for given, targets in ((images.int(), None), ([1.0], None), (images, torch.tensor([0.0, 1.0])), (images, [0, 1])):
+        with pytest.raises(TypeError):
+            predict(one, given, targets)
     with pytest.raises(InputError, match="batch_size"):
-        predict(model, make_images(1), batch_size=0)
-    with pytest.raises(InputError, match=r"\(1, 3, 8, 10\)"):
-        predict(model, make_images(1, (3, 8, 10)))
-    with pytest.raises(TypeError, match="int32"):
-        predict(model, make_images(1).int())
-    with pytest.raises(InputError, match=r"shape \(2,\)"):
-        predict(model, make_images(2), torch.tensor([1]))
-    with pytest.raises(InputError, match=r"0 to 3.*0\.\.4"):
-        predict(model, make_images(2), torch.tensor([0, 4]))
-    with pytest.raises(TypeError, match="integers"):
-        predict(model, make_images(2), torch.tensor([0.0, 1.0]))
+        predict(one, images, batch_size=0)
 
 
-def test_several_objects_in_an_image(make_model, make_images):
-    model, images = make_model(objects=2).eval(), make_images(5)
-    targets = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0], [0, 2]])
-    free, told = predict(model, images, batch_size=2), predict(model, images, targets, batch_size=2)
-    output = model(images / 255)
-    np.testing.assert_array_equal(free.classes, output.lengths.argsort(1, descending=True)[:, :2])
-    np.testing.assert_array_equal(told.classes, free.classes)
-    np.testing.assert_allclose(free.reconstruction, output.reconstruction.detach(), atol=1e-6)
-    np.testing.assert_allclose(told.reconstruction, model(images / 255, targets).reconstruction.detach(), atol=1e-6)
-    with pytest.raises(InputError, match=r"\(5, 2\), 2 for each image"):
-        predict(model, images, targets[:, 0])
-    with pytest.raises(InputError, match="with a class twice"):
-        predict(model, images, targets[:, :1].expand(5, 2))
+def test_a_network_whose_routing_gives_activations_goes_by_them(make_model, make_images, monkeypatch):
+    """Its poses are all of length 3, and the last class is always the most active."""
+    register(monkeypatch)
+    model, images, labels = make_model(routing="active").eval(), make_images(4), torch.tensor([3, 0, 1, 3])
+    with torch.no_grad():
+        output = model(images / 255)
+    assert output.lengths is output.scores is output.activations
+    torch.testing.assert_close(output.capsules.norm(dim=2), torch.full((4, 4), 3.0), atol=1e-3, rtol=0)
+    said, evaluation = predict(model, images), evaluate(model, ImageSet(images, labels))
+    assert (said.classes.tolist(), said.score_name, evaluation.accuracy) == ([3] * 4, "activation", 0.5)
+    for scores in (said.scores, evaluation.scores):
+        np.testing.assert_allclose(scores, output.scores, atol=1e-6)
+    by_label = predict(model, images, torch.full((4,), 3))
+    np.testing.assert_allclose(said.reconstruction, by_label.reconstruction, atol=1e-6)
+    changed = perturb_capsule(model, images[0], steps=3)
+    assert (changed.target, changed.score) == (3, f"activation {output.scores[0, 3]:.2f}")
+
+
+# ---- what is usual
+
+
+def test_answers_beyond_the_bounds_are_unsure() -> None:
+    usual = Calibration(score=0.8, distance=0.4, images=100)
+    assert usual.caveats(0.8, 0.4) == usual.caveats(0.9, None) == usual.caveats(0.9, None, 0.8) == ()
+    (low,), (far,), (near,) = usual.caveats(0.5, 0.2), usual.caveats(0.9, 0.7), usual.caveats(0.9, None, 0.85)
+    assert low == "its score 0.50 is below 0.80, the bound of 99 % of the validation images"
+    assert "unlike anything it was trained on" in far
+    assert "0.85 beside 0.90" in near
+    assert len(usual.caveats(0.1, 0.9)) == 2
+    assert Calibration().caveats(0.3, None) == ("its score 0.30 is below 0.50",)
+
+
+def test_distances_by_hand() -> None:
+    images, drawn = np.zeros((3, 1, 2, 2)), np.zeros((3, 1, 2, 2))
+    images[0], images[1], drawn[0], drawn[2] = 1.0, 0.5, 0.5, 0.5
+    np.testing.assert_allclose(distances(images, drawn), [0.25, 1, 1])  # 4·0.25/4, 1/1, 1/max(0, 1)
+    two = np.zeros((1, 2, 1, 2, 2))
+    two[0, :, 0, 0] = 0.7  # laid over each other, cut off at 1
+    np.testing.assert_allclose(distances(images[:1], two), [0.5])
+
+
+@pytest.mark.parametrize("objects", [1, 2])
+def test_a_calibration_is_the_quantiles_of_the_images(objects: int) -> None:
+    torch.manual_seed(0)
+    model = create_model("sabour2017", **small("sabour2017", objects=objects))
+    images = torch.randint(0, 256, (300, *model.in_shape), dtype=torch.uint8)
+    usual, said = calibrate(model, images), predict(model, images)
+    assert said.reconstruction is not None
+    off = distances(images.numpy() / 255, said.reconstruction)
+    assert usual.images == 300
+    assert abs((np.sort(said.scores, 1)[:, -objects] > usual.score).mean() - 0.99) < 0.01
+    assert abs((off < usual.distance).mean() - 0.99) < 0.01
+    assert Calibration.from_json(dataclasses.asdict(usual)) == usual
+
+
+def test_without_a_decoder_only_scores_are_measured(cnn, make_images) -> None:
+    usual = calibrate(cnn, make_images(20))
+    assert (usual.distance, usual.images) == (Calibration.distance, 20)
+    for pixel in (math.nan, math.inf, -math.inf, 1e30):
+        images = make_images(3) / 255
+        images[1, 0, 2, 3] = pixel
+        with pytest.raises(InputError, match="got NaN or one beyond"):
+            calibrate(cnn, images)
+
+
+def test_calibrations_that_cannot_be() -> None:
+    right = {"score": 1, "distance": 1, "images": 1}
+    for value in (7, [], {}, {"score": 1}, right | {"score": "1"}, right | {"images": -1}):
+        with pytest.raises(InputError):
+            Calibration.from_json(value)
+    assert Calibration.from_json(None) is None
+
+
+# ---- answers to files
+
+
+def answers(count: int = 1, *, drawn: bool = True, side: int = 900, channels: int = 3) -> PhotoAnswers:
+    prepared = Prepared(np.zeros((1, 28, 28), np.uint8), ("dark ink turned light",), (90, 180, 450, 540))
+    photo = Photo(np.full((channels, side, 2 * side), 200, np.uint8), prepared)
+    scores = np.tile(np.float32([0.1, 0.3]), (count, 1))
+    reconstruction = np.zeros((count, 1, 28, 28)) if drawn else None
+    said = Prediction(scores.argmax(1), scores, reconstruction, [("its score 0.30 is below 0.50",)] * count)
+    files = [Path("a $file$.jpg")] * count
+    return PhotoAnswers(files, [prepared] * count, said, ("cat", "dog\x1b"), [photo] * count)
+
+
+def test_a_file_has_its_class_its_scores_and_why_it_is_unsure() -> None:
+    (found,) = answers().to_dict()
+    assert (found["image"], found["class"], found["prepared"]) == (
+        "a $file$.jpg",
+        "dog\x1b",
+        ("dark ink turned light",),
+    )
+    assert found["unsure"] == ("its score 0.30 is below 0.50",)
+    (table,) = answers().tables()
+    lines = [line if isinstance(line, str) else line.text for line in table.note]
+    assert lines[-2:] == [r"    cat  0.100  ███", r"dog\x1b  0.300  █████████"] or lines[-1].strip().startswith(
+        r"dog\x1b"
+    )
+    many = dataclasses.replace(answers(), class_names=tuple(map(str, range(25))))
+    many = dataclasses.replace(
+        many, prediction=dataclasses.replace(many.prediction, scores=np.linspace(0, 1, 25)[None])
+    )
+    assert "… and 15 lower ones (--json shows all)" in many.tables()[0].note[-1]
+
+
+def test_a_row_shows_photo_image_and_reconstruction(words) -> None:
+    figure = answers(2).figures()[""]
+    (axes,) = figure.axes
+    assert [image.get_array().shape[:2] for image in axes.images[:3]] == [(200, 400), (28, 28), (28, 28)]
+    assert len(axes.images) == 6
+    row = [r"a $file$.jpg: dog\x1b", "dark ink turned light", "unsure: its score 0.30 is below 0.50"]
+    assert words(figure) == ["photo", "what the network sees", "reconstruction", *row, *row]
+    pixels = axes.images[0].get_array()
+    red = np.argwhere((pixels[..., 0] > 0.7) & (pixels[..., 1] < 0.2))  # round the ink
+    down, across = red.min(0) / pixels.shape[:2], red.max(0) / pixels.shape[:2]
+    np.testing.assert_allclose([*down, *across], [0.1, 0.1, 0.5, 0.3], atol=0.03)
+    plain = answers(drawn=False, channels=1, side=30).figures()[""]
+    assert len(plain.axes[0].images) == 2
+    assert "reconstruction" not in words(plain)
+    for count in (0, 101):
+        with pytest.raises(InputError, match=f"a figure shows 1 to 100 photos, got {count}"):
+            answers(count).figures()

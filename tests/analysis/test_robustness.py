@@ -1,11 +1,17 @@
+"""Rotations and attacks: by hand, against gradients taken plainly, as curves of accuracy, and in a figure."""
+
 from __future__ import annotations
+
+import json
 
 import numpy as np
 import pytest
 import torch
 
+from own_parts import register
 from support import assert_close, assert_differs
 from torchcaps.analysis import (
+    Robustness,
     RobustnessCurve,
     attack_curve,
     evaluate,
@@ -30,7 +36,7 @@ def network(request, make_model, cnn):
     return make_model() if request.param == "capsules" else cnn
 
 
-# rotation
+# ---- rotation
 
 
 def test_quarter_turns_move_pixels_exactly() -> None:
@@ -39,37 +45,29 @@ def test_quarter_turns_move_pixels_exactly() -> None:
     assert_close(rotate(images, 90), images.rot90(1, (2, 3)), 1e-5)  # counter-clockwise, as rot90 has it
     assert_close(rotate(images, -180), images.flip(2, 3), 1e-5)
     assert_differs(rotate(images, 90), images.rot90(-1, (2, 3)))
+    for shape in ((2, 1, 9, 0), (2, 1, 0, 9), (0, 1, 9, 9), (2, 0, 9, 9)):
+        assert rotate(torch.ones(shape), 30).shape == shape
 
 
-def test_a_turn_keeps_distances_in_images_that_are_not_square() -> None:
+def test_a_turn_keeps_distances_in_images_that_are_not_square_and_brings_zeros_in() -> None:
     image = torch.zeros(1, 1, 21, 41)
     image[0, 0, 10, 26] = 1  # six pixels to the right of the centre
     turned = rotate(image, 90)[0, 0]
     assert turned.argmax() == (10 - 6) * 41 + 20  # six pixels above it
     assert_close(turned.sum(), 1.0, 1e-4)
-
-
-@pytest.mark.parametrize("shape", [(2, 1, 9, 0), (2, 1, 0, 9), (0, 1, 9, 9), (2, 0, 9, 9)])
-def test_no_pixels_are_no_pixels_when_turned(shape: tuple[int, ...]) -> None:
-    assert rotate(torch.ones(shape), 30).shape == shape
-
-
-def test_zeros_come_in_at_the_corners() -> None:
     turned = rotate(torch.ones(1, 1, 20, 20), 45)[0, 0]
     assert turned[0, 0] == turned[-1, 0] == 0
     assert turned[10, 10] == pytest.approx(1)
 
 
 def test_the_curve_is_the_accuracy_on_turned_images(network, images: ImageSet) -> None:
-    curve = rotation_curve(network, images, angles=(0, 180, 30), batch_size=7)
+    curve = rotation_curve(network, images, angles=(0, 180, 30))
     assert (curve.kind, curve.strengths, curve.num_images) == ("rotation", (0.0, 180.0, 30.0), 23)
     upside_down = ImageSet(images.images.flip(2, 3), images.labels)
-    wanted = [evaluate(network, each).accuracy for each in (images, upside_down)]
-    assert list(curve.accuracy[:2]) == wanted
-    assert rotation_curve(network, images, angles=(0, 180, 30), batch_size=23) == curve
+    assert list(curve.accuracy[:2]) == [evaluate(network, each).accuracy for each in (images, upside_down)]
 
 
-# attacks
+# ---- attacks
 
 
 def test_fgsm_moves_every_pixel_along_the_gradient(network, images: ImageSet) -> None:
@@ -89,45 +87,34 @@ def test_fgsm_by_hand() -> None:
             parameter.zero_()
         model.convs[0].weight.fill_(1)
         model.classify.weight.copy_(torch.eye(3))
-    image = torch.tensor([[[[0.5, 0.4, 0.05]]]])
-    label = torch.tensor([0])
+    image, label = torch.tensor([[[[0.5, 0.4, 0.05]]]]), torch.tensor([0])
     assert_close(fgsm(model, image, label, 0.1).flatten(), [0.4, 0.5, 0.15])  # the right pixel down, the others up
     assert_close(fgsm(model, image, label, 0.1, objective="scores").flatten(), [0.4, 0.5, 0.05])  # only the best wrong
     bright = fgsm(model, torch.tensor([[[[0.0, 0.95, 1.0]]]]), label, 0.1).flatten()
     assert_close(bright, [0.0, 1.0, 1.0])  # pixels stay pixels
 
 
-@pytest.mark.parametrize("objective", ["loss", "scores"])
-def test_attacks_stay_within_epsilon_and_within_pixels(network, images: ImageSet, objective: str) -> None:
+def test_attacks_stay_within_epsilon_and_within_pixels(network, images: ImageSet) -> None:
     pixels = images.images.float() / 255
-    for changed in (
-        fgsm(network, images.images, images.labels, 0.2, objective=objective),
-        pgd(network, images.images, images.labels, 0.2, steps=4, objective=objective),
-        pgd(network, images.images, images.labels, 0.2, steps=2, step_size=1.0, objective=objective),
-    ):
-        assert (changed - pixels).abs().max() <= 0.2 + 1e-6
-        assert changed.min() >= 0
-        assert changed.max() <= 1
-        assert_differs(changed, pixels)
+    for objective in ("loss", "scores"):
+        for changed in (
+            fgsm(network, images.images, images.labels, 0.2, objective=objective),
+            pgd(network, images.images, images.labels, 0.2, steps=4, objective=objective),
+            pgd(network, images.images, images.labels, 0.2, steps=2, step_size=1.0, objective=objective),
+        ):
+            assert (changed - pixels).abs().max() <= 0.2 + 1e-6
+            assert 0 <= changed.min() <= changed.max() <= 1
+            assert_differs(changed, pixels)
 
 
 def test_the_loss_grows_more_in_many_steps_than_in_one(network, images: ImageSet) -> None:
-    pixels = images.images.float() / 255
+    pixels, labels = images.images.float() / 255, images.labels
 
     def loss(changed: torch.Tensor) -> float:
-        output = network.eval()(changed, network.decoder_targets(images.labels))
-        return network.loss(output, changed, images.labels).total.item()
+        output = network.eval()(changed, network.decoder_targets(labels))
+        return network.loss(output, changed, labels).total.item()
 
-    clean = loss(pixels)
-    one = loss(fgsm(network, pixels, images.labels, 0.1))
-    many = loss(pgd(network, pixels, images.labels, 0.1, steps=20))
-    assert clean < one < many
-
-
-def test_pgd_is_a_function_of_its_seed(network, images: ImageSet) -> None:
-    first, again, other = (pgd(network, images.images, images.labels, 0.1, steps=2, seed=seed) for seed in (0, 0, 1))
-    assert torch.equal(first, again)
-    assert_differs(first, other)
+    assert loss(pixels) < loss(fgsm(network, pixels, labels, 0.1)) < loss(pgd(network, pixels, labels, 0.1, steps=20))
 
 
 def test_an_attack_leaves_the_network_as_it_was(network, images: ImageSet) -> None:
@@ -142,34 +129,61 @@ def test_an_attack_leaves_the_network_as_it_was(network, images: ImageSet) -> No
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
 
 
-@pytest.mark.parametrize("attack", ["fgsm", "pgd"])
-def test_accuracy_is_that_of_the_changed_images(network, images: ImageSet, attack: str) -> None:
-    curve = attack_curve(network, images, attack, epsilons=(0, 0.3), steps=3, seed=5)
-    assert (curve.kind, curve.strengths, curve.num_images) == (attack, (0.0, 0.3), 23)
-    if attack == "fgsm":
-        changed = fgsm(network, images.images, images.labels, 0.3)
-    else:
-        changed = pgd(network, images.images, images.labels, 0.3, steps=3, seed=5)
-    with torch.no_grad():
-        wanted = network.eval()(changed).lengths.argmax(-1) == images.labels
-    assert curve.accuracy == (evaluate(network, images).accuracy, wanted.double().mean().item())
-    assert attack_curve(network, images, attack, epsilons=(0, 0.3), steps=3, seed=5) == curve
+def test_accuracy_is_that_of_the_changed_images(network, images: ImageSet) -> None:
+    given = images.images, images.labels, 0.3
+    first, again, other = (pgd(network, *given, steps=3, seed=seed) for seed in (5, 5, 1))
+    assert torch.equal(first, again)
+    assert_differs(first, other)
+    for attack, changed in (("fgsm", fgsm(network, *given)), ("pgd", first)):
+        curve = attack_curve(network, images, attack, epsilons=(0, 0.3), steps=3, seed=5)
+        assert (curve.kind, curve.strengths, curve.num_images) == (attack, (0.0, 0.3), 23)
+        with torch.no_grad():
+            wanted = network.eval()(changed).lengths.argmax(-1) == images.labels
+        assert curve.accuracy == (evaluate(network, images).accuracy, wanted.double().mean().item())
 
 
-def test_where_the_margin_loss_is_flat_only_the_scores_show_the_way(make_model, make_images) -> None:
+def test_where_the_margin_loss_is_flat_only_the_scores_show_the_way(make_model, make_images, monkeypatch) -> None:
     """An image that is classified with enough margin costs nothing, and its gradient is zero."""
     model = make_model(decoder=False, m_plus=1e-6, m_minus=1 - 1e-6)
     pixels, labels = make_images(6).float() / 255, torch.arange(6) % 4
     assert torch.equal(fgsm(model, pixels, labels, 0.1), pixels)
     assert_differs(fgsm(model, pixels, labels, 0.1, objective="scores"), pixels)
+    register(monkeypatch)  # of a routing with activations, these are the scores
+    assert_differs(fgsm(make_model(routing="active"), pixels, labels, 0.1, objective="scores"), pixels)
 
 
-# curves and figures
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m, s: rotation_curve(m, s, angles=()), "at least one angle"),
+        (lambda m, s: rotation_curve(m, s, angles=(float("nan"),)), "angle must be -1e\\+06 to 1e\\+06, got nan"),
+        (lambda m, s: attack_curve(m, s, "fgsm", epsilons=(1.5,)), "epsilon must be 0 to 1"),
+        (lambda m, s: attack_curve(m, s, "cw"), "attack must be"),
+        (lambda m, s: pgd(m, s.images, s.labels, -0.1), "epsilon must be 0 to 1"),
+        (lambda m, s: pgd(m, s.images, s.labels, 0.1, steps=10**12), "steps must be 1 to 10000, got 1000000000000"),
+        (lambda m, s: pgd(m, s.images, s.labels, 0.1, step_size=0.0), "step_size must be above 0"),
+        (lambda m, s: fgsm(m, s.images[:, :, 1:], s.labels, 0.1), "built for"),
+        (lambda m, s: pgd(m, s.images, s.labels, 0.1, objective="score"), "objective must be one of loss, scores"),
+        (lambda m, s: attack_curve(m, s, "fgsm", epsilons=(0,), objective="score"), "objective must be one of loss"),
+        (lambda m, s: pgd(m, s.images, s.labels, 0.1, seed=-1), "seed must be 0 to"),
+        (lambda m, s: attack_curve(m, s, "pgd", seed=2**32), "seed must be 0 to"),
+    ],
+)
+def test_bad_input(make_model, images: ImageSet, call, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        call(make_model(), images)
 
 
-def test_a_curve_survives_json(images: ImageSet) -> None:
-    import json
+def test_networks_of_several_objects_are_refused(make_model, images: ImageSet) -> None:
+    for call in (rotation_curve, lambda m, s: fgsm(m, s.images, s.labels, 0.1)):
+        with pytest.raises(InputError, match="one object, but this network finds 2"):
+            call(make_model(objects=2), images)
 
+
+# ---- curves beside each other
+
+
+def test_a_curve_survives_json() -> None:
     curve = RobustnessCurve("pgd", (0.0, 0.25), (0.9, 0.125), 8)
     assert RobustnessCurve.from_dict(json.loads(json.dumps(curve.to_dict()))) == curve
 
@@ -187,7 +201,12 @@ def test_the_figure_has_a_panel_a_kind_and_a_line_a_network(words) -> None:
     np.testing.assert_allclose(panels[0].lines[0].get_ydata(), [60, 90, 60])  # the mean of two seeds
     assert len(panels[0].collections) == 1  # its band
     found = words(figure)
-    assert {"capsules", "$cnn$", "Rotation", "PGD on the scores", "degrees", "both"} <= set(found)
+    assert {"$cnn$", "Rotation", "PGD on the scores", "degrees", "both"} <= set(found)
+    assert found.count("capsules") == 1
+    two = Robustness({"a": curves(0), "b": curves(0.1)}, {"a": "ten images", "b": "other images"})
+    assert two.tables()[0].title == "Rotation. Accuracy of a on ten images, of b on other images"
+    assert two.tables()[1].rows == [["0", "90.00 %", "90.00 %"], ["0.1", "20.00 %", "30.00 %"]]
+    assert "a: ten images\nb: other images" in "\n".join(words(two.figures()[""])).replace(r"\n", "\n")
 
 
 def test_figures_of_nothing_or_of_unequal_curves() -> None:
@@ -196,40 +215,3 @@ def test_figures_of_nothing_or_of_unequal_curves() -> None:
     one, other = (RobustnessCurve("fgsm", (0.0, epsilon), (1.0, 0.5), 4) for epsilon in (0.1, 0.2))
     with pytest.raises(InputError, match="same strengths"):
         figure_robustness({"a": [one, other]})
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda m, s: rotation_curve(m, s, angles=()), "at least one angle"),
-        (lambda m, s: rotation_curve(m, s, angles=(float("nan"),)), "angle must be -1e\\+06 to 1e\\+06, got nan"),
-        (lambda m, s: attack_curve(m, s, "fgsm", epsilons=(1.5,)), "epsilon must be 0 to 1"),
-        (lambda m, s: attack_curve(m, s, "cw"), "attack must be"),
-        (lambda m, s: pgd(m, s.images, s.labels, -0.1), "epsilon must be 0 to 1"),
-        (lambda m, s: pgd(m, s.images, s.labels, 0.1, steps=10**12), "steps must be 1 to 10000, got 1000000000000"),
-        (lambda m, s: rotation_curve(m, s, angles=[0.0] * 1001), "at least one angle, and at most 1000, got 1001"),
-        (lambda m, s: pgd(m, s.images, s.labels, 0.1, steps=0), "steps must be 1 to 10000, got 0"),
-        (lambda m, s: pgd(m, s.images, s.labels, 0.1, step_size=0.0), "step_size must be above 0"),
-        (lambda m, s: fgsm(m, s.images[:, :, 1:], s.labels, 0.1), "built for"),
-    ],
-)
-def test_bad_input(make_model, images: ImageSet, call, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        call(make_model(), images)
-
-
-def test_networks_of_several_objects_are_refused(make_model, images: ImageSet) -> None:
-    with pytest.raises(InputError, match="one object"):
-        rotation_curve(make_model(objects=2), images)
-
-
-@pytest.mark.parametrize("option", [{"objective": "score"}, {"seed": -1}, {"seed": 2**32}, {"seed": 0.5}])
-def test_an_option_that_cannot_be_is_said(network, images: ImageSet, option: dict[str, object]) -> None:
-    words = "objective must be one of loss, scores, got 'score'" if "objective" in option else "seed must be .*0 to"
-    with pytest.raises(InputError, match=words):
-        pgd(network, images.images, images.labels, 0.1, steps=1, **option)
-    with pytest.raises(InputError, match=words):
-        attack_curve(network, images, "fgsm", epsilons=(0,), **option)
-    if "objective" in option:
-        with pytest.raises(InputError, match=words):
-            fgsm(network, images.images, images.labels, 0.1, **option)

@@ -49,34 +49,30 @@ def by_the_equations(model, images):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_each_iteration_is_that_of_the_equations(make_model, make_images, variant):
-    model = make_model(**variant)
-    if model.class_capsules.routing.prior is not None:
+    model, images = make_model(**variant), make_images(5)
+    if variant.get("learn_prior"):
         torch.nn.init.normal_(model.class_capsules.routing.prior)
-    images = make_images(5)
-    model.train()
-    trace = analysis.trace_routing(model, images, batch_size=2)
+    trace = analysis.trace_routing(model.train(), images)
     assert model.training
     logits, coupling, sums, capsules = by_the_equations(model, images)
-    np.testing.assert_allclose(trace.logits, torch.stack(logits[:-1]), atol=1e-5)
-    np.testing.assert_allclose(trace.coupling, torch.stack(coupling), atol=1e-5)
-    np.testing.assert_allclose(trace.weighted_sum, torch.stack(sums), atol=1e-5)
-    np.testing.assert_allclose(trace.capsules, torch.stack(capsules), atol=1e-5)
-    agreement = torch.stack([after - before for before, after in itertools.pairwise(logits)])
-    np.testing.assert_allclose(trace.agreement, agreement, atol=1e-5)
+    agreement = [after - before for before, after in itertools.pairwise(logits)]
+    for got, wanted in (
+        (trace.logits, logits[:-1]),
+        (trace.coupling, coupling),
+        (trace.weighted_sum, sums),
+        (trace.capsules, capsules),
+        (trace.agreement, agreement),
+    ):
+        np.testing.assert_allclose(got, torch.stack(wanted), atol=1e-5)
     np.testing.assert_allclose(trace.scores, torch.stack(capsules).norm(dim=-1), atol=1e-3)
-    change = torch.stack([(after - before).abs().mean((1, 2)) for before, after in itertools.pairwise(logits)])
+    change = torch.stack([each.abs().mean((1, 2)) for each in agreement])
     np.testing.assert_allclose(trace.mean_agreement, change, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(trace.images, images / 255)
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_coupling_sums_to_one_over_the_competitors(make_model, make_images, variant):
-    trace = analysis.trace_routing(make_model(**variant), make_images(3))
-    sums = trace.coupling.sum(3 if trace.softmax_over == "outputs" else 2)
+    total = trace.coupling.sum(3 if trace.softmax_over == "outputs" else 2)
     if trace.leaky:
-        assert ((sums > 0) & (sums < 1)).all()
+        assert ((total > 0) & (total < 1)).all()
     else:
-        np.testing.assert_allclose(sums, 1, rtol=1e-5)
+        np.testing.assert_allclose(total, 1, rtol=1e-5)
     if not variant.get("learn_prior"):
         np.testing.assert_allclose(trace.coupling[0], trace.uniform, rtol=1e-5)
         np.testing.assert_allclose(trace.entropy[0], 1, rtol=1e-5)
@@ -85,83 +81,51 @@ def test_coupling_sums_to_one_over_the_competitors(make_model, make_images, vari
         assert (trace.entropy[-1] < trace.entropy[0] - 1e-4).all()
 
 
-@pytest.mark.parametrize("softmax_over", ["outputs", "inputs"])
-@pytest.mark.parametrize("leaky", [False, True])
-def test_entropy_of_what_is_decided_is_zero(softmax_over, leaky):
-    routing = DynamicRouting(softmax_over=softmax_over, leaky=leaky)
-    decided = torch.zeros(2, 6, 3)
-    if softmax_over == "outputs":
-        decided[:, :, 1] = 1
-    else:
-        decided[:, 4, :] = 1
-    np.testing.assert_allclose(normalised_entropy(decided, routing), 0, atol=1e-6)
+def test_entropy_by_hand():
+    one_output, one_input = torch.zeros(2, 6, 3), torch.zeros(2, 6, 3)
+    one_output[:, :, 1], one_input[:, 4, :] = 1, 1
+    half, even = torch.tensor([0.5, 0.5, 0, 0]).expand(1, 6, 4), torch.full((1, 6, 3), 1 / 4)
+    leaky, inputs = DynamicRouting(leaky=True), DynamicRouting(softmax_over="inputs")
+    # self-attention adds a bias to what its softmax gives: coupling may be negative and sum to anything
+    biased, none = torch.tensor([1.5, 1.5, -0.5, 0]).expand(1, 6, 4), torch.full((1, 6, 4), -0.5)
+    for coupling, routing, entropy in (
+        (one_output, DynamicRouting(), 0),
+        (one_output, leaky, 0),
+        (one_input, inputs, 0),
+        (one_input, DynamicRouting(softmax_over="inputs", leaky=True), 0),
+        (half, DynamicRouting(), 0.5),  # ln 2 / ln 4
+        (torch.zeros(1, 6, 3), leaky, 0),  # all to none of the above, which competes
+        (even, leaky, 1),
+        (biased, SelfAttentionRouting(), 0.5),
+        (none, SelfAttentionRouting(), 0),
+        (torch.ones(2, 1, 3), inputs, 0),  # a single competitor has no choice
+    ):
+        np.testing.assert_allclose(normalised_entropy(coupling, routing), entropy, rtol=1e-6, atol=1e-6)
+    layer = ConvCapsules(1, 4, 2, 4, layer_kernel=1)  # each capsule stands in one window: two types compete
+    competition = MapCompetition(layer.window_capsules((1, 2, 2)), 5)
+    for coupling, entropy in ((torch.tensor([1.0, 0.0]).expand(4, 1, 2), 0), (torch.full((4, 1, 2), 0.5), 1)):
+        found = normalised_entropy(coupling, DynamicRouting(), competition)
+        np.testing.assert_allclose(found, entropy, rtol=1e-6, atol=1e-6)
 
 
-def test_entropy_of_half_to_each_of_two_among_four():
-    coupling = torch.tensor([0.5, 0.5, 0, 0]).expand(1, 6, 4)
-    np.testing.assert_allclose(normalised_entropy(coupling, DynamicRouting()), 0.5, rtol=1e-6)  # ln 2 / ln 4
-
-
-def test_none_of_the_above_counts_as_a_competitor():
-    nothing_to_any = torch.zeros(1, 6, 3)
-    np.testing.assert_allclose(normalised_entropy(nothing_to_any, DynamicRouting(leaky=True)), 0, atol=1e-6)
-    even = torch.full((1, 6, 3), 1 / 4)
-    np.testing.assert_allclose(normalised_entropy(even, DynamicRouting(leaky=True)), 1, rtol=1e-6)
-
-
-def test_entropy_of_coupling_with_a_bias_is_that_of_its_shares():
-    """Self-attention adds a bias to what its softmax gives, so that coupling may be negative and sum to anything."""
-    coupling = torch.tensor([1.5, 1.5, -0.5, 0]).expand(1, 6, 4)
-    np.testing.assert_allclose(normalised_entropy(coupling, SelfAttentionRouting()), 0.5, rtol=1e-6)
-    none = torch.full((1, 6, 4), -0.5)
-    np.testing.assert_allclose(normalised_entropy(none, SelfAttentionRouting()), 0)
-
-
-def test_a_single_competitor_has_no_choice():
-    np.testing.assert_array_equal(normalised_entropy(torch.ones(2, 1, 3), DynamicRouting(softmax_over="inputs")), 0)
-
-
-def test_the_last_round_is_what_the_network_says(model, make_images):
-    images = make_images(4)
+def test_the_last_round_is_what_the_network_says_and_statistics_are_those_of_the_trace(model, make_images):
+    images, before = make_images(7), get_working_memory()
     trace = analysis.trace_routing(model, images)
     with torch.no_grad():
         output = model.eval()(images / 255, return_coupling=True)
     np.testing.assert_allclose(trace.capsules[-1], output.capsules, atol=1e-5)
     np.testing.assert_allclose(trace.coupling[-1], output.coupling, atol=1e-5)
-    np.testing.assert_allclose(trace.scores[-1], output.scores, atol=1e-5)
-    assert trace.lengths is trace.scores
-
-
-def test_votes_never_take_more_than_the_working_memory(model, make_images, monkeypatch):
-    followed = []
-    real = DynamicRouting.rounds
-
-    def rounds(routing, votes, activations=None):
-        followed.append(len(votes.poses))
-        return real(routing, votes, activations)
-
-    monkeypatch.setattr(DynamicRouting, "rounds", rounds)
-    images = make_images(7)
-    whole = analysis.trace_routing(model, images)
-    assert followed == [7]
-    before = get_working_memory()
+    np.testing.assert_allclose(trace.lengths[-1], output.scores, atol=1e-5)
     try:
         set_working_memory(3.5 * model.class_capsules.transform.weight[..., 0].numel() * 4 / 2**20)  # of three images
-        followed.clear()
-        parts = analysis.trace_routing(model, images)
-        statistics = analysis.routing_statistics(model, images)
+        parts, statistics = analysis.trace_routing(model, images), analysis.routing_statistics(model, images)
     finally:
         set_working_memory(before)
-    assert followed == [3, 3, 1] * 2
-    np.testing.assert_allclose(parts.agreement, whole.agreement, atol=3e-6)  # rounding of another block
-    np.testing.assert_allclose(statistics.entropy, whole.entropy, rtol=1e-5)
-
-
-def long_trace(iterations):
-    trace = hand_made()
-    parts = ("coupling", "scores", "entropy", "mean_agreement")
-    longer = {name: np.repeat(getattr(trace, name)[:1], iterations, 0) for name in parts}
-    return dataclasses.replace(trace, **longer)
+    np.testing.assert_allclose(parts.agreement, trace.agreement, atol=3e-6)  # rounding of another block
+    for found in (parts, statistics):
+        np.testing.assert_allclose(found.entropy, trace.entropy, rtol=1e-5)
+        np.testing.assert_allclose(found.mean_agreement, trace.mean_agreement, rtol=1e-4)
+        np.testing.assert_allclose(found.longest, np.linalg.norm(trace.capsules[-1], axis=2).max(0), atol=1e-5)
 
 
 def hand_made(in_space=True, classes=3) -> RoutingTrace:
@@ -184,6 +148,7 @@ def hand_made(in_space=True, classes=3) -> RoutingTrace:
         scores=lengths,
         entropy=one,
         mean_agreement=one,
+        longest=np.ones(classes, dtype=np.float32),
         grid=(2, 3, 4),
         in_space=in_space,
         layer=1,
@@ -205,27 +170,16 @@ def test_more_iterations_than_the_network_has_can_be_followed(make_model, make_i
     assert short.coupling.shape[0] == 4
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 64])
-def test_statistics_are_those_of_the_trace_for_any_batch_size(model, make_images, batch_size):
-    images = make_images(5)
-    trace = analysis.trace_routing(model, images)
-    statistics = analysis.routing_statistics(model, images, batch_size=batch_size)
-    np.testing.assert_allclose(statistics.entropy, trace.entropy, rtol=1e-5)
-    np.testing.assert_allclose(statistics.mean_agreement, trace.mean_agreement, rtol=1e-4)
-    assert statistics.entropy.shape == (3, 5)
-
-
 @pytest.mark.parametrize("function", [analysis.trace_routing, analysis.routing_statistics])
 def test_what_cannot_be_followed(function, model, cnn, make_model, make_images):
     images = make_images(2)
     with pytest.raises(InputError, match=r"BaselineCNN.*sabour2017.*keras-tutorial"):
         function(cnn, images)
-    with pytest.raises(InputError, match=r"num_iterations must be at least 1.*got 0"):
+    with pytest.raises(InputError, match="num_iterations must be at least 1, got 0"):
         function(make_model(num_iterations=0), images)
-    with pytest.raises(InputError, match="got -1"):
-        function(model, images, num_iterations=-1)
-    with pytest.raises(InputError, match="num_iterations must be 0 to 1000, got 1000000000000"):
-        function(model, images, num_iterations=10**12)
+    for iterations in (-1, 10**12):
+        with pytest.raises(InputError, match=f"num_iterations must be 0 to 1000, got {iterations}"):
+            function(model, images, num_iterations=iterations)
     with pytest.raises(InputError, match="at least one image"):
         function(model, make_images(0))
     for layer in (0, 2, -1, 1.0, True, "1"):
@@ -235,7 +189,7 @@ def test_what_cannot_be_followed(function, model, cnn, make_model, make_images):
     with pytest.raises(InputError, match="Silent returns no coupling, so there is none to show"):
         function(model, images)
     model.class_capsules.routing = Cosine()
-    with pytest.raises(InputError, match=r"num_iterations must be left out for Cosine: only the iterations of Dynamic"):
+    with pytest.raises(InputError, match="num_iterations must be left out for Cosine: only DynamicRouting"):
         function(model, images, num_iterations=2)
 
 
@@ -254,49 +208,48 @@ def test_the_figure_has_a_map_for_each_iteration_and_class_on_one_scale(words):
     assert "raster" not in " ".join(words(figure))
 
 
-def test_the_figure_of_raster_capsules_says_that_they_have_no_place(words):
-    assert "not in space" in " ".join(words(analysis.figure_coupling(hand_made(in_space=False))))
-
-
-def test_of_many_classes_the_longest_are_shown(words):
-    figure = analysis.figure_coupling(hand_made(classes=40), max_classes=2)
-    assert len(figure.axes[0].images) == 1 + 2 * 2
-    found = words(figure)
-    assert found.index("0") < found.index("1")
-    assert any("2 longest of 40" in word for word in found)
-    assert "2" not in found
-
-
-def test_bad_figures():
-    with pytest.raises(InputError, match="index must be 0 to 0"):
-        analysis.figure_coupling(hand_made(), 1)
-    with pytest.raises(InputError, match="the number of iterations in a figure must be 1 to 100, got 101"):
-        analysis.figure_coupling(long_trace(101))
-    with pytest.raises(InputError, match="max_classes"):
-        analysis.figure_coupling(hand_made(), max_classes=0)
-    with pytest.raises(InputError, match="3 names"):
-        analysis.figure_coupling(hand_made(), class_names=["a"])
-
-
-def test_uniform_coupling_can_be_drawn():
+def test_coupling_maps_of_other_traces(words):
     trace = hand_made()
+    assert "not in space" in " ".join(words(analysis.figure_coupling(hand_made(in_space=False))))
+    found = words(analysis.figure_coupling(hand_made(classes=40)))
+    assert any("10 longest of 40" in word for word in found)
+    assert found.index("0") < found.index("9")
+    assert "10" not in found
     uniform = dataclasses.replace(trace, coupling=np.full_like(trace.coupling, 1 / 3))
     bar = analysis.figure_coupling(uniform).axes[1]
     assert bar.get_ylim()[0] < 1 / 3 < bar.get_ylim()[1]
+    assert len({label.get_text() for label in bar.get_yticklabels()}) == 3
+    with pytest.raises(InputError, match="index must be 0 to 0"):
+        analysis.figure_coupling(trace, 1)
+    with pytest.raises(InputError, match="3 names"):
+        analysis.figure_coupling(trace, class_names=["a"])
+    longer = {name: np.repeat(getattr(trace, name)[:1], 101, 0) for name in ("coupling", "scores", "entropy")}
+    with pytest.raises(InputError, match="the number of iterations in a figure must be 1 to 100, got 101"):
+        analysis.figure_coupling(dataclasses.replace(trace, **longer))
+
+
+def test_a_report_lists_input_capsules_and_what_says_nothing():
+    trace = hand_made(classes=30)
+    report = analysis.RoutingReport(trace, trace.names(), "one image", (5,), trace, "one image again")
+    iterations, capsule, many, note = report.tables()
+    assert [row[:3] for row in iterations.rows] == [["1", "0", "0.000"], ["2", "1", "0.900"]]
+    assert capsule.title == "Input capsule 5: type 0, row 1, column 1 (the 10 longest of 30 classes)"
+    assert len(capsule.rows) == 2 * 10 + 1
+    assert many.rows == [["1", "1.0000", "1.00e+00"], ["2", "1.0000", "1.00e+00"]]
+    assert len(note.note) == 1
+    dead = dataclasses.replace(trace, longest=np.float32([0, 1]))
+    assert "50.0 % of the output capsules" in dataclasses.replace(report, statistics=dead).tables()[-1].note[0]
 
 
 def test_the_figure_of_statistics_draws_means_over_images(words):
-    entropy = np.array([[1, 1], [0.8, 0.6]])
-    change = np.array([[2, 4], [1, 3]])
-    figure = analysis.figure_routing_statistics(
-        analysis.RoutingStatistics(entropy, change, np.ones(4)), title="Two images"
-    )
+    entropy, change = np.array([[1, 1], [0.8, 0.6]]), np.array([[2, 4], [1, 3]])
+    figure = analysis.figure_routing_statistics(analysis.RoutingStatistics(entropy, change, np.ones(4)))
     first, second = figure.axes
     np.testing.assert_allclose(first.lines[0].get_ydata(), [1, 0.7])
     np.testing.assert_allclose(second.lines[0].get_ydata(), [3, 2])
     np.testing.assert_array_equal(first.lines[0].get_xdata(), [1, 2])
     assert second.get_ylim()[0] == 0
-    assert {"Two images", "iteration", "mean of 2 images"} <= set(words(figure))
+    assert {"iteration", "mean of 2 images"} <= set(words(figure))
 
 
 def test_routing_does_not_depend_on_the_number_of_objects(make_model, make_images):
@@ -326,7 +279,7 @@ def routed_by_hand(model, images, number):
 @pytest.mark.parametrize("padding", [0, 1])
 def test_coupling_on_a_map_is_that_of_the_windows_that_hold_a_capsule(make_deep, make_images, compete_over, padding):
     model, images = make_deep({"compete_over": compete_over, "layer_padding": padding}), make_images(3)
-    trace = analysis.trace_routing(model, images, layer=1, batch_size=2)
+    trace = analysis.trace_routing(model, images, layer=1)
     layer = model.layer(1)
     inputs, routed = routed_by_hand(model, images, 1)
     windows = layer.window_capsules(inputs.grid)  # (L, I), from 1; 0 beyond the edge
@@ -388,23 +341,13 @@ def test_entropy_over_types_and_positions_is_one_where_coupling_is_uniform(make_
     np.testing.assert_allclose(statistics.mean_agreement, trace.mean_agreement, rtol=1e-4)
 
 
-def test_entropy_of_a_capsule_that_gives_all_to_one_of_its_windows_is_zero():
-    layer = ConvCapsules(1, 4, 2, 4, layer_kernel=1)  # each capsule stands in one window: two types compete
-    competition = MapCompetition(layer.window_capsules((1, 2, 2)), 5)
-    decided = torch.tensor([1.0, 0.0]).expand(4, 1, 2)
-    np.testing.assert_allclose(normalised_entropy(decided, DynamicRouting(), competition), 0, atol=1e-6)
-    np.testing.assert_allclose(
-        normalised_entropy(torch.full((4, 1, 2), 0.5), DynamicRouting(), competition), 1, rtol=1e-6
-    )
-
-
 @pytest.mark.parametrize(("layer", "share"), [(1, 1 / 3), (2, 1 / 4)])
 def test_capsules_that_say_nothing_are_counted(make_deep, make_images, layer, share):
     model, images = make_deep(), make_images(5)
     assert analysis.routing_statistics(model, images, layer=layer).dead == 0
     with torch.no_grad():
         model.layer(layer).transform.weight[:, 1] = 0  # a type on the map, or a class
-    statistics = analysis.routing_statistics(model, images, layer=layer, batch_size=2)
+    statistics = analysis.routing_statistics(model, images, layer=layer)
     assert statistics.dead == pytest.approx(share)
     trace = analysis.trace_routing(model, images, layer=layer)
     np.testing.assert_allclose(statistics.longest, np.linalg.norm(trace.capsules[-1], axis=2).max(0), atol=1e-5)
@@ -420,7 +363,6 @@ def test_figures_say_which_layer_they_show(make_deep, make_images, words, layer)
     assert f"on the grid of the {inputs}, averaged over their types; below: length of the capsule" in said
     assert ("type 2" in found) == (layer == 1)
     assert ("3" in found) == (layer == 2)
-    assert "the 2 longest of 3 types;" in " ".join(words(analysis.figure_coupling(trace, max_classes=2))) or layer == 2
 
 
 def test_a_routing_of_ones_own_is_followed_in_one_iteration(make_deep, make_images, words):
@@ -458,7 +400,6 @@ def test_activations_are_the_scores_of_a_routing_that_gives_them(make_deep, make
     assert trace.score_name == "activation"
     np.testing.assert_allclose(trace.scores[0], routed.activations, atol=1e-6)
     assert "below: activation of the capsule" in " ".join(words(analysis.figure_coupling(trace)))
-    assert "the 2 most active of 4 classes" in " ".join(words(analysis.figure_coupling(trace, max_classes=2)))
     inner = analysis.trace_routing(model, images, layer=1)
     assert inner.score_name == "activation"
     assert (np.diff(inner.scores[0], axis=1) > 0).all()  # the last type the most

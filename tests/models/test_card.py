@@ -16,6 +16,7 @@ from support import small
 from torchcaps import create_model, list_presets
 from torchcaps.models import Network, SeedResult, TrainingRecord, get_preset
 from torchcaps.models.card import model_card
+from torchcaps.parts import flat
 
 
 def network_of(preset: str = "sabour2017", num_classes: int = 3, **options: Any) -> Network:
@@ -25,8 +26,12 @@ def network_of(preset: str = "sabour2017", num_classes: int = 3, **options: Any)
 
 
 def training(**values: Any) -> TrainingRecord:
+    preset = get_preset(values.pop("preset", "sabour2017"))
     plain = {
-        "preset": "sabour2017",
+        "preset": preset.name,
+        "preset_source": preset.source,
+        "preset_description": preset.description,
+        "preset_options": flat(preset.network),
         "data": "mnist",
         "data_title": "MNIST handwritten digits",
         "data_source": "LeCun, Cortes, Burges",

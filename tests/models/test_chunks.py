@@ -70,7 +70,7 @@ def test_chunks_are_nearly_equal_and_as_large_as_is_best(active: bool) -> None:
             return Capsules(poses, part[:, 0, 0] if active else None, grid=(1, 2, 2))
 
         given = torch.rand(images, 3, 2, 2)
-        poses, activations, grid = map_chunks(function, given, largest, wide)
+        poses, activations, grid, _ = map_chunks(function, given, largest, wide)
         assert seen == chunks
         assert poses.equal(2 * given.flatten(2).transpose(1, 2))
         assert poses.transpose(1, 2).is_contiguous()

@@ -6,7 +6,9 @@ Only what the sources say is in it, nothing of the package, so it also says what
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from torchcaps.datasets import Batch
-from torchcaps.models import CapsNet, create_model, get_preset
+from torchcaps.models import CapsNet, create_model, get_preset, list_presets
 from torchcaps.training.recipe import Recipe, learning_rate
 from torchcaps.training.step import TrainStep
 
@@ -229,3 +231,19 @@ def test_24_steps_of_a_preset_follow_its_source(name: str) -> None:
         adam.step(w, t, rate)
         step(Batch(images.float(), labels, None), t - 1, rate)
         assert float(step.sums.last_loss) == pytest.approx(wanted.item(), rel=5e-6), t
+
+
+def test_the_page_says_of_every_preset_what_it_was_compared_with() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "against-the-sources.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1:3] for line in page.partition("\n## ")[0].splitlines() if line.startswith("| `")]
+    kinds = {name: kind.strip() for names, kind in rows for name in re.findall(r"`([^`]+)`", names)}
+    assert set(kinds.values()) <= {
+        "original code",
+        "original code in part",
+        "rewriting",
+        "the paper's numbers",
+        "nothing",
+    }
+    assert sum(names.count("`") for names, _ in rows) == 2 * len(kinds), "a preset has two rows"
+    assert set(kinds) == set(list_presets())
+    assert {name for name, kind in kinds.items() if kind.startswith("original")} < set(SOURCES)

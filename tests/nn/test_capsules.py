@@ -102,7 +102,7 @@ def test_kernel_and_stride_set_the_number_of_capsules() -> None:
     features = torch.rand(2, 3, 13, 10)
     for kernel, stride in ((3, 2), (5, 1), (4, 3)):
         rows, columns = ((size - kernel) // stride + 1 for size in (13, 10))
-        poses, activations, grid = PrimaryCapsules(3, primary_types=2, primary_kernel=kernel, primary_stride=stride)(
+        poses, activations, grid, _ = PrimaryCapsules(3, primary_types=2, primary_kernel=kernel, primary_stride=stride)(
             features
         )
         assert poses.shape == (2, 2 * rows * columns, 8)

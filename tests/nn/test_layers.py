@@ -69,7 +69,7 @@ def test_a_dense_layer_is_the_papers_unless_it_says_otherwise() -> None:
     assert (layer.transform.weight_std, layer.routing.num_iterations) == (0.3, 1)
     poses = torch.randn(2, 6, 3)
     capsules, routed = layer(poses), layer.route(poses)
-    assert capsules[1:] == (None, None)
+    assert capsules[1:] == (None, None, None)
     assert routed[1:] == (None, None)
     assert capsules.poses.equal(routed.poses)
     assert layer(Capsules(poses)).poses.equal(capsules.poses)
@@ -278,7 +278,7 @@ def test_each_position_is_a_dense_layer_of_its_window(window: tuple[int, int, in
     layer, capsules = layer_on_map(window, transform=transform), maps()
     dense = DenseCapsules(TYPES * window[0] ** 2, IN_DIM, 2, IN_DIM, transform=transform)
     dense.load_state_dict(layer.state_dict())
-    poses, activations, grid = layer(capsules)
+    poses, activations, grid, _ = layer(capsules)
     rows = by_windows(layer, capsules, 1)
     assert grid == (2, len(rows), len(rows[0])) == layer.out_grid(capsules.grid)
     assert activations is None
@@ -347,7 +347,7 @@ def test_activations_come_from_the_window_and_go_onto_the_map() -> None:
     capsules = maps()
     activations = torch.rand(2, capsules.poses.shape[1])
     layer = layer_on_map((3, 2, 1), 6, routing=Certain())
-    poses, got, grid = layer(capsules._replace(activations=activations))
+    poses, got, grid, _ = layer(capsules._replace(activations=activations))
     assert grid == (2, 3, 3)
     assert got.shape == poses.shape[:2]
     windows = by_windows(layer, Capsules(activations[..., None], grid=capsules.grid), 1)

@@ -50,7 +50,7 @@ class Run:
             self.weights[accuracy] = {name: each.clone() for name, each in network.state_dict().items()}
             right = round(100 * accuracy)
             counts = [[right, 100 - right, 0], [0, 0, 0], [0, 0, 0]]
-            return Evaluation(torch.tensor(counts).numpy(), result.loss, result.class_names)
+            return Evaluation(torch.tensor(counts).numpy(), result.total_loss, result.class_names)
 
         monkeypatch.setattr(files, "commit", commit)
         monkeypatch.setattr(Trainer, "judge", judge)

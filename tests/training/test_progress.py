@@ -72,7 +72,7 @@ def test_improved_is_measured_as_the_best_epoch_is_chosen_and_over_all_sittings(
         if batches is not trainer.data.validation:
             return own(trainer, network, batches)
         right, loss = results[trainer.state.epoch]
-        return Evaluation(np.array([[right, 100 - right, 0], [0, 0, 0], [0, 0, 0]]), loss, ("0", "1", "2"))
+        return Evaluation(np.array([[right, 100 - right, 0], [0, 0, 0], [0, 0, 0]]), 100 * loss, ("0", "1", "2"))
 
     monkeypatch.setattr(Trainer, "judge", judge)
     first, second = Rows(), Rows()

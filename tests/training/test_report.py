@@ -69,7 +69,7 @@ class Told(Progress):
 
 def judged(counts: list[list[int]]) -> Evaluation:
     confusion = np.array(counts)
-    return Evaluation(confusion=confusion, loss=0.5, class_names=tuple("abc"[: len(confusion)]))
+    return Evaluation(confusion=confusion, total_loss=0.5 * confusion.sum(), class_names=tuple("abc"[: len(confusion)]))
 
 
 def test_chance_is_the_share_of_the_most_frequent_class_and_an_error_of_counting() -> None:

@@ -1,6 +1,3 @@
-from .architecture import figure_architecture as figure_architecture
-from .attacks import fgsm as fgsm
-from .attacks import pgd as pgd
 from .calibration import Calibration as Calibration
 from .calibration import Prediction as Prediction
 from .calibration import distances as distances
@@ -14,15 +11,14 @@ from .detection import detect as detect
 from .detection import evade as evade
 from .detection import fit_detector as fit_detector
 from .detection import judge as judge
-from .evaluation import ClassScore as ClassScore
 from .evaluation import Evaluation as Evaluation
-from .evaluation import EvaluationSums as EvaluationSums
 from .evaluation import Precision as Precision
 from .evaluation import evaluate as evaluate
-from .evaluation import evaluation_sums as evaluation_sums
+from .evaluation import evaluate_batches as evaluate_batches
 from .evaluation import figure_confusion as figure_confusion
 from .figures import save_figure as save_figure
 from .layers import Layer as Layer
+from .layers import figure_architecture as figure_architecture
 from .layers import list_layers as list_layers
 from .perturbations import Perturbation as Perturbation
 from .perturbations import Perturbations as Perturbations
@@ -30,8 +26,6 @@ from .perturbations import figure_component as figure_component
 from .perturbations import figure_perturbation as figure_perturbation
 from .perturbations import perturb_capsule as perturb_capsule
 from .photos import PhotoAnswers as PhotoAnswers
-from .photos import SeenPhoto as SeenPhoto
-from .photos import figure_photos as figure_photos
 from .predictions import calibrate as calibrate
 from .predictions import load_image as load_image
 from .predictions import predict as predict
@@ -47,7 +41,9 @@ from .reconstructions import reconstruct as reconstruct
 from .robustness import Robustness as Robustness
 from .robustness import RobustnessCurve as RobustnessCurve
 from .robustness import attack_curve as attack_curve
+from .robustness import fgsm as fgsm
 from .robustness import figure_robustness as figure_robustness
+from .robustness import pgd as pgd
 from .robustness import rotate as rotate
 from .robustness import rotation_curve as rotation_curve
 from .routing_maps import RoutingReport as RoutingReport

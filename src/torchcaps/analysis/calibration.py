@@ -19,6 +19,8 @@ USUAL = 0.99
 FINITE = Range(-1e38, 1e38)
 NEAR = 0.9
 """Another class is nearly as likely if its score is at least this share of the score of the class that was given."""
+Drawn = Float[np.ndarray, "N C H W"] | Float[np.ndarray, "N P C H W"]
+"""Reconstructions, pixels 0..1; with several objects in an image, each by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +40,7 @@ class Calibration:
 
     @classmethod
     def from_json(cls, value: Any) -> Self | None:
-        """The inverse of ``dataclasses.asdict``, and None of None.
-
-        Raises:
-            InputError: It is something else.
-        """
+        """The inverse of ``dataclasses.asdict``, and None of None; InputError of anything else."""
         if value is None:
             return None
         if not isinstance(value, dict) or not {"score", "distance", "images"} <= value.keys():
@@ -87,7 +85,7 @@ class Prediction(Scored):
 
     classes: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"]
     scores: Float[np.ndarray, "N J"]
-    reconstruction: Float[np.ndarray, "N C H W"] | Float[np.ndarray, "N P C H W"] | None
+    reconstruction: Drawn | None
     caveats: Sequence[tuple[str, ...]]
     score_name: Literal["length", "activation", "probability"] = "length"
 
@@ -97,7 +95,7 @@ class Prediction(Scored):
         images: Float[np.ndarray, "N C H W"],
         classes: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"],
         scores: Float[np.ndarray, "N J"],
-        reconstruction: Float[np.ndarray, "N C H W"] | Float[np.ndarray, "N P C H W"] | None,
+        reconstruction: Drawn | None,
         calibration: Calibration | None,
         **more: Any,
     ) -> Self:
@@ -113,24 +111,15 @@ class Prediction(Scored):
         return cls(classes, scores, reconstruction, caveats, **more)
 
 
-def distances(
-    images: Float[np.ndarray, "N C H W"],
-    reconstructions: Float[np.ndarray, "N C H W"] | Float[np.ndarray, "N P C H W"],
-) -> Float[np.ndarray, "N"]:
+def distances(images: Float[np.ndarray, "N C H W"], reconstructions: Drawn) -> Float[np.ndarray, "N"]:
     """How far reconstructions are from images: Σ(x - r)² / Σx² over the pixels of each, 0 where they are the same.
 
-    An image whose Σx² is below 1 is black, and counts as if it were 1.
-
-    Args:
-        images: Pixels 0..1.
-        reconstructions: Pixels 0..1.
+    Pixels are 0..1. An image whose Σx² is below 1 is black, and counts as if it were 1.
     """
     different = ((images - full(reconstructions)) ** 2).sum((1, 2, 3))
     return different / np.maximum((images**2).sum((1, 2, 3)), 1)
 
 
-def full(
-    reconstructions: Float[np.ndarray, "N C H W"] | Float[np.ndarray, "N P C H W"],
-) -> Float[np.ndarray, "N C H W"]:
+def full(reconstructions: Drawn) -> Float[np.ndarray, "N C H W"]:
     """Reconstructions of whole images: the objects of each laid over each other, added and cut off at 1."""
     return reconstructions if reconstructions.ndim == 4 else reconstructions.sum(1).clip(max=1)

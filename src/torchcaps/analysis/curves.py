@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from torchcaps.analysis.figures import COLOURS, MUTED, draw_legend, new_figure, style_axes, use_whole_numbers
-from torchcaps.analysis.results import Table
+from torchcaps.analysis.results import Result
 from torchcaps.errors import InputError, visible
 from torchcaps.files import read_text, reading
 
@@ -58,31 +58,23 @@ def read_metrics(path: str | Path) -> Metrics:
         rows = list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines(), strict=True))
         if not rows:
             raise InputError("it has no rows yet; a run writes one after each epoch")
-        return {
-            name: np.array([float("nan" if row[name] == "" else row[name]) for row in rows])
-            for name in ("epoch", *rows[0])
-        }
+        names = ("epoch", *rows[0])
+        return {name: np.array([float("nan" if row[name] == "" else row[name]) for row in rows]) for name in names}
 
 
 @dataclass(frozen=True, eq=False)
-class Curves:
+class Curves(Result):
     """The learning curves of one or several runs, by the name to show."""
 
     runs: Mapping[str, Metrics]
 
     def to_dict(self) -> dict[str, dict[str, list[float | None]]]:
-        """The columns of each run, None where a cell is empty or no number."""
         return {
             name: {key: [x if math.isfinite(x) else None for x in column.tolist()] for key, column in each.items()}
             for name, each in self.runs.items()
         }
 
-    def tables(self) -> list[Table]:
-        """None."""
-        return []
-
     def figures(self) -> dict[str, Figure]:
-        """See :func:`figure_curves`."""
         return {"": figure_curves(self.runs)}
 
 

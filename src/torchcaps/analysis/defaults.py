@@ -11,5 +11,4 @@ PGD_STEPS = 10
 EVASION_STEPS = 40  # of the attack that knows the detector, and of PGD beside it
 
 STEPS = Range(1, 10_000, whole=True)  # of PGD
-MOST_STRENGTHS = 1000  # of one curve
 DRAWN_ITERATIONS = Range(1, 100, whole=True)  # of routing, in one figure

@@ -11,29 +11,25 @@ Source: Frosst, Sabour, Hinton: DARCCC (2018), arXiv:1811.06969; Qin and others 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from torchcaps.analysis import attacks
-from torchcaps.analysis.attacks import Steps, fgsm, pgd, score_margin
 from torchcaps.analysis.defaults import EVASION_STEPS
-from torchcaps.analysis.inference import in_batches, inference, require_decoder
-from torchcaps.analysis.results import Table, percent
-from torchcaps.checks import checked
+from torchcaps.analysis.inference import BATCH, over_batches, require_decoder, require_one_object
+from torchcaps.analysis.results import Result, Table, percent
+from torchcaps.analysis.robustness import Steps, fgsm, follow_gradient, pgd, score_margin
+from torchcaps.checks import check, checked
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
 from torchcaps.models import ModelOutput, Network
 from torchcaps.ranges import Seed, Share
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Measure = Literal["reconstruction", "score"]
 
@@ -44,7 +40,7 @@ _LEAST = 1e-6  # a limit is no less: a CNN's probabilities round to 1
 
 
 @dataclass(frozen=True)
-class Detector:
+class Detector(Result):
     """The distance of an image from what a network knows, and the limit of each class.
 
     Args:
@@ -53,40 +49,29 @@ class Detector:
         limits: Of each class, above 0: the distance that 5 % of the validation images that were given the class pass;
             of all validation images where fewer than 20 were given it.
         num_images: How many validation images there were.
-
-    Raises:
-        InputError: Another measure, or no limit above 0 for each class.
     """
 
     measure: Measure
     limits: tuple[float, ...]
     num_images: int
 
-    def __post_init__(self) -> None:
-        if self.measure not in get_args(Measure):
-            raise InputError(f"measure must be one of {', '.join(get_args(Measure))}, got {self.measure!r}")
-        if not self.limits or min(self.limits) <= 0:
-            raise InputError(f"limits must be above 0, one for each class, got {self.limits}")
-
-    def distances(self, output: ModelOutput, pixels: Float[Tensor, "B C H W"]) -> Float[Tensor, "B"]:
-        """The distance of each image, of which ``output`` is what the network returned without targets."""
-        if self.measure == "score":
-            return 1 - output.scores.amax(1)
-        assert output.reconstruction is not None
-        return (output.reconstruction - pixels).flatten(1).norm(dim=1)
-
     def ratios(self, output: ModelOutput, pixels: Float[Tensor, "B C H W"]) -> Float[Tensor, "B"]:
-        """The distance of each image in limits of the class that it was given: above 1 it is flagged."""
-        distances = self.distances(output, pixels)
-        return distances / distances.new_tensor(self.limits)[output.scores.argmax(1)]
+        """The distance of each image in limits of the class that it was given: above 1 it is flagged.
 
-    def to_dict(self) -> dict[str, Any]:
-        """All fields, as JSON takes them."""
-        return dataclasses.asdict(self) | {"limits": list(self.limits)}
+        Args:
+            output: The network's output for the images, without targets.
+            pixels: The images, 0..1.
+        """
+        if self.measure == "score":
+            distances = 1 - output.scores.amax(1)
+        else:
+            assert output.reconstruction is not None
+            distances = (output.reconstruction - pixels).flatten(1).norm(dim=1)
+        return distances / distances.new_tensor(self.limits)[output.scores.argmax(1)]
 
 
 @dataclass(frozen=True)
-class Detection:
+class Detection(Result):
     """How well images of one kind are told from test images.
 
     Args:
@@ -111,12 +96,11 @@ class Detection:
         return (self.fooled - self.detected) / self.num_images
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, and :attr:`undetected`, as JSON takes them."""
         return dataclasses.asdict(self) | {"undetected": self.undetected}
 
 
 @dataclass(frozen=True)
-class Detections:
+class Detections(Result):
     """What a detector finds.
 
     Args:
@@ -131,11 +115,9 @@ class Detections:
     title: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """The ``detector``, and what it ``found``."""
         return {"detector": self.detector.to_dict(), "found": [each.to_dict() for each in self.found]}
 
     def tables(self) -> list[Table]:
-        """The limits and false alarms, and a row for each kind of images."""
         measure = {"reconstruction": "distance to the reconstruction", "score": "1 less the highest score"}
         clean, *others = self.found
         limits = ["Limits", f"of {self.detector.num_images:,} validation images"]
@@ -154,59 +136,43 @@ class Detections:
         title = f"{self.title}{measure[self.detector.measure]}"
         return [Table([limits, alarms], title=title), *([Table(rows, columns)] if rows else [])]
 
-    def figures(self) -> dict[str, Figure]:
-        """None."""
-        return {}
 
-
-def fit_detector(
-    model: Network, validation: ImageSet, *, measure: Measure | None = None, batch_size: int = 256
-) -> Detector:
+def fit_detector(model: Network, validation: ImageSet, *, measure: Measure | None = None) -> Detector:
     """Take the limits of a detector from validation images, which the network was not trained on.
 
     Args:
-        model: A network of one object an image; in evaluation mode meanwhile, and afterwards as it was.
+        model: A network of one object an image.
         validation: The images; their labels are not looked at.
         measure: As for :class:`Detector`; ``"reconstruction"`` where there is a decoder if None.
-        batch_size: Images at a time.
-
-    Raises:
-        InputError: Several objects in an image, images that the network was not built for, ``"reconstruction"``
-            without a decoder, or another measure.
     """
-    if model.objects != 1:
-        raise InputError(f"images are told by one object, but this network finds {model.objects} in each")
-    if measure is None:
-        measure = "score" if model.decoder is None else "reconstruction"
+    require_one_object(model, "a detector")
+    measure = measure or ("score" if model.decoder is None else "reconstruction")
+    check("measure", measure, Measure)
     if measure == "reconstruction":
         require_decoder(model, "a distance to the reconstruction")
     unit = Detector(measure, (1.0,) * model.num_classes, len(validation))
-    distances, classes = judge(model, validation.images, unit, batch_size=batch_size)
-    overall = np.quantile(distances, 1 - FALSE_ALARMS)
+    distances, classes = judge(model, validation.images, unit)
     limits = []
     for j in range(model.num_classes):
         mine = distances[classes == j]
-        limits.append(float(max(np.quantile(mine, 1 - FALSE_ALARMS) if len(mine) >= _FEWEST else overall, _LEAST)))
+        limit = np.quantile(mine if len(mine) >= _FEWEST else distances, 1 - FALSE_ALARMS)
+        limits.append(max(float(limit), _LEAST))
     return dataclasses.replace(unit, limits=tuple(limits))
 
 
 def judge(
-    model: Network, images: Shaped[Tensor, "N C H W"], detector: Detector, *, batch_size: int = 256
+    model: Network, images: Shaped[Tensor, "N C H W"], detector: Detector
 ) -> tuple[Float[np.ndarray, "N"], Int[np.ndarray, "N"]]:
-    """How far images are from what a network knows, in limits of the class that it gives them, and that class.
-
-    Raises:
-        InputError: A detector of another number of classes, or images that the network was not built for.
-    """
+    """How far images are from what a network knows, in limits of the class that it gives them, and that class."""
     if len(detector.limits) != model.num_classes:
         raise InputError(f"the detector has {len(detector.limits)} classes, but the network {model.num_classes}")
-    ratios, classes = [], []
-    with inference(model):
-        for pixels, _ in in_batches(model, images, None, batch_size):
-            output = model(pixels)
-            ratios.append(detector.ratios(output, pixels).double().cpu())
-            classes.append(output.scores.argmax(1).cpu())
-    return torch.cat(ratios).numpy(), torch.cat(classes).numpy()
+
+    def look(pixels: Tensor, _: object) -> tuple[Tensor, Tensor]:
+        output = model(pixels)
+        return detector.ratios(output, pixels).double(), output.scores.argmax(1)
+
+    ratios, classes = over_batches(look, model, images)
+    return ratios.numpy(), classes.numpy()
 
 
 @checked
@@ -227,17 +193,13 @@ def evade(
     that were passed, the nearest to what the network knows is kept, among those of another class.
 
     Args:
-        model: As for :func:`fit_detector`.
+        model: A network of one object an image.
         images: uint8 of 0..255 or floating-point of 0..1.
         labels: Their classes.
         detector: Whose distance is to be small.
         epsilon: Largest change of a pixel, 0..1.
         steps: How many.
-        seed: Of the start, which is uniform in ±ε; 0 to 2³² - 1.
-
-    Raises:
-        TypeError: Images of another dtype.
-        InputError: Images that the network was not built for, or an option out of its range.
+        seed: Seed of the start, which is uniform in ±ε.
 
     Source: the reconstructive attack of Qin and others 2020 (arXiv:1907.02957), which has its two goals in turns, too.
     """
@@ -249,8 +211,7 @@ def evade(
         rise = torch.where(fooled, -ratios, score_margin(output, classes)).sum()
         return rise, torch.where(fooled, ratios.detach(), torch.inf)
 
-    start = torch.Generator().manual_seed(seed)
-    return attacks.attack(model, images, labels, epsilon, goal, steps, 2.5 * epsilon / steps, start)
+    return follow_gradient(model, images, labels, epsilon, goal, steps, start=torch.Generator().manual_seed(seed))
 
 
 def detect(
@@ -262,60 +223,47 @@ def detect(
     epsilons: Sequence[float] = (),
     steps: int = EVASION_STEPS,
     seed: int = 0,
-    batch_size: int = 256,
-    progress: Callable[[str], None] | None = None,
-) -> list[Detection]:
+    progress: Callable[[str], object] | None = None,
+) -> Detections:
     """Judge a detector: by test images, by images of other data sets, and by attacks on the test images.
 
     Args:
-        model: As for :func:`fit_detector`.
+        model: A network of one object an image.
         test: Images as those that the network was trained on, and their classes.
         detector: From :func:`fit_detector`.
         others: Sets of images of another kind, by name; their labels are not looked at.
         epsilons: For each the attacks FGSM, PGD (both along the scores) and :func:`evade`, which may change a pixel by
             so much.
-        steps: Of PGD and :func:`evade`.
-        seed: Of their starts.
-        batch_size: Images at a time; the starts depend on it.
+        steps: Steps of PGD and :func:`evade`.
+        seed: Seed of their starts, of 256 images at a time.
         progress: Called with each attack that begins, in words.
-
-    Returns:
-        As for :class:`Detections`.
-
-    Raises:
-        InputError: As for :func:`fit_detector`, :func:`judge` and :func:`evade`.
     """
-    clean, _ = judge(model, test.images, detector, batch_size=batch_size)
+    clean, _ = judge(model, test.images, detector)
     found = [_compare("test images", clean, clean, np.ones(len(clean), dtype=bool))]
     for name, images in (others or {}).items():
-        ratios, _ = judge(model, images.images, detector, batch_size=batch_size)
+        ratios, _ = judge(model, images.images, detector)
         found.append(_compare(name, clean, ratios, np.ones(len(ratios), dtype=bool)))
-    labels = test.labels.numpy()
-    for name, change in _attacks(model, detector, epsilons, steps, seed):
-        if progress is not None:
-            progress(name)
-        parts = [
-            judge(model, change(*part), detector, batch_size=batch_size)
-            for part in zip(test.images.split(batch_size), test.labels.split(batch_size), strict=True)
-        ]
-        ratios, classes = (np.concatenate(values) for values in zip(*parts, strict=True))
-        found.append(_compare(name, clean, ratios, classes != labels))
-    return found
-
-
-def _attacks(
-    model: Network, detector: Detector, epsilons: Sequence[float], steps: int, seed: int
-) -> Iterator[tuple[str, Callable[[Tensor, Tensor], Tensor]]]:
+    pgd_too: Any = {"steps": steps, "seed": seed}
+    attacks = {
+        "FGSM": partial(fgsm, objective="scores"),
+        "PGD": partial(pgd, objective="scores", **pgd_too),
+        "PGD that knows": partial(evade, detector=detector, **pgd_too),
+    }
     for epsilon in epsilons:
-        named: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-            "FGSM": partial(fgsm, model, epsilon=epsilon, objective="scores"),
-            "PGD": partial(pgd, model, epsilon=epsilon, steps=steps, objective="scores", seed=seed),
-            "PGD that knows": partial(evade, model, detector=detector, epsilon=epsilon, steps=steps, seed=seed),
-        }
-        yield from ((f"{name}, ε = {epsilon:g}", attack) for name, attack in named.items())
+        for name, change in attacks.items():
+            kind = f"{name}, ε = {epsilon:g}"
+            if progress is not None:
+                progress(kind)
+            batches = zip(test.images.split(BATCH), test.labels.split(BATCH), strict=True)
+            changed = torch.cat([change(model, *batch, epsilon=epsilon).cpu() for batch in batches])
+            ratios, classes = judge(model, changed, detector)
+            found.append(_compare(kind, clean, ratios, classes != test.labels.numpy()))
+    return Detections(detector, found)
 
 
-def _compare(kind: str, clean: Float[np.ndarray, "N"], ratios: Float[np.ndarray, "M"], fooled: np.ndarray) -> Detection:
+def _compare(
+    kind: str, clean: Float[np.ndarray, "N"], ratios: Float[np.ndarray, "M"], fooled: Bool[np.ndarray, "M"]
+) -> Detection:
     from sklearn.metrics import roc_auc_score
 
     sought = ratios[fooled]

@@ -12,11 +12,10 @@ class in them, a column to the images that were given it.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from torchcaps.analysis.figures import SMALL, TEXT, TINY, new_figure, shorten
 from torchcaps.analysis.inference import (
+    BATCH,
     as_pixels,
     check_labels,
     class_labels,
@@ -40,8 +40,6 @@ from torchcaps.models import Network
 from torchcaps.models.output import is_correct, order
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
 
 Precision = Literal["32", "bf16"]
@@ -51,82 +49,34 @@ Precision = Literal["32", "bf16"]
 _NUMBERED, _PLAIN, _NAMED, _MOST = 0.42, 0.15, 0.1, 18.0
 
 
-class ClassScore(TypedDict):
-    """How good a network is on one class; what is not defined is None."""
-
-    name: str
-    images: int
-    """How many images are of this class, or have an object of it."""
-    precision: float | None
-    """Share of the images given this class that are of it; None where none was given it."""
-    recall: float | None
-    """Share of the images of this class that were given it; None without images."""
-    f1: float | None
-    """Harmonic mean of the two, 2·TP / (2·TP + FP + FN); None without images."""
-
-
-@dataclass(frozen=True, eq=False)
-class EvaluationSums:
-    """What evaluating some images adds up to. The sums of a set's shares add to those of the set.
-
-    Args:
-        confusion: As for :class:`Evaluation`.
-        loss: The sum of the images' losses.
-        objects: As for :class:`Evaluation`.
-        right: As for :class:`Evaluation`.
-    """
-
-    confusion: Int[np.ndarray, "J J"]
-    loss: float
-    objects: int = 1
-    right: int | None = None
-
-    def __add__(self, other: EvaluationSums) -> EvaluationSums:
-        right = None if self.right is None or other.right is None else self.right + other.right
-        return EvaluationSums(self.confusion + other.confusion, self.loss + other.loss, self.objects, right)
-
-
 @dataclass(frozen=True, eq=False)
 class Evaluation(Scored):
-    """How good a network is on a set of images.
+    """How good a network is on a set of images. The evaluations of a set's shares add to that of the set.
 
     Args:
         confusion: How many objects of class (row) were given class (column); see the module's description. With one
             object in an image, these are images.
-        loss: Mean loss of an image, by the network's own loss.
+        total_loss: The sum of the images' losses, by the network's own loss.
         class_names: The name of each class.
-        predictions: The class given to each image, or, with several objects, the classes of the highest scores, the
-            highest first; None where only sums are known.
-        scores: The class scores of each image: lengths ‖v_j‖ or activations of capsules, or a CNN's probabilities; None
-            where only sums are known.
         objects: P, the objects in an image.
         right: With several objects, how many images were given exactly their classes; with one, None.
+        scores: The class scores of each image: lengths ‖v_j‖ or activations of capsules, or a CNN's probabilities; None
+            of a sum.
         title: Of which network, on which images.
-
-    Raises:
-        InputError: There is no image, or not one name for each class.
     """
 
     confusion: Int[np.ndarray, "J J"]
-    loss: float
+    total_loss: float
     class_names: tuple[str, ...]
-    predictions: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"] | None = None
-    scores: Float[np.ndarray, "N J"] | None = None
     objects: int = 1
     right: int | None = None
+    scores: Float[np.ndarray, "N J"] | None = None
     title: str = ""
 
-    def __post_init__(self) -> None:
-        class_labels(self.class_names, len(self.confusion))
-        if self.num_images == 0:
-            raise InputError("there must be at least one image to evaluate on, got none")
-
-    @classmethod
-    def from_sums(cls, sums: EvaluationSums, class_names: Sequence[str] | None = None) -> Evaluation:
-        """The evaluation that sums over all images, each counted once, stand for; errors as for the class."""
-        names = tuple(class_labels(class_names, len(sums.confusion)))
-        images = int(sums.confusion.sum()) // sums.objects
-        return cls(sums.confusion, sums.loss / max(images, 1), names, objects=sums.objects, right=sums.right)
+    def __add__(self, other: Evaluation) -> Evaluation:
+        right = None if self.right is None or other.right is None else self.right + other.right
+        loss = self.total_loss + other.total_loss
+        return Evaluation(self.confusion + other.confusion, loss, self.class_names, self.objects, right)
 
     @property
     def num_images(self) -> int:
@@ -140,12 +90,12 @@ class Evaluation(Scored):
 
     @property
     def accuracy(self) -> float:
-        """Share of the images that were given their class, or exactly the classes of all their objects, 0..1."""
+        """Share of the correctly classified images, 0..1."""
         return self.num_correct / self.num_images
 
     @property
     def error(self) -> float:
-        """Share of the images that were given another class, 0..1."""
+        """Share of the wrongly classified images, 0..1."""
         return (self.num_images - self.num_correct) / self.num_images
 
     @property
@@ -154,37 +104,48 @@ class Evaluation(Scored):
         return int(self.confusion.trace()) / int(self.confusion.sum())
 
     @property
-    def per_class(self) -> list[ClassScore]:
-        """Images with the class in them, precision, recall and F1 of each class."""
+    def loss(self) -> float:
+        """Mean loss of an image."""
+        return self.total_loss / self.num_images
+
+    @property
+    def predictions(self) -> Int[np.ndarray, "N"] | Int[np.ndarray, "N P"] | None:
+        """The class of each image, or, with several objects, those of the highest scores; None of a sum."""
+        return None if self.scores is None else classes_of(torch.from_numpy(self.scores), self.objects).numpy()
+
+    @property
+    def per_class(self) -> list[dict[str, Any]]:
+        """Of each class: its ``name``, ``images`` with it, ``precision``, ``recall`` and ``f1``, None where undefined.
+
+        Precision is the share of the images given the class that have it, recall the share of the images with the class
+        that were given it, F1 their harmonic mean, 2·TP / (2·TP + FP + FN).
+        """
+
+        def share(part: int, whole: int) -> float | None:
+            return float(part / whole) if whole else None
+
         correct, images, given = self.confusion.diagonal(), self.confusion.sum(1), self.confusion.sum(0)
         return [
-            ClassScore(
-                name=name,
-                images=int(images[j]),
-                precision=_share(correct[j], given[j]),
-                recall=_share(correct[j], images[j]),
-                f1=_share(2 * correct[j], images[j] + given[j]) if images[j] else None,
-            )
+            {
+                "name": name,
+                "images": int(images[j]),
+                "precision": share(correct[j], given[j]),
+                "recall": share(correct[j], images[j]),
+                "f1": share(2 * correct[j], images[j] + given[j]) if images[j] else None,
+            }
             for j, name in enumerate(self.class_names)
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """All but the single predictions, as JSON takes it; what is not defined or not finite is None."""
-        return {
-            "num_images": self.num_images,
-            "num_correct": self.num_correct,
-            "accuracy": self.accuracy,
-            "error": self.error,
-            "objects": self.objects,
-            "object_accuracy": self.object_accuracy,
+        names = ("num_images", "num_correct", "accuracy", "error", "objects", "object_accuracy")
+        return {name: getattr(self, name) for name in names} | {
             "loss": self.loss if math.isfinite(self.loss) else None,
             "class_names": list(self.class_names),
-            "per_class": [dict(score) for score in self.per_class],
+            "per_class": self.per_class,
             "confusion": self.confusion.tolist(),
         }
 
     def tables(self) -> list[Table]:
-        """Accuracy, error and loss; a row for each class, or the worst of many; and which are taken for which."""
         right, images, scores = self.num_correct, self.num_images, self.per_class
         rows = [
             ["Accuracy", f"{percent(self.accuracy)}  ({right:,} of {images:,} images right)"],
@@ -195,46 +156,40 @@ class Evaluation(Scored):
             found, objects = int(self.confusion.trace()), int(self.confusion.sum())
             words = f"{found:,} of {objects:,} found, {self.objects} an image"
             rows.insert(2, ["Objects", f"{percent(self.object_accuracy)}  ({words})"])
-        title, is_short = "", len(scores) <= MOST_CLASSES
-        if not is_short:
+        title, confusion = "", self._confusion
+        if len(scores) > MOST_CLASSES:
             scores = sorted(scores, key=lambda score: 1.0 if score["f1"] is None else score["f1"])[:MOST_SHOWN]
             title = f"The {len(scores)} worst of {len(self.class_names)} classes (--json has all)"
+            confusion = self._most_confused
         per_class = [
             [each["name"], f"{each['images']:,}", *map(percent, (each["precision"], each["recall"], each["f1"]))]
             for each in scores
         ]
-        found_tables = [Table(rows, title=self.title)]
-        found_tables.append(Table(per_class, ("class", "images", "precision", "recall", "F1"), title))
-        if is_short:
-            found_tables.append(self._confusion())
-        elif right < images:
-            found_tables.append(self._most_confused())
-        return found_tables
+        columns = ("class", "images", "precision", "recall", "F1")
+        return [Table(rows, title=self.title), Table(per_class, columns, title), *confusion()]
 
     def figures(self) -> dict[str, Figure]:
-        """The confusion matrix, see :func:`figure_confusion`."""
         return {"": figure_confusion(self)}
 
-    def _confusion(self) -> Table:
-        names, rows = self.class_names, list[list[str | Styled]]()
-        short = all(len(name) <= 3 for name in names)
-        for i, name in enumerate(names):
-            cells: list[str | Styled] = []
-            for j, number in enumerate(self.confusion[i].tolist()):
-                style = "dim" if number == 0 else "bold green" if i == j else "bold red"
-                cells.append(Styled(str(number) if number else "·", style))
-            rows.append([name if short else f"{i} {name}", *cells])
+    def _confusion(self) -> list[Table]:
+        names = list(self.class_names)
+        short = max(map(len, names)) <= 3  # else the columns are headed by the numbers of the classes
+        rows: list[list[str | Styled]] = []
+        for i, name in enumerate(names if short else [f"{i} {name}" for i, name in enumerate(names)]):
+            styles = ["bold green" if i == j else "bold red" for j in range(len(names))]
+            counts = zip(self.confusion[i].tolist(), styles, strict=True)
+            rows.append([name, *(Styled(str(n), style) if n else Styled("·", "dim") for n, style in counts)])
         counted = "Confusion" if self.objects == 1 else "Confusion (objects)"
         columns = ("true", *(names if short else map(str, range(len(names)))))
-        return Table(rows, columns, f"{counted}: true classes down, predicted ones across")
+        return [Table(rows, columns, f"{counted}: true classes down, predicted ones across")]
 
-    def _most_confused(self) -> Table:
+    def _most_confused(self) -> list[Table]:
         wrong = self.confusion - np.diag(self.confusion.diagonal())
-        places = (divmod(place, len(wrong)) for place in wrong.argsort(axis=None, kind="stable")[::-1].tolist())
-        names = self.class_names
-        rows = [[names[i], names[j], f"{int(wrong[i, j]):,}"] for i, j in itertools.islice(places, MOST_SHOWN)]
+        most = wrong.argsort(axis=None, kind="stable")[::-1][:MOST_SHOWN].tolist()
+        places, names = [divmod(place, len(wrong)) for place in most], self.class_names
+        rows = [[names[i], names[j], f"{int(wrong[i, j]):,}"] for i, j in places if wrong[i, j]]
         columns = ("true", "predicted", "images" if self.objects == 1 else "objects")
-        return Table([row for row in rows if row[2] != "0"], columns, "Most frequent confusions (--json has all)", 2)
+        return [Table(rows, columns, "Most frequent confusions (--json has all)", 2)] if rows else []
 
     def __str__(self) -> str:
         return (
@@ -247,31 +202,21 @@ def evaluate(
     model: Network,
     image_set: ImageSet,
     *,
-    batch_size: int = 256,
-    device: torch.device | str | None = None,
+    batch_size: int = BATCH,
     class_names: Sequence[str] | None = None,
     precision: Precision = "32",
 ) -> Evaluation:
-    """Judge a network on a set of images, each counted once.
+    """Judge a network on a set of images, each counted once. No random number is drawn.
 
-    The network is in evaluation mode meanwhile, and afterwards as it was. No random number is drawn.
+    For the loss, the decoder is masked by the labels only where the network's source does so at inference too
+    (``decoder_mask="label"``), otherwise by the highest score; scores do not depend on it.
 
     Args:
         model: The network.
-        image_set: Images and their classes.
+        image_set: Images and their classes; where the network reconstructs several objects, their parts too.
         batch_size: Images at a time; it changes only the speed and the memory needed.
-        device: Moves the network there first; None leaves it where it is.
         class_names: The name of each class; its number if None.
         precision: ``"32"``, or ``"bf16"``: the network under bfloat16 autocast, its loss in float32.
-
-    Returns:
-        Accuracy, error, mean loss, confusion matrix, a table of the classes, and each image's class (or classes) and
-        scores. For the loss, the decoder is masked by the labels only where the network's source does so at
-        inference too (``decoder_mask="label"``), otherwise by the highest score; scores do not depend on it.
-
-    Raises:
-        InputError: Images or labels that the network was not built for, several objects in an image without their
-            parts where the network reconstructs them, not one name for each class, or an option out of its range.
 
     Example:
         >>> from torchcaps import create_model
@@ -281,90 +226,62 @@ def evaluate(
         >>> evaluation.accuracy < 0.5, evaluation.confusion.shape  # nothing is learned yet
         (True, (10, 10))
     """
-    names = class_labels(class_names, model.num_classes)
     check_labels(model, image_set.labels, len(image_set))
-    if device is not None:
-        model.to(device)
     loader = BatchLoader(image_set, batch_size, shuffle=False, device=next(model.parameters()).device)
-    sums, scores = _judge(model, loader.batches(0), precision)
-    predictions = classes_of(scores, sums.objects).numpy()
-    return replace(Evaluation.from_sums(sums, names), predictions=predictions, scores=scores.numpy())
+    return evaluate_batches(model, loader.batches(0), class_names=class_names, precision=precision)
 
 
-def evaluation_sums(
+def evaluate_batches(
     model: Network,
     batches: Iterable[Batch | tuple[Shaped[Tensor, "B C H W"], Int[Tensor, "B"]]],
     *,
+    class_names: Sequence[str] | None = None,
     precision: Precision = "32",
-) -> EvaluationSums:
-    """Evaluate a share of the images, e.g. one process's: ``Evaluation.from_sums(share_1 + share_2)``.
+) -> Evaluation:
+    """Judge a network on a share of the images, e.g. one process's; shares may be empty, and are added.
 
     Args:
         model: As for :func:`evaluate`.
         batches: Images (uint8 of 0..255 or floating-point of 0..1), labels, and the parts where an image has several
             objects; a batch may be empty.
+        class_names: As for :func:`evaluate`.
         precision: As for :func:`evaluate`.
-
-    Raises:
-        InputError: Images that the network was not built for, several objects in an image without their parts where
-            the network reconstructs them, or an unknown precision.
-        ValueError: Labels that do not fit.
     """
-    return _judge(model, batches, precision)[0]
-
-
-def _judge(
-    model: Network, batches: Iterable[Batch | tuple[Tensor, Tensor]], precision: str
-) -> tuple[EvaluationSums, Float[Tensor, "N J"]]:
-    """Sums over the batches, and the scores of their images, on the CPU."""
     check("precision", precision, Precision)
     device = next(model.parameters()).device
     classes, objects = model.num_classes, model.objects
+    names = tuple(class_labels(class_names, classes))
     counts = torch.zeros(classes * classes, dtype=torch.int64, device=device)
     right = torch.zeros((), dtype=torch.int64, device=device)
-    losses, scores = [], [torch.empty(0, classes)]
+    losses, scores = list[Tensor](), [torch.empty(0, classes)]
     with inference(model):
-        for images, labels, *more in batches:
+        for images, labels, *parts in batches:
             if len(labels) == 0:  # a share of a small last batch; the mean of nothing would be NaN
                 continue
             images, labels = as_pixels(model, images), labels.to(device)
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
                 output = model(images, model.decoder_targets(labels))
-            drawn = images if objects == 1 else _parts(model, images, more)
+            drawn = images
+            if objects > 1 and model.decoder is not None:
+                if not parts or parts[0] is None:
+                    raise InputError(
+                        f"the network reconstructs each of {objects} objects by itself, so its images need parts, "
+                        "each object alone on the same canvas, but these have none"
+                    )
+                drawn = to_pixels(model, parts[0])
             losses.append(model.loss(output, drawn, labels).total * len(labels))
             given = classes_of(output.scores, objects)
-            counts += _confusion(given, labels, classes)
+            true = labels if objects == 1 else labels.gather(1, order(given, labels))
+            counts += torch.bincount((true * classes + given).flatten(), minlength=classes * classes)
             right += is_correct(output.scores, labels).sum()
             scores.append(output.scores.float().cpu())
     loss = float(torch.stack(losses).cpu().double().sum()) if losses else 0.0
     confusion = counts.view(classes, classes).cpu().numpy()
-    return EvaluationSums(confusion, loss, objects, None if objects == 1 else int(right)), torch.cat(scores)
+    found = None if objects == 1 else int(right)
+    return Evaluation(confusion, loss, names, objects, found, torch.cat(scores).numpy())
 
 
-def _parts(model: Network, images: Float[Tensor, "B C H W"], more: Sequence[Tensor | None]) -> Float[Tensor, "..."]:
-    """The objects of images, each alone, where the network's loss looks at them."""
-    if model.decoder is None:
-        return images
-    if not more or more[0] is None:
-        raise InputError(
-            f"the network reconstructs each of {model.objects} objects by itself, so its images need parts, "
-            "each object alone on the same canvas, but these have none"
-        )
-    return to_pixels(model, more[0])
-
-
-def _confusion(given: Tensor, labels: Tensor, classes: int) -> Int[Tensor, "n"]:
-    """The J·J counts of a batch."""
-    if labels.ndim == 2:
-        labels = labels.gather(1, order(given, labels))
-    return torch.bincount((labels * classes + given).flatten(), minlength=classes * classes)
-
-
-def _share(part: int, whole: int) -> float | None:
-    return float(part / whole) if whole else None
-
-
-def figure_confusion(evaluation: Evaluation, *, title: str | None = None) -> Figure:
+def figure_confusion(evaluation: Evaluation) -> Figure:
     """The confusion matrix: true classes down, given ones across.
 
     What is right (blue, the diagonal) and what is wrong (red) have each their own scale, in percent of the images of
@@ -374,57 +291,48 @@ def figure_confusion(evaluation: Evaluation, *, title: str | None = None) -> Fig
 
     Args:
         evaluation: From :func:`~torchcaps.analysis.evaluate`.
-        title: Above the figure; by default how many images are wrong.
     """
+    import matplotlib
+    from matplotlib.colors import ListedColormap
+
     confusion = evaluation.confusion
     classes = len(confusion)
     share = 100 * confusion / np.maximum(confusion.sum(1, keepdims=True), 1)
-    right = np.eye(classes, dtype=bool)
-    numbers = classes <= MOST_CLASSES
-    cell = min(_NUMBERED if numbers else _PLAIN, _MOST / classes)
+    few, right = classes <= MOST_CLASSES, np.eye(classes, dtype=bool)
+    cell = min(_NUMBERED if few else _PLAIN, _MOST / classes)
     size = 1.8 + classes * cell
     wrong = evaluation.num_images - evaluation.num_correct
-    figure = new_figure(size + 1.8, size, title or f"{wrong:,} of {evaluation.num_images:,} images wrong")
+    figure = new_figure(size + 1.8, size, f"{wrong:,} of {evaluation.num_images:,} images wrong")
     axes = figure.subplots()
-
-    scales = {"right": (right & (confusion.sum(1) > 0), "Blues", 100.0)}
-    if worst := float(np.where(right, 0, share).max()):
-        scales = {"wrong": (~right & (confusion > 0), "Reds", worst), **scales}  # the last bar is the nearest one
-    for name, (cells, colours, highest) in scales.items():
+    scales = (
+        ("wrong", ~right & (confusion > 0), "Reds", float(np.where(right, 0, share).max())),
+        ("right", right & (confusion.sum(1) > 0), "Blues", 100.0),  # the last bar is the nearest one
+    )
+    for name, cells, colours, highest in scales:
+        if not cells.any():
+            continue
+        # without the ends of the colour map: even few stand out from white, and many from black
+        middle = ListedColormap(matplotlib.colormaps[colours](np.linspace(0.15, 0.9, 256)))
         masked = np.ma.masked_where(~cells, share)  # smoothing would mix a cell with the black of masked ones
-        shown = axes.imshow(masked, cmap=_middle_of(colours), vmin=0, vmax=highest, interpolation="nearest")
+        shown = axes.imshow(masked, cmap=middle, vmin=0, vmax=highest, interpolation="nearest")
         bar = figure.colorbar(shown, ax=axes, shrink=0.8, aspect=30, pad=0.02)
         bar.set_label(f"{name}, % of the true class", fontsize=SMALL)
         bar.ax.tick_params(labelsize=SMALL)
         bar.outline.set_visible(False)
-        for true, given in np.argwhere(cells & (confusion > 0)) if numbers else ():
+        for true, given in np.argwhere(cells & (confusion > 0)) if few else ():
             colour = "white" if share[true, given] > 0.6 * highest else "black"
             axes.text(given, true, str(confusion[true, given]), ha="center", va="center", fontsize=SMALL, color=colour)
-
     if cell >= _NAMED:
-        _name_cells(axes, [shorten(name, 1.1, SMALL) for name in map(visible, evaluation.class_names)], large=numbers)
+        names = [shorten(name, 1.1, SMALL) for name in map(visible, evaluation.class_names)]
+        upright = few and max(map(len, names)) <= 2
+        style: dict[str, Any] = {"fontsize": SMALL if few else TINY, "parse_math": False}  # names are no formulas
+        axes.set_xticks(range(classes), names, rotation=0 if upright else 90, **style)
+        axes.set_yticks(range(classes), names, **style)
+        axes.set_xticks(np.arange(classes + 1) - 0.5, minor=True)
+        axes.set_yticks(np.arange(classes + 1) - 0.5, minor=True)
+        axes.grid(which="minor", color="0.9", linewidth=0.6)
     axes.tick_params(which="both", length=0)
     axes.spines[:].set_color("0.8")
     axes.set_xlabel("class given", fontsize=TEXT)
     axes.set_ylabel("true class", fontsize=TEXT)
     return figure
-
-
-def _name_cells(axes: Axes, names: list[str], *, large: bool) -> None:
-    """The classes' names at both sides, and a grid around the cells."""
-    upright = max(map(len, names)) <= 2 and large
-    style: dict[str, Any] = {"fontsize": SMALL if large else TINY, "parse_math": False}  # names are no formulas
-    places, edges = range(len(names)), np.arange(len(names) + 1) - 0.5
-    axes.set_xticks(places, names, rotation=0 if upright else 90, **style)
-    axes.set_yticks(places, names, **style)
-    axes.set_xticks(edges, minor=True)
-    axes.set_yticks(edges, minor=True)
-    axes.grid(which="minor", color="0.9", linewidth=0.6)
-
-
-def _middle_of(colours: str) -> ListedColormap:
-    """A colour map of matplotlib without its ends: even few stand out from white, and many from black."""
-    import matplotlib
-    from matplotlib.colors import ListedColormap
-
-    return ListedColormap(matplotlib.colormaps[colours](np.linspace(0.15, 0.9, 256)))

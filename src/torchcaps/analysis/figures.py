@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,10 +53,9 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
         InputError: Another suffix, a folder, or a place that cannot be written to.
     """
     path = figure_file(path)
-    kind = path.suffix[1:].lower()
     # drawn in memory first: where the disk is full, matplotlib's PDF writer fails on its own half-written stream
     drawn = io.BytesIO()
-    figure.savefig(drawn, format=kind, dpi=DPI)
+    figure.savefig(drawn, format=path.suffix[1:].lower(), dpi=DPI)
     try:
         with atomic_path(path) as temporary:
             temporary.write_bytes(drawn.getvalue())
@@ -91,6 +90,9 @@ def save_figures(figures: Mapping[str, Figure], path: str | Path) -> list[Path]:
     return [save_figure(figure, place) for figure, place in zip(figures.values(), free, strict=True)]
 
 
+# ---- figures with axes
+
+
 def new_figure(width: float, height: float, title: str | None = None) -> Figure:
     """An empty figure of that size in inches that lays out its axes by itself."""
     from matplotlib.figure import Figure
@@ -98,14 +100,16 @@ def new_figure(width: float, height: float, title: str | None = None) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     if title:
         # the name of a run is no formula, even with a $, and may hold what no font has
-        figure.suptitle(visible(title), fontsize=TITLE, parse_math=False)
+        figure.suptitle("\n".join(map(visible, title.split("\n"))), fontsize=TITLE, parse_math=False)
     return figure
 
 
-def draw_legend(figure: Figure, *entries: Any, columns: int) -> None:
-    """A legend below all axes, of the lines and labels ``entries``, or of all that have labels."""
-    legend = figure.legend(*entries, fontsize=SMALL, frameon=False, loc="outside lower center", ncols=columns)
-    for text in legend.get_texts():
+def draw_legend(figure: Figure, *, columns: int) -> None:
+    """A legend below all axes, of everything in them that has a label; what has the same label stands there once."""
+    labelled = [zip(*axes.get_legend_handles_labels()[::-1], strict=True) for axes in figure.axes]
+    entries = dict(itertools.chain(*labelled))
+    style: Any = {"fontsize": SMALL, "frameon": False, "loc": "outside lower center", "ncols": columns}
+    for text in figure.legend(list(entries.values()), list(entries), **style).get_texts():
         text.set_parse_math(False)
 
 
@@ -125,6 +129,9 @@ def use_whole_numbers(axes: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+# ---- images and words in rows and columns
 
 
 class Caption(NamedTuple):
@@ -163,40 +170,33 @@ def tiles(
         **colours: Options of matplotlib's ``imshow`` for maps of numbers.
     """
     columns = list(itertools.zip_longest(*rows))
+    widths: list[float] = []
     has_images = [any(isinstance(cell, np.ndarray) for cell in column) for column in columns]
-    widths = [_column_width(column, side) for column in columns]
-    for _, run in itertools.groupby(range(len(columns)), key=has_images.__getitem__):
-        numbers = list(run)
-        if has_images[numbers[0]]:
-            widths[numbers[0] : numbers[-1] + 1] = [max(widths[n] for n in numbers)] * len(numbers)
-    heights = [_row_height(row, side) for row in rows]
+    for pictured, run in itertools.groupby(zip(has_images, columns, strict=True), key=lambda each: each[0]):
+        words = [text_width([line.text for cell in column for line in _lines(cell)]) for _, column in run]
+        alike = max(side, min(max(words), 2 * side))
+        widths += [alike if pictured else each or MARGIN for each in words]
+    heights = [max([_height(cell, side) for cell in row], default=0) or 2 * GAP for row in rows]
     top = MARGIN + (0.35 if title else 0) + (2 * LINE if subtitle else 0)
     lefts = list(itertools.accumulate((width + GAP for width in widths), initial=MARGIN))
     tops = list(itertools.accumulate(heights, initial=top))
     figure, axes = canvas(lefts[-1] - GAP + room + MARGIN, tops[-1] + MARGIN, title, subtitle)
     limits: Any = {"xlim": axes.get_xlim(), "ylim": axes.get_ylim()}
-    for (row, y, height), n in itertools.product(zip(rows, tops, heights, strict=False), range(len(columns))):
-        cell, x, width = row[n] if n < len(row) else None, lefts[n], widths[n]
-        if isinstance(cell, np.ndarray):
-            wide, high = tile_size(*_sides(cell), side)
-            extent = (x + (width - wide) / 2, x + (width + wide) / 2, y + high, y)
-            style: Any = {"interpolation": "nearest", "aspect": "auto"}
-            if cell.ndim == 2:
-                axes.imshow(cell, extent=extent, **style, **colours)
-            else:
-                axes.imshow(displayable(cell), extent=extent, **style)
-            axes.set(**limits)  # an image moves them
-            continue
-        lines, place, align = _lines(cell), x + width / 2, "center"
-        if not has_images[n]:
-            is_last = n == len(columns) - 1
-            place, align = (x + GAP, "left") if is_last else (x + width, "right")
-            if not is_last:  # beside the middle of the images
-                y += max(height - GAP - LINE * len(lines), 0) / 2
-        for number, line in enumerate(lines):
-            text = shorten(line.text, width) if has_images[n] else line.text
-            weight = "bold" if line.bold else "normal"
-            write(axes, text, place, y + number * LINE, ha=align, color=line.colour, weight=weight)
+    for row, y, height in zip(rows, tops, heights, strict=False):
+        for n, (cell, x, width) in enumerate(zip(row, lefts, widths, strict=False)):
+            if isinstance(cell, np.ndarray):
+                wide, high = tile_size(cell, side)
+                left = x + (width - wide) / 2
+                extent: Any = (left, left + wide, y + high, y)
+                shown, style = (cell, colours) if cell.ndim == 2 else (displayable(cell), {})
+                axes.imshow(shown, extent=extent, interpolation="nearest", aspect="auto", **style)
+            elif has_images[n]:
+                _write_lines(axes, cell, x + width / 2, y, "center", width)
+            elif n == len(columns) - 1:
+                _write_lines(axes, cell, x + GAP, y, "left")
+            else:  # beside the middle of the images
+                _write_lines(axes, cell, x + width, y + max(height - GAP - LINE * len(_lines(cell)), 0) / 2, "right")
+    axes.set(**limits)  # images have moved them
     return figure
 
 
@@ -209,11 +209,9 @@ def in_bands(rows: Mapping[str, Sequence[Cell]], columns: int) -> list[list[Cell
     if columns < 1:
         raise InputError(f"columns must be at least 1, got {columns}")
     bands: list[list[Cell]] = []
-    has_headings = any(rows)
     for start in range(0, len(next(iter(rows.values()))), columns):
         bands += [[]] if bands else []
-        for heading, cells in rows.items():
-            bands.append([*([Caption(heading, MUTED)] if has_headings else []), *cells[start : start + columns]])
+        bands += [[Caption(heading, MUTED), *cells[start : start + columns]] for heading, cells in rows.items()]
     return bands
 
 
@@ -239,28 +237,24 @@ def write(axes: Axes, text: str, x: float, y: float, **style: Any) -> None:
         axes.text(x, y, visible(text), **options)
 
 
-def _sides(image: np.ndarray) -> tuple[int, int]:
-    height, width = image.shape[-2:]
-    return height, width
+def _write_lines(axes: Axes, cell: Cell, x: float, y: float, align: str, width: float | None = None) -> None:
+    """Write the lines of a cell below each other, cut to a width where one is given."""
+    for number, line in enumerate(_lines(cell)):
+        text = line.text if width is None else shorten(line.text, width)
+        weight = "bold" if line.bold else "normal"
+        write(axes, text, x, y + number * LINE, ha=align, color=line.colour, weight=weight)
 
 
-def _lines(cell: Cell) -> list[Caption]:
+def _lines(cell: Cell) -> Sequence[Caption]:
     if cell is None or isinstance(cell, np.ndarray):
         return []
-    if isinstance(cell, str | Caption):
-        return [Caption(cell) if isinstance(cell, str) else cell]
-    return list(cell)
+    if isinstance(cell, str):
+        return [Caption(cell)]
+    return [cell] if isinstance(cell, Caption) else cell
 
 
-def _column_width(column: Sequence[Cell], side: float) -> float:
-    images = [tile_size(*_sides(cell), side)[0] for cell in column if isinstance(cell, np.ndarray)]
-    words = text_width([line.text for cell in column for line in _lines(cell)])
-    return max(*images, side, min(words, 2 * side)) if images else words or MARGIN
-
-
-def _row_height(row: Sequence[Cell], side: float) -> float:
-    images: Iterator[float] = (tile_size(*_sides(c), side)[1] + GAP for c in row if isinstance(c, np.ndarray))
-    return max([*images, *(LINE * len(_lines(cell)) for cell in row)], default=0.0) or 2 * GAP
+def _height(cell: Cell, side: float) -> float:
+    return tile_size(cell, side)[1] + GAP if isinstance(cell, np.ndarray) else LINE * len(_lines(cell))
 
 
 def displayable(image: Float[np.ndarray, "C H W"]) -> Float[np.ndarray, "H W 3"]:
@@ -270,10 +264,10 @@ def displayable(image: Float[np.ndarray, "C H W"]) -> Float[np.ndarray, "H W 3"]
     return rgb.transpose(1, 2, 0)
 
 
-def tile_size(height: int, width: int, side: float = TILE) -> tuple[float, float]:
-    """Width and height in inches of an image of ``height``×``width`` pixels: the longer side is ``side``."""
-    longer = max(height, width)
-    return side * width / longer, side * height / longer
+def tile_size(image: Float[np.ndarray, "... H W"], side: float = TILE) -> tuple[float, float]:
+    """Width and height in inches of an image whose longer side is ``side``."""
+    height, width = image.shape[-2:]
+    return side * width / max(height, width), side * height / max(height, width)
 
 
 def shorten(text: str, width: float, size: float = TEXT) -> str:

@@ -1,8 +1,8 @@
-"""What judging a network needs: evaluation mode that is undone again, and images as the network wants them."""
+"""What judging a network needs: evaluation mode that is undone again, images as the network takes them, names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -18,76 +18,83 @@ from torchcaps.models.images import check_image_shape
 from torchcaps.models.output import top_classes
 from torchcaps.ranges import COUNT
 
+BATCH = 256
+"""Images at a time, where nobody says otherwise."""
+Labels = Int[Tensor, "N"] | Int[Tensor, "N P"]
+"""The class of each image, or the classes of its P objects."""
+
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards each module trains or not as it did before."""
+def inference(model: nn.Module, *, gradients: bool = False) -> Iterator[None]:
+    """Evaluation mode without gradients, or only with those of images; afterwards the model is as it was."""
     training = [module for module in model.modules() if module.training]
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad and gradients]
     model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-@contextmanager
-def frozen(model: nn.Module) -> Iterator[None]:
-    """:func:`evaluating`, and no gradient into the weights; afterwards all is as it was."""
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in learning:
         parameter.requires_grad_(False)
     try:
-        with evaluating(model):
+        with torch.inference_mode(not gradients):
             yield
     finally:
+        for module in training:
+            module.training = True
         for parameter in learning:
             parameter.requires_grad_(True)
-
-
-@contextmanager
-def inference(model: nn.Module) -> Iterator[None]:
-    """:func:`evaluating`, and no gradients."""
-    with evaluating(model), torch.inference_mode():
-        yield
 
 
 def as_pixels(model: Network, images: Shaped[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
     """Images as the network takes them: pixels 0..1, in the dtype and on the device of its weights.
 
-    ``images`` are uint8 of 0..255, or floating-point of 0..1. It is a TypeError if they are of another dtype, an
-    InputError if they have a shape the network was not built for.
+    Args:
+        model: The network.
+        images: uint8 of 0..255, or floating-point of 0..1.
+
+    Raises:
+        TypeError: Images of another dtype.
+        InputError: A shape that the network was not built for.
     """
-    check_images(images)
-    check_image_shape(images.shape, model.in_shape)
+    check_images(images, model.in_shape)
     return to_pixels(model, images)
 
 
 def to_pixels(model: Network, images: Shaped[Tensor, "..."]) -> Float[Tensor, "..."]:
     """:func:`as_pixels` for images of any shape, such as the objects of images."""
-    check_images(images)
     weight = next(model.parameters())
     if images.dtype == torch.uint8:
         return images.to(weight.device).to(weight.dtype).div_(255)
     return images.detach().to(weight.device, weight.dtype)
 
 
-def check_images(images: Tensor) -> None:
-    """Raise TypeError unless images are a tensor of pixels."""
+def check_images(images: Tensor, in_shape: tuple[int, int, int]) -> None:
+    """Raise TypeError or InputError unless images are pixels of the shape that a network takes."""
     if not isinstance(images, Tensor) or not (images.dtype == torch.uint8 or images.is_floating_point()):
         got = images.dtype if isinstance(images, Tensor) else type(images).__name__
         raise TypeError(f"images must be uint8 of 0..255 or floating-point of 0..1, got {got}")
+    check_image_shape(images.shape, in_shape)
+
+
+def check_labels(model: Network, labels: Labels, num_images: int) -> None:
+    """Raise TypeError or InputError unless labels are a network's classes, one for each object in an image."""
+    if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS:
+        got = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
+        raise TypeError(f"labels must be integers, got {got}")
+    objects, most = model.objects, model.num_classes - 1
+    if labels.shape != ((num_images,) if objects == 1 else (num_images, objects)):
+        wanted = f"({num_images},), one" if objects == 1 else f"({num_images}, {objects}), {objects}"
+        seen = f"as the network sees {objects} in it, got {tuple(labels.shape)}"
+        raise InputError(f"labels must have shape {wanted} for each image, {seen}")
+    if num_images and (labels.min() < 0 or labels.max() > most):
+        seen = f"{int(labels.min())}..{int(labels.max())}"
+        raise InputError(f"labels must be 0 to {most}, as the network has {most + 1} classes, got {seen}")
+    if objects > 1 and (labels.sort(1).values.diff(dim=1) == 0).any():
+        raise InputError("the objects of an image must be of different classes, got labels with a class twice")
 
 
 def in_batches(
-    model: Network,
-    images: Shaped[Tensor, "N C H W"],
-    labels: Int[Tensor, "N"] | Int[Tensor, "N P"] | None,
-    batch_size: int,
-) -> Iterator[tuple[Float[Tensor, "B C H W"], Int[Tensor, "B"] | Int[Tensor, "B P"] | None]]:
+    model: Network, images: Shaped[Tensor, "N C H W"], labels: Labels | None, batch_size: int = BATCH
+) -> Iterator[tuple[Float[Tensor, "B C H W"], Labels | None]]:
     """Images as :func:`as_pixels` gives them and their labels, ``batch_size`` at a time, all of them checked first."""
-    check_images(images)
-    check_image_shape(images.shape, model.in_shape)
+    check_images(images, model.in_shape)
     if len(images) == 0:
         raise InputError("there must be at least one image, got none")
     COUNT.check("batch_size", batch_size)
@@ -98,25 +105,18 @@ def in_batches(
         yield pixels, None if labels is None else labels[start : start + batch_size].to(pixels.device)
 
 
-def check_labels(model: Network, labels: Int[Tensor, "N"] | Int[Tensor, "N P"], num_images: int) -> None:
-    """Raise TypeError or InputError unless labels are a network's classes, one for each object in an image."""
-    if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS:
-        got = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-        raise TypeError(f"labels must be integers, got {got}")
-    objects = model.objects
-    if labels.shape != ((num_images,) if objects == 1 else (num_images, objects)):
-        wanted = f"({num_images},), one" if objects == 1 else f"({num_images}, {objects}), {objects}"
-        raise InputError(
-            f"labels must have shape {wanted} for each image, as the network sees {objects} in it, got "
-            f"{tuple(labels.shape)}"
-        )
-    if num_images and (labels.min() < 0 or labels.max() >= model.num_classes):
-        raise InputError(
-            f"labels must be 0 to {model.num_classes - 1}, as the network has {model.num_classes} classes, got "
-            f"{int(labels.min())}..{int(labels.max())}"
-        )
-    if objects > 1 and (labels.sort(1).values.diff(dim=1) == 0).any():
-        raise InputError("the objects of an image must be of different classes, got labels with a class twice")
+def over_batches(
+    function: Callable[[Float[Tensor, "B C H W"], Labels | None], Sequence[Tensor]],
+    model: Network,
+    images: Shaped[Tensor, "N C H W"],
+    labels: Labels | None = None,
+    batch_size: int = BATCH,
+) -> list[Tensor]:
+    """The rows, one an image, of all tensors that a function returns of :func:`in_batches`; under :func:`inference`."""
+    with inference(model):
+        batches = in_batches(model, images, labels, batch_size)
+        parts = [[tensor.cpu() for tensor in function(*batch)] for batch in batches]
+    return [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
 
 
 def classes_of(scores: Float[Tensor, "B J"], objects: int) -> Int[Tensor, "B"] | Int[Tensor, "B P"]:
@@ -135,6 +135,12 @@ def class_labels(class_names: Sequence[str] | None, num_classes: int) -> list[st
 def join_names(names: Sequence[str], classes: Int[Tensor, "*P"] | Int[np.ndarray, "*P"]) -> str:
     """The name of an image's class, or of the classes of all its objects, as a person reads them: ``3 + 7``."""
     return " + ".join(names[int(j)] for j in classes.reshape(-1))
+
+
+def require_one_object(model: Network, purpose: str) -> None:
+    """Raise InputError if a network sees several objects in an image; ``purpose`` is the sentence's subject."""
+    if model.objects != 1:
+        raise InputError(f"{purpose} needs images of one object, but this network finds {model.objects} in each")
 
 
 def require_capsules(model: Network, purpose: str, *, decoder: bool = False) -> CapsNet:

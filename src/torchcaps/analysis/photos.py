@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from torchcaps.analysis.calibration import Prediction, full
 from torchcaps.analysis.figures import MUTED, WRONG, Caption, Cell, tiles
-from torchcaps.analysis.results import MOST_CLASSES, MOST_SHOWN, Styled, Table
+from torchcaps.analysis.results import MOST_CLASSES, MOST_SHOWN, Result, Styled, Table
 from torchcaps.datasets.images import Photo
 from torchcaps.datasets.preparation import NOTHING, Prepared
 from torchcaps.errors import InputError, visible
@@ -28,24 +28,7 @@ _SIDE = 1.6  # of a picture, inches
 
 
 @dataclass(frozen=True, eq=False)
-class SeenPhoto:
-    """A photo, and what a network made of it.
-
-    Args:
-        title: The file and its class.
-        photo: The file, and what the network was given.
-        reconstruction: Pixels 0..1; None for a network without decoder.
-        caveats: Why the answer is unsure; empty where it is not.
-    """
-
-    title: str
-    photo: Photo
-    reconstruction: Float[np.ndarray, "C H W"] | None
-    caveats: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class PhotoAnswers:
+class PhotoAnswers(Result):
     """What a network says of image files.
 
     Args:
@@ -53,7 +36,7 @@ class PhotoAnswers:
         prepared: What the network was given of each.
         prediction: What it says.
         class_names: The name of each class.
-        photos: The files' own pixels, small, for a figure; None without one.
+        photos: The files' own pixels, for the figure, 1 to 100 of them; None without one.
     """
 
     files: Sequence[Path]
@@ -72,7 +55,6 @@ class PhotoAnswers:
         return (*nothing, *self.prediction.caveats[n])
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """The class, or classes, of each file, all scores, how it was prepared, and why the answer is unsure."""
         found: list[dict[str, Any]] = []
         for n, (file, scores) in enumerate(zip(self.files, self.prediction.scores.tolist(), strict=True)):
             given = self.given(n)
@@ -82,65 +64,45 @@ class PhotoAnswers:
         return found
 
     def tables(self) -> list[Table]:
-        """The classes of each file and a bar for each score."""
         found = []
         for n, file in enumerate(self.files):
             given, changes, caveats = self.given(n), self.prepared[n].changes, self.caveats(n)
             note: list[str | Styled] = [f"  prepared: {'; '.join(changes)}"] if changes else []
             note += [Styled(f"  unsure: {'; '.join(caveats)}", "yellow")] if caveats else []
-            scores = list(zip(map(visible, self.class_names), self.prediction.scores[n].tolist(), strict=True))
-            shown = scores if len(scores) <= MOST_CLASSES else sorted(scores, key=lambda each: -each[1])[:MOST_SHOWN]
-            wide = max(len(name) for name, _ in shown)
-            for name, score in shown:
-                note.append(
-                    Styled(
-                        f"  {name:>{wide}}  {score:.3f}  {bar(score)}", "green" if name in map(visible, given) else ""
-                    )
-                )
-            if len(shown) < len(scores):
-                note.append(f"  … and {len(scores) - len(shown)} lower ones (--json shows all)")
-            found.append(Table((), title=f"{file}  {' + '.join(given)}", note=note))
+            scores = list(zip(self.class_names, self.prediction.scores[n].tolist(), strict=True))
+            most = scores if len(scores) <= MOST_CLASSES else sorted(scores, key=lambda each: -each[1])[:MOST_SHOWN]
+            wide = max(len(visible(name)) for name, _ in most)
+            for name, score in most:
+                style = "green" if name in given else ""
+                note.append(Styled(f"  {visible(name):>{wide}}  {score:.3f}  {bar(score)}", style))
+            if len(most) < len(scores):
+                note.append(f"  … and {len(scores) - len(most)} lower ones (--json shows all)")
+            found.append(Table(title=f"{file}  {' + '.join(given)}", note=note))
         return found
 
     def figures(self) -> dict[str, Figure]:
-        """The photos, see :func:`figure_photos`."""
+        """Photos with the place of their ink, each beside what the network sees and what it reconstructs."""
+        if not 1 <= len(self.photos or ()) <= MOST_PHOTOS:
+            raise InputError(f"a figure shows 1 to {MOST_PHOTOS} photos, got {len(self.photos or ())}")
+        headings = ["photo", "what the network sees", "reconstruction"]
         drawn = self.prediction.reconstruction
-        seen = []
+        if drawn is None:
+            headings.pop()
+        rows: list[list[Cell]] = [[Caption(heading, MUTED) for heading in headings]]
         for n, (file, photo) in enumerate(zip(self.files, self.photos or (), strict=True)):
-            picture = None if drawn is None else full(drawn[n : n + 1])[0]
-            seen.append(SeenPhoto(f"{file.name}: {' + '.join(self.given(n))}", photo, picture, self.caveats(n)))
-        return {"": figure_photos(seen)}
+            photo = photo.shrunk(PREVIEW)
+            words = [Caption(f"{file.name}: {' + '.join(self.given(n))}", bold=True)]
+            words += [Caption(change, MUTED) for change in photo.prepared.changes]
+            words += [Caption(f"unsure: {reason}", WRONG) for reason in self.caveats(n)]
+            pictures: list[Cell] = [_outlined(photo), photo.prepared.image / 255]
+            rows.append([*pictures, *([] if drawn is None else full(drawn[n : n + 1])), words])
+        return {"": tiles(rows, side=_SIDE)}
 
 
 def bar(share: float, width: int = 30) -> str:
     """A horizontal bar: ``share`` 0..1 of ``width`` characters, to an eighth of one."""
     eighths = round(min(max(share, 0.0), 1.0) * width * 8)
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
-
-
-def figure_photos(seen: Sequence[SeenPhoto]) -> Figure:
-    """Photos with the place of their ink, each beside what the network sees and what it reconstructs.
-
-    Args:
-        seen: 1 to 100 of them; each takes a row.
-
-    Raises:
-        InputError: None, or more.
-    """
-    if not 1 <= len(seen) <= MOST_PHOTOS:
-        raise InputError(f"a figure shows 1 to {MOST_PHOTOS} photos, got {len(seen)}")
-    headings = ["photo", "what the network sees", "reconstruction"]
-    if all(each.reconstruction is None for each in seen):
-        headings.pop()
-    rows: list[list[Cell]] = [[Caption(heading, MUTED) for heading in headings]]
-    for each in seen:
-        photo = each.photo.shrunk(PREVIEW)
-        words = [Caption(each.title, bold=True)]
-        words += [Caption(change, MUTED) for change in photo.prepared.changes]
-        words += [Caption(f"unsure: {reason}", WRONG) for reason in each.caveats]
-        pictures: list[Cell] = [_outlined(photo), photo.prepared.image / 255, each.reconstruction]
-        rows.append([*pictures[: len(headings)], words])
-    return tiles(rows, side=_SIDE)
 
 
 def _outlined(photo: Photo) -> Float[np.ndarray, "C H W"]:

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Int, Shaped, UInt8
+from jaxtyping import Shaped, UInt8
 from torch import Tensor
 
 from torchcaps.analysis.calibration import USUAL, Calibration, Prediction, distances
-from torchcaps.analysis.inference import classes_of, in_batches, inference
+from torchcaps.analysis.inference import BATCH, Labels, classes_of, over_batches
 from torchcaps.datasets.images import Fit, read_image
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError
-from torchcaps.models import Network
+from torchcaps.models import ModelOutput, Network
 
 BRIGHTEST = 1e15
 """A pixel whose square float32 still holds, summed over any image."""
@@ -41,63 +41,60 @@ def load_image(
 def predict(
     model: Network,
     images: Shaped[Tensor, "N C H W"],
-    targets: Int[Tensor, "N"] | Int[Tensor, "N P"] | None = None,
+    targets: Labels | None = None,
     *,
     calibration: Calibration | None = None,
-    batch_size: int = 256,
+    batch_size: int = BATCH,
 ) -> Prediction:
     """Classify images, and decode each from one capsule where the network has a decoder.
 
     Args:
-        model: The network; in evaluation mode meanwhile, and afterwards as it was.
+        model: The network.
         images: uint8 of 0..255 or floating-point of 0..1; N at least 1.
         targets: The classes whose capsules are decoded instead of that of the highest score; they do not change the
             classification.
         calibration: What is usual for the network; what holds for any if None.
         batch_size: Images at a time.
-
-    Raises:
-        TypeError: Images of another dtype.
-        InputError: Images of a shape the network was not built for, no image, or targets that do not fit.
     """
-    given, parts, reconstructions = [], [], []
-    with inference(model):
-        for pixels, classes in in_batches(model, images, targets, batch_size):
-            output = model(pixels, classes)
-            given.append(pixels.float().cpu())
-            parts.append(output.scores.float().cpu())
-            if output.reconstruction is not None:
-                reconstructions.append(output.reconstruction.float().cpu())
-    scores = torch.cat(parts)
-    decoded = torch.cat(reconstructions).numpy() if reconstructions else None
-    found = classes_of(scores, model.objects).numpy()
-    shown = torch.cat(given).numpy()
-    return Prediction.of(shown, found, scores.numpy(), decoded, calibration, score_name=output.score_name)
+    outputs: list[ModelOutput] = []
+
+    def look(pixels: Tensor, classes: Tensor | None) -> list[Tensor]:
+        output = model(pixels, classes)
+        outputs[:] = [output]
+        decoded = [] if output.reconstruction is None else [output.reconstruction.float()]
+        return [pixels.float(), output.scores.float(), *decoded]
+
+    given, scores, *decoded = over_batches(look, model, images, targets, batch_size)
+    classes = classes_of(scores, model.objects).numpy()
+    drawn = decoded[0].numpy() if decoded else None
+    named = outputs[0].score_name
+    return Prediction.of(given.numpy(), classes, scores.numpy(), drawn, calibration, score_name=named)
 
 
-def calibrate(model: Network, images: Shaped[Tensor, "N C H W"], *, batch_size: int = 256) -> Calibration:
+def calibrate(model: Network, images: Shaped[Tensor, "N C H W"]) -> Calibration:
     """Measure what is usual for a network: the bounds that 99 % of images keep to, see `Calibration`.
 
     Args:
-        model: The network; in evaluation mode meanwhile.
+        model: The network.
         images: Images like those that it was trained on, but that it was not trained on; as for :func:`predict`.
-        batch_size: Images at a time.
 
     Raises:
-        TypeError: As for :func:`predict`.
-        InputError: The same; or pixels that are NaN, or so large that their squares are infinite.
+        InputError: Pixels that are NaN, or so large that their squares are infinite.
     """
-    scores, off = [], []
-    with inference(model):
-        for pixels, _ in in_batches(model, images, None, batch_size):
-            if not (pixels.float().abs() <= BRIGHTEST).all():
-                raise InputError(f"what is usual is measured on pixels of 0..1, got NaN or one beyond {BRIGHTEST:g}")
-            output = model(pixels)
-            scores.append(output.scores.float().sort(1, descending=True).values[:, model.objects - 1].cpu())
-            if output.reconstruction is not None:
-                off.append(distances(pixels.float().cpu().numpy(), output.reconstruction.float().cpu().numpy()))
+
+    def look(pixels: Tensor, _: object) -> list[Tensor]:
+        if not (pixels.float().abs() <= BRIGHTEST).all():
+            raise InputError(f"what is usual is measured on pixels of 0..1, got NaN or one beyond {BRIGHTEST:g}")
+        output = model(pixels)
+        last = output.scores.float().sort(1, descending=True).values[:, model.objects - 1]
+        if output.reconstruction is None:
+            return [last]
+        off = distances(pixels.float().cpu().numpy(), output.reconstruction.float().cpu().numpy())
+        return [last, torch.from_numpy(off)]
+
+    scores, *off = over_batches(look, model, images)
     return Calibration(
-        score=round(float(np.quantile(torch.cat(scores).numpy(), 1 - USUAL)), 4),
-        distance=round(float(np.quantile(np.concatenate(off), USUAL)), 4) if off else Calibration.distance,
+        score=round(float(np.quantile(scores.numpy(), 1 - USUAL)), 4),
+        distance=round(float(np.quantile(off[0].numpy(), USUAL)), 4) if off else Calibration.distance,
         images=len(images),
     )

@@ -8,7 +8,6 @@ the same map, and beside that of shuffled factors, which should not be above 0.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchcaps.analysis.figures import COLOURS, draw_legend, new_figure, style_axes
-from torchcaps.analysis.inference import in_batches, inference
-from torchcaps.analysis.results import Styled, Table
+from torchcaps.analysis.inference import over_batches, require_one_object
+from torchcaps.analysis.results import Result, Styled, Table
 from torchcaps.datasets import ImageSet
 from torchcaps.datasets.affine import inverse_maps, linear_maps, warp
 from torchcaps.datasets.rng import generator
@@ -44,7 +43,7 @@ _COMPONENTS = 16  # principal components, as many as a pose has numbers
 
 
 @dataclass(frozen=True)
-class Probe:
+class Probe(Result):
     """How well factors can be read off one set of numbers.
 
     Args:
@@ -59,13 +58,9 @@ class Probe:
     r2: Mapping[str, float]
     shuffled: Mapping[str, float]
 
-    def to_dict(self) -> dict[str, Any]:
-        """All fields, as JSON takes them."""
-        return dataclasses.asdict(self)
-
 
 @dataclass(frozen=True)
-class Probing:
+class Probing(Result):
     """The probes of several networks beside each other.
 
     Args:
@@ -77,11 +72,9 @@ class Probing:
     images: Mapping[str, str]
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """The ``probes`` of each network."""
         return [{"probes": [each.to_dict() for each in probes]} for probes in self.networks.values()]
 
     def tables(self) -> list[Table]:
-        """R² of each factor, a table for each network."""
         found = []
         for (name, probes), where in zip(self.networks.items(), self.images.values(), strict=True):
             rows: list[list[str | Styled]] = []
@@ -93,7 +86,6 @@ class Probing:
         return found
 
     def figures(self) -> dict[str, Figure]:
-        """Bars, see :func:`figure_probe`."""
         return {"": figure_probe(self.networks)}
 
 
@@ -110,18 +102,14 @@ def with_affine_factors(image_set: ImageSet, *, seed: int = 0) -> ImageSet:
     ranges = torch.tensor([ROTATION, SCALE, SHEAR, SHIFT * width, SHIFT * height], dtype=torch.float64)
     rotation, scaling, shear, *shift = (numbers * ranges).unbind(1)
     maps = inverse_maps(linear_maps(rotation, 1 + scaling[:, None].expand(-1, 2), shear), torch.stack(shift, 1))
-    images = torch.cat(
-        [
-            warp(some, some_maps, (height, width)).round_().to(torch.uint8)
-            for some, some_maps in zip(image_set.images.split(_CHUNK), maps.split(_CHUNK), strict=True)
-        ]
-    )
+    chunks = zip(image_set.images.split(_CHUNK), maps.split(_CHUNK), strict=True)
+    images = [warp(some, places, (height, width)).round_().to(torch.uint8) for some, places in chunks]
     names = ("rotation", "scale", "shear", "shift right", "shift down")
     factors = dict(zip(names, (rotation, 1 + scaling, shear, *shift), strict=True))
-    return ImageSet(images, image_set.labels, factors=factors)
+    return ImageSet(torch.cat(images), image_set.labels, factors=factors)
 
 
-def probe(model: Network, fitted: ImageSet, held_out: ImageSet, *, seed: int = 0, batch_size: int = 256) -> list[Probe]:
+def probe(model: Network, fitted: ImageSet, held_out: ImageSet, *, seed: int = 0) -> list[Probe]:
     """Read the factors of images off a network by ridge regressions.
 
     For each class and factor y ≈ w·x + b, with x the pose of the capsule of the image's class, or what goes into a
@@ -131,78 +119,70 @@ def probe(model: Network, fitted: ImageSet, held_out: ImageSet, *, seed: int = 0
     y = (sin, cos); other factors are numbers. Factors of int64 only name things and are left out.
 
     Args:
-        model: A network of one object an image; in evaluation mode meanwhile, and afterwards as it was.
-        fitted: Images with factors to fit on.
+        model: A network of one object an image.
+        fitted: Images with factors to fit on, at least 10 of each class.
         held_out: Images with the same factors to judge on, of other objects where it can be.
-        seed: Of the shuffles, 0 to 2³² - 1.
-        batch_size: Images at a time.
+        seed: Seed of the shuffles, 0 to 2³² - 1.
 
     Returns:
         The pose of the class capsule, or the features of a CNN and as many of their principal components as a pose of
         16 numbers has; and the pixels, with which nothing was learned.
 
     Raises:
-        InputError: Several objects in an image, no factors, factors that differ, images that the network was not built
-            for, too few images of a class, or a network of which no pose and no last features are known.
+        InputError: No factors, factors that differ, too few images, or a network of which no pose and no last features
+            are known.
     """
-    if model.objects != 1:
-        raise InputError(f"poses are probed on images of one object, but this network finds {model.objects} in each")
+    require_one_object(model, "a probe")
     names = [name for name, values in fitted.factors.items() if values.is_floating_point()]
     if not names:
         raise InputError("the images have no factors that are quantities; make some by with_affine_factors")
-    missing = [name for name in names if name not in held_out.factors]
-    if missing:
-        raise InputError(f"the held-out images have no factor {missing[0]}, which the others have")
     for name in names:
+        if name not in held_out.factors:
+            raise InputError(f"the held-out images have no factor {name}, which the others have")
         if held_out.factors[name].unique().numel() < 2:
             raise InputError(f"the factor {name} is the same in all held-out images, so there is nothing to explain")
     for label in held_out.labels.unique().tolist():
         count = int((fitted.labels == label).sum())
         if count < _FEWEST:
             raise InputError(f"there must be at least {_FEWEST} images of each class to fit on, got {count} of {label}")
-    parts = [_numbers(model, images, batch_size) for images in (fitted, held_out)]
-    kinds: dict[str, tuple[np.ndarray, ...]] = {name: (parts[0][name], parts[1][name]) for name in parts[0]}
-    if "features" in kinds:
+    (name, x), (_, others) = (_numbers(model, images) for images in (fitted, held_out))
+    kinds = {name: (x, others)}
+    if name == "features":
         from sklearn.decomposition import PCA
 
-        x, others = kinds["features"]
         components = PCA(min(_COMPONENTS, *x.shape), random_state=0).fit(x)
         kinds["principal components"] = components.transform(x), components.transform(others)
-    kinds["pixels"] = tuple(each.images.flatten(1).float().div_(255).numpy() for each in (fitted, held_out))
+    pixels, other_pixels = (each.images.flatten(1).float().div_(255).numpy() for each in (fitted, held_out))
+    kinds["pixels"] = pixels, other_pixels
     labels = fitted.labels.numpy(), held_out.labels.numpy()
     targets = {name: (_target(name, fitted), _target(name, held_out)) for name in names}
-    order = generator(seed).permutation(len(fitted))
-    found = []
-    for kind, (x, others) in kinds.items():
-        r2 = _judge(x, others, labels, targets)
-        mixed = {name: (fit[_within(labels[0], order)], held) for name, (fit, held) in targets.items()}
-        found.append(Probe(kind, x.shape[1], r2, _judge(x, others, labels, mixed)))
-    return found
+    order = _within(labels[0], generator(seed).permutation(len(fitted)))
+    mixed = {name: (fit[order], held) for name, (fit, held) in targets.items()}
+    return [
+        Probe(kind, x.shape[1], _judge(x, others, labels, targets), _judge(x, others, labels, mixed))
+        for kind, (x, others) in kinds.items()
+    ]
 
 
-def figure_probe(networks: Mapping[str, Sequence[Probe]], *, title: str | None = None) -> Figure:
+def figure_probe(networks: Mapping[str, Sequence[Probe]]) -> Figure:
     """R² of each factor as bars, one colour for each network and set of numbers; what is below 0 is drawn as 0.
 
     Of networks that were judged on the same images, the pixels stand there once.
 
     Args:
         networks: What :func:`probe` found of each, by the name to show.
-        title: Above the figure.
     """
-    pixels = [each for probes in networks.values() for each in probes if each.numbers == "pixels"]
-    once = len(pixels) > 1 and all(each == pixels[0] for each in pixels)
-    shown = {
-        f"{name}: {each.numbers} ({each.width})": each
-        for name, probes in networks.items()
-        for each in probes
-        if not (once and each.numbers == "pixels")
-    }
-    if once:
-        shown[f"pixels ({pixels[0].width})"] = pixels[0]
+    shown: dict[str, Probe] = {}
+    for name, probes in networks.items():
+        for each in probes:
+            label = f"{each.numbers} ({each.width})"
+            if each.numbers != "pixels" or shown.get(label, each) != each:
+                label = f"{name}: {label}"
+            shown[label] = each
     if not shown:
         raise InputError("there must be at least one probe to draw, got none")
     names = list(dict.fromkeys(factor for each in shown.values() for factor in each.r2))
-    figure = new_figure(1.3 * len(names) + 1.5, 3.4, title)
+    figure = new_figure(1.3 * len(names) + 1.5, 3.4)
     axes = figure.subplots()
     style_axes(axes, "What can be read off by a linear map", "", "R² on held-out images")
     width = 0.8 / len(shown)
@@ -215,27 +195,20 @@ def figure_probe(networks: Mapping[str, Sequence[Probe]], *, title: str | None =
     return figure
 
 
-def _numbers(model: Network, images: ImageSet, batch_size: int) -> dict[str, Float[np.ndarray, "N F"]]:
-    """The poses of the images' classes, or what goes into the last layer."""
-    rows: list[Tensor] = []
-    last = getattr(model, "classify", None)
-    with inference(model):
-        first = model(next(iter(in_batches(model, images.images[:1], None, 1)))[0])
-        if first.capsules is not None:
-            for pixels, labels in in_batches(model, images.images, images.labels, batch_size):
-                assert labels is not None
-                poses = model(pixels).capsules.take_along_dim(labels[:, None, None], 1)
-                rows.append(poses[:, 0].float().cpu())
-            return {"pose": torch.cat(rows).numpy()}
-        if not isinstance(last, nn.Linear):
-            raise InputError("the network has neither class capsules nor a last layer called classify to probe")
-        hook = last.register_forward_pre_hook(lambda _, given: rows.append(given[0].float().cpu()))
-        try:
-            for pixels, _ in in_batches(model, images.images, None, batch_size):
-                model(pixels)
-        finally:
-            hook.remove()
-    return {"features": torch.cat(rows).numpy()}
+def _numbers(model: Network, images: ImageSet) -> tuple[str, Float[np.ndarray, "N F"]]:
+    """The poses of the images' classes, or what goes into the last layer of a CNN, and what these numbers are."""
+    features: Any = getattr(model, "features", None)
+    if not model.has_capsules and features is None:
+        raise InputError("the network has neither class capsules nor a method features, which a CNN has, to probe")
+
+    def look(pixels: Tensor, labels: Tensor | None) -> list[Tensor]:
+        if not model.has_capsules:
+            return [features(pixels).float()]
+        assert labels is not None
+        return [model(pixels).capsules.take_along_dim(labels[:, None, None], 1)[:, 0].float()]
+
+    (rows,) = over_batches(look, model, images.images, images.labels)
+    return "pose" if model.has_capsules else "features", rows.numpy()
 
 
 def _target(name: str, images: ImageSet) -> Float[np.ndarray, "N T"]:
@@ -270,9 +243,8 @@ def _judge(
         scale = float(fitted[mine].var(0).mean()) ** 0.5 or 1.0
         regression = RidgeCV(_PENALTIES, alpha_per_target=True).fit(fitted[mine] / scale, wanted[mine])
         guess[others] = regression.predict(held_out[others] / scale).reshape(guess[others].shape)
-    found, start = {}, 0
-    for name, (_, held) in targets.items():
-        these = slice(start, start + held.shape[1])
-        found[name] = float(r2_score(truth[:, these], guess[:, these], multioutput="variance_weighted"))
-        start += held.shape[1]
-    return found
+    ends = list(itertools.accumulate((held.shape[1] for _, held in targets.values()), initial=0))
+    return {
+        name: float(r2_score(truth[:, start:end], guess[:, start:end], multioutput="variance_weighted"))
+        for name, (start, end) in zip(targets, itertools.pairwise(ends), strict=True)
+    }

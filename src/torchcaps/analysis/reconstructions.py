@@ -5,28 +5,27 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from torchcaps.analysis.calibration import full
+from torchcaps.analysis.calibration import Drawn, Prediction, full
 from torchcaps.analysis.figures import COLOURS, MUTED, WRONG, Caption, Cell, in_bands, tiles
 from torchcaps.analysis.inference import (
+    Labels,
     as_pixels,
-    check_images,
     check_labels,
     class_labels,
     join_names,
     require_decoder,
 )
 from torchcaps.analysis.predictions import predict
-from torchcaps.analysis.results import Scored, Table
+from torchcaps.analysis.results import Table
 from torchcaps.datasets import ImageSet, PairSet
 from torchcaps.errors import InputError
 from torchcaps.models import Network
-from torchcaps.models.output import ScoreName
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,66 +36,50 @@ OVERLAID = ("#00ff00", "#ff00ff")
 """Colours of two objects laid over each other, told apart by colour-blind readers too; together they are white."""
 
 
-@dataclass(frozen=True, eq=False)
-class Reconstructions(Scored):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Reconstructions(Prediction):
     """Images, and what the decoder makes of one of their capsules; of P objects in an image, of one capsule each.
 
     Args:
         images: Pixels 0..1.
-        reconstructions: Pixels 0..1; of P objects each by itself.
         labels: The images' classes, where known.
-        classes: The class of the highest score, or of the P highest, the highest first.
-        scores: All class scores: the lengths ‖v_j‖ of the capsules, or their activations.
-        decoded: The class whose capsule was decoded, or those of the objects, as ``reconstructions`` has them.
-        score_name: What the scores are.
+        decoded: The class whose capsule was decoded, or those of the objects, as ``reconstruction`` has them.
         class_names: The name of each class; its number if None.
         where: What the images are, in words.
     """
 
     images: Float[np.ndarray, "N C H W"]
-    reconstructions: Float[np.ndarray, "N C H W"] | Float[np.ndarray, "N P C H W"]
+    reconstruction: Drawn
     labels: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"] | None
-    classes: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"]
-    scores: Float[np.ndarray, "N J"]
     decoded: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"]
-    score_name: ScoreName = "length"
     class_names: Sequence[str] | None = None
     where: str = "images"
 
     def to_dict(self) -> dict[str, Any]:
-        """How many images were given their classes, where known, and the squared error of each reconstruction."""
         right = None if self.labels is None else int(self.right.sum())
         return {"num_images": len(self.images), "num_correct": right, "squared_error": self.squared_error.tolist()}
 
     def tables(self) -> list[Table]:
-        """The same in a sentence."""
-        known = self.to_dict()
         given = "their class" if self.classes.ndim == 1 else "exactly their classes"
-        right = "" if self.labels is None else f"{known['num_correct']:,} were given {given}; "
+        right = "" if self.labels is None else f"{int(self.right.sum()):,} were given {given}; "
         error = f"squared error {self.squared_error.mean():.2f} an image"
-        return [Table((), note=[f"First {len(self.images):,} {self.where}: {right}{error}"])]
+        return [Table(note=[f"First {len(self.images):,} {self.where}: {right}{error}"])]
 
     def figures(self) -> dict[str, Figure]:
-        """Images over their reconstructions, see :func:`figure_reconstructions`."""
         return {"": figure_reconstructions(self, self.class_names)}
 
     @property
     def full(self) -> Float[np.ndarray, "N C H W"]:
         """Reconstructions of whole images: the objects of each laid over each other, added and cut off at 1."""
-        return full(self.reconstructions)
+        return full(self.reconstruction)
 
     @property
     def right(self) -> Bool[np.ndarray, "N"]:
-        """Whether an image was given its class, or exactly the classes of its objects.
-
-        Raises:
-            InputError: The labels are not known.
-        """
+        """Whether an image was given its class, or exactly the classes of its objects; InputError without labels."""
         if self.labels is None:
             raise InputError("without labels nobody knows which images were given their class; give the labels")
-        if self.labels.ndim == 1:
-            return self.classes == self.labels
-        return (np.sort(self.classes, 1) == np.sort(self.labels, 1)).all(1)
+        classes, labels = (np.sort(each.reshape(len(each), -1), 1) for each in (self.classes, self.labels))
+        return (classes == labels).all(1)
 
     @property
     def squared_error(self) -> Float[np.ndarray, "N"]:
@@ -104,73 +87,44 @@ class Reconstructions(Scored):
         return np.square(self.full - self.images).reshape(len(self.images), -1).sum(1)
 
 
-def reconstruct(
-    model: Network,
-    images: Shaped[Tensor, "N C H W"],
-    labels: Int[Tensor, "N"] | Int[Tensor, "N P"] | None = None,
-    *,
-    capsule: Literal["source", "longest", "label"] = "source",
-    batch_size: int = 256,
-) -> Reconstructions:
+def reconstruct(model: Network, images: Shaped[Tensor, "N C H W"], labels: Labels | None = None) -> Reconstructions:
     """Decode images from one capsule each; of several objects in an image, each from its own capsule alone.
 
+    It is the capsule that the network's source decodes at inference: the label's where ``decoder_mask`` is ``"label"``
+    and there are labels, else the longest (or most active). Of other capsules, :func:`torchcaps.analysis.predict` has
+    the reconstructions.
+
     Args:
-        model: A network with a decoder; in evaluation mode meanwhile, and afterwards as it was.
+        model: A network with a decoder.
         images: uint8 of 0..255 or floating-point of 0..1.
         labels: The images' classes, where known.
-        capsule: Which capsule is decoded: ``"longest"`` (or most active), ``"label"``, or as the network's ``"source"``
-            does at inference (the label's where ``decoder_mask`` is ``"label"`` with labels, else the longest).
-        batch_size: Images at a time.
-
-    Raises:
-        TypeError: Images or labels of another dtype.
-        InputError: A network without decoder, images or labels that do not fit it, ``capsule="label"`` without
-            labels, or an unknown ``capsule``.
 
     Source: Sabour, Frosst, Hinton 2017, figures 3 and 5 (arXiv:1710.09829).
     """
     network = require_decoder(model, "a reconstruction")
-    if capsule not in ("source", "longest", "label"):
-        raise InputError(f'capsule must be "source", "longest" or "label", got {capsule!r}')
-    if capsule == "label" and labels is None:
-        raise InputError('capsule="label" needs the labels of the images, got none')
-    check_images(images)
+    pixels = as_pixels(network, images)
     if labels is not None:
         check_labels(network, labels, len(images))
-    source = labels if getattr(network.decoder, "decoder_mask", None) == "label" else None
-    targets = {"source": source, "longest": None, "label": labels}[capsule]
-    predictions = predict(network, images, targets, batch_size=batch_size)
-    assert predictions.reconstruction is not None  # there is a decoder
+    targets = labels if getattr(network.decoder, "decoder_mask", "") == "label" else None
+    prediction = predict(network, images, targets)
     return Reconstructions(
-        images=as_pixels(network, images).float().cpu().numpy(),
-        reconstructions=predictions.reconstruction,
+        **vars(prediction),
+        images=pixels.float().cpu().numpy(),
         labels=None if labels is None else labels.cpu().numpy(),
-        classes=predictions.classes,
-        scores=predictions.scores,
-        decoded=predictions.classes if targets is None else targets.cpu().numpy(),
-        score_name=predictions.score_name,
+        decoded=prediction.classes if targets is None else targets.cpu().numpy(),
     )
 
 
-def figure_reconstructions(
-    result: Reconstructions, class_names: Sequence[str] | None = None, *, columns: int = 10, title: str | None = None
-) -> Figure:
+def figure_reconstructions(result: Reconstructions, class_names: Sequence[str] | None = None) -> Figure:
     """Images over their reconstructions; under each its label, the class it was given and its score.
 
     Of several objects in an image, each reconstruction has a row and a colour of its own, and one more row lays them
-    over each other: where two objects overlap, green and magenta add to white.
+    over each other: where two objects overlap, green and magenta add to white. A class that is not the label, or not
+    one of the labels, is red.
 
     Args:
         result: From :func:`reconstruct`; at most 1,000 images.
         class_names: The name of each class; its number if None.
-        columns: Images side by side; the others go below.
-        title: Above the figure.
-
-    Returns:
-        A figure; a class that is not the label, or not one of the labels, is red.
-
-    Raises:
-        InputError: Too many images, not one name for each class, or ``columns`` below one.
 
     Source: Sabour, Frosst, Hinton 2017, figures 3 and 5 (arXiv:1710.09829).
     """
@@ -178,30 +132,34 @@ def figure_reconstructions(
         raise InputError(f"at most {MOST_DRAWN:,} images are drawn in one figure, got {len(result.images):,}")
     names = class_labels(class_names, result.scores.shape[1])
     classes = result.classes.reshape(len(result.classes), -1)  # (N, P)
-    wrong = np.zeros(len(classes), dtype=bool) if result.labels is None else ~result.right
+    right = itertools.repeat(True) if result.labels is None else result.right
     scores = [" ".join(f"{score:.2f}" for score in row) for row in np.take_along_axis(result.scores, classes, 1)]
     rows: dict[str, Sequence[Cell]] = {"image": [*result.images], **_drawn(result)}
     if result.labels is not None:
         rows["label"] = [join_names(names, row) for row in result.labels]
-    rows["class"] = [Caption(join_names(names, row), WRONG if wrong[n] else None) for n, row in enumerate(classes)]
+    rows["class"] = [
+        Caption(join_names(names, row), None if is_right else WRONG)
+        for row, is_right in zip(classes, right, strict=False)
+    ]
     rows[result.score_name] = [Caption(score, MUTED) for score in scores]
     if (result.decoded != result.classes).any():
         rows["decoded"] = [Caption(join_names(names, row), MUTED) for row in result.decoded]
-    return tiles(in_bands(rows, columns), title=title or "")
+    return tiles(in_bands(rows, 10))
 
 
 def _drawn(result: Reconstructions) -> dict[str, Sequence[Cell]]:
     """What stands under the images, by its heading: the reconstruction, or those of the objects and all together."""
     from matplotlib.colors import to_rgb
 
-    if result.reconstructions.ndim == 4:
-        return {"reconstruction": [*result.reconstructions]}
-    greys = result.reconstructions.mean(2)  # (N, P, H, W)
-    colours = OVERLAID if greys.shape[1] == len(OVERLAID) else COLOURS
-    tints = np.array([to_rgb(colour) for colour in itertools.islice(itertools.cycle(colours), greys.shape[1])])
+    if result.reconstruction.ndim == 4:
+        return {"reconstruction": [*result.reconstruction]}
+    greys = result.reconstruction.mean(2)  # (N, P, H, W)
+    objects = greys.shape[1]
+    colours = OVERLAID if objects == len(OVERLAID) else itertools.islice(itertools.cycle(COLOURS), objects)
+    tints = np.array([to_rgb(colour) for colour in colours])
     tinted = greys[:, :, None] * tints[:, :, None, None]  # (N, P, 3, H, W)
-    objects: dict[str, Sequence[Cell]] = {f"object {p + 1}": [*tinted[:, p]] for p in range(greys.shape[1])}
-    return objects | {"both" if len(objects) == 2 else "together": [*tinted.sum(1).clip(max=1)]}
+    each: dict[str, Sequence[Cell]] = {f"object {p + 1}": [*tinted[:, p]] for p in range(objects)}
+    return each | {"both" if objects == 2 else "together": [*tinted.sum(1).clip(max=1)]}
 
 
 def figure_samples(
@@ -210,7 +168,7 @@ def figure_samples(
     *,
     rows: int = 4,
     columns: int = 10,
-    title: str | None = None,
+    title: str = "",
 ) -> Figure:
     """The first images of a set, each with its label, or those of all its objects, under it.
 
@@ -220,9 +178,6 @@ def figure_samples(
         rows: Images below each other.
         columns: Images side by side.
         title: Above the figure.
-
-    Raises:
-        InputError: ``rows`` or ``columns`` below one, or a label without a name.
     """
     if rows < 1:
         raise InputError(f"rows must be at least 1, got {rows}")
@@ -234,4 +189,4 @@ def figure_samples(
     labels: list[Cell] = [join_names(names, each) for each in shown.labels]
     images: list[Cell] = [*(shown.images.cpu().numpy() / 255)]
     cells = in_bands({"": images, " ": labels}, columns)
-    return tiles([row[1:] for row in cells], title=title or "")
+    return tiles([row[1:] for row in cells], title=title)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,33 +29,32 @@ class Table(NamedTuple):
     empty row is a line between two parts of the table. The lines of ``note`` stand under the title.
     """
 
-    rows: Sequence[Sequence[str | Styled]]
+    rows: Sequence[Sequence[str | Styled]] = ()
     columns: Sequence[str] = ()
     title: str = ""
     left: int = 1
     note: Sequence[str | Styled] = ()
 
 
-class Result(Protocol):
-    """The result of an analysis, in each form in which it is shown."""
+class Result:
+    """A dataclass with the result of an analysis, in each form in which it is shown."""
 
     def to_dict(self) -> Any:
         """The numbers, as JSON takes them; a list of one entry a network, or an image, where there are several."""
+        fields: Any = self
+        return dataclasses.asdict(fields)
 
     def tables(self) -> Iterable[Table]:
         """The numbers as a person reads them."""
+        return ()
 
     def figures(self) -> Mapping[str, Figure]:
         """Figures by what is added to the name of their file: ``""`` for the first."""
+        return {}
 
 
-def percent(share: float | None) -> str:
-    """0..1 as ``99.44 %``; a dash where it is not defined."""
-    return "–" if share is None else f"{100 * share:.2f} %"
-
-
-class Scored:
-    """What has class scores."""
+class Scored(Result):
+    """A result with class scores."""
 
     scores: Any
 
@@ -63,3 +63,8 @@ class Scored:
         """The scores, by the name that they have where they are lengths ‖v_j‖."""
         scores: np.ndarray = self.scores
         return scores
+
+
+def percent(share: float | None) -> str:
+    """0..1 as ``99.44 %``; a dash where it is not defined."""
+    return "–" if share is None else f"{100 * share:.2f} %"

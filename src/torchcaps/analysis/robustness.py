@@ -1,8 +1,13 @@
-"""How a network's accuracy falls when images are turned, or changed by an adversary, see :mod:`.attacks`."""
+"""How a network's accuracy falls when images are turned, or changed by an adversary who knows its gradient.
+
+Capsule networks and CNNs are attacked alike, through their own loss or through their scores. The two differ: a margin
+loss is exactly zero, and so is its gradient, for an image that is classified with enough margin. An attack that follows
+the loss then stands still, or, where there is a decoder, follows the reconstruction error alone, and the network looks
+more robust than it is; one that follows the scores goes on.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,30 +17,32 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from torchcaps.analysis import attacks
-from torchcaps.analysis.attacks import Objective, Steps
-from torchcaps.analysis.defaults import ANGLES, EPSILONS, MOST_STRENGTHS, PGD_STEPS
+from torchcaps.analysis.defaults import ANGLES, EPSILONS, PGD_STEPS, STEPS
 from torchcaps.analysis.figures import COLOURS, draw_legend, new_figure, style_axes
-from torchcaps.analysis.inference import in_batches, inference
-from torchcaps.analysis.results import Table, percent
+from torchcaps.analysis.inference import as_pixels, check_labels, in_batches, inference, require_one_object
+from torchcaps.analysis.results import Result, Table, percent
 from torchcaps.checks import checked
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
-from torchcaps.models import Network
-from torchcaps.ranges import Range, Seed
+from torchcaps.models import ModelOutput, Network
+from torchcaps.ranges import PositiveFactor, Range, Seed, Share
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
+Objective = Literal["loss", "scores"]
+Steps = Annotated[int, STEPS]
+Goal = Callable[[Float[Tensor, "B C H W"], Int[Tensor, "B"]], tuple[Float[Tensor, ""], Float[Tensor, "B"] | None]]
+"""What an attack makes grow, of pixels and labels; and, where the best place on the way is kept, how bad each image's
+place is, infinite where it does not count."""
 Attack = Literal["fgsm", "pgd"]
 ANGLE = Range(-1e6, 1e6)
 """Degrees, either way."""
 
-#: What each kind of curve is called, and the unit of its strengths.
+#: The name of each kind of curve, and the unit of its strengths.
 KINDS = {
     "rotation": ("Rotation", "degrees"),
     "fgsm": ("FGSM", "largest change of a pixel"),
@@ -46,14 +53,14 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class RobustnessCurve:
+class RobustnessCurve(Result):
     """Accuracy at each strength of a disturbance.
 
     Args:
         kind: One of ``KINDS``: ``"rotation"``; ``"fgsm"`` and ``"pgd"`` along the network's own loss; the same with
             ``"-scores"`` along its scores.
         strengths: Degrees of a rotation, or the largest change of a pixel of 0..1.
-        accuracy: Share of the images that were given their class at each strength, 0..1.
+        accuracy: Share of correctly classified images at each strength, 0..1.
         num_images: How many images were looked at.
     """
 
@@ -62,10 +69,6 @@ class RobustnessCurve:
     accuracy: tuple[float, ...]
     num_images: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """All fields, as JSON takes them."""
-        return dataclasses.asdict(self) | {"strengths": list(self.strengths), "accuracy": list(self.accuracy)}
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """The inverse of :meth:`to_dict`."""
@@ -73,7 +76,7 @@ class RobustnessCurve:
 
 
 @dataclass(frozen=True)
-class Robustness:
+class Robustness(Result):
     """The curves of several networks beside each other, the same kinds of each.
 
     Args:
@@ -85,25 +88,25 @@ class Robustness:
     images: Mapping[str, str]
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """The ``curves`` of each network."""
         return [{"curves": [curve.to_dict() for curve in curves]} for curves in self.networks.values()]
 
     def tables(self) -> list[Table]:
-        """Accuracy at each strength, a table for each kind and a column for each network."""
-        each = ", ".join(f"of {name} on {words}" for name, words in self.images.items())
-        title = f"Accuracy {each}" if self._differ else f"Accuracy on {next(iter(self.images.values()))}"
+        where = f"on {next(iter(self.images.values()))}"
+        if self._differ:
+            where = ", ".join(f"of {name} on {words}" for name, words in self.images.items())
         found = []
         for curves in zip(*self.networks.values(), strict=True):
             name, unit = KINDS[curves[0].kind]
             rows = [
-                [f"{strength:g}", *(percent(curve.accuracy[n]) for curve in curves)]
-                for n, strength in enumerate(curves[0].strengths)
+                [f"{strength:g}", *map(percent, accuracies)]
+                for strength, *accuracies in zip(
+                    curves[0].strengths, *(curve.accuracy for curve in curves), strict=True
+                )
             ]
-            found.append(Table(rows, (unit, *self.networks), f"{name}. {title}", left=0))
+            found.append(Table(rows, (unit, *self.networks), f"{name}. Accuracy {where}", left=0))
         return found
 
     def figures(self) -> dict[str, Figure]:
-        """The curves, see :func:`figure_robustness`."""
         lines = (f"{name}: {words}" for name, words in self.images.items())
         return {"": figure_robustness(self.networks, title="\n".join(lines) if self._differ else None)}
 
@@ -118,10 +121,7 @@ def rotate(images: Float[Tensor, "B C H W"], degrees: Annotated[float, ANGLE]) -
 
     Args:
         images: Floating-point pixels.
-        degrees: How far; 90 is a quarter turn to the left.
-
-    Raises:
-        InputError: Images of another shape, or an angle out of its range.
+        degrees: 90 is a quarter turn to the left.
     """
     height, width = images.shape[2:]
     if not images.numel():
@@ -135,26 +135,129 @@ def rotate(images: Float[Tensor, "B C H W"], degrees: Annotated[float, ANGLE]) -
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
-def rotation_curve(
-    model: Network, image_set: ImageSet, *, angles: Sequence[float] = ANGLES, batch_size: int = 256
-) -> RobustnessCurve:
+@checked
+def fgsm(
+    model: Network,
+    images: Shaped[Tensor, "B C H W"],
+    labels: Int[Tensor, "B"],
+    epsilon: Share,
+    *,
+    objective: Objective = "loss",
+) -> Float[Tensor, "B C H W"]:
+    """Images changed by one step of ``epsilon`` along the sign of the gradient: x + ε·sign ∇L, kept in 0..1.
+
+    Args:
+        model: A network of one object an image.
+        images: uint8 of 0..255 or floating-point of 0..1.
+        labels: Their classes.
+        epsilon: Largest change of a pixel, 0..1.
+        objective: What grows: the network's own ``"loss"``, or the difference of ``"scores"`` between the best wrong
+            class and the right one (scores of capsules, a CNN's logits), which does not flatten out.
+
+    Source: Goodfellow, Shlens, Szegedy 2014 (arXiv:1412.6572).
+    """
+    return follow_gradient(model, images, labels, epsilon, goal_of(model, objective))
+
+
+@checked
+def pgd(
+    model: Network,
+    images: Shaped[Tensor, "B C H W"],
+    labels: Int[Tensor, "B"],
+    epsilon: Share,
+    *,
+    steps: Steps = PGD_STEPS,
+    step_size: PositiveFactor | None = None,
+    objective: Objective = "loss",
+    seed: Seed = 0,
+) -> Float[Tensor, "B C H W"]:
+    """Images changed by many small steps of :func:`fgsm` from a random start, never by more than ``epsilon``.
+
+    A step changes a pixel by ``step_size``, 2.5·ε/steps if None. The start is uniform in ±ε, drawn from ``seed``. The
+    other arguments are those of :func:`fgsm`.
+
+    Source: Madry, Makelov, Schmidt, Tsipras, Vladu 2017 (arXiv:1706.06083).
+    """
+    start = torch.Generator().manual_seed(seed)
+    return follow_gradient(model, images, labels, epsilon, goal_of(model, objective), steps, step_size, start)
+
+
+def follow_gradient(
+    model: Network,
+    images: Shaped[Tensor, "B C H W"],
+    labels: Int[Tensor, "B"],
+    epsilon: float,
+    goal: Goal,
+    steps: int = 1,
+    size: float | None = None,
+    start: torch.Generator | None = None,
+) -> Float[Tensor, "B C H W"]:
+    """Change images by steps of ``size`` along the sign of a goal's gradient, never by more than ``epsilon``.
+
+    It begins at the images, with steps of ε if ``size`` is None, or, with a generator ``start``, anywhere within ±ε of
+    them, with steps of 2.5·ε/steps. The images are where the last step ended, or at the best place on the way where the
+    goal says how bad each is; one that was at none that counts stays where it ended. The loop ends early where no step
+    moves any image: a goal that is flat stays so.
+    """
+    require_one_object(model, "an attack")
+    pixels = as_pixels(model, images)
+    check_labels(model, labels, len(pixels))
+    labels, changed = labels.to(pixels.device), pixels
+    if start is not None:
+        noise = torch.rand(pixels.shape, generator=start).to(pixels)  # drawn on the CPU: alike on every device
+        changed = (pixels + epsilon * (2 * noise - 1)).clamp_(0, 1)
+    if size is None:
+        size = epsilon if start is None else 2.5 * epsilon / steps
+    best, least, keeps_best = changed, pixels.new_full((len(pixels),), math.inf), True
+    with inference(model, gradients=True):
+        for step in range(steps + 1):
+            if step == steps and not keeps_best:
+                break
+            with torch.enable_grad():
+                variable = changed.detach().requires_grad_()
+                rise, badness = goal(variable, labels)
+                (gradient,) = torch.autograd.grad(rise, variable)
+            moved = torch.clamp(changed + size * gradient.sign(), pixels - epsilon, pixels + epsilon).clamp_(0, 1)
+            is_last = step == steps or torch.equal(moved, changed)
+            if badness is None:
+                keeps_best = False
+            else:
+                better = (badness < least) | (is_last & least.isinf())
+                least = torch.where(better, badness, least)
+                best = torch.where(better[:, None, None, None], changed, best)
+            if is_last:
+                break
+            changed = moved
+    return best if keeps_best else changed
+
+
+def goal_of(model: Network, objective: Objective) -> Goal:
+    """The network's own loss, or the margin of its scores, see :func:`fgsm`."""
+
+    def goal(pixels: Float[Tensor, "B C H W"], labels: Int[Tensor, "B"]) -> tuple[Float[Tensor, ""], None]:
+        output = model(pixels, model.decoder_targets(labels))
+        by_loss = objective == "loss"
+        return (model.loss(output, pixels, labels).total if by_loss else score_margin(output, labels).sum()), None
+
+    return goal
+
+
+def score_margin(output: ModelOutput, labels: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
+    """The best wrong class's score less the right one's: scores of capsules, a CNN's logits; above 0 where wrong."""
+    scores = output.scores if output.logits is None else output.logits
+    right = F.one_hot(labels, scores.shape[1]).bool()
+    return scores.masked_fill(right, -math.inf).amax(1) - scores[right]
+
+
+def rotation_curve(model: Network, image_set: ImageSet, *, angles: Sequence[float] = ANGLES) -> RobustnessCurve:
     """Accuracy on images that are turned by each of some angles.
 
     Args:
-        model: A network of one object an image; in evaluation mode meanwhile, and afterwards as it was.
+        model: A network of one object an image.
         image_set: Images and their classes.
-        angles: Degrees, counter-clockwise.
-        batch_size: Images at a time.
-
-    Raises:
-        InputError: A network of several objects, images that it was not built for, or no angle.
+        angles: Degrees, counter-clockwise, at least one.
     """
-    _check(model, angles, "angle", ANGLE)
-
-    def change(n: int, images: Tensor, _: Tensor) -> Tensor:
-        return rotate(images, angles[n])
-
-    return _curve("rotation", model, image_set, angles, batch_size, change)
+    return _curve("rotation", model, image_set, angles, lambda n, images, _: rotate(images, angles[n]))
 
 
 @checked
@@ -167,36 +270,29 @@ def attack_curve(
     steps: Steps = PGD_STEPS,
     objective: Objective = "loss",
     seed: Seed = 0,
-    batch_size: int = 256,
 ) -> RobustnessCurve:
     """Accuracy on images that an adversary has changed by at most each of some amounts.
 
     Args:
-        model: As for :func:`~torchcaps.analysis.fgsm`.
+        model: A network of one object an image.
         image_set: Images and their classes.
         attack: ``"fgsm"`` or ``"pgd"``.
-        epsilons: Largest changes of a pixel, 0..1; at 0 the images are as they are.
-        steps: Of PGD.
+        epsilons: Largest changes of a pixel, 0..1, at least one; at 0 the images are as they are.
+        steps: Steps of PGD.
         objective: As for :func:`~torchcaps.analysis.fgsm`.
-        seed: Of PGD's starts; 0 to 2³² - 1.
-        batch_size: Images at a time; PGD's starts depend on it.
-
-    Raises:
-        InputError: As for :func:`~torchcaps.analysis.fgsm`, or an unknown attack.
+        seed: Seed of PGD's starts, of 256 images at a time.
     """
-    _check(model, epsilons, "epsilon", Range(0, 1))
-    goal, starts = attacks.goal_of(model, objective), [torch.Generator().manual_seed(seed) for _ in epsilons]
+    goal, starts = goal_of(model, objective), [torch.Generator().manual_seed(seed) for _ in epsilons]
 
     def change(n: int, images: Tensor, labels: Tensor) -> Tensor:
-        epsilon = epsilons[n]
-        if epsilon == 0:
+        if epsilons[n] == 0:
             return images
         if attack == "fgsm":
-            return attacks.attack(model, images, labels, epsilon, goal)
-        return attacks.attack(model, images, labels, epsilon, goal, steps, 2.5 * epsilon / steps, starts[n])
+            return follow_gradient(model, images, labels, epsilons[n], goal)
+        return follow_gradient(model, images, labels, epsilons[n], goal, steps, start=starts[n])
 
     kind = attack if objective == "loss" else f"{attack}-scores"
-    return _curve(kind, model, image_set, epsilons, batch_size, change)
+    return _curve(kind, model, image_set, epsilons, change)
 
 
 def figure_robustness(networks: Mapping[str, Sequence[RobustnessCurve]], *, title: str | None = None) -> Figure:
@@ -216,7 +312,6 @@ def figure_robustness(networks: Mapping[str, Sequence[RobustnessCurve]], *, titl
     columns = min(len(kinds), 3)
     rows = -(-len(kinds) // columns)
     figure = new_figure(3.6 * columns + 0.4, 3.2 * rows + 0.5, title)
-    lines: dict[str, Line2D] = {}
     for panel, kind in itertools.zip_longest(figure.subplots(rows, columns, squeeze=False).ravel(), kinds):
         if kind is None:
             panel.set_axis_off()
@@ -226,18 +321,17 @@ def figure_robustness(networks: Mapping[str, Sequence[RobustnessCurve]], *, titl
         panel.set_ylim(0, 102)
         for (network, curves), colour in zip(networks.items(), itertools.cycle(COLOURS)):
             mine = [curve for curve in curves if curve.kind == kind]
-            if not mine:
-                continue
             if len({curve.strengths for curve in mine}) > 1:
                 raise InputError(f"the curves of {network} for {name} must have the same strengths to be averaged")
+            if not mine:
+                continue
             strengths, accuracy = mine[0].strengths, 100 * np.array([curve.accuracy for curve in mine])
             mean = accuracy.mean(0)
-            (lines[network],) = panel.plot(strengths, mean, color=colour, marker="o", markersize=3, linewidth=1.6)
+            panel.plot(strengths, mean, color=colour, marker="o", markersize=3, linewidth=1.6, label=network)
             if len(mine) > 1:
                 spread = accuracy.std(0, ddof=1)
                 panel.fill_between(strengths, mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
-    shown = [network for network in networks if network in lines]
-    draw_legend(figure, [lines[network] for network in shown], shown, columns=3)
+    draw_legend(figure, columns=3)
     return figure
 
 
@@ -246,12 +340,17 @@ def _curve(
     model: Network,
     image_set: ImageSet,
     strengths: Sequence[float],
-    batch_size: int,
     change: Callable[[int, Tensor, Tensor], Tensor],
 ) -> RobustnessCurve:
     """Accuracy on what ``change`` makes of images for the n-th strength."""
+    require_one_object(model, "robustness")
+    name, allowed = ("angle", ANGLE) if kind == "rotation" else ("epsilon", Range(0, 1))
+    if not strengths:
+        raise InputError(f"there must be at least one {name}, got none")
+    for strength in strengths:
+        allowed.check(name, strength)
     correct = np.zeros(len(strengths), dtype=np.int64)
-    for images, labels in in_batches(model, image_set.images, image_set.labels, batch_size):
+    for images, labels in in_batches(model, image_set.images, image_set.labels):
         assert labels is not None
         for n in range(len(strengths)):
             changed = change(n, images, labels)
@@ -259,14 +358,3 @@ def _curve(
                 correct[n] += int((model(changed).scores.argmax(-1) == labels).sum())
     accuracy = tuple((correct / len(image_set)).tolist())
     return RobustnessCurve(kind, tuple(map(float, strengths)), accuracy, len(image_set))
-
-
-def _check(model: Network, strengths: Sequence[float], name: str, allowed: Range) -> None:
-    if model.objects != 1:
-        raise InputError(
-            f"robustness is measured on images of one object, but this network finds {model.objects} in each"
-        )
-    if not 0 < len(strengths) <= MOST_STRENGTHS:
-        raise InputError(f"there must be at least one {name}, and at most {MOST_STRENGTHS}, got {len(strengths)}")
-    for strength in strengths:
-        allowed.check(name, strength)

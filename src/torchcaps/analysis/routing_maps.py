@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -28,31 +27,21 @@ from torchcaps.analysis.figures import (
     tiles,
     use_whole_numbers,
 )
-from torchcaps.analysis.inference import as_pixels, class_labels, in_batches, inference, require_capsules
+from torchcaps.analysis.inference import class_labels, in_batches, inference, require_capsules
 from torchcaps.analysis.layers import primary_grid
-from torchcaps.analysis.results import MOST_CLASSES, MOST_SHOWN, Scored, Styled, Table
+from torchcaps.analysis.results import MOST_CLASSES, MOST_SHOWN, Result, Scored, Styled, Table
 from torchcaps.checks import check
 from torchcaps.errors import InputError
 from torchcaps.machine import MIB
 from torchcaps.models import CapsNet, Network
 from torchcaps.models.output import HIGHEST, ScoreName, top_classes
-from torchcaps.nn import (
-    CapsuleLayer,
-    Capsules,
-    ConvCapsules,
-    DynamicRouting,
-    PrimaryCapsules,
-    Routing,
-    RoutingRound,
-    Votes,
-)
+from torchcaps.nn import CapsuleLayer, Capsules, ConvCapsules, DynamicRouting, PrimaryCapsules, Routing, RoutingRound
 from torchcaps.nn.capsules import Grid
-from torchcaps.nn.votes import MapCompetition, SoftmaxOver, by_type
+from torchcaps.nn.votes import MapCompetition, SoftmaxOver, Votes, by_type
 from torchcaps.ops.memory import get_working_memory
 from torchcaps.ranges import Iterations, Range
 
 if TYPE_CHECKING:
-    from matplotlib.colors import TwoSlopeNorm
     from matplotlib.figure import Figure
 
 
@@ -61,10 +50,37 @@ Outputs = Literal["class", "capsule", "type"]
 PLURALS: dict[Outputs, str] = {"class": "classes", "capsule": "capsules", "type": "types"}
 DEAD = 1e-3
 """A capsule whose length or activation is never more says nothing."""
+BATCH = 64
+"""Images that are followed at a time; fewer where their votes would not fit the working memory."""
+PAIRS = ("logits", "coupling", "agreement")
+"""The numbers that each input capsule has with each output capsule."""
 
 
 @dataclass(frozen=True, eq=False)
-class RoutingTrace(Scored):
+class RoutingStatistics:
+    """How decided the coupling is after each iteration, and how far votes and outputs agree; a column for each image.
+
+    Args:
+        entropy: Mean entropy of the coupling over the axis on which capsules compete (with "none of the above" where
+            it competes), divided by its maximum: 1 is uniform coupling, 0 all to one.
+        mean_agreement: Mean size of the agreements of iteration t, |⟨û_j|i, v_j⟩| in dynamic routing, which adds them
+            to its logits: so much they change.
+        longest: The largest length, or activation, that each output capsule has on any of the images; on a map, those
+            of all types and positions.
+    """
+
+    entropy: Float[np.ndarray, "T B"]
+    mean_agreement: Float[np.ndarray, "T B"]
+    longest: Float[np.ndarray, "J"]
+
+    @property
+    def dead(self) -> float:
+        """The share of output capsules that are never longer, or more active, than 1e-3."""
+        return float((self.longest <= DEAD).mean())
+
+
+@dataclass(frozen=True, eq=False)
+class RoutingTrace(RoutingStatistics, Scored):
     """Every number of each routing iteration of some images; of iteration t, ``logits[t - 1]`` and so on.
 
     Of a layer on a map, J are the types, and sums and capsules are those of all types and positions; scores are means
@@ -72,6 +88,9 @@ class RoutingTrace(Scored):
     where the positions compete for it, its coupling is the sum over them.
 
     Args:
+        entropy: As for :class:`RoutingStatistics`.
+        mean_agreement: As for :class:`RoutingStatistics`.
+        longest: As for :class:`RoutingStatistics`.
         images: Pixels 0..1.
         logits: b_ij at the beginning of the iteration.
         coupling: c_ij, the softmax of the logits.
@@ -79,8 +98,6 @@ class RoutingTrace(Scored):
         capsules: v_j = squash(s_j).
         agreement: ⟨û_j|i, v_j⟩; the next iteration begins with ``logits + agreement``.
         scores: Of the output capsules after each iteration: ‖v_j‖, or their activations where the routing gives them.
-        entropy: See :class:`RoutingStatistics`.
-        mean_agreement: See :class:`RoutingStatistics`.
         grid: Types, height and width of the input capsules; I is their product.
         in_space: Whether they stand on a map; if not, the grid shows them in the order of their index.
         layer: The capsule layer, from 1.
@@ -97,8 +114,6 @@ class RoutingTrace(Scored):
     capsules: Float[np.ndarray, "T B J D"]
     agreement: Float[np.ndarray, "T B I J"]
     scores: Float[np.ndarray, "T B J"]
-    entropy: Float[np.ndarray, "T B"]
-    mean_agreement: Float[np.ndarray, "T B"]
     grid: Grid
     in_space: bool
     layer: int
@@ -130,36 +145,25 @@ class RoutingTrace(Scored):
         competitors = self.coupling.shape[3 if self.softmax_over == "outputs" else 2]
         return 1 / (competitors + self.leaky)
 
+    def names(self, class_names: Sequence[str] | None = None) -> list[str]:
+        """The names of the outputs: those of the classes (or their numbers), of others their kind and number."""
+        number = self.coupling.shape[3]
+        if self.outputs == "class":
+            return class_labels(class_names, number)
+        return [f"{self.outputs} {j}" for j in range(number)]
 
-@dataclass(frozen=True, eq=False)
-class RoutingStatistics:
-    """How decided the coupling is after each iteration, and how far votes and outputs agree; a column for each image.
-
-    Args:
-        entropy: Mean entropy of the coupling over the axis on which capsules compete (with "none of the above" where
-            it competes), divided by its maximum: 1 is uniform coupling, 0 all to one.
-        mean_agreement: Mean size of the agreements of iteration t, |⟨û_j|i, v_j⟩| in dynamic routing, which adds them
-            to its logits: so much they change.
-        longest: The largest length, or activation, that each output capsule has on any of the images.
-    """
-
-    entropy: Float[np.ndarray, "T N"]
-    mean_agreement: Float[np.ndarray, "T N"]
-    longest: Float[np.ndarray, "J"]
-
-    @property
-    def dead(self) -> float:
-        """The share of output capsules that are never longer, or more active, than 1e-3."""
-        return float((self.longest <= DEAD).mean())
+    def highest(self, index: int, number: int) -> list[int]:
+        """The outputs of the highest scores at the end of routing, of one image, the highest first."""
+        return top_classes(torch.from_numpy(self.scores[-1, index]), min(number, self.scores.shape[2])).tolist()
 
 
 @dataclass(frozen=True, eq=False)
-class RoutingReport:
+class RoutingReport(Result):
     """The routing of one image, and of many beside it.
 
     Args:
         trace: Of the image.
-        names: What the outputs are called, see :func:`output_names`.
+        names: The names of the outputs, see :meth:`RoutingTrace.names`.
         image: What the image is, in words.
         inputs: The input capsules whose numbers are asked for; for programs all if there are none.
         statistics: Of many images; None where there is only the one.
@@ -182,11 +186,9 @@ class RoutingReport:
             return values.astype(str).astype(float).tolist()
 
         rounds = [
-            {
-                "round": t + 1,
-                **{name: numbers(getattr(trace, name)[t, 0, chosen]) for name in ("logits", "coupling", "agreement")},
-                **{name: numbers(getattr(trace, name)[t, 0]) for name in ("weighted_sum", "capsules", "lengths")},
-            }
+            {"round": t + 1}
+            | {name: numbers(getattr(trace, name)[t, 0, chosen]) for name in PAIRS}
+            | {name: numbers(getattr(trace, name)[t, 0]) for name in ("weighted_sum", "capsules", "lengths")}
             for t in range(len(trace.coupling))
         ]
         about = {name: getattr(trace, name) for name in ("softmax_over", "leaky", "layer", "in_space", "grid")}
@@ -194,7 +196,6 @@ class RoutingReport:
         return words | about | {"input_capsules": chosen, "rounds": rounds}
 
     def tables(self) -> list[Table]:
-        """The highest score, entropy and agreement of each iteration; of input capsules all that they do."""
         trace, rows = self.trace, []
         for t, scores in enumerate(trace.scores[:, 0]):
             highest = int(scores.argmax())
@@ -212,10 +213,9 @@ class RoutingReport:
             if dead := self.statistics.dead:
                 share = f"{100 * dead:.1f} % of the output capsules are never longer, or more active, than 0.001."
                 notes.insert(0, share)
-        return [*found, Table((), note=notes)]
+        return [*found, Table(note=notes)]
 
     def figures(self) -> dict[str, Figure]:
-        """The coupling maps of the image, and the ``-statistics`` of many."""
         figures = {"": figure_coupling(self.trace, class_names=self.names)}
         if self.statistics is not None:
             figures["-statistics"] = figure_routing_statistics(self.statistics)
@@ -226,48 +226,40 @@ class RoutingReport:
         trace, names, place, fewer = self.trace, self.names, "", ""
         shown: Sequence[int] = range(len(names))
         if len(names) > MOST_CLASSES:
-            shown = sorted(top_classes(torch.from_numpy(trace.scores[-1, 0]), MOST_SHOWN).tolist())
+            shown = sorted(trace.highest(0, MOST_SHOWN))
             fewer = f" (the {len(shown)} {HIGHEST[trace.score_name]} of {len(names)} {PLURALS[trace.outputs]})"
-        score = f"{trace.score_name} of the {trace.outputs} capsule" if trace.outputs != "capsule" else trace.score_name
         rows: list[list[str]] = []
         for t in range(len(trace.coupling)):
             rows += [[]] if rows else []
             for j in shown:
-                values = [part[t, 0, capsule, j] for part in (trace.logits, trace.coupling, trace.agreement)]
-                cells = (f"{value:z.4f}" for value in (*values, trace.scores[t, 0, j]))
-                rows.append([str(t + 1) if j == shown[0] else "", names[j], *cells])
+                values = [getattr(trace, name)[t, 0, capsule, j] for name in PAIRS] + [trace.scores[t, 0, j]]
+                iteration = str(t + 1) if j == shown[0] else ""
+                rows.append([iteration, names[j], *(f"{value:z.4f}" for value in values)])
         _, height, width = trace.grid
         if trace.in_space:
             kind, rest = divmod(capsule, height * width)
             place = f": type {kind}, row {rest // width}, column {rest % width}"
+        score = f"{trace.score_name} of the {trace.outputs} capsule" if trace.outputs != "capsule" else trace.score_name
         columns = ("iteration", trace.outputs, "logit", "coupling", "agreement", score)
         return Table(rows, columns, f"Input capsule {capsule}{place}{fewer}", left=2)
 
 
 def trace_routing(
-    model: Network,
-    images: Shaped[Tensor, "B C H W"],
-    *,
-    layer: int | None = None,
-    num_iterations: int | None = None,
-    batch_size: int = 64,
+    model: Network, images: Shaped[Tensor, "B C H W"], *, layer: int | None = None, num_iterations: int | None = None
 ) -> RoutingTrace:
     """Follow the routing of images from iteration to iteration, in one capsule layer.
 
     :func:`torchcaps.routing_rounds` does it for votes of your own.
 
     Args:
-        model: A capsule network; in evaluation mode meanwhile, and afterwards as it was.
+        model: A capsule network.
         images: uint8 of 0..255 or floating-point of 0..1. All numbers of their routing, 3·T·B·I·J + 2·T·B·J·D, are
             kept in memory: for large sets there is :func:`routing_statistics`.
         layer: Which capsule layer, from 1; the last one, of the class capsules, if None.
         num_iterations: T, 1 to 1,000, of dynamic routing; the network's own if None.
-        batch_size: Images at a time.
 
     Raises:
-        TypeError: Images of another dtype.
-        InputError: A network without capsules, a layer that is not there or has no coupling or no iteration, images
-            it was not built for, or a number out of its range.
+        InputError: A network without capsules, or a layer that is not there or has no coupling or no iteration.
 
     Example:
         >>> from torchcaps import create_model
@@ -279,162 +271,105 @@ def trace_routing(
         >>> trace.maps[-1].mean(2).shape  # last iteration, averaged over capsule types: images, classes, places
         (4, 10, 6, 6)
     """
-    followed: list[dict[str, Tensor]] = []
-    pixels = []
-    with _checked(model, layer, num_iterations) as (network, number):
-        chosen, grid = network.layer(number), _grid(network, number)
-        for batch, votes, rounds in _follow(network, number, images, batch_size):
-            by_image = [_by_image(each, chosen, grid) for each in rounds]
-            names = ("logits", "coupling", "weighted_sum", "capsules", "agreement")
-            numbers = {name: torch.stack([getattr(each, name) for each in by_image]) for name in names}  # (T, B, …)
-            numbers["scores"] = torch.stack([_scores(each, network.length_eps) for each in by_image])
-            numbers["entropy"], numbers["mean_agreement"] = _measure(rounds, chosen, votes, grid, len(batch))
-            followed.append({name: tensor.float().cpu() for name, tensor in numbers.items()})
-            pixels.append(batch.float().cpu())
-    traced = {name: torch.cat([each[name] for each in followed], 1) for name in followed[0]}
-    traced["scores"] = traced["scores"].unflatten(2, (traced["coupling"].shape[3], -1)).mean(3)
-    if number == len(network.layers):
-        outputs: Outputs = "class"
-    else:
-        outputs = "capsule" if network.flow[number].grid is None else "type"
-    return RoutingTrace(
-        images=torch.cat(pixels).numpy(),
-        **{name: tensor.numpy() for name, tensor in traced.items()},
-        grid=grid,
-        in_space=network.flow[number - 1].grid is not None,
-        layer=number,
-        softmax_over=chosen.routing.softmax_over,
-        leaky=chosen.routing.leaky,
-        score_name="length" if rounds[-1].activations is None else "activation",
-        outputs=outputs,
-    )
+    first, *others = _traces(model, images, layer, num_iterations)
+    if not others:
+        return first
+    arrays = ("entropy", "mean_agreement", "images", *RoutingRound._fields[:-1], "scores")
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(each, name) for each in (first, *others)], 0 if name == "images" else 1)
+        for name in arrays
+    }
+    return replace(first, **joined, longest=np.max([first.longest, *(each.longest for each in others)], 0))
 
 
 def routing_statistics(
-    model: Network,
-    images: Shaped[Tensor, "N C H W"],
-    *,
-    layer: int | None = None,
-    num_iterations: int | None = None,
-    batch_size: int = 64,
+    model: Network, images: Shaped[Tensor, "N C H W"], *, layer: int | None = None, num_iterations: int | None = None
 ) -> RoutingStatistics:
     """Entropy of the coupling, mean agreement and scores in one capsule layer, for any number of images.
 
     Arguments and errors are those of :func:`trace_routing`.
     """
-    followed, longest = [], None
-    with _checked(model, layer, num_iterations) as (network, number):
-        chosen, grid = network.layer(number), _grid(network, number)
-        for batch, votes, rounds in _follow(network, number, images, batch_size):
-            followed.append(_measure(rounds, chosen, votes, grid, len(batch)))
-            scores = _scores(_by_image(rounds[-1], chosen, grid), eps=1e-24).amax(0)
-            longest = scores if longest is None else torch.maximum(longest, scores)
-    entropy, agreement = (torch.cat(parts, 1).float().cpu().numpy() for parts in zip(*followed, strict=True))
-    assert longest is not None
-    return RoutingStatistics(entropy, agreement, longest.float().cpu().numpy())
+    traces = _traces(model, images, layer, num_iterations)
+    entropy, agreement, longest = zip(*((t.entropy, t.mean_agreement, t.longest) for t in traces), strict=True)
+    return RoutingStatistics(np.concatenate(entropy, 1), np.concatenate(agreement, 1), np.max(longest, 0))
 
 
-def figure_coupling(
-    trace: RoutingTrace,
-    index: int = 0,
-    class_names: Sequence[str] | None = None,
-    *,
-    max_classes: int = 10,
-    title: str | None = None,
-) -> Figure:
+def layers_with_coupling(model: Network) -> list[int]:
+    """The numbers, from 1, of a network's capsule layers whose routing :func:`trace_routing` can follow."""
+    blank, found = torch.zeros(1, *model.in_shape, dtype=torch.uint8), []
+    for number in range(1, len(model.layers) + 1):
+        try:
+            routing_statistics(model, blank, layer=number)
+            found.append(number)
+        except InputError:  # without coupling, or without an iteration
+            continue
+    return found
+
+
+def figure_coupling(trace: RoutingTrace, index: int = 0, class_names: Sequence[str] | None = None) -> Figure:
     """Coupling maps of one image: a row for each iteration, a column for each output, the image beside them.
 
     A map is the coupling on the grid of the input capsules, averaged over their types, white where it is uniform; the
-    length (or activation) of the output capsule after that iteration stands under it.
+    length (or activation) of the output capsule after that iteration stands under it. Of more than ten outputs, those
+    of the highest scores are shown.
 
     Args:
-        trace: From :func:`trace_routing`.
+        trace: From :func:`trace_routing`, of at most 100 iterations.
         index: Which of its images.
-        class_names: The name of each output; its number if None.
-        max_classes: Of more outputs, only those of the highest scores are shown.
-        title: Above the figure.
-
-    Raises:
-        InputError: There is no such image, not one name for each class, ``max_classes`` below one, or more than 100
-            iterations, which do not fit into one figure.
+        class_names: The name of each class; its number if None.
     """
+    from matplotlib.colors import CenteredNorm
+
     if not 0 <= index < len(trace.images):
         raise InputError(f"index must be 0 to {len(trace.images) - 1}, as so many images were traced, got {index}")
-    if max_classes < 1:
-        raise InputError(f"max_classes must be at least 1, got {max_classes}")
     iterations, _, classes = trace.scores.shape
     DRAWN_ITERATIONS.check("the number of iterations in a figure", iterations)
-    names = output_names(trace, class_names)
-    ordered = top_classes(torch.from_numpy(trace.scores[-1, index]), min(max_classes, classes)).numpy()
-    shown = np.sort(ordered)
+    names, strongest = trace.names(class_names), trace.highest(index, MOST_SHOWN)
+    shown = sorted(strongest)
     maps = trace.maps[:, index].mean(2)[:, shown]  # (T, shown, H, W)
-    scores = trace.scores[:, index]
 
-    title = title or f"Routing: where each {trace.outputs} takes its input from"
-    what = trace.inputs
-    places = (
-        f"on the grid of the {what}" if trace.in_space else f"of the {what} in the order of their index, not in space"
-    )
+    in_order = f"of the {trace.inputs} in the order of their index, not in space"
+    places = f"on the grid of the {trace.inputs}" if trace.in_space else in_order
     subtitle = f"coupling {places}, averaged over their types; below: {trace.score_name} of the capsule"
     if len(shown) < classes:
         subtitle = f"the {len(shown)} {HIGHEST[trace.score_name]} of {classes} {PLURALS[trace.outputs]}; {subtitle}"
-    strong = [j == ordered[0] for j in shown]
-    named = [Caption(names[j], bold=bold) for j, bold in zip(shown, strong, strict=True)]
-    rows: list[list[Cell]] = [[None, None, None, *named]]
+    rows: list[list[Cell]] = [[None, None, None, *(Caption(names[j], bold=j == strongest[0]) for j in shown)]]
     for t in range(iterations):
         beside = (trace.images[index], Caption("image", MUTED)) if t == 0 else (None, None)
-        lengths = [Caption(f"{scores[t, j]:.2f}", MUTED, bold) for j, bold in zip(shown, strong, strict=True)]
-        rows += [[beside[0], None, f"iteration {t + 1}", *maps[t]], [beside[1], None, None, *lengths], []]
-    norm = _around(trace.uniform, maps)
-    figure = tiles(rows[:-1], title=title, subtitle=subtitle, room=1.2, cmap="RdBu_r", norm=norm)
+        scores = [Caption(f"{trace.scores[t, index, j]:.2f}", MUTED, j == strongest[0]) for j in shown]
+        rows += [[beside[0], None, f"iteration {t + 1}", *maps[t]], [beside[1], None, None, *scores], []]
+    # uniform coupling in the middle, equal shades for equal distances, and room on both sides even where all is uniform
+    uniform = trace.uniform
+    reach = max(float(np.abs(maps - uniform).max()), 0.02 * uniform)
+    colours: Any = {"cmap": "RdBu_r", "norm": CenteredNorm(uniform, reach)}
+    title = f"Routing: where each {trace.outputs} takes its input from"
+    figure = tiles(rows[:-1], title=title, subtitle=subtitle, room=1.2, **colours)
     (width, height), (axes,) = figure.get_size_inches(), figure.axes
-    top, bottom = axes.images[1].get_extent()[3], axes.images[-1].get_extent()[2]
-    cax = figure.add_axes((1 - 1.2 / width, 1 - bottom / height, 0.13 / width, (bottom - top) / height))
+    cax = figure.add_axes((1 - 1.2 / width, 0.4 / height, 0.13 / width, 1 - 1.6 / height))
     bar = figure.colorbar(axes.images[-1], cax=cax)
     cax.set_title("coupling", fontsize=SMALL, color=MUTED, loc="left", pad=8)
     bar.outline.set_visible(False)
     cax.tick_params(labelsize=SMALL)
-    lowest, highest = bar.mappable.get_clim()
-    ends = max(0.0, lowest), trace.uniform, highest  # there is no coupling below zero, whatever the scale's other half
-    cax.set_ylim(ends[0], highest)
-    digits = next(n for n in range(3, 9) if n == 8 or len({f"{end:.{n}g}" for end in ends}) == len(ends))
-    bar.set_ticks(ends, labels=[f"{end:.{digits}g}" + " uniform" * (end == trace.uniform) for end in ends])
+    ends = max(0.0, uniform - reach), uniform, uniform + reach  # no coupling is below zero, though the scale goes on
+    cax.set_ylim(ends[0], ends[-1])
+    bar.set_ticks(ends, labels=[f"{end:.3g}" + " uniform" * (end == uniform) for end in ends])
     return figure
 
 
-def output_names(trace: RoutingTrace, class_names: Sequence[str] | None = None) -> list[str]:
-    """What the outputs of a traced layer are called: classes by their names (or numbers), others by kind and number."""
-    number = trace.coupling.shape[3]
-    if class_names is None and trace.outputs != "class":
-        return [f"{trace.outputs} {j}" for j in range(number)]
-    return class_labels(class_names, number)
-
-
-def figure_routing_statistics(statistics: RoutingStatistics | RoutingTrace, *, title: str | None = None) -> Figure:
-    """Entropy of the coupling and mean agreement at each iteration: mean over the images, and their middle 80 %.
-
-    Args:
-        statistics: From :func:`routing_statistics`; a :class:`RoutingTrace` has the same fields.
-        title: Above the figure.
-    """
-    figure = new_figure(7.2, 3.0, title)
+def figure_routing_statistics(statistics: RoutingStatistics) -> Figure:
+    """Entropy of the coupling and mean agreement at each iteration: mean over the images, and their middle 80 %."""
+    figure = new_figure(7.2, 3.0)
     panels = (
         ("Entropy of the coupling", "share of its maximum", statistics.entropy),
         ("Agreement of votes and outputs", "mean size", statistics.mean_agreement),
     )
     for axes, colour, (name, unit, values) in zip(figure.subplots(1, 2), COLOURS, panels, strict=False):
-        iterations = np.arange(1, len(values) + 1)
+        iterations, mean = np.arange(1, len(values) + 1), values.mean(1)
         low, high = np.quantile(values, (0.1, 0.9), axis=1)
-        band = {"color": colour, "alpha": 0.2, "label": "middle 80 % of images"}
-        if len(values) > 1:
-            axes.fill_between(iterations, low, high, linewidth=0, **band)
-        else:  # a band of one point has no width
-            axes.vlines(iterations, low, high, linewidth=8, **band)
-        axes.plot(iterations, values.mean(1), color=colour, marker="o", label=f"mean of {values.shape[1]:,} images")
+        axes.bar(iterations, high - low, 0.1, low, color=colour, alpha=0.3, label="middle 80 % of images")
+        axes.plot(iterations, mean, color=colour, marker="o", label=f"mean of {values.shape[1]:,} images")
         style_axes(axes, name, "iteration", unit)
         use_whole_numbers(axes)
-        if len(values) == 1:
-            axes.set_xticks(iterations)
         axes.legend(fontsize=SMALL, frameon=False, loc="best")
     entropy_axes, agreement_axes = figure.axes
     # a change of less than a percent is none to speak of, and looks like none
@@ -444,20 +379,55 @@ def figure_routing_statistics(statistics: RoutingStatistics | RoutingTrace, *, t
     return figure
 
 
-def _follow(
-    network: CapsNet, number: int, images: Shaped[Tensor, "N C H W"], batch_size: int
-) -> Iterator[tuple[Float[Tensor, "B C H W"], Votes, list[RoutingRound]]]:
-    """Pixels, votes and rounds, of no more images at a time than have numbers that fit the working memory.
-
-    Of a layer on a map, the rounds are those of its windows: B·L in place of B.
-    """
-    layer = network.layer(number)
-    inputs, outputs = (each.poses.shape[1] for each in network.flow[number - 1 : number + 1])
-    links = 4 * inputs * outputs * layer.out_dim
-    fitting = max(1, int(get_working_memory() * MIB / links))
-    for batch, _ in in_batches(network, images, None, min(batch_size, fitting)):
-        votes, activations = layer.votes(network.capsules(batch)[number - 1])
-        yield batch, votes, layer.routing.rounds(votes, activations)
+def _traces(
+    model: Network, images: Shaped[Tensor, "N C H W"], layer: int | None, num_iterations: int | None
+) -> Iterator[RoutingTrace]:
+    """Traces of a few images each, no more than have votes that fit the working memory."""
+    network = require_capsules(model, "routing")
+    count = len(network.layers)
+    if layer is not None and layer not in Range(1, count, whole=True):
+        raise InputError(f"layer must be from 1 to {count}, as the network has so many capsule layers, got {layer}")
+    number = count if layer is None else int(layer)
+    chosen, before, after = network.layer(number), *network.flow[number - 1 : number + 1]
+    routing, own, grid = chosen.routing, chosen.routing.num_iterations, _grid(network, number)
+    if num_iterations is not None and not isinstance(routing, DynamicRouting):
+        name = type(routing).__name__
+        raise InputError(f"num_iterations must be left out for {name}: only DynamicRouting's iterations can be changed")
+    iterations = own if num_iterations is None else num_iterations
+    check("num_iterations", iterations, Iterations)
+    if iterations == 0:
+        raise InputError(
+            "num_iterations must be at least 1, got 0: without an iteration there is no coupling to follow"
+        )
+    outputs: Outputs = "capsule" if after.grid is None else "type"
+    fitting = int(get_working_memory() * MIB / (4 * before.poses.shape[1] * after.poses.shape[1] * chosen.out_dim))
+    routing.num_iterations = iterations
+    try:
+        with inference(network):
+            for pixels, _ in in_batches(network, images, None, max(1, min(BATCH, fitting))):
+                votes, activations = chosen.votes(network.capsules(pixels)[number - 1])
+                rounds = routing.rounds(votes, activations)
+                entropy, agreement = _measure(rounds, chosen, votes, grid, len(pixels))
+                by_image = [_by_image(each, chosen, grid) for each in rounds]
+                capsules = [Capsules(each.capsules, each.activations) for each in by_image]
+                scores = torch.stack([each.scores(network.length_eps) for each in capsules])  # (T, B, J·L)
+                numbers = {"entropy": entropy, "mean_agreement": agreement, "images": pixels}
+                numbers |= {"longest": capsules[-1].scores(1e-24).amax(0)}
+                numbers |= {"scores": scores.unflatten(2, (rounds[0].coupling.shape[2], -1)).float().mean(3)}
+                for name in RoutingRound._fields[:-1]:
+                    numbers[name] = torch.stack([getattr(each, name) for each in by_image])
+                yield RoutingTrace(
+                    **{name: tensor.float().cpu().numpy() for name, tensor in numbers.items()},
+                    grid=grid,
+                    in_space=before.grid is not None,
+                    layer=number,
+                    softmax_over=routing.softmax_over,
+                    leaky=routing.leaky,
+                    score_name="length" if rounds[-1].activations is None else "activation",
+                    outputs="class" if number == count else outputs,
+                )
+    finally:
+        routing.num_iterations = own
 
 
 def _by_image(each: RoutingRound, layer: CapsuleLayer, grid: Grid) -> RoutingRound:
@@ -470,32 +440,27 @@ def _by_image(each: RoutingRound, layer: CapsuleLayer, grid: Grid) -> RoutingRou
     if not isinstance(layer, ConvCapsules):
         return each
     windows = MapCompetition(layer.window_capsules(grid, each.coupling.device), math.prod(grid) + 1)
-    links = windows.links.clamp_min(1)
+    links = windows.links.clamp_min(1)[1:, None]
 
     def total(given: Float[Tensor, "BL I J"]) -> Float[Tensor, "B N J"]:
         return torch.stack([windows.sum(type_)[:, 1:] for type_ in given.unbind(2)], 2)
-
-    def mean(given: Float[Tensor, "BL I J"]) -> Float[Tensor, "B N J"]:
-        return total(given) / links[1:, None]
 
     logits, coupling, weighted_sum, capsules, agreement, activations = each
     positions = len(windows.children)
     sums, poses = (by_type(tensor, positions) for tensor in (weighted_sum, capsules))
     active = None if activations is None else by_type(activations, positions)
     shared = layer.compete_over == "types-and-positions" and layer.routing.softmax_over == "outputs"
-    shares = total(coupling) if shared else mean(coupling)
-    return RoutingRound(mean(logits), shares, sums, poses, mean(agreement), active)
-
-
-def _scores(each: RoutingRound, eps: float) -> Float[Tensor, "B N"]:
-    """Activations of a round's capsules, or their lengths where there are none."""
-    return Capsules(each.capsules, each.activations).scores(eps)
+    shares = total(coupling) if shared else total(coupling) / links
+    return RoutingRound(total(logits) / links, shares, sums, poses, total(agreement) / links, active)
 
 
 def _measure(
     rounds: list[RoutingRound], layer: CapsuleLayer, votes: Votes, grid: Grid, images: int
 ) -> tuple[Float[Tensor, "T B"], Float[Tensor, "T B"]]:
-    """Entropy of the coupling, and mean agreement, of each iteration and image."""
+    """Entropy of the coupling, and mean agreement, of each iteration and image.
+
+    Of a layer on a map, the rounds are those of its windows: B·L in place of B.
+    """
     there = None
     if isinstance(layer, ConvCapsules) and layer.layer_padding:
         there = (layer.window_capsules(grid, votes.poses.device) > 0).repeat(images, 1)
@@ -527,50 +492,23 @@ def normalised_entropy(
     coupling = coupling.clamp_min(0)
     if routing.softmax_over is None or (competition is None and not routing.leaky):
         coupling = coupling / coupling.sum(axis, keepdim=True).clamp_min(1e-30)
-    entropy = torch.special.entr(coupling).sum(axis)
-    if competition is not None and routing.softmax_over == "outputs":
-        entropy, given = (competition.sum(each) for each in (entropy, coupling.sum(2)))  # (B, N)
+    entropy, given = torch.special.entr(coupling).sum(axis), coupling.sum(axis)
+    on_map = competition is not None and routing.softmax_over == "outputs"
+    if on_map:
+        assert competition is not None
+        entropy, given = competition.sum(entropy), competition.sum(given)  # (B, N)
+    if routing.leaky:
+        entropy = entropy + torch.special.entr((1 - given).clamp_min(0))
+    if on_map:
+        assert competition is not None
         links = competition.links
         competitors = coupling.shape[2] * links + routing.leaky
-        entropy = entropy + torch.special.entr((1 - given).clamp_min(0)) if routing.leaky else entropy
         share = torch.where(competitors > 1, entropy / competitors.clamp_min(2).log(), 0.0)
         held = (links > 0) & (torch.arange(len(links), device=entropy.device) > 0)  # 0 is beyond the edge
         return share[:, held].mean(1).repeat_interleave(competition.rows_per_image)
-    if routing.leaky:
-        entropy = entropy + torch.special.entr((1 - coupling.sum(axis)).clamp_min(0))
     number = coupling.shape[axis] + routing.leaky
     mean = _mean(entropy, there if axis == 2 else None)
     return mean / math.log(number) if number > 1 else torch.zeros_like(mean)
-
-
-@contextmanager
-def _checked(model: Network, layer: int | None, num_iterations: int | None) -> Iterator[tuple[CapsNet, int]]:
-    """The network in evaluation mode, and the number of a layer, which routes ``num_iterations`` times meanwhile."""
-    network = require_capsules(model, "routing")
-    count = len(network.layers)
-    number = count if layer is None else layer
-    if number not in Range(1, count, whole=True):
-        raise InputError(f"layer must be from 1 to {count}, as the network has so many capsule layers, got {layer}")
-    routing = network.layer(int(number)).routing
-    own = routing.num_iterations
-    if num_iterations is not None and not isinstance(routing, DynamicRouting):
-        raise InputError(
-            f"num_iterations must be left out for {type(routing).__name__}: only the iterations of DynamicRouting can "
-            "be changed"
-        )
-    iterations = own if num_iterations is None else num_iterations
-    check("num_iterations", iterations, Iterations)
-    if iterations < 1:
-        raise InputError(
-            f"num_iterations must be at least 1 for routing to be followed, got {iterations}: without an iteration "
-            "votes are summed and there is no coupling"
-        )
-    routing.num_iterations = iterations
-    try:
-        with inference(network):
-            yield network, int(number)
-    finally:
-        routing.num_iterations = own
 
 
 def _grid(network: CapsNet, number: int) -> Grid:
@@ -579,28 +517,3 @@ def _grid(network: CapsNet, number: int) -> Grid:
     if capsules.grid is None and number == 1 and isinstance(network.primary_capsules, PrimaryCapsules):
         return primary_grid(network)
     return capsules.grid or (1, 1, capsules.poses.shape[1])
-
-
-def layers_with_coupling(model: Network) -> list[int]:
-    """The numbers, from 1, of a network's capsule layers whose routing :func:`trace_routing` can follow."""
-    if not model.has_capsules:
-        return []
-    network = require_capsules(model, "a routing map")
-    blank = torch.zeros(1, *model.in_shape, dtype=torch.uint8)
-    found = []
-    with inference(network):
-        for number, capsules in enumerate(network.capsules(as_pixels(network, blank)), 1):
-            layer = network.layer(number)
-            if layer.routing.num_iterations > 0:
-                votes, activations = layer.votes(capsules)
-                if layer.routing(votes, activations, return_coupling=True).coupling is not None:
-                    found.append(number)
-    return found
-
-
-def _around(uniform: float, values: Float[np.ndarray, "..."]) -> TwoSlopeNorm:
-    """A colour scale with uniform coupling in the middle, and room on both sides even where all is uniform."""
-    from matplotlib.colors import TwoSlopeNorm
-
-    reach = max(float(np.abs(values - uniform).max()), 0.02 * uniform)  # equal shades for equal distances
-    return TwoSlopeNorm(uniform, uniform - reach, uniform + reach)

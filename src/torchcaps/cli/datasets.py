@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from torchcaps.analysis.results import Styled, Table
+from torchcaps.analysis.results import Result, Styled, Table
 from torchcaps.cli.options import DataDir, Figure, Json, Split, command
 from torchcaps.cli.runs import refuse_options
 from torchcaps.cli.show import by, print_json, print_table, say, show
@@ -88,7 +88,7 @@ def listing(infos: Sequence[DatasetInfo]) -> Table:
 
 
 @dataclass(frozen=True)
-class Described:
+class Described(Result):
     """A data set: what is known of it, where its files are, and, once they were read, its images.
 
     Args:
@@ -150,10 +150,10 @@ class Described:
         rows += [(), [Styled(cell, "bold") for cell in ("all", *(f"{len(images):,}" for images in parts.values()))]]
         yield Table(rows, ("class", "train", "validation", "test"))
         if dataset.skipped:
-            yield Table((), note=("Left out:", *(f"  {why}" for why in dataset.skipped)))
+            yield Table(note=("Left out:", *(f"  {why}" for why in dataset.skipped)))
         if dataset.num_objects > 1:
             words = f"Each image holds {dataset.num_objects} objects, and all of them are counted."
-            yield Table((), note=(words, "For images that are made in training, what they are made of is counted."))
+            yield Table(note=(words, "For images that are made in training, what they are made of is counted."))
         if self.sample:
             yield Table([("Sample", f"the {self.title}"), ("Labels", ", ".join(self.labels))])
 

@@ -270,7 +270,6 @@ def routing(
     to a file beside it.
     """
     from torchcaps.analysis import RoutingReport, routing_statistics, trace_routing
-    from torchcaps.analysis.routing_maps import output_names
 
     opened = open_run(run, source.which)
     (picture,) = read_pictures(opened, [index], image, files, source)
@@ -281,7 +280,7 @@ def routing(
         raise InputError(
             f"--input-capsule must be below {there:,}, the number of the network's input capsules, got {last:,}"
         )
-    names = tuple(output_names(trace, opened.class_names if trace.outputs == "class" else None))
+    names = trace.names(opened.class_names)
     statistics, words = None, ""
     if picture.images is not None:
         many = picture.images.preview(count)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from torchcaps.analysis.results import Table
+from torchcaps.analysis.results import Result, Table
 from torchcaps.cli.options import Figure, Json, command
 from torchcaps.cli.show import by, print_json, print_table, show
 from torchcaps.cli.train import field_help, option_of
@@ -61,7 +61,7 @@ def presets(
 
 
 @dataclass(frozen=True)
-class Described:
+class Described(Result):
     """A preset in full."""
 
     preset: Preset
@@ -153,7 +153,7 @@ def comparison(presets: Sequence[Described]) -> Iterator[Table]:
     choices = [(option_of(kind), ", ".join(parts)) for kind, parts in PARTS.items()]
     yield Table([(typed, names) for typed, names in choices if typed], title="Parts that are chosen by name")
     words = "Parameters are counted for the images of their data.", "All of one network: torchcaps presets NAME"
-    yield Table((), note=words)
+    yield Table(note=words)
 
 
 def _differences(described: Described) -> str:

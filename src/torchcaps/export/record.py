@@ -83,8 +83,12 @@ def training_record(
         if seeds.count(seed) > 1:
             raise InputError(f"two of the runs have the seed {seed}; a mean over seeds needs different ones")
     info, _ = find_dataset(run.config.data)
+    preset = get_preset(run.config.preset)
     return TrainingRecord(
-        preset=run.config.preset,
+        preset=preset.name,
+        preset_source=preset.source,
+        preset_description=preset.description,
+        preset_options=flat(preset.network),
         data=None if info.takes_path else info.name,
         data_title="own images" if info.takes_path else info.title,
         data_source="not published" if info.takes_path else info.source,

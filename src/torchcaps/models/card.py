@@ -10,16 +10,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+from torch import nn
 
 from torchcaps._version import __version__
 from torchcaps.errors import visible
-from torchcaps.models.presets import get_preset
 from torchcaps.parts import describe, flat, own_parts
 from torchcaps.ranges import as_text
-
-if TYPE_CHECKING:
-    from torchcaps.models.network import Network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +35,11 @@ class TrainingRecord:
     """What a card says of a network's training."""
 
     preset: str
-    """The preset that the network and the recipe started from."""
+    """The name of the preset that the network and the recipe started from."""
+    preset_source: str
+    preset_description: str
+    preset_options: Mapping[str, Any]
+    """The preset's options of the network by their flat names."""
     data: str | None
     """The data set as ``load_dataset`` knows it; None for somebody's own files."""
     data_title: str
@@ -66,7 +68,7 @@ class TrainingRecord:
 
 
 def model_card(
-    network: Network,
+    network: nn.Module,
     training: TrainingRecord | None = None,
     source: str | None = None,
     *,
@@ -76,7 +78,7 @@ def model_card(
     """A README.md with the metadata that the Hugging Face hub reads. It does not depend on the time or the machine.
 
     Args:
-        network: The network.
+        network: A :class:`torchcaps.models.Network`.
         training: What is known of its training; None where nothing is.
         source: What ``load_pretrained`` is given to load it: a repository of the hub with its owner, or the name of a
             network that comes with torchcaps; the card's own folder if None.
@@ -100,8 +102,7 @@ def model_card(
         "on_one_line": visible,
     }
     tree = describe(network)
-    preset = get_preset(training.preset) if training else None
-    published = flat(preset.network) if preset else {}
+    published = training.preset_options if training else {}
     words = shlex.split(training.command) if training else []
     kind = "Capsule network" if network.has_capsules else "Convolutional network"
     name = f"{training.preset} on {training.data_title}" if training else kind
@@ -113,7 +114,6 @@ def model_card(
         version=__version__,
         metadata=_metadata(network, training, name),
         parameters=sum(parameter.numel() for parameter in network.parameters()),
-        preset=preset,
         changed={option: value for option, value in flat(tree).items() if value != published.get(option)},
         own_parts=own_parts("network", tree),
         # those that the training names; a file that is called parts.py, where it names none
@@ -127,7 +127,7 @@ def _escape(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _metadata(network: Network, training: TrainingRecord | None, name: str) -> str:
+def _metadata(network: nn.Module, training: TrainingRecord | None, name: str) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     tags = ["torchcaps", "pytorch"]

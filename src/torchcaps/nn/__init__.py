@@ -4,9 +4,11 @@ from torchcaps.nn.backbones import ConvBackbone, StackBackbone
 from torchcaps.nn.capsules import Capsules, LayerSize, Routed, RoutingRound
 from torchcaps.nn.convolutions import ChannelNorm, Convolution
 from torchcaps.nn.decoder import Decoder, mask_capsules, separate_capsules
+from torchcaps.nn.interests import interest_scores, interests_of_history, label_aware_attention
 from torchcaps.nn.layers import CapsuleLayer, ConvCapsules, DenseCapsules
 from torchcaps.nn.primary import PrimaryCapsules
 from torchcaps.nn.routing import (
+    B2IRouting,
     DynamicRouting,
     EMCodeRouting,
     EMRouting,
@@ -16,14 +18,16 @@ from torchcaps.nn.routing import (
     SelfRouting,
     VBRouting,
 )
-from torchcaps.nn.transforms import Dense, Elementwise, Identity, Matrix, Shared, Transform
+from torchcaps.nn.transforms import Common, Dense, Elementwise, Identity, Matrix, Shared, Transform
 from torchcaps.nn.votes import BuiltVotes, DenseVotes, Votes
 
 __all__ = [
+    "B2IRouting",
     "BuiltVotes",
     "CapsuleLayer",
     "Capsules",
     "ChannelNorm",
+    "Common",
     "ConvBackbone",
     "ConvCapsules",
     "Convolution",
@@ -50,6 +54,9 @@ __all__ = [
     "Transform",
     "VBRouting",
     "Votes",
+    "interest_scores",
+    "interests_of_history",
+    "label_aware_attention",
     "mask_capsules",
     "separate_capsules",
 ]

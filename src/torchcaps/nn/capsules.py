@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from torchcaps.errors import InputError
 from torchcaps.ops.squash import safe_norm
 
 Grid = tuple[int, int, int]
@@ -18,13 +19,21 @@ class LayerSize(NamedTuple):
     """How many capsules of how many components go into a layer, and come out."""
 
     in_capsules: int
-    """I; for a layer on a map, those of a window."""
+    """I; for a layer on a map, those of a window; 0 for a layer that takes any number."""
     in_dim: int
     """K."""
     out_capsules: int
     """J; for a layer on a map, the types."""
     out_dim: int
     """D."""
+
+    def inputs(self, owner: object) -> int:
+        """I, for what has weights of its own for each input capsule; an InputError where the number is not known."""
+        if self.in_capsules == 0:
+            raise InputError(
+                f"{type(owner).__name__} has weights for each input capsule, so in_capsules must be a number"
+            )
+        return self.in_capsules
 
 
 class Capsules(NamedTuple):
@@ -36,6 +45,8 @@ class Capsules(NamedTuple):
     """How certain it is that the entity is there, 0..1; None where the length of a pose says so."""
     grid: Grid | None = None
     """Where capsules stand on a map: capsule ``(type · H + y) · W + x``; else None."""
+    mask: Bool[Tensor, "B N"] | None = None
+    """Which capsules are there; None if all are. What is written at the others, NaN too, is never read."""
 
     def scores(self, eps: float = 1e-7) -> Float[Tensor, "B N"]:
         """How present each capsule is: its activation, or the length of its pose where there is none.
@@ -65,6 +76,17 @@ class Routed(NamedTuple):
         """The same in another dtype; without the coupling unless it is asked for."""
         kept = (self.poses, self.activations, self.coupling if coupling else None)
         return Routed(*(None if each is None else each.to(dtype) for each in kept))  # type: ignore[arg-type]
+
+    def within(self, mask: Bool[Tensor, "B I"] | None) -> Routed:
+        """The same with a coupling of zero for input capsules that are not there, and zeros where none is there."""
+        if mask is None:
+            return self
+        some = mask.any(1)
+        return Routed(
+            self.poses.where(some[:, None, None], 0),
+            None if self.activations is None else self.activations.where(some[:, None], 0),
+            None if self.coupling is None else self.coupling.where(mask.unsqueeze(2), 0),
+        )
 
 
 class RoutingRound(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from torchcaps.checks import check, checked
@@ -85,7 +85,7 @@ class CapsuleLayer(nn.Module, ABC):
             self._look_at(*routed)
         except InputError as error:
             raise InputError(f"{name} returned what does not fit the layer: {error}") from None
-        return routed
+        return routed.within(votes.mask)
 
     @checked
     def _look_at(
@@ -110,7 +110,7 @@ class DenseCapsules(CapsuleLayer):
 
     Args:
         in_capsules: I; or types, height and width of the map that the input capsules stand on, which share_positions
-            and coordinates need.
+            and coordinates need; None for any number, where neither transform nor routing has weights for each.
         in_dim: K.
         out_capsules: J, where num_capsules does not say otherwise.
         capsule_dim: Components of an output capsule.
@@ -129,7 +129,7 @@ class DenseCapsules(CapsuleLayer):
 
     def __init__(
         self,
-        in_capsules: Size | tuple[Size, ...],
+        in_capsules: Size | tuple[Size, ...] | None,
         in_dim: Size,
         out_capsules: Size,
         capsule_dim: Width = 16,
@@ -140,7 +140,7 @@ class DenseCapsules(CapsuleLayer):
         share_positions: bool = False,
         coordinates: Coordinates = "none",
     ) -> None:
-        shape = tuple(in_capsules) if isinstance(in_capsules, Sequence) else (in_capsules,)
+        shape = tuple(in_capsules) if isinstance(in_capsules, Sequence) else (in_capsules or 0,)
         if len(shape) not in (1, 3):
             raise InputError(f"DenseCapsules: in_capsules must be a number, or types, height and width, got {shape}")
         number, grid = math.prod(shape), shape if len(shape) == 3 else None
@@ -161,11 +161,17 @@ class DenseCapsules(CapsuleLayer):
     def votes(self, capsules: Capsules | Float[Tensor, "B I K"]) -> tuple[Votes, Float[Tensor, "B I"] | None]:
         """What the routing is given."""
         capsules = Capsules.of(capsules)
-        votes, places = self._votes(capsules.poses), self._places(capsules.poses.device)
-        return (votes if places is None else PlacedVotes(votes, places)), capsules.activations
+        votes, places = self._votes(capsules.poses, capsules.mask), self._places(capsules.poses.device)
+        votes = votes if places is None else PlacedVotes(votes, places)
+        return votes.masked(capsules.mask), capsules.activations
 
     @checked
-    def _votes(self, poses: Float[Tensor, "B {self.in_capsules} {self.in_dim}"]) -> Votes:
+    def _votes(
+        self,
+        poses: Float[Tensor, "B {self.in_capsules} {self.in_dim}"],
+        mask: Bool[Tensor, "B {self.in_capsules}"] | None,
+    ) -> Votes:
+        poses = poses if mask is None else poses.where(mask.unsqueeze(2), 0)  # a transform may use them at once
         if not self.share_positions or self.grid is None:
             return self.transform(poses)
         positions = math.prod(self.grid[1:])
@@ -260,31 +266,42 @@ class ConvCapsules(CapsuleLayer):
         poses = (
             routed.poses if self.norm is None else normalise(self.norm, routed.poses.flatten(1)).view_as(routed.poses)
         )
-        return Capsules(by_type(poses, positions), activations, grid)
+        mask = None
+        if capsules.mask is not None and capsules.grid is not None:  # a position is there where a capsule votes for it
+            voted = self._in_windows(capsules.mask.to(poses), capsules.grid).any(1, keepdim=True)
+            mask = by_type(voted.expand(-1, self.layer_types), positions)
+        return Capsules(by_type(poses, positions), activations, grid, mask)
 
     @checked
     def votes(self, capsules: Capsules) -> tuple[Votes, Float[Tensor, "BL I"] | None]:
         """What the routing is given: the votes of the capsules of each of the B·L windows."""
-        grid = capsules.grid
+        grid, mask = capsules.grid, capsules.mask
         self.out_grid(grid)
         assert grid is not None
-        poses = self._on_map(capsules.poses, math.prod(grid)).unflatten(1, grid)  # (B, T, H, W, K)
+        poses = self._on_map(capsules.poses, math.prod(grid), mask).unflatten(1, grid)  # (B, T, H, W, K)
         windows = self._windows(poses.movedim(-1, 2).flatten(1, 2))  # (B, T·K, k², L)
         B, _, area, positions = windows.shape
         windows = windows.unflatten(1, (self.in_types, self.in_dim)).permute(0, 4, 2, 1, 3)  # (B, L, K, T, k²)
         votes: Votes = self.transform(windows.reshape(B * positions, self.in_dim, self.in_types * area).transpose(1, 2))
         if self.compete_over == "types-and-positions":
             votes.competition = MapCompetition(self.window_capsules(grid, poses.device), math.prod(grid) + 1)
+        if mask is not None:
+            votes = votes.masked(self._in_windows(mask.to(poses), grid) > 0)
         if capsules.activations is None:
             return votes, None
-        activations = self._windows(capsules.activations.unflatten(1, grid)).flatten(1, 2)  # (B, I, L)
-        return votes, activations.transpose(1, 2).flatten(0, 1)
+        return votes, self._in_windows(capsules.activations, grid)
 
     @checked
-    def _on_map(self, poses: Float[Tensor, "B N {self.in_dim}"], number: int) -> Float[Tensor, "B N K"]:
+    def _on_map(
+        self, poses: Float[Tensor, "B N {self.in_dim}"], number: int, mask: Bool[Tensor, "B N"] | None
+    ) -> Float[Tensor, "B N K"]:
         if poses.shape[1] != number:
             raise InputError(f"ConvCapsules: poses must be those of {number} capsules, got {poses.shape[1]}")
-        return poses
+        return poses if mask is None else poses.where(mask.unsqueeze(2), 0)
+
+    def _in_windows(self, numbers: Float[Tensor, "B N"], grid: Grid) -> Float[Tensor, "BL I"]:
+        """What the capsules of a map have, one number each, for those of each window."""
+        return self._windows(numbers.unflatten(1, grid)).flatten(1, 2).transpose(1, 2).flatten(0, 1)
 
     def window_capsules(self, grid: Grid, device: torch.device | None = None) -> Int[Tensor, "L I"]:
         """The capsule of the map ``grid``, counted from 1, that each capsule of each window is; 0 beyond the edge."""

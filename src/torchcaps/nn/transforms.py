@@ -80,7 +80,7 @@ class WeightTransform(Transform):
             std = self.weight_std
             nn.init.trunc_normal_(self.weight, std=std, a=-2 * std, b=2 * std)
             return
-        fan_in = math.sqrt(2 / (self.size.in_capsules * self.size.in_dim))
+        fan_in = math.sqrt(2 / (max(self.size.in_capsules, 1) * self.size.in_dim))
         stds = {"balanced": self.balanced_std, "normal": self.weight_std, "fan-in": fan_in}
         nn.init.normal_(self.weight, std=stds[self.weight_init])
 
@@ -98,8 +98,8 @@ class Dense(WeightTransform):
 
     def _empty(self, size: LayerSize) -> Float[Tensor, "I J D K"]:
         # seen as (I, J, D, K), kept in memory as (J, D, K, I): every step of fast routing is then a matrix product
-        I, K, J, D = size
-        return torch.empty(J, D, K, I).permute(3, 0, 1, 2)
+        _, K, J, D = size
+        return torch.empty(J, D, K, size.inputs(self)).permute(3, 0, 1, 2)
 
 
 @register("transform", "shared")
@@ -117,6 +117,25 @@ class Shared(WeightTransform):
         return torch.empty(J, D, K)
 
 
+@register("transform", "common")
+class Common(WeightTransform):
+    """One matrix for all pairs: votes W u_i, the same for all output capsules, W (D, K).
+
+    All output capsules stay alike under a routing that starts from equal logits: start from a prior, or from noise.
+
+    Source: Li et al. 2019, "Multi-Interest Network with Dynamic Routing for Recommendation at Tmall"
+    (arXiv:1904.08030), section 3.3.
+    """
+
+    def _empty(self, size: LayerSize) -> Float[Tensor, "D K"]:
+        self.out_capsules = size.out_capsules
+        return torch.empty(size.out_dim, size.in_dim)
+
+    @checked
+    def forward(self, poses: Float[Tensor, "B {self.size.in_capsules} {self.size.in_dim}"]) -> Votes:
+        return IdentityVotes(nn.functional.linear(poses, self.weight), self.out_capsules)
+
+
 @register("transform", "elementwise")
 class Elementwise(WeightTransform):
     """A vector for each pair of an input and an output capsule: votes w_ij∘u_i, w (I, J, D), D = K.
@@ -126,7 +145,7 @@ class Elementwise(WeightTransform):
 
     def _empty(self, size: LayerSize) -> Float[Tensor, "I J D"]:
         _require_equal("Elementwise", size)
-        return torch.empty(size.out_capsules, size.out_dim, size.in_capsules).permute(2, 0, 1)
+        return torch.empty(size.out_capsules, size.out_dim, size.inputs(self)).permute(2, 0, 1)
 
     def _products(self, size: LayerSize) -> int:  # noqa: ARG002  as all transforms
         return 1
@@ -142,14 +161,14 @@ class Matrix(WeightTransform):
     _votes = MatrixVotes
 
     def _empty(self, size: LayerSize) -> Float[Tensor, "I J P P"]:
-        I, K, J, D = size
+        _, K, J, D = size
         P = math.isqrt(K)
         if P * P != K or K != D:
             raise InputError(
                 f"Matrix: the poses of input and output capsules must be square matrices of one size, such as 4×4 = 16 "
                 f"components, got {K} and {D}"
             )
-        return torch.empty(J, P, P, I).permute(3, 0, 2, 1)
+        return torch.empty(J, P, P, size.inputs(self)).permute(3, 0, 2, 1)
 
     def _products(self, size: LayerSize) -> int:
         return math.isqrt(size.in_dim)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from torchcaps.errors import InputError
@@ -40,6 +40,8 @@ class Votes(ABC):
     """The votes that these are made of, if they are made of others."""
     positions: int = 1
     """So many rows of ``votes`` belong to an image."""
+    mask: Bool[Tensor, "B I"] | None = None
+    """Which input capsules are there; the others have poses of zero. None if all are."""
 
     def __init__(self, poses: Float[Tensor, "B I K"], size: LayerSize) -> None:
         self.poses, self.size = poses, size
@@ -63,9 +65,28 @@ class Votes(ABC):
         """
         some = copy.copy(self)
         some.poses = self.poses[images]
+        some.mask = None if self.mask is None else self.mask[images]
         if self.votes is not None:
             some.votes = self.votes[images.start * self.positions : images.stop * self.positions]
         return some
+
+    def masked(self, mask: Bool[Tensor, "B I"] | None) -> Votes:
+        """The votes of the input capsules that a mask says are there: sums go over these alone."""
+        if mask is None:
+            return self
+        some = copy.copy(self)
+        some.poses, some.mask = self.poses.where(mask.unsqueeze(2), 0), mask
+        if self.votes is not None:
+            some.votes = self._masked_votes(mask)
+        return some
+
+    def _masked_votes(self, mask: Bool[Tensor, "B I"]) -> Any:
+        """The same of the votes that these are made of."""
+        return self.votes.masked(mask)
+
+    def active(self, activations: Float[Tensor, "B I"]) -> Float[Tensor, "B I"]:
+        """Activations of the input capsules, zero for those that are not there."""
+        return activations if self.mask is None else activations.where(self.mask, 0)
 
     def zeros(self) -> Float[Tensor, "B I J"]:
         """Routing logits to start from, in full precision; in memory as (J, B, I), as agreement is."""
@@ -84,7 +105,20 @@ class Votes(ABC):
             logits: b_ij.
             softmax_over: The axis on which capsules compete.
             leaky: Add a competitor with logit 0, whose share goes to no capsule.
+
+        Returns:
+            c_ij; zero for input capsules that are not there.
         """
+        if self.mask is None:
+            return self._compete(logits, softmax_over, leaky)
+        there = self.mask.unsqueeze(2)
+        if softmax_over == "inputs":  # by -∞, a row without any capsule would be NaN
+            logits = logits.where(there, torch.finfo(logits.dtype).min)
+        return self._compete(logits, softmax_over, leaky).where(there, 0)
+
+    def _compete(
+        self, logits: Float[Tensor, "B I J"], softmax_over: SoftmaxOver, leaky: bool
+    ) -> Float[Tensor, "B I J"]:
         if self.competition is not None and softmax_over == "outputs":
             return self.competition.softmax(logits, leaky)
         axis = 2 if softmax_over == "outputs" else 1
@@ -129,9 +163,12 @@ class BuiltVotes(Votes):
         self.votes = votes
 
     @classmethod
-    def of(cls, given: Votes | Float[Tensor, "B I J D"]) -> Votes:
-        """Votes from votes, or from a tensor, which is computed with in full precision."""
-        return given if isinstance(given, Votes) else cls(in_full_precision(given))
+    def of(cls, given: Votes | Float[Tensor, "B I J D"], mask: Bool[Tensor, "B I"] | None = None) -> Votes:
+        """Votes from votes, or from a tensor, which is computed with in full precision; of a mask's capsules alone."""
+        return (given if isinstance(given, Votes) else cls(in_full_precision(given))).masked(mask)
+
+    def _masked_votes(self, mask: Bool[Tensor, "B I"]) -> Tensor:
+        return self.votes.where(mask[..., None, None], 0)
 
     def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
         return self.votes.sum(1) if coupling is None else torch.einsum("bij,bijd->bjd", coupling, self.votes)
@@ -295,6 +332,9 @@ class MapVotes(Votes):
     def build(self) -> Float[Tensor, "B I J D"]:
         return by_type(self.votes.build(), self.positions)
 
+    def _masked_votes(self, mask: Bool[Tensor, "B I"]) -> Votes:
+        return self.votes.masked(mask.unflatten(1, (-1, self.positions)).transpose(1, 2).flatten(0, 1))
+
 
 class PlacedVotes(Votes):
     """Votes to which the place of their capsule is added.
@@ -310,8 +350,10 @@ class PlacedVotes(Votes):
 
     def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
         total = self.votes.weighted_sum(coupling)
-        places = self.places.to(total.dtype)
-        return total + (places.sum(0) if coupling is None else coupling.to(total.dtype).transpose(1, 2) @ places)
+        places = self._of_those_there().to(total.dtype)
+        return total + (
+            places.sum(-2, keepdim=True) if coupling is None else coupling.to(total.dtype).transpose(1, 2) @ places
+        )
 
     def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
         agreement = self.votes.agreement(parents)
@@ -319,7 +361,10 @@ class PlacedVotes(Votes):
 
     def build(self) -> Float[Tensor, "B I J D"]:
         votes = self.votes.build()
-        return votes + self.places.to(votes.dtype).unsqueeze(1)
+        return votes + self._of_those_there().to(votes.dtype).unsqueeze(-2)
+
+    def _of_those_there(self) -> Float[Tensor, "*B I D"]:
+        return self.places if self.mask is None else self.places.where(self.mask.unsqueeze(2), 0)
 
 
 def by_type(windows: Float[Tensor, "BL T *more"], positions: int) -> Float[Tensor, "B TL *more"]:

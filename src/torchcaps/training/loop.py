@@ -22,7 +22,7 @@ from lightning_fabric import Fabric
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from torchcaps.analysis import Evaluation, evaluation_sums
+from torchcaps.analysis import Evaluation, evaluate_batches
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path, reading, write_text
 from torchcaps.models import Network
@@ -436,10 +436,11 @@ class Trainer:
         """Evaluate a network in float32; each process takes its share of the images, and every image counts once."""
         processes = self.fabric.world_size
         if isinstance(network, Network):
-            shares = [evaluation_sums(network, batches.batches(0))] * processes
+            share = evaluate_batches(network, batches.batches(0), class_names=self.data.class_names)
+            shares = [share] * processes
             if processes > 1:
-                torch.distributed.all_gather_object(shares, shares[0])
-            return Evaluation.from_sums(functools.reduce(operator.add, shares), self.data.class_names)
+                torch.distributed.all_gather_object(shares, share)
+            return functools.reduce(operator.add, shares)
         sums = torch.zeros(3, dtype=self.step.sums.values.dtype, device=self.fabric.device)
         network.eval()
         with torch.no_grad():

@@ -170,6 +170,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
             load_dataset(f"npz:{path}")
 
 
+@pytest.mark.skipif(os.name == "nt", reason="there are no FIFOs")
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.npz")
     for name, words in (

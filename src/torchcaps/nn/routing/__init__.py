@@ -1,5 +1,6 @@
 """Routing algorithms, a file for each: its derivation, its function, and its module, from votes to output capsules."""
 
+from torchcaps.nn.routing.b2i import B2IRouting
 from torchcaps.nn.routing.base import Routing
 from torchcaps.nn.routing.dynamic import DynamicRouting
 from torchcaps.nn.routing.em import EMRouting
@@ -10,6 +11,7 @@ from torchcaps.nn.routing.self_routing import SelfRouting
 from torchcaps.nn.routing.vb import VBRouting
 
 __all__ = [
+    "B2IRouting",
     "DynamicRouting",
     "EMCodeRouting",
     "EMRouting",

@@ -43,7 +43,7 @@ class Routing(nn.Module, ABC):
     @staticmethod
     def activations_of(votes: Votes, activations: Float[Tensor, "B I"] | None) -> Float[Tensor, "B I"]:
         """How active the input capsules are, in full precision; the lengths of their poses where nothing says so."""
-        return in_full_precision(safe_norm(votes.poses) if activations is None else activations)
+        return in_full_precision(votes.active(safe_norm(votes.poses) if activations is None else activations))
 
     def balanced_std(self, size: LayerSize) -> float:
         """The deviation of votes, relative to the length of a pose, with which output capsules start well.
@@ -53,7 +53,7 @@ class Routing(nn.Module, ABC):
         c = 1/J (competition over outputs), 1/I (over inputs) or 1 (no competition): σ = 1 / (c·√(I·D)) makes its length
         near one for poses of length one. J of ``size`` is how many output capsules compete for an input capsule.
         """
-        I, _, J, D = size
+        I, J, D = max(size.in_capsules, 1), size.out_capsules, size.out_dim
         competitors = {"outputs": J, "inputs": I, None: 1}[self.softmax_over]
         return competitors / math.sqrt(I * D)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from torchcaps.checks import checked
@@ -30,6 +30,8 @@ from torchcaps.ranges import Epsilon, Iterations
 
 Backend = Literal["auto", "reference", "recompute"]
 """How votes are routed; see :func:`route`."""
+Prior = Float[Tensor, "I J"] | Float[Tensor, "B I J"]
+"""Routing logits to start from, for all images or for each."""
 
 
 @checked
@@ -40,9 +42,10 @@ def dynamic_routing(
     softmax_over: SoftmaxOver = "outputs",
     stop_gradient: bool = False,
     bias: Float[Tensor, "J D"] | None = None,
-    prior: Float[Tensor, "I J"] | None = None,
+    prior: Prior | None = None,
     leaky: bool = False,
     eps: Epsilon = 1e-7,
+    mask: Bool[Tensor, "B I"] | None = None,
     return_coupling: bool = False,
 ) -> Routed:
     """Routing by agreement: each input capsule sends its vote to the outputs that agree with it.
@@ -64,9 +67,11 @@ def dynamic_routing(
         stop_gradient: Let gradients flow through the last weighted sum only: the coupling is a constant, so a learned
             prior gets no gradient.
         bias: Added before the squash.
-        prior: Start of the routing logits; may be learned.
+        prior: Start of the routing logits, the same for all images or one for each; may be learned.
         leaky: Add a "none of the above" competitor with logit 0 to the softmax, so that coupling sums to less than 1.
         eps: The squash's epsilon.
+        mask: Which input capsules are there; all if None. What is written at the others, NaN too, changes nothing: each
+            row's result is that of its own capsules alone, and zeros where it has none.
         return_coupling: Also return the coupling of the last iteration.
 
     Returns:
@@ -76,8 +81,9 @@ def dynamic_routing(
     Source: Sabour, Frosst, Hinton 2017, procedure 1 (arXiv:1710.09829); bias and leaky from the authors' released
     code. b starts at zero in the paper's experiments; a learned prior is mentioned in its section 2.
     """
-    routed = _loop(BuiltVotes.of(votes), num_iterations, softmax_over, stop_gradient, bias, prior, leaky, eps)
-    return routed.to(dtype_of(votes), coupling=return_coupling)
+    given = BuiltVotes.of(votes, mask)
+    routed = _loop(given, num_iterations, softmax_over, stop_gradient, bias, prior, leaky, eps)
+    return routed.within(given.mask).to(dtype_of(votes), coupling=return_coupling)
 
 
 def _loop(
@@ -86,7 +92,7 @@ def _loop(
     softmax_over: SoftmaxOver,
     stop_gradient: bool,
     bias: Float[Tensor, "J D"] | None,
-    prior: Float[Tensor, "I J"] | None,
+    prior: Prior | None,
     leaky: bool,
     eps: float,
     rounds: list[RoutingRound] | None = None,
@@ -124,9 +130,10 @@ def routing_rounds(
     *,
     softmax_over: SoftmaxOver = "outputs",
     bias: Float[Tensor, "J D"] | None = None,
-    prior: Float[Tensor, "I J"] | None = None,
+    prior: Prior | None = None,
     leaky: bool = False,
     eps: Epsilon = 1e-7,
+    mask: Bool[Tensor, "B I"] | None = None,
 ) -> list[RoutingRound]:
     """Every number of each iteration of :func:`dynamic_routing`, to be followed with a pencil.
 
@@ -152,7 +159,7 @@ def routing_rounds(
     Source: Sabour, Frosst, Hinton 2017, procedure 1 (arXiv:1710.09829).
     """
     rounds: list[RoutingRound] = []
-    _loop(BuiltVotes.of(votes), num_iterations, softmax_over, False, bias, prior, leaky, eps, rounds)
+    _loop(BuiltVotes.of(votes, mask), num_iterations, softmax_over, False, bias, prior, leaky, eps, rounds)
     return rounds
 
 
@@ -165,9 +172,10 @@ def route(  # noqa: D417  the other arguments are dynamic_routing's
     softmax_over: SoftmaxOver = "outputs",
     stop_gradient: bool = False,
     bias: Float[Tensor, "J D"] | None = None,
-    prior: Float[Tensor, "I J"] | None = None,
+    prior: Prior | None = None,
     leaky: bool = False,
     eps: Epsilon = 1e-7,
+    mask: Bool[Tensor, "B I"] | None = None,
     return_coupling: bool = False,
     backend: Backend = "auto",
 ) -> Routed:
@@ -182,20 +190,22 @@ def route(  # noqa: D417  the other arguments are dynamic_routing's
             :class:`torchcaps.nn.DenseCapsules` keeps it.
         backend: ``"reference"`` builds the votes and follows the equations, and can be differentiated any number of
             times. ``"recompute"`` does without them, on any device, within :func:`set_working_memory`; it can be
-            differentiated once, and knows no prior. ``"auto"`` takes recompute where it serves; while a model is being
-            exported, the reference, which is made of torch's own operations.
+            differentiated once, and knows no prior, nor a mask where inputs compete. ``"auto"`` takes recompute where
+            it serves; while a model is being exported, the reference, which is made of torch's own operations.
     """
     if min(weight.shape) == 0:
         raise InputError(f"route: weight must be of at least one capsule and component, got {tuple(weight.shape)}")
-    if backend == "recompute" and prior is not None:
-        raise InputError('route: backend="recompute" has no prior; leave it out, or take backend="reference"')
-    if backend == "reference" or prior is not None or is_exporting():
+    by_loop = prior is not None or (mask is not None and softmax_over == "inputs")
+    if backend == "recompute" and by_loop:
+        raise InputError('route: backend="recompute" has no prior and no mask over inputs; take backend="reference"')
+    poses = poses if mask is None else poses.where(mask.unsqueeze(2), 0)
+    if backend == "reference" or by_loop or is_exporting():
         same: dict[str, Any] = {"softmax_over": softmax_over, "stop_gradient": stop_gradient, "bias": bias, "eps": eps}
-        votes = compute_votes(poses, weight)
-        return dynamic_routing(votes, num_iterations, **same, prior=prior, leaky=leaky, return_coupling=return_coupling)
+        same |= {"prior": prior, "leaky": leaky, "mask": mask, "return_coupling": return_coupling}
+        return dynamic_routing(compute_votes(poses, weight), num_iterations, **same)
     options = Options(num_iterations, softmax_over == "inputs", stop_gradient, leaky, eps)
     capsules, coupling = route_recompute(poses, weight, bias, options, return_coupling)
-    return Routed(capsules, coupling=coupling)
+    return Routed(capsules, coupling=coupling).within(mask)
 
 
 @register("routing", "dynamic")
@@ -243,11 +253,11 @@ class DynamicRouting(Routing):
     def bind(self, size: LayerSize) -> None:
         """Make the bias (J, D) and the prior (I, J), where they are wanted."""
         self.require_unbound()
-        I, _, J, D = size
+        _, _, J, D = size
         if self.capsule_bias:
             self.bias = nn.Parameter(torch.full((J, D), 0.1))
         if self.learn_prior:
-            self.prior = nn.Parameter(torch.zeros(I, J))
+            self.prior = nn.Parameter(torch.zeros(size.inputs(self), J))
 
     def balanced_std(self, size: LayerSize) -> float:
         """See :class:`Routing`.
@@ -257,7 +267,7 @@ class DynamicRouting(Routing):
         of short sums, the t-th has about the length s_t = σ²·s²_{t-1}, and s_1 = σ·√(D/I). The last one, s_r, is of
         length one for σ = (I/D)^(1/(6 - 2^(3-r))).
         """
-        I, _, _, D = size
+        I, D = max(size.in_capsules, 1), size.out_dim
         if self.num_iterations == 0:
             return (I * D) ** -0.5
         if self.softmax_over == "inputs":
@@ -279,7 +289,9 @@ class DynamicRouting(Routing):
             and votes.competition is None
             and self.prior is None
         ):
-            return route(votes.poses, votes.weight, self.num_iterations, **options, backend=self.backend)
+            backend = "auto" if votes.mask is not None else self.backend
+            options |= {"mask": votes.mask, "backend": backend}
+            return route(votes.poses, votes.weight, self.num_iterations, **options)
         return dynamic_routing(votes, self.num_iterations, **options)
 
     def rounds(self, votes: Votes, activations: Float[Tensor, "B I"] | None = None) -> list[RoutingRound]:  # noqa: ARG002

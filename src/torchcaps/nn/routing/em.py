@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from torchcaps.checks import checked
@@ -31,6 +31,7 @@ def em_routing(
     *,
     final_lambda: PositiveFactor = 0.01,
     cost_scale: PositiveFactor = 1.0,
+    mask: Bool[Tensor, "B I"] | None = None,
     return_coupling: bool = False,
 ) -> Routed:
     """EM routing as the paper writes it: a mixture of Gaussians with diagonal covariance, fitted to the votes V_ij.
@@ -55,6 +56,7 @@ def em_routing(
         num_iterations: How often the Gaussians are fitted, 1 to 1,000.
         final_lambda: The inverse temperature that λ_t grows towards.
         cost_scale: Factor on the costs; 1 in the paper, 100·J/I in the re-implementation by Gritzman.
+        mask: Which input capsules are there; all if None; as for :func:`torchcaps.dynamic_routing`.
         return_coupling: Also return the coupling c_ij of the last fit, before it is multiplied by a_i.
 
     Returns:
@@ -65,7 +67,7 @@ def em_routing(
     variance is that of Gritzman 2019, "Avoiding implementation pitfalls of matrix capsules" (arXiv:1907.00652).
     """
     settings = {"num_iterations": num_iterations, "final_lambda": final_lambda, "cost_scale": cost_scale}
-    return route_mixture(_fit, votes, activations, (beta_u, beta_a), settings, return_coupling)
+    return route_mixture(_fit, votes, activations, (beta_u, beta_a), settings, mask, return_coupling)
 
 
 def _fit(
@@ -73,12 +75,13 @@ def _fit(
     learned: tuple[Float[Tensor, "J"], Float[Tensor, "J"]],
     num_iterations: int,
     final_lambda: float,
-    cost_scale: float,
+    cost_scale: float | None,
 ) -> Gaussians:
     """The equations of :func:`em_routing`."""
     beta_u, beta_a = learned
     log_posterior = given.votes.new_zeros(given.votes.shape[:3])  # of zeros: the uniform start
-    D, votes = given.votes.shape[3], by_output(given.votes)
+    (J, D), votes = given.votes.shape[2:], by_output(given.votes)
+    scale = 100 * J / given.number if cost_scale is None else cost_scale
     for t in range(num_iterations):
         log_coupling = given.log_compete(log_posterior)
         shares, mass = share_out(log_coupling, given.activations)  # (B, I, J), (B, J)
@@ -87,7 +90,7 @@ def _fit(
         variances = weighted(shares, squares) + 1e-9
         log_variances = variances.log()
         costs = mass * (D * beta_u + log_variances.sum(2) / 2)
-        logits = final_lambda * (1 - 0.95 ** (t + 1)) * (beta_a - cost_scale * costs)
+        logits = final_lambda * (1 - 0.95 ** (t + 1)) * (beta_a - scale * costs)
         if t == num_iterations - 1 and given.rounds is None:
             break
         densities = log_densities(squares, variances, log_variances)
@@ -124,8 +127,7 @@ class EMRouting(MixtureRouting):
         self.final_lambda, self.cost_scale = final_lambda, cost_scale
 
     def settings(self) -> dict[str, Any]:
-        scale = self.cost_scale or 100 * self.size.out_capsules / self.size.in_capsules
-        return super().settings() | {"final_lambda": self.final_lambda, "cost_scale": scale}
+        return super().settings() | {"final_lambda": self.final_lambda, "cost_scale": self.cost_scale}
 
     def learned(self, dtype: torch.dtype) -> tuple[Float[Tensor, "J"], Float[Tensor, "J"]]:
         beta_u, beta_a = super().learned(dtype)

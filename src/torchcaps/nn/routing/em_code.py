@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from torchcaps.checks import checked
@@ -30,6 +30,7 @@ def em_routing_code(
     *,
     final_beta: PositiveFactor = 0.01,
     min_variance: PositiveFactor = 0.0005,
+    mask: Bool[Tensor, "B I"] | None = None,
     return_coupling: bool = False,
 ) -> Routed:
     """EM routing as the authors' released code has it, which is not the paper's.
@@ -57,6 +58,7 @@ def em_routing_code(
         final_beta: The inverse temperature that β_t grows towards. The code's class layer hands on a quarter of its
             own.
         min_variance: Added to the variances.
+        mask: Which input capsules are there; all if None; as for :func:`torchcaps.dynamic_routing`.
         return_coupling: Also return the coupling c_ij of the last fit, before it is multiplied by a_i.
 
     Returns:
@@ -66,7 +68,7 @@ def em_routing_code(
     google-research/google-research.
     """
     settings = {"num_iterations": num_iterations, "final_beta": final_beta, "min_variance": min_variance}
-    return route_mixture(_fit, votes, activations, (sigma_bias, activation_bias), settings, return_coupling)
+    return route_mixture(_fit, votes, activations, (sigma_bias, activation_bias), settings, mask, return_coupling)
 
 
 def _fit(

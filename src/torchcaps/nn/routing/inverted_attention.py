@@ -6,7 +6,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from torchcaps.checks import checked
@@ -26,6 +26,7 @@ def inverted_attention_routing(
     norm_weight: Float[Tensor, "D"] | None = None,
     norm_bias: Float[Tensor, "D"] | None = None,
     eps: Epsilon = 1e-5,
+    mask: Bool[Tensor, "B I"] | None = None,
     return_coupling: bool = False,
 ) -> Routed:
     """Attention whose softmax goes over the receivers: the output capsules compete for an input capsule's vote.
@@ -40,6 +41,7 @@ def inverted_attention_routing(
         norm_weight: Scale of the normalisation; 1 if None.
         norm_bias: Shift of the normalisation; 0 if None.
         eps: Added to the variance of the D components.
+        mask: Which input capsules are there; all if None; as for :func:`torchcaps.dynamic_routing`.
         return_coupling: Also return the coupling of the last iteration.
 
     Returns:
@@ -50,7 +52,7 @@ def inverted_attention_routing(
     Source: Tsai, Srivastava, Goh, Salakhutdinov 2020, "Capsules with inverted dot-product attention routing"
     (arXiv:2002.04764), procedure 1 for a layer by itself.
     """
-    given = BuiltVotes.of(votes)
+    given = BuiltVotes.of(votes, mask)
     J, D = given.size.out_capsules, given.size.out_dim
     coupling = None
     with full_precision(given.poses.device):
@@ -62,7 +64,7 @@ def inverted_attention_routing(
             poses = F.layer_norm(in_full_precision(given.weighted_sum(coupling)), (D,), weight, bias, eps)
         if return_coupling and coupling is None:
             coupling = given.zeros() + 1 / J
-    return Routed(poses, coupling=coupling).to(dtype_of(votes), coupling=return_coupling)
+    return Routed(poses, coupling=coupling).within(given.mask).to(dtype_of(votes), coupling=return_coupling)
 
 
 @register("routing", "inverted-attention")
@@ -109,4 +111,4 @@ class InvertedAttentionRouting(Routing):
         with full_precision(votes.poses.device):
             poses = in_full_precision(routed.poses)
             active = (poses @ self.score.to(poses.dtype) + self.score_bias.to(poses.dtype)).sigmoid()
-        return routed._replace(activations=active.to(routed.poses.dtype))
+        return routed._replace(activations=active.to(routed.poses.dtype)).within(votes.mask)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from torchcaps.nn.capsules import LayerSize, Routed, RoutingRound
@@ -29,8 +29,17 @@ class Given(NamedTuple):
     activations: Float[Tensor, "B I"]
     log_compete: Callable[[Tensor], Tensor]
     """From logits (B, I, J) to the logarithm of the coupling."""
+    number: int | Float[Tensor, "B 1"]
+    """How many input capsules there are."""
     rounds: list[RoutingRound] | None = None
     """Filled with every number, where it is given."""
+
+    @classmethod
+    def of(cls, votes: Votes, activations: Float[Tensor, "B I"], rounds: list[RoutingRound] | None = None) -> Given:
+        """Votes that are built."""
+        built = in_full_precision(votes.build())
+        number = built.shape[1] if votes.mask is None else votes.mask.sum(1, keepdim=True).clamp_min(1).to(built)
+        return cls(built, activations, votes.log_compete, number, rounds)
 
     def note(self, logits: Tensor, log_coupling: Tensor, means: Tensor, capsules: Tensor, *more: Tensor) -> None:
         """Add the numbers of an iteration; ``more`` are densities and the logits of the activations."""
@@ -54,8 +63,7 @@ def fit_votes(fit: Callable[[Given], Gaussians], votes: Votes, activations: Floa
     items = [(votes, given)] if len(rows) == 1 else [(votes[images], given[images]) for images in rows]
 
     def work(item: tuple[Votes, Tensor]) -> Gaussians:
-        some, active = item
-        return fit(Given(in_full_precision(some.build()), active, some.log_compete))
+        return fit(Given.of(*item))
 
     with full_precision(votes.poses.device):
         poses, logits, coupling = in_blocks(work, items)
@@ -68,14 +76,16 @@ def route_mixture(
     activations: Float[Tensor, "B I"],
     learned: tuple[Float[Tensor, "J"], Float[Tensor, "J"]],
     settings: Mapping[str, Any],
+    mask: Bool[Tensor, "B I"] | None,
     return_coupling: bool,
     activate: Callable[[Tensor], Tensor] = torch.sigmoid,
 ) -> Routed:
     """The mixture of a public function."""
-    given = BuiltVotes.of(votes)
+    given = BuiltVotes.of(votes, mask)
     working = tuple(each.to(full_dtype(given.poses.dtype)) for each in learned)
-    poses, logits, coupling = fit_votes(functools.partial(fit, learned=working, **settings), given, activations)
-    return Routed(poses, activate(logits), coupling).to(dtype_of(votes), coupling=return_coupling)
+    equations = functools.partial(fit, learned=working, **settings)
+    poses, logits, coupling = fit_votes(equations, given, given.active(activations))
+    return Routed(poses, activate(logits), coupling).within(given.mask).to(dtype_of(votes), coupling=return_coupling)
 
 
 class MixtureRouting(Routing):
@@ -128,14 +138,14 @@ class MixtureRouting(Routing):
         poses, logits, coupling = fit_votes(self.fit, votes, self.activations_of(votes, activations))
         with full_precision(votes.poses.device):
             poses, active = self.finish(poses, logits)
-        return Routed(poses, active, coupling).to(votes.poses.dtype, coupling=return_coupling)
+        return Routed(poses, active, coupling).within(votes.mask).to(votes.poses.dtype, coupling=return_coupling)
 
     def rounds(self, votes: Votes, activations: Float[Tensor, "B I"] | None = None) -> list[RoutingRound]:
         """Every number of each iteration; see :class:`Routing`. Agreement is the logarithm of a vote's density."""
         rounds: list[RoutingRound] = []
         with full_precision(votes.poses.device):
             active = self.activations_of(votes, activations)
-            self.fit(Given(in_full_precision(votes.build()), active, votes.log_compete, rounds))
+            self.fit(Given.of(votes, active, rounds))
         return rounds
 
     def fit(self, given: Given) -> Gaussians:

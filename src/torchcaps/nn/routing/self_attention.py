@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from torchcaps.checks import checked
@@ -22,6 +22,7 @@ def self_attention_routing(
     votes: Votes | Float[Tensor, "B I J D"],
     *,
     bias: Float[Tensor, "I J"] | None = None,
+    mask: Bool[Tensor, "B I"] | None = None,
     return_coupling: bool = False,
 ) -> Routed:
     """Routing without iterations: a vote is coupled as strongly as it agrees with all votes for the same output.
@@ -33,6 +34,7 @@ def self_attention_routing(
     Args:
         votes: û_j|i, the prediction of input capsule i for output capsule j; a tensor, or :class:`torchcaps.nn.Votes`.
         bias: Added to the coupling after the softmax; may be learned, and negative.
+        mask: Which input capsules are there; all if None; as for :func:`torchcaps.dynamic_routing`.
         return_coupling: Also return the coupling c_ij, bias included.
 
     Returns:
@@ -42,14 +44,14 @@ def self_attention_routing(
     Source: Mazzia, Salvetti, Chiaberge 2021, "Efficient-CapsNet: capsule network with self-attention routing",
     section 3 (arXiv:2101.12491).
     """
-    given = BuiltVotes.of(votes)
+    given = BuiltVotes.of(votes, mask)
     with full_precision(given.poses.device):
         total = in_full_precision(given.weighted_sum(None))
         coupling = given.compete(in_full_precision(given.agreement(total)) / math.sqrt(total.shape[2]))
         if bias is not None:
             coupling = coupling + bias.to(coupling.dtype)
         poses = exponential_squash(in_full_precision(given.weighted_sum(coupling)))
-    return Routed(poses, coupling=coupling).to(dtype_of(votes), coupling=return_coupling)
+    return Routed(poses, coupling=coupling).within(given.mask).to(dtype_of(votes), coupling=return_coupling)
 
 
 @register("routing", "self-attention")
@@ -71,7 +73,7 @@ class SelfAttentionRouting(Routing):
         """Make the bias (I, J), where it is wanted."""
         self.require_unbound()
         if self.attention_bias:
-            self.bias = nn.Parameter(torch.zeros(size.in_capsules, size.out_capsules))
+            self.bias = nn.Parameter(torch.zeros(size.inputs(self), size.out_capsules))
 
     def forward(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from torchcaps.checks import checked
@@ -23,6 +23,7 @@ def self_routing(
     activations: Float[Tensor, "B I"],
     routing_logits: Float[Tensor, "B I J"],
     *,
+    mask: Bool[Tensor, "B I"] | None = None,
     return_coupling: bool = False,
 ) -> Routed:
     """A mixture of experts: routing logits come from each input capsule alone, without agreement or iterations.
@@ -38,6 +39,7 @@ def self_routing(
         votes: û_j|i, the prediction of input capsule i for output capsule j; a tensor, or :class:`torchcaps.nn.Votes`.
         activations: a_i, at least 0. Where all of an image are 0, so are its poses and activations.
         routing_logits: Of input capsule i for output capsule j, in the source a linear function of its pose u_i.
+        mask: Which input capsules are there; all if None; as for :func:`torchcaps.dynamic_routing`.
         return_coupling: Also return the coupling c_ij, before it is multiplied by a_i.
 
     Returns:
@@ -46,16 +48,16 @@ def self_routing(
 
     Source: Hahn, Pyeon, Kim 2019, "Self-routing capsule networks", section 3 (NeurIPS 2019).
     """
-    given = BuiltVotes.of(votes)
+    given = BuiltVotes.of(votes, mask)
     with full_precision(given.poses.device):
         dtype = full_dtype(given.poses.dtype)
-        active = activations.to(dtype)
+        active = given.active(activations).to(dtype)
         log_coupling = given.log_compete(routing_logits.to(dtype))
         shares, mass = share_out(log_coupling, active)  # (B, I, J), (B, J)
         total = active.sum(1, keepdim=True)
         poses = in_full_precision(given.weighted_sum(shares))
         routed = Routed(poses, mass / total.where(total > 0, 1.0), log_coupling.exp())
-    return routed.to(dtype_of(votes), coupling=return_coupling)
+    return routed.within(given.mask).to(dtype_of(votes), coupling=return_coupling)
 
 
 @register("routing", "self")
@@ -71,7 +73,7 @@ class SelfRouting(Routing):
     def bind(self, size: LayerSize) -> None:
         """Make the parameters of the logits."""
         self.require_unbound()
-        I, K, J, _ = size
+        I, K, J = size.inputs(self), size.in_dim, size.out_capsules
         self.weight, self.bias = nn.Parameter(torch.zeros(I, J, K)), nn.Parameter(torch.zeros(I, J))
 
     def balanced_std(self, size: LayerSize) -> float:

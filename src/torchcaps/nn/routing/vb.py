@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from torchcaps.checks import checked
@@ -26,6 +26,7 @@ def vb_routing(
     beta_a: Float[Tensor, "J"],
     num_iterations: AtLeastOneIteration = 3,
     *,
+    mask: Bool[Tensor, "B I"] | None = None,
     return_coupling: bool = False,
 ) -> Routed:
     """Variational Bayes routing: Gaussians with a Dirichlet and a Gaussian–Wishart prior, fitted to the votes V_ij.
@@ -53,6 +54,7 @@ def vb_routing(
         beta_u: Cost of an active output capsule, learned.
         beta_a: Threshold of the activation, learned.
         num_iterations: How often the Gaussians are fitted, 1 to 1,000.
+        mask: Which input capsules are there; all if None; as for :func:`torchcaps.dynamic_routing`.
         return_coupling: Also return the coupling c_ij of the last fit, before it is multiplied by a_i.
 
     Returns:
@@ -63,7 +65,7 @@ def vb_routing(
     (arXiv:1905.11455).
     """
     settings = {"num_iterations": num_iterations}
-    return route_mixture(_fit, votes, activations, (beta_u, beta_a), settings, return_coupling, torch.clone)
+    return route_mixture(_fit, votes, activations, (beta_u, beta_a), settings, mask, return_coupling, torch.clone)
 
 
 def _fit(
@@ -141,7 +143,7 @@ class VBRouting(MixtureRouting):
         normalisation brings poses to variance one, however short votes are. Of three layers whose votes vary by one,
         nothing is learned in the first hundred steps.
         """
-        return 1 / (2 * math.sqrt(size.in_capsules * size.out_dim))
+        return 1 / (2 * math.sqrt(max(size.in_capsules, 1) * size.out_dim))
 
     def finish(
         self, poses: Float[Tensor, "B J D"], logits: Float[Tensor, "B J"]

@@ -2,8 +2,8 @@
 
 Work is counted in multiplications. A number that has to be moved, into planes or out of them, costs as much as
 :data:`~.points.MOVE` of them, and a plane costs :data:`~.points.CALLS`, whatever its size. The prices were fitted to
-times on two cores with AVX-512 and with AVX2, where they are alike; ``benchmarks/choice.py`` holds the choice against
-the clock on any machine.
+times on two cores with AVX-512 and with AVX2, where they are alike; ``benchmarks/speed.py choice`` holds the choice
+against the clock on any machine.
 """
 
 from __future__ import annotations

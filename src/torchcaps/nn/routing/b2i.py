@@ -1,0 +1,93 @@
+"""Behaviour-to-interest routing: dynamic routing of the items that a user has seen, to a few interests."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from torchcaps.nn.capsules import LayerSize, Routed, RoutingRound
+from torchcaps.nn.routing.base import Routing
+from torchcaps.nn.routing.dynamic import dynamic_routing, routing_rounds
+from torchcaps.nn.votes import Votes
+from torchcaps.ops.precision import full_dtype, in_full_precision
+from torchcaps.parts import register
+from torchcaps.ranges import AtLeastOneIteration, Epsilon
+
+Start = Literal["noise", "queries"]
+"""Where routing logits start."""
+
+
+@register("routing", "b2i")
+class B2IRouting(Routing):
+    """Dynamic routing whose logits start from noise or from learned queries.
+
+        b_ij ~ N(0, 1), cut at two deviations     "noise"
+        b_ij = ⟨û_j|i, q_j⟩                       "queries", with a learned vector q_j (D)
+        v_j  = dynamic_routing(û, num_iterations, prior=b)
+
+    Under one matrix for all pairs (the transform ``"common"``) the votes of an item are the same for all interests, so
+    that equal logits would keep the interests equal. Noise is drawn anew for each row in training, and is the same at
+    each call in evaluation: its n-th row belongs to the n-th item that the mask says is there. With noise, gradients
+    flow through the last weighted sum only, as in the source.
+
+    Args:
+        num_iterations: Routing iterations: how many times the coupling is computed.
+        start_from: Where the logits of B2I routing start: from noise, or from the agreement with learned queries.
+        interest_eps: Added under the root of B2I routing's squash.
+
+    Source: Li et al. 2019, "Multi-Interest Network with Dynamic Routing for Recommendation at Tmall"
+    (arXiv:1904.08030), section 3.3; Cen et al. 2020, "Controllable Multi-Interest Framework for Recommendation"
+    (arXiv:2005.09347) and its code.
+    """
+
+    def __init__(
+        self, num_iterations: AtLeastOneIteration = 3, *, start_from: Start = "noise", interest_eps: Epsilon = 1e-9
+    ) -> None:
+        super().__init__()
+        self.num_iterations, self.start_from, self.interest_eps = num_iterations, start_from, interest_eps
+        self.queries: nn.Parameter | None = None
+
+    def bind(self, size: LayerSize) -> None:
+        """Make the queries (J, D), where they are wanted."""
+        self.require_unbound()
+        if self.start_from == "queries":
+            self.queries = nn.Parameter(torch.randn(size.out_capsules, size.out_dim))
+
+    def forward(
+        self,
+        votes: Votes,
+        activations: Float[Tensor, "B I"] | None = None,  # noqa: ARG002  lengths say it
+        *,
+        return_coupling: bool = False,
+    ) -> Routed:
+        """Route; see :class:`Routing`. Activations are not used: the length of a pose says the same."""
+        return dynamic_routing(
+            votes,
+            self.num_iterations,
+            prior=self.prior(votes),
+            stop_gradient=self.queries is None,
+            eps=self.interest_eps,
+            return_coupling=return_coupling,
+        )
+
+    def rounds(self, votes: Votes, activations: Float[Tensor, "B I"] | None = None) -> list[RoutingRound]:  # noqa: ARG002
+        """Every number of each iteration; see :func:`torchcaps.routing_rounds`."""
+        return routing_rounds(votes, self.num_iterations, prior=self.prior(votes), eps=self.interest_eps)
+
+    def prior(self, votes: Votes) -> Float[Tensor, "B I J"]:
+        """The routing logits at the start."""
+        B, I, J = len(votes.poses), votes.size.in_capsules, votes.size.out_capsules
+        if self.queries is not None:
+            return in_full_precision(votes.agreement(self.queries.expand(B, -1, -1)))
+        generator = None if self.training else torch.Generator(votes.poses.device).manual_seed(0)
+        rows = B if self.training else 1
+        # torch.rand gives the first items of a longer history the same numbers, in float32 whatever is computed in
+        uniform = torch.rand(rows, I, J, generator=generator, device=votes.poses.device)
+        noise = (2**0.5 * ((2 * uniform - 1) * math.erf(2**0.5)).erfinv()).to(full_dtype(votes.poses.dtype))
+        if self.training or votes.mask is None:
+            return noise.expand(B, -1, -1)
+        return noise[0, (votes.mask.cumsum(1) - 1).clamp_min(0)]

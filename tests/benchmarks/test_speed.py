@@ -1,0 +1,93 @@
+"""The benchmarks, run tiny from the first line to the last: their numbers mean nothing, everything else is real."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+RATIOS = ROOT / "experiments" / "results" / "speed.jsonl"
+
+
+@pytest.fixture
+def speed(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import speed
+
+    return speed
+
+
+@pytest.fixture
+def gpu(speed: ModuleType) -> ModuleType:
+    import gpu
+
+    return gpu
+
+
+@pytest.mark.slow
+def test_every_section_checks_times_and_writes(
+    speed: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    threads, out = str(torch.get_num_threads()), tmp_path / "speed.jsonl"
+    assert speed.main(["--quick", "--threads", threads, "--out", str(out)]) == 0
+    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    measured = {line["ratio"] for line in lines}
+    kept = {json.loads(line)["ratio"] for line in RATIOS.read_text(encoding="utf-8").splitlines()}
+    assert kept - measured <= {"step, full: torchcaps (bf16) ÷ torchcaps (float32)"}  # where bfloat16 is emulated
+    assert all(line["value"] > 0 and line["torch"] == torch.__version__ and line["quick"] for line in lines)
+    capsys.readouterr()
+    assert speed.main(["--table", str(out)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2 + len(measured)
+
+
+def test_the_page_has_the_ratios_of_the_file(speed: ModuleType) -> None:
+    assert speed.table(RATIOS) in (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("section", ["routing", "convolution", "step"])
+def test_wrong_results_stop_it(
+    speed: ModuleType, section: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exact, convolve = speed.ROUTINGS["torchcaps"], speed.convolve
+    monkeypatch.setitem(speed.ROUTINGS, "torchcaps", lambda *given: 1.001 * exact(*given))
+    monkeypatch.setattr(speed, "convolve", lambda *given, **more: 1.001 * convolve(*given, **more))
+    monkeypatch.setattr(speed.NaiveCapsNet, "capsules", lambda self, images: torch.rand(len(images), 10, 16))
+    assert speed.main(["--quick", section]) == 1
+    told = capsys.readouterr()
+    assert "wrong results" in told.err
+    assert "÷" not in told.out
+
+
+def test_an_unknown_section_is_refused(speed: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        speed.main(["rooting"])
+    assert "sections are convolution, choice, step, routing, costs, export" in capsys.readouterr().err
+
+
+def test_a_ratio_is_the_median_of_the_rounds_ratios(speed: ModuleType) -> None:
+    assert speed.ratio([2.0, 30.0, 4.0], [1.0, 10.0, 1.0]) == (3.0, 2.5, 3.5)
+    assert speed.ratio([2.0], [1.0]) == (2.0, 2.0, 2.0)
+
+
+@pytest.mark.slow
+def test_a_dry_run_of_the_gpus_benchmark(gpu: ModuleType, tmp_path: Path) -> None:
+    assert gpu.main(["--dry-run", "--out", str(tmp_path / "gpu.jsonl")]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
+    found = {(line["what"], line.get("contender")) for line in lines}
+    for precision in ("fp32", "bf16"):
+        assert {(f"training step, {precision}", name) for name in ("plain", "compiled", "naive")} <= found
+    assert ("routing, forward + backward, full", "naive") in found
+    assert lines[-1]["what"] == "epoch of 66 images, bf16"
+    assert all(line.get("milliseconds", line.get("seconds")) > 0 and line["gpu"] == "none: a dry run" for line in lines)
+
+
+def test_without_a_gpu_it_says_so(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu.main([]) == 2
+    assert "needs a CUDA GPU" in capsys.readouterr().err
