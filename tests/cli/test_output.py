@@ -50,6 +50,12 @@ def test_whatever_is_printed_is_plain(capsys: pytest.CaptureFixture[str]) -> Non
     assert json.loads(printed) == value
 
 
+def test_a_title_of_several_lines_has_them() -> None:
+    from torchcaps.analysis.figures import new_figure
+
+    assert new_figure(3, 2, "one\ntwo\x1b").get_suptitle() == "one\ntwo\\x1b"
+
+
 def test_commands_print_through_one_door() -> None:
     """No command calls click.echo or print by itself."""
     folder = Path(torchcaps.cli.__file__).parent

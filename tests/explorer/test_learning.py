@@ -50,14 +50,14 @@ class Looking(Learning):
 
     def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
         super().step(epoch=epoch, step=step, images_per_second=images_per_second, loss=loss)
-        self.seen = [*getattr(self, "seen", []), self.look().scores]
+        self.seen = [*getattr(self, "seen", []), self.look()["scores"]]
 
 
 def test_watching_changes_nothing(config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning, "INTERVAL", 0.0)
     train(config, tmp_path / "alone", figures=False, progress=Progress())
     watched = Looking(config, Heard())
-    before = watched.look().scores
+    before = watched.look()["scores"]
     train(config, tmp_path / "watched", figures=False, progress=watched)
     for which in ("best", "last"):
         alone, seen = (load_run(tmp_path / name, which).model.state_dict() for name in ("alone", "watched"))

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from explorer_support import served, small_network
-from support import assert_raises, holds
+from support import holds
 from torchcaps.errors import InputError
 from torchcaps.explorer import Explorer, server, serving
 from torchcaps.explorer.questions import LARGEST_QUESTION
@@ -114,27 +114,43 @@ def test_the_page_and_all_that_it_names_is_served(site: Site) -> None:
 
 # ---- whose requests are answered
 
-ORIGINS = ["http://evil.example", "http://localhost:1234", "http://127.0.0.1", "https://127.0.0.1:1", "null", ""]
+TYPE = ("Content-Type", JSON)
+ORIGINS = ("http://evil.example", "http://localhost:1234", "http://127.0.0.1", "https://127.0.0.1:1", "null", "")
+HOSTS = ("evil.example", "localhost.evil.example:7860", "evil.example:80@localhost", "127.0.0.2", "0.0.0.0", "")
+HOSTS += ("localhost:x", "localhost:7860:7860", "[::1]")
+PATHS = ("/page.html", "/server.py", "/../server.py", "/..%2fserver.py", "/%2e%2e/server.py", "//etc/passwd", "/%00")
 
 
-@pytest.mark.parametrize("origin", ORIGINS)
-def test_pages_of_other_origins_are_refused(site: Site, origin: str) -> None:
-    for method, path in (("GET", "/"), ("GET", "/about.js"), ("POST", "/ask/look")):
-        for kind in (JSON, "text/plain"):
-            assert_refused(site.ask(method, path, LOOK, ("Origin", origin), ("Content-Type", kind)), 403)
-    mine_too = (("Origin", site.origin), ("Origin", origin), ("Content-Type", JSON))
-    assert_refused(site.look(*mine_too), 403)
+def test_requests_of_other_sites_are_refused(site: Site) -> None:
+    own = ("Origin", site.origin)
+    for origin in (("Origin", each) for each in ORIGINS):
+        for method, path in (("GET", "/"), ("GET", "/about.js"), ("POST", "/ask/look")):
+            for kind in (JSON, "text/plain"):
+                assert_refused(site.ask(method, path, LOOK, origin, ("Content-Type", kind)), 403)
+        assert_refused(site.look(own, origin, TYPE), 403)
+    for foreign in (("Sec-Fetch-Site", each) for each in ("cross-site", "same-site", "nonsense")):
+        assert_refused(site.look(foreign, TYPE), 403)
+        assert_refused(site.look(foreign, own, TYPE), 403)
+        assert_refused(site.ask("GET", "/about.js", None, foreign), 403)
+    for host in HOSTS:
+        for method, path, body in (("GET", "/", None), ("POST", "/ask/look", LOOK), ("GET", "/x.js", None)):
+            assert_refused(site.ask(method, path, body, ("Host", host), TYPE), 400)
+        for hosts in ("", f"Host: localhost\r\nHost: {host}\r\n"):
+            assert site.say(f"GET / HTTP/1.1\r\n{hosts}\r\n".encode()).startswith(b"HTTP/1.0 400 ")
+    assert site.say(b"GET / HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.0 400 ")
 
 
-@pytest.mark.parametrize("whose", ["cross-site", "same-site", "nonsense"])
-def test_what_the_browser_says_is_another_sites_is_refused(site: Site, whose: str) -> None:
-    foreign = ("Sec-Fetch-Site", whose)
-    assert_refused(site.look(foreign, ("Content-Type", JSON)), 403)
-    assert_refused(site.look(foreign, ("Origin", site.origin), ("Content-Type", JSON)), 403)
-    assert_refused(site.ask("GET", "/about.js", None, foreign), 403)
+def test_nothing_but_the_page_is_served(site: Site) -> None:
+    methods = ("PUT /", "DELETE /core.js", "OPTIONS /ask/look", "TRACE /", "CONNECT /", "BREW /", "POST /", "HEAD /")
+    questions = ("GET /ask/look", "POST /ask/lok", "POST /ask/answer", "POST /ask/__class__")
+    for method, path in (each.split() for each in (*(f"GET {path}" for path in PATHS), *methods, *questions)):
+        answer = site.ask(method, path, LOOK, ("Origin", site.origin), TYPE)
+        assert answer.status == 404, (method, path)
+        if method != "HEAD":  # of which http.client expects no body
+            assert_refused(answer, 404)
 
 
-def test_the_page_itself_is_answered(site: Site) -> None:
+def test_the_page_itself_is_answered_and_what_names_no_origin(site: Site) -> None:
     for host in (f"127.0.0.1:{site.port}", f"localhost:{site.port}", f"LOCALHOST:{site.port}", "localhost:9000"):
         own = (("Host", host), ("Origin", f"http://{host}"), ("Sec-Fetch-Site", "same-origin"))
         answer = site.look(*own, ("Content-Type", f"{JSON}; charset=utf-8"))
@@ -142,61 +158,13 @@ def test_the_page_itself_is_answered(site: Site) -> None:
         assert len(json.loads(answer.body)["scores"]) == 4
         assert_strict(answer)
         assert site.ask("GET", "/about.js", None, *own).status == 200
-
-
-def test_what_names_no_origin_is_answered(site: Site) -> None:
-    """Such as curl, an address that was typed, and a link on another site, which may open the page."""
-    assert site.look(("Content-Type", JSON)).status == 200
+    # such as curl, an address that was typed, and a link on another site, which may open the page
+    assert site.look(TYPE).status == 200
     for headers in ((), (("Sec-Fetch-Site", "none"),), (("Sec-Fetch-Site", "cross-site"),)):
         answer = site.ask("GET", "/?a=b", None, *headers)
         assert answer.status == 200
         assert b"torchcaps explorer" in answer.body
         assert_strict(answer)
-
-
-HOSTS = ["evil.example", "localhost.evil.example:7860", "evil.example:80@localhost", "127.0.0.2", "0.0.0.0", ""]
-
-
-@pytest.mark.parametrize("host", [*HOSTS, "localhost:x", "localhost:7860:7860", "[::1]"])
-def test_other_names_for_this_machine_are_refused(site: Site, host: str) -> None:
-    for method, path, body in (("GET", "/", None), ("POST", "/ask/look", LOOK), ("GET", "/x.js", None)):
-        assert_refused(site.ask(method, path, body, ("Host", host), ("Content-Type", JSON)), 400)
-    own = site.say(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    assert own.startswith(b"HTTP/1.0 200 ")
-    for hosts in ("", f"Host: localhost\r\nHost: {host}\r\n"):
-        assert site.say(f"GET / HTTP/1.1\r\n{hosts}\r\n".encode()).startswith(b"HTTP/1.0 400 ")
-    assert site.say(b"GET / HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.0 400 ")
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("GET", "/page.html"),
-        ("GET", "/server.py"),
-        ("GET", "/../server.py"),
-        ("GET", "/..%2fserver.py"),
-        ("GET", "/%2e%2e/server.py"),
-        ("GET", "//etc/passwd"),
-        ("GET", "/%00"),
-        ("GET", "/ask/look"),
-        ("POST", "/ask/lok"),
-        ("POST", "/ask/answer"),
-        ("POST", "/ask/__class__"),
-        ("POST", "/"),
-        ("HEAD", "/"),
-        ("PUT", "/"),
-        ("DELETE", "/core.js"),
-        ("OPTIONS", "/ask/look"),
-        ("TRACE", "/"),
-        ("CONNECT", "/"),
-        ("BREW", "/"),
-    ],
-)
-def test_nothing_else_is_served(site: Site, method: str, path: str) -> None:
-    answer = site.ask(method, path, LOOK, ("Origin", site.origin), ("Content-Type", JSON))
-    assert answer.status == 404
-    if method != "HEAD":  # of which http.client expects no body
-        assert_refused(answer, 404)
 
 
 # ---- what is no question
@@ -215,42 +183,29 @@ def test_a_question_is_bounded(site: Site) -> None:
     assert site.say(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + 34 * part).startswith(b"HTTP/1.0 411 ")
 
 
-@pytest.mark.parametrize(
-    ("body", "kind", "status"),
-    [
-        (LOOK, "text/plain", 415),
-        (LOOK, "", 415),
-        (LOOK, "multipart/form-data; boundary=x", 415),
-        (b"", JSON, 400),
-        (b"{", JSON, 400),
-        (b"\xff\xfe", JSON, 400),
-        (b"[" * 10**5 + b"]" * 10**5, JSON, 400),
-        (b'{"pixels": ' + b"9" * 10**5 + b"}", JSON, 400),
-        (b"null", JSON, 200),
-        (b'{"pixels": NaN}', JSON, 200),
-        (b'{"pixels": "\\ud800"}', JSON, 200),
-    ],
-)
-def test_what_is_no_question_gets_a_sentence(site: Site, body: bytes, kind: str, status: int) -> None:
-    assert_refused(site.ask("POST", "/ask/look", body, ("Content-Type", kind)), status)
+def test_what_is_no_question_gets_a_sentence(site: Site) -> None:
+    for kind in ("text/plain", "", "multipart/form-data; boundary=x"):
+        assert_refused(site.ask("POST", "/ask/look", LOOK, ("Content-Type", kind)), 415)
+    for body in (b"", b"{", b"\xff\xfe", b"[" * 10**5 + b"]" * 10**5, b'{"pixels": ' + b"9" * 10**5 + b"}"):
+        assert_refused(site.ask("POST", "/ask/look", body, TYPE), 400)
+    for body in (b"null", b'{"pixels": NaN}', b'{"pixels": "\\ud800"}'):
+        assert_refused(site.ask("POST", "/ask/look", body, TYPE), 200)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_what_is_no_http_gets_a_sentence_at_most(site: Site, capfd: pytest.CaptureFixture[str]) -> None:
+    get, host = b"GET / HTTP/1.1\r\n", b"Host: localhost\r\n"
+    for text in (
         b"\r\n",
         b"nonsense\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
         b"GET / HTTP/x\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\n",  # the start of TLS
-        b"GET /" + b"x" * 10**5 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 10**5 + b"\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X: x\r\n" * 1000 + b"\r\n",
-    ],
-)
-def test_what_is_no_http_gets_a_sentence_at_most(site: Site, text: bytes, capfd: pytest.CaptureFixture[str]) -> None:
-    answer = site.say(text)
-    assert not answer or answer.startswith(b"HTTP/1.0 400 ")
+        b"GET /" + b"x" * 10**5 + b" HTTP/1.1\r\n" + host + b"\r\n",
+        get + host + b"X: " + b"x" * 10**5 + b"\r\n\r\n",
+        get + host + b"X: x\r\n" * 1000 + b"\r\n",
+    ):
+        answer = site.say(text)
+        assert not answer or answer.startswith(b"HTTP/1.0 400 ")
     assert capfd.readouterr().err == ""
 
 
@@ -259,7 +214,7 @@ def test_who_goes_away_leaves_the_server_as_it_was(site: Site, capfd: pytest.Cap
     for text in (b"", b"GET", head.encode() + b"{"):
         with site.line() as line:
             line.sendall(text)
-    assert site.look(("Content-Type", JSON)).status == 200
+    assert site.look(TYPE).status == 200
     assert capfd.readouterr().err == ""
 
 
@@ -285,6 +240,7 @@ def test_fifty_requests_at_once_are_all_answered(site: Site) -> None:
         assert list(pool.map(ask, range(50))) == [200] * 50
 
 
+@pytest.mark.slow
 def test_slow_connections_do_not_stop_it_and_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "PATIENCE", 2.0)
     with served(Explorer(small_network())) as address, ExitStack() as stack:
@@ -298,33 +254,22 @@ def test_slow_connections_do_not_stop_it_and_are_cut(monkeypatch: pytest.MonkeyP
                 except OSError:  # it is cut
                     slow.remove(line)
             asked = time.monotonic()
-            assert site.look(("Content-Type", JSON)).status == 200
+            assert site.look(TYPE).status == 200
             waited = max(waited, time.monotonic() - asked)
             time.sleep(0.1)
         assert not slow
         assert waited < 2
 
 
-def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_are_bounded_and_do_not_keep_it_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "CONNECTIONS", 3)
-    with served(Explorer(small_network())) as address:
-        site = Site(address)
-        with ExitStack() as stack:
-            for _ in range(3):
-                stack.enter_context(site.line())
+    with ExitStack() as stack:
+        with served(Explorer(small_network())) as address:
+            site = Site(address)
+            for text in (b"", b"GET / HTTP/1.1\r\n", b"GET"):
+                stack.enter_context(site.line()).sendall(text)
             time.sleep(0.2)
             assert site.say(b"") == b""  # closed at once
-        time.sleep(0.2)
-        assert site.ask("GET", "/").status == 200
-
-
-def test_it_ends_at_once_though_connections_are_open() -> None:
-    with ExitStack() as stack:
-        with serving([Explorer(small_network())], 0) as address:
-            for text in (b"", b"GET / HTTP/1.1\r\n"):
-                line = stack.enter_context(Site(address).line())
-                line.sendall(text)
-            time.sleep(0.2)
             begin = time.monotonic()
         assert time.monotonic() - begin < 2
 
@@ -332,25 +277,18 @@ def test_it_ends_at_once_though_connections_are_open() -> None:
 # ---- the port
 
 
-def test_only_this_machine_can_connect(site: Site) -> None:
-    assert site.origin == f"http://127.0.0.1:{site.port}"
+def test_the_port(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     with site.line() as line:
         assert line.getpeername() == ("127.0.0.1", site.port)
-
-
-def test_a_port_that_is_taken(site: Site) -> None:
-    def serve(port: int) -> None:
-        with serving([Explorer(small_network())], port):
-            pass
-
-    assert_raises(InputError, serve, site.port, say=f"port {site.port} cannot be used: ")
-
-
-def test_another_port_where_none_was_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "PORT", site.port)
+    with (
+        pytest.raises(InputError, match=f"port {site.port} cannot be used: "),
+        serving([Explorer(small_network())], site.port),
+    ):
+        pass
+    monkeypatch.setattr(server, "PORT", site.port)  # it is taken: another one
     with serving([Explorer(small_network())]) as address:
-        assert urlsplit(address).port not in (None, site.port)
         wanted = urlsplit(address).port
+        assert wanted not in (None, site.port)
     monkeypatch.setattr(server, "PORT", wanted)
     with serving([Explorer(small_network())]) as address:
         assert urlsplit(address).port == wanted

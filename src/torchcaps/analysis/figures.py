@@ -100,7 +100,7 @@ def new_figure(width: float, height: float, title: str | None = None) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     if title:
         # the name of a run is no formula, even with a $, and may hold what no font has
-        figure.suptitle(visible(title), fontsize=TITLE, parse_math=False)
+        figure.suptitle("\n".join(map(visible, title.split("\n"))), fontsize=TITLE, parse_math=False)
     return figure
 
 

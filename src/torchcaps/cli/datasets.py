@@ -153,10 +153,10 @@ class Described(Result):
         rows += [(), [Styled(cell, "bold") for cell in ("all", *(f"{len(images):,}" for images in parts.values()))]]
         yield Table(rows, ("class", "train", "validation", "test"))
         if dataset.skipped:
-            yield Table((), note=("Left out:", *(f"  {why}" for why in dataset.skipped)))
+            yield Table(note=("Left out:", *(f"  {why}" for why in dataset.skipped)))
         if dataset.num_objects > 1:
             words = f"Each image holds {dataset.num_objects} objects, and all of them are counted."
-            yield Table((), note=(words, "For images that are made in training, what they are made of is counted."))
+            yield Table(note=(words, "For images that are made in training, what they are made of is counted."))
         if self.sample:
             yield Table([("Sample", f"the {self.title}"), ("Labels", ", ".join(self.labels))])
 

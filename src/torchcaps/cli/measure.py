@@ -186,8 +186,6 @@ def detect(
     The limit of each class is what 5 % of its validation images pass. RUN is a run folder, a folder written by
     save_pretrained, or a repository of the hub; without it, the network that comes with torchcaps.
     """
-    from dataclasses import replace
-
     from torchcaps.analysis import detect as judge
     from torchcaps.analysis import fit_detector
 
@@ -199,7 +197,8 @@ def detect(
     attacks: Any = {"epsilons": epsilons, "steps": steps, "seed": seed}
     found = judge(opened.model, test, detector, others=others, progress=progress, **attacks)
     about = {"run": str(opened.path), "which": which, "data": dataset.name, "steps": steps, "seed": seed}
-    show(replace(found, title=f"{name_of(run)}: test images of {dataset.name}, "), json=json, about=about)
+    found = replace(found, title=f"{name_of(run)}: test images of {dataset.name}, ")
+    show(found, json=json, about=about)
 
 
 def other_images(run: Run, data: str, data_dir: str | None) -> ImageSet:

@@ -153,7 +153,7 @@ def comparison(presets: Sequence[Described]) -> Iterator[Table]:
     choices = [(option_of(kind), ", ".join(parts)) for kind, parts in PARTS.items()]
     yield Table([(typed, names) for typed, names in choices if typed], title="Parts that are chosen by name")
     words = "Parameters are counted for the images of their data.", "All of one network: torchcaps presets NAME"
-    yield Table((), note=words)
+    yield Table(note=words)
 
 
 def _differences(described: Described) -> str:

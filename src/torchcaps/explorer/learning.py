@@ -5,12 +5,10 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
 from torch import nn
 
 from torchcaps.analysis.inference import as_pixels, inference
@@ -25,23 +23,6 @@ MOST_POINTS = 200
 """Points of the curve of losses, at most."""
 INTERVAL = 0.5
 """Seconds between two copies of the network, at least."""
-
-
-@dataclass(frozen=True, eq=False)
-class Watched:
-    """A network's answers to the N images that are watched.
-
-    Args:
-        scores: The score of the right class, or of the first of several.
-        seen: The name of the class of the highest score.
-        right: Whether that is a right class.
-        decoded: The image decoded from the capsule of the highest score; None without a decoder.
-    """
-
-    scores: Float[np.ndarray, "N"]
-    seen: list[str]
-    right: list[bool]
-    decoded: list[UInt8[np.ndarray, "C H W"]] | None
 
 
 class Learning(Progress):
@@ -75,7 +56,8 @@ class Learning(Progress):
             images_of=f"test images of {self._data}",
             preparation=preparation_of(config),
         )
-        self.shown = shown
+        # what is only handed on
+        self.shown, self.message, self.stop = shown, shown.message, shown.stop  # type: ignore[method-assign]
         classes = data.test.labels.reshape(len(data.test), -1).numpy()
         watched = np.unique(classes[:, 0], return_index=True)[1][:MOST_IMAGES]
         self.images, self._classes = data.test.images[watched], classes[watched]
@@ -110,21 +92,8 @@ class Learning(Progress):
         self._copy()
         self.shown.epoch(row)
 
-    def message(self, text: str) -> None:
-        """Hand it on."""
-        self.shown.message(text)
-
-    def stop(self) -> None:
-        """Hand it on."""
-        self.shown.stop()
-
     def end(self, run: Run, accuracy: float) -> None:
-        """Explore the network of the best epoch from now on: the run is finished.
-
-        Args:
-            run: The finished run.
-            accuracy: The share of correctly classified test images, 0..1.
-        """
+        """Explore the network of the best epoch of the finished run; ``accuracy`` is that on the test images, 0..1."""
         self.explorer.model, self.explorer.calibration = run.model, run.images.calibration or self.explorer.calibration
         self.explorer.what = f"trained on {self._data}"
         says = f"Trained: {100 * accuracy:.1f} % of the test images are right. The run is in {run.path}."
@@ -136,8 +105,13 @@ class Learning(Progress):
         curves = {"loss": self._loss[::-every][::-1], "accuracy": self._accuracy}
         return {**self._numbers, **curves, "what": self.explorer.what}
 
-    def look(self) -> Watched:
-        """The answers of the network as it was copied last."""
+    def look(self) -> dict[str, Any]:
+        """The answers of the network as it was copied last to the images that are watched.
+
+        ``scores`` (N,) are those of the right class, or of the first of several; ``seen`` are the names of the classes
+        of the highest scores, ``right`` whether they are right ones, and ``decoded`` the images (C, H, W), 0..255,
+        decoded from their capsules; None without a decoder.
+        """
         explorer, model = self.explorer, self.explorer.model
         with inference(model):
             output = model(as_pixels(model, self.images))
@@ -145,12 +119,12 @@ class Learning(Progress):
         seen, decoded = scores.argmax(1), None
         if explorer.no_pose is None and output.capsules is not None:
             decoded = list(to_bytes(explorer.decode(seen.tolist(), output.capsules.float().numpy()[images, seen])))
-        return Watched(
-            scores[images, self._classes[:, 0]],
-            [explorer.class_names[j] for j in seen],
-            (self._classes == seen[:, None]).any(1).tolist(),
-            decoded,
-        )
+        return {
+            "scores": scores[images, self._classes[:, 0]],
+            "seen": [explorer.class_names[j] for j in seen],
+            "right": (self._classes == seen[:, None]).any(1).tolist(),
+            "decoded": decoded,
+        }
 
     def _copy(self) -> None:
         self.explorer.model = copy.deepcopy(self._network).to("cpu").eval()

@@ -4,7 +4,7 @@
     decode    {network, classes, poses}  → whole: the decoded image, apart: of several objects, each in its colour
     pick      {index}                    → pixels: a test image, label: its label in words
     read      {name, data, prepare}      → pixels: the image of a file, changes: how it was prepared, in words
-    progress  {}                         → Learning.numbers and Watched
+    progress  {}                         → Learning.numbers and Learning.look
 
 ``network`` is the number of the network that is asked, 0 where it is left out. Pixels are base64: an image as its C·H·W
 bytes, channel after channel, a coupling map as its H·W bytes. Where a value is wrong, the answer is {error: sentence}.
@@ -16,11 +16,10 @@ import base64
 import json
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Shaped, UInt8
+from jaxtyping import Float
 
 from torchcaps.errors import InputError
 from torchcaps.explorer.learning import Learning
@@ -58,8 +57,16 @@ class Questions:
 
     def answer(self, name: str, question: Any) -> str:
         """The answer to the question of a name, as JSON."""
+
+        def value(name: str, kind: type, default: Any = None) -> Any:
+            found = question.get(name, default) if isinstance(question, dict) else default
+            if type(found) is not kind:
+                kinds = f"{kind.__name__}, got {type(found).__name__}"
+                raise InputError(f"the question must have {name!r} of type {kinds}")
+            return found
+
         try:
-            answer = self._answer(name, partial(_value, question))
+            answer = self._answer(name, value)
         except InputError as error:
             sentence = str(error)
             answer = {"error": f"{sentence[0].upper()}{sentence[1:]}{'' if sentence.endswith('.') else '.'}"}
@@ -70,22 +77,32 @@ class Questions:
         if not 0 <= number < len(self.explorers):
             raise InputError(f"networks go from 0 to {len(self.explorers) - 1}, got {number}")
         explorer = self.explorers[number]
-        match name:
-            case "look":
-                return explorer.look(_image(value("pixels", str), explorer.model.in_shape))
-            case "decode":
-                classes, poses = value("classes", list), value("poses", list)
-                return _coloured(explorer.decode(_array(classes, "i", 1).tolist(), _array(poses, "if", 2)))
-            case "pick":
-                pixels, label = explorer.pick(value("index", int))
-                return {"pixels": pixels, "label": label}
-            case "read":
-                data, prepare = _bytes(value("data", str)), value("prepare", bool, False)
-                prepared = explorer.read(value("name", str), data, prepare=prepare)
-                return {"pixels": prepared.image, "changes": prepared.changes}
+        if name == "look":
+            data, shape = _bytes(value("pixels", str)), explorer.model.in_shape
+            if len(data) != math.prod(shape):
+                raise InputError(
+                    f"the image has {len(data)} bytes, but this network takes {'×'.join(map(str, shape))} = "
+                    f"{math.prod(shape)} (channels × height × width); it may be from a link for another network"
+                )
+            return explorer.look(np.frombuffer(data, np.uint8).reshape(shape).copy())
+        if name == "decode":
+            try:
+                classes, poses = np.array(value("classes", list)), np.array(value("poses", list))
+            except ValueError:  # rows of different lengths
+                classes = poses = np.array("")
+            if classes.dtype.kind != "i" or poses.dtype.kind not in "if" or (classes.ndim, poses.ndim) != (1, 2):
+                raise InputError("classes must be whole numbers, and poses rows of numbers, all of one length")
+            return _coloured(explorer.decode(classes.tolist(), poses))
+        if name == "pick":
+            pixels, label = explorer.pick(value("index", int))
+            return {"pixels": pixels, "label": label}
+        if name == "read":
+            prepare = value("prepare", bool, False)
+            prepared = explorer.read(value("name", str), _bytes(value("data", str)), prepare=prepare)
+            return {"pixels": prepared.image, "changes": prepared.changes}
         if self.learning is None:
             raise InputError("no network learns here; start the explorer with --train")
-        return {**self.learning.numbers(), **vars(self.learning.look())}
+        return self.learning.numbers() | self.learning.look()
 
 
 def describe(explorer: Explorer) -> dict[str, Any]:
@@ -128,36 +145,8 @@ def _coloured(images: Float[np.ndarray, "P C H W"]) -> dict[str, Any]:
     return {"whole": to_bytes(coloured.sum(0)), "apart": list(to_bytes(coloured))}
 
 
-def _value(question: Any, name: str, kind: type, default: Any = None) -> Any:
-    value = question.get(name, default) if isinstance(question, dict) else default
-    if type(value) is not kind:
-        raise InputError(f"the question must have {name!r} of type {kind.__name__}, got {type(value).__name__}")
-    return value
-
-
 def _bytes(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError:
         raise InputError("the image is not valid base64; it may be from a link that was cut") from None
-
-
-def _image(text: str, shape: tuple[int, int, int]) -> UInt8[np.ndarray, "C H W"]:
-    data = _bytes(text)
-    if len(data) != math.prod(shape):
-        raise InputError(
-            f"the image has {len(data)} bytes, but this network takes {'×'.join(map(str, shape))} "
-            f"= {math.prod(shape)} (channels × height × width); it may be from a link for another network"
-        )
-    return np.frombuffer(data, np.uint8).reshape(shape).copy()
-
-
-def _array(values: list[Any], kinds: str, axes: int) -> Shaped[np.ndarray, "..."]:
-    """Numbers as an array of one of these kinds: ``i``, whole, or ``f``."""
-    try:
-        array = np.array(values)
-    except ValueError:  # rows of different lengths
-        array = np.array("")
-    if array.dtype.kind not in kinds or array.ndim != axes:
-        raise InputError("classes must be whole numbers, and poses rows of numbers, all of one length")
-    return array

@@ -26,9 +26,8 @@ from torchcaps.explorer.learning import Learning
 from torchcaps.explorer.questions import LARGEST_QUESTION, Questions
 from torchcaps.explorer.state import Explorer
 
-HOST = "127.0.0.1"
-PORT = 7860
-"""The port that is taken where none is named, if it is free."""
+HOST, PORT = "127.0.0.1", 7860
+"""Where the page is served, if no other port is named and this one is free."""
 AT_ONCE = 2
 """Questions that are answered at the same time, so that a few large images do not fill the memory; others wait."""
 CONNECTIONS = 64
@@ -39,7 +38,6 @@ PATIENCE = 60.0
 _PAGE = Path(__file__).parent / "page"
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _OWN_HOST = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?", re.ASCII)  # any port: that of an SSH tunnel may differ
-_LENGTH = re.compile(r"\d{1,12}", re.ASCII)
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -137,24 +135,22 @@ class _Handler(BaseHTTPRequestHandler):
 
     def refusal(self) -> tuple[int, str] | None:
         """The status and the sentence with which a request is refused by its head; None for one that is not."""
-        asks = self.command == "POST"
-        questions, page = (f"/ask/{name}" for name in self.server.questions.NAMES), self.server.page
-        hosts = self.headers.get_all("Host", [])
+        hosts, asks = self.headers.get_all("Host", []), self.command == "POST"
         if len(hosts) != 1 or not _OWN_HOST.fullmatch(hosts[0].lower()):
             return 400, "The explorer answers requests for 127.0.0.1 and localhost only."
-        if self.path not in (questions if asks else page) or self.command not in ("GET", "POST"):
+        known = {f"/ask/{name}" for name in Questions.NAMES} if asks else self.server.page
+        if self.path not in known or self.command not in ("GET", "POST"):
             return 404, "The explorer has nothing at this address."
-        own = f"http://{hosts[0].lower()}"
-        is_link = self.path == "/"  # a link on another site may open the page, which that site cannot read
-        is_from_elsewhere = self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin") and not is_link
-        if is_from_elsewhere or any(origin.lower() != own for origin in self.headers.get_all("Origin", [])):
+        site = "none" if self.path == "/" else self.headers.get("Sec-Fetch-Site", "none")  # any site may link to it
+        own, origins = f"http://{hosts[0].lower()}", self.headers.get_all("Origin", [])
+        if site not in ("none", "same-origin") or any(origin.lower() != own for origin in origins):
             return 403, "The explorer answers its own page only, not those of other sites."
         if not asks:
             return None
         if self.headers.get_content_type() != "application/json":
             return 415, "A question must be application/json."
         length = self.headers.get("Content-Length", "")
-        if not _LENGTH.fullmatch(length):
+        if not re.fullmatch(r"[0-9]{1,12}", length):
             return 411, "A question must say how many bytes it has."
         return (413, "The question is too large.") if int(length) > LARGEST_QUESTION else None
 
@@ -179,9 +175,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def send(self, status: int, body: bytes, kind: str) -> None:
         self.send_response_only(status)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        for name, value in _HEADERS.items():
+        headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))} | _HEADERS
+        for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)

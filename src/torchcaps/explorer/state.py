@@ -33,7 +33,6 @@ MOST_MAPS = 10
 """Classes whose coupling is shown, at most: those of the highest scores."""
 LARGEST_COMPONENT = 1000
 """The bound of a capsule to decode. Those of a network are below one; decoded images stay finite."""
-_NO_CAPSULES = "A convolutional network has no capsules."
 _SHEET = Path(__file__).parent / "mnist-50.png"  # five rows of the ten digits in order, see mnist-50.md
 
 
@@ -98,7 +97,7 @@ class Explorer:
         self.no_pose: str | None = None
         self.no_routing: str | None = None
         if not self.model.has_capsules:
-            self.no_pose = self.no_routing = _NO_CAPSULES
+            self.no_pose = self.no_routing = "A convolutional network has no capsules."
             return
         if self.model.decoder is None:
             self.no_pose = "Capsules cannot be decoded: this network has no decoder."
@@ -127,11 +126,7 @@ class Explorer:
         return View(scores.numpy(), present, said.caveats[0], capsules, routing)
 
     def decode(self, classes: Sequence[int], poses: Float[np.ndarray, "P D"]) -> Float[np.ndarray, "P C H W"]:
-        """Images decoded from one capsule each, the other capsules being zero; pixels 0..1.
-
-        Args:
-            classes: Whose capsules they are.
-            poses: The capsules.
+        """Images decoded from one capsule each, of these classes, the other capsules being zero; pixels 0..1.
 
         Raises:
             InputError: No decoder, no such class, not a capsule for each, or components that are too large.
@@ -160,23 +155,16 @@ class Explorer:
         return self.images.images[index].numpy(), " and ".join(self.class_names[j] for j in labels)
 
     def read(self, name: str, data: bytes, *, prepare: bool = False) -> Prepared:
-        """An image file as the network takes it, and the changes that this took.
+        """The contents of an image file of this name as the network takes it, and the changes that this took.
 
-        Args:
-            name: The file's name, for the error.
-            data: Its contents.
-            prepare: Whether to make it as the images were that the network was trained on, see
-                :func:`torchcaps.datasets.prepare_image`; those that are so already stay as they are.
-
-        Raises:
-            InputError: No image or a broken one, or the network's images have other channels than files have.
+        With ``prepare`` it is made as the images were that the network was trained on, see
+        :func:`torchcaps.datasets.prepare_image`. Errors are those of :func:`torchcaps.datasets.read_image`.
         """
-        preparation = self.preparation if prepare else None
+        options: Any = {"preparation": self.preparation if prepare else None, "fit": self.fit, "name": f"“{name}”"}
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "image"
             path.write_bytes(data)
-            photo = read_photo(path, self.model.in_shape, preparation=preparation, fit=self.fit, name=f"“{name}”")
-        return photo.prepared
+            return read_photo(path, self.model.in_shape, **options).prepared
 
 
 def describe_routing(trace: RoutingTrace) -> dict[str, Any]:
@@ -204,8 +192,8 @@ def describe_routing(trace: RoutingTrace) -> dict[str, Any]:
 def levels(coupling: Float[np.ndarray, "..."], uniform: float) -> tuple[UInt8[np.ndarray, "..."], float]:
     """128 + 127·sign(d)·√(|d| / reach), where d is how far coupling is from uniform, and the reach: the largest |d|.
 
-    All maps have one scale. The root lets small distances be seen beside a few large ones. The reach is a fiftieth of
-    uniform coupling at least.
+    All maps have one scale; the root shows small distances beside a few large ones. The reach is a fiftieth of uniform
+    coupling at least.
     """
     reach = max(float(np.abs(coupling - uniform).max()), 0.02 * uniform)
     away = (coupling - uniform) / reach
@@ -238,47 +226,38 @@ def open_explorer(run: Run, data: str | None = None, data_dir: str | None = None
     Raises:
         InputError: ``data`` is named, but is not here or does not fit the network.
     """
-    explorer = Explorer(
-        run.model,
-        run.class_names,
-        name=real(run.path).name,
-        what="its folder does not say what it was trained on",
-        fit=run.images.fit,
-        preparation=run.images.preparation,
-        calibration=run.images.calibration or Calibration(),
-    )
+    what, spec = "its folder does not say what it was trained on", run.images
     if run.config is not None:
-        explorer.what = f"{run.config.preset}, trained on {describe_data(run.config.data)}"
-    elif run.path in SHIPPED.values():
+        what = f"{run.config.preset}, trained on {describe_data(run.config.data)}"
+    explorer = Explorer(run.model, run.class_names, name=real(run.path).name, what=what)
+    explorer.fit, explorer.preparation = spec.fit, spec.preparation
+    explorer.calibration = spec.calibration or Calibration()
+    if run.config is None and run.path in SHIPPED.values():
         explorer.what = "the network that comes with torchcaps, trained on MNIST handwritten digits"
         explorer.images, explorer.images_of = shipped_images(), "test images of MNIST, five of each digit"
+        if data is None:
+            return explorer
     try:
-        if data is not None or explorer.images is None:
-            explorer.images, explorer.images_of = _test_images(run, data, data_dir)
+        name = run.config.data if data is None and run.config is not None else data
+        if name is not None and not run.has_data(data, data_dir):
+            raise InputError(
+                f"the files of {name} are not on this machine and the explorer downloads nothing; name their folder "
+                "with --data-dir or TORCHCAPS_DATA"
+            )
+        dataset = run.dataset(data, data_dir)
     except InputError as error:
         if data is not None:
             raise
         explorer.no_images = f"There are no test images to pick from: {error}."
+    else:
+        explorer.images, explorer.images_of = dataset.test, f"test images of {describe_data(dataset.name)}"
     return explorer
-
-
-def _test_images(run: Run, data: str | None, data_dir: str | None) -> tuple[ImageSet, str]:
-    """The test images of a data set that needs no download, and their description."""
-    name = run.config.data if data is None and run.config is not None else data
-    if name is not None and not run.has_data(data, data_dir):
-        raise InputError(
-            f"the files of {name} are not on this machine and the explorer downloads nothing; name their folder "
-            "with --data-dir or TORCHCAPS_DATA"
-        )
-    dataset = run.dataset(data, data_dir)
-    return dataset.test, f"test images of {describe_data(dataset.name)}"
 
 
 def shipped_images() -> ImageSet:
     """50 test images of MNIST, which come with torchcaps: five of each digit, row after row of 0 to 9."""
     with Image.open(_SHEET) as sheet:
-        pixels = np.array(sheet)
-    tiles = pixels.reshape(5, 28, 10, 28).transpose(0, 2, 1, 3).reshape(50, 1, 28, 28)
+        tiles = np.array(sheet).reshape(5, 28, 10, 28).transpose(0, 2, 1, 3).reshape(50, 1, 28, 28)
     return ImageSet(torch.from_numpy(tiles.copy()), torch.arange(50) % 10)
 
 
