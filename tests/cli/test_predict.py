@@ -404,13 +404,15 @@ def test_what_is_known_of_the_images_lies_beside_the_weights(run_folder: Path, t
 
 
 @pytest.mark.parametrize("entry", [{"preparation": 7}, {"preparation": {"box": 20}}, {"calibration": [1, 2]}])
-def test_a_damaged_preparation_is_refused(cli: Cli, run_folder: Path, digit_file: Path, entry: dict[str, Any]) -> None:
+def test_a_damaged_record_of_the_images_is_refused(
+    cli: Cli, run_folder: Path, digit_file: Path, entry: dict[str, Any]
+) -> None:
     load_pretrained(run_folder / "best").save_pretrained("net", class_names="abcdefghij")
     about = json.loads(Path("net/classes.json").read_text())
     Path("net/classes.json").write_text(json.dumps(about | entry))
     done = cli("predict", "net", digit_file)
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-    assert f"{Path('net/classes.json')} cannot be used: a" in done.err
+    assert f"{Path('net/classes.json')} cannot be used: {next(iter(entry))} must have" in done.err
 
 
 # image files
