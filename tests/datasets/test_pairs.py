@@ -34,6 +34,7 @@ def test_what_a_set_of_pairs_says_of_itself(make_set: MakeSet) -> None:
     made = PairSet(objects)
     assert (len(made), made.in_shape, made.num_objects) == (12, (3, 14, 13), 2)
     assert torch.equal(made.labels, objects.labels)
+    assert made.tensors == objects.tensors
     assert made.to("cpu") is made
     assert made.resize((10, 9)).in_shape == (3, 10, 9)
     assert PairSet(objects, max_shift=0).in_shape == (3, 6, 5)

@@ -60,6 +60,11 @@ class PairSet:
         return self.objects.labels
 
     @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Images and labels of the single objects, which a run's fingerprint is made of."""
+        return self.objects.tensors
+
+    @property
     def in_shape(self) -> tuple[int, int, int]:
         """Channels, height and width of every pair: (C, H, W)."""
         channels, *sides = self.objects.in_shape
