@@ -23,7 +23,7 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
-    "results/README.md": "measured-runs.md",
+    "experiments/results/README.md": "recorded-runs.md",
     "src/torchcaps/ops/convolution/README.md": "convolution.md",
     "src/torchcaps/ops/fused/README.md": "derivation.md",
 }

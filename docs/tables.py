@@ -12,8 +12,7 @@ import textwrap
 from pathlib import Path
 
 from torchcaps.cli.app import COMMANDS
-from torchcaps.cli.presets import parameter_counts
-from torchcaps.models import get_preset, list_presets
+from torchcaps.models import get_preset, list_presets, plan_network
 
 DOCS = Path(__file__).parent
 TABLE = re.compile(r"(?<=<!-- table: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
@@ -32,8 +31,10 @@ def networks() -> str:
     rows = ["| preset | what it is | parameters | without decoder |", "|---|---|---|---|"]
     for preset in map(get_preset, [name for name in list_presets() if not VARIANT.search(name)]):
         what = textwrap.shorten(re.split(r"[.;:](?: |$)", preset.description)[0], 100, placeholder=" …")
-        counts = ["–" if count is None else f"{count:,}" for count in parameter_counts(preset)]
-        rows.append("| " + " | ".join([f"`{preset.name}`", what, *counts]) + " |")
+        network = plan_network(preset.network, preset.in_shape, preset.num_classes)
+        sizes = {part: parameter.numel() for part, parameter in network.named_parameters()}
+        total, without = sum(sizes.values()), sum(n for part, n in sizes.items() if not part.startswith("decoder."))
+        rows.append(f"| `{preset.name}` | {what} | {f'{total:,}' if total > without else '–'} | {without:,} |")
     return "\n".join(rows)
 
 

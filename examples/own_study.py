@@ -37,7 +37,8 @@ def load_stripes(_: DataRequest) -> Splits:
     images = torch.randint(0, 200, (600, 1, 28, 28), generator=random)
     images[labels == 0, :, ::4] += 55
     images[labels == 1, :, :, ::4] += 55
-    train, test = (ImageSet(images[part].byte(), labels[part]) for part in (slice(400), slice(400, None)))
+    train = ImageSet(images[:400].byte(), labels[:400])
+    test = ImageSet(images[400:].byte(), labels[400:])
     return Splits(train, test, class_names=CLASSES)
 
 

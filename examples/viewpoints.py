@@ -141,9 +141,8 @@ def load_viewpoints(request: DataRequest) -> Splits:
     pixels = _read(path)
     if pixels is None:
         pixels = _made(path)
-    order = torch.from_numpy(
-        np.random.RandomState(0).permutation(len(pixels))
-    )  # so that the first n are a sample of all
+    # in random order, so that the first n are a sample of all
+    order = torch.from_numpy(np.random.RandomState(0).permutation(len(pixels)))
     train, test = (order[of_test == (order // _VIEWS % INSTANCES >= INSTANCES // 2)] for of_test in (False, True))
     labels, factors = _known()
     full = ImageSet(torch.from_numpy(pixels)[:, None], labels, factors=factors)

@@ -14,20 +14,17 @@ from torch import Tensor
 from experiments.table import OwnMeasure
 from torchcaps.analysis import attack_curve, evaluate, rotation_curve, routing_statistics
 from torchcaps.analysis.inference import as_pixels, inference
-from torchcaps.analysis.robustness import Attack, Objective
-from torchcaps.datasets import ImageSet, load_dataset
+from torchcaps.datasets import load_dataset
 from torchcaps.datasets.sources.affnist import find_originals
 from torchcaps.files import user_path
 from torchcaps.training import Run
 
+#: How often one image is classified to time it.
 CALLS = 100
-"""How often one image is classified to time it."""
 PGD_STEPS = 20
 
 
-def measure(
-    run: Run, kind: str, wanted: int | OwnMeasure | None = None, data_dir: str | None = None
-) -> Mapping[str, Any]:
+def measure(run: Run, kind: str, wanted: int | OwnMeasure | None, data_dir: str | None) -> Mapping[str, Any]:
     """Measure a trained network.
 
     Args:
@@ -39,15 +36,10 @@ def measure(
             ``"pgd-scores"``: a :class:`~torchcaps.analysis.RobustnessCurve`.
         wanted: On how many test images, evenly from all over the set; all if None. Or a function, which measures.
         data_dir: Folder that holds the data sets' files; the run's if None.
-
-    Raises:
-        InputError: Data that cannot be loaded, or that the network was not built for.
     """
     assert run.config is not None
     data_dir = data_dir or run.config.data_dir
-    if callable(wanted):
-        return wanted(run, run.dataset(data_dir=data_dir).test)
-    if kind in ("affnist", "familiar"):
+    if kind in ("affnist", "familiar") and not callable(wanted):
         name = "affnist" if kind == "affnist" else f"{run.config.data}-familiar"
         found = evaluate(run.model, load_dataset(name, data_dir=data_dir, limit_test=wanted).test)
         values: dict[str, Any] = {"accuracy": found.accuracy, "error": found.error, "images": found.num_images}
@@ -55,7 +47,11 @@ def measure(
             originals = find_originals(None if data_dir is None else user_path(data_dir))
             values["source"] = "made" if originals is None else "original"
         return values
-    test = _spread(run.dataset(data_dir=data_dir).test, wanted)
+    test = run.dataset(data_dir=data_dir).test
+    if callable(wanted):
+        return wanted(run, test)
+    if wanted is not None and wanted < len(test):
+        test = test.select(torch.arange(wanted) * len(test) // wanted)
     if kind == "latency":
         return {"milliseconds": _latency(run, test.images[:1])}
     if kind == "coupling":
@@ -63,9 +59,9 @@ def measure(
         return {"entropy": float(statistic.entropy[-1].mean()), "dead": statistic.dead, "images": len(test)}
     if kind == "rotation":
         return rotation_curve(run.model, test).to_dict()
-    attack: Attack = "fgsm" if kind.startswith("fgsm") else "pgd"
-    objective: Objective = "scores" if kind.endswith("-scores") else "loss"
-    return attack_curve(run.model, test, attack, objective=objective, steps=PGD_STEPS).to_dict()
+    attack, _, along = kind.partition("-")
+    options: Any = {"attack": attack, "objective": along or "loss"}
+    return attack_curve(run.model, test, steps=PGD_STEPS, **options).to_dict()
 
 
 def _latency(run: Run, image: Shaped[Tensor, "1 C H W"]) -> float:
@@ -78,10 +74,3 @@ def _latency(run: Run, image: Shaped[Tensor, "1 C H W"]) -> float:
             run.model(pixels).scores.cpu()
             times.append(time.perf_counter() - start)
     return 1e3 * statistics.median(times[10:])
-
-
-def _spread(images: ImageSet, number: int | None) -> ImageSet:
-    """Take a number of images, evenly from all over the set; all if there are fewer or None is given."""
-    if number is None or number >= len(images):
-        return images
-    return images.select(torch.arange(number) * len(images) // number)

@@ -48,6 +48,19 @@ def assert_same(got: dict[str, Tensor], wanted: dict[str, Tensor], tol: float, w
         assert (off <= tol).all(), f"{name} {what}: {off.max():.1e} off"
 
 
+def assert_as_exact(
+    got: dict[str, Tensor], other: dict[str, Tensor], exact: dict[str, Tensor], rounding: float = 5e-7
+) -> None:
+    """At most twice as far from the exact values as the other way is, but for a rounding of the largest numbers."""
+    assert got.keys() == other.keys() == exact.keys()
+    for name, wanted in exact.items():
+        assert got[name].shape == wanted.shape, name
+        ours, theirs = ((found[name].double() - wanted).norm() for found in (got, other))
+        assert ours <= 2 * theirs + rounding * wanted.norm().clamp_min(1), (
+            f"{name}: {ours:.2e} off, the other way {theirs:.2e}"
+        )
+
+
 def assert_differs(first: Tensor, second: Tensor, by: float = 1e-4) -> None:
     """Of one shape, and apart by more than ``by`` somewhere."""
     assert first.shape == second.shape, (first.shape, second.shape)

@@ -7,33 +7,31 @@ from pathlib import Path
 import pytest
 import torch
 
+from support import assert_raises
 from torchcaps import machine
 from torchcaps.datasets.dataset import resize_images
 from torchcaps.errors import InputError
 from torchcaps.models import BaselineCNN, build_network, create_model
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"memory.max": "104857600", "memory.current": "52428800", "memory.stat": "anon 3\ninactive_file 10485760"},
-        {
-            "memory/memory.limit_in_bytes": "104857600",
-            "memory/memory.usage_in_bytes": "52428800",
-            "memory/memory.stat": "inactive_file 3\ntotal_inactive_file 10485760",
-        },
-    ],
-    ids=["v2", "v1"],
-)
-def test_the_limit_of_a_container_counts(tmp_path: Path, files: dict[str, str]) -> None:
+def test_the_limit_of_a_container_counts(tmp_path: Path) -> None:
     assert machine._allowed_by_container(tmp_path) is None
-    (tmp_path / "memory").mkdir()
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    assert machine._allowed_by_container(tmp_path) == 60.0  # 100 less 50, of which 10 can be had
-    if "memory.max" in files:
-        (tmp_path / "memory.max").write_text("max")
-        assert machine._allowed_by_container(tmp_path) is None
+    for version, (limit, used, stat, text) in {
+        "v2": ("memory.max", "memory.current", "memory.stat", "anon 3\ninactive_file 10485760"),
+        "v1": (
+            "memory/memory.limit_in_bytes",
+            "memory/memory.usage_in_bytes",
+            "memory/memory.stat",
+            "inactive_file 3\ntotal_inactive_file 10485760",
+        ),
+    }.items():
+        folder = tmp_path / version
+        (folder / "memory").mkdir(parents=True)
+        for name, words in ((limit, "104857600"), (used, "52428800"), (stat, text)):
+            (folder / name).write_text(words)
+        assert machine._allowed_by_container(folder) == 60.0  # 100 less 50, of which 10 can be had
+    (tmp_path / "v2" / "memory.max").write_text("max")
+    assert machine._allowed_by_container(tmp_path / "v2") is None
 
 
 def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,43 +43,26 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     machine.check_memory(11 * 2**20, "some numbers")
 
 
-HUGE = [
-    {"conv_channels": 65_536, "primary_types": 65_536},
-    {"decoder_hidden": (65_536,) * 100},
-    {"capsule_dim": 65_536, "primary_dim": 65_536, "primary_types": 65_536},
-    {"num_classes": 1_000_000_000},
-    {"in_shape": (1_000_000_000, 28, 28)},
-]
-
-
 @pytest.mark.skipif(machine.free_memory_mib() is None, reason="it is not known here how much memory there is")
-@pytest.mark.parametrize("sizes", HUGE, ids=str)
-def test_a_network_that_does_not_fit_is_refused(sizes: dict[str, object]) -> None:
-    with pytest.raises(
-        InputError, match=r"the network('s par.* would take .* MiB| would have more p)|out_channels must be"
+def test_a_network_that_does_not_fit_is_refused() -> None:
+    words = r"the network('s par.* would take .* MiB| would have more p)|out_channels must be"
+    for sizes in (
+        {"conv_channels": 65_536, "primary_types": 65_536},
+        {"decoder_hidden": (65_536,) * 100},
+        {"capsule_dim": 65_536, "primary_dim": 65_536, "primary_types": 65_536},
+        {"num_classes": 1_000_000_000},
+        {"in_shape": (1_000_000_000, 28, 28)},
     ):
-        create_model("sabour2017", **sizes)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match=words):
+            create_model("sabour2017", **sizes)  # type: ignore[arg-type]
     with torch.device("meta"), pytest.raises(InputError, match="more parameters than can be counted"):
         build_network("capsules", (10**9, 10**9, 10**9), 10**9)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "words"),
-    [
+    for sizes, said in (
         ({"num_classes": 10**30}, "num_classes must be 2 to 1000000000, got 1000000000000000000000000000000"),
-        (
-            {"in_shape": (10**30, 28, 28)},
-            r"in_shape must be \(channels, height, width\), three positive integers, got \(10",
-        ),
-        (
-            {"in_shape": (1, 28, 10**5000)},
-            "three positive integers, got a value of type tuple that is too long to be shown",
-        ),
-    ],
-)
-def test_sizes_beyond_all_numbers_are_refused(sizes: dict[str, object], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        create_model("sabour2017", **sizes)  # type: ignore[arg-type]
+        ({"in_shape": (10**30, 28, 28)}, "(channels, height, width), three positive integers, got (10000000000000"),
+        ({"in_shape": (1, 28, 10**5000)}, "integers, got a value of type tuple that is too long to be shown"),
+    ):
+        assert_raises(InputError, create_model, "sabour2017", **sizes, say=said)
 
 
 def test_looking_first_changes_no_weight_and_allocates_nothing_on_meta() -> None:
@@ -98,15 +79,14 @@ def test_looking_first_changes_no_weight_and_allocates_nothing_on_meta() -> None
         )
 
 
-def test_images_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    images = torch.zeros(3, 1, 8, 8, dtype=torch.uint8)
-    monkeypatch.setattr(machine, "free_memory_mib", lambda: 1.0)
-    assert resize_images(images, (400, 400)).shape == (3, 1, 400, 400)
-    with pytest.raises(InputError, match="3 images of 500×500 pixels would take 1 MiB of memory, but must fit into"):
-        resize_images(images, (500, 500))
-
-
-def test_large_images_are_resized_few_at_a_time() -> None:
+def test_images_that_do_not_fit_are_refused_and_large_ones_resized_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     images = torch.randint(0, 256, (5, 2, 40, 30), dtype=torch.uint8)
     alone = torch.cat([resize_images(image[None], (900, 700)) for image in images])
     assert torch.equal(resize_images(images, (900, 700)), alone)
+    monkeypatch.setattr(machine, "free_memory_mib", lambda: 1.0)
+    images = torch.zeros(3, 1, 8, 8, dtype=torch.uint8)
+    assert resize_images(images, (400, 400)).shape == (3, 1, 400, 400)
+    said = "3 images of 500×500 pixels would take 1 MiB of memory, but must fit into"
+    assert_raises(InputError, resize_images, images, (500, 500), say=said)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -94,15 +93,27 @@ OWN = {
 """What config.json holds of them."""
 
 DRIVER = """
-import contextlib, io, json, sys
-from torchcaps.cli import main
-for arguments in json.load(sys.stdin):
+import contextlib, io, json, multiprocessing, sys
+import torchcaps.cli
+import torchcaps.explorer
+import torchcaps.training.loop
+
+def run(arguments):
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(arguments)
-    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+        code = exec(arguments[0]) or 0 if len(arguments) == 1 else torchcaps.cli.main(arguments)
+    sys.__stdout__.write(json.dumps([code, out.getvalue(), err.getvalue()]) + chr(10))
+    sys.__stdout__.flush()
+
+for arguments in json.load(sys.stdin):
+    if "fork" in multiprocessing.get_all_start_methods():
+        process = multiprocessing.get_context("fork").Process(target=run, args=[arguments])
+        process.start()
+        process.join()
+    else:
+        run(arguments)
 """
-"""Runs commands, one after the other, in a process of its own."""
+"""Runs commands, each in a process of its own where the system can fork; one word is a program in Python."""
 
 TRAIN = ["--epochs=1", "--accelerator=cpu", "--no-figures", "--max-shift=1", "--batch-size=16", "--validation-size=12"]
 TRAIN += ["--primary-types=2", "--capsule-dim=4", "--decoder-hidden=16"]
@@ -113,19 +124,11 @@ def run(folder: Path, *commands: list[str], path: Path | None = None) -> list[tu
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
     if path is not None:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(path), environment.get("PYTHONPATH"))))
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER],
-        input=json.dumps(commands),
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    call = {"cwd": folder, "env": environment, "capture_output": True, "text": True, "timeout": 600}
+    done = subprocess.run([sys.executable, "-c", DRIVER], input=json.dumps(commands), check=False, **call)
     assert done.returncode == 0, done.stderr
     results: list[Any] = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(results) == len(commands)
+    assert len(results) == len(commands), done.stderr
     return [tuple(result) for result in results]
 
 
@@ -146,8 +149,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "mine",
         "--temperature",
         "0.5",
-        "--conv-channels",
-        "8",
         "--data",
         "npz:bars.npz",
     ]
@@ -157,13 +158,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_keeps_its_routing_and_names_its_plugin(folder: Path) -> None:
+@pytest.mark.slow
+def test_every_command_takes_it(folder: Path) -> None:
     config = json.loads((folder / "run" / "config.json").read_text())
     assert config["plugins"] == ["my_routing.py"]
     assert config["model"]["layers"][0]["routing"] == {"name": "mine", "temperature": 0.5}
-
-
-def test_every_command_takes_it(folder: Path) -> None:
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(package, reason="the extra torchcaps[export] is not installed")
     commands: dict[str, list[str]] = {
         "evaluate": ["run", "--accelerator", "cpu"],
         "predict": ["run", "bar.png"],
@@ -171,48 +172,31 @@ def test_every_command_takes_it(folder: Path) -> None:
         "routing": ["run", "--figure", "routing.png"],
         "perturb": ["run", "--figure", "perturbed.png"],
         "train --resume": ["run", "--epochs", "2"],
-        "presets": [],
+        "export": ["run", "--out", "model.onnx"],
     }
-    given = [[*name.split(), *words, "--plugin", "my_routing.py"] for name, words in commands.items()]
-    results = dict(zip(commands, run(folder, *given), strict=True))
-    for name, (code, out, err) in results.items():
-        assert code == 0, (name, err)
-        assert "Traceback" not in out + err
-    for picture in ("reconstructed", "routing", "perturbed"):
-        assert (folder / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
-    assert "accuracy" in results["evaluate"][1].lower()
-    assert "bar.png" in results["predict"][1]
-    assert json.loads((folder / "run" / "summary.json").read_text())["epochs"] == 2
-    assert re.search(r"routing .*\bmine\b", " ".join(results["presets"][1].split()))
-
-
-def test_the_explorer_looks_through_it(folder: Path) -> None:
-    code = (
+    explore = (
         "from torchcaps.plugins import load_plugin; load_plugin('my_routing.py')\n"
         "from pathlib import Path; import numpy as np\n"
         "from torchcaps.training import load_run; from torchcaps.explorer import open_explorer\n"
         "explorer = open_explorer(load_run(Path('run')), None, None)\n"
         "view = explorer.look(np.load('bars.npz')['x'][0][None])\n"
-        "assert len(view.routing['maps']) >= 1\n"
-        "print(explorer.title)"
+        "assert len(view.routing['maps']) >= 1"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "run" in done.stdout
+    given = [[*name.split(), *words, "--plugin", "my_routing.py"] for name, words in commands.items()]
+    results = run(folder, *given, [explore], ["predict", "model.onnx", "bar.png"])  # a graph needs no code
+    named = dict(zip((*commands, "explorer", "of a graph"), results, strict=True))
+    for name, (code, out, err) in named.items():
+        assert code == 0, (name, err)
+        assert "Traceback" not in out + err
+    for picture in ("reconstructed", "routing", "perturbed"):
+        assert (folder / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
+    assert "accuracy" in named["evaluate"][1].lower()
+    assert "bar.png" in named["predict"][1]
+    assert "bar.png" in named["of a graph"][1]
+    assert json.loads((folder / "run" / "summary.json").read_text())["epochs"] == 2
 
 
-def test_it_is_exported(folder: Path) -> None:
-    for package in ("onnx", "onnxruntime", "onnxscript"):
-        pytest.importorskip(package, reason="the extra torchcaps[export] is not installed")
-    ((code, _, err),) = run(folder, ["export", "run", "--plugin", "my_routing.py", "--out", "model.onnx"])
-    assert code == 0, err
-    ((code, out, err),) = run(folder, ["predict", "model.onnx", "bar.png"])  # a graph needs no code
-    assert code == 0, err
-    assert "bar.png" in out
-
-
+@pytest.mark.slow
 def test_without_its_plugin_a_run_says_so(folder: Path) -> None:
     """What a run's files name is never run by itself."""
     run_needs = [["evaluate", "run"], ["predict", "run", "bar.png"], ["train", "--resume", "run"], ["routing", "run"]]
@@ -223,34 +207,49 @@ def test_without_its_plugin_a_run_says_so(folder: Path) -> None:
         assert err.rstrip().endswith("The run was made with plugins; add --plugin my_routing.py.")
 
 
-def test_what_is_wrong_with_a_plugin_is_said_in_a_sentence(folder: Path) -> None:
-    (folder / "broken.py").write_text("import no_such_package\n")
-    (folder / "twice.py").write_text(ROUTING.replace('"mine"', '"dynamic"'))
-    (folder / "optimizer.py").write_text(PARTS_OF_A_PACKAGE.replace('"rmsprop"', '"adam"'))
-    (folder / "preset.py").write_text("import torchcaps\ntorchcaps.models.register_preset('compact', 'Mine.')\n")
-    (folder / "kind.py").write_text(ROUTING.replace('"routing"', '"routng"'))
-    (folder / "leaves.py").write_text("raise SystemExit(3)\n")
-    (folder / "mute.py").write_text(MUTE + "raise Mute\n")
-    (folder / "long.py").write_text("raise ValueError('long ' * 10_000)\n")
-    (folder / "said.py").write_text("import torchcaps\nraise torchcaps.InputError('said ' * 10_000)\n")
+def test_what_is_wrong_with_a_plugin_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    taken = "import torchcaps\ntorchcaps.models.register_preset('compact', 'Mine.')\n"
+    for name, text, words in (
+        (
+            "broken",
+            "import no_such_package",
+            " cannot be loaded: ModuleNotFoundError: No module named 'no_such",
+        ),
+        (
+            "twice",
+            ROUTING.replace('"mine"', '"dynamic"'),
+            ': there is a routing "dynamic" already; choose',
+        ),
+        ("optimizer", PARTS_OF_A_PACKAGE.replace('"rmsprop"', '"adam"'), ': there is an optimizer "adam" already'),
+        ("preset", taken, ': there is a preset "compact" already'),
+        (
+            "kind",
+            ROUTING.replace('"routing"', '"routng"'),
+            ': there is no kind of part "routng"; did you mean',
+        ),
+        ("leaves", "raise SystemExit(3)", " cannot be loaded: SystemExit: 3"),
+        ("mute", MUTE + "raise Mute", " cannot be loaded: Mute: Mute"),
+        ("long", "raise ValueError('long ' * 10_000)", " cannot be loaded: ValueError: long long"),
+        ("said", "import torchcaps\nraise torchcaps.InputError('said ' * 10_000)", ": said said"),
+        ("nowhere", None, ": there is no such file"),
+    ):
+        if text is not None:
+            Path(f"{name}.py").write_text(text)
+        with registered_for_now(), pytest.raises(InputError) as caught:
+            load_plugin(f"{name}.py")
+        assert f"plugin {name}.py{words}" in str(caught.value)
+        assert len(str(caught.value)) < 1000
+    said = "nothing-installed: it is neither a file ….py nor an entry point"
+    assert_raises(InputError, load_plugin, "nothing-installed", say=said)
+
+
+@pytest.mark.slow
+def test_options_of_a_plugin_s_part_that_do_not_fit(folder: Path) -> None:
     mine = ["train", "--plugin", "my_routing.py"]
     said = {
-        'did you mean "mine"?': [*mine, "--routing", "mien"],
         "plugin nowhere.py: there is no such file": ["train", "--plugin", "nowhere.py"],
-        "plugin nothing-installed: it is neither a file ….py nor an entry point": [
-            *["train", "--plugin", "nothing-installed"],
-        ],
-        "plugin broken.py cannot be loaded: ModuleNotFoundError: No module named 'no_such_package'": [
-            *["train", "--plugin", "broken.py"],
-        ],
-        'plugin twice.py: there is a routing "dynamic" already; choose another name': ["train", "--plugin", "twice.py"],
-        'plugin optimizer.py: there is an optimizer "adam" already': ["train", "--plugin", "optimizer.py"],
-        'plugin preset.py: there is a preset "compact" already': ["train", "--plugin", "preset.py"],
-        'plugin kind.py: there is no kind of part "routng"; did you mean "routing"?': ["train", "--plugin", "kind.py"],
-        "plugin leaves.py cannot be loaded: SystemExit: 3": ["train", "--plugin", "leaves.py"],
-        "plugin mute.py cannot be loaded: Mute: Mute": ["train", "--plugin", "mute.py"],
-        "plugin long.py cannot be loaded: ValueError: long long": ["train", "--plugin", "long.py"],
-        "plugin said.py: said said": ["train", "--plugin", "said.py"],
+        'did you mean "mine"?': [*mine, "--routing", "mien"],
         "temperature must be above 0": [*mine, "--routing", "mine", "--temperature", "0"],
         "--temperature is an option of --routing mine, which is not chosen": [*mine, "--temperature", "2"],
         "--temperature": ["train", "--temperature", "2"],
@@ -263,6 +262,7 @@ def test_what_is_wrong_with_a_plugin_is_said_in_a_sentence(folder: Path) -> None
         assert len(err) < 1000
 
 
+@pytest.mark.slow
 def test_every_kind_of_part_from_an_installed_package_by_its_entry_point(folder: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     (site / "my_parts-1.0.dist-info").mkdir(parents=True)
@@ -274,7 +274,7 @@ def test_every_kind_of_part_from_an_installed_package_by_its_entry_point(folder:
         tmp_path,
         ["train", "all-mine", "--plugin=my-parts", *options],
         ["evaluate", "run", "--plugin", "my-parts", "--accelerator", "cpu"],
-        ["presets", "--plugin", "my-parts"],
+        ["import torchcaps; torchcaps.load_plugin('my-parts'); print(torchcaps.list_presets())"],
         ["train", "--plugin", "my-prts"],
         *(
             ["train", "--plugin=my-parts", f"--{kind.replace('_', '-')}", part["name"] + "s"]
@@ -362,42 +362,15 @@ WRONG = {
     "routing-raises": (wrong_routing("raise KeyError('mine')"), "plugin {}, line 11, in forward: KeyError: 'mine'"),
     "routing-leaves": (wrong_routing("raise SystemExit(3)"), "plugin {}, line 11, in forward: SystemExit: 3"),
     "routing-mute": (MUTE + wrong_routing("raise Mute"), "plugin {}, line 15, in forward: Mute: Mute; --debug"),
-    "routing-tensor": (
-        wrong_routing("return votes.weighted_sum(None)"),
-        "Wrong must return Routed(poses, activations, coupling) of torchcaps.nn, got Tensor",
-    ),
-    "routing-outputs": (
-        wrong_routing("return Routed(votes.weighted_sum(None)[:, :1])"),
-        "Error: Wrong returned what does not fit the layer: DenseCapsules: poses must have shape (B, 3, 4), got",
-    ),
-    "routing-nothing": (
-        wrong_routing("return Routed(None)"),
-        "Error: Wrong returned what does not fit the layer: DenseCapsules: poses must be a floating-point tensor",
-    ),
     "routing-nan": (
         wrong_routing("return Routed(torchcaps.squash(votes.weighted_sum(None)) * float('nan'))"),
         "or to mend what is not finite in Wrong; there was no checkpoint yet",
     ),
     "backbone-raises": (wrong_backbone("raise KeyError('mine')"), "plugin {}, line 15, in forward: KeyError: 'mine'"),
-    "backbone-dtype": (
-        wrong_backbone("return self.conv(images).double()"),
-        "Wrong must give maps (B, c, h, w), of the number and the dtype of its images",
-    ),
-    "backbone-batch": (
-        wrong_backbone("return self.conv(images)[:1]"),
-        "Wrong must give maps (B, c, h, w), of the number and the dtype of its images",
-    ),
 }
-NO_PART = {
-    "list": ("self, sizes: Any = 0", "routing Wrong has an option sizes of type typing.Any; an option is"),
-    "bare": ("self, sizes=0", "routing Wrong has an option sizes of type typing.Any; an option is"),
-    "taken": ("self, epochs: int = 0", "routing Wrong has an option epochs, which is a recipe field already"),
-    "other": ("self, leaky: int = 0", "routing Wrong has an option leaky of another type than routing dynamic has"),
-    "size": ("self, size", "routing Wrong has an argument size without a default, which is no size of a routing"),
-}
-"""Constructors, and what is said of them."""
 
 
+@pytest.mark.slow
 def test_what_fails_within_a_part_of_a_plugin_is_its_own(folder: Path) -> None:
     """It is said where, before a folder is made."""
     commands = {}
@@ -413,19 +386,9 @@ def test_what_fails_within_a_part_of_a_plugin_is_its_own(folder: Path) -> None:
         assert (folder / kind).exists() == (kind == "routing-nan")  # this one can be resumed once it is mended
 
 
-def test_what_is_no_part_is_not_registered(folder: Path) -> None:
-    for kind, (constructor, _) in NO_PART.items():
-        text = f'@torchcaps.register("routing", "{kind}")\nclass Wrong(Routing):\n'
-        text += f"    def __init__({constructor}):\n        super().__init__()\n    def forward(self, votes): ...\n"
-        (folder / f"{kind}.py").write_text(f"{HEAD}\n{text}")
-    results = run(folder, *(["train", "--plugin", f"{kind}.py", "--routing", kind] for kind in NO_PART))
-    for (code, _, err), (_, words) in zip(results, NO_PART.values(), strict=True):
-        assert code == 2
-        assert words in err, err
-        assert "Traceback" not in err
-
-
-def test_a_plugin_imports_its_neighbours_and_is_imported_once(folder: Path) -> None:
+@pytest.mark.slow
+def test_plugins_import_their_neighbours_and_each_other(folder: Path) -> None:
+    """A file is imported once, under either name; two that import each other are loaded in either order."""
     (folder / "a_neighbour.py").write_text("TEMPERATURE = 0.25\n")
     (folder / "uses_neighbour.py").write_text(f"from a_neighbour import TEMPERATURE\n{ROUTING}")
     code = (
@@ -433,20 +396,12 @@ def test_a_plugin_imports_its_neighbours_and_is_imported_once(folder: Path) -> N
         "before = list(sys.path); load_plugin('uses_neighbour.py'); assert sys.path == before\n"
         "import uses_neighbour; assert uses_neighbour.TEMPERATURE == 0.25\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_plugins_that_import_each_other_are_loaded_in_either_order(folder: Path) -> None:
     for name, other in (("first", "second"), ("second", "first")):
         head = f"import {other}_plugin\n{HEAD}"
         body = "class Own(torchcaps.nn.DynamicRouting):\n    pass\n"
         text = f'{head}\n@torchcaps.register("routing", "{name}")\n{body}'
         (folder / f"{name}_plugin.py").write_text(text)
-    for order in (["first", "second"], ["second", "first"]):
-        plugins = [f"--plugin={name}_plugin.py" for name in order]
-        for command in (["presets", *plugins], ["presets", *plugins[:1]]):
-            ((code, _, err),) = run(folder, command)
-            assert code == 0, err
+    load = "from torchcaps import load_plugin\nfor name in {!r}: load_plugin(name + '_plugin.py')\n"
+    orders = (["first", "second"], ["second", "first"], ["first"], ["second"])
+    for result in run(folder, [code], *([load.format(order)] for order in orders)):
+        assert result[0] == 0, result

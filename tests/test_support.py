@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from calling import check_ways
 from support import (
+    assert_as_exact,
     assert_batch_independent,
     assert_close,
     assert_differs,
@@ -27,30 +29,47 @@ def raising(error: Exception) -> None:
     raise error
 
 
-def test_close() -> None:
-    assert_close(torch.ones(2), [1.0, 1.0])
-    assert not holds(assert_close, torch.ones(2), [1.0, 1.001])
-    assert not holds(assert_close, torch.tensor(math.nan), torch.tensor(math.nan))
-
-
-def test_differs() -> None:
-    assert_differs(torch.ones(2), torch.tensor([1.0, 1.1]))
-    assert not holds(assert_differs, torch.ones(2), torch.ones(2))
-    assert not holds(assert_differs, torch.ones(2), torch.zeros(2, 1))
-
-
-def test_same() -> None:
-    one, off = {"x": torch.ones(2)}, {"x": torch.tensor([1.0, 1.1])}
-    assert_same(one, dict(one), 0)
-    for wrong in (off, {}, {"x": torch.ones(1, 2)}, {"x": torch.full((2,), math.nan)}):
-        assert not holds(assert_same, wrong, one, 0.05)
-    assert holds(assert_same, {"x": 1000 * one["x"]}, {"x": 1000 * one["x"] + 1}, 0.01)
-
-
-def test_finite() -> None:
-    assert_finite([torch.ones(2), None])
-    assert not holds(assert_finite, [torch.ones(1), torch.tensor([math.nan])])
+def test_each_assertion_holds_where_it_should_and_fails_where_it_should() -> None:
+    one, nan = torch.ones(2), torch.full((2,), math.nan)
+    assert_close(one, [1.0, 1.0])
+    assert not holds(assert_close, one, [1.0, 1.001])
+    assert not holds(assert_close, nan, nan)
+    assert_differs(one, torch.tensor([1.0, 1.1]))
+    assert not holds(assert_differs, one, one)
+    assert not holds(assert_differs, one, torch.zeros(2, 1))
+    assert_same({"x": one}, {"x": one}, 0)
+    for wrong in ({"x": torch.tensor([1.0, 1.1])}, {}, {"x": one[None]}, {"x": nan}):
+        assert not holds(assert_same, wrong, {"x": one}, 0.05)
+    assert holds(assert_same, {"x": 1000 * one}, {"x": 1000 * one + 1}, 0.01)
+    exact, right, off, far_off = ({"x": one.double()}, *({"x": one + by} for by in (0, 1e-5, 3e-5)))
+    assert holds(assert_as_exact, off, off, exact)
+    for wrong, other in ((far_off, off), (off, right), ({}, off), ({"x": one[None]}, off), ({"x": nan}, off)):
+        assert not holds(assert_as_exact, wrong, other, exact)
+    assert_finite([one, None])
+    assert not holds(assert_finite, [one, nan])
     assert not holds(assert_finite, [torch.tensor([math.inf])])
+    coupling = torch.rand(2, 3, 4).softmax(2)
+    assert_sums_to_one(coupling, "outputs")
+    assert not holds(assert_sums_to_one, coupling, "inputs")
+    batch = torch.arange(6.0).view(3, 2)
+    assert_batch_independent(lambda x: x * 2, batch)
+    assert not holds(assert_batch_independent, lambda x: x - x.mean(0), batch)
+    assert not holds(assert_batch_independent, lambda x: 1e-9 * (x - x.mean(0)), batch)
+
+
+@pytest.mark.filterwarnings("ignore")  # of a random number in a compiled graph
+def test_each_way_of_calling_is_looked_at() -> None:
+    x = torch.rand(3, 4).double()
+    check_ways(lambda x: x.sin(), x)
+    for wrong in (
+        lambda x: x * (2 - torch.is_grad_enabled()),
+        lambda x: x.as_strided((3, 4), (4, 1)).sin(),  # whatever the order in memory
+        lambda x: x * (1 + torch.compiler.is_compiling()),
+        lambda x: x[: 3 - x.is_meta],
+        lambda x: x * (1 + torch._C._functorch.is_batchedtensor(x)),
+        lambda x: x + torch.rand(1),
+    ):
+        assert not holds(check_ways, wrong, x)
 
 
 def test_gradients_reach() -> None:
@@ -64,19 +83,6 @@ def test_gradients_reach() -> None:
         layer(torch.ones(1, 2)).sum().backward()
         spoil(layer)
         assert holds(assert_gradients_reach, layer) == fine
-
-
-def test_batch_independent() -> None:
-    batch = torch.arange(6.0).view(3, 2)
-    assert_batch_independent(lambda x: x * 2, batch)
-    assert not holds(assert_batch_independent, lambda x: x - x.mean(0), batch)
-    assert not holds(assert_batch_independent, lambda x: 1e-9 * (x - x.mean(0)), batch)
-
-
-def test_sums_to_one() -> None:
-    coupling = torch.rand(2, 3, 4).softmax(2)
-    assert_sums_to_one(coupling, "outputs")
-    assert not holds(assert_sums_to_one, coupling, "inputs")
 
 
 def test_raises() -> None:

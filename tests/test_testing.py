@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import re
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from support import assert_raises
-from torchcaps import InputError, dynamic_routing, squash
+from torchcaps import InputError, squash
 from torchcaps.errors import WrongType
 from torchcaps.nn import (
     Capsules,
@@ -64,6 +63,42 @@ class Plain(Routing):
         return Routed(capsules, coupling=coupling if return_coupling else None)
 
 
+class Certain(Plain):
+    """Capsules of any length, and how certain they are; a parameter that only these depend on."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.factor, self.steepness = factor, nn.Parameter(torch.ones(()))
+
+    def shorten(self, total: Tensor) -> Tensor:
+        return total
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        routed = super().forward(*args, **options)
+        certain = (self.steepness * routed.poses.square().sum(-1)).tanh()
+        return routed._replace(activations=self.factor * certain)
+
+
+class Learned(Plain):
+    """With a parameter."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.beta = nn.Parameter(torch.ones(shape))
+
+
+def wrong(name: str, kind: type[Plain] = Plain, **methods: Any) -> type[Plain]:
+    """A routing with other methods."""
+    return type(name, (kind,), methods)
+
+
+def after(change: Callable[[Routed, Votes], Any]) -> dict[str, Any]:
+    """A forward that changes what it returns."""
+    return {
+        "forward": lambda self, votes, *args, **options: change(Plain.forward(self, votes, *args, **options), votes)
+    }
+
+
 # ---- what is right passes
 
 
@@ -72,13 +107,15 @@ def test_plain_routing_passes() -> None:
     assert list(found) == list(_ROUTING)
     assert found["coupling"] == "sums to one over the outputs"
     assert found["shapes"] == "capsules (1, 5, 4) for a batch of one"
-    assert not any("not supported" in words for words in found.values())
+    assert found["torch.func.vmap"] == "differs by 0 at most"
+    silent = wrong("Silent", **after(lambda routed, _: routed._replace(coupling=None)))
+    assert check_routing(silent())["coupling"] == "not returned"
 
 
-@pytest.mark.parametrize("backend", ["reference", "recompute"])
-@pytest.mark.parametrize("axis", ["outputs", "inputs"])
-def test_the_librarys_routing_passes(axis: Any, backend: Any) -> None:
-    for iterations, stop, leaky in itertools.product((0, 3), (False, True), (False, True)):
+def test_the_librarys_routing_passes() -> None:
+    """The others: tests/nn/test_routing.py."""
+    cases = itertools.product(("reference", "recompute"), ("outputs", "inputs"), (0, 3), (False, True), (False, True))
+    for backend, axis, iterations, stop, leaky in cases:
         skip = {"gradients"} if stop and iterations else set()
         if leaky or iterations == 0:
             skip.add("coupling")
@@ -93,54 +130,26 @@ def test_the_librarys_routing_passes(axis: Any, backend: Any) -> None:
 
 
 def test_other_sizes_and_the_users_module_stays_as_it_is() -> None:
-    class PerOutput(Plain):
-        """With parameters of its own that fix J."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.temperature = nn.Parameter(torch.ones(3))
-
-        def compete(self, logits: Tensor) -> Tensor:
-            return (logits / self.temperature).softmax(2)
-
-    routing = PerOutput()
-    before = copy.deepcopy(routing.state_dict())
-    skip = ("sizes of one",)
+    routing = wrong("PerOutput", Learned, compete=lambda self, logits: (logits / self.beta).softmax(2))(3)
+    skip = ("sizes of one",)  # the parameter fixes J
     found = check_routing(routing, in_capsules=4, in_dim=2, out_capsules=3, out_dim=6, skip=skip)
     assert found["used parameters"] == "1 parameters"
-    assert routing.temperature.dtype == torch.float32
-    assert routing.temperature.grad is None
-    assert torch.equal(routing.temperature, before["temperature"])
+    assert routing.beta.dtype == torch.float32
+    assert routing.beta.grad is None
+    assert torch.equal(routing.beta, torch.ones(3))
 
 
 def test_parameters_made_for_the_sizes_are_checked_too() -> None:
     routing = DynamicRouting(capsule_bias=True, learn_prior=True)
     assert check_routing(routing, skip=["rotation"])["used parameters"] == "2 parameters"
     assert not list(routing.parameters()), "a copy was told its sizes"
-    said = failure(check_routing, routing)
-    assert said.startswith("DynamicRouting fails “rotation”: "), "a bias does not turn with the votes"
+    assert failure(check_routing, routing).startswith("DynamicRouting fails “rotation”: "), "a bias does not turn"
     routing.bind(LayerSize(7, 6, 5, 4))
-    assert "raises InputError: DynamicRouting: a routing with parameters belongs to one" in failure(
-        check_routing, routing
-    )
+    said = "raises InputError: DynamicRouting: a routing with parameters belongs to one"
+    assert said in failure(check_routing, routing)
 
 
 def test_activations_are_scores() -> None:
-    class Certain(Plain):
-        """Capsules of any length, and how certain they are; a parameter that only these depend on."""
-
-        def __init__(self, factor: float = 1.0) -> None:
-            super().__init__()
-            self.factor, self.steepness = factor, nn.Parameter(torch.ones(()))
-
-        def shorten(self, total: Tensor) -> Tensor:
-            return total
-
-        def forward(self, *args: Any, **options: Any) -> Any:
-            routed = super().forward(*args, **options)
-            certain = (self.steepness * routed.poses.square().sum(-1)).tanh()
-            return routed._replace(activations=self.factor * certain)
-
     found = check_routing(Certain())
     assert found["lengths"] == "activations of 1 at most"
     assert found["used parameters"] == "1 parameters"
@@ -149,233 +158,122 @@ def test_activations_are_scores() -> None:
     assert check_capsule_layer(layer)["lengths"].startswith("activations of ")
 
 
-def test_a_routing_that_asks_is_right_over_any_transform() -> None:
-    for transform, K, D in ((Shared, 6, 4), (Elementwise, 4, 4), (Matrix, 4, 4)):
-        layer = DenseCapsules(7, K, 5, D, transform=transform(), routing=DynamicRouting(2))
-        assert list(check_capsule_layer(layer)) == list(_LAYER)
-
-
-def test_no_coupling_is_fine_and_noted() -> None:
-    class Silent(Plain):
-        def forward(self, *args: Any, **options: Any) -> Any:
-            return super().forward(*args, **options)._replace(coupling=None)
-
-    assert check_routing(Silent())["coupling"] == "not returned"
-
-
 def test_what_vmap_cannot_do_is_noted() -> None:
-    class Deciding(Plain):
-        def start(self, votes: Tensor) -> Tensor:
-            if votes.sum() > 0:  # a decision on values
-                return super().start(votes)
-            return super().start(votes) + 0
+    def decide(self: Plain, votes: Tensor) -> Tensor:
+        return Plain.start(self, votes) + (1 if votes.sum() > 0 else 0)  # a decision on values
 
-    assert check_routing(Deciding())["torch.func.vmap"].startswith("not supported: RuntimeError: ")
-    assert check_routing(Plain())["torch.func.vmap"] == "differs by 0 at most"
+    found = check_routing(wrong("Deciding", start=decide)())
+    assert found["torch.func.vmap"].startswith("not supported: RuntimeError: ")
 
 
 # ---- what is wrong fails, and says so
 
 
-class SoftmaxOverInputs(Plain):
-    """Competes over the inputs, but says outputs."""
-
-    softmax_over = "outputs"
-
-    def compete(self, logits: Tensor) -> Tensor:
-        return logits.softmax(1)
+def mean_agreement(_: Plain, logits: Tensor, votes: Tensor, capsules: Tensor) -> Tensor:
+    return logits + torch.einsum("bijd,bjd->bij", votes, capsules).mean(0)
 
 
-class SharesOfThoseNotThere(Plain):
-    def forward(self, votes, activations=None, *, return_coupling=False):
-        coupling = votes.agreement(votes.weighted_sum(None)).softmax(1)
-        return Routed(squash(votes.weighted_sum(coupling)), None, coupling if return_coupling else None)
+def transposed(routed: Routed, _: Votes) -> Routed:
+    return routed._replace(coupling=None if routed.coupling is None else routed.coupling.mT)
 
 
-class SoftmaxOverBatch(Plain):
-    """``F.softmax(logits)`` without dim, on logits of a rank where that means axis 0."""
-
-    def compete(self, logits: Tensor) -> Tensor:
-        return logits.softmax(0)
+def always_with_coupling(self: Plain, *args: Any, **_: Any) -> Any:
+    return Plain.forward(self, *args, return_coupling=True)
 
 
-class Sigmoid(Plain):
-    """Coupling that competes nowhere."""
-
-    def compete(self, logits: Tensor) -> Tensor:
-        return logits.sigmoid()
+def lengths_of_inputs(routed: Routed, votes: Votes) -> Routed:
+    return routed._replace(activations=votes.poses.norm(dim=-1))
 
 
-class CouplingTransposed(Plain):
-    def forward(self, *args: Any, **options: Any) -> Any:
-        routed = super().forward(*args, **options)
-        return routed._replace(coupling=None if routed.coupling is None else routed.coupling.transpose(1, 2))
+def squeezed(*axis: int) -> Callable[..., Routed]:
+    return lambda routed, _: routed._replace(poses=routed.poses.squeeze(*axis))
 
 
-class CouplingWhenNotAsked(Plain):
-    def forward(self, *args: Any, return_coupling: bool = False) -> Any:
-        return super().forward(*args, return_coupling=True)
+def viewed(_: Plain, votes: Votes) -> Tensor:
+    return votes.build() + 0 * votes.poses.view(votes.poses.numel()).sum()
 
 
-class CapsulesOnly(Plain):
-    def forward(self, *args: Any, **options: Any) -> Any:
-        return super().forward(*args, **options).poses
+def from_the_first(_: Plain, votes: Tensor) -> Tensor:
+    return torch.einsum("bijd,bjd->bij", votes, votes[:, 0])
 
 
-class OtherSignature(Plain):
-    def forward(self, votes: Votes) -> Any:  # type: ignore[override]
-        return super().forward(votes)
+def favoured(self: Plain, votes: Tensor) -> Tensor:
+    return Plain.start(self, votes) - torch.arange(votes.shape[2])
 
 
-class ActivationsLeftOut(Plain):
-    """The last sum is weighted by the activations of the input capsules, the agreement is not."""
-
-    def forward(self, votes: Votes, activations: Any = None, *, return_coupling: bool = False) -> Any:
-        routed = super().forward(votes, return_coupling=True)
-        weights = routed.coupling if activations is None else routed.coupling * activations.unsqueeze(2)
-        capsules = self.gather(weights, self.build(votes))
-        return Routed(capsules, coupling=routed.coupling if return_coupling else None)
+def knows_dense_votes(_: Plain, votes: Votes) -> Tensor:
+    return votes.build() if isinstance(votes, DenseVotes) else 2 * votes.build()
 
 
-class ActivationsOfInputs(Plain):
-    """What comes in is passed on, one for each input capsule."""
-
-    def forward(self, votes: Votes, activations: Any = None, *, return_coupling: bool = False) -> Any:
-        routed = super().forward(votes, activations, return_coupling=return_coupling)
-        return routed._replace(activations=votes.poses.norm(dim=-1))
+def naive_length(_: Plain, total: Tensor) -> Tensor:
+    return total / (1 + total.square().sum(-1, keepdim=True).sqrt())
 
 
-class Squeezed(Plain):
-    """A batch of one loses its axis."""
-
-    def forward(self, *args: Any, **options: Any) -> Any:
-        routed = super().forward(*args, **options)
-        return routed._replace(poses=routed.poses.squeeze())
+def shares_of_those_not_there(_: Plain, votes: Votes, *args: Any, return_coupling: bool = False) -> Routed:
+    coupling = votes.agreement(votes.weighted_sum(None)).softmax(1)
+    return Routed(squash(votes.weighted_sum(coupling)), None, coupling if return_coupling else None)
 
 
-class SqueezedComponents(Plain):
-    """Capsules of one component lose theirs."""
-
-    def forward(self, *args: Any, **options: Any) -> Any:
-        routed = super().forward(*args, **options)
-        return routed._replace(poses=routed.poses.squeeze(-1))
+def naive_softmax(_: Plain, logits: Tensor) -> Tensor:
+    return logits.exp() / logits.exp().sum(2, keepdim=True)
 
 
-class View(Plain):
-    def build(self, votes: Votes) -> Tensor:
-        B, I, K = votes.poses.shape
-        return votes.build() + 0 * votes.poses.view(B * I * K).sum()
+def double_constant(_: Plain, logits: Tensor) -> Tensor:
+    return logits.softmax(2) * torch.ones(logits.shape[2], dtype=torch.float64)
 
 
-class ReshapedVotes(Plain):
-    """A reshape where a permute was meant: input and output capsules are mixed up."""
-
-    def build(self, votes: Votes) -> Tensor:
-        built = votes.build()
-        B, I, J, D = built.shape
-        return built.reshape(B, J, I, D).transpose(1, 2)
+def rounded(_: Plain, votes: Votes) -> Tensor:
+    return votes.build().float().to(votes.poses.dtype)
 
 
-class AsksForTheWeight(Plain):
-    """Only dense votes have one."""
-
-    def build(self, votes: Votes) -> Tensor:
-        assert isinstance(votes, DenseVotes) or not hasattr(votes, "weight")
-        return torch.einsum("ijdk,bik->bijd", votes.weight, votes.poses)  # type: ignore[attr-defined]
+def asks_for_the_weight(_: Plain, votes: Any) -> Tensor:
+    assert isinstance(votes, DenseVotes) or not hasattr(votes, "weight")
+    return torch.einsum("ijdk,bik->bijd", votes.weight, votes.poses)
 
 
-class KnowsDenseVotes(Plain):
-    """Does something else with all others."""
-
-    def build(self, votes: Votes) -> Tensor:
-        return votes.build() if isinstance(votes, DenseVotes) else 2 * votes.build()
-
-
-class FromTheFirst(Plain):
-    """Starts from the votes of the first input capsule, as a careless k-means does."""
-
-    def start(self, votes: Tensor) -> Tensor:
-        return super().start(votes) + torch.einsum("bijd,bjd->bij", votes, votes[:, 0])
+def changes_poses(_: Plain, votes: Votes) -> Tensor:
+    built = votes.build()
+    with torch.no_grad():
+        votes.poses.div_(2)
+    return built
 
 
-class FavouredOutput(Plain):
-    def start(self, votes: Tensor) -> Tensor:
-        return super().start(votes) - torch.arange(votes.shape[2], device=votes.device)
-
-
-class SharedLogits(Plain):
-    """One set of logits for the whole batch: agreement averaged over it."""
-
-    def agree(self, logits: Tensor, votes: Tensor, capsules: Tensor) -> Tensor:
-        return logits + torch.einsum("bijd,bjd->bij", votes, capsules).mean(0)
-
-
-class BatchNormalised(Plain):
-    def build(self, votes: Votes) -> Tensor:
-        built = votes.build()
-        return built - built.mean(0)
-
-
-class SquashOverCapsules(Plain):
-    def shorten(self, total: Tensor) -> Tensor:
-        return squash(total, 1)
-
-
-class SquashOverOne(Plain):
-    """Squash over an axis of size one: each component by itself."""
-
-    def shorten(self, total: Tensor) -> Tensor:
-        return squash(total.unsqueeze(-1)).squeeze(-1)
-
-
-class NoSquash(Plain):
-    def shorten(self, total: Tensor) -> Tensor:
-        return total
-
-
-class NaiveSquash(Plain):
+def naive_squash(_: Plain, total: Tensor) -> Tensor:
     """As printed in the paper."""
-
-    def shorten(self, total: Tensor) -> Tensor:
-        length = total.norm(dim=-1, keepdim=True)
-        return length**2 / (1 + length**2) * total / length
+    length = total.norm(dim=-1, keepdim=True)
+    return length**2 / (1 + length**2) * total / length
 
 
-class NaiveLength(Plain):
-    """Finite at zero, but for the gradient."""
-
-    def shorten(self, total: Tensor) -> Tensor:
-        return total / (1 + total.square().sum(-1, keepdim=True).sqrt())
-
-
-class NaiveSoftmax(Plain):
-    def compete(self, logits: Tensor) -> Tensor:
-        return logits.exp() / logits.exp().sum(2, keepdim=True)
-
-
-class NaiveVariance(Plain):
+def naive_variance(_: Plain, logits: Tensor, votes: Tensor, capsules: Tensor) -> Tensor:
     """Agreement measured in deviations, of which there are none when all votes agree."""
-
-    def agree(self, logits: Tensor, votes: Tensor, capsules: Tensor) -> Tensor:
-        return logits - (votes - votes.mean(1, keepdim=True)).square().sum(-1) / votes.var(
-            1, correction=0, keepdim=True
-        ).sum(-1)
+    spread = votes.var(1, correction=0, keepdim=True).sum(-1)
+    return logits - (votes - votes.mean(1, keepdim=True)).square().sum(-1) / spread
 
 
-class ChangesPoses(Plain):
-    """Brings them to length one, in place."""
-
-    def build(self, votes: Votes) -> Tensor:
-        built = votes.build()
-        with torch.no_grad():
-            votes.poses.div_(2)
-        return built
+def weighs_the_last_sum(self: Plain, votes: Votes, activations: Any = None, *, return_coupling: bool = False) -> Any:
+    """By the activations of the input capsules, but not the agreement."""
+    coupling = Plain.forward(self, votes, return_coupling=True).coupling
+    weights = coupling if activations is None else coupling * activations.unsqueeze(2)
+    return Routed(self.gather(weights, self.build(votes)), coupling=coupling if return_coupling else None)
 
 
-class RandomStart(Plain):
-    def start(self, votes: Tensor) -> Tensor:
-        logits = super().start(votes)
-        return logits + torch.randn_like(logits)
+def mixed_up(_: Plain, votes: Votes) -> Tensor:
+    """A reshape where a permute was meant."""
+    built = votes.build()
+    B, I, J, D = built.shape
+    return built.reshape(B, J, I, D).transpose(1, 2)
+
+
+def of_other_poses(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """Dense votes of other poses."""
+    return lambda _, votes: (
+        DenseVotes(change(votes.poses), votes.weight) if isinstance(votes, DenseVotes) else votes
+    ).build()
+
+
+def fixed_when_mapped(self: Plain, votes: Tensor) -> Tensor:
+    mapped = torch._C._functorch.is_batchedtensor(votes)
+    return Plain.start(self, votes) * (0 if mapped else 1) + (votes.sum(-1) if mapped else 0)
 
 
 class Remembers(Plain):
@@ -412,120 +310,50 @@ class Unsaved(Plain):
         return squash(total * self.scale)
 
 
-class SingleInside(Plain):
-    def build(self, votes: Votes) -> Tensor:
-        return votes.build().float()
-
-
-class RoundedInside(Plain):
-    """float32 on the way, float64 at both ends: only finite differences see it."""
-
-    def build(self, votes: Votes) -> Tensor:
-        return votes.build().float().to(votes.poses.dtype)
-
-
-class SingleOut(Plain):
-    def forward(self, *args: Any, **options: Any) -> Any:
-        routed = super().forward(*args, **options)
-        return routed._replace(poses=routed.poses.float())
-
-
-class DoubleConstant(Plain):
-    def compete(self, logits: Tensor) -> Tensor:
-        return logits.softmax(2) * torch.ones(logits.shape[2], dtype=torch.float64)
-
-
-class Detached(Plain):
-    def build(self, votes: Votes) -> Tensor:
-        if isinstance(votes, DenseVotes):
-            votes = DenseVotes(votes.poses.detach(), votes.weight)
-        return votes.build()
-
-
-class StopsGradient(Plain):
-    def compete(self, logits: Tensor) -> Tensor:
-        return super().compete(logits).detach()
-
-
-class Constant(Plain):
-    def build(self, votes: Votes) -> Tensor:
-        if isinstance(votes, DenseVotes):
-            votes = DenseVotes(torch.ones_like(votes.poses), votes.weight)
-        return votes.build()
-
-
-class Idle(Plain):
-    def __init__(self) -> None:
-        super().__init__()
-        self.beta = nn.Parameter(torch.ones(2))
-
-
-class FixedWhenMapped(Plain):
-    """A result that depends on how it is called."""
-
-    def start(self, votes: Tensor) -> Tensor:
-        mapped = torch._C._functorch.is_batchedtensor(votes)
-        return super().start(votes) * (0 if mapped else 1) + (votes.sum(-1) if mapped else 0)
-
-
+OVER_INPUTS = wrong("OverInputs", softmax_over="outputs", compete=lambda _, logits: logits.softmax(1))
+NAIVE_SQUASH = wrong("NaiveSquash", shorten=naive_squash)
+STOPS_GRADIENT = wrong("StopsGradient", compete=lambda self, logits: logits.softmax(2).detach())
+DRAWN = wrong("Drawn", start=lambda _, votes: torch.randn(votes.shape[:3], dtype=votes.dtype))
 WRONG: list[tuple[type[Plain], str, str]] = [
-    (SoftmaxOverInputs, "coupling", "over the outputs, but to one over the inputs; usual cause: a softmax over"),
-    (SoftmaxOverBatch, "batch independence", "the capsules of each image alone and in a batch differ by"),
-    (Sigmoid, "coupling", r"coupling sums to [\d.]+..[\d.]+ over the (in|out)puts"),
-    (CouplingTransposed, "shapes", r"coupling of shape \(3, 5, 7\) instead of \(3, 7, 5\) = \(B, I, J\)"),
-    (CouplingWhenNotAsked, "shapes", "returns a coupling that was not asked for"),
-    (CapsulesOnly, "call", r"must return a torchcaps.nn.Routed of .*, got a Tensor"),
-    (OtherSignature, "call", "raises TypeError: .*; usual cause: a forward without the arguments of"),
-    (
-        ActivationsLeftOut,
-        "inactive capsules",
-        "with an input capsule that is not active and with another in",
-    ),
-    (SharesOfThoseNotThere, "masks", "of a mask's capsules and of these alone"),
-    (ActivationsOfInputs, "shapes", r"activations of shape \(3, 7\) instead of \(3, 5\) = \(B, J\)"),
-    (Squeezed, "shapes", r"capsules of shape \(5, 4\) instead of \(1, 5, 4\) = \(B, J, D\)"),
-    (SqueezedComponents, "sizes of one", r"capsules of shape \(3, 5\) instead of \(3, 5, 1\)"),
-    (View, "memory layout", "raises RuntimeError: view size is not compatible.*; usual cause: view"),
-    (ReshapedVotes, "input order", "differ.*; usual cause: a reshape or view where a permute"),
-    (FromTheFirst, "input order", "differ.* a start from the first input capsule"),
-    (FavouredOutput, "output order", "the capsules of outputs reordered before and after routing differ by"),
-    (SharedLogits, "batch independence", "differ by .*; usual cause: logits shared or averaged over the batch"),
-    (BatchNormalised, "batch independence", "a normalisation by the batch"),
-    (SquashOverCapsules, "rotation", "the capsules rotated before and after routing differ by"),
-    (SquashOverOne, "rotation", "usual cause: a squash, norm or dot product over another axis"),
-    (NoSquash, "lengths", r"the longest capsule has the length \d+.*, more than one; usual cause: no squash"),
-    (NaiveSquash, "finite numbers", r"capsules for poses of zero: 60 of 60 numbers are NaN or infinite"),
-    (NaiveLength, "finite numbers", "the gradient of the poses for poses of zero: 126 of 126 numbers are NaN"),
-    (NaiveSoftmax, "finite numbers", "capsules for poses of length 1e6"),
-    (NaiveVariance, "finite numbers", "for (poses of zero|input capsules that all agree): .* a variance"),
-    (
-        AsksForTheWeight,
-        "other votes",
-        r"raises AttributeError: .* has no attribute 'weight' .test_testing.py, line \d+.; usual cause: votes.weight",
-    ),
-    (KnowsDenseVotes, "other votes", "capsules of votes that are built and of those that are not differ by"),
-    (
-        ChangesPoses,
-        "untouched inputs",
-        "its call changes the poses that it is given; usual cause: an operation in place",
-    ),
-    (RandomStart, "determinism", "differ by .*; usual cause: a random start"),
+    (OVER_INPUTS, "coupling", "over the outputs, but to one over the inputs; usual cause: a softmax over"),
+    (wrong("Sigmoid", compete=lambda _, b: b.sigmoid()), "coupling", r"coupling sums to [\d.]+..[\d.]+ over the"),
+    (wrong("OverBatch", compete=lambda _, b: b.softmax(0)), "batch independence", "of each image alone and in a batch"),
+    (wrong("OneForAll", agree=mean_agreement), "batch independence", "usual cause: logits shared or averaged over"),
+    (wrong("Transposed", **after(transposed)), "shapes", r"coupling of shape \(3, 5, 7\) instead of \(3, 7, 5\)"),
+    (wrong("NotAsked", forward=always_with_coupling), "shapes", "returns a coupling that was not asked for"),
+    (wrong("OfInputs", **after(lengths_of_inputs)), "shapes", r"activations of shape \(3, 7\) instead of \(3, 5\)"),
+    (wrong("Squeezed", **after(squeezed())), "shapes", r"capsules of shape \(5, 4\) instead of \(1, 5, 4\) = \(B, J"),
+    (wrong("SqueezedLast", **after(squeezed(-1))), "sizes of one", r"of shape \(3, 5\) instead of \(3, 5, 1\)"),
+    (wrong("PosesOnly", **after(lambda routed, _: routed.poses)), "call", r"must return .*Routed of .*, got a Tensor"),
+    (wrong("Bare", forward=lambda self, votes: Plain.forward(self, votes)), "call", "raises TypeError: .*; usual"),
+    (wrong("LeftOut", forward=weighs_the_last_sum), "inactive capsules", "with an input capsule that is not active"),
+    (wrong("NotThere", forward=shares_of_those_not_there), "masks", "of a mask's capsules and of these alone"),
+    (wrong("View", build=viewed), "memory layout", "raises RuntimeError: view size is not.*; usual cause: view"),
+    (wrong("MixedUp", build=mixed_up), "input order", "differ.*; usual cause: a reshape or view where a permute"),
+    (wrong("FromTheFirst", start=from_the_first), "input order", "differ.* a start from the first input capsule"),
+    (wrong("Favoured", start=favoured), "output order", "the capsules of outputs reordered before and after"),
+    (wrong("OverCapsules", shorten=lambda _, s: squash(s, 1)), "rotation", "the capsules rotated before and after"),
+    (wrong("OverOne", shorten=lambda _, s: squash(s[..., None])[..., 0]), "rotation", "a squash, norm or dot product"),
+    (wrong("NoSquash", shorten=lambda _, s: s), "lengths", r"the longest capsule has the length \d+.*, more than one"),
+    (NAIVE_SQUASH, "finite numbers", r"capsules for poses of zero: 60 of 60 numbers are NaN or infinite"),
+    (wrong("NaiveLength", shorten=naive_length), "finite numbers", "the gradient of the poses for poses of zero: 126"),
+    (wrong("NaiveSoftmax", compete=naive_softmax), "finite numbers", "capsules for poses of length 1e6"),
+    (wrong("Variance", agree=naive_variance), "finite numbers", "for (poses of zero|input capsules that all agree)"),
+    (wrong("Asks", build=asks_for_the_weight), "other votes", r"no attribute 'weight' .test_testing.py, line \d+.;"),
+    (wrong("Knows", build=knows_dense_votes), "other votes", "capsules of votes that are built and of those that are"),
+    (wrong("ChangesPoses", build=changes_poses), "untouched inputs", "its call changes the poses that it is given"),
+    (DRAWN, "determinism", "differ by .*; usual cause: a random start"),
     (Remembers, "determinism", "logits kept from one call to the next"),
     (PlainTensor, "state", "scales holds a tensor that is neither a parameter nor a buffer"),
     (Unsaved, "state", "capsules before and after saving and loading the state_dict differ by"),
-    (SingleInside, "dtypes", "inputs of torch.float64 give capsules of torch.float32"),
-    (SingleOut, "dtypes", "inputs of torch.float64 give capsules of torch.float32"),
-    (DoubleConstant, "dtypes", "raises RuntimeError: expected scalar type"),
-    (RoundedInside, "gradients", "finite differences give .*float32 inside"),
-    (Detached, "gradients", "along a random direction, the gradient of the poses is 0, finite differences give"),
-    (
-        StopsGradient,
-        "gradients",
-        r"the gradient of the (poses|weight) is -?[\d.e-]+, finite differences give -?[\d.e-]+",
-    ),
-    (Constant, "gradients", "capsules do not depend on the poses"),
-    (Idle, "used parameters", "no gradient reaches the parameter beta"),
-    (FixedWhenMapped, "torch.func.vmap", "capsules under torch.func.vmap and from a loop differ by"),
+    (wrong("Single", build=lambda _, votes: votes.build().float()), "dtypes", "inputs of torch.float64 give capsules"),
+    (wrong("DoubleConstant", compete=double_constant), "dtypes", "raises RuntimeError: expected scalar type"),
+    (wrong("RoundedInside", build=rounded), "gradients", "finite differences give .*float32 inside"),
+    (wrong("Detached", build=of_other_poses(Tensor.detach)), "gradients", "the gradient of the poses is 0, finite"),
+    (STOPS_GRADIENT, "gradients", r"the gradient of the (poses|weight) is -?[\d.e-]+, finite differences give -?\d"),
+    (wrong("Constant", build=of_other_poses(torch.ones_like)), "gradients", "capsules do not depend on the poses"),
+    (Learned, "used parameters", "no gradient reaches the parameter beta"),
+    (wrong("Mapped", start=fixed_when_mapped), "torch.func.vmap", "capsules under torch.func.vmap and from a loop"),
 ]
 
 
@@ -535,54 +363,27 @@ def failure(check: Callable[..., Any], *args: Any, **options: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("wrong", "name", "says"), WRONG, ids=[wrong.__name__ for wrong, _, _ in WRONG])
-def test_a_wrong_routing_fails(wrong: type[Plain], name: str, says: str) -> None:
+def test_a_wrong_routing_fails() -> None:
     """By the property that it lacks: with all others skipped, and as the first that is met of those it lacks."""
-    skip = set(_ROUTING) - {name}
-    for said in (failure(check_routing, wrong(), skip=skip), failure(check_routing, wrong())):
-        assert said.count("\n") == 0
-        assert "; usual cause: " in said
-    said = failure(check_routing, wrong(), skip=skip)
-    assert said.startswith(f"{wrong.__name__} fails “{name}”: ")
-    assert re.search(says, said), said
-
-
-def test_every_check_was_shown_to_fail() -> None:
-    assert {name for _, name, _ in WRONG} == set(_ROUTING)
-
-
-class Leak(Plain):
-    """Leaks across the batch, times a factor that starts at zero."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.beta = nn.Parameter(torch.zeros(()))
-
-    def gather(self, coupling: Tensor, votes: Tensor) -> Tensor:
-        total = torch.einsum("bij,bijd->bjd", coupling, votes)
-        return self.shorten(total + self.beta * total.mean(0))
+    for kind, name, says in WRONG:
+        alone, first = failure(check_routing, kind(), skip=set(_ROUTING) - {name}), failure(check_routing, kind())
+        for said in (alone, first):
+            assert said.count("\n") == 0
+            assert "; usual cause: " in said
+        assert alone.startswith(f"{kind.__name__} fails “{name}”: ")
+        assert re.search(says, alone), alone
+    assert {name for _, name, _ in WRONG} == set(_ROUTING), "every check was shown to fail"
+    assert check_routing(STOPS_GRADIENT(), skip=["gradients"])["gradients"] == "skipped"
+    assert failure(check_routing, DRAWN()).startswith("Drawn fails “determinism”: ")
 
 
 def test_a_factor_that_starts_at_zero_hides_nothing() -> None:
-    said = failure(check_routing, Leak())
+    def leak(self: Any, coupling: Tensor, votes: Tensor) -> Tensor:
+        total = torch.einsum("bij,bijd->bjd", coupling, votes)
+        return squash(total + (self.beta - 1) * total.mean(0))
+
+    said = failure(check_routing, wrong("Leak", Learned, gather=leak)())
     assert said.startswith("Leak fails “batch independence” with its parameters moved at random: ")
-
-
-class Drawn(Plain):
-    """Starts from random logits, as MIND does."""
-
-    def start(self, votes: Tensor) -> Tensor:
-        return torch.randn(votes.shape[:3], dtype=votes.dtype)
-
-
-def test_what_is_random_is_said_to_be_so() -> None:
-    said = failure(check_routing, Drawn())
-    assert said.startswith("Drawn fails “determinism”: ")
-    assert "a random start" in said
-
-
-def test_a_stopped_gradient_is_skipped_by_name() -> None:
-    assert check_routing(StopsGradient(), skip=["gradients"])["gradients"] == "skipped"
 
 
 # ---- layers
@@ -596,21 +397,9 @@ def test_the_librarys_layer_passes() -> None:
     assert all(parameter.grad is None for parameter in layer.parameters())
     stack = nn.Sequential(DenseCapsules(6, 4, 5, 3), DenseCapsules(5, 3, 2, 8))
     assert check_capsule_layer(stack, in_capsules=6, in_dim=4)["shapes"] == "capsules (1, 2, 8) for a batch of one"
-
-
-class Batched(DenseCapsules):
-    def forward(self, capsules: Any) -> Capsules:
-        return super().forward(capsules - capsules.mean(0))
-
-
-class Lengths(DenseCapsules):
-    def forward(self, capsules: Any) -> Any:
-        return super().forward(capsules).scores()
-
-
-class Unrouted(DenseCapsules):
-    def forward(self, capsules: Any) -> Capsules:
-        return Capsules(dynamic_routing(self.transform(capsules).build(), 0).poses)
+    for transform, K, D in ((Shared, 6, 4), (Elementwise, 4, 4), (Matrix, 4, 4)):
+        layer = DenseCapsules(7, K, 5, D, transform=transform(), routing=DynamicRouting(2))
+        assert list(check_capsule_layer(layer)) == list(_LAYER)
 
 
 class Spare(DenseCapsules):
@@ -621,31 +410,25 @@ class Spare(DenseCapsules):
         self.spare = nn.Parameter(torch.ones(2))
 
 
-class Halved(DenseCapsules):
-    """Says J = 5, gives 2."""
+def test_a_wrong_layer_fails() -> None:
+    def layer(name: str, forward: Callable[..., Any]) -> nn.Module:
+        return type(name, (DenseCapsules,), {"forward": forward})(7, 6, 5, 4)
 
-    def forward(self, capsules: Any) -> Any:
-        return super().forward(capsules).poses[:, :2]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "options", "name", "says"),
-    [
-        (Batched, {}, "batch independence", "each image alone and in a batch"),
-        (Lengths, {}, "shapes", r"\(3, 5\) instead of \(3, 5, 4\)"),
-        (Halved, {}, "shapes", r"\(3, 2, 4\) instead of \(3, 5, 4\)"),
-        (Unrouted, {}, "lengths", "more than one"),
-        (DenseCapsules, {"routing": DynamicRouting(stop_gradient=True)}, "gradients", "finite differences"),
-        (DenseCapsules, {"routing": NaiveSquash()}, "finite numbers", "NaN"),
-        (Spare, {}, "used parameters", "no gradient reaches the parameter spare"),
-    ],
-)
-def test_a_wrong_layer_fails(wrong: type[DenseCapsules], options: dict[str, Any], name: str, says: str) -> None:
-    layer = wrong(7, 6, 5, 4, **options)
-    said = failure(check_capsule_layer, layer, skip=set(_LAYER) - {name})
-    assert said.startswith(f"{wrong.__name__} fails “{name}”: ")
-    assert re.search(says, said), said
-    failure(check_capsule_layer, layer)
+    usual = DenseCapsules.forward
+    stopped = DenseCapsules(7, 6, 5, 4, routing=DynamicRouting(stop_gradient=True))
+    for module, name, says in (
+        (layer("Batched", lambda self, u: usual(self, u - u.mean(0))), "batch independence", "each image alone and in"),
+        (layer("Lengths", lambda self, u: usual(self, u).scores()), "shapes", r"\(3, 5\) instead of \(3, 5, 4\)"),
+        (layer("Halved", lambda self, u: usual(self, u).poses[:, :2]), "shapes", r"\(3, 2, 4\) instead of \(3, 5, 4\)"),
+        (layer("Unrouted", lambda self, u: Capsules(self.transform(u).build().sum(1))), "lengths", "more than one"),
+        (stopped, "gradients", "finite differences"),
+        (DenseCapsules(7, 6, 5, 4, routing=NAIVE_SQUASH()), "finite numbers", "NaN"),
+        (Spare(7, 6, 5, 4), "used parameters", "no gradient reaches the parameter spare"),
+    ):
+        said = failure(check_capsule_layer, module, skip=set(_LAYER) - {name})
+        assert said.startswith(f"{type(module).__name__} fails “{name}”: ")
+        assert re.search(says, said), said
+        failure(check_capsule_layer, module)
 
 
 # ---- what it is asked

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -72,22 +70,18 @@ def test_they_are_rendered_once_and_kept(tmp_path: Path, cache: Path, monkeypatc
 
 
 @pytest.mark.usefixtures("few")
-@pytest.mark.parametrize("damage", ["cut", "pixel", "checksum", "longer"])
-def test_a_damaged_file_is_made_again(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_file_is_made_again(tmp_path: Path) -> None:
     whole = load_dataset("viewpoints", data_dir=tmp_path).test.images
     path = tmp_path / FILE
     good = path.read_bytes()
-    contents = bytearray(good)
-    if damage == "cut":
-        contents = contents[:-1]
-    elif damage == "longer":
-        contents += b"x"
-    else:
-        contents[5 if damage == "checksum" else 5000] ^= 1
-    path.write_bytes(contents)
-    assert torch.equal(load_dataset("viewpoints", data_dir=tmp_path).test.images, whole)
-    assert path.read_bytes() == good
-    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    wrong_pixel, wrong_checksum = bytearray(good), bytearray(good)
+    wrong_pixel[5000] ^= 1
+    wrong_checksum[5] ^= 1
+    for damaged in (good[:-1], good + b"x", wrong_pixel, wrong_checksum):
+        path.write_bytes(damaged)
+        assert torch.equal(load_dataset("viewpoints", data_dir=tmp_path).test.images, whole)
+        assert path.read_bytes() == good
+        assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
 @pytest.mark.usefixtures("few")
@@ -106,7 +100,7 @@ def test_factors_are_those_of_the_image(tmp_path: Path) -> None:
 
 
 def test_the_pixels_are_the_same_everywhere() -> None:
-    """Of one object from all sides: what was measured on x86-64 with AVX2."""
+    """One object from all sides: what was measured on x86-64 with AVX2."""
     pixels = _render(_draw(viewpoints._CATEGORIES["animal"], np.random.RandomState(0)))
     assert pixels.shape == (324, 48, 48)
     assert hashlib.sha256(pixels).hexdigest() == "cb95ce2e4d1e477e8bc77b37423ced832d996e780e6ca645458faecf87d972a6"
@@ -141,11 +135,7 @@ def test_every_object_has_five_to_nine_ellipsoids_and_fits_into_the_image() -> N
             scene = _draw(parts, random)
             assert 5 <= len(scene.centres) <= 9
             assert (np.abs(scene.centres) + scene.axes).max() <= 1
-            assert (_render_one(scene)[[0, -1]] == 0).all()
-
-
-def _render_one(scene: Any) -> np.ndarray:
-    return _shade(scene, _camera(40, 50))[0]
+            assert (_shade(scene, _camera(40, 50))[0][[0, -1]] == 0).all()
 
 
 def test_a_sphere_is_shaded_by_lamberts_law() -> None:
@@ -169,11 +159,3 @@ def test_what_is_nearer_hides_what_is_behind() -> None:
     assert front[48, 48] > 0.2 > 0.11 > back[48, 48] > 0
     side = _shade(scene, _camera(90, 0))[1]  # seen from its left, the front is on the left
     assert side[48, :24].max() > 0.2 > 0.11 > side[48, 72:].max()
-
-
-def test_the_camera_turns_about_the_object() -> None:
-    for azimuth in range(0, 360, 50):
-        for elevation in (0, 30, 70):
-            camera = _camera(azimuth, elevation)
-            assert np.abs(camera @ camera.T - np.eye(3)).max() < 1e-8
-            assert abs(camera[2, 2] - math.sin(math.radians(elevation))) < 1e-8

@@ -1,13 +1,16 @@
 """A run small enough to train in a second."""
 
+import csv
 import signal
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.training import Progress, TrainConfig, make_config
+from torchcaps.training import Progress, TrainConfig, make_config, resume, train
 
 
 class StopAt(Progress):
@@ -19,6 +22,40 @@ class StopAt(Progress):
     def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
         if step == self.at:
             signal.raise_signal(self.number)
+
+
+class Heard(Progress):
+    """Keeps what a run tells."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.steps: list[int] = []
+        self.rows: list[Mapping[str, Any]] = []
+
+    def message(self, text: str) -> None:
+        self.said.append(text)
+
+    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
+        self.steps.append(step)
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        self.rows.append(row)
+
+
+def run(config: TrainConfig, out: Path | None = None, progress: Progress | None = None) -> dict[str, Any]:
+    """Train, and draw nothing; the summary."""
+    return train(config, out, progress=progress or Progress(), figures=False)
+
+
+def go_on(out: Path, progress: Progress | None = None, **overrides: Any) -> dict[str, Any]:
+    """Resume, and draw nothing; the summary."""
+    return resume(out, overrides=overrides, progress=progress or Progress(), figures=False)
+
+
+def rows(out: Path) -> list[dict[str, str]]:
+    """The lines of metrics.csv without their times."""
+    found = list(csv.DictReader((out / "metrics.csv").open()))
+    return [{name: row[name] for name in row if name not in ("seconds", "images_per_second")} for row in found]
 
 
 def write_bars(path: Path) -> Path:

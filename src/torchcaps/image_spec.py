@@ -64,5 +64,10 @@ class ImageSpec:
                 raise InputError(f"{name} must be a list, got {shown(given.get(name))}")
             given[name] = tuple(given[name])
         for name, kind in (("preparation", Preparation), ("calibration", Calibration)):
-            given[name] = kind.from_json(given.get(name))
+            held = given.get(name)
+            if held is not None:
+                fields = kind.__dataclass_fields__
+                if not isinstance(held, Mapping) or not fields.keys() <= held.keys():
+                    raise InputError(f"{name} must have {', '.join(fields)}, got {shown(held)}")
+                given[name] = kind(**{field: held[field] for field in fields})
         return cls(**given)

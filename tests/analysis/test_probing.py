@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchcaps.analysis import figure_probe, probe, with_affine_factors
+from torchcaps.analysis import Probe, Probing, probe, with_affine_factors
 from torchcaps.analysis.probing import _judge, _numbers, _target
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
@@ -20,6 +20,10 @@ def bright(count: int, seed: int, **more: torch.Tensor) -> ImageSet:
     light = torch.rand(count, generator=random)
     images[:, :, 2:6, 3:7] += (light * 190).to(torch.uint8)[:, None, None, None]
     return ImageSet(images, torch.arange(count) % 4, factors={"light": light, "thing": torch.arange(count), **more})
+
+
+def figure_of(**networks: list[Probe]):
+    return Probing(networks, {}).figures()[""]
 
 
 def linear(count: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -55,12 +59,12 @@ def test_pose_and_pixels_of_a_network(make_model, words) -> None:
         assert each.shuffled["light"] < 0.2
     assert found[1].r2["light"] > 0.95
     assert found[0].r2["light"] > 0.5
-    figure = figure_probe({"mine": found})
+    figure = figure_of(mine=found)
     assert {"mine: pose (5)", "pixels (80)", "light"} <= set(words(figure))
-    both = set(words(figure_probe({"mine": found, "yours": found})))
+    both = set(words(figure_of(mine=found, yours=found)))
     assert {"mine: pose (5)", "yours: pose (5)", "pixels (80)"} <= both  # the same pixels once
     other = [found[0], dataclasses.replace(found[1], r2={"light": 0.1})]
-    both = set(words(figure_probe({"mine": found, "yours": other})))
+    both = set(words(figure_of(mine=found, yours=other)))
     assert {"pixels (80)", "yours: pixels (80)"} <= both
 
 
@@ -124,4 +128,4 @@ def test_what_cannot_be_probed(make_model) -> None:
     with pytest.raises(InputError, match="one object, but this network finds 2"):
         probe(two, fitted, held_out)
     with pytest.raises(InputError, match="at least one probe"):
-        figure_probe({})
+        figure_of()

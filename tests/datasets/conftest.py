@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -32,9 +31,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def mnist_dir() -> Path:
     """The real MNIST files."""
-    from torchcaps.datasets.sources.mnist import FAMILIES
+    from torchcaps.datasets.sources.mnist import MNIST
 
-    if not _NAMED or FAMILIES[0].find(Path(_NAMED)) is None:
+    if not _NAMED or MNIST.find(Path(_NAMED)) is None:
         pytest.skip("the environment variable TORCHCAPS_DATA names no folder with the four MNIST files")
     return Path(_NAMED)
 
@@ -69,18 +68,15 @@ def small_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that passes for MNIST's, of 100 training and 40 test digits: an L of ink where MNIST has its digits."""
     from torchcaps.datasets.sources import mnist
 
-    shapes, folder = {}, tmp_path / "mnist"
+    folder, random = tmp_path / "mnist", np.random.default_rng(0)
     folder.mkdir()
-    random = np.random.default_rng(0)
     for part, n in (("train", 100), ("t10k", 40)):
         images = np.zeros((n, 28, 28), np.uint8)
         images[:, 4:24, 8:11] = images[:, 21:24, 8:20] = random.integers(1, 256, (n, 1, 1))
         for name, array in (("images-idx3-ubyte", images), ("labels-idx1-ubyte", np.arange(n, dtype=np.uint8) % 10)):
-            shapes[f"{part}-{name}"] = array.shape
+            monkeypatch.setitem(mnist.SHAPES, f"{part}-{name}", array.shape)
             header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
             (folder / f"{part}-{name}").write_bytes(header + array.tobytes())
-    family = dataclasses.replace(mnist.FAMILIES[0], shapes=shapes, labels_md5=None)
-    monkeypatch.setattr(mnist, "FAMILIES", (family,))
     return folder
 
 
@@ -93,7 +89,7 @@ def serve() -> Iterator[Callable[[dict[str, bytes]], str]]:
         def do_GET(self) -> None:
             body = served.get(self.path[1:])
             self.send_response(404 if body is None else 200)
-            self.send_header("Content-Length", str(len(body or b"")))
+            self.send_header("Content-Length", str(len(body or b"") + ("half" in self.path)))
             self.end_headers()
             self.wfile.write(body or b"")
 

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -26,17 +24,13 @@ def turned(pixels: Tensor, degrees: float = 0.0, scale: float = 1.0, shift: tupl
     return warp(pixels, maps, (pixels.shape[2], pixels.shape[3]))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_identity_returns_the_images(shape: tuple[int, int, int]) -> None:
-    pixels = images(shape)
-    assert_close(turned(pixels), pixels, 1e-9)
-
-
-@pytest.mark.parametrize("quarters", [-1, 1, 2, 3, 4])
-@pytest.mark.parametrize("size", [6, 5])
-def test_quarter_turns_are_rot90_and_counterclockwise(quarters: int, size: int) -> None:
-    pixels = images((2, size, size))
-    assert_close(turned(pixels, 90 * quarters), torch.rot90(pixels, quarters, (2, 3)), 1e-9)
+def test_the_identity_and_quarter_turns_are_rot90_and_counterclockwise() -> None:
+    for shape in SHAPES:
+        assert_close(turned(images(shape)), images(shape), 1e-9)
+    for size in (6, 5):
+        for quarters in (-1, 1, 2, 3, 4):
+            pixels = images((2, size, size))
+            assert_close(turned(pixels, 90 * quarters), torch.rot90(pixels, quarters, (2, 3)), 1e-9)
 
 
 def test_a_whole_shift_moves_pixels_right_and_down_and_zeros_in() -> None:
@@ -95,16 +89,6 @@ def test_an_image_does_not_depend_on_its_neighbours(dtype: torch.dtype) -> None:
     together = warp(pixels, maps, (28, 28))
     for part in (slice(1), slice(3, 40), slice(63, 64)):
         assert torch.equal(warp(pixels[part], maps[part], (28, 28)), together[part])
-
-
-def test_a_small_turn_keeps_the_ink() -> None:
-    pixels = torch.zeros(1, 1, 21, 21, dtype=torch.uint8)
-    pixels[..., 7:14, 9:12] = 200
-    ink = float(pixels.sum(dtype=torch.float64))
-    for degrees in (5, 37, 60):
-        assert float(turned(pixels, degrees).sum()) == pytest.approx(ink, rel=0.03)
-    assert float(turned(pixels, scale=1.5).sum()) == pytest.approx(ink * 1.5**2, rel=0.06)
-    assert math.isclose(float(turned(pixels, shift=(0.3, -1.7)).sum()), ink, rel_tol=1e-3)
 
 
 def test_what_lies_outside_is_zero_or_the_nearest_pixel_of_the_edge() -> None:

@@ -25,16 +25,10 @@ def moved(image: torch.Tensor, down: int, right: int) -> torch.Tensor:
     return result
 
 
-def test_moved_by_hand() -> None:
-    image = torch.tensor([[[1, 2], [3, 4]]])
-    assert moved(image, 1, 0).tolist() == [[[0, 0], [1, 2]]]
-    assert moved(image, 0, -1).tolist() == [[[2, 0], [4, 0]]]
-    assert moved(image, 1, 1).tolist() == [[[0, 0], [0, 1]]]
-
-
 def shifts_of(loader: BatchLoader, epoch: int, batch: int) -> torch.Tensor:
     """How far each image of a whole batch is moved (down, to the right)."""
-    return loader.augmentation.max_shift - loader.changes(epoch, batch).corners
+    key, change = (loader.seed, epoch, batch), loader.augmentation
+    return change.max_shift - change.draw((1, 6, 5), loader.batch_size, key).corners
 
 
 def same(first: list[Batch], second: list[Batch]) -> bool:
@@ -43,22 +37,27 @@ def same(first: list[Batch], second: list[Batch]) -> bool:
     )
 
 
+def loaded(images: ImageSet | PairSet, size: int = 8, epoch: int = 0, start: int = 0, **options: Any) -> list[Batch]:
+    change = Augmentation(options.pop("max_shift", 0))
+    return list(BatchLoader(images, size, shuffle=True, augmentation=change, **options).batches(epoch, start))
+
+
 def test_evaluation_gives_every_image_once_in_its_order_and_unmoved(make_set: MakeSet) -> None:
     images = make_set(11, (3, 6, 5))
+    before = images.images.clone()
     loader = BatchLoader(images, 4, shuffle=False)
     batches = list(loader.batches(0))
     assert len(loader) == len(batches) == 3
     assert [len(batch.labels) for batch in batches] == [4, 4, 3]
     assert torch.equal(torch.cat([batch.images for batch in batches]), images.images.float() / 255)
     assert torch.equal(torch.cat([batch.labels for batch in batches]), images.labels)
-    assert batches[0].images.dtype == torch.float32
+    assert all((batch.images.dtype, batch.parts) == (torch.float32, None) for batch in batches)
     assert same(batches, list(loader.batches(7)))
-
-
-def test_pixels_run_from_0_to_1() -> None:
-    images = ImageSet(torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16), torch.zeros(1).long())
-    (batch,) = BatchLoader(images, 1, shuffle=False).batches(0)
-    assert torch.equal(batch.images.flatten(), torch.arange(256) / 255)
+    for batch in batches:  # they share no memory with the set
+        batch.images.zero_()
+    assert torch.equal(images.images, before)
+    (batch,) = BatchLoader(images, 256, shuffle=False).batches(0)
+    assert len(batch.labels) == 11
 
 
 @pytest.mark.parametrize("shape", [(1, 6, 5), (3, 4, 7)])
@@ -66,164 +65,118 @@ def test_each_image_is_moved_by_its_own_shift(make_set: MakeSet, shape: tuple[in
     images = make_set(30, shape)
     loader = BatchLoader(images, 8, shuffle=True, augmentation=Augmentation(3), seed=5)
     for number, batch in enumerate(loader.batches(2)):
-        index = loader.order(2)[number * 8 : (number + 1) * 8]
-        shifts = shifts_of(loader, 2, number)
-        for place, i in enumerate(index):
-            down, right = shifts[place].tolist()
+        for place, i in enumerate(loader.order(2)[number * 8 : (number + 1) * 8]):
+            down, right = shifts_of(loader, 2, number)[place].tolist()
             assert torch.equal(batch.images[place], moved(images.images[i], down, right).float() / 255)
             assert batch.labels[place] == images.labels[i]
 
 
 def test_shifts_are_uniform_over_the_whole_range_on_both_axes(make_set: MakeSet) -> None:
     loader = BatchLoader(make_set(6000, (1, 5, 5)), 6000, shuffle=True, augmentation=Augmentation(2))
-    shifts = shifts_of(loader, 0, 0)
-    pairs = (shifts[:, 0] + 2) * 5 + shifts[:, 1] + 2
-    counts = pairs.bincount(minlength=25)
+    down, right = shifts_of(loader, 0, 0).unbind(1)
+    counts = ((down + 2) * 5 + right + 2).bincount(minlength=25)
     assert len(counts) == 25
     assert counts.min() > 160  # 240 expected, 15 a standard deviation
     assert counts.max() < 320
 
 
-def test_an_epoch_is_a_new_order_of_all_images(make_set: MakeSet) -> None:
-    loader = BatchLoader(make_set(50), 10, shuffle=True)
-    orders = [loader.order(epoch) for epoch in range(3)]
-    for order in orders:
-        assert torch.equal(order.sort().values, torch.arange(50))
-    assert not torch.equal(orders[0], orders[1])
-    assert not torch.equal(orders[1], orders[2])
-
-
-def test_the_same_seed_gives_the_same_batches_and_another_one_others(make_set: MakeSet) -> None:
-    first, again, other = (
-        list(BatchLoader(make_set(40), 8, shuffle=True, augmentation=Augmentation(1), seed=seed).batches(3))
-        for seed in (1, 1, 2)
-    )
-    assert same(first, again)
-    assert not same(first, other)
-
-
-def test_seed_and_epoch_do_not_add_up(make_set: MakeSet) -> None:
-    """Seed 1's epoch 0 is not seed 0's epoch 1, or runs that should be independent would share their orders."""
-    a, b = (BatchLoader(make_set(40), 8, shuffle=True, augmentation=Augmentation(2), seed=seed) for seed in (0, 1))
-    assert not torch.equal(a.order(1), b.order(0))
-    assert not torch.equal(shifts_of(a, 1, 0), shifts_of(b, 0, 0))
-    assert not torch.equal(shifts_of(a, 0, 1), shifts_of(a, 1, 0))
-
-
-def test_the_order_does_not_depend_on_whether_images_are_shifted(make_set: MakeSet) -> None:
-    plain, shifted = (BatchLoader(make_set(40), 8, shuffle=True, augmentation=Augmentation(m)) for m in (0, 2))
-    assert torch.equal(plain.order(0), shifted.order(0))
-
-
-def test_global_random_state_is_neither_read_nor_moved(make_set: MakeSet) -> None:
-    loader = BatchLoader(make_set(40), 8, shuffle=True, augmentation=Augmentation(2))
-    torch.manual_seed(1)
-    first = list(loader.batches(0))
-    state = torch.random.get_rng_state()
+def test_what_an_epoch_depends_on(make_set: MakeSet) -> None:
+    images = make_set(40)
+    a, b = (BatchLoader(images, 8, shuffle=True, augmentation=Augmentation(2), seed=seed) for seed in (0, 1))
+    orders = [a.order(0), a.order(1), b.order(0), b.order(1)]  # seed and epoch do not add up
+    drawn = [shifts_of(*each) for each in ((a, 0, 0), (a, 0, 1), (a, 1, 0), (b, 0, 0), (b, 1, 0))]
+    for values in (orders, drawn):
+        assert all(not torch.equal(one, other) for i, one in enumerate(values) for other in values[:i])
+    assert all(torch.equal(order.sort().values, torch.arange(40)) for order in orders)
+    assert torch.equal(BatchLoader(images, 8, shuffle=True).order(0), a.order(0))  # however images are changed
+    torch.manual_seed(1)  # the global state is neither read nor moved
+    first, state = list(a.batches(0)), torch.random.get_rng_state()
     torch.manual_seed(2)
-    assert same(first, list(loader.batches(0)))
+    assert same(first, list(a.batches(0)))
     torch.manual_seed(1)
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
 @pytest.mark.parametrize("start", [0, 1, 4, 5])
 def test_a_resumed_epoch_goes_on_exactly(make_set: MakeSet, start: int) -> None:
-    loader = BatchLoader(make_set(37), 8, shuffle=True, augmentation=Augmentation(2))
-    whole = list(loader.batches(4))
-    assert len(whole) == 5
-    assert same(whole[start:], list(loader.batches(4, start)))
+    for images in (make_set(37), PairSet(make_set(37))):
+        whole = loaded(images, epoch=4, max_shift=2)
+        assert len(whole) == 5
+        assert same(whole[start:], loaded(images, epoch=4, start=start, max_shift=2))
 
 
 @settings(max_examples=30, deadline=None)
-@given(n=st.integers(1, 40), batch=st.integers(1, 12), world=st.integers(1, 5), shuffle=st.booleans())
-def test_many_processes_see_together_what_one_sees(n: int, batch: int, world: int, shuffle: bool) -> None:
-    if shuffle:
+@given(n=st.integers(1, 40), batch=st.integers(1, 12), world=st.integers(1, 5), kind=st.sampled_from(["", "T", "P"]))
+def test_many_processes_see_together_what_one_sees(n: int, batch: int, world: int, kind: str) -> None:
+    """In evaluation, in training and of pairs."""
+    if kind:
         batch *= world
-        n += batch
-    images = ImageSet(torch.randint(0, 256, (n, 1, 4, 4), dtype=torch.uint8), torch.arange(n))
+        n += batch + 1
+    images: ImageSet | PairSet = ImageSet(torch.randint(0, 256, (n, 1, 4, 4), dtype=torch.uint8), torch.arange(n))
+    if kind == "P":
+        images = PairSet(images, max_shift=1)
+    change = Augmentation(2, flip=True) if kind else None
 
     def batches(rank: int, size: int) -> list[Batch]:
-        loader = BatchLoader(
-            images,
-            batch,
-            shuffle=shuffle,
-            augmentation=Augmentation(2 * shuffle),
-            rank=rank,
-            world_size=size,
-            seed=n,
-        )
-        return list(loader.batches(1))
+        place = {"rank": rank, "world_size": size, "seed": n}
+        return list(BatchLoader(images, batch, shuffle=bool(kind), augmentation=change, **place).batches(1))
 
     alone = batches(0, 1)
     shares = [batches(rank, world) for rank in range(world)]
     assert {len(share) for share in shares} == {len(alone)}
     for number, whole in enumerate(alone):
-        parts = [share[number] for share in shares]
-        assert torch.equal(torch.cat([part.images for part in parts]), whole.images)
-        assert torch.equal(torch.cat([part.labels for part in parts]), whole.labels)
-        sizes = [len(part.labels) for part in parts]
+        for each, wanted in enumerate(whole):
+            if wanted is not None:
+                assert torch.equal(torch.cat([share[number][each] for share in shares]), wanted)  # type: ignore[misc]
+        sizes = [len(share[number].labels) for share in shares]
         assert max(sizes) - min(sizes) <= 1
 
 
 def test_the_last_batch_can_be_dropped(make_set: MakeSet) -> None:
-    loader = BatchLoader(make_set(11), 4, shuffle=True, drop_last=True)
-    assert [len(batch.labels) for batch in loader.batches(0)] == [4, 4]
-    assert len(loader) == 2
-    assert len(BatchLoader(make_set(12), 4, shuffle=True, drop_last=True)) == 3
-
-
-def test_batches_do_not_share_memory_with_the_set(make_set: MakeSet) -> None:
-    images = make_set()
-    before = images.images.clone()
-    for batch in BatchLoader(images, 12, shuffle=False).batches(0):
-        batch.images.zero_()
-        batch.labels.zero_()
-    assert torch.equal(images.images, before)
-    assert images.labels.max() > 0
-
-
-def test_evaluation_batches_may_be_larger_than_the_set(make_set: MakeSet) -> None:
-    (batch,) = BatchLoader(make_set(5), 256, shuffle=False).batches(0)
-    assert len(batch.labels) == 5
+    assert [len(batch.labels) for batch in loaded(make_set(11), 4, drop_last=True)] == [4, 4]
+    assert [len(BatchLoader(make_set(n), 4, shuffle=True, drop_last=True)) for n in (11, 12)] == [2, 3]
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "named"),
     [
-        ({"batch_size": 13, "shuffle": True}, "batch size is 13, but there are only 12 images"),
+        ({"batch_size": 13}, "batch size is 13, but there are only 12 images"),
         ({"batch_size": 13, "shuffle": False, "drop_last": True}, "only 12 images"),
-        ({"batch_size": 0, "shuffle": True}, "batch_size must be 1 to .*, got 0"),
-        ({"batch_size": 4, "shuffle": True, "world_size": 3}, "3 processes cannot share evenly.*multiple of 3"),
-        ({"batch_size": 4, "shuffle": True, "world_size": 2, "rank": 2}, "rank must be from 0.*got 2"),
-        ({"batch_size": 4, "shuffle": False, "augmentation": Augmentation(2)}, "only training images"),
-        (
-            {"batch_size": 4, "shuffle": True, "augmentation": Augmentation(5)},
-            "5 pixels can be moved by 0 to 4",
-        ),
-        ({"batch_size": 4, "shuffle": True, "augmentation": Augmentation(-1)}, "max_shift is -1"),
-        ({"batch_size": torch.ones(2, 2), "shuffle": True}, "batch_size must be 1 to .*, got tensor"),
-        ({"batch_size": 4, "shuffle": torch.ones(2, 2)}, "shuffle must be True or False, got a tensor"),
-        ({"batch_size": 4, "shuffle": True, "drop_last": 1}, "drop_last must be True or False, got 1"),
-        ({"batch_size": 2.5, "shuffle": True}, "batch_size must be a whole number.* got 2.5"),
-        ({"batch_size": 4, "shuffle": True, "world_size": "2"}, "world_size must be 1 to .*, got '2'"),
-        ({"batch_size": 4, "shuffle": True, "seed": -1}, "seed must be 0 to 4294967295, got -1"),
+        ({"world_size": 3}, "3 processes cannot share evenly.*multiple of 3"),
+        ({"world_size": 2, "rank": 2}, "rank must be from 0.*got 2"),
+        ({"shuffle": False, "augmentation": Augmentation(2)}, "only training images"),
+        ({"shuffle": False, "augmentation": Augmentation(crop=4)}, "only training images"),
+        ({"augmentation": Augmentation(5)}, "5 pixels can be moved by 0 to 4"),
+        ({"augmentation": Augmentation(-1)}, "max_shift is -1"),
+        ({"augmentation": Augmentation(crop=6)}, "crop is 6 pixels, but squares of 1 to 5 can be cut out"),
+        ({"augmentation": {"max_shift": 2}}, "augmentation must be an Augmentation"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": torch.ones(2, 2)}, "batch_size"),
+        ({"batch_size": 2.5}, "batch_size"),
+        ({"shuffle": torch.ones(2, 2)}, "shuffle"),
+        ({"drop_last": 1}, "drop_last"),
+        ({"world_size": "2"}, "world_size"),
+        ({"seed": -1}, "seed"),
     ],
 )
-def test_options_that_cannot_be(make_set: MakeSet, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        BatchLoader(make_set(12), **options)
+def test_options_that_cannot_be(make_set: MakeSet, options: dict[str, Any], named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        BatchLoader(make_set(12), **{"batch_size": 4, "shuffle": True} | options)
 
 
-@pytest.mark.parametrize(
-    ("epoch", "start", "words"),
-    [
-        *[(-1, 0, "epoch must be 0 to .*, got -1"), (0, 4, "3 batches"), (0, -1, "-1")],
-        *[(torch.ones(2), 0, "epoch must be 0 to .*, got tensor"), (0, 0.5, "start must be a whole number.* got 0.5")],
-    ],
-)
-def test_epochs_and_starts_that_cannot_be(make_set: MakeSet, epoch: Any, start: Any, words: str) -> None:
-    with pytest.raises(InputError, match=words):  # at the call, not at the first batch
-        BatchLoader(make_set(12), 4, shuffle=True).batches(epoch, start)
+def test_epochs_starts_and_sets_that_cannot_be(make_set: MakeSet) -> None:
+    loader = BatchLoader(make_set(12), 4, shuffle=True)
+    for given_, named in (
+        ((-1, 0), "epoch"),
+        ((torch.ones(2), 0), "epoch"),
+        ((0, 4), "3 batches"),
+        ((0, -1), "start"),
+        ((0, 0.5), "start"),
+    ):
+        with pytest.raises(InputError, match=named):  # at the call, not at the first batch
+            loader.batches(*given_)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"for training only \(shuffle=True\); judge by fixed_pairs"):
+        BatchLoader(PairSet(make_set(12)), 4, shuffle=False)
 
 
 def test_an_epoch_of_pairs_has_one_for_each_object(make_set: MakeSet) -> None:
@@ -236,7 +189,6 @@ def test_an_epoch_of_pairs_has_one_for_each_object(make_set: MakeSet) -> None:
     assert (labels[:, 0] != labels[:, 1]).all()
     for batch in batches:
         assert batch.parts is not None
-        assert batch.parts.dtype == torch.float32
         assert torch.equal(batch.images, (batch.parts * 255).round().sum(1).clamp(max=255) / 255)
     first = batches[0].parts
     assert first is not None
@@ -244,66 +196,16 @@ def test_an_epoch_of_pairs_has_one_for_each_object(make_set: MakeSet) -> None:
         assert first[place, 0].sum().item() == pytest.approx(pairs.objects.images[i].sum().item() / 255, rel=1e-5)
 
 
-def test_pairs_are_new_in_every_epoch_and_the_same_for_a_seed(make_set: MakeSet) -> None:
-    pairs = PairSet(make_set(30), max_shift=2)
-
-    def batches(seed: int, epoch: int, start: int = 0) -> list[Batch]:
-        return list(BatchLoader(pairs, 10, shuffle=True, seed=seed).batches(epoch, start))
-
-    assert same(batches(1, 0), batches(1, 0))
-    assert same(batches(1, 0)[1:], batches(1, 0, 1))
-    assert not same(batches(1, 0), batches(1, 1))
-    assert not same(batches(1, 1), batches(2, 0))
-
-
 def test_every_batch_of_pairs_has_shifts_and_partners_of_its_own() -> None:
-    images = torch.zeros(40, 1, 1, 1, dtype=torch.uint8)
-    images[:, 0, 0, 0] = torch.arange(1, 41)  # one pixel each, which tells the object and its shift
-    loader = BatchLoader(PairSet(ImageSet(images, torch.arange(40) % 2), max_shift=2), 20, shuffle=True)
-    seen = [batch.parts for epoch in (0, 1) for batch in loader.batches(epoch)]
+    images = torch.arange(1, 41, dtype=torch.uint8).view(40, 1, 1, 1)  # one pixel each: the object and its shift
+    pairs = PairSet(ImageSet(images, torch.arange(40) % 2), max_shift=2)
+    seen = [batch.parts for seed, epoch in ((0, 0), (0, 1), (1, 0)) for batch in loaded(pairs, 20, epoch, seed=seed)]
     places = [parts.flatten(2).argmax(2) for parts in seen if parts is not None]  # (20, 2)
     partners = [parts.flatten(2).amax(2)[:, 1] for parts in seen if parts is not None]
     for values in (places, partners):
-        assert len(values) == 4
+        assert len(values) == 6
         assert all(not torch.equal(a, b) for i, a in enumerate(values) for b in values[:i])
-    for shifts in places:
-        assert not torch.equal(shifts[:, 0], shifts[:, 1])
-
-
-@pytest.mark.parametrize("options", [{}, {"max_shift": 1, "crop": 7, "flip": True}, {"max_rotation": 10.0}])
-def test_many_processes_see_the_same_pairs(make_set: MakeSet, options: dict[str, float]) -> None:
-    pairs = PairSet(make_set(26), max_shift=2)
-
-    def batches(rank: int, size: int) -> list[Batch]:
-        loader = BatchLoader(pairs, 9, shuffle=True, rank=rank, world_size=size, augmentation=Augmentation(**options))  # type: ignore[arg-type]
-        return list(loader.batches(1))
-
-    shares = [batches(rank, 3) for rank in range(3)]
-    for number, whole in enumerate(batches(0, 1)):
-        for which in range(3):
-            assert torch.equal(torch.cat([share[number][which] for share in shares]), whole[which])  # type: ignore[misc]
-
-
-def test_pairs_do_not_depend_on_what_else_is_done(make_set: MakeSet) -> None:
-    pairs = PairSet(make_set(12), max_shift=2)
-    (plain,), (mirrored,) = (
-        BatchLoader(pairs, 12, shuffle=True, augmentation=Augmentation(flip=flip)).batches(0) for flip in (False, True)
-    )
-    assert torch.equal(plain.labels, mirrored.labels)
-    whole = (plain.images == mirrored.images).flatten(1).all(1)
-    turned = (plain.images.flip(-1) == mirrored.images).flatten(1).all(1)
-    assert (whole | turned).all()
-    assert 0 < turned.sum() < 12
-
-
-def test_pairs_made_on_the_fly_judge_nothing(make_set: MakeSet) -> None:
-    with pytest.raises(InputError, match=r"for training only \(shuffle=True\); judge by fixed_pairs"):
-        BatchLoader(PairSet(make_set(12)), 4, shuffle=False)
-
-
-def test_images_of_one_object_have_no_parts(make_set: MakeSet) -> None:
-    for shuffle in (True, False):
-        assert all(batch.parts is None for batch in BatchLoader(make_set(12), 4, shuffle=shuffle).batches(0))
+    assert all(not torch.equal(shifts[:, 0], shifts[:, 1]) for shifts in places)
 
 
 def test_batches_are_those_of_earlier_versions() -> None:
@@ -316,16 +218,14 @@ def test_batches_are_those_of_earlier_versions() -> None:
 
 @pytest.mark.gpu
 def test_the_same_batches_on_the_gpu(make_set: MakeSet) -> None:
-    cpu, gpu = (
-        BatchLoader(make_set(40), 8, shuffle=True, augmentation=Augmentation(2), device=d) for d in ("cpu", "cuda")
-    )
-    for a, b in zip(cpu.batches(1), gpu.batches(1), strict=True):
-        assert b.images.is_cuda
-        assert b.labels.is_cuda
-        torch.testing.assert_close(b.images.cpu(), a.images, rtol=0, atol=1e-7)
-        assert torch.equal(b.labels.cpu(), a.labels)
-
-
-def test_an_augmentation_is_no_mapping(make_set: MakeSet) -> None:
-    with pytest.raises(TypeError, match="BatchLoader: augmentation must be an Augmentation"):
-        BatchLoader(make_set(12), 4, shuffle=True, augmentation={"max_shift": 2})  # type: ignore[arg-type]
+    images = make_set(40, (3, 8, 8))
+    still = {"max_shift": 1, "crop": 4, "flip": True, "brightness": 0.2, "contrast": 0.5}
+    for options in (still, still | {"max_rotation": 20.0, "max_scaling": 0.1}):
+        cpu, gpu = (
+            BatchLoader(images, 8, shuffle=True, device=device, augmentation=Augmentation(**options))  # type: ignore[arg-type]
+            for device in ("cpu", "cuda")
+        )
+        for a, b in zip(cpu.batches(1), gpu.batches(1), strict=True):
+            assert b.images.is_cuda
+            torch.testing.assert_close(b.images.cpu(), a.images, rtol=0, atol=1e-6)
+            assert torch.equal(b.labels.cpu(), a.labels)

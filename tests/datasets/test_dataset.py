@@ -8,160 +8,108 @@ import torch
 from torchcaps.datasets import Dataset, ImageSet, PairSet, center_crop, resize_images
 from torchcaps.errors import InputError
 
-
-def test_length_shape_take_and_select(make_set: Callable[..., ImageSet]) -> None:
-    images = make_set(7, (3, 4, 5))
-    assert len(images) == 7
-    assert images.in_shape == (3, 4, 5)
-    assert torch.equal(images.take(2).images, images.images[:2])
-    chosen = images.select(torch.tensor([5, 1]))
-    assert torch.equal(chosen.images, images.images[[5, 1]])
-    assert torch.equal(chosen.labels, images.labels[[5, 1]])
+MakeSet = Callable[..., ImageSet]
 
 
 def two_each(n: int = 4, classes: int = 3) -> ImageSet:
-    """Images of two objects each, with their parts."""
+    """Images of two objects each, with their parts and a factor."""
     random = torch.Generator().manual_seed(n)
     parts = torch.randint(0, 256, (n, 2, 1, 6, 5), generator=random, dtype=torch.uint8)
     first = torch.arange(n) % classes
-    return ImageSet(parts.amax(1), torch.stack([first, (first + 1) % classes], 1), parts)
+    labels = torch.stack([first, (first + 1) % classes], 1)
+    return ImageSet(parts.amax(1), labels, parts, factors={"azimuth": torch.arange(n) * 20.0})
 
 
-def test_sets_of_several_objects_keep_their_parts() -> None:
+def test_all_that_a_set_holds_goes_where_its_images_go() -> None:
     images = two_each()
     assert images.parts is not None
-    assert images.num_objects == 2
+    assert (len(images), images.in_shape, images.num_objects) == (4, (1, 6, 5), 2)
     assert images.tensors == (images.images, images.labels, images.parts)
     chosen = torch.tensor([3, 1])
-    for made, index in ((images.take(2), torch.arange(2)), (images.select(chosen), chosen)):
-        assert made.parts is not None
+    for made, index in (
+        (images.take(2), torch.arange(2)),
+        (images.preview(3), torch.arange(3)),
+        (images.select(chosen), chosen),
+        (images._each(torch.Tensor.clone), torch.arange(4)),
+    ):
         for got, wanted in zip(made.tensors, images.tensors, strict=True):
             assert torch.equal(got, wanted[index])
+        assert made.factors["azimuth"].tolist() == (20 * index).tolist()
+    assert images.take(4) is images.take(None) is images.preview(9) is images.to("cpu") is images
     resized = images.resize((12, 10))
     assert resized.parts is not None
     assert (resized.in_shape, resized.parts.shape) == ((1, 12, 10), (4, 2, 1, 12, 10))
     assert torch.equal(resized.parts[1, 1], resize_images(images.parts[1, 1:], (12, 10))[0])
-    assert torch.equal(resized.labels, images.labels)
+    middle = center_crop(images, 4)
+    assert torch.equal(middle.parts, images.parts[..., 1:5, 0:4])  # type: ignore[arg-type]
+    for made in (resized, middle):
+        assert torch.equal(made.labels, images.labels)
+        assert made.factors.keys() == {"azimuth"}
 
 
-def test_factors_go_with_their_images(make_set: Callable[..., ImageSet]) -> None:
-    plain = make_set(7)
-    images = ImageSet(plain.images, plain.labels, factors={"azimuth": torch.arange(7) * 20.0, "light": torch.arange(7)})
-    for made, index in (
-        (images.take(2), [0, 1]),
-        (images.select(torch.tensor([5, 1])), [5, 1]),
-        (images.resize((12, 10)), list(range(7))),
-        (center_crop(images, 3), list(range(7))),
-        (images._each(torch.Tensor.clone), list(range(7))),
-    ):
-        assert made.factors["azimuth"].tolist() == [20.0 * n for n in index]
-        assert made.factors["light"].tolist() == index
-    assert len(images.tensors) == 2
-    with pytest.raises(InputError, match=r"the factor light must have the shape \(7,\), .* got \(6,\)"):
-        ImageSet(plain.images, plain.labels, factors={"light": torch.arange(6)})
+def test_one_object_is_the_rule(make_set: MakeSet) -> None:
+    images = make_set(7, (3, 4, 5))
+    assert (images.num_objects, images.parts, images.in_shape) == (1, None, (3, 4, 5))
+    assert images.tensors == (images.images, images.labels)
 
 
-def test_one_object_is_the_rule(make_set: Callable[..., ImageSet]) -> None:
-    images = make_set(7)
-    assert (images.num_objects, images.parts, len(images.tensors)) == (1, None, 2)
-    assert images.resize((3, 4)).in_shape == (1, 3, 4)
-    assert len(images.preview(3)) == 3
-    assert len(images.preview(100)) == 7
-
-
-PIXELS = torch.zeros(2, 1, 3, 3).byte()
-BOTH = torch.zeros(2, 2, 1, 3, 3).byte()
+PIXELS, BOTH = torch.zeros(2, 1, 3, 3).byte(), torch.zeros(2, 2, 1, 3, 3).byte()
+ONE, TWO = torch.zeros(2).long(), torch.tensor([[0, 1], [0, 1]])
 
 
 @pytest.mark.parametrize(
-    ("labels", "parts", "error", "words"),
+    ("images", "labels", "parts", "kind", "named"),
     [
-        ([[0], [1]], None, InputError, r"of two objects or more, .* got \[0\] for image 0"),
-        ([[[0, 1]], [[1, 2]]], None, InputError, r"got \(2, 1, 2\)"),
-        ([[0, 1], [2, 2]], None, InputError, r"and all differ, got \[2, 2\] for image 1"),
-        ([[0, 1, 0], [0, 1, 2]], None, InputError, r"and all differ, got \[0, 1, 0\] for image 0"),
-        ([[0, 1], [2, -1]], None, InputError, "0 or greater, got -1"),
-        ([0, 1], BOTH, InputError, r"whose labels have the shape \(N, P\)"),
-        ([[0, 1, 2], [0, 1, 2]], BOTH, InputError, r"parts must have shape"),
-        ([[0, 1], [0, 1]], BOTH[..., :2], InputError, r"parts must have shape"),
+        (PIXELS.float(), ONE, None, TypeError, "images"),
+        (PIXELS, ONE.float(), None, TypeError, "labels"),
+        (PIXELS, TWO, BOTH.float(), TypeError, "parts"),
+        (PIXELS[0], ONE, None, InputError, "images"),
+        (PIXELS[:0], ONE[:0], None, InputError, "images"),
+        (PIXELS, torch.zeros(3).long(), None, InputError, "labels"),
+        (PIXELS, torch.tensor([0, -1]), None, InputError, "labels"),
+        (PIXELS, torch.tensor([[0], [1]]), None, InputError, "labels"),
+        (PIXELS, torch.tensor([[[0, 1]], [[1, 2]]]), None, InputError, "labels"),
+        (PIXELS, torch.tensor([[0, 1], [2, 2]]), None, InputError, "labels"),
+        (PIXELS, torch.tensor([[0, 1, 0], [0, 1, 2]]), None, InputError, "labels"),
+        (PIXELS, torch.tensor([[0, 1], [2, -1]]), None, InputError, "labels"),
+        (PIXELS, ONE, BOTH, InputError, "parts"),
+        (PIXELS, torch.tensor([[0, 1, 2]] * 2), BOTH, InputError, "parts"),
+        (PIXELS, TWO, BOTH[..., :2], InputError, "parts"),
+    ],
+)
+def test_sets_that_cannot_be(
+    images: torch.Tensor, labels: torch.Tensor, parts: torch.Tensor | None, kind: type[Exception], named: str
+) -> None:
+    with pytest.raises(kind, match=named):
+        ImageSet(images, labels, parts)
+
+
+def test_factors_have_a_value_for_each_image() -> None:
+    with pytest.raises(InputError, match=r"the factor light must have the shape \(2,\), got \(6,\)"):
+        ImageSet(PIXELS, ONE, factors={"light": torch.arange(6)})
+
+
+def test_a_dataset_and_its_parts_that_do_not_fit(make_set: MakeSet) -> None:
+    names = ("a", "b", "c")
+    data = Dataset("x", make_set(9), make_set(3), make_set(6), names)
+    assert (data.in_shape, data.num_classes, data.num_objects) == ((1, 6, 5), 3, 1)
+    pairs = PairSet(make_set(9), max_shift=0)
+    data = Dataset("x", pairs, two_each(), two_each(5), names)
+    assert (data.in_shape, data.num_objects) == ((1, 6, 5), 2)
+    for parts, given, says in (
         (
-            [[0, 1], [0, 1]],
-            BOTH.float(),
-            TypeError,
-            "ImageSet: parts must be uint8 pixels of 0..255, got one of",
+            (make_set(9), make_set(3), make_set(6, (1, 5, 5))),
+            names,
+            r"test images are \(1, 5, 5\).*training .*\(1, 6, 5",
         ),
-    ],
-)
-def test_sets_of_several_objects_check_themselves(
-    labels: list[object], parts: torch.Tensor | None, error: type[Exception], words: str
-) -> None:
-    with pytest.raises(error, match=words):
-        ImageSet(PIXELS, torch.tensor(labels), parts)
-
-
-def test_to_the_same_device_copies_nothing(make_set: Callable[..., ImageSet]) -> None:
-    images = make_set()
-    assert images.to("cpu") is images
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_to_the_gpu(make_set: Callable[..., ImageSet]) -> None:
-    images = make_set().to("cuda")
-    assert images.images.is_cuda
-    assert images.labels.is_cuda
-
-
-@pytest.mark.parametrize("n", [0, -1, 8])
-def test_take_asks_for_images_that_are_there(make_set: Callable[..., ImageSet], n: int) -> None:
-    with pytest.raises(InputError, match=f"first {n} images.*1 to 7"):
-        make_set(7).take(n)
-
-
-@pytest.mark.parametrize(
-    ("images", "labels", "error", "words"),
-    [
-        (torch.zeros(2, 1, 3, 3), torch.zeros(2).long(), TypeError, "uint8.*float32"),
-        (torch.zeros(2, 1, 3, 3).byte(), torch.zeros(2), TypeError, "int64.*float32"),
-        (torch.zeros(2, 3, 3).byte(), torch.zeros(2).long(), InputError, r"\(N, C, H, W\).*\(2, 3, 3\)"),
-        (torch.zeros(0, 1, 3, 3).byte(), torch.zeros(0).long(), InputError, "no axis empty"),
-        (torch.zeros(2, 1, 3, 3).byte(), torch.zeros(3).long(), InputError, r"\(2,\).*\(3,\)"),
-        (torch.zeros(2, 1, 3, 3).byte(), torch.tensor([0, -1]), InputError, "0 or greater, got -1"),
-    ],
-)
-def test_image_set_checks_itself(
-    images: torch.Tensor, labels: torch.Tensor, error: type[Exception], words: str
-) -> None:
-    with pytest.raises(error, match=words):
-        ImageSet(images, labels)
-
-
-def test_dataset_knows_its_shape_and_classes(make_set: Callable[..., ImageSet]) -> None:
-    data = Dataset("x", make_set(9), make_set(3), make_set(6), ("a", "b", "c"))
-    assert data.in_shape == (1, 6, 5)
-    assert data.num_classes == 3
-
-
-def test_dataset_of_pairs(make_set: Callable[..., ImageSet]) -> None:
-    train = PairSet(make_set(9), max_shift=0)
-    data = Dataset("x", train, two_each(), two_each(5), ("a", "b", "c"))
-    assert (data.num_objects, data.in_shape) == (2, (1, 6, 5))
-    assert Dataset("x", make_set(9), make_set(3), make_set(6), ("a", "b", "c")).num_objects == 1
-    with pytest.raises(
-        InputError, match=r"x: the test images are .* with 1 objects each, but the training images .* with 2$"
+        ((pairs, two_each(), make_set(9)), names, r"x: the test images are .* 1 objects each, but .* with 2$"),
+        ((make_set(9), make_set(8, classes=4), make_set(6)), names, "x: a validation label is 3, .* 0 to 2"),
+        ((pairs, two_each(8, 5), two_each()), names, "x: a validation label is 4"),
+        ((make_set(9), make_set(3), make_set(6)), ("a", "b", "b"), 'x: two classes are called "b"'),
+        ((make_set(9), make_set(3), make_set(6)), ("a", "b\udce9", "c"), r"the class 'b\\udce9' has a name .*UTF-8"),
     ):
-        Dataset("x", train, two_each(), make_set(9), ("a", "b", "c"))
-    with pytest.raises(InputError, match=r"x: a validation label is 4, but the 3 classes"):
-        Dataset("x", train, two_each(8, 5), two_each(), ("a", "b", "c"))
-
-
-def test_dataset_checks_that_its_parts_fit(make_set: Callable[..., ImageSet]) -> None:
-    with pytest.raises(InputError, match=r"test images are \(1, 5, 5\).*training images \(1, 6, 5\)"):
-        Dataset("x", make_set(9), make_set(3), make_set(6, (1, 5, 5)), ("a", "b", "c"))
-    with pytest.raises(InputError, match=r"validation label is 3.*0 to 2"):
-        Dataset("x", make_set(9), make_set(8, classes=4), make_set(6), ("a", "b", "c"))
-    with pytest.raises(InputError, match='x: two classes are called "b"'):
-        Dataset("x", make_set(9), make_set(3), make_set(6), ("a", "b", "b"))
+        with pytest.raises(InputError, match=says):
+            Dataset("x", *parts, given)
 
 
 def test_resize_keeps_flat_images_flat_and_the_range() -> None:
@@ -169,8 +117,7 @@ def test_resize_keeps_flat_images_flat_and_the_range() -> None:
     assert torch.equal(resize_images(flat, (13, 5)), torch.full((3, 2, 13, 5), 77, dtype=torch.uint8))
     checker = ((torch.arange(8)[:, None] + torch.arange(8)) % 2 * 255).to(torch.uint8)[None, None]
     big = resize_images(checker, (31, 31))
-    assert big.min() == 0  # bicubic overshoots: without the clamp dark would turn bright
-    assert big.max() == 255
+    assert (big.min(), big.max()) == (0, 255)  # bicubic overshoots: without the clamp dark would turn bright
     assert resize_images(flat, (9, 7)) is flat
 
 
@@ -180,8 +127,11 @@ def test_shrinking_smooths_instead_of_skipping_pixels() -> None:
     assert (small[..., 2:-2].float() - 255 / 8).abs().max() < 20
 
 
-def test_resizing_in_pieces_is_resizing_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    images = torch.randint(0, 256, (10, 1, 6, 6), dtype=torch.uint8)
-    whole = resize_images(images, (9, 9))
-    monkeypatch.setattr("torchcaps.datasets.dataset._CHUNK", 3)
-    assert torch.equal(resize_images(images, (9, 9)), whole)
+def test_center_crop_by_hand() -> None:
+    images = ImageSet(torch.arange(20, dtype=torch.uint8).view(1, 1, 4, 5), torch.tensor([1]))
+    assert center_crop(images, 2).images.tolist() == [[[[6, 7], [11, 12]]]]  # of two middle columns the left one
+    assert center_crop(images, 3).images.tolist() == [[[[1, 2, 3], [6, 7, 8], [11, 12, 13]]]]
+    assert center_crop(images, 4).images.data_ptr() == images.images.data_ptr()
+    for size in (0, 5):
+        with pytest.raises(InputError, match=f"crop is {size} pixels, but squares of 1 to 4"):
+            center_crop(images, size)

@@ -1,126 +1,110 @@
-"""The page follows from the runs, and from nothing else."""
+"""What is shown follows from the recorded runs, and from nothing else."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from experiments.report import main, write_report
-from experiments.table import SHIPPED, Row, Table, load_table
+from experiments.report import main, show
+from experiments.store import RESULTS
+from experiments.table import Row, Table
+from experiments.tables import load_table
 from torchcaps.errors import InputError
 
 ROOT = Path(__file__).parents[2]
+RECORDED = ROOT / RESULTS
 CURVE = {"kind": "rotation", "strengths": [-30.0, 0.0, 30.0], "accuracy": [0.5, 0.9, 0.7], "num_images": 10}
 ATTACK = {"kind": "pgd-scores", "strengths": [0.0, 0.1], "accuracy": [0.9, 0.25], "num_images": 5}
 MEASURES = {"rotation": CURVE, "pgd-scores": ATTACK}
+LAST, CHOSEN = "test error, last epoch", "test error, chosen epoch"
 
 
-def page_of(*tables: Table) -> str:
-    return write_report(tables, Path("results"), Path("page.md"))[0].read_text(encoding="utf-8")
+def page_of(table: Table, results: Path = RESULTS) -> str:
+    return "\n\n".join(show(table, results))
 
 
-def with_rows(table: Table, *rows: Row, **fields: Any) -> Table:
-    return dataclasses.replace(table, rows=rows, **fields)
+def with_rows(table: Table, *rows: Row) -> Table:
+    return dataclasses.replace(table, rows=rows)
 
 
 def cells(page: str, row: str) -> dict[str, str]:
-    """The cells of a row in all tables, by their headings."""
-    found: dict[str, str] = {}
+    """The cells of a row, by their headings."""
     head: Sequence[str] = []
     for line in page.splitlines():
         values = [cell.strip() for cell in line.strip("|").split("|")]
         if values[0] == "row":
             head = values
-        elif values[0].partition("<br>")[0] == f"`{row}`":
-            found = dict(zip(head, values, strict=True)) | found
-    return found
+        elif values[0] == f"`{row}`":
+            return dict(zip(head, values, strict=True))
+    return {}
 
 
-def test_a_row_is_the_mean_and_deviation_of_its_seeds(tiny: Table, write_log) -> None:
+def test_a_row_is_the_mean_and_deviation_of_its_seeds(tiny: Table, record) -> None:
     for seed, error in enumerate((2.0, 3.0, 4.0)):
-        write_log(tiny, "plain", seed, last=error, best=0.5 + error / 10)
+        record(tiny.rows[0], seed, last=error, best=0.5 + error / 10)
     assert cells(page_of(tiny), "plain") == {
-        "row": "`plain`<br>the plain",
+        "row": "`plain`",
+        "": "the plain",
         "seeds": "3",
-        "test error, last epoch": "3.00 ± 1.00 %",
-        "test error, chosen epoch": "0.800 ± 0.100 %",
+        LAST: "3.00 ± 1.00 %",
+        CHOSEN: "0.800 ± 0.100 %",
         "epochs": "2",
         "parameters": "1,234,567",
         "time": "1 min 01 s",
         "of an epoch": "30 s",
         "memory, MiB": "502",
+        "difference, 95 % interval": "–",
         "published": "0.25 %",
     }
 
 
-def test_runs_that_diverged_are_counted_but_not_averaged(tiny: Table, write_log) -> None:
-    write_log(tiny, "plain", 0, last=2.0)
-    write_log(tiny, "plain", 1, diverged=True)
-    write_log(tiny, "measured", 0, diverged=True)
-    row = cells(page_of(tiny), "plain")
-    assert (row["seeds"], row["test error, last epoch"]) == ("2, of which 1 diverged", "2.00 %")
-    row = cells(page_of(tiny), "measured")
-    assert (row["seeds"], row["test error, last epoch"]) == ("1, of which 1 diverged", "–")
+def test_runs_that_diverged_are_counted_but_not_averaged(tiny: Table, record) -> None:
+    record(tiny.rows[0], 0, last=2.0)
+    record(tiny.rows[0], 1, diverged="NaN")
+    record(tiny.rows[1], 0, diverged="NaN")
+    page = page_of(tiny)
+    assert (cells(page, "plain")["seeds"], cells(page, "plain")[LAST]) == ("1 and 1 diverged", "2.00 %")
+    assert (cells(page, "measured")["seeds"], cells(page, "measured")[LAST]) == ("0 and 1 diverged", "–")
 
 
-def test_measures_have_columns_and_the_best_is_bold(tiny: Table, write_log) -> None:
-    plain, measured, large = tiny.rows
+def test_measures_have_columns_one_s_own_too(tiny: Table, record) -> None:
+    _, measured, _ = tiny.rows
     own = dataclasses.replace(measured, name="own", measures={"colour": lambda run, test: {"share": 0.5}})
-    again = dataclasses.replace(measured, name="again")
-    table = with_rows(tiny, plain, measured, large, again, own)
-    write_log(table, "plain", last=2.0)
-    write_log(table, "measured", last=1.8, measures=MEASURES)
-    write_log(table, "again", last=1.9, measures=MEASURES | {"rotation": CURVE | {"accuracy": [0.4, 0.9, 0.4]}})
+    moved = dataclasses.replace(measured, name="moved", measures={"affnist": None})
+    table = with_rows(tiny, measured, own, moved)
+    record(measured, measures=MEASURES)
     for seed, share in enumerate((0.25, 0.75)):
-        write_log(table, "own", seed, measures={"colour": {"share": share}})
+        record(own, seed, measures={"colour": {"share": share}})
+    for seed, source in enumerate(("made", "made", "original")):
+        record(moved, seed, measures={"affnist": {"accuracy": 0.79, "images": 320_000, "source": source}})
     page = page_of(table)
     row = cells(page, "measured")
-    assert (row["accuracy, turned by ±30°"], row["PGD on the scores, ε = 0.1"]) == ("**60.00 %**", "**25.00 %**")
-    assert row["test error, last epoch"] == "**1.80 %**"
-    assert cells(page, "again")["accuracy, turned by ±30°"] == "40.00 %"
-    assert cells(page, "plain")["accuracy, turned by ±30°"] == "–"
+    assert (row["accuracy, turned by ±30°"], row["PGD on the scores, ε = 0.1"]) == ("60.00 %", "25.00 %")
+    assert cells(page, "own")["accuracy, turned by ±30°"] == "–"
     assert cells(page, "own")["colour: share"] == "0.5 ± 0.35"
+    assert cells(page, "moved")["affNIST accuracy (made images)"] == "79.00 ± 0.00 %; 2 seeds"
 
 
-def test_matched_accuracy_and_affnist_have_columns(tiny: Table, write_log) -> None:
-    plain = tiny.rows[0]
-    row = dataclasses.replace(plain, overrides={**plain.overrides, "stop_at": 0.98}, measures={"affnist": None})
-    table = with_rows(tiny, row, figures=("affnist", "errors", "iterations", "epochs", "robustness"))
-    for seed, (source, best) in enumerate([("made", 0.985), ("made", 0.985), ("original", 0.97)]):
-        validation = {"best": {"accuracy": best}, "last": {"accuracy": 0.9, "loss": 0.3}}
-        measures = {"affnist": {"accuracy": 0.79, "images": 320_000, "source": source}}
-        write_log(table, "plain", seed, measures=measures, validation=validation)
-    found = cells(page_of(table), "plain")
-    assert found["validation accuracy reached"] == "98.00 ± 0.87 %; 2 of 3 reached the target"
-    assert found["affNIST accuracy (made images)"] == "79.00 ± 0.00 %; 2 seeds"
-    assert found["affNIST accuracy (original images)"] == "79.00 %; 1 seed"
-    drawn = sorted(file.name for file in Path("images").iterdir())
-    assert drawn == [f"results-tiny-{kind}.png" for kind in ("affnist", "epochs", "errors", "iterations")]
-
-
-def test_rows_of_a_group_have_a_grid_of_their_own_and_pairs_are_compared(tiny: Table, write_log) -> None:
+def test_rows_of_a_group_are_together_and_pairs_of_seeds_are_compared(tiny: Table, record) -> None:
     plain = dataclasses.replace(tiny.rows[0], group="Dogs", measures={"latency": None, "coupling": 40})
-    a = dataclasses.replace(plain, name="a", published_error=None)
+    a = dataclasses.replace(plain, name="a")
     b = dataclasses.replace(a, name="b", compared_to="a")
-    table = with_rows(tiny, a, b, dataclasses.replace(tiny.rows[0], name="c", group="Cats"))
+    c = dataclasses.replace(tiny.rows[0], name="c", group="Cats")
     measured = {"latency": {"milliseconds": 1.5}, "coupling": {"entropy": 0.25, "dead": 0.1, "images": 40}}
     for seed, (one, other) in enumerate([(2.0, 3.0), (4.0, 4.0), (3.0, 5.0)]):
-        write_log(table, "a", seed, last=one, measures=measured)
-        write_log(table, "b", seed, last=other, measures=measured)
-    write_log(table, "b", 3, last=90.0, measures=measured)  # a has no such seed
-    write_log(table, "c")
-    page = page_of(table)
-    dogs, cats = page.index("#### Dogs"), page.index("#### Cats")
-    assert dogs < page.index("| `a`<br>") < page.index("| `b`<br>") < cats < page.index("| `c`<br>")
-    assert "published" not in page[dogs:cats]
+        record(a, seed, last=one, measures=measured)
+        record(b, seed, last=other, measures=measured)
+    record(b, 3, last=90.0, measures=measured)  # a has no such seed
+    record(c)
+    page = page_of(with_rows(tiny, a, b, c))
+    places = [page.index(each) for each in ("## Dogs", "| `a`", "| `b`", "## Cats", "| `c`")]
+    assert places == sorted(places)
     # differences 1, 0, 2: mean 1, deviation 1; Student's t of two degrees of freedom is 4.303
-    assert cells(page, "b")["difference, 95 % interval"] == "+1.00 (-1.48 to +3.48)"
-    found = cells(page[page.index("**Dogs**") :], "b")
+    found = cells(page, "b")
+    assert found["difference, 95 % interval"] == "+1.00 (-1.48 to +3.48)"
     assert [found[name] for name in ("one image, ms", "entropy of coupling", "dead capsules")] == [
         "1.50",
         "0.25",
@@ -128,82 +112,89 @@ def test_rows_of_a_group_have_a_grid_of_their_own_and_pairs_are_compared(tiny: T
     ]
 
 
-def test_a_search_shows_validation_images_only(tiny: Table, write_log) -> None:
-    table = with_rows(tiny, dataclasses.replace(tiny.rows[0], first_seed=7), judged_on="validation")
-    write_log(table, "plain", 7)
-    page = page_of(table)
-    found = cells(page, "plain")
+def test_a_search_shows_validation_images_only(tiny: Table, record) -> None:
+    record(tiny.rows[0], 7, images={"train": 100, "validation": 40, "test": 1})
+    found = cells(page_of(tiny), "plain")
     assert (found["validation error, last epoch"], found["validation loss, last epoch"]) == ("1.50 %", "0.0500")
-    assert "test error" not in page[page.index("### Runs") :]
+    assert LAST not in found
 
 
-def test_the_page_has_the_words_the_commands_and_what_the_rows_ran_on(tiny: Table, write_log) -> None:
-    write_log(tiny, "plain", 0)
+def test_the_line_that_makes_a_row_again_what_it_ran_on_and_what_is_missing_are_shown(tiny: Table, record) -> None:
+    record(tiny.rows[0], 0)
     gpu = {"processor": "x", "cores": 1, "threads": 16, "device": "cuda", "processes": 2, "gpu": "Big GPU"}
-    folder = write_log(tiny, "plain", 2, hardware=gpu, precision="bf16")
-    (folder.parents[1] / "findings.md").write_text("Is it small?\n\n**Answer.** It **is**.\n", encoding="utf-8")
+    record(tiny.rows[0], 2, hardware=gpu, precision="bf16")
     page, versions = page_of(tiny), "torchcaps 9.9, torch 3.1, python 3.14"
     for words in (
-        "## Tiny networks\n\nIs it small?\n\n**Answer.** It **is**.\n\n### Runs\n\n",
-        "`python experiments/run.py tiny.py` makes those of the small rows.",
-        "`python experiments/run.py tiny.py --row ROW --seeds 3 --results runs/again` makes the runs of a row again.",
+        "\npython experiments/run.py tiny.py --row plain --seeds 3 --precision bf16 --results runs/again\n",
         f"Computed on Abacus, 1 thread, float32, {versions}; Big GPU, 2 processes, bfloat16, {versions}.",
-        "Not run yet: 2 rows, which `python experiments/run.py tiny.py --list` names.",
+        "Not run yet: measured, large.",
     ):
         assert words in page
 
 
-def test_a_run_of_other_settings_is_not_counted(tiny: Table, write_log) -> None:
-    config = write_log(tiny, "plain", 0) / "config.json"
-    write_log(tiny, "plain", 1, last=5.0)
-    values = json.loads(config.read_text())
-    values["recipe"]["epochs"] = 100
-    config.write_text(json.dumps(values))
+def test_runs_of_other_settings_or_measured_on_fewer_images_are_left_out(tiny: Table, record) -> None:
+    plain, measured, _ = tiny.rows
+    record(dataclasses.replace(plain, overrides={**plain.overrides, "epochs": 100}), 0, last=5.0)
+    record(plain, 1)
+    record(measured, measures=MEASURES | {"rotation": CURVE | {"num_images": 9}})
     page = page_of(tiny)
-    assert cells(page, "plain")["seeds"] == "1"
-    assert "with other settings than their rows have now, not counted above: `tiny/plain/seed-0`." in page
+    assert (cells(page, "plain")["seeds"], cells(page, "plain")[LAST]) == ("1", "2.00 %")
+    assert "Not run yet: measured, large." in page
 
 
-def test_runs_that_are_not_finished_or_measured_on_fewer_images_are_left_out(tiny: Table, write_log) -> None:
-    (write_log(tiny, "plain") / "measures.json").unlink()
-    write_log(tiny, "measured", measures=MEASURES | {"rotation": CURVE | {"num_images": 9}})
-    assert "Not run yet: 3 rows" in page_of(tiny)
-
-
-def test_a_damaged_log_is_named_and_the_page_left_as_it_was(tiny: Table, write_log) -> None:
-    folder = write_log(tiny, "plain")
-    page_of(tiny)
-    before = Path("page.md").read_bytes()
-    (folder / "summary.json").write_text("{")
-    with pytest.raises(InputError, match=r"plain.seed-0.summary\.json is damaged or no summary"):
+def test_a_damaged_record_is_named(tiny: Table, record) -> None:
+    record(tiny.rows[0])
+    (RESULTS / "runs.jsonl").write_text("{")
+    with pytest.raises(InputError, match=r"runs\.jsonl is damaged or no list of runs"):
         page_of(tiny)
-    assert Path("page.md").read_bytes() == before
 
 
-def test_the_same_runs_give_the_same_bytes(tiny: Table, write_log) -> None:
-    table = dataclasses.replace(tiny, figures=("errors", "iterations", "epochs", "robustness"))
-    for seed in range(2):
-        write_log(table, "plain", seed, last=1.0 + seed)
-        write_log(table, "measured", seed, measures=MEASURES)
-    first, second = (
-        {path: path.read_bytes() for path in write_report([table], Path("results"), Path("page.md"))} for _ in range(2)
-    )
-    assert second == first
-    assert len(first) == 5
-    write_log(table, "plain", last=9.0)
-    third = {path: path.read_bytes() for path in write_report([table], Path("results"), Path("page.md"))}
-    assert {path.stem for path in first if first[path] != third[path]} == {
-        "page",
-        "results-tiny-errors",
-        "results-tiny-iterations",
-    }
+# what is committed
 
 
-@pytest.mark.skipif(not (ROOT / "results").exists(), reason="a source distribution does not hold the results")
-def test_the_committed_page_is_what_its_logs_give(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--results", str(ROOT / "results"), "--page", "page.md"]) == 0
-    assert capsys.readouterr().out == "wrote page.md and 7 figures\n"
+def test_the_committed_page_is_what_the_recorded_runs_give(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--results", str(RECORDED), "--page", "docs/results.md"]) == 0
     committed = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert Path("page.md").read_text(encoding="utf-8") == committed, "write it again: python experiments/report.py"
-    assert {file.name for file in Path("images").iterdir()} <= {file.name for file in (ROOT / "docs/images").iterdir()}
-    assert all(load_table(name).title in committed for name in SHIPPED)
+    assert Path("docs/results.md").read_text(encoding="utf-8") == committed, "write it: python experiments/report.py"
+    drawn = {file.name for file in Path("docs/images").iterdir()}
+    assert drawn == {"results-differences.png", "results-curves.png", "results-pgd.png"}
+    assert all(f"(images/{name})" in committed and (ROOT / "docs/images" / name).exists() for name in drawn)
+
+
+#: As the page of results of version 0.2.0.dev0 had them, which was made from a folder for each run.
+EARLIER = {
+    ("mnist", "compact"): {LAST: "0.333 ± 0.031 %", CHOSEN: "0.353 ± 0.071 %", "time": "24 min 08 s"},
+    ("mnist", "cnn-twin-long"): {LAST: "0.330 ± 0.030 %", CHOSEN: "0.350 ± 0.053 %", "parameters": "1,074,715"},
+    ("mnist", "sabour2017-3-epochs"): {LAST: "0.597 ± 0.025 %", "memory, MiB": "998"},
+    ("routing", "compact-outputs-w1-r4"): {LAST: "89.58 ± 0.81 %", CHOSEN: "87.58 ± 4.02 %"},
+    ("routing", "compact-inputs-balanced-r2"): {LAST: "2.71 ± 0.19 %", CHOSEN: "2.79 ± 0.22 %"},
+    ("multimnist", "cnn-twin"): {LAST: "16.48 ± 0.29 %"},
+    ("affnist", "compact-r1"): {
+        "validation accuracy reached": "98.61 ± 0.08 %",
+        "affNIST accuracy (made images)": "85.75 ± 1.24 %",
+    },
+    ("tutorials", "tf-notebook"): {LAST: "0.673 ± 0.042 %", CHOSEN: "0.677 ± 0.023 %"},
+    ("robustness", "compact-r3"): {
+        "accuracy, turned by ±30°": "86.03 ± 0.92 %",
+        "FGSM, ε = 0.2": "59.20 ± 25.61 %",
+        "PGD on the scores, ε = 0.1": "3.73 ± 1.33 %",
+    },
+    ("zoo", "elevation-self"): {
+        LAST: "15.96 ± 0.80 %",
+        "difference, 95 % interval": "-4.76 (-5.88 to -3.65)",
+        "one image, ms": "1.52",
+        "entropy of coupling": "0.86",
+    },
+    ("zoo", "long-efficient-capsnet"): {LAST: "0.357 ± 0.025 %", "difference, 95 % interval": "-0.00 (-0.17 to +0.16)"},
+    ("by-hand", "digits-fresh-clone"): {LAST: "0.56 %", "time": "48 s", "memory, MiB": "717"},
+    ("by-hand", "keras-tutorial-outputs"): {LAST: "50.00 %"},
+}
+
+
+@pytest.mark.parametrize("name", dict.fromkeys(table for table, _ in EARLIER))
+def test_no_number_has_changed(name: str) -> None:
+    page = page_of(load_table(name), RECORDED)
+    for (table, row), wanted in EARLIER.items():
+        if table == name:
+            found = cells(page, row)
+            assert {heading: found[heading] for heading in wanted} == wanted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shutil
 import signal
@@ -17,18 +18,20 @@ import pytest
 from filelock import FileLock
 
 from experiments import run
-from experiments.table import Table, load_table
+from experiments.store import RESULTS, read_curves, read_runs
+from experiments.table import Table
+from experiments.tables import load_table
 from support import registered_for_now
 from torchcaps.datasets import find_dataset
 from torchcaps.errors import InputError
-from torchcaps.files import read_json, write_json
 from torchcaps.plugins import loaded_plugins
 from torchcaps.training import Progress, load_run
+from torchcaps.training.config import ELSEWHERE
 
 HERE = {"accelerator": "cpu"}
 HEAD = """
 from experiments.table import Row, Table
-from experiments.tables import zoo
+from experiments.tables import ZOO
 
 TINY = {"conv_channels": 4, "primary_types": 2, "decoder": False, "limit_train": 100, "limit_test": 40}
 TINY |= {"validation_size": 40, "batch_size": 50, "epochs": 2, "max_shift": 0}
@@ -40,7 +43,7 @@ def brightness(run, test):
 OWN = Row("azimuth-own", "mine", "sabour2017", TINY | {{"routing": "mine"}}, data="digits",
           measures={{"rotation": 5, "light": brightness}})
 WILD = Row("wild", "diverges", "sabour2017", TINY | {{"learning_rate": 1e30}}, data="digits")
-TABLE = Table(name="zoo", title="The zoo and mine", rows=(*zoo.TABLE.rows, OWN, WILD))
+TABLE = Table(name="zoo", title="The zoo and mine", rows=(*ZOO.rows, OWN, WILD))
 """
 PLUGIN = """
 import torchcaps
@@ -57,8 +60,8 @@ TABLE = Table(name="long", title="Long", rows=(
 """
 
 
-def start(*words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, run.__file__, *words, "--accelerator", "cpu"]
+def start(*words: str, script: str = "run") -> subprocess.Popen[str]:
+    command = [sys.executable, str(Path(run.__file__).with_name(f"{script}.py")), *words]
     return subprocess.Popen(
         command,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -68,8 +71,8 @@ def start(*words: str) -> subprocess.Popen[str]:
     )
 
 
-def finish(*words: str) -> tuple[int, str]:
-    process = start(*words)
+def finish(*words: str, script: str = "run") -> tuple[int, str]:
+    process = start(*words, script=script)
     out, _ = process.communicate(timeout=200)
     return process.returncode, out
 
@@ -86,12 +89,7 @@ def wait_for(file: Path) -> None:
 
 def test_every_row_gets_its_first_seed_before_any_its_second(tiny: Table) -> None:
     jobs = run.plan(tiny, Path("r"), seeds=2)
-    assert [(job.row.name, job.seed) for job in jobs] == [
-        ("plain", 0),
-        ("measured", 0),
-        ("plain", 1),
-        ("measured", 1),
-    ]
+    assert [job.name for job in jobs] == ["tiny/plain/0", "tiny/measured/0", "tiny/plain/1", "tiny/measured/1"]
     assert jobs[2].folder == Path("r/tiny/plain/seed-1")
     assert {job.row.name for job in run.plan(tiny, full=True)} == {"plain", "measured", "large"}
     assert [job.row.name for job in run.plan(tiny, rows=("large", "plain", "large"), seeds=1)] == ["large", "plain"]
@@ -103,19 +101,19 @@ def test_a_row_may_say_how_many_seeds_it_has_and_where_they_begin(tiny: Table) -
     assert [(job.row.name, job.seed) for job in run.plan(table)] == [("a", 100), ("b", 0), ("b", 1)]
 
 
-def test_a_plan_that_cannot_be(tiny: Table, write_log) -> None:
+def test_a_plan_that_cannot_be(tiny: Table, record) -> None:
     with pytest.raises(InputError, match='no row of table tiny "plane"; did you mean "plain"'):
         run.plan(tiny, rows=("plane",))
-    config = write_log(tiny, "measured", 1) / "config.json"
-    config.write_text(config.read_text().replace('"epochs": 1', '"epochs": 5'))
-    with pytest.raises(InputError, match=r"measured.seed-1 holds a run with other settings"):
+    measured = tiny.rows[1]
+    record(dataclasses.replace(measured, overrides={**measured.overrides, "epochs": 5}), 1)
+    with pytest.raises(InputError, match="a run tiny/measured/1 with other settings than the row has now"):
         run.plan(tiny)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "name a table: mnist, routing"),
+        ([], "required: table"),
         (["mnits"], 'did you mean "mnist"'),
         (["mnist", "--row", "compct"], 'did you mean "compact'),
         (["nowhere.py"], "nowhere.py"),
@@ -130,13 +128,6 @@ def test_wrong_input_is_said_in_a_sentence(words: list[str], said: str, capsys: 
     assert said in capsys.readouterr().err
 
 
-def test_tables_and_rows_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run.main(["--list"]) == run.main(["robustness", "--list"]) == 0
-    out = capsys.readouterr().out
-    assert "routing: Routing: softmax axis, initial scale, gradient, iterations. 53 small rows, 53 full.\n" in out
-    assert "cnn-twin                         small 0 runs  CNN: compact's stem" in out
-
-
 # a run, in this process
 
 
@@ -145,24 +136,27 @@ def job(table: Table, row: str) -> run.Job:
     return made
 
 
-def test_a_run_is_an_ordinary_run_folder_that_names_no_place(tiny: Table) -> None:
+def test_a_run_is_recorded_once_and_is_an_ordinary_run_folder(tiny: Table) -> None:
     made = job(tiny, "measured")
     assert run.work(made, HERE, Progress()) == run.DONE
+    (log,) = read_runs(RESULTS).values()
+    assert (log.name, log.config["preset"], log.config["epochs"]) == ("tiny/measured/0", "baseline-cnn", 1)
+    assert not {*ELSEWHERE, "seed", "precision"} & log.config.keys()
+    assert {kind: each["num_images"] for kind, each in log.measures.items()} == {"rotation": 10, "pgd-scores": 5}
+    (line,) = read_curves(RESULTS)[log.name]
     found = load_run(made.folder)
     assert found.config == dataclasses.replace(made.row.config(0), precision="32", accelerator="cpu")
-    summary = read_json(made.folder / "summary.json", "summary")
-    assert summary["command"] == "python experiments/run.py tiny.py --row measured --seeds 1 --results runs/again"
-    measures = read_json(made.folder / "measures.json", "measures")
-    assert {kind: each["num_images"] for kind, each in measures.items()} == {"rotation": 10, "pgd-scores": 5}
-    before = {path: path.stat().st_mtime_ns for path in made.folder.rglob("*")}
+    assert found.summary is not None
+    assert found.summary["test"] == log.summary["test"]
+    assert found.summary["command"] == tiny.again(made.row, 1, "auto")
+    assert float(line["validation_loss"]) == pytest.approx(log.summary["validation"]["last"]["loss"], rel=1e-4)
+
+    def written() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in RESULTS.rglob("*") if path.is_file()}
+
+    before = written()
     assert run.work(made, HERE, Progress()) == run.DONE
-    assert {path: path.stat().st_mtime_ns for path in made.folder.rglob("*")} == before, "it was finished"
-    config = read_json(made.folder / "config.json", "configuration")
-    write_json(made.folder / "config.json", config | {"data_dir": "a place on this machine"})
-    found = dataclasses.replace(made.row, measures={})
-    (made.folder / "measures.json").unlink()
-    assert run.work(made._replace(row=found), HERE, Progress()) == run.DONE
-    assert read_json(made.folder / "config.json", "configuration") == config
+    assert written() == before, "it was finished"
 
 
 def test_more_is_measured_without_training_where_the_weights_are_there(tiny: Table) -> None:
@@ -172,9 +166,11 @@ def test_more_is_measured_without_training_where_the_weights_are_there(tiny: Tab
     more = made._replace(row=dataclasses.replace(made.row, measures={"latency": None, "fgsm": 7}))
     assert run.work(more, HERE, Progress()) == run.DONE
     assert (made.folder / "summary.json").read_bytes() == trained
-    assert read_json(made.folder / "measures.json", "measures")["fgsm"]["num_images"] == 7
+    (log,) = read_runs(RESULTS).values()
+    assert log.measures["fgsm"]["num_images"] == 7
+    assert len(read_curves(RESULTS)[log.name]) == 1
     shutil.rmtree(made.folder / "best")
-    with pytest.raises(InputError, match="has no weights to measure; move it away"):
+    with pytest.raises(InputError, match="has no weights to measure for the run tiny/measured/0; remove it"):
         run.work(made, HERE, Progress())
 
 
@@ -188,6 +184,7 @@ def test_one_process_at_a_time_works_on_a_run(tiny: Table) -> None:
     lock.touch()
     assert run.work(made, HERE, Progress()) == run.DONE, "a lock file that is left behind is no lock"
     assert [path.name for path in made.folder.parent.iterdir()] == ["seed-0"], "and goes at the end"
+    assert {path.name for path in RESULTS.iterdir()} == {"tiny", "runs.jsonl", "curves.csv"}
 
 
 # processes
@@ -197,47 +194,47 @@ def test_rows_of_ones_own_are_run_two_at_a_time_with_a_plugin() -> None:
     Path("rows.py").write_text(ROWS)
     Path("mine.py").write_text(PLUGIN)
     words = ("rows.py", "--row", "azimuth-own", "--row", "wild", "--seeds", "1", "--plugin", "mine.py")
-    code, out = finish(*words, "--jobs", "2")
+    code, out = finish(*words, "--jobs", "2", "--accelerator", "cpu")
     assert code == 0, out
-    assert "zoo/azimuth-own, seed 0: epoch 2/2 " in out
-    assert {"zoo/azimuth-own, seed 0: done", "zoo/wild, seed 0: diverged"} <= {
-        x.partition(";")[0] for x in out.splitlines()
-    }
-    folder = Path("results/zoo/azimuth-own/seed-0")
-    assert read_json(folder / "config.json", "configuration")["plugins"] == ["mine.py"]
-    again = "python experiments/run.py rows.py --row azimuth-own --seeds 1 --results runs/again --plugin mine.py"
-    assert read_json(folder / "summary.json", "summary")["command"] == again
-    assert list(read_json(folder / "measures.json", "measures")["light"]) == ["mean"]
-    assert "became NaN" in read_json(Path("results/zoo/wild/seed-0/diverged.json"), "divergence")["reason"]
+    assert "zoo/azimuth-own/0: epoch 2/2 " in out
+    assert {"zoo/azimuth-own/0: done", "zoo/wild/0: diverged"} <= {x.partition(";")[0] for x in out.splitlines()}
+    logs = read_runs(RESULTS)
+    assert logs["zoo/azimuth-own/0"].config["plugins"] == ["mine.py"]
+    assert list(logs["zoo/azimuth-own/0"].measures["light"]) == ["mean"]
+    assert "became NaN" in logs["zoo/wild/0"].diverged
+    again = "python experiments/run.py rows.py --row azimuth-own --seeds 1 --precision {} --results runs/again"
+    summary = json.loads((RESULTS / "zoo/azimuth-own/seed-0/summary.json").read_text())
+    assert summary["command"] == again.format("auto") + " --plugin mine.py"
     code, out = finish(*words)
-    last = "python experiments/report.py rows.py --plugin mine.py --results results"
-    assert (code, out) == (0, f"All 2 runs of rows.py are done. The page of results: {last}\n")
-    report = [sys.executable, str(Path(run.__file__).with_name("report.py")), *last.split()[2:]]
-    subprocess.run(report, check=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
-    page = Path("results/results.md").read_text(encoding="utf-8")
+    report = "python experiments/report.py rows.py --results experiments/results --plugin mine.py"
+    assert (code, out) == (0, f"All 2 runs of rows.py are done. Their table: {report}\n")
+    code, page = finish(*report.split()[2:], script="report")
+    assert code == 0
     assert "| light: mean |" in page
-    assert again.replace("azimuth-own --seeds 1", "ROW --seeds 3") in page
+    assert again.format("32") + " --plugin mine.py\n" in page
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="on Windows no signal reaches another process: it just ends")
 @pytest.mark.parametrize("number", [15, 9], ids=["SIGTERM", "SIGKILL"])  # Windows has no name for the second
 def test_a_run_whose_command_is_ended_writes_its_checkpoint_and_goes_on(number: int) -> None:
     Path("long.py").write_text(LONG)
-    process = start("long.py", "--seeds", "1")
-    folder = Path("results/long/long/seed-0")
+    words = ("long.py", "--accelerator", "cpu")
+    process = start(*words)
+    folder = RESULTS / "long/long/seed-0"
     wait_for(folder / "metrics.csv")
     process.send_signal(number)
     out, _ = process.communicate(timeout=100)  # the run holds the other end of the pipe until it has ended
     assert process.returncode == (143 if number == signal.SIGTERM else -9), out
     assert (folder / "last.ckpt").exists()
     assert not (folder / "summary.json").exists()
-    code, out = finish("long.py", "--seeds", "1")
+    assert not folder.with_name("seed-1").exists(), "the second run is not begun any more"
+    code, out = finish(*words, "--seeds", "1")
     assert code == 0, out
-    summary = read_json(folder / "summary.json", "summary")
-    assert len(summary["resumed_with"]) == 1
+    assert len(json.loads((folder / "summary.json").read_text())["resumed_with"]) == 1
     (whole,) = run.plan(load_table("long.py"), Path("other"), seeds=1)
     run.work(whole, HERE, Progress())
-    assert summary["test"] == read_json(whole.folder / "summary.json", "summary")["test"]
+    logs = [read_runs(results)["long/long/0"] for results in (RESULTS, Path("other"))]
+    assert logs[0].summary["test"] == logs[1].summary["test"]
 
 
 def test_a_run_that_fails_leaves_the_others_alone() -> None:
@@ -245,11 +242,11 @@ def test_a_run_that_fails_leaves_the_others_alone() -> None:
         f'{HEAD}\nTABLE = Table(name="two", title="", rows=(Row("bad", "", "sabour2017", TINY, data="npz:nowhere.npz"),'
         'Row("good", "", "sabour2017", TINY, data="digits")))\n'
     )
-    code, out = finish("rows.py", "--seeds", "1")
+    code, out = finish("rows.py", "--seeds", "1", "--accelerator", "cpu")
     assert code == 1
     assert "nowhere.npz" in out
-    assert "two/bad, seed 0: failed, exit code 2" in out
-    assert "two/good, seed 0: done; 0 of 2 runs left" in out
+    assert "two/bad/0: failed, exit code 2" in out
+    assert "two/good/0: done; 0 of 2 runs left" in out
 
 
 @pytest.fixture
@@ -260,20 +257,20 @@ def cluster() -> Iterator[Any]:
         yield made
 
 
-def test_the_workers_of_a_cluster_make_the_runs(cluster: Any, tmp_path: Path) -> None:
+def test_the_workers_of_a_cluster_make_the_runs(cluster: Any) -> None:
     Path("long.py").write_text(LONG)
-    code, out = finish("long.py", "--cluster", cluster.scheduler_address)
+    code, out = finish("long.py", "--cluster", cluster.scheduler_address, "--accelerator", "cpu")
     assert code == 0, out
     done = {line.partition(";")[0] for line in out.splitlines() if line.startswith("long/long")}
-    assert done == {"long/long, seed 0: done", "long/long, seed 1: done"}
-    assert sorted(path.name for path in tmp_path.joinpath("results/long/long").iterdir()) == ["seed-0", "seed-1"]
+    assert done == {"long/long/0: done", "long/long/1: done"}
+    assert read_runs(RESULTS).keys() == read_curves(RESULTS).keys() == {"long/long/0", "long/long/1"}
 
 
 def test_rows_load_their_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "run_all", lambda jobs, given: len(jobs))
+    monkeypatch.setattr(run, "run_all", lambda table, jobs, *_: len(jobs))
     with registered_for_now():
-        assert run.main(["zoo", "--row", "mnist-uniform", "--seeds", "1", "--results", str(tmp_path)]) == 1
+        assert run.main(["zoo", "--row", "mnist-uniform", "--seeds", "1"]) == 1
         assert loaded_plugins() == ()
-        assert run.main(["zoo", "--row", "azimuth-uniform", "--seeds", "2", "--results", str(tmp_path)]) == 2
+        assert run.main(["zoo", "--row", "azimuth-uniform", "--seeds", "2"]) == 2
         assert [Path(name).name for name in loaded_plugins()] == ["viewpoints.py"]
         assert find_dataset("viewpoints-azimuth")[0].in_shape == (1, 48, 48)

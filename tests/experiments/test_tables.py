@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from experiments.figures import DRAW
-from experiments.logs import FINDINGS, read_logs
-from experiments.table import SHIPPED, Row, Table, load_table
-from experiments.tables.zoo import HEADS, LEARNING_RATE, LONG
-from experiments.tables.zoo_search import SEARCHED, SEED
+from experiments.store import RESULTS, is_run_of, logs_of, read_curves, read_runs, restore
+from experiments.table import Table
+from experiments.tables import SHIPPED, load_table
+from experiments.zoo import HEADS, LEARNING_RATE, LONG, SEARCHED, SEED
 from torchcaps.datasets import list_datasets
 from torchcaps.errors import InputError
 from torchcaps.models import get_preset, plan_network
 from torchcaps.parts import flat
-from torchcaps.training import read_config
 
-RESULTS = Path(__file__).parents[2] / "results"
-TABLES = {name: load_table(name) for name in SHIPPED}
-ROWS = {name: {row.name: row for row in table.rows} for name, table in TABLES.items()}
+RECORDED = Path(__file__).parents[2] / RESULTS
+RUNS = read_runs(RECORDED)
+ROWS = {name: {row.name: row for row in table.rows} for name, table in SHIPPED.items()}
 SHAPES = {info.name: info.in_shape for info in list_datasets()}
 SHAPES |= dict.fromkeys(("viewpoints-azimuth", "viewpoints-elevation"), (1, 48, 48))  # of the plugin
 
@@ -30,40 +29,33 @@ def options(table: str, row: str) -> dict[str, Any]:
     return flat(ROWS[table][row].config(0).fields)
 
 
-def num_parameters(table: str, name: str) -> int:
+def num_parameters(table: str, name: str, decoder: bool = True) -> int:
     row = ROWS[table][name]
     network = plan_network(row.config(0).model, SHAPES[row.data], 10)
-    return sum(each.numel() for part, each in network.named_parameters() if not part.startswith("decoder"))
+    named = network.named_parameters()
+    return sum(each.numel() for part, each in named if decoder or not part.startswith("decoder"))
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_row_is_a_run_that_can_be_made(name: str) -> None:
     configs = []
-    for row in TABLES[name].rows:
+    for row in SHIPPED[name].rows:
         config = row.config(3)
         assert (config.seed, config.precision) == (3, "auto")
         plan_network(config.model, SHAPES[row.data], 10)  # shapes only
         if config.recipe.stop_at is not None:
             assert config.recipe.schedule != "one-cycle", "its length must be known before"
             assert config.recipe.select == "accuracy", "the chosen epoch must be the one that reached the target"
-        assert config not in configs, "two rows are the same run"
+        assert config not in configs or name == "by-hand", "two rows are the same run"
         configs.append(config)
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_every_table_has_small_rows_figures_and_words(name: str) -> None:
-    table = TABLES[name]
-    assert table.name == name
-    assert {*table.figures} <= DRAW.keys()
-    assert not all(row.full for row in table.rows)
-    assert len({(row.group, row.title, row.full) for row in table.rows}) == len(table.rows), "two are described alike"
-    assert not RESULTS.exists() or (RESULTS / name / FINDINGS).exists()
+    described = {(row.group, row.title, row.full) for row in SHIPPED[name].rows}
+    assert len(described) == len(SHIPPED[name].rows) or name == "by-hand", "two are described alike"
 
 
 def test_the_paper_s_figures_stand_beside_the_full_rows() -> None:
-    errors = {name: row.published_error for name, row in ROWS["mnist"].items() if row.published_error is not None}
-    paper = {"r1": 0.34, "r1-recon": 0.29, "r3": 0.35, "r3-recon": 0.25}
-    assert errors == {f"sabour2017-{name}": error for name, error in paper.items()} | {"baseline-cnn": 0.39}
+    errors = {name: row.published for name, row in ROWS["mnist"].items() if row.published and row.full}
+    paper = {"r1": "0.34 ± 0.032 %", "r1-recon": "0.29 ± 0.011 %", "r3": "0.35 ± 0.036 %", "r3-recon": "0.25 ± 0.005 %"}
+    assert errors == {f"sabour2017-{name}": error for name, error in paper.items()} | {"baseline-cnn": "0.39 %"}
 
 
 @pytest.mark.parametrize(
@@ -95,12 +87,7 @@ def test_the_question_of_the_reconstruction_changes_its_weight_alone(plain: str,
     ],
 )
 def test_networks_that_are_compared_have_as_many_parameters(table: str, cnn: str, capsules: str) -> None:
-    def count(name: str) -> int:
-        row = ROWS[table][name]
-        network = plan_network(row.config(0).model, SHAPES[row.data], 10)
-        return sum(each.numel() for each in network.parameters())
-
-    assert count(cnn) == pytest.approx(count(capsules), rel=0.01)
+    assert num_parameters(table, cnn) == pytest.approx(num_parameters(table, capsules), rel=0.01)
 
 
 @pytest.mark.parametrize("name", ["mnist", "routing", "multimnist", "affnist", "robustness"])
@@ -133,54 +120,75 @@ def test_the_tutorials_run_as_their_presets_say() -> None:
 # the table of the routings
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_only_the_head_changes(head: str) -> None:
-    own, uniform = options("zoo", f"azimuth-{head}"), options("zoo", "azimuth-uniform")
-    if "pooling" not in own:
-        changed = {name for name in own.keys() & uniform.keys() if own[name] != uniform[name]}
-        assert changed <= {"routing", "transform", "num_iterations"}
-    assert own["learning_rate"] == LEARNING_RATE
+def test_only_the_head_changes() -> None:
+    uniform = options("zoo", "azimuth-uniform")
+    for head in HEADS:
+        own = options("zoo", f"azimuth-{head}")
+        if "pooling" not in own:
+            changed = {name for name in own.keys() & uniform.keys() if own[name] != uniform[name]}
+            assert changed <= {"routing", "transform", "num_iterations"}
+        assert own["learning_rate"] == LEARNING_RATE
 
 
 def test_the_search_has_a_seed_of_its_own_and_looks_at_no_test_set() -> None:
-    for row in TABLES["zoo-search"].rows:
+    for row in SHIPPED["zoo-search"].rows:
         assert (row.first_seed, row.seeds) == (SEED, 1)
         assert row.config(SEED).recipe.limit_test == 1
-    assert all(row.first_seed + row.seeds <= SEED for row in TABLES["zoo"].rows)
+    assert all(row.first_seed + row.seeds <= SEED for row in SHIPPED["zoo"].rows)
 
 
-@pytest.mark.skipif(not RESULTS.exists(), reason="a source distribution does not hold the results")
-@pytest.mark.parametrize(
-    "name", [f"{images}-{head}" for images in ("views", "digits") for head in HEADS] + [f"long-{name}" for name in LONG]
-)
-def test_learning_rates_are_the_best_of_the_search(name: str) -> None:
-    found = {}
-    for rate in SEARCHED:
-        row = ROWS["zoo-search"][f"{name}-{rate * 1e4:.0f}"]
-        assert row.config(SEED).recipe.learning_rate == rate
-        ((log,), _) = read_logs(RESULTS, TABLES["zoo-search"], row)
-        last = {"accuracy": -1.0, "loss": 1e9} if log.diverged else log.summary["validation"]["last"]
-        found[rate] = (-last["accuracy"], last["loss"])
-    assert min(found, key=lambda rate: found[rate]) == LEARNING_RATE
+def test_learning_rates_are_the_best_of_the_search() -> None:
+    logs = logs_of(SHIPPED["zoo-search"], RUNS)
+    for name in [f"{images}-{head}" for images in ("views", "digits") for head in HEADS] + [f"long-{n}" for n in LONG]:
+        found = {}
+        for rate in SEARCHED:
+            row = ROWS["zoo-search"][f"{name}-{rate * 1e4:.0f}"]
+            assert row.config(SEED).recipe.learning_rate == rate
+            (log,) = logs[row.name]
+            last = log.summary["validation"]["last"]
+            found[rate] = (-last["accuracy"], last["loss"])
+        assert min(found, key=lambda rate: found[rate]) == LEARNING_RATE
 
 
 def test_the_long_runs_are_two_networks_of_one_size_by_one_recipe() -> None:
     of_other_schedules = {"decay": 1.0, "decay_steps": 1, "min_learning_rate": 0.0}
     capsules, cnn = (ROWS["zoo"][f"long-{network}"].config(0).recipe for network in LONG)
     assert capsules.replace(of_other_schedules) == cnn.replace(of_other_schedules)
-    assert [num_parameters("zoo", f"long-{network}") for network in LONG] == [161_824, 161_226]
+    assert [num_parameters("zoo", f"long-{network}", decoder=False) for network in LONG] == [161_824, 161_226]
 
 
-# results and tables of one's own
+# records, and tables of one's own
 
 
-@pytest.mark.skipif(not RESULTS.exists(), reason="a source distribution does not hold the results")
-def test_every_configuration_in_the_results_is_read() -> None:
-    """Those of version 0.1 too."""
-    files = sorted(RESULTS.rglob("config.json"))
-    assert len(files) > 500
-    for file in files:
-        read_config(file)
+def test_every_recorded_run_is_one_of_its_row_and_has_its_epochs() -> None:
+    curves = read_curves(RECORDED)
+    assert len(RUNS) == 562
+    for name, log in RUNS.items():
+        assert is_run_of(restore(log.config), ROWS[log.table][log.row]), name
+        epochs = [line["epoch"] for line in curves[name]]
+        assert epochs == [str(n + 1) for n in range(log.summary["epochs"])]
+        accuracy = float(curves[name][-1]["validation_accuracy"])
+        assert accuracy == pytest.approx(log.summary["validation"]["last"]["accuracy"], rel=1e-4)
+    assert curves.keys() == RUNS.keys()
+
+
+def test_the_words_beside_the_records_say_what_they_ran_on() -> None:
+    words = " ".join((RECORDED / "README.md").read_text(encoding="utf-8").split())
+    summaries = [log.summary for log in RUNS.values()]
+    makers = [each["hardware"]["processor"].split("(")[0] for each in summaries]
+    assert f"{makers.count('Intel')} runs are from an Intel Xeon, {makers.count('AMD EPYC')} from an AMD EPYC" in words
+    precisions = [each["precision"] for each in summaries]
+    assert f"{precisions.count('32')} in float32, {precisions.count('bf16')} in bfloat16" in words
+    inexact = sum(not each["exact"] for each in summaries) / len(summaries)
+    assert f"For {inexact:.0%} of the {len(summaries)} runs it is not".replace("%", " %") in words
+
+
+def test_ratios_of_speed_say_where_they_were_measured() -> None:
+    lines = (RECORDED / "speed.jsonl").read_text(encoding="utf-8").splitlines()
+    for each in map(json.loads, lines):
+        assert each["ratio"] > 0
+        assert {"what", "part", "hardware", "versions", "commit", "date"} <= each.keys()
+        assert each["part"] == "latency" or each["instruction_set"] in ("avx2", "avx512")
 
 
 def test_a_table_that_cannot_be(tiny: Table, tmp_path: Path) -> None:
@@ -194,4 +202,4 @@ def test_a_table_that_cannot_be(tiny: Table, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="names are lower-case"):
         dataclasses.replace(tiny, name="../up")
     with pytest.raises(InputError, match='no row of table tiny "plane"; did you mean "plain"'):
-        dataclasses.replace(tiny, rows=(*tiny.rows, Row("other", "", "compact", compared_to="plane")))
+        dataclasses.replace(tiny, rows=(dataclasses.replace(tiny.rows[0], compared_to="plane"), *tiny.rows[1:]))

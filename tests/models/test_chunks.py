@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 import torchcaps
-from support import assert_batch_independent, assert_close
+from support import assert_close
 from torchcaps import create_model
 from torchcaps.machine import MIB
 from torchcaps.models import CapsNet
@@ -48,23 +49,25 @@ def network(**overrides: Any) -> CapsNet:
     return model
 
 
-@pytest.mark.parametrize("active", [False, True])
-def test_chunks_are_nearly_equal_and_as_large_as_is_best(active: bool) -> None:
-    for images, memory, (largest, wide), chunks in (
-        (7, 512, (MIB, False), [3, 2, 2]),
-        (6, 512, (MIB, False), [3, 3]),
-        (9, 512, (MIB // 2 + 1, False), [5, 4]),
-        (3, 512, (MIB, False), [3]),
-        (3, 2, (MIB, False), [2, 1]),
-        (9, 16, (MIB // 2, True), [5, 4]),
-        (300, 512, (MIB, True), [100, 100, 100]),
-        (2, 512, (500 * MIB, True), [1, 1]),
-        (0, 512, (MIB, False), [0]),
+def test_chunks_are_nearly_equal_and_as_large_as_is_best() -> None:
+    for active, (images, memory, (largest, wide), chunks) in itertools.product(
+        (False, True),
+        (
+            (7, 512, (MIB, False), [3, 2, 2]),
+            (6, 512, (MIB, False), [3, 3]),
+            (9, 512, (MIB // 2 + 1, False), [5, 4]),
+            (3, 512, (MIB, False), [3]),
+            (3, 2, (MIB, False), [2, 1]),
+            (9, 16, (MIB // 2, True), [5, 4]),
+            (300, 512, (MIB, True), [100, 100, 100]),
+            (2, 512, (500 * MIB, True), [1, 1]),
+            (0, 512, (MIB, False), [0]),
+        ),
     ):
         torchcaps.set_working_memory(memory)
         seen = []
 
-        def function(part: Tensor, seen: list[int] = seen) -> Capsules:
+        def function(part: Tensor, seen: list[int] = seen, active: bool = active) -> Capsules:
             seen.append(len(part))
             poses = part.flatten(2).mul(2).contiguous().transpose(1, 2)  # (B, I, K), kept as (B, K, I)
             return Capsules(poses, part[:, 0, 0] if active else None, grid=(1, 2, 2))
@@ -93,17 +96,25 @@ def test_images_go_through_the_convolutions_in_parts(calls: list[int]) -> None:
     with torch.inference_mode():
         assert_close(model.primary(images).poses, whole)
     assert calls[5:] == [1] * 7
-
-
-@pytest.mark.parametrize("routing", ["self", "em", "vb"])
-def test_activations_of_all_parts_are_routed(routing: str) -> None:
-    """Routings that take activations see those of every image, in however many parts the maps are made."""
-    model = network(primary_activations=True, routing=routing).eval()
-    images = torch.rand(7, 1, 28, 28)
-    whole = model(images).scores
-    torchcaps.set_working_memory(1e-3)
+    calls.clear()
+    model(images)
+    assert calls == [7], "not where something is learned"
+    active = network(primary_activations=True, routing="em").eval()  # which routes the activations of all parts
+    whole = active(images).scores
     with torch.inference_mode():
-        assert_close(model(images).scores, whole)
+        assert_close(active(images).scores, whole)
+    calls.clear()
+    model = network(stem_channels=(40, 8), stem_strides=(1, 2), conv_kernel=3, primary_kernel=3)
+    torchcaps.set_working_memory(2 * 40 * 26 * 26 * 4 / 2**20)  # the largest map is that of the stem
+    with torch.no_grad():
+        model.primary(images[:5])
+    assert calls == [2, 2, 1]
+    torchcaps.set_working_memory(512)
+    for separate in (False, True):
+        layer = PrimaryCapsules(256, primary_separate_convs=separate)
+        assert layer.is_wide((20, 20), 128)
+        assert not layer.is_wide((20, 20), 1)
+    assert not PrimaryCapsules(4, primary_types=2, primary_kernel=3).is_wide((20, 20), 128)
 
 
 def test_products_of_planes_get_more_images_at_a_time(calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,35 +137,6 @@ def test_products_of_planes_get_more_images_at_a_time(calls: list[int], monkeypa
     assert len(asked) == 1, "planes are of float32"
 
 
-@pytest.mark.parametrize("separate", [False, True])
-def test_whether_the_primary_convolution_goes_by_planes(separate: bool) -> None:
-    layer = PrimaryCapsules(256, primary_separate_convs=separate)
-    assert layer.is_wide((20, 20), 128)
-    assert not layer.is_wide((20, 20), 1)
-    assert not PrimaryCapsules(4, primary_types=2, primary_kernel=3).is_wide((20, 20), 128)
-
-
-def test_an_image_s_poses_do_not_depend_on_how_many_there_are() -> None:
-    model = network(conv_channels=64, primary_types=8)
-    with torch.no_grad():
-        assert_batch_independent(lambda images: model.primary(images).poses, torch.rand(40, 1, 28, 28))
-
-
-def test_not_where_something_is_learned(calls: list[int]) -> None:
-    torchcaps.set_working_memory(1e-3)
-    model = network()
-    model(torch.rand(5, 1, 28, 28))
-    assert calls == [5]
-
-
-def test_the_largest_map_of_a_stem_counts(calls: list[int]) -> None:
-    model = network(stem_channels=(40, 8), stem_strides=(1, 2), conv_kernel=3, primary_kernel=3)
-    torchcaps.set_working_memory(2 * 40 * 26 * 26 * 4 / 2**20)
-    with torch.no_grad():
-        model.primary(torch.rand(5, 1, 28, 28))
-    assert calls == [2, 2, 1]
-
-
 def test_compiled_and_exported_networks_take_any_batch() -> None:
     torchcaps.set_working_memory(0.05)
     model, images = network().eval(), torch.rand(5, 1, 28, 28)
@@ -166,15 +148,3 @@ def test_compiled_and_exported_networks_take_any_batch() -> None:
         for count in (1, 5):
             compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=False)
             assert_close(compiled(images[:count]).lengths, wanted[:count], 1e-5)
-
-
-@pytest.mark.parametrize("separate", [False, True])
-def test_who_listens_to_a_convolution_hears_it(separate: bool) -> None:
-    layer, heard = PrimaryCapsules(32, primary_types=32, primary_separate_convs=separate), []
-    features = torch.randn(1, 32, 9, 9)
-    with torch.no_grad():
-        wanted = layer(features).poses
-        for conv in layer.convs:
-            conv.register_forward_hook(lambda *_: heard.append(1))
-        assert_close(layer(features).poses, wanted, 1e-5)
-    assert len(heard) == len(layer.convs)

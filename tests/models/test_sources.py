@@ -18,8 +18,9 @@ from torch import Tensor
 
 from torchcaps.datasets import Batch
 from torchcaps.models import CapsNet, create_model, get_preset, list_presets
+from torchcaps.training.data import RunData
+from torchcaps.training.loop import Trainer
 from torchcaps.training.recipe import Recipe, learning_rate
-from torchcaps.training.step import TrainStep
 
 SOURCES = ("sabour2017-code", "tf-notebook", "keras-tutorial", "torch-notebook", "torch-tutorial")
 SHAPE = (1, 20, 22)  # 3 types on a map of 2 rows and 3 columns: no two axes of one size
@@ -173,10 +174,7 @@ def weights(model: CapsNet) -> Weights:
 def batches(number: int, size: int) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(4)
     return [
-        (
-            torch.rand(size, *SHAPE, generator=generator).double(),
-            torch.randint(CLASSES, (size,), generator=generator),
-        )
+        (torch.rand(size, *SHAPE, generator=generator).double(), torch.randint(CLASSES, (size,), generator=generator))
         for _ in range(number)
     ]
 
@@ -220,17 +218,15 @@ def test_a_preset_is_its_source(name: str, scale: float, size: int) -> None:
 def test_24_steps_of_a_preset_follow_its_source(name: str) -> None:
     model = preset(name, 0.3).float()
     w, recipe = weights(model), Recipe().replace(get_preset(name).recipe)
-    adam, step = (
-        Adam(name, w),
-        TrainStep(Fabric(accelerator="cpu", devices=1, precision="32-true"), model, recipe, seed=0),
-    )
+    data, adam = RunData(range(1000), None, None, []), Adam(name, w)
+    trainer = Trainer(Fabric(accelerator="cpu", devices=1, precision="32-true"), model, data, recipe)
     for t, (images, labels) in enumerate(batches(24, 4), 1):
         wanted = losses(name, w, images, labels)["total"]
         wanted.backward()
         rate = learning_rate(recipe, t - 1, 1000)
         adam.step(w, t, rate)
-        step(Batch(images.float(), labels, None), t - 1, rate)
-        assert float(step.sums.last_loss) == pytest.approx(wanted.item(), rel=5e-6), t
+        trainer.step(Batch(images.float(), labels, None))
+        assert float(trainer.last_loss) == pytest.approx(wanted.item(), rel=5e-6), t
 
 
 def test_the_page_says_of_every_preset_what_it_was_compared_with() -> None:

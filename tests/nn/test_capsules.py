@@ -21,7 +21,6 @@ from support import (
 from torchcaps import dynamic_routing, squash
 from torchcaps.errors import InputError
 from torchcaps.nn import PrimaryCapsules
-from torchcaps.parts import build, describe
 
 T, K, H, W = 3, 2, 4, 5  # types, components, and the odd grid of maps below
 SIZES = {"primary_types": T, "primary_dim": K}
@@ -70,72 +69,39 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("activation", ["none", "relu"])
-def test_grouping_by_index_formula(case: str, activation: Any, maps: Tensor) -> None:
-    options, grouped = CASES[case]
-    layer = transparent(primary_activation=activation, **options)
-    poses = grouped(maps.relu() if activation == "relu" else maps)
-    assert_close(layer(maps).poses, squash(poses))
-    assert_close(layer(maps.contiguous(memory_format=torch.channels_last)).poses, squash(poses))
-
-
-def test_groupings_differ(maps: Tensor) -> None:
-    results = [transparent(**options)(maps).poses for options, _ in CASES.values()]
+def test_grouping_by_index_formula(maps: Tensor) -> None:
+    results = []
+    for options, grouped in CASES.values():
+        for activation in ("none", "relu"):
+            layer = transparent(primary_activation=activation, **options)
+            poses = grouped(maps.relu() if activation == "relu" else maps)
+            found = layer(maps).poses
+            assert_close(found, squash(poses))
+            assert found.transpose(1, 2).is_contiguous(), "laid out for fast routing"
+            assert_close(layer(maps.contiguous(memory_format=torch.channels_last)).poses, squash(poses))
+        assert layer(maps).grid == (None if "grouping" in options else (T, H, W)), "raster capsules have no one place"
+        results.append(found)
     for first, second in itertools.combinations(results[:3], 2):
         assert_differs(first, second)
 
 
-def test_separate_convolutions_are_one_with_permuted_weights(rng: torch.Generator) -> None:
-    features = torch.randn(2, 3, 9, 11, generator=rng)
-    apart = PrimaryCapsules(3, **SIZES, primary_kernel=3, primary_separate_convs=True)
-    one = PrimaryCapsules(3, **SIZES, primary_kernel=3)
-    assert len(apart.convs) == K
-    with torch.no_grad():
-        for k, conv in enumerate(apart.convs):
-            one.convs[0].weight[k::K] = conv.weight  # channel t·K + k of the one is channel t of convolution k
-            one.convs[0].bias[k::K] = conv.bias
-    assert_close(apart(features).poses, one(features).poses, 1e-5)
-
-
-def test_kernel_and_stride_set_the_number_of_capsules() -> None:
-    features = torch.rand(2, 3, 13, 10)
-    for kernel, stride in ((3, 2), (5, 1), (4, 3)):
-        rows, columns = ((size - kernel) // stride + 1 for size in (13, 10))
-        poses, activations, grid, _ = PrimaryCapsules(3, primary_types=2, primary_kernel=kernel, primary_stride=stride)(
-            features
-        )
-        assert poses.shape == (2, 2 * rows * columns, 8)
-        assert activations is None
-        assert grid == (2, rows, columns)
-
-
-def test_raster_capsules_stand_at_no_one_place(maps: Tensor) -> None:
-    for separate in (False, True):
-        assert transparent(primary_separate_convs=separate)(maps).grid == (T, H, W)
-        assert transparent(primary_separate_convs=separate, grouping="raster")(maps).grid is None
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("output", ["squash", "routed"])
-@pytest.mark.parametrize("padding", [1, 2])
-def test_padding_is_a_frame_of_zeros(case: str, output: Any, padding: int, rng: torch.Generator) -> None:
-    options: dict[str, Any] = {"primary_kernel": 3, "primary_stride": 2, "primary_output": output, **CASES[case][0]}
-    plain, padded = (
-        PrimaryCapsules(3, **SIZES, **options),
-        PrimaryCapsules(3, **SIZES, primary_padding=padding, **options),
-    )
-    padded.load_state_dict(plain.state_dict())
-    features = torch.randn(2, 3, 9, 6, generator=rng)
-    framed = nn.functional.pad(features, (padding,) * 4)
-    rows, columns = ((size + 2 * padding - 3) // 2 + 1 for size in (9, 6))
-    assert padded(features).poses.shape[1] * padded(features).poses.shape[2] == T * K * rows * columns
-    assert_close(padded(features).poses, plain(framed).poses, 1e-6)
-    heard: list[Tensor] = []  # who listens to separate convolutions has them called one by one
-    padded.convs[0].register_forward_hook(lambda _module, _features, maps: heard.append(maps))
-    assert_close(padded(features).poses, plain(framed).poses, 1e-6)
-    assert heard[0].shape[2:] == (rows, columns)
-    assert padded.is_wide((30, 31), 64) == plain.is_wide((30 + 2 * padding, 31 + 2 * padding), 64)
+def test_padding_is_a_frame_of_zeros(rng: torch.Generator) -> None:
+    for (case, _), output, padding in itertools.product(CASES.values(), ("squash", "routed"), (1, 2)):
+        options: dict[str, Any] = {"primary_kernel": 3, "primary_stride": 2, "primary_output": output, **case}
+        plain = PrimaryCapsules(3, **SIZES, **options)
+        padded = PrimaryCapsules(3, **SIZES, primary_padding=padding, **options)
+        padded.load_state_dict(plain.state_dict())
+        features = torch.randn(2, 3, 9, 6, generator=rng)
+        framed = nn.functional.pad(features, (padding,) * 4)
+        rows, columns = ((size + 2 * padding - 3) // 2 + 1 for size in (9, 6))
+        assert padded(features).poses.shape[1] * padded(features).poses.shape[2] == T * K * rows * columns
+        assert_close(padded(features).poses, plain(framed).poses, 1e-6)
+        heard: list[Tensor] = []  # who listens to separate convolutions has them called one by one
+        for conv in padded.convs:
+            conv.register_forward_hook(lambda _module, _features, maps, heard=heard: heard.append(maps))
+        assert_close(padded(features).poses, plain(framed).poses, 1e-6)
+        assert [each.shape[2:] for each in heard] == [(rows, columns)] * len(padded.convs)
+        assert padded.is_wide((30, 31), 64) == plain.is_wide((30 + 2 * padding, 31 + 2 * padding), 64)
 
 
 def test_padding_makes_room_for_small_maps() -> None:
@@ -146,19 +112,12 @@ def test_padding_makes_room_for_small_maps() -> None:
     assert_raises(InputError, layer, torch.rand(2, 3, 0, 5), say="neither empty, got shapes (2, 3, 0, 5)")
 
 
-def test_epsilon_of_the_squash(maps: Tensor) -> None:
-    wanted = squash(by_channels(maps, lambda t, k: t * K + k), eps=0.5)
-    assert_close(transparent(squash_eps=0.5)(maps).poses, wanted)
-    assert_differs(transparent()(maps).poses, wanted)
-
-
-def test_unit_output_has_length_one(maps: Tensor) -> None:
-    poses = transparent(primary_output="unit")(maps).poses
-    wanted = by_channels(maps, lambda t, k: t * K + k)
-    assert_close(poses.norm(dim=-1), 1.0, 1e-4)
-    assert_close(poses, wanted / (wanted.square().sum(-1, keepdim=True) + 1e-7).sqrt())
-    half = transparent(primary_output="unit", squash_eps=1.0)(maps).poses
-    assert_close(half, wanted / (wanted.square().sum(-1, keepdim=True) + 1).sqrt())
+def test_epsilon_and_unit_output(maps: Tensor) -> None:
+    grouped = by_channels(maps, lambda t, k: t * K + k)
+    assert_close(transparent(squash_eps=0.5)(maps).poses, squash(grouped, eps=0.5))
+    for eps in (1e-7, 1.0):
+        unit = transparent(primary_output="unit", squash_eps=eps)(maps).poses
+        assert_close(unit, grouped / (grouped.square().sum(-1, keepdim=True) + eps).sqrt())
 
 
 def test_routed_output_is_one_routing_pass(maps: Tensor) -> None:
@@ -176,22 +135,16 @@ def test_routed_output_is_one_routing_pass(maps: Tensor) -> None:
     assert_close(layer(maps).poses, routed)
 
 
-@pytest.mark.parametrize("output", ["squash", "unit", "routed"])
-@pytest.mark.parametrize("case", CASES)
-def test_primary_capsules_learn_and_survive_zeros(case: str, output: Any, maps: Tensor) -> None:
-    layer = PrimaryCapsules(T * K, **SIZES, primary_kernel=2, primary_output=output, **CASES[case][0])
-    (layer(maps).poses * torch.rand_like(layer(maps).poses)).sum().backward()
-    assert_gradients_reach(layer)
-    assert_batch_independent(lambda batch: layer(batch).poses, maps)
-    zeros = torch.zeros_like(maps, requires_grad=True)
-    poses = transparent(primary_output=output, **CASES[case][0])(zeros).poses
-    poses.sum().backward()
-    assert_finite([poses, zeros.grad])
-
-
-def test_memory_is_laid_out_for_fast_routing(maps: Tensor) -> None:
-    for options, _ in CASES.values():
-        assert transparent(**options)(maps).poses.transpose(1, 2).is_contiguous()
+def test_primary_capsules_learn_and_survive_zeros(maps: Tensor) -> None:
+    for output, (options, _) in itertools.product(("squash", "unit", "routed"), CASES.values()):
+        layer = PrimaryCapsules(T * K, **SIZES, primary_kernel=2, primary_output=output, **options)
+        (layer(maps).poses * torch.rand_like(layer(maps).poses)).sum().backward()
+        assert_gradients_reach(layer)
+        assert_batch_independent(lambda batch, layer=layer: layer(batch).poses, maps)
+        zeros = torch.zeros_like(maps, requires_grad=True)
+        poses = transparent(primary_output=output, **options)(zeros).poses
+        poses.sum().backward()
+        assert_finite([poses, zeros.grad])
 
 
 def test_primary_capsules_are_float32_under_autocast(maps: Tensor) -> None:
@@ -202,72 +155,55 @@ def test_primary_capsules_are_float32_under_autocast(maps: Tensor) -> None:
     assert_close(poses, layer(maps.bfloat16().float()).poses, 1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("norm", ["batch", "batch-learned"])
-def test_half_precision_is_normalised_in_float32(dtype: torch.dtype, norm: Any, maps: Tensor) -> None:
-    layer = PrimaryCapsules(T * K, **SIZES, primary_kernel=2, primary_norm=norm, primary_activations=True)
-    half = copy.deepcopy(layer).to(dtype)
-    for training in (True, False):
-        wanted, got = layer.train(training)(maps), half.train(training)(maps.to(dtype))
-        assert got.poses.dtype == got.activations.dtype == torch.float32
-        assert_close(got.poses, wanted.poses, 0.02)
-        assert_close(got.activations, wanted.activations, 0.02)
-        for name, value in half.norm.named_buffers():
-            assert value.dtype in (dtype, torch.int64), name
-            assert_close(value.float(), layer.norm.get_buffer(name).float(), 0.02)
-    (got.poses.sum() + got.activations.sum()).backward()
-    assert all(parameter.grad.isfinite().all() for parameter in half.parameters())
+def test_half_precision_is_normalised_in_float32(maps: Tensor) -> None:
+    for dtype, norm in itertools.product((torch.float16, torch.bfloat16), ("batch", "batch-learned")):
+        layer = PrimaryCapsules(T * K, **SIZES, primary_kernel=2, primary_norm=norm, primary_activations=True)
+        half = copy.deepcopy(layer).to(dtype)
+        for training in (True, False):
+            wanted, got = layer.train(training)(maps), half.train(training)(maps.to(dtype))
+            assert got.poses.dtype == got.activations.dtype == torch.float32
+            assert_close(got.poses, wanted.poses, 0.02)
+            assert_close(got.activations, wanted.activations, 0.02)
+            for name, value in half.norm.named_buffers():
+                assert value.dtype in (dtype, torch.int64), name
+                assert_close(value.float(), layer.norm.get_buffer(name).float(), 0.02)
+        (got.poses.sum() + got.activations.sum()).backward()
+        assert_finite(parameter.grad for parameter in half.parameters())
 
 
-@pytest.mark.parametrize("options", [{}, {"primary_depthwise": True}, {"primary_norm": "batch"}])
-def test_relu_comes_before_capsules_are_formed(options: Any, maps: Tensor) -> None:
-    layer = PrimaryCapsules(
-        T * K, **SIZES, primary_kernel=2, primary_activation="relu", primary_output="linear", **options
-    )
-    poses = layer(maps).poses
-    assert poses.min() == 0
-    assert poses.max() > 0
+def test_relu_comes_before_capsules_are_formed(maps: Tensor) -> None:
+    for options in ({}, {"primary_depthwise": True}, {"primary_norm": "batch"}):
+        layer = PrimaryCapsules(
+            T * K, **SIZES, primary_kernel=2, primary_activation="relu", primary_output="linear", **options
+        )
+        poses = layer(maps).poses
+        assert poses.min() == 0
+        assert poses.max() > 0
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
+def test_options_and_maps_that_do_not_fit() -> None:
+    for options, said in (
         ({"primary_depthwise": True}, "features of primary_types·primary_dim = 256 channels, got 3"),
         ({"primary_padding": 9}, "primary_padding must be below primary_kernel, 9, got 9"),
         ({"grouping": "raster", "primary_activations": True}, 'primary_activations need the grouping "channels"'),
-    ],
-)
-def test_options_that_do_not_go_together(options: Any, said: str) -> None:
-    assert_raises(InputError, PrimaryCapsules, 3, **options, say=said)
+    ):
+        assert_raises(InputError, PrimaryCapsules, 3, **options, say=said)
+    said = "features must be at least as large as the kernel"
+    for options in (*(each for each, _ in CASES.values()), {"primary_output": "routed"}):
+        layer = PrimaryCapsules(3, **SIZES, primary_kernel=4, **options)
+        for shape in ((2, 3, 3, 9), (2, 3, 9, 3), (2, 3, 0, 0)):
+            assert_raises(InputError, layer, torch.rand(shape), say=said)
+        assert layer(torch.rand(2, 3, 4, 5)).poses.shape[0] == 2
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"primary_separate_convs": True}, {"grouping": "raster"}, {"primary_output": "routed"}]
-)
-def test_maps_that_do_not_fit(options: Any) -> None:
-    layer = PrimaryCapsules(3, **SIZES, primary_kernel=4, **options)
-    said = "PrimaryCapsules: features must have shape (B, 3, H, W)"
-    for shape in ((2, 5, 9, 9), (3, 9, 9), (2, 3, 9), (1, 2, 3, 9, 9)):
-        assert_raises(InputError, layer, torch.rand(shape), say=f"{said}, got {shape}")
-    for shape in ((2, 3, 3, 9), (2, 3, 9, 3), (2, 3, 0, 0)):
-        assert_raises(InputError, layer, torch.rand(shape), say="features must be at least as large as the kernel")
-    assert layer(torch.rand(2, 3, 4, 5)).poses.shape[0] == 2
-
-
-@pytest.mark.parametrize(("init", "std"), [("glorot", (2 / (9 * (64 + 256))) ** 0.5), ("truncated-normal", 0.088)])
-def test_init_weights_draws_as_the_options_say(init: Any, std: float) -> None:
-    layer = PrimaryCapsules(64, primary_kernel=3, conv_init=init)
-    layer.init_weights()
-    assert layer.convs[0].weight.std().item() == pytest.approx(std, rel=0.05)
-    assert_close(layer.convs[0].bias, 0.1 if init == "truncated-normal" else 0.0)
+def test_init_weights_draws_as_the_options_say() -> None:
+    for init, std in (("glorot", (2 / (9 * (64 + 256))) ** 0.5), ("truncated-normal", 0.088)):
+        layer = PrimaryCapsules(64, primary_kernel=3, conv_init=init)
+        layer.init_weights()
+        assert layer.convs[0].weight.std().item() == pytest.approx(std, rel=0.05)
+        assert_close(layer.convs[0].bias, 0.1 if init == "truncated-normal" else 0.0)
     layer = PrimaryCapsules(64, primary_kernel=3, primary_activations=True, primary_init="matrix-capsules")
     layer.init_weights()
     for conv, deviation, bias in ((layer.convs[0], 0.44, 0.0), (layer.activity[0], 2.64, -1.0)):
         assert conv.weight.std().item() == pytest.approx(deviation, rel=0.05)
         assert_close(conv.bias, bias)
-
-
-def test_options_are_attributes() -> None:
-    tree = describe(PrimaryCapsules(6, **SIZES, primary_norm="batch", grouping="raster"))
-    assert tree | {"name": "conv", **SIZES, "primary_norm": "batch", "grouping": "raster"} == tree
-    assert describe(build("primary", tree, in_channels=6)) == tree

@@ -5,47 +5,36 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nn import routing_oracle as oracle
-from support import assert_close, assert_differs, assert_finite, assert_raises, assert_same, with_gradients
+from routing_cases import FEW, MANY, OPTIONS, WAYS, Leaves, draw_cases, draw_leaves, reordered, small_cuts  # noqa: F401
+from support import (
+    assert_as_exact,
+    assert_close,
+    assert_differs,
+    assert_finite,
+    assert_raises,
+    assert_same,
+    with_gradients,
+)
 from torchcaps import InputError, compute_votes, dynamic_routing, route, routing_rounds, squash
-from torchcaps.errors import WrongType
-from torchcaps.nn import BuiltVotes, DenseVotes, DynamicRouting, LayerSize, Routed, Shared
+from torchcaps.nn import BuiltVotes, DenseVotes, DynamicRouting, Routed
 from torchcaps.nn.routing import dynamic
+from torchcaps.ops.memory import get_working_memory, set_working_memory
 
 AXES = ("outputs", "inputs")
 FLAGS = (False, True)
-I, J, D, K = 63, 7, 5, 3
-FEW, MANY = 3, 7
-"""Images: the fused path holds the votes of so few, and never builds those of so many."""
-EVERY: dict[str, tuple[Any, ...]] = {
-    "num_iterations": (0, 1, 2, 3, 4),
-    "softmax_over": AXES,
-    "stop_gradient": FLAGS,
-    "leaky": FLAGS,
-    "bias": FLAGS,
-    "return_coupling": FLAGS,
-}
-"""The values of each option; with a prior the loop serves, and eps is 1e-3."""
-
-Leaves = dict[str, Tensor]
+_, I, J, D, K = FEW
 
 
-def every_combination() -> Iterator[dict[str, Any]]:
-    for values in itertools.product(*EVERY.values()):
-        yield dict(zip(EVERY, values, strict=True))
-
-
-def draw(batch: int, dtype: torch.dtype = torch.float64, scale: float = 1.0) -> Leaves:
-    """All that is learned or given: leaves that want gradients."""
-    shapes = {"poses": (batch, I, K), "weight": (I, J, D, K), "bias": (J, D), "prior": (I, J)}
-    return {name: nn.Parameter(scale * torch.randn(shape, dtype=dtype)) for name, shape in shapes.items()}
+def draw(dtype: torch.dtype = torch.float64) -> Leaves:
+    """All that is learned or given, of few images."""
+    return draw_leaves(FEW, dtype) | {"prior": torch.randn(I, J, dtype=dtype).requires_grad_()}
 
 
 # ---- the fused path is the loop
@@ -60,47 +49,48 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return calls
 
 
-@pytest.mark.parametrize(("dtype", "tol"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
-@pytest.mark.parametrize("batch", [FEW, MANY])
-def test_the_fused_path_is_the_loop_for_every_option(
-    dtype: torch.dtype, tol: float, batch: int, fused: list[object]
-) -> None:
-    given = {"votes", "poses", "weight", "backend", "prior"}
+@pytest.mark.usefixtures("small_cuts")
+def test_the_fused_path_is_the_loop_for_every_option(fused: list[object]) -> None:
+    """Whatever the sizes, the order in memory, and how the layer is cut."""
     for function in (dynamic_routing, route):
-        assert set(inspect.signature(function).parameters) - given == {*EVERY, "eps"}, "add the option to EVERY"
-    leaves = draw(batch, dtype)
-    for options in every_combination():
+        given = {"votes", "poses", "weight", "backend", "prior", "mask"}  # masks: test_masks.py
+        assert set(inspect.signature(function).parameters) - given == {*OPTIONS, "eps"}, "add the option to OPTIONS"
+    before, calls = get_working_memory(), 0
+    for case in (*draw_cases(0), *draw_cases(1)):
+        options, calls = dict(case.options), calls + 2
         has_bias, coupling = options.pop("bias"), options.pop("return_coupling")
+        leaves = draw_leaves(case.size, order=case.order)
         used = {name: leaves[name] for name in ("poses", "weight", "bias")[: 2 + has_bias]}
+        held = {name: leaf.detach().clone() for name, leaf in used.items()}
         routing = DynamicRouting(**options, capsule_bias=has_bias, squash_eps=1e-3)
         routing.bias = used.get("bias")  # type: ignore[assignment]  # a parameter
         given = options | {"bias": routing.bias, "eps": 1e-3, "return_coupling": coupling}
         wanted = with_gradients(dynamic_routing(compute_votes(used["poses"], used["weight"]), **given), used)
+        set_working_memory(case.mib)
         of_function = route(used["poses"], used["weight"], **given, backend="recompute")
         of_module = routing(DenseVotes(used["poses"], used["weight"]), return_coupling=coupling)
-        assert_same(with_gradients(of_function, used), wanted, tol, given)
-        assert_same(with_gradients(of_module, used), wanted, tol, given)
-    assert len(fused) == 2 * math.prod(map(len, EVERY.values()))
+        for found in (of_function, of_module):
+            assert_same(with_gradients(found, used), wanted, 1e-10, case)
+        assert all(used[name].equal(held[name]) for name in used), "arguments are not written to"
+        set_working_memory(before)
+    assert len(fused) == calls
 
 
 def test_float32_is_as_exact_as_the_loop() -> None:
     """The fused path's error is at most twice the loop's."""
-    for batch, axis, stop in itertools.product((FEW, MANY), AXES, FLAGS):
+    for batch, way in itertools.product((3, 7), WAYS):
         shapes = {"poses": (batch, 200, 8), "weight": (200, 10, 16, 8)}
         leaves = {name: torch.randn(shape).requires_grad_() for name, shape in shapes.items()}
         exact_leaves = {name: leaf.detach().double().requires_grad_() for name, leaf in leaves.items()}
-        options: dict[str, Any] = {"softmax_over": axis, "stop_gradient": stop, "return_coupling": True}
         exact, plain, ours = (
-            with_gradients(route(**each, **options, backend=backend), each)
+            with_gradients(route(**each, **way, return_coupling=True, backend=backend), each)
             for each, backend in ((exact_leaves, "reference"), (leaves, "reference"), (leaves, "recompute"))
         )
-        for name, wanted in exact.items():
-            mine, theirs = ((found[name].double() - wanted).norm() for found in (ours, plain))
-            assert mine <= 2 * theirs, f"{name}: {mine:.2e} off, the loop {theirs:.2e}"
+        assert_as_exact(ours, plain, exact, rounding=0)
 
 
 def test_with_a_prior_the_loop_serves(fused: list[object]) -> None:
-    leaves = draw(FEW)
+    leaves = draw()
     poses, weight, bias, prior = leaves.values()
     for axis, leaky in itertools.product(AXES, FLAGS):
         options: dict[str, Any] = {"softmax_over": axis, "leaky": leaky}
@@ -112,30 +102,12 @@ def test_with_a_prior_the_loop_serves(fused: list[object]) -> None:
         routing.bias, routing.prior = bias, prior  # type: ignore[assignment]  # parameters
         assert_same(with_gradients(routing(DenseVotes(poses, weight), return_coupling=True), leaves), wanted, 1e-10)
         assert wanted["d prior"].count_nonzero() == I * J
-    said = 'route: backend="recompute" has no prior; leave it out, or take backend="reference"'
+    said = 'route: backend="recompute" has no prior'
     assert_raises(InputError, route, poses, weight, prior=prior, backend="recompute", say=said)
     routing = DynamicRouting()
     routing.backend = "reference"
     routing(DenseVotes(poses, weight))
     assert not fused
-
-
-def test_other_votes_are_routed_by_the_loop() -> None:
-    """Those of any other transform; built or not, the numbers are the same."""
-    transform = Shared("normal", 0.3)
-    transform.bind(LayerSize(I, K, J, D), 1.0)
-    poses, options = draw(FEW)["poses"], {"capsule_bias": True, "learn_prior": True}
-    votes = transform.double()(poses)
-    for iterations, axis in itertools.product((1, 3), AXES):
-        routing = DynamicRouting(iterations, softmax_over=axis, **options).double()  # type: ignore[arg-type]
-        routing.bind(votes.size)
-        for parameter in routing.double().parameters():
-            nn.init.normal_(parameter)
-        given: dict[str, Any] = {"softmax_over": axis, "bias": routing.bias, "prior": routing.prior}
-        leaves = {"poses": poses} | dict(transform.named_parameters()) | dict(routing.named_parameters())
-        wanted = dynamic_routing(votes.build(), iterations, **given, return_coupling=True)
-        got = routing(votes, return_coupling=True)
-        assert_same(with_gradients(got, leaves), with_gradients(wanted, leaves), 1e-9)
 
 
 # ---- the loop is the equations
@@ -194,13 +166,12 @@ def test_the_loop_is_the_equations_for_every_option() -> None:
     assert last.capsules.equal(dynamic_routing(votes, 3, leaky=True).poses)
 
 
-@pytest.mark.parametrize("axis", AXES)
-def test_derivatives_are_those_of_finite_differences(axis: Any) -> None:
+def test_derivatives_are_those_of_finite_differences() -> None:
     inputs = [torch.randn(shape).double().requires_grad_() for shape in ((2, 3, 2, 2), (2, 2), (3, 2))]
-    for iterations, leaky in itertools.product((0, 1, 3), FLAGS):
+    for axis, iterations, leaky in itertools.product(AXES, (0, 1, 3), FLAGS):
+        options: dict[str, Any] = {"softmax_over": axis, "leaky": leaky, "return_coupling": iterations > 0}
 
-        def run(votes: Tensor, bias: Tensor, prior: Tensor, n: int = iterations, leaky: bool = leaky) -> Any:
-            options: dict[str, Any] = {"softmax_over": axis, "leaky": leaky, "return_coupling": n > 0}
+        def run(votes: Tensor, bias: Tensor, prior: Tensor, n: int = iterations, options: Any = options) -> Any:
             routed = dynamic_routing(votes, n, bias=bias, prior=prior, **options)
             return routed.poses if routed.coupling is None else (routed.poses, routed.coupling)
 
@@ -208,28 +179,26 @@ def test_derivatives_are_those_of_finite_differences(axis: Any) -> None:
         assert torch.autograd.gradgradcheck(run, inputs, fast_mode=True)
 
 
-@pytest.mark.parametrize("axis", AXES)
-def test_stop_gradient_is_a_constant_coupling(axis: Any) -> None:
-    leaves = draw(FEW)
+def test_stop_gradient_is_a_constant_coupling() -> None:
+    leaves = draw()
     votes = compute_votes(leaves["poses"], leaves["weight"])
-    options: dict[str, Any] = {"softmax_over": axis, "bias": leaves["bias"], "prior": leaves["prior"]}
-    full = dynamic_routing(votes, **options, return_coupling=True)
-    stopped = dynamic_routing(votes, stop_gradient=True, **options)
-    constant = Routed(squash((full.coupling.detach()[..., None] * votes).sum(1) + leaves["bias"]))
-    assert_same(with_gradients(stopped, leaves), with_gradients(constant, leaves), 1e-10)
-    assert_differs(
-        with_gradients(stopped, leaves)["d poses"], with_gradients(full._replace(coupling=None), leaves)["d poses"]
-    )
-    assert with_gradients(stopped, leaves)["d prior"].count_nonzero() == 0
+    for axis in AXES:
+        options: dict[str, Any] = {"softmax_over": axis, "bias": leaves["bias"], "prior": leaves["prior"]}
+        full = dynamic_routing(votes, **options, return_coupling=True)
+        stopped = with_gradients(dynamic_routing(votes, stop_gradient=True, **options), leaves)
+        constant = Routed(squash((full.coupling.detach()[..., None] * votes).sum(1) + leaves["bias"]))
+        assert_same(stopped, with_gradients(constant, leaves), 1e-10)
+        assert_differs(stopped["d poses"], with_gradients(full._replace(coupling=None), leaves)["d poses"])
+        assert stopped["d prior"].count_nonzero() == 0
 
 
 @pytest.mark.parametrize("backend", ["reference", "recompute"])
 def test_numbers_of_any_size_and_precision(backend: Any) -> None:
-    leaves = {name: leaf for name, leaf in draw(FEW, torch.float32).items() if name in ("poses", "weight")}
+    leaves = {name: leaf for name, leaf in draw(torch.float32).items() if name in ("poses", "weight")}
     poses, weight = leaves.values()
-    for axis, stop, leaky, scale in itertools.product(AXES, FLAGS, FLAGS, (0.0, 1e4)):
-        options: dict[str, Any] = {"softmax_over": axis, "stop_gradient": stop, "leaky": leaky, "backend": backend}
-        assert_finite(with_gradients(route(scale * poses, weight, **options), leaves).values())
+    for way, leaky, scale in itertools.product(WAYS, FLAGS, (0.0, 1e4)):
+        routed = route(scale * poses, weight, **way, leaky=leaky, backend=backend)
+        assert_finite(with_gradients(routed, leaves).values())
     single = [leaf.detach() for leaf in (poses, weight)]
     for low in (torch.bfloat16, torch.float16):
         for given in ([each.to(low) for each in single], [single[0].to(low), single[1]]):
@@ -243,35 +212,20 @@ def test_numbers_of_any_size_and_precision(backend: Any) -> None:
         inside = route(poses, weight, backend=backend)
     outside = route(poses, weight, backend=backend)
     assert_same(with_gradients(inside, leaves), with_gradients(outside, leaves), 1e-6)
-    votes = compute_votes(*(leaf.detach() for leaf in (poses, weight))).half()
+    votes = compute_votes(*single).half()
     assert torch.equal(dynamic_routing(votes).poses, dynamic_routing(votes.float()).poses.half())
-    assert route(poses[:0], weight, backend=backend).poses.shape == (0, J, D)
     shapes = route(poses.detach().to("meta"), weight.detach().to("meta"), backend=backend)
-    assert shapes.poses.shape == (FEW, J, D), "sizes are asked for on a device without numbers"
-
-
-# ---- what is refused
+    assert shapes.poses.shape == (FEW[0], J, D), "sizes are asked for on a device without numbers"
 
 
 def test_options_and_tensors_that_do_not_fit() -> None:
-    votes = torch.randn(2, 5, 4, 3)
-    for function, given in ((dynamic_routing, [votes]), (routing_rounds, [votes]), (DynamicRouting, [])):
-        said = f"{function.__name__}: "
-        for number in (-1, 1001, 10**5000):
-            assert_raises(InputError, function, *given, number, say=f"{said}num_iterations must be 0 to 1000, got")
-        assert_raises(InputError, function, *given, softmax_over="j", say=f"{said}softmax_over must be one of outputs")
-        assert_raises(WrongType, function, *given, leaky=1, say=f"{said}leaky must be True or False")
+    votes, poses, weight = torch.randn(2, 5, 4, 3), torch.randn(2, 5, 3), torch.randn(5, 4, 2, 3)
     for function in (dynamic_routing, routing_rounds):
-        assert_raises(WrongType, function, votes.long(), say="votes must be a floating-point tensor")
-        assert_raises(InputError, function, votes[0], say="votes must have shape (B, I, J, D), got (5, 4, 3)")
-        assert_raises(InputError, function, votes[:, :0], say="votes must be of at least one capsule")
-        assert_raises(InputError, function, votes, eps=0.0, say="eps must be 1e-24 to 1, got 0.0")
+        said = "votes must be of at least one capsule"
+        assert_raises(InputError, function, votes[:, :0], say=said)
         for name in ("bias", "prior"):
             assert_raises(InputError, function, votes, **{name: torch.ones(3)}, say=f"{name} must have shape (")
-    poses, weight = torch.randn(2, 5, 3), torch.randn(5, 4, 2, 3)
-    assert_raises(InputError, route, poses, weight[:4], say="weight must have shape (5, J, D, 3), got (4, 4, 2, 3)")
     assert_raises(InputError, route, poses, weight[:, :0], say="weight must be of at least one capsule and component")
     assert_raises(InputError, route, poses, weight, bias=torch.ones(2, 4), say="bias must have shape (4, 2), got (2,")
-    assert_raises(InputError, route, poses, weight, backend="fast", say="backend must be one of auto, reference")
     for options in ({"stop_gradient": True}, {"num_iterations": 0}):
         assert_raises(InputError, DynamicRouting, learn_prior=True, **options, say="learn_prior needs stop_gradient=")

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 import torchcaps
+from calling import check_ways
 from nn import routing_oracle as oracle
+from routing_cases import ROUTINGS, TRANSFORMS
 from support import assert_close, assert_finite, assert_raises, assert_same, with_gradients
 from torchcaps import InputError, squash
-from torchcaps.errors import WrongType
 from torchcaps.nn import (
     BuiltVotes,
     Capsules,
@@ -109,7 +110,7 @@ def given(routed: Routed) -> list[Tensor]:
 
 
 def test_every_algorithm_is_here() -> None:
-    assert {"dynamic", *ALGORITHMS} == set(PARTS["routing"])
+    assert {"dynamic", "b2i", *ALGORITHMS} == set(PARTS["routing"]), "B2I: test_interests.py"
 
 
 @every
@@ -160,21 +161,6 @@ def test_derivatives_are_those_of_finite_differences(name: str) -> None:
     assert torch.autograd.gradgradcheck(route, leaves, fast_mode=True)
 
 
-@every
-def test_gradients_of_each_image_by_vmap(name: str) -> None:
-    votes, activations, u, b = inputs(2, 3, 2, 3)
-
-    def loss(votes: Tensor, u: Tensor) -> Tensor:
-        routed = given(ALGORITHMS[name].route(votes[None], activations[:1], u, b, 2))
-        return torch.stack([(each * each.sin()).sum() for each in routed]).sum() + u.square().sum()
-
-    each = torch.func.vmap(torch.func.grad(loss, (0, 1)), (0, None))(votes, u)
-    for n, image in enumerate(votes):
-        leaves = image.clone().requires_grad_(), u.clone().requires_grad_()
-        wanted = torch.autograd.grad(loss(*leaves), leaves)
-        torch.testing.assert_close(tuple(gradient[n] for gradient in each), wanted)
-
-
 CASES: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
     "votes of zero": lambda V, a: (0 * V, a),
     "votes times 50": lambda V, a: (50 * V, a),
@@ -222,15 +208,6 @@ def test_self_routing_with_logits_at_the_edge_of_float32() -> None:
         assert (single["poses"].norm(dim=2) > 0.1).all(), "also of those that hardly anyone chose"
 
 
-def test_em_of_equal_votes_has_the_smallest_variance_and_the_vote_as_mean() -> None:
-    _, a, u, b = inputs()
-    V = torch.arange(1.0, 21.0, dtype=torch.float64).reshape(1, 1, 5, 4).expand(3, 7, 5, 4)
-    routed = torchcaps.em_routing(V, a, u, b, 1, final_lambda=0.1)
-    torch.testing.assert_close(routed.poses, V[:, 0])
-    costs = a.sum(1, keepdim=True) / 5 * 4 * (u + 0.5 * np.log(1e-9))
-    torch.testing.assert_close(routed.activations, torch.sigmoid(0.1 * 0.05 * (b - costs)))
-
-
 def test_digamma_of_exported_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.cat([torch.linspace(1, 20, 50), torch.tensor([1e3, 1e6])]).double()
     wanted = torch.digamma(x)
@@ -239,58 +216,9 @@ def test_digamma_of_exported_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(vb.digamma(x), wanted, rtol=1e-9, atol=1e-9)
 
 
-def test_arguments_that_do_not_fit_are_named() -> None:
-    V, a, u = torch.zeros(2, 3, 4, 5), torch.zeros(2, 3), torch.zeros(4)
-    for function in (torchcaps.em_routing, torchcaps.em_routing_code, torchcaps.vb_routing):
-        said, (first, second) = function.__name__ + ": ", ("beta_u", "beta_a")
-        if function is torchcaps.em_routing_code:
-            first, second = "sigma_bias", "activation_bias"
-        assert_raises(WrongType, function, [[1.0]], a, u, u, say=f"{said}votes must be a floating-point tensor")
-        assert_raises(InputError, function, V[0], a, u, u, say=f"{said}votes must have shape (B, I, J, D), got (3, 4")
-        assert_raises(InputError, function, V, a.t(), u, u, say=f"{said}activations must have shape (2, 3), got (3, 2)")
-        assert_raises(InputError, function, V, a, u[1:], u, say=f"{said}{first} must have shape (4,), got (3,)")
-        assert_raises(WrongType, function, V, a, u, u.long(), say=f"{said}{second} must be a floating-point tensor of")
-        for number in (0, 1001):
-            assert_raises(InputError, function, V, a, u, u, number, say="num_iterations must be 1 to 1000, got")
-        assert_raises(WrongType, function, V, a, u, u, return_coupling=1, say="return_coupling must be True or False")
-    for function, option in (
-        (torchcaps.em_routing, "final_lambda"),
-        (torchcaps.em_routing, "cost_scale"),
-        (torchcaps.em_routing_code, "final_beta"),
-        (torchcaps.em_routing_code, "min_variance"),
-    ):
-        for wrong in (0.0, float("nan")):
-            assert_raises(InputError, function, V, a, u, u, **{option: wrong}, say=f"{option} must be above 0 and at")
-    for call, said in (
-        (lambda: torchcaps.self_attention_routing(V, bias=torch.zeros(4, 3)), "bias must have shape (3, 4)"),
-        (lambda: torchcaps.inverted_attention_routing(V, 0), "num_iterations must be 1 to 1000"),
-        (lambda: torchcaps.inverted_attention_routing(V, norm_weight=u), "norm_weight must have shape (5,), got (4,)"),
-        (lambda: torchcaps.self_routing(V, a, V[0, ..., 0]), "routing_logits must have shape (2, 3, 4), got (3, 4)"),
-    ):
-        assert_raises(InputError, call, say=said)
-
-
 # ---- the modules
 
-ROTATED = {"rotation"}  # by layer normalisation, or a variance of each component, which know the axes of a pose
-ROUTINGS: dict[str, tuple[Callable[[], Routing], set[str]]] = {
-    "dynamic": (DynamicRouting, set()),
-    "dynamic, over inputs": (lambda: DynamicRouting(2, softmax_over="inputs"), set()),
-    "dynamic, learned": (lambda: DynamicRouting(2, capsule_bias=True, learn_prior=True), ROTATED),
-    "self-attention": (SelfAttentionRouting, set()),
-    "self-attention without bias": (lambda: SelfAttentionRouting(attention_bias=False), set()),
-    "inverted attention": (InvertedAttentionRouting, ROTATED),
-    "inverted attention, one iteration": (lambda: InvertedAttentionRouting(1), ROTATED),
-    "self": (SelfRouting, set()),
-    "em": (lambda: EMRouting(cost_scale=1.0), ROTATED),
-    "em, scaled": (lambda: EMRouting(2, final_lambda=0.1), ROTATED),
-    "em-code": (EMCodeRouting, ROTATED),
-    "em-code on a map": (lambda: EMCodeRouting(2, on_map=True), ROTATED),
-    "vb": (lambda: VBRouting().eval(), ROTATED),  # in training, images of a batch are normalised together
-}
 every_module = pytest.mark.parametrize("name", ROUTINGS)
-TRANSFORMS = {"dense": (6, 5), "shared": (6, 5), "elementwise": (5, 5), "matrix": (9, 9), "identity": (5, 5)}
-"""With K and D that each can have."""
 
 
 def layer_of(name: str, transform: str = "dense", I: int = 7, J: int = 4) -> tuple[DenseCapsules, Capsules]:
@@ -344,11 +272,13 @@ def of_parameters(routing: Any, votes: Tensor, activations: Tensor, poses: Tenso
             return Routed(scale * capsules, (scale * logits).sigmoid(), coupling)
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("name", [name for name in ROUTINGS if name != "em-code on a map"])  # which counts less mass
-def test_over_any_transform_it_is_the_function_of_the_built_votes(
-    name: str, transform: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_over_any_transform_it_is_the_function_of_the_built_votes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for transform in TRANSFORMS:
+        assert_function_of_built_votes(name, transform, monkeypatch)
+
+
+def assert_function_of_built_votes(name: str, transform: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layer, capsules = layer_of(name, transform)
     leaves = leaves_of(layer, capsules)
     votes = layer.votes(capsules)[0].build()
@@ -370,9 +300,13 @@ def test_over_any_transform_it_is_the_function_of_the_built_votes(
 
 
 @pytest.mark.parametrize("name", MIXTURES)
-@pytest.mark.parametrize("compete_over", ["types", "types-and-positions"])
-def test_blocks_give_what_one_block_gives(name: str, compete_over: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_give_what_one_block_gives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs, first and second derivatives; where positions compete, a block is of whole images."""
+    for compete_over in ("types", "types-and-positions"):
+        assert_same_in_blocks(name, compete_over, monkeypatch)
+
+
+def assert_same_in_blocks(name: str, compete_over: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = ConvCapsules(2, 4, 3, 4, layer_kernel=2, compete_over=compete_over, routing=ROUTINGS[name][0]()).double()
     capsules = Capsules(torch.randn(4, 32, 4).double().requires_grad_(), torch.rand(4, 32).double(), (2, 4, 4))
     capsules.activations.requires_grad_()
@@ -399,38 +333,20 @@ def test_blocks_give_what_one_block_gives(name: str, compete_over: Any, monkeypa
     assert_same(ALGORITHMS[name].route(*votes, 3)._asdict(), tensors._asdict(), 1e-10, "of a tensor of votes")
 
 
-@pytest.mark.parametrize(
-    "name", ["dynamic", "dynamic, learned", "self-attention", "inverted attention", "self", *MIXTURES]
-)
-def test_a_layer_is_one_graph(name: str) -> None:
+@pytest.mark.parametrize("name", ["dynamic, learned", "self-attention", "inverted attention", "self", *MIXTURES])
+def test_called_in_every_way(name: str) -> None:
     layer, capsules = layer_of(name)
-    leaves = leaves_of(layer, capsules)
-
-    def routed(poses: Tensor, activations: Tensor) -> Routed:
-        return layer.route(Capsules(poses, activations), return_coupling=True)
-
-    torch._dynamo.reset()
-    got = torch.compile(routed, fullgraph=True, backend="aot_eager")(*capsules[:2])
-    assert_same(with_gradients(got, leaves), with_gradients(routed(*capsules[:2]), leaves), 1e-9)
-
-
-@every_module
-def test_a_routing_with_parameters_belongs_to_one_layer(name: str) -> None:
-    routing = ROUTINGS[name][0]()
-    assert not list(routing.parameters()), "their shapes are those of a layer"
-    DenseCapsules(3, 4, 2, 5, routing=routing)
-    if list(routing.parameters()):
-        said = f"{type(routing).__name__}: a routing with parameters belongs to one layer; make one for each"
-        assert_raises(InputError, DenseCapsules, 3, 4, 2, 5, routing=routing, say=said)
-    else:
-        DenseCapsules(3, 4, 2, 5, routing=routing)
+    call = lambda *both: tuple(given(layer.route(Capsules(*both), return_coupling=True)))  # noqa: E731
+    check_ways(call, *capsules[:2], tol=1e-8, hollow=False)
 
 
 @every_module
 def test_a_window_as_large_as_the_map_is_a_dense_layer(name: str) -> None:
     for compete_over in ("types", "types-and-positions"):
         torch.manual_seed(0)
-        on_map = ConvCapsules(2, 4, 3, 4, compete_over=compete_over, routing=ROUTINGS[name][0]()).double()  # type: ignore[arg-type]
+        routing = ROUTINGS[name][0]()
+        assert not list(routing.parameters()), "their shapes are those of a layer"
+        on_map = ConvCapsules(2, 4, 3, 4, compete_over=compete_over, routing=routing).double()  # type: ignore[arg-type]
         dense = DenseCapsules(18, 4, 3, 4, routing=ROUTINGS[name][0]()).double()
         dense.load_state_dict(on_map.state_dict())
         poses, activations = torch.randn(3, 18, 4).double(), torch.rand(3, 18).double()
@@ -438,6 +354,11 @@ def test_a_window_as_large_as_the_map_is_a_dense_layer(name: str) -> None:
         theirs = dense.route(Capsules(poses, activations), return_coupling=True)
         for got, wanted in zip(given(mine), given(theirs), strict=True):
             assert_close(got, wanted, 1e-10)
+    if list(routing.parameters()):
+        said = f"{type(routing).__name__}: a routing with parameters belongs to one layer; make one for each"
+        assert_raises(InputError, DenseCapsules, 3, 4, 2, 5, routing=routing, say=said)
+    else:
+        DenseCapsules(3, 4, 2, 5, routing=routing)
 
 
 def test_vb_normalises_over_the_batch_and_takes_one_image_too() -> None:

@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchcaps
-from support import assert_batch_independent, assert_close, assert_differs, assert_gradients_reach, assert_raises
+from support import assert_close, assert_differs, assert_raises
 from torchcaps import InputError
-from torchcaps.errors import WrongType
-from torchcaps.nn import BuiltVotes, DenseCapsules, DynamicRouting, LayerSize, Transform, Votes
+from torchcaps.nn import BuiltVotes, DenseCapsules, LayerSize, Transform, Votes
 from torchcaps.nn.votes import MapCompetition, MapVotes, PlacedVotes
 from torchcaps.ops.memory import get_working_memory
 from torchcaps.parts import PARTS, build
@@ -75,10 +74,10 @@ def test_every_transform_is_here() -> None:
     assert {*KINDS, "identity"} == set(PARTS["transform"])
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "identity", "built", "map", "placed"])
-def test_votes_are_those_of_einsum(kind: str) -> None:
-    for (dtype, tol), (I, J) in itertools.product(
-        ((torch.float64, 1e-12), (torch.float32, 2e-5), (torch.bfloat16, 2e-2)), ((63, 7), (1, 7), (63, 1), (1, 1))
+def test_votes_are_those_of_einsum() -> None:
+    kinds, dtypes = (*KINDS, "identity", "built", "map", "placed"), {torch.float64: 1e-12, torch.float32: 2e-5}
+    for kind, (dtype, tol), (I, J) in itertools.product(
+        kinds, (dtypes | {torch.bfloat16: 2e-2}).items(), ((63, 7), (1, 7), (63, 1), (1, 1))
     ):
         votes, wanted = make_votes(kind, dtype, I, J)
         assert votes.size == (wanted.shape[1], votes.poses.shape[2], *wanted.shape[2:])
@@ -125,72 +124,23 @@ def test_derivatives_are_those_of_finite_differences(kind: str) -> None:
         assert torch.autograd.gradgradcheck(asked(name), leaves, fast_mode=True), name
 
 
-@WEIGHTED
-def test_a_routing_of_ones_own_is_one_graph(kind: str) -> None:
-    """Forward and backward; images do not mix, and autocast does not reach into the sums."""
-    transform, poses = bound(kind)
-    poses.requires_grad_()
-
-    def route(poses: Tensor) -> Tensor:
-        votes = transform(poses)
-        coupling = votes.compete(votes.agreement(votes.weighted_sum(None)))
-        return torchcaps.squash(votes.weighted_sum(coupling) + votes.build().mean(1))
-
-    leaves = [poses, *transform.parameters()]
-    wanted = route(poses)
-    grads = torch.autograd.grad(wanted.square().sum(), leaves)
-    torch._dynamo.reset()
-    found = torch.compile(route, fullgraph=True, backend="aot_eager")(poses)
-    assert_close(found, wanted, 1e-12)
-    for grad, other in zip(torch.autograd.grad(found.square().sum(), leaves), grads, strict=True):
-        assert_close(grad, other, 1e-12)
-    assert_batch_independent(route, poses, 1e-12)
-    transform, poses = bound(kind, dtype=torch.float32)
-    wanted = transform(poses).weighted_sum(None)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert_close(
-            transform(poses).weighted_sum(None).float() / wanted.abs().max(), wanted / wanted.abs().max(), 2e-2
-        )
-
-
 # ---- weights
 
 
-@WEIGHTED
-def test_weights_start_as_they_are_told_to(kind: str) -> None:
-    _, K, D = KINDS[kind] if kind != "common" else (None, 60, 50)  # of a single small matrix the deviation varies
-    size = LayerSize(200, K, 30, D)
-
-    def deviation(**options: Any) -> float:
-        transform = build("transform", {"name": kind} | options)
-        transform.bind(size, 0.3)
-        if options.get("weight_init") == "truncated-normal":
-            assert transform.weight.abs().max() <= 0.2
-        return transform.weight.std().item()
-
-    products = {"elementwise": 1, "matrix": math.isqrt(K)}.get(kind, K)
-    for options, wanted in (
-        ({"weight_init": "normal", "weight_std": 0.2}, 0.2),
-        ({"weight_init": "truncated-normal"}, 0.0880),  # a normal cut at two deviations keeps 0.880 of one
-        ({"weight_init": "fan-in"}, math.sqrt(2 / (200 * K))),
-        ({}, 0.3 * math.sqrt(K / products)),
-    ):
-        assert deviation(**options) == pytest.approx(wanted, rel=0.1)
-
-
-@WEIGHTED
-def test_output_capsules_start_neither_short_nor_saturated(kind: str) -> None:
-    for (I, J), axis in itertools.product(((1152, 10), (63, 7), (9, 32), (300, 2)), ("outputs", "inputs")):
-        K, D = {"matrix": (16, 16), "elementwise": (16, 16)}.get(kind, (8, 16))
-        poses = torch.nn.functional.normalize(torch.randn(16, I, K), dim=-1)
-        routing = DynamicRouting(1 if axis == "inputs" else 3, softmax_over=axis)  # type: ignore[arg-type]
-        layer = DenseCapsules(I, K, J, D, transform=kind, routing=routing)
-        lengths = layer(poses).poses.norm(dim=-1)
-        assert 0.3 < lengths.mean() < 0.97, lengths.mean()
-        assert (lengths.std(0) > 1e-3).all()
-        with torch.no_grad():
-            sums = layer.transform(poses).weighted_sum(None) / {"outputs": J, "inputs": I}[axis]
-        assert 0.5 < sums.norm(dim=-1).square().mean().sqrt() < 2, "under uniform coupling, of length near one"
+def test_weights_start_as_they_are_told_to() -> None:
+    for kind, (_, K, D) in KINDS.items():
+        K, D = (60, 50) if kind == "common" else (K, D)  # of a single small matrix the deviation varies
+        products = {"elementwise": 1, "matrix": math.isqrt(K)}.get(kind, K)
+        for options, wanted in (
+            ({"weight_init": "normal", "weight_std": 0.2}, 0.2),
+            ({"weight_init": "truncated-normal"}, 0.0880),  # a normal cut at two deviations keeps 0.880 of one
+            ({"weight_init": "fan-in"}, math.sqrt(2 / (200 * K))),
+            ({}, 0.3 * math.sqrt(K / products)),
+        ):
+            transform = build("transform", {"name": kind} | options)
+            transform.bind(LayerSize(200, K, 30, D), 0.3)
+            assert transform.weight.std().item() == pytest.approx(wanted, rel=0.1)
+            assert "truncated-normal" not in options.values() or transform.weight.abs().max() <= 0.2
 
 
 @WEIGHTED
@@ -204,8 +154,6 @@ def test_weights_stay_what_they_are(kind: str) -> None:
         assert_close(each(poses).build(), wanted, 0)
         assert each.weight.stride() == transform.weight.stride()
         assert kind in ("shared", "common") or each.weight.stride(0) == 1, "input capsules innermost, for the sums"
-    transform(poses).weighted_sum(None).square().sum().backward()
-    assert_gradients_reach(transform)
     torch.manual_seed(3)
     transform.reset_parameters()
     torch.manual_seed(3)
@@ -225,21 +173,19 @@ class Largest(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("kind", ["shared", "elementwise", "matrix", "identity"])  # dense votes: the fused path's tests
-def test_votes_are_not_built_where_they_are_asked(kind: str) -> None:
-    """Of B·I·J·D numbers, only as many as the working memory holds are there at once."""
+def test_votes_are_not_built_where_they_are_asked() -> None:
+    """Of B·I·J·D numbers, only as many as the working memory holds are there at once; dense ones: the fused path's."""
     before, (B, I, J, D) = get_working_memory(), (16, 300, 8, 16)
     torchcaps.set_working_memory(0.25)
-    layer, poses = DenseCapsules(I, D, J, D, transform=kind), torch.randn(B, I, D)
-    try:
+    for kind in ("shared", "elementwise", "matrix", "identity"):
+        layer, poses = DenseCapsules(I, D, J, D, transform=kind), torch.randn(B, I, D)
         with torch.no_grad(), Largest() as asked:
             layer(poses)
         with torch.no_grad(), Largest() as built:
             layer.transform(poses).build().contiguous()
-    finally:
-        torchcaps.set_working_memory(before)
-    assert built.numbers == B * I * J * D
-    assert asked.numbers < B * I * J * D / 1.9, asked.numbers
+        assert built.numbers == B * I * J * D
+        assert asked.numbers < B * I * J * D / 1.9, asked.numbers
+    torchcaps.set_working_memory(before)
 
 
 # ---- what is refused
@@ -256,15 +202,9 @@ def test_sizes_options_and_poses_that_do_not_fit() -> None:
         assert_raises(InputError, DenseCapsules, 6, K, 5, D, transform=kind, say=said)
     for kind, (_, K, D) in KINDS.items():
         make, (transform, poses) = PARTS["transform"][kind], bound(kind)
-        name = make.__name__
-        assert_raises(InputError, make, "x", say=f"{name}: weight_init must be one of balanced, normal, truncated-n")
-        for wrong in (-1.0, 0.0, math.inf, math.nan):
-            assert_raises(InputError, make, "normal", wrong, say=f"{name}: weight_std must be above 0 and at most 1e+")
-        assert_raises(WrongType, make, "normal", "0.1", say=f"{name}: weight_std must be above 0")
-        said = f"{name}: poses must have shape (B, 63, {K}), got {(BATCH, 62, K)}"
+        said = f"{make.__name__}: poses must have shape (B, 63, {K}), got {(BATCH, 62, K)}"
         assert_raises(InputError, transform, poses[:, 1:], say=said)
-        assert_raises(WrongType, transform, poses.long(), say=f"{name}: poses must be a floating-point tensor")
-        said = f"{name}: this transform belongs to a layer already; make one for each"
+        said = f"{make.__name__}: this transform belongs to a layer already; make one for each"
         assert_raises(InputError, DenseCapsules, 6, K, 5, D, transform=transform, say=said)
     for sizes in ((0, 2, 2), (2, 0, 2), (2, 2, 0)):
         assert_raises(InputError, BuiltVotes, torch.zeros(1, *sizes), say="at least one capsule and component")

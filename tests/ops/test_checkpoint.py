@@ -14,28 +14,27 @@ from torchcaps.ops.memory import set_working_memory
 CPU = torch.device("cpu")
 
 
-def lengths(cut: list[slice]) -> list[int]:
-    return [each.stop - each.start for each in cut]
-
-
 def test_a_block_holds_no_more_votes_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lengths(*given: object, **more: int) -> list[int]:
+        return [each.stop - each.start for each in blocks(*given, **more)]  # type: ignore[arg-type]
+
     monkeypatch.setattr(checkpoint, "BLOCK", 3 * 80)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert lengths(blocks(8, 80, CPU)) == [3, 3, 2]
-    assert lengths(blocks(8, 80, CPU, multiple=2)) == [2, 2, 2, 2]
-    assert lengths(blocks(8, 1000, CPU, multiple=4)) == [4, 4], "one multiple at least"
+    assert lengths(8, 80, CPU) == [3, 3, 2]
+    assert lengths(8, 80, CPU, multiple=2) == [2, 2, 2, 2]
+    assert lengths(8, 1000, CPU, multiple=4) == [4, 4], "one multiple at least"
     assert blocks(0, 80, CPU) == [slice(0, 0)]
-    assert lengths(blocks(8, 80, torch.device("meta"))) == [8], "as on a GPU, which has other caches"
+    assert lengths(8, 80, torch.device("meta")) == [8], "as on a GPU, which has other caches"
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # each has caches of its own
-    assert lengths(blocks(8, 80, CPU)) == [6, 2]
+    assert lengths(8, 80, CPU) == [6, 2]
     set_working_memory(2 * 80 / 2**20)
     with torch.no_grad():
-        assert lengths(blocks(8, 80, CPU)) == [2] * 4
-    assert lengths(blocks(8, 5, CPU)) == [2] * 4, "of each vote, a gradient needs sixteen tensors"
-    seen: list[int] = []
-    torch.compile(lambda x: seen.append(len(blocks(8, 80, CPU))) or x + 1, backend="eager")(torch.ones(1))
-    torch.vmap(lambda x: seen.append(len(blocks(8, 80, CPU))) or x)(torch.ones(1))
-    assert seen == [1, 1], "a graph is of all of them at once"
+        assert lengths(8, 80, CPU) == [2] * 4
+    assert lengths(8, 5, CPU) == [2] * 4, "of each vote, a gradient needs sixteen tensors"
+    seen: list[list[int]] = []
+    torch.compile(lambda x: seen.append(lengths(8, 80, CPU)) or x + 1, backend="eager")(torch.ones(1))
+    torch.vmap(lambda x: seen.append(lengths(8, 80, CPU)) or x)(torch.ones(1))
+    assert seen == [[8], [8]], "a graph is of all of them at once"
 
 
 def test_results_and_gradients_of_all_orders_are_those_of_one_piece() -> None:

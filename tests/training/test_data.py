@@ -1,123 +1,126 @@
+"""What a run is trained and judged on: crops, changes, limits, fingerprints, and recipes for few images."""
+
+from __future__ import annotations
+
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from tiny_runs import tiny_config
-from torchcaps.datasets import Augmentation, Dataset
+from support import assert_raises
+from tiny_runs import Heard, StopAt, run, tiny_config, write_bars
+from torchcaps.datasets import Augmentation, Dataset, ImageSet, load_dataset
 from torchcaps.errors import InputError
-from torchcaps.training import Progress, Recipe, TrainConfig, data, load_run, make_config, train
-from torchcaps.training.config import override
-from torchcaps.training.data import (
-    Batches,
-    augmentation_of,
-    check_objects,
-    cropped,
-    data_fingerprint,
-    fit_recipe,
-    load_run_data,
-    run_data,
-)
+from torchcaps.models import CapsNet
+from torchcaps.nn import Capsules
+from torchcaps.training import Interrupted, Progress, Recipe, TrainConfig, data, load_run, make_config, resume, train
+from torchcaps.training.config import override, read_config
+from torchcaps.training.data import augmentation_of, cropped, load_run_data, run_data
 from torchcaps.training.devices import launch
+from torchcaps.training.small_data import LEAST_STEPS, fit_recipe, warning_of_chance
 
 
-def batches_of(config: TrainConfig, whole: Dataset) -> Batches:
-    """The batches that a run trains on."""
-    return run_data(whole, config.recipe, launch("cpu"), config.seed).train
+class HeardUntil(Heard, StopAt):
+    """What a run tells that is stopped after its first step."""
+
+    def __init__(self) -> None:
+        Heard.__init__(self)
+        StopAt.__init__(self, 1)
+
+    step = StopAt.step
 
 
-def test_judged_images_are_cut_in_the_middle_and_batches_anywhere(bars: Path) -> None:
-    config = tiny_config(bars, max_shift=0, crop=10)
+def first_images(config: TrainConfig, whole: Dataset) -> torch.Tensor:
+    """The first batch that a run trains on."""
+    return next(iter(run_data(whole, config.recipe, launch("cpu"), config.seed).train.batches(0))).images
+
+
+def keys(images: torch.Tensor) -> list[bytes]:
+    return [(image * 255).round().byte().numpy().tobytes() for image in images]
+
+
+# ---- images
+
+
+def test_judged_images_are_cut_in_the_middle_and_batches_anywhere(bars: Path, tmp_path: Path) -> None:
+    config = tiny_config(bars, max_shift=0, crop=10, flip=True, epochs=1)
     whole = load_run_data(config)
     seen = cropped(whole, config.recipe)
-    assert seen.in_shape == (1, 10, 10)
-    assert whole.in_shape == (1, 18, 18)
+    assert (seen.in_shape, whole.in_shape) == ((1, 10, 10), (1, 18, 18))
     for part in ("train", "validation", "test"):
         assert torch.equal(getattr(seen, part).images, getattr(whole, part).images[..., 4:14, 4:14])
-    loader = batches_of(config, whole)
-    known = {image.numpy().tobytes() for image in seen.train.images}
-    batches = [(image * 255).round().byte().numpy().tobytes() for batch in loader.batches(0) for image in batch.images]
-    assert sum(image in known for image in batches) / len(batches) < 0.2
+    known, images = {image.numpy().tobytes() for image in seen.train.images}, keys(first_images(config, whole))
+    assert sum(image in known for image in images) / len(images) < 0.2
+    config = override(config, {"crop": 17})
+    assert run(config, tmp_path / "run")["in_shape"] == [1, 17, 17]
+    found = load_run(tmp_path / "run")
+    assert found.model.in_shape == found.dataset().in_shape == (1, 17, 17)
 
 
-def test_a_recipe_holds_every_field_of_an_augmentation_with_its_default() -> None:
+def test_every_change_of_the_recipe_reaches_the_batches(bars: Path) -> None:
     assert augmentation_of(Recipe()) == Augmentation()
     assert augmentation_of(Recipe(crop=9, max_scaling=0.5)) == Augmentation(crop=9, max_scaling=0.5)
-
-
-def test_every_augmentation_of_the_recipe_reaches_the_loader(bars: Path) -> None:
     plain = tiny_config(bars, max_shift=0)
     whole = load_run_data(plain)
-    first = next(iter(batches_of(plain, whole).batches(0))).images
-    for change in (
-        {"max_shift": 2},
-        {"crop": 12},
-        {"flip": True},
-        {"brightness": 0.3},
-        {"contrast": 0.5},
-        {"max_rotation": 30.0},
-        {"max_scaling": 0.3},
-    ):
-        images = next(iter(batches_of(override(plain, change), whole).batches(0))).images
-        assert images.shape != first.shape or not torch.equal(images, first), change
+    first = first_images(plain, whole)
+    changes: dict[str, Any] = {"max_shift": 2, "crop": 12, "flip": True, "brightness": 0.3, "contrast": 0.5}
+    for name, value in (changes | {"max_rotation": 30.0, "max_scaling": 0.3}).items():
+        images = first_images(override(plain, {name: value}), whole)
+        assert images.shape != first.shape or not torch.equal(images, first), name
 
 
-def test_a_run_with_crops_is_judged_tested_and_read_back_in_its_own_size(bars: Path, tmp_path: Path) -> None:
-    config = tiny_config(bars, max_shift=0, crop=17, flip=True, epochs=1)
-    summary = train(config, tmp_path / "run", progress=Progress(), figures=False)
-    assert summary["in_shape"] == [1, 17, 17]
-    run = load_run(tmp_path / "run")
-    assert run.model.in_shape == run.dataset().in_shape == (1, 17, 17)
+def test_training_images_are_shifted_and_judged_images_never(
+    tiny: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[bool, list[bytes]] = {True: [], False: []}
+    own = CapsNet.primary
+
+    def primary(network: CapsNet, images: torch.Tensor) -> Capsules:
+        seen[network.training] += keys(images)
+        return own(network, images)
+
+    monkeypatch.setattr(CapsNet, "primary", primary)
+    run(tiny, tmp_path / "run")
+    dataset = load_dataset(tiny.data, validation_size=12, seed=0)
+
+    def known(found: list[bytes], *parts: ImageSet) -> float:
+        rows = {image.numpy().tobytes() for part in parts for image in part.images}
+        return sum(each in rows for each in found) / len(found)
+
+    # two images of noise, by which the network is tried before the run
+    assert known(seen[False][2:], dataset.validation, dataset.test) == 1
+    assert isinstance(dataset.train, ImageSet)
+    assert known(seen[True], dataset.train) < 0.4  # one in nine is not moved
 
 
 def test_limits_are_caps(bars: Path) -> None:
-    sizes = {
-        limit: [len(part) for part in (d.train, d.validation, d.test)]
-        for limit in (None, 20, 10_000)
-        for d in [load_run_data(tiny_config(bars, limit_train=limit, limit_test=limit))]
-    }
-    assert sizes[None] == sizes[10_000] == [108, 12, 30]
-    assert sizes[20] == [20, 12, 20]
+    for limit, sizes in ((None, [108, 12, 30]), (20, [20, 12, 20]), (10_000, [108, 12, 30])):
+        found = load_run_data(tiny_config(bars, limit_train=limit, limit_test=limit))
+        assert [len(part) for part in (found.train, found.validation, found.test)] == sizes
 
 
-def test_objects_that_the_network_does_not_look_for_are_refused() -> None:
-    one, two = make_config("sabour2017"), make_config("sabour2017-multimnist")
-    check_objects("digits", 1, one)
-    check_objects("multimnist", 2, two)
-    with pytest.raises(InputError) as caught:
-        check_objects("multimnist", 2, one)
-    assert str(caught.value).startswith("an image of multimnist holds 2 objects, but the network looks for 1; ")
-    assert "set --objects 2, or take a preset made for that (" in str(caught.value)
-    assert "sabour2017-multimnist" in str(caught.value)
-    with pytest.raises(InputError) as caught:
-        check_objects("digits", 1, two)
-    assert "holds 1 object, but the network looks for 2; set --objects 1, or give --data multimnist" in str(
-        caught.value
-    )
-    with pytest.raises(InputError, match="an image of digits holds 1 object"):
-        load_run_data(override(two, {"data": "digits"}))
+def test_a_batch_larger_than_the_data(bars: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the batch size is 1000, but there are only 108 images"):
+        run(tiny_config(bars, batch_size=1000), tmp_path / "run")
 
 
 @pytest.mark.usefixtures("two_bars")
-def test_objects_that_nobody_shows_alone_cannot_be_reconstructed(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = make_config("sabour2017-multimnist")
-    own = load_run_data(config)
-    nowhere = type(own.test)(own.test.images, own.test.labels)
-    monkeypatch.setattr(
-        data, "load_dataset", lambda *_, **__: Dataset("pairs", own.train, own.validation, nowhere, own.class_names)
-    )
-    with pytest.raises(InputError, match="none of them alone, which the network is to reconstruct; set --no-decoder"):
-        load_run_data(config)
-    assert load_run_data(override(config, {"decoder": False})).num_objects == 2
-
-
-@pytest.mark.usefixtures("two_bars")
-def test_pairs_that_are_made_anew_are_not_cropped() -> None:
-    config = override(make_config("sabour2017-multimnist"), {"crop": 20})
+def test_images_must_fit_what_the_network_looks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = make_config("sabour2017-multimnist")
+    with pytest.raises(InputError, match="holds 2 objects, but the network looks for 1; set --objects 2"):
+        load_run_data(make_config("sabour2017"))
+    pairs = load_run_data(two)
     with pytest.raises(InputError, match="makes new training images in each epoch, which are not cropped; omit --crop"):
-        load_run_data(config)
+        cropped(pairs, Recipe(crop=20))
+    nowhere = dataclasses.replace(pairs, test=ImageSet(pairs.test.images, pairs.test.labels))
+    monkeypatch.setattr(data, "load_dataset", lambda *_, **__: nowhere)
+    with pytest.raises(InputError, match="none of them alone, which the network is to reconstruct; set --no-decoder"):
+        load_run_data(two)
+    assert load_run_data(override(two, {"decoder": False})).num_objects == 2
 
 
 def test_a_fingerprint_changes_with_any_pixel_or_label(bars: Path, tmp_path: Path) -> None:
@@ -126,8 +129,8 @@ def test_a_fingerprint_changes_with_any_pixel_or_label(bars: Path, tmp_path: Pat
 
     def marks(x: np.ndarray, y: np.ndarray) -> list[int]:
         np.savez(tmp_path / "bars.npz", x=x, y=y)
-        run = config(tmp_path / "bars.npz")
-        return data_fingerprint(load_run_data(run), run.recipe)
+        config = tiny_config(tmp_path / "bars.npz")
+        return run_data(load_run_data(config), config.recipe, launch("cpu"), 0).fingerprint
 
     other = x.copy()
     other[70, 3, 4] ^= 1
@@ -138,45 +141,65 @@ def test_a_fingerprint_changes_with_any_pixel_or_label(bars: Path, tmp_path: Pat
 
 
 @pytest.mark.usefixtures("two_bars")
-def test_a_fingerprint_of_pairs_is_that_of_what_they_are_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = make_config("sabour2017-multimnist")
-    pairs = load_run_data(config)
-    first = data_fingerprint(pairs, config.recipe)
-    pairs.validation.parts[0, 1, 0, 5, 5] ^= 1  # type: ignore[index]
-    second = data_fingerprint(pairs, config.recipe)
-    pairs.train.tensors[0][3, 0, 2, 2] ^= 1
-    assert len({first[3], second[3], data_fingerprint(pairs, config.recipe)[3]}) == 3
+def test_a_fingerprint_of_pairs_is_that_of_what_they_are_made_of() -> None:
+    config = make_config("sabour2017-multimnist", batch_size=16)
+    pairs, found = load_run_data(config), set()
+    for changed in (None, pairs.validation.parts, pairs.train.tensors[0]):
+        if changed is not None:
+            changed.view(-1)[100] ^= 1
+        found.add(run_data(pairs, config.recipe, launch("cpu"), 0).fingerprint[3])
+    assert len(found) == 3
 
 
-def config(path: Path) -> TrainConfig:
-    return tiny_config(path)
+def test_damaged_images_are_left_out_of_the_whole_run(tmp_path: Path) -> None:
+    """Its evaluation and its resumption see the same images, also when the damaged files are gone."""
+    with np.load(write_bars(tmp_path / "bars.npz")) as arrays:
+        for n, (image, label) in enumerate(zip(arrays["x"], arrays["y"], strict=True)):
+            (tmp_path / "photos" / str(label)).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(tmp_path / "photos" / str(label) / f"{n:03}.png")
+    bad = [tmp_path / "photos" / "0" / "000.png", tmp_path / "photos" / "2" / "new.png"]
+    for file in bad:
+        file.write_bytes(b"no image")
+    config = tiny_config(tmp_path / "bars.npz", epochs=1)
+    config = dataclasses.replace(config, data=f"folder:{tmp_path / 'photos'}")
+    assert_raises(InputError, train, config, tmp_path / "run", say="2 of 151 images cannot be taken")
+    assert not (tmp_path / "run").exists()
+    said, config = HeardUntil(), dataclasses.replace(config, skip_damaged=True)
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "run", progress=said)
+    (line,) = [line for line in said.said if line.startswith("Left out 2 damaged images:")]
+    assert all(str(file) in line for file in bad)
+    bad[1].unlink()
+    summary = resume(tmp_path / "run", progress=Progress(), figures=False)
+    assert len(summary["skipped"]) == 1
+    found = load_run(tmp_path / "run").dataset()
+    sizes = sum(len(part) for part in (found.train, found.validation, found.test))
+    assert sizes == 149 == sum(summary["images"].values())
+
+
+# ---- few images
 
 
 @pytest.mark.parametrize(
     ("images", "given", "batch", "epochs", "rate"),
     [
         (324, {}, 16, 100, 3e-3 / 8**0.5),  # 20 steps an epoch
-        (216, {}, 16, 154, 3e-3 / 8**0.5),
-        (16, {}, 16, 2000, 3e-3 / 8**0.5),
         (5, {}, 16, 2000, 3e-3 / 8**0.5),  # which is refused later: fewer images than a batch
         (2_047, {}, 64, 65, 3e-3 / 2**0.5),
         (2_048, {}, 128, 125, 3e-3),
         (60_000, {}, 128, 20, 3e-3),
         (324, {"epochs": 10}, 16, 10, 3e-3 / 8**0.5),
         (324, {"batch_size": 32}, 32, 200, 3e-3),
-        (324, {"batch_size": 8}, 8, 50, 3e-3),
         (324, {"batch_size": 500}, 500, 2000, 3e-3),
         (324, {"learning_rate": 1e-2}, 16, 100, 1e-2),
-        (324, {"epochs": 10, "batch_size": 32, "learning_rate": 3e-3}, 32, 10, 3e-3),
     ],
 )
 def test_a_recipe_is_fitted_to_few_images(
     images: int, given: dict[str, Any], batch: int, epochs: int, rate: float
 ) -> None:
     config = fit_recipe(make_config("compact", data="folder:shapes", **given), images)
-    assert (config.recipe.batch_size, config.recipe.epochs) == (batch, epochs)
+    assert (config.recipe.batch_size, config.recipe.epochs, config.fitted) == (batch, epochs, ())
     assert config.recipe.learning_rate == pytest.approx(rate)
-    assert config.fitted == ()
     rest = {"batch_size": 1, "epochs": 1, "learning_rate": 1.0, "fill": "edge"}
     assert config.recipe.replace(rest) == make_config("compact").recipe.replace(rest)
 
@@ -184,3 +207,36 @@ def test_a_recipe_is_fitted_to_few_images(
 def test_recipes_of_named_data_and_of_files_stay_as_they_are() -> None:
     for config in (make_config("compact", data="digits"), TrainConfig.from_dict({"data": "folder:shapes"})):
         assert fit_recipe(config, 100) == config
+
+
+def test_a_recipe_that_is_fitted_to_few_images_is_said_and_written(bars: Path, tmp_path: Path) -> None:
+    said, narrow = HeardUntil(), {"conv_channels": 8, "primary_types": 2, "capsule_dim": 4, "decoder_hidden": (16,)}
+    with pytest.raises(Interrupted):
+        train(make_config("sabour2017", data=f"npz:{bars}", **narrow), tmp_path / "run", progress=said)
+    (line,) = [line for line in said.said if line.startswith("Recipe: ")]
+    assert line.startswith("Recipe: for 108 training images 334 epochs in batches of 16, 2,004 steps, to a learning")
+    assert "With fewer than 50 training images of a class compact-shared learns better" in said.said
+    written = read_config(tmp_path / "run" / "config.json")
+    assert (written.recipe.epochs, written.recipe.batch_size, written.fitted) == (334, 16, ())
+    assert LEAST_STEPS <= 6 * 334 < LEAST_STEPS + 6
+
+
+def test_chance_is_the_share_of_the_most_frequent_class_and_an_error_of_counting() -> None:
+    config = make_config("compact", epochs=10, learning_rate=3e-3)
+    for counts, chance in (((12, 12, 12), 1 / 3 + (2 / 9 / 36) ** 0.5), ((90, 10), 0.93), ((5000, 5000), 0.505)):
+        labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+        images = ImageSet(torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), labels)
+        assert warning_of_chance(chance + 1e-6, images, config, 100) is None
+        words = str(warning_of_chance(chance - 1e-6, images, config, 100))
+        assert words.startswith("the network has learned nothing: ")
+        for advice in ("Try the network compact-shared", "--epochs 40", "--learning-rate (0.001)"):
+            assert advice in words
+    words = str(warning_of_chance(0.0, images, make_config("compact-shared", epochs=10), 20))
+    assert "Try more steps (--epochs 100)" in words  # 2,000 steps
+
+
+def test_a_run_that_learned_nothing_says_so(bars: Path, tmp_path: Path) -> None:
+    for rate, epochs, learned in ((1e-9, 1, False), (1e-2, 6, True)):
+        config = tiny_config(bars, learning_rate=rate, epochs=epochs)
+        summary = train(config, tmp_path / str(learned), progress=Progress(), figures=False)
+        assert (summary["warning"] is None) is learned

@@ -1,130 +1,248 @@
-"""The device of a run, the precision that suits it and the warning where none does, and what a summary says of both."""
+"""Devices, precision and processes: as many as there are devices, the numbers of one, and nobody is left behind."""
 
 from __future__ import annotations
 
+import csv
+import json
+import os
 import re
+import signal
+import socket
 import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from tiny_runs import tiny_config
 from torchcaps.errors import InputError
-from torchcaps.training import devices
+from torchcaps.machine import usable_cores
+from torchcaps.training import Progress, devices, resume, train
 from torchcaps.training.devices import (
-    emulation_warning,
+    PARENT,
     hardware,
-    multiplies_bf16,
+    launch,
     peak_memory_mib,
     pick_precision,
     source_commit,
     versions,
 )
+from torchcaps.training.folder import lock_folder
 
 CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
-
-
-@pytest.fixture
-def processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that says what the processor has."""
-    path = tmp_path / "cpuinfo"
-    monkeypatch.setattr(devices, "CPUINFO", path)
-    return path
-
-
-def give_capability(monkeypatch: pytest.MonkeyPatch, major: int, minor: int) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (major, minor))
-
-
-@pytest.mark.parametrize(
-    ("capability", "precision"), [((7, 0), "32"), ((7, 5), "32"), ((8, 0), "bf16"), ((8, 9), "bf16"), ((12, 0), "bf16")]
+THREADS = {"OMP_NUM_THREADS": "1"}
+needs_gloo = pytest.mark.skipif(
+    sys.platform == "win32" or not torch.distributed.is_gloo_available(), reason="needs gloo, and libuv on Windows"
 )
-def test_auto_on_cuda_is_what_its_capability_says(
-    capability: tuple[int, int], precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    give_capability(monkeypatch, *capability)
-    assert pick_precision("auto", CUDA) == precision
 
 
-@pytest.mark.parametrize("device", [CPU, MPS], ids=str)
-def test_auto_is_float32_elsewhere(device: torch.device, processor: Path) -> None:
-    processor.write_text("flags\t\t: avx512f avx512_bf16\n")
-    assert pick_precision("auto", device) == "32"
+@pytest.fixture(autouse=True)
+def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", PARENT):
+        monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize("device", [CPU, CUDA, MPS], ids=str)
-def test_a_precision_that_is_named_is_taken(device: torch.device) -> None:
-    assert [pick_precision(name, device) for name in ("32", "bf16")] == ["32", "bf16"]
+# ---- one process
 
 
-def test_another_precision_is_refused() -> None:
+def test_auto_is_bf16_where_a_gpu_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for supported, precision in ((True, "bf16"), (False, "32")):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, s=supported: s)
+        assert pick_precision("auto", CUDA) == precision
+        for device in (CPU, CUDA, MPS):
+            assert [pick_precision(name, device) for name in ("32", "bf16")] == ["32", "bf16"]
+            assert device is CUDA or pick_precision("auto", device) == "32"
     with pytest.raises(InputError, match='precision must be "auto", "32" or "bf16", got \'16\''):
         pick_precision("16", CPU)
 
 
-@pytest.mark.parametrize(
-    ("cpuinfo", "expected"),
-    [
-        ("flags\t\t: fpu avx2 avx512f\nbugs\t: none\n", False),
-        ("flags\t\t: fpu avx512f avx512_bf16\n", True),
-        ("flags\t\t: fpu avx512f amx_bf16 amx_tile\n", True),
-        ("Features\t: fp asimd bf16\n", True),
-        ("Features\t: fp asimd\n", False),
-        ("bugs\t\t: avx512_bf16\n", False),  # another line's words
-        ("", False),
-    ],
-)
-def test_a_processor_multiplies_what_it_has_instructions_for(processor: Path, cpuinfo: str, expected: bool) -> None:
-    processor.write_text(cpuinfo)
-    assert multiplies_bf16(CPU) is expected
+def test_devices_that_are_not_there_are_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, bars: Path, tmp_path: Path
+) -> None:
+    started = []
+    monkeypatch.setattr(devices.Fabric, "launch", started.append)
+    many = usable_cores() + 1
+    words = f"devices must be at most {usable_cores()}, the processor cores that this process may use, got {many}"
+    with pytest.raises(InputError, match=words):
+        launch("cpu", many)
+    config = tiny_config(bars, devices=many)
+    with pytest.raises(InputError, match=words):
+        train(config, tmp_path / "run", progress=Progress())
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()  # a foreign one
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config.to_dict()))
+    with pytest.raises(InputError, match=words):
+        resume(tmp_path / "run", progress=Progress())
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="this machine has no cuda device that PyTorch can use; --accelerator may"):
+            launch("cuda")
+    assert not started
 
 
-def test_the_cost_of_emulation_is_said(processor: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    processor.write_text("flags: avx2\n")
-    assert emulation_warning("bf16", CPU) == (
-        "this processor emulates bfloat16: a training step takes about 12 times as long as in float32, its forward "
-        "pass 7 times"
-    )
-    give_capability(monkeypatch, 7, 5)
-    for device in (CUDA, MPS):
-        said = f"this {device.type} device has no instructions for bfloat16, so float32 may be faster"
-        assert emulation_warning("bf16", device) == said
+def test_the_summary_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(versions(CPU)) == {"torchcaps", "torch", "python"}
+    assert set(versions(CUDA)) == {"torchcaps", "torch", "python", "cuda"}
+    assert hardware(CPU)["device"] == "cpu"
+    assert hardware(CPU)["processor"]
+    assert (peak_memory_mib(CPU) or 51) > 50
 
+    def git(*arguments: str) -> None:
+        name = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        subprocess.run(["git", "-C", str(tmp_path), *name, *arguments], check=True, capture_output=True)
 
-def test_nothing_is_said_where_nothing_is_emulated(processor: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    give_capability(monkeypatch, 8, 0)
-    processor.write_text("flags: avx512_bf16\n")
-    assert emulation_warning("bf16", CPU) is emulation_warning("bf16", CUDA) is None
-    processor.write_text("flags: avx2\n")
-    assert emulation_warning("32", CPU) is None
-
-
-def git(folder: Path, *arguments: str) -> None:
-    name = ("-c", "user.name=a", "-c", "user.email=a@b.c")
-    subprocess.run(["git", "-C", str(folder), *name, *arguments], check=True, capture_output=True)
-
-
-def test_the_commit_is_that_of_the_source_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "src" / "torchcaps" / "training" / "devices.py"
     source.parent.mkdir(parents=True)
     source.write_text("1")
     monkeypatch.setattr(devices, "__file__", str(source))
     assert source_commit() is None, "an installed package has no commit"
-    git(tmp_path, "init")
+    git("init")
     assert source_commit() is None, "nor has a tree without one"
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "-m", "first")
-    git(tmp_path, "tag", "v1")
+    git("add", ".")
+    git("commit", "-m", "first")
+    git("tag", "v1")
     clean = source_commit()
     assert re.fullmatch("[0-9a-f]{10}", str(clean))
     source.write_text("2")
     assert source_commit() == f"{clean}-dirty"
 
 
-def test_versions_and_hardware_name_what_decides_the_numbers() -> None:
-    cpu = torch.device("cpu")
-    assert set(versions(cpu)) == {"torchcaps", "torch", "python"}
-    assert {"cuda"} <= set(versions(torch.device("cuda"))) <= {"torchcaps", "torch", "python", "cuda"}
-    assert hardware(cpu)["device"] == "cpu"
-    peak = peak_memory_mib(cpu)
-    assert peak is None or peak > 50
+# ---- several processes
+
+
+def command_line(*arguments: str, launcher: tuple[str, ...] = ("-m", "torchcaps"), code: int = 0) -> str:
+    """What a process said that ended with a code."""
+    command, options = [sys.executable, *launcher, "train", *arguments], {"capture_output": True, "text": True}
+    done = subprocess.run(command, env=os.environ | THREADS, timeout=300, check=False, **options)
+    assert done.returncode == code, done.stderr
+    return done.stdout + done.stderr
+
+
+def assert_close(one: Path, two: Path) -> None:
+    """The same losses and accuracies up to rounding."""
+    found = [list(csv.DictReader((out / "metrics.csv").open())) for out in (one, two)]
+    assert len(found[0]) == len(found[1])
+    for a, b in zip(*found, strict=True):
+        for name in ("train_loss", "train_classification_loss", "train_accuracy", "validation_loss"):
+            assert float(a[name]) == pytest.approx(float(b[name]), abs=1e-4), name
+
+
+@pytest.fixture(scope="module")
+def config(bars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # 11 validation images: the two shares of a batch differ in size
+    path = tmp_path_factory.mktemp("config") / "config.json"
+    path.write_text(json.dumps(tiny_config(bars, validation_size=11).to_dict()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def alone(bars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("alone") / "run"
+    train(tiny_config(bars, validation_size=11), out, progress=Progress(), figures=False)
+    return out
+
+
+@pytest.mark.slow
+@needs_gloo
+def test_two_processes_give_the_losses_of_one(bars: Path, config: Path, alone: Path, tmp_path: Path) -> None:
+    two, started, changed = tmp_path / "two", tmp_path / "torchrun", tmp_path / "changed"
+    shared = ("--config", str(config), "--no-figures", "--out")
+    shown = command_line(*shared, str(two), "--devices", "2")
+    assert shown.count("epoch 3/3") == 1, "only one process speaks"
+    summary = json.loads((two / "summary.json").read_text())
+    assert summary["hardware"]["processes"] == 2
+    assert summary["test"]["last"]["images"] == 30, "every image counts once"
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "torchcaps")
+    command_line(*shared, str(started), launcher=torchrun)
+    train(tiny_config(bars, validation_size=11, epochs=1), changed, progress=Progress(), figures=False)
+    command_line("--resume", str(changed), "--epochs", "2", "--devices", "2", "--no-figures")
+    resume(changed, overrides={"epochs": 3, "devices": 1}, progress=Progress(), figures=False)
+    for out in (two, started, changed):
+        assert_close(out, alone)
+    different = tmp_path / "seed"
+    train(tiny_config(bars, validation_size=11, seed=1), different, progress=Progress(), figures=False)
+    with pytest.raises(AssertionError):
+        assert_close(different, alone)
+
+
+@pytest.mark.slow
+@needs_gloo
+def test_all_processes_end_where_another_run_has_the_folder(bars: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train(tiny_config(bars, epochs=1), out, progress=Progress(), figures=False)
+    before = (out / "metrics.csv").read_bytes()
+    with lock_folder(out):
+        said = command_line("--resume", str(out), "--epochs", "2", "--devices", "2", code=2)
+    assert said.count(f"Error: {out} is in use: process {os.getpid()} on ") == 1
+    assert (out / "metrics.csv").read_bytes() == before
+
+
+IMPATIENT = """
+import datetime
+from torchcaps.cli import main
+from torchcaps.training import devices
+
+devices.PATIENCE = datetime.timedelta(seconds=2)
+raise SystemExit(main())
+"""
+
+
+@pytest.mark.slow
+@needs_gloo
+def test_machines_that_do_not_come_are_not_waited_for_for_ever(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "impatient.py").write_text(IMPATIENT)
+    with pytest.raises(InputError, match="2 machines need MASTER_ADDR, MASTER_PORT, NODE_RANK set on each of them"):
+        launch("cpu", num_nodes=2)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1]), "NODE_RANK": "0"}
+    for name, value in meeting.items():
+        monkeypatch.setenv(name, value)
+    arguments = ("--config", str(config), "--num-nodes", "3", "--out", str(tmp_path / "run"))
+    said = command_line(*arguments, launcher=(str(tmp_path / "impatient.py"),), code=2)
+    assert "MEMBER: 1/3" in said
+    assert "they did not find each other: " in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "run").exists()
+
+
+LATE = """
+import os, pathlib, sys, time
+rank = os.environ.get("LOCAL_RANK", "0")
+(pathlib.Path(__file__).parent / "seen" / f"{rank}-{os.getpid()}").touch()
+from torchcaps.cli import main
+if rank == "0":  # it starts the other one, and does not come to meet it
+    from lightning_fabric.strategies.launchers import subprocess_script
+    subprocess_script._set_num_threads_if_needed = lambda **_: time.sleep(300)
+raise SystemExit(main())
+"""
+
+
+@pytest.mark.slow
+@needs_gloo
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for the process in /proc")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_stop_while_the_processes_start_leaves_none_behind(config: Path, tmp_path: Path, number: int) -> None:
+    script, seen = tmp_path / "script.py", tmp_path / "seen"
+    seen.mkdir()
+    script.write_text(LATE)
+    command = [sys.executable, str(script), "train", "--config", str(config), "--devices", "2"]
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "run")], env=os.environ | THREADS, stderr=subprocess.DEVNULL
+    )
+
+    def wait_until(what: Callable[[], object], seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while not what() and time.monotonic() < end:
+            time.sleep(0.05)
+        return bool(what())
+
+    assert wait_until(lambda: list(seen.glob("1-*")), 120)
+    child = next(seen.glob("1-*")).name.removeprefix("1-")
+    process.send_signal(number)
+    assert process.wait() == -number
+    # the other process is still importing; it ends when it would meet the first one
+    assert wait_until(lambda: not Path("/proc", child).exists(), 60)

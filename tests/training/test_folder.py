@@ -1,7 +1,8 @@
-"""A run folder has one writer at a time; the others learn who it is, and change nothing."""
+"""A run folder has one writer at a time; its files are whole, and nothing else is left in it."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -9,121 +10,92 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from tiny_runs import tiny_config
+from tiny_runs import go_on, run, tiny_config
 from torchcaps.cli import main
 from torchcaps.errors import InputError
 from torchcaps.export import OnnxModel
-from torchcaps.training import Progress, load_run, resume, runner, train
-from torchcaps.training.checkpoint import HOLDER, LOCK, lock_folder
+from torchcaps.files import atomic_path, remove_temporaries
+from torchcaps.training import Progress, TrainConfig, load_run, resume, train
+from torchcaps.training.folder import HOLDER, LOCK, lock_folder, read_checkpoint
 
 WAITING = """
 import sys, time
-from torchcaps.training import PlainProgress, read_config, resume, train
+from torchcaps.training import PlainProgress, read_config, train
 
 class Waits(PlainProgress):
     def epoch(self, row):
         super().epoch(row)
         time.sleep(600)
 
-what, out, config = sys.argv[1:4]
-if what == "resume":
-    resume(out, progress=Waits(), figures=False)
-else:
-    train(read_config(config), out, progress=Waits(), figures=False)
+train(read_config(sys.argv[2]), sys.argv[1], progress=Waits(), figures=False)
 """
-
-
-@pytest.fixture
-def script(bars: Path, tmp_path: Path) -> list[str]:
-    """A process that trains an epoch and then waits; what it is to do, and where, is to be added."""
-    (tmp_path / "config.json").write_text(json.dumps(tiny_config(bars).to_dict()))
-    (tmp_path / "script.py").write_text(WAITING)
-    return [sys.executable, str(tmp_path / "script.py")]
-
-
-@pytest.fixture
-def holder(script: list[str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A run in another process that has finished its first epoch."""
-    arguments = ["train", str(tmp_path / "run"), str(tmp_path / "config.json")]
-    process = subprocess.Popen([*script, *arguments], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("epoch 1/3"):
-            break
-    yield process
-    process.kill()
-    process.wait()
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_folder_that_a_run_is_in_takes_no_other(holder: subprocess.Popen[str], bars: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    before = contents(out)
-    assert {LOCK, HOLDER, "last.ckpt"} <= before.keys()
-    with pytest.raises(InputError) as caught:
-        resume(out, progress=Progress(), figures=False)
-    assert re.fullmatch(
-        rf"{re.escape(str(out))} is in use: process {holder.pid} on {re.escape(socket.gethostname())} has trained in "
-        r"it since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d; wait for its end, or stop it",
-        str(caught.value),
-    )
-    with pytest.raises(InputError, match=f"is in use: process {holder.pid} on"):
-        train(tiny_config(bars), out, progress=Progress(), figures=False)
-    assert contents(out) == before
-    load_run(out)  # readers need not wait
-    holder.kill()  # the lock ends with its holder
-    holder.wait()
+# ---- one writer
+
+
+@pytest.mark.slow
+def test_a_folder_that_a_run_is_in_takes_no_other(bars: Path, tmp_path: Path) -> None:
+    out, config, script = tmp_path / "run", tmp_path / "config.json", tmp_path / "script.py"
+    config.write_text(json.dumps(tiny_config(bars).to_dict()))
+    script.write_text(WAITING)
+    holder = subprocess.Popen([sys.executable, script, out, config], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None
+        assert any(line.startswith("epoch 1/3") for line in holder.stdout)
+        before = contents(out)
+        assert {LOCK, HOLDER, "last.ckpt"} <= before.keys()
+        words = (
+            rf"{re.escape(str(out))} is in use: process {holder.pid} on {re.escape(socket.gethostname())} has trained "
+            r"in it since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d; wait for its end, or stop it"
+        )
+        for start in (lambda: go_on(out), lambda: run(tiny_config(bars), out)):
+            with pytest.raises(InputError, match=words):
+                start()
+        assert contents(out) == before
+        load_run(out)  # readers need not wait
+    finally:
+        holder.kill()  # the lock ends with its holder
+        holder.wait()
     assert {LOCK, HOLDER} <= contents(out).keys()
-    assert resume(out, progress=Progress(), figures=False)["epochs"] == 3
+    assert go_on(out)["epochs"] == 3
     assert not [name for name in contents(out) if Path(name).name.startswith(".")]
 
 
 def test_two_new_runs_in_one_folder(bars: Path, tmp_path: Path) -> None:
     """The second comes while the first is there, but has written nothing yet."""
     out = tmp_path / "run"
-    with lock_folder(out), pytest.raises(InputError, match=f"is in use: process {os.getpid()} on"):
-        train(tiny_config(bars), out, progress=Progress(), figures=False)
-    assert list(out.iterdir()) == []
     with lock_folder(out):
-        (out / HOLDER).write_text("{")
-        with pytest.raises(InputError, match="is in use: another process trains in it; wait"):
-            train(tiny_config(bars), out, progress=Progress(), figures=False)
+        for note, who in (((out / HOLDER).read_text(), f"process {os.getpid()} on"), ("{", "another process trains")):
+            (out / HOLDER).write_text(note)
+            with pytest.raises(InputError, match=f"is in use: {who}"):
+                run(tiny_config(bars), out)
+        assert contents(out).keys() == {LOCK, HOLDER}
+    assert not out.exists(), "it was empty"
 
 
-def test_a_run_that_came_while_the_data_were_read_is_not_overwritten(
-    bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, own = tmp_path / "run", runner._prepare
-
-    def slow(*arguments: Any, **options: Any) -> object:
-        trainer = own(*arguments, **options)
-        monkeypatch.undo()
-        train(tiny_config(bars, epochs=1, seed=1), out, progress=Progress(), figures=False)
-        return trainer
-
-    monkeypatch.setattr(runner, "_prepare", slow)
+def test_a_folder_with_a_run_is_not_overwritten(bars: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run(tiny_config(bars, epochs=1), out)
+    before = contents(out)
     with pytest.raises(InputError, match="there is a run in"):
-        train(tiny_config(bars), out, progress=Progress(), figures=False)
-    assert json.loads((out / "config.json").read_text())["seed"] == 1
-    assert LOCK not in contents(out)
-
-
-def test_runs_that_name_no_folder_never_share_one(bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "taken").mkdir()
-    names = iter(["taken", "free"])  # the first was free when it was looked for
-    monkeypatch.setattr(runner, "_next_folder", lambda _: Path(next(names)))
-    assert train(tiny_config(bars, epochs=1), progress=Progress(), figures=False)["out"] == "free"
-    assert list((tmp_path / "taken").iterdir()) == []
+        run(tiny_config(bars), out)
+    assert contents(out) == before
+    (out / "config.json").unlink()  # only last.ckpt says so
+    with pytest.raises(InputError, match="there is a run in"):
+        run(tiny_config(bars), out)
 
 
 def test_the_lock_is_given_back_and_leaves_nothing(tmp_path: Path) -> None:
@@ -138,12 +110,31 @@ def test_the_lock_is_given_back_and_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [LOCK, HOLDER])
 def test_a_link_in_the_place_of_a_lock_leads_nowhere(bars: Path, tmp_path: Path, name: str) -> None:
     out, precious = tmp_path / "run", tmp_path / "precious"
-    train(tiny_config(bars, epochs=1), out, progress=Progress(), figures=False)
+    run(tiny_config(bars, epochs=1), out)
     precious.write_text("mine")
     (out / name).symlink_to(precious)
-    assert resume(out, overrides={"epochs": 2}, progress=Progress(), figures=False)["epochs"] == 2
+    assert go_on(out, epochs=2)["epochs"] == 2
     assert precious.read_text() == "mine"
     assert not [each for each in contents(out) if Path(each).name.startswith(".")]
+
+
+@pytest.mark.parametrize("error", [NotImplementedError(), OSError(errno.ENOLCK, "no locks")])
+def test_a_file_system_without_locks_keeps_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def acquire(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("torchcaps.training.folder.FileLock.acquire", acquire)
+    with lock_folder(tmp_path / "run"), lock_folder(tmp_path / "run"):
+        pass
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
+def test_a_folder_that_cannot_be_written_is_an_os_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"), lock_folder(tmp_path / "file"):
+        pass
 
 
 class After(Progress):
@@ -170,26 +161,27 @@ def test_a_run_whose_folder_goes_ends_with_a_sentence(bars: Path, tmp_path: Path
             out.mkdir()
 
     with pytest.raises(InputError, match=r"the run folder .*run was moved or removed while the run wrote to it"):
-        train(tiny_config(bars), out, progress=After(epoch, goes), figures=False)
+        run(tiny_config(bars), out, After(epoch, goes))
     assert not out.exists() or contents(out) == {}
     if kind == "moved":
-        assert resume(away, progress=Progress(), figures=False)["epochs"] == 3
+        assert go_on(away)["epochs"] == 3
 
 
-def test_a_file_system_without_locks_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def acquire(_: object) -> None:
-        raise NotImplementedError
-
-    monkeypatch.setattr("torchcaps.training.checkpoint.FileLock.acquire", acquire)
-    with lock_folder(tmp_path), lock_folder(tmp_path):
-        pass
+# ---- names
 
 
-@pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
-def test_a_folder_that_cannot_be_written_is_an_os_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="file"), lock_folder(tmp_path / "file"):
-        pass
+def test_runs_that_name_no_folder_are_numbered(
+    tiny: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    Path("runs/sabour2017-bars-2").symlink_to("nowhere")  # no free number
+    for number in (1, 3):
+        assert Path(run(tiny)["out"]) == Path(f"runs/sabour2017-bars-{number}")
+    monkeypatch.chdir(Path("runs/sabour2017-bars-3"))
+    Path("runs").symlink_to("nowhere")
+    with pytest.raises(OSError, match="runs"):
+        run(tiny)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="names of files are UTF-8 on this system")
@@ -197,8 +189,97 @@ def test_a_folder_whose_name_is_not_utf_8_is_trained_in_and_drawn(bars: Path, tm
     out = tmp_path / os.fsdecode(b"\xff\xfe")
     assert train(tiny_config(bars, epochs=1), out, progress=Progress())["epochs"] == 1
     assert (out / "figures" / "curves.png").exists()
-    run = load_run(out)
-    assert run.summary is not None
+    names = load_run(out).class_names
     pytest.importorskip("onnx")
     assert main(["export", str(out), "--format", "onnx"]) == 0
-    assert OnnxModel(out / "model.onnx").description.class_names == run.class_names
+    assert OnnxModel(out / "model.onnx").description.class_names == names
+
+
+# ---- files
+
+
+def test_a_full_disk_is_an_os_error_that_names_the_file(
+    tiny: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Path.write_bytes
+
+    def write_bytes(path: Path, some: Any) -> int:
+        if "last.ckpt" in path.name:
+            own(path, bytes(some[:100]))
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return own(path, some)
+
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    with pytest.raises(OSError, match="No space left") as caught:
+        run(tiny, tmp_path / "run")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "run" / "last.ckpt"))
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.json"}
+
+
+def test_nothing_goes_through_the_systems_temporary_folder(
+    bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(FileNotFoundError):
+        tempfile.mkstemp()
+    assert run(tiny_config(bars, epochs=1), tmp_path / "run")["epochs"] == 1
+    assert go_on(tmp_path / "run", epochs=2)["epochs"] == 2
+
+
+def left_of(path: Path) -> Path:
+    """What a process leaves that is killed while it writes a file."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(path.read_bytes() if path.exists() else b"")
+    temporary.write_bytes(b"half")
+    return temporary
+
+
+def test_a_resumed_run_removes_what_a_kill_left_and_nothing_else(bars: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run(tiny_config(bars, epochs=1), out)
+    files = [*contents(out), "figures/samples.png"]
+    assert {"config.json", "metrics.csv", "last.ckpt", "summary.json", "best/classes.json"} < set(files)
+    left = [left_of(out / name) for name in files]
+    own = [out / ".config.json.swp", out / ".hidden", out / "best" / ".notes"]
+    for path in own:
+        path.touch()
+    resume(out, overrides={"epochs": 2}, progress=Progress())
+    assert not [path for path in left if path.exists()]
+    assert set(out.rglob(".*")) == set(own)
+
+
+@pytest.mark.parametrize("name", ["a[1].png", "x", "a.tar.gz"])
+def test_names_of_leftovers_are_taken_as_they_are(tmp_path: Path, name: str) -> None:
+    left, other = left_of(tmp_path / name), left_of(tmp_path / f"other-{name}")
+    remove_temporaries(tmp_path / name)
+    assert (left.exists(), other.exists()) == (False, True)
+
+
+def test_a_run_that_cannot_go_on_keeps_its_configuration(bars: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run(tiny_config(bars, epochs=1), out)
+    (out / "summary.json").unlink()
+    (out / "summary.json").mkdir()
+    before = (out / "config.json").read_bytes()
+    with pytest.raises(OSError, match="summary"):
+        go_on(out, epochs=2)
+    assert (out / "config.json").read_bytes() == before
+
+
+def test_a_run_is_read_back(bars: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run(tiny_config(bars), out)
+    best, last = load_run(out), load_run(out, which="last")
+    weights = last.model.state_dict()
+    assert all(torch.equal(each, weights[name]) for name, each in read_checkpoint(out / "last.ckpt")["model"].items())
+    assert not best.model.training
+    assert best.class_names == ("0", "1", "2")
+    assert best.images.calibration is not None
+    assert best.dataset().in_shape == best.dataset(f"npz:{bars}").in_shape == best.model.in_shape
+    with pytest.raises(InputError, match="digits has images of shape"):
+        best.dataset("digits")
+    classes = out / "best" / "classes.json"
+    for text in ('{"class_names": ["a"]}', '{"class_names": 3}', "["):
+        classes.write_text(text)
+        with pytest.raises(InputError, match=r"list of classes .*classes\.json is damaged or no list of classes"):
+            load_run(out)

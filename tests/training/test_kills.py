@@ -25,9 +25,12 @@ from safetensors.torch import load_file
 from tiny_runs import same_weights
 from torchcaps.errors import InputError
 from torchcaps.training import load_run
-from torchcaps.training.checkpoint import HOLDER, read_checkpoint
+from torchcaps.training.folder import HOLDER, read_checkpoint
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no kill -9")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32", reason="Windows has no kill -9"),
+]
 
 KILLS = int(os.environ.get("TORCHCAPS_KILLS", "3"))
 

@@ -31,7 +31,6 @@ from .predictions import load_image as load_image
 from .predictions import predict as predict
 from .probing import Probe as Probe
 from .probing import Probing as Probing
-from .probing import figure_probe as figure_probe
 from .probing import probe as probe
 from .probing import with_affine_factors as with_affine_factors
 from .reconstructions import Reconstructions as Reconstructions

@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from torchcaps.analysis.results import Scored
-from torchcaps.errors import InputError, shown
 from torchcaps.ranges import INDEX, Range
 
 USUAL = 0.99
@@ -38,16 +37,9 @@ class Calibration:
     images: int = 0
     """How many images were measured; 0 where none was."""
 
-    @classmethod
-    def from_json(cls, value: Any) -> Self | None:
-        """The inverse of ``dataclasses.asdict``, and None of None; InputError of anything else."""
-        if value is None:
-            return None
-        if not isinstance(value, dict) or not {"score", "distance", "images"} <= value.keys():
-            raise InputError(f'a calibration must have "score", "distance" and "images", got {shown(value)}')
+    def __post_init__(self) -> None:
         for name, within in (("score", FINITE), ("distance", FINITE), ("images", INDEX)):
-            within.check(f'"{name}" of a calibration', value[name])
-        return cls(score=value["score"], distance=value["distance"], images=value["images"])
+            within.check(f'"{name}" of a calibration', getattr(self, name))
 
     def caveats(self, score: float, distance: float | None, runner_up: float | None = None) -> tuple[str, ...]:
         """Why an answer is unsure, each reason in words; empty where it is not.

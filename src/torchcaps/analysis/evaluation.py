@@ -23,15 +23,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from torchcaps.analysis.figures import SMALL, TEXT, TINY, new_figure, shorten
-from torchcaps.analysis.inference import (
-    BATCH,
-    as_pixels,
-    check_labels,
-    class_labels,
-    classes_of,
-    inference,
-    to_pixels,
-)
+from torchcaps.analysis.inference import BATCH, as_pixels, check_labels, class_labels, classes_of, inference, to_pixels
 from torchcaps.analysis.results import MOST_CLASSES, MOST_SHOWN, Scored, Styled, Table, percent
 from torchcaps.checks import check
 from torchcaps.datasets import Batch, BatchLoader, ImageSet
@@ -240,12 +232,8 @@ def evaluate_batches(
 ) -> Evaluation:
     """Judge a network on a share of the images, e.g. one process's; shares may be empty, and are added.
 
-    Args:
-        model: As for :func:`evaluate`.
-        batches: Images (uint8 of 0..255 or floating-point of 0..1), labels, and the parts where an image has several
-            objects; a batch may be empty.
-        class_names: As for :func:`evaluate`.
-        precision: As for :func:`evaluate`.
+    A batch is images, labels, and the parts where an image has several objects. The other arguments are those of
+    :func:`evaluate`.
     """
     check("precision", precision, Precision)
     device = next(model.parameters()).device

@@ -43,16 +43,7 @@ def inference(model: nn.Module, *, gradients: bool = False) -> Iterator[None]:
 
 
 def as_pixels(model: Network, images: Shaped[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
-    """Images as the network takes them: pixels 0..1, in the dtype and on the device of its weights.
-
-    Args:
-        model: The network.
-        images: uint8 of 0..255, or floating-point of 0..1.
-
-    Raises:
-        TypeError: Images of another dtype.
-        InputError: A shape that the network was not built for.
-    """
+    """Images, uint8 of 0..255 or floating-point of 0..1, as pixels 0..1 of the network's dtype, on its device."""
     check_images(images, model.in_shape)
     return to_pixels(model, images)
 

@@ -86,7 +86,31 @@ class Probing(Result):
         return found
 
     def figures(self) -> dict[str, Figure]:
-        return {"": figure_probe(self.networks)}
+        """R² of each factor as bars, a colour for each network and set of numbers; what is below 0 is drawn as 0.
+
+        Of networks that were judged on the same images, the pixels stand there once.
+        """
+        shown: dict[str, Probe] = {}
+        for name, probes in self.networks.items():
+            for each in probes:
+                label = f"{each.numbers} ({each.width})"
+                if each.numbers != "pixels" or shown.get(label, each) != each:
+                    label = f"{name}: {label}"
+                shown[label] = each
+        if not shown:
+            raise InputError("there must be at least one probe to draw, got none")
+        names = list(dict.fromkeys(factor for each in shown.values() for factor in each.r2))
+        figure = new_figure(1.3 * len(names) + 1.5, 3.4)
+        axes = figure.subplots()
+        style_axes(axes, "What can be read off by a linear map", "", "R² on held-out images")
+        width = 0.8 / len(shown)
+        for n, ((name, each), colour) in enumerate(zip(shown.items(), itertools.cycle(COLOURS), strict=False)):
+            places = np.array([names.index(factor) for factor in each.r2]) + (n - (len(shown) - 1) / 2) * width
+            axes.bar(places, np.maximum(list(each.r2.values()), 0), width, color=colour, label=name)
+        axes.set_xticks(range(len(names)), names)
+        axes.set_ylim(0, 1)
+        draw_legend(figure, columns=2)
+        return {"": figure}
 
 
 def with_affine_factors(image_set: ImageSet, *, seed: int = 0) -> ImageSet:
@@ -162,37 +186,6 @@ def probe(model: Network, fitted: ImageSet, held_out: ImageSet, *, seed: int = 0
         Probe(kind, x.shape[1], _judge(x, others, labels, targets), _judge(x, others, labels, mixed))
         for kind, (x, others) in kinds.items()
     ]
-
-
-def figure_probe(networks: Mapping[str, Sequence[Probe]]) -> Figure:
-    """R² of each factor as bars, one colour for each network and set of numbers; what is below 0 is drawn as 0.
-
-    Of networks that were judged on the same images, the pixels stand there once.
-
-    Args:
-        networks: What :func:`probe` found of each, by the name to show.
-    """
-    shown: dict[str, Probe] = {}
-    for name, probes in networks.items():
-        for each in probes:
-            label = f"{each.numbers} ({each.width})"
-            if each.numbers != "pixels" or shown.get(label, each) != each:
-                label = f"{name}: {label}"
-            shown[label] = each
-    if not shown:
-        raise InputError("there must be at least one probe to draw, got none")
-    names = list(dict.fromkeys(factor for each in shown.values() for factor in each.r2))
-    figure = new_figure(1.3 * len(names) + 1.5, 3.4)
-    axes = figure.subplots()
-    style_axes(axes, "What can be read off by a linear map", "", "R² on held-out images")
-    width = 0.8 / len(shown)
-    for n, ((name, each), colour) in enumerate(zip(shown.items(), itertools.cycle(COLOURS), strict=False)):
-        places = np.array([names.index(factor) for factor in each.r2]) + (n - (len(shown) - 1) / 2) * width
-        axes.bar(places, np.maximum(list(each.r2.values()), 0), width, color=colour, label=name)
-    axes.set_xticks(range(len(names)), names)
-    axes.set_ylim(0, 1)
-    draw_legend(figure, columns=2)
-    return figure
 
 
 def _numbers(model: Network, images: ImageSet) -> tuple[str, Float[np.ndarray, "N F"]]:

@@ -13,14 +13,7 @@ from torch import Tensor
 
 from torchcaps.analysis.calibration import Drawn, Prediction, full
 from torchcaps.analysis.figures import COLOURS, MUTED, WRONG, Caption, Cell, in_bands, tiles
-from torchcaps.analysis.inference import (
-    Labels,
-    as_pixels,
-    check_labels,
-    class_labels,
-    join_names,
-    require_decoder,
-)
+from torchcaps.analysis.inference import Labels, as_pixels, check_labels, class_labels, join_names, require_decoder
 from torchcaps.analysis.predictions import predict
 from torchcaps.analysis.results import Table
 from torchcaps.datasets import ImageSet, PairSet

@@ -88,9 +88,6 @@ class RoutingTrace(RoutingStatistics, Scored):
     where the positions compete for it, its coupling is the sum over them.
 
     Args:
-        entropy: As for :class:`RoutingStatistics`.
-        mean_agreement: As for :class:`RoutingStatistics`.
-        longest: As for :class:`RoutingStatistics`.
         images: Pixels 0..1.
         logits: b_ij at the beginning of the iteration.
         coupling: c_ij, the softmax of the logits.
@@ -297,7 +294,7 @@ def routing_statistics(
 def layers_with_coupling(model: Network) -> list[int]:
     """The numbers, from 1, of a network's capsule layers whose routing :func:`trace_routing` can follow."""
     blank, found = torch.zeros(1, *model.in_shape, dtype=torch.uint8), []
-    for number in range(1, len(model.layers) + 1):
+    for number in range(1, len(model.layers) + 1) if model.has_capsules else ():
         try:
             routing_statistics(model, blank, layer=number)
             found.append(number)

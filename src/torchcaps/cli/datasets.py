@@ -79,7 +79,10 @@ def listing(infos: Sequence[DatasetInfo]) -> Table:
     """The sizes of data sets, and which of them are on this machine."""
     rows: list[Sequence[str | Styled]] = []
     for info in infos:
-        sizes = ["–" if n is None else f"{n:,}" for n in (info.num_train, info.num_test, info.num_classes)]
+        sizes = [
+            "–" if n is None else f"{n:,}"
+            for n in (info.num_train, info.num_test, info.class_names and len(info.class_names))
+        ]
         sizes.insert(2, "–" if info.in_shape is None else by(info.in_shape))
         here = Styled("yes", "green") if info.is_downloaded() else Styled("no", "dim")
         rows.append((Styled(info.spec, "bold"), *sizes, Styled("–", "dim") if info.takes_path else here))

@@ -280,12 +280,12 @@ def routing(
         raise InputError(
             f"--input-capsule must be below {there:,}, the number of the network's input capsules, got {last:,}"
         )
-    names = trace.names(opened.class_names)
     statistics, words = None, ""
     if picture.images is not None:
         many = picture.images.preview(count)
         statistics = routing_statistics(opened.model, many.images, **followed)
         words = f"Mean of the first {len(many):,} {picture.where}"
+    names = trace.names(opened.class_names)
     report = RoutingReport(trace, names, picture.words, tuple(input_capsule), statistics, words)
     show(report, json=json, figure=figure_path(figure, run, "routing"))
 
@@ -297,7 +297,7 @@ def routing(
 def curves(run: Sequence[Path], *, figure: Drawn = None, json: Json = False) -> None:
     """Draw loss and error of each epoch, of one run or of several to compare them."""
     from torchcaps.analysis import Curves, read_metrics
-    from torchcaps.training.run import METRICS
+    from torchcaps.training.folder import METRICS
 
     named = dict(zip(run, names_of(run), strict=True))
     drawn = [folder for folder in run if not folder.is_dir() or (folder / METRICS).exists()] or run

@@ -186,6 +186,8 @@ def detect(
     The limit of each class is what 5 % of its validation images pass. RUN is a run folder, a folder written by
     save_pretrained, or a repository of the hub; without it, the network that comes with torchcaps.
     """
+    from dataclasses import replace
+
     from torchcaps.analysis import detect as judge
     from torchcaps.analysis import fit_detector
 
@@ -197,15 +199,14 @@ def detect(
     attacks: Any = {"epsilons": epsilons, "steps": steps, "seed": seed}
     found = judge(opened.model, test, detector, others=others, progress=progress, **attacks)
     about = {"run": str(opened.path), "which": which, "data": dataset.name, "steps": steps, "seed": seed}
-    found = replace(found, title=f"{name_of(run)}: test images of {dataset.name}, ")
-    show(found, json=json, about=about)
+    show(replace(found, title=f"{name_of(run)}: test images of {dataset.name}, "), json=json, about=about)
 
 
 def other_images(run: Run, data: str, data_dir: str | None) -> ImageSet:
     """The test images of a data set of any classes, as a network takes images."""
     from torchcaps.datasets import find_dataset, load_dataset
 
-    own = find_dataset(data)[0].takes_data_dir
+    own = find_dataset(data)[0].find is not None
     images = load_dataset(data, data_dir=data_dir if own else None, image_size=run.model.in_shape[1:]).test
     if images.in_shape != run.model.in_shape:
         raise InputError(

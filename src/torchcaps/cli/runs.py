@@ -82,7 +82,7 @@ def preparation_for(files: ImageFiles, own: Preparation | None) -> Preparation |
 
 def figure_path(figure: Path | None, run: Path | None, name: str) -> Path:
     """Where a figure goes: to --figure, or among the run's own; without a run folder, into the folder one is in."""
-    from torchcaps.training.run import FIGURES
+    from torchcaps.training.folder import FIGURES
 
     return figure or (run / FIGURES / f"{name}.png" if run is not None and run.is_dir() else Path(f"{name}.png"))
 

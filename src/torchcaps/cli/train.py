@@ -188,7 +188,7 @@ def build_config(preset: str | None, file: Path | None, overrides: Mapping[str, 
 def show_summary(summary: Mapping[str, Any]) -> None:
     """What a run ended with, where it lies, and what to do with it."""
     from torchcaps.models.pretrained import CONFIG
-    from torchcaps.training.run import FIGURES
+    from torchcaps.training.folder import FIGURES
 
     out, test = Path(summary["out"]), summary["test"]
     last, best = summary["epochs"], summary["best_epoch"]

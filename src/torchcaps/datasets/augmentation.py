@@ -36,7 +36,7 @@ class Changes(NamedTuple):
     brightness: Float32[Tensor, "B"] | None = None
     """The number that is added to every pixel (0..1)."""
     contrast: Float32[Tensor, "B"] | None = None
-    """The factor of the distance of every pixel from the mean of its channel of the image."""
+    """The change of the distance of every pixel from the mean of its channel of the image, as a share of it."""
 
     def share(self, part: slice) -> Changes:
         """The changes of some of the images."""
@@ -90,16 +90,13 @@ class Augmentation:
                 f"max_shift is {self.max_shift} pixels, but images of {smallest} pixels can be moved by 0 to "
                 f"{smallest - 1}"
             )
-        check_crop(in_shape, self.crop)
+        if self.crop is not None:
+            check_crop(in_shape, self.crop)
         if num_objects > 1 and (self.brightness or self.contrast):
             raise InputError(
                 f"brightness and contrast are for images of one object, got {num_objects} an image: changed, the full "
                 "image would not be the sum of its parts any more"
             )
-
-    def window(self, in_shape: tuple[int, int, int]) -> tuple[int, int]:
-        """Height and width of the squares that are cut out of images of this shape, or of full images."""
-        return in_shape[1:] if self.crop is None else (self.crop, self.crop)
 
     def draw(self, in_shape: tuple[int, int, int], n: int, key: Key) -> Changes:
         """The changes of the ``n`` images, of shape ``in_shape`` before the crop, of the batch (seed, epoch, batch)."""
@@ -107,54 +104,45 @@ class Augmentation:
         def uniform(which: int, most: float) -> Tensor | None:
             return (2 * torch.rand(n, generator=stream_of(which, key)) - 1) * most if most else None
 
-        rotation, scaling = uniform(ROTATIONS, self.max_rotation), uniform(SCALINGS, self.max_scaling)
-        contrast, linear, none = uniform(CONTRAST, self.contrast), None, torch.zeros(n)
-        if rotation is not None or scaling is not None:
-            scale = (1 + (none if scaling is None else scaling)).clamp(min=_SMALLEST)
-            linear = linear_maps(none if rotation is None else rotation, scale[:, None].expand(-1, 2))
-        return Changes(
-            self._corners(in_shape, n, key),
-            linear=linear,
-            flips=torch.randint(2, (n,), generator=stream_of(FLIPS, key)) if self.flip else None,
-            brightness=uniform(BRIGHTNESS, self.brightness),
-            contrast=None if contrast is None else 1 + contrast,
-        )
-
-    def _corners(self, in_shape: tuple[int, int, int], n: int, key: Key) -> Int64[Tensor, "n 2"]:
-        m = self.max_shift
-        corners = torch.zeros(n, 2, dtype=torch.int64)
+        m, corners, linear, none = self.max_shift, torch.zeros(n, 2, dtype=torch.int64), None, torch.zeros(n)
         if m:  # from m - shift on the image is seen moved by the shift
             corners += m - torch.randint(-m, m + 1, (n, 2), generator=stream_of(SHIFTS, key))
         if self.crop is not None:
             generator, free = stream_of(CROPS, key), [length - self.crop + 1 for length in in_shape[1:]]
             corners += torch.stack([torch.randint(each, (n,), generator=generator) for each in free], 1)
-        return corners
+        rotation, scaling = uniform(ROTATIONS, self.max_rotation), uniform(SCALINGS, self.max_scaling)
+        if rotation is not None or scaling is not None:
+            scale = (1 + (none if scaling is None else scaling)).clamp(min=_SMALLEST)
+            linear = linear_maps(none if rotation is None else rotation, scale[:, None].expand(-1, 2))
+        flips = torch.randint(2, (n,), generator=stream_of(FLIPS, key)) if self.flip else None
+        return Changes(corners, linear, flips, uniform(BRIGHTNESS, self.brightness), uniform(CONTRAST, self.contrast))
 
     def apply(self, images: UInt8[Tensor, "B C H W"], changes: Changes) -> Float32[Tensor, "B C h w"]:
         """Change images and bring them to 0..1."""
+        _, _, height, width = images.shape
+        size = (height, width) if self.crop is None else (self.crop, self.crop)
+
+        def here(numbers: Tensor) -> Tensor:
+            return numbers.to(images.device, non_blocking=True)
 
         def each(numbers: Tensor) -> Tensor:
-            return numbers.to(images.device, non_blocking=True)[:, None, None, None]
+            return here(numbers)[:, None, None, None]
 
-        _, _, height, width = images.shape
-        size = self.window((1, height, width))
         if changes.linear is None:
-            corners = changes.corners.to(images.device, non_blocking=True)
-            pixels = cut_windows(images, corners, size, self.max_shift, self.fill).float()
+            pixels = cut_windows(images, here(changes.corners), size, self.max_shift, self.fill).float()
         else:
             # from the centre of the image to that of the window, (down, right), turned round to (x, y)
             free = torch.tensor([size[0] - height, size[1] - width]) / 2
             offset = changes.corners - self.max_shift + free
             maps = inverse_maps(changes.linear, -offset.flip(1))
-            pixels = warp(images, maps.float().to(images.device, non_blocking=True), size, self.fill)
+            pixels = warp(images, here(maps.float()), size, self.fill)
         if changes.flips is not None:
             pixels = torch.where(each(changes.flips).bool(), pixels.flip(-1), pixels)
         if changes.contrast is not None:
             mean = pixels.mean((2, 3), keepdim=True)
-            pixels = (pixels - mean) * each(changes.contrast) + mean
+            pixels = (pixels - mean) * each(1 + changes.contrast) + mean
         pixels = pixels / 255
         if changes.brightness is not None:
             pixels = pixels + each(changes.brightness)
-        if changes.brightness is not None or changes.contrast is not None:
-            pixels = pixels.clamp(0, 1)
-        return pixels
+        recoloured = changes.brightness is not None or changes.contrast is not None
+        return pixels.clamp(0, 1) if recoloured else pixels

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from torchcaps.checks import checked
-from torchcaps.datasets.augmentation import Augmentation, Changes
+from torchcaps.datasets.augmentation import Augmentation
 from torchcaps.datasets.dataset import ImageSet
 from torchcaps.datasets.pairs import PairSet
 from torchcaps.datasets.rng import ORDER, stream_of
@@ -73,32 +73,29 @@ class BatchLoader:
         self.augmentation = augmentation or Augmentation()
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         self.rank, self.world_size, self.drop_last = rank, world_size, drop_last
-        self.device = torch.device(device)
         self.num_images = len(image_set)
         """Images in the set."""
-        self._check(image_set)
-        self._set = image_set.to(self.device)
-
-    def _check(self, image_set: ImageSet | PairSet) -> None:
-        if (self.shuffle or self.drop_last) and self.batch_size > self.num_images:
+        if (shuffle or drop_last) and batch_size > self.num_images:
             raise InputError(
-                f"the batch size is {self.batch_size}, but there are only {self.num_images} images to train on; "
-                "choose a smaller one"
+                f"the batch size is {batch_size}, but there are only {self.num_images} images to train on; choose a "
+                "smaller one"
             )
-        if self.rank >= self.world_size:
-            raise InputError(f"rank must be from 0 to world_size - 1 ({self.world_size - 1}), got {self.rank}")
-        if self.shuffle and self.batch_size % self.world_size:
+        if rank >= world_size:
+            raise InputError(f"rank must be from 0 to world_size - 1 ({world_size - 1}), got {rank}")
+        if shuffle and batch_size % world_size:
             raise InputError(
-                f"the batch size is {self.batch_size}, which {self.world_size} processes cannot share evenly; "
-                f"choose a multiple of {self.world_size}"
+                f"the batch size is {batch_size}, which {world_size} processes cannot share evenly; choose a multiple "
+                f"of {world_size}"
             )
         self.augmentation.check(image_set.in_shape, image_set.num_objects)
-        if not self.shuffle and isinstance(image_set, PairSet):
+        if not shuffle and isinstance(image_set, PairSet):
             raise InputError(
                 "a PairSet makes new pairs each time, for training only (shuffle=True); judge by fixed_pairs"
             )
-        if not self.shuffle and self.augmentation != Augmentation():
+        if not shuffle and self.augmentation != Augmentation():
             raise InputError("only training images (shuffle=True) are changed at random; crop others by center_crop")
+        self.device = torch.device(device)
+        self._set = image_set.to(self.device)
 
     def __len__(self) -> int:
         """Batches an epoch."""
@@ -125,29 +122,19 @@ class BatchLoader:
             return torch.arange(self.num_images)
         return torch.randperm(self.num_images, generator=stream_of(ORDER, (self.seed, epoch, 0)))
 
-    def changes(self, epoch: int, batch: int) -> Changes:
-        """The changes of each image of a full batch, on the CPU."""
-        return self.augmentation.draw(self._set.in_shape, self.batch_size, (self.seed, epoch, batch))
-
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        order, channels = self.order(epoch), self._set.in_shape[0]
+        order, n, channels = self.order(epoch), self.batch_size, self._set.in_shape[0]
         for number in range(start, len(self)):
-            full = order[number * self.batch_size : (number + 1) * self.batch_size]
+            full, key = order[number * n : (number + 1) * n], (self.seed, epoch, number)
             # the place in the full batch decides, so that one process and many see the same images
             share = slice(len(full) * self.rank // self.world_size, len(full) * (self.rank + 1) // self.world_size)
             index = full[share].to(self.device, non_blocking=True)
-            images, labels, *parts = self._gather(index, epoch, number, share)
+            if isinstance(self._set, PairSet):
+                images, labels, *parts = self._set.gather(index, key, n, share)
+            else:
+                images, labels, *parts = (each[index] for each in self._set.tensors)
             layers = torch.cat([images, *(each.flatten(1, 2) for each in parts)], 1)  # each change moves both
-            pixels = self.augmentation.apply(layers, self.changes(epoch, number).share(share))
+            changes = self.augmentation.draw(self._set.in_shape, n, key).share(share)
+            pixels = self.augmentation.apply(layers, changes)
             alone = pixels[:, channels:].unflatten(1, (-1, channels)) if parts else None
             yield Batch(pixels[:, :channels], labels, alone)
-
-    def _gather(self, index: Int64[Tensor, "B"], epoch: int, number: int, share: slice) -> tuple[Tensor, ...]:
-        """The images at ``index``, their labels, and their parts where there are any; or the pairs of the objects."""
-        if isinstance(self._set, ImageSet):
-            return tuple(each[index] for each in self._set.tensors)
-        dice, shifts = (
-            drawn[share].to(self.device, non_blocking=True)
-            for drawn in self._set.draw(self.batch_size, (self.seed, epoch, number))
-        )
-        return self._set.compose(index, self._set.partners(index, dice), shifts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -38,8 +37,7 @@ class ImageSet:
             and ``"elevation"`` in degrees, and what only names a thing, such as ``"instance"``, as int64.
 
     Raises:
-        TypeError: A dtype is another one.
-        InputError: The shapes do not fit each other, there is no image, a label is negative, or two labels of one image
+        InputError: The shapes or dtypes do not fit, there is no image, a label is negative, or two labels of one image
             are alike.
     """
 
@@ -52,10 +50,7 @@ class ImageSet:
         self._check(self.images, self.labels, self.parts)
         for name, values in self.factors.items():
             if values.shape != (len(self),):
-                raise InputError(
-                    f"the factor {name} must have the shape ({len(self)},), one for each image, got "
-                    f"{tuple(values.shape)}"
-                )
+                raise InputError(f"the factor {name} must have the shape ({len(self)},), got {tuple(values.shape)}")
 
     @checked
     def _check(
@@ -74,11 +69,8 @@ class ImageSet:
             ordered = labels.sort(1).values
             alike = (ordered[:, 1:] == ordered[:, :-1]).any(1)
             if labels.shape[1] < 2 or alike.any():
-                i = int(alike.int().argmax())
-                raise InputError(
-                    f"the labels of one image must be those of two objects or more, and all differ, got "
-                    f"{labels[i].tolist()} for image {i}"
-                )
+                got = labels[int(alike.int().argmax())].tolist()
+                raise InputError(f"the labels of one image must be of two objects or more, and all differ, got {got}")
 
     def __len__(self) -> int:
         return len(self.images)
@@ -105,19 +97,13 @@ class ImageSet:
             return self
         return self._each(lambda tensor: tensor.to(device))
 
-    def take(self, n: int) -> ImageSet:
-        """The first ``n`` images; ``n`` from 1 to all of them.
-
-        Raises:
-            InputError: ``n`` is below 1, or there are fewer images.
-        """
-        if not 1 <= n <= len(self):
-            raise InputError(f"the first {n} images were asked for, but 1 to {len(self)} can be taken")
-        return self._each(lambda tensor: tensor[:n])
+    def take(self, n: int | None) -> ImageSet:
+        """The first ``n`` images; all of them, the set itself, where there are no more or ``n`` is None."""
+        return self if n is None or n >= len(self) else self._each(lambda tensor: tensor[:n])
 
     def preview(self, n: int) -> ImageSet:
         """At most ``n`` images to look at: the first ones."""
-        return self.take(min(n, len(self)))
+        return self.take(n)
 
     def select(self, indices: Int64[Tensor, "n"]) -> ImageSet:
         """The images at ``indices``, in that order, as a copy."""
@@ -125,16 +111,19 @@ class ImageSet:
 
     def resize(self, size: tuple[int, int]) -> ImageSet:
         """The images, and their parts, brought to another height and width, as by `resize_images`."""
+        return self.with_pixels(lambda images: resize_images(images, size))
+
+    def with_pixels(self, change: Callable[[Tensor], Tensor]) -> ImageSet:
+        """The set with ``change``, of images (N, C, H, W), made to the images and to their parts."""
         parts = None
         if self.parts is not None:
-            parts = resize_images(self.parts.flatten(0, 1), size).unflatten(0, self.parts.shape[:2])
-        return replace(self, images=resize_images(self.images, size), parts=parts)
+            parts = change(self.parts.flatten(0, 1)).unflatten(0, self.parts.shape[:2])
+        return replace(self, images=change(self.images), parts=parts)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> ImageSet:
         """The set with ``change`` made to all that it holds."""
         factors = {name: change(values) for name, values in self.factors.items()}
-        parts = None if self.parts is None else change(self.parts)
-        return ImageSet(change(self.images), change(self.labels), parts, factors=factors)
+        return ImageSet(*map(change, self.tensors), factors=factors)
 
 
 @checked
@@ -144,9 +133,8 @@ def resize_images(images: UInt8[Tensor, "N C h w"], size: tuple[Pixels, Pixels])
     Height and width are scaled by a factor each: another aspect ratio is stretched, not cropped.
 
     Raises:
-        TypeError: The images are no uint8 tensor.
-        InputError: The images have another shape, ``size`` is not two numbers of pixels, or the images do not fit into
-            memory at that size.
+        InputError: The images are no uint8 tensor or have another shape, ``size`` is not two numbers of pixels, or the
+            images do not fit into memory at that size.
     """
     if images.shape[2:] == torch.Size(size):
         return images
@@ -154,12 +142,11 @@ def resize_images(images: UInt8[Tensor, "N C h w"], size: tuple[Pixels, Pixels])
     resized = count * channels * math.prod(size)
     check_memory(2 * resized, f"{count:,} images of {size[0]}×{size[1]} pixels")  # the chunks and their copy in one
     at_once = max(1, _CHUNK // (channels * max(math.prod(images.shape[2:]), math.prod(size))))
-    return torch.cat([_resize(chunk, size) for chunk in images.split(at_once)])
-
-
-def _resize(images: UInt8[Tensor, "N C h w"], size: tuple[int, int]) -> UInt8[Tensor, "N C H W"]:
-    resized = F.interpolate(images.float(), size, mode="bicubic", align_corners=False, antialias=True)
-    return resized.round_().clamp_(0, 255).to(torch.uint8)
+    chunks = (
+        F.interpolate(chunk.float(), size, mode="bicubic", align_corners=False, antialias=True)
+        for chunk in images.split(at_once)
+    )
+    return torch.cat([chunk.round_().clamp_(0, 255).to(torch.uint8) for chunk in chunks])
 
 
 def center_crop(image_set: ImageSet, size: int) -> ImageSet:
@@ -172,15 +159,13 @@ def center_crop(image_set: ImageSet, size: int) -> ImageSet:
     """
     check_crop(image_set.in_shape, size)
     y, x = ((length - size) // 2 for length in image_set.in_shape[1:])
-    square = (..., slice(y, y + size), slice(x, x + size))
-    parts = None if image_set.parts is None else image_set.parts[square]
-    return replace(image_set, images=image_set.images[square], parts=parts)
+    return image_set.with_pixels(lambda images: images[..., y : y + size, x : x + size])
 
 
-def check_crop(in_shape: tuple[int, int, int], size: int | None) -> None:
+def check_crop(in_shape: tuple[int, int, int], size: int) -> None:
     """Raise InputError unless squares of ``size`` pixels can be cut out of images of this shape."""
     smallest = min(in_shape[1:])
-    if size is not None and not 1 <= size <= smallest:
+    if not 1 <= size <= smallest:
         raise InputError(f"crop is {size} pixels, but squares of 1 to {smallest} can be cut out of these images")
 
 
@@ -224,8 +209,8 @@ class Dataset:
         skipped: What is wrong with each image that was left out, a sentence each.
 
     Raises:
-        InputError: The parts differ in image shape or in the number of objects an image, a label has no class name, two
-            classes have the same name, or a name is not UTF-8.
+        InputError: The parts differ in image shape or in the number of objects, a label has no class name, two classes
+            have the same name, or a name is not UTF-8.
     """
 
     name: str
@@ -236,18 +221,11 @@ class Dataset:
     skipped: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, count in Counter(self.class_names).items():
-            if count > 1:
-                raise InputError(
-                    f'{self.name}: two classes are called "{name}"; results are given by name, so each needs its own'
-                )
-            try:
-                name.encode()
-            except UnicodeEncodeError:
-                raise InputError(
-                    f"{self.name}: the class {name!a} has a name that is not UTF-8, which no result can be "
-                    "written by; rename it"
-                ) from None
+        for n, name in enumerate(self.class_names):
+            if name in self.class_names[:n]:
+                raise InputError(f'{self.name}: two classes are called "{name}"; each needs a name of its own')
+            if any("\ud800" <= letter <= "\udfff" for letter in name):  # no result could be written by it
+                raise InputError(f"{self.name}: the class {name!a} has a name that is not UTF-8; rename it")
         form = (self.train.in_shape, self.train.num_objects)
         for part in ("train", "validation", "test"):
             images = getattr(self, part)
@@ -256,11 +234,10 @@ class Dataset:
                     f"{self.name}: the {part} images are {images.in_shape} (channels, height, width) with "
                     f"{images.num_objects} objects each, but the training images {form[0]} with {form[1]}"
                 )
-            highest = int(images.labels.max())
-            if highest >= self.num_classes:
+            if (highest := int(images.labels.max())) >= self.num_classes:
                 raise InputError(
-                    f"{self.name}: a {part} label is {highest}, but the {self.num_classes} classes "
-                    f"go from 0 to {self.num_classes - 1}"
+                    f"{self.name}: a {part} label is {highest}, but the {self.num_classes} classes go from 0 to "
+                    f"{self.num_classes - 1}"
                 )
 
     @property

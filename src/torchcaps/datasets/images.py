@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from torchcaps.datasets.preparation import Preparation, Prepared, prepare_image, require_flag, require_image_shape
+from torchcaps.datasets.preparation import Preparation, Prepared, prepare_image, require_image_shape, resized
 from torchcaps.datasets.reading import one_sentence
 from torchcaps.errors import InputError
 from torchcaps.files import require_file
@@ -55,54 +55,16 @@ def set_max_megapixels(megapixels: float) -> None:
         megapixels: Height · width / 10⁶, above 0, at most 178 (Pillow reads none larger); 64 at the start.
 
     Raises:
-        ValueError: ``megapixels`` is out of that range.
+        InputError: ``megapixels`` is out of that range.
     """
     if not 0 < megapixels <= PILLOWS_MEGAPIXELS:
-        raise ValueError(
-            f"set_max_megapixels: megapixels must be above 0 and at most {PILLOWS_MEGAPIXELS:g}, got {megapixels}"
-        )
+        raise InputError(f"megapixels must be above 0 and at most {PILLOWS_MEGAPIXELS:g}, got {megapixels}")
     _Limit.megapixels = float(megapixels)
 
 
 def get_max_megapixels() -> float:
     """Megapixels of the largest image file that is read; see `set_max_megapixels`."""
     return _Limit.megapixels
-
-
-def read_image(
-    path: str | Path,
-    in_shape: Sequence[int],
-    *,
-    preparation: Preparation | None = None,
-    invert: bool = False,
-    fit: Fit = "pad",
-    name: str | None = None,
-) -> UInt8[np.ndarray, "C H W"]:
-    """Read an image file of any size and bring it to the shape a network takes.
-
-    Without ``preparation``, colour becomes grey by ITU-R 601 luma where the network takes one channel; see
-    :func:`read_pixels` for the rest.
-
-    Args:
-        path: A PNG, JPEG, BMP, GIF, WebP or TIFF file.
-        in_shape: (C, H, W), C being 1 or 3.
-        preparation: How the network's data were made of drawings, such as ``Run.preparation``; a photo of a drawing is
-            brought to that form by :func:`~torchcaps.datasets.prepare_image`, and ``fit`` is of no account.
-        invert: Turn dark on light, such as pen on paper, into light on dark, as MNIST has it. With ``preparation`` that
-            is found out; ``invert`` says that it is so.
-        fit: ``"pad"`` keeps the aspect ratio: the image is resized to fit inside H×W, centred, and surrounded by the
-            median colour of its own border. ``"stretch"`` resizes height and width each by its own factor, as images
-            of a ``folder:`` data set are.
-        name: The file's name in errors; its path if None.
-
-    Returns:
-        Pixels of 0..255. Resizing is bicubic, smoothed first where the image shrinks.
-
-    Raises:
-        InputError: The file is missing, no image, a broken one or one of more than `get_max_megapixels`; C is neither 1
-            nor 3; or an unknown ``fit``.
-    """
-    return read_photo(path, in_shape, preparation=preparation, invert=invert, fit=fit, name=name).prepared.image
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +81,7 @@ class Photo:
 
     def shrunk(self, side: int) -> Photo:
         """The same with at most so many pixels a side, the place of the ink with them."""
-        height, width = self.pixels.shape[1:]
+        _, height, width = self.pixels.shape
         scale = side / max(height, width)
         if scale >= 1:
             return self
@@ -127,8 +89,7 @@ class Photo:
         if box is not None:
             top, left, bottom, right = (round(edge * scale) for edge in box)
             box = top, left, bottom, right
-        pixels = _resize(self.pixels, max(round(height * scale), 1), max(round(width * scale), 1))
-        return Photo(pixels, replace(self.prepared, box=box))
+        return Photo(_scaled(self.pixels, scale), replace(self.prepared, box=box))
 
 
 def read_photo(
@@ -140,40 +101,60 @@ def read_photo(
     fit: Fit = "pad",
     name: str | None = None,
 ) -> Photo:
-    """Read an image file as :func:`read_image` does, and keep its own pixels and what was changed.
+    """Read an image file of any size, bring it to the shape a network takes, and say what was changed.
 
-    Arguments and errors are those of :func:`read_image`.
+    Without ``preparation``, colour becomes grey by ITU-R 601 luma where the network takes one channel; see
+    :func:`read_pixels` for the rest. Resizing is bicubic, smoothed first where the image shrinks.
+
+    Args:
+        path: A PNG, JPEG, BMP, GIF, WebP or TIFF file.
+        in_shape: (C, H, W), C being 1 or 3.
+        preparation: How the network's data were made of drawings, such as ``Run.preparation``; a photo of a drawing is
+            brought to that form by :func:`~torchcaps.datasets.prepare_image`, and ``fit`` is of no account.
+        invert: Turn dark on light, such as pen on paper, into light on dark, as MNIST has it. With ``preparation`` that
+            is found out; ``invert`` says that it is so.
+        fit: ``"pad"`` keeps the aspect ratio: the image is resized to fit inside H×W, centred, and surrounded by the
+            median colour of its own border. ``"stretch"`` resizes height and width each by its own factor, as images
+            of a ``folder:`` data set are.
+        name: The file's name in errors; its path if None.
+
+    Raises:
+        InputError: The file is missing, no image, a broken one or one of more than `get_max_megapixels`; C is neither 1
+            nor 3; or an unknown ``fit``.
     """
     if fit not in ("pad", "stretch"):
         raise InputError(f'fit must be "pad" or "stretch", got {fit!r}')
-    require_flag("invert", invert)
     in_shape = require_image_shape(in_shape)
     pixels = read_pixels(Path(path), name)
     image = 255 - pixels if invert else pixels
     if preparation is not None:
         return Photo(pixels, prepare_image(image, in_shape, preparation, light_ink=invert))
-    return Photo(pixels, Prepared(_fitted(with_channels(image, in_shape[0]), in_shape, fit)))
+    image = with_channels(image, in_shape[0])
+    return Photo(pixels, Prepared(_resized(image, in_shape[1:]) if fit == "stretch" else _padded(image, in_shape[1:])))
 
 
-def _fitted(image: UInt8[np.ndarray, "C h w"], in_shape: Sequence[int], fit: Fit) -> UInt8[np.ndarray, "C H W"]:
-    """An image brought to another size; see :func:`read_image`."""
-    channels, height, width = in_shape
-    if fit == "stretch":
-        return _resize(image, height, width)
-    scale = min(height / image.shape[1], width / image.shape[2])
-    inner = _resize(image, max(round(image.shape[1] * scale), 1), max(round(image.shape[2] * scale), 1))
-    canvas = np.empty((channels, height, width), np.uint8)
-    canvas[:] = _border_colour(image)[:, None, None]
-    top, left = (height - inner.shape[1]) // 2, (width - inner.shape[2]) // 2
-    canvas[:, top : top + inner.shape[1], left : left + inner.shape[2]] = inner
-    return canvas
+def read_image(
+    path: str | Path,
+    in_shape: Sequence[int],
+    *,
+    preparation: Preparation | None = None,
+    invert: bool = False,
+    fit: Fit = "pad",
+    name: str | None = None,
+) -> UInt8[np.ndarray, "C H W"]:
+    """Read an image file as :func:`read_photo` does, with its arguments and errors; return what the network is given.
+
+    Returns:
+        Pixels of 0..255.
+    """
+    return read_photo(path, in_shape, preparation=preparation, invert=invert, fit=fit, name=name).prepared.image
 
 
 def read_pixels(path: Path, name: str | None = None) -> UInt8[np.ndarray, "C H W"]:
     """Read one image file at its own size: one channel where all pixels are grey, else three, of 0..255.
 
     The first of several frames is read; a photo is turned upright by its EXIF data; transparent parts become white, as
-    on a page; 16-bit greys are scaled to 8 bit. Errors are those of `read_image`, and so is ``name``.
+    on a page; 16-bit greys are scaled to 8 bit. Errors are those of `read_photo`, and so is ``name``.
     """
     name = str(path) if name is None else name
     require_file(path, "image file", name)
@@ -184,19 +165,15 @@ def read_pixels(path: Path, name: str | None = None) -> UInt8[np.ndarray, "C H W
             raise InputError(
                 f"{name} cannot be read as an image; PNG, JPEG, BMP, GIF, WebP and TIFF files can"
             ) from None
-        except Image.DecompressionBombError:
-            raise InputError(f"{name} has more than {PILLOWS_MEGAPIXELS:g} megapixels{_advice()}") from None
         with image:
             _check_size(image, name)
             with _errors_unsaid() if image.format == "TIFF" else nullcontext():
                 image.load()
             ImageOps.exif_transpose(image, in_place=True)
             pixels = _to_uint8(image)
-    if pixels.ndim == 2:
-        return pixels[None]
     # The pixels decide, not the file's mode: grey drawings are often saved as RGB.
-    if all(np.array_equal(pixels[..., channel], pixels[..., 0]) for channel in (1, 2)):
-        return pixels[None, ..., 0].copy()
+    if pixels.ndim == 2 or all(np.array_equal(pixels[..., channel], pixels[..., 0]) for channel in (1, 2)):
+        return pixels.reshape(*pixels.shape[:2], -1)[None, ..., 0].copy()
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
@@ -224,16 +201,25 @@ def _check_size(image: Image.Image, name: str) -> None:
         sizes[" in a tile"] = (int(tags.get(_TILE_WIDTH, 0)), int(tags.get(_TILE_LENGTH, 0)))
     for where, (width, height) in sizes.items():
         if width * height > 1e6 * _Limit.megapixels:
-            megapixels = f"{width * height / 1e6:.3g} megapixels"
-            raise InputError(f"{name} has {width}×{height} pixels{where}, {megapixels}{_advice()}")
+            raise InputError(
+                f"{name} has {width}×{height} pixels{where}, {width * height / 1e6:.3g} megapixels, but at most "
+                f"{_Limit.megapixels:g} megapixels are read; make it smaller, or raise the limit (--max-megapixels of "
+                "commands that take image files, torchcaps.datasets.set_max_megapixels)"
+            )
 
 
-def _advice() -> str:
-    """The end of an error's sentence: how large an image may be, and where to set that."""
-    return (
-        f", but at most {_Limit.megapixels:g} megapixels are read; make it smaller, or raise the limit "
-        "(--max-megapixels of commands that take image files, torchcaps.datasets.set_max_megapixels)"
-    )
+def _to_uint8(image: Image.Image) -> UInt8[np.ndarray, "..."]:
+    """Convert any of Pillow's modes to uint8, (H, W) or (H, W, 3)."""
+    if image.mode.startswith("I") or image.mode == "F":
+        values, white = np.asarray(image), 1 if image.mode == "F" else 65535
+        if not (values.min() >= 0 and values.max() <= white):
+            raise ValueError(f"its values run from {values.min():g} to {values.max():g} instead of 0..{white}")
+        return np.round(values * np.float64(255 / white)).astype(np.uint8)
+    if image.has_transparency_data:
+        page = Image.new("RGBA", image.size, "white")
+        page.alpha_composite(image.convert("RGBA"))
+        image = page
+    return np.array(image.convert("L" if image.mode in ("1", "L") else "RGB"))
 
 
 def with_channels(image: UInt8[np.ndarray, "c H W"], channels: int) -> UInt8[np.ndarray, "C H W"]:
@@ -247,37 +233,25 @@ def with_channels(image: UInt8[np.ndarray, "c H W"], channels: int) -> UInt8[np.
     return np.array(Image.fromarray(image.transpose(1, 2, 0)).convert("L"))[None]
 
 
-def _to_uint8(image: Image.Image) -> np.ndarray:
-    """Convert any of Pillow's modes to uint8, (H, W) or (H, W, 3)."""
-    if image.mode.startswith("I"):
-        return _scaled(np.asarray(image), 65535)
-    if image.mode == "F":
-        return _scaled(np.asarray(image), 1)
-    if image.has_transparency_data:
-        page = Image.new("RGBA", image.size, "white")
-        page.alpha_composite(image.convert("RGBA"))
-        image = page
-    return np.array(image.convert("L" if image.mode in ("1", "L") else "RGB"))
-
-
-def _scaled(values: np.ndarray, white: int) -> np.ndarray:
-    """Convert values of 0..white to uint8."""
-    if not (values.min() >= 0 and values.max() <= white):
-        raise ValueError(f"its values run from {values.min():g} to {values.max():g} instead of 0..{white}")
-    return np.round(values * np.float64(255 / white)).astype(np.uint8)
-
-
-def _resize(image: UInt8[np.ndarray, "C h w"], height: int, width: int) -> UInt8[np.ndarray, "C H W"]:
-    """Resize an image as :func:`torchcaps.datasets.resize_images` does: in floats, not in Pillow's 8 bit."""
-    if image.shape[1:] == (height, width):
-        return image
-    planes = [
-        np.asarray(Image.fromarray(plane.astype(np.float32)).resize((width, height), Image.Resampling.BICUBIC))
-        for plane in image
-    ]
-    return np.stack(planes).round().clip(0, 255).astype(np.uint8)
-
-
-def _border_colour(image: UInt8[np.ndarray, "C H W"]) -> UInt8[np.ndarray, "C"]:
+def _padded(image: UInt8[np.ndarray, "C h w"], size: tuple[int, int]) -> UInt8[np.ndarray, "C H W"]:
+    """An image resized to fit inside another size, in the middle of the median colour of its border."""
+    inner = _scaled(image, min(size[0] / image.shape[1], size[1] / image.shape[2]))
     border = np.concatenate([image[:, 0], image[:, -1], image[:, :, 0], image[:, :, -1]], axis=1)
-    return np.sort(border, axis=1)[:, (border.shape[1] - 1) // 2]
+    colour = np.sort(border, axis=1)[:, (border.shape[1] - 1) // 2]
+    canvas = np.broadcast_to(colour[:, None, None], (len(image), *size)).copy()
+    top, left = (size[0] - inner.shape[1]) // 2, (size[1] - inner.shape[2]) // 2
+    canvas[:, top : top + inner.shape[1], left : left + inner.shape[2]] = inner
+    return canvas
+
+
+def _scaled(image: UInt8[np.ndarray, "C h w"], scale: float) -> UInt8[np.ndarray, "C H W"]:
+    """An image with both sides changed by a factor, a pixel at least."""
+    return _resized(image, (max(round(image.shape[1] * scale), 1), max(round(image.shape[2] * scale), 1)))
+
+
+def _resized(image: UInt8[np.ndarray, "C h w"], size: tuple[int, int]) -> UInt8[np.ndarray, "C H W"]:
+    """Resize an image as :func:`torchcaps.datasets.resize_images` does: in floats, not in Pillow's 8 bit."""
+    if image.shape[1:] == size:
+        return image
+    planes = resized(image.astype(np.float32), size, Image.Resampling.BICUBIC)
+    return planes.round().clip(0, 255).astype(np.uint8)

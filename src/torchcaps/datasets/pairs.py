@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Int64, UInt8
+from jaxtyping import Int64
 from torch import Tensor
 
 from torchcaps.datasets.affine import cut_windows
@@ -17,17 +17,6 @@ from torchcaps.datasets.rng import FIXED_SEED, PARTNERS, PLACES, Key, generator,
 from torchcaps.errors import InputError
 
 _DICE = 2**62  # random whole numbers below this choose partners; it is so large that no partner is favoured
-
-
-class Pairs(NamedTuple):
-    """Images of two objects."""
-
-    images: UInt8[Tensor, "B C H W"]
-    """The two parts added, at most 255."""
-    labels: Int64[Tensor, "B 2"]
-    """The classes of the two."""
-    parts: UInt8[Tensor, "B 2 C H W"]
-    """Each object alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,11 +41,12 @@ class PairSet:
     objects: ImageSet
     max_shift: int = 4
     size: tuple[int, int] | None = None
+    num_objects: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         if self.objects.num_objects != 1:
             raise InputError(f"pairs are made of images of one object, got {self.objects.num_objects} an image")
-        if self.objects.labels.min() == self.objects.labels.max():
+        if self.labels.min() == self.labels.max():
             raise InputError("pairs are of two classes, but all images are of one")
         if self.max_shift < 0:
             raise InputError(f"max_shift must be 0 pixels or more, got {self.max_shift}")
@@ -65,75 +55,71 @@ class PairSet:
         return len(self.objects)
 
     @property
-    def in_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of every pair: (C, H, W)."""
-        height, width = self.size or self._canvas
-        return self.objects.in_shape[0], height, width
-
-    @property
-    def num_objects(self) -> int:
-        """How many objects are in every image: 2."""
-        return 2
-
-    @property
     def labels(self) -> Int64[Tensor, "N"]:
         """The class of each single object."""
         return self.objects.labels
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Images and labels of the single objects."""
-        return self.objects.tensors
+    def in_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of every pair: (C, H, W)."""
+        channels, *sides = self.objects.in_shape
+        height, width = self.size or (side + 2 * self.max_shift for side in sides)
+        return channels, height, width
 
     def to(self, device: torch.device | str) -> PairSet:
         """The same set on another device (itself when it is there already)."""
         objects = self.objects.to(device)
-        return self if objects is self.objects else PairSet(objects, self.max_shift, self.size)
+        return self if objects is self.objects else replace(self, objects=objects)
 
     def resize(self, size: tuple[int, int]) -> PairSet:
         """The same pairs, each object brought to another height and width before they are added."""
-        return PairSet(self.objects, self.max_shift, size)
+        return replace(self, size=size)
 
     def preview(self, n: int) -> ImageSet:
         """At most ``n`` pairs to look at, always the same: the first objects, with random others."""
-        here, index = self.to("cpu"), torch.arange(min(n, len(self)))
-        dice, shifts = self.draw(len(index), (FIXED_SEED, 0, 0))
-        return ImageSet(*here.compose(index, here.partners(index, dice), shifts))
+        index = torch.arange(min(n, len(self)))
+        return ImageSet(*self.to("cpu").gather(index, (FIXED_SEED, 0, 0), len(index)))
 
-    def draw(self, n: int, key: Key) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n 2 2"]]:
-        """The random numbers of ``n`` pairs of a batch, (seed, epoch, batch), on the CPU."""
+    def gather(
+        self, index: Int64[Tensor, "B"], key: Key, n: int, share: slice = slice(None)
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The pairs of the objects at ``index``, each with a partner, all of other classes being equally likely.
+
+        Args:
+            index: The objects, on their device.
+            key: The batch (seed, epoch, batch): all that is random follows from it.
+            n: How many pairs the full batch has.
+            share: Which of the full batch's pairs these are.
+
+        Returns:
+            Images, labels and parts, as of an `ImageSet`.
+        """
+        m = self.max_shift
         dice = torch.randint(_DICE, (n,), generator=stream_of(PARTNERS, key))
-        most = self.max_shift
-        return dice, torch.randint(-most, most + 1, (n, 2, 2), generator=stream_of(PLACES, key))
-
-    def partners(self, index: Int64[Tensor, "B"], dice: Int64[Tensor, "B"]) -> Int64[Tensor, "B"]:
-        """For each object at ``index`` a partner of another class, all of them equally likely, by its random number."""
+        shifts = torch.randint(-m, m + 1, (n, 2, 2), generator=stream_of(PLACES, key))
+        dice, shifts = (drawn[share].to(index.device, non_blocking=True) for drawn in (dice, shifts))
         ordered, first, count = self._by_class
         label = self.labels[index]
         place = dice % (len(self) - count[label])  # among those of other classes, in the order of the classes
-        return ordered[place + count[label] * (place >= first[label])]
+        return self.compose(index, ordered[place + count[label] * (place >= first[label])], shifts)
 
-    def compose(self, first: Int64[Tensor, "B"], second: Int64[Tensor, "B"], shifts: Int64[Tensor, "B 2 2"]) -> Pairs:
-        """The pairs of the objects at ``first`` and ``second``.
+    def compose(
+        self, first: Int64[Tensor, "B"], second: Int64[Tensor, "B"], shifts: Int64[Tensor, "B 2 2"]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The pairs of the objects at ``first`` and ``second``: images, labels and parts, as of an `ImageSet`.
 
         ``shifts`` says how far the two objects of each pair are moved (down, to the right), -max_shift..max_shift
         pixels. All three are on the device of the objects.
         """
-        corners = self.max_shift - shifts  # a window that begins at m - shift shows the object moved by the shift
-        both = [
-            cut_windows(self.objects.images[each], corners[:, i], self._canvas, 2 * self.max_shift)
+        m, (_, height, width) = self.max_shift, self.objects.in_shape
+        both = [  # a window that begins at m - shift shows the object moved by the shift
+            cut_windows(self.objects.images[each], m - shifts[:, i], (height + 2 * m, width + 2 * m), 2 * m)
             for i, each in enumerate((first, second))
         ]
         if self.size is not None:
             both = [resize_images(each, self.size) for each in both]
-        parts = torch.stack(both, 1)
         images = (both[0].to(torch.int16) + both[1]).clamp_(max=255).to(torch.uint8)
-        return Pairs(images, torch.stack([self.labels[first], self.labels[second]], 1), parts)
-
-    @property
-    def _canvas(self) -> tuple[int, int]:
-        _, height, width = self.objects.in_shape
-        return height + 2 * self.max_shift, width + 2 * self.max_shift
+        return images, torch.stack([self.labels[first], self.labels[second]], 1), torch.stack(both, 1)
 
     @cached_property
     def _by_class(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Bool, Float32, UInt8
 from PIL import Image
 
 from torchcaps.errors import InputError, shown
-from torchcaps.ranges import COUNT
+from torchcaps.ranges import COUNT, Range
 
 SIZE = 512
 """Pixels of a photo's longer side in which its drawing is looked for; larger photos are shrunk first."""
@@ -57,37 +57,17 @@ class Preparation:
     """The point that lies in the middle of the image: the ink's centre of mass, or the middle of its box."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.box, bool) or not isinstance(self.box, int | float) or not 1 <= self.box <= 1024:
-            raise InputError(f"box must be 1 to 1,024 pixels, got {self.box!r}")
+        Range(1, 1024).check("box", self.box)
         if self.centre not in ("mass", "box"):
-            raise InputError(f'centre must be "mass" or "box", got {self.centre!r}')
+            raise InputError(f'centre must be "mass" or "box", got {shown(self.centre)}')
 
     def __str__(self) -> str:
         middle = "centre of mass" if self.centre == "mass" else "box"
         return f"light on dark, the longer side of the ink's box {self.box:g} pixels, its {middle} in the middle"
 
-    @classmethod
-    def from_json(cls, value: Any) -> Self | None:
-        """The inverse of ``dataclasses.asdict``, and None of None.
-
-        Raises:
-            InputError: It is something else.
-        """
-        if value is None:
-            return None
-        if not isinstance(value, dict) or value.keys() != {"box", "centre"}:
-            raise InputError(f'a preparation must have "box" and "centre", got {shown(value)}')
-        return cls(**value)
-
     def scaled(self, factor: float) -> Self:
         """The same of images that were resized by a factor."""
         return replace(self, box=self.box * factor)
-
-
-def require_flag(name: str, value: object) -> None:
-    """Raise InputError unless a value is True or False."""
-    if not isinstance(value, bool):
-        raise InputError(f"{name} must be True or False, got {shown(value)}")
 
 
 def require_image_shape(in_shape: object) -> tuple[int, int, int]:
@@ -138,10 +118,8 @@ def prepare_image(
         The image in its new form; black where no ink was found.
 
     Raises:
-        InputError: ``in_shape`` has not 1 channel, or the image neither 1 nor 3; or ``light_ink`` is neither True nor
-            False.
+        InputError: ``in_shape`` has not 1 channel, or the image neither 1 nor 3.
     """
-    require_flag("light_ink", light_ink)
     in_shape = require_image_shape(in_shape)
     if in_shape[0] != 1 or image.ndim != 3 or len(image) not in (1, 3):
         raise InputError(
@@ -154,27 +132,28 @@ def prepare_image(
             return Prepared(255 - image, (DARK_INK,))
     _, height, width = image.shape
     scale = min(SIZE / max(height, width), 1)
-    found = _find_ink(_resized(image, (max(round(height * scale), 1), max(round(width * scale), 1))), light_ink)
-    if found is None:
+    ink = _find_ink(resized(image, (max(round(height * scale), 1), max(round(width * scale), 1))), light_ink)
+    if ink is None:
         return Prepared(np.zeros(in_shape, np.uint8), (NOTHING,))
-    ink, is_dark = found
     drawing = ink.drawing
     rows, columns = _extent(drawing > 0.5)
     edges = np.array([rows.start, columns.start, rows.stop, columns.stop]) / scale
-    top, left, bottom, right = (int(edge) for edge in np.minimum(edges.round(), [height, width] * 2))
+    top, left, bottom, right = box = tuple(np.minimum(edges.round(), [height, width] * 2).astype(int).tolist())
     drawing, is_thin = _widened(drawing[rows, columns], preparation.box)
+    # how large the drawing was, beside how large it becomes, and how far off the middle
+    grown = max(bottom - top, right - left) / (preparation.box / in_shape[1] * min(height, width))
+    off = max(abs((top + bottom) / height - 1), abs((left + right) / width - 1)) / 2
     changes = {
-        DARK_INK: is_dark,
-        f"drawing of {bottom - top}×{right - left} pixels cut out of {height}×{width}": _is_moved(
-            (top, left, bottom, right), (height, width), preparation.box / in_shape[1]
+        DARK_INK: ink.is_dark,
+        f"drawing of {bottom - top}×{right - left} pixels cut out of {height}×{width}": (
+            not 1 / _MOVED[0] <= grown <= _MOVED[0] or off > _MOVED[1]
         ),
         f"uneven light flattened (1 to {ink.unevenness:.1f})": ink.unevenness > _UNEVEN,
         "thin strokes widened": is_thin,
         "other ink left out": ink.left_out > _ELSEWHERE,
     }
-    placed = _placed(drawing, (in_shape[1], in_shape[2]), preparation)
-    much = tuple(words for words, is_much in changes.items() if is_much)
-    return Prepared(placed, much, (top, left, bottom, right))
+    placed = _placed(drawing, in_shape, preparation)
+    return Prepared(placed, tuple(words for words, is_much in changes.items() if is_much), box)
 
 
 def _is_light_on_dark(image: UInt8[np.ndarray, "1 H W"]) -> bool:
@@ -194,6 +173,7 @@ class _Ink(NamedTuple):
     """How much ink there is elsewhere, as a share of the drawing's."""
     unevenness: float
     """How many times as bright the ground is at its lightest as at its darkest."""
+    is_dark: bool
 
     @property
     def drawing(self) -> Float32[np.ndarray, "h w"]:
@@ -205,35 +185,24 @@ class _Ink(NamedTuple):
         return np.where(around, ((self.amount - low) / (high - low)).clip(0, 1), 0).astype(np.float32)
 
 
-def _find_ink(planes: Float32[np.ndarray, "C h w"], light_ink: bool) -> tuple[_Ink, bool] | None:
-    """The drawing, and whether it is dark; None where nothing differs from its ground by more than the noise does."""
-    found = {is_dark: _ink_of(planes, is_dark) for is_dark in ([False] if light_ink else [True, False])}
+def _find_ink(planes: Float32[np.ndarray, "C h w"], light_ink: bool) -> _Ink | None:
+    """The ink of the drawing; None where nothing differs from its ground by more than the noise does."""
+    found = [_ink_of(planes, is_dark) for is_dark in ([False] if light_ink else [True, False])]
     # holes of a drawing, and the ground between it and the photo's edge, are narrow too, but as most of the photo is;
     # the paper between a drawing and a dark desk is not, but as its own surroundings are
     common = _common(planes)
 
-    def unlike(way: tuple[_Ink, bool]) -> float:
-        chosen = way[0].chosen
-        return min(_contrast(planes, ground, chosen) for ground in (common, _surroundings(planes, chosen)))
+    def unlike(ink: _Ink) -> float:
+        rows, columns = _extent(ink.chosen)
+        away = max(rows.stop - rows.start, columns.stop - columns.start)
+        near = [slice(max(part.start - away, 0), part.stop + away) for part in (rows, columns)]
+        surroundings = np.median(planes[:, near[0], near[1]], (1, 2), keepdims=True)
+        return min(
+            float((np.abs(planes - ground).mean(0) / (ground.mean(0) + _BLACK))[ink.chosen].mean())
+            for ground in (common, surroundings)
+        )
 
-    return max(((ink, is_dark) for is_dark, ink in found.items() if ink is not None), key=unlike, default=None)
-
-
-def _contrast(
-    planes: Float32[np.ndarray, "C h w"], ground: Float32[np.ndarray, "C _ _"], chosen: Bool[np.ndarray, "h w"]
-) -> float:
-    """How far what is chosen is from a ground, as a share of the ground's light."""
-    return float((np.abs(planes - ground).mean(0) / (ground.mean(0) + _BLACK))[chosen].mean())
-
-
-def _surroundings(
-    planes: Float32[np.ndarray, "C h w"], chosen: Bool[np.ndarray, "h w"]
-) -> Float32[np.ndarray, "C 1 1"]:
-    """The colour of most of a photo near what is chosen, up to its longer side away."""
-    rows, columns = _extent(chosen)
-    away = max(rows.stop - rows.start, columns.stop - columns.start)
-    near = [slice(max(part.start - away, 0), part.stop + away) for part in (rows, columns)]
-    return np.median(planes[:, near[0], near[1]], (1, 2), keepdims=True)
+    return max((ink for ink in found if ink is not None), key=unlike, default=None)
 
 
 def _common(planes: Float32[np.ndarray, "C h w"]) -> Float32[np.ndarray, "C h w"]:
@@ -242,11 +211,11 @@ def _common(planes: Float32[np.ndarray, "C h w"]) -> Float32[np.ndarray, "C h w"
 
     height, width = planes.shape[1:]
     scale = min(_COARSE / max(height, width), 1)
-    small = _resized(planes, (max(round(height * scale), 2), max(round(width * scale), 2)))
+    small = resized(planes, (max(round(height * scale), 2), max(round(width * scale), 2)))
     radius = _COARSE // 2
     wide = np.pad(small, ((0, 0), (radius, radius), (radius, radius)), "reflect", reflect_type="odd")
     medians = ndimage.median_filter(wide, (1, 2 * radius + 1, 2 * radius + 1))[:, radius:-radius, radius:-radius]
-    return _resized(medians.clip(0, 255), (height, width))
+    return resized(medians.clip(0, 255), (height, width))
 
 
 def _ink_of(planes: Float32[np.ndarray, "C h w"], is_dark: bool) -> _Ink | None:
@@ -266,7 +235,7 @@ def _ink_of(planes: Float32[np.ndarray, "C h w"], is_dark: bool) -> _Ink | None:
         return None
     mask = amount > max(_PART * strongest, 3 * noise)
     darkest, lightest = np.percentile(ground, (1, 99))
-    return _Ink(amount, *_largest_drawing(amount, mask), float(lightest / darkest))
+    return _Ink(amount, *_largest_drawing(amount, mask), float(lightest / darkest), is_dark)
 
 
 def _along_one_colour(different: Float32[np.ndarray, "C h w"]) -> Float32[np.ndarray, "h w"]:
@@ -323,33 +292,29 @@ def _extent(mask: Bool[np.ndarray, "h w"]) -> tuple[slice, slice]:
 
 
 def _placed(
-    drawing: Float32[np.ndarray, "h w"], size: tuple[int, int], preparation: Preparation
+    drawing: Float32[np.ndarray, "h w"], in_shape: tuple[int, int, int], preparation: Preparation
 ) -> UInt8[np.ndarray, "1 H W"]:
     """A drawing that fills its frame, scaled and set in the middle of an image."""
     from scipy import ndimage
 
     scale = preparation.box / max(drawing.shape)
-    inner = _resized(drawing[None], (max(round(drawing.shape[0] * scale), 1), max(round(drawing.shape[1] * scale), 1)))
+    inner = resized(drawing[None], (max(round(drawing.shape[0] * scale), 1), max(round(drawing.shape[1] * scale), 1)))
     inner = (inner[0] / inner.max()).clip(0, 1)
     middle = ndimage.center_of_mass(inner) if preparation.centre == "mass" else np.array(inner.shape) / 2
-    image = np.zeros((1, *size), np.uint8)
-    first = [round(side / 2 - centre) for side, centre in zip(size, middle, strict=True)]
-    seen = [slice(max(at, 0), min(at + own, side)) for at, own, side in zip(first, inner.shape, size, strict=True)]
+    image = np.zeros(in_shape, np.uint8)
+    first = [round(side / 2 - centre) for side, centre in zip(in_shape[1:], middle, strict=True)]
+    seen = [
+        slice(max(at, 0), min(at + own, side)) for at, own, side in zip(first, inner.shape, in_shape[1:], strict=True)
+    ]
     shown = tuple(slice(part.start - at, part.stop - at) for part, at in zip(seen, first, strict=True))
     image[0][seen[0], seen[1]] = (255 * inner[shown]).round()
     return image
 
 
-def _is_moved(box: Box, size: tuple[int, int], share: float) -> bool:
-    """Whether a box is far from the middle of an image, or its longer side from a share of the image's shorter one."""
-    top, left, bottom, right = box
-    grown = max(bottom - top, right - left) / (share * min(size))
-    off = max(abs((top + bottom) / size[0] - 1), abs((left + right) / size[1] - 1)) / 2
-    return not 1 / _MOVED[0] <= grown <= _MOVED[0] or off > _MOVED[1]
-
-
-def _resized(planes: np.ndarray, size: tuple[int, int]) -> Float32[np.ndarray, "C H W"]:
-    """Planes of uint8 or float32 brought to another size, smoothed first where they shrink."""
-    shrinks = size[0] <= planes.shape[1]
-    how = Image.Resampling.BOX if shrinks else Image.Resampling.BICUBIC
+def resized(
+    planes: np.ndarray, size: tuple[int, int], how: Image.Resampling | None = None
+) -> Float32[np.ndarray, "C H W"]:
+    """Planes of uint8 or float32 brought to another size; where ``how`` is not said, by means where they shrink."""
+    if how is None:
+        how = Image.Resampling.BOX if size[0] <= planes.shape[1] else Image.Resampling.BICUBIC
     return np.stack([np.asarray(Image.fromarray(plane).resize(size[::-1], how), np.float32) for plane in planes])

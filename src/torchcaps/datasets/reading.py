@@ -17,8 +17,6 @@ from numpy.typing import DTypeLike
 from torchcaps.errors import InputError, reason_of
 from torchcaps.files import require_file
 
-_GZIP = b"\x1f\x8b"
-
 
 @contextmanager
 def one_sentence(complaint: str) -> Iterator[None]:
@@ -55,8 +53,7 @@ def read_binary(
     require_file(path)
     size = len(header) + math.prod(shape) * np.dtype(dtype).itemsize
     with one_sentence(f"{path} is not {what}, or it is truncated or corrupt"), path.open("rb") as file:
-        zipped = file.read(len(_GZIP)) == _GZIP
-        file.seek(0)
+        zipped = file.peek(2)[:2] == b"\x1f\x8b"
         contents = (gzip.GzipFile(fileobj=file) if zipped else file).read(size + 1)  # a checksum is at the end
         begin = contents[: len(header)]
         if begin != header[: len(begin)]:

@@ -1,7 +1,4 @@
-"""Random numbers of data: streams for batches, and a generator for splits and test images that never change.
-
-What is drawn for a batch depends on nothing but the seed, the epoch, the batch and the purpose.
-"""
+"""Random numbers of data. What is drawn for a batch depends on the seed, the epoch, the batch and the purpose alone."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from torchcaps.checks import checked
 from torchcaps.datasets.dataset import ImageSet, Splits
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.errors import InputError, shown
-from torchcaps.ranges import Range
+from torchcaps.ranges import Range, ValidationSplit
 
 _TEST_SHARE = 0.2
 
@@ -47,36 +47,11 @@ def stratified_split(
         why = f" and leave one of each of the {len(classes)} classes" if leave_one else ""
         raise InputError(f"{shown(size)} of {len(labels)} images cannot be held out{why}: 1 to {most} can")
     random = generator(seed)
-    quotas = _quotas(counts, size, leave_one)
     held = np.zeros(len(labels), dtype=bool)
     by_class = np.split(np.argsort(labels.numpy(), kind="stable"), np.cumsum(counts)[:-1])
-    for members, quota in zip(by_class, quotas, strict=True):
+    for members, quota in zip(by_class, _quotas(counts, size, leave_one), strict=True):
         held[random.permutation(members)[:quota]] = True
     return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))
-
-
-def with_test_set(
-    source: Path, parts: Mapping[str, ImageSet], class_names: tuple[str, ...], skipped: tuple[str, ...] = ()
-) -> Splits:
-    """The splits of a user's own images; without test images, a fixed stratified fifth of the training images is taken.
-
-    Args:
-        source: The folder or file of the images, for the error that there are too few.
-        parts: ``"train"``, and ``"test"`` and ``"validation"`` if they are there.
-        class_names: The name of each label.
-        skipped: What is wrong with each image that was left out.
-    """
-    train, validation = parts["train"], parts.get("validation")
-    if "test" in parts:
-        return Splits(train, parts["test"], class_names, validation, skipped=skipped)
-    size = max(round(_TEST_SHARE * len(train)), len(class_names))
-    if len(train) - size < len(class_names):
-        raise InputError(
-            f"{source} has {len(train)} images of {len(class_names)} classes, too few to set a test set aside; "
-            "give more, or a test set of their own"
-        )
-    rest, held = stratified_split(train.labels, size, seed=FIXED_SEED)
-    return Splits(train.select(rest), train.select(held), class_names, validation, skipped=skipped)
 
 
 def _quotas(counts: np.ndarray, size: int, leave_one: bool) -> np.ndarray:
@@ -91,3 +66,44 @@ def _quotas(counts: np.ndarray, size: int, leave_one: bool) -> np.ndarray:
         # the class that is furthest from its share gives one more or one less, the lowest label of equals first
         quotas[np.argmax(np.where(free, step * (ideal - quotas), -np.inf))] += step
     return quotas
+
+
+def set_validation_apart(
+    images: ImageSet, size: int, which: ValidationSplit, seed: int, limit: int | None
+) -> tuple[ImageSet, ImageSet]:
+    """Divide the training images into those to train on, at most ``limit``, and ``size`` for validation."""
+    total = len(images)
+    if which != "random":
+        held = torch.arange(size) if which == "first" else torch.arange(total - size, total)
+        left = torch.arange(size, total) if which == "first" else torch.arange(total - size)
+        return images.select(left).take(limit), images.select(held)
+    strata = images.labels.view(total, -1)[:, 0]  # of several objects the first one's class
+    if limit is None or limit >= total - size:  # the limit leaves out no image that would be trained on
+        left, held = stratified_split(strata, size, seed=seed)
+        return images.select(left), images.select(held)
+    _, held = stratified_split(strata[limit:], size, seed=seed, leave_one=False)  # the images before are trained on
+    return images.take(limit), images.select(held + limit)
+
+
+def with_test_set(
+    source: Path, parts: Mapping[str, ImageSet], class_names: tuple[str, ...], skipped: tuple[str, ...] = ()
+) -> Splits:
+    """The splits of a user's own images; without test images, a fixed stratified fifth of the training images is taken.
+
+    Args:
+        source: The folder or file of the images, for the error that there are too few.
+        parts: ``"train"``, and ``"test"`` and ``"validation"`` if they are there.
+        class_names: The name of each label.
+        skipped: What is wrong with each image that was left out.
+    """
+    train, test = parts["train"], parts.get("test")
+    if test is None:
+        size = max(round(_TEST_SHARE * len(train)), len(class_names))
+        if len(train) - size < len(class_names):
+            raise InputError(
+                f"{source} has {len(train)} images of {len(class_names)} classes, too few to set a test set aside; "
+                "give more, or a test set of their own"
+            )
+        left, held = stratified_split(train.labels, size, seed=FIXED_SEED)
+        train, test = train.select(left), train.select(held)
+    return Splits(train, test, class_names, parts.get("validation"), skipped=skipped)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,17 +14,6 @@ from torchcaps.datasets.registry import DataRequest, register_dataset
 
 FAMILIAR: Mapping[str, tuple[int, ...]] = {"azimuth": (0, 20, 40, 300, 320, 340), "elevation": (30, 35, 40)}
 """The sides that are learned from, degrees: a third of the azimuths 0 to 340, or of the elevations 30 to 70."""
-
-
-def familiar_views(images: ImageSet, factor: str) -> tuple[ImageSet, ImageSet]:
-    """Divide images into those from familiar sides and the others.
-
-    Args:
-        images: With the factor ``"azimuth"`` or ``"elevation"``, degrees.
-        factor: Which of the two the sides differ in.
-    """
-    familiar = torch.isin(images.factors[factor].round().long(), torch.tensor(FAMILIAR[factor]))
-    return images.select(familiar.nonzero()[:, 0]), images.select((~familiar).nonzero()[:, 0])
 
 
 def register_views(
@@ -46,19 +36,22 @@ def register_views(
 
     Source: Hinton, Sabour, Frosst: Matrix capsules with EM routing (2018), section 6, with these angles.
     """
-
-    def add(factor: str, novel: bool) -> None:
-        @register_dataset(
-            f"{name}-{factor}{'' if novel else '-familiar'}",
-            title=f"{title}, {'novel' if novel else 'familiar'} {factor}s",
+    for factor, (kind, share) in itertools.product(FAMILIAR, (("novel", 2), ("familiar", 1))):
+        register_dataset(
+            f"{name}-{factor}{'-familiar' * (kind == 'familiar')}",
+            title=f"{title}, {kind} {factor}s",
             num_train=num_train // 3,
-            num_test=num_test // 3 * (1 + novel),
+            num_test=num_test // 3 * share,
             **info,
-        )
-        def load_sides(request: DataRequest) -> Splits:
-            splits = load(request)
-            train, _ = familiar_views(splits.train, factor)
-            return Splits(train, familiar_views(splits.test, factor)[novel], splits.class_names)
+        )(partial(_load_sides, load, factor, kind == "familiar"))
 
-    for factor, novel in itertools.product(FAMILIAR, (True, False)):
-        add(factor, novel)
+
+def _load_sides(load: Callable[[DataRequest], Splits], factor: str, familiar: bool, request: DataRequest) -> Splits:
+    splits = load(request)
+    return Splits(_seen(splits.train, factor, True), _seen(splits.test, factor, familiar), splits.class_names)
+
+
+def _seen(images: ImageSet, factor: str, familiar: bool) -> ImageSet:
+    """The images from familiar sides, or the others."""
+    sides = torch.isin(images.factors[factor].round().long(), torch.tensor(FAMILIAR[factor]))
+    return images.select((sides == familiar).nonzero()[:, 0])

@@ -20,7 +20,7 @@ from torchcaps.models.pretrained import CONFIG, SHIPPED
 from torchcaps.parts import flat
 from torchcaps.training import Recipe, Run, TrainConfig, read_config
 from torchcaps.training.config import ELSEWHERE, FITTED
-from torchcaps.training.run import SUMMARY
+from torchcaps.training.folder import SUMMARY
 
 SAMPLE = 32
 """Images that a file is compared on."""

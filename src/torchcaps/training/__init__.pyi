@@ -11,5 +11,5 @@ from .recipe import Recipe as Recipe
 from .recipe import learning_rate as learning_rate
 from .run import Run as Run
 from .run import load_run as load_run
-from .runner import resume as resume
-from .runner import train as train
+from .run import resume as resume
+from .run import train as train

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from torchcaps.errors import InputError, shown, unknown_name
+from torchcaps.errors import InputError, unknown_name
 from torchcaps.files import read_json
-from torchcaps.models.network import present_names
 from torchcaps.models.presets import get_preset
 from torchcaps.parts import Choice, Settings, Tree, flat
 from torchcaps.plugins import is_loaded, plugin_options
@@ -87,19 +85,7 @@ class TrainConfig(Settings):
             InputError: An unknown field (the nearest known one is named), or a value that does not fit its field.
         """
         preset = get_preset(values.get("preset", cls.preset))
-        given = {name: value for name, value in values.items() if name != "capture"}  # of versions with CUDA graphs
-        if given.pop("tensorboard", False):  # of versions without the field `logger`
-            given["recipe"] = {"logger": "tensorboard", **given.get("recipe", {})}
-        for name in ("model", "recipe"):
-            if not isinstance(given.get(name, {}), Mapping):
-                raise InputError(f'"{name}" must be a JSON object of fields, got {shown(given[name])}')
-        own = [each.name for each in dataclasses.fields(cls)]
-        for name in given:
-            if name not in own:
-                raise unknown_name(cls.kind, name, own)
-        if "model" in given:
-            given["model"] = present_names(given["model"])
-        return cls(model=preset.network, recipe=Recipe().replace(preset.recipe)).replace(given)
+        return cls(model=preset.network, recipe=Recipe().replace(preset.recipe)).replace(values)
 
 
 def make_config(preset: str | None = None, **overrides: Any) -> TrainConfig:
@@ -159,8 +145,8 @@ def read_config(path: str | Path) -> TrainConfig:
     except InputError as error:
         # plugins are never loaded because a file names them
         named = values.get("plugins")
-        named = named if isinstance(named, list) else []
-        missing = [name for name in named if isinstance(name, str) and not is_loaded(name)]
-        options = shlex.join(plugin_options(missing))
-        advice = f" The run was made with plugins; add {options}." if missing else ""
+        missing = [each for each in named if not is_loaded(str(each))] if isinstance(named, list) else []
+        advice = (
+            f" The run was made with plugins; add {shlex.join(plugin_options(map(str, missing)))}." if missing else ""
+        )
         raise InputError(f"configuration {path}: {error}{advice}") from None

@@ -1,17 +1,16 @@
-"""The data of a run: loaded, cropped and batched as its recipe says, with a fingerprint; and what few images need."""
+"""The data of a run: loaded, cropped and batched as its recipe says, with a fingerprint."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import Dataset as TorchDataset
 
 from torchcaps.datasets import (
     Augmentation,
@@ -21,107 +20,97 @@ from torchcaps.datasets import (
     ImageSet,
     PairSet,
     center_crop,
-    list_datasets,
     load_dataset,
 )
 from torchcaps.datasets.rng import ORDER, stream_of
 from torchcaps.errors import InputError
-from torchcaps.models import get_preset, list_presets
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
-    from torch.utils.data import Dataset as TorchDataset
-
-    from torchcaps.analysis import Evaluation
 
     OwnData = Dataset | ImageSet | PairSet | Sequence[Tensor] | TorchDataset[Any]
 
-#: Images of a batch in evaluation, over all processes.
 EVALUATION_BATCH = 256
-#: A recipe for few images: batches of at least so many images, epochs of so many steps, runs of so many steps.
-LEAST_BATCH, STEPS_AN_EPOCH, LEAST_STEPS = 16, 16, 2_000
-#: With fewer training images of a class than this, this preset learns better than others.
-FEW, FOR_FEW = 50, "compact-shared"
+"""Images of a batch in evaluation, over all processes."""
 
 
 # ---- batches
 
 
-class Batches(Protocol):
-    """Gives the batches of any epoch, from any of them on, the same every time, as `BatchLoader` does."""
+class OwnBatches(TorchDataset[Any]):
+    """Batches of one's own data: of a ``TensorDataset``, or of whatever gives an image and its label by its index.
 
-    num_images: int
-
-    def __len__(self) -> int: ...
-
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """This process's share of the batches of an epoch."""
-
-
-class OwnBatches:
-    """Batches of one's own data, in a new order in every epoch if they are for training.
-
-    What the data draw at random when an image is taken comes from torch's generator, which is seeded for each batch.
-
-    Args:
-        data: Images and labels, (N, ...) and (N,), or whatever has a length and gives such a pair by its index.
-        batch_size: Images a batch, over all processes together.
-        shuffle: Whether they are for training.
-        drop_last: Whether to leave out a last batch that is not full.
-        seed: The seed of all that is random.
-        fabric: The device, and the processes that share each batch.
+    What the data draw at random when an image is taken comes from torch's generator, which is seeded for each batch, so
+    that batches are the same in any process, also in those ``workers`` that read ahead. The other arguments are those
+    of :class:`torchcaps.datasets.BatchLoader`.
     """
 
     def __init__(
-        self, data: Any, batch_size: int, *, shuffle: bool, drop_last: bool, seed: int, fabric: Fabric
+        self,
+        data: Any,
+        batch_size: int,
+        *,
+        shuffle: bool,
+        drop_last: bool,
+        seed: int,
+        device: torch.device,
+        rank: int,
+        world_size: int,
+        workers: int,
     ) -> None:
-        self._tensors = tuple(data) if isinstance(data, tuple | list) else None
-        self._data, self._size, self._shuffle, self._seed, self._fabric = data, batch_size, shuffle, seed, fabric
-        self.num_images = len(data) if self._tensors is None else len(self._tensors[0])
-        self._last = 0 if drop_last else batch_size - 1
-        if shuffle and (batch_size > self.num_images or batch_size % fabric.world_size):
+        self._data, self._size, self._shuffle, self._seed = data, batch_size, shuffle, seed
+        self._device, self._rank, self._world_size, self._workers = device, rank, world_size, workers
+        self.num_images, self._last = len(data), 0 if drop_last else batch_size - 1
+        if shuffle and (batch_size > self.num_images or batch_size % world_size):
             raise InputError(
                 f"the batch size must be at most {self.num_images}, the images to train on, and a multiple of "
-                f"{fabric.world_size}, the processes, got {batch_size}"
+                f"{world_size}, the processes, got {batch_size}"
             )
 
     def __len__(self) -> int:
         return (self.num_images + self._last) // self._size
+
+    def __getitem__(self, key: tuple[int, Tensor]) -> Any:
+        """A batch, by its seed and the indices of its images."""
+        seed, index = key
+        if isinstance(self._data, TensorDataset):
+            return self._data[index]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            first = default_collate([self._data[each] for each in index.tolist() or [0]])
+        return [each[: len(index)] for each in first]  # none in a share of a small last batch
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """This process's share of the batches of an epoch."""
         order = torch.arange(self.num_images)
         if self._shuffle:
             order = torch.randperm(self.num_images, generator=stream_of(ORDER, (self._seed, epoch, 0)))
-        rank, processes = self._fabric.global_rank, self._fabric.world_size
+        keys = []
         for number in range(start, len(self)):
-            index = order[number * self._size : (number + 1) * self._size].tensor_split(processes)[rank]
-            if self._tensors is not None:
-                images, labels = (each[index] for each in self._tensors)
-            else:
-                with torch.random.fork_rng(devices=[]):
-                    torch.manual_seed((self._seed * 1_000_003 + epoch * len(self) + number) * 1_009 + rank)
-                    images, labels = default_collate([self._data[int(each)] for each in index])
-            images = images.to(self._fabric.device)
-            if not images.is_floating_point():
-                images = images / 255
-            yield Batch(images, labels.to(self._fabric.device))
+            full = order[number * self._size : (number + 1) * self._size]
+            seed = (self._seed * 1_000_003 + epoch * len(self) + number) * 1_009 + self._rank
+            keys.append((seed, full.tensor_split(self._world_size)[self._rank]))
+        workers = 0 if isinstance(self._data, TensorDataset) else self._workers
+        own = torch.Generator()  # else it would draw from that of the run
+        for images, labels in DataLoader(self, batch_size=None, sampler=keys, num_workers=workers, generator=own):
+            pixels = images.to(self._device)
+            yield Batch(pixels if pixels.is_floating_point() else pixels / 255, labels.to(self._device))
+
+
+Batches = BatchLoader | OwnBatches
 
 
 class RunData(NamedTuple):
     """The data that a run trains on."""
 
     train: Batches
-    images: int
-    """Images that are trained on in an epoch."""
     validation: Batches | None
     labels: Tensor | None
     """The class of each training image, where it is known beforehand."""
     fingerprint: list[int]
-    """Numbers that change when the data do."""
-    class_names: tuple[str, ...] | None = None
+    """The size of each part, and a checksum of all tensors; they change when the data do."""
 
 
 def run_data(
@@ -132,6 +121,7 @@ def run_data(
     validation: OwnData | None = None,
     *,
     drop_last: bool = True,
+    workers: int = 0,
 ) -> RunData:
     """The batches of a data set, whose training images are changed as the recipe says.
 
@@ -142,55 +132,55 @@ def run_data(
         seed: The seed of all that is random.
         validation: Validation images, of any of these kinds but the first.
         drop_last: Whether to leave out the images of an epoch that do not fill a batch.
+        workers: Processes that read a torch ``Dataset`` ahead.
 
     Raises:
         InputError: The recipe does not go with the data.
     """
-    names = None
+    train, judged = _as_images(data), _as_images(validation)
+    parts: list[Any] = [each for each in (train, judged) if each is not None]
     if isinstance(data, Dataset):
-        names, fingerprint = data.class_names, data_fingerprint(data, recipe)
-        train: Any = data.train
-        validation = cropped(data, recipe).validation if validation is None else validation
-    else:
-        train, validation = (_as_images(each) for each in (data, validation))
-        fingerprint = _fingerprint([each for each in (train, validation) if each is not None])
+        seen = cropped(data, recipe)
+        train, judged = data.train, seen.validation if validation is None else judged
+        parts = [data.train, seen.validation, seen.test]
 
-    def batches(part: Any, size: int, shuffle: bool) -> Batches:
-        change = augmentation_of(recipe) if shuffle else None
+    def batches(part: Any, size: int, *, shuffle: bool) -> Batches:
+        change = augmentation_of(recipe) if shuffle else Augmentation()
+        how: dict[str, Any] = {"shuffle": shuffle, "drop_last": drop_last and shuffle, "seed": seed}
+        how |= {"device": fabric.device, "rank": fabric.global_rank, "world_size": fabric.world_size}
         if isinstance(part, ImageSet | PairSet):
-            place: dict[str, Any] = {"device": fabric.device, "rank": fabric.global_rank}
-            place |= {"world_size": fabric.world_size, "drop_last": drop_last and shuffle}
-            return BatchLoader(part, size, shuffle=shuffle, augmentation=change, seed=seed, **place)
-        if change is not None and change != Augmentation():
+            return BatchLoader(part, size, augmentation=change, **how)
+        if change != Augmentation():
             raise InputError("only images of uint8, (N, C, H, W), are changed at random; leave that to your own data")
-        return OwnBatches(part, size, shuffle=shuffle, drop_last=drop_last and shuffle, seed=seed, fabric=fabric)
+        return OwnBatches(part, size, workers=workers, **how)
 
-    if isinstance(train, ImageSet | PairSet):
-        labels = train.labels if isinstance(train, ImageSet) else None
-    else:
-        labels = train[1] if isinstance(train, tuple | list) else None
-    judged = None if validation is None else batches(validation, EVALUATION_BATCH, False)
-    trained = batches(train, recipe.batch_size, True)
-    images = min(len(trained) * recipe.batch_size, trained.num_images)
-    return RunData(trained, images, judged, labels, fingerprint, names)
+    known = train.labels if isinstance(train, ImageSet) else None
+    return RunData(
+        train=batches(train, recipe.batch_size, shuffle=True),
+        validation=None if judged is None else batches(judged, EVALUATION_BATCH, shuffle=False),
+        labels=train.tensors[1] if isinstance(train, TensorDataset) else known,
+        fingerprint=_fingerprint(parts),
+    )
 
 
 def _as_images(data: Any) -> Any:
-    """Images of uint8 and their labels as an `ImageSet`, which stays on the device; other data as they are."""
-    if isinstance(data, tuple | list) and len(data) == 2 and data[0].dtype == torch.uint8 and data[0].ndim == 4:
-        return ImageSet(*data)
-    return data
+    """Two tensors as an `ImageSet`, which stays on the device, or a ``TensorDataset``; other data as they are."""
+    if not isinstance(data, tuple | list):
+        return data
+    is_images = len(data) == 2 and data[0].dtype == torch.uint8 and data[0].ndim == 4
+    return ImageSet(*data) if is_images else TensorDataset(*data)
 
 
-def balanced_weights(labels: Tensor | None) -> list[float]:
-    """N / (J · N_j) for each class j, so that all classes count the same; a class without images has 1.
+def _fingerprint(parts: Sequence[Any]) -> list[int]:
+    checksum = 0
+    for tensor in (tensor for part in parts for tensor in getattr(part, "tensors", ())):
+        checksum = zlib.crc32(tensor.contiguous().cpu().numpy().data, checksum)
+    return [*map(len, parts), checksum]
 
-    Source: King, Zeng 2001, "Logistic regression in rare events data", and scikit-learn's ``class_weight``.
-    """
-    if labels is None or labels.ndim != 1:
-        raise InputError('class_weights="balanced" needs a label for each training image; give numbers instead')
-    counts = labels.bincount().tolist()
-    return [len(labels) / (len(counts) * count) if count else 1.0 for count in counts]
+
+def augmentation_of(recipe: Recipe) -> Augmentation:
+    """The random changes of training images, which a recipe holds as fields of its own."""
+    return Augmentation(**{field.name: getattr(recipe, field.name) for field in dataclasses.fields(Augmentation)})
 
 
 # ---- the data of a configuration
@@ -200,8 +190,8 @@ def load_run_data(config: TrainConfig) -> Dataset:
     """Load the data set of a run, its images whole; :func:`cropped` crops them.
 
     Raises:
-        InputError: As for :func:`torchcaps.datasets.load_dataset`; or the images do not fit the recipe's crop or the
-            number of objects that the network looks for, or do not show alone what it reconstructs.
+        InputError: As for :func:`torchcaps.datasets.load_dataset`; or the images do not fit the number of objects that
+            the network looks for, or do not show alone what it reconstructs.
     """
     recipe = config.recipe
     loaded = load_dataset(
@@ -215,33 +205,20 @@ def load_run_data(config: TrainConfig) -> Dataset:
         limit_test=recipe.limit_test,
         skip_damaged=config.skip_damaged,
     )
-    check_objects(loaded.name, loaded.num_objects, config)
+    objects, wanted = loaded.num_objects, config.model["objects"]
+    if objects != wanted:
+        raise InputError(
+            f"an image of {loaded.name} holds {objects} object{'s' * (objects > 1)}, but the network looks for "
+            f"{wanted}; set --objects {objects}, or take another preset or data set"
+        )
     sets = (loaded.train, loaded.validation, loaded.test)
     without_parts = any(isinstance(each, ImageSet) and each.parts is None for each in sets)
-    if loaded.num_objects > 1 and config.model.get("decoder") is not None and without_parts:
+    if objects > 1 and config.model.get("decoder") is not None and without_parts:
         raise InputError(
-            f"the images of {loaded.name} hold {loaded.num_objects} objects, but none of them alone, which the "
-            "network is to reconstruct; set --no-decoder"
+            f"the images of {loaded.name} hold {objects} objects, but none of them alone, which the network is to "
+            "reconstruct; set --no-decoder"
         )
-    cropped(loaded, recipe)
     return loaded
-
-
-def check_objects(data: str, objects: int, config: TrainConfig) -> None:
-    """Raise InputError unless the network looks for as many objects as an image of the data set ``data`` holds."""
-    wanted = config.model["objects"]
-    if objects == wanted:
-        return
-    ways = [f"set --objects {objects}"]
-    if objects > 1:
-        fit = [name for name in list_presets() if get_preset(name).network["objects"] == objects]
-        ways += [f"take a preset made for that ({', '.join(fit)})"] * bool(fit)
-    if wanted > 1:
-        ways += [f"give --data {info.spec}" for info in list_datasets() if info.num_objects == wanted]
-    raise InputError(
-        f"an image of {data} holds {objects} object{'s' * (objects > 1)}, but the network looks for {wanted}; "
-        f"{', or '.join(ways)}"
-    )
 
 
 def cropped(dataset: Dataset, recipe: Recipe) -> Dataset:
@@ -257,82 +234,3 @@ def cropped(dataset: Dataset, recipe: Recipe) -> Dataset:
     parts = (dataset.train, dataset.validation, dataset.test)
     train, validation, test = (center_crop(part, recipe.crop) for part in parts)
     return dataclasses.replace(dataset, train=train, validation=validation, test=test)
-
-
-def augmentation_of(recipe: Recipe) -> Augmentation:
-    """The random changes of training images, which a recipe holds as fields of its own."""
-    return Augmentation(**{field.name: getattr(recipe, field.name) for field in dataclasses.fields(Augmentation)})
-
-
-def data_fingerprint(dataset: Dataset, recipe: Recipe) -> list[int]:
-    """Numbers that change when the data of a run, here whole, do: sizes of the parts, and a checksum of all tensors."""
-    seen = cropped(dataset, recipe)
-    return _fingerprint([dataset.train, seen.validation, seen.test])
-
-
-def _fingerprint(parts: Sequence[Any]) -> list[int]:
-    """The size of each part, and a checksum of the tensors that they hold."""
-    checksum, sizes = 0, []
-    for part in parts:
-        tensors = part if isinstance(part, tuple | list) else getattr(part, "tensors", ())
-        for tensor in tensors:
-            checksum = zlib.crc32(tensor.contiguous().cpu().numpy().data, checksum)
-        sizes.append(len(part[0]) if isinstance(part, tuple | list) else len(part))
-    return [*sizes, checksum]
-
-
-# ---- few images
-
-
-def fit_recipe(config: TrainConfig, images: int) -> TrainConfig:
-    """The configuration with a recipe that suits so many training images, as far as ``config.fitted`` leaves it open.
-
-    A network learns by steps. The batch is halved, down to `LEAST_BATCH` images, until an epoch has `STEPS_AN_EPOCH`,
-    and the learning rate goes with the root of the batch; then there are as many epochs as make `LEAST_STEPS`. Where
-    the recipe has as many anyway, nothing changes.
-
-    Args:
-        config: The run.
-        images: How many images there are to train on.
-    """
-    recipe = config.recipe
-    batch, epochs, rate = recipe.batch_size, recipe.epochs, recipe.learning_rate
-    if "batch_size" in config.fitted:
-        while batch >= 2 * LEAST_BATCH and images < STEPS_AN_EPOCH * batch:
-            batch //= 2
-    if "learning_rate" in config.fitted:
-        rate *= math.sqrt(batch / recipe.batch_size)
-    if "epochs" in config.fitted:
-        epochs = max(epochs, math.ceil(LEAST_STEPS / max(images // batch, 1)))
-    fields = {"batch_size": batch, "epochs": epochs, "learning_rate": rate}
-    return dataclasses.replace(config, recipe=recipe.replace(fields), fitted=())
-
-
-def chance(images: ImageSet) -> float:
-    """The accuracy that a network must exceed to be better than one that gives every image the most frequent class.
-
-    It is that class's share p of the N images, and one standard error, √(p·(1 − p) / N).
-    """
-    share = float(images.labels.bincount().max()) / len(images)
-    return share + math.sqrt(share * (1 - share) / len(images))
-
-
-def warning_of_chance(judged: Evaluation, recipe: Recipe, preset: str, steps: int) -> str:
-    """A sentence that a network is no better than chance on the validation images, and what to try.
-
-    Args:
-        judged: The network on the validation images.
-        recipe: How it was trained.
-        preset: The preset of which it is.
-        steps: Steps an epoch.
-    """
-    another = "" if preset == FOR_FEW else f"the network {FOR_FEW}, which learns from few images, "
-    epochs = max(4 * recipe.epochs, math.ceil(LEAST_STEPS / steps))
-    given = judged.confusion.sum(0)
-    is_one = np.count_nonzero(given) == 1
-    what = f'takes every validation image for "{judged.class_names[given.argmax()]}"' if is_one else "guesses"
-    return (
-        f"the network has learned nothing: it {what}, {judged.accuracy:.1%} right, which is no better than chance. Try "
-        f"{another}more steps (--epochs {epochs}), a smaller --learning-rate ({recipe.learning_rate / 3:.1g}), or "
-        "more and clearer images of each class"
-    )

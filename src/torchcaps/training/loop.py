@@ -1,4 +1,4 @@
-"""The training loop, read from top to bottom: `fit`, and the epochs and batches of a `Trainer`.
+"""The training loop, read from top to bottom: `fit`, and the epochs, batches and steps of a `Trainer`.
 
 Everything random is a function of (seed, epoch, batch), and the learning rate of the step, so that a run that was
 stopped at any step goes on exactly as if it had not been.
@@ -6,69 +6,70 @@ stopped at any step goes on exactly as if it had not been.
 
 from __future__ import annotations
 
-import contextlib
+import csv
 import dataclasses
-import functools
+import io
 import math
-import operator
 import shlex
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning_fabric import Fabric
+import torch.nn.functional as F
+from jaxtyping import Float
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from torchcaps.analysis import Evaluation, evaluate_batches
+from torchcaps.datasets import Batch
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path, reading, write_text
 from torchcaps.models import Network
-from torchcaps.models.output import is_correct
-from torchcaps.models.pretrained import CONFIG, WEIGHTS
-from torchcaps.parts import describe, flat
+from torchcaps.models.output import Losses, is_correct
+from torchcaps.models.pretrained import WEIGHTS
+from torchcaps.parts import build, flat
 from torchcaps.plugins import loaded_plugins, plugin_options
-from torchcaps.training.checkpoint import (
+from torchcaps.training.data import Batches, RunData, run_data
+from torchcaps.training.devices import launch, peak_memory_mib
+from torchcaps.training.folder import (
+    BEST,
     CHECKPOINT,
-    SUMS,
-    ProgressState,
-    check_progress,
+    HOLDER,
+    METRICS,
     check_settings,
     lock_folder,
-    lock_on_main_process,
+    on_main_process,
     read_checkpoint,
     write_checkpoint,
 )
-from torchcaps.training.data import Batches, RunData, run_data
-from torchcaps.training.devices import launch, peak_memory_mib
 from torchcaps.training.progress import Progress, choose_progress, log_row, make_logger, noted_signals
 from torchcaps.training.recipe import Recipe, learning_rate
-from torchcaps.training.run import BEST, METRICS
-from torchcaps.training.step import Loss, TrainStep, forward
 
 if TYPE_CHECKING:
-    from lightning_fabric.loggers.logger import Logger
+    from lightning_fabric import Fabric
 
     from torchcaps.training.data import OwnData
 
-#: On a GPU, or with several processes, losses and signals are checked once in so many steps.
+Loss = Callable[[Any, Tensor], Tensor]
+"""The mean loss of images, from a network's output and the labels."""
+SUMS = ("loss", "classification_loss", "reconstruction_loss", "correct")
+"""The sums over the images of an epoch: losses times images, and the correctly classified images."""
 CHECK_EVERY = 32
-#: Seconds. A checkpoint younger than this is not replaced at an epoch's end: writing can take as long as a short epoch.
+"""On a GPU, or with several processes, losses and signals are checked once in so many steps."""
 YOUNG = 10.0
-#: Says that a checkpoint is due; smaller than the number of any signal that is handled.
+"""Seconds. A checkpoint younger than this is not replaced at an epoch's end: writing can take as long as an epoch."""
 OVERDUE = 1
+"""Says that a checkpoint is due; smaller than the number of any signal that is handled."""
 
 
 class Interrupted(Exception):  # noqa: N818  the user asked for it, so it is no error
-    """A signal stopped the run; its checkpoint is written.
+    """A signal stopped the run after ``step`` steps; its checkpoint is written.
 
-    Args:
-        out: The run folder.
-        step: How many steps are finished.
-        exit_code: 128 + the signal's number.
-        again: What goes on with it; ``torchcaps train --resume`` if None.
+    ``exit_code`` is 128 + the signal's number; ``again`` goes on with the run, ``torchcaps train --resume`` if None.
     """
 
     def __init__(self, out: Path, step: int, exit_code: int, again: str | None = None) -> None:
@@ -96,6 +97,7 @@ def fit(
     accelerator: str = "auto",
     devices: int = 1,
     precision: str = "auto",
+    workers: int = 0,
     progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
     """Train a network of one's own on data of one's own.
@@ -120,6 +122,7 @@ def fit(
         accelerator: ``"cpu"``, ``"cuda"``, ``"mps"``, or ``"auto"``.
         devices: Processes on this machine, one for each device.
         precision: ``"32"``, ``"bf16"`` or ``"auto"``, as in :class:`TrainConfig`.
+        workers: Processes that read a torch ``Dataset`` ahead; with any number of them the run has the same bits.
         progress: Shows the progress; a live display or plain lines if None.
 
     Returns:
@@ -137,117 +140,130 @@ def fit(
         >>> images, labels = torch.rand(64, 1, 28, 28), torch.arange(64) % 10
         >>> network = create_model("compact")
         >>> rows = fit(network, (images, labels), Recipe(epochs=1, batch_size=32), progress=Progress())
-        >>> rows[0]["step"]
-        2
+        >>> len(rows)
+        1
     """
-    recipe = Recipe() if recipe is None else recipe
+    recipe = recipe or Recipe()
     fabric = launch(accelerator, devices, precision=precision)
-    data = run_data(dataset, recipe, fabric, seed, validation, drop_last=fabric.world_size > 1)
-    shown = progress or choose_progress()
-    save = functools.partial(_save_weights, network)
-    if isinstance(network, Network) and _is_described(network):
-        save = functools.partial(network.save_files, class_names=data.class_names)
-    trainer = Trainer(fabric, network, data, recipe, save, seed=seed, loss=loss, progress=shown)
-    with contextlib.ExitStack() as held:
-        if out is not None:
-            trainer.enter(held.enter_context(lock_on_main_process(fabric, lock_folder(Path(out)))))
+    data = run_data(dataset, recipe, fabric, seed, validation, drop_last=fabric.world_size > 1, workers=workers)
+    save_files = partial(_save_files, network, getattr(dataset, "class_names", None))
+    with on_main_process(fabric, nullcontext() if out is None else lock_folder(Path(out))) as folder:
+        shown: dict[str, Any] = {"progress": progress or choose_progress(), "again": "the same call of fit"}
+        trainer = Trainer(fabric, network, data, recipe, folder, save_files, seed=seed, loss=loss, **shown)
         trainer.fit()
         trainer.take_best()
     return trainer.state.history
 
 
-def _is_described(network: Network) -> bool:
-    """Whether all parts of a network are registered, so that a file can bring it back."""
-    with contextlib.suppress(InputError):
-        return bool(describe(network))
-    return False
-
-
-def _save_weights(network: nn.Module, folder: Path) -> None:
-    """Write the weights of a module that no description could bring back."""
+def _save_files(network: nn.Module, class_names: Sequence[str] | None, folder: Path) -> None:
+    """Write the files of a network, or only the weights of a module that no description could bring back."""
+    if isinstance(network, Network):
+        with suppress(InputError):  # a part is not registered
+            network.save_files(folder, class_names=class_names)
+            return
+    as_stored = torch.contiguous_format
+    copies = {name: each.detach().cpu().clone(memory_format=as_stored) for name, each in network.state_dict().items()}
     with atomic_path(folder / WEIGHTS) as temporary:
-        temporary.write_bytes(save({name: each.detach().cpu().clone() for name, each in network.state_dict().items()}))
+        temporary.write_bytes(save(copies))
 
 
+@dataclass
+class ProgressState:
+    """The progress of a run: its place, and its results so far. A checkpoint holds it beside weights and moments."""
+
+    epoch: int = 0  # finished
+    batch: int = 0  # finished, of the running epoch
+    step: int = 0  # finished, in all
+    seconds: float = 0.0  # of training and validation, over all sittings
+    epoch_seconds: float = 0.0  # of the training steps of the running epoch
+    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))  # of it, over all processes
+    history: list[dict[str, Any]] = field(default_factory=list)  # the rows of metrics.csv
+    peak_memory_mib: float | None = None  # of a process, over all sittings up to the last checkpoint
+    commands: list[str] = field(default_factory=list)  # the one that started the run, and those that resumed it
+    commits: list[str | None] = field(default_factory=list)  # of the source tree at each of these starts
+
+    def best(self, select: str) -> dict[str, Any]:
+        """The row of the epoch that the validation images chose; without validation images the last one."""
+        if self.history[-1]["validation_loss"] is None:
+            return self.history[-1]
+        if select == "loss":
+            return min(self.history, key=lambda row: row["validation_loss"])
+        return max(self.history, key=lambda row: (row["validation_accuracy"], -row["validation_loss"]))
+
+    def end_epoch(self, row: dict[str, Any]) -> None:
+        """Add the row of the finished epoch, and begin the next one."""
+        self.history.append(row)
+        self.epoch, self.batch = self.epoch + 1, 0
+        self.epoch_seconds, self.sums = 0.0, dict.fromkeys(SUMS, 0.0)
+
+
+@dataclass(eq=False)
 class Trainer:
-    """The state of a run, and the loop over its epochs and batches.
+    """The state of a run, and the loop over its epochs, batches and steps.
 
-    Args:
-        fabric: Devices, precision and processes.
-        network: The network to train; it is brought to the device.
-        data: The batches.
-        recipe: How to train.
-        save: Writes the weights into a folder.
-        seed: The seed of what is random in a step, such as dropout.
-        loss: As for :func:`fit`.
-        progress: Shows the progress; of other processes than the first nothing is shown.
-        checkpoint_minutes: The longest time between two checkpoints.
+    Raises:
+        InputError: The recipe does not fit the data or the network; or the checkpoint is of another network, of other
+            data, or of a longer run.
     """
 
-    def __init__(
-        self,
-        fabric: Fabric,
-        network: nn.Module,
-        data: RunData,
-        recipe: Recipe,
-        save: Callable[[Path], None],
-        *,
-        seed: int = 0,
-        loss: Loss | None = None,
-        progress: Progress | None = None,
-        checkpoint_minutes: float = 5.0,
-    ) -> None:
-        if data.validation is None and (recipe.stop_at, recipe.patience) != (None, None):
+    fabric: Fabric
+    network: nn.Module
+    data: RunData
+    recipe: Recipe
+    out: Path | None = None
+    """The run folder, which this process has locked; the run goes on from a checkpoint in it. None writes nothing."""
+    save_files: Callable[[Path], None] = lambda _: None
+    """Writes the network's files into a folder."""
+    seed: int = field(default=0, kw_only=True)
+    """The seed of what is random in a step, such as dropout."""
+    loss: Loss | None = field(default=None, kw_only=True)
+    progress: Progress = field(default_factory=Progress, kw_only=True)
+    """Of other processes than the first nothing is shown."""
+    checkpoint_minutes: float = field(default=5.0, kw_only=True)
+    """The longest time between two checkpoints."""
+    again: str | None = field(default=None, kw_only=True)
+    """What goes on with the run when it was stopped; ``torchcaps train --resume`` if None."""
+
+    def __post_init__(self) -> None:
+        fabric, recipe, device = self.fabric, self.recipe, self.fabric.device
+        if self.data.validation is None and (recipe.stop_at, recipe.patience) != (None, None):
             raise InputError("stop_at and patience look at the accuracy of validation images, of which there are none")
-        self.fabric, self.network, self.data, self.recipe = fabric, network, data, recipe
-        self.save, self.loss, self.loader, self.state = save, loss, data.train, ProgressState()
-        self.progress = progress if progress is not None and fabric.is_global_zero else Progress()
-        self.step = TrainStep(fabric, network, recipe, seed=seed, loss=loss, labels=data.labels)
-        #: Steps between two checks of losses and signals, the same in all processes: 1 where a check takes no time.
-        self.look_every = 1 if fabric.world_size == 1 and fabric.device.type == "cpu" else CHECK_EVERY
-        self.out: Path | None = None
-        self.logger: Logger | None = None
-        self._place: tuple[int, int] | None = None
-        self._best: dict[str, Tensor] = {}
-        self._settings = flat(recipe.fields) | {"seed": seed}
-        self._seconds, self._last_save = 60 * checkpoint_minutes, time.monotonic()
-
-    def enter(self, out: Path) -> None:
-        """Write into a run folder, which this process has locked, and go on from its checkpoint if there is one.
-
-        Raises:
-            InputError: The checkpoint is of another network, of other data, or of a longer run.
-        """
-        self.out, self._place, path = out, _place_of(out), out / CHECKPOINT
-        if self.recipe.logger is not None and self.fabric.is_global_zero:
-            self.logger = make_logger(self.recipe.logger, out)
-        if not path.exists():
-            return
-        checkpoint = read_checkpoint(path)
-        if checkpoint["settings"]:
-            check_settings(checkpoint["settings"], self._settings, out)
-        if checkpoint["data"] != self.data.fingerprint:
-            raise InputError(
-                f"the images are not those that the run in {out} was trained on; it goes on with the same ones only"
-            )
-        with reading(path, "checkpoint of this run"):
-            self.step.restore(checkpoint["model"], checkpoint["optimizer"])
-            self.state = ProgressState(**checkpoint["progress"])
-        check_progress(self.state, len(self.loader), self.recipe.epochs)
-        if self.logger is not None and self.recipe.logger == "csv":  # which begins its file anew
-            for row in self.state.history:
-                log_row(self.logger, row)
-        if self.fabric.is_global_zero:  # the sums of all processes are added
-            self.step.sums.restore([self.state.sums[name] for name in SUMS])
+        if not fabric.is_global_zero:
+            self.progress = Progress()
+        self.state = ProgressState()
+        self.steps = len(self.data.train)
+        """Steps an epoch."""
+        self.look_every = 1 if fabric.world_size == 1 and device.type == "cpu" else CHECK_EVERY
+        """Steps between two checks of losses and signals, the same in all processes: 1 where a check takes no time."""
+        widest = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
+        self.sums: Float[Tensor, "4"] = torch.zeros(len(SUMS), dtype=widest, device=device)
+        """The `SUMS` of the epoch so far, of this process; NaN or infinite as soon as a loss was."""
+        self.last_loss: Float[Tensor, ""] = self.sums[0]
+        self._weights = _class_weights(recipe, self.network, self.data.labels, device)
+        # on CPU and CUDA no other generator than the device's is seeded, to save time
+        seeders = {"cpu": torch.default_generator.manual_seed, "cuda": torch.cuda.manual_seed}
+        self._seed_device: Callable[[int], object] = seeders.get(device.type, torch.manual_seed)
+        self.network.to(device)  # before the optimizer looks where its parameters are
+        model: Any = torch.compile(self.network) if recipe.compile else self.network
+        rate: float = recipe.learning_rate
+        optimizer = build("optimizer", recipe.optimizer, params=self.network.parameters(), learning_rate=rate)
+        self.model, self.optimizer = fabric.setup(model, optimizer)
+        self._settings, self._best = flat(recipe.fields) | {"seed": self.seed}, dict[str, Tensor]()
+        self._last_save = self._since = time.monotonic()
+        self.logger = None
+        if self.out is not None:
+            if recipe.logger is not None and fabric.is_global_zero:
+                self.logger = make_logger(recipe.logger, self.out)
+            if (self.out / CHECKPOINT).exists():
+                self._restore(self.out)
 
     def fit(self) -> None:
         """Train until the last epoch is done."""
-        state, recipe = self.state, self.recipe
-        if state.history:  # a killed process may have written the checkpoint, but not the files that follow from it
-            self._publish()
-        self.progress.network(self.network)
-        self.progress.start(epochs=recipe.epochs, steps_per_epoch=len(self.loader), done=state.step)
-        with contextlib.ExitStack() as stack:
+        with ExitStack() as stack:
+            if self.state.history:  # a killed process may have written only the checkpoint of an epoch
+                self._publish()
+            self.progress.network(self.network)
+            self.progress.start(epochs=self.recipe.epochs, steps_per_epoch=self.steps, done=self.state.step)
             stack.callback(self.progress.stop)
             if self.logger is not None:
                 stack.callback(self.logger.finalize, "success")
@@ -256,60 +272,70 @@ class Trainer:
                 self.train_epoch(stop)
                 self._end_epoch(stop)
 
-    def train_epoch(self, stop: list[int]) -> None:
+    def train_epoch(self, stop: Sequence[int] = ()) -> None:
         """Make the steps of an epoch; ``stop`` has the number of a signal as soon as one has come."""
-        state, recipe = self.state, self.recipe
+        state = self.state
         self.network.train()
-        begin, first = time.monotonic(), state.batch
-        for batch in self.loader.batches(state.epoch, start=state.batch):
-            self.step(batch, state.step, learning_rate(recipe, state.step, len(self.loader)))
+        self._since = time.monotonic()
+        for batch in self.data.train.batches(state.epoch, start=state.batch):
+            self.step(batch)
             state.batch += 1
-            state.step += 1
-            if state.step % self.look_every:
-                continue
-            self._sums()
-            self.progress.step(
-                epoch=state.epoch + 1,
-                step=state.step,
-                images_per_second=(state.batch - first) * recipe.batch_size / (time.monotonic() - begin),
-                loss=float(self.step.sums.last_loss),
-            )
-            if state.batch == len(self.loader):
-                continue  # a finished epoch is ended first, so that it counts
-            if call := self._calls(stop, self._seconds):
-                begin, first = self._note_sums(begin), state.batch
-                self._check_weights()
-                self.save_checkpoint()
-                self._raise_if_stopped(call)
-        self._note_sums(begin)
+            if state.step % self.look_every == 0 or state.batch == self.steps:
+                self._look()
+                rate = state.batch * self.recipe.batch_size / state.epoch_seconds
+                loss = float(self.last_loss)
+                self.progress.step(epoch=state.epoch + 1, step=state.step, images_per_second=rate, loss=loss)
+                if state.batch < self.steps and (call := self._calls(stop, 60 * self.checkpoint_minutes)):
+                    self.save_checkpoint()
+                    self._raise_if_stopped(call)
+                    self._since = time.monotonic()
 
-    def _end_epoch(self, stop: list[int]) -> None:
+    def step(self, batch: Batch) -> None:
+        """Forward, loss, backward, and a step of the optimizer. The host waits for no result."""
+        state, recipe, images = self.state, self.recipe, len(batch.labels)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(recipe, state.step, self.steps)
+        # all randomness is a function of the step, so that a checkpoint need not hold any
+        self._seed_device((self.seed * 1_000_003 + state.step) * 1_009 + self.fabric.global_rank)
+        weights = None if self._weights is None else self._weights[batch.labels]
+        scores, losses = forward(self.network, self.model, batch, self.loss, weights)
+        self.fabric.backward(losses.total)
+        if (largest := recipe.max_gradient_norm) is not None:  # what is not finite is said with the loss
+            self.fabric.clip_gradients(self.model, self.optimizer, max_norm=largest, error_if_nonfinite=False)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        state.step += 1
+
+        reconstruction = torch.zeros_like(losses.total) if losses.reconstruction is None else losses.reconstruction
+        means = torch.stack([losses.total, losses.classification, reconstruction]).detach().to(self.sums.dtype)
+        self.sums[:3].add_(means * images)
+        self.sums[3].add_(is_correct(scores.detach(), batch.labels).sum())
+        self.last_loss = means[0]
+
+    def _end_epoch(self, stop: Sequence[int]) -> None:
         """Validate, and write checkpoint, best weights and metrics."""
         self._check_weights()
         state, begin = self.state, time.monotonic()
-        judged = None if self.data.validation is None else self.judge(self.network, self.data.validation)
+        loss, accuracy = (None, None) if self.data.validation is None else self.judge(self.data.validation)
         state.seconds += time.monotonic() - begin
-        if judged is not None and not math.isfinite(judged.loss):
-            raise self._diverged("the loss of the validation images is NaN or infinite after", state.step - 1)
-        images = self.data.images
-        means = {name: total / images for name, total in state.sums.items()}
+        images = min(self.steps * self.recipe.batch_size, self.data.train.num_images)
         has_decoder = getattr(self.network, "decoder", None) is not None
         row = {
             "epoch": state.epoch + 1,
             "step": state.step,
             "seconds": round(state.seconds, 3),
             "images_per_second": round(images / state.epoch_seconds, 1),
-            "learning_rate": learning_rate(self.recipe, state.step - 1, len(self.loader)),
-            "train_loss": means["loss"],
-            "train_classification_loss": means["classification_loss"],
-            "train_reconstruction_loss": means["reconstruction_loss"] if has_decoder else None,
-            "train_accuracy": means["correct"],
-            "validation_loss": None if judged is None else judged.loss,
-            "validation_accuracy": None if judged is None else judged.accuracy,
+            "learning_rate": learning_rate(self.recipe, state.step - 1, self.steps),
+            "train_loss": state.sums["loss"] / images,
+            "train_classification_loss": state.sums["classification_loss"] / images,
+            "train_reconstruction_loss": state.sums["reconstruction_loss"] / images if has_decoder else None,
+            "train_accuracy": state.sums["correct"] / images,
+            "validation_loss": loss,
+            "validation_accuracy": accuracy,
         }
         state.end_epoch(row)
-        self.step.sums.restore()
-        call = self._calls(stop, min(YOUNG, self._seconds))
+        self.sums.zero_()
+        call = self._calls(stop, min(YOUNG, 60 * self.checkpoint_minutes))
         if call or self.is_best or self.is_done:
             self.save_checkpoint()
         self._publish()
@@ -317,6 +343,25 @@ class Trainer:
             log_row(self.logger, row)
         self.progress.epoch(row | {"improved": self.is_best})
         self._raise_if_stopped(call)
+
+    def judge(self, batches: Batches) -> tuple[float, float]:
+        """Mean loss and accuracy in float32: each process takes its share of the images, and every image counts once.
+
+        Raises:
+            Diverged: The loss is NaN or infinite.
+        """
+        sums = torch.zeros(3, dtype=self.sums.dtype, device=self.fabric.device)
+        self.network.eval()
+        with torch.no_grad():
+            for batch in batches.batches(0):
+                if images := len(batch.labels):  # none in a share of a small last batch
+                    scores, losses = forward(self.network, self.network, batch, self.loss)
+                    right = is_correct(scores, batch.labels).sum()
+                    sums += torch.stack([losses.total * images, right, torch.full_like(right, images)])
+        loss, correct, images = self._over_processes(sums, "sum").tolist()
+        if not math.isfinite(loss):
+            raise self._diverged("the loss of the validation images is NaN or infinite after")
+        return loss / images, correct / images
 
     @property
     def is_done(self) -> bool:
@@ -331,22 +376,70 @@ class Trainer:
     @property
     def is_best(self) -> bool:
         """Whether the weights are those of the best epoch so far."""
-        state = self.state
-        return state.batch == 0 and state.best(self.recipe.select) is state.history[-1]
+        return self.state.batch == 0 and self.state.best(self.recipe.select) is self.state.history[-1]
+
+    # ---- what is written, and read again
+
+    def save_checkpoint(self) -> None:
+        """Write ``last.ckpt``, whole or not at all. All processes must call it."""
+        self._check_weights()
+        self.note_peak_memory()
+        if self.out is not None and self.fabric.is_global_zero:
+            self.check_folder()
+            contents = {"model": self.network.state_dict(), "optimizer": self.optimizer.state_dict()}
+            contents |= {"progress": dataclasses.asdict(self.state), "data": self.data.fingerprint}
+            write_checkpoint(self.out / CHECKPOINT, contents | {"settings": self._settings})
+        self.fabric.barrier()  # no process goes on before the checkpoint is whole
+        self._last_save = time.monotonic()
+
+    def _restore(self, out: Path) -> None:
+        """Go on from the checkpoint in a folder."""
+        checkpoint, epochs = read_checkpoint(out / CHECKPOINT), self.recipe.epochs
+        check_settings(checkpoint["settings"], self._settings, out)
+        if checkpoint["data"] != self.data.fingerprint:
+            raise InputError(
+                f"the images are not those that the run in {out} was trained on; it goes on with the same ones only"
+            )
+        with reading(out / CHECKPOINT, "checkpoint of this run"):
+            self.state = state = ProgressState(**checkpoint["progress"])
+            self.network.load_state_dict(checkpoint["model"])
+            own = self.optimizer.state_dict()["param_groups"]  # the settings of this device
+            self.optimizer.load_state_dict({"state": checkpoint["optimizer"]["state"], "param_groups": own})
+            if state.batch >= self.steps or state.step != state.epoch * self.steps + state.batch:
+                raise InputError(f"its epochs have not the {self.steps} steps of this run's")
+        if epochs * self.steps < state.step:
+            raise InputError(
+                f"the run has finished {state.epoch} epochs and {state.batch} steps already; it cannot go on to the "
+                f"end of epoch {epochs}"
+            )
+        if self.logger is not None and self.recipe.logger == "csv":  # which begins its file anew
+            for row in state.history:
+                log_row(self.logger, row)
+        if self.fabric.is_global_zero:  # the sums of all processes are added
+            self.sums.copy_(torch.tensor([state.sums[name] for name in SUMS], dtype=self.sums.dtype))
 
     def _publish(self) -> None:
         """Write the metrics, and the network's weights while they are the best ones; both follow from the checkpoint.
 
         So a process that is killed at any time leaves the best weights in the checkpoint or in the run folder.
         """
-        if self.out is None and self.is_best and self.data.validation is not None:
-            self._best = {name: each.detach().clone() for name, each in self.network.state_dict().items()}
-        if self.out is None or not self.fabric.is_global_zero:
-            return
-        self.check_folder()
-        if self.is_best:
-            self.save(self.out / BEST)
-        write_text(self.out / METRICS, self.state.metrics())
+        if self.out is None:
+            if self.is_best and self.data.validation is not None:
+                self._best = {name: each.detach().clone() for name, each in self.network.state_dict().items()}
+        elif self.fabric.is_global_zero:
+            self.check_folder()
+            if self.is_best:
+                self.save_files(self.out / BEST)
+            text = io.StringIO()
+            writer = csv.DictWriter(text, fieldnames=list(self.state.history[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(self.state.history)
+            write_text(self.out / METRICS, text.getvalue())
+
+    def note_peak_memory(self) -> None:
+        """Remember the peak memory of this sitting's process."""
+        known = (self.state.peak_memory_mib, peak_memory_mib(self.fabric.device))
+        self.state.peak_memory_mib = max((each for each in known if each is not None), default=None)
 
     def take_best(self) -> None:
         """Give the network the weights of the best epoch."""
@@ -358,25 +451,15 @@ class Trainer:
             self.network.load_state_dict(self._best)
         self.network.eval()
 
-    def save_checkpoint(self) -> None:
-        """Write ``last.ckpt``, whole or not at all; the caller has checked the weights. All processes must call it."""
-        self.state.note_peak(peak_memory_mib(self.fabric.device))
-        if self.out is not None and self.fabric.is_global_zero:
-            self.check_folder()
-            state = {"model": self.network.state_dict(), "optimizer": self.step.optimizer.state_dict()}
-            state |= {"progress": dataclasses.asdict(self.state), "data": self.data.fingerprint}
-            state |= {"settings": self._settings}
-            write_checkpoint(self.out / CHECKPOINT, state)
-        self.fabric.barrier()  # no process goes on before the checkpoint is whole
-        self._last_save = time.monotonic()
-
     def check_folder(self) -> None:
-        """Raise InputError if the run folder is no longer where it was when the run began."""
-        if self.out is not None and _place_of(self.out) != self._place:
+        """Raise InputError if the run folder, which this process has locked, is no longer where it was."""
+        if self.out is not None and not (self.out / HOLDER).exists():
             raise InputError(
                 f"the run folder {self.out} was moved or removed while the run wrote to it; where it was moved to, go "
                 "on with it by torchcaps train --resume"
             )
+
+    # ---- looks at signals, losses and weights
 
     def _calls(self, stop: Sequence[int], seconds: float) -> int:
         """The reason for a checkpoint: a stop signal's number, OVERDUE after so many seconds without one, or 0.
@@ -384,72 +467,27 @@ class Trainer:
         All processes get the same answer, also if a signal has reached only some of them.
         """
         overdue = self.out is not None and time.monotonic() - self._last_save > seconds
-        own = stop[0] if stop else OVERDUE * overdue
-        return int(self._over_processes(torch.tensor(own), "max"))
+        return int(self._over_processes(torch.tensor(stop[0] if stop else OVERDUE * overdue), "max"))
 
     def _raise_if_stopped(self, call: int) -> None:
         if call > OVERDUE:
             assert self.out is not None
-            again = None if (self.out / CONFIG).exists() else "the same call of fit"
-            raise Interrupted(self.out, self.state.step, 128 + call, again)
+            raise Interrupted(self.out, self.state.step, 128 + call, self.again)
 
-    def _note_sums(self, begin: float) -> float:
-        """Note the sums of the epoch so far and the time since ``begin``; return the new beginning."""
-        sums = self._sums()
-        now, state = time.monotonic(), self.state
-        state.sums = dict(zip(SUMS, sums, strict=True))
-        state.seconds += now - begin
-        state.epoch_seconds += now - begin
-        return now
-
-    def _sums(self) -> list[float]:
-        """The sums of the epoch over all processes; all of them raise Diverged if a loss of one is NaN or infinite."""
-        sums: list[float] = self._over_processes(self.step.sums.values, "sum").tolist()
+    def _look(self) -> None:
+        """Note the sums and the time of the epoch so far; all processes raise Diverged if a loss is not finite."""
+        sums, now, state = self._over_processes(self.sums, "sum").tolist(), time.monotonic(), self.state
         if not all(map(math.isfinite, sums)):
-            raise self._diverged("the loss became NaN or infinite by", self.state.step - 1)
-        return sums
+            raise self._diverged("the loss became NaN or infinite by")
+        state.sums = dict(zip(SUMS, sums, strict=True))
+        state.seconds += now - self._since
+        state.epoch_seconds += now - self._since
+        self._since = now
 
     def _check_weights(self) -> None:
         """Raise Diverged if the weights are not finite, as an update may ruin them after a good loss."""
         if not torch.stack([p.isfinite().all() for p in self.network.parameters()]).all():
-            raise self._diverged("the weights became NaN or infinite by", self.state.step - 1)
-
-    def _diverged(self, what: str, step: int) -> Diverged:
-        """The error, with the place of the step, and settings to try."""
-        modules = list(self.network.modules())
-        to_try = [f"a smaller --learning-rate (now {learning_rate(self.recipe, step, len(self.loader)):.2g})"]
-        to_try += ["a smaller --weight-std"] * any(hasattr(each, "weight_std") for each in modules)
-        to_try += ["--precision 32"] * ("bf16" in self.fabric._precision.precision)
-        of_ones_own = {type(m).__name__ for m in modules if not type(m).__module__.startswith(("torch.", "torchcaps."))}
-        if of_ones_own:
-            to_try.append(f"to mend what is not finite in {' and '.join(sorted(of_ones_own))}")
-        kept = f"there was no checkpoint yet in {self.out}"
-        if self.out is not None and (self.out / CHECKPOINT).exists():
-            kept = f"{self.out} keeps the last good checkpoint"
-        batches = len(self.loader)
-        return Diverged(
-            f"{what} step {step + 1} (epoch {step // batches + 1}, batch {step % batches + 1} of {batches}); try "
-            f"{' or '.join(to_try)}" + (f"; {kept}" if self.out is not None else "")
-        )
-
-    def judge(self, network: nn.Module, batches: Batches) -> Evaluation | Judged:
-        """Evaluate a network in float32; each process takes its share of the images, and every image counts once."""
-        processes = self.fabric.world_size
-        if isinstance(network, Network):
-            share = evaluate_batches(network, batches.batches(0), class_names=self.data.class_names)
-            shares = [share] * processes
-            if processes > 1:
-                torch.distributed.all_gather_object(shares, share)
-            return functools.reduce(operator.add, shares)
-        sums = torch.zeros(3, dtype=self.step.sums.values.dtype, device=self.fabric.device)
-        network.eval()
-        with torch.no_grad():
-            for batch in batches.batches(0):
-                scores, losses = forward(network, network, batch, self.loss)
-                right, images = is_correct(scores, batch.labels).sum(), len(batch.labels)
-                sums += torch.stack([losses.total * images, right, torch.full_like(right, images)])
-        loss, correct, images = self._over_processes(sums, "sum").tolist()
-        return Judged(loss / images, correct / images)
+            raise self._diverged("the weights became NaN or infinite by")
 
     def _over_processes(self, own: Tensor, reduction: str) -> Tensor:
         """The elementwise sum or maximum over all processes, the same in all of them."""
@@ -459,17 +497,74 @@ class Trainer:
         assert isinstance(reduced, Tensor)
         return reduced
 
+    def _diverged(self, what: str) -> Diverged:
+        """The error, with the place of the last step, and settings to try."""
+        (epoch, batch), modules = divmod(self.state.step - 1, self.steps), list(self.network.modules())
+        to_try = [f"a smaller --learning-rate (now {learning_rate(self.recipe, self.state.step - 1, self.steps):.2g})"]
+        to_try += ["a smaller --weight-std"] * any(hasattr(each, "weight_std") for each in modules)
+        to_try += ["--precision 32"] * ("bf16" in self.fabric._precision.precision)
+        of_ones_own = {type(m).__name__ for m in modules if not type(m).__module__.startswith(("torch.", "torchcaps."))}
+        if of_ones_own:
+            to_try.append(f"to mend what is not finite in {' and '.join(sorted(of_ones_own))}")
+        words = f"{what} step {self.state.step} (epoch {epoch + 1}, batch {batch + 1} of {self.steps}); try "
+        words += " or ".join(to_try)
+        if self.out is not None and (self.out / CHECKPOINT).exists():
+            words += f"; {self.out} keeps the last good checkpoint"
+        elif self.out is not None:
+            words += f"; there was no checkpoint yet in {self.out}"
+        return Diverged(words)
 
-class Judged(NamedTuple):
-    """How good a module of one's own is on the validation images."""
 
-    loss: float
-    accuracy: float
+# ---- a batch
 
 
-def _place_of(folder: Path) -> tuple[int, int] | None:
-    """The device and number of a folder, which it keeps while it stays where it is; None if there is none."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        found = folder.stat()
-        return found.st_dev, found.st_ino
-    return None
+def forward(
+    network: nn.Module, model: nn.Module, batch: Batch, loss: Loss | None, weights: Tensor | None = None
+) -> tuple[Float[Tensor, "B J"], Losses]:
+    """The scores and the losses of a batch; ``model`` is the network as it is set up for its device and precision.
+
+    Each image counts in the gradient by its weight; the losses themselves stay those of the batch.
+    """
+    images, labels, parts = batch
+    is_ours = hasattr(network, "decoder_targets")
+    output = model(images, network.decoder_targets(labels)) if is_ours else model(images)  # type: ignore[operator]
+    output = output if weights is None else _weighted(output, weights)
+    if is_ours:
+        return output.scores, network.loss(output, images if parts is None else parts, labels)  # type: ignore[operator]
+    scores = output if isinstance(output, Tensor) else output.scores
+    total = F.cross_entropy(scores, labels) if loss is None else loss(output, labels)
+    return scores, Losses(total, total)
+
+
+def _weighted(output: Any, weights: Float[Tensor, "B"]) -> Any:
+    """The same output, in whose gradient each image counts by its weight."""
+    if isinstance(output, tuple):
+        made: Any = type(output)
+        return made(*(None if each is None else _weighted(each, weights) for each in output))
+    view = output.view_as(output)
+    if view.requires_grad:
+        view.register_hook(lambda gradient: gradient * weights.reshape(-1, *[1] * (gradient.ndim - 1)))
+    return view
+
+
+def _class_weights(
+    recipe: Recipe, network: nn.Module, labels: Tensor | None, device: torch.device
+) -> Float[Tensor, "J"] | None:
+    """How much each class counts. Balanced: N / (J · N_j), so that all count the same; a class without images has 1.
+
+    Source: King, Zeng 2001, "Logistic regression in rare events data", and scikit-learn's ``class_weight``.
+    """
+    weights: Any = recipe.class_weights
+    if weights is None:
+        return None
+    classes = getattr(network, "num_classes", len(weights))
+    if weights == "balanced":
+        if labels is None or labels.ndim != 1:
+            raise InputError('class_weights="balanced" needs a label for each training image; give numbers instead')
+        counts = labels.bincount().tolist()
+        weights = [len(labels) / (len(counts) * count) if count else 1.0 for count in counts]
+    elif len(weights) != classes or getattr(network, "objects", 1) > 1:
+        raise InputError(
+            f"class_weights must be {classes} numbers, one for each class, of images of one object, got {len(weights)}"
+        )
+    return torch.tensor(weights, device=device)

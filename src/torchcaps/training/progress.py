@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import inspect
 import signal
 import sys
@@ -14,17 +14,17 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.errors import InputError, install
+from torchcaps.errors import InputError, install, reason_of
 
 if TYPE_CHECKING:
     from lightning_fabric.loggers.logger import Logger
     from torch import nn
 
-#: Loggers of Fabric by the names that a recipe takes.
 LOGGERS = {
     "csv": "lightning_fabric.loggers.CSVLogger",
     "tensorboard": "lightning_fabric.loggers.TensorBoardLogger",
 }
+"""Fabric's own loggers by the names that a recipe takes."""
 
 
 class Progress:
@@ -56,15 +56,10 @@ class Progress:
 
 
 class PlainProgress(Progress):
-    """Prints a line an epoch, and one every half minute between, for logs and pipes.
-
-    Args:
-        interval: Shortest time between two lines within an epoch, seconds.
-    """
+    """Prints a line an epoch, and one every half minute (``interval``, seconds) between, for logs and pipes."""
 
     def __init__(self, interval: float = 30.0) -> None:
-        self.interval = interval
-        self._last = time.monotonic()
+        self.interval, self._last = interval, time.monotonic()
 
     def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:  # noqa: ARG002  the call all share
         """Remember the totals."""
@@ -72,18 +67,19 @@ class PlainProgress(Progress):
 
     def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
         """Print a line if the last one is old enough."""
-        if time.monotonic() - self._last < self.interval:
-            return
-        self._last = time.monotonic()
-        self.message(
-            f"epoch {epoch}/{self._epochs}  step {step}/{self._total}  {images_per_second:.0f} images/s  "
-            f"loss {loss:.4f}"
-        )
+        if time.monotonic() - self._last >= self.interval:
+            self._last, place = time.monotonic(), f"epoch {epoch}/{self._epochs}  step {step}/{self._total}"
+            self.message(f"{place}  {images_per_second:.0f} images/s  loss {loss:.4f}")
 
     def epoch(self, row: Mapping[str, Any]) -> None:
         """Print a line."""
-        self._last = time.monotonic()
-        self.message(f"epoch {row['epoch']}/{self._epochs}  {describe(row)}")
+        self._last, judged = time.monotonic(), ""
+        if row["validation_loss"] is not None:
+            judged = f"validation {row['validation_accuracy']:.2%} (loss {row['validation_loss']:.4f})  "
+        self.message(
+            f"epoch {row['epoch']}/{self._epochs}  loss {row['train_loss']:.4f}  train {row['train_accuracy']:.2%}  "
+            f"{judged}{row['images_per_second']:.0f} images/s{'  (improved)' if row.get('improved') else ''}"
+        )
 
     def message(self, text: str) -> None:
         """Print a line, without buffering."""
@@ -108,9 +104,8 @@ class TerminalProgress(PlainProgress):
     def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:
         """Show the bar."""
         super().start(epochs=epochs, steps_per_epoch=steps_per_epoch, done=done)
-        self._task = self._bar.add_task(
-            "", total=self._total, completed=done, epoch=1, epochs=epochs, rate=0.0, loss="–"
-        )
+        first: dict[str, Any] = {"epoch": 1, "epochs": epochs, "rate": 0.0, "loss": "–"}
+        self._task = self._bar.add_task("", total=self._total, completed=done, **first)
         self._bar.start()
 
     def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
@@ -139,38 +134,25 @@ def duration(seconds: float) -> str:
     return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{whole} s"
 
 
-def describe(row: Mapping[str, Any]) -> str:
-    """An epoch's metrics in words, and whether it is better than all epochs before it."""
-    judged = ""
-    if row["validation_loss"] is not None:
-        judged = f"validation {row['validation_accuracy']:.2%} (loss {row['validation_loss']:.4f})  "
-    return (
-        f"loss {row['train_loss']:.4f}  train {row['train_accuracy']:.2%}  {judged}"
-        f"{row['images_per_second']:.0f} images/s{'  (improved)' if row.get('improved') else ''}"
-    )
+def make_logger(name: str, out: Path) -> Logger:
+    """A logger of a run folder, which it is given as ``root_dir`` or ``save_dir``.
 
-
-def find_logger(name: str) -> type[Logger]:
-    """The class of a logger: ``csv``, ``tensorboard``, or any of Lightning's by ``PACKAGE.CLASS``.
+    Args:
+        name: ``csv``, ``tensorboard``, or any of Lightning's by ``PACKAGE.CLASS``.
+        out: The run folder.
 
     Raises:
         InputError: There is no such class, or its package is not installed.
     """
+    options = {"root_dir": out, "save_dir": out} | ({"name": name, "version": ""} if name in LOGGERS else {})
     module, _, cls = LOGGERS.get(name, name).rpartition(".")
-    if name == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
-        raise InputError(f"the logger tensorboard needs the package tensorboard: {install('tensorboard')}")
     try:
-        found: type[Logger] = getattr(importlib.import_module(module), cls)
+        kind: type[Logger] = getattr(importlib.import_module(module), cls)
+        return kind(**{key: each for key, each in options.items() if key in inspect.signature(kind).parameters})
     except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"logger must be csv, tensorboard or PACKAGE.CLASS, got {name!r}: {error}") from None
-    return found
-
-
-def make_logger(name: str, out: Path) -> Logger:
-    """The logger that a recipe names, which is called with the run folder as ``root_dir`` or ``save_dir``."""
-    kind = find_logger(name)
-    options = {"root_dir": out, "name": name, "version": ""} if name in LOGGERS else {"root_dir": out, "save_dir": out}
-    return kind(**{key: each for key, each in options.items() if key in inspect.signature(kind).parameters})
+        needed = f"; {install('tensorboard')}" if name == "tensorboard" else ""
+        words = f"logger must be csv, tensorboard or PACKAGE.CLASS, got {name!r}"
+        raise InputError(f"{words}: {reason_of(error)}{needed}") from None
 
 
 def log_row(logger: Logger, row: Mapping[str, Any]) -> None:
@@ -200,10 +182,7 @@ def noted_signals(react: Callable[[], object] | None = None) -> Iterator[list[in
 
     def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  the signature signal handlers have
         received.append(number)
-        if react is None:
-            put_back()
-        else:
-            react()
+        put_back() if react is None else react()
 
     try:
         for each in (signal.SIGINT, signal.SIGTERM):

@@ -133,10 +133,9 @@ class Recipe(Settings):
     epochs: Count = 20
     """Passes over the training images."""
     stop_at: Share | None = None
-    """Stop at this validation accuracy, a share: training ends with the first epoch that reaches it; only with the last
-    epoch if none is given."""
+    """Stop at this validation accuracy, a share: training ends with the first epoch that reaches it."""
     patience: Count | None = None
-    """Stop after so many epochs without a better one; only with the last epoch if none is given."""
+    """Stop after so many epochs without a better one."""
     batch_size: Count = 128
     """Images in each step, over all devices."""
     learning_rate: PositiveFactor = 1e-3
@@ -149,8 +148,7 @@ class Recipe(Settings):
     """How much each class counts: in the gradient of an image, one number for each class, 1 the usual one; or
     "balanced", N / (J · images of the class), so that rare classes count as much as frequent ones."""
     schedule: Literal["constant", "decay-by-step", "decay-by-epoch", "one-cycle"] = "constant"
-    """How the learning rate changes: constant; times decay^(step/decay_steps); times decay each epoch; or up to the
-    peak and down to zero, once."""
+    """How the learning rate changes: constant; times decay^(step/decay_steps); times decay each epoch; up and down."""
     decay: ShareAboveZero = 0.96
     """Factor of the decaying schedules."""
     decay_steps: Count = 2000
@@ -160,16 +158,13 @@ class Recipe(Settings):
     max_shift: Annotated[int, Range(0, 4096, whole=True)] = 0
     """Largest shift of training images, pixels: in each direction, at random."""
     crop: Pixels | None = None
-    """Cut squares of this many pixels: at random places in training, else at the centre; whole images if none is
-    given."""
+    """Cut squares of this many pixels: at random places in training, else at the centre."""
     flip: bool = False
     """Mirror half of the training images left to right."""
     brightness: Share = 0.0
-    """Largest change of brightness: the pixels (0..1) of each training image are made brighter or darker by at most
-    this."""
+    """Largest change of brightness: at most this is added to the pixels (0..1) of a training image."""
     contrast: Share = 0.0
-    """Largest change of contrast: that of each training image is multiplied by a factor between 1 − this and 1 +
-    this, about the mean of each channel."""
+    """Largest change of contrast: a factor between 1 − this and 1 + this, about the mean of each channel."""
     max_rotation: Degrees = 0.0
     """Largest rotation of training images, degrees: in either direction, at random."""
     max_scaling: ShareBelowOne = 0.0
@@ -180,10 +175,9 @@ class Recipe(Settings):
     select: Literal["accuracy", "loss"] = "accuracy"
     """What chooses the best epoch: on the validation images (the loss breaks ties of the accuracy)."""
     validation_size: Count | None = None
-    """Images kept from training for validation: they choose the best epoch; the data set's default if none is given."""
+    """Images kept from training for validation: they choose the best epoch."""
     validation: ValidationSplit = "random"
-    """Which images these are: a random choice with each class's share, or the first or the last ones in the order
-    of the data set."""
+    """Which images these are: a random choice with each class's share, or the first or the last ones."""
     limit_train: Count | None = None
     """Train on the first so many images; on all if none is given."""
     limit_test: Count | None = None

@@ -1,32 +1,25 @@
-"""The run folder: its files, and a trained network read back from it.
-
-```text
-RUN/config.json      the complete configuration; torchcaps train --config runs it again
-    metrics.csv      one line an epoch
-    last.ckpt        everything needed to go on, written whole or not at all
-    best/            weights of the epoch chosen on the validation images, as save_pretrained writes them
-    summary.json     results, hardware, versions, command
-    figures/         pictures
-    tensorboard/     what a logger writes, if the recipe names one
-    .lock.json       the process that trains in it, while one does
-```
-"""
+"""A run from its configuration: train or resume it, test its network once, and read it back from its folder."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from torchcaps import analysis
+from torchcaps.analysis import Evaluation
 from torchcaps.datasets import Dataset, Preparation, find_dataset, load_dataset
 from torchcaps.errors import InputError
-from torchcaps.files import could_be_repository, read_json, remove_temporaries
+from torchcaps.files import could_be_repository, read_json, reading, real, remove_temporaries, write_json
 from torchcaps.image_spec import ImageSpec
-from torchcaps.models import Network, load_pretrained
+from torchcaps.models import Network, build_network, load_pretrained
 from torchcaps.models.pretrained import (
     CLASSES,
     CONFIG,
@@ -36,12 +29,289 @@ from torchcaps.models.pretrained import (
     find_pretrained,
     load_weights,
 )
-from torchcaps.training.checkpoint import CHECKPOINT, read_checkpoint
-from torchcaps.training.config import TrainConfig, read_config
-from torchcaps.training.data import cropped, load_run_data
+from torchcaps.parts import flat
+from torchcaps.training import devices
+from torchcaps.training.config import ELSEWHERE, TrainConfig, override, read_config
+from torchcaps.training.data import cropped, load_run_data, run_data
+from torchcaps.training.folder import (
+    BEST,
+    BEST_FILES,
+    CHECKPOINT,
+    FIGURES,
+    METRICS,
+    SUMMARY,
+    check_settings,
+    lock_folder,
+    on_main_process,
+    read_checkpoint,
+    remove_leftovers,
+)
+from torchcaps.training.loop import Interrupted, Trainer
+from torchcaps.training.progress import Progress, choose_progress
+from torchcaps.training.small_data import fit_recipe, warning_of_chance, words_of_fitting
 
-METRICS, SUMMARY, BEST, FIGURES = "metrics.csv", "summary.json", "best", "figures"
-BEST_FILES = tuple(f"{BEST}/{name}" for name in (CONFIG, WEIGHTS, CLASSES))
+MOST_NAMED = 20
+"""Damaged images that are named one by one."""
+SHOWN, MEASURED = 20, 100
+"""Test images in the sheet of reconstructions, and behind the mean figures of routing."""
+
+
+# ---- train and resume
+
+
+def train(
+    config: TrainConfig,
+    out: str | Path | None = None,
+    *,
+    progress: Progress | None = None,
+    figures: bool = True,
+    command: str | None = None,
+) -> dict[str, Any]:
+    """Train a network from its configuration and write a run folder.
+
+    Args:
+        config: The run; see :func:`torchcaps.training.make_config`.
+        out: The run folder; ``runs/PRESET-DATA-N`` with the next free N if None.
+        progress: Shows the progress; a live display or plain lines if None.
+        figures: Whether to draw the pictures at the end.
+        command: The command to note in the summary.
+
+    Returns:
+        The summary, as written to ``summary.json``.
+
+    Raises:
+        InputError: Data or settings do not fit, there is a run in ``out`` already, or the folder was moved meanwhile.
+        Diverged: The loss became NaN or infinite.
+        Interrupted: Ctrl-C or SIGTERM; the checkpoint is written.
+    """
+    return _run(config, _new_folder(config, out), progress, figures, command)
+
+
+def resume(
+    out: str | Path,
+    *,
+    preset: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+    figures: bool = True,
+    command: str | None = None,
+) -> dict[str, Any]:
+    """Go on with a run from its last checkpoint, exactly as if it had not stopped.
+
+    With more epochs than it had, a finished run goes on too; its summary is removed until there is a new one. Returns
+    and raises are those of :func:`train`.
+
+    Args:
+        out: The run folder.
+        preset: The run's preset, or None.
+        overrides: Settings, of which only those in ``RESUMABLE`` and ``ELSEWHERE`` may differ from the run's.
+        progress: As for :func:`train`, as the next two.
+        figures: The same.
+        command: The same.
+    """
+    out, overrides = Path(out), dict(overrides or {})
+    if not (out / CONFIG).exists():
+        raise InputError(f"there is no run to resume in {out}: it holds no {CONFIG}")
+    config = read_config(out / CONFIG)
+    if preset is not None and preset != config.preset:
+        raise InputError(f"the run in {out} trains {config.preset}, not {preset}; start a new run for another preset")
+    if overrides.get("precision") == "auto":  # it stands for the precision that the run began with
+        overrides["precision"] = config.precision
+    changed = override(config, overrides)
+    check_settings(flat(config.fields), flat(changed.fields), out, ELSEWHERE)
+    return _run(changed, lock_folder(out), progress, figures, command)
+
+
+@contextmanager
+def _new_folder(config: TrainConfig, out: str | Path | None) -> Iterator[Path]:
+    """Lock a folder that no run is in: the one that is named, or the next free ``runs/PRESET-DATA-N``."""
+    number = 0
+    if out is None:
+        Path("runs").mkdir(exist_ok=True)
+    while out is None:
+        # folder:PATH and npz:PATH become the name of what they point to
+        kind, _, path = config.data.partition(":")
+        number, free = number + 1, Path("runs") / f"{config.preset}-{real(path).stem if path else kind}-{number + 1}"
+        with suppress(FileExistsError):
+            free.mkdir()
+            out = free
+    with lock_folder(Path(out)) as folder:
+        if (folder / CONFIG).exists() or (folder / CHECKPOINT).exists():
+            raise InputError(
+                f"there is a run in {folder} already; go on with it by --resume {folder}, or choose another --out"
+            )
+        yield folder
+
+
+def _run(
+    config: TrainConfig,
+    folder: AbstractContextManager[Path],
+    progress: Progress | None,
+    figures: bool,
+    command: str | None,
+) -> dict[str, Any]:
+    """Train, test and summarise; all that can be checked is checked before anything is written."""
+    precision = devices.pick_precision(config.precision, devices.pick_device(config.accelerator))
+    config = dataclasses.replace(config, precision=precision)
+    fabric = devices.launch(config.accelerator, config.devices, config.num_nodes, config.precision)
+    with on_main_process(fabric, folder) as out:
+        assert out is not None
+        data, asked = load_run_data(config), config.recipe
+        config = fit_recipe(config, len(data.train))
+        seen = cropped(data, config.recipe)
+        torch.manual_seed(config.seed)
+        network = build_network(config.model, seen.in_shape, data.num_classes)
+        if config.init_from is not None and not (out / CHECKPOINT).exists():
+            start_from(network, config.init_from)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():  # a part of one's own may raise
+            network.eval()(torch.rand(2, *network.in_shape))
+        spec = ImageSpec(
+            in_shape=network.in_shape,
+            class_names=data.class_names,
+            objects=network.objects,
+            fit="stretch" if config.data.startswith("folder:") else "pad",
+            preparation=preparation_of(config),
+        )
+        trainer = Trainer(
+            fabric,
+            network,
+            run_data(data, config.recipe, fabric, config.seed),
+            config.recipe,
+            out,
+            partial(network.save_files, images=spec.to_dict()),
+            seed=config.seed,
+            progress=progress or choose_progress(),
+            checkpoint_minutes=config.checkpoint_minutes,
+        )
+        trainer.state.commands.append(command or f"torchcaps train --config {out / CONFIG}")
+        trainer.state.commits.append(devices.source_commit())
+        if fabric.is_global_zero:
+            remove_leftovers(out)
+            if not trainer.is_done:
+                (out / SUMMARY).unlink(missing_ok=True)  # of a shorter run, which this one goes on with
+            write_json(out / CONFIG, config.to_dict())
+        if config.init_from is not None and trainer.state.step == 0:
+            trainer.save_checkpoint()  # from now on the run has the weights that it started from
+        for line in _first_lines(config, asked, data, network, fabric.device):
+            trainer.progress.message(line)
+        trainer.fit()
+        try:
+            return fabric.broadcast(_finish(trainer, config, seen, spec, out, figures) if fabric.is_global_zero else {})
+        except KeyboardInterrupt:
+            raise Interrupted(out, trainer.state.step, 128 + signal.SIGINT) from None
+
+
+def _first_lines(
+    config: TrainConfig, asked: Any, data: Dataset, network: Network, device: torch.device
+) -> Iterator[str]:
+    """What a run says before its first step; ``asked`` is the recipe before it was fitted to the data."""
+    yield f"Network: {config.preset}, {sum(p.numel() for p in network.parameters()):,} parameters"
+    yield f"Data: {config.data}"
+    parts = f"{len(data.train):,} to train on, {len(data.validation):,} to validate, {len(data.test):,} to test"
+    yield f"Images: {parts}; {'×'.join(map(str, network.in_shape))}, {data.num_classes} classes"
+    yield f"Device: {device}, {devices.PRECISION_WORDS[config.precision]}"
+    if config.precision == "bf16" and device.type == "cpu":
+        yield "Warning: a processor that emulates bfloat16 takes about 12 times as long a step as in float32"
+    yield from words_of_fitting(config, asked, len(data.train), data.num_classes)
+    if data.skipped:
+        named = [*data.skipped[:MOST_NAMED], *["…"] * (len(data.skipped) > MOST_NAMED)]
+        yield "\n  ".join([f"Left out {len(data.skipped)} damaged images:", *named])
+
+
+def _finish(
+    trainer: Trainer, config: TrainConfig, dataset: Dataset, spec: ImageSpec, out: Path, figures: bool
+) -> dict[str, Any]:
+    """Test once, and write the summary, what is usual for the network, and the pictures."""
+    trainer.check_folder()
+    state, device, validation = trainer.state, trainer.fabric.device, dataset.validation
+    network, last = load_pretrained(out / BEST).to(device), trainer.network
+    assert isinstance(last, Network)
+    judge = partial(analysis.evaluate, class_names=spec.class_names)
+    best = judge(network, dataset.test)
+    # while the last epoch is the best one, both networks are the same
+    tested = {"best": best, "last": best if trainer.is_best else judge(last, dataset.test)}
+    rows, warning = {"best": state.best(config.recipe.select), "last": state.history[-1]}, None
+    if dataset.num_objects == 1:
+        warning = warning_of_chance(rows["best"]["validation_accuracy"], validation, config, trainer.steps)
+    trainer.note_peak_memory()
+    peak, calibration = state.peak_memory_mib, analysis.calibrate(network, validation.images)
+    summary = {
+        "preset": config.preset,
+        "data": config.data,
+        "seed": config.seed,
+        "precision": config.precision,
+        "epochs": state.epoch,
+        "best_epoch": rows["best"]["epoch"],
+        "select": config.recipe.select,
+        "parameters": sum(p.numel() for p in network.parameters()),
+        "images": {part: len(getattr(dataset, part)) for part in ("train", "validation", "test")},
+        "in_shape": list(dataset.in_shape),
+        "classes": dataset.num_classes,
+        "objects": dataset.num_objects,
+        "validation": {
+            which: {"accuracy": row["validation_accuracy"], "loss": row["validation_loss"]}
+            for which, row in rows.items()
+        },
+        "test": {
+            which: {"accuracy": each.accuracy, "error": each.error, "loss": each.loss, "images": each.num_images}
+            for which, each in tested.items()
+        },
+        "skipped": list(dataset.skipped),
+        "seconds": round(state.seconds, 1),
+        "images_per_second": rows["last"]["images_per_second"],
+        "peak_memory_mib": None if peak is None else round(peak, 1),
+        "hardware": devices.hardware(device) | {"processes": trainer.fabric.world_size},
+        "versions": devices.versions(device),
+        "commit": state.commits[-1],
+        "earlier_commits": state.commits[:-1],
+        "command": state.commands[0],
+        "resumed_with": state.commands[1:],
+        "out": str(out),
+        "calibration": dataclasses.asdict(calibration),
+        "warning": warning,
+    }
+    trainer.check_folder()
+    write_json(out / BEST / CLASSES, dataclasses.replace(spec, calibration=calibration).to_dict())
+    write_json(out / SUMMARY, summary)
+    if figures:
+        draw_figures(out, network, dataset, best)
+    return summary
+
+
+def draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: Evaluation) -> list[Path]:
+    """Draw the pictures of a run folder, of its metrics and of its best network, into its folder ``figures``.
+
+    Returns:
+        The files written.
+
+    Raises:
+        InputError: The folder cannot be written.
+    """
+    names, test = dataset.class_names, dataset.test
+    figures = {
+        "samples": analysis.figure_samples(dataset.train, names),
+        "curves": analysis.figure_curves({run.name: analysis.read_metrics(run)}),
+        "confusion": analysis.figure_confusion(evaluation),
+    }
+    if model.decoder is not None:
+        first = test.preview(SHOWN)
+        figures["reconstructions"] = analysis.figure_reconstructions(
+            analysis.reconstruct(model, first.images, first.labels), names
+        )
+        figures["perturbation"] = analysis.figure_perturbation(analysis.perturb_capsule(model, test.images[0]), names)
+    for number in analysis.layers_with_coupling(model):
+        name = "routing" if number == len(model.layers) else f"routing-layer-{number}"
+        trace = analysis.trace_routing(model, test.images[:1], layer=number)
+        figures[name] = analysis.figure_coupling(trace, class_names=names if number == len(model.layers) else None)
+        statistics = analysis.routing_statistics(model, test.images[:MEASURED], layer=number)
+        figures[name.replace("routing", "routing-statistics")] = analysis.figure_routing_statistics(statistics)
+    paths = {name: run / FIGURES / f"{name}.png" for name in figures}
+    for path in paths.values():
+        remove_temporaries(path)  # of an earlier sitting
+    return [analysis.save_figure(figure, paths[name]) for name, figure in figures.items()]
+
+
+# ---- a run that is read
 
 
 @dataclass(frozen=True)
@@ -100,16 +370,12 @@ class Run:
             loaded = load_dataset(data, data_dir=data_dir, image_size=self.model.in_shape[1:], seed=seed)
         else:
             raise InputError(f"{self.path} does not say what it was trained on; name a data set with --data")
-        if loaded.in_shape != self.model.in_shape or loaded.num_classes != self.model.num_classes:
-            raise InputError(
-                f"{loaded.name} has images of shape {loaded.in_shape} in {loaded.num_classes} classes; the network of "
-                f"{self.path} was made for {self.model.in_shape} in {self.model.num_classes}"
-            )
-        if loaded.num_objects != self.model.objects:
-            raise InputError(
-                f"{loaded.name} has images of {loaded.num_objects} objects; the network of {self.path} was made for "
-                f"{self.model.objects}"
-            )
+        found, made_for = (
+            f"images of shape {each.in_shape} in {each.num_classes} classes, {objects} in each"
+            for each, objects in ((loaded, loaded.num_objects), (self.model, self.model.objects))
+        )
+        if found != made_for:
+            raise InputError(f"{loaded.name} has {found}; the network of {self.path} was made for {made_for}")
         return loaded
 
 
@@ -133,7 +399,7 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
         raise InputError(f"{path} is no run folder: it holds no {CONFIG}")
     if (folder / WEIGHTS).exists():
         model = load_pretrained(folder).to(device)
-        return Run(path, model, None, None, _read_spec(folder / CLASSES, model))
+        return Run(path, model, None, None, _read_spec(folder / CLASSES, model, must_exist=False))
 
     config = read_config(path / CONFIG)
     # metrics.csv is written after the first epoch's network: without it, the network was never written, not lost
@@ -144,10 +410,23 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
         )
     model = load_pretrained(path / BEST)
     if which == "last":
-        checkpoint = read_checkpoint(path / CHECKPOINT)
-        load_weights(model, checkpoint["model"], path / CHECKPOINT)
+        load_weights(model, read_checkpoint(path / CHECKPOINT)["model"], path / CHECKPOINT)
     summary = read_json(path / SUMMARY, "summary") if (path / SUMMARY).exists() else None
-    return Run(path, model.to(device), config, summary, _read_spec(path / BEST / CLASSES, model, config, summary))
+    images = _read_spec(path / BEST / CLASSES, model, must_exist=True)
+    return Run(path, model.to(device), config, summary, images)
+
+
+def _read_spec(path: Path, model: Network, *, must_exist: bool) -> ImageSpec:
+    """What a file beside the weights says of the images; without it classes are called by their numbers."""
+    known = {"in_shape": model.in_shape, "objects": model.objects}
+    if not must_exist and not path.exists():
+        return ImageSpec.from_dict({"class_names": tuple(map(str, range(model.num_classes))), **known})
+    values = read_json(path, "list of classes")
+    with reading(path, "list of classes"):
+        spec = ImageSpec.from_dict(values | known)
+        if len(spec.class_names) != model.num_classes:
+            raise InputError(f"it must have {model.num_classes} names, as the network has classes")
+    return spec
 
 
 def start_from(network: Network, source: str) -> None:
@@ -160,53 +439,13 @@ def start_from(network: Network, source: str) -> None:
     try:
         load_weights(network, run.model.state_dict(), Path(source))
     except InputError as error:
-        if run.config is None:
-            raise
-        raise InputError(
-            f"{error}; a run of that network, {run.config.preset}, begins with --config {run.path / CONFIG}"
-        ) from None
-
-
-def remove_leftovers(out: Path) -> None:
-    """Remove the temporary files of a killed process; no process may be writing to the folder now."""
-    for name in (CONFIG, METRICS, CHECKPOINT, SUMMARY, *BEST_FILES):
-        remove_temporaries(out / name)
-
-
-def _read_spec(
-    path: Path, model: Network, config: TrainConfig | None = None, summary: Mapping[str, Any] | None = None
-) -> ImageSpec:
-    """What a file beside the weights says of the images; runs of earlier versions say it elsewhere."""
-    values: dict[str, Any] = {"class_names": tuple(map(str, range(model.num_classes)))}
-    if config is not None:
-        values |= {"class_names": None, "fit": fit_of(config), "calibration": (summary or {}).get("calibration")}
-        own = preparation_of(config)
-        values["preparation"] = None if own is None else dataclasses.asdict(own)
-    if config is not None or path.exists():
-        values |= read_json(path, "list of classes")
-    try:
-        spec = ImageSpec.from_dict(values | {"in_shape": model.in_shape, "objects": model.objects})
-    except InputError as error:
-        raise InputError(f"list of classes {path} cannot be used: {error}") from None
-    if len(spec.class_names) != model.num_classes:
-        raise InputError(
-            f"list of classes {path} must have {model.num_classes} names, as the network has classes, got "
-            f"{len(spec.class_names)}"
-        )
-    return spec
-
-
-def fit_of(config: TrainConfig) -> Literal["pad", "stretch"]:
-    """How a run's images were brought to size: those of a ``folder:`` are stretched."""
-    return "stretch" if config.data.startswith("folder:") else "pad"
+        words = "" if run.config is None else f"; a run of that network, {run.config.preset}, begins with --config "
+        raise InputError(f"{error}{words}{words and run.path / CONFIG}") from None
 
 
 def preparation_of(config: TrainConfig) -> Preparation | None:
     """How the images of a run's data set were made, at the size that the run has them in."""
-    try:
-        info, _ = find_dataset(config.data)
-    except InputError:  # a data set of a plugin that is not loaded, or a folder that is gone
-        return None
+    info, _ = find_dataset(config.data)
     if info.preparation is None or info.in_shape is None or config.image_size is None:
         return info.preparation
     return info.preparation.scaled(config.image_size / info.in_shape[1])

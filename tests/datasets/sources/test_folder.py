@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -58,37 +59,22 @@ def test_the_seed_moves_the_validation_images_only(tmp_path: Path, save_image: S
     assert torch.equal(first.test.images, other.test.images)
     assert parts(first)[1] != parts(other)[1]
     # results rest on this choice: whatever moves it is a break
-    assert sorted((label, i) for label, i, _ in parts(first)[2]) == [
-        (0, 0),
-        (0, 3),
-        (0, 10),
-        (0, 13),
-        (1, 0),
-        (1, 1),
-        (1, 3),
-        (1, 16),
-    ]
+    held = [(0, 0), (0, 3), (0, 10), (0, 13), (1, 0), (1, 1), (1, 3), (1, 16)]
+    assert sorted((label, i) for label, i, _ in parts(first)[2]) == held
 
 
 @pytest.mark.parametrize("names", [("train", "test", "val"), ("Train", "TEST", "validation")])
 def test_folders_of_their_own_are_taken_as_they_are(
     tmp_path: Path, save_image: Save, names: tuple[str, str, str]
 ) -> None:
-    for value, (name, n) in enumerate(zip(names, (4, 3, 2), strict=True)):
+    for value, (name, n) in enumerate(zip(names, (10, 3, 2), strict=True)):
         fill(save_image, tmp_path / name, {"a": n, "b": n}, value)
     data = load(tmp_path)
     assert [{third for *_, third in part} for part in parts(data)] == [{0}, {2}, {1}]
-    assert [len(data.train), len(data.validation), len(data.test)] == [8, 4, 6]
-    with pytest.raises(InputError, match="validation images of its own"):
-        load(tmp_path, validation_size=2)
-
-
-def test_without_a_validation_folder_it_comes_from_training(tmp_path: Path, save_image: Save) -> None:
-    fill(save_image, tmp_path / "train", {"a": 10, "b": 10})
-    fill(save_image, tmp_path / "test", {"a": 2, "b": 2}, 1)
+    assert [len(data.train), len(data.validation), len(data.test)] == [20, 4, 6]
+    shutil.rmtree(tmp_path / names[2])
     data = load(tmp_path, validation_size=6)
-    assert [len(data.train), len(data.validation), len(data.test)] == [14, 6, 4]
-    assert {third for *_, third in parts(data)[2]} == {1}
+    assert [len(data.train), len(data.validation), len(data.test)] == [14, 6, 6]
 
 
 def test_the_first_images_are_of_all_classes(tmp_path: Path, save_image: Save) -> None:
@@ -118,15 +104,15 @@ def test_one_colour_image_makes_all_of_them_colour(tmp_path: Path, save_image: S
 
 def test_hidden_and_other_files_are_passed_over(tmp_path: Path, save_image: Save) -> None:
     fill(save_image, tmp_path, {"a": 5, "b": 5})
-    (tmp_path / ".git").mkdir()
-    (tmp_path / "__MACOSX").mkdir()
-    (tmp_path / "notes.txt").write_text("x")
-    (tmp_path / "a" / "notes.txt").write_text("x")
-    (tmp_path / "a" / ".hidden.png").write_text("no image")
-    (tmp_path / "a" / "folder.png").mkdir()
+    for folder in (".git", "__MACOSX", "a/folder.png"):
+        (tmp_path / folder).mkdir()
+    for file in ("notes.txt", "a/notes.txt", "a/.hidden.png"):
+        (tmp_path / file).write_text("x")
+    if os.name != "nt":
+        os.mkfifo(tmp_path / "a" / "fifo.png")
     data = load(tmp_path)
     assert data.class_names == ("a", "b")
-    assert len(data.train) + len(data.validation) + len(data.test) == 10
+    assert sum(map(len, (data.train, data.validation, data.test))) == 10
 
 
 def test_images_of_several_sizes_need_a_size(tmp_path: Path, save_image: Save) -> None:
@@ -138,14 +124,6 @@ def test_images_of_several_sizes_need_a_size(tmp_path: Path, save_image: Save) -
     assert load(tmp_path, image_size=(10, 7)).in_shape == (1, 10, 7)
 
 
-def test_one_size_holds_across_the_parts(tmp_path: Path, save_image: Save) -> None:
-    fill(save_image, tmp_path / "train", {"a": 5, "b": 5})
-    for name in "ab":
-        save_image(tmp_path / "test" / name / "1.png", np.zeros((7, 7), np.uint8))
-    with pytest.raises(InputError, match=r"1\.png is 7×7 pixels"):
-        load(tmp_path)
-
-
 def damage(root: Path, *names: str) -> list[Path]:
     files = [root / name for name in names]
     for file in files:
@@ -153,22 +131,15 @@ def damage(root: Path, *names: str) -> list[Path]:
     return files
 
 
-def test_an_unreadable_image_is_named(tmp_path: Path, save_image: Save) -> None:
-    (bad,) = damage(fill(save_image, tmp_path, {"a": 5, "b": 5}), "b/bad.png")
-    with pytest.raises(InputError, match=f"{re.escape(str(bad))} cannot be read as an image.*by train --skip-damaged"):
-        load(tmp_path)
-
-
-def test_all_unreadable_images_are_named_in_one_list(tmp_path: Path, save_image: Save) -> None:
+def test_unreadable_images_are_named_in_one_list(tmp_path: Path, save_image: Save) -> None:
     bad = damage(fill(save_image, tmp_path, {"a": 5, "b": 5}), "a/000.png", "b/000.png", "b/003.png")
     with pytest.raises(InputError, match=r"^3 of 10 images cannot be taken; .*--skip-damaged:\n") as raised:
         load(tmp_path)
     assert re.findall(r"[^ ]*\.png", str(raised.value)) == list(map(str, bad))
     damage(tmp_path, *(f"a/more{n:02}.png" for n in range(50)))
-    with pytest.raises(InputError, match=r"^53 of 60 images (.|\n)*\n  and 33 more$") as raised:
+    with pytest.raises(InputError, match=r"^53 of 60 images (.|\n)*\n  …$") as raised:
         load(tmp_path)
     assert str(raised.value).count(".png") == 20
-    assert len(str(raised.value).splitlines()) == 22
 
 
 def test_what_is_skipped_is_as_if_it_were_not_there(tmp_path: Path, save_image: Save) -> None:
@@ -191,16 +162,11 @@ def test_what_is_skipped_is_as_if_it_were_not_there(tmp_path: Path, save_image: 
 def test_too_few_images_are_left(tmp_path: Path, save_image: Save) -> None:
     damage(fill(save_image, tmp_path / "train", {"a": 4, "b": 4}), "b/000.png", "b/001.png", "b/002.png")
     damage(fill(save_image, tmp_path / "test", {"a": 2, "b": 2}), "a/000.png", "a/001.png")
-    with pytest.raises(InputError, match=r"the class b has 1 train image that can be read, but at least 2 are needed"):
+    with pytest.raises(InputError, match="of the class b, 1 of the train images can be read, but at least 2"):
         load(tmp_path, skip_damaged=True)
     fill(save_image, tmp_path / "train", {"a": 4, "b": 4})
-    with pytest.raises(InputError, match=r"the class a has 0 test images that can be read, but at least 1 are needed"):
+    with pytest.raises(InputError, match="of the class a, 0 of the test images can be read, but at least 1"):
         load(tmp_path, skip_damaged=True)
-
-
-def test_only_folders_have_files_to_skip() -> None:
-    with pytest.raises(InputError, match=r"digits has no image files to leave out; .*is for folder:PATH"):
-        load_dataset("digits", skip_damaged=True)
 
 
 @pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="names of files are always Unicode here")
@@ -210,56 +176,36 @@ def test_names_that_are_not_utf8(tmp_path: Path, save_image: Save) -> None:
     (root / "a" / "000.png").rename(root / "a" / os.fsdecode(b"\xff.png"))
     assert load(root).class_names == ("a", "b")
     (root / "b").rename(root / os.fsdecode(b"caf\xe9"))
-    with pytest.raises(InputError, match=r"the class 'caf\\udce9' has a name that is not UTF-8.*; rename it"):
+    with pytest.raises(InputError, match=r"the class 'caf\\udce9' has a name that is not UTF-8"):
         load(root)
 
 
-@pytest.mark.skipif(os.name == "nt", reason="there are no FIFOs")
-def test_what_is_no_file_is_passed_over(tmp_path: Path, save_image: Save) -> None:
-    fill(save_image, tmp_path, {"a": 5, "b": 5})
-    os.mkfifo(tmp_path / "a" / "fifo.png")
-    (tmp_path / "a" / "folder.png").mkdir()
-    data = load(tmp_path)
-    assert sum(map(len, (data.train, data.validation, data.test))) == 10
-
-
 def test_folders_that_cannot_be(tmp_path: Path, save_image: Save) -> None:
-    def fails(words: str) -> None:
+    def fails(words: str, root: Path = tmp_path) -> None:
         with pytest.raises(InputError, match=words) as raised:
-            load(tmp_path)
-        assert str(tmp_path) in str(raised.value)
+            load(root)
+        assert str(root) in str(raised.value)
         assert "\n" not in str(raised.value)
 
+    fails("there is no folder", tmp_path / "gone")
     fails("has no class sub-folders")
     fill(save_image, tmp_path, {"a": 5})
     fails("has only the class a; at least two")
     (tmp_path / "b").mkdir()
     fails(f"the class folder {tmp_path / 'b'} has no images")
     fill(save_image, tmp_path, {"b": 1})
-    fails("the class b has 1 train image that can be read, but at least 3")
+    fails("of the class b, 1 of the train images can be read, but at least 3")
     (tmp_path / "test").mkdir()
     fails("has test/ but no train/")
-
-
-def test_parts_that_do_not_fit_each_other(tmp_path: Path, save_image: Save) -> None:
-    fill(save_image, tmp_path / "train", {"a": 5, "b": 5})
-    fill(save_image, tmp_path / "test", {"a": 5, "c": 5})
-    with pytest.raises(InputError, match=r"the class b has no folder in test"):
-        load(tmp_path)
-    fill(save_image, tmp_path / "test", {"b": 5})
-    with pytest.raises(InputError, match=r"the class c has no folder in train"):
-        load(tmp_path)
-    fill(save_image, tmp_path / "val", {"a": 1})
-    fill(save_image, tmp_path / "valid", {"a": 1})
-    with pytest.raises(InputError, match="has both val/ and valid/"):
-        load(tmp_path)
-
-
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=f"there is no folder {re.escape(str(tmp_path / 'gone'))}"):
-        load(tmp_path / "gone")
-    with pytest.raises(InputError, match="data_dir"):
-        load(tmp_path, data_dir=tmp_path)
+    parts = tmp_path / "parts"
+    fill(save_image, parts / "train", {"a": 5, "b": 5})
+    fill(save_image, parts / "test", {"a": 5, "c": 5})
+    fails("the class b has no folder in test", parts)
+    fill(save_image, parts / "test", {"b": 5})
+    fails("the class c has no folder in train", parts)
+    fill(save_image, parts / "val", {"a": 1})
+    fill(save_image, parts / "valid", {"a": 1})
+    fails("has both val/ and valid/", parts)
 
 
 def test_the_fewest_images_that_do(tmp_path: Path, save_image: Save) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ SCALES = (0.8, 1.2)  # the least and the largest factor of the height, and of th
 NUM_TEST = 10_000 * VERSIONS  # test images, original or made here
 
 _CHUNK = 64  # images made at once: few enough for all their numbers to stay in the processor's cache
-_BATCHES = tuple(f"{number}.mat" for number in range(1, VERSIONS + 1))
+_INFO: dict[str, Any] = {"in_shape": (1, SIDE, SIDE), "preparation": Preparation(), **MADE_OF_MNIST}
 
 
 @register_dataset(
@@ -37,9 +38,7 @@ _BATCHES = tuple(f"{number}.mat" for number in range(1, VERSIONS + 1))
     title="MNIST digits at random places in 40×40",
     source="made here of MNIST, as Sabour, Frosst, Hinton (2017) did to train for affNIST",
     num_test=10_000,
-    in_shape=(1, SIDE, SIDE),
-    preparation=Preparation(),
-    **MADE_OF_MNIST,
+    **_INFO,
 )
 def load_mnist40(request: DataRequest) -> Splits:
     """MNIST with 6 pixels of zeros around each digit.
@@ -56,9 +55,7 @@ def load_mnist40(request: DataRequest) -> Splits:
     title="affNIST: mnist-40, tested on deformed digits",
     source="Tieleman, www.cs.toronto.edu/~tijmen/affNIST; made here of MNIST by its ranges",
     num_test=NUM_TEST,
-    in_shape=(1, SIDE, SIDE),
-    preparation=Preparation(),
-    **MADE_OF_MNIST,
+    **_INFO,
 )
 def load_affnist(request: DataRequest) -> Splits:
     """mnist-40 for training and validation, and 32 affine versions of each MNIST test digit as test images.
@@ -68,13 +65,11 @@ def load_affnist(request: DataRequest) -> Splits:
     and ``affnist/transformed`` are searched, too). Either way the images are in a fixed random order, so that the first
     n are a sample of all.
     """
-    digits = load_mnist(request)
-    originals = find_originals(request.data_dir)
-    test = (
-        affine_versions(digits.test, limit=request.limit_test)
-        if originals is None
-        else read_originals(originals, limit=request.limit_test)
-    )
+    digits, originals = load_mnist(request), find_originals(request.data_dir)
+    if originals is None:
+        test = affine_versions(digits.test, limit=request.limit_test)
+    else:
+        test = read_originals(originals, limit=request.limit_test)
     return Splits(digits.train, test, digits.class_names, as_train=padded, as_validation=placed)
 
 
@@ -85,7 +80,7 @@ def padded(digits: ImageSet) -> ImageSet:
 
 def placed(digits: ImageSet) -> ImageSet:
     """Put digits on that canvas, each moved by up to `MARGIN` pixels each way, always to the same places."""
-    height, width = digits.in_shape[1:]
+    _, height, width = digits.in_shape
     corners = torch.from_numpy(generator(FIXED_SEED).randint(0, 2 * MARGIN + 1, (len(digits), 2)))
     canvas = (height + 2 * MARGIN, width + 2 * MARGIN)
     return ImageSet(cut_windows(digits.images, corners, canvas, 2 * MARGIN), digits.labels)
@@ -152,7 +147,7 @@ def find_originals(data_dir: Path | None) -> list[Path] | None:
         if (folder / "test.mat").is_file():
             return [folder / "test.mat"]
         if (folder / "test_batches").is_dir():
-            return [folder / "test_batches" / name for name in _BATCHES]
+            return [folder / "test_batches" / f"{number}.mat" for number in range(1, VERSIONS + 1)]
     return None
 
 
@@ -177,8 +172,5 @@ def _read_original(path: Path) -> tuple[UInt8[np.ndarray, "n pixels"], Shaped[np
         fields = loadmat(path, variable_names=["affNISTdata"])["affNISTdata"][0, 0]
         images, labels = fields["image"], fields["label_int"].ravel()
         if (images.dtype, images.shape, labels.dtype.kind) != (np.uint8, (SIDE * SIDE, labels.size), "u"):
-            raise ValueError(
-                f"its images are {images.dtype} of the shape {images.shape} and its {labels.size} labels "
-                f"{labels.dtype}, but images must be uint8 of the shape ({SIDE * SIDE}, {labels.size})"
-            )
+            raise ValueError(f"its images are {images.dtype} of the shape {images.shape}, its labels {labels.dtype}")
     return images.T, labels

@@ -12,6 +12,7 @@ from torchcaps.datasets.rng import FIXED_SEED
 from torchcaps.datasets.splits import stratified_split
 
 _NUM_TEST = 360  # a fifth of 1,797
+_CLASSES = tuple("0123456789")
 
 
 @register_dataset(
@@ -22,7 +23,7 @@ _NUM_TEST = 360  # a fifth of 1,797
     num_train=1797 - _NUM_TEST,
     num_test=_NUM_TEST,
     in_shape=(1, 28, 28),
-    class_names=tuple("0123456789"),
+    class_names=_CLASSES,
     preparation=Preparation(centre="box"),
 )
 def load_digits(request: DataRequest) -> Splits:  # noqa: ARG001  these digits have no options
@@ -34,9 +35,7 @@ def load_digits(request: DataRequest) -> Splits:  # noqa: ARG001  these digits h
     from sklearn.datasets import load_digits as read_digits
 
     raw = read_digits()
-    pixels = torch.from_numpy(raw.images).float()[:, None]  # (N, 1, 8, 8)
-    small = (pixels * (255 / 16)).round().to(torch.uint8)
-    images = F.pad(resize_images(small, (20, 20)), (4, 4, 4, 4))
-    digits = ImageSet(images, torch.from_numpy(raw.target).long())
+    small = torch.from_numpy(raw.images * (255 / 16)).float().round().to(torch.uint8)[:, None]  # (N, 1, 8, 8)
+    digits = ImageSet(F.pad(resize_images(small, (20, 20)), (4, 4, 4, 4)), torch.from_numpy(raw.target).long())
     train, test = stratified_split(digits.labels, _NUM_TEST, seed=FIXED_SEED)
-    return Splits(digits.select(train), digits.select(test), class_names=tuple("0123456789"))
+    return Splits(digits.select(train), digits.select(test), class_names=_CLASSES)

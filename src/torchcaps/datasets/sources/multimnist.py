@@ -28,6 +28,5 @@ def load_multimnist(request: DataRequest) -> Splits:
     is 0.22 points, and they are judged in a thousandth of the time.
     """
     digits = load_mnist(request)
-    return Splits(
-        digits.train, fixed_pairs(digits.test), digits.class_names, as_train=PairSet, as_validation=fixed_pairs
-    )
+    test = fixed_pairs(digits.test)
+    return Splits(digits.train, test, digits.class_names, as_train=PairSet, as_validation=fixed_pairs)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Integer, Shaped, UInt8
+from jaxtyping import Shaped, UInt8
 from torch import Tensor
 
 from torchcaps.datasets.dataset import ImageSet, Splits
@@ -24,8 +23,7 @@ from torchcaps.machine import check_memory
 _MAX_CHANNELS = 4
 _MOST_LISTED = 20  # names of arrays in an error
 _PAIRS = {"train": ("x", "y"), "test": ("x_test", "y_test"), "validation": ("x_val", "y_val")}
-_NAMES = "class_names"
-_KEYS = (*(key for pair in _PAIRS.values() for key in pair), _NAMES)
+_KEYS = (*(key for pair in _PAIRS.values() for key in pair), "class_names")
 
 
 @register_dataset(
@@ -50,42 +48,33 @@ def load_npz(request: DataRequest) -> Splits:
         InputError: The file is missing, truncated or corrupt, an array is missing or has another form, or the images do
             not fit into memory.
     """
-    path = request.source
+    path = request.path
     require_file(path)
     with one_sentence(f"{path} is not an .npz file of plain arrays, or it is truncated or corrupt"):
         with zipfile.ZipFile(path) as archive:
             sizes = {member.filename.removesuffix(".npy"): member.file_size for member in archive.infolist()}
-        _check_keys(path, sizes)
+        for pair in _PAIRS.values():
+            for key in pair:
+                if key not in sizes and ("x" in pair or any(each in sizes for each in pair)):
+                    held = ", ".join(map(shown, sorted(sizes)[:_MOST_LISTED])) + ", …" * (len(sizes) > _MOST_LISTED)
+                    raise InputError(f'{path} has no array "{key}"; it holds {held or "nothing"}')
         check_memory(sum(sizes[key] for key in _KEYS if key in sizes), f"the images of {path}")
         with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in _KEYS if key in sizes}
-        for key, array in arrays.items():
-            if not isinstance(array, np.ndarray):
-                raise ValueError(f"its {key} is no array")
-        names = _texts(arrays[_NAMES]) if _NAMES in arrays else None
+            arrays = {key: np.asarray(file[key]) for key in _KEYS if key in sizes}
+        names = arrays.get("class_names")
+        if names is not None and names.dtype.kind == "U":  # NumPy takes what is no character, and Python fails later
+            names.astype(names.dtype.newbyteorder("<")).tobytes().decode("utf-32-le")
     sets = {part: _image_set(path, arrays, *keys) for part, keys in _PAIRS.items() if keys[0] in arrays}
-    return with_test_set(path, sets, _class_names(path, arrays, names))
-
-
-def _check_keys(path: Path, names: Collection[str]) -> None:
-    """Raise InputError unless all needed arrays are there, each with its partner."""
-    for pair in _PAIRS.values():
-        for key in pair:
-            if key not in names and ("x" in pair or any(each in names for each in pair)):
-                held = ", ".join(map(shown, sorted(names)[:_MOST_LISTED])) + ", …" * (len(names) > _MOST_LISTED)
-                raise InputError(f'{path} has no array "{key}"; it holds {held or "nothing"}')
+    return with_test_set(path, sets, _class_names(path, sets["train"].labels, names))
 
 
 def _image_set(path: Path, arrays: Mapping[str, Any], x: str, y: str) -> ImageSet:
     """Images and labels, whose dtypes and shapes must fit each other."""
-    images = _to_uint8(arrays[x], f"{path}: {x}")
-    labels: Integer[np.ndarray, "N"] = arrays[y]
-    if labels.dtype.kind not in "iu":
-        raise InputError(f"{path}: {y} must hold whole numbers from 0, got {labels.dtype}")
-    if labels.shape != (len(images),):
+    images, labels = _to_uint8(arrays[x], f"{path}: {x}"), arrays[y]
+    if labels.dtype.kind not in "iu" or labels.shape != (len(images),):
         raise InputError(
-            f"{path}: {y} must have the shape ({len(images)},), one label for each image of {x}, "
-            f"got {shown(labels.shape)}"
+            f"{path}: {y} must hold whole numbers from 0 in the shape ({len(images)},), one label for each image of "
+            f"{x}, got {labels.dtype} in the shape {shown(labels.shape)}"
         )
     most = len(arrays["x"])  # every class needs a training image
     wrong = labels[(labels < 0) | (labels >= most)]
@@ -106,41 +95,25 @@ def _to_uint8(values: Shaped[np.ndarray, "..."], where: str) -> UInt8[Tensor, "N
             f"{where} must have the shape (N, H, W), (N, H, W, C) or (N, C, H, W) with C from 1 to {_MAX_CHANNELS} and "
             f"no axis empty, got {shown(values.shape)}"
         )
-    if values.dtype.kind == "f":
-        if not (values.min() >= 0 and values.max() <= 1):  # false for NaN too
-            raise InputError(
-                f"{where} must be floats of 0..1 or uint8 of 0..255, got floats from {values.min():g} to "
-                f"{values.max():g}"
-            )
+    if values.dtype.kind == "f" and values.min() >= 0 and values.max() <= 1:  # false for NaN
         values *= 255  # in place: they are much larger than the images
         values = np.round(values, out=values).astype(np.uint8)
-    elif values.dtype != np.uint8:
-        raise InputError(f"{where} must be uint8 of 0..255 or floats of 0..1, got {values.dtype}")
+    if values.dtype != np.uint8:
+        span = f" from {values.min():g} to {values.max():g}" if values.dtype.kind in "iuf" else ""
+        raise InputError(f"{where} must be uint8 of 0..255 or floats of 0..1, got {values.dtype}{span}")
     return torch.from_numpy(np.ascontiguousarray(np.moveaxis(values, axis, 1)))
 
 
-def _texts(names: Shaped[np.ndarray, "..."]) -> list[str]:
-    """NumPy's texts as Python's; none of another array."""
-    if names.dtype.kind != "U" or names.ndim != 1:
-        return []
-    codes = names.astype(names.dtype.newbyteorder("=")).view(np.uint32)
-    if (codes > sys.maxunicode).any():  # Python would take it, and fail later
-        raise ValueError(f"its {_NAMES} hold what is no character")
-    return list(map(str, names))
-
-
-def _class_names(path: Path, arrays: Mapping[str, Any], names: list[str] | None) -> tuple[str, ...]:
+def _class_names(path: Path, labels: Tensor, given: np.ndarray | None) -> tuple[str, ...]:
     """The given names, or the labels as text; every class must occur among the training images."""
-    counts = np.bincount(arrays["y"].astype(np.int64), minlength=len(names or ()))
-    if names is not None and len(names) < len(counts):
+    names = given.tolist() if given is not None and given.dtype.kind == "U" and given.ndim == 1 else []
+    counts = labels.bincount(minlength=len(names)).tolist()
+    if given is not None and len(names) < len(counts):
         raise InputError(
-            f"{path}: {_NAMES} must be {len(counts)} texts, one for each class of y, got {arrays[_NAMES].dtype} of the "
-            f"shape {shown(arrays[_NAMES].shape)}"
+            f"{path}: class_names must be {len(counts)} texts, one for each class of y, got {given.dtype} of the shape "
+            f"{shown(given.shape)}"
         )
-    if not counts.all():
-        raise InputError(
-            f"{path}: y has no image of class {counts.argmin()}; every class from 0 to {len(counts) - 1} needs one"
-        )
-    if len(counts) < 2:
-        raise InputError(f"{path}: y has only the class 0; at least two are needed")
-    return tuple(names) if names is not None else tuple(map(str, range(len(counts))))
+    if 0 in counts or len(counts) < 2:
+        empty = counts.index(0) if 0 in counts else 1
+        raise InputError(f"{path}: y has no image of class {empty}; every class from 0 on needs one, of two at least")
+    return tuple(names or map(str, range(len(counts))))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,6 @@ from torchcaps.errors import InputError
 
 _TRAIN = "smallnorb-5x46789x9x18x6x2x96x96-training"
 _TEST = "smallnorb-5x01235x9x18x6x2x96x96-testing"
-_IMAGES, _LABELS, _VIEWS = "dat.mat", "cat.mat", "info.mat"
 _COUNT = 24_300  # pairs of images, in training and in test
 _RAW_SIZE = (96, 96)
 _SIZE = (48, 48)
@@ -35,25 +32,18 @@ SOURCE = Source(
     name="smallnorb",
     mirrors=("https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/",),
     sha256={
-        f"{_TRAIN}-{_IMAGES}.gz": "5ffd6272a07d32695ee1082a26a41a93a37aab8c28da047f8c34ed348d214873",
-        f"{_TRAIN}-{_LABELS}.gz": "2784e542c1922060691090952b6cd6278879a216c90f81476f0f00256d42cdaa",
-        f"{_TEST}-{_IMAGES}.gz": "cf7104eed3e51174d2f65b66d1e5878b9da233b886f161b0d88f4510ba2c7474",
-        f"{_TEST}-{_LABELS}.gz": "ecaf6d5bb8c3bc5eab9cf0258f6d2198dd474e016e374836fc097f2e5ff509ff",
+        f"{_TRAIN}-dat.mat.gz": "5ffd6272a07d32695ee1082a26a41a93a37aab8c28da047f8c34ed348d214873",
+        f"{_TRAIN}-cat.mat.gz": "2784e542c1922060691090952b6cd6278879a216c90f81476f0f00256d42cdaa",
+        f"{_TEST}-dat.mat.gz": "cf7104eed3e51174d2f65b66d1e5878b9da233b886f161b0d88f4510ba2c7474",
+        f"{_TEST}-cat.mat.gz": "ecaf6d5bb8c3bc5eab9cf0258f6d2198dd474e016e374836fc097f2e5ff509ff",
     },
 )
-
-VIEWS_SOURCE = replace(
-    SOURCE,
-    sha256={
-        **SOURCE.sha256,
-        f"{_TRAIN}-{_VIEWS}.gz": "de7eb932ebe7a4ee16217fead60660d0eb3d23632c2f4d1c51f88c501c17bf32",
-        f"{_TEST}-{_VIEWS}.gz": "16adf314226327ee006d1a44db8cfef52773c06c829951d5653a9f6f310248a2",
-    },
-)
-"""With the files that say from where each image was taken."""
-
-CLASS_NAMES = ("animal", "human", "airplane", "truck", "car")
-
+VIEWS = {
+    f"{_TRAIN}-info.mat.gz": "de7eb932ebe7a4ee16217fead60660d0eb3d23632c2f4d1c51f88c501c17bf32",
+    f"{_TEST}-info.mat.gz": "16adf314226327ee006d1a44db8cfef52773c06c829951d5653a9f6f310248a2",
+}
+"""The files that say from where each image was taken."""
+VIEWS_SOURCE = replace(SOURCE, sha256={**SOURCE.sha256, **VIEWS})
 
 _INFO: dict[str, Any] = {
     "source": "LeCun, Huang, Bottou: Learning Methods for Generic Object Recognition (2004)",
@@ -61,7 +51,7 @@ _INFO: dict[str, Any] = {
     "num_train": _COUNT,
     "num_test": _COUNT,
     "in_shape": (2, *_SIZE),
-    "class_names": CLASS_NAMES,
+    "class_names": ("animal", "human", "airplane", "truck", "car"),
 }
 
 
@@ -75,7 +65,7 @@ def load_smallnorb(request: DataRequest) -> Splits:
     Training and test images show different toys. Validation images show the toys of the training images, from other
     sides or in other light, so that results on them are better than on the test images.
     """
-    return _load(SOURCE.paths(request), request)
+    return _load(SOURCE, request)
 
 
 def load_views(request: DataRequest) -> Splits:
@@ -83,44 +73,34 @@ def load_views(request: DataRequest) -> Splits:
 
     An azimuth is one of 0 to 340 by 20, an elevation one of 30 to 70 by 5, as the files count them.
     """
-    paths = VIEWS_SOURCE.paths(request)
-    splits = _load(paths, request)
-    train, test = (
-        replace(images, factors=_read_factors(paths[f"{part}-{_VIEWS}.gz"]))
-        for images, part in ((splits.train, _TRAIN), (splits.test, _TEST))
-    )
-    return replace(splits, train=train, test=test)
+    return _load(VIEWS_SOURCE, request)
 
 
 register_views("smallnorb", "smallNORB", load_views, find=VIEWS_SOURCE.find, **_INFO)
 
 
-def _load(paths: Mapping[str, Path], request: DataRequest) -> Splits:
-    height, width = request.image_size or _SIZE
-    resize = _halved if (height, width) == _SIZE else partial(resize_images, size=(height, width))
-    train, test = (
-        ImageSet(
-            _read_images(paths[f"{part}-{_IMAGES}.gz"], resize),
-            torch.tensor(_read(paths[f"{part}-{_LABELS}.gz"], (_COUNT,), "<i4"), dtype=torch.int64),
-        )
-        for part in (_TRAIN, _TEST)
-    )
-    return Splits(train, test, CLASS_NAMES)
+def _load(source: Source, request: DataRequest) -> Splits:
+    paths, size = source.paths(request), request.image_size or _SIZE
+    sets = []
+    for part in (_TRAIN, _TEST):
+        pixels = _read(paths[f"{part}-dat.mat.gz"], (_COUNT, 2, *_RAW_SIZE), "u1")
+        images = torch.cat([_resized(torch.tensor(pixels[i : i + _CHUNK]), size) for i in range(0, _COUNT, _CHUNK)])
+        labels = torch.tensor(_read(paths[f"{part}-cat.mat.gz"], (_COUNT,), "<i4")).long()
+        views = paths.get(f"{part}-info.mat.gz")
+        sets.append(ImageSet(images, labels, factors={} if views is None else _read_factors(views)))
+    train, test = sets
+    return Splits(train, test, class_names=_INFO["class_names"])
 
 
-def _halved(images: UInt8[Tensor, "N C H W"]) -> UInt8[Tensor, "N C h w"]:
+def _resized(images: UInt8[Tensor, "N 2 H W"], size: tuple[int, int]) -> UInt8[Tensor, "N 2 h w"]:
+    if size != _SIZE:
+        return resize_images(images, size)
     return F.avg_pool2d(images.float(), 2).round_().to(torch.uint8)
-
-
-def _read_images(path: Path, resize: Callable[[Tensor], Tensor]) -> UInt8[Tensor, "N 2 H W"]:
-    """The pairs of images in a file, resized a few at a time."""
-    pixels = _read(path, (_COUNT, 2, *_RAW_SIZE), "u1")
-    return torch.cat([resize(torch.tensor(pixels[i : i + _CHUNK])) for i in range(0, _COUNT, _CHUNK)])
 
 
 def _read_factors(path: Path) -> dict[str, Tensor]:
     """The columns of a file: instance 0..9, elevation 0..8, azimuth 0, 2, .. 34, light 0..5."""
-    codes = torch.tensor(_read(path, (_COUNT, 4), "<i4"), dtype=torch.int64)
+    codes = torch.tensor(_read(path, (_COUNT, 4), "<i4")).long()
     if codes.min() < 0 or (codes.amax(0) > torch.tensor([9, 8, 34, 5])).any():
         found = f"{codes.amin(0).tolist()} to {codes.amax(0).tolist()}"
         raise InputError(f"{path} has codes from {found}, but smallNORB's are [0, 0, 0, 0] to [9, 8, 34, 5]")

@@ -51,8 +51,8 @@ class Source:
 
     def find(self, data_dir: Path | None) -> Path | None:
         """The folder that holds all files, or None; ``data_dir`` as for `data_folders`."""
-        found = (self._search(root, direct=data_dir is not None) for root in data_folders(data_dir))
-        return next((folder for folder, files in found if len(files) == len(self.sha256)), None)
+        searched = (self._search(root, direct=data_dir is not None) for root in data_folders(data_dir))
+        return next((folder for folder, found in searched if len(found) == len(self.sha256)), None)
 
     def paths(self, request: DataRequest) -> dict[str, Path]:
         """The path of each file, packed or unpacked, by its name: in the user's folder, in the cache, or downloaded.
@@ -60,38 +60,28 @@ class Source:
         Raises:
             InputError: The folder does not exist or lacks files, or they could not be downloaded.
         """
-        named = request.data_dir is not None
-        *roots, last = data_folders(request.data_dir)
-        for root in [last] if named else roots:
-            if not root.is_dir():
+        named, roots = request.data_dir is not None, data_folders(request.data_dir)
+        for root in roots:
+            in_cache, own = not named and root == roots[-1], root / self.name
+            if not in_cache and not root.is_dir():
                 origin = "data_dir" if named else DATA_VARIABLE
                 raise InputError(f"{origin} is {root}, which is no folder; it should hold the files of {self.name}")
             folder, found = self._search(root, direct=named)
             missing = [name for name in self.sha256 if name not in found]
-            if not missing:
-                return found
-            if found or named:
+            if missing and not in_cache and (found or named):
                 wanted = " and no ".join(map(self._unpacked, missing))
                 packed = ", ".join(name for name in missing if self._unpacked(name) != name)
                 raise InputError(
                     f"{folder} has no {wanted}{f' (or {packed})' if packed else ''}; put all files of {self.name} "
-                    f"there or in {root / self.name}, or leave the folder out to have them downloaded"
+                    f"there or in {own}, or leave the folder out to have them downloaded"
                 )
-        return self._cached(last, download=request.download)
-
-    def _cached(self, cache: Path, *, download: bool) -> dict[str, Path]:
-        """The files in the cache: those that the user put there, and downloads, whose hashes are checked."""
-        own = cache / self.name
-        folder, found = self._search(cache)
-        missing = [name for name in self.sha256 if name not in found]
-        if not download:
-            if missing:
-                where = folder if found else own
-                raise InputError(f"{self.name} is not on this machine ({missing[0]} is not in {where}); {_ADVICE}")
-            return found
-        return {
-            name: self.fetch(name, own) if missing or found[name] == own / name else found[name] for name in self.sha256
-        }
+            if in_cache and request.download:  # what was downloaded before must have its hash still
+                again = [name for name in self.sha256 if missing or found[name] == own / name]
+                return {name: self.fetch(name, own) if name in again else found[name] for name in self.sha256}
+            if not missing:
+                return found
+        where = folder if found else own
+        raise InputError(f"{self.name} is not on this machine ({missing[0]} is not in {where}); {_ADVICE}")
 
     def _search(self, root: Path, *, direct: bool = False) -> tuple[Path, dict[str, Path]]:
         """Find the first folder under ``root`` with any of the files, and those files.
@@ -135,17 +125,10 @@ class Source:
         import pooch
         from requests.exceptions import RequestException
 
-        failures = []
+        failures, known, loader = [], f"sha256:{self.sha256[name]}", pooch.HTTPDownloader(timeout=TIMEOUT)
         for mirror in self.mirrors:
             try:
-                path = pooch.retrieve(
-                    url=mirror + name,
-                    known_hash=f"sha256:{self.sha256[name]}",
-                    fname=name,
-                    path=folder,
-                    downloader=pooch.HTTPDownloader(timeout=TIMEOUT),
-                )
-                return Path(path)
+                return Path(pooch.retrieve(mirror + name, known, name, folder, downloader=loader))
             except RequestException as error:  # its own text is a screen full of nested exceptions
                 status = None if error.response is None else error.response.status_code
                 failures.append(f"{mirror}: HTTP status {status}" if status else f"{mirror}: {type(error).__name__}")

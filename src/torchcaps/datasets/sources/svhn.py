@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import torch
 
 from torchcaps.datasets.dataset import ImageSet, Splits
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.sources.source import Source
 
-_TRAIN, _TEST = "train_32x32.mat", "test_32x32.mat"
-
 SOURCE = Source(
     name="svhn",
     mirrors=("http://ufldl.stanford.edu/housenumbers/",),
     sha256={
-        _TRAIN: "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
-        _TEST: "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+        "train_32x32.mat": "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+        "test_32x32.mat": "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
     },
     folders=("SVHN",),
 )
@@ -40,16 +35,15 @@ def load_svhn(request: DataRequest) -> Splits:
     """Read the training and the test digits; the extra ones of the data set are left out, as in the paper.
 
     A file has the variables X, uint8 pixels (32, 32, 3, N), and y, the labels (N, 1), in which 10 stands for the
-    digit 0.
+    digit 0. It is opened only if it has its checksum.
     """
-    paths = SOURCE.paths(request)
-    return Splits(_read(paths[_TRAIN]), _read(paths[_TEST]), tuple("0123456789"))
-
-
-def _read(path: Path) -> ImageSet:
     from scipy.io import loadmat
 
-    SOURCE.verify(path)
-    variables = loadmat(path, variable_names=["X", "y"])
-    images = torch.from_numpy(np.ascontiguousarray(variables["X"].transpose(3, 2, 0, 1)))
-    return ImageSet(images, torch.from_numpy(variables["y"][:, 0].astype(np.int64)) % 10)
+    sets = []
+    for path in SOURCE.paths(request).values():
+        SOURCE.verify(path)
+        variables = loadmat(path, variable_names=["X", "y"])
+        images = torch.from_numpy(variables["X"]).permute(3, 2, 0, 1).contiguous()
+        sets.append(ImageSet(images, torch.from_numpy(variables["y"][:, 0]).long() % 10))
+    train, test = sets
+    return Splits(train, test, class_names=tuple("0123456789"))

@@ -1,0 +1,127 @@
+"""docs/results.md and its figures: the words, and which rows are shown, are in ``results.md.jinja``."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
+
+from experiments.report import NOTHING, Runs, difference, interval, percent, span
+from experiments.store import RunLog, logs_of, read_curves, read_runs
+from experiments.tables import SHIPPED
+from experiments.zoo import HEADS
+from torchcaps.analysis import RobustnessCurve, figure_robustness, save_figure
+from torchcaps.analysis.figures import COLOURS, MUTED, SMALL, TEXT, draw_legend, new_figure, style_axes
+from torchcaps.files import write_text
+
+TEMPLATE = Path(__file__).with_name("results.md.jinja")
+#: The four tests of the heads, by what the names of their rows begin with.
+TESTS = {"azimuth": "novel azimuths", "elevation": "novel elevations", "affnist": "affNIST", "mnist": "MNIST"}
+#: Where learning is drawn, and of which heads.
+LEARNED = {"mnist": "MNIST", "affnist": "digits moved by up to 6 pixels"}
+DRAWN = ("uniform", "dynamic", "self", "self-attention", "inverted-attention", "em", "vb", "average-pooling")
+ATTACKED = {"compact-r3": "capsules", "cnn-twin": "CNN twin", "baseline-small": "the paper's CNN, smaller"}
+
+
+def error(run: RunLog) -> float:
+    """The error that a row is about, percent: on affNIST where it was measured, else on the test images."""
+    return 100 * run.measures["affnist"]["error"] if "affnist" in run.measures else run.error()
+
+
+class Page:
+    """What the template asks for: the runs of each row, ``"TABLE/ROW"``, and their numbers as text."""
+
+    def __init__(self, results: Path) -> None:
+        runs = read_runs(results)
+        tables = {table.name: logs_of(table, runs) for table in SHIPPED.values()}
+        self.all = list(runs.values())
+        self.rows = {f"{table}/{row}": logs for table, rows in tables.items() for row, logs in rows.items()}
+        self.published = {f"{t.name}/{row.name}": row.published or NOTHING for t in SHIPPED.values() for row in t.rows}
+        self.curves = read_curves(results)
+
+    def error(self, row: str) -> str:
+        """Mean ± deviation over seeds, percent."""
+        return percent(list(map(error, self.rows[row]))).removesuffix(" %")
+
+    def gap(self, row: str, other: str) -> tuple[float, float, float]:
+        """The difference of two rows' errors, and the ends of its interval."""
+        return difference(self.rows[row], self.rows[other], error)
+
+    def length(self, row: str) -> str:
+        """How long a row was trained."""
+        runs: Runs = self.rows[row]
+        return f"{span([run.summary['epochs'] for run in runs])} × {runs[0].summary['images']['train']:,}"
+
+    def under_attack(self, row: str, strength: float) -> str:
+        """Mean ± deviation of the accuracy under PGD along the scores."""
+        curves = [run.measures["pgd-scores"] for run in self.rows[row]]
+        return percent([100 * each["accuracy"][each["strengths"].index(strength)] for each in curves])
+
+
+def draw_differences(page: Page) -> Figure:
+    """The error of each head above that of uniform coupling, in pairs of seeds, with the 95 % interval."""
+    figure = new_figure(9.5, 3.8)
+    figure.supxlabel("error above that of uniform coupling, points", fontsize=TEXT)
+    names = [name for name in HEADS if name != "uniform"]
+    for panel, (test, title) in zip(figure.subplots(1, len(TESTS), sharey=True), TESTS.items(), strict=True):
+        style_axes(panel, title, "", "")
+        panel.axvline(0, color=MUTED, linewidth=1)
+        for place, name in enumerate(names):
+            mean, low, high = page.gap(f"zoo/{test}-{name}", f"zoo/{test}-uniform")
+            colour = COLOURS[0] if high < 0 else COLOURS[1] if low > 0 else MUTED
+            panel.errorbar(mean, place, xerr=high - mean, fmt="o", color=colour, markersize=4, capsize=2)
+        panel.set_yticks(range(len(names)), [HEADS[name][0].partition(",")[0] for name in names], fontsize=SMALL)
+        panel.set_ylim(len(names) - 0.5, -0.5)
+    return figure
+
+
+def draw_curves(page: Page) -> Figure:
+    """Validation error epoch by epoch, the mean of the seeds, a line a head."""
+    figure = new_figure(8.0, 4.0)
+    for panel, (test, title) in zip(figure.subplots(1, len(LEARNED)), LEARNED.items(), strict=True):
+        style_axes(panel, title, "epoch", "validation error, %")
+        for name, colour in zip(DRAWN, COLOURS, strict=True):
+            errors: dict[int, list[float]] = {}
+            for run in page.rows[f"zoo/{test}-{name}"]:
+                for line in page.curves[run.name]:
+                    errors.setdefault(int(line["epoch"]), []).append(100 - 100 * float(line["validation_accuracy"]))
+            label = HEADS[name][0].partition(",")[0] if test == "mnist" else None
+            mean = list(map(statistics.mean, errors.values()))
+            panel.plot(list(errors), mean, color=colour, marker="o", markersize=3, label=label)
+        panel.set_yscale("log")
+        panel.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
+        panel.yaxis.set_minor_locator(NullLocator())
+        panel.set_xticks(list(errors))
+    draw_legend(figure, columns=4)
+    return figure
+
+
+def draw_pgd(page: Page) -> Figure:
+    """Accuracy under PGD, along the network's own loss and along its scores: mean and deviation over seeds."""
+    curves: dict[str, list[RobustnessCurve]] = {}
+    for row, title in ATTACKED.items():
+        measures = [run.measures[kind] for kind in ("pgd", "pgd-scores") for run in page.rows[f"robustness/{row}"]]
+        curves[title] = list(map(RobustnessCurve.from_dict, measures))
+    return figure_robustness(curves)
+
+
+FIGURES: dict[str, Callable[[Page], Figure]] = {"differences": draw_differences, "curves": draw_curves, "pgd": draw_pgd}
+
+
+def write_page(results: Path, page: Path) -> list[Path]:
+    """Write the page, and its figures into ``images`` beside it; these files."""
+    given: dict[str, Any] = {"page": Page(results), "heads": HEADS, "tests": TESTS, "shipped": SHIPPED}
+    given["interval"] = lambda row, other: interval(*given["page"].gap(row, other))
+    options: dict[str, Any] = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    environment = jinja2.Environment(keep_trailing_newline=True, **options)
+    text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(given)
+    draw = {page.parent / f"images/results-{name}.png": function for name, function in FIGURES.items()}
+    files = [save_figure(function(given["page"]), path) for path, function in draw.items()]
+    write_text(page, text)
+    return [page, *files]

@@ -1,0 +1,157 @@
+"""The recorded runs: ``runs.jsonl`` has a line for each run, ``curves.csv`` a line for each of its epochs.
+
+A run is named ``TABLE/ROW/SEED``. Its weights are not kept: while it is made it has a run folder of torchcaps beside
+these files, ``TABLE/ROW/seed-SEED``, which git ignores.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from experiments.table import Row, Table
+from torchcaps.datasets.sources.affnist import NUM_TEST
+from torchcaps.files import locked, reading, write_text
+from torchcaps.parts import flat
+from torchcaps.training.config import ELSEWHERE, TrainConfig, override
+
+RESULTS = Path("experiments/results")
+RUNS, CURVES = "runs.jsonl", "curves.csv"
+_KEPT = """precision epochs best_epoch parameters images validation test seconds peak_memory_mib hardware versions
+           earlier_commits"""
+_METRICS = """epoch step seconds images_per_second learning_rate train_loss train_classification_loss
+              train_reconstruction_loss train_accuracy validation_loss validation_accuracy"""
+#: What is kept of a run's ``summary.json``, if it has it, and of its ``metrics.csv``.
+SUMMARY, COLUMNS = _KEPT.split(), _METRICS.split()
+#: Settings that say where and how a run is computed, not what it is.
+NOT_COMPARED = ("precision", *ELSEWHERE)
+
+
+@dataclass(frozen=True)
+class RunLog:
+    """A recorded run; its fields are those of its line."""
+
+    table: str
+    row: str
+    seed: int
+    config: Mapping[str, Any]  # the preset, and the options that differ from it, by their flat names
+    summary: Mapping[str, Any] = field(default_factory=dict)  # see summary_of; none where the run diverged
+    measures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # see measures.py, by kind
+    diverged: str = ""  # why the run ended before its end
+
+    @property
+    def name(self) -> str:
+        """``TABLE/ROW/SEED``."""
+        return f"{self.table}/{self.row}/{self.seed}"
+
+    def error(self, which: str = "last") -> float:
+        """Test error of the ``"last"`` or the ``"best"`` (validation-chosen) epoch, percent."""
+        return 100 * float(self.summary["test"][which]["error"])
+
+
+def summary_of(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of a ``summary.json``; whether its commit is ``exact``: known, and no file differed from it."""
+    commit = summary.get("commit") or ""
+    exact = bool(commit) and not commit.endswith("-dirty")
+    kept = {name: summary[name] for name in SUMMARY if summary.get(name) not in (None, [])}
+    return kept | {"commit": commit.removesuffix("-dirty"), "exact": exact}
+
+
+def difference(config: TrainConfig) -> dict[str, Any]:
+    """The preset of a run, and what differs from it; :func:`restore` is the inverse."""
+    usual = flat(TrainConfig.from_dict({"preset": config.preset}).fields).items()
+    left_out = {"preset", "model", "recipe", "seed", *NOT_COMPARED} - {"plugins"}
+    changed = {key: value for key, value in flat(config.fields).items() if (key, value) not in usual}
+    return {"preset": config.preset} | {key: value for key, value in changed.items() if key not in left_out}
+
+
+def restore(values: Mapping[str, Any]) -> TrainConfig:
+    """A run of those options, with seed 0; raise InputError where a part or an option is not known."""
+    changed = {name: value for name, value in values.items() if name != "preset"}
+    return override(TrainConfig.from_dict({"preset": values["preset"]}), changed)
+
+
+def is_run_of(config: TrainConfig, row: Row) -> bool:
+    """Whether a configuration is that of a row, with any seed; where it is computed makes no difference."""
+    wanted, found = row.config(config.seed), flat(config.fields)
+    names = (*NOT_COMPARED, "fitted", *wanted.fitted)  # what was fitted to the number of images is known now
+    return config == override(wanted, {name: found[name] for name in names})
+
+
+def is_finished(log: RunLog | None, row: Row) -> bool:
+    """Whether a run diverged, or has all that its row asks for, measured on as many images."""
+    if log is None or log.diverged:
+        return log is not None
+    for kind, wanted in row.measures.items():
+        found = log.measures.get(kind)
+        if found is None:
+            return False
+        there = NUM_TEST if kind == "affnist" else log.summary["images"]["test"]
+        number = found.get("images", found.get("num_images"))
+        if isinstance(wanted, int) and number != min(wanted, there):
+            return False
+    return True
+
+
+def read_runs(results: Path) -> dict[str, RunLog]:
+    """The recorded runs by their names; raise InputError if the file is damaged."""
+    path = results / RUNS
+    if not path.exists():
+        return {}
+    with reading(path, "list of runs"):
+        logs = [RunLog(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    return {log.name: log for log in logs}
+
+
+def logs_of(table: Table, runs: Mapping[str, RunLog]) -> dict[str, list[RunLog]]:
+    """The finished runs of each row, by seed; those that had other settings than their row has now are left out."""
+    found: dict[str, list[RunLog]] = {row.name: [] for row in table.rows}
+    for row in table.rows:
+        of_row = [log for log in runs.values() if (log.table, log.row) == (table.name, row.name)]
+        for log in sorted(of_row, key=lambda log: log.seed):
+            if is_finished(log, row) and is_run_of(restore(log.config), row):
+                found[row.name].append(log)
+    return found
+
+
+def read_curves(results: Path) -> dict[str, list[dict[str, str]]]:
+    """The epochs of each run, by its name."""
+    found: dict[str, list[dict[str, str]]] = {}
+    with reading(results / CURVES, "list of epochs"), (results / CURVES).open(encoding="utf-8") as file:
+        for line in csv.DictReader(file):
+            found.setdefault(line["run"], []).append(line)
+    return found
+
+
+def add_run(results: Path, log: RunLog, metrics: Path) -> None:
+    """Record a run, with the ``metrics.csv`` of its folder, in the place of an earlier one of its name.
+
+    One process at a time writes; each file is replaced as a whole, the one that makes a run finished last.
+    """
+    curves, epochs = results / CURVES, []
+    if metrics.exists():  # else it diverged in the first epoch
+        with metrics.open(encoding="utf-8") as file:
+            epochs = [",".join([log.name, *(_short(line[each]) for each in COLUMNS)]) for line in csv.DictReader(file)]
+    results.mkdir(parents=True, exist_ok=True)
+    with locked(FileLock(results / ".lock")):
+        lines = curves.read_text(encoding="utf-8").splitlines()[1:] if curves.exists() else []
+        others = [line for line in lines if not line.startswith(f"{log.name},")]
+        write_text(curves, "\n".join([",".join(["run", *COLUMNS]), *others, *epochs, ""]))
+        runs = read_runs(results) | {log.name: log}
+        write_text(results / RUNS, "".join(line_of(each) for each in runs.values()))
+
+
+def line_of(log: RunLog) -> str:
+    """The line of a run."""
+    values = {name: value for name, value in vars(log).items() if value not in ("", {})}
+    return json.dumps(values, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _short(value: str) -> str:
+    return value if value.isdecimal() or not value else f"{float(value):.5g}"

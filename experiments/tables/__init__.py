@@ -1,1 +1,0 @@
-"""The shipped tables, a file each with a ``TABLE``."""

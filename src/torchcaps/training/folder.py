@@ -1,0 +1,164 @@
+"""The run folder: its files, its lock, and ``last.ckpt``, with which a run goes on exactly.
+
+```text
+RUN/config.json      the complete configuration; torchcaps train --config runs it again
+    metrics.csv      one line an epoch
+    last.ckpt        everything needed to go on, written whole or not at all
+    best/            weights of the epoch chosen on the validation images, as save_pretrained writes them
+    summary.json     results, hardware, versions, command
+    figures/         pictures
+    tensorboard/     what a logger writes, if the recipe names one
+    .lock.json       the process that trains in it, while one does
+```
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import socket
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from filelock import FileLock, Timeout
+
+from torchcaps.errors import InputError
+from torchcaps.files import atomic_path, locked, read_json, reading, remove_temporaries, write_json
+from torchcaps.models.pretrained import CLASSES, CONFIG, WEIGHTS
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+METRICS, SUMMARY, CHECKPOINT, BEST, FIGURES = "metrics.csv", "summary.json", "last.ckpt", "best", "figures"
+BEST_FILES = tuple(f"{BEST}/{name}" for name in (CONFIG, WEIGHTS, CLASSES))
+#: Files in a run folder while a process writes to it: the one that is locked, and the one that names the process.
+LOCK, HOLDER = ".lock", ".lock.json"
+#: Settings of a recipe that may change when a run goes on: they do not change what is computed, only how long.
+RESUMABLE = ("epochs", "stop_at", "patience", "logger")
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[Path]:
+    """Keep other processes from writing to a run folder; readers need no lock.
+
+    The lock of a killed process ends with it; the files that it left are removed when the next lock is released. A file
+    system without locks keeps no process out. A folder that is empty at the end is removed.
+
+    Args:
+        folder: It is made if it is not there.
+
+    Returns:
+        A context, whose value is the folder.
+
+    Raises:
+        InputError: Another process has locked it; the error says which one, on which machine and since when.
+        OSError: The folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / LOCK).is_symlink():
+        (folder / LOCK).unlink()
+    with ExitStack() as stack:
+        stack.callback(_remove_if_empty, folder)
+        try:
+            stack.enter_context(locked(FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)))
+        except Timeout:
+            raise InputError(f"{folder} is in use: {_holder(folder)}; wait for its end, or stop it") from None
+        except (NotImplementedError, OSError) as error:
+            if getattr(error, "errno", None) not in (None, errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                raise
+        stack.callback((folder / HOLDER).unlink, missing_ok=True)
+        since = datetime.now().astimezone().isoformat(" ", "seconds")
+        write_json(folder / HOLDER, {"process": os.getpid(), "host": socket.gethostname(), "since": since})
+        yield folder
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):  # it has files, or is gone
+        folder.rmdir()
+
+
+def _holder(folder: Path) -> str:
+    """The process that has locked a folder, in words."""
+    try:
+        holder = read_json(folder / HOLDER, "note of who trains there")
+    except (InputError, OSError):  # it is just being written, or removed
+        return "another process trains in it"
+    return f"process {holder.get('process')} on {holder.get('host')} has trained in it since {holder.get('since')}"
+
+
+@contextmanager
+def on_main_process(fabric: Fabric, folder: AbstractContextManager[Path | None]) -> Iterator[Path | None]:
+    """Let the first process enter the context of a run folder for all processes; all of them raise its errors."""
+    with ExitStack() as held:
+        taken: Path | Exception | None = None
+        if fabric.is_global_zero:
+            try:
+                taken = held.enter_context(folder)
+            except (InputError, OSError) as error:
+                taken = error
+        taken = fabric.broadcast(taken)
+        if isinstance(taken, Exception):
+            raise taken
+        yield taken
+
+
+def remove_leftovers(out: Path) -> None:
+    """Remove the temporary files of a killed process; no process may be writing to the folder now."""
+    for name in (CONFIG, METRICS, CHECKPOINT, SUMMARY, *BEST_FILES):
+        remove_temporaries(out / name)
+
+
+def place_of(folder: Path) -> tuple[int, int] | None:
+    """The device and number of a folder, which it keeps while it stays where it is; None if there is none."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        found = folder.stat()
+        return found.st_dev, found.st_ino
+    return None
+
+
+def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
+    """Write tensors and plain values; an OSError, as of a full disk, leaves an earlier checkpoint as it was."""
+    contents = io.BytesIO()  # torch's own writer hides the system's reason
+    torch.save(dict(state), contents)
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(contents.getbuffer())
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Read ``last.ckpt``, made of tensors and plain values; nothing in it is executed.
+
+    Raises:
+        InputError: The file is missing, damaged, or not a checkpoint of torchcaps.
+    """
+    with reading(path, "checkpoint"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's warnings about such files are for programmers
+        with zipfile.ZipFile(path) as archive:  # torch does not compare checksums
+            if (damaged := archive.testzip()) is not None:
+                raise InputError(f"the checksum of its part {damaged} is wrong")
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        return {part: checkpoint[part] for part in ("model", "optimizer", "progress", "data", "settings")}
+
+
+def check_settings(before: Mapping[str, Any], after: Mapping[str, Any], out: Path, others: Sequence[str] = ()) -> None:
+    """Raise InputError if the run in ``out`` cannot go on with settings, by flat names, in place of those it has.
+
+    ``others`` may change, besides those of `RESUMABLE`.
+    """
+    for name in {**before, **after}:
+        if name not in (*RESUMABLE, *others) and before.get(name) != after.get(name):
+            raise InputError(
+                f"the run in {out} has {name} = {before.get(name)!r}; it cannot go on with {after.get(name)!r}, only "
+                f"{', '.join((*RESUMABLE, *others))} may change"
+            )
+    if before["schedule"] == "one-cycle" and before["epochs"] != after["epochs"]:
+        raise InputError(
+            f"the one-cycle schedule of the run in {out} ends with epoch {before['epochs']}; it cannot go on to epoch "
+            f"{after['epochs']}: take the constant schedule (--schedule constant) in a new run"
+        )
