@@ -30,11 +30,8 @@ __all__ = ["CapsNetClassifier"]
 DTYPES = (np.float64, np.float32, np.uint8)
 
 PixelRange = tuple[float, float] | tuple[np.ndarray, np.ndarray]
-#: What stands for 0 and 1 in arrays of bytes, and in those that need no scale.
 BYTES, UNIT = (0.0, 255.0), (0.0, 1.0)
-
-#: How far rounding may bring pixels out of 0..1.
-ROUNDING = 1e-6
+ROUNDING = 1e-6  # how far it may bring pixels out of 0..1
 
 
 class CapsNetClassifier(ClassifierMixin, BaseEstimator):
@@ -130,21 +127,15 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             network = self._build(images.shape[1:], len(classes))
-            recipe = Recipe(
-                epochs=self.epochs,
-                batch_size=min(self.batch_size, len(images)),
-                learning_rate=self.learning_rate,
-                max_shift=self.max_shift,
-                schedule="one-cycle",
-            )
-            data, accelerator = ImageSet(images, torch.from_numpy(codes)), torch.device(self.device).type
-            place: dict[str, Any] = {"accelerator": accelerator, "precision": self.precision, "progress": Progress()}
+            sizes: dict[str, Any] = {"epochs": self.epochs, "batch_size": min(self.batch_size, len(images))}
+            recipe = Recipe(learning_rate=self.learning_rate, max_shift=self.max_shift, schedule="one-cycle", **sizes)
+            where: dict[str, Any] = {"accelerator": torch.device(self.device).type, "precision": self.precision}
+            data = ImageSet(images, torch.from_numpy(codes))
             try:
-                rows = fit(network, data, recipe, seed=seed, **place)
+                rows = fit(network, data, recipe, seed=seed, progress=Progress(), **where)
             except Diverged:
-                raise InputError(
-                    f"the loss became NaN or infinite; learning_rate must be below {self.learning_rate}"
-                ) from None
+                said = "the loss became NaN or infinite; learning_rate must be below"
+                raise InputError(f"{said} {self.learning_rate}") from None
         # together, so that a fit that fails leaves what an earlier one made
         self.classes_, self.network_, self.loss_curve_ = classes, network.cpu(), [row["train_loss"] for row in rows]
         self.pixel_range_ = pixel_range
@@ -169,18 +160,12 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         return scores
 
     def decision_function(self, X: ArrayLike) -> Float[np.ndarray, "N J"] | Float[np.ndarray, "N"]:
-        """Scores of the classes; of two classes, the second's minus the first's.
-
-        Errors are those of :meth:`capsule_scores`.
-        """
+        """Scores of the classes; of two classes, the second's minus the first's. Errors: see :meth:`capsule_scores`."""
         scores = self.capsule_scores(X)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def predict(self, X: ArrayLike) -> np.ndarray:
-        """The class with the highest score for each image.
-
-        Errors are those of :meth:`capsule_scores`.
-        """
+        """The class with the highest score for each image. Errors: see :meth:`capsule_scores`."""
         scores = self.capsule_scores(X)
         return self.classes_[scores.argmax(1)]
 
@@ -210,8 +195,13 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         if self.image_shape is None:
             array = check_array(X, ensure_2d=False, allow_nd=True, dtype=DTYPES)
         else:
-            array = validate_data(self, X, reset=pixel_range is None, dtype=DTYPES)
-            array = array.reshape(len(array), *_flat_shape(self.image_shape, array.shape[1]))
+            array, shape = validate_data(self, X, reset=pixel_range is None, dtype=DTYPES), tuple(self.image_shape)
+            if len(shape) not in (2, 3) or min(shape) < 1:
+                raise InputError(f"image_shape must be (H, W) or (C, H, W), got {self.image_shape!r}")
+            if math.prod(shape) != array.shape[1]:
+                numbers = f"{math.prod(shape)} numbers an image, but X has {array.shape[1]} features"
+                raise InputError(f"image_shape {shape} has {numbers}")
+            array = array.reshape(len(array), *shape)
         if array.ndim == 3:
             array = array[:, None]
         if array.ndim != 4:
@@ -221,16 +211,6 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         if pixel_range is None:
             pixel_range = _range_of(array, by_pixel=self.image_shape is not None)
         return torch.from_numpy(np.ascontiguousarray(_to_bytes(array, pixel_range))), pixel_range
-
-
-def _flat_shape(image_shape: Sequence[int], features: int) -> tuple[int, ...]:
-    """Shape of the image in a row of so many numbers, which must be as many as ``image_shape`` says."""
-    shape = tuple(image_shape)
-    if len(shape) not in (2, 3) or min(shape) < 1:
-        raise InputError(f"image_shape must be (H, W) or (C, H, W), got {image_shape!r}")
-    if math.prod(shape) != features:
-        raise InputError(f"image_shape {shape} has {math.prod(shape)} numbers an image, but X has {features} features")
-    return shape
 
 
 def _range_of(array: np.ndarray, *, by_pixel: bool = False) -> PixelRange:

@@ -186,6 +186,8 @@ def detect(
     The limit of each class is what 5 % of its validation images pass. RUN is a run folder, a folder written by
     save_pretrained, or a repository of the hub; without it, the network that comes with torchcaps.
     """
+    from dataclasses import replace
+
     from torchcaps.analysis import detect as judge
     from torchcaps.analysis import fit_detector
 
