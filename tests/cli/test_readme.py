@@ -96,6 +96,8 @@ def test_every_call_on_a_page_parses(page: Path, monkeypatch: pytest.MonkeyPatch
 def test_the_page_of_commands_shows_every_one_and_the_readme_is_short() -> None:
     page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     assert {call.split()[0] for call in calls_in(page)} == set(COMMANDS)
+    assert len(README.split()) <= 450
+    assert calls_in(README)
 
 
 def test_the_check_can_fail() -> None:
