@@ -30,14 +30,13 @@ from support import (
 from torchcaps import create_model, list_presets, squash
 from torchcaps.errors import InputError
 from torchcaps.models import BaselineCNN, CapsNet, Network, build_network, get_preset, register_preset
-from torchcaps.models.network import present_names
 from torchcaps.nn import ChannelNorm, EMCodeRouting, Matrix
 from torchcaps.parts import UnknownOption, complete, describe, flat, override, own_parts
 from torchcaps.training.recipe import Recipe
 
 IN_SHAPE, NUM_CLASSES = (3, 20, 24), 7  # no source has such images
-OF_02 = json.loads((Path(__file__).parent / "presets-of-0.2.json").read_text(encoding="utf-8"))
-"""What version 0.2 wrote of each preset into the config.json of a run: its network and its recipe."""
+KEPT = json.loads((Path(__file__).parent / "presets.json").read_text(encoding="utf-8"))
+"""The network and the recipe of each preset, as they must stay."""
 
 
 def on_meta(name: str, *given: Any, **overrides: Any) -> Any:
@@ -53,7 +52,7 @@ def on_meta(name: str, *given: Any, **overrides: Any) -> Any:
 def test_a_preset_keeps_the_contract(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = create_model(name, IN_SHAPE, NUM_CLASSES, **small(name))
     says_what_it_is(name)
-    is_what_version_02_wrote(name)
+    keeps_its_numbers(name)
     learns_at_any_size(name, model)
     survives_half_precision(model)
     comes_back_from_its_folder_and_its_card(name, model.eval(), tmp_path, monkeypatch)
@@ -76,10 +75,9 @@ def says_what_it_is(name: str) -> None:
     assert not own_parts("network", preset.network)
 
 
-def is_what_version_02_wrote(name: str) -> None:
-    """Fewer parts had names then; options, weights and recipe are the same. It also holds presets to their numbers."""
-    preset, written = get_preset(name), OF_02[name]
-    tree = complete("network", present_names(written["model"]))
+def keeps_its_numbers(name: str) -> None:
+    preset, written = get_preset(name), KEPT[name]
+    tree = complete("network", written["model"])
     assert tree == preset.network
     assert Recipe().replace(written["recipe"]) == Recipe().replace(preset.recipe)
     torch.manual_seed(0)
@@ -192,7 +190,7 @@ def test_a_few_steps_lower_the_loss(name: str) -> None:
 
 
 def test_names_are_taken_once_and_unknown_ones_get_the_nearest() -> None:
-    assert set(OF_02) == set(list_presets())
+    assert set(KEPT) == set(list_presets())
     assert_raises(InputError, register_preset, "sabour2017", "Mine.", say='there is a preset "sabour2017" already')
     said = 'there is no preset "sabor2017"; did you mean "sabour2017"?'
     assert_raises(InputError, create_model, "sabor2017", say=said)

@@ -126,14 +126,6 @@ def test_every_configuration_of_the_published_runs_is_read() -> None:
         assert not wrong, file
 
 
-def test_a_run_of_the_time_before_loggers_had_names_is_read(tmp_path: Path) -> None:
-    values = make_config("sabour2017").to_dict()
-    for wanted, name in ((True, "tensorboard"), (False, None)):
-        recipe = {key: each for key, each in values["recipe"].items() if key not in ("logger", "compile", "patience")}
-        (tmp_path / "config.json").write_text(json.dumps(values | {"recipe": recipe, "tensorboard": wanted}))
-        assert read_config(tmp_path / "config.json") == make_config("sabour2017", logger=name)
-
-
 # ---- optimizers
 
 

@@ -34,7 +34,7 @@ from torchcaps.models.pretrained import (
     read_weights,
 )
 from torchcaps.nn import Decoder
-from torchcaps.parts import Spec, Tree, build, complete, describe, find, options
+from torchcaps.parts import Spec, build, complete, describe
 from torchcaps.ranges import COUNT, PIXELS, Classes
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ class Network(nn.Module):
         described = read_json(folder / CONFIG, "configuration")
         in_shape, num_classes = described.pop("in_shape", None), described.pop("num_classes", None)
         try:
-            network = plan_network(complete("network", present_names(described)), in_shape, num_classes)
+            network = plan_network(complete("network", described), in_shape, num_classes)
         except Exception as error:  # whatever a file of others may hold
             raise InputError(
                 f"configuration {folder / CONFIG} does not describe a network: {reason_of(error)}"
@@ -303,19 +303,3 @@ def plan_network(spec: Spec, in_shape: Sequence[int], num_classes: int) -> Netwo
         raise
     except (RuntimeError, OverflowError, ValueError) as error:  # of torch or a layer: a size beyond all numbers
         raise InputError("the network would have more parameters than can be counted; choose smaller sizes") from error
-
-
-def present_names(values: Mapping[str, Any]) -> Tree:
-    """What a file says of a network, by today's names; in version 0.2 fewer parts had names of their own."""
-    given = dict(values)
-    if isinstance(given.get("primary"), Mapping):
-        given["primary_capsules"] = {"name": "conv", **given.pop("primary")}
-    if isinstance(given.get("decoder"), Mapping):
-        given["decoder"] = {"name": "dense", **given["decoder"]}
-    if isinstance(given.get("loss"), Mapping):
-        loss = given.pop("loss")
-        name = loss.get("classification_loss")
-        known = options(find("loss", name))
-        given["classification_loss"] = {"name": name, **{key: each for key, each in loss.items() if key in known}}
-        given |= {key: each for key, each in loss.items() if key.startswith("reconstruction_")}
-    return given

@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.files import read_json
-from torchcaps.models.network import present_names
 from torchcaps.models.presets import get_preset
 from torchcaps.parts import Choice, Settings, Tree, flat
 from torchcaps.plugins import is_loaded, plugin_options
@@ -86,12 +85,7 @@ class TrainConfig(Settings):
             InputError: An unknown field (the nearest known one is named), or a value that does not fit its field.
         """
         preset = get_preset(values.get("preset", cls.preset))
-        given = {name: value for name, value in values.items() if name != "capture"}  # of versions with CUDA graphs
-        if given.pop("tensorboard", False):  # of versions without the field `logger`
-            given["recipe"] = {"logger": "tensorboard", **given.get("recipe", {})}
-        if isinstance(given.get("model"), Mapping):
-            given["model"] = present_names(given["model"])
-        return cls(model=preset.network, recipe=Recipe().replace(preset.recipe)).replace(given)
+        return cls(model=preset.network, recipe=Recipe().replace(preset.recipe)).replace(values)
 
 
 def make_config(preset: str | None = None, **overrides: Any) -> TrainConfig:
