@@ -95,6 +95,9 @@ def test_weights_start_as_the_routing_wants_them() -> None:
         layer = DenseCapsules(*sizes, routing=routing)
         assert_close(layer.routing.beta_u, float(u), 0)
         assert_close(layer.routing.beta_a, float(a), 0)
+    for bias, shapes in ((True, [(50, 10)]), (False, [])):
+        layer = DenseCapsules(*sizes, routing={"name": "self-attention", "attention_bias": bias})
+        assert [tuple(each.shape) for each in layer.routing.parameters()] == shapes
 
 
 MAP = (3, 4, 2)
