@@ -109,7 +109,7 @@ def test_uneven_light_and_noise_are_flattened(digits: np.ndarray) -> None:
 
 @pytest.mark.slow
 def test_the_kinds_of_photos_that_are_measured(digits: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.syspath_prepend(ROOT / "experiments")
     import photos
 
     random = np.random.default_rng(3)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -107,16 +105,6 @@ def test_nothing_is_downloaded(bars_run: Path, tmp_path: Path, monkeypatch: pyte
     explorer = open_explorer(run)
     assert "the files of mnist are not on this machine" in explorer.no_images
     assert_raises(InputError, open_explorer, run, "kmnist", str(tmp_path), say="downloads nothing")
-
-
-def test_images_of_a_folder_are_stretched(bars_run: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(bars_run, tmp_path / "run"))
-    config = json.loads((run / "config.json").read_text()) | {"data": f"folder:{tmp_path}"}
-    (run / "config.json").write_text(json.dumps(config))
-    about = json.loads((run / "best/classes.json").read_text())
-    del about["fit"]  # as in runs of earlier versions, which are known by their data
-    (run / "best/classes.json").write_text(json.dumps(about))
-    assert open_explorer(load_run(run)).fit == "stretch"
 
 
 def test_other_data_may_be_named(bars_run: Path) -> None:

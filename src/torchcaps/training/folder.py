@@ -49,7 +49,7 @@ def lock_folder(folder: Path) -> Iterator[Path]:
     """Keep other processes from writing to a run folder; readers need no lock.
 
     The lock of a killed process ends with it; the files that it left are removed when the next lock is released. A file
-    system without locks keeps no process out. A folder that is empty at the end is removed.
+    system without locks keeps no process out. A folder that was made here and is empty at the end is removed.
 
     Args:
         folder: It is made if it is not there.
@@ -61,11 +61,10 @@ def lock_folder(folder: Path) -> Iterator[Path]:
         InputError: Another process has locked it; the error says which one, on which machine and since when.
         OSError: The folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    if (folder / LOCK).is_symlink():
-        (folder / LOCK).unlink()
     with ExitStack() as stack:
-        stack.callback(_remove_if_empty, folder)
+        stack.enter_context(made_folder(folder))
+        if (folder / LOCK).is_symlink():
+            (folder / LOCK).unlink()
         try:
             stack.enter_context(locked(FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)))
         except Timeout:
@@ -79,9 +78,21 @@ def lock_folder(folder: Path) -> Iterator[Path]:
         yield folder
 
 
-def _remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):  # it has files, or is gone
-        folder.rmdir()
+@contextmanager
+def made_folder(folder: Path, *, new: bool = False) -> Iterator[Path]:
+    """Make a folder and those that it lies in; of these, the ones that are empty at the end are removed.
+
+    A FileExistsError tells that it is there already, where it must be ``new``.
+    """
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=not new)
+    try:
+        yield folder
+    finally:
+        for each in made:
+            with suppress(OSError):  # it has files, or is gone
+                each.rmdir()
 
 
 def _holder(folder: Path) -> str:

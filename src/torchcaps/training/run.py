@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,7 @@ from torchcaps.training.folder import (
     SUMMARY,
     check_settings,
     lock_folder,
+    made_folder,
     on_main_process,
     read_checkpoint,
     remove_leftovers,
@@ -126,16 +127,14 @@ def resume(
 def _new_folder(config: TrainConfig, out: str | Path | None) -> Iterator[Path]:
     """Lock a folder that no run is in: the one that is named, or the next free ``runs/PRESET-DATA-N``."""
     number = 0
-    if out is None:
-        Path("runs").mkdir(exist_ok=True)
-    while out is None:
-        # folder:PATH and npz:PATH become the name of what they point to
-        kind, _, path = config.data.partition(":")
-        number, free = number + 1, Path("runs") / f"{config.preset}-{real(path).stem if path else kind}-{number + 1}"
-        with suppress(FileExistsError):
-            free.mkdir()
-            out = free
-    with lock_folder(Path(out)) as folder:
+    with ExitStack() as stack:
+        while out is None:
+            # folder:PATH and npz:PATH become the name of what they point to
+            kind, _, path = config.data.partition(":")
+            number, name = number + 1, f"{config.preset}-{real(path).stem if path else kind}-{number + 1}"
+            with suppress(FileExistsError):
+                out = stack.enter_context(made_folder(Path("runs") / name, new=True))
+        folder = stack.enter_context(lock_folder(Path(out)))
         if (folder / CONFIG).exists() or (folder / CHECKPOINT).exists():
             raise InputError(
                 f"there is a run in {folder} already; go on with it by --resume {folder}, or choose another --out"
