@@ -273,8 +273,9 @@ def test_what_is_known_of_the_images_goes_with_the_network(
     config = read_json(copy / "config.json", "configuration")
     write_json(copy / "config.json", config | {"data": "of-a-plugin"})
     assert load_run(copy).images == run.images
+    about = read_json("saved/classes.json", "list")
     for entry in ({"preparation": 7}, {"preparation": {"box": 20}}, {"calibration": [1, 2]}):
-        write_json("saved/classes.json", read_json("saved/classes.json", "list") | entry)
+        write_json("saved/classes.json", about | entry)
         done = cli("predict", "saved", photo_file)
         assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
         assert f"{Path('saved/classes.json')} is damaged" in done.err

@@ -85,8 +85,7 @@ def made_folder(folder: Path, *, new: bool = False) -> Iterator[Path]:
     A FileExistsError tells that it is there already, where it must be ``new``.
     """
     made = [each for each in (folder, *folder.parents) if not each.exists()]
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(exist_ok=not new)
+    folder.mkdir(parents=True, exist_ok=not new)
     try:
         yield folder
     finally:

@@ -128,6 +128,8 @@ def _new_folder(config: TrainConfig, out: str | Path | None) -> Iterator[Path]:
     """Lock a folder that no run is in: the one that is named, or the next free ``runs/PRESET-DATA-N``."""
     number = 0
     with ExitStack() as stack:
+        if out is None:
+            stack.enter_context(made_folder(Path("runs")))
         while out is None:
             # folder:PATH and npz:PATH become the name of what they point to
             kind, _, path = config.data.partition(":")
