@@ -17,7 +17,7 @@ from torchcaps import analysis
 from torchcaps.analysis import Evaluation
 from torchcaps.datasets import Dataset, Preparation, find_dataset, load_dataset
 from torchcaps.errors import InputError
-from torchcaps.files import could_be_repository, read_json, reading, real, remove_temporaries, write_json
+from torchcaps.files import check_path, could_be_repository, read_json, reading, real, remove_temporaries, write_json
 from torchcaps.image_spec import ImageSpec
 from torchcaps.models import Network, build_network, load_pretrained
 from torchcaps.models.pretrained import (
@@ -133,6 +133,7 @@ def _new_folder(config: TrainConfig, out: str | Path | None) -> Iterator[Path]:
         while out is None:
             # folder:PATH and npz:PATH become the name of what they point to
             kind, _, path = config.data.partition(":")
+            check_path(path or kind)
             number, name = number + 1, f"{config.preset}-{real(path).stem if path else kind}-{number + 1}"
             with suppress(FileExistsError):
                 out = stack.enter_context(made_folder(Path("runs") / name, new=True))
