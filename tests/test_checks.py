@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -150,6 +152,18 @@ def test_errors_are_those_of_python() -> None:
         function()
     with pytest.raises(TypeError, match="unexpected keyword argument"):
         function(POSES, nubmer=3)
+
+
+def test_a_tensor_dies_with_its_last_name_after_a_call_that_tried_two_annotations() -> None:
+    gc.disable()
+    try:
+        poses = torch.zeros(2, 3, 4)
+        dead = weakref.ref(poses)
+        function(poses, torch.zeros(3, 5, 6))  # does not fit the first of weight's annotations
+        del poses
+        assert dead() is None
+    finally:
+        gc.enable()
 
 
 def test_methods_are_named_by_the_class_of_their_object() -> None:

@@ -152,7 +152,7 @@ def _union_test(args: tuple[Any, ...]) -> Test:
             try:
                 return each(name, value, sizes, owner)
             except InputError as error:
-                found.append(error)
+                found.append(error.with_traceback(None))  # a traceback keeps the caller's tensors alive
         shapes = [str(error).partition(" must have shape ")[2].partition(", got")[0] for error in found]
         if len(shapes) > 1 and all(shapes):
             raise InputError(f"{name} must have shape {' or '.join(dict.fromkeys(shapes))}, got {tuple(value.shape)}")
