@@ -107,6 +107,7 @@ def test_with_a_prior_the_loop_serves(fused: list[object]) -> None:
     routing = DynamicRouting()
     routing.backend = "reference"
     routing(DenseVotes(poses, weight))
+    routing(DenseVotes(poses, weight).masked(torch.ones(poses.shape[:2], dtype=torch.bool)))
     assert not fused
 
 
