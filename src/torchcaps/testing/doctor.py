@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -53,27 +54,25 @@ class Finding:
 def diagnose(module: nn.Module, shape: Sequence[int], *, mask: Bool[Tensor, "B I"] | None = None) -> list[Finding]:
     """Look for known mistakes in a capsule layer, or a network, of any origin; in a few seconds.
 
-    =========================  ========  ==========================================================================
-    ``softmax-over-inputs``    note      the softmax of the logits runs over the input capsules
-    ``softmax-over-nothing``   error     it runs over an axis of size one, so all coupling is one
-    ``mixes-images``           error     an image's result depends on the other images of the batch
-    ``keeps-state``            error     a result depends on earlier calls
-    ``random-in-evaluation``   warning   the same input gives another result at the next call
-    ``nan-at-zero``            error     the result or a gradient is not finite for zeros
-    ``no-routing``             warning   output capsules are a fixed weighted sum of the inputs, up to their lengths
-    ``agreement-not-summed``   error     logits differ by component, or hold a softmax of logits instead of their sum
-    ``no-gradient``            error     the input or a parameter changes the result, and gets no gradient
-    ``padding-changes-result`` error     what stands at masked places, or their number, changes the result
-    ``dead-capsules``          warning   output capsules are the same for all inputs, or the same as another one
-    =========================  ========  ==========================================================================
+    - ``softmax-over-inputs``, a note: the softmax of the logits runs over the input capsules.
+    - ``softmax-over-nothing``, an error: it runs over an axis of size one, so all coupling is one.
+    - ``mixes-images``, an error: an image's result depends on the other images of the batch.
+    - ``keeps-state``, an error: a result depends on earlier calls.
+    - ``random-in-evaluation``, a warning: the same input gives another result at the next call.
+    - ``nan-at-zero``, an error: the result, or a gradient, is not finite for zeros.
+    - ``no-routing``, a warning: the coupling is uniform, or output capsules are a fixed weighted sum of the inputs.
+    - ``agreement-not-summed``, an error: logits differ by component, or are a softmax of logits plus agreement.
+    - ``no-gradient``, an error: the input or a parameter changes the result, and gets no gradient.
+    - ``padding-changes-result``, an error: what stands at masked places, or their number, changes the result.
+    - ``dead-capsules``, a warning: an output capsule is the same for all inputs, or the same as another one.
 
-    A copy is called, in evaluation mode, in the precision of its parameters; nothing is trained. No finding is no
+    A copy is called, in evaluation mode, in float32 or float64; nothing is trained. No finding is no
     proof: what the softmax runs over is not seen where I = J, ``no-routing`` needs D of at least 3 or a softmax, and
     only torch's own softmax is watched.
 
     Args:
         module: Maps poses (B, I, K) to (B, J, D), or images (B, C, H, W) to (B, J) or (B, J, D). It returns a tensor,
-            or a tuple, mapping or dataclass whose first tensor is that; axes of size one more are left out.
+            or a tuple, mapping or object whose first tensor is that; axes of size one more are left out.
         shape: Of its input, (B, I, K) or (B, C, H, W), B at least 2; sizes that differ from each other show more.
         mask: Which input capsules are there. The module is called as ``module(poses, mask)``, a
             :class:`torchcaps.nn.CapsuleLayer` with :class:`torchcaps.nn.Capsules`; ``padding-changes-result`` needs it.
@@ -92,10 +91,12 @@ def diagnose(module: nn.Module, shape: Sequence[int], *, mask: Bool[Tensor, "B I
     """
     with torch.no_grad():
         patient = Patient(module, shape, mask)
-        # chance of another source than torch's hides all else
-        names = _LOOKS if patient.repeats() else ("random-in-evaluation",)
-        found = [(name, _LOOKS[name], _LOOKS[name].see(patient)) for name in names]
-    return [Finding(name, look.severity, words, look.cause, look.cure) for name, look, words in found if words]
+        # random numbers of another source than torch's hide all else
+        repeats = change(patient.call(patient.poses), patient.result) <= CHANGED
+        names = _LOOKS if repeats else ("random-in-evaluation",)
+        found = {name: next(_LOOKS[name].see(patient), None) for name in names}
+    looks = ((name, words, _LOOKS[name]) for name, words in found.items() if words is not None)
+    return [Finding(name, look.severity, words, look.cause, look.cure) for name, words, look in looks]
 
 
 # ---- the module, as it is called and watched
@@ -117,21 +118,26 @@ class Patient:
             self.module = copy.deepcopy(module).eval()
         except Exception as error:
             raise InputError(f"diagnose: a {self.name} cannot be copied: {reason_of(error)}") from error
+        if self.like.dtype in (torch.float16, torch.bfloat16):
+            self.module, self.like = self.module.float(), self.like.float()
         if any(map(nn.parameter.is_lazy, self.module.parameters())):  # all copies begin with the same weights
             self.call(self.inputs(), module=self.module)
+        length = 0.0
         for factor in (1.0,) if self.of_images else FACTORS:  # of votes that are too short, nothing can be seen
             self.factor = factor
             self.poses = self.inputs()
             self.result = self.call(self.poses)
-            if float(self.result.norm(dim=-1).max()) >= LENGTH:
+            before, length = length, float(self.result.norm(dim=-1).max())
+            if length >= LENGTH or length < 1.5 * before:
                 break
         if not self.result.isfinite().all():
             raise InputError(f"diagnose: a {self.name} gives NaN or infinity for random inputs, so nothing can be told")
         self.out_capsules = self.result.shape[1]
         self.out_dim = self.result.shape[2] if self.result.ndim == 3 else 1
-        # a batch of a size that no other axis has, where the module takes that
+        # a batch by whose size its axis is known, where the module takes that
         sizes = {*self.shape[1:], self.out_capsules, self.out_dim}
-        self.batch = next(size for size in (self.shape[0], 3, 5, 7, 11, 13, 17, 19) if size not in sizes)
+        known = (n for n in (7, 11, 13, 17, 19, 23, 29) if all(size % n for size in sizes))
+        self.batch = next(known, self.shape[0])
         try:
             self.softmaxes = self.watched()
         except InputError:
@@ -164,23 +170,16 @@ class Patient:
                 torch.manual_seed(seed)
                 result = first_tensor(module(*given))
         except Exception as error:
-            raise InputError(
-                f"{called} raises {type(error).__name__}: {reason_of(error)} ({place_of(error, module)})"
-            ) from error
+            raised = f"{type(error).__name__}: {reason_of(error)} ({place_of(error, module)})"
+            raise InputError(f"{called} raises {raised}") from error
         if result is None:
             raise InputError(f"{called} returns no tensor")
-        wanted, axis = 3, result.ndim - 1
-        while result.ndim > wanted and axis > 0:
-            result = result.squeeze(axis) if result.shape[axis] == 1 else result
-            axis -= 1
+        for axis in range(result.ndim - 1, 0, -1):
+            result = result.squeeze(axis) if result.ndim > 3 else result  # of size one only
         if result.ndim not in ((2, 3) if self.of_images else (3,)) or len(result) != len(inputs):
             meant = "(B, J) or (B, J, D)" if self.of_images else "(B, J, D)"
             raise InputError(f"{called} must return {meant} first, got {tuple(result.shape)}")
         return result
-
-    def repeats(self) -> bool:
-        """Whether a fresh copy gives the same result from the same seed."""
-        return change(self.call(self.poses), self.result) <= CHANGED
 
     def watched(self, module: nn.Module | None = None) -> list[Softmax]:
         """The softmaxes of a call."""
@@ -189,24 +188,20 @@ class Patient:
             self.call(self.inputs(batch=self.batch), mask, module=module)
         return watch.softmaxes
 
-    def coupled(
-        self, over: Literal["outputs", "inputs", "nothing"], softmaxes: Sequence[Softmax] | None = None
-    ) -> list[Softmax]:
-        """The softmaxes of logits, one for each pair of capsules, that run over these; of the first call if None."""
+    def over(self, softmax: Softmax) -> Literal["outputs", "inputs", "nothing", "something else"]:
+        """What a softmax runs over, if its logits are one, or D, for each pair of capsules of each image."""
         J, D, B = self.out_capsules, self.out_dim, self.batch
-        found = []
-        for each in self.softmaxes if softmaxes is None else softmaxes:
-            size, others = each.shape[each.axis], each.shape[: each.axis] + each.shape[each.axis + 1 :]
-            among = any(other in (J, J * D) or other % (B * J) == 0 for other in others)
-            is_inputs = size not in (1, J, D, B) and (self.of_images or size == self.shape[1])
-            runs = {
-                "outputs": size == J and math.prod(others) > B,
-                "inputs": is_inputs and among,
-                "nothing": size == 1 and among and (self.of_images or self.shape[1] > 1),
-            }
-            if J > 1 and runs[over]:
-                found.append(each)
-        return found
+        size, others = softmax.shape[softmax.axis], [*softmax.shape]
+        del others[softmax.axis]
+        if J == 1 or math.prod(others) <= B:
+            return "something else"
+        if size == J:
+            return "outputs"
+        of_pairs = not {J, J * D, B * J, B * J * D}.isdisjoint(others)
+        if of_pairs and size == 1 and (self.of_images or self.shape[1] > 1):
+            return "nothing"
+        is_inputs = size not in (1, D, B) if self.of_images else size == self.shape[1] not in (1, D, B)
+        return "inputs" if of_pairs and is_inputs else "something else"
 
 
 class Softmax(NamedTuple):
@@ -278,13 +273,9 @@ def first_tensor(returned: object) -> Tensor | None:
     """The first tensor in what a module returns."""
     if isinstance(returned, Tensor):
         return returned
-    parts: Any = ()
-    if isinstance(returned, Mapping):
-        parts = returned.values()
-    elif isinstance(returned, (tuple, list)):
-        parts = returned
-    elif is_dataclass(returned):
-        parts = vars(returned).values()
+    if not isinstance(returned, (tuple, list, Mapping)):
+        returned = getattr(returned, "__dict__", ())
+    parts: Any = returned.values() if isinstance(returned, Mapping) else returned
     return next((found for found in map(first_tensor, parts) if found is not None), None)
 
 
@@ -304,36 +295,26 @@ def move(tensor: Tensor, by: float) -> None:
 
 
 class Look(NamedTuple):
-    """What finds a mistake, giving the evidence or nothing, and what is said of it."""
+    """A mistake: what yields the evidence if it is there, and what is said of it."""
 
-    see: Callable[[Patient], str | None]
+    see: Callable[[Patient], Iterator[str]]
     severity: Severity
     cause: str
     cure: str
 
 
 _LOOKS: dict[str, Look] = {}
+INPUT = "the input"
 
 
 def finds(severity: Severity, cause: str, cure: str) -> Callable[..., Any]:
     """Register what finds the mistake that its function is named after."""
 
-    def register(see: Callable[[Patient], str | None]) -> Callable[[Patient], str | None]:
+    def register(see: Callable[[Patient], Iterator[str]]) -> Callable[[Patient], Iterator[str]]:
         _LOOKS[see.__name__.strip("_").replace("_", "-")] = Look(see, severity, cause, cure)
         return see
 
     return register
-
-
-def _count(softmaxes: list[Softmax], words: str) -> str | None:
-    if not softmaxes:
-        return None
-    shape, axis = softmaxes[0].shape, softmaxes[0].axis
-    return (
-        f"{len(softmaxes)} softmaxes run over {words} (axis {axis} of {shape})"
-        if len(softmaxes) > 1
-        else (f"a softmax runs over {words} (axis {axis} of {shape})")
-    )
 
 
 @finds(
@@ -341,18 +322,17 @@ def _count(softmaxes: list[Softmax], words: str) -> str | None:
     "softmax(dim=1) on logits (B, I, J), or a softmax without dim, which then takes axis 0 or 1; some mean it",
     "for the paper's routing, take the axis of the output capsules; where inputs compete, mask them before the softmax",
 )
-def _softmax_over_inputs(patient: Patient) -> str | None:
-    found = patient.coupled("inputs")
-    return _count(found, f"the {found[0].shape[found[0].axis]} input capsules" if found else "")
+def _softmax_over_inputs(patient: Patient) -> Iterator[str]:
+    for each in patient.softmaxes:
+        if patient.over(each) == "inputs":
+            yield f"a softmax runs over the {each.shape[each.axis]} input capsules, axis {each.axis} of {each.shape}"
 
 
-@finds(
-    "error",
-    "a softmax over the last axis of logits (B, I, J, 1)",
-    "take the axis of the output capsules",
-)
-def _softmax_over_nothing(patient: Patient) -> str | None:
-    return _count(patient.coupled("nothing"), "an axis of size one")
+@finds("error", "a softmax over the last axis of logits (B, I, J, 1)", "take the axis of the output capsules")
+def _softmax_over_nothing(patient: Patient) -> Iterator[str]:
+    for each in patient.softmaxes:
+        if patient.over(each) == "nothing":
+            yield f"a softmax runs over an axis of size one, axis {each.axis} of {each.shape}"
 
 
 @finds(
@@ -360,13 +340,12 @@ def _softmax_over_nothing(patient: Patient) -> str | None:
     "agreement averaged over the batch, logits without a batch axis, or a softmax over axis 0",
     "give every image its own logits, (B, I, J), and average over nothing",
 )
-def _mixes_images(patient: Patient) -> str | None:
+def _mixes_images(patient: Patient) -> Iterator[str]:
     inputs = patient.poses.clone()
     inputs[0] = patient.inputs(seed=1)[0]
     off = change(patient.call(inputs)[1:], patient.result[1:])
-    return (
-        f"another first image changes the results of the others by {off:.2g} of the largest" if off > CHANGED else None
-    )
+    if off > CHANGED:
+        yield f"another first image changes the results of the others by {off:.2g} of the largest"
 
 
 @finds(
@@ -374,11 +353,12 @@ def _mixes_images(patient: Patient) -> str | None:
     "logits kept as an attribute, buffer or parameter that the call adds to",
     "make the logits anew in every call",
 )
-def _keeps_state(patient: Patient) -> str | None:
+def _keeps_state(patient: Patient) -> Iterator[str]:
     module = copy.deepcopy(patient.module)
     patient.call(patient.inputs(seed=1), module=module, seed=1)
     off = change(patient.call(patient.poses, module=module), patient.result)
-    return f"after a call with other inputs, the result differs by {off:.2g} of the largest" if off > CHANGED else None
+    if off > CHANGED:
+        yield f"after a call with other inputs, the result differs by {off:.2g} of the largest"
 
 
 @finds(
@@ -386,10 +366,10 @@ def _keeps_state(patient: Patient) -> str | None:
     "logits that start from noise, or dropout that evaluation does not turn off",
     "in evaluation, draw from a generator with a fixed seed, start from learned logits, or use nn.Dropout",
 )
-def _random_in_evaluation(patient: Patient) -> str | None:
+def _random_in_evaluation(patient: Patient) -> Iterator[str]:
     off = change(patient.call(patient.poses, seed=1), patient.result)
-    off = max(off, change(patient.call(patient.poses), patient.result))
-    return f"two calls with the same input differ by {off:.2g} of the largest" if off > CHANGED else None
+    if off > CHANGED:
+        yield f"two calls with the same input differ by {off:.2g} of the largest"
 
 
 @finds(
@@ -397,43 +377,37 @@ def _random_in_evaluation(patient: Patient) -> str | None:
     "a squash that divides by a length, or takes the root of a squared one, without epsilon",
     "add an epsilon under the root: s² / (1 + s²) · s / sqrt(s² + eps)",
 )
-def _nan_at_zero(patient: Patient) -> str | None:
+def _nan_at_zero(patient: Patient) -> Iterator[str]:
     first, capsule = patient.poses.clone(), patient.poses.clone()
     first[0], capsule[:, 0] = 0, 0
     cases = {"an input of zeros": 0 * patient.poses, "one image of zeros": first}
     if not patient.of_images:
         cases["one input capsule of zeros"] = capsule
     for case, inputs in cases.items():
-        try:
-            result, gradients = _gradients(patient, inputs)
-        except RuntimeError:  # said by no-gradient
-            result, gradients = patient.call(inputs), {}
-        for what, numbers in {"the result": result, **gradients}.items():
-            bad = 0 if numbers is None else int((~numbers.isfinite()).sum())
-            if bad:
-                assert numbers is not None
-                what = what if what == "the result" else f"the gradient of {what}"
-                return f"for {case}, {bad} of {numbers.numel()} numbers of {what} are NaN or infinite"
-    return None
+        numbers = {"the result": patient.call(inputs)}
+        with suppress(RuntimeError):  # of backward(), which no-gradient says
+            numbers |= {f"the gradient of {name}": each for name, each in _gradients(patient, inputs).items()}
+        for name, each in numbers.items():
+            if bad := int((~each.isfinite()).sum()):
+                yield f"for {case}, {bad} of {each.numel()} numbers of {name} are NaN or infinite"
 
 
 @finds(
     "warning",
-    "one iteration only, agreement that is computed and not used, or logits too small to matter",
+    "one iteration only, agreement that is computed and not used, or logits that do not reach the last sum",
     "compute the coupling again after each agreement, and use the last one; if no routing is meant, nothing is wrong",
 )
-def _no_routing(patient: Patient) -> str | None:
-    if patient.coupled("nothing"):  # which says it
-        return None
+def _no_routing(patient: Patient) -> Iterator[str]:
+    if "nothing" in map(patient.over, patient.softmaxes):  # which says it
+        return
     moved = copy.deepcopy(patient.module)
     for parameter in moved.parameters():
         move(parameter, 0.1)  # one that starts at zero hides what it multiplies
-    softmaxes = patient.watched(moved)
-    coupling = patient.coupled("outputs", softmaxes) + patient.coupled("inputs", softmaxes)
+    coupling = [each for each in patient.watched(moved) if patient.over(each) in ("outputs", "inputs")]
     if coupling and not any(each.differs[each.axis] for each in coupling):
-        return f"all {len(coupling)} softmaxes see equal logits, so the coupling is always uniform"
+        yield f"all {len(coupling)} softmaxes see equal logits, so the coupling is always uniform"
     if patient.of_images or patient.out_dim < 3:
-        return None
+        return
     step = patient.inputs(seed=2)
     for factor in FACTORS:
         line = [factor * (patient.poses + t * step) for t in (0.0, 0.3, 0.6, 1.0, 2.0)]
@@ -441,8 +415,8 @@ def _no_routing(patient: Patient) -> str | None:
         directions = along / along.norm(dim=-1, keepdim=True).clamp_min(1e-30)  # (B, J, 5, D)
         values = torch.linalg.svdvals(directions.nan_to_num())
         if float((values[..., 2] / values[..., 0].clamp_min(1e-30)).max()) > FLAT:
-            return None
-    return "along a line of inputs, the directions of output capsules stay in a plane: they are a fixed weighted sum"
+            return
+    yield "along a line of inputs, the directions of output capsules stay in a plane: they are a fixed weighted sum"
 
 
 @finds(
@@ -450,14 +424,15 @@ def _no_routing(patient: Patient) -> str | None:
     "votes times capsules without the sum over components, or the softmax of logits stored in place of the logits",
     "b = b + (votes * capsules).sum(-1), and keep c = softmax(b) under another name",
 )
-def _agreement_not_summed(patient: Patient) -> str | None:
+def _agreement_not_summed(patient: Patient) -> Iterator[str]:
     I, J, D = patient.shape[1], patient.out_capsules, patient.out_dim
-    if not patient.of_images and len({I, J, D, patient.batch, 1}) == 5:
-        for shape, axis, differs, _ in patient.softmaxes:
-            if {I, J, D} <= {*shape} and axis != shape.index(D) and differs[shape.index(D)]:
-                return f"logits of shape {shape} differ along their axis {shape.index(D)}, the {D} components"
-    again = [each for each in patient.softmaxes if each.of_softmax]
-    return _count(again, "the result of an earlier softmax plus something, instead of the sum of logits and agreement")
+    told_apart = not patient.of_images and len({I, J, D, patient.batch, 1}) == 5
+    for shape, axis, differs, of_softmax in patient.softmaxes:
+        components = shape.index(D) if told_apart and {I, J, D} <= {*shape} else axis
+        if components != axis and differs[components]:
+            yield f"logits of shape {shape} differ along axis {components}, the {D} components"
+        if of_softmax:
+            yield f"logits of shape {shape} are the result of an earlier softmax, with something added"
 
 
 @finds(
@@ -465,19 +440,32 @@ def _agreement_not_summed(patient: Patient) -> str | None:
     "detach() or no_grad() around all iterations, .data, numpy, or a tensor made anew from a parameter",
     "let gradients through the last weighted sum at least",
 )
-def _no_gradient(patient: Patient) -> str | None:
+def _no_gradient(patient: Patient) -> Iterator[str]:
     try:
-        _, gradients = _gradients(patient, patient.poses)
+        gradients = _gradients(patient, patient.poses)
     except RuntimeError as error:
-        return f"backward() raises {type(error).__name__}: {reason_of(error)}"
-    found = []
-    for name in [name for name, each in gradients.items() if each is None or not each.count_nonzero()]:
+        yield f"backward() raises {type(error).__name__}: {reason_of(error)}"
+        return
+    for name in (name for name, each in gradients.items() if not each.count_nonzero()):
         module, inputs = copy.deepcopy(patient.module), patient.poses.clone()
         move(inputs if name == INPUT else module.get_parameter(name), 0.01)
         off = change(patient.call(inputs, module=module), patient.result)
         if off > CHANGED:
-            found.append(f"{name} (moved by 1 %, it changes the result by {off:.2g} of the largest)")
-    return f"no gradient reaches {', '.join(found)}" if found else None
+            yield f"no gradient reaches {name}; moved by 1 %, it changes the result by {off:.2g} of the largest"
+
+
+def _gradients(patient: Patient, inputs: Tensor) -> dict[str, Tensor]:
+    """The gradients of the input and of each parameter; zeros where none arrives."""
+    module, inputs = copy.deepcopy(patient.module), inputs.clone().requires_grad_()
+    named = {INPUT: inputs, **{name: each for name, each in module.named_parameters() if each.requires_grad}}
+    with torch.enable_grad():
+        result = patient.call(inputs, module=module)
+        weights = torch.randn(result.shape, generator=torch.Generator().manual_seed(8)).to(result)
+        total = (result * weights).sum()
+    if not total.requires_grad:
+        return {name: torch.zeros_like(each) for name, each in named.items()}
+    gradients = torch.autograd.grad(total, list(named.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(named, gradients, strict=True))
 
 
 @finds(
@@ -485,31 +473,25 @@ def _no_gradient(patient: Patient) -> str | None:
     "a softmax over the inputs before the mask, or sums, means and norms that include masked places",
     "set votes, and logits where inputs compete, to zero and -inf at masked places before anything is summed",
 )
-def _padding_changes_result(patient: Patient) -> str | None:
+def _padding_changes_result(patient: Patient) -> Iterator[str]:
     mask = patient.mask
     if mask is None:
-        return None
+        return
     poses, others = patient.poses * mask.unsqueeze(2), patient.inputs(seed=4)
+    lengths, there = mask.sum(1), mask.any(1)
     with Watch(still=True):
         padded = patient.call(poses)
-        filled = patient.call(poses.where(mask.unsqueeze(2), others))
-    there = mask.any(1)
-    off = change(filled[there], padded[there])
-    if off > CHANGED:
-        return f"other numbers at masked places change the result by {off:.2g} of the largest"
-    most = 0.0
-    for length in sorted(set(mask.sum(1).tolist()) - {0}):
-        rows = mask.sum(1) == length
-        rows &= mask[:, :length].all(1)  # padded at the end
-        if not rows.any():
-            continue
-        try:
-            with Watch(still=True):
-                cut = patient.call(poses[:, :length], mask[:, :length])
-        except InputError:  # it takes so many capsules only
-            return None
-        most = max(most, change(cut[rows], padded[rows]))
-    return f"without the padding, the result differs by {most:.2g} of the largest" if most > CHANGED_BY_SHAPE else None
+        off = change(patient.call(poses.where(mask.unsqueeze(2), others))[there], padded[there])
+        if off > CHANGED:
+            yield f"other numbers at masked places change the result by {off:.2g} of the largest"
+        for length in lengths[lengths > 1].unique().tolist():  # one capsule may be broadcast
+            rows = (lengths == length) & mask[:, :length].all(1)  # padded at the end
+            try:
+                off = change(patient.call(poses[:, :length], mask[:, :length])[rows], padded[rows])
+            except (InputError, RuntimeError):  # it takes so many capsules only, or no row is
+                continue
+            if off > CHANGED_BY_SHAPE:
+                yield f"without the padding, the result differs by {off:.2g} of the largest"
 
 
 @finds(
@@ -517,37 +499,15 @@ def _padding_changes_result(patient: Patient) -> str | None:
     "weights of zero, a ReLU that is never positive, or equal logits where all pairs share their weights",
     "look at how weights and logits start; with weights that all pairs share, logits must start from noise or queries",
 )
-def _dead_capsules(patient: Patient) -> str | None:
+def _dead_capsules(patient: Patient) -> Iterator[str]:
     results = torch.cat([patient.result, *(patient.call(patient.inputs(seed=seed)) for seed in (5, 6, 7))])
-    largest = results.abs().max().clamp_min(1e-30)
-    by_capsule = results.movedim(1, 0).flatten(2) if results.ndim == 3 else results.T.unsqueeze(2)  # (J, B, D)
-    varies = (by_capsule - by_capsule[:, :1]).abs().amax((1, 2)) > CHANGED * 1e-2 * by_capsule.abs().amax((1, 2))
-    dead = (~varies).nonzero().flatten().tolist()
-    if dead and not (patient.of_images and len(dead) == len(varies)):  # a last layer may start from zeros
-        return f"output capsules {dead[:10]} of {len(varies)} give the same for all of {len(results)} inputs"
-    if patient.of_images:
-        return None
-    for j in range(len(by_capsule) - 1):
-        same = (by_capsule[j + 1 :] - by_capsule[j]).abs().amax((1, 2)) <= CHANGED * 1e-1 * largest
-        if same.any():
-            other = j + 1 + int(same.nonzero()[0])
-            return f"output capsules {j} and {other} of {len(varies)} are the same for all of {len(results)} inputs"
-    return None
-
-
-INPUT = "the input"
-
-
-def _gradients(patient: Patient, inputs: Tensor) -> tuple[Tensor, dict[str, Tensor | None]]:
-    """The result, and the gradients of the input and of each parameter, None where there is none."""
-    module, inputs = copy.deepcopy(patient.module), inputs.clone().requires_grad_()
-    named = {INPUT: inputs, **{name: each for name, each in module.named_parameters() if each.requires_grad}}
-    with torch.enable_grad():
-        result = patient.call(inputs, module=module)
-        if not result.requires_grad:
-            return result, dict.fromkeys(named)
-        weights = torch.randn(result.shape, generator=torch.Generator().manual_seed(8)).to(result)
-        total = (result * weights).sum()
-    return result.detach(), dict(
-        zip(named, torch.autograd.grad(total, list(named.values()), allow_unused=True), strict=True)
-    )
+    capsules = results.movedim(1, 0).reshape(patient.out_capsules, len(results), -1)  # (J, B, D)
+    varies = (capsules - capsules[:, :1]).flatten(1).any(1)
+    where = f"of {len(varies)} capsules, for all of {len(results)} inputs"
+    # a network's last layer may start from zeros
+    if not varies.all() and (varies.any() or not patient.of_images):
+        yield f"these are the same {where}: {(~varies).nonzero().flatten().tolist()[:10]}"
+    apart = torch.cdist(capsules.flatten(1), capsules.flatten(1)) / capsules.flatten(1).norm(dim=1).clamp_min(1e-30)
+    same = (apart < CHANGED).triu(1).nonzero().tolist()
+    if same and not patient.of_images:
+        yield f"these two are equal {where}: {same[0]}"
