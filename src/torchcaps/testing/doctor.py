@@ -10,7 +10,6 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -230,6 +229,11 @@ class Watch(TorchDispatchMode):
         self.still, self.softmaxes = still, list[Softmax]()
         self.followed: dict[int, tuple[Tensor, bool]] = {}  # by memory: the tensor keeps it, whether anything was added
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: to skip it, torch would first import it, which takes seconds."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, random = func.overloadpacket.__name__, torch.Tag.nondeterministic_seeded in func.tags
         if name in self.SOFTMAXES or name == "_log_softmax":
@@ -242,9 +246,8 @@ class Watch(TorchDispatchMode):
         return result
 
     def _note(self, logits: Tensor, axis: int) -> None:
-        numbers = logits.detach().nan_to_num()
-        rounding = CHANGED * float(numbers.abs().max()) if numbers.numel() else 0.0
-        differs = tuple(float((numbers.amax(n) - numbers.amin(n)).max()) > rounding for n in range(numbers.ndim))
+        numbers = logits.detach()
+        differs = tuple(bool((numbers != numbers.narrow(n, 0, 1)).any()) for n in range(numbers.ndim))
         of_softmax = self.followed.get(memory(logits), (logits, False))[1]
         self.softmaxes.append(Softmax(tuple(logits.shape), axis % logits.ndim, differs, of_softmax))
 
@@ -304,7 +307,7 @@ class Look(NamedTuple):
 
 
 _LOOKS: dict[str, Look] = {}
-INPUT = "the input"
+RESULT, INPUT = "the result", "the input"
 
 
 def finds(severity: Severity, cause: str, cure: str) -> Callable[..., Any]:
@@ -380,16 +383,18 @@ def _random_in_evaluation(patient: Patient) -> Iterator[str]:
 def _nan_at_zero(patient: Patient) -> Iterator[str]:
     first, capsule = patient.poses.clone(), patient.poses.clone()
     first[0], capsule[:, 0] = 0, 0
-    cases = {"an input of zeros": 0 * patient.poses, "one image of zeros": first}
+    cases = {"an input of zeros": 0 * patient.poses}
     if not patient.of_images:
-        cases["one input capsule of zeros"] = capsule
+        cases |= {"one image of zeros": first, "one input capsule of zeros": capsule}
     for case, inputs in cases.items():
-        numbers = {"the result": patient.call(inputs)}
-        with suppress(RuntimeError):  # of backward(), which no-gradient says
-            numbers |= {f"the gradient of {name}": each for name, each in _gradients(patient, inputs).items()}
+        try:
+            numbers = _with_gradients(patient, inputs)
+        except RuntimeError:  # of backward(), which no-gradient says
+            numbers = {RESULT: patient.call(inputs)}
         for name, each in numbers.items():
             if bad := int((~each.isfinite()).sum()):
-                yield f"for {case}, {bad} of {each.numel()} numbers of {name} are NaN or infinite"
+                what = name if name == RESULT else f"the gradient of {name}"
+                yield f"for {case}, {bad} of {each.numel()} numbers of {what} are NaN or infinite"
 
 
 @finds(
@@ -398,7 +403,8 @@ def _nan_at_zero(patient: Patient) -> Iterator[str]:
     "compute the coupling again after each agreement, and use the last one; if no routing is meant, nothing is wrong",
 )
 def _no_routing(patient: Patient) -> Iterator[str]:
-    if "nothing" in map(patient.over, patient.softmaxes):  # which says it
+    runs = {*map(patient.over, patient.softmaxes)}
+    if "nothing" in runs or (patient.of_images and not runs & {"outputs", "inputs"}):  # the first says it
         return
     moved = copy.deepcopy(patient.module)
     for parameter in moved.parameters():
@@ -442,20 +448,24 @@ def _agreement_not_summed(patient: Patient) -> Iterator[str]:
 )
 def _no_gradient(patient: Patient) -> Iterator[str]:
     try:
-        gradients = _gradients(patient, patient.poses)
+        gradients = _with_gradients(patient, patient.poses)
     except RuntimeError as error:
         yield f"backward() raises {type(error).__name__}: {reason_of(error)}"
         return
-    for name in (name for name, each in gradients.items() if not each.count_nonzero()):
+    without = [name for name, each in gradients.items() if name != RESULT and not each.count_nonzero()]
+    for names in [without, *([name] for name in without)]:
         module, inputs = copy.deepcopy(patient.module), patient.poses.clone()
-        move(inputs if name == INPUT else module.get_parameter(name), 0.01)
+        for name in names:
+            move(inputs if name == INPUT else module.get_parameter(name), 0.01)
         off = change(patient.call(inputs, module=module), patient.result)
-        if off > CHANGED:
-            yield f"no gradient reaches {name}; moved by 1 %, it changes the result by {off:.2g} of the largest"
+        if off <= CHANGED and names == without:  # such as a decoder, whose output is not looked at
+            return
+        if off > CHANGED and len(names) == 1:
+            yield f"no gradient reaches {names[0]}; moved by 1 %, it changes the result by {off:.2g} of the largest"
 
 
-def _gradients(patient: Patient, inputs: Tensor) -> dict[str, Tensor]:
-    """The gradients of the input and of each parameter; zeros where none arrives."""
+def _with_gradients(patient: Patient, inputs: Tensor) -> dict[str, Tensor]:
+    """The result, and the gradients of the input and of each parameter; zeros where none arrives."""
     module, inputs = copy.deepcopy(patient.module), inputs.clone().requires_grad_()
     named = {INPUT: inputs, **{name: each for name, each in module.named_parameters() if each.requires_grad}}
     with torch.enable_grad():
@@ -463,9 +473,9 @@ def _gradients(patient: Patient, inputs: Tensor) -> dict[str, Tensor]:
         weights = torch.randn(result.shape, generator=torch.Generator().manual_seed(8)).to(result)
         total = (result * weights).sum()
     if not total.requires_grad:
-        return {name: torch.zeros_like(each) for name, each in named.items()}
+        return {RESULT: result} | {name: torch.zeros_like(each) for name, each in named.items()}
     gradients = torch.autograd.grad(total, list(named.values()), allow_unused=True, materialize_grads=True)
-    return dict(zip(named, gradients, strict=True))
+    return {RESULT: result.detach()} | dict(zip(named, gradients, strict=True))
 
 
 @finds(
@@ -500,7 +510,7 @@ def _padding_changes_result(patient: Patient) -> Iterator[str]:
     "look at how weights and logits start; with weights that all pairs share, logits must start from noise or queries",
 )
 def _dead_capsules(patient: Patient) -> Iterator[str]:
-    results = torch.cat([patient.result, *(patient.call(patient.inputs(seed=seed)) for seed in (5, 6, 7))])
+    results = torch.cat([patient.result, *(patient.call(patient.inputs(seed=seed)) for seed in (5, 6))])
     capsules = results.movedim(1, 0).reshape(patient.out_capsules, len(results), -1)  # (J, B, D)
     varies = (capsules - capsules[:, :1]).flatten(1).any(1)
     where = f"of {len(varies)} capsules, for all of {len(results)} inputs"
