@@ -261,6 +261,19 @@ class Attention(nn.Module):
         return self.routing(poses + self.attention(poses, poses, poses)[0])
 
 
+class Heads(nn.Module):
+    """Attention among the tokens of images, by as many heads as there are classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.classes = nn.Conv2d(3, 3 * 8 * J, 4, 4), nn.Linear(8 * J, J)
+
+    def forward(self, images: Tensor) -> Tensor:
+        query, key, value = self.tokens(images).flatten(2).unflatten(1, (3, J, 8)).transpose(3, 4).unbind(1)
+        seen = (query @ key.transpose(2, 3)).softmax(3) @ value
+        return self.classes(seen.mean(2).flatten(1))
+
+
 class Short(Layer):
     """Capsules of length 0.1 at most, in an object."""
 
@@ -300,6 +313,7 @@ def test_nothing_is_found_in_what_is_right(kind: Callable[[], nn.Module]) -> Non
 def test_nothing_is_found_in_masked_layers_and_in_networks() -> None:
     assert diagnose(Masked(), SHAPE, mask=MASK) == []
     assert diagnose(Network(), (B, 3, 13, 17)) == []
+    assert diagnose(Heads(), (B, 3, 16, 12)) == []
     assert diagnose(nn.Sequential(nn.Flatten(), nn.Linear(48, 10)), (B, 3, 4, 4)) == [], "a network without capsules"
 
 

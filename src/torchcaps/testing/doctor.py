@@ -109,10 +109,11 @@ class Patient:
             raise InputError(f"diagnose: shape must be (B, I, K) or (B, C, H, W), B at least 2, got {tuple(shape)}")
         if mask is not None and (len(shape) == 4 or tuple(mask.shape) != tuple(shape[:2])):
             raise InputError(f"diagnose: a mask is for poses (B, I, K), {tuple(shape)}, got one of {tuple(mask.shape)}")
-        self.name, self.shape, self.mask, self.factor = type(module).__name__, tuple(shape), mask, 1.0
+        self.name, self.shape, self.factor = type(module).__name__, tuple(shape), 1.0
         self.of_images = len(shape) == 4
         numbers = (each for each in (*module.parameters(), *module.buffers()) if each.is_floating_point())
         self.like = next(numbers, torch.empty(0)).detach()
+        self.mask = None if mask is None else mask.to(self.like.device)
         try:
             self.module = copy.deepcopy(module).eval()
         except Exception as error:
@@ -192,7 +193,7 @@ class Patient:
         J, D, B = self.out_capsules, self.out_dim, self.batch
         size, others = softmax.shape[softmax.axis], [*softmax.shape]
         del others[softmax.axis]
-        if J == 1 or math.prod(others) <= B:
+        if J == 1 or math.prod(others) <= B or size in others:  # the last as in attention among tokens
             return "something else"
         if size == J:
             return "outputs"
@@ -236,7 +237,7 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, random = func.overloadpacket.__name__, torch.Tag.nondeterministic_seeded in func.tags
-        if name in self.SOFTMAXES or name == "_log_softmax":
+        if name in (*self.SOFTMAXES, "_log_softmax") and args[0].ndim and args[0].numel():
             self._note(*args[:2])
         result = func(*args, **(kwargs or {}))
         if self.still and random and isinstance(result, Tensor):
