@@ -80,6 +80,19 @@ def agree_on_average(self: Layer, logits: Tensor, coupling: Tensor, votes: Tenso
     return logits + torch.einsum("bijd,bjd->bij", votes, capsules).mean(0, keepdim=True)
 
 
+class InputsOfAll(Layer):
+    """Logits without an axis for images, which compete among the inputs."""
+
+    def start(self, votes: Tensor) -> Tensor:
+        return votes.new_zeros(1, I, J)
+
+    def compete(self, logits: Tensor) -> Tensor:
+        return logits.softmax(1)
+
+    def gather(self, coupling: Tensor, votes: Tensor) -> Tensor:
+        return (coupling.unsqueeze(3) * votes).sum(1)
+
+
 def agree_by_component(self: Layer, logits: Tensor, coupling: Tensor, votes: Tensor, capsules: Tensor) -> Tensor:
     return logits + votes * capsules.unsqueeze(1)
 
@@ -180,6 +193,11 @@ def test_a_mistake_is_named(name: str, evidence: str, module: nn.Module) -> None
     assert finding.severity == ("note" if name == "softmax-over-inputs" else finding.severity)
     assert finding.cause
     assert finding.cure
+
+
+def test_several_mistakes_are_named() -> None:
+    found = names(layer("Tutorial", InputsOfAll, agree=agree_on_average))
+    assert found == ["softmax-over-inputs", "mixes-images"]
 
 
 def test_weights_that_are_too_short_hide_nothing() -> None:

@@ -193,10 +193,10 @@ class Patient:
         J, D, B = self.out_capsules, self.out_dim, self.batch
         size, others = softmax.shape[softmax.axis], [*softmax.shape]
         del others[softmax.axis]
-        if J == 1 or math.prod(others) <= B or size in others:  # the last as in attention among tokens
+        if J == 1 or size in others:  # the latter as in attention among tokens
             return "something else"
         if size == J:
-            return "outputs"
+            return "outputs" if math.prod(others) > B else "something else"  # such as scores
         of_pairs = not {J, J * D, B * J, B * J * D}.isdisjoint(others)
         if of_pairs and size == 1 and (self.of_images or self.shape[1] > 1):
             return "nothing"
