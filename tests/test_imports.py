@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sklearn": INNER,
     "export": INNER,
     "explorer": INNER,
-    "cli": INNER | {"export", "explorer"},
+    "cli": INNER | {"export", "explorer", "testing"},
     "__init__": {"_lazy", "_version"},
     "__main__": {"cli"},
 }
