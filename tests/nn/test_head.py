@@ -25,7 +25,7 @@ def features_and_labels() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(24) % 3
     features = torch.rand(24, 6, 3, 3, generator=generator)
-    features[:, :3] += nn.functional.one_hot(labels, 3)[:, :, None, None]
+    features[:, :3] += 2 * nn.functional.one_hot(labels, 3)[:, :, None, None]
     return features, labels
 
 
@@ -52,8 +52,8 @@ def test_what_does_not_fit_is_said() -> None:
     for shape, said in (
         ((6,), "maps (B, C, H, W), tokens (B, N, C) or vectors (B, C), got (6,)"),
         ((2, 197, 6), "as many as a square map has places, without class tokens, got 197"),
-        ((2, 5, 3, 3), "features must be of shape (B, 6, H, W)"),
-        ((2, 5), "features must be of shape (B, 6, H, W)"),
+        ((2, 5, 3, 3), "features must have shape (B, 6, H, W)"),
+        ((2, 5), "features must have shape (B, 6, H, W)"),
     ):
         assert_raises(InputError, head, torch.rand(shape), say=said)
 
@@ -63,10 +63,10 @@ def test_it_learns_in_loops_of_others(way: str) -> None:
     torch.manual_seed(0)
     features, labels = features_and_labels()
     head: Any = CapsuleHead(6, 3)
-    model, optimizer = head, torch.optim.Adam(head.parameters(), 3e-2)
+    model, optimizer = head, torch.optim.Adam(head.parameters(), 3e-3)
     backward: Callable[[Tensor], object] = Tensor.backward
     if way == "fit":
-        recipe = Recipe(epochs=30, batch_size=24, learning_rate=3e-2)
+        recipe = Recipe(epochs=30, batch_size=24, learning_rate=3e-3)
         fit(head, (features, labels), recipe, loss=margin_loss, progress=Progress(), accelerator="cpu")
     if way == "compiled":
         model = torch.compile(head, backend="aot_eager", fullgraph=True)

@@ -15,7 +15,7 @@ from torchcaps import create_model
 from torchcaps.errors import InputError, WrongType
 from torchcaps.models import CapsNet
 from torchcaps.nn import TimmBackbone
-from torchcaps.parts import complete, describe
+from torchcaps.parts import UnknownOption, complete, describe
 
 SMALL: dict[str, Any] = {"primary_types": 2, "primary_kernel": 2, "decoder_hidden": (8,)}
 
@@ -27,7 +27,9 @@ def network(backbone: str = "timm:wide", in_shape: tuple[int, int, int] = (3, 24
 def test_a_name_behind_a_colon_is_the_first_option() -> None:
     assert complete("backbone", "timm:wide") == complete("backbone", {"name": "timm", "timm_model": "wide"})
     assert_raises(WrongType, complete, "routing", "dynamic:3", say="num_iterations must be 0 to 1000, got '3'")
-    assert_raises(InputError, complete, "transform", "identity:3", say='there is no option of transform "identity" "3"')
+    assert_raises(
+        UnknownOption, complete, "transform", "identity:3", say='there is no option of transform "identity" "3"'
+    )
     assert_raises(InputError, complete, "backbone", "tim:wide", say='there is no backbone "tim"; did you mean "timm"?')
 
 

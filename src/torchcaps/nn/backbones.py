@@ -191,4 +191,4 @@ class TimmBackbone(nn.Module):
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B c h w"]:
         """The map of images."""
         maps: Tensor = self.model((images - self.mean) / self.std)[0]
-        return maps.permute(0, 3, 1, 2) if self.model.output_fmt == "NHWC" else maps
+        return maps.permute(0, 3, 1, 2) if getattr(self.model, "output_fmt", None) == "NHWC" else maps

@@ -71,7 +71,7 @@ def load_npz(request: DataRequest) -> Splits:
         names = arrays.get("class_names")
         if names is not None and names.dtype.kind == "U":  # NumPy takes what is no character, and Python fails later
             names.astype(names.dtype.newbyteorder("<")).tobytes().decode("utf-32-le")
-    most = len(arrays[pairs["train"][0]])  # every class needs a training image
+    most = len(np.atleast_1d(arrays[pairs["train"][0]]))  # every class needs a training image
     sets = {part: _image_set(path, arrays, *pair, most) for part, pair in pairs.items() if pair[0] in arrays}
     return with_test_set(path, sets, _class_names(path, pairs["train"][1], sets["train"].labels, names))
 
