@@ -52,7 +52,7 @@ def network_of(what: str, backbone: str | None, side: int) -> nn.Module:
 
 
 def measure(what: str, backbone: str | None, side: int, batch: int, steps: int) -> tuple[int, float, float]:
-    """Parameters, the most memory that training takes, MiB, and the median of its images per second of processor time."""
+    """Parameters, the most memory that training takes, MiB, and its images per second of processor time."""
     torch.manual_seed(0)
     images, labels, seconds = torch.rand(batch, 3, side, side), torch.arange(batch) % CLASSES, list[float]()
     networks = []
