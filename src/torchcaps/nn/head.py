@@ -54,10 +54,13 @@ class CapsuleHead(nn.Module):
         routing: RoutingSpec = "dynamic",
     ) -> None:
         super().__init__()
-        self.side, parts = side, {"transform": transform, "routing": routing}
-        sizes = {"primary_types": primary_types, "primary_dim": primary_dim}
-        self.primary = PrimaryCapsules(in_channels, **sizes, primary_kernel=1, primary_stride=1)
-        self.classes = DenseCapsules(primary_types * side**2, primary_dim, num_classes, capsule_dim, **parts)
+        self.side, in_capsules = side, primary_types * side**2
+        self.primary = PrimaryCapsules(
+            in_channels, primary_types=primary_types, primary_dim=primary_dim, primary_kernel=1, primary_stride=1
+        )
+        self.classes = DenseCapsules(
+            in_capsules, primary_dim, num_classes, capsule_dim, transform=transform, routing=routing
+        )
 
     def forward(self, features: Float[Tensor, "B C H W"] | Float[Tensor, "B N C"] | Float[Tensor, "B C"]) -> Capsules:
         """Class capsules (B, J, D) of maps, tokens or vectors.
