@@ -18,8 +18,9 @@ from torchcaps.training.recipe import Recipe
 
 #: What a run consists of, given field by field.
 WHOLE = ("preset", "model", "recipe")
-#: Fields of the recipe that few images change, where nobody gave them.
-FITTED: tuple[Literal["epochs", "batch_size", "learning_rate"], ...] = ("epochs", "batch_size", "learning_rate")
+Fitted = Literal["epochs", "batch_size", "learning_rate", "patience", "select"]
+#: Fields of the recipe that one's own images change, where nobody gave them.
+FITTED: tuple[Fitted, ...] = ("epochs", "batch_size", "learning_rate", "patience", "select")
 #: Settings that say where and how a run is computed, not what.
 ELSEWHERE = (
     "data_dir",
@@ -55,8 +56,8 @@ class TrainConfig(Settings):
     """Resize images to this height and width, pixels."""
     skip_damaged: bool = False
     """Leave out damaged image files: those of a folder that cannot be read; which they are is said."""
-    fitted: tuple[Literal["epochs", "batch_size", "learning_rate"], ...] = ()
-    """Fields of the recipe that the number of training images decides when the run begins; none from then on."""
+    fitted: tuple[Fitted, ...] = ()
+    """Fields of the recipe that the training images decide when the run begins; none from then on."""
     init_from: str | None = None
     """Start from the weights of this network, with a fresh optimizer, instead of random weights: a run folder
     (its best epoch), a folder written by save_pretrained, a network that comes with torchcaps, or a repository of the
@@ -93,9 +94,9 @@ def make_config(preset: str | None = None, **overrides: Any) -> TrainConfig:
 
     The data set is the preset's own where ``data`` is not given.
 
-    Of one's own images (``folder:PATH``, ``npz:PATH``) there may be few: when the run begins, the epochs, the batch
-    size and the learning rate are fitted to their number, unless they are given. Their ground need not be black, so
-    that they are shifted and turned with ``fill="edge"``, unless it is given.
+    Of one's own images (``folder:PATH``, ``npz:PATH``) there may be few, and more of one class than of another: when
+    the run begins, :data:`FITTED` are fitted to them, unless they are given. Their ground need not be black, so that
+    they are shifted and turned with ``fill="edge"``, unless it is given.
 
     Args:
         preset: A name from :func:`torchcaps.list_presets`; None for a first run, sabour2017 on the embedded digits.
