@@ -37,17 +37,17 @@ def draw(kind: str, random: np.random.Generator) -> np.ndarray:
     turn, period, phase = random.uniform(0, np.pi), random.uniform(4, 7), random.uniform(0, 2 * np.pi, 2)
     along, across = x * np.cos(turn) + y * np.sin(turn), y * np.cos(turn) - x * np.sin(turn)
     waves = [np.sin(2 * np.pi * each / period + phase[n]) for n, each in enumerate((along, across))]
-    image = 120 + 18 * (waves[0] + waves[1])
-    image += 60 * gaussian_filter(random.normal(size=(SIDE, SIDE)), 6) * 6 + random.normal(0, 12, (SIDE, SIDE))
+    image = 120 + 14 * (waves[0] + waves[1])
+    image += 150 * gaussian_filter(random.normal(size=(SIDE, SIDE)), 6) + random.normal(0, 12, (SIDE, SIDE))
     place, turn = random.uniform(14, SIDE - 14, 2), random.uniform(0, np.pi)
     off = np.hypot(y - place[0], x - place[1])
     if kind == "scratch":
         far = abs((y - place[0]) * np.cos(turn) - (x - place[1]) * np.sin(turn))
-        image += random.uniform(30, 50) * np.exp(-(far**2)) * (off < random.uniform(8, 14))
+        image += random.uniform(50, 80) * np.exp(-(far**2) / 1.5) * (off < random.uniform(10, 18))
     elif kind == "hole":
-        image -= random.uniform(40, 60) * np.exp(-((off / random.uniform(1.5, 3)) ** 2))
+        image -= random.uniform(50, 80) * np.exp(-((off / random.uniform(2, 4)) ** 2))
     elif kind == "stain":
-        image += random.uniform(25, 40) * np.exp(-((off / random.uniform(6, 10)) ** 2))
+        image += random.uniform(30, 50) * np.exp(-((off / random.uniform(6, 10)) ** 2))
     return image.clip(0, 255).astype(np.uint8)
 
 

@@ -207,7 +207,7 @@ def test_images_count_by_their_weight(digits: tuple[np.ndarray, np.ndarray]) -> 
     assert all(torch.equal(right[name], masked[name]) for name in plain)
     assert not all(torch.equal(right[name], plain[name]) for name in plain)
     for bad in (-np.ones(300), np.zeros(300)):
-        assert_raises(InputError, small().fit, images, labels, bad, say="sample_weight must be 0 or more")
+        assert_raises(InputError, small().fit, images, labels, bad, say="sample_weight must not be negative, nor zero")
 
 
 WRONG: list[tuple[np.ndarray, dict[str, Any], str]] = [

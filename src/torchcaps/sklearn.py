@@ -136,7 +136,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
             counts = column_or_1d(check_array(sample_weight, ensure_2d=False, dtype=np.float32))
             check_consistent_length(images, counts)
             if counts.min() < 0 or counts.max() == 0:
-                raise InputError("sample_weight must be 0 or more, and above 0 for some images")
+                raise InputError("sample_weight must not be negative, nor zero for all images")
             weights[WEIGHT] = torch.from_numpy(counts / counts.mean())
         classes, codes = np.unique(labels, return_inverse=True)
         if len(classes) < 2:

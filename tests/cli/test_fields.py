@@ -195,9 +195,10 @@ def test_what_is_not_given_is_the_presets_or_fitted_to_own_images(
     assert configured("tf-notebook") == make_config("tf-notebook", data="mnist")
     assert configured("sabour2017-multimnist").data == "multimnist"
     assert configured("sabour2017-multimnist", "--data", "digits", "--objects", "1").data == "digits"
-    assert configured("compact", "--data", "folder:shapes").fitted == ("epochs", "batch_size", "learning_rate")
+    fitted = ("epochs", "batch_size", "learning_rate", "patience", "select")
+    assert configured("compact", "--data", "folder:shapes").fitted == fitted
     given = ("--epochs", "3", "--batch-size", "8")
-    assert configured("compact", "--data", "npz:x.npz", *given).fitted == ("learning_rate",)
+    assert configured("compact", "--data", "npz:x.npz", *given).fitted == fitted[2:]
     assert (configured("compact").fitted, configured("compact").recipe.fill) == ((), "zeros")
     assert configured("compact", "--data", "folder:shapes").recipe.fill == "edge"
     assert configured("compact", "--data", "folder:shapes", "--fill", "zeros").recipe.fill == "zeros"

@@ -221,13 +221,13 @@ def test_a_loss_that_is_not_finite_stops_the_run(
 
     def ruined(network: CapsNet, *args: Any) -> Losses:
         losses, _ = own(network, *args), calls.append(1)
-        return losses._replace(total=losses.total * float("nan")) if network.training and len(calls) == 10 else losses
+        return losses._replace(total=losses.total * float("nan")) if network.training and len(calls) == 12 else losses
 
     monkeypatch.setattr(CapsNet, "loss", ruined)
     with pytest.raises(Diverged) as caught:
         run(tiny, tmp_path / "run")
     words = str(caught.value)
-    # six steps and one batch of validation, then the third of the second epoch
+    # two steps that are timed, six steps and one batch of validation, then the third of the second epoch
     assert "the loss became NaN or infinite by step 9 (epoch 2, batch 3 of 6)" in words
     assert "a smaller --learning-rate (now 0.001) or a smaller --weight-std" in words
     assert "keeps the last good checkpoint" in words

@@ -144,7 +144,7 @@ def train(
     find_learning_rate: Annotated[bool, "Try many learning rates for a step each, say which to take, and end."] = False,
     **fields: Any,
 ) -> None:
-    """Train a network, keep the epoch that is best on the validation images, and test it once, at the end.
+    """Train a network, keep the epoch best on the validation images, and test it once, at the end.
 
     PRESET is a published network, trained on the data set of its source unless --data is given; without PRESET it is
     the paper's, on embedded digits. `torchcaps presets PRESET` lists all options, with the network's, in full.

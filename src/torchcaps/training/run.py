@@ -241,7 +241,7 @@ def _first_lines(
         yield "Warning: a processor that emulates bfloat16 takes about 12 times as long a step as in float32"
     yield from words_of_fitting(config, asked, len(data.train), data.num_classes)
     yield from words_of_classes(config, data.train.labels, data.class_names)
-    if ":" in config.data and data.num_objects == 1:
+    if ":" in config.data and data.num_objects == 1 and device.type == "cpu":
         yield from words_of_time(config, network.in_shape, data.num_classes, len(data.train))
     if data.skipped:
         named = [*data.skipped[:MOST_NAMED], *["…"] * (len(data.skipped) > MOST_NAMED)]
