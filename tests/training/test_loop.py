@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import torchcaps
 from support import small
-from tiny_runs import Heard, go_on, rows, run, same_weights, tiny_config
+from tiny_runs import Heard, go_on, judged, rows, run, same_weights, tiny_config
 from torchcaps import analysis
 from torchcaps.analysis import evaluate
 from torchcaps.datasets import Batch, load_dataset
@@ -168,10 +168,6 @@ def test_a_run_draws_what_its_network_has(
 
 
 # ---- the best epoch, and the end
-
-
-def judged(loss: float, accuracy: float, balanced: float | None = None) -> dict[str, float]:
-    return dict(zip(JUDGED, (loss, accuracy, accuracy if balanced is None else balanced), strict=True))
 
 
 @pytest.mark.parametrize(

@@ -172,9 +172,8 @@ class Evaluation(Scored):
             ["Loss", f"{self.loss:.4f}"],
         ]
         if self.calibration_error is not None:
-            rows.append(
-                ["Calibration", f"{percent(self.calibration_error)} off  (scores against the share that is right)"]
-            )
+            off = percent(self.calibration_error)
+            rows.append(["ECE", f"{off}  (calibration error: scores against the share that is right)"])
         if self.objects > 1:
             found, objects = int(self.confusion.trace()), int(self.confusion.sum())
             words = f"{found:,} of {objects:,} found, {self.objects} an image"
