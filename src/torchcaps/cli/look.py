@@ -64,8 +64,8 @@ def predict(
     paths = image_files(words)
     if out is not None:
         refuse_options(("json", "figure"), "shows what --out writes to a file")
-    if out is not None and out.exists():
-        raise InputError(f"there is something at {out} already; choose another place, or remove it first")
+        if out.exists():
+            raise InputError(f"there is something at {out} already; choose another place, or remove it first")
 
     import numpy as np
 
