@@ -114,6 +114,24 @@ def test_an_example_runs_and_prints_what_it_measured(name: str, capsys: pytest.C
         assert re.search(pattern.replace("ACCURACY", r"test accuracy [\d.]+ %"), printed), pattern
 
 
+# ---- sequences
+
+
+def test_sequences(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.random.default_rng(0).normal(size=(100, 12, 6))
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(100) % 9, lengths=np.arange(100) % 5 + 2)
+    module = example("sequences")
+    monkeypatch.setattr(module, "RATES", (1e-2,))
+    module.main(["--data", f"npz:{tmp_path / 'a.npz'}", "--epochs", "1", "--seeds", "2"])
+    printed = capsys.readouterr().out
+    found = re.findall(
+        r"([\d,]+) parameters; rate 0.01, dropout 0(?:.3)?: validation [\d.]+ %, test .+ ± .+ %", printed
+    )
+    sizes = [int(size.replace(",", "")) for size in found]
+    assert len(sizes) == 4
+    assert max(sizes) < 1.05 * min(sizes), "of one size"
+
+
 # ---- compare_routing
 
 

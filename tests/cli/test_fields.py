@@ -248,8 +248,8 @@ def test_a_preset_shows_each_option_of_its_parts(cli: Callable[..., Any], name: 
     assert "{" not in out
     assert "\nOptimizer adam " in out
     if preset.has_capsules:
-        first = preset.network["layers"][0]
-        for heading in ("Backbone ", "Primary conv ", "Layer ", f"Routing {first['routing']['name']} of layer 1"):
+        first, primary = preset.network["layers"][0], preset.network["primary_capsules"]["name"]
+        for heading in ("Backbone ", f"Primary {primary} ", "Layer ", f"Routing {first['routing']['name']} of layer 1"):
             assert f"\n{heading}" in out
         assert ("\nDecoder " in out) == (preset.network["decoder"] is not None)
     if name == "two-layers":

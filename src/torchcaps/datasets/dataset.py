@@ -28,7 +28,8 @@ class ImageSet:
     """Images and the class of each, or the classes of the P objects in each, all in memory.
 
     Args:
-        images: Pixels, uint8 from 0 (no ink) to 255, shape (N, C, H, W), N at least 1.
+        images: Pixels, uint8 from 0 (no ink) to 255, shape (N, C, H, W), N at least 1. Sequences are float32 numbers,
+            (N, C, 1, L), which a network is given as they are, NaN after the end of each.
         labels: The class of each image, int64 from 0, shape (N,); with P objects an image, P at least 2, their
             classes, (N, P), no two of one image alike. For the task ``labels`` zeros and ones, for a regression
             numbers, float32, (N, J).
@@ -43,7 +44,7 @@ class ImageSet:
             are alike.
     """
 
-    images: UInt8[Tensor, "N C H W"]
+    images: Float32[Tensor, "N C H W"] | UInt8[Tensor, "N C H W"]
     labels: Int64[Tensor, "N"] | Int64[Tensor, "N P"] | Float32[Tensor, "N J"]
     parts: UInt8[Tensor, "N P C H W"] | None = None
     factors: Mapping[str, Shaped[Tensor, "N"]] = field(default_factory=dict, kw_only=True)
@@ -57,7 +58,7 @@ class ImageSet:
     @checked
     def _check(
         self,
-        images: UInt8[Tensor, "N C H W"],
+        images: Float32[Tensor, "N C H W"] | UInt8[Tensor, "N C H W"],
         labels: Int64[Tensor, "N"] | Int64[Tensor, "N P"] | Float32[Tensor, "N J"],
         parts: UInt8[Tensor, "N P C H W"] | None,
     ) -> None:

@@ -106,7 +106,7 @@ def words_of_time(config: TrainConfig, in_shape: tuple[int, int, int], classes: 
         return []
     words = f"Time: at most about {duration(seconds)} on this machine"
     side = max(in_shape[1:]) // 2
-    if seconds > TOO_LONG and recipe.crop is None:
+    if seconds > TOO_LONG and recipe.crop is None and min(in_shape[1:]) > 1:
         with suppress(InputError):  # too small for the network
             smaller = steps * seconds_of_step(config, (in_shape[0], side, side), classes)
             words += f"; with images of {side}×{side} (--image-size {side}) about {duration(smaller)}"
