@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.training import Progress, TrainConfig, make_config, resume, train
+from torchcaps.training.loop import JUDGED
 
 
 class StopAt(Progress):
@@ -56,6 +57,11 @@ def rows(out: Path) -> list[dict[str, str]]:
     """The lines of metrics.csv without their times."""
     found = list(csv.DictReader((out / "metrics.csv").open()))
     return [{name: row[name] for name in row if name not in ("seconds", "images_per_second")} for row in found]
+
+
+def judged(loss: float, accuracy: float, balanced: float | None = None) -> dict[str, float]:
+    """What the validation images say after an epoch."""
+    return dict(zip(JUDGED, (loss, accuracy, accuracy if balanced is None else balanced), strict=True))
 
 
 def write_bars(path: Path) -> Path:

@@ -195,15 +195,11 @@ def test_what_is_not_given_is_the_presets_or_fitted_to_own_images(
     assert configured("tf-notebook") == make_config("tf-notebook", data="mnist")
     assert configured("sabour2017-multimnist").data == "multimnist"
     assert configured("sabour2017-multimnist", "--data", "digits", "--objects", "1").data == "digits"
+    fitted = ("epochs", "batch_size", "learning_rate", "patience", "select")
     strides = ("stem_strides", "stack_strides", "decoder_channels")
-    assert configured("compact", "--data", "folder:shapes").fitted == (
-        "epochs",
-        "batch_size",
-        "learning_rate",
-        *strides,
-    )
+    assert configured("compact", "--data", "folder:shapes").fitted == (*fitted, *strides)
     given = ("--epochs", "3", "--batch-size", "8", "--stem-strides", "1,1,2", "--decoder-channels", "4")
-    assert configured("compact", "--data", "npz:x.npz", *given).fitted == ("learning_rate", "stack_strides")
+    assert configured("compact", "--data", "npz:x.npz", *given).fitted == (*fitted[2:], "stack_strides")
     assert (configured("compact").fitted, configured("compact").recipe.fill) == ((), "zeros")
     assert configured("compact", "--data", "folder:shapes").recipe.fill == "edge"
     assert configured("compact", "--data", "folder:shapes", "--fill", "zeros").recipe.fill == "zeros"

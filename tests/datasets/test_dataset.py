@@ -61,7 +61,7 @@ ONE, TWO = torch.zeros(2).long(), torch.tensor([[0, 1], [0, 1]])
     ("images", "labels", "parts", "kind", "named"),
     [
         (PIXELS.double(), ONE, None, TypeError, "images"),
-        (PIXELS, ONE.float(), None, TypeError, "labels"),
+        (PIXELS, ONE.float(), None, InputError, "labels"),
         (PIXELS, TWO, BOTH.float(), TypeError, "parts"),
         (PIXELS[0], ONE, None, InputError, "images"),
         (PIXELS[:0], ONE[:0], None, InputError, "images"),

@@ -24,7 +24,7 @@ FULL = Description(
     calibration=Calibration(score=0.7, distance=0.3, images=50),
     version="0.0.1",
 )
-LATER = ("torchcaps.preparation", "torchcaps.calibration")
+LATER = ("torchcaps.preparation", "torchcaps.calibration", "torchcaps.task")
 
 
 @pytest.mark.parametrize("description", [FULL, Description(in_shape=(1, 9, 9), class_names=("a", "b"))])

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import torchcaps
 from support import small
-from tiny_runs import Heard, go_on, rows, run, same_weights, tiny_config
+from tiny_runs import Heard, go_on, judged, rows, run, same_weights, tiny_config
 from torchcaps import analysis
 from torchcaps.analysis import evaluate
 from torchcaps.datasets import Batch, load_dataset
@@ -37,7 +37,7 @@ from torchcaps.training import (
 )
 from torchcaps.training.data import RunData
 from torchcaps.training.folder import read_checkpoint
-from torchcaps.training.loop import ProgressState, Trainer, forward
+from torchcaps.training.loop import JUDGED, ProgressState, Trainer, forward
 
 
 def weights(out: Path) -> dict[str, Tensor]:
@@ -179,7 +179,7 @@ def test_the_best_epoch_is_chosen_over_all_sittings(
 ) -> None:
     results = [(0.5, 0.5), (0.4, 0.4), (0.6, 0.6), (0.6, 0.6), (0.3, 0.6), (0.3, 0.6)]  # loss, accuracy
     results[1], results[2] = (0.4, 0.4), (0.6, 0.6)
-    monkeypatch.setattr(Trainer, "judge", lambda trainer, _: results[trainer.state.epoch])
+    monkeypatch.setattr(Trainer, "judge", lambda trainer, _: judged(*results[trainer.state.epoch]))
     heard, out = Heard(), tmp_path / "run"
     run(tiny_config(bars, select=select), out, heard)
     summary = go_on(out, heard, epochs=6)
@@ -188,12 +188,12 @@ def test_the_best_epoch_is_chosen_over_all_sittings(
     assert "improved" not in (out / "metrics.csv").read_text()
 
 
-def test_selection_by_loss_and_by_accuracy_differ() -> None:
-    results = [(0.9, 0.1), (0.95, 0.3), (0.95, 0.2), (0.95, 0.2)]
-    history = [{"epoch": n, "validation_accuracy": a, "validation_loss": b} for n, (a, b) in enumerate(results, 1)]
-    state = ProgressState(history=history)
+def test_selection_by_loss_and_by_accuracies_differ() -> None:
+    results = [(0.1, 0.9, 0.5), (0.3, 0.95, 0.6), (0.2, 0.95, 0.6), (0.2, 0.95, 0.7), (0.2, 0.8, 0.7)]
+    state = ProgressState(history=[{"epoch": n, **judged(*each)} for n, each in enumerate(results, 1)])
     assert state.best("loss")["epoch"] == 1
     assert state.best("accuracy")["epoch"] == 3  # the loss breaks the tie, the earlier epoch the next one
+    assert state.best("balanced-accuracy")["epoch"] == 4
 
 
 def test_a_run_ends_by_accuracy_or_without_patience(bars: Path, tmp_path: Path) -> None:
@@ -217,13 +217,13 @@ def test_a_loss_that_is_not_finite_stops_the_run(
 
     def ruined(network: CapsNet, *args: Any) -> Losses:
         losses, _ = own(network, *args), calls.append(1)
-        return losses._replace(total=losses.total * float("nan")) if network.training and len(calls) == 10 else losses
+        return losses._replace(total=losses.total * float("nan")) if network.training and len(calls) == 12 else losses
 
     monkeypatch.setattr(CapsNet, "loss", ruined)
     with pytest.raises(Diverged) as caught:
         run(tiny, tmp_path / "run")
     words = str(caught.value)
-    # six steps and one batch of validation, then the third of the second epoch
+    # two steps that are timed, six steps and one batch of validation, then the third of the second epoch
     assert "the loss became NaN or infinite by step 9 (epoch 2, batch 3 of 6)" in words
     assert "a smaller --learning-rate (now 0.001) or a smaller --weight-std" in words
     assert "keeps the last good checkpoint" in words
@@ -423,19 +423,21 @@ def test_an_epoch_is_a_line(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     row = {"epoch": 2, "step": 12, "train_loss": 0.5, "train_accuracy": 0.75, "images_per_second": 1234.5}
-    row |= {"validation_loss": 0.25, "validation_accuracy": 0.875}
+    row |= judged(0.25, 0.875)
     words = "loss 0.5000  train 75.00%  validation 87.50% (loss 0.2500)  1234 images/s"
     progress = kind()
     progress.start(epochs=3, steps_per_epoch=6, done=0)
     progress.step(epoch=2, step=7, images_per_second=10.0, loss=0.5)
     progress.epoch(row | {"improved": True})
     progress.epoch(row | {"improved": False})
-    progress.epoch(row | {"validation_loss": None, "validation_accuracy": None})
+    progress.epoch(row | judged(0.25, 0.875, 0.5))
+    progress.epoch(row | dict.fromkeys(JUDGED))
     progress.stop()
     said = capsys.readouterr().out
     assert said.count(f"epoch 2/3  {words}") == 2
     assert said.count(f"epoch 2/3  {words}  (improved)") == 1
     assert "epoch 2/3  loss 0.5000  train 75.00%  1234 images/s" in said
+    assert "validation 87.50% (balanced 50.00%, loss 0.2500)" in said
 
 
 def test_plain_progress_prints_a_line_within_an_epoch_once_in_a_while(capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,3 +53,4 @@ from .routing_maps import figure_routing_statistics as figure_routing_statistics
 from .routing_maps import layers_with_coupling as layers_with_coupling
 from .routing_maps import routing_statistics as routing_statistics
 from .routing_maps import trace_routing as trace_routing
+from .targets import TargetEvaluation as TargetEvaluation

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -13,6 +15,7 @@ from jaxtyping import Float
 from torchcaps.analysis.calibration import Prediction, full
 from torchcaps.analysis.figures import MUTED, WRONG, Caption, Cell, tiles
 from torchcaps.analysis.results import MOST_CLASSES, MOST_SHOWN, Result, Styled, Table
+from torchcaps.analysis.targets import PRESENT
 from torchcaps.datasets.images import Photo
 from torchcaps.datasets.preparation import NOTHING, Prepared
 from torchcaps.errors import InputError, visible
@@ -37,6 +40,7 @@ class PhotoAnswers(Result):
         prediction: What it says.
         class_names: The name of each class.
         photos: The files' own pixels, for the figure, 1 to 100 of them; None without one.
+        task: What was asked of the images.
     """
 
     files: Sequence[Path]
@@ -44,9 +48,15 @@ class PhotoAnswers(Result):
     prediction: Prediction
     class_names: Sequence[str]
     photos: Sequence[Photo] | None = None
+    task: Literal["classes", "labels", "regression"] = "classes"
 
     def given(self, n: int) -> list[str]:
-        """The names of the classes that image n was given, the most certain first."""
+        """The names of the classes that image n was given, the most certain first; its labels; or numbers and names."""
+        scores = self.prediction.scores[n].tolist()
+        if self.task == "regression":
+            return [f"{name} {score:.4g}" for name, score in zip(self.class_names, scores, strict=True)]
+        if self.task == "labels":
+            return [name for name, score in zip(self.class_names, scores, strict=True) if score > PRESENT]
         return [self.class_names[j] for j in self.prediction.classes[n].reshape(-1).tolist()]
 
     def caveats(self, n: int) -> tuple[str, ...]:
@@ -58,10 +68,23 @@ class PhotoAnswers(Result):
         found: list[dict[str, Any]] = []
         for n, (file, scores) in enumerate(zip(self.files, self.prediction.scores.tolist(), strict=True)):
             given = self.given(n)
-            answer = {"classes": given} if len(given) > 1 else {"class": given[0]}
-            said = {"lengths": dict(zip(self.class_names, scores, strict=True)), "prepared": self.prepared[n].changes}
+            answer: dict[str, Any] = {"classes": given} if len(given) > 1 else {"class": "".join(given)}
+            if self.task != "classes":
+                answer = {"labels": given} if self.task == "labels" else {}
+            kind = "values" if self.task == "regression" else "lengths"
+            said = {kind: dict(zip(self.class_names, scores, strict=True)), "prepared": self.prepared[n].changes}
             found.append({"image": str(file)} | answer | said | {"unsure": self.caveats(n)})
         return found
+
+    def to_csv(self) -> str:
+        """A line for each file: its path, its classes or labels, why they are unsure, and all scores or numbers."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["image", {"classes": "class"}.get(self.task, self.task), "unsure", *self.class_names])
+        for n, (file, scores) in enumerate(zip(self.files, self.prediction.scores.tolist(), strict=True)):
+            caveats = "; ".join(self.caveats(n))
+            writer.writerow([file, " + ".join(self.given(n)), caveats, *(f"{score:.4f}" for score in scores)])
+        return text.getvalue()
 
     def tables(self) -> list[Table]:
         found = []
@@ -74,7 +97,8 @@ class PhotoAnswers(Result):
             wide = max(len(visible(name)) for name, _ in most)
             for name, score in most:
                 style = "green" if name in given else ""
-                note.append(Styled(f"  {visible(name):>{wide}}  {score:.3f}  {bar(score)}", style))
+                drawn = "" if self.task == "regression" else f"  {bar(score)}"
+                note.append(Styled(f"  {visible(name):>{wide}}  {score:.3f}{drawn}", style))
             if len(most) < len(scores):
                 note.append(f"  … and {len(scores) - len(most)} lower ones (--json shows all)")
             found.append(Table(title=f"{file}  {' + '.join(given)}", note=note))

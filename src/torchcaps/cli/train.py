@@ -16,7 +16,7 @@ import click
 
 from torchcaps.analysis.results import Styled, Table, percent
 from torchcaps.cli.options import Command, command, load_plugins, option, option_name
-from torchcaps.cli.show import command_line, is_main_process, print_table, say, typed
+from torchcaps.cli.show import command_line, is_main_process, print_table, say, show, typed
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.parts import OF_ONES_OWN, PARTS, Choice, Option, Settings, UnknownOption, all_parts, options
 from torchcaps.plugins import loaded_plugins, plugin_options
@@ -141,9 +141,10 @@ def train(
     resume: Annotated[Path | None, "Resume the run in this folder."] = None,
     config: Annotated[Path | None, "Start from a run's config.json."] = None,
     figures: Annotated[bool, "Draw figures at the end."] = True,
+    find_learning_rate: Annotated[bool, "Try many learning rates for a step each, say which to take, and end."] = False,
     **fields: Any,
 ) -> None:
-    """Train a network, keep the epoch that is best on the validation images, and test it once, at the end.
+    """Train a network, keep the epoch best on the validation images, and test it once, at the end.
 
     PRESET is a published network, trained on the data set of its source unless --data is given; without PRESET it is
     the paper's, on embedded digits. `torchcaps presets PRESET` lists all options, with the network's, in full.
@@ -159,6 +160,11 @@ def train(
     from torchcaps import training
     from torchcaps.training.progress import choose_progress
 
+    if find_learning_rate:
+        if described is None:
+            raise InputError("--find-learning-rate is for a new run; leave --resume out")
+        show(training.learning_rates(described))
+        return
     common: dict[str, Any] = {"progress": choose_progress(), "figures": figures, "command": typed()}
     if described is not None:
         summary = training.train(described, out, **common)
@@ -198,10 +204,13 @@ def show_summary(summary: Mapping[str, Any]) -> None:
     rows = []
     for which, words in shown.items():
         result = test[which]
-        cells = words, percent(result["accuracy"]), percent(result["error"]), f"{result['loss']:.4f}"
+        numbers = percent(result["accuracy"]), percent(result["balanced_accuracy"]), percent(result["error"])
+        cells = words, *numbers, f"{result['loss']:.4f}"
         rows.append([Styled(cell, "bold" if which == "best" else "") for cell in cells])
     say("")
-    print_table(Table(rows, (f"Test ({test['best']['images']:,} images)", "accuracy", "error", "loss")))
+    right = {"classes": "accuracy", "labels": "labels right", "regression": "R²"}[summary["task"]]
+    columns = (f"Test ({test['best']['images']:,} images)", right, "balanced", "error", "loss")
+    print_table(Table(rows, columns))
     figures = ", ".join(sorted(file.name for file in (out / FIGURES).glob("*.png")))
     network = f"{summary['preset']}, {summary['parameters']:,} parameters"
     print_table(
@@ -214,7 +223,7 @@ def show_summary(summary: Mapping[str, Any]) -> None:
         )
     )
     decoder = read_config(out / CONFIG).model.get("decoder") is not None
-    following = ("evaluate", "reconstruct", "perturb") if decoder else ("evaluate",)
+    following = ("evaluate", "reconstruct", "perturb") if decoder and summary["task"] == "classes" else ("evaluate",)
     options = plugin_options(loaded_plugins())
     say("Next:", *(f"  {command_line(name, out, *options)}" for name in following))
     if summary["warning"]:
