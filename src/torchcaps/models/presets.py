@@ -265,8 +265,12 @@ register_preset(
     base="sabour2017",
     source="torchcaps: sabour2017, narrowed, chosen by experiment",
     network={"conv_channels": 32, "primary_types": 8, "weight_init": "balanced", "reconstruction_weight": 0.02},
-    recipe={"epochs": 20, "batch_size": 32, "schedule": "one-cycle", "learning_rate": 3e-3},
+    recipe={
+        "epochs": 20, "batch_size": 32, "schedule": "one-cycle", "learning_rate": 3e-3,
+        "max_rotation": 10.0, "max_scaling": 0.1,
+    },
     data="digits",
+    published="99.35 ± 0.16 % test accuracy (digits)",
 )
 register_preset(
     "compact",
