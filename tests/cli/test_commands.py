@@ -241,10 +241,10 @@ def test_routing_prints_entropy_and_change_of_each_iteration(cli: Cli, run_folde
     trace = trace_routing(run.model, images[3:4], num_iterations=2)
     statistics = routing_statistics(run.model, images[:10], num_iterations=2)
     assert [row[3:] for row in rows[:2]] == [
-        [f"{trace.entropy[t, 0]:.4f}", f"{trace.mean_agreement[t, 0]:.2e}"] for t in range(2)
+        [f"{trace.entropy[t, 0]:.3f}", f"{trace.mean_agreement[t, 0]:.4f}"] for t in range(2)
     ]
     assert [row[1:] for row in rows[2:]] == [
-        [f"{statistics.entropy[t].mean():.4f}", f"{statistics.mean_agreement[t].mean():.2e}"] for t in range(2)
+        [f"{statistics.entropy[t].mean():.3f}", f"{statistics.mean_agreement[t].mean():.4f}"] for t in range(2)
     ]
     assert "Mean of the first 10 test images of digits" in out
     assert_figure("x-statistics.png")
