@@ -222,8 +222,12 @@ def test_a_row_shows_photo_image_and_reconstruction(words) -> None:
     (axes,) = figure.axes
     assert [image.get_array().shape[:2] for image in axes.images[:3]] == [(200, 400), (28, 28), (28, 28)]
     assert len(axes.images) == 6
-    row = [r"a $file$.jpg: dog\x1b", "dark ink turned light", "unsure: its score 0.30 is below 0.50"]
-    assert words(figure) == ["photo", "what the network sees", "reconstruction", *row, *row]
+    row = ["cat  0.10", r"dog\x1b  0.30", r"a $file$.jpg: dog\x1b", "dark ink turned light"]
+    row.append("unsure: its score 0.30 is below 0.50")
+    assert words(figure) == ["photo", "what the network sees", "reconstruction", "length", *row, *row]
+    long = dataclasses.replace(answers().prediction, caveats=[("word " * 30,)])
+    told = dataclasses.replace(answers(), prediction=long).figures()[""]
+    assert max(map(len, words(told))) <= 50, "long reasons are wrapped"
     pixels = axes.images[0].get_array()
     red = np.argwhere((pixels[..., 0] > 0.7) & (pixels[..., 1] < 0.2))  # round the ink
     down, across = red.min(0) / pixels.shape[:2], red.max(0) / pixels.shape[:2]

@@ -46,8 +46,8 @@ def read_rows(text: str) -> list[list[str]]:
 def test_train_says_first_what_it_does_and_last_what_to_do_next(cli: Cli, tiny: tuple[str, ...]) -> None:
     result = cli("train", *tiny, "--figures")
     assert (result.code, result.err) == (0, "")
-    lines, folder = result.out.splitlines(), Path("runs/sabour2017-digits-1")
-    assert re.fullmatch(r"Network: sabour2017, [\d,]+ parameters", lines[0])
+    lines, folder = result.out.splitlines(), Path("runs/first-digits-1")
+    assert re.fullmatch(r"Network: first, [\d,]+ parameters", lines[0])
     assert lines[1:4] == [
         "Data: digits",
         "Images: 200 to train on, 100 to validate, 100 to test; 1×28×28, 10 classes",
@@ -136,7 +136,7 @@ def test_evaluate_prints_every_class_and_the_confusion_matrix(cli: Cli, run_fold
 def test_evaluate_the_network_that_comes_along_and_a_saved_one(cli: Cli, cnn_folder: Path) -> None:
     judged = cli("evaluate")
     assert judged.out.startswith("compact (comes with torchcaps) on the test images of digits\n")
-    assert "was trained on MNIST; digits is another data set" in judged.err
+    assert "trained on the digits of MNIST, a download. These images are digits, which come" in judged.err
     found = json.loads(cli("evaluate", cnn_folder, "--data", "digits", "--json").out)
     assert (found["num_images"], found["data"]) == (360, "digits")
 
@@ -241,10 +241,10 @@ def test_routing_prints_entropy_and_change_of_each_iteration(cli: Cli, run_folde
     trace = trace_routing(run.model, images[3:4], num_iterations=2)
     statistics = routing_statistics(run.model, images[:10], num_iterations=2)
     assert [row[3:] for row in rows[:2]] == [
-        [f"{trace.entropy[t, 0]:.4f}", f"{trace.mean_agreement[t, 0]:.2e}"] for t in range(2)
+        [f"{trace.entropy[t, 0]:.3f}", f"{trace.mean_agreement[t, 0]:.4f}"] for t in range(2)
     ]
     assert [row[1:] for row in rows[2:]] == [
-        [f"{statistics.entropy[t].mean():.4f}", f"{statistics.mean_agreement[t].mean():.2e}"] for t in range(2)
+        [f"{statistics.entropy[t].mean():.3f}", f"{statistics.mean_agreement[t].mean():.4f}"] for t in range(2)
     ]
     assert "Mean of the first 10 test images of digits" in out
     assert_figure("x-statistics.png")
@@ -310,9 +310,13 @@ def test_curves_of_several_runs(cli: Cli, run_folder: Path, tmp_path: Path) -> N
 def test_presets_are_all_there_with_their_parameters(cli: Cli) -> None:
     out, found = cli("presets").out, json.loads(cli("presets", "--json").out)
     assert [preset["name"] for preset in found] == list_presets()
-    words = " ".join(out.split())
-    for name in list_presets():
-        assert words.count(f" {name} ") >= 2 or name == list_presets()[0], name
+    assert len(out.splitlines()) <= 45
+    rows = {line.split()[0]: " ".join(line.split()) for line in out.splitlines() if line}
+    assert set(list_presets()) <= set(rows)
+    assert rows["sabour2017"] == "sabour2017 Sabour 2017 8,215,568 0.25 % (mnist)"
+    assert rows["torch-notebook"] == "torch-notebook PyTorch notebook 8,215,568"
+    assert rows["efficient-capsnet-mnist"] == "efficient-capsnet-mnist Mazzia 2021 1,573,168 0.26 % (mnist)"
+    words = " ".join(cli("presets", "--diff").out.split())
     by_name = {preset["name"]: preset for preset in found}
     for name in ("sabour2017", "baseline-cnn", "torch-notebook"):
         real = sum(parameter.numel() for parameter in create_model(name).parameters())
@@ -328,6 +332,9 @@ def test_presets_are_all_there_with_their_parameters(cli: Cli) -> None:
     assert "sabour2017-r1 num_iterations 1; decoder none" in words
     assert "compact-deep layers conv,dense;" in words, "beside compact, which it is a variant of"
     assert "--routing dynamic, " in words
+    alone = " ".join(cli("presets", "sabour2017-r1", "--diff").out.split())
+    assert "sabour2017-r1 num_iterations 1; decoder none" in alone
+    assert "compact-deep" not in alone
 
 
 @pytest.mark.parametrize("width", [60, 200])

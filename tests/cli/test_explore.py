@@ -128,16 +128,18 @@ def test_it_talks_to_nobody_and_ends_quietly(
 @pytest.mark.skipif(sys.platform == "win32", reason="on Windows no Ctrl-C can be sent to another process alone")
 @pytest.mark.parametrize("when", ["while it trains", "afterwards"])
 def test_a_network_is_watched_and_ctrl_c_ends_both(environment: dict[str, str], tmp_path: Path, when: str) -> None:
-    small = "import torchcaps.cli.explore as e; e.WATCHED |= {'conv_channels': 8, 'primary_types': 2, "
-    small += f"'decoder_hidden': (16,), 'epochs': {1000 if when == 'while it trains' else 1}}}; "
-    code = small + "import sys; from torchcaps.cli import main; sys.exit(main(sys.argv[1:]))"
+    small = {"conv_channels": 8, "primary_types": 2, "decoder_hidden": (16,)}
+    small |= {"epochs": 1000 if when == "while it trains" else 1}
+    code = "import functools, torchcaps.training as t; "
+    code += f"t.make_config = functools.partial(t.make_config, **{small}); "
+    code += "import sys; from torchcaps.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "explore", "--train", "digits", "--no-browser", "--port", "0"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, env=environment, cwd=tmp_path, **pipes)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        assert line.startswith("Exploring sabour2017: learning on UCI handwritten digits")
+        assert line.startswith("Exploring first: learning on UCI handwritten digits")
         port = int(line.rpartition(":")[2])
         awaited = "epoch 2/" if when == "while it trains" else "Next"
         while awaited not in process.stdout.readline():
@@ -152,8 +154,8 @@ def test_a_network_is_watched_and_ctrl_c_ends_both(environment: dict[str, str], 
         _, err = process.communicate(timeout=60)
     assert process.returncode == (130 if when == "while it trains" else 0)
     assert "Traceback" not in err
-    run = tmp_path / "runs" / "sabour2017-digits-1"
+    run = tmp_path / "runs" / "first-digits-1"
     assert (run / "last.ckpt").exists()
     assert (run / "summary.json").exists() is (when == "afterwards")
     if when == "while it trains":
-        assert "go on with: torchcaps train --resume runs/sabour2017-digits-1" in err
+        assert "go on with: torchcaps train --resume runs/first-digits-1" in err

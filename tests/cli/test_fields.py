@@ -185,13 +185,13 @@ def test_parts_of_a_plugin_bring_their_options(
     config = configured("--plugin", file, "--routing", "hot", "--heat", "2", "--optimizer", "slow", "--brake", "4")
     assert flat(config.fields).items() >= {"routing": "hot", "heat": 2.0, "optimizer": "slow", "brake": 4.0}.items()
     assert config.plugins == (str(file),)
-    assert "hot" in cli("presets", f"--plugin={file}").out
+    assert "hot" in cli("presets", "--diff", f"--plugin={file}").out
 
 
 def test_what_is_not_given_is_the_presets_or_fitted_to_own_images(
     configured: Callable[..., TrainConfig], tmp_path: Path
 ) -> None:
-    assert configured() == make_config("sabour2017", data="digits")
+    assert configured() == make_config("first", data="digits")
     assert configured("tf-notebook") == make_config("tf-notebook", data="mnist")
     assert configured("sabour2017-multimnist").data == "multimnist"
     assert configured("sabour2017-multimnist", "--data", "digits", "--objects", "1").data == "digits"

@@ -62,6 +62,7 @@ def says_what_it_is(name: str) -> None:
     preset = get_preset(name)
     assert preset.name == name
     assert preset.description.endswith(".")
+    assert len(re.split(r"[.;:](?: |$)", preset.description)[0]) <= 100, "it stands in the table of networks"
     assert preset.source
     recipe = Recipe().replace(preset.recipe)
     assert recipe.crop in (None, *preset.in_shape[1:])
@@ -247,6 +248,8 @@ PARAMETERS = {
     "torch-notebook": 8_215_568,
     "torch-tutorial": 8_215_568,
     "compact": COMPACT,
+    # convolutions, matrices of 8·36 capsules, and the paper's decoder
+    "first": (81 * 32 + 32) + (81 * 32 * 64 + 64) + (8 * 36) * 8 * 160 + (8_215_568 - 6_804_224),
     "hinton2018-paper": EM,
     "hinton2018-code": EM,
     "vb2020": EM - 64 + 128 - 136 + 2 * 136,  # scales and shifts in place of biases

@@ -352,7 +352,8 @@ def figure_confusion(evaluation: Evaluation) -> Figure:
     cell = min(_NUMBERED if few else _PLAIN, _MOST / classes)
     size = 1.8 + classes * cell
     wrong = evaluation.num_images - evaluation.num_correct
-    figure = new_figure(size + 1.8, size, f"{wrong:,} of {evaluation.num_images:,} images wrong")
+    title = f"{evaluation.title}\n" * bool(evaluation.title) + f"{wrong:,} of {evaluation.num_images:,} images wrong"
+    figure = new_figure(size + 1.8, size, title)
     axes = figure.subplots()
     scales = (
         ("wrong", ~right & (confusion > 0), "Reds", float(np.where(right, 0, share).max())),

@@ -6,7 +6,9 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -28,6 +30,7 @@ MOST_PHOTOS = 100
 PREVIEW = 400
 """Pixels a side, at most, in which a photo is drawn."""
 _SIDE = 1.6  # of a picture, inches
+_LINE = 50  # characters
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +67,11 @@ class PhotoAnswers(Result):
         nothing = (NOTHING,) if NOTHING in self.prepared[n].changes else ()
         return (*nothing, *self.prediction.caveats[n])
 
+    def highest(self, n: int) -> list[tuple[str, float]]:
+        """Each class and its score for image n; of more than 20, the ten highest."""
+        scores = list(zip(self.class_names, self.prediction.scores[n].tolist(), strict=True))
+        return scores if len(scores) <= MOST_CLASSES else sorted(scores, key=lambda each: -each[1])[:MOST_SHOWN]
+
     def to_dict(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         for n, (file, scores) in enumerate(zip(self.files, self.prediction.scores.tolist(), strict=True)):
@@ -92,8 +100,7 @@ class PhotoAnswers(Result):
             given, changes, caveats = self.given(n), self.prepared[n].changes, self.caveats(n)
             note: list[str | Styled] = [f"  prepared: {'; '.join(changes)}"] if changes else []
             note += [Styled(f"  unsure: {'; '.join(caveats)}", "yellow")] if caveats else []
-            scores = list(zip(self.class_names, self.prediction.scores[n].tolist(), strict=True))
-            most = scores if len(scores) <= MOST_CLASSES else sorted(scores, key=lambda each: -each[1])[:MOST_SHOWN]
+            most = self.highest(n)
             wide = max(len(visible(name)) for name, _ in most)
             for name, score in most:
                 style = "green" if name in given else ""
@@ -105,21 +112,23 @@ class PhotoAnswers(Result):
         return found
 
     def figures(self) -> dict[str, Figure]:
-        """Photos with the place of their ink, each beside what the network sees and what it reconstructs."""
+        """Photos with the place of their ink, each beside what the network sees, what it draws, and its scores."""
         if not 1 <= len(self.photos or ()) <= MOST_PHOTOS:
             raise InputError(f"a figure shows 1 to {MOST_PHOTOS} photos, got {len(self.photos or ())}")
         headings = ["photo", "what the network sees", "reconstruction"]
-        drawn = self.prediction.reconstruction
+        drawn, in_lines = self.prediction.reconstruction, partial(wrap, width=_LINE)
         if drawn is None:
             headings.pop()
+        headings.append(self.prediction.score_name)
         rows: list[list[Cell]] = [[Caption(heading, MUTED) for heading in headings]]
         for n, (file, photo) in enumerate(zip(self.files, self.photos or (), strict=True)):
             photo = photo.shrunk(PREVIEW)
             words = [Caption(f"{file.name}: {' + '.join(self.given(n))}", bold=True)]
-            words += [Caption(change, MUTED) for change in photo.prepared.changes]
-            words += [Caption(f"unsure: {reason}", WRONG) for reason in self.caveats(n)]
+            words += [Caption(line, MUTED) for change in photo.prepared.changes for line in in_lines(change)]
+            words += [Caption(line, WRONG) for reason in self.caveats(n) for line in in_lines(f"unsure: {reason}")]
+            scores = [Caption(f"{name}  {score:.2f}", None, name in self.given(n)) for name, score in self.highest(n)]
             pictures: list[Cell] = [_outlined(photo), photo.prepared.image / 255]
-            rows.append([*pictures, *([] if drawn is None else full(drawn[n : n + 1])), words])
+            rows.append([*pictures, *([] if drawn is None else full(drawn[n : n + 1])), scores, words])
         return {"": tiles(rows, side=_SIDE)}
 
 

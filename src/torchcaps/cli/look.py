@@ -11,7 +11,7 @@ import click
 
 from torchcaps.analysis.defaults import DRAWN_ITERATIONS
 from torchcaps.cli.options import Drawn, Figure, ImageFiles, Json, Source, Which, WhichEpoch, command
-from torchcaps.cli.runs import figure_path, names_of, open_images, open_run, preparation_for, refuse_options
+from torchcaps.cli.runs import figure_path, name_of, names_of, open_images, open_run, preparation_for, refuse_options
 from torchcaps.cli.show import say, show
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.files import could_be_repository, write_text
@@ -35,12 +35,12 @@ ImageFile = Annotated[Path | None, "An image file instead of one of the data set
 
 
 @command(
-    ("predict runs/sabour2017-digits-1 seven.png", "one image, light on dark"),
-    ("predict runs/sabour2017-digits-1 scans --out predictions.csv", "all images of a folder, as a table"),
-    ("predict photo.jpg --figure seen.png", "and draw what the network sees of it"),
-    ("predict model.onnx seven.png", "by a network that torchcaps export wrote, without torch"),
-    ("predict someone/capsnet-digits seven.png", "by a network on the Hugging Face hub"),
-    ("predict seven.png", "by the network that comes with torchcaps"),
+    ("predict runs/first-digits-1 examples/digit.png", "one image, light on dark"),
+    ("predict runs/first-digits-1 scans --out predictions.csv", "all images of a folder, as a table"),
+    ("predict examples/photo.jpg --figure seen.png", "and draw what the network sees of it"),
+    ("predict model.onnx examples/digit.png", "by a network that torchcaps export wrote, without torch"),
+    ("predict someone/capsnet-digits examples/digit.png", "by a network on the Hugging Face hub"),
+    ("predict examples/digit.png", "by the network that comes with torchcaps"),
 )
 def predict(
     run: Path | None = None,
@@ -194,8 +194,8 @@ def read_pictures(
 
 
 @command(
-    ("reconstruct runs/sabour2017-digits-1", "the first 20 test images above their reconstructions"),
-    ("reconstruct runs/sabour2017-digits-1 --count 50 --figure many.pdf", "more of them, as a PDF"),
+    ("reconstruct runs/first-digits-1", "the first 20 test images above their reconstructions"),
+    ("reconstruct runs/first-digits-1 --count 50 --figure many.pdf", "more of them, as a PDF"),
 )
 def reconstruct(
     run: Path | None = None,
@@ -214,15 +214,16 @@ def reconstruct(
     opened = open_run(run, source.which)
     images, dataset, where = open_images(opened, source)
     images = images.preview(count)
-    found = replace(decode(opened.model, images.images, images.labels), class_names=dataset.class_names, where=where)
+    words: Any = {"class_names": dataset.class_names, "where": where, "network": name_of(run)}
+    found = replace(decode(opened.model, images.images, images.labels), **words)
     show(found, json=json, figure=figure_path(figure, run, "reconstructions"))
 
 
 @command(
-    ("perturb runs/sabour2017-digits-1", "the first test image: each component by −0.25…0.25"),
-    ("perturb runs/sabour2017-digits-1 --index 7 --range 0.5", "another image, larger changes"),
-    ("perturb runs/sabour2017-digits-1 --image seven.png --capsule 9", "what the capsule of 9 makes of a 7"),
-    ("perturb runs/sabour2017-digits-1 --component 3 --index 0 --index 1", "one component of two images"),
+    ("perturb runs/first-digits-1", "the first test image: each component by −0.25…0.25"),
+    ("perturb runs/first-digits-1 --index 7 --range 0.5", "another image, larger changes"),
+    ("perturb runs/first-digits-1 --image examples/digit.png --capsule 9", "what the capsule of 9 makes of a 7"),
+    ("perturb runs/first-digits-1 --component 3 --index 0 --index 1", "one component of two images"),
 )
 def perturb(
     run: Path | None = None,
@@ -268,7 +269,7 @@ def perturb(
     ]
     whose = {"longest": f"the {HIGHEST[results[0].score_name]}", "label": "the label's"}[follow]
     words = [picture.words for picture in pictures]
-    found = Perturbations(results, names, words, "" if capsule is not None else whose, component)
+    found = Perturbations(results, names, words, "" if capsule is not None else whose, component, name_of(run))
     show(found, json=json, figure=figure_path(figure, run, "perturbation"))
 
 
@@ -284,9 +285,9 @@ def label_of(picture: Picture) -> int:
 
 
 @command(
-    ("routing runs/sabour2017-digits-1", "the first test image, and statistics of the first 100"),
-    ("routing runs/sabour2017-digits-1 --index 7 --num-iterations 5", "another image, more iterations"),
-    ("routing runs/sabour2017-digits-1 --input-capsule 40", "every number of one input capsule"),
+    ("routing runs/first-digits-1", "the first test image, and statistics of the first 100"),
+    ("routing runs/first-digits-1 --index 7 --num-iterations 5", "another image, more iterations"),
+    ("routing runs/first-digits-1 --input-capsule 40", "every number of one input capsule"),
 )
 def routing(
     run: Path | None = None,
@@ -324,12 +325,12 @@ def routing(
         many = picture.images.preview(count)
         statistics = routing_statistics(opened.model, many.images, **followed)
         words = f"Mean of the first {len(many):,} {picture.where}"
-    report = RoutingReport(trace, names, picture.words, tuple(input_capsule), statistics, words)
+    report = RoutingReport(trace, names, picture.words, tuple(input_capsule), statistics, words, name_of(run))
     show(report, json=json, figure=figure_path(figure, run, "routing"))
 
 
 @command(
-    ("curves runs/sabour2017-digits-1", "loss and error of each epoch"),
+    ("curves runs/first-digits-1", "loss and error of each epoch"),
     ("curves runs/* --figure compare.png", "several runs in one figure"),
 )
 def curves(run: Sequence[Path], *, figure: Drawn = None, json: Json = False) -> None:

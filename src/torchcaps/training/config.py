@@ -52,7 +52,7 @@ class TrainConfig(Settings):
     recipe: Recipe = field(default_factory=Recipe)
     """How it is trained."""
     data: str = "digits"
-    """A data set, folder:PATH or npz:PATH; by default that of the preset, if one is named."""
+    """A data set, folder:PATH or npz:PATH; by default that of the preset."""
     data_dir: str | None = None
     """Folder that holds the data set's files (else $TORCHCAPS_DATA, else a download)."""
     image_size: Pixels | None = None
@@ -102,7 +102,7 @@ def make_config(preset: str | None = None, **overrides: Any) -> TrainConfig:
     be black, so that they are shifted and turned with ``fill="edge"``, unless it is given.
 
     Args:
-        preset: A name from :func:`torchcaps.list_presets`; None for a first run, sabour2017 on the embedded digits.
+        preset: A name from :func:`torchcaps.list_presets`; ``first`` if None.
         **overrides: Fields of :class:`TrainConfig`, :class:`~torchcaps.models.Recipe` and of the preset's network,
             all in one: no name stands twice.
 
@@ -114,9 +114,8 @@ def make_config(preset: str | None = None, **overrides: Any) -> TrainConfig:
         >>> make_config("sabour2017", data="mnist", epochs=3, num_iterations=1).recipe.epochs
         3
     """
-    base = get_preset("sabour2017" if preset is None else preset)
-    data = TrainConfig.data if preset is None else base.data
-    start = TrainConfig(preset=base.name, model=base.network, recipe=Recipe().replace(base.recipe), data=data)
+    base = get_preset("first" if preset is None else preset)
+    start = TrainConfig(preset=base.name, model=base.network, recipe=Recipe().replace(base.recipe), data=base.data)
     config = override(start, overrides)
     if ":" not in config.data:  # a named data set, for which recipes were made
         return config

@@ -332,7 +332,7 @@ def draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: Evalua
     Raises:
         InputError: The folder cannot be written.
     """
-    names, test = dataset.class_names, dataset.test
+    names, test, of_test = dataset.class_names, dataset.test, f"test images of {dataset.name}"
     figures = {"curves": analysis.figure_curves({run.name: analysis.read_metrics(run)})}
     if isinstance(evaluation, Evaluation):
         figures["samples"] = analysis.figure_samples(dataset.train, names)
@@ -340,15 +340,23 @@ def draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: Evalua
     if model.decoder is not None and isinstance(evaluation, Evaluation):
         first = test.preview(SHOWN)
         figures["reconstructions"] = analysis.figure_reconstructions(
-            analysis.reconstruct(model, first.images, first.labels), names
+            analysis.reconstruct(model, first.images, first.labels), names, title=f"{run.name}: first {of_test}"
         )
-        figures["perturbation"] = analysis.figure_perturbation(analysis.perturb_capsule(model, test.images[0]), names)
+        figures["perturbation"] = analysis.figure_perturbation(
+            analysis.perturb_capsule(model, test.images[0]), names, subtitle=f"{run.name}: image 0 of the {of_test}"
+        )
     for number in analysis.layers_with_coupling(model):
         name = "routing" if number == len(model.layers) else f"routing-layer-{number}"
         trace = analysis.trace_routing(model, test.images[:1], layer=number)
-        figures[name] = analysis.figure_coupling(trace, class_names=names if number == len(model.layers) else None)
+        figures[name] = analysis.figure_coupling(
+            trace,
+            class_names=names if number == len(model.layers) else None,
+            title=f"Routing in {run.name}: image 0 of the {of_test}",
+        )
         statistics = analysis.routing_statistics(model, test.images[:MEASURED], layer=number)
-        figures[name.replace("routing", "routing-statistics")] = analysis.figure_routing_statistics(statistics)
+        figures[name.replace("routing", "routing-statistics")] = analysis.figure_routing_statistics(
+            statistics, title=f"Routing in {run.name}: the first {len(statistics.entropy[0])} {of_test}"
+        )
     paths = {name: run / FIGURES / f"{name}.png" for name in figures}
     for path in paths.values():
         remove_temporaries(path)  # of an earlier sitting
