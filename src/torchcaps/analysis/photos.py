@@ -106,8 +106,8 @@ class PhotoAnswers(Result):
                 style = "green" if name in given else ""
                 drawn = "" if self.task == "regression" else f"  {bar(score)}"
                 note.append(Styled(f"  {visible(name):>{wide}}  {score:.3f}{drawn}", style))
-            if len(most) < len(scores):
-                note.append(f"  … and {len(scores) - len(most)} lower ones (--json shows all)")
+            if len(most) < len(self.class_names):
+                note.append(f"  … and {len(self.class_names) - len(most)} lower ones (--json shows all)")
             found.append(Table(title=f"{file}  {' + '.join(given)}", note=note))
         return found
 
