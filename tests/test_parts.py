@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
+import itertools
 import json
 import typing
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from support import assert_raises, drawn_for, labels_for, registered_for_now, small
 from torchcaps import register
-from torchcaps.errors import InputError, WrongType
+from torchcaps.errors import InputError
 from torchcaps.models import build_network, get_preset
 from torchcaps.nn import DynamicRouting
 from torchcaps.parts import (
     OF_ONES_OWN,
     PARTS,
     Choice,
-    Registry,
+    Option,
     Spec,
     UnknownOption,
     all_parts,
@@ -158,19 +158,15 @@ def test_sizes_go_by_their_names() -> None:
             def __init__(self, depth: Size) -> None:
                 super().__init__()
 
-        assert build("decoder", "sized", **SIZES).sizes == (16, 4, 3)
         assert build("decoder", {"name": "sized", "own_width": 5}, **SIZES).sizes == (16, 4, 5)
         said = "decoder Asking has an argument depth without a default, which is no size of a decoder; known sizes: "
         assert_raises(InputError, build, "decoder", "asking", capsule_dim=3, say=said + "capsule_dim")
-        assert_raises(InputError, build, "decoder", "asking", say=said + "none")
-        assert_raises(
-            InputError, build, "decoder", {"name": "sized", "own_width": 0}, **SIZES, say="own_width must be 1"
-        )
 
 
 def test_what_no_part_is() -> None:
-    for function in (build, complete):
-        for spec, said in (
+    for function, (spec, said) in itertools.product(
+        (build, complete),
+        (
             ("dynamc", f'there is no routing "dynamc"; did you mean "dynamic"? {OF_ONES_OWN}'),
             ("zzz", 'there is no routing "zzz"; known: b2i, dynamic, em'),
             ({"name": "dynamic", "leeky": True}, '"leeky"; did you mean "leaky"?'),
@@ -178,15 +174,9 @@ def test_what_no_part_is() -> None:
             ({"name": 3}, 'routing must have a "name", one of dynamic'),
             (3, "routing must be a name, or a mapping of its name and options, got 3"),
             ({"name": "dynamic", "num_iterations": -1}, "num_iterations must be 0 to 1000, got -1"),
-        ):
-            with pytest.raises(InputError) as caught:
-                function("routing", spec)
-            assert said in str(caught.value)
-    registry: Registry[int] = Registry("thing")
-    registry.add("first", 1)
-    assert_raises(InputError, registry.add, "first", 2, say='there is a thing "first" already; choose another name')
-    assert_raises(InputError, registry.__getitem__, "frist", say='there is no thing "frist"; did you mean "first"?')
-    assert registry == {"first": 1}
+        ),
+    ):
+        assert_raises(InputError, function, "routing", spec, say=said)
 
 
 def test_what_is_not_registered_cannot_be_described(own: type) -> None:
@@ -248,19 +238,6 @@ def test_names_that_are_taken_or_mean_something_else(own: type) -> None:
         refused(hint, "own", None, f" of type {hint}; an option is a bool, int, float or str, one of the names")
 
 
-def test_an_option_of_the_same_type_and_another_range_is_shared() -> None:
-    with registered_for_now():
-
-        @register("routing", "mine")
-        class Mine(nn.Module):
-            def __init__(self, num_iterations: Annotated[int, Range(3, 4, whole=True)] = 3, leaky: bool = True) -> None:
-                super().__init__()
-
-        tree = changed(changed(DEEP, routing="mine"), num_iterations=4)
-        assert flat(tree)["num_iterations"] == 4
-        assert_raises(InputError, changed, tree, num_iterations=5, say="num_iterations must be 3 to 4, got 5")
-
-
 # ---- changes by flat names
 
 
@@ -284,17 +261,16 @@ def test_values_that_differ_from_part_to_part_are_shown_one_by_one() -> None:
     assert values["num_iterations"] == (3, 2, 3)
     assert values["layers"] == ("conv", "dense", "dense")
     assert values["routing"] == "dynamic", "of one kind in all layers"
-    assert values["transform"] == ("dense", "dense", "shared")
     assert (values["decoder"], values["decoder_hidden"]) == ("dense", (512, 1024))
-    assert flat(changed(DEEP, decoder=False))["decoder"] is None
-    assert "decoder_hidden" not in flat(changed(DEEP, decoder=False))
+    without = flat(changed(DEEP, decoder=False))
+    assert without["decoder"] is None
+    assert "decoder_hidden" not in without
 
 
 def test_a_part_chosen_by_name_keeps_the_options_that_the_new_one_has_too(own: type) -> None:
     base = changed(USUAL, num_iterations=2, leaky=True)
     tree = changed(base, routing="other")
     assert tree["layers"][0]["routing"] == {"name": "other", "num_iterations": 2, "temperature": 1.0}
-    assert flat(changed(tree, temperature=3))["temperature"] == 3
     both = changed(base, routing="other", temperature=2.0, num_iterations=4)
     assert both["layers"][0]["routing"] == {"name": "other", "num_iterations": 4, "temperature": 2.0}
     back = changed(tree, routing="dynamic")["layers"][0]["routing"]
@@ -302,7 +278,6 @@ def test_a_part_chosen_by_name_keeps_the_options_that_the_new_one_has_too(own: t
     assert changed(base, transform="dense", routing="dynamic", backbone="conv") == base, "the same name changes nothing"
     several = changed(DEEP, transform="shared")
     assert [layer["transform"]["weight_std"] for layer in several["layers"]] == [0.1, 0.1, 0.3]
-    assert {layer["transform"]["name"] for layer in several["layers"]} == {"shared"}
 
 
 def test_a_mapping_changes_the_options_of_that_part_only() -> None:
@@ -337,60 +312,43 @@ def test_a_part_that_may_be_absent_and_those_that_may_not() -> None:
 
 
 def test_what_does_not_fit_is_refused_wherever_it_stands() -> None:
+    """Single values: tests/test_arguments.py."""
     many = [{"name": "dense"}] * (MOST_ENTRIES + 1)
     for values, said in (
-        ({"num_iterations": -1}, "num_iterations must be 0 to 1000, got -1"),
-        ({"num_iterations": 3.0}, "num_iterations must be a whole number, 0 to 1000, got 3.0"),
         ({"leaky": 1}, "leaky must be True or False, got 1"),
-        ({"softmax_over": "output"}, "softmax_over must be one of outputs, inputs, got 'output'"),
-        ({"decoder_hidden": 512}, "decoder_hidden must be a sequence, got 512"),
-        ({"decoder_hidden": [512, "x"]}, "decoder_hidden must be 1 to 65536, got 'x'"),
         ({"decoder_hidden": [1] * 1_000_000}, "decoder_hidden must have at most 100 entries, got 1000000"),
         ({"backbone": 3}, "backbone must be a name, or a mapping of its name and options, got 3"),
         ({"layers": "dense"}, "layers must be a sequence, got 'dense'"),
         ({"layers": [3]}, "layer must be a name, or a mapping of its name and options, got 3"),
         ({"layers": many}, f"layers must have at most {MOST_ENTRIES} entries, got 101"),
         ({"layers": [{}, {}, {}, {"capsule_dim": 3}]}, 'layer must have a "name", one of dense, conv, got None'),
-        ({"transform": {"name": "shard"}}, f'there is no transform "shard"; did you mean "shared"? {OF_ONES_OWN}'),
-        ({"routing": {"name": 3}}, 'routing must have a "name", one of dynamic'),
         ({"routing": {"nam": "dynamic"}}, 'there is no option of routing "dynamic" "nam"'),
+        ({"num_iteration": 2}, 'there is no option of network "capsules" "num_iteration"; did you mean "num_iter'),
     ):
-        with pytest.raises(InputError) as caught:
-            changed(DEEP, **values)
-        assert said in str(caught.value)
+        assert_raises((UnknownOption if "no option" in said else InputError), changed, DEEP, **values, say=said)
 
 
 def test_an_unknown_name_gets_the_nearest_or_the_parts_that_have_it() -> None:
-    said = 'there is no option of network "capsules" "num_iteration"; did you mean "num_iterations"?'
-    assert_raises(UnknownOption, changed, DEEP, num_iteration=2, say=said)
     with pytest.raises(UnknownOption, match='there is no knob "leeky"; did you mean "leaky"') as caught:
         override("network", DEEP, {"leeky": True}, "knob")
     assert (caught.value.name, caught.value.owners) == ("leeky", [])
     assert "leaky" in caught.value.known
-    cnn = complete("network", "cnn")
-    with pytest.raises(UnknownOption, match="with the parts that are chosen; it belongs to ") as caught:
-        changed(cnn, final_lambda=2)
+    with pytest.raises(UnknownOption, match=r'with the parts that are chosen; it belongs to routing "em"$') as caught:
+        changed(complete("network", "cnn"), final_lambda=2)
     assert caught.value.owners == [("routing", "em")]
-    assert str(caught.value).endswith('it belongs to routing "em"')
-    with pytest.raises(UnknownOption) as caught:
-        changed(cnn, weight_std=2)
-    assert caught.value.owners == [
-        ("transform", name) for name in ("dense", "shared", "common", "elementwise", "matrix")
-    ]
 
 
 def test_values_as_a_person_types_them() -> None:
-    for value, text in (
-        (True, "on"),
-        (False, "off"),
-        (None, "none"),
-        ((), "none"),
-        ((512, 1024), "512,1024"),
-        (1e-3, "0.001"),
-        (3, "3"),
-        ("dense", "dense"),
-    ):
-        assert as_text(value) == text
+    texts = {
+        True: "on",
+        False: "off",
+        None: "none",
+        (): "none",
+        (512, 1024): "512,1024",
+        1e-3: "0.001",
+        "dense": "dense",
+    }
+    assert {value: as_text(value) for value in texts} == texts
 
 
 # ---- settings
@@ -404,18 +362,12 @@ def test_settings_are_options_too() -> None:
     assert sgd.optimizer == {"name": "sgd", "momentum": 0.5, "weight_decay": 0.0}
     assert (sgd.epochs, sgd.learning_rate) == (3, 1.0)
     assert isinstance(sgd.learning_rate, float), "whole numbers become floats"
-    assert sgd.replace({"weight_decay": 0.0}).optimizer["weight_decay"] == 0
     assert (recipe.epochs, recipe.optimizer["name"]) == (20, "adam")
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        recipe.epochs = 3  # type: ignore[misc]
     assert_raises(UnknownOption, recipe.replace, {"epoch": 2}, say='no recipe field "epoch"; did you mean "epochs"?')
     assert_raises(UnknownOption, recipe.replace, {"momentum": 0.5}, say='it belongs to optimizer "sgd"')
-    assert_raises(InputError, Recipe, crop=0, say="crop must be 1 to 4096, got 0")
-    assert_raises(WrongType, Recipe, flip=1, say="flip must be True or False, got 1")
     config = TrainConfig().replace({"epochs": 3, "momentum": 0.3, "optimizer": "sgd", "seed": 7})
     assert config == TrainConfig(recipe=Recipe().replace({"epochs": 3, "optimizer": "sgd", "momentum": 0.3}), seed=7)
     assert config.to_dict()["recipe"] == config.recipe.to_dict(), "settings within settings"
-    assert config.replace({"recipe": {"epochs": 4}}).recipe == config.recipe.replace({"epochs": 4})
 
 
 # ---- no option is parsed and ignored
@@ -428,162 +380,80 @@ CONV_LAYER = {
         {"name": "dense"},
     ],
 }
-STACK = {"backbone": "stack"}
 STEM = {"stem_channels": (4,), "stem_strides": (1,)}
-# For each option: another value, the first thing that it changes, and what other options must be for it to matter.
-# weights: parameters as they start < output < loss < gradients
-CHANGES: dict[str, dict[str, tuple[Any, str, dict[str, Any]]]] = {
-    "sabour2017": {
-        "objects": (2, "output", {}),
-        "pixel_scale": (2.0, "output", {}),
-        "standardise": (True, "output", {}),
-        "stem_channels": ((6,), "weights", STEM),
-        "stem_strides": ((2,), "weights", STEM | {"conv_kernel": 3}),
-        "conv_channels": (6, "weights", {}),
-        "conv_kernel": (7, "weights", {}),
-        "conv_stride": (2, "weights", {}),
-        "conv_norm": ("channel", "weights", {}),
-        "conv_dropout": (0.5, "output", {}),
-        "conv_activation": ("none", "output", {}),
-        "conv_init": ("glorot", "weights", {}),
-        "primary_init": ("matrix-capsules", "weights", {}),
-        "primary_types": (3, "weights", {}),
-        "primary_dim": (4, "weights", {}),
-        "primary_kernel": (7, "weights", {}),
-        "primary_stride": (1, "weights", {}),
-        "primary_padding": (1, "weights", {}),
-        "primary_activation": ("relu", "output", {}),
-        "primary_separate_convs": (True, "weights", {}),
-        "grouping": ("raster", "output", {}),
-        "primary_output": ("unit", "output", {}),
-        "primary_norm": ("batch", "weights", {}),
-        "primary_activations": (True, "weights", {}),
-        "primary_depthwise": (True, "weights", {"conv_channels": 6, "primary_types": 2, "primary_dim": 3}),
-        "stack_channels": ((5,), "weights", STACK),
-        "stack_kernels": ((3,), "weights", STACK),
-        "stack_strides": ((1,), "weights", STACK),
-        "stack_padding": (2, "weights", STACK),
-        "stack_norm": ("batch", "weights", STACK),
-        "stack_init": ("he", "weights", STACK),
-        "share_positions": (True, "weights", {}),
-        "coordinates": ("centres", "output", {"capsule_dim": 16}),
-        "pose_norm": (True, "weights", CONV_LAYER),
-        "attention_bias": (False, "weights", {"routing": "self-attention"}),
-        "final_lambda": (0.1, "output", {"routing": "em"}),
-        "cost_scale": (3.0, "output", {"routing": "em"}),
-        "final_beta": (0.1, "output", {"routing": "em-code"}),
-        "min_variance": (0.1, "output", {"routing": "em-code"}),
-        "on_map": (True, "weights", {"routing": "em-code"}),
-        "layers": ([{"num_capsules": 5}, {"name": "dense"}], "weights", {}),
-        "num_capsules": ([{"num_capsules": 6}, {}], "weights", {"layers": [{"num_capsules": 5}, {"name": "dense"}]}),
-        "layer_types": (3, "weights", CONV_LAYER),
-        "layer_kernel": (2, "weights", CONV_LAYER),
-        "layer_stride": (1, "weights", CONV_LAYER),
-        "layer_padding": (1, "weights", CONV_LAYER),
-        "compete_over": ("types-and-positions", "output", CONV_LAYER),
-        "transform": ("shared", "weights", {}),
-        "capsule_dim": (8, "weights", {}),
-        "capsule_bias": (True, "weights", {}),
-        "weight_init": ("fan-in", "weights", {}),
-        "weight_std": (0.3, "weights", {}),
-        "backbone": ("stack", "weights", {}),
-        "routing": ("vb", "weights", {}),
-        "num_iterations": (2, "output", {}),
-        "softmax_over": ("inputs", "output", {}),
-        "stop_gradient": (True, "gradients", {}),
-        "leaky": (True, "output", {}),
-        "learn_prior": (True, "weights", {}),
-        "start_from": ("queries", "weights", {"routing": "b2i"}),
-        "interest_eps": (0.1, "output", {"routing": "b2i"}),
-        "squash_eps": (0.1, "output", {}),
-        "length_eps": (0.1, "output", {}),
-        "decoder": (False, "weights", {}),
-        "decoder_hidden": ((9,), "weights", {}),
-        "decoder_channels": ((4, 3), "weights", {}),
-        "decoder_init": ("glorot", "weights", {}),
-        "decoder_mask": ("longest", "output", {}),
-        "classification_loss": ("cross-entropy", "loss", {}),
-        "score_scale": (3.0, "loss", {"classification_loss": "score-cross-entropy"}),
-        "learn_score_scale": (True, "weights", {"classification_loss": "score-cross-entropy"}),
-        "spread_margin": (0.5, "loss", {"classification_loss": "spread"}),
-        "spread_growth": (100, "loss", {"classification_loss": "spread"}),
-        "m_plus": (0.8, "loss", {}),
-        "m_minus": (0.2, "loss", {"weight_std": 1.0}),  # capsules must be long for it to matter
-        "margin_lambda": (0.7, "loss", {"weight_std": 1.0}),
-        "margin_power": (1, "loss", {}),
-        "margin_scale": (2.0, "loss", {}),
-        "margin_over_classes": ("mean", "loss", {}),
-        "reconstruction_weight": (0.1, "loss", {}),
-        "reconstruction_over_pixels": ("mean", "loss", {}),
-    },
-    "baseline-cnn": {
-        "objects": (2, "output", {}),
-        "stem_channels": ((6,), "weights", STEM),
-        "stem_strides": ((2,), "weights", STEM),
-        "conv_norm": ("channel", "weights", {}),
-        "conv_dropout": (0.5, "output", {}),
-        "channels": ((4, 5), "weights", {}),
-        "kernel": (3, "weights", {}),
-        "first_kernel": (7, "weights", {}),
-        "pool": (2, "weights", {}),
-        "hidden": ((12, 7), "weights", {}),
-        "dropout": (0.9, "output", {}),
-    },
-    "cnn-pooled": {"objects": (2, "output", {}), "backbone": ("conv", "weights", {}), "pooling": ("max", "output", {})},
+# What else must be chosen for an option to matter, or to take another value: by its part, or by its own name
+NEEDED: dict[Any, dict[str, Any]] = {
+    ("layer", "conv"): CONV_LAYER,
+    ("transform", "elementwise"): {"primary_dim": 16},
+    ("transform", "matrix"): {"primary_dim": 16},
+    "stem_channels": STEM,
+    "stem_strides": STEM,
+    "primary_depthwise": {"conv_channels": 6, "primary_types": 2, "primary_dim": 3},
+    "coordinates": {"capsule_dim": 16},
+    "weight_std": {"weight_init": "normal"},
+    "num_capsules": {"layers": [{"num_capsules": 5}, {"name": "dense"}]},
+    "m_minus": {"weight_std": 1.0},  # capsules must be long for it to matter
+    "margin_lambda": {"weight_std": 1.0},
 }
-CHOICES_OF_ONE = {"primary_capsules"}  # there is no other to choose
+OTHERS = {"layers": [{"num_capsules": 5}, {"name": "dense"}], "decoder": None, "cost_scale": 3.0, "backbone": "stack"}
+"""Values that are not found by the rule."""
+ALONE = {"primary_capsules"}  # there is no other to choose
 
 
-def fingerprint(tree: dict[str, Any]) -> dict[str, list[Tensor]]:
+def another(option: Option, value: Any) -> Any:
+    """Another value that an option may have."""
+    if option.name in OTHERS:
+        return OTHERS[option.name]
+    if option.name == "num_capsules":  # of the first of two layers
+        return [{"num_capsules": 6}, {}]
+    if option.choice is not None:
+        return next(name for name in PARTS[option.choice.kind] if name != value and name != "common")
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        return next(each for each in typing.get_args(option.hint) if each != value)
+    if isinstance(value, tuple):
+        return tuple(size + 1 for size in value) or (4,)
+    return value + 2 if isinstance(value, int) else value / 2 or 0.5
+
+
+def fingerprint(tree: dict[str, Any]) -> list[Tensor]:
     """What a network starts from, says, is told, and learns, on the same images with the same seed."""
     torch.manual_seed(0)
-    model = build_network(tree, (1, 28, 28), 3)
+    model = build_network(tree, (1, 28, 28), 4)
     images, labels = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(1)), labels_for(model, 2)
     torch.manual_seed(0)
     output = model(images, model.decoder_targets(labels))
     losses = model.loss(output, drawn_for(model, images), labels)
     losses.total.backward()
     parameters = list(model.parameters())
-    return {
-        "weights": [parameter.detach() for parameter in parameters],
-        "output": [tensor.detach() for tensor in output if tensor is not None],
-        "loss": [losses.total.detach()],
-        "gradients": [parameter.grad for parameter in parameters],
-    }
-
-
-def first_change(one: dict[str, list[Tensor]], other: dict[str, list[Tensor]]) -> str | None:
-    for what, before in one.items():
-        after = other[what]
-        if len(before) != len(after) or any(
-            a.shape != b.shape or not torch.allclose(a, b, rtol=1e-4, atol=1e-7)
-            for a, b in zip(before, after, strict=True)
-        ):
-            return what
-    return None
+    said = [*output, losses.total, *(parameter.grad for parameter in parameters)]
+    return [tensor.detach() for tensor in (*parameters, *said) if tensor is not None]
 
 
 @pytest.mark.slow
 def test_no_option_is_parsed_and_ignored() -> None:
-    named = {name for cls in all_parts() if part_of(cls)[0] != "optimizer" for name in options(cls)}
-    assert named - CHOICES_OF_ONE == {name for cases in CHANGES.values() for name in cases}, "add it to the table"
-    for preset, name, (value, what, needed) in (
-        (preset, name, change) for preset, cases in CHANGES.items() for name, change in cases.items()
-    ):
-        base = override("network", get_preset(preset).network, small(preset, **needed))
-        before = fingerprint(base)
-        tree = override("network", base, {"layers" if name == "num_capsules" else name: value})
-        assert first_change(before, fingerprint(tree)) == what, name
-        assert describe(build_network(tree, (1, 28, 28), 3)) == tree
-    assert first_change(before, fingerprint(base)) is None, "the same options, the same numbers"
+    presets = {"cnn": "baseline-cnn", "pooled": "cnn-pooled"}
+    fields = {"routing": "routing", "transform": "transform", "backbone": "backbone", "loss": "classification_loss"}
+    for kind, name in EVERY:
+        for option in options(PARTS[kind][name]).values() if kind != "optimizer" else ():
+            if option.name in ALONE:
+                continue
+            needed = {fields[kind]: name} if kind in fields else {}
+            needed |= NEEDED.get((kind, name), {}) | NEEDED.get(option.name, {})
+            preset = presets.get(name, "sabour2017") if kind == "network" else "sabour2017"
+            base = override("network", get_preset(preset).network, small(preset, **needed))
+            value = another(option, flat(base).get(option.name))
+            tree = override("network", base, {"layers" if option.name == "num_capsules" else option.name: value})
+            before, after = fingerprint(base), fingerprint(tree)
+            same = [a.shape == b.shape and torch.allclose(a, b, rtol=1e-4) for a, b in zip(before, after, strict=False)]
+            assert len(before) != len(after) or not all(same), (kind, name, option.name)
+            assert describe(build_network(tree, (1, 28, 28), 4)) == tree
 
 
 def test_options_that_do_not_go_together() -> None:
     for options_, said in (
         ({"standardise": True, "pixel_scale": 255.0}, "pixel_scale must be 1 with standardise=True"),
-        ({"learn_prior": True, "stop_gradient": True}, "learn_prior needs stop_gradient=False"),
-        ({"learn_prior": True, "num_iterations": 0}, "learn_prior needs stop_gradient=False"),
-        ({"primary_padding": 9}, "primary_padding must be below primary_kernel, 9, got 9"),
         ({"objects": 10}, "objects must be below num_classes"),
         ({"layers": []}, "layers must end with a dense layer"),
     ):
