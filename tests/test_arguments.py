@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import math
 import operator
 import pkgutil
@@ -194,7 +195,7 @@ def layers_and_networks() -> Iterator[tuple[Callable[..., object], dict[str, Ten
     pairs = torch.tensor([[0, 1], [3, 2]])
     dense, conv, transform = DenseCapsules(3, 6, 4, 5), ConvCapsules(2, 6, 4, 5), Dense()
     transform.bind(LayerSize(3, 6, 4, 5), 1.0)
-    yield dense, {"capsules": poses}
+    yield lambda poses: dense(poses), {"poses": poses}
     yield lambda poses: dense(Capsules(poses)), {"poses": poses}
     yield lambda poses: conv(Capsules(poses, grid=(2, 4, 5))), {"poses": torch.rand(2, 40, 6)}
     yield transform, {"poses": poses}
@@ -204,16 +205,8 @@ def layers_and_networks() -> Iterator[tuple[Callable[..., object], dict[str, Ten
     yield cnn, {"images": images}
     yield lambda images, targets: model.loss(output, images, targets), {"images": images, "targets": labels}
     yield lambda targets: cnn.loss(of_cnn, images, targets), {"targets": labels}
-    pixels = torch.zeros(2, 1, 4, 4, dtype=torch.uint8)
-    yield datasets.ImageSet, {"images": pixels, "labels": labels}
-    yield lambda images: resize_images(images, (5, 5)), {"images": pixels}
     parts = torch.rand(2, 2, 1, 18, 18)
     yield lambda images, targets: of_pairs.loss(of_two, images, targets), {"images": parts, "targets": pairs}
-    for of_images in (analysis.predict, analysis.reconstruct, analysis.trace_routing, analysis.routing_statistics):
-        yield lambda images, function=of_images: function(model, images), {"images": images}
-    for attack in (analysis.fgsm, analysis.pgd):
-        given = {"images": images, "labels": labels}
-        yield lambda images, labels, attack=attack: attack(model, images, labels, 0.1), given
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -239,3 +232,25 @@ def test_words_of_some_errors() -> None:
     ]
     for kind, called, said in pinned:
         assert_raises(kind, called, say=said)
+
+
+def test_arguments_of_the_analysis_and_of_data() -> None:
+    model, images, labels = network().eval(), torch.rand(2, 1, 18, 18), torch.tensor([0, 2])
+    called: list[Callable[[Any], object]] = [
+        *(lambda wrong, look=look: look(model, wrong) for look in (analysis.predict, analysis.reconstruct)),
+        *(
+            lambda wrong, look=look: look(model, wrong)
+            for look in (analysis.trace_routing, analysis.routing_statistics)
+        ),
+        *(lambda wrong, attack=attack: attack(model, wrong, labels, 0.1) for attack in (analysis.fgsm, analysis.pgd)),
+        *(lambda wrong, attack=attack: attack(model, images, wrong, 0.1) for attack in (analysis.fgsm, analysis.pgd)),
+        lambda wrong: datasets.ImageSet(wrong, labels),
+        lambda wrong: datasets.ImageSet((255 * images).byte(), wrong),
+        lambda wrong: resize_images(wrong, (5, 5)),
+    ]
+    for call, wrong in itertools.product(called, (None, [1, 2], "images", np.zeros((2, 1, 18, 18)))):
+        with pytest.raises(TypeError, match=r"(images|labels) must be "):
+            call(wrong)
+    for attack, wrong in itertools.product((analysis.fgsm, analysis.pgd), (True, "1", torch.ones(2), None, math.nan)):
+        with pytest.raises((TypeError, ValueError), match="must be"):
+            attack(model, images, labels, wrong)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from own_parts import register
 from support import assert_raises
 from torchcaps.errors import InputError
 from torchcaps.export import Agreement, OnnxModel, export_onnx, export_program, graphs
@@ -27,9 +28,11 @@ Make = Callable[..., Any]
 
 KINDS: dict[str, dict[str, Any]] = {
     "capsules": {"preset": "sabour2017"},
-    "objects": {"preset": "sabour2017", "objects": 2, "standardise": True, "num_iterations": 2},
-    "convolutional decoder": {"preset": "sabour2017", "decoder_channels": (6, 5, 4)},
-    "activations": {"preset": "sabour2017", "routing": "em"},  # by which capsules are decoded
+    "objects": {"preset": "sabour2017", "objects": 2, "standardise": True, "decoder_channels": (6, 5, 4)},
+    "activations": {
+        "preset": "sabour2017",
+        "routing": "active",
+    },  # of the parts of one's own; they choose what is decoded
     "cnn": {"preset": "baseline-cnn"},
 }
 
@@ -39,7 +42,9 @@ def exported(
     request: pytest.FixtureRequest, make_network: Make, describe: Make, make_images: Make, tmp_path_factory: Any
 ) -> tuple[Network, Path, Agreement]:
     """A network, its ONNX file, and how they agree."""
-    model = make_network(**KINDS[request.param])
+    with pytest.MonkeyPatch.context() as patch:
+        register(patch)
+        model = make_network(**KINDS[request.param])
     path = tmp_path_factory.mktemp("onnx") / "model.onnx"
     description = describe(preset=KINDS[request.param]["preset"], objects=model.objects)
     return model, path, export_onnx(model.train(), path, description, make_images(5))

@@ -59,7 +59,7 @@ def test_layers_by_hand() -> None:
     """Pooling halves the maps and keeps the last odd pixel: 12×10 → 6×5 → 3×3."""
     stem = {"stem_channels": (4, 6), "stem_strides": (1, 2), "conv_norm": "channel", "conv_dropout": 0.5}
     pooled = {"channels": (4, 6), "first_kernel": 9, "kernel": 3, "pool": 2, "hidden": (7,)}
-    for options, width in ((pooled, 6 * 3 * 3), (stem, 6 * 4 * 4), ({"hidden": ()}, 6 * 12 * 10)):
+    for options, width in ((pooled, 6 * 3 * 3), (stem, 6 * 4 * 3), ({"hidden": ()}, 6 * 12 * 10)):
         model = network(**options).eval()
         hidden = model.stem(IMAGES)
         for conv, norm in zip(model.convs, model.norms, strict=True):
