@@ -11,12 +11,10 @@ import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
 from support import registered_for_now
 from torchcaps.datasets import ImageSet, load_dataset
@@ -65,7 +63,7 @@ def test_help_says_what_an_example_shows(name: str, capsys: pytest.CaptureFixtur
 
 RUNS: dict[str, tuple[str, list[str]]] = {
     "capsule_head": (
-        "--backbone small --epochs 1 --images 64",
+        "--epochs 1 --images 64",
         [r"images \(1, 28, 28\) → feature map \(64, 4, 4\)", "ACCURACY"],
     ),
     "stacked_capsules": (
@@ -112,6 +110,24 @@ def test_an_example_runs_and_prints_what_it_measured(name: str, capsys: pytest.C
     printed = capsys.readouterr().out
     for pattern in patterns:
         assert re.search(pattern.replace("ACCURACY", r"test accuracy [\d.]+ %"), printed), pattern
+
+
+# ---- sequences
+
+
+def test_sequences(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.random.default_rng(0).normal(size=(100, 12, 6))
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(100) % 9, lengths=np.arange(100) % 5 + 2)
+    module = example("sequences")
+    monkeypatch.setattr(module, "RATES", (1e-2,))
+    module.main(["--data", f"npz:{tmp_path / 'a.npz'}", "--epochs", "1", "--seeds", "2"])
+    printed = capsys.readouterr().out
+    found = re.findall(
+        r"([\d,]+) parameters; rate 0.01, dropout 0(?:.3)?: validation [\d.]+ %, test .+ ± .+ %", printed
+    )
+    sizes = [int(size.replace(",", "")) for size in found]
+    assert len(sizes) == 4
+    assert max(sizes) < 1.05 * min(sizes), "of one size"
 
 
 # ---- compare_routing
@@ -177,83 +193,9 @@ def test_compare_routing_refuses_in_a_sentence(
 # ---- capsule_head
 
 
-def test_capsule_head_without_other_packages(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    head = example("capsule_head")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert isinstance(head.make_backbone("resnet18"), head.SmallBackbone)
-    assert capsys.readouterr().out.startswith("neither timm nor torchvision is installed, so the small backbone")
-
-
-class FakeTimm(nn.Module):
-    """What timm gives for features_only: a list of maps."""
-
-    def forward(self, images: Tensor) -> list[Tensor]:
-        return [nn.functional.avg_pool2d(images, 8).repeat(1, 8, 1, 1)]
-
-
-class FakeTorchvision(FakeTimm):
-    """What torchvision's extractor gives: maps by the names of their layers."""
-
-    def forward(self, images: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
-        return {"layer2": super().forward(images)[0]}
-
-
-@pytest.mark.parametrize("package", ["timm", "torchvision"])
-def test_capsule_head_on_other_packages(
-    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With stand-ins that take and give what the real ones do."""
-    asked: dict[str, Any] = {}
-
-    def create_model(name: str, **options: Any) -> nn.Module:
-        asked.update(options, name=name)
-        return FakeTimm()
-
-    def get_model(name: str, weights: str | None) -> str:
-        asked.update(name=name, weights=weights)
-        return "the whole model"
-
-    def create_feature_extractor(model: str, names: list[str]) -> nn.Module:
-        asked.update(model=model, names=names)
-        return FakeTorchvision()
-
-    fakes: dict[str, dict[str, Any]] = {
-        "timm": {"create_model": create_model},
-        "torchvision": {},
-        "torchvision.models": {"get_model": get_model},
-        "torchvision.models.feature_extraction": {"create_feature_extractor": create_feature_extractor},
-    }
-    for name, members in fakes.items():
-        module = types.ModuleType(name)
-        module.__spec__ = importlib.machinery.ModuleSpec(name, None)
-        vars(module).update(members)
-        monkeypatch.setitem(sys.modules, name, module)
-    if package == "torchvision":
-        monkeypatch.setitem(sys.modules, "timm", None)
-        find_spec = importlib.util.find_spec
-        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "timm" else find_spec(name))
-    head = example("capsule_head")
-    head.main(["--backbone", "resnet34", "--pretrained", "--epochs", "1", "--images", "64"])
-    printed = capsys.readouterr().out
-    assert f"resnet34 of {package}" in printed
-    assert "feature map (24, 3, 3)" in printed
-    wanted: dict[str, dict[str, Any]] = {
-        "timm": {"name": "resnet34", "features_only": True, "out_indices": (2,), "pretrained": True},
-        "torchvision": {"name": "resnet34", "weights": "DEFAULT", "model": "the whole model", "names": ["layer2"]},
-    }
-    assert asked == wanted[package]
-
-    # the stand-ins' first three channels are those they were given: ImageNet's weights want standardised ones
-    black, white = torch.zeros(1, 3, 8, 8), torch.ones(1, 3, 8, 8)
-    for pretrained, low, high in (
-        (False, [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]),
-        (True, [-2.1179, -2.0357, -1.8044], [2.2489, 2.4286, 2.64]),
-    ):
-        backbone = head.make_backbone("resnet34", pretrained)
-        for image, expected in ((black, low), (white, high)):
-            torch.testing.assert_close(backbone(image)[0, :3, 0, 0], torch.tensor(expected), atol=1e-4, rtol=0)
+def test_capsule_head_on_timm(timm_stub: None, capsys: pytest.CaptureFixture[str]) -> None:
+    example("capsule_head").main(["--backbone", "wide", "--pretrained", "--freeze", "--epochs", "1", "--images", "64"])
+    assert "feature map (6, 14, 14)" in capsys.readouterr().out
 
 
 # ---- stacked_capsules

@@ -23,7 +23,6 @@ from torchcaps.parts import (
     OF_ONES_OWN,
     PARTS,
     Choice,
-    Option,
     Spec,
     UnknownOption,
     all_parts,
@@ -102,7 +101,7 @@ def changed(tree: Any, /, **changes: Any) -> Any:
 # ---- every part that is registered
 
 
-def test_a_part_is_described_and_built_again() -> None:
+def test_a_part_is_described_and_built_again(timm_stub: None) -> None:
     for kind, name in EVERY:
         cls = PARTS[kind][name]
         tree = complete(kind, name)
@@ -383,92 +382,166 @@ CONV_LAYER = {
         {"name": "dense"},
     ],
 }
+STACK = {"backbone": "stack"}
+SEQUENCE = {"backbone": "sequence", "primary_kernel": 3}
+TIMM = {"backbone": "timm", "primary_kernel": 2}
 STEM = {"stem_channels": (4,), "stem_strides": (1,)}
-# What else must be chosen for an option to matter, or to take another value: by its part, or by its own name
-NEEDED: dict[Any, dict[str, Any]] = {
-    ("layer", "conv"): CONV_LAYER,
-    ("backbone", "conv"): {"primary_kernel": 5},
-    ("backbone", "stack"): {"primary_kernel": 5},
-    ("transform", "elementwise"): {"primary_dim": 16},
-    ("transform", "matrix"): {"primary_dim": 16},
-    "stem_channels": STEM,
-    "stem_strides": STEM,
-    "primary_depthwise": {"conv_channels": 6, "primary_types": 2, "primary_dim": 3},
-    "coordinates": {"capsule_dim": 16},
-    "weight_std": {"weight_init": "normal"},
-    "num_capsules": {"layers": [{"num_capsules": 5}, {"name": "dense"}]},
-    "m_minus": {"weight_std": 1.0},  # capsules must be long for it to matter
-    "margin_lambda": {"weight_std": 1.0},
+# For each option: another value, the first thing that it changes, and what other options must be for it to matter.
+# weights: parameters as they start < output < loss < gradients
+CHANGES: dict[str, dict[str, tuple[Any, str, dict[str, Any]]]] = {
+    "sabour2017": {
+        "objects": (2, "output", {}),
+        "pixel_scale": (2.0, "output", {}),
+        "standardise": (True, "output", {}),
+        "stem_channels": ((6,), "weights", STEM),
+        "stem_strides": ((2,), "weights", STEM | {"conv_kernel": 3}),
+        "conv_channels": (6, "weights", {}),
+        "conv_kernel": (7, "weights", {}),
+        "conv_stride": (2, "weights", {}),
+        "conv_norm": ("channel", "weights", {}),
+        "conv_dropout": (0.5, "output", {}),
+        "conv_activation": ("none", "output", {}),
+        "conv_init": ("glorot", "weights", {}),
+        "primary_init": ("matrix-capsules", "weights", {}),
+        "primary_types": (3, "weights", {}),
+        "primary_dim": (4, "weights", {}),
+        "primary_kernel": (7, "weights", {}),
+        "primary_stride": (1, "weights", {}),
+        "primary_padding": (1, "weights", {}),
+        "primary_activation": ("relu", "output", {}),
+        "primary_separate_convs": (True, "weights", {}),
+        "grouping": ("raster", "output", {}),
+        "primary_output": ("unit", "output", {}),
+        "primary_norm": ("batch", "weights", {}),
+        "primary_activations": (True, "weights", {}),
+        "primary_depthwise": (True, "weights", {"conv_channels": 6, "primary_types": 2, "primary_dim": 3}),
+        "stack_channels": ((5,), "weights", STACK),
+        "stack_kernels": ((3,), "weights", STACK),
+        "stack_strides": ((1,), "weights", STACK),
+        "stack_padding": (2, "weights", STACK),
+        "stack_norm": ("batch", "weights", STACK),
+        "stack_init": ("he", "weights", STACK),
+        "timm_model": ("wide", "weights", TIMM),
+        "timm_map": (2, "weights", TIMM),
+        "pretrained": (True, "weights", TIMM),
+        "freeze": (True, "output", TIMM),
+        "share_positions": (True, "weights", {}),
+        "coordinates": ("centres", "output", {"capsule_dim": 16}),
+        "pose_norm": (True, "weights", CONV_LAYER),
+        "attention_bias": (False, "weights", {"routing": "self-attention"}),
+        "final_lambda": (0.1, "output", {"routing": "em"}),
+        "cost_scale": (3.0, "output", {"routing": "em"}),
+        "final_beta": (0.1, "output", {"routing": "em-code"}),
+        "min_variance": (0.1, "output", {"routing": "em-code"}),
+        "on_map": (True, "weights", {"routing": "em-code"}),
+        "layers": ([{"num_capsules": 5}, {"name": "dense"}], "weights", {}),
+        "num_capsules": ([{"num_capsules": 6}, {}], "weights", {"layers": [{"num_capsules": 5}, {"name": "dense"}]}),
+        "layer_types": (3, "weights", CONV_LAYER),
+        "layer_kernel": (2, "weights", CONV_LAYER),
+        "layer_stride": (1, "weights", CONV_LAYER),
+        "layer_padding": (1, "weights", CONV_LAYER),
+        "compete_over": ("types-and-positions", "output", CONV_LAYER),
+        "transform": ("shared", "weights", {}),
+        "capsule_dim": (8, "weights", {}),
+        "capsule_bias": (True, "weights", {}),
+        "weight_init": ("fan-in", "weights", {}),
+        "weight_std": (0.3, "weights", {}),
+        "backbone": ("stack", "weights", {}),
+        "routing": ("vb", "weights", {}),
+        "num_iterations": (2, "output", {}),
+        "softmax_over": ("inputs", "output", {}),
+        "stop_gradient": (True, "gradients", {}),
+        "leaky": (True, "output", {}),
+        "learn_prior": (True, "weights", {}),
+        "start_from": ("queries", "weights", {"routing": "b2i"}),
+        "interest_eps": (0.1, "output", {"routing": "b2i"}),
+        "variance_eps": (0.1, "output", {"routing": "heinsen-matrix"}),
+        "num_groups": (4, "weights", {"routing": "grouped"}),
+        "group_routing": ("em", "weights", {"routing": "grouped"}),
+        "sequence_channels": ((6,), "weights", SEQUENCE),
+        "sequence_kernel": (3, "weights", SEQUENCE),
+        "sequence_stride": (2, "weights", SEQUENCE),
+        "primary_capsules": ("sequence", "weights", {}),
+        "squash_eps": (0.1, "output", {}),
+        "length_eps": (0.1, "output", {}),
+        "decoder": (False, "weights", {}),
+        "decoder_hidden": ((9,), "weights", {}),
+        "decoder_channels": ((4, 3), "weights", {}),
+        "decoder_init": ("glorot", "weights", {}),
+        "decoder_mask": ("longest", "output", {}),
+        "classification_loss": ("cross-entropy", "loss", {}),
+        "score_scale": (3.0, "loss", {"classification_loss": "score-cross-entropy"}),
+        "learn_score_scale": (True, "weights", {"classification_loss": "score-cross-entropy"}),
+        "spread_margin": (0.5, "loss", {"classification_loss": "spread"}),
+        "spread_growth": (100, "loss", {"classification_loss": "spread"}),
+        "m_plus": (0.8, "loss", {}),
+        "m_minus": (0.2, "loss", {"weight_std": 1.0}),  # capsules must be long for it to matter
+        "margin_lambda": (0.7, "loss", {"weight_std": 1.0}),
+        "margin_power": (1, "loss", {}),
+        "margin_scale": (2.0, "loss", {}),
+        "margin_over_classes": ("mean", "loss", {}),
+        "reconstruction_weight": (0.1, "loss", {}),
+        "reconstruction_over_pixels": ("mean", "loss", {}),
+    },
+    "baseline-cnn": {
+        "objects": (2, "output", {}),
+        "stem_channels": ((6,), "weights", STEM),
+        "stem_strides": ((2,), "weights", STEM),
+        "conv_norm": ("channel", "weights", {}),
+        "conv_dropout": (0.5, "output", {}),
+        "channels": ((4, 5), "weights", {}),
+        "kernel": (3, "weights", {}),
+        "first_kernel": (7, "weights", {}),
+        "pool": (2, "weights", {}),
+        "hidden": ((12, 7), "weights", {}),
+        "dropout": (0.9, "output", {}),
+    },
+    "cnn-pooled": {"objects": (2, "output", {}), "backbone": ("conv", "weights", {}), "pooling": ("max", "output", {})},
 }
-OTHERS: dict[str, Any] = {
-    "layers": [{"num_capsules": 5}, {"name": "dense"}],
-    "decoder": None,
-    "decoder_mask": "longest",
-    "cost_scale": 3.0,
-    "squash_eps": 0.1,
-    "interest_eps": 0.1,
-    "spread_growth": 100,
-    "first_kernel": 7,
-}
-"""Values that are not found by the rule."""
-ALONE = {"primary_capsules"}  # there is no other to choose
 
 
-def another(option: Option, value: Any) -> Any:
-    """Another value that an option may have."""
-    if option.name in OTHERS:
-        return OTHERS[option.name]
-    if option.name == "num_capsules":  # of the first of two layers
-        return [{"num_capsules": 6}, {}]
-    if option.choice is not None:
-        return next(name for name in PARTS[option.choice.kind] if name != value and name != "common")
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, str):
-        return next(each for each in typing.get_args(option.hint) if each != value)
-    if option.name == "capsule_dim":  # of all layers
-        return 8
-    if isinstance(value, tuple):
-        return tuple(size + 1 for size in value) or (4,)
-    odd = any(each.odd for each in typing.get_args(option.hint) if isinstance(each, Range))
-    return value + 1 + odd if isinstance(value, int) else value / 2 or 0.5
-
-
-def fingerprint(tree: dict[str, Any]) -> list[Tensor]:
+def fingerprint(tree: dict[str, Any]) -> dict[str, list[Tensor]]:
     """What a network starts from, says, is told, and learns, on the same images with the same seed."""
     torch.manual_seed(0)
-    model = build_network(tree, (1, 28, 28), 4)
-    assert describe(model) == tree
+    model = build_network(tree, (1, 28, 28), 3)
     images, labels = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(1)), labels_for(model, 2)
     torch.manual_seed(0)
     output = model(images, model.decoder_targets(labels))
     losses = model.loss(output, drawn_for(model, images), labels)
     losses.total.backward()
     parameters = list(model.parameters())
-    said = [*output, losses.total, *(parameter.grad for parameter in parameters)]
-    return [tensor.detach() for tensor in (*parameters, *said) if tensor is not None]
+    return {
+        "weights": [parameter.detach() for parameter in parameters],
+        "output": [tensor.detach() for tensor in output if tensor is not None],
+        "loss": [losses.total.detach()],
+        "gradients": [parameter.grad for parameter in parameters],
+    }
+
+
+def first_change(one: dict[str, list[Tensor]], other: dict[str, list[Tensor]]) -> str | None:
+    for what, before in one.items():
+        after = other[what]
+        if len(before) != len(after) or any(
+            a.shape != b.shape or not torch.allclose(a, b, rtol=1e-4, atol=1e-7)
+            for a, b in zip(before, after, strict=True)
+        ):
+            return what
+    return None
 
 
 @pytest.mark.slow
-def test_no_option_is_parsed_and_ignored() -> None:
-    presets = {"cnn": "baseline-cnn", "pooled": "cnn-pooled"}
-    fields = {"routing": "routing", "transform": "transform", "backbone": "backbone", "loss": "classification_loss"}
-    found: dict[str, list[Tensor]] = {}
-    for kind, name in EVERY:
-        for option in options(PARTS[kind][name]).values() if kind != "optimizer" else ():
-            if option.name in ALONE:
-                continue
-            needed = {fields[kind]: name} if kind in fields else {}
-            needed |= NEEDED.get((kind, name), {}) | NEEDED.get(option.name, {})
-            preset = presets.get(name, "sabour2017") if kind == "network" else "sabour2017"
-            base = override("network", get_preset(preset).network, small(preset, **needed))
-            if json.dumps(base) not in found:
-                found[json.dumps(base)] = fingerprint(base)
-            value = another(option, flat(base).get(option.name))
-            tree = override("network", base, {"layers" if option.name == "num_capsules" else option.name: value})
-            before, after = found[json.dumps(base)], fingerprint(tree)
-            same = [a.shape == b.shape and torch.allclose(a, b, rtol=1e-4) for a, b in zip(before, after, strict=False)]
-            assert len(before) != len(after) or not all(same), (kind, name, option.name)
+def test_no_option_is_parsed_and_ignored(timm_stub: None) -> None:
+    named = {name for cls in all_parts() if part_of(cls)[0] != "optimizer" for name in options(cls)}
+    assert named == {name for cases in CHANGES.values() for name in cases}, "add it to the table"
+    for preset, name, (value, what, needed) in (
+        (preset, name, change) for preset, cases in CHANGES.items() for name, change in cases.items()
+    ):
+        base = override("network", get_preset(preset).network, small(preset, **needed))
+        before = fingerprint(base)
+        tree = override("network", base, {"layers" if name == "num_capsules" else name: value})
+        assert first_change(before, fingerprint(tree)) == what, name
+        assert describe(build_network(tree, (1, 28, 28), 3)) == tree
+    assert first_change(before, fingerprint(base)) is None, "the same options, the same numbers"
 
 
 def test_options_that_do_not_go_together() -> None:

@@ -62,6 +62,17 @@ def test_wrong_results_stop_it(
     assert "÷" not in told.out
 
 
+def test_an_unknown_section_is_refused(speed: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        speed.main(["rooting"])
+    assert "sections are convolution, choice, step, routing, costs, export" in capsys.readouterr().err
+
+
+def test_a_ratio_is_the_median_of_the_rounds_ratios(speed: ModuleType) -> None:
+    assert speed.ratio([2.0, 30.0, 4.0], [1.0, 10.0, 1.0]) == (3.0, 2.5, 3.5)
+    assert speed.ratio([2.0], [1.0]) == (2.0, 2.0, 2.0)
+
+
 @pytest.mark.slow
 def test_a_dry_run_of_the_gpus_benchmark(gpu: ModuleType, tmp_path: Path) -> None:
     assert gpu.main(["--dry-run", "--out", str(tmp_path / "gpu.jsonl")]) == 0
@@ -74,12 +85,19 @@ def test_a_dry_run_of_the_gpus_benchmark(gpu: ModuleType, tmp_path: Path) -> Non
     assert all(line.get("milliseconds", line.get("seconds")) > 0 and line["gpu"] == "none: a dry run" for line in lines)
 
 
-def test_what_cannot_be_measured_is_refused(
-    speed: ModuleType, gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.slow
+def test_large_images_are_a_table(speed: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    import large_images
+
+    assert large_images.main(["--quick"]) == 0
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[3:]]
+    assert [row[0].removeprefix("| ") for row in rows] == [*large_images.HEADS, *large_images.PRESETS]
+    assert all(float(row[3].removesuffix(" |")) > 0 for row in rows)
+
+
+def test_without_a_gpu_it_says_so(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        speed.main(["rooting"])
-    assert "sections are convolution, choice, step, routing, costs, export" in capsys.readouterr().err
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main([]) == 2
     assert "needs a CUDA GPU" in capsys.readouterr().err

@@ -195,9 +195,15 @@ def test_what_is_not_given_is_the_presets_or_fitted_to_own_images(
     assert configured("tf-notebook") == make_config("tf-notebook", data="mnist")
     assert configured("sabour2017-multimnist").data == "multimnist"
     assert configured("sabour2017-multimnist", "--data", "digits", "--objects", "1").data == "digits"
-    assert configured("compact", "--data", "folder:shapes").fitted == ("epochs", "batch_size", "learning_rate")
-    given = ("--epochs", "3", "--batch-size", "8")
-    assert configured("compact", "--data", "npz:x.npz", *given).fitted == ("learning_rate",)
+    strides = ("stem_strides", "stack_strides", "decoder_channels")
+    assert configured("compact", "--data", "folder:shapes").fitted == (
+        "epochs",
+        "batch_size",
+        "learning_rate",
+        *strides,
+    )
+    given = ("--epochs", "3", "--batch-size", "8", "--stem-strides", "1,1,2", "--decoder-channels", "4")
+    assert configured("compact", "--data", "npz:x.npz", *given).fitted == ("learning_rate", "stack_strides")
     assert (configured("compact").fitted, configured("compact").recipe.fill) == ((), "zeros")
     assert configured("compact", "--data", "folder:shapes").recipe.fill == "edge"
     assert configured("compact", "--data", "folder:shapes", "--fill", "zeros").recipe.fill == "zeros"
@@ -206,6 +212,8 @@ def test_what_is_not_given_is_the_presets_or_fitted_to_own_images(
     assert configured("keras-tutorial").recipe.limit_train == 1000
     assert configured("keras-tutorial", "--limit-train", "none").recipe.limit_train is None
     assert flat(configured("--decoder-hidden", "none").model)["decoder_hidden"] == ()
+    chosen = flat(configured("--backbone", "timm:resnet50", "--freeze").model)
+    assert (chosen["backbone"], chosen["timm_model"], chosen["freeze"]) == ("timm", "resnet50", True)
 
 
 def test_a_configuration_file_with_options_on_top(configured: Callable[..., TrainConfig], tmp_path: Path) -> None:
@@ -247,8 +255,8 @@ def test_a_preset_shows_each_option_of_its_parts(cli: Callable[..., Any], name: 
     assert "{" not in out
     assert "\nOptimizer adam " in out
     if preset.has_capsules:
-        first = preset.network["layers"][0]
-        for heading in ("Backbone ", "Primary conv ", "Layer ", f"Routing {first['routing']['name']} of layer 1"):
+        first, primary = preset.network["layers"][0], preset.network["primary_capsules"]["name"]
+        for heading in ("Backbone ", f"Primary {primary} ", "Layer ", f"Routing {first['routing']['name']} of layer 1"):
             assert f"\n{heading}" in out
         assert ("\nDecoder " in out) == (preset.network["decoder"] is not None)
     if name == "two-layers":

@@ -137,6 +137,6 @@ def test_the_readme_checks_what_every_commit_passes() -> None:
     if not CI.exists():
         pytest.skip("no .ci/run here: a source distribution does not hold it")
     _, second, *_ = bash_blocks(README)
-    checks = {"ruff check .", "ruff format --check .", "mypy", "pytest --cov -n auto --dist worksteal"}
+    checks = {"ruff check .", "ruff format --check .", "mypy", "pytest -n auto --dist worksteal"}
     assert checks_in(second) == checks
     assert checks_in(CI.read_text(encoding="utf-8")) == checks

@@ -60,7 +60,7 @@ ONE, TWO = torch.zeros(2).long(), torch.tensor([[0, 1], [0, 1]])
 @pytest.mark.parametrize(
     ("images", "labels", "parts", "kind", "named"),
     [
-        (PIXELS.float(), ONE, None, TypeError, "images"),
+        (PIXELS.double(), ONE, None, TypeError, "images"),
         (PIXELS, ONE.float(), None, TypeError, "labels"),
         (PIXELS, TWO, BOTH.float(), TypeError, "parts"),
         (PIXELS[0], ONE, None, InputError, "images"),

@@ -169,7 +169,7 @@ def test_specs_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("mnits", 'there is no data set "mnits"; did you mean "mnist"'),
         (
             "zzz",
-            "known: affnist, cifar10, digits, fashion-mnist, folder:PATH, kmnist, mnist, mnist-40, multimnist, npz",
+            "known: aeon:PATH, affnist, cifar10, digits, fashion-mnist, folder:PATH, kmnist, mnist, mnist-40",
         ),
         ("", "there is no data set"),
         ("folder", 'needs a path: write "folder:PATH"'),
@@ -185,7 +185,7 @@ def test_specs_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("name", [info.name for info in list_datasets()])
 def test_what_the_list_says_is_so(name: str, request: pytest.FixtureRequest) -> None:
-    info = find_dataset(f"{name}:x" if name in ("folder", "npz") else name)[0]
+    info = find_dataset(f"{name}:x" if name in ("folder", "npz", "aeon") else name)[0]
     assert all((info.title, info.source, info.licence))
     if info.takes_path:
         assert (info.locate(), info.is_downloaded(), info.spec) == (None, True, f"{info.name}:PATH")
@@ -216,7 +216,7 @@ print([m for m in ("sklearn", "scipy", "pooch") if m in sys.modules])"""
     assert at_once == later == []
     made_of_mnist = ["mnist-40", "affnist", "multimnist"]
     seen = [f"smallnorb{each}" for each in ("", "-azimuth", "-azimuth-familiar", "-elevation", "-elevation-familiar")]
-    others = ["svhn", "cifar10", "folder:PATH", "npz:PATH"]
+    others = ["svhn", "cifar10", "folder:PATH", "aeon:PATH", "npz:PATH"]
     assert specs == ["digits", "mnist", "fashion-mnist", "kmnist", *made_of_mnist, *seen, *others]
 
 

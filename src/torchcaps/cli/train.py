@@ -101,18 +101,18 @@ def field_option(field: Option, words: str, default: str = "none", **more: Any) 
 
 
 def read_part(choice: Choice, name: str) -> str | None:
-    """The name of a part, or ``none`` where it may be left out."""
+    """The name of a part, or NAME:VALUE with its first option, or ``none`` where it may be left out."""
     if name == "none" and choice.optional:
         return None
-    if name not in PARTS[choice.kind]:
+    if name.partition(":")[0] not in PARTS[choice.kind]:
         raise InputError(f"{unknown_name(choice.kind, name, PARTS[choice.kind])} {OF_ONES_OWN}")
     return name
 
 
 def option_of(kind: str) -> str | None:
     """The option that chooses a part of a kind, ``--routing``; None where there is none, as for a network."""
-    known = known_options().items()
-    return next((option_name(name) for name, each in known if each.choice and each.choice.kind == kind), None)
+    choosing = [name for name, each in known_options().items() if each.choice and each.choice.kind == kind]
+    return option_name(kind if kind in choosing else choosing[0]) if choosing else None
 
 
 def field_help(kind: type[Settings]) -> dict[str, str]:

@@ -49,7 +49,7 @@ def follow(module: nn.Module, given: Any) -> tuple[Any, int]:
     try:
         with torch.no_grad():
             return functional_call(module, planned, (given,)), max(sizes, default=0)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, AssertionError) as error:
         name, shape = type(module).__name__, tuple((given if isinstance(given, Tensor) else given.poses).shape[1:])
         reason = reason_of(error)
         raise TooSmall(reason if name in reason else f"{name} takes no input of shape {shape}: {reason}") from error
@@ -136,4 +136,5 @@ def map_chunks(
     parts = [function(part) for part in images.tensor_split(-(-len(images) // at_once))]
     poses = torch.cat([part.poses.transpose(1, 2) for part in parts]).transpose(1, 2)
     given = [part.activations for part in parts if part.activations is not None]
-    return parts[0]._replace(poses=poses, activations=torch.cat(given) if given else None)
+    masks = [part.mask for part in parts if part.mask is not None]
+    return Capsules(poses, torch.cat(given) if given else None, parts[0].grid, torch.cat(masks) if masks else None)
