@@ -166,7 +166,7 @@ def test_each_argument_of_a_function_or_module_is_named() -> None:
                 assert_named(called, given, name, given[name].to("meta"))
 
 
-def test_each_option_of_a_part_and_each_setting_is_named() -> None:
+def test_each_option_of_a_part_and_each_setting_is_named(timm_stub: None) -> None:
     for part in (part for kind in PARTS.values() for part in kind.values()):
         given = {"params": [nn.Parameter(torch.zeros(2))]} | SIZES
         given = {name: given[name] for name in inspect.signature(part).parameters if name in given}
