@@ -162,8 +162,10 @@ def small(preset: str, **overrides: Any) -> dict[str, Any]:
 
 
 def labels_for(model: Any, batch: int) -> Tensor:
-    """Labels (B,) that count up through the classes; for a network of P objects an image (B, P), all different."""
+    """Labels (B,) that count up through the classes; for P objects an image (B, P), all different; else targets (B, J)."""
     first = torch.arange(batch)
+    if model.task != "classes":
+        return torch.eye(model.num_classes)[first % model.num_classes]
     objects = model.objects
     return first % model.num_classes if objects == 1 else (first[:, None] + torch.arange(objects)) % model.num_classes
 

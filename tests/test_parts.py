@@ -465,6 +465,7 @@ CHANGES: dict[str, dict[str, tuple[Any, str, dict[str, Any]]]] = {
         "squash_eps": (0.1, "output", {}),
         "length_eps": (0.1, "output", {}),
         "decoder": (False, "weights", {}),
+        "task": ("regression", "weights", {}),
         "decoder_hidden": ((9,), "weights", {}),
         "decoder_channels": ((4, 3), "weights", {}),
         "decoder_init": ("glorot", "weights", {}),

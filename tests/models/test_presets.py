@@ -31,7 +31,7 @@ from torchcaps import create_model, list_presets
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, Network, get_preset, register_preset
 from torchcaps.nn import ChannelNorm, EMCodeRouting, Matrix
-from torchcaps.parts import UnknownOption, complete, describe, own_parts
+from torchcaps.parts import UnknownOption, complete, describe, flat, own_parts
 from torchcaps.training.recipe import Recipe
 
 IN_SHAPE, NUM_CLASSES = (3, 20, 24), 7  # no source has such images
