@@ -162,7 +162,7 @@ def small(preset: str, **overrides: Any) -> dict[str, Any]:
 
 
 def labels_for(model: Any, batch: int) -> Tensor:
-    """Labels (B,) that count up through the classes; for P objects an image (B, P), all different; else targets (B, J)."""
+    """Labels (B,) that count up through the classes, of P objects (B, P), all different; else targets (B, J)."""
     first = torch.arange(batch)
     if model.task != "classes":
         return torch.eye(model.num_classes)[first % model.num_classes]

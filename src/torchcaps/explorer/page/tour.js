@@ -60,7 +60,7 @@ const openAlive = safely(async () => {
   if (learning) return;
   if (!isTourSeen() && !about.noPose && !about.noRouting) showTour();
   if (!networks[0].images) return;
-  await pick(Math.min(OPENED, networks[0].images - 1));
+  await setImage(await testImage(Math.min(OPENED, networks[0].images - 1)));
   if (about.noPose || matchMedia("(prefers-reduced-motion: reduce)").matches) return;
   const sizes = state.pose.map(Math.abs);
   sweep(sizes.indexOf(Math.max(...sizes)));
