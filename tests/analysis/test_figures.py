@@ -12,7 +12,6 @@ import torch
 from matplotlib.figure import Figure
 
 from torchcaps.analysis import figure_curves, figure_samples, read_metrics, save_figure
-from torchcaps.analysis.figures import displayable, shorten
 from torchcaps.datasets import ImageSet, PairSet
 from torchcaps.errors import InputError
 
@@ -61,14 +60,6 @@ def test_what_names_no_figure_is_refused_before_anything_is_made(tmp_path, figur
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(InputError, match=r"file.a\.png cannot be written"):
         save_figure(figure, tmp_path / "file" / "a.png")
-
-
-def test_channels_become_colours_and_words_are_cut_only_where_they_do_not_fit():
-    image = np.array([-1.0, 0.5, 2.0]).reshape(3, 1, 1)
-    np.testing.assert_array_equal(displayable(image)[0, 0], [0, 0.5, 1])
-    np.testing.assert_array_equal(displayable(image[1:] / 2)[0, 0], [0.625] * 3)
-    for word, width, wanted in (("ankle boot", 0.8, "ankle boot"), ("a very long name", 0.8, "a very lon…")):
-        assert shorten(word, width) == wanted
 
 
 @pytest.fixture

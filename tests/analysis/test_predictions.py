@@ -23,7 +23,7 @@ from torchcaps.analysis import (
     perturb_capsule,
     predict,
 )
-from torchcaps.datasets import ImageSet, Photo, Prepared
+from torchcaps.datasets import ImageSet, Prepared
 from torchcaps.errors import InputError
 
 GREY, COLOUR = (1, 28, 28), (3, 28, 28)
@@ -145,36 +145,16 @@ def test_without_a_decoder_only_scores_are_measured(cnn, make_images) -> None:
             Calibration(**{"score": 1, "distance": 1, "images": 1} | value)
 
 
-def answers(count: int = 1, *, drawn: bool = True, side: int = 900, channels: int = 3) -> PhotoAnswers:
-    prepared = Prepared(np.zeros((1, 28, 28), np.uint8), ("dark ink turned light",), (90, 180, 450, 540))
-    photo = Photo(np.full((channels, side, 2 * side), 200, np.uint8), prepared)
-    scores = np.tile(np.float32([0.1, 0.3]), (count, 1))
-    reconstruction = np.zeros((count, 1, 28, 28)) if drawn else None
-    said = Prediction(scores.argmax(1), scores, reconstruction, [("its score 0.30 is below 0.50",)] * count)
-    files = [Path("a $file$.jpg")] * count
-    return PhotoAnswers(files, [prepared] * count, said, ("cat", "dog\x1b"), [photo] * count)
-
-
 def test_a_file_has_its_class_its_scores_and_why_it_is_unsure() -> None:
-    (found,) = answers().to_dict()
+    prepared = Prepared(np.zeros((1, 28, 28), np.uint8), ("dark ink turned light",), (90, 180, 450, 540))
+    said = Prediction(np.array([1]), np.float32([[0.1, 0.3]]), None, [("its score 0.30 is below 0.50",)])
+    answers = PhotoAnswers([Path("a $file$.jpg")], [prepared], said, ("cat", "dog\x1b"))
+    (found,) = answers.to_dict()
     assert (found["image"], found["class"]) == ("a $file$.jpg", "dog\x1b")
     assert (found["prepared"], found["unsure"]) == (("dark ink turned light",), ("its score 0.30 is below 0.50",))
-    (table,) = answers().tables()
+    (table,) = answers.tables()
     lines = [line if isinstance(line, str) else line.text for line in table.note]
     assert lines[-1].strip().startswith(r"dog\x1b")
-    many = dataclasses.replace(answers().prediction, scores=np.linspace(0, 1, 25)[None])
-    many = dataclasses.replace(answers(), class_names=tuple(map(str, range(25))), prediction=many)
+    said = dataclasses.replace(said, scores=np.linspace(0, 1, 25)[None])
+    many = dataclasses.replace(answers, class_names=tuple(map(str, range(25))), prediction=said)
     assert "… and 15 lower ones (--json shows all)" in many.tables()[0].note[-1]
-
-
-def test_a_row_shows_photo_image_and_reconstruction(words) -> None:
-    figure = answers(2).figures()[""]
-    (axes,) = figure.axes
-    assert [image.get_array().shape[:2] for image in axes.images] == [(200, 400), (28, 28), (28, 28)] * 2
-    row = [r"a $file$.jpg: dog\x1b", "dark ink turned light", "unsure: its score 0.30 is below 0.50"]
-    assert words(figure) == ["photo", "what the network sees", "reconstruction", *row, *row]
-    plain = answers(drawn=False, channels=1, side=30).figures()[""]
-    assert len(plain.axes[0].images) == 2
-    assert "reconstruction" not in words(plain)
-    with pytest.raises(InputError, match="a figure shows 1 to 100 photos, got 101"):
-        answers(101).figures()

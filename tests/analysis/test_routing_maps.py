@@ -311,14 +311,6 @@ def test_a_routing_of_ones_own_is_followed_in_one_iteration(make_deep, make_imag
         assert "iteration 1" in words(analysis.figure_coupling(trace))
 
 
-def test_layers_without_coupling_are_left_out(make_deep):
-    model = make_deep()
-    model.layer(1).routing = Silent()
-    assert analysis.layers_with_coupling(model) == [2]
-    model.layer(2).routing.num_iterations = 0
-    assert analysis.layers_with_coupling(model) == []
-
-
 def test_activations_are_the_scores_of_a_routing_that_gives_them(make_deep, make_images, words):
     model, images = make_deep(), make_images(3)
     for layer in model.layers:

@@ -126,7 +126,8 @@ def test_options_that_cannot_be() -> None:
         ({"validation": "first", "validation_size": 97}, "validation_size"),
         ({"limit_train": 3}, 'first 3 training images have none of the class "a"'),
     ):
-        assert_raises(InputError, load_dataset, "toy", **options, say=named)
+        with pytest.raises(InputError, match=named):
+            load_dataset("toy", **options)
 
 
 def test_sets_that_cannot_be(toy: Splits, make_set: MakeSet) -> None:
