@@ -97,18 +97,19 @@ def test_it_talks_to_nobody_and_a_signal_ends_it(
 ) -> None:
     words = [run_folder] if number == signal.SIGTERM else ["--train", "digits"]
     command = [sys.executable, "-c", WATCHED, "1000" if code else "1", "explore", *words, "--no-browser", "--port", "0"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, env=environment, **pipes)
+    try:
         assert process.stdout is not None
         port = int(process.stdout.readline().rpartition(" at http://127.0.0.1:")[2])
-        while awaited not in process.stdout.readline():
-            pass
+        assert any(awaited in line for line in process.stdout)
         if number == signal.SIGTERM:
             assert ask(port, "pick", b'{"index": 0}').keys() == {"pixels", "label"}
         else:
             now = ask(port, "progress", b"{}")
             assert now["isRunning"] is bool(code)
             assert [len(now[name]) for name in ("scores", "seen", "right", "decoded")] == [10] * 4
+    finally:
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
     assert process.returncode == code

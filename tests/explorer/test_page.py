@@ -198,7 +198,7 @@ def test_sliders_sweeps_and_iterations_redraw(open_page: Callable[..., Page], ad
     while button.get_attribute("aria-pressed") == "true":
         values.add(round(float(slider.input_value()), 1))
     settle(page)
-    assert {-0.4, 0.0, 0.4} <= values
+    assert min(values) <= -0.4 < 0.4 <= max(values)
     assert (slider.input_value(), picture(page)) == (start, before)
 
     last, control = picture(page, ".maps .present canvas"), page.get_by_label("Iteration", exact=True)
@@ -351,7 +351,6 @@ def test_a_network_is_watched_while_it_learns(open_page: Callable[..., Page], tm
         page.get_by_text("epoch 3 of 3").wait_for()
         learning.end(load_run(tmp_path / "run"), summary["test"]["best"]["accuracy"])
         page.get_by_text("Trained:").wait_for()
-        settle(page)
         assert page.locator(".network").inner_text().startswith("sabour2017: trained on ")
         largest, half, none = map(float, page.locator(".losses span").all_inner_texts())
         assert largest == pytest.approx(max(loss for _, loss in learning.numbers()["loss"]), abs=0.006)
