@@ -48,6 +48,7 @@ def main() -> None:
                 return
             desktop(browser, address, out / "explorer-desktop.png")
             phone(browser, address, out / "explorer-phone.png")
+            playground(browser, address, out / "playground.png")
         with explorer(folder, "--train", "digits") as address:
             learning(browser, address, out / "explorer-learning.png")
         twin = [*TORCHCAPS, "train", "cnn-matched", "--data", "digits", "--epochs", "7"]
@@ -135,6 +136,16 @@ def desktop(browser: Browser, address: str, path: Path) -> None:
     pick(page, 25)
     move(page, 3)
     page.screenshot(path=path, full_page=True)
+
+
+def playground(browser: Browser, address: str, path: Path) -> None:
+    """The playground of votes in its last iteration."""
+    page = browser.new_page(viewport={"width": 1000, "height": 800}, color_scheme="light")
+    page.goto(f"{address}playground.html")
+    for _ in range(2):
+        page.get_by_role("button", name="Step").click()
+    page.locator(".stage").screenshot(path=path)
+    page.close()
 
 
 def phone(browser: Browser, address: str, path: Path) -> None:

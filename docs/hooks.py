@@ -18,12 +18,14 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 
-#: Files outside docs/ and the page each becomes.
+#: Files outside docs/ and what each becomes on the site.
 PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "experiments/results/README.md": "recorded-runs.md",
+    "src/torchcaps/explorer/page/playground.css": "assets/playground.css",
+    "src/torchcaps/explorer/page/playground.js": "assets/playground.js",
     "src/torchcaps/ops/convolution/README.md": "convolution.md",
     "src/torchcaps/ops/fused/README.md": "derivation.md",
 }
@@ -35,7 +37,7 @@ NOTEBOOK_FORMULA = re.compile(r"\$([^$\n]+)\$")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that lie outside docs/."""
+    """Add what lies outside docs/."""
     for source, page in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
     return files

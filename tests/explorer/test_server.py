@@ -95,9 +95,14 @@ def assert_strict(answer: Answer) -> None:
 def test_the_page_and_all_that_it_names_is_served(site: Site) -> None:
     page = site.ask("GET", "/")
     assert (page.status, page.headers.get_content_type()) == (200, "text/html")
-    named = re.findall(rb'<(?:script defer src|link rel="stylesheet" href)="(.+?)"', page.body)
+    named = set()
+    for text in (page.body, site.ask("GET", "/playground.html").body):
+        named |= set(re.findall(rb'<(?:script defer src|link rel="stylesheet" href)="(.+?)"', text))
     folder = Path(server.__file__).parent / "page"
-    assert {name.decode() for name in named} == {path.name for path in folder.iterdir()} - {"page.html"} | {"about.js"}
+    assert {name.decode() for name in named} == {path.name for path in folder.iterdir()} - {
+        "page.html",
+        "playground.html",
+    } | {"about.js"}
     for name in named:
         answer = site.ask("GET", f"/{name.decode()}")
         assert answer.status == 200

@@ -1,0 +1,303 @@
+// Routing by agreement, moved by hand: input capsules vote for output capsules in the plane, and every number of every
+// iteration is shown. It needs no server and no other script; the explorer and the documentation share it. A place for it
+// is an element of the class "playground", whose property `playground` holds { state, rounds, show }.
+(() => {
+  // ---- the routings. votes[i][j] = [x, y]; a round has logits b, coupling c, sums s, capsules v and agreement a ----
+
+  const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
+  const dot = (u, v) => sum(u.map((x, d) => x * v[d]));
+  const length = (v) => Math.hypot(...v);
+  const transposed = (rows) => rows[0].map((_, j) => rows.map((row) => row[j]));
+  const everywhere = (votes, value) => votes.map((row) => row.map(value));
+
+  function softmax(logits) {
+    const largest = Math.max(...logits), powers = logits.map((b) => Math.exp(b - largest)), total = sum(powers);
+    return powers.map((power) => power / total);
+  }
+
+  const compete = (logits, over) =>
+    over === "outputs" ? logits.map(softmax) : transposed(transposed(logits).map(softmax));
+
+  const weightedSums = (votes, coupling) =>
+    votes[0].map((_, j) => [0, 1].map((d) => sum(votes.map((row, i) => coupling[i][j] * row[j][d]))));
+
+  const agreements = (votes, vectors) => votes.map((row) => row.map((vote, j) => dot(vote, vectors[j])));
+
+  const scaled = (v, factor) => v.map((x) => factor * x);
+
+  function squash(s) {
+    const n = dot(s, s);
+    return scaled(s, n / (1 + n) / Math.sqrt(n + 1e-7));
+  }
+
+  // Sabour, Frosst, Hinton 2017, procedure 1: torchcaps.routing_rounds
+  function dynamic(votes, { iterations, over }) {
+    const rounds = [];
+    let logits = everywhere(votes, () => 0);
+    for (let n = 0; n < iterations; n++) {
+      const coupling = compete(logits, over), sums = weightedSums(votes, coupling), capsules = sums.map(squash);
+      const agreement = agreements(votes, capsules);
+      rounds.push({ logits, coupling, sums, capsules, agreement, activations: capsules.map(length) });
+      logits = logits.map((row, i) => row.map((b, j) => b + agreement[i][j]));
+    }
+    return rounds;
+  }
+
+  // Mazzia, Salvetti, Chiaberge 2021, section 3: torchcaps.self_attention_routing
+  function selfAttention(votes) {
+    const total = weightedSums(votes, everywhere(votes, () => 1));
+    const logits = agreements(votes, total.map((s) => scaled(s, Math.SQRT1_2)));
+    const coupling = compete(logits, "outputs"), sums = weightedSums(votes, coupling);
+    const capsules = sums.map((s) => (length(s) ? scaled(s, -Math.expm1(-length(s)) / length(s)) : s));
+    return [{ logits, coupling, sums, capsules, activations: capsules.map(length) }];
+  }
+
+  // Hinton, Sabour, Frosst 2018, procedure 1, for activations of 1 and costs of 0:
+  // torchcaps.em_routing(..., final_lambda=1)
+  function em(votes, { iterations }) {
+    const rounds = [];
+    let logits = everywhere(votes, () => 0);
+    for (let n = 0; n < iterations; n++) {
+      const coupling = compete(logits, "outputs"), masses = transposed(coupling).map(sum);
+      const sums = weightedSums(votes, coupling), means = sums.map((s, j) => scaled(s, 1 / masses[j]));
+      const squares = votes.map((row) => row.map((vote, j) => vote.map((x, d) => (x - means[j][d]) ** 2)));
+      const variances = weightedSums(squares, coupling).map((s, j) => s.map((x) => x / masses[j] + 1e-9));
+      const costs = variances.map((each, j) => masses[j] * sum(each.map((x) => Math.log(x) / 2)));
+      const activations = costs.map((cost) => 1 / (1 + Math.exp((1 - 0.95 ** (n + 1)) * cost)));
+      rounds.push({ logits, coupling, sums, capsules: means, activations, spreads: variances.map((each) => each.map(Math.sqrt)) });
+      logits = squares.map((row) => row.map((square, j) => Math.log(activations[j]) - sum(square.map((x, d) =>
+        (Math.log(2 * Math.PI * variances[j][d]) + x / variances[j][d]) / 2))));
+    }
+    return rounds;
+  }
+
+  const ROUTINGS = { dynamic, "self-attention": selfAttention, EM: em };
+
+  // ---- examples ----
+
+  // Inputs 1 to 3 agree about output A, inputs 4 and 5 about output B.
+  const FIRST = [
+    [[0.9, 0.5], [0.6, -0.8]], [[1, 0.3], [-0.9, -0.3]], [[0.8, 0.6], [0.2, 0.9]], [[-0.7, 0.2], [-0.6, 0.8]], [[0.1, -0.9], [-0.7, 0.7]],
+  ];
+
+  // The votes of "Three rounds by hand".
+  const BY_HAND = [[[1, 0], [0, 1]], [[1, 0], [0, -1]], [[-1, 0], [0, 2]]];
+
+  // The first half of the inputs agrees about output A, the others about output B; about the rest they scatter.
+  function agreeing(inputs, outputs) {
+    const centres = [[0.9, 0.5], [-0.6, 0.8], [0.3, -0.9]];
+    const scatter = (size) => size * (Math.random() + Math.random() - 1);
+    return Array.from({ length: inputs }, (_, i) => Array.from({ length: outputs }, (_, j) => {
+      const own = Math.floor((i * outputs) / inputs) === j;
+      return [0, 1].map((d) => (own ? centres[j][d] : 0) + scatter(own ? 0.25 : 1.5));
+    }));
+  }
+
+  // ---- drawing ----
+
+  const NAMES = ["A", "B", "C"], REACH = 2, PLAY = 1200; // milliseconds from one iteration to the next
+  const number = (x) => (Math.abs(x) < 0.005 ? 0 : x).toFixed(2).replace("-", "−");
+  const pair = (v) => `(${v.map(number).join(", ")})`;
+  const mixed = (a, b, part) => (Array.isArray(a) ? a.map((x, n) => mixed(x, b[n], part)) : a + part * (b - a));
+
+  function make(kind, attributes = {}, ...parts) {
+    const made = document.createElement(kind);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    made.append(...parts);
+    return made;
+  }
+
+  function draw(kind, attributes, ...parts) {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", kind);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    made.append(...parts);
+    return made;
+  }
+
+  // A line from the origin with a head; the plane's second axis points up, that of the screen down.
+  function arrow(name, [x, y], width) {
+    const size = 0.09 + width, long = Math.hypot(x, y) || 1, [u, v] = [x / long, y / long];
+    const [a, b] = [x - size * u, y - size * v], side = 0.55 * size;
+    const head = [[x, y], [a - side * v, b + side * u], [a + side * v, b - side * u]].map(([p, q]) => `${p},${-q}`).join(" ");
+    const line = draw("line", { x1: 0, y1: 0, x2: a, y2: -b, "stroke-width": width });
+    return draw("g", { class: name }, line, draw("polygon", { points: head }));
+  }
+
+  function playground(place) {
+    const state = { votes: FIRST, routing: "dynamic", over: "outputs", iterations: 3, round: 0 };
+    let rounds, timer = null;
+
+    const inputs = () => state.votes.length, outputs = () => state.votes[0].length;
+    const resized = (rows, columns) => {
+      const fresh = agreeing(rows, columns);
+      return fresh.map((row, i) => row.map((vote, j) => state.votes[i]?.[j] ?? vote));
+    };
+
+    // ---- controls ----
+
+    const choice = (label, values, read, write) => {
+      const select = make("select", {}, ...values.map((value) => make("option", { value }, String(value))));
+      select.addEventListener("change", () => show(write(select.value)));
+      return Object.assign(make("label", {}, `${label} `, select), { refresh: () => (select.value = read()), select });
+    };
+    const button = (label, action) => {
+      const made = make("button", { type: "button" }, label);
+      made.addEventListener("click", action);
+      return made;
+    };
+    const choices = [
+      choice("Inputs", [3, 4, 5, 6, 7, 8], inputs, (n) => ({ votes: resized(Number(n), outputs()) })),
+      choice("Outputs", [2, 3], outputs, (n) => ({ votes: resized(inputs(), Number(n)) })),
+      choice("Routing", Object.keys(ROUTINGS), () => state.routing, (routing) => ({ routing, round: 0 })),
+      choice("Softmax over", ["outputs", "inputs"], () => state.over, (over) => ({ over })),
+      choice("Iterations", [1, 2, 3, 4, 5], () => state.iterations, (n) => ({ iterations: Number(n) })),
+    ];
+    const [step, playing] = [button("Step", () => show({ round: (state.round + 1) % rounds.length })), button("▶ Play", play)];
+    const examples = [
+      button("By hand", () => show({ votes: BY_HAND, round: 0 })),
+      button("New groups", () => show({ votes: agreeing(inputs(), outputs()), round: 0 })),
+    ];
+    const graph = draw("svg", { class: "graph", role: "img" }), planes = make("div", { class: "planes" });
+    const says = make("p", { class: "says", "aria-live": "polite" }), table = make("div", { class: "numbers" });
+    place.replaceChildren(
+      make("div", { class: "controls" }, ...choices, ...examples),
+      make("div", { class: "controls" }, step, playing, make("output")),
+      says, make("div", { class: "stage" }, graph, planes), table,
+    );
+
+    // ---- what is shown ----
+
+    function show(changes = {}) {
+      clearInterval(timer);
+      timer = null;
+      Object.assign(state, changes);
+      rounds = ROUTINGS[state.routing](state.votes, state);
+      state.round = Math.min(state.round, rounds.length - 1);
+      choices.forEach((each) => each.refresh());
+      choices[3].select.disabled = state.routing !== "dynamic";
+      choices[4].select.disabled = state.routing === "self-attention";
+      step.disabled = playing.disabled = rounds.length < 2;
+      planes.replaceChildren(...NAMES.slice(0, outputs()).map(plane));
+      render(state.round);
+      explain();
+    }
+
+    // The picture at iteration t, counted from 0; a number between two iterations is a mixture of both.
+    function render(t) {
+      const [low, high] = [rounds[Math.floor(t)], rounds[Math.ceil(t)]], part = t - Math.floor(t);
+      const at = (name) => low[name] && mixed(low[name], high[name], part);
+      const [coupling, capsules, activations, spreads] = ["coupling", "capsules", "activations", "spreads"].map(at);
+      renderGraph(coupling, activations);
+      [...planes.children].forEach((figure, j) => {
+        const [[x, y], [rx, ry]] = [capsules[j], spreads?.[j] ?? [0, 0]];
+        figure.querySelector(".moving").replaceChildren(
+          draw("ellipse", { cx: x, cy: -y, rx, ry }), arrow("capsule", [x, y], 0.06));
+        figure.querySelectorAll(".vote").forEach((vote, i) => {
+          vote.replaceChildren(arrow(`input-${i}`, state.votes[i][j], 0.02 + 0.1 * Math.min(coupling[i][j], 1)), tip(state.votes[i][j]));
+        });
+        figure.querySelector("output").textContent = `${state.routing === "EM" ? "activation" : "length"} ${number(activations[j])}`;
+      });
+      place.querySelector(".controls output").textContent = `iteration ${Math.round(t) + 1} of ${rounds.length}`;
+    }
+
+    const tip = ([x, y]) => draw("circle", { class: "tip", cx: x, cy: -y, r: 0.16 });
+
+    function renderGraph(coupling, activations) {
+      const rows = inputs(), high = 34 * rows, y = (n, of) => ((n + 0.5) * high) / of;
+      graph.setAttribute("viewBox", `0 0 200 ${high}`);
+      const lines = coupling.flatMap((row, i) => row.map((c, j) =>
+        draw("line", { class: `input-${i}`, x1: 26, y1: y(i, rows), x2: 164, y2: y(j, outputs()), "stroke-width": 12 * Math.min(c, 1) + 0.3 })));
+      const left = coupling.map((_, i) => draw("g", { class: `input-${i}` },
+        draw("circle", { cx: 16, cy: y(i, rows), r: 11 }), draw("text", { x: 16, y: y(i, rows) + 4 }, String(i + 1))));
+      const right = activations.map((a, j) => draw("g", { class: "target" },
+        draw("circle", { cx: 176, cy: y(j, outputs()), r: 20, class: "full" }), draw("circle", { cx: 176, cy: y(j, outputs()), r: 20 * Math.sqrt(a) }),
+        draw("text", { x: 176, y: y(j, outputs()) + 4 }, NAMES[j])));
+      graph.replaceChildren(...lines, ...left, ...right);
+      graph.setAttribute("aria-label", `Couplings of ${rows} inputs with ${outputs()} outputs; the table has their numbers`);
+    }
+
+    function plane(name, j) {
+      const svg = draw("svg", { viewBox: [-REACH, -REACH, 2 * REACH, 2 * REACH].map((x) => 1.1 * x).join(" ") },
+        draw("path", { class: "axes", d: `M${-REACH},0H${REACH}M0,${-REACH}V${REACH}` }), draw("circle", { class: "axes", r: 1 }),
+        ...state.votes.map((_, i) => draw("g", {
+          class: "vote", tabindex: 0, role: "button", "aria-label": `Vote of input ${i + 1} for output ${name}: drag it, or move it by the arrow keys` })),
+        draw("g", { class: "moving" }));
+      svg.querySelectorAll(".vote").forEach((vote, i) => {
+        vote.addEventListener("pointerdown", (event) => {
+          vote.setPointerCapture(event.pointerId);
+          event.preventDefault();
+        });
+        vote.addEventListener("pointermove", (event) => {
+          if (!vote.hasPointerCapture(event.pointerId)) return;
+          const { left, top, width } = svg.getBoundingClientRect(), unit = (2.2 * REACH) / width;
+          move(i, j, [(event.clientX - left) * unit - 1.1 * REACH, 1.1 * REACH - (event.clientY - top) * unit]);
+        });
+        vote.addEventListener("keydown", (event) => {
+          const by = { ArrowLeft: [-0.1, 0], ArrowRight: [0.1, 0], ArrowUp: [0, 0.1], ArrowDown: [0, -0.1] }[event.key];
+          if (!by) return;
+          event.preventDefault();
+          move(i, j, state.votes[i][j].map((x, d) => x + by[d]));
+        });
+      });
+      return make("figure", {}, make("figcaption", {}, make("strong", {}, `Output ${name}`), " ", make("output")), svg);
+    }
+
+    function move(i, j, to) {
+      const vote = to.map((x) => Math.max(-REACH, Math.min(REACH, Math.round(100 * x) / 100)));
+      state.votes = state.votes.map((row, n) => (n === i ? row.map((old, m) => (m === j ? vote : old)) : row));
+      rounds = ROUTINGS[state.routing](state.votes, state);
+      render(state.round); // the elements stay, so that the one that is moved keeps pointer and focus
+      explain();
+    }
+
+    // ---- the numbers of the iteration, and what they say ----
+
+    function explain() {
+      const { logits, coupling, sums, capsules, agreement, activations, spreads } = rounds[state.round];
+      const best = activations.indexOf(Math.max(...activations)), shares = coupling.map((row) => row[best]);
+      const most = shares.indexOf(Math.max(...shares)), least = shares.indexOf(Math.min(...shares));
+      const uniform = Math.max(...shares) - Math.min(...shares) < 1e-9;
+      const rule = state.over === "outputs" || state.routing !== "dynamic"
+        ? "Each input shares out its vote: a row of c sums to 1." : "The inputs compete for each output: a column of c sums to 1.";
+      says.textContent = `${rule} ${uniform ? "All inputs are coupled with every output alike." :
+        `Output ${NAMES[best]} listens most to input ${most + 1} (${number(shares[most])}) and least to input ${least + 1} (${number(shares[least])}).`}`;
+      const columns = ["b", "c", ...(agreement ? ["a"] : [])];
+      const cells = { b: logits, c: coupling, a: agreement };
+      const names = NAMES.slice(0, outputs()), wide = { colspan: columns.length, scope: "colgroup", class: "group" };
+      const row = (name, values, span = {}) => make("tr", {}, make("th", { scope: "row" }, name), ...values.map((value) => make("td", span, value)));
+      const over = (values) => [values, { colspan: columns.length }];
+      table.replaceChildren(make("table", { class: "rounds" },
+        make("thead", {},
+          make("tr", {}, make("th"), ...names.map((name) => make("th", wide, `output ${name}`))),
+          make("tr", {}, make("th", { scope: "col" }, "input"), ...names.flatMap(() => columns.map((name) => make("th", { scope: "col" }, name))))),
+        make("tbody", {}, ...state.votes.map((_, i) =>
+          row(String(i + 1), names.flatMap((_, j) => columns.map((name) => number(cells[name][i][j])))))),
+        make("tfoot", {}, row(state.routing === "EM" ? "sum" : "sum s", ...over(sums.map(pair))),
+          row(spreads ? "mean μ" : "capsule v", ...over(capsules.map(pair))),
+          ...(spreads ? [row("spread σ", ...over(spreads.map(pair)))] : []),
+          row(spreads ? "activation" : "length", ...over(activations.map(number))))),
+        make("p", {}, agreement ? "b: routing logits, c: coupling, a: agreement, which is added to b for the next iteration."
+          : "b: routing logits, c: coupling."));
+    }
+
+    function play() {
+      const still = matchMedia("(prefers-reduced-motion: reduce)").matches, start = performance.now();
+      show({ round: 0 });
+      timer = setInterval(() => {
+        const passed = (performance.now() - start) / PLAY, done = Math.floor(passed);
+        const t = Math.min(done + (still ? 0 : Math.max(0, 2 * (passed - done) - 1)), rounds.length - 1); // each stays a while
+        render(t);
+        if (Math.floor(t) !== state.round) {
+          state.round = Math.floor(t);
+          explain();
+        }
+        if (t === rounds.length - 1) clearInterval(timer);
+      }, 40);
+    }
+
+    show();
+    place.playground = { state, show, rounds: () => rounds };
+  }
+
+  document.querySelectorAll(".playground").forEach(playground);
+})();

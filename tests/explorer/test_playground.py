@@ -1,0 +1,90 @@
+"""The playground of votes in a real browser: its numbers are the library's, and its votes are moved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import torchcaps
+from explorer_support import browser_path, no_browser, served, small_network
+from torchcaps.explorer import Explorer
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(no_browser() is not None, reason=no_browser() or "")]
+
+PLAYGROUND = "document.querySelector('.playground').playground"
+SHOW = f"changes => {{ {PLAYGROUND}.show(changes); return {PLAYGROUND}.rounds(); }}"
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright, served(Explorer(small_network())) as address:
+        browser = playwright.chromium.launch(executable_path=browser_path(), args=["--headless", "--no-sandbox"])
+        page = browser.new_page()
+        errors: list[str] = []
+        page.on("console", lambda line: errors.append(line.text))  # what the page's policy forbids is said there
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(f"{address}playground.html")
+        yield page
+        browser.close()
+        assert not errors
+
+
+def expected(votes: torch.Tensor, routing: str, over: Any, iterations: int) -> dict[str, torch.Tensor]:
+    """The last round by the library; the playground's names."""
+    batch, active, zeros = votes[None], torch.ones(1, len(votes)).double(), torch.zeros(votes.shape[1]).double()
+    if routing == "dynamic":
+        last = torchcaps.routing_rounds(batch, iterations, softmax_over=over)[-1]._asdict()
+        return {name: last[name] for name in ("logits", "coupling", "capsules", "agreement")} | {
+            "sums": last["weighted_sum"]
+        }
+    if routing == "EM":
+        routed = torchcaps.em_routing(batch, active, zeros, zeros, iterations, final_lambda=1.0, return_coupling=True)
+        return {"coupling": routed.coupling, "capsules": routed.poses, "activations": routed.activations}
+    routed = torchcaps.self_attention_routing(batch, return_coupling=True)
+    return {"coupling": routed.coupling, "capsules": routed.poses}
+
+
+def test_fifty_random_states_have_the_numbers_of_the_library(page: Page) -> None:
+    random = torch.Generator().manual_seed(0)
+    draw = lambda least, most: int(torch.randint(least, most + 1, (), generator=random))  # noqa: E731
+    for n in range(50):
+        votes = torch.randn(draw(3, 8), draw(2, 3), 2, generator=random, dtype=torch.float64)
+        state = ("dynamic", "self-attention", "EM")[n % 3], ("outputs", "inputs")[n // 3 % 2], draw(1, 5)
+        routing, over, iterations = state
+        shown = page.evaluate(
+            SHOW, {"votes": votes.tolist(), "routing": routing, "over": over, "iterations": iterations, "round": 4}
+        )[-1]
+        for name, wanted in expected(votes, *state).items():
+            torch.testing.assert_close(torch.tensor(shown[name], dtype=torch.float64), wanted[0], atol=1e-9, rtol=1e-9)
+        cells = page.locator(".rounds tfoot tr").last.locator("td").all_inner_texts()
+        assert cells == [f"{a:.2f}" for a in shown["activations"]]
+
+
+def test_a_vote_is_dragged_and_moved_by_keys_and_play_ends_at_the_last_iteration(page: Page) -> None:
+    page.evaluate(
+        SHOW, {"votes": [[[1, 0], [0, 1]]] * 3, "routing": "dynamic", "over": "outputs", "iterations": 2, "round": 0}
+    )
+    vote, length = page.locator(".vote").first, page.locator("figcaption output").first
+    assert length.inner_text() == "length 0.69"  # a sum of 1.5: 2.25 / 3.25
+    page.locator(".planes svg").first.scroll_into_view_if_needed()
+    plane = page.locator(".planes svg").first.bounding_box()
+    assert plane is not None
+    middle = plane["x"] + plane["width"] / 2, plane["y"] + plane["height"] / 2
+    unit = plane["width"] / 4.4
+    page.mouse.move(middle[0] + unit, middle[1])  # of equal votes the last one lies on top
+    page.mouse.down()
+    page.mouse.move(middle[0] - unit, middle[1], steps=3)
+    page.mouse.up()
+    assert length.inner_text() == "length 0.20"  # one of three votes has turned round: a sum of 0.5
+    vote.press("ArrowUp")
+    assert "(0.50, 0.05)" in page.locator(".rounds").inner_text()
+    page.get_by_role("button", name="Play").click()
+    page.get_by_text("iteration 2 of 2").wait_for()
