@@ -110,7 +110,7 @@ def test_an_example_runs_and_prints_what_it_measured(
     for pattern in patterns:
         assert re.search(pattern.replace("ACCURACY", r"test accuracy [\d.]+ %"), printed), pattern
     for file in re.findall(r"--out (\S+\.\w+)", arguments):
-        assert Path(file).stat().st_size > 1000
+        assert Path(file).is_file()
 
 
 def test_compare_routing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
