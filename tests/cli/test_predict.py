@@ -145,8 +145,8 @@ def test_a_repository_of_the_hub_is_a_run(
     assert result == cli("predict", folder, digit_file)
     judged = cli("evaluate", "someone/letters")
     assert "someone/letters does not say what it was trained on; name a data set with --data" in judged.err
-    assert cli("export", "someone/letters", "--format", "torch").code == 0
-    assert Path("model.pt2").exists(), "what is made of it goes into the folder one is in"
+    assert cli("perturb", "someone/letters", "--image", digit_file).code == 0
+    assert Path("perturbation.png").exists(), "what is made of it goes into the folder one is in"
     for command in ("predict", "evaluate", "explore"):
         result = cli(command, "someone/else", *([digit_file] if command == "predict" else []))
         assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)

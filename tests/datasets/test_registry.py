@@ -189,7 +189,7 @@ def test_the_list_has_its_order() -> None:
     assert [info.spec for info in list_datasets()] == wanted
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(counts=st.lists(st.integers(1, 30), min_size=1, max_size=8), data=st.data())
 def test_a_split_is_complete_stratified_and_ordered(counts: list[int], data: st.DataObject) -> None:
     labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
