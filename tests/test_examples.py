@@ -115,7 +115,7 @@ def test_an_example_runs_and_prints_what_it_measured(
 
 def test_compare_routing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, out = f"npz:{write_bars(tmp_path / 'bars.npz')}", tmp_path / "runs"
-    words = ["--epochs", "2", "--seeds", "0", "1", "--iterations", "1", "2"]
+    words = ["--epochs", "2", "--seeds", "0", "1", "--iterations", "0", "1", "2"]
     example("compare_routing").main(["--data", data, "--out", str(out), *words, *SMALL])
     printed = capsys.readouterr().out
     names = {"no routing": (0, "outputs")}

@@ -116,10 +116,11 @@ def test_hand_worked_scores_of_the_classes_as_json_without_nan():
 
 def test_of_many_classes_the_worst_and_the_most_frequent_confusions_are_listed():
     confusion = np.diag(np.full(25, 9))
-    confusion[7, 3], confusion[2, 1] = 5, 2
+    confusion[7, 3], confusion[2, 1], confusion[20, 20] = 5, 2, 0  # no image of c20
     _, worst, confused = evaluation(confusion, [f"c{j}" for j in range(25)]).tables()
     assert [row[0] for row in worst.rows[:2]] == ["c3", "c7"]
     assert len(worst.rows) == 10
+    assert "c20" not in [row[0] for row in worst.rows]
     assert confused.rows == [["c7", "c3", "5"], ["c2", "c1", "2"]]
     few = evaluation([[3, 1], [0, 4]], ["long name", "b"]).tables()[2]
     assert few.columns == ("true", "0", "1")

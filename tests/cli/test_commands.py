@@ -236,6 +236,17 @@ def test_one_preset_is_shown_and_drawn(cli: Cli) -> None:
     assert found["layers"][0] == image
 
 
+def test_datasets_are_listed_and_described(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchcaps.datasets import list_datasets
+
+    monkeypatch.setattr("pooch.os_cache", lambda project: Path("cache", project))
+    out, found = cli("datasets").out, json.loads(cli("datasets", "--json").out)
+    assert [each["name"] for each in found] == [info.spec for info in list_datasets()]
+    assert all(info.spec in out for info in list_datasets())
+    assert "not on this machine" in cli("datasets", "mnist").out
+    assert json.loads(cli("datasets", "mnist", "--json").out)["here"] is False
+
+
 def test_a_data_set_is_counted_and_a_part_of_it_is_drawn(cli: Cli) -> None:
     from torchcaps.datasets import load_dataset
 

@@ -26,7 +26,7 @@ from torchcaps.datasets.images import read_pixels, with_channels
 from torchcaps.errors import InputError
 
 GREY = np.arange(30, dtype=np.uint8).reshape(6, 5) * 8
-COLOUR = np.stack([GREY, GREY[::-1], GREY[:, ::-1]], axis=-1)
+COLOUR = np.stack([GREY, GREY, GREY[:, ::-1]], axis=-1)
 
 
 def test_files_keep_their_pixels_in_any_format_and_mode(tmp_path: Path, save_image: Callable[..., Path]) -> None:
@@ -81,6 +81,7 @@ def test_files_are_resized_as_data_sets_are(tmp_path: Path, save_image: Callable
         )
         assert difference.max() <= 1
         assert difference.mean() < 0.001
+    assert_raises(InputError, read_image, path, (3, 28, 28), fit="crop", say='fit must be "pad" or "stretch"')
 
 
 def test_images_too_large_are_refused_before_they_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
