@@ -74,15 +74,6 @@ def test_it_is_the_pose_of_the_images_own_class(make_model) -> None:
     assert sizes[0] > 1e-3 > max(sizes[1:])
 
 
-def test_features_of_a_cnn_are_what_goes_into_its_last_layer(cnn) -> None:
-    found = probe(cnn, bright(200, 1), bright(100, 2))
-    assert [(each.numbers, each.width) for each in found] == [
-        ("features", 6),
-        ("principal components", 6),
-        ("pixels", 80),
-    ]
-
-
 def test_digits_under_known_affine_maps() -> None:
     random = np.random.default_rng(0)
     images = torch.zeros(40, 1, 28, 28, dtype=torch.uint8)

@@ -162,7 +162,8 @@ def test_a_photo_is_prepared_and_it_is_said(cli: Cli, run_folder: Path, digit_fi
     assert changes[0] == "dark ink turned light"
     assert changes[1].endswith("pixels cut out of 200×300")
     assert abs(np.subtract(list(photo["lengths"].values()), list(digit["lengths"].values()))).max() < 0.05
-    assert f"  prepared: {'; '.join(changes)}" in cli("predict", run_folder, photo_file).out.splitlines()
+    told = cli("predict", run_folder, photo_file, "--figure", "seen.png").out.splitlines()
+    assert f"  prepared: {'; '.join(changes)}" in told
     (unprepared,) = json.loads(cli("predict", run_folder, photo_file, "--prepare", "none", "--json").out)
     assert unprepared["prepared"] == []
     assert unprepared["lengths"] != photo["lengths"]

@@ -181,14 +181,6 @@ def test_what_the_list_says_is_so(name: str, request: pytest.FixtureRequest) -> 
     assert splits.class_names == info.class_names
 
 
-def test_the_list_has_its_order() -> None:
-    made_of_mnist = ["mnist-40", "affnist", "multimnist"]
-    seen = [f"smallnorb{each}" for each in ("", "-azimuth", "-azimuth-familiar", "-elevation", "-elevation-familiar")]
-    others = ["svhn", "cifar10", "folder:PATH", "npz:PATH"]
-    wanted = ["digits", "mnist", "fashion-mnist", "kmnist", *made_of_mnist, *seen, *others]
-    assert [info.spec for info in list_datasets()] == wanted
-
-
 @settings(max_examples=60, deadline=None)
 @given(counts=st.lists(st.integers(1, 30), min_size=1, max_size=8), data=st.data())
 def test_a_split_is_complete_stratified_and_ordered(counts: list[int], data: st.DataObject) -> None:

@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="Windows has no kill -9"),
 ]
 
-KILLS = int(os.environ.get("TORCHCAPS_KILLS", "3"))
+KILLS = int(os.environ.get("TORCHCAPS_KILLS", "2"))
 
 #: A checkpoint is due after each step, so that many a kill comes while one is written.
 OPTIONS = (
