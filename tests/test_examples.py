@@ -152,13 +152,6 @@ def test_examples_refuse_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFix
         assert not (tmp_path / "runs").exists()
 
 
-def test_capsule_head_without_packages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    head = example("capsule_head")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert isinstance(head.make_backbone("resnet18"), head.SmallBackbone)
-    assert capsys.readouterr().out.startswith("neither timm nor torchvision is installed, so the small backbone")
-
-
 def test_own_study_is_the_one_on_its_page_and_its_rows_can_be_run() -> None:
     page = (EXAMPLES.parent / "docs" / "a-study.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)

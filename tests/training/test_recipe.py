@@ -37,12 +37,6 @@ def test_overrides_reach_network_recipe_and_run_of_a_copy() -> None:
     assert make_config().data == "digits"
 
 
-def test_what_is_left_out_of_a_file_is_the_presets() -> None:
-    config, usual = TrainConfig.from_dict({"preset": "torch-tutorial", "recipe": {"epochs": 2}}), "torch-tutorial"
-    assert config.recipe == make_config(usual).recipe.replace({"epochs": 2})
-    assert config.model == make_config(usual).model
-
-
 def test_every_option_of_a_run_and_its_parts_has_one_flat_name() -> None:
     own = [name for settings in (Recipe, TrainConfig) for name in options(settings)]
     assert len(own) == len(set(own))
