@@ -232,7 +232,7 @@ def cluster() -> Iterator[Any]:
 
 
 def test_the_workers_of_a_cluster_make_the_runs(cluster: Any) -> None:
-    Path("long.py").write_text(LONG)
+    Path("long.py").write_text(LONG.replace('"epochs": 30', '"epochs": 2'))
     code, out = finish("long.py", "--cluster", cluster.scheduler_address, "--accelerator", "cpu")
     assert code == 0, out
     done = {line.partition(";")[0] for line in out.splitlines() if line.startswith("long/long")}
