@@ -43,6 +43,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_post_build(config: MkDocsConfig) -> None:
+    """Write the explorer's page, which runs in the visitor's browser, to ``try/``."""
+    from torchcaps.explorer import open_explorer, write_page
+    from torchcaps.models.pretrained import SHIPPED
+    from torchcaps.training import load_run
+
+    write_page(open_explorer(load_run(SHIPPED["compact"])), Path(config.site_dir) / "try")
+
+
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Turn links between files of the repository into links between pages of the site."""
     here = page.file.src_uri

@@ -150,6 +150,7 @@ def small(preset: str, **overrides: Any) -> dict[str, Any]:
         "layer_types": 4,
         "decoder_hidden": (16, 24),
         "stack_channels": (8,),
+        "sequence_channels": (4, 6),
     }
     if preset == "efficient-capsnet-mnist":  # a channel of the last convolution for each of its primary capsules'
         sizes |= {"stack_channels": (4, 4, 8, 16), "primary_kernel": 2}

@@ -113,6 +113,18 @@ def test_an_example_runs_and_prints_what_it_measured(
         assert Path(file).is_file()
 
 
+def test_sequences(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.random.default_rng(0).normal(size=(100, 12, 6))
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(100) % 9, lengths=np.arange(100) % 5 + 2)
+    module = example("sequences")
+    monkeypatch.setattr(module, "RATES", (1e-2,))
+    module.main(["--data", f"npz:{tmp_path / 'a.npz'}", "--epochs", "1", "--seeds", "2"])
+    line = r"([\d,]+) parameters; rate 0.01, dropout 0(?:.3)?: validation [\d.]+ %, test .+ ± .+ %"
+    sizes = [int(size.replace(",", "")) for size in re.findall(line, capsys.readouterr().out)]
+    assert len(sizes) == 4
+    assert max(sizes) < 1.05 * min(sizes), "of one size"
+
+
 def test_compare_routing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, out = f"npz:{write_bars(tmp_path / 'bars.npz')}", tmp_path / "runs"
     words = ["--epochs", "2", "--seeds", "0", "1", "--iterations", "0", "1", "2"]

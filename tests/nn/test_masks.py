@@ -110,6 +110,9 @@ LAYERS = [
     ("identity", "inverted-attention"),
     ("common", {"name": "dynamic", "leaky": True}),
     ("shared", {"name": "self-attention", "attention_bias": False}),
+    ("shared", "heinsen-matrix"),
+    ("shared", "heinsen-vector"),
+    ("identity", "hvc"),
 ]
 
 

@@ -110,7 +110,14 @@ def given(routed: Routed) -> list[Tensor]:
 
 
 def test_every_algorithm_is_here() -> None:
-    assert {"dynamic", "b2i", *ALGORITHMS} == set(PARTS["routing"]), "B2I: test_interests.py"
+    elsewhere = {
+        "b2i",
+        "heinsen-matrix",
+        "heinsen-vector",
+        "hvc",
+        "grouped",
+    }  # test_interests.py, test_newer_routings.py
+    assert {"dynamic", *elsewhere, *ALGORITHMS} == set(PARTS["routing"])
 
 
 @every

@@ -49,7 +49,7 @@ class Calibration:
             distance: Of the reconstruction from the image; None for a network without decoder.
             runner_up: The highest score of the other classes, None where there is none.
         """
-        usual = f", the bound of {100 * USUAL:.0f} % of the validation images" if self.images else ""
+        usual = usual_words(self)
         reasons = []
         if score < self.score:
             reasons.append(f"its score {score:.2f} is below {self.score:.2f}{usual}")
@@ -59,6 +59,11 @@ class Calibration:
             unlike = "unlike anything it was trained on: " if self.images else ""
             reasons.append(f"{unlike}its reconstruction is off by {distance:.2f}, more than {self.distance:.2f}{usual}")
         return tuple(reasons)
+
+
+def usual_words(calibration: Calibration) -> str:
+    """Where the bounds come from, as a sentence goes on; nothing where none was measured."""
+    return f", the bound of {100 * USUAL:.0f} % of the validation images" if calibration.images else ""
 
 
 @dataclass(frozen=True, eq=False)

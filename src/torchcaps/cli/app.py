@@ -36,6 +36,7 @@ COMMANDS = {
     "robustness": ("measure", "Accuracy on rotated and on adversarially changed images."),
     "probe": ("measure", "What a pose knows: factors of images read off it."),
     "detect": ("measure", "Images unlike those that were trained on: how many are found."),
+    "check": ("check", "Look for mistakes in capsule code of any origin."),
 }
 """The module of each command, and a line of help."""
 DIVERGED, WRONG_INPUT, BUG, INTERRUPTED = 1, 2, 70, 130
@@ -84,8 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: What stands after ``torchcaps``; the process's own arguments if None.
 
     Returns:
-        The exit code: 0 done; 1 the training diverged; 2 wrong input, a file that cannot be used, or too little
-        memory; 70 a bug in torchcaps; 130 interrupted by Ctrl-C, 143 by SIGTERM.
+        The exit code: 0 done; 1 the training diverged, or check found an error; 2 wrong input, a file that cannot be
+        used, or too little memory; 70 a bug in torchcaps; 130 interrupted by Ctrl-C, 143 by SIGTERM.
 
     Raises:
         SystemExit: With code 1, when the reader of the output (such as ``head``) has gone away.

@@ -31,6 +31,7 @@ WATCHED = {"epochs": 7, "batch_size": 64, "max_shift": 2, "schedule": "one-cycle
     ("explore runs/sabour2017-digits-1 runs/cnn-matched-digits-1", "two networks side by side"),
     ("explore --train digits", "watch the paper's network learn; about a minute"),
     ("explore runs/sabour2017-digits-1 --no-browser --port 8000", "only serve it, at a port of its own"),
+    ("explore runs/sabour2017-digits-1 --save site", "write the page as files, for any web server"),
 )
 def explore(
     run: Sequence[Path] = (),
@@ -42,6 +43,7 @@ def explore(
     max_megapixels: MaxMegapixels = None,  # noqa: ARG001  applied as it is read
     port: Annotated[int | None, PORTS, "Where to listen; 7860 or another free one by default."] = None,
     browser: Annotated[bool, "Open the page in the browser, not only print its address."] = True,
+    save: Annotated[Path | None, "Write the page to this new folder, where the network runs in the browser."] = None,
 ) -> None:
     """Draw, upload or pick an image and watch the capsules: lengths, reconstruction, components, routing.
 
@@ -51,15 +53,17 @@ def explore(
     """
     if len(run) > 2:
         raise click.UsageError(f"one network is explored, or two side by side, got {len(run)}")
+    if save is not None and len(run) > 1:
+        raise click.UsageError("--save writes the page of one network, got two")
     if train is not None:
         if run:
             raise click.UsageError("--train trains a network of its own; leave RUN or --train out")
-        refuse_options(("which", "data"), "does not go with --train")
+        refuse_options(("which", "data", "save"), "does not go with --train")
         return watch(train, data_dir, port, browser)
 
     import torch
 
-    from torchcaps.explorer import open_explorer, serving
+    from torchcaps.explorer import open_explorer, serving, write_page
 
     torch.set_num_threads(1)  # an image at a time is no quicker with more, and much slower while others compute
     names = names_of(run)
@@ -67,6 +71,9 @@ def explore(
     explorers = [open_explorer(each, data, data_dir) for each in opened]
     for explorer, name in zip(explorers, names, strict=False):
         explorer.name = name
+    if save is not None:
+        write_page(explorers[0], save)
+        return say(f"Wrote the page to {save}.", f"See it by: python -m http.server --directory {save}")
     with serving(explorers, port) as address, until_stopped():
         announce(explorers, address, browser)
     return None

@@ -127,7 +127,9 @@ def option(name: str, hint: Any, default: Any = None, **more: Any) -> click.Opti
         return click.Option([names, name], is_flag=True, default=default, **more)
     required, word = default is inspect.Parameter.empty, Word(hint, strict=not more.get("hidden"))
     more |= {"type": word, "metavar": word.name, "multiple": word.many, "required": required}
-    return click.Option([typed, name], default=None if required else default, **more)
+    if not required:  # a default of None would do for click 8.3 and newer
+        more["default"] = default
+    return click.Option([typed, name], **more)
 
 
 # ---- how words are read

@@ -111,8 +111,8 @@ def read_part(choice: Choice, name: str) -> str | None:
 
 def option_of(kind: str) -> str | None:
     """The option that chooses a part of a kind, ``--routing``; None where there is none, as for a network."""
-    known = known_options().items()
-    return next((option_name(name) for name, each in known if each.choice and each.choice.kind == kind), None)
+    choosing = [name for name, each in known_options().items() if each.choice and each.choice.kind == kind]
+    return option_name(kind if kind in choosing else choosing[0]) if choosing else None
 
 
 def field_help(kind: type[Settings]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ class Batch(NamedTuple):
     """Images and their classes."""
 
     images: Float[Tensor, "B C H W"]
-    """Pixels of 0..1, float32."""
+    """Pixels of 0..1, float32; sequences as they are."""
     labels: Int64[Tensor, "B"] | Int64[Tensor, "B P"]
     """The class of each image, or of each of its P objects."""
     parts: Float[Tensor, "B P C H W"] | None = None
@@ -87,6 +88,9 @@ class BatchLoader:
                 f"the batch size is {batch_size}, which {world_size} processes cannot share evenly; choose a multiple "
                 f"of {world_size}"
             )
+        is_plain = isinstance(image_set, ImageSet) and image_set.images.is_floating_point()
+        if is_plain and replace(self.augmentation, fill=Augmentation.fill) != Augmentation():
+            raise InputError("only pixels of uint8 are changed at random, and these are numbers, such as sequences")
         self.augmentation.check(image_set.in_shape, image_set.num_objects)
         if not shuffle and isinstance(image_set, PairSet):
             raise InputError(
@@ -135,6 +139,6 @@ class BatchLoader:
                 images, labels, *parts = (each[index] for each in self._set.tensors)
             layers = torch.cat([images, *(each.flatten(1, 2) for each in parts)], 1)  # each change moves both
             changes = self.augmentation.draw(self._set.in_shape, n, key).share(share)
-            pixels = self.augmentation.apply(layers, changes)
+            pixels = layers if layers.is_floating_point() else self.augmentation.apply(layers, changes)
             alone = pixels[:, channels:].unflatten(1, (-1, channels)) if parts else None
             yield Batch(pixels[:, :channels], labels, alone)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int64, Shaped, UInt8
+from jaxtyping import Float32, Int64, Shaped, UInt8
 from torch import Tensor
 
 from torchcaps.checks import checked
@@ -28,7 +28,8 @@ class ImageSet:
     """Images and the class of each, or the classes of the P objects in each, all in memory.
 
     Args:
-        images: Pixels, uint8 from 0 (no ink) to 255, shape (N, C, H, W), N at least 1.
+        images: Pixels, uint8 from 0 (no ink) to 255, shape (N, C, H, W), N at least 1. Sequences are float32 numbers,
+            (N, C, 1, L), which a network is given as they are, NaN after the end of each.
         labels: The class of each image, int64 from 0, shape (N,); with P objects an image, P at least 2, their
             classes, (N, P), no two of one image alike.
         parts: Each of the P objects alone on the same canvas, uint8, (N, P, C, H, W); None for images of one object,
@@ -41,7 +42,7 @@ class ImageSet:
             are alike.
     """
 
-    images: UInt8[Tensor, "N C H W"]
+    images: Float32[Tensor, "N C H W"] | UInt8[Tensor, "N C H W"]
     labels: Int64[Tensor, "N"] | Int64[Tensor, "N P"]
     parts: UInt8[Tensor, "N P C H W"] | None = None
     factors: Mapping[str, Shaped[Tensor, "N"]] = field(default_factory=dict, kw_only=True)
@@ -55,7 +56,7 @@ class ImageSet:
     @checked
     def _check(
         self,
-        images: UInt8[Tensor, "N C H W"],
+        images: Float32[Tensor, "N C H W"] | UInt8[Tensor, "N C H W"],
         labels: Int64[Tensor, "N"] | Int64[Tensor, "N P"],
         parts: UInt8[Tensor, "N P C H W"] | None,
     ) -> None:

@@ -53,7 +53,7 @@ class Questions:
         """The facts that the page needs before there is an image, as JSON."""
         learning = self.learning and {"images": list(self.learning.images.numpy()), "labels": self.learning.labels}
         networks = [describe(explorer) for explorer in self.explorers]
-        return json.dumps({"networks": networks, "learning": learning}, default=_encode)
+        return json.dumps({"networks": networks, "learning": learning}, default=encode)
 
     def answer(self, name: str, question: Any) -> str:
         """The answer to the question of a name, as JSON."""
@@ -70,7 +70,7 @@ class Questions:
         except InputError as error:
             sentence = str(error)
             answer = {"error": f"{sentence[0].upper()}{sentence[1:]}{'' if sentence.endswith('.') else '.'}"}
-        return json.dumps(answer, default=_encode, allow_nan=False)
+        return json.dumps(answer, default=encode, allow_nan=False)
 
     def _answer(self, name: str, value: Callable[..., Any]) -> View | dict[str, Any]:
         number = value("network", int, 0)
@@ -127,7 +127,7 @@ def describe(explorer: Explorer) -> dict[str, Any]:
     }
 
 
-def _encode(value: Any) -> Any:
+def encode(value: Any) -> Any:
     """The form that an array or a dataclass has in JSON."""
     if not isinstance(value, np.ndarray):
         return vars(value)

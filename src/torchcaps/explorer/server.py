@@ -35,7 +35,8 @@ CONNECTIONS = 64
 PATIENCE = 60.0
 """Seconds after which a connection is read no further, however slowly its request comes."""
 
-_PAGE = Path(__file__).parent / "page"
+PAGE = Path(__file__).parent / "page"
+"""The files of the page."""
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _OWN_HOST = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?", re.ASCII)  # any port: that of an SSH tunnel may differ
 _HEADERS = {
@@ -85,7 +86,7 @@ class _Server(ThreadingTCPServer):
 
     def __init__(self, questions: Questions, port: int) -> None:
         self.questions, self.answering = questions, threading.Semaphore(AT_ONCE)
-        self.page = {f"/{file.name}": (file.read_bytes(), _KINDS[file.suffix]) for file in _PAGE.iterdir()}
+        self.page = {f"/{file.name}": (file.read_bytes(), _KINDS[file.suffix]) for file in PAGE.iterdir()}
         self.page["/"] = self.page.pop("/page.html")
         self.page["/about.js"] = f"const props = {questions.about()};".encode(), "text/javascript"
         self.opened: dict[socket.socket, float] = {}

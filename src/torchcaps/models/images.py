@@ -136,4 +136,5 @@ def map_chunks(
     parts = [function(part) for part in images.tensor_split(-(-len(images) // at_once))]
     poses = torch.cat([part.poses.transpose(1, 2) for part in parts]).transpose(1, 2)
     given = [part.activations for part in parts if part.activations is not None]
-    return parts[0]._replace(poses=poses, activations=torch.cat(given) if given else None)
+    masks = [part.mask for part in parts if part.mask is not None]
+    return Capsules(poses, torch.cat(given) if given else None, parts[0].grid, torch.cat(masks) if masks else None)

@@ -298,6 +298,20 @@ register_preset(
     },
 )
 register_preset(
+    "sequences",
+    "A small network of our own for sequences of any lengths: two convolutions along the places, a layer of capsules "
+    "at each, and class capsules with one matrix for each type at all places. Padded places, which are NaN, change "
+    "nothing.",
+    source="torchcaps: a small network for sequences",
+    network={
+        "backbone": "sequence", "sequence_channels": (32, 32),
+        "primary_capsules": "sequence", "primary_types": 8, "primary_dim": 8,
+        "share_positions": True, "weight_init": "balanced", "decoder": False,
+    },
+    recipe={"batch_size": 16, "schedule": "one-cycle", "learning_rate": 1e-2},
+    data="aeon:JapaneseVowels", in_shape=(12, 1, 29), num_classes=9,
+)
+register_preset(
     "compact-deep",
     "compact with a layer of capsules on a map between its primary and its class capsules: three capsule layers, of "
     "which the middle one has 8 types and looks through windows of 3x3. Every layer starts balanced.",

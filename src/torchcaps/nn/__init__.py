@@ -1,17 +1,21 @@
 """Modules: capsule layers, transforms, routing algorithms and the decoder, usable alone and stacked."""
 
-from torchcaps.nn.backbones import ConvBackbone, StackBackbone
+from torchcaps.nn.backbones import ConvBackbone, SequenceBackbone, StackBackbone
 from torchcaps.nn.capsules import Capsules, LayerSize, Routed, RoutingRound
 from torchcaps.nn.convolutions import ChannelNorm, Convolution
 from torchcaps.nn.decoder import Decoder, mask_capsules, separate_capsules
 from torchcaps.nn.interests import interest_scores, interests_of_history, label_aware_attention
 from torchcaps.nn.layers import CapsuleLayer, ConvCapsules, DenseCapsules
-from torchcaps.nn.primary import PrimaryCapsules
+from torchcaps.nn.primary import PrimaryCapsules, SequenceCapsules
 from torchcaps.nn.routing import (
     B2IRouting,
     DynamicRouting,
     EMCodeRouting,
     EMRouting,
+    GroupedRouting,
+    HeinsenMatrixRouting,
+    HeinsenVectorRouting,
+    HVCRouting,
     InvertedAttentionRouting,
     Routing,
     SelfAttentionRouting,
@@ -39,6 +43,10 @@ __all__ = [
     "EMCodeRouting",
     "EMRouting",
     "Elementwise",
+    "GroupedRouting",
+    "HVCRouting",
+    "HeinsenMatrixRouting",
+    "HeinsenVectorRouting",
     "Identity",
     "InvertedAttentionRouting",
     "LayerSize",
@@ -49,6 +57,8 @@ __all__ = [
     "RoutingRound",
     "SelfAttentionRouting",
     "SelfRouting",
+    "SequenceBackbone",
+    "SequenceCapsules",
     "Shared",
     "StackBackbone",
     "Transform",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Literal
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torchcaps.errors import InputError
 from torchcaps.nn.convolutions import ChannelNorm, ConvInit, ConvNorm, Convolution, conv_stem, draw_layers
 from torchcaps.parts import register
-from torchcaps.ranges import Padding, Pixels, ShareBelowOne, Size, Width
+from torchcaps.ranges import OddKernel, Padding, Pixels, ShareBelowOne, Size, Width
 
 KEPT_BY_CUT = 0.87962566103423978
 """Share of its deviation that a normal distribution keeps if it is cut at two deviations."""
@@ -125,3 +126,52 @@ class StackBackbone(nn.Sequential):
             elif stack_norm == "batch-after":
                 self.append(nn.BatchNorm2d(width, eps=1e-3, momentum=0.01))
             before = width
+
+
+@register("backbone", "sequence")
+class SequenceBackbone(nn.Module):
+    """Convolutions along sequences, each with layer normalisation over the channels of each place and a ReLU.
+
+    A place with a NaN is not there, as after the end of a sequence that is padded: zeros stand for it before each
+    convolution, which has zeros at both ends too, so that no result depends on how far a sequence is padded. Maps have
+    NaN there.
+
+    Args:
+        in_channels: Channels of the sequences.
+        sequence_channels: Channels of the convolutions.
+        sequence_kernel: Their kernel, places.
+        sequence_stride: Stride of each of them, places.
+        conv_dropout: Probability of dropout after the stem and after each other convolution except the primary
+            capsules'; it drops whole channels of an image.
+    """
+
+    def __init__(
+        self,
+        in_channels: Size,
+        *,
+        sequence_channels: tuple[Width, ...] = (64, 64),
+        sequence_kernel: OddKernel = 5,
+        sequence_stride: Pixels = 1,
+        conv_dropout: ShareBelowOne = 0.0,
+    ) -> None:
+        super().__init__()
+        self.sequence_channels, self.sequence_kernel = tuple(sequence_channels), sequence_kernel
+        self.sequence_stride, self.conv_dropout = sequence_stride, conv_dropout
+        kernel, stride, padding = (1, sequence_kernel), (1, sequence_stride), (0, sequence_kernel // 2)
+        self.layers = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(before, width, kernel, stride, padding, bias=False),
+                ChannelNorm(width),
+                nn.ReLU(),
+                nn.Dropout2d(conv_dropout),
+            )
+            for before, width in itertools.pairwise([in_channels, *sequence_channels])
+        )
+
+    def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B c H w"]:
+        """Feature maps of sequences along W."""
+        for layer in self.layers:
+            there = ~images.isnan().any(1, keepdim=True)
+            maps = layer(images.where(there, 0))
+            images = maps.where(there[..., :: self.sequence_stride], math.nan)
+        return images

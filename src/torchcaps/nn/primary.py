@@ -179,3 +179,33 @@ class PrimaryCapsules(nn.Module):
             return maps.flatten(1).unflatten(1, (self.primary_dim, -1))
         by_type = maps.unflatten(1, (self.primary_types, self.primary_dim))  # (B, T, K, H, W)
         return by_type.transpose(1, 2).flatten(2)
+
+
+@register("primary", "sequence")
+class SequenceCapsules(nn.Module):
+    """A linear map from the channels of each place to capsules, squashed; places with a NaN have none, by the mask.
+
+    Args:
+        in_channels: C.
+        primary_types: Types of primary capsules; their number is types x height x width of the second convolution's
+            output.
+        primary_dim: Components of a primary capsule.
+        squash_eps: Added under the squash's root. 1e-24 stands for none: it changes no vector longer than 1e-8 in
+            float32, and keeps the gradient of a zero vector finite.
+    """
+
+    def __init__(
+        self, in_channels: Size, *, primary_types: Width = 8, primary_dim: Width = 8, squash_eps: Epsilon = 1e-7
+    ) -> None:
+        super().__init__()
+        self.primary_types, self.primary_dim, self.squash_eps = primary_types, primary_dim, squash_eps
+        self.linear = Convolution(in_channels, primary_types * primary_dim, 1)
+
+    def forward(self, features: Float[Tensor, "B C H W"]) -> Capsules:
+        """Primary capsules on the map of the features."""
+        there = ~features.isnan().any(1, keepdim=True)
+        maps = in_full_precision(self.linear(features.where(there, 0)))
+        by_type = maps.unflatten(1, (self.primary_types, self.primary_dim)).transpose(1, 2)  # (B, K, T, H, W)
+        poses = squash(by_type.flatten(2), 1, self.squash_eps).transpose(1, 2)
+        mask = there.expand(-1, self.primary_types, -1, -1).flatten(1)
+        return Capsules(poses, None, (self.primary_types, *maps.shape[2:]), mask)

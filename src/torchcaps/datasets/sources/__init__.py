@@ -1,4 +1,4 @@
 """The data sets, a file each, imported in the order of the list for what they register."""
 
 # isort: off
-from torchcaps.datasets.sources import digits, mnist, affnist, multimnist, smallnorb, svhn, cifar10, folder, npz  # noqa: F401
+from torchcaps.datasets.sources import digits, mnist, affnist, multimnist, smallnorb, svhn, cifar10, folder, aeon, npz  # noqa: F401

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Shaped, UInt8
+from jaxtyping import Float32, Shaped, UInt8
 from torch import Tensor
 
 from torchcaps.datasets.dataset import ImageSet, Splits
 from torchcaps.datasets.reading import one_sentence
 from torchcaps.datasets.registry import DataRequest, register_dataset
+from torchcaps.datasets.sources.aeon import pad
 from torchcaps.datasets.splits import with_test_set
 from torchcaps.errors import InputError, shown
 from torchcaps.files import require_file
@@ -23,7 +24,8 @@ from torchcaps.machine import check_memory
 _MAX_CHANNELS = 4
 _MOST_LISTED = 20  # names of arrays in an error
 _PAIRS = {"train": ("x", "y"), "test": ("x_test", "y_test"), "validation": ("x_val", "y_val")}
-_KEYS = (*(key for pair in _PAIRS.values() for key in pair), "class_names")
+_LENGTHS = {"x": "lengths", "x_test": "lengths_test", "x_val": "lengths_val"}
+_KEYS = (*(key for pair in _PAIRS.values() for key in pair), *_LENGTHS.values(), "class_names")
 
 
 @register_dataset(
@@ -40,6 +42,9 @@ def load_npz(request: DataRequest) -> Splits:
     0..1 (which are rounded to 255 steps). ``y`` (N,) holds whole numbers from 0, every class up to the highest
     among them. ``x_test`` and ``y_test`` are the test set; without them, it is a fixed stratified fifth of the images.
     ``x_val`` and ``y_val`` are the validation images and ``class_names`` (J,) the names of the classes, if given.
+
+    With ``lengths`` (N,), ``x`` holds sequences (N, C, L) of any numbers, of which those after the length of each are
+    not read; ``x_test`` and ``x_val`` then have ``lengths_test`` and ``lengths_val``.
 
     What the file would unpack to is known, and must fit into memory, before anything is unpacked. Pickled objects are
     never read.
@@ -70,7 +75,9 @@ def load_npz(request: DataRequest) -> Splits:
 
 def _image_set(path: Path, arrays: Mapping[str, Any], x: str, y: str) -> ImageSet:
     """Images and labels, whose dtypes and shapes must fit each other."""
-    images, labels = _to_uint8(arrays[x], f"{path}: {x}"), arrays[y]
+    where = f"{path}: {x}"
+    images = _to_sequences(arrays, x, where) if "lengths" in arrays else _to_uint8(arrays[x], where)
+    labels = arrays[y]
     if labels.dtype.kind not in "iu" or labels.shape != (len(images),):
         raise InputError(
             f"{path}: {y} must hold whole numbers from 0 in the shape ({len(images)},), one label for each image of "
@@ -84,6 +91,21 @@ def _image_set(path: Path, arrays: Mapping[str, Any], x: str, y: str) -> ImageSe
             f"can be of {most} classes at most"
         )
     return ImageSet(images, torch.from_numpy(labels.astype(np.int64)))
+
+
+def _to_sequences(arrays: Mapping[str, Any], x: str, where: str) -> Float32[Tensor, "N C 1 L"]:
+    """Numbers, NaN after the end of each sequence."""
+    values, lengths = arrays[x], arrays.get(_LENGTHS[x])
+    if values.ndim != 3 or values.dtype.kind not in "fiu" or 0 in values.shape:
+        raise InputError(
+            f"{where} must hold numbers in the shape (N, C, L), channels and places, as there are lengths, got "
+            f"{values.dtype} in the shape {shown(values.shape)}"
+        )
+    N, _, L = values.shape
+    is_whole = isinstance(lengths, np.ndarray) and lengths.dtype.kind in "iu" and lengths.shape == (N,)
+    if lengths is None or not is_whole or lengths.min() < 1 or lengths.max() > L:
+        raise InputError(f"{where} needs {_LENGTHS[x]}, whole numbers from 1 to {L} in the shape ({N},)")
+    return pad([each[:, :length] for each, length in zip(values, lengths, strict=True)], L, where)
 
 
 def _to_uint8(values: Shaped[np.ndarray, "..."], where: str) -> UInt8[Tensor, "N C H W"]:

@@ -5,6 +5,10 @@ from torchcaps.nn.routing.base import Routing
 from torchcaps.nn.routing.dynamic import DynamicRouting
 from torchcaps.nn.routing.em import EMRouting
 from torchcaps.nn.routing.em_code import EMCodeRouting
+from torchcaps.nn.routing.grouped import GroupedRouting
+from torchcaps.nn.routing.heinsen_matrix import HeinsenMatrixRouting
+from torchcaps.nn.routing.heinsen_vector import HeinsenVectorRouting
+from torchcaps.nn.routing.hvc import HVCRouting
 from torchcaps.nn.routing.inverted_attention import InvertedAttentionRouting
 from torchcaps.nn.routing.self_attention import SelfAttentionRouting
 from torchcaps.nn.routing.self_routing import SelfRouting
@@ -15,6 +19,10 @@ __all__ = [
     "DynamicRouting",
     "EMCodeRouting",
     "EMRouting",
+    "GroupedRouting",
+    "HVCRouting",
+    "HeinsenMatrixRouting",
+    "HeinsenVectorRouting",
     "InvertedAttentionRouting",
     "Routing",
     "SelfAttentionRouting",

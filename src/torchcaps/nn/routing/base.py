@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import InputError
 from torchcaps.nn.capsules import LayerSize, Routed, RoutingRound
 from torchcaps.nn.votes import SoftmaxOver, Votes
-from torchcaps.ops.precision import in_full_precision
+from torchcaps.ops.precision import full_precision, in_full_precision
 from torchcaps.ops.squash import safe_norm
 
 
@@ -88,3 +89,23 @@ class Routing(nn.Module, ABC):
         weighted_sum = votes.weighted_sum(routed.coupling)
         agreement = votes.agreement(routed.poses)
         return [RoutingRound(logits, routed.coupling, weighted_sum, routed.poses, agreement, routed.activations)]
+
+
+class ScoredRouting(Routing):
+    """A routing that normalises poses, so that their lengths say nothing: an activation is σ(w·v_j + b).
+
+    w (D) and b are learned, the same for all output capsules.
+    """
+
+    def bind(self, size: LayerSize) -> None:
+        """Make w and b; the parameters of the algorithm come before them."""
+        D = size.out_dim
+        self.score = nn.Parameter(torch.empty(D).uniform_(-1, 1) / math.sqrt(D))
+        self.score_bias = nn.Parameter(torch.zeros(()))
+
+    def scored(self, routed: Routed, votes: Votes) -> Routed:
+        """What was routed, with activations."""
+        with full_precision(votes.poses.device):
+            poses = in_full_precision(routed.poses)
+            active = (poses @ self.score.to(poses.dtype) + self.score_bias.to(poses.dtype)).sigmoid()
+        return routed._replace(activations=active.to(routed.poses.dtype)).within(votes.mask)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from torchcaps.checks import checked
 from torchcaps.nn.capsules import LayerSize, Routed
-from torchcaps.nn.routing.base import Routing
+from torchcaps.nn.routing.base import ScoredRouting
 from torchcaps.nn.votes import BuiltVotes, Votes, dtype_of
 from torchcaps.ops.precision import full_precision, in_full_precision
 from torchcaps.parts import register
@@ -68,11 +68,10 @@ def inverted_attention_routing(
 
 
 @register("routing", "inverted-attention")
-class InvertedAttentionRouting(Routing):
+class InvertedAttentionRouting(ScoredRouting):
     """Attention whose softmax goes over the receivers: :func:`torchcaps.inverted_attention_routing`.
 
-    The normalisation's scale and shift (D) are learned. Poses that are normalised have no length that says anything,
-    so an output capsule's activation is σ(w·v_j + b), w (D) and b learned, the same for all output capsules.
+    The normalisation's scale and shift (D) are learned.
 
     Args:
         num_iterations: Routing iterations: how many times the coupling is computed; 1 is uniform coupling.
@@ -86,12 +85,11 @@ class InvertedAttentionRouting(Routing):
         self.num_iterations = num_iterations
 
     def bind(self, size: LayerSize) -> None:
-        """Make the parameters of the normalisation and of the activation."""
+        """Make the parameters of the normalisation."""
         self.require_unbound()
         D = size.out_dim
         self.norm_weight, self.norm_bias = nn.Parameter(torch.ones(D)), nn.Parameter(torch.zeros(D))
-        self.score = nn.Parameter(torch.empty(D).uniform_(-1, 1) / math.sqrt(D))
-        self.score_bias = nn.Parameter(torch.zeros(()))
+        super().bind(size)
 
     def forward(
         self,
@@ -108,7 +106,4 @@ class InvertedAttentionRouting(Routing):
             norm_bias=self.norm_bias,
             return_coupling=return_coupling,
         )
-        with full_precision(votes.poses.device):
-            poses = in_full_precision(routed.poses)
-            active = (poses @ self.score.to(poses.dtype) + self.score_bias.to(poses.dtype)).sigmoid()
-        return routed._replace(activations=active.to(routed.poses.dtype)).within(votes.mask)
+        return self.scored(routed, votes)

@@ -117,8 +117,8 @@ class MixtureRouting(Routing):
         """See :class:`Routing`; output poses are means, so that votes are as long as poses."""
         return 1 / math.sqrt(size.out_dim)
 
-    def learned(self, dtype: torch.dtype) -> tuple[Float[Tensor, "J"], Float[Tensor, "J"]]:
-        """The two numbers as the equations have them."""
+    def learned(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """What is learned, as the equations have it."""
         return self.beta_u.to(dtype), self.beta_a.to(dtype)
 
     def settings(self) -> dict[str, Any]:

@@ -148,10 +148,10 @@ class VBRouting(MixtureRouting):
     def finish(
         self, poses: Float[Tensor, "B J D"], logits: Float[Tensor, "B J"]
     ) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B J"]]:
-        return _normalised(poses, self.pose_norm), _normalised(logits, self.activation_norm).sigmoid()
+        return batch_normalised(poses, self.pose_norm), batch_normalised(logits, self.activation_norm).sigmoid()
 
 
-def _normalised(x: Float[Tensor, "B J *D"], norm: nn.BatchNorm1d) -> Float[Tensor, "B J *D"]:
+def batch_normalised(x: Float[Tensor, "B J *D"], norm: nn.BatchNorm1d) -> Float[Tensor, "B J *D"]:
     """Batch normalisation, which takes the running statistics where a single row has none of its own."""
     learns = norm.training and len(x) > 1
     kept = norm.running_mean, norm.running_var  # in half precision in a network of half precision

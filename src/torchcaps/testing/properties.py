@@ -1,10 +1,4 @@
-"""Tests of properties for a routing algorithm or a capsule layer of one's own, to be called from one's own tests.
-
-    def test_my_routing():
-        check_routing(MyRouting())
-
-Every check states one property that accuracy does not show, and was shown to fail on a routing that lacks it.
-"""
+"""``check_routing``, ``check_capsule_layer``: properties of a routing algorithm or a capsule layer of one's own."""
 
 from __future__ import annotations
 
@@ -27,8 +21,6 @@ from torchcaps.errors import InputError, unknown_name
 from torchcaps.nn import BuiltVotes, Capsules, DenseVotes, LayerSize, Routed, Routing, Votes
 from torchcaps.nn.votes import SoftmaxOver
 from torchcaps.ranges import Range, Width
-
-__all__ = ["check_capsule_layer", "check_routing"]
 
 #: Largest difference, relative to the largest number, of two results in float64 that should be equal.
 TOLERANCE = 1e-6
@@ -599,12 +591,16 @@ def _described(subject: Subject, name: str, cause: str, moved: bool) -> Iterator
     except AssertionError as error:
         raise AssertionError(f"{failure}: {error}; usual cause: {cause}") from None
     except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = getattr(sys.modules.get(type(subject.module).__module__), "__file__", None)
-        last = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1])
-        place = f"{Path(last.filename).name}, line {last.lineno}"
-        raised = f"it raises {type(error).__name__}: {_first_line(error)} ({place})"
+        raised = f"it raises {type(error).__name__}: {_first_line(error)} ({place_of(error, subject.module)})"
         raise AssertionError(f"{failure}: {raised}; usual cause: {cause}") from error
+
+
+def place_of(error: Exception, module: nn.Module) -> str:
+    """The file and line where an error came from: the last one in the file of the module's class, if it is there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = getattr(sys.modules.get(type(module).__module__), "__file__", None)
+    last = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1])
+    return f"{Path(last.filename).name}, line {last.lineno}"
 
 
 def require(condition: bool, otherwise: str) -> None:

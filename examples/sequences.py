@@ -1,0 +1,124 @@
+"""Sequences of any lengths: capsules, a GRU and a CNN of one size on the same data, with the same search for each.
+
+    pip install "torchcaps[app,aeon]"
+    python examples/sequences.py                                       # JapaneseVowels, 7 to 29 places, 12 channels
+    python examples/sequences.py --data npz:mine.npz --epochs 100      # x (N, C, L), y and lengths
+
+Each network gets the same trials, of a learning rate and a dropout each, with the seeds 100, 101, ...; the mean
+accuracy on the validation cases chooses among them, and of equal ones the loss. Only the chosen one is trained with the
+seeds 0, 1, ... and tested, at the epoch that the validation cases chose. A padded place is NaN, and changes no result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable, Sequence
+from statistics import mean, stdev
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from torchcaps import create_model, fit
+from torchcaps.datasets import Dataset, load_dataset
+from torchcaps.nn import SequenceBackbone
+from torchcaps.training import Progress, Recipe
+
+Make = Callable[[Dataset, float], nn.Module]
+"""A network for data, with a dropout."""
+RATES, DROPOUTS = (3e-3, 1e-2, 3e-2), (0.0, 0.3)
+
+
+class GRU(nn.Module):
+    """The last states of a GRU in both directions, and a linear layer."""
+
+    def __init__(self, channels: int, classes: int, width: int, dropout: float) -> None:
+        super().__init__()
+        self.gru = nn.GRU(channels, width, batch_first=True, bidirectional=True)
+        self.classify = nn.Sequential(nn.Dropout(dropout), nn.Linear(2 * width, classes))
+
+    def forward(self, sequences: Tensor) -> Tensor:
+        """Logits of sequences (B, C, 1, L)."""
+        places = sequences.squeeze(2).mT  # (B, L, C)
+        lengths = (~places.isnan().any(2)).sum(1).cpu()
+        packed = pack_padded_sequence(places.nan_to_num(0), lengths, batch_first=True, enforce_sorted=False)
+        return self.classify(self.gru(packed)[1].transpose(0, 1).flatten(1))
+
+
+class CNN(nn.Module):
+    """The backbone of the capsules, with one more convolution, the mean over the places that are there, and a layer."""
+
+    def __init__(self, channels: int, classes: int, widths: tuple[int, ...], dropout: float) -> None:
+        super().__init__()
+        self.backbone = SequenceBackbone(channels, sequence_channels=widths, conv_dropout=dropout)
+        self.classify = nn.Linear(widths[-1], classes)
+
+    def forward(self, sequences: Tensor) -> Tensor:
+        """Logits of sequences (B, C, 1, L)."""
+        return self.classify(self.backbone(sequences).nanmean((2, 3)))
+
+
+def capsules(**options: object) -> Make:
+    """The preset with other options."""
+    return lambda data, dropout: create_model(
+        "sequences", data.in_shape, data.num_classes, conv_dropout=dropout, **options
+    )
+
+
+NETWORKS: dict[str, Make] = {
+    "capsules, dynamic routing": capsules(),
+    "capsules, uniform coupling": capsules(num_iterations=1),
+    "GRU": lambda data, dropout: GRU(data.in_shape[0], data.num_classes, 48, dropout),
+    "CNN": lambda data, dropout: CNN(data.in_shape[0], data.num_classes, (32, 42, 44), dropout),
+}
+
+
+def train(
+    make: Make, data: Dataset, seed: int, epochs: int, rate: float, dropout: float
+) -> tuple[nn.Module, tuple[float, float]]:
+    """A trained network, and its accuracy and negative loss on the validation cases."""
+    torch.manual_seed(seed)
+    network = make(data, dropout)
+    recipe = Recipe(epochs=epochs, batch_size=16, learning_rate=rate, schedule="one-cycle")
+    rows = fit(network, data, recipe, seed=seed, accelerator="cpu", progress=Progress())
+    return network, max((row["validation_accuracy"], -row["validation_loss"]) for row in rows)
+
+
+def accuracy(network: nn.Module, data: Dataset) -> float:
+    """On the test cases."""
+    with torch.no_grad():
+        output = network(data.test.images)
+    return float((getattr(output, "scores", output).argmax(1) == data.test.labels).float().mean())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Search, train and test."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="aeon:JapaneseVowels", help="default: %(default)s")
+    parser.add_argument("--epochs", type=int, default=20, help="default: %(default)s")
+    parser.add_argument("--seeds", type=int, default=5, help="of the test (default: %(default)s)")
+    parser.add_argument("--search-seeds", type=int, default=1, help="of each trial (default: %(default)s)")
+    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS, help="default: all")
+    given = parser.parse_args(arguments)
+
+    data = load_dataset(given.data, validation_size=45, seed=0)
+    for name in given.networks:
+        make = NETWORKS[name]
+        trials = {}
+        for trial in itertools.product(RATES, DROPOUTS):
+            found = [train(make, data, 100 + seed, given.epochs, *trial)[1] for seed in range(given.search_seeds)]
+            trials[trial] = tuple(map(mean, zip(*found, strict=True)))
+        best = max(trials, key=lambda trial: trials[trial])
+        tested = [accuracy(train(make, data, seed, given.epochs, *best)[0], data) for seed in range(given.seeds)]
+        spread = f" ± {100 * stdev(tested):.2f}" if len(tested) > 1 else ""
+        size = sum(parameter.numel() for parameter in make(data, 0.0).parameters())
+        print(
+            f"{name:<28} {size:>7,} parameters; rate {best[0]:g}, dropout {best[1]:g}: validation "
+            f"{100 * trials[best][0]:.2f} %, test {100 * mean(tested):.2f}{spread} %",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+// Questions to the network, answered in the browser: server.js asks them of a server. The answers are those of
+// questions.Questions; `props.browser` has the network as static.py describes it, and weights.safetensors its numbers.
+
+// ---- weights: the safetensors format, a header of JSON and the numbers behind it ----
+
+async function loadWeights() {
+  const answer = await fetch("weights.safetensors").catch(() => null);
+  if (!answer?.ok) throw new Error("The weights of the network could not be loaded.");
+  const buffer = await answer.arrayBuffer(), size = Number(new DataView(buffer).getBigUint64(0, true));
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, size)));
+  delete header.__metadata__;
+  return Object.fromEntries(Object.entries(header).map(([name, { dtype, shape, data_offsets: [start, end] }]) => {
+    const bytes = buffer.slice(8 + size + start, 8 + size + end);
+    const values = dtype === "F16" ? fromHalf(new Uint16Array(bytes)) : new Float32Array(bytes);
+    return [name, Object.assign(values, { shape })];
+  }));
+}
+
+function fromHalf(bits) {
+  return Float32Array.from(bits, (half) => {
+    const sign = half & 0x8000 ? -1 : 1, exponent = (half >> 10) & 0x1f, fraction = half & 0x3ff;
+    return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -24 * fraction);
+  });
+}
+
+const weightsLoaded = loadWeights();
+weightsLoaded.catch(() => null); // the first question says it
+
+// ---- layers. Maps are { data, channels, height, width }, channel after channel ----
+
+function convolve({ data, channels, height, width }, weight, bias, stride) {
+  const [outputs, , k] = weight.shape;
+  const [h, w] = [height, width].map((side) => Math.floor((side - k) / stride) + 1);
+  const made = new Float32Array(outputs * h * w);
+  for (let o = 0, at = 0; o < outputs; o++) {
+    const out = made.subarray(o * h * w, (o + 1) * h * w).fill(bias ? bias[o] : 0);
+    for (let c = 0; c < channels; c++)
+      for (let i = 0; i < k; i++)
+        for (let j = 0; j < k; j++) {
+          const factor = weight[at++];
+          for (let y = 0; y < h; y++) {
+            let from = (c * height + y * stride + i) * width + j;
+            for (let x = y * w; x < (y + 1) * w; x++, from += stride) out[x] += factor * data[from];
+          }
+        }
+  }
+  return { data: made, channels: outputs, height: h, width: w };
+}
+
+// Layer normalisation over the channels of each place.
+function normalise({ data, channels, ...sizes }, weight, bias, eps) {
+  const places = data.length / channels;
+  for (let p = 0; p < places; p++) {
+    let mean = 0, square = 0;
+    for (let n = p; n < data.length; n += places) mean += data[n] / channels;
+    for (let n = p; n < data.length; n += places) square += (data[n] - mean) ** 2 / channels;
+    const factor = 1 / Math.sqrt(square + eps);
+    for (let c = 0, n = p; c < channels; c++, n += places) data[n] = (data[n] - mean) * factor * weight[c] + bias[c];
+  }
+  return { data, channels, ...sizes };
+}
+
+function linear(input, weight, bias) {
+  const made = Float32Array.from(bias);
+  for (let d = 0, at = 0; d < made.length; d++)
+    for (let k = 0; k < input.length; k++) made[d] += input[k] * weight[at++];
+  return made;
+}
+
+function squashInto(vector, eps) {
+  const n = vector.reduce((sum, x) => sum + x * x, 0), factor = n / (1 + n) / Math.sqrt(n + eps);
+  vector.forEach((x, d) => (vector[d] = factor * x));
+}
+
+// ---- the network ----
+
+// The primary capsules, one behind the other, capsule i = (type·H + y)·W + x; and their grid.
+function primary(pixels, weights) {
+  const { backbone, primary } = props.browser, [channels, height, width] = props.networks[0].shape;
+  let maps = { data: Float32Array.from(pixels, (byte) => byte / 255), channels, height, width };
+  for (const { kind, name, stride, eps } of backbone) {
+    const [weight, bias] = [weights[`${name}.weight`], weights[`${name}.bias`]];
+    if (kind === "convolution") maps = convolve(maps, weight, bias, stride);
+    else if (kind === "norm") maps = normalise(maps, weight, bias, eps);
+    else maps.data.forEach((x, n) => (maps.data[n] = Math.max(x, 0)));
+  }
+  const { data, height: h, width: w } = convolve(maps, weights[`${primary.name}.weight`], weights[`${primary.name}.bias`], primary.stride);
+  const places = h * w, K = primary.dim, types = data.length / K / places, poses = new Float32Array(data.length);
+  for (let i = 0; i < types * places; i++) {
+    const pose = poses.subarray(i * K, (i + 1) * K), [type, place] = [Math.floor(i / places), i % places];
+    for (let k = 0; k < K; k++) pose[k] = data[(type * K + k) * places + place];
+    squashInto(pose, primary.eps);
+  }
+  return { poses, grid: [types, h, w] };
+}
+
+// Dynamic routing: the coupling [i·J + j] and the capsules of each iteration.
+function route(poses, weight, iterations, eps) {
+  const [I, J, D, K] = weight.shape, votes = new Float32Array(I * J * D), rounds = [];
+  for (let i = 0, n = 0, at = 0; i < I; i++)
+    for (const end = n + J * D; n < end; n++)
+      for (let k = 0; k < K; k++) votes[n] += weight[at++] * poses[i * K + k];
+  const logits = new Float32Array(I * J);
+  for (let t = 0; t < iterations; t++) {
+    const coupling = new Float32Array(I * J), capsules = Array.from({ length: J }, () => new Float64Array(D));
+    for (let i = 0; i < I; i++) {
+      const row = logits.subarray(i * J, (i + 1) * J), largest = Math.max(...row);
+      const powers = Array.from(row, (b) => Math.exp(b - largest)), total = powers.reduce((a, b) => a + b);
+      for (let j = 0; j < J; j++) {
+        const share = (coupling[i * J + j] = powers[j] / total);
+        for (let d = 0; d < D; d++) capsules[j][d] += share * votes[(i * J + j) * D + d];
+      }
+    }
+    capsules.forEach((capsule) => squashInto(capsule, eps));
+    for (let n = 0; n < logits.length; n++) {
+      const capsule = capsules[n % J];
+      for (let d = 0; d < D; d++) logits[n] += votes[n * D + d] * capsule[d];
+    }
+    rounds.push({ coupling, capsules });
+  }
+  return rounds;
+}
+
+// Pixels 0..1 that the decoder makes of one capsule, all the others being zero.
+function decoded(capsule, j, weights) {
+  const { decoder } = props.browser, [J, D] = [props.networks[0].classes.length, capsule.length];
+  let values = new Float32Array(J * D);
+  values.set(capsule, j * D);
+  decoder.forEach((name, n) => {
+    values = linear(values, weights[`${name}.weight`], weights[`${name}.bias`]);
+    values = values.map((x) => (n < decoder.length - 1 ? Math.max(x, 0) : 1 / (1 + Math.exp(-x))));
+  });
+  return values;
+}
+
+// ---- the answers ----
+
+const lengths = (capsules) => capsules.map((v) => Math.sqrt(v.reduce((sum, x) => sum + x * x, 0) + props.browser.lengthEps));
+const asBytes = (values) => btoa(String.fromCharCode(...values));
+const toByte = (value) => Math.round(255 * Math.min(Math.max(value, 0), 1));
+const bytesOf = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+
+// calibration.Calibration.caveats
+function caveats(scores, best, pixels, drawn) {
+  const { calibration: { score: least, distance: most }, usual } = props.browser, score = scores[best], reasons = [];
+  const next = Math.max(...scores.filter((_, j) => j !== best)), two = (x) => x.toFixed(2);
+  const square = pixels.reduce((sum, byte) => sum + (byte / 255) ** 2, 0);
+  const off = pixels.reduce((sum, byte, n) => sum + (byte / 255 - drawn[n]) ** 2, 0) / Math.max(square, 1);
+  if (score < least) reasons.push(`its score ${two(score)} is below ${two(least)}${usual}`);
+  if (next >= props.browser.near * score) reasons.push(`another class has nearly the same score, ${two(next)} beside ${two(score)}`);
+  if (off > most)
+    reasons.push(`${usual && "unlike anything it was trained on: "}its reconstruction is off by ${two(off)}, more than ${two(most)}${usual}`);
+  return reasons;
+}
+
+// state.describe_routing, of all classes
+function describeRouting(rounds, [types, h, w]) {
+  const places = h * w, J = rounds[0].capsules.length, uniform = 1 / J, classes = Array.from({ length: J }, (_, j) => j);
+  const maps = rounds.map(({ coupling }) => classes.map((j) => Array.from({ length: places }, (_, place) => {
+    let sum = 0;
+    for (let type = 0; type < types; type++) sum += coupling[(type * places + place) * J + j];
+    return sum / types;
+  })));
+  const all = maps.flat(2), range = [Math.min(...all), Math.max(...all)];
+  const reach = Math.max(uniform - range[0], range[1] - uniform, 0.02 * uniform);
+  const level = (c) => Math.round(128 + 127 * Math.sign(c - uniform) * Math.sqrt(Math.abs(c - uniform) / reach));
+  return {
+    classes, size: [h, w], maps: maps.map((row) => row.map((map) => asBytes(map.map(level)))),
+    means: maps.map((row) => row.map((map) => (map.reduce((a, b) => a + b) / places).toFixed(4))),
+    scores: rounds.map(({ capsules }) => lengths(capsules)), uniform, reach, range, inSpace: true, inputs: "primary capsules",
+  };
+}
+
+const ANSWERS = {
+  look({ pixels: text }, weights) {
+    const pixels = bytesOf(text), { poses, grid } = primary(pixels, weights);
+    const { name, iterations, eps } = props.browser.routing, rounds = route(poses, weights[name], iterations, eps);
+    const capsules = rounds.at(-1).capsules.map((capsule) => [...capsule]), scores = lengths(capsules);
+    const best = scores.indexOf(Math.max(...scores)), drawn = decoded(capsules[best], best, weights);
+    return { scores, present: [best], caveats: caveats(scores, best, pixels, drawn), capsules, routing: describeRouting(rounds, grid) };
+  },
+  decode({ classes: [j], poses: [pose] }, weights) {
+    return { whole: asBytes(decoded(pose, j, weights).map(toByte)), apart: [] };
+  },
+  pick({ index }) {
+    const { pixels, labels } = props.browser, most = pixels.length - 1;
+    if (!(index in pixels)) throw new Error(`Test images go from 0 to ${most}, got ${index}.`);
+    return { pixels: pixels[index], label: labels[index] };
+  },
+  // The file's image on a black ground of the network's size, in grey for one channel.
+  async read({ name, data }) {
+    const [channels, height, width] = props.networks[0].shape, blob = new Blob([bytesOf(data)]);
+    const image = await createImageBitmap(blob).catch(() => null);
+    if (!image) throw new Error(`“${name}” could not be read as an image.`);
+    const canvas = Object.assign(document.createElement("canvas"), { width, height }), on = canvas.getContext("2d");
+    const scale = Math.min(width / image.width, height / image.height), [w, h] = [image.width * scale, image.height * scale];
+    on.fillRect(0, 0, width, height);
+    on.imageSmoothingQuality = "high";
+    on.drawImage(image, (width - w) / 2, (height - h) / 2, w, h);
+    const rgba = on.getImageData(0, 0, width, height).data, size = height * width;
+    const pixels = Array.from({ length: channels * size }, (_, n) => {
+      const at = 4 * (n % size), grey = 0.299 * rgba[at] + 0.587 * rgba[at + 1] + 0.114 * rgba[at + 2];
+      return channels === 1 ? Math.round(grey) : rgba[at + Math.floor(n / size)];
+    });
+    return { pixels: asBytes(pixels), changes: [] };
+  },
+};
+
+async function ask(name, question) {
+  return ANSWERS[name](question, await weightsLoaded);
+}

@@ -1,0 +1,143 @@
+"""The page as a folder of static files, in which the network runs in the visitor's browser."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import nn
+
+from torchcaps.analysis.calibration import NEAR, usual_words
+from torchcaps.errors import InputError
+from torchcaps.explorer.questions import describe, encode
+from torchcaps.explorer.server import PAGE
+from torchcaps.explorer.state import Explorer
+from torchcaps.models import CapsNet
+from torchcaps.nn import ChannelNorm, Convolution
+from torchcaps.parts import describe as describe_part
+
+MOST_IMAGES = 100
+"""Images to pick from, at most."""
+KNOWN: dict[str, Any] = {
+    "name": "capsules",
+    "objects": 1,
+    "pixel_scale": 1.0,
+    "standardise": False,
+    "backbone": {"name": "conv"},
+    "primary_capsules": {
+        "name": "conv",
+        "primary_padding": 0,
+        "primary_activation": "none",
+        "primary_separate_convs": False,
+        "grouping": "channels",
+        "primary_output": "squash",
+        "primary_norm": "none",
+        "primary_activations": False,
+        "primary_depthwise": False,
+    },
+    "layers": {
+        "name": "dense",
+        "transform": {"name": "dense"},
+        "routing": {
+            "name": "dynamic",
+            "softmax_over": "outputs",
+            "leaky": False,
+            "capsule_bias": False,
+            "learn_prior": False,
+        },
+        "coordinates": "none",
+    },
+    "decoder": {"name": "dense", "decoder_channels": ()},
+}
+"""The settings of the networks that ``page/browser.js`` computes: sabour2017, compact and those like them."""
+
+
+def write_page(explorer: Explorer, folder: Path) -> None:
+    """Write the explorer's page so that any server of files shows it; the network is computed in the browser.
+
+    Args:
+        explorer: A network; the first hundred of its images are taken along.
+        folder: A new or empty folder, which gets ``index.html``.
+
+    Raises:
+        InputError: The folder is not empty, or the network has parts that the page cannot compute.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} must be a new or an empty folder")
+    network = describe_network(explorer)
+    about = describe(explorer) | {"prepares": False, "images": len(network["pixels"])}
+    facts = json.dumps({"networks": [about], "learning": None, "browser": network}, default=encode)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in PAGE.iterdir():
+        if file.name not in ("page.html", "server.js"):
+            shutil.copyfile(file, folder / file.name)
+    page = (PAGE / "page.html").read_text(encoding="utf-8").replace("server.js", "browser.js")
+    (folder / "index.html").write_text(page, encoding="utf-8")
+    (folder / "about.js").write_text(f"const props = {facts};", encoding="utf-8")
+    weights = {name: value.detach().float().cpu().contiguous() for name, value in explorer.model.named_parameters()}
+    if all(
+        torch.equal(value.half().float(), value) for value in weights.values()
+    ):  # as the shipped ones: half as large
+        weights = {name: value.half() for name, value in weights.items()}
+    (folder / "weights.safetensors").write_bytes(save(weights))
+
+
+def describe_network(explorer: Explorer) -> dict[str, Any]:
+    """The facts by which ``page/browser.js`` computes the network, and the images that it offers."""
+    model, calibration, images = explorer.model, explorer.calibration, explorer.images
+    config = describe_part(model)
+    for name, value, known in differences(config | {"layers": config.get("layers", [{}])[-1]}, KNOWN):
+        raise InputError(f"a page without a server computes networks with {name} {known!r}, and this one has {value!r}")
+    assert isinstance(model, CapsNet)
+    assert model.decoder is not None
+    if len(model.layers) != 1:
+        raise InputError(f"a page without a server computes networks with one capsule layer, got {len(model.layers)}")
+    primary, routing = config["primary_capsules"], config["layers"][0]["routing"]
+    pixels = [] if images is None else list(images.images[:MOST_IMAGES].numpy())
+    return {
+        "backbone": list(steps(model.backbone, "backbone")),
+        "primary": {
+            "name": "primary_capsules.convs.0",
+            "dim": primary["primary_dim"],
+            "stride": primary["primary_stride"],
+            "eps": primary["squash_eps"],
+        },
+        "routing": {
+            "name": "layers.0.transform.weight",
+            "iterations": routing["num_iterations"],
+            "eps": routing["squash_eps"],
+        },
+        "decoder": [f"decoder.{name}" for name, each in model.decoder.named_modules() if isinstance(each, nn.Linear)],
+        "lengthEps": config["length_eps"],
+        "calibration": vars(calibration),
+        "usual": usual_words(calibration),
+        "near": NEAR,
+        "pixels": pixels,
+        "labels": [explorer.pick(index)[1] for index in range(len(pixels))],
+    }
+
+
+def differences(config: Any, known: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The settings of a network that are not as ``known`` has them: name, value, known value."""
+    for name, wanted in known.items():
+        found = config.get(name) if isinstance(config, dict) else None
+        if isinstance(wanted, dict):
+            yield from differences(found, wanted, f"{prefix}{name}.")
+        elif found != wanted:
+            yield prefix + name, found, wanted
+
+
+def steps(backbone: nn.Module, prefix: str) -> Iterator[dict[str, Any]]:
+    """The layers of a backbone in their order, as ``page/browser.js`` reads them."""
+    for name, module in backbone.named_modules(prefix=prefix):
+        if isinstance(module, Convolution):
+            yield {"kind": "convolution", "name": name, "stride": module.stride[0]}
+        elif isinstance(module, ChannelNorm):
+            yield {"kind": "norm", "name": name, "eps": module.eps}
+        if isinstance(module, nn.ReLU) or (isinstance(module, Convolution) and module.relu):
+            yield {"kind": "relu"}

@@ -1,0 +1,97 @@
+"""Divide and conquer: the input capsules of each group are routed among themselves."""
+
+from __future__ import annotations
+
+import copy
+from typing import Annotated, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from torchcaps.errors import InputError
+from torchcaps.nn.capsules import LayerSize, Routed
+from torchcaps.nn.routing.base import Routing
+from torchcaps.nn.votes import BuiltVotes, DenseVotes, MapCompetition, Votes
+from torchcaps.parts import Choice, Spec, build, register
+from torchcaps.ranges import Width
+
+
+@register("routing", "grouped")
+class GroupedRouting(Routing):
+    """Another routing in each group of input capsules by itself, and the sum of what the groups find.
+
+        v_j = Σ_g routing(V_ij of the capsules i of group g)_j
+
+    The groups are equal parts of the input capsules in their order: with as many groups as types of a map, a type is a
+    group, as in the source. Lengths reach G instead of one, so that margins of a loss mean something else; where the
+    routing gives activations, these are the means of the groups'.
+
+    Args:
+        num_groups: G, groups of input capsules that are routed by themselves.
+        group_routing: The routing in each of the groups, with parameters of its own.
+
+    Source: "Divide and conquer" capsules, PLoS One 2025 (doi:10.1371/journal.pone.0329202), and its code: dynamic
+    routing whose logits start from learned numbers, zero at first.
+    """
+
+    def __init__(
+        self,
+        num_groups: Width = 2,
+        *,
+        group_routing: Annotated[Spec, Choice("routing")] = {"name": "dynamic", "learn_prior": True},  # noqa: B006
+    ) -> None:
+        super().__init__()
+        self.num_groups = num_groups
+        self.group_routing: Routing = build("routing", group_routing)
+        self.softmax_over, self.leaky = self.group_routing.softmax_over, self.group_routing.leaky
+        self.groups = nn.ModuleList()
+
+    def bind(self, size: LayerSize) -> None:
+        """Make the routing of each group."""
+        self.require_unbound()
+        if (I := size.inputs(self)) % self.num_groups:
+            raise InputError(f"num_groups must divide the {I} input capsules, got {self.num_groups}")
+        self.groups = nn.ModuleList(copy.deepcopy(self.group_routing) for _ in range(self.num_groups))
+        for group in self.groups:
+            cast(Routing, group).bind(self._of_group(size))
+
+    def balanced_std(self, size: LayerSize) -> float:
+        """That of the groups."""
+        return self.group_routing.balanced_std(self._of_group(size))
+
+    def _of_group(self, size: LayerSize) -> LayerSize:
+        return size._replace(in_capsules=size.in_capsules // self.num_groups)
+
+    def forward(
+        self, votes: Votes, activations: Float[Tensor, "B I"] | None = None, *, return_coupling: bool = False
+    ) -> Routed:
+        """Route; see :class:`Routing`. Votes of matrices for each pair are not built."""
+        if not isinstance(votes, DenseVotes):
+            competition, mask = votes.competition, votes.mask
+            votes = BuiltVotes(votes.build(), votes.poses)
+            votes.competition, votes.mask = competition, mask
+        size, found = votes.size.in_capsules // self.num_groups, []
+        for n, group in enumerate(self.groups):
+            part = slice(n * size, (n + 1) * size)
+            active = None if activations is None else activations[:, part]
+            found.append(group(_part_of(votes, part), active, return_coupling=return_coupling))
+        poses, actives, couplings = zip(*found, strict=True)
+        return Routed(
+            torch.stack(poses).sum(0),
+            None if actives[0] is None else torch.stack(actives).mean(0),
+            None if couplings[0] is None else torch.cat(couplings, 1),
+        )
+
+
+def _part_of(votes: DenseVotes | BuiltVotes, part: slice) -> Votes:
+    """The votes of some of the input capsules."""
+    poses, mask = votes.poses[:, part], None if votes.mask is None else votes.mask[:, part]
+    some: Votes
+    if isinstance(votes, DenseVotes):
+        some = DenseVotes(poses, votes.weight[part])
+    else:
+        some = BuiltVotes(votes.votes[:, part], poses)
+    if votes.competition is not None:
+        some.competition = MapCompetition(votes.competition.children[:, part], votes.competition.number)
+    return some.masked(mask)

@@ -1,0 +1,133 @@
+"""Sequences of any lengths: read from .npz files and by aeon, padded with NaN, and classified whatever the padding."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from support import assert_raises
+from torchcaps import create_model, fit
+from torchcaps.analysis import evaluate
+from torchcaps.cli import main
+from torchcaps.datasets import Augmentation, BatchLoader, Dataset, load_dataset
+from torchcaps.errors import InputError
+from torchcaps.nn import Capsules
+from torchcaps.training import Progress, Recipe
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(40, 3, 9))
+Y, LENGTHS = np.arange(40) % 4, RANDOM.integers(2, 10, 40)
+ARRAYS = {"x": X, "y": Y, "lengths": LENGTHS}
+
+
+def load(folder: Path, **arrays: Any) -> Dataset:
+    np.savez(folder / "a.npz", **arrays)
+    return load_dataset(f"npz:{folder / 'a.npz'}")
+
+
+def test_sequences_of_an_npz_file_are_padded_with_nan(tmp_path: Path) -> None:
+    spoilt = X.copy()
+    for sequence, length in zip(spoilt, LENGTHS, strict=True):
+        sequence[:, length:] = np.inf  # not read
+    data = load(tmp_path, **ARRAYS | {"x": spoilt}, x_test=X[:8], y_test=Y[:8], lengths_test=LENGTHS[:8])
+    assert (data.in_shape, len(data.train), len(data.validation)) == ((3, 1, 9), 36, 4)
+    for image, numbers, length in zip(data.test.images, X, LENGTHS[:8], strict=False):
+        assert torch.equal(image[:, 0, :length], torch.from_numpy(numbers[:, :length]).float())
+        assert image[:, 0, length:].isnan().all()
+    (batch,) = BatchLoader(data.test, 8, shuffle=False).batches(0)
+    assert torch.equal(batch.images.nan_to_num(), data.test.images.nan_to_num())
+    moved = Augmentation(max_shift=1)
+    assert_raises(InputError, BatchLoader, data.train, 4, shuffle=True, augmentation=moved, say="only pixels of uint8")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"x": X[:, 0]}, "x must hold numbers in the shape (N, C, L)"),
+        ({"lengths": LENGTHS[:5]}, "x needs lengths, whole numbers from 1 to 9 in the shape (40,)"),
+        ({"lengths": LENGTHS - 2}, "x needs lengths, whole numbers from 1 to 9"),
+        ({"lengths": LENGTHS + 1}, "x needs lengths, whole numbers from 1 to 9"),
+        ({"lengths": LENGTHS / 2}, "x needs lengths, whole numbers from 1 to 9"),
+        ({"x": np.full_like(X, np.nan)}, "x has a number that is NaN or infinite before the end of its sequence"),
+        ({"x_test": X, "y_test": Y}, "x_test needs lengths_test"),
+    ],
+)
+def test_what_no_sequences_are(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    assert_raises(InputError, load, tmp_path, **ARRAYS | changes, say=said)
+
+
+def test_aeon_reads_problems_of_its_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in of aeon's interface: cases of several lengths, or an array where all are of one."""
+    asked = []
+
+    def load_classification(name: str, split: str, extract_path: str | None) -> tuple[Any, Any]:
+        asked.append((name, extract_path))
+        if name == "Missing":
+            raise ValueError("no such problem")
+        ragged = [np.ones((2, 3 + n)) for n in range(20 if split == "train" else 9)]
+        return (ragged if name == "Ragged" else np.ones((20, 2, 5))), np.array(["10", "9"] * 10)[: len(ragged)]
+
+    package, datasets = types.ModuleType("aeon"), types.ModuleType("aeon.datasets")
+    datasets.__file__, datasets.load_classification = str(tmp_path / "__init__.py"), load_classification
+    package.datasets = datasets
+    monkeypatch.setitem(sys.modules, "aeon", package)
+    monkeypatch.setitem(sys.modules, "aeon.datasets", datasets)
+    (tmp_path / "data" / "Ragged").mkdir(parents=True)
+    ragged = load_dataset("aeon:Ragged")
+    assert (ragged.in_shape, ragged.class_names, len(ragged.test)) == ((2, 1, 22), ("10", "9"), 9)
+    assert ragged.test.images[1].isnan().sum() == 2 * (22 - 4)
+    assert ragged.test.labels.tolist()[:3] == [0, 1, 0]
+    assert asked == [("Ragged", str(tmp_path / "data"))] * 2
+    assert_raises(InputError, load_dataset, "aeon:Missing", say="aeon cannot read Missing: no such problem")
+    assert asked[-1] == ("Missing", None)
+    monkeypatch.setitem(sys.modules, "aeon", None)
+    monkeypatch.setitem(sys.modules, "aeon.datasets", None)
+    with pytest.raises(InputError, match=r"aeon:Ragged needs aeon.*torchcaps\[aeon\]"):
+        load_dataset("aeon:Ragged")
+
+
+def test_padding_never_changes_a_result() -> None:
+    torch.manual_seed(0)
+    options = {"sequence_stride": 2, "conv_dropout": 0.3}
+    short, long = (create_model("sequences", (3, 1, length), 4, **options).double().eval() for length in (9, 50))
+    long.load_state_dict(short.state_dict())
+    sequences = torch.full((40, 3, 1, 50), torch.nan, dtype=torch.float64)
+    for row, numbers, length in zip(sequences, X, LENGTHS, strict=True):
+        row[:, 0, :length] = torch.from_numpy(numbers[:, :length])
+    together = long(sequences).scores
+    assert torch.allclose(short(sequences[..., :9]).scores, together, rtol=1e-9)
+    alone = create_model("sequences", (3, 1, int(LENGTHS[0])), 4, **options).double().eval()
+    alone.load_state_dict(short.state_dict())
+    assert torch.allclose(alone(sequences[:1, ..., : LENGTHS[0]]).scores, together[:1], rtol=1e-9)
+    mask = long.primary(sequences).mask
+    assert torch.equal(mask.unflatten(1, (8, -1)).sum(2)[:, 0], torch.from_numpy((LENGTHS + 3) // 4))
+    long(sequences, torch.from_numpy(Y)).scores.sum().backward()
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in long.parameters())
+    with torch.no_grad():
+        chunks = long(sequences.repeat(100, 1, 1, 1)).scores  # some at a time go through the convolutions
+    assert torch.allclose(chunks[:40], together)
+    assert isinstance(long.primary(sequences), Capsules)
+
+
+def test_a_network_learns_sequences(tmp_path: Path) -> None:
+    X_ = X.copy()
+    X_[:, 0] += 3 * Y[:, None]
+    data = load(tmp_path, **ARRAYS | {"x": X_})
+    torch.manual_seed(0)
+    network = create_model("sequences", data.in_shape, data.num_classes)
+    rows = fit(network, data, Recipe(epochs=40, batch_size=8, learning_rate=1e-2), progress=Progress())
+    assert rows[-1]["train_loss"] < rows[0]["train_loss"] / 2
+    assert evaluate(network, data.train).accuracy > 0.8
+
+
+def test_commands_train_on_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("a.npz", **ARRAYS)
+    assert main(["train", "sequences", "--data", "npz:a.npz", "--epochs", "1", "--out", "run", "--no-figures"]) == 0
+    assert main(["evaluate", "run"]) == 0

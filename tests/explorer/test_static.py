@@ -1,0 +1,104 @@
+"""The page without a server: its answers, computed in a real browser, are those of the server."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from explorer_support import browser_path, no_browser, small_network
+from torchcaps.errors import InputError
+from torchcaps.explorer import Explorer, open_explorer, write_page
+from torchcaps.explorer.questions import Questions, encode
+from torchcaps.explorer.state import shipped_images
+from torchcaps.models.pretrained import SHIPPED
+from torchcaps.training import load_run
+
+TOLERANCE = 1e-4
+
+
+def numbers(answer: Any) -> np.ndarray:
+    """All numbers of an answer in one row; bytes in base64 too, as pixels of 0..1."""
+    if isinstance(answer, dict):
+        answer = [value for name, value in sorted(answer.items()) if name not in ("caveats", "inputs")]
+    if isinstance(answer, list):
+        return np.concatenate([numbers(each) for each in answer]) if answer else np.zeros(0)
+    if isinstance(answer, str) and not answer.replace(".", "").isdigit():
+        return np.frombuffer(base64.b64decode(answer), np.uint8) / 255
+    return np.array([float(answer)])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(no_browser() is not None, reason=no_browser() or "")
+@pytest.mark.parametrize("shipped", [True, False])
+def test_answers_in_the_browser_are_those_of_the_server(tmp_path: Path, shipped: bool) -> None:
+    from playwright.sync_api import sync_playwright
+
+    if shipped:
+        explorer = open_explorer(load_run(next(iter(SHIPPED.values()))))
+    else:  # weights that are not half precision; a ReLU within the convolution; wider strides
+        explorer = Explorer(small_network("sabour2017", 10, (1, 28, 28)), images=shipped_images())
+    write_page(explorer, tmp_path / "site")
+    questions = Questions([explorer])
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=tmp_path / "site")
+    with sync_playwright() as playwright, ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser = playwright.chromium.launch(executable_path=browser_path(), args=["--headless", "--no-sandbox"])
+        page, errors = browser.new_page(), []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(f"http://127.0.0.1:{server.server_address[1]}/#test=3")
+        page.locator(".verdict strong").wait_for()
+
+        def ask(name: str, **question: Any) -> Any:
+            """The browser's answer, held to the server's."""
+            found = page.evaluate("([name, question]) => ask(name, question)", [name, question])
+            wanted = json.loads(questions.answer(name, question))
+            assert found.keys() == wanted.keys()
+            if name != "pick":
+                assert found.get("caveats") == wanted.get("caveats")
+                # maps are levels of 1/127, pixels of 1/255: rounding may fall on either side
+                loose = np.array([numbers(found), numbers(wanted)])
+                assert np.abs(loose[0] - loose[1]).max() <= 1.01 / 255
+                for exact in ("scores", "capsules"):
+                    if exact in found:
+                        np.testing.assert_allclose(numbers(found[exact]), numbers(wanted[exact]), atol=TOLERANCE)
+            return wanted
+
+        for index in range(0, 50, 5):
+            pixels = ask("pick", index=index)["pixels"]
+            view = ask("look", pixels=pixels)
+            ask("decode", classes=view["present"], poses=[view["capsules"][view["present"][0]]])
+        noise = np.random.default_rng(0).integers(0, 256, (1, 28, 28), np.uint8)
+        assert ask("look", pixels=encode(noise))["caveats"]
+        server.shutdown()
+        browser.close()
+    assert not errors
+
+
+@pytest.mark.parametrize(
+    ("network", "words"),
+    [
+        (small_network("baseline-cnn"), "name 'capsules', and this one has 'cnn'"),
+        (small_network("sabour2017", softmax_over="inputs"), "softmax_over 'outputs'"),
+        (small_network("sabour2017", primary_padding=1), "primary_padding 0"),
+        (small_network("sabour2017", decoder=None), "decoder.name 'dense'"),
+    ],
+)
+def test_a_network_that_the_page_cannot_compute_is_refused(tmp_path: Path, network: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        write_page(Explorer(network), tmp_path / "site")
+    assert not (tmp_path / "site").exists()
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("kept")
+    with pytest.raises(InputError, match="must be a new or an empty folder"):
+        write_page(Explorer(small_network()), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
