@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 import pytest
 import torch
@@ -47,3 +48,11 @@ def _seed() -> None:
 def rng() -> torch.Generator:
     """A generator of random numbers that starts alike in every test."""
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def timm_stub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``import timm`` gives a stand-in."""
+    import timm_stub
+
+    monkeypatch.setitem(sys.modules, "timm", timm_stub)

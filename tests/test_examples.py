@@ -60,7 +60,7 @@ def test_help_says_what_an_example_shows(name: str, capsys: pytest.CaptureFixtur
 
 RUNS: dict[str, tuple[str, list[str]]] = {
     "capsule_head": (
-        "--backbone small --epochs 1 --images 64",
+        "--epochs 1 --images 64",
         [r"images \(1, 28, 28\) → feature map \(64, 4, 4\)", "ACCURACY"],
     ),
     "stacked_capsules": (
@@ -162,6 +162,11 @@ def test_examples_refuse_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFix
         assert caught.value.code == 2
         assert said in capsys.readouterr().err
         assert not (tmp_path / "runs").exists()
+
+
+def test_capsule_head_on_timm(timm_stub: None, capsys: pytest.CaptureFixture[str]) -> None:
+    example("capsule_head").main(["--backbone", "wide", "--pretrained", "--freeze", "--epochs", "1", "--images", "64"])
+    assert "feature map (6, 14, 14)" in capsys.readouterr().out
 
 
 def test_own_study_is_the_one_on_its_page_and_its_rows_can_be_run() -> None:

@@ -56,14 +56,14 @@ PACKAGES: dict[str, set[str]] = {
     "checks": {"torch"},
     "parts": {"torch"},
     "ops": EVERYWHERE | {"numpy"},
-    "nn": EVERYWHERE,
+    "nn": EVERYWHERE | {"timm"},
     "models": EVERYWHERE | {"huggingface_hub", "safetensors", "jinja2"},
     "datasets": EVERYWHERE | {"numpy", "PIL", "sklearn", "scipy", "pooch", "requests", "aeon"},
 }
 # Only inside the function that needs them: slow to import, or optional.
 HEAVY = ("torch", "numpy", "PIL", "matplotlib", "sklearn", "lightning", "lightning_fabric", "rich", "torchmetrics")
 HEAVY += ("pooch", "onnx", "onnxruntime")
-LATE = {*HEAVY[3:], "scipy", "requests", "tensorboard", "huggingface_hub", "jinja2", "onnxscript", "uvicorn"}
+LATE = {*HEAVY[3:], "scipy", "requests", "tensorboard", "huggingface_hub", "jinja2", "onnxscript", "timm", "uvicorn"}
 LATE_NOT_IN = {  # loaded late themselves: by a run, or by who imports them
     "sklearn.py",
     "training/devices.py",

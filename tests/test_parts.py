@@ -101,7 +101,7 @@ def changed(tree: Any, /, **changes: Any) -> Any:
 # ---- every part that is registered
 
 
-def test_a_part_is_described_and_built_again() -> None:
+def test_a_part_is_described_and_built_again(timm_stub: None) -> None:
     for kind, name in EVERY:
         cls = PARTS[kind][name]
         tree = complete(kind, name)
@@ -430,6 +430,7 @@ CONV_LAYER = {
 }
 STACK = {"backbone": "stack"}
 SEQUENCE = {"backbone": "sequence", "primary_kernel": 3}
+TIMM = {"backbone": "timm", "primary_kernel": 2}
 STEM = {"stem_channels": (4,), "stem_strides": (1,)}
 # For each option: another value, the first thing that it changes, and what other options must be for it to matter.
 # weights: parameters as they start < output < loss < gradients
@@ -466,6 +467,10 @@ CHANGES: dict[str, dict[str, tuple[Any, str, dict[str, Any]]]] = {
         "stack_padding": (2, "weights", STACK),
         "stack_norm": ("batch", "weights", STACK),
         "stack_init": ("he", "weights", STACK),
+        "timm_model": ("wide", "weights", TIMM),
+        "timm_map": (2, "weights", TIMM),
+        "pretrained": (True, "weights", TIMM),
+        "freeze": (True, "output", TIMM),
         "share_positions": (True, "weights", {}),
         "coordinates": ("centres", "output", {"capsule_dim": 16}),
         "pose_norm": (True, "weights", CONV_LAYER),
@@ -571,7 +576,7 @@ def first_change(one: dict[str, list[Tensor]], other: dict[str, list[Tensor]]) -
 
 
 @pytest.mark.slow
-def test_no_option_is_parsed_and_ignored() -> None:
+def test_no_option_is_parsed_and_ignored(timm_stub: None) -> None:
     named = {name for cls in all_parts() if part_of(cls)[0] != "optimizer" for name in options(cls)}
     assert named == {name for cases in CHANGES.values() for name in cases}, "add it to the table"
     for preset, name, (value, what, needed) in (

@@ -5,8 +5,9 @@ the data. One *with* a default is an option: its annotation says its range, its 
 attribute of the same name holds its value. So options are checked, saved in config.json, read back, and set by their
 names from Python and from the command line, and nothing is declared twice.
 
-A part is written as its name, ``"dynamic"``, as a mapping, ``{"name": "dynamic", "leaky": True}``, or as the module
-itself. A tree is a mapping in which every option of every part stands, as config.json holds it.
+A part is written as its name, ``"dynamic"``, with the value of its first option if that is a text,
+``"timm:resnet18"``, as a mapping, ``{"name": "dynamic", "leaky": True}``, or as the module itself. A tree is a mapping
+in which every option of every part stands, as config.json holds it.
 """
 
 from __future__ import annotations
@@ -257,7 +258,8 @@ def complete(kind: str, spec: Spec, before: Mapping[str, Any] | None = None) -> 
 
 def _mapping(kind: str, spec: Spec) -> Tree:
     if isinstance(spec, str):
-        return {"name": spec}
+        name, colon, first = spec.partition(":")
+        return {"name": name} | ({next(iter(options(find(kind, name))), first): first} if colon else {})
     if not isinstance(spec, Mapping):
         raise InputError(f"{kind} must be a name, or a mapping of its name and options, got {shown(spec)}")
     return dict(spec)

@@ -85,6 +85,16 @@ def test_a_dry_run_of_the_gpus_benchmark(gpu: ModuleType, tmp_path: Path) -> Non
     assert all(line.get("milliseconds", line.get("seconds")) > 0 and line["gpu"] == "none: a dry run" for line in lines)
 
 
+@pytest.mark.slow
+def test_large_images_are_a_table(speed: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    import large_images
+
+    assert large_images.main(["--quick"]) == 0
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[3:]]
+    assert [row[0].removeprefix("| ") for row in rows] == [*large_images.HEADS, *large_images.PRESETS]
+    assert all(float(row[3].removesuffix(" |")) > 0 for row in rows)
+
+
 def test_without_a_gpu_it_says_so(
     gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -131,14 +131,29 @@ def test_what_is_not_given_is_the_presets_or_fitted(configured: Callable[..., Tr
     assert configured("tf-notebook") == make_config("tf-notebook", data="mnist")
     assert configured("compact") == make_config("compact")
     own = configured("compact", "--data", "folder:shapes")
-    assert (own.fitted, own.recipe.fill) == (("epochs", "batch_size", "learning_rate"), "edge")
-    given = configured("compact", "--data", "npz:x.npz", "--epochs", "3", "--batch-size", "8", "--fill", "zeros")
-    assert (given.fitted, given.recipe.fill) == (("learning_rate",), "zeros")
+    assert own.fitted == ("epochs", "batch_size", "learning_rate", "stem_strides", "stack_strides", "decoder_channels")
+    assert own.recipe.fill == "edge"
+    words = [
+        "--epochs",
+        "3",
+        "--batch-size",
+        "8",
+        "--fill",
+        "zeros",
+        "--stem-strides",
+        "1,1,2",
+        "--decoder-channels",
+        "4",
+    ]
+    given = configured("compact", "--data", "npz:x.npz", *words)
+    assert (given.fitted, given.recipe.fill) == (("learning_rate", "stack_strides"), "zeros")
     write_json(tmp_path / "config.json", make_config("compact", data="mnist").to_dict())
     assert configured("--config", tmp_path / "config.json", "--data", "folder:shapes").fitted == (), "a file says all"
     assert configured("keras-tutorial").recipe.limit_train == 1000
     assert configured("keras-tutorial", "--limit-train", "none").recipe.limit_train is None
     assert flat(configured("--decoder-hidden", "none").model)["decoder_hidden"] == ()
+    chosen = flat(configured("--backbone", "timm:resnet50", "--freeze").model)
+    assert (chosen["backbone"], chosen["timm_model"], chosen["freeze"]) == ("timm", "resnet50", True)
 
 
 def test_a_configuration_file_with_options_on_top(configured: Callable[..., TrainConfig], tmp_path: Path) -> None:

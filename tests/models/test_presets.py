@@ -295,6 +295,22 @@ def test_parameters_and_capsules_on_the_images_of_the_source() -> None:
     assert pytest.approx(8_215_568, rel=0.0003) == MATCHED, "as many as the capsules"
 
 
+def test_networks_of_our_own_stay_small_where_images_are_large() -> None:
+    for name in ("compact", "compact-shared", "compact-deep"):
+        for side in (64, 65, 96, 128, 224, 256, 500):
+            model = on_meta(name, (3, side, side), 4)
+            assert model.flow[0].poses.shape[1] <= 8 * 28 * 28, (name, side)
+            assert sum(each.numel() for each in model.parameters()) < 12e6, (name, side)
+            same = {key: describe(model)[key] == get_preset(name).network[key] for key in ("backbone", "decoder")}
+            assert same == dict.fromkeys(same, side == 64)
+    options = {"stem_strides": (1, 1, 2), "decoder_channels": ()}
+    assert flat(describe(on_meta("compact", (3, 100, 70), 4, **options))).items() >= options.items()
+    parts = {"backbone": {"stem_strides": (1, 3, 1)}, "decoder": {"decoder_channels": (3,)}}
+    kept = flat(describe(on_meta("compact", (3, 100, 70), 4, **parts)))
+    assert (kept["stem_strides"], kept["decoder_channels"]) == ((1, 3, 1), (3,))
+    assert on_meta("sabour2017", (1, 99, 99)).flow[0].grid == (32, 42, 42), "as its source has it"
+
+
 def test_layers_of_the_sources() -> None:
     compact, both, cnn = (on_meta(name) for name in ("compact", "baseline-cnn-multimnist", "baseline-cnn"))
     convs = [module for module in compact.modules() if isinstance(module, nn.Conv2d)]

@@ -12,11 +12,12 @@ import torch
 from PIL import Image
 
 from support import assert_raises
-from tiny_runs import Heard, StopAt, run, tiny_config, write_bars
+from tiny_runs import Heard, StopAt, go_on, run, tiny_config, write_bars
 from torchcaps.datasets import Augmentation, Dataset, ImageSet, load_dataset
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet
 from torchcaps.nn import Capsules
+from torchcaps.parts import flat
 from torchcaps.training import Interrupted, Progress, Recipe, TrainConfig, data, load_run, make_config, resume, train
 from torchcaps.training.config import override, read_config
 from torchcaps.training.data import augmentation_of, cropped, load_run_data, run_data
@@ -194,6 +195,34 @@ def test_a_recipe_that_is_fitted_to_few_images_is_said_and_written(bars: Path, t
     written = read_config(tmp_path / "run" / "config.json")
     assert (written.recipe.epochs, written.recipe.batch_size, written.fitted) == (334, 16, ())
     assert LEAST_STEPS <= 6 * 334 < LEAST_STEPS + 6
+
+
+def test_strides_that_grow_with_the_images_are_said_and_written(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (40, 72, 70), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", x=images, y=np.arange(40) % 2)
+    sizes = {
+        "stem_channels": (4, 4, 4),
+        "conv_channels": 4,
+        "primary_types": 2,
+        "capsule_dim": 4,
+        "decoder_hidden": (4,),
+    }
+    config = make_config(
+        "compact", data=f"npz:{tmp_path / 'a.npz'}", batch_size=8, epochs=1, schedule="constant", **sizes
+    )
+    for given, said in (
+        ({}, ["--stem-strides 2,1,2 --decoder-channels 64,64,32,16"]),
+        ({"fitted": ("decoder_channels",)}, ["--decoder-channels 64,64,32,16"]),
+        ({"fitted": ()}, []),
+    ):
+        heard, out = Heard(), tmp_path / f"run{len(said)}-{len(given)}"
+        run(config.replace(given), out, heard)
+        found = [line for line in heard.said if line.startswith("For images of 72×70 it has ")]
+        assert found == [f"For images of 72×70 it has {each}, unless you give others" for each in said]
+        model = flat(read_config(out / "config.json").model)
+        assert model["stem_strides"] == ((2, 1, 2) if given == {} else (1, 1, 2))
+        assert model["decoder_channels"] == ((64, 64, 32, 16) if said else ())
+    assert go_on(tmp_path / "run1-0", epochs=2)["epochs"] == 2
 
 
 def test_chance_is_the_share_of_the_most_frequent_class_and_an_error_of_counting() -> None:

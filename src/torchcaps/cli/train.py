@@ -101,10 +101,10 @@ def field_option(field: Option, words: str, default: str = "none", **more: Any) 
 
 
 def read_part(choice: Choice, name: str) -> str | None:
-    """The name of a part, or ``none`` where it may be left out."""
+    """The name of a part, or NAME:VALUE with its first option, or ``none`` where it may be left out."""
     if name == "none" and choice.optional:
         return None
-    if name not in PARTS[choice.kind]:
+    if name.partition(":")[0] not in PARTS[choice.kind]:
         raise InputError(f"{unknown_name(choice.kind, name, PARTS[choice.kind])} {OF_ONES_OWN}")
     return name
 

@@ -49,7 +49,7 @@ def follow(module: nn.Module, given: Any) -> tuple[Any, int]:
     try:
         with torch.no_grad():
             return functional_call(module, planned, (given,)), max(sizes, default=0)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, AssertionError) as error:
         name, shape = type(module).__name__, tuple((given if isinstance(given, Tensor) else given.poses).shape[1:])
         reason = reason_of(error)
         raise TooSmall(reason if name in reason else f"{name} takes no input of shape {shape}: {reason}") from error

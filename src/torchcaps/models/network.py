@@ -65,17 +65,13 @@ class Network(nn.Module):
     @checked
     def __init__(self, in_shape: Sequence[int], num_classes: Classes, objects: int) -> None:
         super().__init__()
-        shape = tuple(in_shape) if isinstance(in_shape, Sequence) else ()
-        if len(shape) != 3 or not all(size in COUNT for size in shape):
-            raise InputError(
-                f"in_shape must be (channels, height, width), three positive integers, got {shown(in_shape)}"
-            )
+        shape = check_in_shape(in_shape)
         if objects >= num_classes:
             raise InputError(
                 f"objects must be below num_classes, as they are of different classes, got {objects} objects and "
                 f"{num_classes} classes"
             )
-        self.in_shape: tuple[int, int, int] = shape
+        self.in_shape = shape
         self.num_classes, self.objects = num_classes, objects
 
     @property
@@ -244,6 +240,15 @@ class Network(nn.Module):
             raise InputError(f"{source} holds a {type(network).__name__}, not a {cls.__name__}")
         load_weights(network, read_weights(folder / WEIGHTS), folder / WEIGHTS)
         return network.to(device).eval()
+
+
+def check_in_shape(in_shape: Sequence[int]) -> tuple[int, int, int]:
+    """The shape of images (C, H, W); raise InputError unless it is one."""
+    shape = tuple(in_shape) if isinstance(in_shape, Sequence) else ()
+    if len(shape) != 3 or not all(size in COUNT for size in shape):
+        raise InputError(f"in_shape must be (channels, height, width), three positive integers, got {shown(in_shape)}")
+    channels, height, width = shape
+    return channels, height, width
 
 
 def build_network(spec: Spec, in_shape: Sequence[int], num_classes: int) -> Network:

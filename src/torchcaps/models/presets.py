@@ -6,10 +6,11 @@ A new one is a call of :func:`register_preset`; it is then listed, built, traine
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -17,8 +18,17 @@ import torch
 import torchcaps.models.capsnet
 import torchcaps.models.cnn  # noqa: F401
 from torchcaps.errors import InputError, shown
-from torchcaps.models.network import Network, build_network
-from torchcaps.parts import Registry, Tree, complete, find, override
+from torchcaps.models.network import Network, build_network, check_in_shape
+from torchcaps.parts import Registry, Tree, complete, find, flat, override
+
+SIDE = 64
+"""Pixels of the longer side, up to which a network that grows has the strides of its preset."""
+FITTED: tuple[Literal["stem_strides", "stack_strides", "decoder_channels"], ...] = (
+    "stem_strides",
+    "stack_strides",
+    "decoder_channels",
+)
+"""Options that larger images change, where nobody gave them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +53,8 @@ class Preset:
     """Their classes."""
     published: str = "–"
     """The result that its source reports."""
+    grows: bool = False
+    """Whether its strides grow with its images; see :func:`fit_to_images`."""
     base: str | None = None
     """The preset that it started from."""
 
@@ -73,7 +85,8 @@ def register_preset(
         network: Options of the network and its parts by their names; without a base also ``"name"``, the network
             itself: ``"capsules"`` if it is not given, ``"cnn"``, ``"pooled"`` or one of your own.
         recipe: Settings of the recipe by their names, where they are not the usual ones.
-        **others: ``source``, ``data``, ``in_shape``, ``num_classes`` and ``published``, as :class:`Preset` has them.
+        **others: ``source``, ``data``, ``in_shape``, ``num_classes``, ``published`` and ``grows``, as :class:`Preset`
+            has them.
 
     Raises:
         InputError: The name is taken, there is no such base or option (the nearest name is given), or a value does not
@@ -121,7 +134,9 @@ def create_model(
 
     Args:
         preset: A name from :func:`torchcaps.list_presets`.
-        in_shape: Images (C, H, W); those of the preset's source if None: (1, 28, 28) for MNIST's.
+        in_shape: Images (C, H, W); those of the preset's source if None: (1, 28, 28) for MNIST's. For images of more
+            than 64 pixels, compact and its relatives have larger strides and a decoder that ends in convolutions,
+            unless ``overrides`` say otherwise.
         num_classes: J; that of the preset's source if None: 10 for MNIST's.
         **overrides: Other values for options of the network and its parts, by their own names: ``num_iterations=2``,
             ``routing="dynamic"``, ``layers=(…)``. A module as ``backbone`` stands in place of the preset's.
@@ -142,11 +157,42 @@ def create_model(
     """
     chosen = get_preset(preset)
     tree = override("network", chosen.network, overrides, f"option of {preset}")
+    shape = chosen.in_shape if in_shape is None else check_in_shape(in_shape)
     return build_network(
-        tree,
-        chosen.in_shape if in_shape is None else in_shape,
+        override("network", tree, fit_to_images(chosen, tree, shape, overrides)),
+        shape,
         chosen.num_classes if num_classes is None else num_classes,
     )
+
+
+def fit_to_images(preset: Preset, tree: Tree, in_shape: tuple[int, int, int], given: Container[str]) -> Tree:
+    """Values for options of a network of our own, so that it stays small where its images are larger than `SIDE`.
+
+    Each time that the longer side is twice as long, the smallest stride of the backbone, the first of equal ones, is
+    doubled, so that maps have as many places; and the decoder ends in one more convolution, and in two to begin with.
+
+    Args:
+        preset: Of the network.
+        tree: The network; options that are not the preset's stay.
+        in_shape: Its images (C, H, W).
+        given: Names of options that stay in any case.
+    """
+    doublings = math.ceil(math.log2(max(in_shape[1:]) / SIDE))
+    if not preset.grows or doublings <= 0:
+        return {}
+    values, usual = flat(tree), flat(preset.network)
+    names = [name for name in FITTED if name in usual and name not in given and values.get(name) == usual[name]]
+    fitted: Tree = {name: _larger(usual[name], doublings) for name in names if usual[name]}
+    if "decoder_channels" in names:
+        fitted["decoder_channels"] = (64,) * (doublings + 1) + (32, 16)
+    return fitted
+
+
+def _larger(strides: Sequence[int], doublings: int) -> tuple[int, ...]:
+    larger = list(strides)
+    for _ in range(doublings):
+        larger[larger.index(min(larger))] *= 2
+    return tuple(larger)
 
 
 def load_pretrained(source: str | Path = "compact", *, device: torch.device | str = "cpu", **download: Any) -> Network:
@@ -265,6 +311,7 @@ register_preset(
     "among nine networks and recipes whose errors on MNIST's test images were seen, so its own error there may be "
     "slightly too low.",
     source="torchcaps: a small network, chosen by experiment",
+    grows=True,
     network={
         "stem_channels": (32, 32, 64), "stem_strides": (1, 1, 2), "conv_channels": 64, "conv_kernel": 3,
         "conv_norm": "channel", "conv_dropout": 0.1,
@@ -284,6 +331,7 @@ register_preset(
     "the lengths times a learned scale, and a reconstruction that counts for as much, so that it has the colours of "
     "the image.",
     source="torchcaps: a small network for images of one's own, chosen by experiment",
+    grows=True,
     network={
         "backbone": "stack", "stack_channels": (32, 64, 64, 64), "stack_kernels": (3, 3, 3, 3),
         "stack_strides": (1, 2, 1, 2), "stack_padding": 1, "stack_norm": "batch",

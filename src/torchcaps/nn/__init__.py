@@ -1,9 +1,10 @@
 """Modules: capsule layers, transforms, routing algorithms and the decoder, usable alone and stacked."""
 
-from torchcaps.nn.backbones import ConvBackbone, SequenceBackbone, StackBackbone
+from torchcaps.nn.backbones import ConvBackbone, SequenceBackbone, StackBackbone, TimmBackbone
 from torchcaps.nn.capsules import Capsules, LayerSize, Routed, RoutingRound
 from torchcaps.nn.convolutions import ChannelNorm, Convolution
 from torchcaps.nn.decoder import Decoder, mask_capsules, separate_capsules
+from torchcaps.nn.head import CapsuleHead
 from torchcaps.nn.interests import interest_scores, interests_of_history, label_aware_attention
 from torchcaps.nn.layers import CapsuleLayer, ConvCapsules, DenseCapsules
 from torchcaps.nn.primary import PrimaryCapsules, SequenceCapsules
@@ -28,6 +29,7 @@ from torchcaps.nn.votes import BuiltVotes, DenseVotes, Votes
 __all__ = [
     "B2IRouting",
     "BuiltVotes",
+    "CapsuleHead",
     "CapsuleLayer",
     "Capsules",
     "ChannelNorm",
@@ -61,6 +63,7 @@ __all__ = [
     "SequenceCapsules",
     "Shared",
     "StackBackbone",
+    "TimmBackbone",
     "Transform",
     "VBRouting",
     "Votes",

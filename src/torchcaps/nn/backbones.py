@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Literal
+from typing import Annotated, Any, Literal, Self
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import InputError
+from torchcaps.errors import InputError, install, reason_of, shown
 from torchcaps.nn.convolutions import ChannelNorm, ConvInit, ConvNorm, Convolution, conv_stem, draw_layers
 from torchcaps.parts import register
-from torchcaps.ranges import OddKernel, Padding, Pixels, ShareBelowOne, Size, Width
+from torchcaps.ranges import OddKernel, Padding, Pixels, Range, ShareBelowOne, Size, Width
 
 KEPT_BY_CUT = 0.87962566103423978
 """Share of its deviation that a normal distribution keeps if it is cut at two deviations."""
@@ -175,3 +176,69 @@ class SequenceBackbone(nn.Module):
             maps = layer(images.where(there, 0))
             images = maps.where(there[..., :: self.sequence_stride], math.nan)
         return images
+
+
+@register("backbone", "timm")
+class TimmBackbone(nn.Module):
+    """A map of features by a network of timm; ``"timm:resnet50"`` is short for one with that ``timm_model``.
+
+    Pixels of 0..1 are standardised with the mean and the deviation that the network's weights were trained with.
+
+    Args:
+        in_channels: Channels of the images; pretrained weights are brought to any number by timm.
+        timm_model: The network's name in timm.
+        timm_map: Which of its maps of features: 1 is the last and smallest, with a stride of 32 pixels in most
+            networks, 2 the one before.
+        pretrained: Start from the weights that timm downloads; a network that is read from its own files needs none.
+        freeze: Its weights and statistics stay as they are, in training too.
+
+    Raises:
+        InputError: timm is not installed, or cannot make the network.
+
+    Source: Wightman 2019, PyTorch Image Models (https://github.com/huggingface/pytorch-image-models).
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        in_channels: Size,
+        *,
+        timm_model: str = "resnet18",
+        timm_map: Annotated[int, Range(1, 9, whole=True)] = 1,
+        pretrained: bool = False,
+        freeze: bool = False,
+    ) -> None:
+        super().__init__()
+        self.timm_model, self.timm_map, self.pretrained, self.freeze = timm_model, timm_map, pretrained, freeze
+        try:
+            import timm
+        except ImportError as error:
+            raise InputError(f'the backbone "timm" needs timm: {install("timm")} ({reason_of(error)})') from error
+        planned = torch.get_default_device().type == "meta"  # without memory for weights
+        how: dict[str, Any] = {"pretrained": pretrained and not planned, "in_chans": in_channels}
+        try:
+            self.model = timm.create_model(timm_model, features_only=True, out_indices=(-timm_map,), **how)
+        except Exception as error:  # of any kind, and of the download
+            raise InputError(
+                f"timm cannot make {shown(timm_model)} with maps of features: {reason_of(error)}"
+            ) from error
+        for name in ("mean", "std"):
+            colours = torch.tensor(self.model.pretrained_cfg[name])
+            if len(colours) != in_channels:
+                colours = colours.mean().expand(in_channels)
+            self.register_buffer(name, colours[:, None, None].clone())
+        self.requires_grad_(not freeze)
+        self.train()
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode, but for the layers of a frozen network."""
+        super().train(mode)
+        self.model.train(mode and not self.freeze)
+        return self
+
+    def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B c h w"]:
+        """The map of images."""
+        maps: Tensor = self.model((images - self.mean) / self.std)[0]
+        return maps.permute(0, 3, 1, 2) if getattr(self.model, "output_fmt", None) == "NHWC" else maps

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.files import read_json
+from torchcaps.models.presets import FITTED as FITTED_TO_IMAGES
 from torchcaps.models.presets import get_preset
 from torchcaps.parts import Choice, Settings, Tree, flat
 from torchcaps.plugins import is_loaded, plugin_options
@@ -18,8 +19,9 @@ from torchcaps.training.recipe import Recipe
 
 #: What a run consists of, given field by field.
 WHOLE = ("preset", "model", "recipe")
-#: Fields of the recipe that few images change, where nobody gave them.
-FITTED: tuple[Literal["epochs", "batch_size", "learning_rate"], ...] = ("epochs", "batch_size", "learning_rate")
+Fitted = Literal["epochs", "batch_size", "learning_rate", "stem_strides", "stack_strides", "decoder_channels"]
+"""What few or large images change, where nobody gave it."""
+FITTED: tuple[Fitted, ...] = ("epochs", "batch_size", "learning_rate", *FITTED_TO_IMAGES)
 #: Settings that say where and how a run is computed, not what.
 ELSEWHERE = (
     "data_dir",
@@ -55,8 +57,8 @@ class TrainConfig(Settings):
     """Resize images to this height and width, pixels."""
     skip_damaged: bool = False
     """Leave out damaged image files: those of a folder that cannot be read; which they are is said."""
-    fitted: tuple[Literal["epochs", "batch_size", "learning_rate"], ...] = ()
-    """Fields of the recipe that the number of training images decides when the run begins; none from then on."""
+    fitted: tuple[Fitted, ...] = ()
+    """Fields that the number and the size of the images decide when the run begins; none from then on."""
     init_from: str | None = None
     """Start from the weights of this network, with a fresh optimizer, instead of random weights: a run folder
     (its best epoch), a folder written by save_pretrained, a network that comes with torchcaps, or a repository of the
@@ -94,8 +96,8 @@ def make_config(preset: str | None = None, **overrides: Any) -> TrainConfig:
     The data set is the preset's own where ``data`` is not given.
 
     Of one's own images (``folder:PATH``, ``npz:PATH``) there may be few: when the run begins, the epochs, the batch
-    size and the learning rate are fitted to their number, unless they are given. Their ground need not be black, so
-    that they are shifted and turned with ``fill="edge"``, unless it is given.
+    size and the learning rate are fitted to their number, and the strides of compact to their size, unless they are
+    given. Their ground need not be black, so that they are shifted and turned with ``fill="edge"``, unless it is given.
 
     Args:
         preset: A name from :func:`torchcaps.list_presets`; None for a first run, sabour2017 on the embedded digits.

@@ -31,6 +31,7 @@ from torchcaps.files import atomic_path, reading, write_text
 from torchcaps.models import Network
 from torchcaps.models.output import Losses, is_correct
 from torchcaps.models.pretrained import WEIGHTS
+from torchcaps.nn import Capsules
 from torchcaps.parts import build, flat
 from torchcaps.plugins import loaded_plugins, plugin_options
 from torchcaps.training.data import Batches, RunData, run_data
@@ -107,17 +108,17 @@ def fit(
     ``seed``, the epoch and the batch; the weights that ``network`` has at first are the caller's.
 
     Args:
-        network: A network of torchcaps; or any module that gives the scores (B, J) of images, or something that has
-            such ``scores``. At the end it has the weights of the epoch that the validation images chose, of the last
-            one without any, and is in evaluation mode.
+        network: A network of torchcaps; or any module that gives the scores (B, J) of images, class capsules, or
+            something that has such ``scores``. At the end it has the weights of the epoch that the validation images
+            chose, of the last one without any, and is in evaluation mode.
         dataset: A :class:`torchcaps.datasets.Dataset` or ``ImageSet``; images (N, ...) and labels (N,), as two tensors;
             or a map-style torch ``Dataset`` of such pairs. Integer pixels are divided by 255. A recipe changes images
             at random only if they are uint8, (N, C, H, W).
         recipe: How to train; its ``limit_…`` and ``validation…`` fields are those of loading, and change nothing here.
         out: The run folder; None writes nothing.
         validation: Images that choose the best epoch, if ``dataset`` is no ``Dataset`` with validation images.
-        loss: The mean loss of a module of one's own, of its output and the labels; the cross-entropy of the scores if
-            None. A network of torchcaps has its own.
+        loss: The mean loss of a module of one's own, of its output, or the scores of its capsules, and the labels; the
+            cross-entropy of the scores if None. A network of torchcaps has its own.
         seed: Seed of the order of the images, their changes, and dropout.
         accelerator: ``"cpu"``, ``"cuda"``, ``"mps"``, or ``"auto"``.
         devices: Processes on this machine, one for each device.
@@ -527,7 +528,8 @@ def forward(
     """
     images, labels, parts = batch
     is_ours = hasattr(network, "decoder_targets")
-    output = model(images, network.decoder_targets(labels)) if is_ours else model(images)  # type: ignore[operator]
+    output: Any = model(images, network.decoder_targets(labels)) if is_ours else model(images)  # type: ignore[operator]
+    output = output.scores() if isinstance(output, Capsules) else output
     output = output if weights is None else _weighted(output, weights)
     if is_ours:
         return output.scores, network.loss(output, images if parts is None else parts, labels)  # type: ignore[operator]

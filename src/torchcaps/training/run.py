@@ -20,6 +20,7 @@ from torchcaps.errors import InputError
 from torchcaps.files import check_path, could_be_repository, read_json, reading, real, remove_temporaries, write_json
 from torchcaps.image_spec import ImageSpec
 from torchcaps.models import Network, build_network, load_pretrained
+from torchcaps.models.presets import fit_to_images, get_preset
 from torchcaps.models.pretrained import (
     CLASSES,
     CONFIG,
@@ -29,9 +30,10 @@ from torchcaps.models.pretrained import (
     find_pretrained,
     load_weights,
 )
-from torchcaps.parts import flat
+from torchcaps.parts import Tree, flat
+from torchcaps.ranges import as_text
 from torchcaps.training import devices
-from torchcaps.training.config import ELSEWHERE, TrainConfig, override, read_config
+from torchcaps.training.config import ELSEWHERE, FITTED, TrainConfig, override, read_config
 from torchcaps.training.data import cropped, load_run_data, run_data
 from torchcaps.training.folder import (
     BEST,
@@ -159,8 +161,10 @@ def _run(
     with on_main_process(fabric, folder) as out:
         assert out is not None
         data, asked = load_run_data(config), config.recipe
-        config = fit_recipe(config, len(data.train))
+        given = set(FITTED).difference(config.fitted)
         seen = cropped(data, config.recipe)
+        larger = fit_to_images(get_preset(config.preset), config.model, seen.in_shape, given)
+        config = fit_recipe(override(config, larger), len(data.train))
         torch.manual_seed(config.seed)
         network = build_network(config.model, seen.in_shape, data.num_classes)
         if config.init_from is not None and not (out / CHECKPOINT).exists():
@@ -194,7 +198,7 @@ def _run(
             write_json(out / CONFIG, config.to_dict())
         if config.init_from is not None and trainer.state.step == 0:
             trainer.save_checkpoint()  # from now on the run has the weights that it started from
-        for line in _first_lines(config, asked, data, network, fabric.device):
+        for line in _first_lines(config, asked, larger, data, network, fabric.device):
             trainer.progress.message(line)
         trainer.fit()
         try:
@@ -204,10 +208,16 @@ def _run(
 
 
 def _first_lines(
-    config: TrainConfig, asked: Any, data: Dataset, network: Network, device: torch.device
+    config: TrainConfig, asked: Any, larger: Tree, data: Dataset, network: Network, device: torch.device
 ) -> Iterator[str]:
-    """What a run says before its first step; ``asked`` is the recipe before it was fitted to the data."""
+    """What a run says before its first step.
+
+    ``asked`` is the recipe before it was fitted to the data, ``larger`` what was fitted of the network.
+    """
     yield f"Network: {config.preset}, {sum(p.numel() for p in network.parameters()):,} parameters"
+    if larger:
+        options = " ".join(f"--{name.replace('_', '-')} {as_text(value)}" for name, value in larger.items())
+        yield f"For images of {network.in_shape[1]}×{network.in_shape[2]} it has {options}, unless you give others"
     yield f"Data: {config.data}"
     parts = f"{len(data.train):,} to train on, {len(data.validation):,} to validate, {len(data.test):,} to test"
     yield f"Images: {parts}; {'×'.join(map(str, network.in_shape))}, {data.num_classes} classes"

@@ -55,6 +55,18 @@ def test_parts_of_their_own_are_taken_as_they_are(tmp_path: Path) -> None:
     assert all(type(name) is str for name in data.class_names)
 
 
+def test_files_of_medmnist_are_read_as_they_are(tmp_path: Path) -> None:
+    labels, parts = Y[:, None].astype(np.uint8), {"train": slice(40), "val": slice(3, 5), "test": slice(3)}
+    arrays = {f"{part}_images": X[rows] for part, rows in parts.items()}
+    arrays |= {f"{part}_labels": labels[rows] for part, rows in parts.items()}
+    ours = load(tmp_path, x=X, y=Y, x_test=X[:3], y_test=Y[:3], x_val=X[3:5], y_val=Y[3:5])
+    theirs = load(tmp_path, **arrays)
+    assert theirs.class_names == tuple("0123")
+    for part in ("train", "validation", "test"):
+        for our, their in zip(getattr(ours, part).tensors, getattr(theirs, part).tensors, strict=True):
+            assert torch.equal(our, their)
+
+
 def test_channels_first_or_last_orders_of_bytes_and_floats(tmp_path: Path) -> None:
     for channels in (1, 2, 3, 4):
         last = np.random.default_rng(0).integers(0, 256, (40, 6, 5, channels), dtype=np.uint8)
@@ -94,7 +106,10 @@ WRONG: list[tuple[dict[str, np.ndarray], str]] = [
     ({"x": X[:0], "y": Y[:0]}, "x must have the shape"),
     (XY | {"y": Y.astype(float)}, "y must hold whole numbers"),
     (XY | {"y": Y[:39]}, "y must hold whole numbers"),
-    (XY | {"y": np.eye(4, dtype=int)[Y]}, "y must hold whole numbers"),
+    (XY | {"y": np.eye(4, dtype=int)[Y]}, "y has 4 numbers for each image of x"),
+    ({"train_images": X}, 'no array "train_labels"'),
+    ({"train_images": X, "train_labels": np.eye(14, dtype=int)[Y]}, "train_labels has 14 numbers for each image"),
+    ({"train_images": X, "train_labels": Y + 1}, "train_labels has no image of class 0"),
     (XY | {"y": Y - 1}, "y has the label -1"),
     (XY | {"y": Y.astype(np.uint64) + 2**63}, "y has the label 9223372036854775811"),
     (XY | {"x_val": X, "y_val": Y.astype(np.uint64) + 2**63}, "y_val has the label"),

@@ -23,9 +23,12 @@ from torchcaps.machine import check_memory
 
 _MAX_CHANNELS = 4
 _MOST_LISTED = 20  # names of arrays in an error
-_PAIRS = {"train": ("x", "y"), "test": ("x_test", "y_test"), "validation": ("x_val", "y_val")}
+_OURS = {"train": ("x", "y"), "test": ("x_test", "y_test"), "validation": ("x_val", "y_val")}
+_MEDMNIST = {
+    part: (f"{key}_images", f"{key}_labels")
+    for part, key in (("train", "train"), ("test", "test"), ("validation", "val"))
+}
 _LENGTHS = {"x": "lengths", "x_test": "lengths_test", "x_val": "lengths_val"}
-_KEYS = (*(key for pair in _PAIRS.values() for key in pair), *_LENGTHS.values(), "class_names")
 
 
 @register_dataset(
@@ -41,7 +44,9 @@ def load_npz(request: DataRequest) -> Splits:
     ``x`` holds the images: (N, H, W), (N, H, W, C) or (N, C, H, W) with C from 1 to 4, uint8 of 0..255 or floats of
     0..1 (which are rounded to 255 steps). ``y`` (N,) holds whole numbers from 0, every class up to the highest
     among them. ``x_test`` and ``y_test`` are the test set; without them, it is a fixed stratified fifth of the images.
-    ``x_val`` and ``y_val`` are the validation images and ``class_names`` (J,) the names of the classes, if given.
+    ``x_val`` and ``y_val`` are the validation images and ``class_names`` (J,) the names of the classes, if given. The
+    files of MedMNIST are read as they are: ``train_images``, ``train_labels`` (N, 1), and the same of ``val`` and
+    ``test``.
 
     With ``lengths`` (N,), ``x`` holds sequences (N, C, L) of any numbers, of which those after the length of each are
     not read; ``x_test`` and ``x_val`` then have ``lengths_test`` and ``lengths_val``.
@@ -58,37 +63,45 @@ def load_npz(request: DataRequest) -> Splits:
     with one_sentence(f"{path} is not an .npz file of plain arrays, or it is truncated or corrupt"):
         with zipfile.ZipFile(path) as archive:
             sizes = {member.filename.removesuffix(".npy"): member.file_size for member in archive.infolist()}
-        for pair in _PAIRS.values():
+        pairs = _MEDMNIST if "train_images" in sizes else _OURS
+        keys = [*(key for pair in pairs.values() for key in pair), *_LENGTHS.values(), "class_names"]
+        for part, pair in pairs.items():
             for key in pair:
-                if key not in sizes and ("x" in pair or any(each in sizes for each in pair)):
+                if key not in sizes and (part == "train" or any(each in sizes for each in pair)):
                     held = ", ".join(map(shown, sorted(sizes)[:_MOST_LISTED])) + ", …" * (len(sizes) > _MOST_LISTED)
                     raise InputError(f'{path} has no array "{key}"; it holds {held or "nothing"}')
-        check_memory(sum(sizes[key] for key in _KEYS if key in sizes), f"the images of {path}")
+        check_memory(sum(sizes[key] for key in keys if key in sizes), f"the images of {path}")
         with np.load(path, allow_pickle=False) as file:
-            arrays = {key: np.asarray(file[key]) for key in _KEYS if key in sizes}
+            arrays = {key: np.asarray(file[key]) for key in keys if key in sizes}
         names = arrays.get("class_names")
         if names is not None and names.dtype.kind == "U":  # NumPy takes what is no character, and Python fails later
             names.astype(names.dtype.newbyteorder("<")).tobytes().decode("utf-32-le")
-    sets = {part: _image_set(path, arrays, *keys) for part, keys in _PAIRS.items() if keys[0] in arrays}
-    return with_test_set(path, sets, _class_names(path, sets["train"].labels, names))
+    most = len(np.atleast_1d(arrays[pairs["train"][0]]))  # every class needs a training image
+    sets = {part: _image_set(path, arrays, *pair, most) for part, pair in pairs.items() if pair[0] in arrays}
+    return with_test_set(path, sets, _class_names(path, pairs["train"][1], sets["train"].labels, names))
 
 
-def _image_set(path: Path, arrays: Mapping[str, Any], x: str, y: str) -> ImageSet:
-    """Images and labels, whose dtypes and shapes must fit each other."""
-    where = f"{path}: {x}"
-    images = _to_sequences(arrays, x, where) if "lengths" in arrays else _to_uint8(arrays[x], where)
-    labels = arrays[y]
+def _image_set(path: Path, arrays: Mapping[str, Any], x: str, y: str, most: int) -> ImageSet:
+    """Images and labels, whose dtypes and shapes must fit each other, of at most so many classes."""
+    where, labels = f"{path}: {x}", arrays[y]
+    images = _to_sequences(arrays, x, where) if x in _LENGTHS and "lengths" in arrays else _to_uint8(arrays[x], where)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim == 2 and len(labels) == len(images):
+        raise InputError(
+            f"{path}: {y} has {labels.shape[1]} numbers for each image of {x}, but an image is of one class here; "
+            f"give one label for each image, in the shape ({len(images)},) or ({len(images)}, 1)"
+        )
     if labels.dtype.kind not in "iu" or labels.shape != (len(images),):
         raise InputError(
             f"{path}: {y} must hold whole numbers from 0 in the shape ({len(images)},), one label for each image of "
             f"{x}, got {labels.dtype} in the shape {shown(labels.shape)}"
         )
-    most = len(arrays["x"])  # every class needs a training image
     wrong = labels[(labels < 0) | (labels >= most)]
     if wrong.size:
         raise InputError(
-            f"{path}: {y} has the label {wrong.max()}, but labels are whole numbers from 0, and the {most} images of x "
-            f"can be of {most} classes at most"
+            f"{path}: {y} has the label {wrong.max()}, but labels are whole numbers from 0, and {most} training "
+            f"images can be of {most} classes at most"
         )
     return ImageSet(images, torch.from_numpy(labels.astype(np.int64)))
 
@@ -126,16 +139,16 @@ def _to_uint8(values: Shaped[np.ndarray, "..."], where: str) -> UInt8[Tensor, "N
     return torch.from_numpy(np.ascontiguousarray(np.moveaxis(values, axis, 1)))
 
 
-def _class_names(path: Path, labels: Tensor, given: np.ndarray | None) -> tuple[str, ...]:
+def _class_names(path: Path, y: str, labels: Tensor, given: np.ndarray | None) -> tuple[str, ...]:
     """The given names, or the labels as text; every class must occur among the training images."""
     names = given.tolist() if given is not None and given.dtype.kind == "U" and given.ndim == 1 else []
     counts = labels.bincount(minlength=len(names)).tolist()
     if given is not None and len(names) < len(counts):
         raise InputError(
-            f"{path}: class_names must be {len(counts)} texts, one for each class of y, got {given.dtype} of the shape "
-            f"{shown(given.shape)}"
+            f"{path}: class_names must be {len(counts)} texts, one for each class of {y}, got {given.dtype} of the "
+            f"shape {shown(given.shape)}"
         )
     if 0 in counts or len(counts) < 2:
         empty = counts.index(0) if 0 in counts else 1
-        raise InputError(f"{path}: y has no image of class {empty}; every class from 0 on needs one, of two at least")
+        raise InputError(f"{path}: {y} has no image of class {empty}; every class from 0 on needs one, of two at least")
     return tuple(names or map(str, range(len(counts))))
