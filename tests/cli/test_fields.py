@@ -133,19 +133,9 @@ def test_what_is_not_given_is_the_presets_or_fitted(configured: Callable[..., Tr
     own = configured("compact", "--data", "folder:shapes")
     assert own.fitted == ("epochs", "batch_size", "learning_rate", "stem_strides", "stack_strides", "decoder_channels")
     assert own.recipe.fill == "edge"
-    words = [
-        "--epochs",
-        "3",
-        "--batch-size",
-        "8",
-        "--fill",
-        "zeros",
-        "--stem-strides",
-        "1,1,2",
-        "--decoder-channels",
-        "4",
-    ]
-    given = configured("compact", "--data", "npz:x.npz", *words)
+    recipe = ("--epochs", "3", "--batch-size", "8", "--fill", "zeros")
+    sizes = ("--stem-strides", "1,1,2", "--decoder-channels", "4")
+    given = configured("compact", "--data", "npz:x.npz", *recipe, *sizes)
     assert (given.fitted, given.recipe.fill) == (("learning_rate", "stack_strides"), "zeros")
     write_json(tmp_path / "config.json", make_config("compact", data="mnist").to_dict())
     assert configured("--config", tmp_path / "config.json", "--data", "folder:shapes").fitted == (), "a file says all"
