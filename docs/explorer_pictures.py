@@ -30,7 +30,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 IMAGES = Path(__file__).parent / "images"
 TORCHCAPS = (sys.executable, "-m", "torchcaps")
-WATCHED, TWIN = "runs/sabour2017-digits-1", "runs/cnn-matched-digits-1"
+WATCHED, TWIN = "runs/first-digits-1", "runs/cnn-matched-digits-1"
 
 
 def main() -> None:

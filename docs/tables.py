@@ -8,7 +8,6 @@ Each table lies between the comments ``<!-- table: NAME -->`` and ``<!-- end -->
 from __future__ import annotations
 
 import re
-import textwrap
 from pathlib import Path
 
 from torchcaps.cli.app import COMMANDS
@@ -27,10 +26,10 @@ def commands() -> str:
 
 
 def networks() -> str:
-    """A row for each preset but the sources' own variants, with the beginning of its description."""
+    """A row for each preset but the sources' own variants, with the first sentence of its description."""
     rows = ["| preset | what it is | parameters | without decoder |", "|---|---|---|---|"]
     for preset in map(get_preset, [name for name in list_presets() if not VARIANT.search(name)]):
-        what = textwrap.shorten(re.split(r"[.;:](?: |$)", preset.description)[0], 100, placeholder=" …")
+        what = re.split(r"[.;:](?: |$)", preset.description)[0]
         network = plan_network(preset.network, preset.in_shape, preset.num_classes)
         sizes = {part: parameter.numel() for part, parameter in network.named_parameters()}
         total, without = sum(sizes.values()), sum(n for part, n in sizes.items() if not part.startswith("decoder."))

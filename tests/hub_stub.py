@@ -1,27 +1,26 @@
-"""A stand-in for the Hugging Face hub on this machine: repositories in memory, as far as uploads and downloads go."""
+"""A stand-in for the Hugging Face hub: repositories in memory, behind the three calls that are made of its client."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
-COMMIT = "0" * 40
+from huggingface_hub import HfApi, RepoUrl, constants, get_token
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import validate_repo_id
 
 
 class Hub:
-    """What a stub was asked, and what it holds."""
+    """What the stub was asked, and what it holds."""
+
+    url, token = "https://hub.invalid", "hf_of_the_tests"
 
     def __init__(self) -> None:
-        self.url = ""
-        self.token = "hf_of_the_tests"
         self.files: dict[str, dict[str, bytes]] = {}
-        """Of each repository, by path."""
+        """Of each repository, by name."""
         self.private: dict[str, bool] = {}
         self.messages: list[str] = []
         self.refuse_with: int | None = None
@@ -32,88 +31,27 @@ class Hub:
 def hub_stub() -> Iterator[Hub]:
     hub = Hub()
 
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
+    def create_repo(api: HfApi, repo_id: str, *, private: bool | None, exist_ok: bool) -> RepoUrl:
+        validate_repo_id(repo_id)
+        status = hub.refuse_with or (None if (api.token or get_token()) == hub.token else 401)
+        if status is not None:
+            response = SimpleNamespace(headers={}, request=None, status_code=status)
+            raise HfHubHTTPError(f"{status} Client Error.\n\nMore lines.", response=response)
+        hub.private[repo_id] = bool(private)
+        return RepoUrl(f"{hub.url}/{repo_id}", endpoint=hub.url)
 
-        def answer(self, status: int, body: Any, headers: dict[str, str] | None = None) -> None:
-            content = body if isinstance(body, bytes) else json.dumps(body).encode()
-            self.send_response(status)
-            for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(content)
+    def upload_folder(_: HfApi, *, repo_id: str, folder_path: Path, commit_message: str) -> None:
+        hub.messages.append(commit_message)
+        hub.files[repo_id] = {path.name: path.read_bytes() for path in Path(folder_path).iterdir()}
 
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            path = self.path.strip("/").split("/")
-            if hub.refuse_with is not None:
-                self.answer(hub.refuse_with, {"error": "refused"})
-            elif path[:2] == ["api", "validate-yaml"]:
-                self.answer(200, {"errors": [], "warnings": []})
-            elif self.headers.get("Authorization") != f"Bearer {hub.token}":
-                self.answer(401, {"error": "Invalid credentials"})
-            elif path[:3] == ["api", "repos", "create"]:
-                asked = json.loads(body)
-                name = "/".join(filter(None, (asked.get("organization"), asked["name"])))
-                if name in hub.files:
-                    self.answer(409, {"error": "You already created this model repo", "url": f"{hub.url}/{name}"})
-                    return
-                # newer clients ask for a visibility
-                private = asked.get("private", False) or asked.get("visibility") == "private"
-                hub.files[name], hub.private[name] = {}, private
-                self.answer(200, {"url": f"{hub.url}/{name}", "name": name, "id": name})
-            elif "preupload" in path:
-                modes = [
-                    {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False, "oid": None}
-                    for file in json.loads(body)["files"]
-                ]
-                self.answer(200, {"files": modes})
-            elif "commit" in path:
-                name = "/".join(path[2:4])
-                for line in map(json.loads, body.splitlines()):
-                    if line["key"] == "header":
-                        hub.messages.append(line["value"]["summary"])
-                    else:
-                        hub.files[name][line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-                self.answer(200, {"commitUrl": f"{hub.url}/{name}/commit/{COMMIT}", "commitOid": COMMIT})
-            else:
-                self.answer(404, {"error": self.path})
+    def snapshot_download(repo_id: str, *, allow_patterns: list[str], cache_dir: Path | None = None) -> str:
+        assert allow_patterns == ["config.json", "model.safetensors", "classes.json"], "no other file is asked for"
+        folder = Path(cache_dir or constants.HF_HUB_CACHE) / repo_id
+        folder.mkdir(parents=True)
+        for name in hub.files[repo_id].keys() & allow_patterns:
+            (folder / name).write_bytes(hub.files[repo_id][name])
+        return str(folder)
 
-        def do_GET(self) -> None:
-            path = self.path.partition("?")[0].strip("/").split("/")
-            in_api = path[:2] == ["api", "models"]
-            name = "/".join(path[2:4] if in_api else path[:2])
-            files = hub.files.get(name)
-            if files is None:
-                self.answer(401, {"error": "no such repository"}, {"X-Error-Code": "RepoNotFound"})
-            elif "tree" in path:
-                entries = [
-                    {"type": "file", "path": file, "size": len(content), "oid": etag(content)}
-                    for file, content in files.items()
-                ]
-                self.answer(200, entries)
-            elif in_api:
-                siblings = [{"rfilename": file} for file in files]
-                self.answer(200, {"id": name, "sha": COMMIT, "siblings": siblings, "tags": [], "downloads": 0})
-            else:
-                content = files["/".join(path[4:])]
-                self.answer(200, content, {"ETag": f'"{etag(content)}"', "X-Repo-Commit": COMMIT})
-
-        do_HEAD = do_GET  # noqa: N815  the name that http.server calls
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)  # seconds till it sees its end
-    thread.start()
-    try:
+    client = patch.multiple(HfApi, create_repo=create_repo, upload_folder=upload_folder)
+    with client, patch("huggingface_hub.snapshot_download", snapshot_download):
         yield hub
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def etag(content: bytes) -> str:
-    return hashlib.sha1(content).hexdigest()

@@ -6,8 +6,8 @@ They are drawn at random, the same ones in every run.
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Callable, Iterator
+from random import Random
 from typing import Any, NamedTuple
 
 import pytest
@@ -60,7 +60,7 @@ class Case(NamedTuple):
 
 def draw_cases(seed: int = 0) -> Iterator[Case]:
     """Every combination of the options, each with sizes, an order and an amount of memory drawn at random."""
-    rng = random.Random(seed)
+    rng = Random(seed)
     for values in itertools.product(*OPTIONS.values()):
         options = dict(zip(OPTIONS, values, strict=True))
         yield Case(rng.choice(SIZES), rng.choice(ORDERS), rng.choice(MEMORY), options)
@@ -87,6 +87,11 @@ def detached(leaves: Leaves) -> Leaves:
     return {name: leaf.detach() for name, leaf in leaves.items()}
 
 
+def random(*shape: int, seed: int = 0) -> Tensor:
+    """Normal numbers in float64, the same for a seed."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
 @pytest.fixture
 def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the fused path cut even small layers along every axis."""
@@ -98,6 +103,7 @@ ROTATED = {"rotation"}  # by layer normalisation, or a variance of each componen
 ROUTINGS: dict[str, tuple[Callable[[], Routing], set[str]]] = {
     "dynamic": (DynamicRouting, set()),
     "dynamic, over inputs": (lambda: DynamicRouting(2, softmax_over="inputs"), set()),
+    "dynamic, leaky": (lambda: DynamicRouting(2, leaky=True), {"coupling"}),
     "dynamic, learned": (lambda: DynamicRouting(2, capsule_bias=True, learn_prior=True), ROTATED),
     "self-attention": (SelfAttentionRouting, set()),
     "self-attention without bias": (lambda: SelfAttentionRouting(attention_bias=False), set()),

@@ -39,7 +39,7 @@ def with_gradients(outputs: Any, leaves: dict[str, Tensor]) -> dict[str, Tensor]
     return found | {f"d {name}": grad for name, grad in zip(leaves, grads, strict=True)}
 
 
-def assert_same(got: dict[str, Tensor], wanted: dict[str, Tensor], tol: float, what: object = "") -> None:
+def assert_same(got: dict[str, Tensor], wanted: dict[str, Tensor], tol: float = 2e-6, what: object = "") -> None:
     """The same names, and tensors that are equal up to ``tol``, relative to the largest number of each, or to one."""
     assert got.keys() == wanted.keys()
     for name, exact in wanted.items():

@@ -90,6 +90,12 @@ def test_links_within_the_repository_lead_somewhere() -> None:
     assert wrong == []
 
 
+def test_the_gallery_shows_its_pictures_and_they_are_small() -> None:
+    pictures = sorted((DOCS / "images" / "gallery").iterdir())
+    assert [each.name for each in pictures if f"(images/gallery/{each.name})" not in TEXTS["docs/gallery.md"]] == []
+    assert sum(each.stat().st_size for each in pictures) <= 1_000_000
+
+
 def test_tables_are_those_of_the_code() -> None:
     spec = importlib.util.spec_from_file_location("tables", DOCS / "tables.py")
     assert spec is not None

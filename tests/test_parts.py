@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
+import itertools
 import json
+import re
 import typing
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -15,14 +16,13 @@ from torch import Tensor, nn
 
 from support import assert_raises, drawn_for, labels_for, registered_for_now, small
 from torchcaps import register
-from torchcaps.errors import InputError, WrongType
+from torchcaps.errors import InputError
 from torchcaps.models import build_network, get_preset
 from torchcaps.nn import DynamicRouting
 from torchcaps.parts import (
     OF_ONES_OWN,
     PARTS,
     Choice,
-    Registry,
     Spec,
     UnknownOption,
     all_parts,
@@ -158,19 +158,15 @@ def test_sizes_go_by_their_names() -> None:
             def __init__(self, depth: Size) -> None:
                 super().__init__()
 
-        assert build("decoder", "sized", **SIZES).sizes == (16, 4, 3)
         assert build("decoder", {"name": "sized", "own_width": 5}, **SIZES).sizes == (16, 4, 5)
         said = "decoder Asking has an argument depth without a default, which is no size of a decoder; known sizes: "
         assert_raises(InputError, build, "decoder", "asking", capsule_dim=3, say=said + "capsule_dim")
-        assert_raises(InputError, build, "decoder", "asking", say=said + "none")
-        assert_raises(
-            InputError, build, "decoder", {"name": "sized", "own_width": 0}, **SIZES, say="own_width must be 1"
-        )
 
 
 def test_what_no_part_is() -> None:
-    for function in (build, complete):
-        for spec, said in (
+    for function, (spec, said) in itertools.product(
+        (build, complete),
+        (
             ("dynamc", f'there is no routing "dynamc"; did you mean "dynamic"? {OF_ONES_OWN}'),
             ("zzz", 'there is no routing "zzz"; known: b2i, dynamic, em'),
             ({"name": "dynamic", "leeky": True}, '"leeky"; did you mean "leaky"?'),
@@ -178,15 +174,10 @@ def test_what_no_part_is() -> None:
             ({"name": 3}, 'routing must have a "name", one of dynamic'),
             (3, "routing must be a name, or a mapping of its name and options, got 3"),
             ({"name": "dynamic", "num_iterations": -1}, "num_iterations must be 0 to 1000, got -1"),
-        ):
-            with pytest.raises(InputError) as caught:
-                function("routing", spec)
-            assert said in str(caught.value)
-    registry: Registry[int] = Registry("thing")
-    registry.add("first", 1)
-    assert_raises(InputError, registry.add, "first", 2, say='there is a thing "first" already; choose another name')
-    assert_raises(InputError, registry.__getitem__, "frist", say='there is no thing "frist"; did you mean "first"?')
-    assert registry == {"first": 1}
+        ),
+    ):
+        with pytest.raises(InputError, match=re.escape(said)):
+            function("routing", spec)
 
 
 def test_what_is_not_registered_cannot_be_described(own: type) -> None:
@@ -248,19 +239,6 @@ def test_names_that_are_taken_or_mean_something_else(own: type) -> None:
         refused(hint, "own", None, f" of type {hint}; an option is a bool, int, float or str, one of the names")
 
 
-def test_an_option_of_the_same_type_and_another_range_is_shared() -> None:
-    with registered_for_now():
-
-        @register("routing", "mine")
-        class Mine(nn.Module):
-            def __init__(self, num_iterations: Annotated[int, Range(3, 4, whole=True)] = 3, leaky: bool = True) -> None:
-                super().__init__()
-
-        tree = changed(changed(DEEP, routing="mine"), num_iterations=4)
-        assert flat(tree)["num_iterations"] == 4
-        assert_raises(InputError, changed, tree, num_iterations=5, say="num_iterations must be 3 to 4, got 5")
-
-
 # ---- changes by flat names
 
 
@@ -284,17 +262,16 @@ def test_values_that_differ_from_part_to_part_are_shown_one_by_one() -> None:
     assert values["num_iterations"] == (3, 2, 3)
     assert values["layers"] == ("conv", "dense", "dense")
     assert values["routing"] == "dynamic", "of one kind in all layers"
-    assert values["transform"] == ("dense", "dense", "shared")
     assert (values["decoder"], values["decoder_hidden"]) == ("dense", (512, 1024))
-    assert flat(changed(DEEP, decoder=False))["decoder"] is None
-    assert "decoder_hidden" not in flat(changed(DEEP, decoder=False))
+    without = flat(changed(DEEP, decoder=False))
+    assert without["decoder"] is None
+    assert "decoder_hidden" not in without
 
 
 def test_a_part_chosen_by_name_keeps_the_options_that_the_new_one_has_too(own: type) -> None:
     base = changed(USUAL, num_iterations=2, leaky=True)
     tree = changed(base, routing="other")
     assert tree["layers"][0]["routing"] == {"name": "other", "num_iterations": 2, "temperature": 1.0}
-    assert flat(changed(tree, temperature=3))["temperature"] == 3
     both = changed(base, routing="other", temperature=2.0, num_iterations=4)
     assert both["layers"][0]["routing"] == {"name": "other", "num_iterations": 4, "temperature": 2.0}
     back = changed(tree, routing="dynamic")["layers"][0]["routing"]
@@ -302,7 +279,6 @@ def test_a_part_chosen_by_name_keeps_the_options_that_the_new_one_has_too(own: t
     assert changed(base, transform="dense", routing="dynamic", backbone="conv") == base, "the same name changes nothing"
     several = changed(DEEP, transform="shared")
     assert [layer["transform"]["weight_std"] for layer in several["layers"]] == [0.1, 0.1, 0.3]
-    assert {layer["transform"]["name"] for layer in several["layers"]} == {"shared"}
 
 
 def test_a_mapping_changes_the_options_of_that_part_only() -> None:
@@ -337,60 +313,44 @@ def test_a_part_that_may_be_absent_and_those_that_may_not() -> None:
 
 
 def test_what_does_not_fit_is_refused_wherever_it_stands() -> None:
+    """Single values: tests/test_arguments.py."""
     many = [{"name": "dense"}] * (MOST_ENTRIES + 1)
     for values, said in (
-        ({"num_iterations": -1}, "num_iterations must be 0 to 1000, got -1"),
-        ({"num_iterations": 3.0}, "num_iterations must be a whole number, 0 to 1000, got 3.0"),
         ({"leaky": 1}, "leaky must be True or False, got 1"),
-        ({"softmax_over": "output"}, "softmax_over must be one of outputs, inputs, got 'output'"),
-        ({"decoder_hidden": 512}, "decoder_hidden must be a sequence, got 512"),
-        ({"decoder_hidden": [512, "x"]}, "decoder_hidden must be 1 to 65536, got 'x'"),
         ({"decoder_hidden": [1] * 1_000_000}, "decoder_hidden must have at most 100 entries, got 1000000"),
         ({"backbone": 3}, "backbone must be a name, or a mapping of its name and options, got 3"),
         ({"layers": "dense"}, "layers must be a sequence, got 'dense'"),
         ({"layers": [3]}, "layer must be a name, or a mapping of its name and options, got 3"),
         ({"layers": many}, f"layers must have at most {MOST_ENTRIES} entries, got 101"),
         ({"layers": [{}, {}, {}, {"capsule_dim": 3}]}, 'layer must have a "name", one of dense, conv, got None'),
-        ({"transform": {"name": "shard"}}, f'there is no transform "shard"; did you mean "shared"? {OF_ONES_OWN}'),
-        ({"routing": {"name": 3}}, 'routing must have a "name", one of dynamic'),
         ({"routing": {"nam": "dynamic"}}, 'there is no option of routing "dynamic" "nam"'),
+        ({"num_iteration": 2}, 'there is no option of network "capsules" "num_iteration"; did you mean "num_iter'),
     ):
-        with pytest.raises(InputError) as caught:
+        with pytest.raises(InputError, match=re.escape(said)):
             changed(DEEP, **values)
-        assert said in str(caught.value)
 
 
 def test_an_unknown_name_gets_the_nearest_or_the_parts_that_have_it() -> None:
-    said = 'there is no option of network "capsules" "num_iteration"; did you mean "num_iterations"?'
-    assert_raises(UnknownOption, changed, DEEP, num_iteration=2, say=said)
     with pytest.raises(UnknownOption, match='there is no knob "leeky"; did you mean "leaky"') as caught:
         override("network", DEEP, {"leeky": True}, "knob")
     assert (caught.value.name, caught.value.owners) == ("leeky", [])
     assert "leaky" in caught.value.known
-    cnn = complete("network", "cnn")
-    with pytest.raises(UnknownOption, match="with the parts that are chosen; it belongs to ") as caught:
-        changed(cnn, final_lambda=2)
+    with pytest.raises(UnknownOption, match=r'with the parts that are chosen; it belongs to routing "em"$') as caught:
+        changed(complete("network", "cnn"), final_lambda=2)
     assert caught.value.owners == [("routing", "em")]
-    assert str(caught.value).endswith('it belongs to routing "em"')
-    with pytest.raises(UnknownOption) as caught:
-        changed(cnn, weight_std=2)
-    assert caught.value.owners == [
-        ("transform", name) for name in ("dense", "shared", "common", "elementwise", "matrix")
-    ]
 
 
 def test_values_as_a_person_types_them() -> None:
-    for value, text in (
-        (True, "on"),
-        (False, "off"),
-        (None, "none"),
-        ((), "none"),
-        ((512, 1024), "512,1024"),
-        (1e-3, "0.001"),
-        (3, "3"),
-        ("dense", "dense"),
-    ):
-        assert as_text(value) == text
+    texts = {
+        True: "on",
+        False: "off",
+        None: "none",
+        (): "none",
+        (512, 1024): "512,1024",
+        1e-3: "0.001",
+        "dense": "dense",
+    }
+    assert {value: as_text(value) for value in texts} == texts
 
 
 # ---- settings
@@ -404,18 +364,12 @@ def test_settings_are_options_too() -> None:
     assert sgd.optimizer == {"name": "sgd", "momentum": 0.5, "weight_decay": 0.0}
     assert (sgd.epochs, sgd.learning_rate) == (3, 1.0)
     assert isinstance(sgd.learning_rate, float), "whole numbers become floats"
-    assert sgd.replace({"weight_decay": 0.0}).optimizer["weight_decay"] == 0
     assert (recipe.epochs, recipe.optimizer["name"]) == (20, "adam")
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        recipe.epochs = 3  # type: ignore[misc]
     assert_raises(UnknownOption, recipe.replace, {"epoch": 2}, say='no recipe field "epoch"; did you mean "epochs"?')
     assert_raises(UnknownOption, recipe.replace, {"momentum": 0.5}, say='it belongs to optimizer "sgd"')
-    assert_raises(InputError, Recipe, crop=0, say="crop must be 1 to 4096, got 0")
-    assert_raises(WrongType, Recipe, flip=1, say="flip must be True or False, got 1")
     config = TrainConfig().replace({"epochs": 3, "momentum": 0.3, "optimizer": "sgd", "seed": 7})
     assert config == TrainConfig(recipe=Recipe().replace({"epochs": 3, "optimizer": "sgd", "momentum": 0.3}), seed=7)
     assert config.to_dict()["recipe"] == config.recipe.to_dict(), "settings within settings"
-    assert config.replace({"recipe": {"epochs": 4}}).recipe == config.recipe.replace({"epochs": 4})
 
 
 # ---- no option is parsed and ignored
@@ -593,9 +547,6 @@ def test_no_option_is_parsed_and_ignored(timm_stub: None) -> None:
 def test_options_that_do_not_go_together() -> None:
     for options_, said in (
         ({"standardise": True, "pixel_scale": 255.0}, "pixel_scale must be 1 with standardise=True"),
-        ({"learn_prior": True, "stop_gradient": True}, "learn_prior needs stop_gradient=False"),
-        ({"learn_prior": True, "num_iterations": 0}, "learn_prior needs stop_gradient=False"),
-        ({"primary_padding": 9}, "primary_padding must be below primary_kernel, 9, got 9"),
         ({"objects": 10}, "objects must be below num_classes"),
         ({"layers": []}, "layers must end with a dense layer"),
     ):

@@ -15,9 +15,9 @@ import torch
 
 from support import assert_raises, registered_for_now, small
 from tiny_runs import write_bars
-from torchcaps import create_model, list_presets, load_plugin
+from torchcaps import create_model, load_plugin
 from torchcaps.errors import InputError
-from torchcaps.parts import PARTS, build, describe
+from torchcaps.parts import build
 
 ROUTING = '''
 """Every vote that agrees with the mean counts more."""
@@ -141,93 +141,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from PIL import Image
 
     Image.fromarray(np.load(folder / "bars.npz")["x"][0]).save(folder / "bar.png")
-    train = [
-        "train",
-        "--plugin",
-        "my_routing.py",
-        "--routing",
-        "mine",
-        "--temperature",
-        "0.5",
-        "--data",
-        "npz:bars.npz",
-    ]
+    train = ["train", "--plugin=my_routing.py", "--routing=mine", "--temperature=0.5", "--data=npz:bars.npz"]
     ((code, out, err),) = run(folder, [*train, *TRAIN, "--conv-channels=8", "--out=run"])
     assert code == 0, err
     assert "torchcaps evaluate run --plugin my_routing.py" in out  # as it can be typed
     return folder
 
 
-@pytest.mark.slow
-def test_every_command_takes_it(folder: Path) -> None:
-    config = json.loads((folder / "run" / "config.json").read_text())
-    assert config["plugins"] == ["my_routing.py"]
-    assert config["model"]["layers"][0]["routing"] == {"name": "mine", "temperature": 0.5}
-    for package in ("onnx", "onnxruntime", "onnxscript"):
-        pytest.importorskip(package, reason="the extra torchcaps[export] is not installed")
-    commands: dict[str, list[str]] = {
-        "evaluate": ["run", "--accelerator", "cpu"],
-        "predict": ["run", "bar.png"],
-        "reconstruct": ["run", "--figure", "reconstructed.png"],
-        "routing": ["run", "--figure", "routing.png"],
-        "perturb": ["run", "--figure", "perturbed.png"],
-        "train --resume": ["run", "--epochs", "2"],
-        "export": ["run", "--out", "model.onnx"],
-    }
-    explore = (
-        "from torchcaps.plugins import load_plugin; load_plugin('my_routing.py')\n"
-        "from pathlib import Path; import numpy as np\n"
-        "from torchcaps.training import load_run; from torchcaps.explorer import open_explorer\n"
-        "explorer = open_explorer(load_run(Path('run')), None, None)\n"
-        "view = explorer.look(np.load('bars.npz')['x'][0][None])\n"
-        "assert len(view.routing['maps']) >= 1"
-    )
-    given = [[*name.split(), *words, "--plugin", "my_routing.py"] for name, words in commands.items()]
-    results = run(folder, *given, [explore], ["predict", "model.onnx", "bar.png"])  # a graph needs no code
-    named = dict(zip((*commands, "explorer", "of a graph"), results, strict=True))
-    for name, (code, out, err) in named.items():
-        assert code == 0, (name, err)
-        assert "Traceback" not in out + err
-    for picture in ("reconstructed", "routing", "perturbed"):
-        assert (folder / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
-    assert "accuracy" in named["evaluate"][1].lower()
-    assert "bar.png" in named["predict"][1]
-    assert "bar.png" in named["of a graph"][1]
-    assert json.loads((folder / "run" / "summary.json").read_text())["epochs"] == 2
-
-
-@pytest.mark.slow
-def test_without_its_plugin_a_run_says_so(folder: Path) -> None:
-    """What a run's files name is never run by itself."""
-    run_needs = [["evaluate", "run"], ["predict", "run", "bar.png"], ["train", "--resume", "run"], ["routing", "run"]]
-    for code, out, err in run(folder, *run_needs):
-        assert (code, out) == (2, "")
-        assert err.count("\n") == 1
-        assert 'there is no routing "mine"' in err
-        assert err.rstrip().endswith("The run was made with plugins; add --plugin my_routing.py.")
-
-
 def test_what_is_wrong_with_a_plugin_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    taken = "import torchcaps\ntorchcaps.models.register_preset('compact', 'Mine.')\n"
     for name, text, words in (
-        (
-            "broken",
-            "import no_such_package",
-            " cannot be loaded: ModuleNotFoundError: No module named 'no_such",
-        ),
-        (
-            "twice",
-            ROUTING.replace('"mine"', '"dynamic"'),
-            ': there is a routing "dynamic" already; choose',
-        ),
-        ("optimizer", PARTS_OF_A_PACKAGE.replace('"rmsprop"', '"adam"'), ': there is an optimizer "adam" already'),
-        ("preset", taken, ': there is a preset "compact" already'),
-        (
-            "kind",
-            ROUTING.replace('"routing"', '"routng"'),
-            ': there is no kind of part "routng"; did you mean',
-        ),
+        ("broken", "import no_such_package", " cannot be loaded: ModuleNotFoundError: No module named 'no_such"),
+        ("twice", ROUTING.replace('"mine"', '"dynamic"'), ': there is a routing "dynamic" already; choose'),
+        ("kind", ROUTING.replace('"routing"', '"routng"'), ': there is no kind of part "routng"; did you mean'),
         ("leaves", "raise SystemExit(3)", " cannot be loaded: SystemExit: 3"),
         ("mute", MUTE + "raise Mute", " cannot be loaded: Mute: Mute"),
         ("long", "raise ValueError('long ' * 10_000)", " cannot be loaded: ValueError: long long"),
@@ -245,24 +171,6 @@ def test_what_is_wrong_with_a_plugin_is_said_in_a_sentence(tmp_path: Path, monke
 
 
 @pytest.mark.slow
-def test_options_of_a_plugin_s_part_that_do_not_fit(folder: Path) -> None:
-    mine = ["train", "--plugin", "my_routing.py"]
-    said = {
-        "plugin nowhere.py: there is no such file": ["train", "--plugin", "nowhere.py"],
-        'did you mean "mine"?': [*mine, "--routing", "mien"],
-        "temperature must be above 0": [*mine, "--routing", "mine", "--temperature", "0"],
-        "--temperature is an option of --routing mine, which is not chosen": [*mine, "--temperature", "2"],
-        "--temperature": ["train", "--temperature", "2"],
-        "One of your own is loaded by --plugin FILE.": ["presets", "all-mine"],
-    }
-    for words, (code, _, err) in zip(said, run(folder, *said.values()), strict=True):
-        assert code == 2, err
-        assert words in err
-        assert "Traceback" not in err
-        assert len(err) < 1000
-
-
-@pytest.mark.slow
 def test_every_kind_of_part_from_an_installed_package_by_its_entry_point(folder: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     (site / "my_parts-1.0.dist-info").mkdir(parents=True)
@@ -270,32 +178,24 @@ def test_every_kind_of_part_from_an_installed_package_by_its_entry_point(folder:
     (site / "my_parts-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: my_parts\nVersion: 1.0\n")
     (site / "my_parts-1.0.dist-info" / "entry_points.txt").write_text("[torchcaps.plugins]\nmy-parts = my_parts\n")
     options = ["--data", f"npz:{folder / 'bars.npz'}", *TRAIN, "--out", "run"]
-    trained, evaluated, listed, missing, *mistyped = run(
+    trained, evaluated, missing, mistyped, unnamed = run(
         tmp_path,
         ["train", "all-mine", "--plugin=my-parts", *options],
         ["evaluate", "run", "--plugin", "my-parts", "--accelerator", "cpu"],
-        ["import torchcaps; torchcaps.load_plugin('my-parts'); print(torchcaps.list_presets())"],
         ["train", "--plugin", "my-prts"],
-        *(
-            ["train", "--plugin=my-parts", f"--{kind.replace('_', '-')}", part["name"] + "s"]
-            for kind, part in OWN.items()
-        ),
+        ["train", "--plugin=my-parts", "--backbone", "wides"],
+        ["evaluate", "run"],
         path=site,
     )
-    assert trained[0] == evaluated[0] == listed[0] == 0, trained[2] + evaluated[2] + listed[2]
-    assert "all-mine" in listed[1]
-    assert missing[0] == 2
+    assert trained[0] == evaluated[0] == 0, trained[2] + evaluated[2]
+    assert missing[0] == mistyped[0] == unnamed[0] == 2
     assert "known entry points: my-parts" in missing[2]
-    for part, (code, _, err) in zip(OWN.values(), mistyped, strict=True):
-        assert code == 2
-        assert f'did you mean "{part["name"]}"?' in err, err
+    assert 'did you mean "wide"?' in mistyped[2]
+    assert "add --plugin my-parts" in unnamed[2], "installed, but not named"
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["plugins"] == ["my-parts"]
     held = {**config["model"], "transform": config["model"]["layers"][0]["transform"], **config["recipe"]}
     assert {kind: held[kind] for kind in OWN} == OWN
-    ((code, _, err),) = run(tmp_path, ["evaluate", "run"], path=site)
-    assert code == 2, "installed, but not named"
-    assert "add --plugin my-parts" in err
 
 
 def test_a_plugin_is_loaded_from_python_and_forgotten_with_its_parts(tmp_path: Path) -> None:
@@ -307,14 +207,8 @@ def test_a_plugin_is_loaded_from_python_and_forgotten_with_its_parts(tmp_path: P
         again = type(network).from_pretrained(tmp_path / "saved")
         images = torch.rand(2, 1, 28, 28)
         assert torch.equal(again(images).scores, network(images).scores)
-        assert {kind: describe(again)[kind] for kind in ("backbone", "classification_loss")} == {
-            kind: OWN[kind] for kind in ("backbone", "classification_loss")
-        }
         optimizer = build("optimizer", OWN["optimizer"], params=network.parameters(), learning_rate=0.1)
         assert optimizer.param_groups[0]["alpha"] == 0.9
-    assert "all-mine" not in list_presets()
-    assert "brier" not in PARTS["loss"]
-    assert_raises(InputError, load_plugin, tmp_path / "nowhere.py", say="there is no such file")
     assert_raises(InputError, type(network).from_pretrained, tmp_path / "saved", say='no backbone "wide"')
 
 
@@ -344,46 +238,70 @@ class Wrong(Routing):
 """
 
 
-def wrong_backbone(body: str) -> str:
-    """A plugin whose backbone, named as its file, does ``body``."""
-    return f"""{HEAD}
-@torchcaps.register("backbone", __name__.removeprefix("torchcaps_plugin_"))
-class Wrong(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(1, 4, 3)
-
-    def forward(self, images):
-        {body}
-"""
-
-
 WRONG = {
     "routing-raises": (wrong_routing("raise KeyError('mine')"), "plugin {}, line 11, in forward: KeyError: 'mine'"),
-    "routing-leaves": (wrong_routing("raise SystemExit(3)"), "plugin {}, line 11, in forward: SystemExit: 3"),
     "routing-mute": (MUTE + wrong_routing("raise Mute"), "plugin {}, line 15, in forward: Mute: Mute; --debug"),
     "routing-nan": (
         wrong_routing("return Routed(torchcaps.squash(votes.weighted_sum(None)) * float('nan'))"),
         "or to mend what is not finite in Wrong; there was no checkpoint yet",
     ),
-    "backbone-raises": (wrong_backbone("raise KeyError('mine')"), "plugin {}, line 15, in forward: KeyError: 'mine'"),
 }
 
 
 @pytest.mark.slow
-def test_what_fails_within_a_part_of_a_plugin_is_its_own(folder: Path) -> None:
-    """It is said where, before a folder is made."""
-    commands = {}
-    for kind, (code, _) in WRONG.items():
-        (folder / f"{kind}.py").write_text(code)
-        choice = kind.partition("-")[0]
-        plugin = ["--plugin", f"{kind}.py", f"--{choice}", kind]
-        commands[kind] = ["train", *plugin, "--data", "npz:bars.npz", *TRAIN, "--out", kind]
-    for kind, (code, _, err) in zip(commands, run(folder, *commands.values()), strict=True):
-        assert code == (1 if kind == "routing-nan" else 2), (kind, err)
-        assert WRONG[kind][1].format(f"{kind}.py") in err
+def test_every_command_takes_it_or_says_why_not(folder: Path) -> None:
+    """What a run's files name is never run by itself; what fails within a part is said where."""
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(package, reason="the extra torchcaps[export] is not installed")
+    config = json.loads((folder / "run" / "config.json").read_text())
+    assert config["plugins"] == ["my_routing.py"]
+    assert config["model"]["layers"][0]["routing"] == {"name": "mine", "temperature": 0.5}
+    explore = (
+        "from torchcaps.plugins import load_plugin; load_plugin('my_routing.py')\n"
+        "from pathlib import Path; import numpy as np\n"
+        "from torchcaps.training import load_run; from torchcaps.explorer import open_explorer\n"
+        "explorer = open_explorer(load_run(Path('run')), None, None)\n"
+        "view = explorer.look(np.load('bars.npz')['x'][0][None])\n"
+        "assert len(view.routing['maps']) >= 1"
+    )
+    mine, needed = ["--plugin", "my_routing.py"], "The run was made with plugins; add --plugin my_routing.py."
+    cases: list[tuple[list[str], int, str]] = [
+        (["evaluate", "run", "--accelerator", "cpu", *mine], 0, "ccuracy"),
+        (["predict", "run", "bar.png", *mine], 0, "bar.png"),
+        (["reconstruct", "run", "--figure", "reconstructed.png", *mine], 0, ""),
+        (["routing", "run", "--figure", "routing.png", *mine], 0, ""),
+        (["perturb", "run", "--figure", "perturbed.png", *mine], 0, ""),
+        (["export", "run", "--out", "model.onnx", *mine], 0, ""),
+        (["predict", "model.onnx", "bar.png"], 0, "bar.png"),  # a graph needs no code
+        ([explore], 0, ""),
+        (["train", "--resume", "run", "--epochs", "2", *mine], 0, ""),
+        (["evaluate", "run"], 2, needed),
+        (["train", "--resume", "run"], 2, needed),
+        (["train", "--plugin", "nowhere.py"], 2, "plugin nowhere.py: there is no such file"),
+        (["train", *mine, "--routing", "mien"], 2, 'did you mean "mine"?'),
+        (["train", *mine, "--routing", "mine", "--temperature", "0"], 2, "temperature must be above 0"),
+        (
+            ["train", *mine, "--temperature", "2"],
+            2,
+            "--temperature is an option of --routing mine, which is not chosen",
+        ),
+        (["presets", "all-mine"], 2, "One of your own is loaded by --plugin FILE."),
+    ]
+    for name, (code, words) in WRONG.items():
+        (folder / f"{name}.py").write_text(code)
+        choice = [f"--plugin={name}.py", f"--{name.partition('-')[0]}={name}"]
+        train = ["train", *choice, "--data", "npz:bars.npz", *TRAIN, "--out", name]
+        cases.append((train, 1 if name == "routing-nan" else 2, words.format(f"{name}.py")))
+    for (command, wanted, words), (code, out, err) in zip(
+        cases, run(folder, *(case[0] for case in cases)), strict=True
+    ):
+        assert code == wanted, (command, err)
+        assert words in (err if code else out)
+        assert "Traceback" not in out + err
         assert "bug in torchcaps" not in err
-        assert (folder / kind).exists() == (kind == "routing-nan")  # this one can be resumed once it is mended
+    for name in WRONG:
+        assert (folder / name).exists() == (name == "routing-nan")  # this one can be resumed once it is mended
+    assert json.loads((folder / "run" / "summary.json").read_text())["epochs"] == 2
 
 
 @pytest.mark.slow

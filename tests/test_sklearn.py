@@ -61,6 +61,7 @@ class Tabular(CapsNetClassifier):
 
 # scikit-learn itself skips the array API, which is off by default
 EXCLUDED = {
+    "check_sample_weight_equivalence_on_dense_data": "batches and their order are drawn by the number of images",
     "check_methods_sample_order_invariance": "asks for 1e-9, float32 has 1e-7; see the test of every form below",
 }
 TRAINED = Tabular(options=SMALL, epochs=6, batch_size=64, learning_rate=4e-2, random_state=0)
@@ -144,10 +145,37 @@ def test_colour_and_the_order_of_axes() -> None:
     assert flat.score(images[:, [1, 0, 2]].reshape(40, -1), labels) < 1
 
 
+def test_channels_may_come_last() -> None:
+    labels = np.arange(40) % 2
+    images = np.random.default_rng(0).random((40, 3, 6, 7))
+    wanted = small().fit(images, labels).capsule_scores(images)
+    last = images.transpose(0, 2, 3, 1)
+    assert np.array_equal(small().fit(last, labels).capsule_scores(last), wanted)
+    rows = last.reshape(40, -1)
+    flat = small(image_shape=(6, 7, 3)).fit(rows, labels)
+    assert flat.network_.in_shape == (3, 6, 7)
+    assert np.array_equal(flat.capsule_scores(rows), wanted)
+
+
+def test_images_count_by_their_weight(digits: tuple[np.ndarray, np.ndarray]) -> None:
+    """An image that counts nothing teaches nothing, whatever its label; equal weights change nothing."""
+    images, labels = digits
+    wrong, weights = np.where(np.arange(300) < 100, 0, labels), np.where(np.arange(300) < 100, 0, 7)
+    plain, equal, right, masked = (
+        small().fit(images, given, sample_weight=each).network_.state_dict()
+        for given, each in ((labels, None), (labels, np.full(300, 3)), (labels, weights), (wrong, weights))
+    )
+    assert all(torch.equal(plain[name], equal[name]) for name in plain)
+    assert all(torch.equal(right[name], masked[name]) for name in plain)
+    assert not all(torch.equal(right[name], plain[name]) for name in plain)
+    for bad in (-np.ones(300), np.zeros(300)):
+        assert_raises(InputError, small().fit, images, labels, bad, say="sample_weight must not be negative, nor zero")
+
+
 WRONG: list[tuple[np.ndarray, dict[str, Any], str]] = [
     (np.zeros((6, 64)), {}, r"have the shape \(6, 64\); give .* or flat rows with image_shape"),
     (np.zeros((6, 64)), {"image_shape": (8, 9)}, r"\(8, 9\) has 72 numbers an image, but X has 64 features"),
-    (np.zeros((6, 64)), {"image_shape": (64,)}, r"must be \(H, W\) or \(C, H, W\), got \(64,\)"),
+    (np.zeros((6, 64)), {"image_shape": (64,)}, r"must be \(H, W\), \(C, H, W\) or \(H, W, C\), got \(64,\)"),
     (np.zeros((6, 4, 4)), {}, "too small"),
     (np.zeros((6, 8, 8)), {"preset": "sabor2017"}, 'did you mean "sabour2017"?'),
     (np.zeros((6, 8, 8)), {"options": {"conv_chanels": 8}}, 'did you mean "conv_channels"?'),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -19,12 +18,9 @@ from torchcaps.nn import (
     DenseCapsules,
     DenseVotes,
     DynamicRouting,
-    Elementwise,
     LayerSize,
-    Matrix,
     Routed,
     Routing,
-    Shared,
     Votes,
 )
 from torchcaps.testing import check_capsule_layer, check_routing
@@ -93,11 +89,9 @@ def wrong(name: str, kind: type[Plain] = Plain, **methods: Any) -> type[Plain]:
     return type(name, (kind,), methods)
 
 
-def after(change: Callable[[Routed, Votes], Any]) -> dict[str, Any]:
+def after(change: Callable[[Routed], Any]) -> dict[str, Any]:
     """A forward that changes what it returns."""
-    return {
-        "forward": lambda self, votes, *args, **options: change(Plain.forward(self, votes, *args, **options), votes)
-    }
+    return {"forward": lambda self, *args, **options: change(Plain.forward(self, *args, **options))}
 
 
 # ---- what is right passes
@@ -109,25 +103,8 @@ def test_plain_routing_passes() -> None:
     assert found["coupling"] == "sums to one over the outputs"
     assert found["shapes"] == "capsules (1, 5, 4) for a batch of one"
     assert found["torch.func.vmap"] == "differs by 0 at most"
-    silent = wrong("Silent", **after(lambda routed, _: routed._replace(coupling=None)))
+    silent = wrong("Silent", **after(lambda routed: routed._replace(coupling=None)))
     assert check_routing(silent())["coupling"] == "not returned"
-
-
-def test_the_librarys_routing_passes() -> None:
-    """The others: tests/nn/test_routing.py."""
-    cases = itertools.product(("reference", "recompute"), ("outputs", "inputs"), (0, 3), (False, True), (False, True))
-    for backend, axis, iterations, stop, leaky in cases:
-        skip = {"gradients"} if stop and iterations else set()
-        if leaky or iterations == 0:
-            skip.add("coupling")
-        if iterations == 0:  # the plain sum of the votes
-            skip.add("lengths")
-        routing = DynamicRouting(iterations, softmax_over=axis, stop_gradient=stop, leaky=leaky)
-        routing.backend = backend
-        found = check_routing(routing, skip=skip)
-        assert {name for name, words in found.items() if words == "skipped"} == skip
-        if "coupling" not in skip:
-            assert found["coupling"] == f"sums to one over the {axis}"
 
 
 def test_other_sizes_and_the_users_module_stays_as_it_is() -> None:
@@ -159,72 +136,12 @@ def test_activations_are_scores() -> None:
     assert check_capsule_layer(layer)["lengths"].startswith("activations of ")
 
 
-def test_what_vmap_cannot_do_is_noted() -> None:
-    def decide(self: Plain, votes: Tensor) -> Tensor:
-        return Plain.start(self, votes) + (1 if votes.sum() > 0 else 0)  # a decision on values
-
-    found = check_routing(wrong("Deciding", start=decide)())
-    assert found["torch.func.vmap"].startswith("not supported: RuntimeError: ")
-
-
 # ---- what is wrong fails, and says so
 
 
-def mean_agreement(_: Plain, logits: Tensor, votes: Tensor, capsules: Tensor) -> Tensor:
-    return logits + torch.einsum("bijd,bjd->bij", votes, capsules).mean(0)
-
-
-def transposed(routed: Routed, _: Votes) -> Routed:
-    return routed._replace(coupling=None if routed.coupling is None else routed.coupling.mT)
-
-
-def always_with_coupling(self: Plain, *args: Any, **_: Any) -> Any:
-    return Plain.forward(self, *args, return_coupling=True)
-
-
-def lengths_of_inputs(routed: Routed, votes: Votes) -> Routed:
-    return routed._replace(activations=votes.poses.norm(dim=-1))
-
-
-def squeezed(*axis: int) -> Callable[..., Routed]:
-    return lambda routed, _: routed._replace(poses=routed.poses.squeeze(*axis))
-
-
-def viewed(_: Plain, votes: Votes) -> Tensor:
-    return votes.build() + 0 * votes.poses.view(votes.poses.numel()).sum()
-
-
-def from_the_first(_: Plain, votes: Tensor) -> Tensor:
-    return torch.einsum("bijd,bjd->bij", votes, votes[:, 0])
-
-
-def favoured(self: Plain, votes: Tensor) -> Tensor:
-    return Plain.start(self, votes) - torch.arange(votes.shape[2])
-
-
-def knows_dense_votes(_: Plain, votes: Votes) -> Tensor:
-    return votes.build() if isinstance(votes, DenseVotes) else 2 * votes.build()
-
-
-def naive_length(_: Plain, total: Tensor) -> Tensor:
-    return total / (1 + total.square().sum(-1, keepdim=True).sqrt())
-
-
-def shares_of_those_not_there(_: Plain, votes: Votes, *args: Any, return_coupling: bool = False) -> Routed:
+def past_the_votes(_: Plain, votes: Votes, *args: Any, return_coupling: bool = False) -> Routed:
     coupling = votes.agreement(votes.weighted_sum(None)).softmax(1)
     return Routed(squash(votes.weighted_sum(coupling)), None, coupling if return_coupling else None)
-
-
-def naive_softmax(_: Plain, logits: Tensor) -> Tensor:
-    return logits.exp() / logits.exp().sum(2, keepdim=True)
-
-
-def double_constant(_: Plain, logits: Tensor) -> Tensor:
-    return logits.softmax(2) * torch.ones(logits.shape[2], dtype=torch.float64)
-
-
-def rounded(_: Plain, votes: Votes) -> Tensor:
-    return votes.build().float().to(votes.poses.dtype)
 
 
 def asks_for_the_weight(_: Plain, votes: Any) -> Tensor:
@@ -245,12 +162,6 @@ def naive_squash(_: Plain, total: Tensor) -> Tensor:
     return length**2 / (1 + length**2) * total / length
 
 
-def naive_variance(_: Plain, logits: Tensor, votes: Tensor, capsules: Tensor) -> Tensor:
-    """Agreement measured in deviations, of which there are none when all votes agree."""
-    spread = votes.var(1, correction=0, keepdim=True).sum(-1)
-    return logits - (votes - votes.mean(1, keepdim=True)).square().sum(-1) / spread
-
-
 def weighs_the_last_sum(self: Plain, votes: Votes, activations: Any = None, *, return_coupling: bool = False) -> Any:
     """By the activations of the input capsules, but not the agreement."""
     coupling = Plain.forward(self, votes, return_coupling=True).coupling
@@ -258,37 +169,13 @@ def weighs_the_last_sum(self: Plain, votes: Votes, activations: Any = None, *, r
     return Routed(self.gather(weights, self.build(votes)), coupling=coupling if return_coupling else None)
 
 
-def mixed_up(_: Plain, votes: Votes) -> Tensor:
-    """A reshape where a permute was meant."""
-    built = votes.build()
-    B, I, J, D = built.shape
-    return built.reshape(B, J, I, D).transpose(1, 2)
-
-
-def of_other_poses(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    """Dense votes of other poses."""
-    return lambda _, votes: (
-        DenseVotes(change(votes.poses), votes.weight) if isinstance(votes, DenseVotes) else votes
-    ).build()
+def of_poses_of_ones(_: Plain, votes: Votes) -> Tensor:
+    return (DenseVotes(torch.ones_like(votes.poses), votes.weight) if isinstance(votes, DenseVotes) else votes).build()
 
 
 def fixed_when_mapped(self: Plain, votes: Tensor) -> Tensor:
     mapped = torch._C._functorch.is_batchedtensor(votes)
     return Plain.start(self, votes) * (0 if mapped else 1) + (votes.sum(-1) if mapped else 0)
-
-
-class Remembers(Plain):
-    """Goes on with the logits of the last call."""
-
-    last: Any = None
-
-    def start(self, votes: Tensor) -> Tensor:
-        logits = super().start(votes)
-        return logits if self.last is None or self.last[0].shape != logits.shape else logits + self.last[0]
-
-    def agree(self, logits: Tensor, votes: Tensor, capsules: Tensor) -> Tensor:
-        self.last = [super().agree(logits, votes, capsules).detach()]
-        return self.last[0]
 
 
 class PlainTensor(Plain):
@@ -317,42 +204,52 @@ STOPS_GRADIENT = wrong("StopsGradient", compete=lambda self, logits: logits.soft
 DRAWN = wrong("Drawn", start=lambda _, votes: torch.randn(votes.shape[:3], dtype=votes.dtype))
 WRONG: list[tuple[type[Plain], str, str]] = [
     (OVER_INPUTS, "coupling", "over the outputs, but to one over the inputs; usual cause: a softmax over"),
-    (wrong("Sigmoid", compete=lambda _, b: b.sigmoid()), "coupling", r"coupling sums to [\d.]+..[\d.]+ over the"),
-    (wrong("OverBatch", compete=lambda _, b: b.softmax(0)), "batch independence", "of each image alone and in a batch"),
-    (wrong("OneForAll", agree=mean_agreement), "batch independence", "usual cause: logits shared or averaged over"),
-    (wrong("Transposed", **after(transposed)), "shapes", r"coupling of shape \(3, 5, 7\) instead of \(3, 7, 5\)"),
-    (wrong("NotAsked", forward=always_with_coupling), "shapes", "returns a coupling that was not asked for"),
-    (wrong("OfInputs", **after(lengths_of_inputs)), "shapes", r"activations of shape \(3, 7\) instead of \(3, 5\)"),
-    (wrong("Squeezed", **after(squeezed())), "shapes", r"capsules of shape \(5, 4\) instead of \(1, 5, 4\) = \(B, J"),
-    (wrong("SqueezedLast", **after(squeezed(-1))), "sizes of one", r"of shape \(3, 5\) instead of \(3, 5, 1\)"),
-    (wrong("PosesOnly", **after(lambda routed, _: routed.poses)), "call", r"must return .*Routed of .*, got a Tensor"),
+    (
+        wrong("OneForAll", agree=lambda _, b, V, v: b + torch.einsum("bijd,bjd->bij", V, v).mean(0)),
+        "batch independence",
+        "usual cause: logits shared or averaged over",
+    ),
+    (
+        wrong("Transposed", compete=lambda _, b: b.softmax(2).mT, gather=lambda self, c, V: self.shorten(V.mean(1))),
+        "shapes",
+        r"coupling of shape \(3, 5, 7\) instead of \(3, 7, 5\)",
+    ),
+    (
+        wrong("NotAsked", forward=lambda self, *args, **_: Plain.forward(self, *args, return_coupling=True)),
+        "shapes",
+        "returns a coupling that was not asked for",
+    ),
+    (wrong("Squeezed", shorten=lambda _, s: squash(s).squeeze(-1)), "sizes of one", r"it raises|of shape \(3, 5\)"),
+    (wrong("PosesOnly", **after(lambda routed: routed.poses)), "call", r"must return .*Routed of .*, got a Tensor"),
     (wrong("Bare", forward=lambda self, votes: Plain.forward(self, votes)), "call", "raises TypeError: .*; usual"),
     (wrong("LeftOut", forward=weighs_the_last_sum), "inactive capsules", "with an input capsule that is not active"),
-    (wrong("NotThere", forward=shares_of_those_not_there), "masks", "of a mask's capsules and of these alone"),
-    (wrong("View", build=viewed), "memory layout", "raises RuntimeError: view size is not.*; usual cause: view"),
-    (wrong("MixedUp", build=mixed_up), "input order", "differ.*; usual cause: a reshape or view where a permute"),
-    (wrong("FromTheFirst", start=from_the_first), "input order", "differ.* a start from the first input capsule"),
-    (wrong("Favoured", start=favoured), "output order", "the capsules of outputs reordered before and after"),
+    (wrong("NotThere", forward=past_the_votes), "masks", "of a mask's capsules and of these alone"),
+    (
+        wrong("View", build=lambda _, votes: votes.build() + 0 * votes.poses.view(votes.poses.numel()).sum()),
+        "memory layout",
+        "raises RuntimeError: view size is not.*; usual cause: view",
+    ),
+    (
+        wrong("FromTheFirst", start=lambda _, V: torch.einsum("bijd,bjd->bij", V, V[:, 0])),
+        "input order",
+        "differ.* a start from the first input capsule",
+    ),
+    (
+        wrong("Favoured", start=lambda _, V: V.new_zeros(V.shape[:3]) - torch.arange(V.shape[2])),
+        "output order",
+        "the capsules of outputs reordered before and after",
+    ),
     (wrong("OverCapsules", shorten=lambda _, s: squash(s, 1)), "rotation", "the capsules rotated before and after"),
-    (wrong("OverOne", shorten=lambda _, s: squash(s[..., None])[..., 0]), "rotation", "a squash, norm or dot product"),
     (wrong("NoSquash", shorten=lambda _, s: s), "lengths", r"the longest capsule has the length \d+.*, more than one"),
     (NAIVE_SQUASH, "finite numbers", r"capsules for poses of zero: 60 of 60 numbers are NaN or infinite"),
-    (wrong("NaiveLength", shorten=naive_length), "finite numbers", "the gradient of the poses for poses of zero: 126"),
-    (wrong("NaiveSoftmax", compete=naive_softmax), "finite numbers", "capsules for poses of length 1e6"),
-    (wrong("Variance", agree=naive_variance), "finite numbers", "for (poses of zero|input capsules that all agree)"),
     (wrong("Asks", build=asks_for_the_weight), "other votes", r"no attribute 'weight' .test_testing.py, line \d+.;"),
-    (wrong("Knows", build=knows_dense_votes), "other votes", "capsules of votes that are built and of those that are"),
     (wrong("ChangesPoses", build=changes_poses), "untouched inputs", "its call changes the poses that it is given"),
     (DRAWN, "determinism", "differ by .*; usual cause: a random start"),
-    (Remembers, "determinism", "logits kept from one call to the next"),
     (PlainTensor, "state", "scales holds a tensor that is neither a parameter nor a buffer"),
     (Unsaved, "state", "capsules before and after saving and loading the state_dict differ by"),
     (wrong("Single", build=lambda _, votes: votes.build().float()), "dtypes", "inputs of torch.float64 give capsules"),
-    (wrong("DoubleConstant", compete=double_constant), "dtypes", "raises RuntimeError: expected scalar type"),
-    (wrong("RoundedInside", build=rounded), "gradients", "finite differences give .*float32 inside"),
-    (wrong("Detached", build=of_other_poses(Tensor.detach)), "gradients", "the gradient of the poses is 0, finite"),
     (STOPS_GRADIENT, "gradients", r"the gradient of the (poses|weight) is -?[\d.e-]+, finite differences give -?\d"),
-    (wrong("Constant", build=of_other_poses(torch.ones_like)), "gradients", "capsules do not depend on the poses"),
+    (wrong("Constant", build=of_poses_of_ones), "gradients", "capsules do not depend on the poses"),
     (Learned, "used parameters", "no gradient reaches the parameter beta"),
     (wrong("Mapped", start=fixed_when_mapped), "torch.func.vmap", "capsules under torch.func.vmap and from a loop"),
 ]
@@ -365,14 +262,12 @@ def failure(check: Callable[..., Any], *args: Any, **options: Any) -> str:
 
 
 def test_a_wrong_routing_fails() -> None:
-    """By the property that it lacks: with all others skipped, and as the first that is met of those it lacks."""
     for kind, name, says in WRONG:
-        alone, first = failure(check_routing, kind(), skip=set(_ROUTING) - {name}), failure(check_routing, kind())
-        for said in (alone, first):
-            assert said.count("\n") == 0
-            assert "; usual cause: " in said
-        assert alone.startswith(f"{kind.__name__} fails “{name}”: ")
-        assert re.search(says, alone), alone
+        said = failure(check_routing, kind(), skip=set(_ROUTING) - {name})
+        assert said.startswith(f"{kind.__name__} fails “{name}”: ")
+        assert "; usual cause: " in said
+        assert "\n" not in said
+        assert re.search(says, said), said
     assert {name for _, name, _ in WRONG} == set(_ROUTING), "every check was shown to fail"
     assert check_routing(STOPS_GRADIENT(), skip=["gradients"])["gradients"] == "skipped"
     assert failure(check_routing, DRAWN()).startswith("Drawn fails “determinism”: ")
@@ -391,6 +286,7 @@ def test_a_factor_that_starts_at_zero_hides_nothing() -> None:
 
 
 def test_the_librarys_layer_passes() -> None:
+    """Its routings: tests/nn/test_routing.py."""
     layer = DenseCapsules(7, 6, 5, 4, routing=DynamicRouting(capsule_bias=True, learn_prior=True))
     found = check_capsule_layer(layer)
     assert list(found) == list(_LAYER)
@@ -398,17 +294,6 @@ def test_the_librarys_layer_passes() -> None:
     assert all(parameter.grad is None for parameter in layer.parameters())
     stack = nn.Sequential(DenseCapsules(6, 4, 5, 3), DenseCapsules(5, 3, 2, 8))
     assert check_capsule_layer(stack, in_capsules=6, in_dim=4)["shapes"] == "capsules (1, 2, 8) for a batch of one"
-    for transform, K, D in ((Shared, 6, 4), (Elementwise, 4, 4), (Matrix, 4, 4)):
-        layer = DenseCapsules(7, K, 5, D, transform=transform(), routing=DynamicRouting(2))
-        assert list(check_capsule_layer(layer)) == list(_LAYER)
-
-
-class Spare(DenseCapsules):
-    """Has a parameter that nobody uses."""
-
-    def __init__(self, *sizes: int) -> None:
-        super().__init__(*sizes)
-        self.spare = nn.Parameter(torch.ones(2))
 
 
 def test_a_wrong_layer_fails() -> None:
@@ -416,20 +301,16 @@ def test_a_wrong_layer_fails() -> None:
         return type(name, (DenseCapsules,), {"forward": forward})(7, 6, 5, 4)
 
     usual = DenseCapsules.forward
-    stopped = DenseCapsules(7, 6, 5, 4, routing=DynamicRouting(stop_gradient=True))
     for module, name, says in (
         (layer("Batched", lambda self, u: usual(self, u - u.mean(0))), "batch independence", "each image alone and in"),
-        (layer("Lengths", lambda self, u: usual(self, u).scores()), "shapes", r"\(3, 5\) instead of \(3, 5, 4\)"),
         (layer("Halved", lambda self, u: usual(self, u).poses[:, :2]), "shapes", r"\(3, 2, 4\) instead of \(3, 5, 4\)"),
         (layer("Unrouted", lambda self, u: Capsules(self.transform(u).build().sum(1))), "lengths", "more than one"),
-        (stopped, "gradients", "finite differences"),
         (DenseCapsules(7, 6, 5, 4, routing=NAIVE_SQUASH()), "finite numbers", "NaN"),
-        (Spare(7, 6, 5, 4), "used parameters", "no gradient reaches the parameter spare"),
+        (DenseCapsules(7, 6, 5, 4, routing=Learned()), "used parameters", "no gradient reaches the parameter routing"),
     ):
         said = failure(check_capsule_layer, module, skip=set(_LAYER) - {name})
         assert said.startswith(f"{type(module).__name__} fails “{name}”: ")
         assert re.search(says, said), said
-        failure(check_capsule_layer, module)
 
 
 # ---- what it is asked
@@ -438,19 +319,9 @@ def test_a_wrong_layer_fails() -> None:
 def test_wrong_questions() -> None:
     assert_raises(InputError, check_routing, Plain(), skip=["gradient"], say='did you mean "gradients"?')
     assert_raises(InputError, check_routing, Plain(), in_capsules=1, say="in_capsules must be 2 to 65536, got 1")
-    assert_raises(InputError, check_routing, Plain(), softmax_over=1, say="one of outputs, inputs, got 1")
-    for wrong in (Plain, lambda: None, nn.ReLU()):
-        assert_raises(WrongType, check_routing, wrong, say="routing must be a Routing")
-    for wrong in (DenseCapsules, lambda: None):
-        assert_raises(WrongType, check_capsule_layer, wrong, say="layer must be a Module")
+    assert_raises(WrongType, check_routing, Plain, say="routing must be a Routing")
+    assert_raises(WrongType, check_capsule_layer, DenseCapsules, say="layer must be a Module")
     stack = nn.Sequential(DenseCapsules(6, 4, 5, 3))
     assert_raises(InputError, check_capsule_layer, stack, in_capsules=6, say="a Sequential does not say its in_dim")
     layer = DenseCapsules(6, 4, 5, 3)
-    assert_raises(InputError, check_capsule_layer, layer, in_dim=0, say="in_dim must be 1 to 65536, got 0")
     assert_raises(InputError, check_capsule_layer, layer, skip=["rotation"], say='there is no check "rotation"')
-
-
-@pytest.mark.gpu
-def test_on_a_gpu() -> None:
-    check_routing(DynamicRouting(), device="cuda")
-    check_capsule_layer(DenseCapsules(7, 6, 5, 4), device="cuda")

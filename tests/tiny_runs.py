@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchcaps.training import Progress, TrainConfig, make_config, resume, train
 from torchcaps.training.folder import read_checkpoint
+from torchcaps.training.loop import JUDGED
 
 
 class StopAt(Progress):
@@ -73,6 +74,11 @@ def is_same(one: Path, other: Path) -> bool:
         found.append((weights, rows(out), summary["test"], files))
     (weights, *rest), (others, *their_rest) = found
     return rest == their_rest and all(map(same_weights, weights, others))
+
+
+def judged(loss: float, accuracy: float, balanced: float | None = None) -> dict[str, float]:
+    """What the validation images say after an epoch."""
+    return dict(zip(JUDGED, (loss, accuracy, accuracy if balanced is None else balanced), strict=True))
 
 
 def write_bars(path: Path) -> Path:

@@ -221,6 +221,8 @@ def _wrong_shape(name: str, letters: Sequence[str], shape: Sequence[int], sizes:
 
 
 def _kind(value: object) -> str:
+    if isinstance(value, types.MethodType):  # such as capsules.scores
+        return f"the method {value.__name__}; call it: {value.__name__}()"
     return f"one of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
 
 

@@ -36,14 +36,19 @@ class ImageSpec:
     """How photos of drawings are prepared; None where images are of something else."""
     calibration: Calibration | None = None
     """What is usual for the network; None where it was not measured."""
+    task: Literal["classes", "labels", "regression"] = "classes"
+    """What is asked of an image: its class, which labels it has, or numbers; ``class_names`` are the names of these."""
 
     def __post_init__(self) -> None:
         shape, names = self.in_shape, self.class_names
         fits = {
             "in_shape": isinstance(shape, tuple) and len(shape) == 3 and all(size in COUNT for size in shape),
-            "class_names": isinstance(names, tuple) and len(names) > 1 and all(isinstance(each, str) for each in names),
+            "class_names": isinstance(names, tuple)
+            and len(names) > (self.task == "classes")
+            and all(isinstance(each, str) for each in names),
             "objects": self.objects in COUNT and self.objects <= len(names),
             "fit": self.fit in ("pad", "stretch"),
+            "task": self.task in ("classes", "labels", "regression"),
         }
         if fits["in_shape"] and math.prod(shape) > LARGEST_IMAGE:
             fits["in_shape"] = False

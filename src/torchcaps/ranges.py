@@ -84,7 +84,7 @@ Width = Annotated[int, WIDTH]
 """Channels, capsule types, components: how wide a layer is."""
 Size = Annotated[int, Range(1, 2**31 - 1, whole=True)]
 """Capsules, classes, channels, as the data have them."""
-Classes = Annotated[int, Range(2, COUNT.most, whole=True)]
+AT_LEAST_TWO = Range(2, COUNT.most, whole=True)
 """Classes of images."""
 Pixels = Annotated[int, PIXELS]
 """Sides of images, kernels and strides."""

@@ -12,10 +12,17 @@ from jaxtyping import Float, UInt8
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import assert_all_finite, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import (
+    check_array,
+    check_consistent_length,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
 
 from torchcaps.analysis import predict
 from torchcaps.datasets import ImageSet
+from torchcaps.datasets.batches import WEIGHT
 from torchcaps.errors import InputError
 from torchcaps.models import Network, create_model
 from torchcaps.training import Diverged, Progress, Recipe, fit
@@ -26,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CapsNetClassifier"]
 
+MOST_CHANNELS = 4
+"""An image of at most so many channels may have them last."""
 #: What arrays are left as; others, integers above all, become the first.
 DTYPES = (np.float64, np.float32, np.uint8)
 
@@ -37,10 +46,11 @@ ROUNDING = 1e-6  # how far it may bring pixels out of 0..1
 class CapsNetClassifier(ClassifierMixin, BaseEstimator):
     """A network from :func:`torchcaps.create_model`, trained with Adam on a one-cycle schedule.
 
-    Images are an array (N, H, W), (N, C, H, W), or, with ``image_shape``, flat (N, C·H·W); uint8 of 0..255, or numbers
-    of 0..1, which are rounded to 256 levels. Other numbers are scaled to 0..1 by the least and the largest that ``fit``
-    saw, as by ``MinMaxScaler(clip=True)``; all pixels have one scale, but in flat rows with negative numbers, as a
-    ``StandardScaler`` leaves them, each pixel has its own. Labels are of any kind, strings too.
+    Images are an array (N, H, W), (N, C, H, W), (N, H, W, C) with at most four channels, or, with ``image_shape``, flat
+    rows of any of these; uint8 of 0..255, or numbers of 0..1, which are rounded to 256 levels. Other numbers are scaled
+    to 0..1 by the least and the largest that ``fit`` saw, as by ``MinMaxScaler(clip=True)``; all pixels have one scale,
+    but in flat rows with negative numbers, as a ``StandardScaler`` leaves them, each pixel has its own. Labels are of
+    any kind, strings too.
 
     The scores of the classes are the lengths of their capsules, or their activations where the routing gives them, and
     no probabilities: there is :meth:`decision_function` and no ``predict_proba``, which
@@ -51,7 +61,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         options: Other values for fields of the preset's network, e.g. ``{"conv_channels": 64}``.
         num_iterations: Routing iterations; the preset's if None.
         softmax_over: ``"outputs"`` or ``"inputs"``; the preset's if None.
-        image_shape: (H, W) or (C, H, W) of the images in the rows of a flat array; None for arrays of images.
+        image_shape: (H, W), (C, H, W) or (H, W, C) of images that are rows of a flat array; None for arrays of images.
         epochs: Passes over the training images.
         batch_size: Images a step; fewer where there are fewer images.
         learning_rate: The peak of the one-cycle schedule.
@@ -104,12 +114,13 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         self.epochs, self.batch_size, self.learning_rate, self.max_shift = epochs, batch_size, learning_rate, max_shift
         self.device, self.precision, self.random_state = device, precision, random_state
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train a new network on images and their labels.
 
         Args:
             X: Images; see the class.
             y: The label of each image.
+            sample_weight: How much each image counts in the gradient, 0 or more; all the same if None.
 
         Raises:
             InputError: An image shape, pixels or an option that do not fit; a ValueError, as scikit-learn expects.
@@ -120,6 +131,13 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         assert_all_finite(labels, input_name="y")
         check_consistent_length(images, labels)
         check_classification_targets(labels)
+        weights = {}
+        if sample_weight is not None:
+            counts = column_or_1d(check_array(sample_weight, ensure_2d=False, dtype=np.float32))
+            check_consistent_length(images, counts)
+            if counts.min() < 0 or counts.max() == 0:
+                raise InputError("sample_weight must not be negative, nor zero for all images")
+            weights[WEIGHT] = torch.from_numpy(counts / counts.mean())
         classes, codes = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
             raise InputError(f"there must be at least two classes to tell apart, got one class: {classes[0]!r}")
@@ -130,7 +148,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
             sizes: dict[str, Any] = {"epochs": self.epochs, "batch_size": min(self.batch_size, len(images))}
             recipe = Recipe(learning_rate=self.learning_rate, max_shift=self.max_shift, schedule="one-cycle", **sizes)
             where: dict[str, Any] = {"accelerator": torch.device(self.device).type, "precision": self.precision}
-            data = ImageSet(images, torch.from_numpy(codes))
+            data = ImageSet(images, torch.from_numpy(codes), factors=weights)
             try:
                 rows = fit(network, data, recipe, seed=seed, progress=Progress(), **where)
             except Diverged:
@@ -197,7 +215,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         else:
             array, shape = validate_data(self, X, reset=pixel_range is None, dtype=DTYPES), tuple(self.image_shape)
             if len(shape) not in (2, 3) or min(shape) < 1:
-                raise InputError(f"image_shape must be (H, W) or (C, H, W), got {self.image_shape!r}")
+                raise InputError(f"image_shape must be (H, W), (C, H, W) or (H, W, C), got {self.image_shape!r}")
             if math.prod(shape) != array.shape[1]:
                 numbers = f"{math.prod(shape)} numbers an image, but X has {array.shape[1]} features"
                 raise InputError(f"image_shape {shape} has {numbers}")
@@ -206,8 +224,11 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
             array = array[:, None]
         if array.ndim != 4:
             raise InputError(
-                f"images have the shape {array.shape}; give (N, H, W), (N, C, H, W), or flat rows with image_shape"
+                f"images have the shape {array.shape}; give (N, H, W), (N, C, H, W), (N, H, W, C), or "
+                "flat rows with image_shape"
             )
+        if array.shape[1] > MOST_CHANNELS >= array.shape[3]:
+            array = np.moveaxis(array, 3, 1)
         if pixel_range is None:
             pixel_range = _range_of(array, by_pixel=self.image_shape is not None)
         return torch.from_numpy(np.ascontiguousarray(_to_bytes(array, pixel_range))), pixel_range

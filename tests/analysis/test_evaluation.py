@@ -21,7 +21,7 @@ from torchcaps.models import Losses, ModelOutput
 class Oracle(nn.Module):
     """Gives each image the classes that its first pixels are; the loss of an image is its last pixel."""
 
-    decoder = None
+    decoder, task = None, "classes"
 
     def __init__(self, num_classes: int, objects: int = 1) -> None:
         super().__init__()
@@ -112,6 +112,17 @@ def test_hand_worked_scores_of_the_classes_as_json_without_nan():
     assert [row["precision"] for row in rows] == [3 / 6, 4 / 6, None, 0.0]
     assert [row["recall"] for row in rows] == [3 / 4, 4 / 7, None, 0.0]
     assert [row["f1"] for row in rows] == [6 / 10, 8 / 13, None, 0.0]
+
+
+def test_balanced_accuracy_and_calibration_error_by_hand():
+    confusion = np.array([[90, 0, 0], [5, 5, 0], [0, 0, 0]])
+    assert Evaluation(confusion, 0.0, ("a", "b", "none")).balanced_accuracy == pytest.approx((1 + 0.5) / 2)
+    result = evaluate(Oracle(3), SEVEN)  # all scores are 0.9, and five of seven are right
+    assert result.calibration_error == pytest.approx(0.9 - 5 / 7)
+    assert (result + result).calibration_error == pytest.approx(0.9 - 5 / 7)
+    bins = np.array([[4, 2.4, 4], [6, 5.4, 3]])  # 1.6 too low, 2.4 too high
+    assert Evaluation(np.diag([4, 3]), 0.0, ("a", "b"), bins=bins).calibration_error == pytest.approx(4 / 7)
+    assert evaluate(Oracle(6, 3), TRIPLES).calibration_error is None
 
 
 def test_of_many_classes_the_worst_and_the_most_frequent_confusions_are_listed():

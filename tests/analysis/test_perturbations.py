@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from torchcaps.analysis import Perturbation, Perturbations, figure_component, figure_perturbation, perturb_capsule
+from torchcaps.analysis import (
+    Perturbation,
+    Perturbations,
+    figure_component,
+    figure_perturbation,
+    perturb_capsule,
+    visibility,
+)
 from torchcaps.errors import InputError
 
 NAMES = ["ant", "bee", "cow", "dog"]
@@ -111,6 +118,19 @@ def test_the_figure_has_a_row_for_each_component_and_names_the_offsets(model, ma
     expected = [result.image, result.reconstruction, *result.images.reshape(15, *model.in_shape)]
     for got, wanted in zip(drawn_in(figure), expected, strict=True):
         np.testing.assert_allclose(got, wanted[0], atol=1e-6)
+
+
+def test_visibility_is_the_largest_change_of_a_pixel_and_0_where_the_pose_does_not_matter(model, make_images):
+    images = make_images(3)
+    seen = visibility(model, images, amplitude=0.3)
+    ends = [perturb_capsule(model, image, amplitude=0.3, steps=2).images for image in images]
+    assert seen == pytest.approx(np.mean([np.abs(each[:, 1] - each[:, 0]).max((1, 2, 3)) for each in ends]))
+    assert 0 < visibility(model, images) < seen < 1
+    with torch.no_grad():
+        next(model.decoder.parameters()).zero_()  # the first weights: those of the capsules
+    assert visibility(model, images) == 0
+    with pytest.raises(InputError, match="give at least one image"):
+        visibility(model, images[:0])
 
 
 def one_component(model, images, targets=None, component=2, **options) -> list[Perturbation]:

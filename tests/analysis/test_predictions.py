@@ -23,7 +23,7 @@ from torchcaps.analysis import (
     perturb_capsule,
     predict,
 )
-from torchcaps.datasets import ImageSet, Prepared
+from torchcaps.datasets import ImageSet, Photo, Prepared
 from torchcaps.errors import InputError
 
 GREY, COLOUR = (1, 28, 28), (3, 28, 28)
@@ -145,16 +145,24 @@ def test_without_a_decoder_only_scores_are_measured(cnn, make_images) -> None:
             Calibration(**{"score": 1, "distance": 1, "images": 1} | value)
 
 
-def test_a_file_has_its_class_its_scores_and_why_it_is_unsure() -> None:
+def test_a_file_has_its_class_its_scores_and_why_it_is_unsure(words) -> None:
     prepared = Prepared(np.zeros((1, 28, 28), np.uint8), ("dark ink turned light",), (90, 180, 450, 540))
-    said = Prediction(np.array([1]), np.float32([[0.1, 0.3]]), None, [("its score 0.30 is below 0.50",)])
-    answers = PhotoAnswers([Path("a $file$.jpg")], [prepared], said, ("cat", "dog\x1b"))
+    scores, drawn, unsure = np.float32([[0.1, 0.3]]), np.zeros((1, 1, 28, 28)), "its score 0.30 is below 0.50"
+    said = Prediction(np.array([1]), scores, drawn, [(unsure,)])
+    photo = Photo(np.full((3, 900, 1800), 200, np.uint8), prepared)
+    answers = PhotoAnswers([Path("a $file$.jpg")], [prepared], said, ("cat", "dog\x1b"), [photo])
     (found,) = answers.to_dict()
     assert (found["image"], found["class"]) == ("a $file$.jpg", "dog\x1b")
-    assert (found["prepared"], found["unsure"]) == (("dark ink turned light",), ("its score 0.30 is below 0.50",))
+    assert (found["prepared"], found["unsure"]) == (("dark ink turned light",), (unsure,))
     (table,) = answers.tables()
     lines = [line if isinstance(line, str) else line.text for line in table.note]
     assert lines[-1].strip().startswith(r"dog\x1b")
+    figure = answers.figures()[""]
+    assert [image.get_array().shape[:2] for image in figure.axes[0].images] == [(200, 400), (28, 28), (28, 28)]
+    row = ["cat  0.10", r"dog\x1b  0.30", r"a $file$.jpg: dog\x1b", "dark ink turned light", f"unsure: {unsure}"]
+    assert words(figure) == ["photo", "what the network sees", "reconstruction", "length", *row]
+    long = dataclasses.replace(answers, prediction=dataclasses.replace(said, caveats=[("word " * 30,)]))
+    assert max(map(len, words(long.figures()[""]))) <= 50  # reasons are wrapped
     said = dataclasses.replace(said, scores=np.linspace(0, 1, 25)[None])
     many = dataclasses.replace(answers, class_names=tuple(map(str, range(25))), prediction=said)
     assert "… and 15 lower ones (--json shows all)" in many.tables()[0].note[-1]

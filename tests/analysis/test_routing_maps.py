@@ -182,7 +182,8 @@ def test_the_figure_has_a_map_for_each_iteration_and_class_on_one_scale(words):
     np.testing.assert_allclose(bee[0], 1 / 3, rtol=1e-5)
     assert [tuple(place) for place in np.argwhere(bee[1] > 0)] == [(0, 3), (2, 1)]
     np.testing.assert_allclose(bee[1].max(), 0.5)  # mean of two types
-    assert len({drawn.norm for drawn in maps}) == 1
+    (norm,) = {drawn.norm for drawn in maps}
+    np.testing.assert_allclose(norm([1 / 3, 1, 2, 0, 1 / 3 + 1 / 6]), [0.5, 1, 1, 0.5 - 8**-0.5, 0.75], atol=1e-6)
     assert {"ant", "bee", "cow", "iteration 1", "iteration 2", "0.90", "image", "coupling"} <= set(words(figure))
 
 
@@ -193,6 +194,7 @@ def test_coupling_maps_of_other_traces(words):
     uniform = dataclasses.replace(trace, coupling=np.full_like(trace.coupling, 1 / 3))
     bar = analysis.figure_coupling(uniform).axes[1]
     assert bar.get_ylim()[0] < 1 / 3 < bar.get_ylim()[1]
+    assert [label.get_text() for label in bar.get_yticklabels()] == ["0", "0.33 uniform", "0.67", "1"]
     longer = {name: np.repeat(getattr(trace, name)[:1], 101, 0) for name in ("coupling", "scores", "entropy")}
     for given, options, message in (
         (trace, {"index": 1}, "index must be 0 to 0"),
@@ -210,7 +212,7 @@ def test_a_report_lists_input_capsules_and_what_says_nothing():
     assert [row[:3] for row in iterations.rows] == [["1", "0", "0.000"], ["2", "1", "0.900"]]
     assert capsule.title == "Input capsule 5: type 0, row 1, column 1 (the 10 longest of 30 classes)"
     assert len(capsule.rows) == 2 * 10 + 1
-    assert many.rows == [["1", "1.0000", "1.00e+00"], ["2", "1.0000", "1.00e+00"]]
+    assert many.rows == [["1", "1.000", "1.0000"], ["2", "1.000", "1.0000"]]
     assert "50.0 % of the output capsules" in note.note[0]
 
 
@@ -319,7 +321,7 @@ def test_activations_are_the_scores_of_a_routing_that_gives_them(make_deep, make
     _, routed = routed_by_hand(model, images, 2)
     assert trace.score_name == inner.score_name == "activation"
     np.testing.assert_allclose(trace.scores[0], routed.activations, atol=1e-6)
-    assert "below: activation of the capsule" in " ".join(words(analysis.figure_coupling(trace)))
+    assert "below: its activation" in " ".join(words(analysis.figure_coupling(trace)))
     assert (np.diff(inner.scores[0], axis=1) > 0).all()  # the last type the most
     statistics = analysis.routing_statistics(model, images, layer=1)
     assert statistics.longest.shape == (3 * 2 * 4,)
@@ -337,12 +339,12 @@ class Free(Routing):
         return Routed(squash(votes.weighted_sum(None)), coupling=torch.ones_like(votes.zeros()))
 
 
-def test_where_nothing_competes_every_coupling_of_one_is_uniform(model, make_images):
+def test_where_nothing_competes_every_coupling_of_one_is_uniform(model, make_images, words):
     model.class_capsules.routing = Free()
     trace = analysis.trace_routing(model, make_images(2))
     assert (trace.softmax_over, trace.uniform) == (None, 1)
     np.testing.assert_allclose(trace.entropy, 1, rtol=1e-6)
-    analysis.figure_coupling(trace)
+    assert {"0", "1 uniform", "2"} <= set(words(analysis.figure_coupling(trace)))
 
 
 def test_what_lies_beyond_the_edge_of_a_map_is_not_measured(make_deep, make_images):

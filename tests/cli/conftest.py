@@ -59,7 +59,8 @@ def tiny() -> tuple[str, ...]:
 def run_folder(tmp_path_factory: pytest.TempPathFactory, tiny: tuple[str, ...]) -> Path:
     """A run of two epochs, not to be changed."""
     folder = tmp_path_factory.mktemp("cli") / "run"
-    result = call("train", *tiny, "--epochs", "2", "--learning-rate", "0.01", "--out", folder)
+    constant = ("--schedule", "constant", "--learning-rate", "0.01")  # so that it can be made longer
+    result = call("train", *tiny, *constant, "--epochs", "2", "--out", folder)
     assert result.code == 0, result.err
     return folder
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -12,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.shell_completion import ShellComplete
 
 from torchcaps import __version__
-from torchcaps.cli.app import COMMANDS
+from torchcaps.cli.app import COMMANDS, app
+from torchcaps.files import write_json
 
 HEAVY = ("torch", "matplotlib", "lightning_fabric", "sklearn", "numpy", "PIL", "huggingface_hub", "pooch")
 NEEDS: dict[str, str] = {
@@ -44,7 +47,14 @@ def test_the_contract_of_each_command(cli: Cli, run_folder: Path, digit_file: Pa
     assert result.out.startswith(f"Usage: torchcaps {command}")
     assert f"torchcaps {command}" in result.out.partition("Examples:")[2]
     assert max(map(len, result.out.splitlines())) <= 100
-    assert result == cli(command, "-h")
+    short = cli(command, "-h")
+    assert (short.code, short.err) == (0, "")
+    lines = short.out.splitlines()
+    assert max(map(len, lines)) <= 100
+    options, examples = short.out.partition("\nExamples:")[::2]
+    assert 2 < len(re.findall("^  -", options, re.MULTILINE)) <= 10
+    assert 1 <= examples.count("  torchcaps ") <= 3
+    assert len(lines) <= 25
     wrong = cli(command, "--debgu")
     assert (wrong.code, wrong.out, wrong.err.count("\n"), "--debug" in wrong.err) == (2, "", 1, True)
     if command not in NEEDS:
@@ -66,6 +76,32 @@ def test_all_commands_are_listed(cli: Cli) -> None:
     assert not [line for line in listed if line.endswith("...")], "a short help is cut"
     assert cli() == cli("--help")
     assert cli("--version").out == f"torchcaps, version {__version__}\n"
+
+
+def test_the_short_help_has_the_options_of_the_examples(cli: Cli) -> None:
+    out = cli("train", "-h").out
+    for option in ("--data", "--epochs", "--batch-size", "--learning-rate", "--image-size", "--seed", "--resume"):
+        assert f"\n  {option} " in out
+    assert " --help shows all):" in out
+
+
+def test_names_are_completed() -> None:
+    shell = ShellComplete(app, {}, "torchcaps", "_TORCHCAPS_COMPLETE")
+    for name in ("first-digits-1", "first-digits-2"):
+        write_json(Path("runs", name, "config.json"), {})
+    Path("runs/nothing").mkdir()
+    for line, words in (
+        ("ev", ["evaluate"]),
+        ("train torch-", ["torch-notebook", "torch-tutorial"]),
+        ("presets torch-", ["torch-notebook", "torch-tutorial"]),
+        ("train --data smallnorb-a", ["smallnorb-azimuth", "smallnorb-azimuth-familiar"]),
+        ("datasets dig", ["digits"]),
+        ("explore --train dig", ["digits"]),
+        ("evaluate runs/f", ["runs/f", "runs/first-digits-1", "runs/first-digits-2"]),
+        ("evaluate --split t", ["test", "train"]),
+    ):
+        *before, last = line.split()
+        assert [each.value for each in shell.get_completions(before, last)] == words
 
 
 def test_help_loads_nothing_heavy(environment: dict[str, str]) -> None:

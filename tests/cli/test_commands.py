@@ -34,7 +34,7 @@ def read_rows(text: str) -> list[list[str]]:
 def test_train_says_first_what_it_does_and_last_what_to_do_next(cli: Cli, tiny: tuple[str, ...]) -> None:
     result = cli("train", *tiny, "--figures")
     assert (result.code, result.err) == (0, "")
-    folder = Path("runs/sabour2017-digits-1")
+    folder = Path("runs/first-digits-1")
     assert [line.split(":")[0] for line in result.out.splitlines()[:4]] == ["Network", "Data", "Images", "Device"]
     summary = read_json(folder / "summary.json", "summary")
     assert f"{100 * summary['test']['best']['accuracy']:.2f} %" in result.out
@@ -97,6 +97,12 @@ def test_evaluate_prints_every_class_and_the_confusion_matrix(cli: Cli, run_fold
     for j, row in enumerate(found["confusion"]):
         assert [str(j), str(found["per_class"][j]["images"])] in [each[:2] for each in classes]
         assert [str(j), *(str(number) if number else "·" for number in row)] in matrix
+
+
+def test_evaluate_the_network_that_comes_along(cli: Cli) -> None:
+    judged = cli("evaluate")
+    assert judged.out.startswith("compact (comes with torchcaps) on the test images of digits\n")
+    assert "trained on the digits of MNIST, a download. These images are digits, which come" in judged.err
 
 
 @pytest.mark.parametrize(
@@ -175,11 +181,8 @@ def test_routing_tells_every_round(cli: Cli, run_folder: Path) -> None:
     assert ["1", "0", *(f"{each:z.4f}" for each in first), f"{trace.lengths[0, 0, 0]:.4f}"] in table
     of_all = read_rows(out[out.index("Mean of the first 10 test images of digits") :])
     for t in range(3):
-        assert [
-            str(t + 1),
-            f"{statistics.entropy[t].mean():.4f}",
-            f"{statistics.mean_agreement[t].mean():.2e}",
-        ] in of_all
+        entropy, agreement = statistics.entropy[t].mean(), statistics.mean_agreement[t].mean()
+        assert [str(t + 1), f"{entropy:.3f}", f"{agreement:.4f}"] in of_all
     assert len(json.loads(cli("routing", run_folder, "--num-iterations", "2", "--json").out)["rounds"]) == 2
 
 
@@ -210,16 +213,22 @@ def test_curves_of_several_runs(cli: Cli, run_folder: Path, tmp_path: Path) -> N
 
 def test_presets_are_all_there_with_their_parameters(cli: Cli) -> None:
     out, found = cli("presets").out, json.loads(cli("presets", "--json").out)
-    by_name, words = {preset["name"]: preset for preset in found}, " ".join(out.split())
+    by_name, words = {preset["name"]: preset for preset in found}, " ".join(cli("presets", "--diff").out.split())
     assert list(by_name) == list_presets()
-    assert all(f" {name} " in words for name in by_name)
+    rows = {line.split()[0]: " ".join(line.split()) for line in out.splitlines() if line}
+    assert len(out.splitlines()) <= 45
+    assert set(by_name) <= set(rows)
+    assert rows["sabour2017"] == "sabour2017 Sabour 2017 8,215,568 0.25 % (mnist)"
+    assert rows["torch-notebook"] == "torch-notebook PyTorch notebook 8,215,568"
     assert by_name["sabour2017"]["parameters"] == {"with_decoder": 8_215_568, "without_decoder": 6_804_224}
-    assert "8,215,568" in out
     variants = [by_name[name]["variant_of"] for name in ("sabour2017-code", "sabour2017-r1", "sabour2017-cifar10")]
     assert variants == [None, "sabour2017", "sabour2017"]
     assert by_name["baseline-cnn"]["model"] == json.loads(json.dumps(get_preset("baseline-cnn").network))
     assert "sabour2017-r1 num_iterations 1; decoder none" in words
     assert "compact-deep layers conv,dense;" in words, "beside compact, which it is a variant of"
+    alone = " ".join(cli("presets", "sabour2017-r1", "--diff").out.split())
+    assert "sabour2017-r1 num_iterations 1; decoder none" in alone
+    assert "compact-deep" not in alone
 
 
 def test_one_preset_is_shown_and_drawn(cli: Cli) -> None:

@@ -43,7 +43,7 @@ def test_the_page_is_opened(cli: Cli, run_folder: Path, served: list[Any], monke
     opened = threading.Event()
     monkeypatch.setattr(webbrowser, "open", lambda url: opened.set() if url == "http://127.0.0.1:7860" else None)
     result = cli("explore", run_folder)
-    title = "run: sabour2017, trained on UCI handwritten digits, 8×8 brought to 28×28"
+    title = "run: first, trained on UCI handwritten digits, 8×8 brought to 28×28"
     assert (result.code, result.out) == (0, f"Exploring {title} at http://127.0.0.1:7860\nCtrl-C ends it.\n")
     assert opened.wait(5)
     [(explorer, port)] = served
@@ -61,19 +61,19 @@ def test_which_networks_are_opened(cli: Cli, run_folder: Path, served: list[Any]
     shutil.copytree(run_folder, "there/run")
     result = cli("explore", run_folder, "there/run", "--no-browser")
     assert served[-1][0].name == "there/run"
-    assert " and there/run: sabour2017, trained on " in result.out
+    assert " and there/run: first, trained on " in result.out
 
 
-# Says on stderr whom the process looks up or connects to.
 WATCHED = """
-import sys
+import functools, sys
 def watch(event, arguments):
     if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname"):
         print("TALKS", event, arguments[1:] if event == "socket.connect" else arguments, file=sys.stderr, flush=True)
 sys.addaudithook(watch)
-from torchcaps.cli import explore, main
+from torchcaps import training
+from torchcaps.cli import main
 small = {"conv_channels": 8, "primary_types": 2, "decoder_hidden": (16,)}
-explore.WATCHED |= small | {"epochs": int(sys.argv.pop(1))}
+training.make_config = functools.partial(training.make_config, epochs=int(sys.argv.pop(1)), **small)
 sys.exit(main(sys.argv[1:]))
 """
 """Says on stderr whom the process looks up or connects to; the first word is how many epochs a network learns."""
@@ -101,11 +101,13 @@ def test_it_talks_to_nobody_and_a_signal_ends_it(
     process = subprocess.Popen(command, env=environment, **pipes)
     try:
         assert process.stdout is not None
-        port = int(process.stdout.readline().rpartition(" at http://127.0.0.1:")[2])
+        line = process.stdout.readline()
+        port = int(line.rpartition(" at http://127.0.0.1:")[2])
         assert any(awaited in line for line in process.stdout)
         if number == signal.SIGTERM:
             assert ask(port, "pick", b'{"index": 0}').keys() == {"pixels", "label"}
         else:
+            assert line.startswith("Exploring first: learning on UCI handwritten digits")
             now = ask(port, "progress", b"{}")
             assert now["isRunning"] is bool(code)
             assert [len(now[name]) for name in ("scores", "seen", "right", "decoded")] == [10] * 4
@@ -113,6 +115,6 @@ def test_it_talks_to_nobody_and_a_signal_ends_it(
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
     assert process.returncode == code
-    resumed = "go on with: torchcaps train --resume runs/sabour2017-digits-1" in err
-    assert (resumed, Path("runs/sabour2017-digits-1/last.ckpt").exists()) == (bool(code), number == signal.SIGINT)
+    resumed = "go on with: torchcaps train --resume runs/first-digits-1" in err
+    assert (resumed, Path("runs/first-digits-1/last.ckpt").exists()) == (bool(code), number == signal.SIGINT)
     assert not [word for word in ("Traceback", "TALKS") if word in err]

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 #: What pages write where any value may stand, and one that may. Paths, such as RUN, are taken as they are.
-PLACEHOLDERS = {"PRESET": "sabour2017", "NAME": "digits", "TABLE": "mnist", "B": "64", "N": "1"}
+PLACEHOLDERS = {"PRESET": "sabour2017", "DATA": "digits", "TABLE": "mnist", "B": "64", "N": "1"}
 
 
 def commands_in(script: str) -> list[list[str]]:
@@ -72,9 +72,9 @@ def check(call: str) -> None:
         names = {option.name for options in run_options().values() for option in options}
         overrides = {n: value for n, value in values.items() if n in names and parsed.get_parameter_source(n) is given}
         find_dataset(build_config(values["preset"], None, overrides).data)
-    elif name == "presets" and values["name"] is not None:
-        get_preset(values["name"])
-    elif data := values.get("name" if name == "datasets" else "data"):
+    elif name == "presets" and values["preset"] is not None:
+        get_preset(values["preset"])
+    elif data := values.get("data"):
         find_dataset(data)
 
 

@@ -66,7 +66,7 @@ def test_sets_that_cannot_be() -> None:
         (PIXELS, torch.tensor([[0, 1, 2]] * 2), BOTH, "parts"),
         (PIXELS, TWO, BOTH[..., :2], "parts"),
     ):
-        wrong_type = any(each is not None and each.is_floating_point() for each in (images, labels, parts))
+        wrong_type = any(each is not None and each.is_floating_point() for each in (images, parts))
         with pytest.raises(TypeError if wrong_type else InputError, match=named):
             ImageSet(images, labels, parts)
     with pytest.raises(InputError, match=r"the factor light must have the shape \(2,\), got \(6,\)"):

@@ -47,6 +47,8 @@ def test_every_mode_becomes_eight_bits(tmp_path: Path, save_image: Callable[...,
         ("bilevel.png", np.array([[0, 255], [255, 0]], np.uint8), "1", [[[0, 255], [255, 0]]]),
         ("sixteen.png", np.array([[0, 257, 32896, 65535]], np.uint16), None, [[[0, 1, 128, 255]]]),
         ("float.tif", np.array([[0, 0.5, 1]], np.float32), None, [[[0, 128, 255]]]),
+        ("bytes.tif", np.array([[0, 128, 255]], np.int32), None, [[[0, 128, 255]]]),
+        ("words.tif", np.array([[0, 32896, 65535]], np.int32), None, [[[0, 128, 255]]]),
         ("clear.png", np.array([[[0, 0, 0, 255], [0, 0, 0, 0]]], np.uint8), None, [[[0, 255]]]),  # nothing is white
     ):
         assert read_pixels(save_image(tmp_path / name, pixels, mode)).tolist() == wanted

@@ -65,7 +65,8 @@ def open_page(browser: Browser, errors: list[str]) -> Iterator[Callable[..., Pag
     contexts: list[Any] = []
     requests: list[str] = []
 
-    def open_it(address: str, width: int = 1280, height: int = 900, **options: Any) -> Page:
+    def open_it(address: str, width: int = 1280, height: int = 900, *, fresh: bool = False, **options: Any) -> Page:
+        """A page whose image was cleared and whose tour was seen; a fresh one as who comes first has it."""
         context = browser.new_context(viewport={"width": width, "height": height}, **options)
         context.set_default_timeout(WAIT)
         contexts.append(context)
@@ -73,8 +74,13 @@ def open_page(browser: Browser, errors: list[str]) -> Iterator[Callable[..., Pag
         context.on("weberror", lambda error: errors.append(str(error.error)))
         context.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
         page = context.new_page()
+        if not fresh:
+            page.add_init_script("localStorage.setItem('torchcaps-tour', 'seen')")
         page.goto(address)
         page.locator(".bar").first.wait_for()
+        if not fresh and "#" not in address and page.evaluate("networks[0].images && !learning"):
+            settle(page)
+            page.get_by_role("button", name="Clear").click()
         return page
 
     yield open_it
@@ -128,12 +134,33 @@ def message(page: Page) -> str:
     return page.locator(".message").inner_text()
 
 
+def test_it_opens_with_a_digit_that_moves_and_a_tour_that_is_remembered(
+    open_page: Callable[..., Page], address: str
+) -> None:
+    page = open_page(address, height=800, fresh=True)
+    settle(page)
+    page.locator(".slider.sweeping").wait_for()
+    assert page.get_by_role("button", name="Undo").is_disabled()
+    outlined = []
+    for _ in range(4):
+        outlined.append(page.locator(".toured").get_attribute("class").split()[0])
+        page.get_by_role("button", name="Next").click()
+    assert outlined == ["capsules", "components", "decoded", "routing"]
+    assert page.locator(".tour li").count() == 3
+    page.get_by_role("button", name="Done").click()
+    assert page.evaluate("document.documentElement.scrollHeight") <= 800  # all panels are in sight
+    page.reload()
+    settle(page)
+    assert page.locator(".tour").is_hidden()
+    page.get_by_role("button", name="Tour").click()
+    assert page.locator(".tour").is_visible()
+
+
 def test_a_stroke_is_judged_undone_and_downloaded(open_page: Callable[..., Page], address: str, tmp_path: Path) -> None:
     page = open_page(address)
     assert page.locator(".verdict").inner_text() == "Draw, upload or pick an image."
     assert pixels(page, ".drawing").max() == pixels(page, ".whole").max() == 0
-    for control in (page.get_by_role("button", name="Copy link"), page.get_by_role("button", name="Undo")):
-        assert control.is_disabled()
+    assert page.get_by_role("button", name="Copy link").is_disabled()
     draw(page)
     assert page.locator(".verdict strong").inner_text() == "3"
     lengths = [float(text) for text in page.locator(".bar .number").all_inner_texts()]
@@ -178,10 +205,10 @@ def test_sliders_sweeps_and_iterations_redraw(open_page: Callable[..., Page], ad
     page = open_page(address)
     pick(page, 7)
     alone, image = pixels(page, ".whole")[..., 0] / 255, pixels(page, ".drawing")[..., 0] / 255
-    page.get_by_label("Overlay on the image").check()
+    page.get_by_label("Overlay").check()
     wanted = image[..., None] * [255, 128, 0] + alone[..., None] * [51, 153, 255]
     np.testing.assert_allclose(pixels(page, ".whole"), wanted.clip(0, 255), atol=1.5)
-    page.get_by_label("Overlay on the image").uncheck()
+    page.get_by_label("Overlay").uncheck()
     before = picture(page)
     for k in range(16):
         page.get_by_role("slider", name=f"Component {k}", exact=True).press("End")

@@ -15,9 +15,8 @@ from support import assert_close
 from torchcaps import create_model
 from torchcaps.machine import MIB
 from torchcaps.models import CapsNet
-from torchcaps.models.images import WIDE, map_chunks
+from torchcaps.models.images import map_chunks
 from torchcaps.nn import Capsules, PrimaryCapsules
-from torchcaps.ops.convolution import Shape
 from torchcaps.ops.memory import get_working_memory
 
 
@@ -84,57 +83,28 @@ def test_chunks_are_nearly_equal_and_as_large_as_is_best() -> None:
 def test_images_go_through_the_convolutions_in_parts(calls: list[int]) -> None:
     model, images = network(), torch.rand(7, 1, 28, 28)
     whole = model.primary(images).poses
-    torchcaps.set_working_memory(3.5 * 16 * 20 * 20 * 4 / 2**20)  # maps of three images and a half
+    torchcaps.set_working_memory(3.5 * 16 * 20 * 20 * 4 / MIB)  # maps of three images and a half
     with torch.no_grad():
         parts = model.primary(images).poses
         assert_close(parts, whole)
         assert parts.transpose(1, 2).is_contiguous() == whole.transpose(1, 2).is_contiguous()
         with torch.autocast("cpu", torch.bfloat16):
             model.primary(images)
-    assert calls == [7, 3, 2, 2, 7]  # maps of bfloat16 are half as large
-    torchcaps.set_working_memory(1e-3)
-    with torch.inference_mode():
-        assert_close(model.primary(images).poses, whole)
-    assert calls[5:] == [1] * 7
-    calls.clear()
     model(images)
-    assert calls == [7], "not where something is learned"
+    assert calls == [7, 3, 2, 2, 7, 7]  # maps of bfloat16 are half as large; all at once where something is learned
     active = network(primary_activations=True, routing="em").eval()  # which routes the activations of all parts
     whole = active(images).scores
     with torch.inference_mode():
         assert_close(active(images).scores, whole)
     calls.clear()
     model = network(stem_channels=(40, 8), stem_strides=(1, 2), conv_kernel=3, primary_kernel=3)
-    torchcaps.set_working_memory(2 * 40 * 26 * 26 * 4 / 2**20)  # the largest map is that of the stem
+    torchcaps.set_working_memory(2 * 40 * 26 * 26 * 4 / MIB)  # the largest map is that of the stem
     with torch.no_grad():
         model.primary(images[:5])
     assert calls == [2, 2, 1]
     torchcaps.set_working_memory(512)
-    for separate in (False, True):
-        layer = PrimaryCapsules(256, primary_separate_convs=separate)
-        assert layer.is_wide((20, 20), 128)
-        assert not layer.is_wide((20, 20), 1)
+    assert [PrimaryCapsules(256).is_wide((20, 20), batch) for batch in (128, 1)] == [True, False]
     assert not PrimaryCapsules(4, primary_types=2, primary_kernel=3).is_wide((20, 20), 128)
-
-
-def test_products_of_planes_get_more_images_at_a_time(calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def chosen(shape: Shape, images: int, learning: bool) -> str:
-        asked.append((shape, images, learning))
-        return "transform"
-
-    monkeypatch.setattr("torchcaps.nn.primary.choose", chosen)
-    model, images = network(), torch.rand(7, 1, 28, 28)
-    torchcaps.set_working_memory(3.5 * 16 * 20 * 20 * 4 / MIB / WIDE)
-    with torch.no_grad():
-        parts = model.primary(images).poses
-    assert calls == [3, 2, 2]
-    assert asked == [(Shape(16, 16, (20, 20), (9, 9), (2, 2)), 7, False)]
-    assert_close(parts, model.primary(images).poses, 1e-5)
-    with torch.no_grad():
-        model.double().primary(images.double())
-    assert len(asked) == 1, "planes are of float32"
 
 
 def test_compiled_and_exported_networks_take_any_batch() -> None:

@@ -26,11 +26,3 @@ def test_an_image_of_one_colour_is_zero_and_faint_ones_are_not_blown_up() -> Non
     assert result[1].abs().max() < 255 * 4 * 1.1e-6  # the deviation counts as 1 / (255 √pixels) at least
     result.square().sum().backward()
     assert_finite([images.grad])
-
-
-def test_half_precision() -> None:
-    images = torch.rand(2, 3, 32, 32)
-    for dtype in (torch.float16, torch.bfloat16):
-        result = standardise(images.to(dtype))
-        assert result.dtype == dtype
-        assert_close(result.float(), standardise(images), 0.03)

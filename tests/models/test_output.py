@@ -11,12 +11,6 @@ from torchcaps.errors import InputError, WrongType
 from torchcaps.models.output import is_correct, label_rows, order, top_classes
 
 
-def test_the_longest_come_first() -> None:
-    lengths = torch.tensor([[0.1, 0.9, 0.3, 0.8], [0.5, 0.2, 0.6, 0.1]])
-    assert top_classes(lengths, 2).tolist() == [[1, 3], [2, 0]]
-    assert top_classes(lengths, 1).tolist() == [[1], [2]]
-
-
 def test_of_equally_long_capsules_the_first_class_comes_first() -> None:
     lengths = torch.tensor([[0.5, 0.9, 0.9, 0.1, 0.9], [0.2] * 5])  # topk gives 2, 4, 1 and 2, 4, 3
     assert top_classes(lengths, 3).tolist() == [[1, 2, 4], [0, 1, 2]]

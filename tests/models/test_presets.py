@@ -27,11 +27,11 @@ from support import (
     registered_for_now,
     small,
 )
-from torchcaps import create_model, list_presets, squash
+from torchcaps import create_model, list_presets
 from torchcaps.errors import InputError
-from torchcaps.models import BaselineCNN, CapsNet, Network, build_network, get_preset, register_preset
+from torchcaps.models import CapsNet, Network, get_preset, register_preset
 from torchcaps.nn import ChannelNorm, EMCodeRouting, Matrix
-from torchcaps.parts import UnknownOption, complete, describe, flat, override, own_parts
+from torchcaps.parts import UnknownOption, complete, describe, own_parts
 from torchcaps.training.recipe import Recipe
 
 IN_SHAPE, NUM_CLASSES = (3, 20, 24), 7  # no source has such images
@@ -53,7 +53,7 @@ def test_a_preset_keeps_the_contract(name: str, tmp_path: Path, monkeypatch: pyt
     model = create_model(name, IN_SHAPE, NUM_CLASSES, **small(name))
     says_what_it_is(name)
     keeps_its_numbers(name)
-    learns_at_any_size(name, model)
+    learns(name, model)
     survives_half_precision(model)
     comes_back_from_its_folder_and_its_card(name, model.eval(), tmp_path, monkeypatch)
 
@@ -62,33 +62,25 @@ def says_what_it_is(name: str) -> None:
     preset = get_preset(name)
     assert preset.name == name
     assert preset.description.endswith(".")
+    assert len(re.split(r"[.;:](?: |$)", preset.description)[0]) <= 100, "it stands in the table of networks"
     assert preset.source
     recipe = Recipe().replace(preset.recipe)
     assert recipe.crop in (None, *preset.in_shape[1:])
     assert recipe.validation_size is None  # how many images are set apart is the data set's own affair
-    model, other = on_meta(name), on_meta(name, (2, 40, 41), 4)
+    model = on_meta(name)
     assert (model.in_shape, model.num_classes) == (preset.in_shape, preset.num_classes)
-    assert (other.in_shape, other.num_classes) == ((2, 40, 41), 4)
     assert {key: describe(model)[key] for key in preset.network} == preset.network
     assert complete("network", json.loads(json.dumps(preset.network))) == preset.network
-    assert Recipe().replace(json.loads(json.dumps(preset.recipe))) == recipe
     assert not own_parts("network", preset.network)
 
 
 def keeps_its_numbers(name: str) -> None:
     preset, written = get_preset(name), KEPT[name]
-    tree = complete("network", written["model"])
-    assert tree == preset.network
+    assert complete("network", written["model"]) == preset.network
     assert Recipe().replace(written["recipe"]) == Recipe().replace(preset.recipe)
-    torch.manual_seed(0)
-    then = build_network(override("network", tree, small(name)), (1, 28, 28), 4).state_dict()
-    torch.manual_seed(0)
-    now = create_model(name, (1, 28, 28), 4, **small(name)).state_dict()
-    assert list(now) == list(then)
-    assert all(torch.equal(now[key], then[key]) for key in now)
 
 
-def learns_at_any_size(name: str, model: Network) -> None:
+def learns(name: str, model: Network) -> None:
     images, labels = torch.rand(3, *IN_SHAPE), labels_for(model, 3)
     drawn = drawn_for(model, images)
     output = model(images, labels)
@@ -165,27 +157,6 @@ def comes_back_from_its_folder_and_its_card(
     assert names["output"].lengths.shape == (1, NUM_CLASSES)
 
 
-FAMILIES = ("sabour2017", "compact-shared", "hinton2018-paper", "vb2020", "sabour2017-multimnist", "cnn-matched")
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_few_steps_lower_the_loss(name: str) -> None:
-    model = create_model(name, (1, 20, 20), 3, **small(name))
-    images, labels = torch.rand(8, 1, 20, 20) * 0.2, labels_for(model, 8)
-    for kind in range(3):  # a bright band at the top, in the middle, or at the bottom
-        images[torch.arange(8) % 3 == kind, :, 7 * kind : 7 * kind + 6] += 0.7
-    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-    losses = []
-    for _ in range(25):
-        loss = model.loss(model(images, labels), drawn_for(model, images), labels).classification
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    jumps = name in ("vb2020", "hinton2018-paper")  # by the statistics of 8 images, by the few that a class wins
-    assert (min(losses) if jumps else losses[-1]) < 0.9 * losses[0], losses
-
-
 # ---- the registry
 
 
@@ -195,10 +166,8 @@ def test_names_are_taken_once_and_unknown_ones_get_the_nearest() -> None:
     said = 'there is no preset "sabor2017"; did you mean "sabour2017"?'
     assert_raises(InputError, create_model, "sabor2017", say=said)
     assert_raises(InputError, register_preset, "mine", "Mine.", base="sabor2017", say=said)
-    assert_raises(InputError, get_preset, "zzz", say='there is no preset "zzz"; known: aff-capsnet, ')
     for name in (5, ["sabour2017"], None, {}):
-        said = f'preset must be a name such as "sabour2017", got {name!r}'
-        assert_raises(InputError, create_model, name, say=said)
+        assert_raises(InputError, create_model, name, say='preset must be a name such as "sabour2017", got ')
 
 
 def test_a_new_preset_is_listed() -> None:
@@ -216,48 +185,29 @@ def test_a_new_preset_is_listed() -> None:
 # ---- sizes
 
 
-# convolutions (weights, biases) + transformation matrices + decoder (weights and biases of three layers)
-MULTIMNIST = (
-    (81 * 256 + 256) + (81 * 256 * 256 + 256) + (32 * 10 * 10) * 8 * 160 + (161 * 512 + 513 * 1024 + 1025 * 1296)
-)
-CIFAR10 = (243 * 256 + 256) + (81 * 256 * 512 + 512) + (64 * 4 * 4) * 8 * 160 + (161 * 512 + 513 * 1024 + 1025 * 1728)
-SMALLNORB = (162 * 256 + 256) + (81 * 256 * 256 + 256) + (32 * 8 * 8) * 8 * 80 + (81 * 512 + 513 * 1024 + 1025 * 2048)
-SVHN = (243 * 64 + 64) + (81 * 64 * 96 + 96) + (16 * 8 * 8) * 6 * 80 + (81 * 512 + 513 * 1024 + 1025 * 3072)
-# four convolutions without bias, a scale and a shift for each of their channels, and the primary one
-COMPACT = 9 * (32 + 32 * 32 + 32 * 64 + 64 * 64) + 2 * (32 + 32 + 64 + 64) + (16 * 64 * 64 + 64)
-COMPACT += (8 * 6 * 6) * 8 * 160 + (161 * 256 + 257 * 512 + 513 * 784)
-# two cameras; poses of 8·16 and activations of 8; two layers on maps and the class capsules, 4×4 a pair, and two β each
-EM = (50 * 64 + 64) + 65 * 8 * 17 + (9 * 8 * 16 + 9 * 16 * 16 + 16 * 5) * 16 + 2 * (16 + 16 + 5)
-# convolutions without bias, scales and shifts; a layer on a map with its logits; class capsules that have only logits
-HAHN = 2 * 49 * 256 + 512 + 25 * 256 * 16 * 17 + 2 * 16 * 17
-HAHN += 9 * 16 * 16 * (16 * 16 + 16 + 1) + 2 * 256 + (16 * 36) * 5 * (16 + 1)
-# maps of 36×36, pooled twice, are 9×9
-BASELINE_MULTIMNIST = (81 * 512 + 512) + (25 * 512 * 256 + 256) + (9 * 9 * 256 + 1) * 1024 + 1025 * 10
-# maps of 28×28, pooled three times, are 4×4 (14, 7, and 3.5 rounded up)
-MATCHED = (25 * 64 + 64) + (25 * 64 * 128 + 128) + (25 * 128 * 256 + 256) + (4 * 4 * 256 + 1) * 1750 + 1751 * 10
 PARAMETERS = {
     "sabour2017": 8_215_568,
     "sabour2017-r1": 6_804_224,
     "sabour2017-r1-recon": 8_215_568,
     "sabour2017-r3": 6_804_224,
-    # in place of the primary convolution's 256 biases those of 32·8 components; another 160 of the class capsules
-    "sabour2017-code": 8_215_568 - 256 + 256 + 160,
+    "sabour2017-code": 8_215_728,  # another bias of 160 components
     "tf-notebook": 8_215_568,
     "keras-tutorial": 6_804_224,
     "torch-notebook": 8_215_568,
     "torch-tutorial": 8_215_568,
-    "compact": COMPACT,
-    "hinton2018-paper": EM,
-    "hinton2018-code": EM,
-    "vb2020": EM - 64 + 128 - 136 + 2 * 136,  # scales and shifts in place of biases
-    "hahn2019-smallnet": HAHN,
-    "sabour2017-multimnist": MULTIMNIST,
-    "sabour2017-cifar10": CIFAR10,
-    "sabour2017-smallnorb": SMALLNORB,
-    "sabour2017-svhn": SVHN,
+    "compact": 1_074_416,
+    "first": 1_948_560,
+    "hinton2018-paper": 68_754,
+    "hinton2018-code": 68_754,
+    "vb2020": 68_954,
+    "hahn2019-smallnet": 2_445_408,
+    "sabour2017-multimnist": 11_361_808,
+    "sabour2017-cifar10": 14_369_472,
+    "sabour2017-smallnorb": 9_327_104,
+    "sabour2017-svhn": 4_720_480,
     "baseline-cnn": 35_445_522,
-    "baseline-cnn-multimnist": BASELINE_MULTIMNIST,
-    "cnn-matched": MATCHED,
+    "baseline-cnn-multimnist": 24_563_978,
+    "cnn-matched": 8_213_308,
     "cnn-pooled": 131_690,
     "compact-shared": 744_177,
 }
@@ -289,10 +239,8 @@ def test_parameters_and_capsules_on_the_images_of_the_source() -> None:
             assert sum(each.numel() for each in on_meta(name, **overrides).parameters()) == number, name
     for name, grids in GRIDS.items():
         assert [capsules.grid for capsules in on_meta(name).flow] == grids, name
-    # the papers' own counts, 11.36 M and 24.56 M: the last only if the convolutions keep the size
-    for name, number in (("sabour2017-multimnist", MULTIMNIST), ("baseline-cnn-multimnist", BASELINE_MULTIMNIST)):
-        assert re.search(r"(\S+) M ", get_preset(name).description)[1] == f"{number / 1e6:.2f}"
-    assert pytest.approx(8_215_568, rel=0.0003) == MATCHED, "as many as the capsules"
+    for name in ("sabour2017-multimnist", "baseline-cnn-multimnist"):  # the papers' own counts
+        assert re.search(r"(\S+) M ", get_preset(name).description)[1] == f"{PARAMETERS[name] / 1e6:.2f}"
 
 
 def test_networks_of_our_own_stay_small_where_images_are_large() -> None:
@@ -314,9 +262,8 @@ def test_networks_of_our_own_stay_small_where_images_are_large() -> None:
 def test_layers_of_the_sources() -> None:
     compact, both, cnn = (on_meta(name) for name in ("compact", "baseline-cnn-multimnist", "baseline-cnn"))
     convs = [module for module in compact.modules() if isinstance(module, nn.Conv2d)]
-    assert [conv.out_channels for conv in convs] == [32, 32, 64, 64, 64]
-    assert [conv.kernel_size[0] for conv in convs] == [3, 3, 3, 3, 4]
-    assert [conv.stride[0] for conv in convs] == [1, 1, 2, 1, 1]
+    shapes = [(conv.out_channels, conv.kernel_size[0], conv.stride[0]) for conv in convs]
+    assert shapes == [(32, 3, 1), (32, 3, 1), (64, 3, 2), (64, 3, 1), (64, 4, 1)]
     assert sum(isinstance(module, ChannelNorm) for module in compact.modules()) == 4
     assert [tuple(conv.weight.shape) for conv in both.convs] == [(512, 1, 9, 9), (256, 512, 5, 5)]
     assert [layer.out_features for layer in (*both.dense, both.classify)] == [1024, 10]
@@ -324,12 +271,10 @@ def test_layers_of_the_sources() -> None:
     assert both.objects == on_meta("sabour2017-multimnist").objects == 2
     assert [tuple(conv.weight.shape) for conv in cnn.convs] == [(256, 1, 5, 5), (256, 256, 5, 5), (128, 256, 5, 5)]
     assert [layer.out_features for layer in (*cnn.dense, cnn.classify)] == [328, 192, 10]
-    assert all(isinstance(each, BaselineCNN) for each in (both, cnn, on_meta("cnn-matched")))
     for name in ("hinton2018-paper", "hinton2018-code", "vb2020"):
         model = on_meta(name)
         assert all(layer.compete_over == "types-and-positions" for layer in model.layers[:-1])
         assert all(isinstance(layer.transform, Matrix) for layer in model.layers)
-        assert model.class_capsules.transform.weight.shape == (16, 5, 4, 4)
         betas = [layer.routing.final_beta for layer in model.layers if isinstance(layer.routing, EMCodeRouting)]
         assert betas in ([], [0.01, 0.01, 0.0025])  # the code's class layer has a quarter
     recipe = Recipe().replace(get_preset("sabour2017-code").recipe)
@@ -369,26 +314,6 @@ def test_efficient_capsnet_by_its_equations() -> None:
     assert_close(output.capsules, capsules, 1e-5)
     assert_close(output.scores, (capsules.square().sum(-1) + 1e-7).sqrt(), 1e-5)
     assert_close(output.coupling, coupling, 1e-5)
-
-
-def test_compact_shared_is_a_sum_of_votes_of_shared_matrices() -> None:
-    model, images = create_model("compact-shared").eval(), torch.rand(3, 1, 28, 28)
-    weight, primary = model.class_capsules.transform.weight, model.primary(images).poses
-    assert primary.shape[1:] == (8 * 4 * 4, 16)
-    votes = torch.einsum("jdk,bik->bijd", weight, primary)
-    assert_close(model(images).capsules, squash(votes.sum(1) / 10), 1e-5)
-
-
-def test_the_tutorials_squash_differs_by_what_its_description_says() -> None:
-    preset = get_preset("torch-tutorial")
-    said = re.search(r"longer by (\S+) at most \(at ‖s‖ = 1\)", preset.description)
-    assert said
-    r = torch.cat([torch.logspace(-12, 4, 2001, dtype=torch.float64), torch.ones(1, dtype=torch.float64)])
-    theirs = r**2 / (1 + r**2) * r / (r + 1e-8)
-    longer = squash(r[:, None], eps=flat(preset.network)["squash_eps"])[:, 0] - theirs
-    assert longer.max() == pytest.approx(float(said[1]), rel=1e-3)
-    assert r[longer.argmax()] == pytest.approx(1, abs=0.1)
-    assert longer.min() > -1e-15
 
 
 def test_whose_capsule_is_decoded() -> None:

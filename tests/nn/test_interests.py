@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
+from routing_cases import random
+from support import assert_close, assert_differs
 from torchcaps import route
 from torchcaps.nn import (
     B2IRouting,
@@ -20,10 +21,6 @@ from torchcaps.testing import check_routing
 HISTORIES = torch.tensor([[1] * 9, [1, 1, 1, 0, 0, 0, 0, 0, 0], [0] * 9, [1] * 6 + [0] * 3], dtype=torch.bool)
 
 
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def comirec(low: Tensor, mask: Tensor, logits: Tensor, iterations: int) -> Tensor:
     """The capsules of one user as ComiRec's code computes them, item by item; ``low`` (I, J, D) are the votes."""
     for iteration in range(iterations):
@@ -36,56 +33,48 @@ def comirec(low: Tensor, mask: Tensor, logits: Tensor, iterations: int) -> Tenso
     return high
 
 
-@pytest.mark.parametrize("iterations", [1, 3])
-def test_interests_are_those_of_comirecs_equations(iterations: int) -> None:
-    torch.manual_seed(0)
-    layer = DenseCapsules(None, 5, 4, 5, transform="common", routing={"name": "b2i", "num_iterations": iterations})
-    layer = layer.double().eval()
-    items = random(4, 9, 5).requires_grad_()
-    votes, _ = layer.votes(Capsules(items, mask=HISTORIES))
-    prior = layer.routing.prior(votes)
-    assert prior.abs().max() <= 2
-    assert 0.7 < prior.std() < 1.1
-    got = layer(Capsules(items, mask=HISTORIES)).poses
-    low = (items @ layer.transform.weight.T)[:, :, None].expand(-1, -1, 4, -1)
-    wanted = torch.stack([comirec(*each, iterations) for each in zip(low, HISTORIES.double(), prior, strict=True)])
-    assert torch.allclose(got, wanted, atol=1e-12)
-    leaves = items, layer.transform.weight
-    ours, theirs = (torch.autograd.grad(x.square().sum(), leaves, retain_graph=True) for x in (got, wanted))
-    assert all(torch.allclose(a, b, atol=1e-10) for a, b in zip(ours, theirs, strict=True))
+def test_interests_are_those_of_comirecs_equations() -> None:
+    for iterations in (1, 3):
+        routing = {"name": "b2i", "num_iterations": iterations}
+        layer = DenseCapsules(None, 5, 4, 5, transform="common", routing=routing).double().eval()
+        items = random(4, 9, 5).requires_grad_()
+        prior = layer.routing.prior(layer.votes(Capsules(items, mask=HISTORIES))[0])
+        assert prior.abs().max() <= 2
+        assert 0.7 < prior.std() < 1.1
+        got = layer(Capsules(items, mask=HISTORIES)).poses
+        low = (items @ layer.transform.weight.T)[:, :, None].expand(-1, -1, 4, -1)
+        wanted = torch.stack([comirec(*each, iterations) for each in zip(low, HISTORIES.double(), prior, strict=True)])
+        assert_close(got, wanted, 1e-12)
+        leaves = items, layer.transform.weight
+        ours, theirs = (torch.autograd.grad(x.square().sum(), leaves, retain_graph=True) for x in (got, wanted))
+        for one, other in zip(ours, theirs, strict=True):
+            assert_close(one, other, 1e-10)
 
 
 def test_positions_with_weights_of_their_own_are_dense_capsules_with_a_mask() -> None:
     """ComiRec-DR: a matrix for each position and interest, logits from zero."""
     items, weight = random(4, 9, 5), 0.3 * random(9, 4, 6, 5, seed=1)
     got = route(items, weight, mask=HISTORIES, stop_gradient=True, eps=1e-9).poses
-    low = torch.einsum("ijdk,bik->bijd", weight, items)
-    wanted = torch.stack(
-        [comirec(v, m, torch.zeros(9, 4).double(), 3) for v, m in zip(low, HISTORIES.double(), strict=True)]
-    )
-    assert torch.allclose(got, wanted, atol=1e-12)
+    low, zeros = torch.einsum("ijdk,bik->bijd", weight, items), torch.zeros(9, 4).double()
+    for row in range(4):
+        assert_close(got[row], comirec(low[row], HISTORIES[row].double(), zeros, 3), 1e-12)
 
 
-@pytest.mark.parametrize("start", ["noise", "queries"])
-def test_padding_and_a_second_call_change_nothing(start: str) -> None:
-    torch.manual_seed(0)
-    layer = DenseCapsules(None, 5, 4, 5, transform="common", routing=B2IRouting(start_from=start)).double().eval()
+def test_padding_and_a_second_call_change_nothing() -> None:
     six = random(1, 6, 5)
     padded = torch.cat([six, torch.full((1, 44, 5), torch.nan, dtype=torch.float64)], 1)
     mask = torch.arange(50)[None] < 6
-    alone, again, long = layer(six).poses, layer(six).poses, layer(Capsules(padded, mask=mask)).poses
-    assert torch.equal(alone, again)
-    assert torch.allclose(alone, long, atol=1e-12)
-    assert torch.pdist(alone[0]).min() > 1e-3, "the interests differ"
+    for start in ("noise", "queries"):
+        layer = DenseCapsules(None, 5, 4, 5, transform="common", routing=B2IRouting(start_from=start)).double().eval()
+        alone = layer(six).poses
+        assert torch.equal(alone, layer(six).poses)
+        assert_close(alone, layer(Capsules(padded, mask=mask)).poses, 1e-12)
+        assert torch.pdist(alone[0]).min() > 1e-3, "the interests differ"
 
 
-def test_noise_is_drawn_anew_in_training_and_queries_learn() -> None:
-    layer = DenseCapsules(None, 5, 4, 5, transform="common", routing="b2i")
-    items = torch.rand(2, 7, 5)
-    assert not torch.equal(layer(items).poses, layer(items).poses)
-    layer = DenseCapsules(None, 5, 4, 5, transform="common", routing=B2IRouting(start_from="queries"))
-    layer(items).poses.square().sum().backward()
-    assert all(parameter.grad.abs().sum() > 0 for parameter in layer.parameters())
+def test_noise_is_drawn_anew_in_training() -> None:
+    layer, items = DenseCapsules(None, 5, 4, 5, transform="common", routing="b2i"), torch.rand(2, 7, 5)
+    assert_differs(layer(items).poses, layer(items).poses)
 
 
 def test_b2i_has_the_properties_of_a_routing() -> None:
@@ -99,18 +88,17 @@ def test_the_number_of_interests_grows_with_the_history() -> None:
     assert interests_of_history(torch.ones(1, 500, dtype=torch.bool), 4).sum().item() == 4
 
 
-@pytest.mark.parametrize("power", [0.0, 1.0, 2.0, None])
-def test_a_label_chooses_among_the_interests(power: float | None) -> None:
+def test_a_label_chooses_among_the_interests() -> None:
     interests, items = random(3, 4, 5).abs(), random(3, 5, seed=1).abs()
     mask = torch.tensor([[True] * 4, [True, False, False, False], [True, True, False, False]])
-    got = label_aware_attention(interests, items, power, mask)
-    for row in range(3):
-        own = interests[row, mask[row]]
-        fits = own @ items[row]
-        weights = (
-            torch.nn.functional.one_hot(fits.argmax(), len(own)).double() if power is None else (fits**power).softmax(0)
-        )
-        assert torch.allclose(got[row], weights @ own)
+    for power in (0.0, 1.0, 2.0, None):
+        got = label_aware_attention(interests, items, power, mask)
+        for row in range(3):
+            own = interests[row, mask[row]]
+            fits = own @ items[row]
+            hardest = torch.nn.functional.one_hot(fits.argmax(), len(own)).double()
+            weights = hardest if power is None else (fits**power).softmax(0)
+            assert_close(got[row], weights @ own)
 
 
 def test_an_item_is_as_good_as_the_interest_that_fits_it_best() -> None:

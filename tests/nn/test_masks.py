@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 
@@ -10,17 +11,15 @@ import torch
 from torch import Tensor
 
 import torchcaps
+from routing_cases import random
+from support import assert_close, assert_finite, assert_raises, assert_same, with_gradients
 from torchcaps.errors import InputError
-from torchcaps.nn import Capsules, ConvCapsules, DenseCapsules, DenseVotes, Routed
+from torchcaps.nn import BuiltVotes, Capsules, ConvCapsules, DenseCapsules, Routed
 
 B, I, J, D = 4, 7, 3, 4
 MASK = torch.tensor([[1, 0, 1, 1, 0, 0, 1], [1] * 7, [0] * 7, [0, 0, 0, 0, 1, 0, 0]], dtype=torch.bool)
 
 Function = Callable[..., Routed]
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def spoil(tensor: Tensor, mask: Tensor = MASK) -> Tensor:
@@ -30,10 +29,13 @@ def spoil(tensor: Tensor, mask: Tensor = MASK) -> Tensor:
 
 def of_row(given: dict[str, Tensor], row: int) -> dict[str, Tensor]:
     """The capsules of one row alone; what belongs to all images is cut to them."""
-    keep = MASK[row]
-    cut = {"votes": lambda t: t[row : row + 1, keep], "activations": lambda t: t[row : row + 1, keep]}
-    cut |= {"routing_logits": lambda t: t[row : row + 1, keep], "prior": lambda t: t[row : row + 1, keep]}
-    return {name: cut.get(name, lambda t: t[keep] if len(t) == I else t)(tensor) for name, tensor in given.items()}
+
+    def cut(tensor: Tensor) -> Tensor:
+        if tensor.shape[:2] == (B, I):
+            return tensor[row : row + 1, MASK[row]]
+        return tensor[MASK[row]] if len(tensor) == I else tensor
+
+    return {name: cut(tensor) for name, tensor in given.items()}
 
 
 BETAS = {"beta_u": random(J, seed=5), "beta_a": random(J, seed=6)}
@@ -58,14 +60,6 @@ FUNCTIONS: dict[str, tuple[Function, dict[str, Tensor]]] = {
 }
 
 
-def same(got: Routed, wanted: Routed, keep: Tensor) -> None:
-    assert torch.allclose(got.poses, wanted.poses, rtol=1e-9, atol=1e-12)
-    if wanted.activations is not None:
-        assert torch.allclose(got.activations, wanted.activations, rtol=1e-9, atol=1e-12)
-    assert torch.allclose(got.coupling[:, keep], wanted.coupling, rtol=1e-9, atol=1e-12)
-    assert not got.coupling[:, ~keep].any()
-
-
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_row_is_routed_as_its_own_capsules_alone(name: str) -> None:
     function, more = FUNCTIONS[name]
@@ -75,33 +69,30 @@ def test_a_row_is_routed_as_its_own_capsules_alone(name: str) -> None:
     routed = function(**leaves, mask=MASK, return_coupling=True)
     for row in (0, 1, 3):
         alone = function(**of_row(given, row), return_coupling=True)
-        same(Routed(*(each if each is None else each[row : row + 1] for each in routed)), alone, MASK[row])
-    empty = [each[2] for each in routed if each is not None]
-    assert not any(each.any() for each in empty)
-    total = routed.poses.square().sum() + (0 if routed.activations is None else routed.activations.sum())
-    for leaf, gradient in zip(
-        leaves, torch.autograd.grad(total, list(leaves.values()), allow_unused=True), strict=True
-    ):
-        assert gradient is None or gradient.isfinite().all(), leaf
+        assert_close(routed.poses[row], alone.poses[0], 1e-9)
+        assert_close(routed.coupling[row, MASK[row]], alone.coupling[0], 1e-9)
+        if routed.activations is not None:
+            assert_close(routed.activations[row], alone.activations[0], 1e-9)
+    assert not any(each[2].any() for each in routed if each is not None)
+    assert not routed.coupling[~MASK].any()
+    assert_finite(with_gradients(routed, leaves).values())
 
 
-@pytest.mark.parametrize("softmax_over", ["outputs", "inputs"])
-@pytest.mark.parametrize("stop", [False, True])
-def test_route_without_votes_has_masks_too(softmax_over: str, stop: bool) -> None:
+def test_route_without_votes_has_masks_too() -> None:
     poses, weight, bias = random(B, I, 5), random(I, J, D, 5, seed=1), random(J, D, seed=2)
-    options = {"softmax_over": softmax_over, "stop_gradient": stop, "bias": bias, "return_coupling": True}
-    results = []
-    for backend in ("auto", "reference"):
-        given = spoil(poses).requires_grad_(), weight.clone().requires_grad_()
-        routed = torchcaps.route(*given, **options, mask=MASK, backend=backend)
-        results.append((*routed[::2], *torch.autograd.grad(routed.poses.square().sum(), given)))
-    for ours, wanted in zip(*results, strict=True):
-        assert torch.allclose(ours, wanted, rtol=1e-9, atol=1e-12)
-    alone = torchcaps.route(poses[:1, MASK[0]], weight[MASK[0]], **options)
-    same(Routed(results[0][0][:1], coupling=results[0][1][:1]), alone, MASK[0])
-    if softmax_over == "inputs":
-        with pytest.raises(InputError, match="no mask over inputs"):
-            torchcaps.route(poses, weight, softmax_over="inputs", mask=MASK, backend="recompute")
+    for axis, stop in itertools.product(("outputs", "inputs"), (False, True)):
+        options = {"softmax_over": axis, "stop_gradient": stop, "bias": bias, "return_coupling": True}
+        leaves = {"poses": spoil(poses).requires_grad_(), "weight": weight.clone().requires_grad_()}
+        ours, wanted = (
+            with_gradients(torchcaps.route(**leaves, **options, mask=MASK, backend=backend), leaves)
+            for backend in ("auto", "reference")
+        )
+        assert_same(ours, wanted, 1e-9)
+        alone = torchcaps.route(poses[:1, MASK[0]], weight[MASK[0]], **options)
+        assert_close(ours["poses"][:1], alone.poses, 1e-9)
+        assert_close(ours["coupling"][:1, MASK[0]], alone.coupling, 1e-9)
+    with pytest.raises(InputError, match="no mask over inputs"):
+        torchcaps.route(poses, weight, softmax_over="inputs", mask=MASK, backend="recompute")
 
 
 LAYERS = [
@@ -118,55 +109,42 @@ LAYERS = [
 
 @pytest.mark.parametrize(("transform", "routing"), LAYERS)
 def test_a_layer_takes_any_number_of_capsules(transform: str, routing: object) -> None:
-    torch.manual_seed(0)
     layer = DenseCapsules(None, D, J, D, transform=transform, routing=routing).double().eval()
     poses, active = random(B, I, D), ACTIVE["activations"]
     for parameter in layer.parameters():
         parameter.data += 0.1 * random(*parameter.shape, seed=11)
     got = layer(Capsules(spoil(poses), active, mask=MASK))
     got.scores().sum().backward()
-    assert all(p.grad is None or p.grad.isfinite().all() for p in layer.parameters())
+    assert_finite(parameter.grad for parameter in layer.parameters())
     for row in (0, 1, 3):
         alone = layer(Capsules(poses[row : row + 1, MASK[row]], active[row : row + 1, MASK[row]]))
-        assert torch.allclose(got.poses[row], alone.poses[0], rtol=1e-9, atol=1e-12)
+        assert_close(got.poses[row], alone.poses[0], 1e-9)
     assert not got.poses[2].any()
 
 
-@pytest.mark.parametrize("transform", ["dense", "elementwise", "matrix"])
-def test_weights_of_each_capsule_need_their_number(transform: str) -> None:
-    with pytest.raises(InputError, match="in_capsules must be a number"):
-        DenseCapsules(None, 4, J, 4, transform=transform)
-    with pytest.raises(InputError, match="SelfRouting has weights for each input capsule"):
-        DenseCapsules(None, 4, J, 4, transform="shared", routing="self")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_capsules_that_are_not_there_change_nothing_on_maps() -> None:
+    poses, active, mask = random(2, 12, 4), random(2, 12, seed=3).sigmoid(), random(2, 12, seed=12) > 0
+    for options in (
         {"transform": "dense"},
         {"transform": "matrix", "routing": "em", "coordinates": "centres"},
         {"transform": "matrix", "coordinates": "hundredths", "share_positions": True},
         {"transform": "dense", "routing": "vb", "share_positions": True},
-    ],
-)
-def test_capsules_that_are_not_there_change_nothing_on_maps(options: dict[str, object]) -> None:
-    torch.manual_seed(0)
-    layer = DenseCapsules((2, 3, 2), 4, J, 4, **options).double().eval()
-    poses, active, mask = random(2, 12, 4), random(2, 12, seed=3).sigmoid(), random(2, 12, seed=12) > 0
-    votes, activations = layer.votes(Capsules(spoil(poses, mask), active, mask=mask))
-    full = layer.votes(Capsules(poses, active))[0].build()
-    got = layer.routing(votes, activations, return_coupling=True)
-    built = torchcaps.nn.BuiltVotes(full, poses).masked(mask)
-    wanted = layer.routing(built, active, return_coupling=True)
-    for ours, expected in zip(got, wanted, strict=True):
-        assert expected is None or torch.allclose(ours, expected, rtol=1e-9, atol=1e-12)
-    for n, part in enumerate((votes[slice(0, 1)], votes[slice(1, 2)])):
-        assert torch.allclose(part.weighted_sum(None)[0], votes.weighted_sum(None)[n])
+    ):
+        layer = DenseCapsules((2, 3, 2), 4, J, 4, **options).double().eval()
+        votes, activations = layer.votes(Capsules(spoil(poses, mask), active, mask=mask))
+        full = layer.votes(Capsules(poses, active))[0].build()
+        got = layer.routing(votes, activations, return_coupling=True)
+        built = BuiltVotes(full, poses).masked(mask)
+        wanted = layer.routing(built, active, return_coupling=True)
+        for ours, expected in zip(got, wanted, strict=True):
+            if expected is not None:
+                assert_close(ours, expected, 1e-9)
+        for n, part in enumerate((votes[slice(0, 1)], votes[slice(1, 2)])):
+            assert_close(part.weighted_sum(None)[0], votes.weighted_sum(None)[n], 1e-9)
 
 
 @pytest.mark.parametrize("compete_over", ["types", "types-and-positions"])
 def test_layers_on_maps_hand_masks_on(compete_over: str) -> None:
-    torch.manual_seed(0)
     layer = ConvCapsules(2, 4, 3, 4, compete_over=compete_over, routing={"name": "em", "cost_scale": 1.0}).double()
     poses, active = random(2, 2 * 4 * 5, 4), random(2, 40, seed=3).sigmoid()
     mask = torch.ones(2, 2, 4, 5, dtype=torch.bool)
@@ -179,19 +157,20 @@ def test_layers_on_maps_hand_masks_on(compete_over: str) -> None:
     assert there[0, :, :, :2].all()
     assert not there[0, :, :, 2:].any()
     assert not there[1].any()
-    assert torch.allclose(got.poses[got.mask], silent.poses[got.mask], rtol=1e-9, atol=1e-12)
+    assert_close(got.poses[got.mask], silent.poses[got.mask], 1e-9)
     assert not got.poses[~got.mask].any()
 
 
-def test_a_mask_costs_nothing_where_there_is_none() -> None:
-    votes = DenseVotes(random(B, I, 5), random(I, J, D, 5))
-    assert votes.masked(None) is votes
-
-
 def test_any_number_of_capsules_is_an_axis_of_an_exported_graph() -> None:
-    torch.manual_seed(0)
     layer = DenseCapsules(None, D, J, D, transform="shared").eval()
     axes = {"capsules": {0: torch.export.Dim("batch"), 1: torch.export.Dim("number", min=2)}}
     program = torch.export.export(layer, (torch.rand(2, 5, D),), dynamic_shapes=axes)
     poses = torch.rand(3, 11, D)
-    assert torch.allclose(program.module()(poses).poses, layer(poses).poses, atol=1e-6)
+    assert_close(program.module()(poses).poses, layer(poses).poses, 1e-6)
+
+
+def test_weights_of_each_capsule_need_their_number() -> None:
+    for transform in ("dense", "elementwise", "matrix"):
+        assert_raises(InputError, DenseCapsules, None, 4, J, 4, transform=transform, say="in_capsules must be a number")
+    said = "SelfRouting has weights for each input capsule"
+    assert_raises(InputError, DenseCapsules, None, 4, J, 4, transform="shared", routing="self", say=said)

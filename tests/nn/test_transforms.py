@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torchcaps
 from support import assert_close, assert_differs, assert_raises
 from torchcaps import InputError
-from torchcaps.nn import BuiltVotes, DenseCapsules, LayerSize, Transform, Votes
+from torchcaps.nn import BuiltVotes, DenseCapsules, LayerSize, Votes
 from torchcaps.nn.votes import MapCompetition, MapVotes, PlacedVotes
 from torchcaps.ops.memory import get_working_memory
 from torchcaps.parts import PARTS, build
@@ -70,12 +70,9 @@ def make_votes(kind: str, dtype: torch.dtype = torch.float64, I: int = 63, J: in
     return transform(poses), KINDS[kind][0](poses.double(), transform.weight.double()).expand(-1, -1, J, -1)
 
 
-def test_every_transform_is_here() -> None:
-    assert {*KINDS, "identity"} == set(PARTS["transform"])
-
-
 def test_votes_are_those_of_einsum() -> None:
     kinds, dtypes = (*KINDS, "identity", "built", "map", "placed"), {torch.float64: 1e-12, torch.float32: 2e-5}
+    assert set(PARTS["transform"]) < set(kinds), "add it"
     for kind, (dtype, tol), (I, J) in itertools.product(
         kinds, (dtypes | {torch.bfloat16: 2e-2}).items(), ((63, 7), (1, 7), (63, 1), (1, 1))
     ):
@@ -94,9 +91,7 @@ def test_votes_are_those_of_einsum() -> None:
                 assert got.shape == right.shape
                 assert got.dtype == dtype
                 assert_close(got.double() / right.abs().max(), right / right.abs().max(), tol)
-            assert some.zeros().shape == c.shape
-            assert some.zeros().dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-            assert not some.zeros().any()
+            assert some.zeros().equal(torch.zeros(c.shape, dtype=torch.promote_types(dtype, torch.float32)))
 
 
 @WEIGHTED
@@ -154,11 +149,6 @@ def test_weights_stay_what_they_are(kind: str) -> None:
         assert_close(each(poses).build(), wanted, 0)
         assert each.weight.stride() == transform.weight.stride()
         assert kind in ("shared", "common") or each.weight.stride(0) == 1, "input capsules innermost, for the sums"
-    torch.manual_seed(3)
-    transform.reset_parameters()
-    torch.manual_seed(3)
-    again, _ = bound(kind, dtype=torch.float32)
-    assert_close(again.weight, transform.weight, 0)
 
 
 class Largest(TorchDispatchMode):
@@ -181,10 +171,7 @@ def test_votes_are_not_built_where_they_are_asked() -> None:
         layer, poses = DenseCapsules(I, D, J, D, transform=kind), torch.randn(B, I, D)
         with torch.no_grad(), Largest() as asked:
             layer(poses)
-        with torch.no_grad(), Largest() as built:
-            layer.transform(poses).build().contiguous()
-        assert built.numbers == B * I * J * D
-        assert asked.numbers < B * I * J * D / 1.9, asked.numbers
+        assert 0 < asked.numbers < B * I * J * D / 1.9
     torchcaps.set_working_memory(before)
 
 
@@ -193,45 +180,23 @@ def test_votes_are_not_built_where_they_are_asked() -> None:
 
 def test_sizes_options_and_poses_that_do_not_fit() -> None:
     equal = "input and output capsules must have as many components as each other, got 3 and 4"
-    square = "Matrix: the poses of input and output capsules must be square matrices of one size, such as 4×4 = 16 "
+    square = "the poses of input and output capsules must be square matrices of one size, such as 4×4 = 16 components"
     for kind, K, D, said in (
         ("elementwise", 3, 4, f"Elementwise: {equal}"),
         ("identity", 3, 4, f"Identity: {equal}"),
-        *(("matrix", K, D, f"{square}components, got {K} and {D}") for K, D in ((8, 8), (16, 9), (4, 5))),
+        *(("matrix", K, D, f"Matrix: {square}, got {K} and {D}") for K, D in ((8, 8), (16, 9), (4, 5))),
     ):
         assert_raises(InputError, DenseCapsules, 6, K, 5, D, transform=kind, say=said)
     for kind, (_, K, D) in KINDS.items():
-        make, (transform, poses) = PARTS["transform"][kind], bound(kind)
-        said = f"{make.__name__}: poses must have shape (B, 63, {K}), got {(BATCH, 62, K)}"
-        assert_raises(InputError, transform, poses[:, 1:], say=said)
-        said = f"{make.__name__}: this transform belongs to a layer already; make one for each"
+        transform, poses = bound(kind)
+        assert_raises(InputError, transform, poses[:, 1:], say=f"poses must have shape (B, 63, {K}), got")
+        said = "this transform belongs to a layer already; make one for each"
         assert_raises(InputError, DenseCapsules, 6, K, 5, D, transform=transform, say=said)
     for sizes in ((0, 2, 2), (2, 0, 2), (2, 2, 0)):
         assert_raises(InputError, BuiltVotes, torch.zeros(1, *sizes), say="at least one capsule and component")
-    for kind in (Transform, Votes):
-        with pytest.raises(TypeError, match="abstract"):
-            kind()  # type: ignore[abstract]
 
 
 # ---- a transform of one's own
-
-
-class Negated(Transform):
-    """The plain poses with another sign: no parameters, and votes that are built."""
-
-    def bind(self, size: LayerSize, std: float) -> None:
-        self.size, self.factor = size, std
-
-    def forward(self, poses: Tensor) -> Votes:
-        return BuiltVotes(-self.factor * poses[:, :, None].expand(-1, -1, self.size.out_capsules, -1), poses)
-
-
-def test_a_transform_of_ones_own() -> None:
-    layer, other = (DenseCapsules(6, 4, 3, 4, transform=each) for each in (Negated(), "elementwise"))
-    assert not list(layer.parameters())
-    torch.nn.init.constant_(other.transform.weight, -layer.transform.factor)
-    poses = torch.randn(2, 6, 4)
-    assert_close(layer(poses).poses, other(poses).poses)
 
 
 # ---- the competition

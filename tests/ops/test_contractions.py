@@ -12,7 +12,7 @@ from torch import Tensor
 from calling import check_ways
 from routing_cases import ORDERS, SIZES, draw_leaves, reordered
 from support import assert_close, assert_raises
-from torchcaps.errors import InputError, WrongType
+from torchcaps.errors import InputError
 from torchcaps.ops.contractions import agreement, compute_votes, weighted_sum
 from torchcaps.ops.memory import WORKING_MEMORY, set_working_memory
 
@@ -45,7 +45,6 @@ def by_votes(poses: Tensor, weight: Tensor, coupling: Tensor | None, parents: Te
 
 @both_kinds
 def test_they_are_the_sums_over_votes(make: Callable[..., Tensors]) -> None:
-    """With gradients; in any order of memory."""
     order = iter(ORDERS)
     for size, mib, weighted in itertools.product((*SIZES, (130, 4, 3, 2, 2)), CUTS, (True, False)):
         set_working_memory(mib)
@@ -72,7 +71,6 @@ def test_they_are_the_sums_over_votes(make: Callable[..., Tensors]) -> None:
 
 @both_kinds
 def test_derivatives_are_those_of_finite_differences(make: Callable[..., Tensors]) -> None:
-    """First and second ones, and forward ones."""
     poses, weight, coupling, parents = make((2, 3, 2, 2, 2))
     for mib, summed in itertools.product(CUTS, ((poses, weight, coupling), (poses, weight))):
         set_working_memory(mib)
@@ -103,11 +101,7 @@ def test_dtypes_and_autocast() -> None:
 
 def test_what_does_not_fit() -> None:
     poses, weight = torch.rand(2, 3, 5), torch.rand(3, 4, 6, 5)
-    coupling, parents = torch.rand(2, 3, 4), torch.rand(2, 4, 6)
-    said = "weighted_sum: coupling must have shape (2, 3, 4)"
-    assert_raises(InputError, weighted_sum, poses, weight, coupling.mT, say=said)
-    assert_raises(WrongType, agreement, poses, weight, None, say="agreement: parents must be a floating-point tensor")
-    for function, more in ((weighted_sum, ()), (agreement, (parents,)), (compute_votes, ())):
+    for function, more in ((weighted_sum, ()), (agreement, (torch.rand(2, 4, 6),)), (compute_votes, ())):
         assert_raises(InputError, function, poses, weight[..., 0], *more, say="as many components as poses, 5, got 6")
 
 

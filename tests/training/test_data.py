@@ -12,17 +12,36 @@ import torch
 from PIL import Image
 
 from support import assert_raises
-from tiny_runs import Heard, StopAt, go_on, run, tiny_config, write_bars
+from tiny_runs import Heard, StopAt, go_on, rows, run, tiny_config, write_bars
+from torchcaps.analysis import Evaluation, evaluate
 from torchcaps.datasets import Augmentation, Dataset, ImageSet, load_dataset
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet
 from torchcaps.nn import Capsules
 from torchcaps.parts import flat
-from torchcaps.training import Interrupted, Progress, Recipe, TrainConfig, data, load_run, make_config, resume, train
+from torchcaps.training import (
+    Interrupted,
+    Progress,
+    Recipe,
+    TrainConfig,
+    data,
+    load_run,
+    make_config,
+    resume,
+    small_data,
+    train,
+)
 from torchcaps.training.config import override, read_config
 from torchcaps.training.data import augmentation_of, cropped, load_run_data, run_data
 from torchcaps.training.devices import launch
-from torchcaps.training.small_data import LEAST_STEPS, fit_recipe, warning_of_chance
+from torchcaps.training.small_data import (
+    LEAST_STEPS,
+    fit_recipe,
+    seconds_of_step,
+    warning_of_chance,
+    warning_of_unpredicted,
+    words_of_time,
+)
 
 
 class HeardUntil(Heard, StopAt):
@@ -169,20 +188,22 @@ def test_a_recipe_is_fitted_to_few_images() -> None:
     for images, given, batch, epochs, rate in (
         (324, {}, 16, 100, 3e-3 / 8**0.5),  # 20 steps an epoch
         (5, {}, 16, 2000, 3e-3 / 8**0.5),  # which is refused later: fewer images than a batch
-        (2_047, {}, 64, 65, 3e-3 / 2**0.5),
-        (2_048, {}, 128, 125, 3e-3),
+        (3_199, {}, 16, 20, 3e-3 / 8**0.5),
+        (3_200, {}, 32, 20, 3e-3 / 4**0.5),
         (60_000, {}, 128, 20, 3e-3),
         (324, {"epochs": 10}, 16, 10, 3e-3 / 8**0.5),
         (324, {"batch_size": 500}, 500, 2000, 3e-3),
         (324, {"learning_rate": 1e-2}, 16, 100, 1e-2),
     ):
-        config = fit_recipe(make_config("compact", data="folder:shapes", **given), images)
+        config = fit_recipe(make_config("compact", data="folder:shapes", **given), torch.arange(images) % 2)
         assert (config.recipe.batch_size, config.recipe.epochs, config.fitted) == (batch, epochs, ())
         assert config.recipe.learning_rate == pytest.approx(rate)
-        rest = {"batch_size": 1, "epochs": 1, "learning_rate": 1.0, "fill": "edge"}
+        few = images < 60_000 and "epochs" not in given
+        assert config.recipe.patience == (max(epochs // 4, 10) if few else None)
+        rest = {"batch_size": 1, "epochs": 1, "learning_rate": 1.0, "fill": "edge", "patience": None}
         assert config.recipe.replace(rest) == make_config("compact").recipe.replace(rest)
     for config in (make_config("compact", data="digits"), TrainConfig.from_dict({"data": "folder:shapes"})):
-        assert fit_recipe(config, 100) == config, "named data and files stay as they are"
+        assert fit_recipe(config, torch.arange(100) % 7 // 6) == config, "named data and files stay as they are"
 
 
 def test_a_recipe_that_is_fitted_to_few_images_is_said_and_written(bars: Path, tmp_path: Path) -> None:
@@ -190,7 +211,7 @@ def test_a_recipe_that_is_fitted_to_few_images_is_said_and_written(bars: Path, t
     with pytest.raises(Interrupted):
         train(make_config("sabour2017", data=f"npz:{bars}", **narrow), tmp_path / "run", progress=said)
     (line,) = [line for line in said.said if line.startswith("Recipe: ")]
-    assert line.startswith("Recipe: for 108 training images 334 epochs in batches of 16, 2,004 steps, to a learning")
+    assert line.startswith("Recipe: for 108 training images 334 epochs or 83 without a better one, in batches of 16")
     assert "With fewer than 50 training images of a class compact-shared learns better" in said.said
     written = read_config(tmp_path / "run" / "config.json")
     assert (written.recipe.epochs, written.recipe.batch_size, written.fitted) == (334, 16, ())
@@ -237,6 +258,48 @@ def test_chance_is_the_share_of_the_most_frequent_class_and_an_error_of_counting
         ("compact-shared", 20, "Try more steps (--epochs 100)"),  # 2,000 steps
     ):
         assert advice in str(warning_of_chance(0.0, images, make_config(preset, epochs=10), steps))
+
+
+def test_uneven_classes_are_said_and_balanced_accuracy_chooses(bars: Path, tmp_path: Path) -> None:
+    with np.load(bars) as held:
+        kept = (held["y"] == 0) | (np.arange(150) % 5 < 2)
+        np.savez(tmp_path / "uneven.npz", x=held["x"][kept], y=held["y"][kept])
+    data, heard = tmp_path / "uneven.npz", Heard()
+    config = tiny_config(data, epochs=1, learning_rate=1e-9)
+    assert train(config, tmp_path / "run", progress=heard, figures=False)["select"] == "balanced-accuracy"
+    (line,) = [line for line in heard.said if line.startswith("Classes: ")]
+    assert line.startswith("Classes: uneven, 33 training images of 0 and 13 of 1; ")
+    assert "balanced accuracy chooses the epoch; --class-weights balanced makes" in line
+    config = tiny_config(data, select="accuracy", class_weights="balanced", epochs=8, learning_rate=1e-2)
+    found = train(config, tmp_path / "chosen", progress=Progress(), figures=False)
+    assert found["select"] == "accuracy"
+    row = rows(tmp_path / "chosen")[found["best_epoch"] - 1]
+    run = load_run(tmp_path / "chosen")
+    judged = evaluate(run.model, run.dataset().validation)
+    assert float(row["validation_balanced_accuracy"]) == pytest.approx(judged.balanced_accuracy)
+    assert found["test"]["best"]["balanced_accuracy"] > 0.6
+
+
+def test_classes_that_are_never_predicted_are_named() -> None:
+    confusion = np.array([[9, 0, 0], [2, 0, 0], [0, 0, 0]])
+    said = warning_of_unpredicted(Evaluation(confusion, 1.0, ("good", "hole", "none")))
+    assert said == (
+        "of 11 test images none was given hole; try --class-weights balanced, more steps, or more images of them"
+    )
+    assert warning_of_unpredicted(Evaluation(np.eye(2, dtype=int), 1.0, ("a", "b"))) is None
+
+
+def test_a_long_run_says_its_time_and_that_of_smaller_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config("compact", data="folder:x", epochs=10, batch_size=10)
+    monkeypatch.setattr(small_data, "seconds_of_step", lambda _, shape, __: 0.001 * shape[1])
+    assert words_of_time(config, (1, 64, 64), 3, 500) == []  # 500 steps of 64 ms
+    assert words_of_time(config, (1, 64, 64), 3, 10_000) == [
+        "Time: at most about 10 min 40 s on this machine; with images of 32×32 (--image-size 32) about 5 min 20 s"
+    ]
+    monkeypatch.undo()
+    before = torch.get_rng_state()
+    assert 0 < seconds_of_step(config, (1, 24, 24), 3) < 60
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_run_that_learned_nothing_says_so(bars: Path, tmp_path: Path) -> None:

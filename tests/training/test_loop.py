@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import torchcaps
 from support import small
-from tiny_runs import Heard, go_on, rows, run, same_weights, tiny_config
+from tiny_runs import Heard, go_on, judged, rows, run, same_weights, tiny_config
 from torchcaps import analysis
 from torchcaps.analysis import evaluate
 from torchcaps.datasets import Batch, load_dataset
@@ -35,7 +35,7 @@ from torchcaps.training import (
 )
 from torchcaps.training.data import RunData
 from torchcaps.training.folder import read_checkpoint
-from torchcaps.training.loop import Trainer, forward
+from torchcaps.training.loop import JUDGED, Trainer, forward
 
 
 def weights(out: Path) -> dict[str, Tensor]:
@@ -145,9 +145,10 @@ def test_a_run_draws_what_its_network_has(bars: Path, tmp_path: Path) -> None:
 
 
 def test_the_best_epoch_is_that_of_all_sittings(bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    results = [(0.5, 0.5), (0.4, 0.4), (0.6, 0.6), (0.6, 0.6), (0.3, 0.6), (0.3, 0.6)]  # loss, accuracy
-    monkeypatch.setattr(Trainer, "judge", lambda trainer, _: results[trainer.state.epoch])
-    for select, improved in (("accuracy", [1, 0, 1, 0, 1, 0]), ("loss", [1, 1, 0, 0, 1, 0])):
+    results = [(0.5, 0.5, 0.5), (0.4, 0.4, 0.4), (0.6, 0.6, 0.5), (0.6, 0.6, 0.7), (0.3, 0.6, 0.7), (0.3, 0.6, 0.7)]
+    monkeypatch.setattr(Trainer, "judge", lambda trainer, _: judged(*results[trainer.state.epoch]))
+    ways = {"accuracy": [1, 0, 1, 0, 1, 0], "loss": [1, 1, 0, 0, 1, 0], "balanced-accuracy": [1, 0, 0, 1, 1, 0]}
+    for select, improved in ways.items():
         heard, out = Heard(), tmp_path / select
         run(tiny_config(bars, select=select), out, heard)
         assert go_on(out, heard, epochs=6)["best_epoch"] == 5
@@ -171,10 +172,10 @@ def test_a_loss_that_is_nan_stops_the_run(tiny: TrainConfig, tmp_path: Path, mon
 
     def ruined(network: CapsNet, *args: Any) -> Losses:
         losses, _ = own(network, *args), calls.append(1)
-        return losses._replace(total=losses.total * float("nan")) if network.training and len(calls) == 10 else losses
+        return losses._replace(total=losses.total * float("nan")) if network.training and len(calls) == 12 else losses
 
     monkeypatch.setattr(CapsNet, "loss", ruined)
-    # six steps and one batch of validation, then the third of the second epoch
+    # two steps that are timed, six steps and one batch of validation, then the third of the second epoch
     words = r"NaN or infinite by step 9 \(epoch 2, batch 3 of 6\).*smaller --weight-std.*keeps the last good checkpoint"
     with pytest.raises(Diverged, match=words):
         run(tiny, tmp_path / "run")
@@ -311,15 +312,17 @@ def test_loggers_by_name(bars: Path, tmp_path: Path) -> None:
 def test_an_epoch_is_a_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     row = {"epoch": 2, "step": 12, "train_loss": 0.5, "train_accuracy": 0.75, "images_per_second": 1234.5}
-    row |= {"validation_loss": 0.25, "validation_accuracy": 0.875}
+    row |= judged(0.25, 0.875)
     for progress, within in ((PlainProgress(0.0), 1), (PlainProgress(), 0), (TerminalProgress(), 0)):
         progress.start(epochs=3, steps_per_epoch=6, done=0)
         progress.step(epoch=2, step=7, images_per_second=10.0, loss=0.5)
         progress.epoch(row | {"improved": True})
-        progress.epoch(row | {"validation_loss": None, "validation_accuracy": None})
+        progress.epoch(row | judged(0.25, 0.875, 0.5))
+        progress.epoch(row | dict.fromkeys(JUDGED))
         progress.stop()
         said = capsys.readouterr().out
         assert said.count("/18  10 images/s  loss 0.5000") == within
         words = "loss 0.5000  train 75.00%  validation 87.50% (loss 0.2500)  1234 images/s  (improved)"
         assert f"epoch 2/3  {words}" in said
         assert "epoch 2/3  loss 0.5000  train 75.00%  1234 images/s" in said
+        assert "validation 87.50% (balanced 50.00%, loss 0.2500)" in said

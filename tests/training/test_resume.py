@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from support import registered_for_now
-from tiny_runs import StopAt, go_on, is_same, rows, run, same_weights, tiny_config
+from tiny_runs import StopAt, go_on, is_same, judged, rows, run, same_weights, tiny_config
 from torchcaps import analysis, files, register
 from torchcaps.errors import InputError
 from torchcaps.models import create_model, load_pretrained
@@ -147,10 +147,10 @@ class Kills:
                 raise KilledError
             own(temporary, path)
 
-        def judge(trainer: Trainer, _: object) -> tuple[float, float]:
+        def judge(trainer: Trainer, _: object) -> dict[str, float]:
             accuracy = ACCURACY[self.attempt][trainer.state.epoch]
             self.weights[accuracy] = {name: each.clone() for name, each in trainer.network.state_dict().items()}
-            return 1.0, accuracy
+            return judged(1.0, accuracy)
 
         monkeypatch.setattr(files, "commit", commit)
         monkeypatch.setattr(Trainer, "judge", judge)

@@ -25,6 +25,7 @@ from .perturbations import Perturbations as Perturbations
 from .perturbations import figure_component as figure_component
 from .perturbations import figure_perturbation as figure_perturbation
 from .perturbations import perturb_capsule as perturb_capsule
+from .perturbations import visibility as visibility
 from .photos import PhotoAnswers as PhotoAnswers
 from .predictions import calibrate as calibrate
 from .predictions import load_image as load_image
@@ -53,3 +54,4 @@ from .routing_maps import figure_routing_statistics as figure_routing_statistics
 from .routing_maps import layers_with_coupling as layers_with_coupling
 from .routing_maps import routing_statistics as routing_statistics
 from .routing_maps import trace_routing as trace_routing
+from .targets import TargetEvaluation as TargetEvaluation

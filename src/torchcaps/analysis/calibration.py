@@ -73,7 +73,8 @@ class Prediction(Scored):
     Args:
         classes: The class of the highest score; with several objects in an image those of the P highest, the highest
             first.
-        scores: All class scores, 0..1: the lengths ‖v_j‖ of capsules, their activations, or a CNN's probabilities.
+        scores: All class scores, 0..1: the lengths ‖v_j‖ of capsules, their activations, or a CNN's probabilities; or
+            the values of a regression.
         reconstruction: The image decoded from the capsule of the highest score, pixels 0..1; with several objects each
             decoded from its own, as ``classes`` has them (or the targets, where they chose); None without a decoder.
         caveats: Why the answer to each image is unsure, see :meth:`Calibration.caveats`.
@@ -84,7 +85,7 @@ class Prediction(Scored):
     scores: Float[np.ndarray, "N J"]
     reconstruction: Drawn | None
     caveats: Sequence[tuple[str, ...]]
-    score_name: Literal["length", "activation", "probability"] = "length"
+    score_name: Literal["length", "activation", "probability", "value"] = "length"
 
     @classmethod
     def of(

@@ -25,6 +25,7 @@ from torch import Tensor
 from torchcaps.analysis.figures import SMALL, TEXT, TINY, new_figure, shorten
 from torchcaps.analysis.inference import BATCH, as_pixels, check_labels, class_labels, classes_of, inference, to_pixels
 from torchcaps.analysis.results import MOST_CLASSES, MOST_SHOWN, Scored, Styled, Table, percent
+from torchcaps.analysis.targets import TargetEvaluation
 from torchcaps.checks import check
 from torchcaps.datasets import Batch, BatchLoader, ImageSet
 from torchcaps.errors import InputError, visible
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 Precision = Literal["32", "bf16"]
 """float32, or bfloat16 where autocast takes it."""
 
+BINS = 15
+"""Of scores, 0..1, for the calibration error."""
 # Inches: a cell with a number in it, without, the least one that a name fits beside, and all cells together at most.
 _NUMBERED, _PLAIN, _NAMED, _MOST = 0.42, 0.15, 0.1, 18.0
 
@@ -55,6 +58,8 @@ class Evaluation(Scored):
         scores: The class scores of each image: lengths ‖v_j‖ or activations of capsules, or a CNN's probabilities; None
             of a sum.
         title: Of which network, on which images.
+        bins: Of the images whose highest score lies in each of 15 equal parts of 0..1: how many, the sum of these
+            scores, and how many are right; None where an image has several objects.
     """
 
     confusion: Int[np.ndarray, "J J"]
@@ -64,11 +69,13 @@ class Evaluation(Scored):
     right: int | None = None
     scores: Float[np.ndarray, "N J"] | None = None
     title: str = ""
+    bins: Float[np.ndarray, "15 3"] | None = None
 
     def __add__(self, other: Evaluation) -> Evaluation:
         right = None if self.right is None or other.right is None else self.right + other.right
         loss = self.total_loss + other.total_loss
-        return Evaluation(self.confusion + other.confusion, loss, self.class_names, self.objects, right)
+        bins = None if self.bins is None or other.bins is None else self.bins + other.bins
+        return Evaluation(self.confusion + other.confusion, loss, self.class_names, self.objects, right, bins=bins)
 
     @property
     def num_images(self) -> int:
@@ -89,6 +96,25 @@ class Evaluation(Scored):
     def error(self) -> float:
         """Share of the wrongly classified images, 0..1."""
         return (self.num_images - self.num_correct) / self.num_images
+
+    @property
+    def balanced_accuracy(self) -> float:
+        """The mean of the recalls of the classes that there are, 0..1: as if there were as many images of each."""
+        images = self.confusion.sum(1)
+        return float((self.confusion.diagonal() / images.clip(1))[images > 0].mean())
+
+    @property
+    def calibration_error(self) -> float | None:
+        """How far scores are from the share that is right, 0..1; None where an image has several objects.
+
+            Σ_b |right_b − Σ scores_b| / N
+
+        over 15 bins b of the highest score, which is taken as the probability of its class. Lengths are not trained to
+        be probabilities.
+
+        Source: Guo, Pleiss, Sun, Weinberger 2017 (arXiv:1706.04599), equation 3.
+        """
+        return None if self.bins is None else float(abs(self.bins[:, 2] - self.bins[:, 1]).sum()) / self.num_images
 
     @property
     def object_accuracy(self) -> float:
@@ -129,8 +155,8 @@ class Evaluation(Scored):
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        names = ("num_images", "num_correct", "accuracy", "error", "objects", "object_accuracy")
-        return {name: getattr(self, name) for name in names} | {
+        names = ("num_images", "num_correct", "accuracy", "balanced_accuracy", "error", "calibration_error", "objects")
+        return {name: getattr(self, name) for name in (*names, "object_accuracy")} | {
             "loss": self.loss if math.isfinite(self.loss) else None,
             "class_names": list(self.class_names),
             "per_class": self.per_class,
@@ -141,13 +167,17 @@ class Evaluation(Scored):
         right, images, scores = self.num_correct, self.num_images, self.per_class
         rows = [
             ["Accuracy", f"{percent(self.accuracy)}  ({right:,} of {images:,} images right)"],
+            ["Balanced", f"{percent(self.balanced_accuracy)}  (the mean of the recalls)"],
             ["Error", f"{percent(self.error)}  ({images - right:,} wrong)"],
             ["Loss", f"{self.loss:.4f}"],
         ]
+        if self.calibration_error is not None:
+            off = percent(self.calibration_error)
+            rows.append(["ECE", f"{off}  (calibration error: scores against the share that is right)"])
         if self.objects > 1:
             found, objects = int(self.confusion.trace()), int(self.confusion.sum())
             words = f"{found:,} of {objects:,} found, {self.objects} an image"
-            rows.insert(2, ["Objects", f"{percent(self.object_accuracy)}  ({words})"])
+            rows.insert(3, ["Objects", f"{percent(self.object_accuracy)}  ({words})"])
         title, confusion = "", self._confusion
         if len(scores) > MOST_CLASSES:
             scores = sorted(scores, key=lambda score: 1.0 if score["f1"] is None else score["f1"])[:MOST_SHOWN]
@@ -197,8 +227,10 @@ def evaluate(
     batch_size: int = BATCH,
     class_names: Sequence[str] | None = None,
     precision: Precision = "32",
-) -> Evaluation:
+) -> Evaluation | TargetEvaluation:
     """Judge a network on a set of images, each counted once. No random number is drawn.
+
+    Of the tasks ``labels`` and ``regression`` a :class:`TargetEvaluation` says the result.
 
     For the loss, the decoder is masked by the labels only where the network's source does so at inference too
     (``decoder_mask="label"``), otherwise by the highest score; scores do not depend on it.
@@ -218,9 +250,33 @@ def evaluate(
         >>> evaluation.accuracy < 0.5, evaluation.confusion.shape  # nothing is learned yet
         (True, (10, 10))
     """
-    check_labels(model, image_set.labels, len(image_set))
+    if model.task == "classes":
+        check_labels(model, image_set.labels, len(image_set))
     loader = BatchLoader(image_set, batch_size, shuffle=False, device=next(model.parameters()).device)
+    if model.task != "classes":
+        return _evaluate_targets(model, loader.batches(0), class_names, precision)
     return evaluate_batches(model, loader.batches(0), class_names=class_names, precision=precision)
+
+
+def _evaluate_targets(
+    model: Network, batches: Iterable[Batch], class_names: Sequence[str] | None, precision: Precision
+) -> TargetEvaluation:
+    check("precision", precision, Precision)
+    device, task = next(model.parameters()).device, model.task
+    assert task != "classes"
+    loss, right, scores, targets = 0.0, 0.0, list[Tensor](), list[Tensor]()
+    with inference(model):
+        for batch in batches:
+            images, wanted = as_pixels(model, batch.images), batch.labels.to(device)
+            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+                output = model(images, model.decoder_targets(wanted))
+            loss += float(model.loss(output, images, wanted).total) * len(wanted)
+            right += float(model.right(output.scores, wanted).sum())
+            scores.append(output.scores.float().cpu())
+            targets.append(wanted.cpu())
+    found, known = torch.cat(scores).numpy(), torch.cat(targets).numpy()
+    names = tuple(class_labels(class_names, model.num_classes))
+    return TargetEvaluation(task, known, found, loss / len(known), right / len(known), names)
 
 
 def evaluate_batches(
@@ -241,6 +297,7 @@ def evaluate_batches(
     names = tuple(class_labels(class_names, classes))
     counts = torch.zeros(classes * classes, dtype=torch.int64, device=device)
     right = torch.zeros((), dtype=torch.int64, device=device)
+    bins = torch.zeros(BINS, 3, dtype=torch.float64)
     losses, scores = list[Tensor](), [torch.empty(0, classes)]
     with inference(model):
         for images, labels, *parts in batches:
@@ -261,12 +318,17 @@ def evaluate_batches(
             given = classes_of(output.scores, objects)
             true = labels if objects == 1 else labels.gather(1, order(given, labels))
             counts += torch.bincount((true * classes + given).flatten(), minlength=classes * classes)
-            right += is_correct(output.scores, labels).sum()
+            correct = is_correct(output.scores, labels)
+            right += correct.sum()
             scores.append(output.scores.float().cpu())
+            highest = scores[-1].amax(1).double()
+            entries = torch.stack([torch.ones_like(highest), highest, correct.cpu().double()], 1)
+            bins.index_add_(0, (highest * BINS).long().clamp(0, BINS - 1), entries)
     loss = float(torch.stack(losses).cpu().double().sum()) if losses else 0.0
     confusion = counts.view(classes, classes).cpu().numpy()
     found = None if objects == 1 else int(right)
-    return Evaluation(confusion, loss, names, objects, found, torch.cat(scores).numpy())
+    sums = bins.numpy() if objects == 1 else None
+    return Evaluation(confusion, loss, names, objects, found, torch.cat(scores).numpy(), bins=sums)
 
 
 def figure_confusion(evaluation: Evaluation) -> Figure:
@@ -290,7 +352,8 @@ def figure_confusion(evaluation: Evaluation) -> Figure:
     cell = min(_NUMBERED if few else _PLAIN, _MOST / classes)
     size = 1.8 + classes * cell
     wrong = evaluation.num_images - evaluation.num_correct
-    figure = new_figure(size + 1.8, size, f"{wrong:,} of {evaluation.num_images:,} images wrong")
+    title = f"{evaluation.title}\n" * bool(evaluation.title) + f"{wrong:,} of {evaluation.num_images:,} images wrong"
+    figure = new_figure(size + 1.8, size, title)
     axes = figure.subplots()
     scales = (
         ("wrong", ~right & (confusion > 0), "Reds", float(np.where(right, 0, share).max())),

@@ -66,6 +66,7 @@ def check_images(images: Tensor, in_shape: tuple[int, int, int]) -> None:
 
 def check_labels(model: Network, labels: Labels, num_images: int) -> None:
     """Raise TypeError or InputError unless labels are a network's classes, one for each object in an image."""
+    require_classes(model, "this")
     if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS:
         got = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
         raise TypeError(f"labels must be integers, got {got}")
@@ -128,6 +129,13 @@ def join_names(names: Sequence[str], classes: Int[Tensor, "*P"] | Int[np.ndarray
     return " + ".join(names[int(j)] for j in classes.reshape(-1))
 
 
+def require_classes(model: nn.Module, purpose: str) -> None:
+    """Raise InputError if a network was not made for classes; ``purpose`` is the sentence's subject."""
+    task = getattr(model, "task", "classes")
+    if task != "classes":
+        raise InputError(f"{purpose} needs classes, but this network was made for the task {task}")
+
+
 def require_one_object(model: Network, purpose: str) -> None:
     """Raise InputError if a network sees several objects in an image; ``purpose`` is the sentence's subject."""
     if model.objects != 1:
@@ -140,6 +148,7 @@ def require_capsules(model: Network, purpose: str, *, decoder: bool = False) -> 
     Raises:
         InputError: It has not; the subject of the sentence is ``purpose``, and the presets that have get named.
     """
+    require_classes(model, purpose)
     if isinstance(model, CapsNet) and not (decoder and model.decoder is None):
         return model
     what = "this network" if isinstance(model, CapsNet) else f"a {type(model).__name__}"

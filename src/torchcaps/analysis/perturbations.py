@@ -70,6 +70,7 @@ class Perturbations(Result):
         images: What each image is, in words.
         whose: Whose capsules they are, in words, such as ``"the longest"``; empty where one class was named.
         component: The component that is changed, in each image; None for all components of one image.
+        network: What the network is called, for the figure.
     """
 
     results: Sequence[Perturbation]
@@ -77,6 +78,7 @@ class Perturbations(Result):
     images: Sequence[str]
     whose: str = ""
     component: int | None = None
+    network: str = "a network"
 
     def to_dict(self) -> list[dict[str, Any]]:
         return [
@@ -100,9 +102,10 @@ class Perturbations(Result):
 
     def figures(self) -> dict[str, Figure]:
         if self.component is None:
-            return {"": figure_perturbation(self.results[0], self.class_names)}
+            subtitle = f"{self.network}: {self.images[0][:1].lower()}{self.images[0][1:]}"
+            return {"": figure_perturbation(self.results[0], self.class_names, subtitle=subtitle)}
         title = f"Component {self.component} of {self.whose} capsule" if self.whose else None
-        return {"": figure_component(self.results, self.class_names, title=title)}
+        return {"": figure_component(self.results, self.class_names, title=title, subtitle=self.network)}
 
 
 @checked
@@ -161,12 +164,32 @@ def perturb_capsule(
     )
 
 
-def figure_perturbation(result: Perturbation, class_names: Sequence[str] | None = None) -> Figure:
+def visibility(model: Network, images: Shaped[Tensor, "N C H W"], *, amplitude: float = 0.25) -> float:
+    """How much the poses of images can be seen: 0 where the decoder does not look at them, at most 1.
+
+    The mean, over the images and all components of their longest (or most active) capsules, of the largest change of
+    a pixel (0..1) between the component with −amplitude and with +amplitude added.
+
+    Args:
+        model: A network with a decoder.
+        images: uint8 of 0..255 or floating-point of 0..1; ten test images are enough to compare networks.
+        amplitude: What is added, above 0 and at most 1,000.
+    """
+    ends = [perturb_capsule(model, image, amplitude=amplitude, steps=2).images for image in images]
+    if not ends:
+        raise InputError("visibility is a mean over images; give at least one image")
+    return float(np.mean([np.ptp(each, axis=1).max((1, 2, 3)) for each in ends]))
+
+
+def figure_perturbation(
+    result: Perturbation, class_names: Sequence[str] | None = None, *, subtitle: str = ""
+) -> Figure:
     """Decoded images: a row for each component of the capsule, a column for each change; the input beside them.
 
     Args:
         result: From :func:`perturb_capsule`, of at most 5,000 images in 500 rows.
         class_names: The name of each class; its number if None.
+        subtitle: Below the title, such as the network and the image.
     """
     names = class_labels(class_names, len(result.scores))
     rows: list[list[Cell]] = [
@@ -175,11 +198,15 @@ def figure_perturbation(result: Perturbation, class_names: Sequence[str] | None 
     ]
     rows[0][:2] = result.image, result.reconstruction
     title = f"Components of the capsule “{names[result.target]}”, {result.score}, changed one at a time"
-    return _draw(rows, result.offsets, title)
+    return _draw(rows, result.offsets, title, subtitle)
 
 
 def figure_component(
-    results: Sequence[Perturbation], class_names: Sequence[str] | None = None, *, title: str | None = None
+    results: Sequence[Perturbation],
+    class_names: Sequence[str] | None = None,
+    *,
+    title: str | None = None,
+    subtitle: str = "",
 ) -> Figure:
     """One component of a capsule of each of several images: a row for each image, a column for each change.
 
@@ -190,6 +217,7 @@ def figure_component(
             have one shape; at most 500.
         class_names: The name of each class; its number if None.
         title: Above the figure; by default it says which component of whose capsule is changed.
+        subtitle: Below the title, such as the network.
 
     Example:
         >>> from torchcaps import create_model
@@ -216,10 +244,10 @@ def figure_component(
     for each in results:
         capsule = Caption(shorten(f"capsule {names[each.target]}", 2 * TILE))
         rows.append([each.image, each.reconstruction, [capsule, Caption(each.score, MUTED)], *each.images[0]])
-    return _draw(rows, first.offsets, title or f"Component {first.components[0]} {whose}")
+    return _draw(rows, first.offsets, title or f"Component {first.components[0]} {whose}", subtitle)
 
 
-def _draw(rows: list[list[Cell]], offsets: Float[np.ndarray, "steps"], title: str) -> Figure:
+def _draw(rows: list[list[Cell]], offsets: Float[np.ndarray, "steps"], title: str, subtitle: str) -> Figure:
     """Draw rows of image, reconstruction, words and decoded images, and under their columns what was added."""
     if len(rows) > MOST_ROWS or len(rows) * len(offsets) > MOST_DRAWN:
         raise InputError(
@@ -231,7 +259,7 @@ def _draw(rows: list[list[Cell]], offsets: Float[np.ndarray, "steps"], title: st
     decimals = next(n for n in range(5) if n == 4 or np.allclose(offsets, offsets.round(n), rtol=0, atol=1e-9))
     signed = [f"{offset:+.{decimals}f}".replace("-", "−") if offset else "0" for offset in offsets]
     added = [Caption(text, bold=text == "0") for text in signed]
-    return tiles([headings, *rows, [None, None, Caption("added", MUTED), *added]], title=title)
+    return tiles([headings, *rows, [None, None, Caption("added", MUTED), *added]], title=title, subtitle=subtitle)
 
 
 def _offsets(amplitude: float | tuple[float, float], steps: int) -> Float[np.ndarray, "steps"]:

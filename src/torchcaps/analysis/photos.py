@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -13,6 +17,7 @@ from jaxtyping import Float
 from torchcaps.analysis.calibration import Prediction, full
 from torchcaps.analysis.figures import MUTED, WRONG, Caption, Cell, tiles
 from torchcaps.analysis.results import MOST_CLASSES, MOST_SHOWN, Result, Styled, Table
+from torchcaps.analysis.targets import PRESENT
 from torchcaps.datasets.images import Photo
 from torchcaps.datasets.preparation import NOTHING, Prepared
 from torchcaps.errors import InputError, visible
@@ -25,6 +30,7 @@ MOST_PHOTOS = 100
 PREVIEW = 400
 """Pixels a side, at most, in which a photo is drawn."""
 _SIDE = 1.6  # of a picture, inches
+_LINE = 50  # characters
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +43,7 @@ class PhotoAnswers(Result):
         prediction: What it says.
         class_names: The name of each class.
         photos: The files' own pixels, for the figure, 1 to 100 of them; None without one.
+        task: What was asked of the images.
     """
 
     files: Sequence[Path]
@@ -44,9 +51,15 @@ class PhotoAnswers(Result):
     prediction: Prediction
     class_names: Sequence[str]
     photos: Sequence[Photo] | None = None
+    task: Literal["classes", "labels", "regression"] = "classes"
 
     def given(self, n: int) -> list[str]:
-        """The names of the classes that image n was given, the most certain first."""
+        """The names of the classes that image n was given, the most certain first; its labels; or numbers and names."""
+        scores = self.prediction.scores[n].tolist()
+        if self.task == "regression":
+            return [f"{name} {score:.4g}" for name, score in zip(self.class_names, scores, strict=True)]
+        if self.task == "labels":
+            return [name for name, score in zip(self.class_names, scores, strict=True) if score > PRESENT]
         return [self.class_names[j] for j in self.prediction.classes[n].reshape(-1).tolist()]
 
     def caveats(self, n: int) -> tuple[str, ...]:
@@ -54,14 +67,32 @@ class PhotoAnswers(Result):
         nothing = (NOTHING,) if NOTHING in self.prepared[n].changes else ()
         return (*nothing, *self.prediction.caveats[n])
 
+    def highest(self, n: int) -> list[tuple[str, float]]:
+        """Each class and its score for image n; of more than 20, the ten highest."""
+        scores = list(zip(self.class_names, self.prediction.scores[n].tolist(), strict=True))
+        return scores if len(scores) <= MOST_CLASSES else sorted(scores, key=lambda each: -each[1])[:MOST_SHOWN]
+
     def to_dict(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         for n, (file, scores) in enumerate(zip(self.files, self.prediction.scores.tolist(), strict=True)):
             given = self.given(n)
-            answer = {"classes": given} if len(given) > 1 else {"class": given[0]}
-            said = {"lengths": dict(zip(self.class_names, scores, strict=True)), "prepared": self.prepared[n].changes}
+            answer: dict[str, Any] = {"classes": given} if len(given) > 1 else {"class": "".join(given)}
+            if self.task != "classes":
+                answer = {"labels": given} if self.task == "labels" else {}
+            kind = "values" if self.task == "regression" else "lengths"
+            said = {kind: dict(zip(self.class_names, scores, strict=True)), "prepared": self.prepared[n].changes}
             found.append({"image": str(file)} | answer | said | {"unsure": self.caveats(n)})
         return found
+
+    def to_csv(self) -> str:
+        """A line for each file: its path, its classes or labels, why they are unsure, and all scores or numbers."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["image", {"classes": "class"}.get(self.task, self.task), "unsure", *self.class_names])
+        for n, (file, scores) in enumerate(zip(self.files, self.prediction.scores.tolist(), strict=True)):
+            caveats = "; ".join(self.caveats(n))
+            writer.writerow([file, " + ".join(self.given(n)), caveats, *(f"{score:.4f}" for score in scores)])
+        return text.getvalue()
 
     def tables(self) -> list[Table]:
         found = []
@@ -69,33 +100,35 @@ class PhotoAnswers(Result):
             given, changes, caveats = self.given(n), self.prepared[n].changes, self.caveats(n)
             note: list[str | Styled] = [f"  prepared: {'; '.join(changes)}"] if changes else []
             note += [Styled(f"  unsure: {'; '.join(caveats)}", "yellow")] if caveats else []
-            scores = list(zip(self.class_names, self.prediction.scores[n].tolist(), strict=True))
-            most = scores if len(scores) <= MOST_CLASSES else sorted(scores, key=lambda each: -each[1])[:MOST_SHOWN]
+            most = self.highest(n)
             wide = max(len(visible(name)) for name, _ in most)
             for name, score in most:
                 style = "green" if name in given else ""
-                note.append(Styled(f"  {visible(name):>{wide}}  {score:.3f}  {bar(score)}", style))
-            if len(most) < len(scores):
-                note.append(f"  … and {len(scores) - len(most)} lower ones (--json shows all)")
+                drawn = "" if self.task == "regression" else f"  {bar(score)}"
+                note.append(Styled(f"  {visible(name):>{wide}}  {score:.3f}{drawn}", style))
+            if len(most) < len(self.class_names):
+                note.append(f"  … and {len(self.class_names) - len(most)} lower ones (--json shows all)")
             found.append(Table(title=f"{file}  {' + '.join(given)}", note=note))
         return found
 
     def figures(self) -> dict[str, Figure]:
-        """Photos with the place of their ink, each beside what the network sees and what it reconstructs."""
+        """Photos with the place of their ink, each beside what the network sees, what it draws, and its scores."""
         if not 1 <= len(self.photos or ()) <= MOST_PHOTOS:
             raise InputError(f"a figure shows 1 to {MOST_PHOTOS} photos, got {len(self.photos or ())}")
         headings = ["photo", "what the network sees", "reconstruction"]
-        drawn = self.prediction.reconstruction
+        drawn, in_lines = self.prediction.reconstruction, partial(wrap, width=_LINE)
         if drawn is None:
             headings.pop()
+        headings.append(self.prediction.score_name)
         rows: list[list[Cell]] = [[Caption(heading, MUTED) for heading in headings]]
         for n, (file, photo) in enumerate(zip(self.files, self.photos or (), strict=True)):
             photo = photo.shrunk(PREVIEW)
             words = [Caption(f"{file.name}: {' + '.join(self.given(n))}", bold=True)]
-            words += [Caption(change, MUTED) for change in photo.prepared.changes]
-            words += [Caption(f"unsure: {reason}", WRONG) for reason in self.caveats(n)]
+            words += [Caption(line, MUTED) for change in photo.prepared.changes for line in in_lines(change)]
+            words += [Caption(line, WRONG) for reason in self.caveats(n) for line in in_lines(f"unsure: {reason}")]
+            scores = [Caption(f"{name}  {score:.2f}", None, name in self.given(n)) for name, score in self.highest(n)]
             pictures: list[Cell] = [_outlined(photo), photo.prepared.image / 255]
-            rows.append([*pictures, *([] if drawn is None else full(drawn[n : n + 1])), words])
+            rows.append([*pictures, *([] if drawn is None else full(drawn[n : n + 1])), scores, words])
         return {"": tiles(rows, side=_SIDE)}
 
 

@@ -67,6 +67,9 @@ def predict(
     given, scores, *decoded = over_batches(look, model, images, targets, batch_size)
     classes = classes_of(scores, model.objects).numpy()
     drawn = decoded[0].numpy() if decoded else None
+    if model.task != "classes":
+        name = "value" if model.task == "regression" else outputs[0].score_name
+        return Prediction(classes, scores.numpy(), drawn, [()] * len(classes), name)
     named = outputs[0].score_name
     return Prediction.of(given.numpy(), classes, scores.numpy(), drawn, calibration, score_name=named)
 

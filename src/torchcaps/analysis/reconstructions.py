@@ -39,6 +39,7 @@ class Reconstructions(Prediction):
         decoded: The class whose capsule was decoded, or those of the objects, as ``reconstruction`` has them.
         class_names: The name of each class; its number if None.
         where: What the images are, in words.
+        network: What the network is called, for the figure.
     """
 
     images: Float[np.ndarray, "N C H W"]
@@ -47,6 +48,7 @@ class Reconstructions(Prediction):
     decoded: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"]
     class_names: Sequence[str] | None = None
     where: str = "images"
+    network: str = "a network"
 
     def to_dict(self) -> dict[str, Any]:
         right = None if self.labels is None else int(self.right.sum())
@@ -59,7 +61,8 @@ class Reconstructions(Prediction):
         return [Table(note=[f"First {len(self.images):,} {self.where}: {right}{error}"])]
 
     def figures(self) -> dict[str, Figure]:
-        return {"": figure_reconstructions(self, self.class_names)}
+        title = f"{self.network}: the first {len(self.images):,} {self.where}"
+        return {"": figure_reconstructions(self, self.class_names, title=title)}
 
     @property
     def full(self) -> Float[np.ndarray, "N C H W"]:
@@ -108,7 +111,9 @@ def reconstruct(model: Network, images: Shaped[Tensor, "N C H W"], labels: Label
     )
 
 
-def figure_reconstructions(result: Reconstructions, class_names: Sequence[str] | None = None) -> Figure:
+def figure_reconstructions(
+    result: Reconstructions, class_names: Sequence[str] | None = None, *, title: str = ""
+) -> Figure:
     """Images over their reconstructions; under each its label, the class it was given and its score.
 
     Of several objects in an image, each reconstruction has a row and a colour of its own, and one more row lays them
@@ -118,6 +123,7 @@ def figure_reconstructions(result: Reconstructions, class_names: Sequence[str] |
     Args:
         result: From :func:`reconstruct`; at most 1,000 images.
         class_names: The name of each class; its number if None.
+        title: Above the figure.
 
     Source: Sabour, Frosst, Hinton 2017, figures 3 and 5 (arXiv:1710.09829).
     """
@@ -137,7 +143,7 @@ def figure_reconstructions(result: Reconstructions, class_names: Sequence[str] |
     rows[result.score_name] = [Caption(score, MUTED) for score in scores]
     if (result.decoded != result.classes).any():
         rows["decoded"] = [Caption(join_names(names, row), MUTED) for row in result.decoded]
-    return tiles(in_bands(rows, 10))
+    return tiles(in_bands(rows, 10), title=title)
 
 
 def _drawn(result: Reconstructions) -> dict[str, Sequence[Cell]]:

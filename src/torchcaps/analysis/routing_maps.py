@@ -165,6 +165,7 @@ class RoutingReport(Result):
         inputs: The input capsules whose numbers are asked for; for programs all if there are none.
         statistics: Of many images; None where there is only the one.
         many: What those are, in words.
+        network: What the network is called, for the titles of figures.
     """
 
     trace: RoutingTrace
@@ -173,6 +174,7 @@ class RoutingReport(Result):
     inputs: Sequence[int] = ()
     statistics: RoutingStatistics | None = None
     many: str = ""
+    network: str = "a network"
 
     def to_dict(self) -> dict[str, Any]:
         """Every number of each iteration of the image; float32 with as few digits as tell it from its neighbours."""
@@ -196,7 +198,7 @@ class RoutingReport(Result):
         trace, rows = self.trace, []
         for t, scores in enumerate(trace.scores[:, 0]):
             highest = int(scores.argmax())
-            settled = [f"{trace.entropy[t, 0]:.4f}", f"{trace.mean_agreement[t, 0]:.2e}"]
+            settled = [f"{trace.entropy[t, 0]:.3f}", f"{trace.mean_agreement[t, 0]:.4f}"]
             rows.append([str(t + 1), self.names[highest], f"{scores[highest]:.3f}", *settled])
         most = f"{HIGHEST[trace.score_name]} {'type' if trace.outputs == 'type' else 'capsule'}"
         columns = ("iteration", most, trace.score_name, "entropy of coupling", "mean agreement")
@@ -205,7 +207,7 @@ class RoutingReport(Result):
         notes: list[str | Styled] = [note + "changes its logits."]
         if self.statistics is not None:
             means = zip(self.statistics.entropy.mean(1), self.statistics.mean_agreement.mean(1), strict=True)
-            rows = [[str(t), f"{entropy:.4f}", f"{agreement:.2e}"] for t, (entropy, agreement) in enumerate(means, 1)]
+            rows = [[str(t), f"{entropy:.3f}", f"{agreement:.4f}"] for t, (entropy, agreement) in enumerate(means, 1)]
             found.append(Table(rows, ("iteration", "entropy of coupling", "mean agreement"), self.many))
             if dead := self.statistics.dead:
                 share = f"{100 * dead:.1f} % of the output capsules are never longer, or more active, than 0.001."
@@ -213,9 +215,11 @@ class RoutingReport(Result):
         return [*found, Table(note=notes)]
 
     def figures(self) -> dict[str, Figure]:
-        figures = {"": figure_coupling(self.trace, class_names=self.names)}
+        title = f"Routing in {self.network}: {self.image[:1].lower()}{self.image[1:]}"
+        figures = {"": figure_coupling(self.trace, class_names=self.names, title=title)}
         if self.statistics is not None:
-            figures["-statistics"] = figure_routing_statistics(self.statistics)
+            title = f"Routing in {self.network}: {self.many[:1].lower()}{self.many[1:]}"
+            figures["-statistics"] = figure_routing_statistics(self.statistics, title=title)
         return figures
 
     def _input(self, capsule: int) -> Table:
@@ -303,19 +307,24 @@ def layers_with_coupling(model: Network) -> list[int]:
     return found
 
 
-def figure_coupling(trace: RoutingTrace, index: int = 0, class_names: Sequence[str] | None = None) -> Figure:
+def figure_coupling(
+    trace: RoutingTrace, index: int = 0, class_names: Sequence[str] | None = None, *, title: str | None = None
+) -> Figure:
     """Coupling maps of one image: a row for each iteration, a column for each output, the image beside them.
 
-    A map is the coupling on the grid of the input capsules, averaged over their types, white where it is uniform; the
-    length (or activation) of the output capsule after that iteration stands under it. Of more than ten outputs, those
-    of the highest scores are shown.
+    A map is the coupling c on the grid of the input capsules, averaged over their types: white where it is uniform (u),
+    red above, blue below. Shades are equal for equal ±√|c − u|, so that small differences are seen. They are the same
+    in every figure of such a layer: from 0 to 5·u, or to 1; what is above looks like the end. The length (or
+    activation) of the output capsule after that iteration stands under its map. Of more than ten outputs, those of the
+    highest scores are shown.
 
     Args:
         trace: From :func:`trace_routing`, of at most 100 iterations.
         index: Which of its images.
         class_names: The name of each class; its number if None.
+        title: Above the figure; by default it says what the outputs are.
     """
-    from matplotlib.colors import CenteredNorm
+    from matplotlib.colors import FuncNorm
 
     if not 0 <= index < len(trace.images):
         raise InputError(f"index must be 0 to {len(trace.images) - 1}, as so many images were traced, got {index}")
@@ -327,7 +336,7 @@ def figure_coupling(trace: RoutingTrace, index: int = 0, class_names: Sequence[s
 
     in_order = f"of the {trace.inputs} in the order of their index, not in space"
     places = f"on the grid of the {trace.inputs}" if trace.in_space else in_order
-    subtitle = f"coupling {places}, averaged over their types; below: {trace.score_name} of the capsule"
+    subtitle = f"each {trace.outputs}'s coupling {places}, averaged over their types; below: its {trace.score_name}"
     if len(shown) < classes:
         subtitle = f"the {len(shown)} {HIGHEST[trace.score_name]} of {classes} {PLURALS[trace.outputs]}; {subtitle}"
     rows: list[list[Cell]] = [[None, None, None, *(Caption(names[j], bold=j == strongest[0]) for j in shown)]]
@@ -335,27 +344,39 @@ def figure_coupling(trace: RoutingTrace, index: int = 0, class_names: Sequence[s
         beside = (trace.images[index], Caption("image", MUTED)) if t == 0 else (None, None)
         scores = [Caption(f"{trace.scores[t, index, j]:.2f}", MUTED, j == strongest[0]) for j in shown]
         rows += [[beside[0], None, f"iteration {t + 1}", *maps[t]], [beside[1], None, None, *scores], []]
-    # uniform coupling in the middle, equal shades for equal distances, and room on both sides even where all is uniform
     uniform = trace.uniform
-    reach = max(float(np.abs(maps - uniform).max()), 0.02 * uniform)
-    colours: Any = {"cmap": "RdBu_r", "norm": CenteredNorm(uniform, reach)}
-    title = f"Routing: where each {trace.outputs} takes its input from"
-    figure = tiles(rows[:-1], title=title, subtitle=subtitle, room=1.2, **colours)
+    reach = min(4 * uniform, max(uniform, 1 - uniform))
+
+    def shades(coupling: np.ndarray) -> np.ndarray:
+        away = coupling - uniform
+        return np.sign(away) * np.sqrt(np.abs(away))
+
+    def couplings(shade: np.ndarray) -> np.ndarray:
+        return uniform + np.sign(shade) * shade**2
+
+    norm = FuncNorm((shades, couplings), uniform - reach, uniform + reach, clip=True)
+    title = title or f"Routing: where each {trace.outputs} takes its input from"
+    figure = tiles(rows[:-1], title=title, subtitle=subtitle, room=1.2, cmap="RdBu_r", norm=norm)
     (width, height), (axes,) = figure.get_size_inches(), figure.axes
     cax = figure.add_axes((1 - 1.2 / width, 0.4 / height, 0.13 / width, 1 - 1.6 / height))
     bar = figure.colorbar(axes.images[-1], cax=cax)
     cax.set_title("coupling", fontsize=SMALL, color=MUTED, loc="left", pad=8)
     bar.outline.set_visible(False)
     cax.tick_params(labelsize=SMALL)
-    ends = max(0.0, uniform - reach), uniform, uniform + reach  # no coupling is below zero, though the scale goes on
-    cax.set_ylim(ends[0], ends[-1])
-    bar.set_ticks(ends, labels=[f"{end:.3g}" + " uniform" * (end == uniform) for end in ends])
+    cax.set_ylim(0, uniform + reach)  # no coupling is below zero, though the scale goes on
+    ticks = sorted({0.0, uniform, 2 * uniform, uniform + reach})
+    bar.set_ticks(ticks, labels=[f"{each:.2g}" + " uniform" * (each == uniform) for each in ticks])
     return figure
 
 
-def figure_routing_statistics(statistics: RoutingStatistics) -> Figure:
-    """Entropy of the coupling and mean agreement at each iteration: mean over the images, and their middle 80 %."""
-    figure = new_figure(7.2, 3.0)
+def figure_routing_statistics(statistics: RoutingStatistics, *, title: str | None = None) -> Figure:
+    """Entropy of the coupling and mean agreement at each iteration: mean over the images, and their middle 80 %.
+
+    Args:
+        statistics: From :func:`routing_statistics`.
+        title: Above the figure.
+    """
+    figure = new_figure(7.2, 3.4 if title else 3.0, title)
     panels = (
         ("Entropy of the coupling", "share of its maximum", statistics.entropy),
         ("Agreement of votes and outputs", "mean size", statistics.mean_agreement),

@@ -11,6 +11,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,6 +20,9 @@ from torchcaps.cli.options import SETTINGS, debug_option
 from torchcaps.cli.show import is_main_process, say
 from torchcaps.errors import InputError, reason_of, unknown_name, visible
 from torchcaps.plugins import place_in_plugin
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 COMMANDS = {
     "train": ("train", "Train a network and test it."),
@@ -60,6 +64,12 @@ class Group(click.Group):
             return None
         raise unknown_name("command", cmd_name, COMMANDS)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002  the same
+        """Commands that begin like a word, without importing them."""
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(name, help=COMMANDS[name][1]) for name in COMMANDS if name.startswith(incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  the same
         """A line for each, without importing it."""
         with formatter.section("Commands"):
@@ -72,7 +82,7 @@ class Group(click.Group):
 def app(context: click.Context) -> None:
     """Capsule networks with dynamic routing: train, judge, and see what each capsule encodes.
 
-    Start with `torchcaps train`: it trains the paper's network on embedded digits, without any download.
+    Start with `torchcaps train`: it trains a small network on embedded digits, in a minute and without any download.
     """
     if context.invoked_subcommand is None:
         say(*context.get_help().split("\n"))

@@ -30,7 +30,7 @@ SAMPLES, SAMPLE_COLUMNS = Range(1, 1000, whole=True), 10
     ("datasets folder:photos --image-size 32", "check your own images"),
 )
 def datasets(
-    name: str | None = None,
+    data: str | None = None,
     *,
     data_dir: DataDir = None,
     image_size: Annotated[Pixels | None, "Resize images to this height and width, pixels."] = None,
@@ -38,35 +38,35 @@ def datasets(
     sample: Annotated[int | None, SAMPLES, "Draw the first so many images, and print their labels."] = None,
     split: Annotated[Split, "Of which part --sample draws the first images."] = "train",
     validation: Annotated[ValidationSplit, "Which training images are for validation, as in train."] = "random",
-    figure: Annotated[Figure, "Where --sample draws, .png, .pdf or .svg; NAME-sample.png by default."] = None,
+    figure: Annotated[Figure, "Where --sample draws, .png, .pdf or .svg; DATA-sample.png by default."] = None,
     json: Json = False,
 ) -> None:
     """List the data sets: sizes, terms, and whether they are on this machine.
 
-    With NAME (or folder:PATH, npz:PATH), read that one and count its images; --sample draws the first of them.
+    With DATA, a name, folder:PATH or npz:PATH, read that one and count its images; --sample draws the first of them.
     """
-    if name is None:
+    if data is None:
         of_one = ("data_dir", "image_size", "skip_damaged", "sample", "split", "validation", "figure")
         refuse_options(of_one, "is for one data set, as in torchcaps datasets digits")
     elif sample is None:
         refuse_options(("split", "validation", "figure"), "is for --sample N")
     from torchcaps.datasets import find_dataset, list_datasets, load_dataset
 
-    if name is None:
+    if data is None:
         if json:
             return print_json([Described(info, info.locate()).to_dict() for info in list_datasets()])
         print_table(listing(list_datasets()))
         return say(
             "What is not here is downloaded when it is first trained on,",
             "or read from --data-dir or $TORCHCAPS_DATA.",
-            "The images of one, counted: torchcaps datasets NAME",
+            "The images of one, counted: torchcaps datasets DATA",
         )
-    info, path = find_dataset(name)
+    info, path = find_dataset(data)
     here, found = info.is_downloaded(data_dir), path if info.takes_path else info.locate(data_dir)
     if not here and data_dir is None and sample is None:  # a folder that lacks files is said to
         return show(Described(info, found), json=json)
     dataset = load_dataset(
-        name, data_dir=data_dir, image_size=image_size, validation=validation, skip_damaged=skip_damaged
+        data, data_dir=data_dir, image_size=image_size, validation=validation, skip_damaged=skip_damaged
     )
     found = path if info.takes_path else info.locate(data_dir)  # where a download put it
     file = figure or Path(f"{path.name if path else info.name}-sample.png")

@@ -21,23 +21,21 @@ if TYPE_CHECKING:
     from torchcaps.explorer import Explorer
 
 PORTS = Range(0, 65_535, whole=True)
-# the README's first command: the paper's network reaches 99 % on the embedded digits in about a minute
-WATCHED = {"epochs": 7, "batch_size": 64, "max_shift": 2, "schedule": "one-cycle", "learning_rate": 0.002}
 
 
 @command(
     ("explore", "the network that comes with torchcaps; Ctrl-C ends it"),
-    ("explore runs/sabour2017-digits-1", "a network of your own"),
-    ("explore runs/sabour2017-digits-1 runs/cnn-matched-digits-1", "two networks side by side"),
-    ("explore --train digits", "watch the paper's network learn; about a minute"),
-    ("explore runs/sabour2017-digits-1 --no-browser --port 8000", "only serve it, at a port of its own"),
-    ("explore runs/sabour2017-digits-1 --save site", "write the page as files, for any web server"),
+    ("explore runs/first-digits-1", "a network of your own"),
+    ("explore runs/first-digits-1 runs/cnn-matched-digits-1", "two networks side by side"),
+    ("explore --train digits", "watch a network learn; about a minute"),
+    ("explore runs/first-digits-1 --no-browser --port 8000", "only serve it, at a port of its own"),
+    ("explore runs/first-digits-1 --save site", "write the page as files, for any web server"),
 )
 def explore(
     run: Sequence[Path] = (),
     *,
     which: WhichEpoch = "best",
-    train: Annotated[str | None, "Train sabour2017 on this data set, and watch it learn."] = None,
+    train: Annotated[str | None, "Train the preset first on this data set, and watch it learn."] = None,
     data: Data = None,
     data_dir: DataDir = None,
     max_megapixels: MaxMegapixels = None,  # noqa: ARG001  applied as it is read
@@ -88,7 +86,7 @@ def watch(data: str, data_dir: str | None, port: int | None, browser: bool) -> N
     from torchcaps.training import load_run, make_config, train
     from torchcaps.training.progress import choose_progress
 
-    config = make_config("sabour2017", data=data, data_dir=data_dir, **WATCHED)
+    config = make_config(data=data, data_dir=data_dir)
     torch.set_num_threads(max((os.cpu_count() or 2) - 1, 1))  # one core is for the page
     learning = Learning(config, choose_progress())
     with serving([learning.explorer], port, learning) as address:

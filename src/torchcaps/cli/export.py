@@ -20,9 +20,9 @@ OtherSeeds = Annotated[Sequence[Path], "A run of another seed, for the means of 
 
 
 @command(
-    ("export runs/sabour2017-digits-1", "RUN/model.onnx, checked against PyTorch by onnxruntime"),
-    ("export runs/sabour2017-digits-1 --format torch --out digits.pt2", "for torch.export.load, without torchcaps"),
-    ("export runs/sabour2017-digits-1 --format folder --half", "weights, classes and model card, to pass on"),
+    ("export runs/first-digits-1", "RUN/model.onnx, checked against PyTorch by onnxruntime"),
+    ("export runs/first-digits-1 --format torch --out digits.pt2", "for torch.export.load, without torchcaps"),
+    ("export runs/first-digits-1 --format folder --half", "weights, classes and model card, to pass on"),
     ("export --out compact.onnx", "the network that comes with torchcaps"),
 )
 def export(
@@ -59,8 +59,8 @@ def export(
 
 
 @command(
-    ("share runs/sabour2017-digits-1 --repo someone/capsnet-digits", "for all to read"),
-    ("share runs/sabour2017-digits-1 --repo someone/capsnet-digits --private", "for yourself"),
+    ("share runs/first-digits-1 --repo someone/capsnet-digits", "for all to read"),
+    ("share runs/first-digits-1 --repo someone/capsnet-digits --private", "for yourself"),
 )
 def share(
     run: Path,

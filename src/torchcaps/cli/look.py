@@ -11,10 +11,10 @@ import click
 
 from torchcaps.analysis.defaults import DRAWN_ITERATIONS
 from torchcaps.cli.options import Drawn, Figure, ImageFiles, Json, Source, Which, WhichEpoch, command
-from torchcaps.cli.runs import figure_path, names_of, open_images, open_run, preparation_for, refuse_options
+from torchcaps.cli.runs import figure_path, name_of, names_of, open_images, open_run, preparation_for, refuse_options
 from torchcaps.cli.show import say, show
 from torchcaps.errors import InputError, unknown_name
-from torchcaps.files import could_be_repository
+from torchcaps.files import could_be_repository, write_text
 from torchcaps.ranges import MOST_ENTRIES, Count, Index, Range
 
 if TYPE_CHECKING:
@@ -29,15 +29,18 @@ if TYPE_CHECKING:
     Classifier: TypeAlias = Callable[[np.ndarray], Prediction]
 
 CONFIG, LAYERS = "config.json", Range(1, MOST_ENTRIES, whole=True)
+MOST_NAMED = 20
+"""Files that cannot be read and are named one by one."""
 ImageFile = Annotated[Path | None, "An image file instead of one of the data set."]
 
 
 @command(
-    ("predict runs/sabour2017-digits-1 seven.png", "one image, light on dark"),
-    ("predict photo.jpg --figure seen.png", "and draw what the network sees of it"),
-    ("predict model.onnx seven.png", "by a network that torchcaps export wrote, without torch"),
-    ("predict someone/capsnet-digits seven.png", "by a network on the Hugging Face hub"),
-    ("predict seven.png", "by the network that comes with torchcaps"),
+    ("predict runs/first-digits-1 examples/digit.png", "one image, light on dark"),
+    ("predict runs/first-digits-1 scans --out predictions.csv", "all images of a folder, as a table"),
+    ("predict examples/photo.jpg --figure seen.png", "and draw what the network sees of it"),
+    ("predict model.onnx examples/digit.png", "by a network that torchcaps export wrote, without torch"),
+    ("predict someone/capsnet-digits examples/digit.png", "by a network on the Hugging Face hub"),
+    ("predict examples/digit.png", "by the network that comes with torchcaps"),
 )
 def predict(
     run: Path | None = None,
@@ -45,17 +48,24 @@ def predict(
     *,
     which: WhichEpoch = "best",
     files: ImageFiles,
+    out: Annotated[Path | None, "Write a line for each image to this file, .csv, instead of showing it."] = None,
     figure: Annotated[Figure, "Draw each image beside what the network sees to this file, .png, .pdf or .svg."] = None,
     json: Json = False,
 ) -> None:
-    """Classify image files of any size: the class (or those of several objects) and the score of every class.
+    """Classify image files of any size, or all in a folder: the class, or those of several objects, and all scores.
 
     RUN is a run folder, a folder written by save_pretrained, a repository of the hub such as someone/capsnet, or an
     .onnx file written by `torchcaps export`. Without it, the network that comes with torchcaps classifies. For networks
     that were trained on drawings, such as MNIST's digits, a photo of a drawing is first brought to their form; what was
-    changed much is said, and so is why an answer is unsure.
+    changed much is said, and so is why an answer is unsure. Files that cannot be read are named at the end, with exit
+    code 2.
     """
-    network, paths = split_words([*([] if run is None else [run]), *image])
+    network, words = split_words([*([] if run is None else [run]), *image])
+    paths = image_files(words)
+    if out is not None:
+        refuse_options(("json", "figure"), "shows what --out writes to a file")
+        if out.exists():
+            raise InputError(f"there is something at {out} already; choose another place, or remove it first")
 
     import numpy as np
 
@@ -66,37 +76,65 @@ def predict(
         raise InputError(f"--figure draws at most {MOST_PHOTOS} images, got {len(paths)}")
     description, classify = open_classifier(network, which)
     preparation = preparation_for(files, description.preparation)
-    prepared, kept = [], []
+    files_read, prepared, kept, damaged = list[Path](), [], [], list[str]()
     for path in paths:
         options: Any = {"preparation": preparation, "invert": files.invert, "fit": files.fit or description.fit}
-        photo = read_photo(path, description.in_shape, **options)
+        try:
+            photo = read_photo(path, description.in_shape, **options)
+        except InputError as error:
+            damaged.append(str(error))
+            continue
+        files_read.append(path)
         prepared.append(photo.prepared)
         if figure is not None:
             kept.append(photo.shrunk(PREVIEW))  # the photos themselves may be larger than memory
-    prediction = classify(np.stack([each.image for each in prepared]))
-    show(PhotoAnswers(paths, prepared, prediction, description.class_names, kept), json=json, figure=figure)
+    if prepared:
+        prediction = classify(np.stack([each.image for each in prepared]))
+        answers = PhotoAnswers(files_read, prepared, prediction, description.class_names, kept, description.task)
+        if out is None:
+            show(answers, json=json, figure=figure)
+        else:
+            write_text(out, answers.to_csv())
+            say(f"wrote {out}, a line for each of {len(files_read):,} images")
+    if damaged:
+        lines = [f"{len(damaged)} of {len(paths)} images cannot be read:", *damaged[:MOST_NAMED]]
+        raise InputError("\n  ".join(lines) if len(damaged) > 1 else damaged[0])
 
 
 def split_words(words: Sequence[Path]) -> tuple[Path | None, Sequence[Path]]:
     """The network among the words of the command line, None for the one that comes with torchcaps, and the images.
 
-    The first word is the network if it is a folder, ends in ``.onnx``, or is nothing here and could be a repository of
-    the hub; else it is an image.
+    The first word is the network if it is a folder with config.json, ends in ``.onnx``, or is nothing here and could be
+    a repository of the hub; else it is an image, or a folder of images.
     """
     from torchcaps.datasets.images import SUFFIXES
 
     if not words:
         raise click.UsageError("Missing argument 'IMAGE...'.")
     first, suffix = words[0], words[0].suffix.lower()
-    if not (first.is_dir() or suffix == ".onnx" or (could_be_repository(first) and suffix not in SUFFIXES)):
+    is_run = (first / CONFIG).exists() or suffix == ".onnx"
+    if not (is_run or (could_be_repository(first) and suffix not in SUFFIXES)):
         if not first.exists():
             raise InputError(f"there is no run folder and no image file {first}")
         return None, words
     if len(words) == 1:
         raise click.UsageError("Missing argument 'IMAGE...'.")
-    if first.is_dir() and not (first / CONFIG).exists():
-        raise InputError(f"{first} is no run folder: it holds no {CONFIG}")
     return first, words[1:]
+
+
+def image_files(words: Sequence[Path]) -> list[Path]:
+    """Image files, and those in folders and the folders in these, sorted by their paths."""
+    from torchcaps.datasets.images import SUFFIXES
+
+    found: list[Path] = []
+    for word in words:
+        inside = [word]
+        if word.is_dir():
+            inside = sorted(each for each in word.rglob("[!.]*") if each.suffix.lower() in SUFFIXES and each.is_file())
+        if not inside:
+            raise InputError(f"{word} is no run folder: it holds no {CONFIG}, and no images")
+        found += inside
+    return found
 
 
 def open_classifier(run: Path | None, which: Which) -> tuple[Description, Classifier]:
@@ -156,8 +194,8 @@ def read_pictures(
 
 
 @command(
-    ("reconstruct runs/sabour2017-digits-1", "the first 20 test images above their reconstructions"),
-    ("reconstruct runs/sabour2017-digits-1 --count 50 --figure many.pdf", "more of them, as a PDF"),
+    ("reconstruct runs/first-digits-1", "the first 20 test images above their reconstructions"),
+    ("reconstruct runs/first-digits-1 --count 50 --figure many.pdf", "more of them, as a PDF"),
 )
 def reconstruct(
     run: Path | None = None,
@@ -176,15 +214,16 @@ def reconstruct(
     opened = open_run(run, source.which)
     images, dataset, where = open_images(opened, source)
     images = images.preview(count)
-    found = replace(decode(opened.model, images.images, images.labels), class_names=dataset.class_names, where=where)
+    words: Any = {"class_names": dataset.class_names, "where": where, "network": name_of(run)}
+    found = replace(decode(opened.model, images.images, images.labels), **words)
     show(found, json=json, figure=figure_path(figure, run, "reconstructions"))
 
 
 @command(
-    ("perturb runs/sabour2017-digits-1", "the first test image: each component by −0.25…0.25"),
-    ("perturb runs/sabour2017-digits-1 --index 7 --range 0.5", "another image, larger changes"),
-    ("perturb runs/sabour2017-digits-1 --image seven.png --capsule 9", "what the capsule of 9 makes of a 7"),
-    ("perturb runs/sabour2017-digits-1 --component 3 --index 0 --index 1", "one component of two images"),
+    ("perturb runs/first-digits-1", "the first test image: each component by −0.25…0.25"),
+    ("perturb runs/first-digits-1 --index 7 --range 0.5", "another image, larger changes"),
+    ("perturb runs/first-digits-1 --image examples/digit.png --capsule 9", "what the capsule of 9 makes of a 7"),
+    ("perturb runs/first-digits-1 --component 3 --index 0 --index 1", "one component of two images"),
 )
 def perturb(
     run: Path | None = None,
@@ -230,7 +269,7 @@ def perturb(
     ]
     whose = {"longest": f"the {HIGHEST[results[0].score_name]}", "label": "the label's"}[follow]
     words = [picture.words for picture in pictures]
-    found = Perturbations(results, names, words, "" if capsule is not None else whose, component)
+    found = Perturbations(results, names, words, "" if capsule is not None else whose, component, name_of(run))
     show(found, json=json, figure=figure_path(figure, run, "perturbation"))
 
 
@@ -246,9 +285,9 @@ def label_of(picture: Picture) -> int:
 
 
 @command(
-    ("routing runs/sabour2017-digits-1", "the first test image, and statistics of the first 100"),
-    ("routing runs/sabour2017-digits-1 --index 7 --num-iterations 5", "another image, more iterations"),
-    ("routing runs/sabour2017-digits-1 --input-capsule 40", "every number of one input capsule"),
+    ("routing runs/first-digits-1", "the first test image, and statistics of the first 100"),
+    ("routing runs/first-digits-1 --index 7 --num-iterations 5", "another image, more iterations"),
+    ("routing runs/first-digits-1 --input-capsule 40", "every number of one input capsule"),
 )
 def routing(
     run: Path | None = None,
@@ -286,12 +325,12 @@ def routing(
         many = picture.images.preview(count)
         statistics = routing_statistics(opened.model, many.images, **followed)
         words = f"Mean of the first {len(many):,} {picture.where}"
-    report = RoutingReport(trace, names, picture.words, tuple(input_capsule), statistics, words)
+    report = RoutingReport(trace, names, picture.words, tuple(input_capsule), statistics, words, name_of(run))
     show(report, json=json, figure=figure_path(figure, run, "routing"))
 
 
 @command(
-    ("curves runs/sabour2017-digits-1", "loss and error of each epoch"),
+    ("curves runs/first-digits-1", "loss and error of each epoch"),
     ("curves runs/* --figure compare.png", "several runs in one figure"),
 )
 def curves(run: Sequence[Path], *, figure: Drawn = None, json: Json = False) -> None:

@@ -27,9 +27,9 @@ KINDS: tuple[Kind, ...] = ("rotation", "fgsm", "pgd")
 
 
 @command(
-    ("evaluate runs/sabour2017-digits-1", "the test images of the run's data set"),
+    ("evaluate runs/first-digits-1", "the test images of the run's data set"),
     ("evaluate runs/sabour2017-mnist-1 --data kmnist", "on other images of the same shape and class count"),
-    ("evaluate runs/sabour2017-digits-1 --figure confusion.png", "with the confusion matrix as a figure"),
+    ("evaluate runs/first-digits-1 --figure confusion.png", "with the confusion matrix as a figure"),
     ("evaluate --data mnist", "the network that comes with torchcaps"),
 )
 def evaluate(

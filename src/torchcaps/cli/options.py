@@ -10,9 +10,11 @@ from __future__ import annotations
 import collections.abc
 import inspect
 import itertools
+import re
+import textwrap
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -20,25 +22,32 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
+from torchcaps.cli.show import say
 from torchcaps.errors import InputError, shown
 from torchcaps.files import check_path
 from torchcaps.plugins import load_plugin
 from torchcaps.ranges import Range
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     ParamType = click.ParamType[Any, Any]
 else:  # it takes no parameters before click 8.4
     ParamType = click.ParamType
 
 SETTINGS: dict[str, Any] = {"max_content_width": 100, "help_option_names": ["-h", "--help"], "show_default": True}
 """Of all commands; the width is that of the help, columns at most."""
+MOST_OPTIONS, MOST_EXAMPLES = 10, 3
+"""In the short help, ``-h``."""
+COLUMN = 39
+"""Characters of a line of the help before the words of an option."""
 WIDEST = 30
 """Characters of choices that the help names; of more, errors do."""
 PLUGIN = "Run this Python file, or an entry point of a package, for what it registers; may be given several times."
 
 
 class Command(click.Command):
-    """A command with ``--plugin``, ``--debug``, and examples at the end of its help.
+    """A command with ``--plugin``, ``--debug``, a short help ``-h``, and examples at the end of its help.
 
     Args:
         *args: See :class:`click.Command`.
@@ -48,9 +57,10 @@ class Command(click.Command):
 
     def __init__(self, *args: Any, examples: Sequence[tuple[str, str]] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.context_settings, self.examples = SETTINGS, examples
+        self.context_settings, self.examples = SETTINGS | {"help_option_names": ["--help"]}, examples
         plugin = click.Option(["--plugin"], multiple=True, expose_value=False, metavar="FILE", help=PLUGIN)
-        self.params += [plugin, debug_option()]
+        words: Any = {"help": "Show the most used options only.", "callback": self.say_short_help, "is_eager": True}
+        self.params += [plugin, debug_option(), click.Option(["-h"], is_flag=True, expose_value=False, **words)]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the arguments; plugins first, as they add to the options and to what they take."""
@@ -59,9 +69,49 @@ class Command(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  click's
         """The examples, each as it is typed."""
+        self.write_examples(formatter, self.examples)
+
+    def write_examples(self, formatter: click.HelpFormatter, examples: Sequence[tuple[str, str]]) -> None:
+        """Each as it is typed, and what it does."""
         with formatter.section("Examples"):
-            for line, meaning in self.examples:
+            for line, meaning in examples:
                 formatter.write(f"  torchcaps {line}\n      {meaning}\n")
+
+    def say_short_help(self, ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+        """The first sentences, the options of the examples and the next ones, a line each, and the first examples."""
+        if not asked or ctx.resilient_parsing:
+            return
+        formatter = ctx.make_formatter()
+        self.format_usage(ctx, formatter)
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text((self.help or "").partition("\n\n")[0])
+        shown = {word for line, _ in self.examples for word in line.split()}
+        options = [each for each in self.get_params(ctx) if isinstance(each, click.Option) and not each.hidden]
+        options.sort(key=lambda each: shown.isdisjoint([*each.opts, *each.secondary_opts]))
+        most = f" ({MOST_OPTIONS} of {len(options)}; --help shows all)" if len(options) > MOST_OPTIONS else ""
+        write_options(formatter, f"Options{most}", ctx, options[:MOST_OPTIONS])
+        self.write_examples(formatter, self.examples[:MOST_EXAMPLES])
+        say(*formatter.getvalue().rstrip().split("\n"))
+        ctx.exit()
+
+
+def write_options(
+    formatter: click.HelpFormatter, heading: str, ctx: click.Context, options: Iterable[click.Parameter]
+) -> None:
+    """Options under a heading, one a line; those that the help does not show are left out."""
+    records = filter(None, (each.get_help_record(ctx) for each in options if isinstance(each, click.Option)))
+    if lines := [(name, begin(words, formatter.width - COLUMN)) for name, words in records]:
+        with formatter.section(heading):
+            formatter.write_dl(lines, col_max=34)
+
+
+def begin(words: str, room: int) -> str:
+    """The beginning of an option's help, as much as fits on a line, and its default."""
+    text, bracket, note = words.partition("  [")
+    first = re.split(r"[.;:,](?= |$)", text)[0]
+    note = bracket + note if len(first + bracket + note) <= room else ""
+    return textwrap.shorten(first, room, placeholder=" …") + note
 
 
 def load_plugins(words: Sequence[str]) -> None:
@@ -155,6 +205,35 @@ class Word(ParamType):
             return read(value, self.hint, strict=self.strict) if isinstance(value, str) else value
         except InputError as error:
             self.fail(f"{str(error).removesuffix('.')}.", param, ctx)
+
+    def shell_complete(self, _: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """What a word may become: a name of what there is, a choice, or a file."""
+        from click.shell_completion import CompletionItem
+
+        names = [*known_names(param.name or ""), *choices(self.hint)]
+        files = [CompletionItem(incomplete, type="file")] if "PATH" in self.name else []
+        return files + [CompletionItem(each) for each in names if each.startswith(incomplete)]
+
+
+def known_names(param: str) -> Iterable[str]:
+    """The names that an argument or option may be given, of those that are completed by their names."""
+    if param == "preset":
+        from torchcaps.models.presets import list_presets
+
+        return list_presets()
+    if param in ("data", "train"):
+        from torchcaps.datasets import list_datasets
+
+        return [info.name for info in list_datasets() if not info.takes_path]
+    return (
+        [str(file.parent) for file in sorted(Path("runs").glob("*/config.json"))] if param in ("run", "resume") else []
+    )
+
+
+def choices(hint: Any) -> list[str]:
+    """The words of the ``Literal`` in an annotation."""
+    args = typing.get_args(hint)
+    return [*args] if typing.get_origin(hint) is Literal else [word for each in args for word in choices(each)]
 
 
 def read(text: str, hint: Any, *, strict: bool = True) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ import click
 
 from torchcaps.analysis.results import Result, Table
 from torchcaps.cli.options import Figure, Json, command
+from torchcaps.cli.runs import refuse_options
 from torchcaps.cli.show import by, print_json, print_table, show
 from torchcaps.cli.train import field_help, option_of
 from torchcaps.errors import InputError, unknown_name
@@ -28,36 +30,45 @@ if TYPE_CHECKING:
 
 REFERENCE = "sabour2017"
 """The preset that those are compared with which are no variant of another one."""
+PAPER = re.compile(r"([\w ]+)[,:].*?\b(\d{4})\b")
+"""The first author and the year of a paper."""
+RESULT = re.compile(r"([\d.]+)[ ±\d.]* %[ ±\d.]* test (error|accuracy)")
+"""An error or an accuracy at the beginning of what a source reports."""
 
 
 @command(
-    ("presets", "the published networks, and how they differ"),
+    ("presets", "the published networks, a line each"),
     ("presets tf-notebook", "every layer and every option of one of them"),
+    ("presets --diff", "where they differ from the one that each is a variant of"),
     ("presets tf-notebook --figure tf-notebook.png", "a drawing of its layers with their sizes"),
     ("presets --json", "all of them, for other programs"),
 )
 def presets(
-    name: str | None = None,
+    preset: str | None = None,
     *,
-    figure: Annotated[Figure, "Draw the layers of NAME, with their sizes, to this file, .png, .pdf or .svg."] = None,
+    diff: Annotated[bool, "Show where presets differ, and the parts to choose from."] = False,
+    figure: Annotated[Figure, "Draw the layers of PRESET, with their sizes, to this file, .png, .pdf or .svg."] = None,
     json: Json = False,
 ) -> None:
-    """List the published networks: where they differ, their sources and parameter counts.
+    """List the published networks, a line each: source, parameters, and the error or accuracy that is known.
 
-    With NAME, show one in full: its layers, with shapes and parameters, and every option.
+    With PRESET, show one in full: its layers, with shapes and parameters, and every option.
     """
-    if name is None and figure is not None:
+    if preset is None and figure is not None:
         raise click.UsageError("--figure is for one preset; name it, e.g. torchcaps presets sabour2017 --figure …")
-    if name is not None and name not in list_presets():
-        raise InputError(f"{unknown_name('preset', name, list_presets())} {OF_ONES_OWN}")
-    if name is not None:
-        return show(Described(get_preset(name)), json=json, figure=figure)
-    found = [Described(get_preset(each)) for each in list_presets()]
-    if json:
-        return print_json([each.to_dict() for each in found])
-    for table in comparison(found):
-        print_table(table)
-    return None
+    if preset is not None and preset not in list_presets():
+        raise InputError(f"{unknown_name('preset', preset, list_presets())} {OF_ONES_OWN}")
+    found = [Described(get_preset(each)) for each in (list_presets() if preset is None else [preset])]
+    if diff:
+        refuse_options(("json", "figure"), "does not go with --diff, which prints tables")
+        for table in differences(found):
+            print_table(table)
+    elif preset is not None:
+        show(found[0], json=json, figure=figure)
+    elif json:
+        print_json([each.to_dict() for each in found])
+    else:
+        print_table(listing(found))
 
 
 @dataclass(frozen=True)
@@ -140,20 +151,32 @@ class Described(Result):
         return {"": figure_architecture(self.planned, title=self.preset.name)}
 
 
-def comparison(presets: Sequence[Described]) -> Iterator[Table]:
-    """The sizes of presets, where they differ, and the parts that they are made of."""
+def listing(presets: Sequence[Described]) -> Table:
+    """A row for each preset: where it is from, its size, and the test error that its source reports."""
     rows = []
     for each in presets:
         with_decoder, without = each.parameters
-        published = "" if each.preset.published == Preset.published else each.preset.published
-        rows.append((each.preset.name, each.preset.data, f"{with_decoder or without:,}", published))
-    yield Table(rows, ("Networks", "data", "parameters", "published"), left=2)
+        error = ""
+        if result := RESULT.match(each.preset.published):
+            percent = float(result[1]) if result[2] == "error" else 100 - float(result[1])
+            error = f"{round(percent, 2)} % ({each.preset.data})"
+        rows.append((each.preset.name, cited(each.preset.source), f"{with_decoder or without:,}", error))
+    notes = "One in full: torchcaps presets PRESET", "Where they differ: torchcaps presets --diff"
+    return Table(rows, ("Networks", "source", "parameters", "test error"), left=2, note=notes)
+
+
+def cited(source: str) -> str:
+    """A source in a word or two: the first author and the year, else what stands before its title."""
+    paper = PAPER.match(source)
+    return f"{paper[1]} {paper[2]}" if paper else re.split("[,:]", source)[0]
+
+
+def differences(presets: Sequence[Described]) -> Iterator[Table]:
+    """Where presets differ, and the parts that they are made of."""
     title = f"Where they differ: from the preset that they are a variant of, or {REFERENCE}"
     yield Table([(each.preset.name, _differences(each)) for each in presets], title=title)
     choices = [(option_of(kind), ", ".join(parts)) for kind, parts in PARTS.items()]
     yield Table([(typed, names) for typed, names in choices if typed], title="Parts that are chosen by name")
-    words = "Parameters are counted for the images of their data.", "All of one network: torchcaps presets NAME"
-    yield Table(note=words)
 
 
 def _differences(described: Described) -> str:

@@ -58,8 +58,8 @@ def open_images(run: Run, source: Source) -> tuple[ImageSet, Dataset, str]:
     dataset = run.dataset(data_for(run, source.data), source.data_dir)
     if source.data is None and run.config is None:
         say(
-            f"The network that comes with torchcaps was trained on MNIST; {dataset.name} is another data set, which "
-            "is here without a download. --data mnist takes MNIST's.",
+            f"This network was trained on the digits of MNIST, a download. These images are {dataset.name}, which come "
+            "with scikit-learn: smaller digits by other writers. For MNIST's own images, add --data mnist.",
             err=True,
         )
     images = {"test": dataset.test, "validation": dataset.validation, "train": dataset.train}[source.split]

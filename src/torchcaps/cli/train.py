@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
-import re
 import textwrap
 from collections.abc import Mapping
 from functools import partial
@@ -15,17 +14,14 @@ from typing import Annotated, Any
 import click
 
 from torchcaps.analysis.results import Styled, Table, percent
-from torchcaps.cli.options import Command, command, load_plugins, option, option_name
-from torchcaps.cli.show import command_line, is_main_process, print_table, say, typed
+from torchcaps.cli.options import Command, command, load_plugins, option, option_name, write_options
+from torchcaps.cli.show import command_line, is_main_process, print_table, say, show, typed
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.parts import OF_ONES_OWN, PARTS, Choice, Option, Settings, UnknownOption, all_parts, options
 from torchcaps.plugins import loaded_plugins, plugin_options
 from torchcaps.ranges import as_text
 from torchcaps.training.config import NO_OPTIONS, WHOLE, TrainConfig, make_config, override, read_config
 from torchcaps.training.recipe import Recipe
-
-COLUMN = 39
-"""Characters of a line of the help before the words of an option."""
 
 
 class RunCommand(Command):
@@ -45,20 +41,8 @@ class RunCommand(Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The options of the command, of the run and of the recipe, one a line: there are many."""
-        room = formatter.width - COLUMN
         for heading, found in ({"Options": super().get_params(ctx)} | ctx.meta[__name__]).items():
-            records = filter(None, (each.get_help_record(ctx) for each in found if isinstance(each, click.Option)))
-            if lines := [(name, begin(words, room)) for name, words in records]:
-                with formatter.section(heading):
-                    formatter.write_dl(lines, col_max=34)
-
-
-def begin(words: str, room: int) -> str:
-    """The beginning of an option's help, as much as fits on a line, and its default."""
-    text, bracket, note = words.partition("  [")
-    first = re.split(r"[.;:,](?= |$)", text)[0]
-    note = bracket + note if len(first + bracket + note) <= room else ""
-    return textwrap.shorten(first, room, placeholder=" …") + note
+            write_options(formatter, heading, ctx, found)
 
 
 def known_options() -> dict[str, Option]:
@@ -128,10 +112,10 @@ def field_help(kind: type[Settings]) -> dict[str, str]:
 
 
 @command(
-    ("train", "the paper's network on the embedded digits"),
-    ("train tf-notebook --num-iterations 1 --no-decoder", "another preset, changed, on the data set of its source"),
+    ("train", "the preset first on the embedded digits; about a minute"),
+    ("train compact --data mnist --epochs 5 --batch-size 64 --learning-rate 0.002 --seed 1", "all as you like it"),
     ("train --data folder:photos --image-size 32", "your own images, one sub-folder a class"),
-    ("train --resume runs/sabour2017-digits-1", "resume a run that was stopped"),
+    ("train --resume runs/first-digits-1", "resume a run that was stopped"),
     cls=RunCommand,
 )
 def train(
@@ -141,12 +125,13 @@ def train(
     resume: Annotated[Path | None, "Resume the run in this folder."] = None,
     config: Annotated[Path | None, "Start from a run's config.json."] = None,
     figures: Annotated[bool, "Draw figures at the end."] = True,
+    find_learning_rate: Annotated[bool, "Try many learning rates for a step each, say which to take, and end."] = False,
     **fields: Any,
 ) -> None:
-    """Train a network, keep the epoch that is best on the validation images, and test it once, at the end.
+    """Train a network, keep the epoch that is best on validation images, and test it once, at the end.
 
-    PRESET is a published network, trained on the data set of its source unless --data is given; without PRESET it is
-    the paper's, on embedded digits. `torchcaps presets PRESET` lists all options, with the network's, in full.
+    PRESET is trained on the data set of its source unless --data is given; without PRESET it is `first`, a narrow one,
+    on embedded digits. `torchcaps presets PRESET` lists all options, also the network's.
     """
     context = click.get_current_context()
     given = click.core.ParameterSource.COMMANDLINE  # None among the values is one, not an absence
@@ -159,6 +144,11 @@ def train(
     from torchcaps import training
     from torchcaps.training.progress import choose_progress
 
+    if find_learning_rate:
+        if described is None:
+            raise InputError("--find-learning-rate is for a new run; leave --resume out")
+        show(training.learning_rates(described))
+        return
     common: dict[str, Any] = {"progress": choose_progress(), "figures": figures, "command": typed()}
     if described is not None:
         summary = training.train(described, out, **common)
@@ -198,10 +188,13 @@ def show_summary(summary: Mapping[str, Any]) -> None:
     rows = []
     for which, words in shown.items():
         result = test[which]
-        cells = words, percent(result["accuracy"]), percent(result["error"]), f"{result['loss']:.4f}"
+        numbers = percent(result["accuracy"]), percent(result["balanced_accuracy"]), percent(result["error"])
+        cells = words, *numbers, f"{result['loss']:.4f}"
         rows.append([Styled(cell, "bold" if which == "best" else "") for cell in cells])
     say("")
-    print_table(Table(rows, (f"Test ({test['best']['images']:,} images)", "accuracy", "error", "loss")))
+    right = {"classes": "accuracy", "labels": "labels right", "regression": "R²"}[summary["task"]]
+    columns = (f"Test ({test['best']['images']:,} images)", right, "balanced", "error", "loss")
+    print_table(Table(rows, columns))
     figures = ", ".join(sorted(file.name for file in (out / FIGURES).glob("*.png")))
     network = f"{summary['preset']}, {summary['parameters']:,} parameters"
     print_table(
@@ -214,7 +207,7 @@ def show_summary(summary: Mapping[str, Any]) -> None:
         )
     )
     decoder = read_config(out / CONFIG).model.get("decoder") is not None
-    following = ("evaluate", "reconstruct", "perturb") if decoder else ("evaluate",)
+    following = ("evaluate", "reconstruct", "perturb") if decoder and summary["task"] == "classes" else ("evaluate",)
     options = plugin_options(loaded_plugins())
     say("Next:", *(f"  {command_line(name, out, *options)}" for name in following))
     if summary["warning"]:

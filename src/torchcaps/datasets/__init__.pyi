@@ -22,6 +22,7 @@ from .registry import find_dataset as find_dataset
 from .registry import list_datasets as list_datasets
 from .registry import load_dataset as load_dataset
 from .registry import register_dataset as register_dataset
+from .sources.folder import ImageFiles as ImageFiles
 from .sources.source import data_folders as data_folders
 from .splits import stratified_split as stratified_split
 from .views import register_views as register_views

@@ -18,16 +18,21 @@ from torchcaps.datasets.rng import ORDER, stream_of
 from torchcaps.errors import InputError
 from torchcaps.ranges import Count, Index, Processes, Seed
 
+WEIGHT = "weight"
+"""The factor of an `ImageSet` that says how much each image counts in the gradient."""
+
 
 class Batch(NamedTuple):
     """Images and their classes."""
 
     images: Float[Tensor, "B C H W"]
     """Pixels of 0..1, float32; sequences as they are."""
-    labels: Int64[Tensor, "B"] | Int64[Tensor, "B P"]
-    """The class of each image, or of each of its P objects."""
+    labels: Int64[Tensor, "B"] | Int64[Tensor, "B P"] | Float[Tensor, "B J"]
+    """The class of each image, or of each of its P objects; or zeros and ones, or numbers."""
     parts: Float[Tensor, "B P C H W"] | None = None
     """Pixels of each object alone, 0..1; None for images of one object."""
+    weights: Float[Tensor, "B"] | None = None
+    """How much each image counts in the gradient; None where all count the same."""
 
 
 class BatchLoader:
@@ -141,4 +146,5 @@ class BatchLoader:
             changes = self.augmentation.draw(self._set.in_shape, n, key).share(share)
             pixels = layers if layers.is_floating_point() else self.augmentation.apply(layers, changes)
             alone = pixels[:, channels:].unflatten(1, (-1, channels)) if parts else None
-            yield Batch(pixels[:, :channels], labels, alone)
+            weights = getattr(self._set, "factors", {}).get(WEIGHT)
+            yield Batch(pixels[:, :channels], labels, alone, None if weights is None else weights[index])

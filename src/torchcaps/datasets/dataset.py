@@ -31,11 +31,13 @@ class ImageSet:
         images: Pixels, uint8 from 0 (no ink) to 255, shape (N, C, H, W), N at least 1. Sequences are float32 numbers,
             (N, C, 1, L), which a network is given as they are, NaN after the end of each.
         labels: The class of each image, int64 from 0, shape (N,); with P objects an image, P at least 2, their
-            classes, (N, P), no two of one image alike.
+            classes, (N, P), no two of one image alike. For the task ``labels`` zeros and ones, for a regression
+            numbers, float32, (N, J).
         parts: Each of the P objects alone on the same canvas, uint8, (N, P, C, H, W); None for images of one object,
             or where the single objects are not known.
         factors: What else is known of each image, by its name, (N,) each: quantities as floats, such as ``"azimuth"``
-            and ``"elevation"`` in degrees, and what only names a thing, such as ``"instance"``, as int64.
+            and ``"elevation"`` in degrees, and what only names a thing, such as ``"instance"``, as int64. By
+            ``"weight"`` an image counts in the gradient of training.
 
     Raises:
         InputError: The shapes or dtypes do not fit, there is no image, a label is negative, or two labels of one image
@@ -43,7 +45,7 @@ class ImageSet:
     """
 
     images: Float32[Tensor, "N C H W"] | UInt8[Tensor, "N C H W"]
-    labels: Int64[Tensor, "N"] | Int64[Tensor, "N P"]
+    labels: Int64[Tensor, "N"] | Int64[Tensor, "N P"] | Float32[Tensor, "N J"]
     parts: UInt8[Tensor, "N P C H W"] | None = None
     factors: Mapping[str, Shaped[Tensor, "N"]] = field(default_factory=dict, kw_only=True)
 
@@ -57,11 +59,15 @@ class ImageSet:
     def _check(
         self,
         images: Float32[Tensor, "N C H W"] | UInt8[Tensor, "N C H W"],
-        labels: Int64[Tensor, "N"] | Int64[Tensor, "N P"],
+        labels: Int64[Tensor, "N"] | Int64[Tensor, "N P"] | Float32[Tensor, "N J"],
         parts: UInt8[Tensor, "N P C H W"] | None,
     ) -> None:
         if 0 in images.shape:
             raise InputError(f"images must have the shape (N, C, H, W) with no axis empty, got {tuple(images.shape)}")
+        if labels.is_floating_point():
+            if parts is not None or 0 in labels.shape or not labels.isfinite().all():
+                raise InputError("labels that are numbers must be finite, J for each image, which is of no other parts")
+            return
         if labels.min() < 0:
             raise InputError(f"labels must be 0 or greater, got {int(labels.min())}")
         if labels.ndim == 1 and parts is not None:
@@ -85,7 +91,12 @@ class ImageSet:
     @property
     def num_objects(self) -> int:
         """How many objects are in every image: P."""
-        return self.labels.shape[1] if self.labels.ndim == 2 else 1
+        return 1 if self.labels.ndim == 1 or self.has_targets else self.labels.shape[1]
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether labels are zeros and ones, or numbers, for the tasks ``labels`` and ``regression``."""
+        return self.labels.is_floating_point()
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -235,7 +246,10 @@ class Dataset:
                     f"{self.name}: the {part} images are {images.in_shape} (channels, height, width) with "
                     f"{images.num_objects} objects each, but the training images {form[0]} with {form[1]}"
                 )
-            if (highest := int(images.labels.max())) >= self.num_classes:
+            if images.labels.is_floating_point():
+                if images.labels.shape[1] != self.num_classes:
+                    raise InputError(f"{self.name}: {images.labels.shape[1]} labels an image, {self.num_classes} names")
+            elif (highest := int(images.labels.max())) >= self.num_classes:
                 raise InputError(
                     f"{self.name}: a {part} label is {highest}, but the {self.num_classes} classes go from 0 to "
                     f"{self.num_classes - 1}"

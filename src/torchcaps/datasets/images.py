@@ -154,7 +154,8 @@ def read_pixels(path: Path, name: str | None = None) -> UInt8[np.ndarray, "C H W
     """Read one image file at its own size: one channel where all pixels are grey, else three, of 0..255.
 
     The first of several frames is read; a photo is turned upright by its EXIF data; transparent parts become white, as
-    on a page; 16-bit greys are scaled to 8 bit. Errors are those of `read_photo`, and so is ``name``.
+    on a page; 16-bit greys are scaled to 8 bit, and so are 32-bit integers, unless none of them is above 255. Errors
+    are those of `read_photo`, and so is ``name``.
     """
     name = str(path) if name is None else name
     require_file(path, "image file", name)
@@ -212,6 +213,8 @@ def _to_uint8(image: Image.Image) -> UInt8[np.ndarray, "..."]:
     """Convert any of Pillow's modes to uint8, (H, W) or (H, W, 3)."""
     if image.mode.startswith("I") or image.mode == "F":
         values, white = np.asarray(image), 1 if image.mode == "F" else 65535
+        if image.mode == "I" and image.format == "TIFF" and values.max() <= 255:  # bytes in 32 bits
+            white = 255
         if not (values.min() >= 0 and values.max() <= white):
             raise ValueError(f"its values run from {values.min():g} to {values.max():g} instead of 0..{white}")
         return np.round(values * np.float64(255 / white)).astype(np.uint8)

@@ -217,7 +217,7 @@ def load_dataset(
         option = "validation" if validation_size is None else "validation_size"
         raise InputError(f"{spec} has validation images of its own; leave {option} out")
     missing = (~torch.isin(torch.arange(len(names)), learned.labels)).nonzero()
-    if len(missing):
+    if len(missing) and not learned.has_targets:
         raise InputError(
             f"{spec}: the first {len(learned)} training images have none of the class "
             f'"{names[missing[0]]}"; take more of them'

@@ -77,12 +77,19 @@ def set_validation_apart(
         held = torch.arange(size) if which == "first" else torch.arange(total - size, total)
         left = torch.arange(size, total) if which == "first" else torch.arange(total - size)
         return images.select(left).take(limit), images.select(held)
-    strata = images.labels.view(total, -1)[:, 0]  # of several objects the first one's class
+    strata = _strata(images.labels)
     if limit is None or limit >= total - size:  # the limit leaves out no image that would be trained on
         left, held = stratified_split(strata, size, seed=seed)
         return images.select(left), images.select(held)
     _, held = stratified_split(strata[limit:], size, seed=seed, leave_one=False)  # the images before are trained on
     return images.take(limit), images.select(held + limit)
+
+
+def _strata(labels: Tensor) -> Int64[Tensor, "N"]:
+    """What is to have its share in each part: classes, of several objects the first one's; of numbers nothing."""
+    if labels.is_floating_point():
+        return torch.zeros(len(labels), dtype=torch.int64)
+    return labels.view(len(labels), -1)[:, 0]
 
 
 def with_test_set(
@@ -104,6 +111,6 @@ def with_test_set(
                 f"{source} has {len(train)} images of {len(class_names)} classes, too few to set a test set aside; "
                 "give more, or a test set of their own"
             )
-        left, held = stratified_split(train.labels, size, seed=FIXED_SEED)
+        left, held = stratified_split(_strata(train.labels), size, seed=FIXED_SEED)
         train, test = train.select(left), train.select(held)
     return Splits(train, test, class_names, parts.get("validation"), skipped=skipped)

@@ -13,7 +13,7 @@ from torchcaps.image_spec import ImageSpec
 
 PREFIX = "torchcaps."
 """What the names of all entries begin with."""
-LATER = ("preparation", "calibration")
+LATER = ("preparation", "calibration", "task")
 """Entries that files of earlier versions have not."""
 
 
@@ -45,10 +45,12 @@ class Description(ImageSpec):
         """
         values: dict[str, Any] = {}
         for name in cls.__dataclass_fields__:
-            if PREFIX + name not in metadata and name not in LATER:
+            if PREFIX + name not in metadata:
+                if name in LATER:
+                    continue
                 raise InputError(f"it has no entry {PREFIX}{name}")
             try:
-                values[name] = json.loads(metadata.get(PREFIX + name, "null"))
+                values[name] = json.loads(metadata[PREFIX + name])
             except (ValueError, RecursionError):  # no JSON, numbers of thousands of digits, or lists too deep in lists
                 raise InputError(f"its entry {PREFIX}{name} is not valid JSON") from None
         try:

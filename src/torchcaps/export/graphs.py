@@ -219,6 +219,10 @@ def _checked(path: str | Path, suffix: str, description: Description, network: N
     path = Path(path)
     if path.suffix.lower() != suffix:
         raise InputError(f"the file must end in {suffix}, got {path}")
+    if network.task != "classes":
+        raise InputError(
+            f"only a network for classes is exported, this one is for {network.task}; take --format folder"
+        )
     said = (description.in_shape, len(description.class_names), description.objects)
     wanted = (network.in_shape, network.num_classes, network.objects)
     if said != wanted:

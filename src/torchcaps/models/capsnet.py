@@ -15,7 +15,17 @@ from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.models.images import check_images, follow, follow_backbone, map_chunks, standardise
 from torchcaps.models.network import Network
-from torchcaps.models.output import Losses, ModelOutput, Targets, label_rows, order, top_classes
+from torchcaps.models.output import (
+    PRESENT,
+    Losses,
+    ModelOutput,
+    Targets,
+    Task,
+    label_rows,
+    order,
+    squared_error,
+    top_classes,
+)
 from torchcaps.nn import (
     CapsuleLayer,
     Capsules,
@@ -69,6 +79,7 @@ class CapsNet(Network):
         num_classes: int,
         *,
         objects: Width = 1,
+        task: Task = "classes",
         pixel_scale: PositiveFactor = 1.0,
         standardise: bool = False,
         length_eps: Epsilon = 1e-7,
@@ -80,7 +91,7 @@ class CapsNet(Network):
         reconstruction_weight: Factor = 0.0005,
         reconstruction_over_pixels: Literal["sum", "mean"] = "sum",
     ) -> None:
-        super().__init__(in_shape, num_classes, objects)
+        super().__init__(in_shape, num_classes, objects, task)
         if standardise and pixel_scale != 1:
             raise InputError(f"pixel_scale must be 1 with standardise=True, which undoes it, got {pixel_scale}")
         self.pixel_scale, self.standardise, self.length_eps = pixel_scale, standardise, length_eps
@@ -112,6 +123,7 @@ class CapsNet(Network):
         if decoder is not None and decoder is not False:
             sizes = {"num_capsules": num_classes, "capsule_dim": last.out_dim, "out_shape": self.in_shape}
             self.decoder = build("decoder", decoder, **sizes)
+        self.readout = Readout(num_classes, last.out_dim) if task == "regression" else None
         self.classification_loss = build("loss", classification_loss, num_classes=num_classes)
         self.register_state_dict_post_hook(functools.partial(_rename, names=_SHORT))
         self.register_load_state_dict_pre_hook(functools.partial(_rename, names=_LONG))
@@ -135,11 +147,13 @@ class CapsNet(Network):
             InputError: Images or targets that do not fit, or two objects of one class in an image.
         """
         routed = self.class_capsules.route(self.capsules(images)[-1], return_coupling=return_coupling)
-        scores = Capsules(routed.poses, routed.activations).scores(self.length_eps)
+        if self.readout is None:
+            scores = Capsules(routed.poses, routed.activations).scores(self.length_eps)
+        else:
+            scores = self.target_mean + self.target_scale * self.readout(routed.poses)
         reconstruction = decoded = None
         if self.decoder is not None and self.objects == 1:
-            chosen = scores.argmax(-1) if targets is None else targets
-            reconstruction = self.decode(mask_capsules(routed.poses, chosen))
+            reconstruction = self.decode(self._decoded(routed.poses, scores, targets))
         elif self.decoder is not None:
             if targets is None:
                 decoded = top_classes(scores, self.objects)
@@ -151,6 +165,14 @@ class CapsNet(Network):
         return ModelOutput(
             scores, routed.poses, reconstruction, routed.coupling, decoded=decoded, activations=routed.activations
         )
+
+    def _decoded(self, poses: Float[Tensor, "B J D"], scores: Float[Tensor, "B J"], targets: Targets | None) -> Tensor:
+        """The capsules that an image is decoded from, others zero: that of its class, those of its labels, or all."""
+        if self.task == "regression":
+            return poses
+        if targets is None:
+            targets = scores.argmax(-1) if self.task == "classes" else (scores > PRESENT).to(scores.dtype)
+        return mask_capsules(poses, targets)
 
     @property
     def class_capsules(self) -> DenseCapsules:
@@ -245,13 +267,17 @@ class CapsNet(Network):
             output: What the network returned for ``images``.
             images: Pixels 0..1; of P objects in an image each alone, (B, P, C, H, W). A network without decoder does
                 not look at them.
-            targets: Labels (B,) or (B, 1), or multi-hot rows (B, J); of P objects their labels (B, P).
+            targets: Labels (B,) or (B, 1), or multi-hot rows (B, J); of P objects their labels (B, P); of a regression
+                numbers (B, J), with the mean squared error in the place of the loss of the classes.
 
         Raises:
             InputError: Images or targets that do not fit, or two objects of one class in an image.
         """
         rows = targets if self.objects == 1 else label_rows(output.scores, targets, self.objects)
-        classification = self.classification_loss(output.scores, rows)
+        if self.task == "regression":
+            classification = squared_error(output.scores, targets, self.target_scale)
+        else:
+            classification = self.classification_loss(output.scores, rows)
         reconstruction = output.reconstruction
         if reconstruction is None:
             return Losses(classification, classification)
@@ -265,6 +291,24 @@ class CapsNet(Network):
         mean = self.reconstruction_over_pixels == "mean"
         error = reconstruction_loss(reconstruction, images, reduction="mean" if mean else "sum_per_image")
         return Losses(classification + self.reconstruction_weight * error, classification, error)
+
+
+class Readout(nn.Module):
+    """A number from the pose of each capsule: ⟨w_j, v_j⟩ + b_j.
+
+    Args:
+        num_capsules: J.
+        capsule_dim: D.
+    """
+
+    def __init__(self, num_capsules: int, capsule_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(num_capsules, capsule_dim) / capsule_dim**0.5)
+        self.bias = nn.Parameter(torch.zeros(num_capsules))
+
+    def forward(self, poses: Float[Tensor, "B J D"]) -> Float[Tensor, "B J"]:
+        """The numbers."""
+        return (poses * self.weight).sum(-1) + self.bias
 
 
 _SHORT = {"classification_loss.scale": "score_scale", "classification_loss.steps": "steps"}

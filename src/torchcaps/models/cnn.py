@@ -16,7 +16,7 @@ from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.models.images import check_images, follow_backbone
 from torchcaps.models.network import Network
-from torchcaps.models.output import Losses, ModelOutput, Targets, label_rows
+from torchcaps.models.output import Losses, ModelOutput, Targets, Task, label_rows, squared_error
 from torchcaps.nn.convolutions import ChannelNorm, ConvNorm, Convolution, conv_stem
 from torchcaps.ops.losses import multi_hot
 from torchcaps.ops.precision import in_full_precision
@@ -34,8 +34,8 @@ class CNN(Network):
     classify: nn.Linear
     """The last layer, which gives the logits."""
 
-    def __init__(self, in_shape: Sequence[int], num_classes: int, objects: int) -> None:
-        super().__init__(in_shape, num_classes, objects)
+    def __init__(self, in_shape: Sequence[int], num_classes: int, objects: int, task: Task) -> None:
+        super().__init__(in_shape, num_classes, objects, task)
         self.layers, self.decoder = nn.ModuleList(), None
 
     @abstractmethod
@@ -57,7 +57,12 @@ class CNN(Network):
             raise InputError("a convolutional network has no coupling; use a preset with capsules")
         check_images(images, self.in_shape, next(self.parameters()))
         logits = in_full_precision(self.classify(self.features(images)))
-        return ModelOutput(logits.softmax(-1) if self.objects == 1 else logits.sigmoid(), logits=logits)
+        if self.task == "regression":
+            scores = self.target_mean + self.target_scale * logits
+        else:
+            is_one = self.objects == 1 and self.task == "classes"
+            scores = logits.softmax(-1) if is_one else logits.sigmoid()
+        return ModelOutput(scores, logits=logits)
 
     @checked
     def loss(
@@ -66,7 +71,7 @@ class CNN(Network):
         images: Float[Tensor, "..."],  # noqa: ARG002  the call all networks share
         targets: Targets,
     ) -> Losses:
-        """Softmax cross-entropy; for several objects in an image, sigmoid cross-entropy, summed over the classes.
+        """Softmax cross-entropy; of several objects or labels, sigmoid cross-entropy, summed; or the squared error.
 
         The classes of a multi-hot row share the probability. The images are not used.
 
@@ -75,8 +80,11 @@ class CNN(Network):
         """
         if output.logits is None:
             raise InputError("CNN.loss: output must have logits, which that of a capsule network has not")
-        if self.objects > 1:
-            present = label_rows(output.scores, targets, self.objects)
+        if self.task == "regression":
+            loss = squared_error(output.scores, targets, self.target_scale)
+        elif self.objects > 1 or self.task == "labels":
+            rows = targets if self.task == "labels" else label_rows(output.scores, targets, self.objects)
+            present = multi_hot(output.scores, rows)
             loss = F.binary_cross_entropy_with_logits(output.logits, present, reduction="none").sum(-1).mean()
         else:
             present = multi_hot(output.scores, targets)
@@ -115,6 +123,7 @@ class BaselineCNN(CNN):
         num_classes: int,
         *,
         objects: Width = 1,
+        task: Task = "classes",
         channels: tuple[Width, ...] = (256, 256, 128),
         kernel: OddKernel = 5,
         first_kernel: OddKernel | None = None,
@@ -126,7 +135,7 @@ class BaselineCNN(CNN):
         conv_norm: ConvNorm = "none",
         conv_dropout: ShareBelowOne = 0.0,
     ) -> None:
-        super().__init__(in_shape, num_classes, objects)
+        super().__init__(in_shape, num_classes, objects, task)
         if not channels:
             raise InputError("channels must name at least one convolution, got none")
         self.channels, self.kernel, self.first_kernel, self.pool = tuple(channels), kernel, first_kernel, pool
@@ -179,10 +188,11 @@ class PooledCNN(CNN):
         num_classes: int,
         *,
         objects: Width = 1,
+        task: Task = "classes",
         backbone: Annotated[Spec, Choice("backbone")] = "stack",
         pooling: Literal["average", "max", "none"] = "average",
     ) -> None:
-        super().__init__(in_shape, num_classes, objects)
+        super().__init__(in_shape, num_classes, objects, task)
         self.pooling = pooling
         self.backbone = build("backbone", backbone, in_channels=self.in_shape[0], in_shape=self.in_shape)
         self.map_shape = tuple(follow_backbone(self.backbone, self.in_shape)[0].shape[1:])

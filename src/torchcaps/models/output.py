@@ -18,9 +18,20 @@ from torchcaps.ops.precision import full_dtype
 Targets = Int[Tensor, "B"] | Int[Tensor, "B P"] | Shaped[Tensor, "B J"]
 """What images show: labels (B,) or (B, 1), or multi-hot rows (B, J), or the labels of P objects in each image."""
 
-ScoreName = Literal["length", "activation", "probability"]
-"""What class scores are: lengths of capsules, activations of capsules, or a CNN's probabilities."""
-HIGHEST: dict[ScoreName, str] = {"length": "longest", "activation": "most active", "probability": "most probable"}
+Task = Literal["classes", "labels", "regression"]
+"""What is asked of an image: its class, or those of its objects; which of several labels it has, any number of them,
+zeros and ones in the shape (B, L); or numbers, (B, T)."""
+PRESENT = 0.5
+"""A label is given where its score is above this: half way between the margins of the margin loss."""
+
+ScoreName = Literal["length", "activation", "probability", "value"]
+"""What scores are: lengths of capsules, activations of capsules, a CNN's probabilities, or values of a regression."""
+HIGHEST: dict[ScoreName, str] = {
+    "length": "longest",
+    "activation": "most active",
+    "probability": "most probable",
+    "value": "largest",
+}
 """What the class of the highest score is called."""
 
 
@@ -125,3 +136,11 @@ def label_rows(scores: Float[Tensor, "B J"], targets: Int[Tensor, "B ..."], obje
             f"the objects of an image must be of different classes, got {targets[image].tolist()} for image {image}"
         )
     return rows
+
+
+@checked
+def squared_error(
+    values: Float[Tensor, "B J"], targets: Float[Tensor, "B J"], scale: Float[Tensor, "J"]
+) -> Float[Tensor, ""]:
+    """The mean over images and numbers of ((value − target) / scale)², the loss of a regression."""
+    return ((values - targets) / scale).square().mean()

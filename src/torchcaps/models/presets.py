@@ -234,7 +234,7 @@ register_preset(
     "relative to the reconstruction, a decaying learning rate, the decoder always masked by the label. 700 epochs of "
     "MNIST are its 300,000 steps. Its training set holds all 25 shifts of every image; here the shift is drawn at "
     "random within the same ±2 px.",
-    source="the authors' TensorFlow code, 2018",
+    source="the authors' code, TensorFlow, 2018",
     network={
         "conv_init": "truncated-normal", "primary_output": "routed",
         "weight_init": "truncated-normal", "weight_std": 0.1, "capsule_bias": True,
@@ -248,10 +248,10 @@ register_preset(
 )
 register_preset(
     "tf-notebook",
-    "ReLU on the primary convolution, so that no component of a primary capsule is negative before the squash; two "
-    "routing iterations; the mean reconstruction error at the paper's weight, 784 times weaker. Its validation images "
-    "are the first 5,000; here they are chosen at random, unless validation is first.",
-    source="Aurélien Géron's TensorFlow notebook on capsule networks, 2017",
+    "ReLU on the primary convolution and two routing iterations. No component of a primary capsule is negative before "
+    "the squash; the mean reconstruction error has the paper's weight, so that it is 784 times weaker. Its validation "
+    "images are the first 5,000; here they are chosen at random, unless validation is first.",
+    source="Géron: TensorFlow notebook on capsule networks, 2017",
     network={
         "conv_init": "glorot", "primary_activation": "relu",
         "weight_init": "normal", "weight_std": 0.1, "num_iterations": 2,
@@ -262,10 +262,10 @@ register_preset(
 )
 register_preset(
     "keras-tutorial",
-    "Pixels 0..255, ReLU on both convolutions, primary capsules of length one without squash, softmax over the input "
-    "capsules, cross-entropy of the lengths divided by their sum, no decoder, four iterations; trained one epoch on "
-    "the first 1,000 images, tested on the first 1,000.",
-    source='the Keras tutorial "Capsule Networks Part II: Dynamic Routing", 2023',
+    "Softmax over the input capsules, four iterations, no decoder. Pixels are 0..255, ReLU follows both convolutions, "
+    "primary capsules have length one without squash, the loss is the cross-entropy of the lengths divided by their "
+    "sum; trained one epoch on the first 1,000 images, tested on the first 1,000.",
+    source='Keras tutorial, "Capsule Networks Part II: Dynamic Routing", 2023',
     network={
         "pixel_scale": 255.0, "conv_init": "glorot", "primary_activation": "relu", "primary_output": "unit",
         "weight_init": "fan-in", "num_iterations": 4, "softmax_over": "inputs",
@@ -280,7 +280,7 @@ register_preset(
     "torch-notebook",
     "No ReLU after the first convolution; eight separate primary convolutions, flattened and cut in eights, so that a "
     "capsule holds neighbouring locations; W of deviation 1; softmax over the input capsules; margins not squared.",
-    source="a PyTorch notebook that follows gram-ai's code",
+    source="PyTorch notebook, after gram-ai's code",
     network={
         "conv_activation": "none", "primary_separate_convs": True, "grouping": "raster",
         "weight_init": "normal", "weight_std": 1.0, "softmax_over": "inputs", "squash_eps": 1e-24, "length_eps": 1e-24,
@@ -290,10 +290,10 @@ register_preset(
 )
 register_preset(
     "torch-tutorial",
-    "One primary convolution, flattened and cut in eights, so that a capsule holds neighbouring locations; W of "
-    "deviation 0.01; gradients through the last weighted sum only. Its squash divides by ‖s‖ + 1e-8; here by "
+    "One primary convolution, flattened and cut in eights. So a capsule holds neighbouring locations; W has the "
+    "deviation 0.01; gradients flow through the last weighted sum only. Its squash divides by ‖s‖ + 1e-8; here by "
     "√(‖s‖² + 1e-16), which makes a capsule longer by 5e-9 at most (at ‖s‖ = 1).",
-    source="a PyTorch article that follows XifengGuo's code",
+    source="PyTorch article, after XifengGuo's code",
     network={
         "grouping": "raster",
         "weight_init": "normal", "weight_std": 0.01, "stop_gradient": True, "squash_eps": 1e-16, "length_eps": 1e-24,
@@ -304,6 +304,20 @@ register_preset(
 )
 
 # Small networks of our own.
+register_preset(
+    "first",
+    "A first network to train and look at: sabour2017 with 32 channels and 8 types of primary capsules. Its "
+    "reconstruction has 40 times the paper's weight, so that the components of a pose are seen after a minute.",
+    base="sabour2017",
+    source="torchcaps: sabour2017, narrowed, chosen by experiment",
+    network={"conv_channels": 32, "primary_types": 8, "weight_init": "balanced", "reconstruction_weight": 0.02},
+    recipe={
+        "epochs": 20, "batch_size": 32, "schedule": "one-cycle", "learning_rate": 3e-3,
+        "max_rotation": 10.0, "max_scaling": 0.1,
+    },
+    data="digits",
+    published="99.35 ± 0.16 % test accuracy (digits)",
+)
 register_preset(
     "compact",
     "A small network of our own, with capsules and dynamic routing throughout: four normalised 3×3 convolutions in "
@@ -323,6 +337,7 @@ register_preset(
         "schedule": "one-cycle", "learning_rate": 3e-3,
         "max_shift": 2, "max_rotation": 10.0, "max_scaling": 0.1,
     },
+    published="99.67 ± 0.03 % test accuracy (MNIST)",
 )
 register_preset(
     "compact-shared",
@@ -376,8 +391,8 @@ register_preset(
 # Other routings, each as its source has it.
 register_preset(
     "efficient-capsnet-mnist",
-    "Four convolutions with batch normalisation after each ReLU, a depthwise convolution over the whole map into 16 "
-    "primary capsules, self-attention routing without iterations, a squash by 1 - e^-length. Pixels are divided by "
+    "16 primary capsules and self-attention routing without iterations. Four convolutions with batch normalisation "
+    "after each ReLU, a depthwise convolution over the whole map, a squash by 1 - e^-length. Pixels are divided by "
     "256; the decoder draws pixels of 0..1 and starts as Keras's Dense does. The source turns half of the images by up "
     "to 30 degrees, shifts, squeezes and partly erases them, and keeps the epoch with the best error on the test "
     "images; here images are turned, shifted and scaled, and validation images choose.",
@@ -434,7 +449,7 @@ register_preset(
     "averages them through the layers. The biases of the primary capsules are learned, which in the code are 0 and, of "
     "activations, -1.",
     base="hinton2018-paper",
-    source="the authors' TensorFlow code, google-research/google-research, capsule_em",
+    source="the authors' code, TensorFlow, google-research/google-research, capsule_em",
     network={
         "primary_init": "matrix-capsules",
         "layers": [
@@ -485,8 +500,8 @@ register_preset(
 )
 register_preset(
     "aff-capsnet",
-    "sabour2017 without routing, in which all input capsules share the matrix of an output capsule, for digits that "
-    "are moved on a canvas of 40x40 and tested on affinely transformed ones.",
+    "sabour2017 without routing and with one matrix for each class. All input capsules share it; digits are moved on a "
+    "canvas of 40x40, and tests are on affinely transformed ones.",
     base="sabour2017",
     source="Gu, Tresp: Improving the robustness of capsule networks to image affine transformations, CVPR 2020, "
     "arXiv:1911.07968",

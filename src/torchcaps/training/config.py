@@ -19,9 +19,11 @@ from torchcaps.training.recipe import Recipe
 
 #: What a run consists of, given field by field.
 WHOLE = ("preset", "model", "recipe")
-Fitted = Literal["epochs", "batch_size", "learning_rate", "stem_strides", "stack_strides", "decoder_channels"]
-"""What few or large images change, where nobody gave it."""
-FITTED: tuple[Fitted, ...] = ("epochs", "batch_size", "learning_rate", *FITTED_TO_IMAGES)
+Fitted = Literal[
+    "epochs", "batch_size", "learning_rate", "patience", "select", "stem_strides", "stack_strides", "decoder_channels"
+]
+"""What one's own images change, where nobody gave it."""
+FITTED: tuple[Fitted, ...] = ("epochs", "batch_size", "learning_rate", "patience", "select", *FITTED_TO_IMAGES)
 #: Settings that say where and how a run is computed, not what.
 ELSEWHERE = (
     "data_dir",
@@ -50,7 +52,7 @@ class TrainConfig(Settings):
     recipe: Recipe = field(default_factory=Recipe)
     """How it is trained."""
     data: str = "digits"
-    """A data set, folder:PATH or npz:PATH; by default that of the preset, if one is named."""
+    """A data set, folder:PATH or npz:PATH; by default that of the preset."""
     data_dir: str | None = None
     """Folder that holds the data set's files (else $TORCHCAPS_DATA, else a download)."""
     image_size: Pixels | None = None
@@ -58,7 +60,7 @@ class TrainConfig(Settings):
     skip_damaged: bool = False
     """Leave out damaged image files: those of a folder that cannot be read; which they are is said."""
     fitted: tuple[Fitted, ...] = ()
-    """Fields that the number and the size of the images decide when the run begins; none from then on."""
+    """Fields that the training images decide when the run begins; none from then on."""
     init_from: str | None = None
     """Start from the weights of this network, with a fresh optimizer, instead of random weights: a run folder
     (its best epoch), a folder written by save_pretrained, a network that comes with torchcaps, or a repository of the
@@ -95,12 +97,12 @@ def make_config(preset: str | None = None, **overrides: Any) -> TrainConfig:
 
     The data set is the preset's own where ``data`` is not given.
 
-    Of one's own images (``folder:PATH``, ``npz:PATH``) there may be few: when the run begins, the epochs, the batch
-    size and the learning rate are fitted to their number, and the strides of compact to their size, unless they are
-    given. Their ground need not be black, so that they are shifted and turned with ``fill="edge"``, unless it is given.
+    Of one's own images (``folder:PATH``, ``npz:PATH``) there may be few, more of one class than of another, and they
+    may be large: when the run begins, :data:`FITTED` are fitted to them, unless they are given. Their ground need not
+    be black, so that they are shifted and turned with ``fill="edge"``, unless it is given.
 
     Args:
-        preset: A name from :func:`torchcaps.list_presets`; None for a first run, sabour2017 on the embedded digits.
+        preset: A name from :func:`torchcaps.list_presets`; ``first`` if None.
         **overrides: Fields of :class:`TrainConfig`, :class:`~torchcaps.models.Recipe` and of the preset's network,
             all in one: no name stands twice.
 
@@ -112,9 +114,8 @@ def make_config(preset: str | None = None, **overrides: Any) -> TrainConfig:
         >>> make_config("sabour2017", data="mnist", epochs=3, num_iterations=1).recipe.epochs
         3
     """
-    base = get_preset("sabour2017" if preset is None else preset)
-    data = TrainConfig.data if preset is None else base.data
-    start = TrainConfig(preset=base.name, model=base.network, recipe=Recipe().replace(base.recipe), data=data)
+    base = get_preset("first" if preset is None else preset)
+    start = TrainConfig(preset=base.name, model=base.network, recipe=Recipe().replace(base.recipe), data=base.data)
     config = override(start, overrides)
     if ":" not in config.data:  # a named data set, for which recipes were made
         return config

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 from torch.utils.data import Dataset as TorchDataset
 
 from torchcaps.datasets import (
@@ -24,13 +24,14 @@ from torchcaps.datasets import (
 )
 from torchcaps.datasets.rng import ORDER, stream_of
 from torchcaps.errors import InputError
+from torchcaps.models.output import Task
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-    OwnData = Dataset | ImageSet | PairSet | Sequence[Tensor] | TorchDataset[Any]
+    OwnData = Dataset | ImageSet | PairSet | Sequence[Tensor] | TorchDataset[Any] | DataLoader[Any]
 
 EVALUATION_BATCH = 256
 """Images of a batch in evaluation, over all processes."""
@@ -108,9 +109,11 @@ class RunData(NamedTuple):
     train: Batches
     validation: Batches | None
     labels: Tensor | None
-    """The class of each training image, where it is known beforehand."""
+    """The labels of the training images, where they are known beforehand."""
     fingerprint: list[int]
     """The size of each part, and a checksum of all tensors; they change when the data do."""
+    judged_labels: Tensor | None = None
+    """Those of the validation images."""
 
 
 def run_data(
@@ -154,17 +157,28 @@ def run_data(
             raise InputError("only images of uint8, (N, C, H, W), are changed at random; leave that to your own data")
         return OwnBatches(part, size, workers=workers, **how)
 
-    known = train.labels if isinstance(train, ImageSet) else None
     return RunData(
         train=batches(train, recipe.batch_size, shuffle=True),
         validation=None if judged is None else batches(judged, EVALUATION_BATCH, shuffle=False),
-        labels=train.tensors[1] if isinstance(train, TensorDataset) else known,
+        labels=_labels(train),
         fingerprint=_fingerprint(parts),
+        judged_labels=_labels(judged),
     )
 
 
+def _labels(part: Any) -> Tensor | None:
+    return part.labels if isinstance(part, ImageSet) else part.tensors[1] if isinstance(part, TensorDataset) else None
+
+
 def _as_images(data: Any) -> Any:
-    """Two tensors as an `ImageSet`, which stays on the device, or a ``TensorDataset``; other data as they are."""
+    """Two tensors as an `ImageSet`, which stays on the device, or a ``TensorDataset``; the data of a ``DataLoader``."""
+    if isinstance(data, DataLoader):
+        if isinstance(data.dataset, IterableDataset) or data.collate_fn is not default_collate:
+            raise InputError(
+                "of a DataLoader the data set is taken, which must have a length and items by their index, and no "
+                "collate_fn of its own"
+            )
+        data = data.dataset
     if not isinstance(data, tuple | list):
         return data
     is_images = len(data) == 2 and data[0].dtype == torch.uint8 and data[0].ndim == 4
@@ -213,12 +227,24 @@ def load_run_data(config: TrainConfig) -> Dataset:
         )
     sets = (loaded.train, loaded.validation, loaded.test)
     without_parts = any(isinstance(each, ImageSet) and each.parts is None for each in sets)
+    require_task(loaded, config.model.get("task", "classes"))
     if objects > 1 and config.model.get("decoder") is not None and without_parts:
         raise InputError(
             f"the images of {loaded.name} hold {objects} objects, but none of them alone, which the network is to "
             "reconstruct; set --no-decoder"
         )
     return loaded
+
+
+def require_task(dataset: Dataset, task: Task) -> None:
+    """Raise InputError unless the labels of a data set are of a task."""
+    labels = dataset.test.labels
+    if dataset.test.has_targets == (task == "classes"):
+        held = "numbers for each image" if dataset.test.has_targets else "a class for each image"
+        wanted = "set --task labels or --task regression" if dataset.test.has_targets else "leave --task out"
+        raise InputError(f"{dataset.name} has {held}, which is not for the task {task}; {wanted}")
+    if task == "labels" and not ((labels == 0) | (labels == 1)).all():
+        raise InputError(f"{dataset.name} has labels other than 0 and 1; set --task regression")
 
 
 def cropped(dataset: Dataset, recipe: Recipe) -> Dataset:

@@ -17,13 +17,14 @@ from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from torchcaps.datasets import Batch
 from torchcaps.errors import InputError
@@ -59,12 +60,19 @@ Loss = Callable[[Any, Tensor], Tensor]
 """The mean loss of images, from a network's output and the labels."""
 SUMS = ("loss", "classification_loss", "reconstruction_loss", "correct")
 """The sums over the images of an epoch: losses times images, and the correctly classified images."""
+JUDGED = ("validation_loss", "validation_accuracy", "validation_balanced_accuracy")
+"""What the validation images say after an epoch; the balanced accuracy is the mean of the classes' recalls."""
 CHECK_EVERY = 32
 """On a GPU, or with several processes, losses and signals are checked once in so many steps."""
 YOUNG = 10.0
 """Seconds. A checkpoint younger than this is not replaced at an epoch's end: writing can take as long as an epoch."""
 OVERDUE = 1
 """Says that a checkpoint is due; smaller than the number of any signal that is handled."""
+
+
+def column_of(select: str) -> str:
+    """The column of metrics.csv that chooses the epoch."""
+    return f"validation_{select.replace('-', '_')}"
 
 
 class Interrupted(Exception):  # noqa: N818  the user asked for it, so it is no error
@@ -112,8 +120,9 @@ def fit(
             something that has such ``scores``. At the end it has the weights of the epoch that the validation images
             chose, of the last one without any, and is in evaluation mode.
         dataset: A :class:`torchcaps.datasets.Dataset` or ``ImageSet``; images (N, ...) and labels (N,), as two tensors;
-            or a map-style torch ``Dataset`` of such pairs. Integer pixels are divided by 255. A recipe changes images
-            at random only if they are uint8, (N, C, H, W).
+            or a map-style torch ``Dataset`` of such pairs, or a ``DataLoader``, of which data set, batch size and
+            workers are taken. Integer pixels are divided by 255. A recipe changes images at random only if they are
+            uint8, (N, C, H, W).
         recipe: How to train; its ``limit_…`` and ``validation…`` fields are those of loading, and change nothing here.
         out: The run folder; None writes nothing.
         validation: Images that choose the best epoch, if ``dataset`` is no ``Dataset`` with validation images.
@@ -145,6 +154,8 @@ def fit(
         1
     """
     recipe = recipe or Recipe()
+    if isinstance(dataset, DataLoader):
+        recipe, workers = recipe.replace({"batch_size": dataset.batch_size}), dataset.num_workers
     fabric = launch(accelerator, devices, precision=precision)
     data = run_data(dataset, recipe, fabric, seed, validation, drop_last=fabric.world_size > 1, workers=workers)
     save_files = partial(_save_files, network, getattr(dataset, "class_names", None))
@@ -189,7 +200,7 @@ class ProgressState:
             return self.history[-1]
         if select == "loss":
             return min(self.history, key=lambda row: row["validation_loss"])
-        return max(self.history, key=lambda row: (row["validation_accuracy"], -row["validation_loss"]))
+        return max(self.history, key=lambda row: (row[column_of(select)], -row["validation_loss"]))
 
     def end_epoch(self, row: dict[str, Any]) -> None:
         """Add the row of the finished epoch, and begin the next one."""
@@ -241,9 +252,15 @@ class Trainer:
         """The `SUMS` of the epoch so far, of this process; NaN or infinite as soon as a loss was."""
         self.last_loss: Float[Tensor, ""] = self.sums[0]
         self._weights = _class_weights(recipe, self.network, self.data.labels, device)
+        known = self.data.judged_labels
+        self._judged = balanced_weights(known).to(self.sums) if are_classes(known) else None
+        """How much an image of each class counts in the balanced accuracy."""
         # on CPU and CUDA no other generator than the device's is seeded, to save time
         seeders = {"cpu": torch.default_generator.manual_seed, "cuda": torch.cuda.manual_seed}
         self._seed_device: Callable[[int], object] = seeders.get(device.type, torch.manual_seed)
+        self._right = self.network.right if isinstance(self.network, Network) else is_correct
+        if getattr(self.network, "task", "classes") == "regression" and self.data.labels is not None:
+            self.network.fit_targets(self.data.labels)  # type: ignore[operator]
         self.network.to(device)  # before the optimizer looks where its parameters are
         model: Any = torch.compile(self.network) if recipe.compile else self.network
         rate: float = recipe.learning_rate
@@ -299,6 +316,8 @@ class Trainer:
         # all randomness is a function of the step, so that a checkpoint need not hold any
         self._seed_device((self.seed * 1_000_003 + state.step) * 1_009 + self.fabric.global_rank)
         weights = None if self._weights is None else self._weights[batch.labels]
+        if batch.weights is not None:
+            weights = batch.weights if weights is None else weights * batch.weights
         scores, losses = forward(self.network, self.model, batch, self.loss, weights)
         self.fabric.backward(losses.total)
         if (largest := recipe.max_gradient_norm) is not None:  # what is not finite is said with the loss
@@ -310,14 +329,14 @@ class Trainer:
         reconstruction = torch.zeros_like(losses.total) if losses.reconstruction is None else losses.reconstruction
         means = torch.stack([losses.total, losses.classification, reconstruction]).detach().to(self.sums.dtype)
         self.sums[:3].add_(means * images)
-        self.sums[3].add_(is_correct(scores.detach(), batch.labels).sum())
+        self.sums[3].add_(self._right(scores.detach(), batch.labels).sum())
         self.last_loss = means[0]
 
     def _end_epoch(self, stop: Sequence[int]) -> None:
         """Validate, and write checkpoint, best weights and metrics."""
         self._check_weights()
         state, begin = self.state, time.monotonic()
-        loss, accuracy = (None, None) if self.data.validation is None else self.judge(self.data.validation)
+        judged = dict.fromkeys(JUDGED) if self.data.validation is None else self.judge(self.data.validation)
         state.seconds += time.monotonic() - begin
         images = min(self.steps * self.recipe.batch_size, self.data.train.num_images)
         has_decoder = getattr(self.network, "decoder", None) is not None
@@ -331,8 +350,7 @@ class Trainer:
             "train_classification_loss": state.sums["classification_loss"] / images,
             "train_reconstruction_loss": state.sums["reconstruction_loss"] / images if has_decoder else None,
             "train_accuracy": state.sums["correct"] / images,
-            "validation_loss": loss,
-            "validation_accuracy": accuracy,
+            **judged,
         }
         state.end_epoch(row)
         self.sums.zero_()
@@ -345,24 +363,32 @@ class Trainer:
         self.progress.epoch(row | {"improved": self.is_best})
         self._raise_if_stopped(call)
 
-    def judge(self, batches: Batches) -> tuple[float, float]:
-        """Mean loss and accuracy in float32: each process takes its share of the images, and every image counts once.
+    def judge(self, batches: Batches) -> dict[str, float]:
+        """The :data:`JUDGED` in float32: each process takes its share of the images, and every image counts once.
 
         Raises:
             Diverged: The loss is NaN or infinite.
         """
-        sums = torch.zeros(3, dtype=self.sums.dtype, device=self.fabric.device)
+        sums = torch.zeros(5, dtype=self.sums.dtype, device=self.fabric.device)
         self.network.eval()
         with torch.no_grad():
             for batch in batches.batches(0):
                 if images := len(batch.labels):  # none in a share of a small last batch
                     scores, losses = forward(self.network, self.network, batch, self.loss)
-                    right = is_correct(scores, batch.labels).sum()
-                    sums += torch.stack([losses.total * images, right, torch.full_like(right, images)])
-        loss, correct, images = self._over_processes(sums, "sum").tolist()
+                    right = self._right(scores, batch.labels).to(sums)
+                    weights = torch.ones_like(right) if self._judged is None else self._judged[batch.labels]
+                    totals = (
+                        losses.total * images,
+                        right.sum(),
+                        right.new_tensor(images),
+                        right @ weights,
+                        weights.sum(),
+                    )
+                    sums += torch.stack(totals)
+        loss, correct, images, balanced, weight = self._over_processes(sums, "sum").tolist()
         if not math.isfinite(loss):
             raise self._diverged("the loss of the validation images is NaN or infinite after")
-        return loss / images, correct / images
+        return dict(zip(JUDGED, (loss / images, correct / images, balanced / weight), strict=True))
 
     @property
     def is_done(self) -> bool:
@@ -526,7 +552,7 @@ def forward(
 
     Each image counts in the gradient by its weight; the losses themselves stay those of the batch.
     """
-    images, labels, parts = batch
+    images, labels, parts = batch[:3]
     is_ours = hasattr(network, "decoder_targets")
     output: Any = model(images, network.decoder_targets(labels)) if is_ours else model(images)  # type: ignore[operator]
     output = output.scores() if isinstance(output, Capsules) else output
@@ -552,21 +578,31 @@ def _weighted(output: Any, weights: Float[Tensor, "B"]) -> Any:
 def _class_weights(
     recipe: Recipe, network: nn.Module, labels: Tensor | None, device: torch.device
 ) -> Float[Tensor, "J"] | None:
-    """How much each class counts. Balanced: N / (J · N_j), so that all count the same; a class without images has 1.
-
-    Source: King, Zeng 2001, "Logistic regression in rare events data", and scikit-learn's ``class_weight``.
-    """
+    """How much each class counts in the gradient."""
     weights: Any = recipe.class_weights
     if weights is None:
         return None
     classes = getattr(network, "num_classes", len(weights))
     if weights == "balanced":
-        if labels is None or labels.ndim != 1:
+        if not are_classes(labels):
             raise InputError('class_weights="balanced" needs a label for each training image; give numbers instead')
-        counts = labels.bincount().tolist()
-        weights = [len(labels) / (len(counts) * count) if count else 1.0 for count in counts]
-    elif len(weights) != classes or getattr(network, "objects", 1) > 1:
+        return balanced_weights(labels).to(device)
+    if len(weights) != classes or getattr(network, "objects", 1) > 1:
         raise InputError(
             f"class_weights must be {classes} numbers, one for each class, of images of one object, got {len(weights)}"
         )
     return torch.tensor(weights, device=device)
+
+
+def are_classes(labels: Tensor | None) -> TypeGuard[Tensor]:
+    """Whether labels are known, one class for each image."""
+    return labels is not None and labels.ndim == 1 and not labels.is_floating_point()
+
+
+def balanced_weights(labels: Int64[Tensor, "N"]) -> Float[Tensor, "J"]:
+    """Weights N / (J · N_j), by which all classes count the same; a class without images has 1.
+
+    Source: King, Zeng 2001, "Logistic regression in rare events data", and scikit-learn's ``class_weight``.
+    """
+    counts = labels.bincount()
+    return torch.where(counts > 0, len(labels) / (len(counts) * counts.clamp_min(1)), 1.0)

@@ -75,7 +75,10 @@ class PlainProgress(Progress):
         """Print a line."""
         self._last, judged = time.monotonic(), ""
         if row["validation_loss"] is not None:
-            judged = f"validation {row['validation_accuracy']:.2%} (loss {row['validation_loss']:.4f})  "
+            balanced = row["validation_balanced_accuracy"]
+            is_even = abs(balanced - row["validation_accuracy"]) < 0.01
+            balanced = "" if is_even else f"balanced {balanced:.2%}, "
+            judged = f"validation {row['validation_accuracy']:.2%} ({balanced}loss {row['validation_loss']:.4f})  "
         self.message(
             f"epoch {row['epoch']}/{self._epochs}  loss {row['train_loss']:.4f}  train {row['train_accuracy']:.2%}  "
             f"{judged}{row['images_per_second']:.0f} images/s{'  (improved)' if row.get('improved') else ''}"

@@ -172,8 +172,9 @@ class Recipe(Settings):
     fill: Fill = "zeros"
     """What comes in at the edges: of a training image that is shifted, rotated or scaled, zeros, or the nearest
     pixel of its edge. One's own images (folder:PATH, npz:PATH) have their edge, unless another is chosen."""
-    select: Literal["accuracy", "loss"] = "accuracy"
-    """What chooses the best epoch: on the validation images (the loss breaks ties of the accuracy)."""
+    select: Literal["accuracy", "balanced-accuracy", "loss"] = "accuracy"
+    """What chooses the best epoch: on the validation images (the loss breaks ties of the accuracy). The balanced
+    accuracy, the mean of the classes' recalls, chooses for one's own uneven classes unless another is given."""
     validation_size: Count | None = None
     """Images kept from training for validation: they choose the best epoch."""
     validation: ValidationSplit = "random"

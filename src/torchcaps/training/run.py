@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from torchcaps import analysis
-from torchcaps.analysis import Evaluation
+from torchcaps.analysis import Evaluation, TargetEvaluation
 from torchcaps.datasets import Dataset, Preparation, find_dataset, load_dataset
 from torchcaps.errors import InputError
 from torchcaps.files import check_path, could_be_repository, read_json, reading, real, remove_temporaries, write_json
@@ -34,7 +34,7 @@ from torchcaps.parts import Tree, flat
 from torchcaps.ranges import as_text
 from torchcaps.training import devices
 from torchcaps.training.config import ELSEWHERE, FITTED, TrainConfig, override, read_config
-from torchcaps.training.data import cropped, load_run_data, run_data
+from torchcaps.training.data import cropped, load_run_data, require_task, run_data
 from torchcaps.training.folder import (
     BEST,
     BEST_FILES,
@@ -49,9 +49,17 @@ from torchcaps.training.folder import (
     read_checkpoint,
     remove_leftovers,
 )
-from torchcaps.training.loop import Interrupted, Trainer
+from torchcaps.training.loop import JUDGED, Interrupted, Trainer, column_of
 from torchcaps.training.progress import Progress, choose_progress
-from torchcaps.training.small_data import fit_recipe, warning_of_chance, words_of_fitting
+from torchcaps.training.rates import LearningRates, find_learning_rate
+from torchcaps.training.small_data import (
+    fit_recipe,
+    warning_of_chance,
+    warning_of_unpredicted,
+    words_of_classes,
+    words_of_fitting,
+    words_of_time,
+)
 
 MOST_NAMED = 20
 """Damaged images that are named one by one."""
@@ -125,6 +133,21 @@ def resume(
     return _run(changed, lock_folder(out), progress, figures, command)
 
 
+def learning_rates(config: TrainConfig) -> LearningRates:
+    """What learning rate a run would take; nothing is written.
+
+    Raises:
+        InputError: Data or settings do not fit.
+    """
+    fabric = devices.launch(config.accelerator, config.devices, config.num_nodes, config.precision)
+    data = load_run_data(config)
+    config = fit_recipe(config, data.train.labels)
+    torch.manual_seed(config.seed)
+    network = build_network(config.model, cropped(data, config.recipe).in_shape, data.num_classes)
+    batches = run_data(data, config.recipe, fabric, config.seed)
+    return find_learning_rate(fabric, network, batches, config.recipe, seed=config.seed)
+
+
 @contextmanager
 def _new_folder(config: TrainConfig, out: str | Path | None) -> Iterator[Path]:
     """Lock a folder that no run is in: the one that is named, or the next free ``runs/PRESET-DATA-N``."""
@@ -164,7 +187,7 @@ def _run(
         given = set(FITTED).difference(config.fitted)
         seen = cropped(data, config.recipe)
         larger = fit_to_images(get_preset(config.preset), config.model, seen.in_shape, given)
-        config = fit_recipe(override(config, larger), len(data.train))
+        config = fit_recipe(override(config, larger), data.train.labels)
         torch.manual_seed(config.seed)
         network = build_network(config.model, seen.in_shape, data.num_classes)
         if config.init_from is not None and not (out / CHECKPOINT).exists():
@@ -177,6 +200,7 @@ def _run(
             objects=network.objects,
             fit="stretch" if config.data.startswith("folder:") else "pad",
             preparation=preparation_of(config),
+            task=network.task,
         )
         trainer = Trainer(
             fabric,
@@ -219,12 +243,16 @@ def _first_lines(
         options = " ".join(f"--{name.replace('_', '-')} {as_text(value)}" for name, value in larger.items())
         yield f"For images of {network.in_shape[1]}×{network.in_shape[2]} it has {options}, unless you give others"
     yield f"Data: {config.data}"
+    kind = {"classes": "classes", "labels": "labels", "regression": "numbers"}[network.task]
     parts = f"{len(data.train):,} to train on, {len(data.validation):,} to validate, {len(data.test):,} to test"
-    yield f"Images: {parts}; {'×'.join(map(str, network.in_shape))}, {data.num_classes} classes"
+    yield f"Images: {parts}; {'×'.join(map(str, network.in_shape))}, {data.num_classes} {kind}"
     yield f"Device: {device}, {devices.PRECISION_WORDS[config.precision]}"
     if config.precision == "bf16" and device.type == "cpu":
         yield "Warning: a processor that emulates bfloat16 takes about 12 times as long a step as in float32"
     yield from words_of_fitting(config, asked, len(data.train), data.num_classes)
+    yield from words_of_classes(config, data.train.labels, data.class_names)
+    if ":" in config.data and data.num_objects == 1 and device.type == "cpu":
+        yield from words_of_time(config, network.in_shape, data.num_classes, len(data.train))
     if data.skipped:
         named = [*data.skipped[:MOST_NAMED], *["…"] * (len(data.skipped) > MOST_NAMED)]
         yield "\n  ".join([f"Left out {len(data.skipped)} damaged images:", *named])
@@ -243,10 +271,14 @@ def _finish(
     # while the last epoch is the best one, both networks are the same
     tested = {"best": best, "last": best if trainer.is_best else judge(last, dataset.test)}
     rows, warning = {"best": state.best(config.recipe.select), "last": state.history[-1]}, None
-    if dataset.num_objects == 1:
-        warning = warning_of_chance(rows["best"]["validation_accuracy"], validation, config, trainer.steps)
+    is_classes = isinstance(best, Evaluation)
+    if isinstance(best, Evaluation) and dataset.num_objects == 1:
+        measure = "validation_accuracy" if config.recipe.select == "loss" else column_of(config.recipe.select)
+        warning = warning_of_chance(rows["best"][measure], validation, config, trainer.steps)
+        warning = warning or warning_of_unpredicted(best)
     trainer.note_peak_memory()
-    peak, calibration = state.peak_memory_mib, analysis.calibrate(network, validation.images)
+    peak = state.peak_memory_mib
+    calibration = analysis.calibrate(network, validation.images) if is_classes else None
     summary = {
         "preset": config.preset,
         "data": config.data,
@@ -260,12 +292,13 @@ def _finish(
         "in_shape": list(dataset.in_shape),
         "classes": dataset.num_classes,
         "objects": dataset.num_objects,
+        "task": network.task,
         "validation": {
-            which: {"accuracy": row["validation_accuracy"], "loss": row["validation_loss"]}
-            for which, row in rows.items()
+            which: {name.removeprefix("validation_"): row.get(name) for name in JUDGED} for which, row in rows.items()
         },
         "test": {
-            which: {"accuracy": each.accuracy, "error": each.error, "loss": each.loss, "images": each.num_images}
+            which: {name: getattr(each, name) for name in ("accuracy", "balanced_accuracy", "error", "loss")}
+            | {"images": each.num_images}
             for which, each in tested.items()
         },
         "skipped": list(dataset.skipped),
@@ -279,7 +312,7 @@ def _finish(
         "command": state.commands[0],
         "resumed_with": state.commands[1:],
         "out": str(out),
-        "calibration": dataclasses.asdict(calibration),
+        "calibration": None if calibration is None else dataclasses.asdict(calibration),
         "warning": warning,
     }
     trainer.check_folder()
@@ -290,7 +323,7 @@ def _finish(
     return summary
 
 
-def draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: Evaluation) -> list[Path]:
+def draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: Evaluation | TargetEvaluation) -> list[Path]:
     """Draw the pictures of a run folder, of its metrics and of its best network, into its folder ``figures``.
 
     Returns:
@@ -299,24 +332,31 @@ def draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: Evalua
     Raises:
         InputError: The folder cannot be written.
     """
-    names, test = dataset.class_names, dataset.test
-    figures = {
-        "samples": analysis.figure_samples(dataset.train, names),
-        "curves": analysis.figure_curves({run.name: analysis.read_metrics(run)}),
-        "confusion": analysis.figure_confusion(evaluation),
-    }
-    if model.decoder is not None:
+    names, test, of_test = dataset.class_names, dataset.test, f"test images of {dataset.name}"
+    figures = {"curves": analysis.figure_curves({run.name: analysis.read_metrics(run)})}
+    if isinstance(evaluation, Evaluation):
+        figures["samples"] = analysis.figure_samples(dataset.train, names)
+        figures["confusion"] = analysis.figure_confusion(evaluation)
+    if model.decoder is not None and isinstance(evaluation, Evaluation):
         first = test.preview(SHOWN)
         figures["reconstructions"] = analysis.figure_reconstructions(
-            analysis.reconstruct(model, first.images, first.labels), names
+            analysis.reconstruct(model, first.images, first.labels), names, title=f"{run.name}: first {of_test}"
         )
-        figures["perturbation"] = analysis.figure_perturbation(analysis.perturb_capsule(model, test.images[0]), names)
+        figures["perturbation"] = analysis.figure_perturbation(
+            analysis.perturb_capsule(model, test.images[0]), names, subtitle=f"{run.name}: image 0 of the {of_test}"
+        )
     for number in analysis.layers_with_coupling(model):
         name = "routing" if number == len(model.layers) else f"routing-layer-{number}"
         trace = analysis.trace_routing(model, test.images[:1], layer=number)
-        figures[name] = analysis.figure_coupling(trace, class_names=names if number == len(model.layers) else None)
+        figures[name] = analysis.figure_coupling(
+            trace,
+            class_names=names if number == len(model.layers) else None,
+            title=f"Routing in {run.name}: image 0 of the {of_test}",
+        )
         statistics = analysis.routing_statistics(model, test.images[:MEASURED], layer=number)
-        figures[name.replace("routing", "routing-statistics")] = analysis.figure_routing_statistics(statistics)
+        figures[name.replace("routing", "routing-statistics")] = analysis.figure_routing_statistics(
+            statistics, title=f"Routing in {run.name}: the first {len(statistics.entropy[0])} {of_test}"
+        )
     paths = {name: run / FIGURES / f"{name}.png" for name in figures}
     for path in paths.values():
         remove_temporaries(path)  # of an earlier sitting
@@ -386,6 +426,7 @@ class Run:
             f"images of shape {each.in_shape} in {each.num_classes} classes, {objects} in each"
             for each, objects in ((loaded, loaded.num_objects), (self.model, self.model.objects))
         )
+        require_task(loaded, self.model.task)
         if found != made_for:
             raise InputError(f"{loaded.name} has {found}; the network of {self.path} was made for {made_for}")
         return loaded
@@ -430,7 +471,7 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
 
 def _read_spec(path: Path, model: Network, *, must_exist: bool) -> ImageSpec:
     """What a file beside the weights says of the images; without it classes are called by their numbers."""
-    known = {"in_shape": model.in_shape, "objects": model.objects}
+    known = {"in_shape": model.in_shape, "objects": model.objects, "task": model.task}
     if not must_exist and not path.exists():
         return ImageSpec.from_dict({"class_names": tuple(map(str, range(model.num_classes))), **known})
     values = read_json(path, "list of classes")

@@ -1,29 +1,48 @@
-"""What few images need: a recipe of enough steps, and a warning where nothing was learned from them."""
+"""What one's own images need: a recipe of enough steps, words of its time and of uneven classes, and warnings."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import time
+from collections.abc import Sequence
+from contextlib import suppress
 
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from torchcaps.analysis import Evaluation
 from torchcaps.datasets import ImageSet
+from torchcaps.errors import InputError
+from torchcaps.models import build_network
 from torchcaps.training.config import TrainConfig
+from torchcaps.training.progress import duration
 from torchcaps.training.recipe import Recipe
 
-LEAST_BATCH, STEPS_AN_EPOCH, LEAST_STEPS = 16, 16, 2_000
+LEAST_BATCH, STEPS_AN_EPOCH, LEAST_STEPS = 16, 100, 2_000
 """A recipe for few images: batches of at least so many images, epochs of so many steps, runs of so many steps."""
+LEAST_PATIENCE = 10
+"""Epochs that a run of few images waits at least for a better one; else a quarter of all."""
+UNEVEN = 2
+"""Classes are uneven where one has so many times as many training images as another."""
+LONG, TOO_LONG = 60, 180
+"""Seconds of a run whose time is said, and beyond which that of smaller images is said too."""
 FEW, FOR_FEW = 50, "compact-shared"
 """With fewer training images of a class, this preset learns better than others."""
 
 
-def fit_recipe(config: TrainConfig, images: int) -> TrainConfig:
-    """The configuration with a recipe that suits so many training images, as far as ``config.fitted`` leaves it open.
+def fit_recipe(config: TrainConfig, labels: Int64[Tensor, "N"]) -> TrainConfig:
+    """The configuration with a recipe that suits the training images, as far as ``config.fitted`` leaves it open.
 
     A network learns by steps. The batch is halved, down to `LEAST_BATCH` images, until an epoch has `STEPS_AN_EPOCH`,
-    and the learning rate goes with the root of the batch; then there are as many epochs as make `LEAST_STEPS`. Where
-    the recipe has as many anyway, nothing changes.
+    and the learning rate goes with the root of the batch; then there are as many epochs as make `LEAST_STEPS`, but a
+    run without a better one for a quarter of them ends. Where the recipe has as many anyway, nothing changes. Of uneven
+    classes, the balanced accuracy chooses the epoch.
     """
-    recipe = config.recipe
+    recipe, images = config.recipe, len(labels)
     batch, epochs, rate = recipe.batch_size, recipe.epochs, recipe.learning_rate
+    patience, select = recipe.patience, recipe.select
     if "batch_size" in config.fitted:
         while batch >= 2 * LEAST_BATCH and images < STEPS_AN_EPOCH * batch:
             batch //= 2
@@ -31,17 +50,22 @@ def fit_recipe(config: TrainConfig, images: int) -> TrainConfig:
         rate *= math.sqrt(batch / recipe.batch_size)
     if "epochs" in config.fitted:
         epochs = max(epochs, math.ceil(LEAST_STEPS / max(images // batch, 1)))
-    fields = {"batch_size": batch, "epochs": epochs, "learning_rate": rate}
+        if "patience" in config.fitted and images < STEPS_AN_EPOCH * recipe.batch_size:
+            patience = max(LEAST_PATIENCE, epochs // 4)
+    if "select" in config.fitted and is_uneven(labels):
+        select = "balanced-accuracy"
+    fields = {"batch_size": batch, "epochs": epochs, "learning_rate": rate, "patience": patience, "select": select}
     return dataclasses.replace(config, recipe=recipe.replace(fields), fitted=())
 
 
 def words_of_fitting(config: TrainConfig, asked: Recipe, images: int, classes: int) -> list[str]:
     """The lines that say how a recipe was fitted to so many images; none where it is the one that was asked for."""
     recipe = config.recipe
-    if recipe == asked:
+    if recipe.replace({"select": asked.select}) == asked:
         return []
+    most = "" if recipe.patience is None else f" or {recipe.patience} without a better one,"
     words = [
-        f"Recipe: for {images:,} training images {recipe.epochs} epochs in batches of {recipe.batch_size}, "
+        f"Recipe: for {images:,} training images {recipe.epochs} epochs{most} in batches of {recipe.batch_size}, "
         f"{recipe.epochs * (images // recipe.batch_size):,} steps, to a learning rate of {recipe.learning_rate:.2g}; "
         "--epochs, --batch-size and --learning-rate choose others"
     ]
@@ -50,25 +74,92 @@ def words_of_fitting(config: TrainConfig, asked: Recipe, images: int, classes: i
     return words
 
 
+def is_uneven(labels: Int64[Tensor, "N"]) -> bool:
+    """Whether there are many more images of one class than of another."""
+    if labels.ndim > 1:  # of several objects, several labels, or numbers
+        return False
+    counts = labels.bincount()
+    return bool(counts.max() >= UNEVEN * counts.min())
+
+
+def words_of_classes(config: TrainConfig, labels: Int64[Tensor, "N"], names: Sequence[str]) -> list[str]:
+    """The line that says that classes are uneven, and what is done about it; none where they are not."""
+    if not is_uneven(labels):
+        return []
+    counts, recipe = labels.bincount(), config.recipe
+    (most, least), (many, few) = (
+        (names[int(counts.argmax())], names[int(counts.argmin())]),
+        (counts.max(), counts.min()),
+    )
+    words = f"Classes: uneven, {many:,} training images of {most} and {few:,} of {least}"
+    words += "; balanced accuracy chooses the epoch" * (recipe.select == "balanced-accuracy")
+    advice = "; --class-weights balanced makes all classes count the same"
+    return [words + advice * (recipe.class_weights is None)]
+
+
+def words_of_time(config: TrainConfig, in_shape: tuple[int, int, int], classes: int, images: int) -> list[str]:
+    """The line that says how long a long run will take, and a run on images of half the size."""
+    recipe = config.recipe
+    steps = recipe.epochs * (images // recipe.batch_size)
+    seconds = steps * seconds_of_step(config, in_shape, classes)
+    if seconds < LONG:
+        return []
+    words = f"Time: at most about {duration(seconds)} on this machine"
+    side = max(in_shape[1:]) // 2
+    if seconds > TOO_LONG and recipe.crop is None and min(in_shape[1:]) > 1:
+        with suppress(InputError):  # too small for the network
+            smaller = steps * seconds_of_step(config, (in_shape[0], side, side), classes)
+            words += f"; with images of {side}×{side} (--image-size {side}) about {duration(smaller)}"
+    return [words]
+
+
+def seconds_of_step(config: TrainConfig, in_shape: tuple[int, int, int], classes: int) -> float:
+    """The time of a step of training, forward and backward, measured by two on noise, of which the first warms up."""
+    with torch.random.fork_rng(devices=[]):
+        network = build_network(config.model, in_shape, classes).train()
+        size = config.recipe.batch_size
+        images, labels = torch.rand(size, *in_shape), torch.zeros(size, classes)
+        for _ in range(2):
+            begin = time.perf_counter()
+            output = network(images, network.decoder_targets(labels))
+            network.loss(output, images, labels).total.backward()
+    return time.perf_counter() - begin
+
+
+def warning_of_unpredicted(evaluation: Evaluation) -> str | None:
+    """A sentence that names the classes that no image was given though some are of them; None where there are none."""
+    given, there = evaluation.confusion.sum(0), evaluation.confusion.sum(1)
+    never = [name for j, name in enumerate(evaluation.class_names) if there[j] and not given[j]]
+    if not never:
+        return None
+    advice = "try --class-weights balanced, more steps, or more images of them"
+    return f"of {evaluation.num_images:,} test images none was given {', '.join(never)}; {advice}"
+
+
 def warning_of_chance(accuracy: float, images: ImageSet, config: TrainConfig, steps: int) -> str | None:
     """A sentence that a network is no better than chance, and what to try; None where it is better.
 
     Chance gives every image the most frequent class: with its share p of the N images, it comes to an accuracy of p,
-    with a standard error of √(p·(1 − p) / N).
+    with a standard error of √(p·(1 − p) / N). The balanced accuracy is p = 1/J,
+    with an error of √(p·(1 − p)·Σ_j 1/N_j) / J.
 
     Args:
-        accuracy: Of the network on validation images.
+        accuracy: Of the network on validation images; balanced, where that chooses the epoch.
         images: These.
         config: The run.
         steps: Steps an epoch.
     """
-    share = float(images.labels.bincount().max()) / len(images)
-    if accuracy > share + math.sqrt(share * (1 - share) / len(images)):
+    counts, right = images.labels.bincount().double(), f"{accuracy:.1%} of the validation images are right"
+    share, scale = float(counts.max()) / len(images), 1 / len(images)
+    if config.recipe.select == "balanced-accuracy":
+        share, scale = 1 / len(counts), float((1 / counts).sum()) / len(counts) ** 2
+        right = f"the balanced accuracy of the validation images is {accuracy:.1%}"
+    if accuracy > share + math.sqrt(share * (1 - share) * scale):
         return None
     another = "" if config.preset == FOR_FEW else f"the network {FOR_FEW}, which learns from few images, "
     epochs = max(4 * config.recipe.epochs, math.ceil(LEAST_STEPS / steps))
     return (
-        f"the network has learned nothing: {accuracy:.1%} of the validation images are right, which is no better than "
+        f"the network has learned nothing: {right}, which is no better than "
         f"chance. Try {another}more steps (--epochs {epochs}), a smaller --learning-rate "
         f"({config.recipe.learning_rate / 3:.1g}), or more and clearer images of each class"
     )

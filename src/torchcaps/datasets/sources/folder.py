@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
+from jaxtyping import UInt8
+from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
 
 from torchcaps.datasets.dataset import ImageSet, Splits, resize_images
-from torchcaps.datasets.images import SUFFIXES, read_pixels, with_channels
+from torchcaps.datasets.images import SUFFIXES, read_image, read_pixels, with_channels
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.datasets.splits import with_test_set
 from torchcaps.errors import InputError
+from torchcaps.files import user_path
 
 _PARTS = {"train": "train", "test": "test", "val": "validation", "valid": "validation", "validation": "validation"}
 _MOST_NAMED = 20  # damaged files in an error
@@ -46,11 +52,7 @@ def load_folder(request: DataRequest) -> Splits:
     if not root.is_dir():
         raise InputError(f"there is no folder {root} to read images from")
     files = _files(root)
-    names = set(files["train"])
-    if len(names) < 2:
-        raise InputError(f"{root} has only the class {min(names)}; at least two are needed")
-    numbers = all(name.isdecimal() for name in names)
-    class_names = tuple(sorted(names, key=lambda name: (int(name) if numbers else 0, name)))
+    class_names = _class_names(root, files)
     images, damaged = _read(files, request.image_size, skip=request.skip_damaged)
     channels = max(map(len, images.values()), default=1)
     sets = {}
@@ -69,6 +71,44 @@ def load_folder(request: DataRequest) -> Splits:
         pixels = np.stack([with_channels(images[file], channels) for file, _ in shuffled])
         sets[part] = ImageSet(torch.from_numpy(pixels), torch.tensor([label for _, label in shuffled]))
     return with_test_set(root, sets, class_names, tuple(damaged))
+
+
+class ImageFiles(TorchDataset[tuple[Tensor, int]]):
+    """The images of such a folder, each read when it is taken: for :func:`torchcaps.fit` on more than memory holds.
+
+    Args:
+        path: The folder.
+        in_shape: (C, H, W) that the images are brought to; C is 1 or 3.
+        part: Whose images; without test/ and val/ all are in the first.
+
+    Raises:
+        InputError: There is no class or only one, or no such part; or, when it is taken, a file that cannot be read.
+    """
+
+    def __init__(
+        self, path: str | Path, in_shape: Sequence[int], part: Literal["train", "validation", "test"] = "train"
+    ) -> None:
+        root, self.in_shape = user_path(path), tuple(in_shape)
+        files = _files(root)
+        if part not in files:
+            raise InputError(f"{root} has no {part} images of their own")
+        self.class_names = _class_names(root, files)
+        self.files = [(file, label) for label, name in enumerate(self.class_names) for file in files[part][name]]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[UInt8[Tensor, "C H W"], int]:
+        file, label = self.files[index]
+        return torch.from_numpy(read_image(file, self.in_shape, fit="stretch")), label
+
+
+def _class_names(root: Path, files: Files) -> tuple[str, ...]:
+    names = set(files["train"])
+    if len(names) < 2:
+        raise InputError(f"{root} has only the class {min(names)}; at least two are needed")
+    numbers = all(name.isdecimal() for name in names)
+    return tuple(sorted(names, key=lambda name: (int(name) if numbers else 0, name)))
 
 
 def _files(root: Path) -> Files:

@@ -43,10 +43,11 @@ def load_npz(request: DataRequest) -> Splits:
 
     ``x`` holds the images: (N, H, W), (N, H, W, C) or (N, C, H, W) with C from 1 to 4, uint8 of 0..255 or floats of
     0..1 (which are rounded to 255 steps). ``y`` (N,) holds whole numbers from 0, every class up to the highest
-    among them. ``x_test`` and ``y_test`` are the test set; without them, it is a fixed stratified fifth of the images.
-    ``x_val`` and ``y_val`` are the validation images and ``class_names`` (J,) the names of the classes, if given. The
-    files of MedMNIST are read as they are: ``train_images``, ``train_labels`` (N, 1), and the same of ``val`` and
-    ``test``.
+    among them. For several labels, ``y`` holds zeros and ones (N, L), whole numbers or True and False; for a regression
+    floats (N,) or (N, T). ``x_test`` and ``y_test`` are the test set; without them, it is a fixed stratified fifth of
+    the images. ``x_val`` and ``y_val`` are the validation images and ``class_names`` (J,) the names of the classes, if
+    given. The files of MedMNIST are read as they are: ``train_images``, ``train_labels`` (N, 1), and the same of
+    ``val`` and ``test``.
 
     With ``lengths`` (N,), ``x`` holds sequences (N, C, L) of any numbers, of which those after the length of each are
     not read; ``x_test`` and ``x_val`` then have ``lengths_test`` and ``lengths_val``.
@@ -85,13 +86,10 @@ def _image_set(path: Path, arrays: Mapping[str, Any], x: str, y: str, most: int)
     """Images and labels, whose dtypes and shapes must fit each other, of at most so many classes."""
     where, labels = f"{path}: {x}", arrays[y]
     images = _to_sequences(arrays, x, where) if x in _LENGTHS and "lengths" in arrays else _to_uint8(arrays[x], where)
-    if labels.ndim == 2 and labels.shape[1] == 1:
+    if labels.dtype.kind in "iu" and labels.shape[1:] == (1,):
         labels = labels[:, 0]
-    if labels.ndim == 2 and len(labels) == len(images):
-        raise InputError(
-            f"{path}: {y} has {labels.shape[1]} numbers for each image of {x}, but an image is of one class here; "
-            f"give one label for each image, in the shape ({len(images)},) or ({len(images)}, 1)"
-        )
+    if labels.dtype.kind in "fb" or labels.ndim == 2:
+        return ImageSet(images, _targets(labels, len(images), f"{path}: {y}"))
     if labels.dtype.kind not in "iu" or labels.shape != (len(images),):
         raise InputError(
             f"{path}: {y} must hold whole numbers from 0 in the shape ({len(images)},), one label for each image of "
@@ -104,6 +102,18 @@ def _image_set(path: Path, arrays: Mapping[str, Any], x: str, y: str, most: int)
             f"images can be of {most} classes at most"
         )
     return ImageSet(images, torch.from_numpy(labels.astype(np.int64)))
+
+
+def _targets(values: np.ndarray, images: int, where: str) -> Float32[Tensor, "N J"]:
+    """Zeros and ones, or the numbers of a regression."""
+    is_float = values.dtype.kind == "f"
+    fits = values.dtype.kind in "fiub" and values.ndim in (1, 2) and len(values) == images and 0 not in values.shape
+    if not fits or not (np.isfinite(values).all() if is_float else np.isin(values, (0, 1)).all()):
+        raise InputError(
+            f"{where} must hold whole numbers from 0 ({images},), zeros and ones ({images}, L), or finite floats of a "
+            f"regression ({images},) or ({images}, T), got {values.dtype} in the shape {shown(values.shape)}"
+        )
+    return torch.from_numpy(values.reshape(images, -1).astype(np.float32))
 
 
 def _to_sequences(arrays: Mapping[str, Any], x: str, where: str) -> Float32[Tensor, "N C 1 L"]:
@@ -141,6 +151,11 @@ def _to_uint8(values: Shaped[np.ndarray, "..."], where: str) -> UInt8[Tensor, "N
 
 def _class_names(path: Path, y: str, labels: Tensor, given: np.ndarray | None) -> tuple[str, ...]:
     """The given names, or the labels as text; every class must occur among the training images."""
+    if labels.is_floating_point():
+        fits = given is not None and given.dtype.kind == "U" and given.shape == labels.shape[1:]
+        if given is not None and not fits:
+            raise InputError(f"{path}: class_names must be {labels.shape[1]} texts, one for each column of y")
+        return tuple(map(str, range(labels.shape[1]) if given is None else given.tolist()))
     names = given.tolist() if given is not None and given.dtype.kind == "U" and given.ndim == 1 else []
     counts = labels.bincount(minlength=len(names)).tolist()
     if given is not None and len(names) < len(counts):

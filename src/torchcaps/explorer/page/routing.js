@@ -38,7 +38,7 @@ function showRouting() {
     return;
   }
   const place = routing.inSpace ? `on the grid of the ${routing.inputs}` : `of the ${routing.inputs} in the order of their index, not in space`;
-  $(".routing .what").textContent = `Where each capsule takes its input from: coupling ${place}. Below each map, the capsule's ${about.score}.`;
+  $(".routing .what").textContent = `Coupling ${place}; below each map, the capsule's ${about.score}.`;
   state.maps = routing.maps.map((row) => row.map(levelsOf));
   $(".maps").replaceChildren(...routing.classes.map((j) => {
     const made = make("figure", picture("", (canvas) => canvas), track(0), make("figcaption", about.classes[j], make("span")));

@@ -289,8 +289,7 @@ class DynamicRouting(Routing):
             and votes.competition is None
             and self.prior is None
         ):
-            backend = "auto" if votes.mask is not None else self.backend
-            options |= {"mask": votes.mask, "backend": backend}
+            options |= {"mask": votes.mask, "backend": self.backend}
             return route(votes.poses, votes.weight, self.num_iterations, **options)
         return dynamic_routing(votes, self.num_iterations, **options)
 

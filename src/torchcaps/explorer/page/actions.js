@@ -1,0 +1,39 @@
+// ---- the buttons ----
+
+const ACTIONS = {
+  clear() {
+    if (state.pixels) remember();
+    history.replaceState(null, "", location.pathname + location.search);
+    return setImage({ ...UNTOUCHED, pixels: null });
+  },
+  undo,
+  reset() {
+    stopSweep();
+    takePose();
+    showSliders();
+    decode();
+  },
+  invert() {
+    remember();
+    Object.assign(ink, { globalCompositeOperation: "difference", fillStyle: "white" });
+    ink.fillRect(0, 0, width, height);
+    ink.globalCompositeOperation = "source-over";
+    return takeDrawing();
+  },
+  random() {
+    return pick(Math.floor(Math.random() * networks[0].images));
+  },
+  async copy() {
+    history.replaceState(null, "", link());
+    const button = $("[data-do=copy]");
+    try {
+      await navigator.clipboard.writeText(location.href);
+      button.textContent = "Link copied";
+    } catch {
+      button.textContent = "Link is in the address bar";
+    }
+    setTimeout(() => (button.textContent = "Copy link"), 2000);
+  },
+  download,
+  play,
+};

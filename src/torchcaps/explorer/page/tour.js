@@ -1,0 +1,67 @@
+// ---- the page opens with a digit that moves, and with a tour of four steps for those who have not seen it ----
+
+const TOUR = [
+  [".capsules", "1. Length", "Each class has a capsule, a small vector. Its length says how sure the network is that the class is there."],
+  [".components", "2. Pose", "The components of the longest capsule say how the digit looks: its slant, its size, the width of its strokes. Move one."],
+  [".decoded", "3. Reconstruction", "The decoder draws this from that one capsule alone. What it leaves out, the capsule does not know."],
+  [".routing", "4. Agreement", "Small capsules of the image vote for the classes. In each iteration the votes that agree count for more. Press Play."],
+];
+const TASKS = [
+  "Draw a 4, then close its top: at which stroke does it become a 9?",
+  "Draw two digits over each other: are two capsules long?",
+  "Fool the network: draw what is no digit, and look for an answer that it is sure of.",
+];
+const OPENED = 4; // the test image that the page opens with
+
+let stop = 0; // of the tour; behind its last step are the tasks
+
+function showTour() {
+  const [where, title, words] = TOUR[stop] ?? [null, "Now try", ""];
+  element.querySelectorAll(".toured").forEach((panel) => panel.classList.remove("toured"));
+  if (where) $(where).classList.add("toured");
+  $(".tour strong").textContent = title;
+  $(".tour p").textContent = words;
+  $(".tour ol").replaceChildren(...(where ? [] : TASKS.map((task) => make("li", task))));
+  $("[data-do=next]").textContent = where ? "Next" : "Done";
+  $("[data-do=skip]").hidden = !where;
+  $(".tour").hidden = false;
+}
+
+function endTour() {
+  element.querySelectorAll(".toured").forEach((panel) => panel.classList.remove("toured"));
+  $(".tour").hidden = true;
+  try {
+    localStorage.setItem("torchcaps-tour", "seen");
+  } catch {} // a browser that keeps nothing shows the tour again
+}
+
+function isTourSeen() {
+  try {
+    return localStorage.getItem("torchcaps-tour") === "seen";
+  } catch {
+    return false;
+  }
+}
+
+Object.assign(ACTIONS, {
+  tour() {
+    stop = 0;
+    showTour();
+  },
+  next() {
+    if (stop++ < TOUR.length) showTour();
+    else endTour();
+  },
+  skip: endTour,
+});
+
+// A test image, and its capsule's largest component swept once.
+const openAlive = safely(async () => {
+  if (learning) return;
+  if (!isTourSeen() && !about.noPose && !about.noRouting) showTour();
+  if (!networks[0].images) return;
+  await pick(Math.min(OPENED, networks[0].images - 1));
+  if (about.noPose || matchMedia("(prefers-reduced-motion: reduce)").matches) return;
+  const sizes = state.pose.map(Math.abs);
+  sweep(sizes.indexOf(Math.max(...sizes)));
+});
