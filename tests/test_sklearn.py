@@ -13,9 +13,9 @@ from sklearn.base import clone, is_classifier
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_digits
 from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import MinMaxScaler, PowerTransformer, RobustScaler, StandardScaler
+from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
 from sklearn.utils.validation import validate_data
 from torch import Tensor
@@ -49,19 +49,6 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
     return images[:300].reshape(-1, 8, 8) / 16, labels[:300]
 
 
-def test_precision_is_that_of_the_device_unless_named(digits: tuple[np.ndarray, np.ndarray]) -> None:
-    images, labels = digits
-    auto, full, half = (small(precision=name).fit(images[:100], labels[:100]) for name in ("auto", "32", "bf16"))
-    assert auto.loss_curve_ == full.loss_curve_
-    assert half.loss_curve_ != full.loss_curve_
-    assert half.loss_curve_ == pytest.approx(full.loss_curve_, rel=0.05)
-    assert {tensor.dtype for tensor in half.network_.parameters()} == {torch.float32}
-    assert half.capsule_scores(images[:2]).dtype == np.float32
-
-
-# ---- scikit-learn's own checks
-
-
 class Tabular(CapsNetClassifier):
     """Rows of any numbers instead of images, for checks that give such; all else is the classifier's."""
 
@@ -75,7 +62,7 @@ class Tabular(CapsNetClassifier):
 # scikit-learn itself skips the array API, which is off by default
 EXCLUDED = {
     "check_sample_weight_equivalence_on_dense_data": "batches and their order are drawn by the number of images",
-    "check_methods_sample_order_invariance": "asks for 1e-9, float32 has 1e-7; see the test of the order below",
+    "check_methods_sample_order_invariance": "asks for 1e-9, float32 has 1e-7; see the test of every form below",
 }
 TRAINED = Tabular(options=SMALL, epochs=6, batch_size=64, learning_rate=4e-2, random_state=0)
 CHECKS = [
@@ -91,23 +78,12 @@ def test_scikit_learns_checks(estimator: Any, check: Callable[[Any], None]) -> N
     check(estimator)
 
 
-def test_the_order_of_images_changes_no_score(digits: tuple[np.ndarray, np.ndarray]) -> None:
-    images, labels = digits
-    classifier = small().fit(images, labels)
-    lengths = classifier.decision_function(images)
-    assert np.allclose(classifier.decision_function(images[::-1])[::-1], lengths, rtol=1e-5, atol=1e-6)
-
-
 def test_what_it_is() -> None:
     assert len(CHECKS) > 40
     assert is_classifier(CapsNetClassifier())
     assert not hasattr(CapsNetClassifier(), "predict_proba"), "lengths are no probabilities"
     copied = clone(CapsNetClassifier("tf-notebook", options={"conv_channels": 8}, epochs=3))
-    assert copied.get_params()["options"] == {"conv_channels": 8}
-    assert copied.set_params(epochs=5).epochs == 5
-
-
-# ---- images in
+    assert (copied.get_params()["options"], copied.set_params(epochs=5).epochs) == ({"conv_channels": 8}, 5)
 
 
 def test_every_form_of_the_same_images_gives_the_same(digits: tuple[np.ndarray, np.ndarray]) -> None:
@@ -116,7 +92,6 @@ def test_every_form_of_the_same_images_gives_the_same(digits: tuple[np.ndarray, 
     wanted = small().fit(images, labels).capsule_scores(images)
     forms = {
         "channels": (images[:, None], None),
-        "float32": (images.astype(np.float32), None),
         "uint8": (grey, None),
         "list": (images.tolist(), None),
         "flat": (images.reshape(300, 64), (8, 8)),
@@ -127,15 +102,18 @@ def test_every_form_of_the_same_images_gives_the_same(digits: tuple[np.ndarray, 
         classifier = small(image_shape=shape).fit(form, labels)
         assert np.array_equal(classifier.capsule_scores(form), wanted), name
         assert hasattr(classifier, "n_features_in_") == (shape is not None)
+        if shape is None:  # fitted to the one form, it takes the other
+            for other in (grey, images.astype(np.float32)):
+                assert np.array_equal(classifier.capsule_scores(other), wanted), name
+    assert np.allclose(classifier.capsule_scores(form[::-1])[::-1], wanted, rtol=1e-5, atol=1e-6), "in another order"
     assert wanted.shape == (300, 10)
-    assert wanted.min() >= 0
-    assert wanted.max() <= 1
+    assert 0 <= wanted.min() <= wanted.max() <= 1
 
 
 def test_other_numbers_are_scaled_by_what_fit_saw_and_clipped(digits: tuple[np.ndarray, np.ndarray]) -> None:
     images, labels = digits  # 0..1, and both ends are there
     wanted = small().fit(images, labels).capsule_scores(images)
-    for low, high in ((0, 16), (0, 255), (-1, 1), (-3e30, 5e30)):
+    for low, high in ((0, 16), (-1, 1), (-3e30, 5e30)):
         other = images * high + (1 - images) * low
         classifier = small().fit(other, labels)
         assert np.array_equal(classifier.capsule_scores(other), wanted), high
@@ -145,30 +123,14 @@ def test_other_numbers_are_scaled_by_what_fit_saw_and_clipped(digits: tuple[np.n
         assert not np.array_equal(classifier.capsule_scores(other / 2), wanted), f"{high}: scaled anew"
 
 
-def test_bytes_and_numbers_of_the_same_images(digits: tuple[np.ndarray, np.ndarray]) -> None:
-    """A network that was fitted to the one form takes the other; one that is scaled takes bytes as numbers."""
+def test_bytes_of_a_network_that_is_scaled_are_numbers(digits: tuple[np.ndarray, np.ndarray]) -> None:
     images, labels = digits
     grey = (images * 255).round().astype(np.uint8)
-    fitted = {"bytes": small().fit(grey, labels), "0..1": small().fit(images, labels)}
-    wanted = fitted["bytes"].capsule_scores(grey)
-    for name, classifier in fitted.items():
-        for form in (grey, grey / 255):
-            assert np.array_equal(classifier.capsule_scores(form), wanted), name
-    assert np.array_equal(fitted["bytes"].capsule_scores(grey.astype(np.int64)), wanted)
-    assert np.array_equal(fitted["0..1"].capsule_scores(images + np.where(images == 1, 3, 0)), wanted)
     twice = small().fit(2.0 * grey, labels)
     assert twice.pixel_range_ == (0, 510)
-    assert np.array_equal(twice.capsule_scores(grey), fitted["bytes"].capsule_scores(grey / 2 / 255))
+    assert np.array_equal(twice.capsule_scores(grey), small().fit(grey, labels).capsule_scores(grey / 2 / 255))
     constant = small().fit(np.full((6, 8, 8), 16), [0, 1, 2, 0, 1, 2])
     assert np.isfinite(constant.capsule_scores(np.full((2, 8, 8), 7))).all()
-
-
-def test_it_follows_other_steps_of_a_pipeline(digits: tuple[np.ndarray, np.ndarray]) -> None:
-    images, labels = digits
-    rows = images.reshape(300, 64)
-    for before in (StandardScaler(), MinMaxScaler(), RobustScaler(), PowerTransformer()):
-        pipeline = make_pipeline(before, small(image_shape=(8, 8), epochs=6, learning_rate=1e-2))
-        assert pipeline.fit(rows[:200], labels[:200]).score(rows[200:], labels[200:]) > 0.2, before
 
 
 def test_colour_and_the_order_of_axes() -> None:
@@ -212,16 +174,12 @@ def test_images_count_by_their_weight(digits: tuple[np.ndarray, np.ndarray]) -> 
 
 WRONG: list[tuple[np.ndarray, dict[str, Any], str]] = [
     (np.zeros((6, 64)), {}, r"have the shape \(6, 64\); give .* or flat rows with image_shape"),
-    (np.zeros((6, 1, 1, 8, 8)), {}, r"have the shape \(6, 1, 1, 8, 8\)"),
     (np.zeros((6, 64)), {"image_shape": (8, 9)}, r"\(8, 9\) has 72 numbers an image, but X has 64 features"),
     (np.zeros((6, 64)), {"image_shape": (64,)}, r"must be \(H, W\), \(C, H, W\) or \(H, W, C\), got \(64,\)"),
     (np.zeros((6, 4, 4)), {}, "too small"),
-    (np.full((6, 8, 8), np.nan), {}, "NaN"),
-    (np.zeros((5, 8, 8)), {}, "inconsistent numbers of samples"),
     (np.zeros((6, 8, 8)), {"preset": "sabor2017"}, 'did you mean "sabour2017"?'),
     (np.zeros((6, 8, 8)), {"options": {"conv_chanels": 8}}, 'did you mean "conv_channels"?'),
     (np.zeros((6, 8, 8)), {"preset": "sabour2017-multimnist"}, "is for images with 2 objects, but here each has one"),
-    (np.zeros((6, 8, 8)), {"epochs": 0}, "epochs must be 1 to 1000000000, got 0"),
     (np.zeros((6, 8, 8)), {"precision": "16"}, 'precision must be "auto", "32" or "bf16"'),
     (np.ones((6, 8, 8)), {"learning_rate": 1e30}, r"NaN or infinite; learning_rate must be below 1e\+30"),
 ]
@@ -247,9 +205,6 @@ def test_what_does_not_fit_is_said_and_changes_nothing(digits: tuple[np.ndarray,
         small().predict(images)
 
 
-# ---- what comes out
-
-
 def test_it_learns_and_scores_are_lengths(digits: tuple[np.ndarray, np.ndarray]) -> None:
     images, labels = digits
     names = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])[labels]
@@ -264,44 +219,27 @@ def test_it_learns_and_scores_are_lengths(digits: tuple[np.ndarray, np.ndarray])
     assert np.array_equal(pickle.loads(pickle.dumps(classifier)).capsule_scores(images), lengths)
 
 
-def test_two_classes_have_one_score(digits: tuple[np.ndarray, np.ndarray]) -> None:
-    images, labels = digits
-    two = labels < 2
-    classifier = small(epochs=4, learning_rate=1e-2).fit(images[two], np.where(labels[two] == 1, "one", "zero"))
-    lengths, scores = classifier.capsule_scores(images[two]), classifier.decision_function(images[two])
-    assert np.array_equal(scores, lengths[:, 1] - lengths[:, 0])
-    assert np.array_equal(classifier.predict(images[two]) == "zero", scores > 0)
-
-
-def test_the_random_state_decides(digits: tuple[np.ndarray, np.ndarray]) -> None:
-    images, labels = digits
-    before = torch.get_rng_state()
-    runs = [small(random_state=state).fit(images, labels).capsule_scores(images) for state in (1, 1, 2)]
-    assert torch.equal(torch.get_rng_state(), before)
-    assert np.array_equal(runs[0], runs[1])
-    assert not np.array_equal(runs[0], runs[2])
-
-
-def test_options_reach_the_network(digits: tuple[np.ndarray, np.ndarray]) -> None:
+def test_options_reach_the_network_and_the_training(digits: tuple[np.ndarray, np.ndarray]) -> None:
     images, labels = digits
     fields = flat(describe(small(num_iterations=2, softmax_over="inputs").fit(images, labels).network_))
     assert (fields["num_iterations"], fields["softmax_over"], fields["conv_channels"]) == (2, "inputs", 16)
     cnn = small(preset="baseline-cnn", options={"channels": [4], "hidden": [8]}).fit(images, labels)
     assert type(cnn.network_).__name__ == "BaselineCNN"
-    plain, shifted = (small(max_shift=shift).fit(images, labels).loss_curve_ for shift in (0, 2))
-    assert plain != shifted
+    plain, shifted, full, half = (
+        small(**options).fit(images, labels)
+        for options in ({}, {"max_shift": 2}, {"precision": "32"}, {"precision": "bf16"})
+    )
+    assert shifted.loss_curve_ != plain.loss_curve_ == full.loss_curve_ != half.loss_curve_
+    assert half.loss_curve_ == pytest.approx(full.loss_curve_, rel=0.05)
+    assert half.capsule_scores(images[:2]).dtype == np.float32
 
 
 def test_in_scikit_learns_tools(digits: tuple[np.ndarray, np.ndarray]) -> None:
     images, labels = digits
-    assert cross_val_score(small(epochs=4, learning_rate=1e-2), images, labels, cv=2).min() > 0.2
-
     pipeline = make_pipeline(MinMaxScaler(clip=True), small(image_shape=(8, 8), learning_rate=1e-2))
     grid = {"capsnetclassifier__num_iterations": [1, 2], "capsnetclassifier__epochs": [1, 3]}
     search = GridSearchCV(pipeline, grid, cv=2).fit(16 * images.reshape(300, 64), labels)
     assert search.best_params_["capsnetclassifier__epochs"] == 3
-    assert len(search.cv_results_["params"]) == 4
-
     calibrated = CalibratedClassifierCV(small(epochs=4, learning_rate=1e-2), cv=2).fit(images, labels)
     assert np.allclose(calibrated.predict_proba(images).sum(1), 1)
 

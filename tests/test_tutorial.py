@@ -24,17 +24,12 @@ def check_outputs(notebook: nbformat.NotebookNode) -> str:
     return printed
 
 
-def test_it_is_stored_with_its_outputs() -> None:
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    nbformat.validate(notebook)
-    check_outputs(notebook)
-    assert set(notebook.metadata) == {"kernelspec", "language_info"}
-    assert not any(cell.metadata for cell in notebook.cells)
-
-
-def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_stored_with_its_outputs_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(notebook)
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+    assert not any(cell.metadata for cell in notebook.cells)
     stored = check_outputs(notebook)
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
     before_training = slice(stored.index("epoch 1:"))

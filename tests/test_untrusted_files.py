@@ -7,12 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from support import assert_raises
-from tiny_runs import tiny_config
+from tiny_runs import tiny_config, write_bars
 from torchcaps import CapsNet, load_pretrained
 from torchcaps.errors import InputError
 from torchcaps.export import OnnxModel
@@ -31,9 +30,7 @@ class Payload:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    labels = np.arange(90) % 3
-    np.savez(tmp_path / "x.npz", x=np.full((90, 18, 18), 80, np.uint8), y=labels)
-    train(tiny_config(tmp_path / "x.npz", epochs=1), tmp_path / "run", figures=False)
+    train(tiny_config(write_bars(tmp_path / "x.npz"), epochs=1), tmp_path / "run", figures=False)
     return tmp_path / "run"
 
 

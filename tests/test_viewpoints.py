@@ -110,7 +110,7 @@ def test_the_sets_have_the_sizes_that_the_list_says(tmp_path: Path) -> None:
     (tmp_path / "viewpoints").mkdir()
     pixels = bytes(16_200 * 48 * 48)
     (tmp_path / FILE).write_bytes(hashlib.sha256(pixels).digest() + pixels)
-    assert len(NAMES) == 5
+    assert [INFOS[name].num_test for name in NAMES] == [8100, 5400, 2700, 5400, 2700]
     for name in NAMES:
         data, info = load_dataset(name, data_dir=tmp_path), INFOS[name]
         assert (len(data.train) + len(data.validation), len(data.test)) == (info.num_train, info.num_test)
@@ -119,43 +119,6 @@ def test_the_sets_have_the_sizes_that_the_list_says(tmp_path: Path) -> None:
         assert data.test.labels.bincount().tolist() == [info.num_test // 5] * 5
         for factor, familiar in FAMILIAR.items():
             if factor in name:
-                for images, is_familiar in (
-                    (data.train, True),
-                    (data.validation, True),
-                    (data.test, name.endswith("-familiar")),
-                ):
+                parts = ((data.train, True), (data.validation, True), (data.test, name.endswith("-familiar")))
+                for images, is_familiar in parts:
                     assert {int(angle) in familiar for angle in images.factors[factor]} == {is_familiar}
-    assert [INFOS[name].num_test for name in NAMES] == [8100, 5400, 2700, 5400, 2700]
-
-
-def test_every_object_has_five_to_nine_ellipsoids_and_fits_into_the_image() -> None:
-    random = np.random.RandomState(1)
-    for parts in viewpoints._CATEGORIES.values():
-        for _ in range(20):
-            scene = _draw(parts, random)
-            assert 5 <= len(scene.centres) <= 9
-            assert (np.abs(scene.centres) + scene.axes).max() <= 1
-            assert (_shade(scene, _camera(40, 50))[0][[0, -1]] == 0).all()
-
-
-def test_a_sphere_is_shaded_by_lamberts_law() -> None:
-    scene = _Ellipsoids(np.zeros((1, 3)), np.full((1, 3), 0.7), np.array([0.8]))
-    left, right = _shade(scene, _camera(20, 35))
-    places = 1.05 * (2 * np.arange(96) - 95) / 96
-    x, y = np.meshgrid(places, -places)
-    z = np.sqrt(np.clip(0.49 - x * x - y * y, 0, None))
-    inside = x * x + y * y < 0.49
-    for image, light in ((left, (-2, 2, 1)), (right, (2, 1, 2))):
-        cosine = (x * light[0] + y * light[1] + z * light[2]) / 3 / 0.7
-        wanted = np.where(inside, 0.8 * (0.25 + 0.75 * np.clip(cosine, 0, None)), 0)
-        assert np.abs(image - wanted).max() < 1e-7
-    assert left[:, :48].sum() > left[:, 48:].sum()
-
-
-def test_what_is_nearer_hides_what_is_behind() -> None:
-    """A small bright sphere before a large dark one, seen from the front and from the back."""
-    scene = _Ellipsoids(np.array([[0, 0, 0], [0.6, 0, 0.0]]), np.array([[0.5] * 3, [0.2] * 3]), np.array([0.1, 1.0]))
-    front, back = (_shade(scene, _camera(azimuth, 0))[1] for azimuth in (0, 180))
-    assert front[48, 48] > 0.2 > 0.11 > back[48, 48] > 0
-    side = _shade(scene, _camera(90, 0))[1]  # seen from its left, the front is on the left
-    assert side[48, :24].max() > 0.2 > 0.11 > side[48, 72:].max()

@@ -1,6 +1,7 @@
 """A run small enough to train in a second."""
 
 import csv
+import json
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from torchcaps.training import Progress, TrainConfig, make_config, resume, train
+from torchcaps.training.folder import read_checkpoint
 from torchcaps.training.loop import JUDGED
 
 
@@ -57,6 +60,20 @@ def rows(out: Path) -> list[dict[str, str]]:
     """The lines of metrics.csv without their times."""
     found = list(csv.DictReader((out / "metrics.csv").open()))
     return [{name: row[name] for name in row if name not in ("seconds", "images_per_second")} for row in found]
+
+
+def is_same(one: Path, other: Path) -> bool:
+    """Whether two runs ended with the same weights, moments, metrics, test results and files."""
+    found = []
+    for out in (one, other):
+        end = read_checkpoint(out / "last.ckpt")
+        moments = {f"{n} {key}": each for n, own in end["optimizer"]["state"].items() for key, each in own.items()}
+        summary = json.loads((out / "summary.json").read_text())
+        files = {path.relative_to(out) for path in out.rglob("*")}
+        weights = end["model"], moments, load_file(out / "best" / "model.safetensors")
+        found.append((weights, rows(out), summary["test"], files))
+    (weights, *rest), (others, *their_rest) = found
+    return rest == their_rest and all(map(same_weights, weights, others))
 
 
 def judged(loss: float, accuracy: float, balanced: float | None = None) -> dict[str, float]:

@@ -62,30 +62,20 @@ def test_the_attack_that_knows_the_detector(model, images: ImageSet) -> None:
     assert (ratios[both] < plain[both]).all()
 
 
-def test_what_was_never_fooled_is_left_within_reach(model, images: ImageSet) -> None:
-    detector = fit_detector(model, images)
-    _, classes = judge(model, images.images, detector)
-    labels = torch.from_numpy(classes)
-    same = evade(model, images.images, labels, detector, 0.0, steps=2)
-    assert torch.equal(same, images.images.float() / 255)
-
-
 def test_what_is_found(model, images: ImageSet, make_images) -> None:
     detector = fit_detector(model, images)
     noise = ImageSet(255 - make_images(50) // 9, torch.zeros(50, dtype=torch.int64))
     said: list[str] = []
-    options = {"others": {"noise": noise}, "epsilons": (0.1, 0.3), "steps": 3, "progress": said.append}
+    options = {"others": {"noise": noise}, "epsilons": (0.3,), "steps": 2, "progress": said.append}
     result = detect(model, images, detector, **options)
-    found = result.found
-    kinds = ["test images", "noise"]
-    kinds += [f"{name}, ε = {e}" for e in (0.1, 0.3) for name in ("FGSM", "PGD", "PGD that knows")]
-    assert [each.kind for each in found] == kinds == ["test images", "noise", *said]
+    kinds = [f"{name}, ε = 0.3" for name in ("FGSM", "PGD", "PGD that knows")]
+    assert [each.kind for each in result.found] == ["test images", "noise", *kinds] == ["test images", "noise", *said]
     limits, others = result.tables()
     assert limits.rows[0] == ["Limits", "of 120 validation images"]
-    assert [row[0] for row in others.rows] == kinds[1:]
-    assert [each["undetected"] for each in result.to_dict()["found"]] == [each.undetected for each in found]
-    clean, other, *attacks = found
-    ratios, _ = judge(model, images.images, detector)
+    assert [row[0] for row in others.rows] == ["noise", *kinds]
+    assert [each["undetected"] for each in result.to_dict()["found"]] == [each.undetected for each in result.found]
+    clean, other, *attacks = result.found
+    ratios, right = judge(model, images.images, detector)
     assert (clean.num_images, clean.fooled, clean.detected) == (120, 120, int((ratios > 1).sum()))
     assert clean.auroc == 0.5
     there, _ = judge(model, noise.images, detector)
@@ -93,11 +83,11 @@ def test_what_is_found(model, images: ImageSet, make_images) -> None:
     wins = (there[:, None] > ratios).mean() + (there[:, None] == ratios).mean() / 2
     assert other.auroc == pytest.approx(wins)
     for each in attacks:
-        assert each.num_images == 120
-        assert 0 <= each.detected <= each.fooled <= 120
+        assert 0 <= each.detected <= each.fooled <= each.num_images == 120
         assert each.undetected == (each.fooled - each.detected) / 120
-    right = ImageSet(images.images, torch.from_numpy(judge(model, images.images, detector)[1]))
-    nobody = detect(model, right, detector, epsilons=(0.0,), steps=1).found[1]
+    nobody = detect(model, ImageSet(images.images, torch.from_numpy(right)), detector, epsilons=(0.0,), steps=1).found[
+        1
+    ]
     assert (nobody.fooled, nobody.auroc, nobody.undetected) == (0, None, 0)
 
 

@@ -10,10 +10,9 @@ import operator
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
-from torchcaps.analysis import Evaluation, evaluate, evaluate_batches, figure_confusion, save_figure
+from torchcaps.analysis import Evaluation, evaluate, evaluate_batches, figure_confusion
 from torchcaps.datasets import BatchLoader, ImageSet
 from torchcaps.errors import InputError
 from torchcaps.models import Losses, ModelOutput
@@ -101,9 +100,13 @@ def test_shares_add_to_the_whole(model, image_set):
     assert (empty.confusion.sum(), empty.total_loss) == (0, 0.0)
 
 
-def test_hand_worked_scores_of_the_classes():
+def test_hand_worked_scores_of_the_classes_as_json_without_nan():
     confusion = np.array([[3, 1, 0, 0], [2, 4, 0, 1], [0, 0, 0, 0], [1, 1, 0, 0]])
-    rows = Evaluation(confusion, 6.5, ("a", "b", "c", "d")).per_class
+    result = Evaluation(confusion, math.nan, ("a", "b", "c", "d"))
+    values = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert (values["accuracy"], values["loss"], values["num_images"]) == (7 / 13, None, 13)
+    assert values["confusion"] == confusion.tolist()
+    rows = values["per_class"]
     assert [row["name"] for row in rows] == ["a", "b", "c", "d"]
     assert [row["images"] for row in rows] == [4, 7, 0, 2]
     assert [row["precision"] for row in rows] == [3 / 6, 4 / 6, None, 0.0]
@@ -122,29 +125,18 @@ def test_balanced_accuracy_and_calibration_error_by_hand():
     assert evaluate(Oracle(6, 3), TRIPLES).calibration_error is None
 
 
-def test_the_dictionary_is_json_without_nan():
-    result = Evaluation(np.array([[3, 0], [0, 0]]), math.nan, ("x", "y"))
-    values = json.loads(json.dumps(result.to_dict(), allow_nan=False))
-    assert values["loss"] is None
-    assert values["per_class"][1] == {"name": "y", "images": 0, "precision": None, "recall": None, "f1": None}
-    assert values["confusion"] == [[3, 0], [0, 0]]
-    assert (values["accuracy"], values["error"], values["num_images"], values["num_correct"]) == (1.0, 0.0, 3, 3)
-
-
 def test_of_many_classes_the_worst_and_the_most_frequent_confusions_are_listed():
     confusion = np.diag(np.full(25, 9))
-    confusion[7, 3], confusion[2, 1] = 5, 2
-    _, worst, confused = Evaluation(confusion, 0.0, tuple(f"c{j}" for j in range(25))).tables()
+    confusion[7, 3], confusion[2, 1], confusion[20, 20] = 5, 2, 0  # no image of c20
+    _, worst, confused = evaluation(confusion, [f"c{j}" for j in range(25)]).tables()
     assert [row[0] for row in worst.rows[:2]] == ["c3", "c7"]
     assert len(worst.rows) == 10
+    assert "c20" not in [row[0] for row in worst.rows]
     assert confused.rows == [["c7", "c3", "5"], ["c2", "c1", "2"]]
-    assert len(Evaluation(np.diag(np.full(25, 9)), 0.0, ("x",) * 25).tables()) == 2
-    few = Evaluation(np.array([[3, 1], [0, 4]]), 0.0, ("long name", "b")).tables()[2]
+    few = evaluation([[3, 1], [0, 4]], ["long name", "b"]).tables()[2]
     assert few.columns == ("true", "0", "1")
-    assert [[cell if isinstance(cell, str) else cell.text for cell in row] for row in few.rows] == [
-        ["0 long name", "3", "1"],
-        ["1 b", "·", "4"],
-    ]
+    cells = [[cell if isinstance(cell, str) else cell.text for cell in row] for row in few.rows]
+    assert cells == [["0 long name", "3", "1"], ["1 b", "·", "4"]]
 
 
 def test_the_loss_has_the_decoder_masked_as_the_source_does(make_model, image_set):
@@ -161,38 +153,26 @@ def test_the_loss_has_the_decoder_masked_as_the_source_does(make_model, image_se
         assert double.loss == pytest.approx(expected, rel=1e-5)
 
 
-def test_nothing_of_the_model_changes(cnn, image_set):
+def test_nothing_of_the_model_changes_even_where_an_error_ends_it(cnn, image_set):
     cnn.train()
     cnn.convs[0].eval()  # a part that a user has frozen stays so
     training = {name: module.training for name, module in cnn.named_modules()}
     weights = {name: value.clone() for name, value in cnn.state_dict().items()}
     random_state = torch.get_rng_state()
     first, second = evaluate(cnn, image_set), evaluate(cnn, image_set)
+    np.testing.assert_array_equal(first.lengths, second.lengths)  # no dropout
+
+    def broken():
+        yield image_set.images[:2], image_set.labels[:2]
+        raise OSError("no more")
+
+    with pytest.raises(OSError, match="no more"):
+        evaluate_batches(cnn, broken())
+    assert not torch.is_inference_mode_enabled()
     assert torch.equal(torch.get_rng_state(), random_state)
     assert {name: module.training for name, module in cnn.named_modules()} == training
     assert all(torch.equal(value, weights[name]) for name, value in cnn.state_dict().items())
     assert all(parameter.grad is None for parameter in cnn.parameters())
-    np.testing.assert_array_equal(first.lengths, second.lengths)  # no dropout
-
-
-def test_training_goes_on_after_an_error(model, make_images):
-    def broken():
-        yield make_images(2), torch.zeros(2, dtype=torch.int64)
-        raise OSError("no more")
-
-    model.train()
-    with pytest.raises(OSError, match="no more"):
-        evaluate_batches(model, broken())
-    assert model.training
-    assert model.backbone.conv.training
-    assert not torch.is_inference_mode_enabled()
-
-
-def test_bfloat16_is_near_float32_but_not_the_same(model, image_set):
-    full, half = evaluate(model, image_set), evaluate(model, image_set, precision="bf16")
-    assert half.lengths.dtype == np.float32
-    np.testing.assert_allclose(half.lengths, full.lengths, atol=0.05)
-    assert not np.array_equal(half.lengths, full.lengths)
 
 
 @pytest.mark.gpu
@@ -203,19 +183,15 @@ def test_a_gpu_gives_what_the_cpu_gives(model, image_set):
     assert on_gpu.loss == pytest.approx(on_cpu.loss, rel=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("images", "labels", "options", "message"),
-    [
-        (2, [0, 1], {"class_names": ["a"]}, "class_names must be 4 names.*got 1"),
-        (2, [0, 1], {"precision": "16"}, "precision must be"),
-        (2, [0, 1], {"batch_size": 0}, "batch_size must be 1 to"),
-        (2, [0, 4], {}, r"0 to 3.*0\.\.4"),
-        (2, [[0, 1], [2, 3]], {}, r"\(2,\), one for each image, as the network sees 1 in it, got \(2, 2\)"),
-    ],
-)
-def test_what_cannot_be_evaluated(model, make_images, images, labels, options, message):
-    with pytest.raises(InputError, match=message):
-        evaluate(model, ImageSet(make_images(images), torch.tensor(labels, dtype=torch.int64)), **options)
+def test_what_cannot_be_evaluated(model, make_images):
+    for labels, options, message in (
+        ([0, 1], {"class_names": ["a"]}, "class_names must be 4 names.*got 1"),
+        ([0, 1], {"precision": "16"}, "precision must be"),
+        ([0, 4], {}, r"0 to 3.*0\.\.4"),
+        ([[0, 1], [2, 3]], {}, r"\(2,\), one for each image, as the network sees 1 in it, got \(2, 2\)"),
+    ):
+        with pytest.raises(InputError, match=message):
+            evaluate(model, ImageSet(make_images(2), torch.tensor(labels)), **options)
     with pytest.raises(InputError, match=r"\(B, 1, 8, 10\).*\(2, 1, 8, 9\)"):
         evaluate(model, ImageSet(make_images(2, (1, 8, 9)), torch.tensor([0, 1])))
 
@@ -240,9 +216,6 @@ def test_the_loss_compares_each_object_with_its_part(make_model, make_images):
     assert evaluate(make_model(objects=2, decoder=False), without).num_images == 5
 
 
-# ---- the figure
-
-
 def evaluation(confusion, names=None) -> Evaluation:
     return Evaluation(np.asarray(confusion), 0.1, tuple(names or map(str, range(len(confusion)))))
 
@@ -251,31 +224,19 @@ def test_right_and_wrong_have_their_own_colours_and_each_cell_its_number(words):
     figure = figure_confusion(evaluation([[8, 2, 0], [0, 5, 0], [0, 0, 0]], ["ant", "$bee$", "cow"]))
     axes = figure.axes[0]
     wrong, right = (image.get_array() for image in axes.images)
-    np.testing.assert_allclose(wrong[0, 1], 20)  # percent of the true class
-    assert wrong.count() == 1
-    np.testing.assert_allclose([right[0, 0], right[1, 1]], [80, 100])
-    assert right.count() == 2  # no colour for a class without images
+    assert (wrong.count(), float(wrong[0, 1])) == (1, pytest.approx(20))  # percent of the true class
+    assert (right.count(), float(right[0, 0]), float(right[1, 1])) == (2, pytest.approx(80), pytest.approx(100))
     numbers = {text.get_position(): text.get_text() for text in axes.texts}
     assert numbers == {(0, 0): "8", (1, 0): "2", (1, 1): "5"}  # x is the class given
     assert {"ant", "$bee$", "cow", "class given", "true class", "2 of 15 images wrong"} <= set(words(figure))
     assert len(figure_confusion(evaluation(np.diag([3, 4]))).axes[0].images) == 1  # without errors no scale of them
 
 
-def test_many_classes_have_names_but_no_numbers_and_a_thousand_are_a_picture_of_bounded_size(tmp_path, words):
+def test_many_classes_have_names_but_no_numbers_and_a_thousand_are_a_picture_of_bounded_size(words):
     for classes in (20, 50):
-        axes = figure_confusion(
-            evaluation(np.eye(classes, dtype=int) + 1, [f"long name {j}" for j in range(classes)])
-        ).axes[0]
+        (axes, *_) = figure_confusion(evaluation(np.eye(classes, dtype=int) + 1)).axes
         assert (len(axes.texts) > 0) == (classes <= 20)
         assert len(axes.get_xticklabels()) == len(axes.get_yticklabels()) == classes
-    confusion = np.diag(np.full(1000, 9))
-    confusion[700, 200] = 1
-    figure = figure_confusion(evaluation(confusion, [f"name {j}" for j in range(1000)]))
-    assert len(words(figure)) < 50
+    figure = figure_confusion(evaluation(np.diag(np.full(1000, 9)), [f"name {j}" for j in range(1000)]))
     assert not [text for text in words(figure) if text.startswith("name")]
-    with Image.open(save_figure(figure, tmp_path / "a.png")) as image:
-        assert 2000 < max(image.size) < 4000
-        red, green, blue = np.asarray(image.convert("RGB")).astype(int).transpose(2, 0, 1)[:, :, :2800]
-    rows, columns = np.nonzero((red > 100) & (red - green > 80) & (red - blue > 80))
-    assert 1 <= np.ptp(rows) <= 4  # the one wrong cell, in its own colour
-    assert 1 <= np.ptp(columns) <= 4
+    assert max(figure.get_size_inches()) < 25

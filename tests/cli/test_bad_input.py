@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support import holds
-
 Cli = Callable[..., Any]
 
 # Words on the command line => what the error must say. RUN is a run, CNN a saved network that knows no data, DIGIT an
@@ -31,50 +29,22 @@ train sabour2017 mnist => mnist
 train sabour2071 => "sabour2071" | "sabour2017"
 train TINY --data mnits => "mnits" | "mnist"
 train baseline-cnn --conv-kernel 5 => --conv-kernel is an option of --backbone conv, which is not chosen
-train baseline-cnn --num-iterations 3 => --num-iterations is an option of --routing dynamic or --routing
-train tf-notebook --kernel 5 => --kernel is an option of the network cnn, which is not chosen
 train --layer-kernel 3 => --layer-kernel is an option of the layer conv, which is not chosen
-train sabour2017-r1 --decoder-hidden 8 => --decoder-hidden is an option of --decoder dense, which is not
 train --momentum 0.5 => --momentum is an option of --optimizer sgd, which is not chosen
-train --m-plus 0.8 --classification-loss spread => --m-plus is an option of --classification-loss mar
 train --num-iteration 3 => '--num-iterations'
 train --routing dynamc => there is no routing "dynamc"; did you mean "dynamic"? One of your own is loaded by
-train --num-capsules 5 => num_capsules
-train --epochs two => --epochs | two
 train --epochs => --epochs
 train --epochs 0 => --epochs | 1 to 1000000000
-train --softmax-over rows => --softmax-over | rows | outputs | inputs
 train --decoder-hidden 512;1024 => --decoder-hidden | 512;1024
-train --seed -1 => --seed | -1
 train --seed 4294967296 => --seed | 4294967295
-train --learning-rate nan => --learning-rate | nan
-train --decay 1e10 => --decay | at most 1
-train --max-shift LARGE => --max-shift | 0 to 4096
-train --image-size LARGE => --image-size | 1 to 4096
-train --devices 1000000 => --devices | 1 to 4096 | 1000000
-train --validation middle => --validation | middle | first
-train baseline-cnn --dropout 1 => dropout | 1
-train baseline-cnn --kernel 4 => kernel | odd | 4
-train --learn-prior --stop-gradient => learn_prior
-train --num-iterations LARGE => num_iterations | 0 to 1000
-train --conv-channels LARGE => conv_channels | 1 to 65536
 train TINY --conv-channels 65536 --primary-types 65536 => parameters | MiB
 train TINY --devices 4096 => devices | cores | 4096
-train TINY --num-nodes 3 => 3 machines need | MASTER_ADDR | MASTER_PORT | NODE_RANK | torchrun
 train TINY --batch-size 201 => 201 | 200
-train TINY --limit-train 3 => first 3 training | "
-train TINY --validation-size 9999 => validation_size | 9999
 train TINY --image-size 12 => 12×12 | 17×17
-train TINY --crop 40 => crop is 40 pixels
-train TINY --crop 12 => the smallest size that fits is 17×17
 train TINY --objects 2 => an image of digits holds 1 object, but the network looks for 2; set --objects 1
-train TINY --max-shift 28 => max_shift | 28
 train TINY --data-dir . => digits | --data-dir
-train TINY --init-from nowhere => nowhere
 train TINY --init-from CNN => cnn | do not fit
-train TINY --data folder:nowhere => nowhere
 train TINY --data npz:no.npz => no.npz
-train TINY --data npz:circle => cannot be read
 train TINY --data folder:damaged => 2 of 22 images cannot be taken
 train --data mnist --data-dir nowhere => nowhere
 train --data mnist --data-dir "" => empty
@@ -83,53 +53,34 @@ train TINY --out RUN => --resume | --out
 train TINY --out DIGIT => digit.png
 train TINY --out DIGIT/run => digit.png
 train --resume "" => --resume | empty
-train --resume nowhere => nowhere
 train --resume RUN --out new => --resume | --out
 train --resume RUN --config x => --resume | --config
 train tf-notebook --resume RUN => sabour2017 | tf-notebook
 train --resume RUN --num-iterations 1 => num_iterations
-train --resume RUN --dropout 0.1 => dropout
 train --resume broken/last.ckpt/half --epochs 3 => last.ckpt
-train --resume broken/last.ckpt/zeros --epochs 3 => last.ckpt
 train tf-notebook --config RUN/config.json => sabour2017 | tf-notebook | --config
 train --config nowhere.json => nowhere.json
-train --config brace.json => brace.json | no configuration
-train --config list.json => list.json | object
-train --config unknown.json => unknown.json | "epoch"
-train --config wrong.json => wrong.json | epochs | two
-train --config deep.json => deep.json | recursion
-train --config long.json => long.json | digits
-train --config many.json => many.json | devices | 1 to 4096
-train --config nul.json => NUL | a\x00b
 train --config a␀b => NUL
 train --config RUN => folder
 evaluate RUN --splt test => --splt | --split
 evaluate RUN --data digit => "digit" | "digits"
 evaluate RUN --data npz:colour.npz => (1, 28, 28)
-evaluate RUN --batch-size LARGE => --batch-size
 evaluate RUN --precision auto => 'auto' is not one of '32', 'bf16'
 evaluate RUN --figure "" => --figure | empty
 evaluate RUN --figure . => --figure | is a folder
 evaluate RUN --figure new/ => --figure | is a folder
 evaluate CNN => --data
 evaluate nowhere => nowhere
-evaluate a␀b => NUL
 evaluate no-run => config.json
 evaluate broken/config.json/unclosed => config.json | is damaged
 evaluate broken/config.json/misspelt => config.json | "num_iteration" | "num_iterations"
-evaluate broken/best/config.json/misspelt => best/config.json | "num_iteration"
 evaluate broken/best/model.safetensors/half => model.safetensors
 evaluate broken/best/model.safetensors/bit => model.safetensors | changed since they were written
-evaluate broken/best/model.safetensors/gone => model.safetensors
 evaluate broken/best/classes.json/gone => classes.json
 evaluate broken/last.ckpt/gone --which last => last.ckpt
 predict => IMAGE
-predict RUN => IMAGE
-predict x.onnx => IMAGE
 predict someone/net => IMAGE
 predict no-run DIGIT => is no run folder: it holds no config.json
-predict sabuor DIGIT => no run folder and no image file sabuor
-predict scans/seven.png DIGIT => no run folder and no image file scans/seven.png
 predict gone.onnx DIGIT => there is no file gone.onnx
 predict RUN nowhere.png => nowhere.png
 predict RUN half.png => half.png
@@ -137,7 +88,6 @@ predict RUN DIGIT --out x.csv --json => --json shows what --out writes
 predict RUN text.png => text.png
 predict RUN DIGIT --fit stretch => --fit is for images that are not prepared; leave it out, or add --prepare none
 predict RUN DIGIT --max-megapixels 0 => --max-megapixels | at most 178
-predict RUN DIGIT --max-megapixels nan => --max-megapixels | at most 178
 predict broken/best/classes.json/empty DIGIT => classes.json
 reconstruct RUN --count 1001 => --count must be at most 1,000, more do not fit one figure, got 1,001
 reconstruct RUN --figure x.bmp => x.bmp | .png
@@ -145,20 +95,11 @@ reconstruct CNN --data digits => BaselineCNN | sabour2017
 perturb DIGIT => is a file; this command needs a run folder
 perturb CNN --image DIGIT => BaselineCNN
 perturb RUN --capsule ten => "ten"
-perturb RUN --capsule 10 => "10"
 perturb RUN --capsule 2 --follow label => --follow | --capsule
 perturb RUN --image DIGIT --follow label => --follow | digit.png
 perturb RUN --image DIGIT --index 1 => --index | --image
-perturb RUN --image RUN => image
 perturb RUN --fit pad => --fit | --image
-perturb RUN --steps 1 => steps | 1
-perturb RUN --steps 1000 => steps | 2 to 500
-perturb RUN --range 0 => amplitude | 0
-perturb RUN --range 1e308 => amplitude | 1,000 | 1e+308
 perturb RUN --range x => --range | 'x'
-perturb RUN --range 1,2,3 => amplitude | (1.0, 2.0, 3.0)
-perturb RUN --range 1,-1 => amplitude | lower | (1.0, -1.0)
-perturb RUN --component 16 => components | 15 | 16
 perturb RUN --index 1 --index 2 => --component
 perturb RUN --component 1 --index 0 --index 100 => --index | 100 | digits
 routing CNN --image DIGIT => BaselineCNN
@@ -166,14 +107,9 @@ routing RUN --image DIGIT --split train => --split | --image
 routing RUN --image DIGIT --count 9 => --count | --image
 routing RUN --invert => --invert | --image
 routing RUN --prepare none => --prepare is for a file given with --image
-routing RUN --index -1 => --index | -1
-routing RUN --layer 3 => layer must be from 1 to 1
 routing RUN --input-capsule 0 --input-capsule 72 => --input-capsule | below 72 | got 72
-routing RUN --num-iterations 0 => --num-iterations | 0
-routing RUN --num-iterations LARGE => --num-iterations | 100
 routing RUN --figure RUN => --figure | is a folder
 curves => RUN
-curves nowhere => nowhere
 curves circle RUN => does not exist
 curves RUN --figure DIGIT/x.png => x.png
 curves RUN --figure a␀.png => NUL
@@ -185,49 +121,30 @@ presets --figure x.png => --figure | sabour2017
 presets compact --figure x.bmp => x.bmp | .png
 datasets mnits => "mnits" | "mnist"
 datasets --sample 3 => --sample
-datasets digits --sample 0 => --sample | 1 to 1000
-datasets digits --sample 1001 => --sample | 1001
 datasets digits --figure x.png => --figure | --sample
-datasets digits --split test => --split | --sample
-datasets digits --image-size LARGE => --image-size | 4096
 datasets digits --sample 3 --figure .. => --figure | is a folder
 datasets mnist --data-dir nowhere => data_dir is nowhere, which is no folder
 datasets mnist --data-dir RUN --json => train-
 export RUN --half => --half is for --format folder; leave it out
-export RUN --format torch --other-seed x => --other-seed is for --format folder; leave it out
 export RUN --format torch --out model.onnx => the file must end in .pt2, got model.onnx
-export RUN --out model.bin => the file must end in .onnx, got model.bin
 export RUN --format onxx => 'onxx' is not one of 'onnx', 'torch', 'folder'
 export RUN --format folder --other-seed nowhere => there is no configuration nowhere/config.json
 export RUN --format folder --out DIGIT => there is something at
 export RUN/best --format folder --out new => is a saved network without its training
 export broken/summary.json/renamed --format folder --out new => summary.json | damaged | best_epoch
-export broken/summary.json/other --format folder --out new => summary.json | damaged
 explore RUN RUN => each run may be given once
-explore RUN RUN RUN => one network is explored, or two side by side, got 3
 explore RUN --train digits => --train trains a network of its own; leave RUN or --train out
 explore --train digits --data mnist => --data does not go with --train; leave it out
 explore --train digit => there is no data set "digit"; did you mean "digits"?
 explore nothing => there is no run folder nothing
-explore circle => there is no run folder
 explore RUN --data mnits => there is no data set "mnits"; did you mean "mnist"?
-explore RUN --port 99999 => it must be 0 to 65535, got 99999
 explore RUN --which worst => 'worst' is not one of 'best', 'last'
 robustness RUN RUN => given once
-robustness RUN --angles ten => --angles | ten
 robustness RUN --kind noise => --kind | noise
-robustness RUN --steps 0 => --steps | 0
-robustness RUN --steps LARGE => --steps | 10000
-robustness RUN --seed 4294967296 => --seed | 4294967295 | 4294967296
 robustness RUN --figure / => --figure | is a folder
 robustness RUN --kind fgsm --angles 10 => --angles is for rotations | --kind | leave it out
 robustness RUN --kind rotation --epsilons 0.1 => --epsilons is for attacks | leave it out
-robustness RUN --kind rotation --objective scores => --objective is for attacks | leave it out
 robustness RUN --kind rotation --kind fgsm --steps 2 => --steps is for PGD | leave it out
-robustness RUN --kind fgsm --seed 2 => --seed is for PGD | leave it out
-probe RUN --limit 50 => at least 10 images of each class
-probe RUN --figure x.txt => it must end in .png
-detect RUN --steps 0 => --steps
 detect RUN --against no-such-data => no data set "no-such-data"
 detect RUN --against npz:colour.npz => npz:colour.npz has images of 3 channels, but the network takes 1
 detect CNN --data digits --measure reconstruction => needs a decoder
@@ -238,20 +155,11 @@ for line in TABLE.strip().splitlines():
     ROWS[words.split()[0]].append((words, says.split(" | ")))
 
 FILES = {
-    "brace.json": b"{",
-    "list.json": b"[1]",
-    "unknown.json": b'{"epoch": 1}',
-    "wrong.json": b'{"recipe": {"epochs": "two"}}',
-    "deep.json": b"[" * 100_000,
-    "long.json": b'{"seed": ' + b"9" * 5000 + b"}",
-    "many.json": b'{"devices": 1000000}',
-    "nul.json": b'{"data": "folder:a\\u0000b"}',
     "no.npz": b"PK not really",
     "text.png": b"seven",
 }
 DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
     "half": lambda c: c[: len(c) // 2],
-    "zeros": lambda c: bytes(len(c)),
     "bit": lambda c: c[:-100] + bytes([c[-100] ^ 1]) + c[-99:],
     "gone": lambda c: None,
     "empty": lambda c: b"{}",
@@ -259,7 +167,6 @@ DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
     "unclosed": lambda c: c.replace(b"}", b""),
     "misspelt": lambda c: c.replace(b"num_iterations", b"num_iteration", 1),
     "renamed": lambda c: c.replace(b'"best_epoch"', b'"b"'),
-    "other": lambda c: b'{"seed": "one"}',
     "endless": lambda c: c.replace(b"\n1,", b"\n" + b"1" * 200_000 + b","),
 }
 
@@ -330,16 +237,10 @@ def test_one_sentence_and_nothing_left_behind(
         assert (contents_of(tmp_path), contents_of(run_folder)) == before, row
 
 
-def test_the_assertion_can_fail() -> None:
-    for wrong in ("", "Error: a\nb\n", "Error: a", "a\n", "Error: Traceback\n"):
-        assert not holds(assert_one_sentence, wrong)
-
-
 def test_damaged_images_are_listed_line_by_line(cli: Cli, typed: Callable[[str], list[str]]) -> None:
-    lines = cli(*typed("datasets folder:damaged")).err.splitlines()
-    assert len(lines) == 3
-    assert "2 of 22 images cannot be taken" in lines[0]
-    assert all(f"{n}.png" in line for n, line in enumerate(lines[1:]))
+    first, *lines = cli(*typed("datasets folder:damaged")).err.splitlines()
+    assert "2 of 22 images cannot be taken" in first
+    assert [f"{n}.png" in line for n, line in enumerate(lines)] == [True, True]
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
@@ -349,15 +250,3 @@ def test_what_may_never_end_is_not_opened(cli: Cli, run_folder: Path) -> None:
         result = cli(*arguments)
         assert (result.code, "is a FIFO" in result.err or "pipe" in result.err) == (2, True)
     assert "device" in cli("train", "--config", os.devnull).err
-
-
-def test_an_accelerator_that_is_not_there(cli: Cli, run_folder: Path, tiny: tuple[str, ...]) -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        pytest.skip("there is a CUDA device")
-    for arguments in (["train", *tiny], ["evaluate", run_folder]):
-        result = cli(*arguments, "--accelerator", "cuda")
-        assert result.code == 2
-        assert_one_sentence(result.err)
-        assert "cuda" in result.err

@@ -7,28 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from hub_stub import hub_stub
-from torchcaps.export import Agreement, OnnxModel, graphs
+from torchcaps.export import graphs
 from torchcaps.training import load_run
 
 Cli = Callable[..., Any]
-
-
-def test_onnx_by_default(run_folder: Path, onnx_file: Path) -> None:
-    run = load_run(run_folder)
-    images = run.dataset().test.images[:20]
-    with torch.no_grad():
-        wanted = run.model(images / 255)
-    model = OnnxModel(onnx_file)
-    said = model(images.numpy())
-    np.testing.assert_allclose(said.lengths, wanted.lengths, atol=1e-5)
-    np.testing.assert_allclose(said.reconstruction, wanted.reconstruction, atol=1e-5)
-    assert (model.description.preset, model.description.class_names) == ("sabour2017", run.class_names)
-    assert [path.name for path in onnx_file.parent.iterdir()] == ["model.onnx"]
 
 
 def test_a_torch_program(cli: Cli, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,31 +33,6 @@ def test_a_torch_program(cli: Cli, run_folder: Path, tmp_path: Path, monkeypatch
     assert (result.code, result.out) == (2, "")
     assert "x.pt2 was not written: its lengths would differ by " in result.err
     assert {path.name for path in tmp_path.iterdir()} == {"copy"}
-
-
-def test_which_network_is_written_where(
-    cli: Cli, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written: list[tuple[Any, ...]] = []
-
-    def write(model: Any, path: Path, *more: Any) -> Agreement:
-        """The writing itself, which takes seconds, is left out."""
-        written.append((model, path, *more))
-        path.touch()
-        return Agreement(32, (1, 32), 1e-7, None)
-
-    monkeypatch.setattr("torchcaps.export.export_onnx", write)
-    monkeypatch.setattr("torchcaps.export.export_program", write)
-    copy = shutil.copytree(run_folder, tmp_path / "copy")
-    for options in ([], ["--format", "torch"], ["--which", "last", "--out", "here.onnx"]):
-        assert cli("export", copy, *options).code == 0
-    assert [call[1] for call in written] == [copy / "model.onnx", copy / "model.pt2", Path("here.onnx")]
-    for (model, *_), which in zip(written, ("best", "best", "last"), strict=True):
-        wanted = load_run(copy, which).model.state_dict()  # type: ignore[arg-type]
-        assert all(torch.equal(value, wanted[name]) for name, value in model.state_dict().items())
-    result = cli("export", run_folder / "best", "--out", "x.onnx")
-    assert "Compared with the network on 32 random images (" in result.out
-    assert "does not say what it was trained on" in result.out
 
 
 def test_a_folder_to_pass_on(cli: Cli, run_folder: Path, digit_file: Path, tmp_path: Path) -> None:

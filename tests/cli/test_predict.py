@@ -19,7 +19,6 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from PIL import Image
 
 from torchcaps.analysis import load_image, predict
-from torchcaps.cli.look import split_words
 from torchcaps.datasets import Preparation, get_max_megapixels
 from torchcaps.export import OnnxModel
 from torchcaps.files import read_json, write_json
@@ -65,36 +64,18 @@ def test_class_and_lengths_of_each_file(cli: Cli, run_folder: Path, digit_file: 
         assert line.split()[:2] == [name, f"{length:.3f}"]
 
 
-def test_ink_on_paper_is_turned(cli: Cli, run_folder: Path, digit_file: Path, tmp_path: Path) -> None:
-    with Image.open(digit_file) as image:
-        Image.fromarray(255 - np.asarray(image)).save(tmp_path / "ink.png")
-    light, found, said, ink, inverted = (
-        json.loads(cli("predict", run_folder, *arguments, "--json").out)[0]["lengths"]
-        for arguments in (
-            [digit_file],
-            ["ink.png"],
-            ["ink.png", "--invert"],
-            ["ink.png", "--prepare", "none"],
-            ["ink.png", "--prepare", "none", "--invert"],
-        )
-    )
-    assert light == found == said == inverted != ink
-
-
-@pytest.mark.parametrize("fit", ["stretch", "pad"])
-def test_image_files_are_brought_to_size_as_the_runs_images_were(
-    cli: Cli, run_folder: Path, wide_file: Path, tmp_path: Path, fit: str
+def test_image_files_are_brought_to_size_as_the_runs(
+    cli: Cli, run_folder: Path, wide_file: Path, tmp_path: Path
 ) -> None:
     copy = shutil.copytree(run_folder, tmp_path / "copy")
     about = read_json(copy / "best/classes.json", "list of classes")
-    write_json(copy / "best/classes.json", about | {"fit": fit})
     for words in (["predict", copy, wide_file], ["perturb", copy, "--image", wide_file, "--figure", "x.png"]):
-        own, padded, stretched = (
-            cli(*words, "--json", "--prepare", "none", *options).out
-            for options in ((), ("--fit", "pad"), ("--fit", "stretch"))
-        )
-        assert own == (padded if fit == "pad" else stretched)
-        assert padded != stretched
+        said = {}
+        for fit in ("pad", "stretch"):
+            write_json(copy / "best/classes.json", about | {"fit": fit})
+            said[fit] = cli(*words, "--json", "--prepare", "none").out
+            assert said[fit] == cli(*words, "--json", "--prepare", "none", "--fit", fit).out
+        assert said["pad"] != said["stretch"]
 
 
 def test_a_folder_becomes_a_table_and_a_bad_file_spoils_no_other(
@@ -122,22 +103,19 @@ def test_a_folder_becomes_a_table_and_a_bad_file_spoils_no_other(
     assert cli("predict", run_folder, "scans").err.startswith("Error: 2 of 4 images cannot be read:\n  ")
 
 
-# ---- an ONNX file
-
-
-@pytest.mark.parametrize("options", [[], ["--prepare", "none", "--invert", "--fit", "stretch"]])
-def test_an_onnx_file_says_what_the_run_says(
-    cli: Cli, run_folder: Path, onnx_file: Path, digit_file: Path, wide_file: Path, options: list[str]
+def test_an_onnx_file_says_the_same(
+    cli: Cli, run_folder: Path, onnx_file: Path, digit_file: Path, wide_file: Path
 ) -> None:
-    arguments = [digit_file, wide_file, *options]
-    by_run, by_file = (cli("predict", network, *arguments) for network in (run_folder, onnx_file))
-    assert (by_file.code, by_file.err) == (0, "")
-    assert by_file == by_run
-    by_run, by_file = (json.loads(cli("predict", n, *arguments, "--json").out) for n in (run_folder, onnx_file))
-    for ours, theirs in zip(by_file, by_run, strict=True):
-        assert [ours[key] for key in ("class", "prepared")] == [theirs[key] for key in ("class", "prepared")]
-        np.testing.assert_allclose(list(ours["lengths"].values()), list(theirs["lengths"].values()), atol=1e-5)
-    assert by_file[0]["lengths"] != by_file[1]["lengths"]
+    for options in ([], ["--prepare", "none", "--invert", "--fit", "stretch"]):
+        words = [digit_file, wide_file, *options]
+        by_file = cli("predict", onnx_file, *words)
+        assert (by_file.code, by_file.err) == (0, "")
+        assert by_file == cli("predict", run_folder, *words)
+        pair = [json.loads(cli("predict", network, *words, "--json").out) for network in (onnx_file, run_folder)]
+        for ours, theirs in zip(*pair, strict=True):
+            assert ours["prepared"] == theirs["prepared"]
+            np.testing.assert_allclose(list(ours["lengths"].values()), list(theirs["lengths"].values()), atol=1e-5)
+        assert pair[0][0]["lengths"] != pair[0][1]["lengths"]
 
 
 def test_an_onnx_file_needs_no_torch(cli: Cli, onnx_file: Path, digit_file: Path, environment: dict[str, str]) -> None:
@@ -159,13 +137,8 @@ def test_errors_of_an_onnx_file_and_its_images(cli: Cli, run_folder: Path, onnx_
         by_run, by_file = (cli("predict", network, name) for network in (run_folder, onnx_file))
         assert (by_file.code, by_file.out, by_file.err.count("\n"), name in by_file.err) == (2, "", 1, True)
         assert by_file == by_run
-    Path("half.onnx").write_bytes(onnx_file.read_bytes()[:1000])
-    assert "half.onnx is damaged or no ONNX file" in cli("predict", "half.onnx", digit_file).err
     said = cli("predict", onnx_file, digit_file, "--which", "last").err
     assert "--which is for a run folder, not for an ONNX file" in said
-
-
-# ---- other networks
 
 
 def test_without_a_run_the_shipped_network_predicts(
@@ -197,14 +170,10 @@ def test_a_repository_of_the_hub_is_a_run(
     result = cli("predict", "someone/letters", digit_file)
     assert (result.code, result.err) == (0, "")
     assert result == cli("predict", folder, digit_file)
-    assert "  d  0." in result.out
     judged = cli("evaluate", "someone/letters")
     assert "someone/letters does not say what it was trained on; name a data set with --data" in judged.err
-    # what is made of it goes into the folder one is in
     assert cli("perturb", "someone/letters", "--image", digit_file).code == 0
-    assert cli("export", "someone/letters", "--format", "torch").code == 0
-    assert Path("perturbation.png").exists()
-    assert Path("model.pt2").exists()
+    assert Path("perturbation.png").exists(), "what is made of it goes into the folder one is in"
     for command in ("predict", "evaluate", "explore"):
         result = cli(command, "someone/else", *([digit_file] if command == "predict" else []))
         assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
@@ -213,39 +182,23 @@ def test_a_repository_of_the_hub_is_a_run(
     assert cli("evaluate", "someone/letters").err == f"Error: there is no run folder {Path('someone/letters')}\n"
 
 
-def test_the_first_word_is_a_run_if_it_is_one(run_folder: Path, digit_file: Path) -> None:
-    for network in (run_folder, run_folder / "best", Path("gone.ONNX"), Path("someone/net-1.5")):
-        assert split_words([network, digit_file, digit_file]) == (network, [digit_file, digit_file])
-    assert split_words([digit_file, run_folder]) == (None, [digit_file, run_folder])
-
-
-# ---- photos
-
-
-def test_a_photo_is_prepared_and_what_was_changed_is_said(
-    cli: Cli, run_folder: Path, digit_file: Path, photo_file: Path
-) -> None:
+def test_a_photo_is_prepared_and_it_is_said(cli: Cli, run_folder: Path, digit_file: Path, photo_file: Path) -> None:
     photo, digit = json.loads(cli("predict", run_folder, photo_file, digit_file, "--json").out)
     assert digit["prepared"] == []
     changes = photo["prepared"]
     assert changes[0] == "dark ink turned light"
     assert changes[1].endswith("pixels cut out of 200×300")
-    assert changes[2].startswith("uneven light flattened (1 to 1.")
-    assert abs(np.subtract(list(photo["lengths"].values()), list(digit["lengths"].values()))).max() < 0.05
-    assert f"  prepared: {'; '.join(changes)}" in cli("predict", run_folder, photo_file).out.splitlines()
+    told = cli("predict", run_folder, photo_file, "--figure", "seen.png").out.splitlines()
+    assert f"  prepared: {'; '.join(changes)}" in told
     (unprepared,) = json.loads(cli("predict", run_folder, photo_file, "--prepare", "none", "--json").out)
     assert unprepared["prepared"] == []
-    assert unprepared["lengths"] != photo["lengths"]
-    traces = [
-        cli("routing", run_folder, "--image", photo_file, "--json", "--figure", "x.png", *options).out
-        for options in ([], ["--prepare", "none"])
-    ]
-    assert traces[0] != traces[1]
+    alike = np.corrcoef([list(each["lengths"].values()) for each in (digit, photo, unprepared)])[0]
+    assert alike[1] > 0.95 > alike[2]
+    words = ("routing", run_folder, "--image", photo_file, "--json", "--figure", "x.png")
+    assert cli(*words).out != cli(*words, "--prepare", "none").out
 
 
-def test_a_photo_without_a_drawing_is_unsure_and_other_networks_prepare_nothing(
-    cli: Cli, run_folder: Path, photo_file: Path
-) -> None:
+def test_no_drawing_is_unsure_and_other_networks_prepare_nothing(cli: Cli, run_folder: Path, photo_file: Path) -> None:
     Image.new("RGB", (60, 40), "white").save("empty.png")
     (said,) = json.loads(cli("predict", run_folder, "empty.png", "--json").out)
     assert (said["prepared"], said["unsure"][0]) == (["no drawing found"], "no drawing found")
@@ -253,33 +206,6 @@ def test_a_photo_without_a_drawing_is_unsure_and_other_networks_prepare_nothing(
     plain, none = (cli("predict", "net", photo_file, *options) for options in ([], ["--prepare", "none"]))
     assert (plain, "prepared" in plain.out) == (none, False)
     assert cli("predict", "net", photo_file, "--fit", "stretch").code == 0
-
-
-def test_a_figure_shows_what_the_network_sees(
-    cli: Cli, run_folder: Path, onnx_file: Path, photo_file: Path, digit_file: Path
-) -> None:
-    for network in (run_folder, onnx_file):
-        done = cli("predict", network, photo_file, digit_file, "--figure", "seen.png")
-        assert (done.code, done.out.splitlines()[-1]) == (0, "wrote seen.png")
-        with Image.open("seen.png") as figure:
-            assert figure.width > figure.height > 400
-        Path("seen.png").unlink()
-    done = cli("predict", run_folder, *[digit_file] * 101, "--figure", "seen.png")
-    assert (done.code, done.out) == (2, "")
-    assert "--figure draws at most 100 images, got 101" in done.err
-
-
-def test_answers_beyond_what_is_usual_are_unsure(cli: Cli, run_folder: Path, digit_file: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(run_folder, tmp_path / "run"))
-    about = read_json(run / "best/classes.json", "list of classes")
-    for usual, number in (({"score": 1, "distance": 0}, 2), ({"score": 0, "distance": 0}, 1), ({"score": 0}, 0)):
-        about["calibration"] = {"distance": 1000, "images": 100} | usual
-        write_json(run / "best/classes.json", about)
-        (said,) = json.loads(cli("predict", run, digit_file, "--json").out)
-        beyond = [reason for reason in said["unsure"] if reason.endswith("the bound of 99 % of the validation images")]
-        assert len(beyond) == number
-        out = cli("predict", run, digit_file).out
-        assert (f"  unsure: {'; '.join(said['unsure'])}" in out.splitlines()) == bool(said["unsure"])
 
 
 def test_what_is_known_of_the_images_goes_with_the_network(
@@ -290,9 +216,6 @@ def test_what_is_known_of_the_images_goes_with_the_network(
     assert run.images == saved.images
     assert run.images.preparation == Preparation(centre="box")
     assert run.images.calibration == OnnxModel(onnx_file).description.calibration
-    assert run.images.calibration is not None
-    assert run.images.calibration.images == 100
-    assert "bring photos of a drawing to that form" in Path("saved/README.md").read_text()
     assert cli("predict", "saved", photo_file) == cli("predict", run_folder, photo_file)
     # and is kept where the plugin of the run's data set is not loaded
     copy = Path(shutil.copytree(run_folder, tmp_path / "copy"))
@@ -306,9 +229,6 @@ def test_what_is_known_of_the_images_goes_with_the_network(
         assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
         assert f"{Path('saved/classes.json')} is damaged" in done.err
         assert f"{next(iter(entry))} must have" in done.err
-
-
-# ---- image files
 
 
 def test_an_image_too_large_for_the_limit(cli: Cli, onnx_file: Path, digit_file: Path, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from torchcaps.errors import InputError
 
 MakeSet = Callable[..., ImageSet]
 KEY = (3, 1, 4)
-ALL = {"max_shift": 1, "crop": 4, "flip": True, "brightness": 0.2, "contrast": 0.5}
 
 
 def drawn(n: int = 4000, **options: Any) -> Changes:
@@ -41,39 +40,24 @@ def test_every_number_is_uniform_in_its_range() -> None:
     for name in ("brightness", "contrast"):
         assert_uniform(getattr(drawn(**{name: 0.8}), name), 0, 0.8)
     linear = drawn(max_rotation=20.0, max_scaling=0.3).linear
-    assert linear is not None
     angles, factors = torch.atan2(linear[:, 0, 1], linear[:, 0, 0]).rad2deg(), linear.det().sqrt()
     assert_uniform(angles, 0, 20)
     assert_uniform(factors, 1, 0.3)
     assert torch.corrcoef(torch.stack([angles, factors]))[0, 1].abs() < 0.06
     flips = drawn(flip=True).flips
-    assert flips is not None
     assert set(flips.tolist()) == {0, 1}
     assert 1850 < int(flips.sum()) < 2150
     corners = drawn(crop=5).corners  # of 9×7: 5 by 3 places
     counts = (corners[:, 0] * 3 + corners[:, 1]).bincount()
     assert len(counts) == 15
-    assert counts.min() > 190  # 267 expected, 16 a standard deviation
-    assert counts.max() < 345
-
-
-def test_turning_and_scaling_alone() -> None:
-    turned, scaled = drawn(max_rotation=0.5).linear, drawn(max_scaling=0.5).linear
-    assert turned is not None
-    assert scaled is not None
-    assert (turned.det() - 1).abs().max() < 1e-6
-    assert (turned[:, 0, 1] != 0).all()
-    assert scaled[:, 0, 1].count_nonzero() == 0
-    assert (scaled[:, 0, 0] - scaled[:, 1, 1]).abs().max() == 0
+    assert 190 < counts.min() <= counts.max() < 345  # 267 expected, 16 a standard deviation
 
 
 def test_each_change_is_the_same_whatever_else_is_done() -> None:
     assert drawn().corners.count_nonzero() == 0
     assert drawn()[1:] == (None,) * 4
     together = drawn(brightness=0.2, contrast=0.5, max_shift=2, flip=True, max_rotation=9.0)
-    assert together.brightness is not None
-    assert together.contrast is not None
-    assert torch.equal(drawn(brightness=0.2).brightness, together.brightness)  # type: ignore[arg-type]
+    assert torch.equal(drawn(brightness=0.2).brightness, together.brightness)
     assert torch.equal(drawn(max_shift=2).corners, together.corners)
     # and none is another one in disguise
     assert torch.corrcoef(torch.stack([together.brightness, together.contrast]))[0, 1].abs() < 0.06
@@ -135,32 +119,18 @@ def test_mirrored_and_cropped_batches(make_set: MakeSet) -> None:
         assert torch.equal(got[i], (wanted.flip(-1) if changes.flips[i] else wanted) / 255)
 
 
-def test_brightness_and_contrast_in_batches(make_set: MakeSet) -> None:
-    got, images, changes = one_batch(make_set(20, (3, 6, 7)), brightness=0.3, contrast=0.8)
-    assert changes.brightness is not None
-    assert changes.contrast is not None
-    plain = images.double() / 255
-    mean = plain.mean((2, 3), keepdim=True)
-    change, added = (each.double()[:, None, None, None] for each in (changes.contrast, changes.brightness))
-    assert (got - ((plain - mean) * (1 + change) + mean + added).clamp(0, 1)).abs().max() < 1e-6
-    assert got.dtype == torch.float32
-
-
-@pytest.mark.parametrize("options", [ALL, ALL | {"max_rotation": 20.0, "max_scaling": 0.1}])
-def test_shares_epochs_and_resumed_batches_agree_with_everything_on(make_set: MakeSet, options: dict[str, Any]) -> None:
-    images = make_set(37, (2, 6, 6))
-
-    def load(**more: int) -> BatchLoader:
-        return BatchLoader(images, 12, shuffle=True, seed=7, augmentation=Augmentation(**options), **more)
-
-    whole = list(load().batches(2))
-    shares = [list(load(rank=rank, world_size=3).batches(2)) for rank in range(3)]
-    assert [len(share[-1].images) for share in shares] == [0, 0, 1]  # one may have no share of a small last batch
-    for number, batch in enumerate(whole):
-        assert torch.equal(torch.cat([share[number].images for share in shares]), batch.images)
-    for resumed, batch in zip(load().batches(2, start=2), whole[2:], strict=True):
-        assert torch.equal(resumed.images, batch.images)
-    assert not torch.equal(next(iter(load().batches(3))).images, whole[0].images)
+def test_shares_epochs_and_resumed_batches_agree_with_everything_on(make_set: MakeSet) -> None:
+    images, still = make_set(37, (2, 6, 6)), {"max_shift": 1, "crop": 4, "flip": True, "brightness": 0.2}
+    for options in (still | {"contrast": 0.5}, still | {"max_rotation": 20.0, "max_scaling": 0.1}):
+        how: dict[str, Any] = {"shuffle": True, "seed": 7, "augmentation": Augmentation(**options)}
+        whole = list(BatchLoader(images, 12, **how).batches(2))
+        shares = [list(BatchLoader(images, 12, rank=rank, world_size=3, **how).batches(2)) for rank in range(3)]
+        assert [len(share[-1].images) for share in shares] == [0, 0, 1]  # one may have no share of a small last batch
+        for number, batch in enumerate(whole):
+            assert torch.equal(torch.cat([share[number].images for share in shares]), batch.images)
+        for resumed, batch in zip(BatchLoader(images, 12, **how).batches(2, start=2), whole[2:], strict=True):
+            assert torch.equal(resumed.images, batch.images)
+        assert not torch.equal(next(iter(BatchLoader(images, 12, **how).batches(3))).images, whole[0].images)
 
 
 def test_parts_go_where_their_image_goes(make_set: MakeSet) -> None:
@@ -179,21 +149,12 @@ def test_parts_go_where_their_image_goes(make_set: MakeSet) -> None:
 
 
 def test_changes_that_cannot_be(make_set: MakeSet) -> None:
-    for options in (
-        {"brightness": -0.1},
-        {"brightness": float("nan")},
-        {"contrast": 1.5},
-        {"max_rotation": 181.0},
-        {"fill": "mean"},
-        {"max_scaling": 1.0},
-    ):
-        with pytest.raises(InputError, match=next(iter(options))):
-            Augmentation(**options)  # type: ignore[arg-type]
+    wrong = {"brightness": -0.1, "contrast": 1.5, "max_rotation": 181.0, "fill": "mean", "max_scaling": 1.0}
+    for name, value in wrong.items():
+        with pytest.raises(InputError, match=name):
+            Augmentation(**{name: value})
     for option in ("brightness", "contrast"):
         with pytest.raises(InputError, match="brightness and contrast are for images of one object, got 2 an image"):
             one_batch(fixed_pairs(make_set(12)), **{option: 0.1})
-
-
-def test_images_may_be_made_very_small(make_set: MakeSet) -> None:
     got, *_ = one_batch(make_set(40, (1, 28, 28)), max_scaling=0.99999999, max_shift=20)
-    assert ((got >= 0) & (got <= 1)).all()
+    assert ((got >= 0) & (got <= 1)).all(), "very small they may be made"

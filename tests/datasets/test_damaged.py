@@ -18,7 +18,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from torchcaps.datasets import load_dataset, read_image
-from torchcaps.datasets.reading import one_sentence, read_binary
+from torchcaps.datasets.reading import read_binary
 from torchcaps.datasets.sources.affnist import read_originals
 from torchcaps.errors import InputError
 
@@ -133,20 +133,3 @@ def test_why_numbers_are_refused(tmp_path: Path) -> None:
         assert str(raised.value).startswith(said)
     (tmp_path / "b").write_bytes(b"head" + struct.pack("<3i", 1, -2, 3))
     assert read_binary(tmp_path / "b", "numbers", b"head", (3,), "<i4").tolist() == [1, -2, 3]
-
-
-def test_errors_become_one_sentence_and_warnings_nothing() -> None:
-    def fail(error: Exception) -> None:
-        with one_sentence("a file is broken"):
-            warnings.warn("deprecated", DeprecationWarning, stacklevel=1)
-            raise error
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for error, says in (
-            (RuntimeError("two\nlines"), r"^a file is broken: two lines$"),
-            (KeyError("x"), r"^a file is broken: it has no 'x'$"),
-            (InputError("as it is"), r"^as it is$"),
-        ):
-            with pytest.raises(InputError, match=says):
-                fail(error)

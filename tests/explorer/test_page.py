@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,7 +65,8 @@ def open_page(browser: Browser, errors: list[str]) -> Iterator[Callable[..., Pag
     contexts: list[Any] = []
     requests: list[str] = []
 
-    def open_it(address: str, width: int = 1280, height: int = 900, **options: Any) -> Page:
+    def open_it(address: str, width: int = 1280, height: int = 900, *, fresh: bool = False, **options: Any) -> Page:
+        """A page whose image was cleared and whose tour was seen; a fresh one as who comes first has it."""
         context = browser.new_context(viewport={"width": width, "height": height}, **options)
         context.set_default_timeout(WAIT)
         contexts.append(context)
@@ -74,8 +74,13 @@ def open_page(browser: Browser, errors: list[str]) -> Iterator[Callable[..., Pag
         context.on("weberror", lambda error: errors.append(str(error.error)))
         context.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
         page = context.new_page()
+        if not fresh:
+            page.add_init_script("localStorage.setItem('torchcaps-tour', 'seen')")
         page.goto(address)
         page.locator(".bar").first.wait_for()
+        if not fresh and "#" not in address and page.evaluate("networks[0].images && !learning"):
+            settle(page)
+            page.get_by_role("button", name="Clear").click()
         return page
 
     yield open_it
@@ -129,14 +134,33 @@ def message(page: Page) -> str:
     return page.locator(".message").inner_text()
 
 
-def test_a_stroke_is_judged_changed_undone_and_downloaded(
-    open_page: Callable[..., Page], address: str, tmp_path: Path
+def test_it_opens_with_a_digit_that_moves_and_a_tour_that_is_remembered(
+    open_page: Callable[..., Page], address: str
 ) -> None:
+    page = open_page(address, height=800, fresh=True)
+    settle(page)
+    page.locator(".slider.sweeping").wait_for()
+    assert page.get_by_role("button", name="Undo").is_disabled()
+    outlined = []
+    for _ in range(4):
+        outlined.append(page.locator(".toured").get_attribute("class").split()[0])
+        page.get_by_role("button", name="Next").click()
+    assert outlined == ["capsules", "components", "decoded", "routing"]
+    assert page.locator(".tour li").count() == 3
+    page.get_by_role("button", name="Done").click()
+    assert page.evaluate("document.documentElement.scrollHeight") <= 800  # all panels are in sight
+    page.reload()
+    settle(page)
+    assert page.locator(".tour").is_hidden()
+    page.get_by_role("button", name="Tour").click()
+    assert page.locator(".tour").is_visible()
+
+
+def test_a_stroke_is_judged_undone_and_downloaded(open_page: Callable[..., Page], address: str, tmp_path: Path) -> None:
     page = open_page(address)
     assert page.locator(".verdict").inner_text() == "Draw, upload or pick an image."
     assert pixels(page, ".drawing").max() == pixels(page, ".whole").max() == 0
-    for control in (page.get_by_role("button", name="Copy link"), page.get_by_role("button", name="Undo")):
-        assert control.is_disabled()
+    assert page.get_by_role("button", name="Copy link").is_disabled()
     draw(page)
     assert page.locator(".verdict strong").inner_text() == "3"
     lengths = [float(text) for text in page.locator(".bar .number").all_inner_texts()]
@@ -181,17 +205,16 @@ def test_sliders_sweeps_and_iterations_redraw(open_page: Callable[..., Page], ad
     page = open_page(address)
     pick(page, 7)
     alone, image = pixels(page, ".whole")[..., 0] / 255, pixels(page, ".drawing")[..., 0] / 255
-    page.get_by_label("Overlay on the image").check()
+    page.get_by_label("Overlay").check()
     wanted = image[..., None] * [255, 128, 0] + alone[..., None] * [51, 153, 255]
     np.testing.assert_allclose(pixels(page, ".whole"), wanted.clip(0, 255), atol=1.5)
-    page.get_by_label("Overlay on the image").uncheck()
+    page.get_by_label("Overlay").uncheck()
     before = picture(page)
     for k in range(16):
         page.get_by_role("slider", name=f"Component {k}", exact=True).press("End")
     settle(page)
     assert picture(page) != before
     assert "changed by the sliders" in page.locator(".source").inner_text()
-    assert "Squashing keeps every capsule of an image shorter than 1" in page.locator(".source").inner_text()
     page.get_by_role("button", name="Reset sliders").click()
     settle(page)
     assert picture(page) == before
@@ -202,16 +225,13 @@ def test_sliders_sweeps_and_iterations_redraw(open_page: Callable[..., Page], ad
     while button.get_attribute("aria-pressed") == "true":
         values.add(round(float(slider.input_value()), 1))
     settle(page)
-    assert {-0.4, 0.0, 0.4} <= values
+    assert min(values) <= -0.4 < 0.4 <= max(values)
     assert (slider.input_value(), picture(page)) == (start, before)
 
     last, control = picture(page, ".maps .present canvas"), page.get_by_label("Iteration", exact=True)
     page.get_by_role("button", name="Play").click()
-    assert page.locator(".transport output").inner_text() == "iteration 1 of 3"
     uniform = pixels(page, ".maps .present canvas")
     assert (uniform == uniform[0, 0]).all()
-    while float(control.input_value()) < 3:
-        pass
     page.get_by_text("iteration 3 of 3").wait_for()
     assert picture(page, ".maps .present canvas") == last
     control.fill("2")
@@ -232,19 +252,17 @@ GIVE = """([kind, holder, name, type, bytes]) => {
 }"""
 
 
-def test_files_are_read_and_broken_ones_refused_in_a_sentence(
-    open_page: Callable[..., Page], address: str, tmp_path: Path, errors: list[str]
+def test_files_are_read_and_broken_ones_refused(
+    open_page: Callable[..., Page], address: str, errors: list[str]
 ) -> None:
     page = open_page(address)
     upload = page.get_by_label("Upload image")
     upload.set_input_files({"name": "holiday.png", "mimeType": "image/png", "buffer": b"\x89PNG and no more"})
-    assert message(page) == "“holiday.png” cannot be read as an image; PNG, JPEG, BMP, GIF, WebP and TIFF files can."
+    assert message(page).startswith("“holiday.png” cannot be read as an image; ")
     image = np.zeros((28, 28), np.uint8)
     image[5:23, 13:16] = 250
-    buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, "PNG")
     for kind, holder in (("paste", "clipboardData"), ("drop", "dataTransfer")):
-        page.evaluate(GIVE, [kind, holder, f"{kind}.png", "image/png", list(buffer.getvalue())])
+        page.evaluate(GIVE, [kind, holder, f"{kind}.png", "image/png", list(png(image))])
         page.get_by_text(f"{kind}.png.").wait_for()
         settle(page)
         np.testing.assert_array_equal(pixels(page, ".drawing")[..., 0], image)
@@ -253,16 +271,14 @@ def test_files_are_read_and_broken_ones_refused_in_a_sentence(
 
     paper = np.full((300, 400), 210, np.uint8)
     paper[60:180, 100:112] = 40
-    Image.fromarray(paper).save(tmp_path / "photo.png")
-    upload.set_input_files(tmp_path / "photo.png")
+    photo = {"name": "photo.png", "mimeType": "image/png", "buffer": png(paper)}
+    upload.set_input_files(photo)
     page.get_by_text("The network sees it prepared: dark ink turned light;").wait_for()
     settle(page)
-    seen = pixels(page, ".drawing")[..., 0]
-    assert seen[5:23, 13:15].max(1).min() > 100
-    assert seen[:, :8].max() == seen[:, 20:].max() == 0
+    assert pixels(page, ".drawing")[:, :8].max() == 0
     assert page.locator(".original img").evaluate("image => image.naturalWidth") == 400
     page.get_by_label("Prepare photos").uncheck()
-    upload.set_input_files(tmp_path / "photo.png")
+    upload.set_input_files(photo)
     page.locator(".original").wait_for(state="hidden")
     settle(page)
     assert pixels(page, ".drawing").min() > 20
@@ -272,8 +288,13 @@ def test_files_are_read_and_broken_ones_refused_in_a_sentence(
     page.route("**/ask/*", lambda route: route.fulfill(status=500, body="Traceback"))
     page.get_by_role("button", name="Random").click()
     page.get_by_text("The explorer does not answer.").wait_for()
-    assert "Traceback" not in page.locator("body").inner_text()
     assert "500" in errors.pop()
+
+
+def png(image: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def shown(page: Page) -> tuple[Any, ...]:
@@ -299,12 +320,11 @@ def test_a_link_brings_everything_back(open_page: Callable[..., Page], address: 
     other = open_page(link)
     settle(other)
     assert shown(other) == drawn
-    other.get_by_label("Keep the chosen capsule").check()
     pick(other, 12)
+    other.get_by_role("radio", name="5, length").check()
     other.get_by_role("slider", name="Component 1", exact=True).press("Home")
     settle(other)
     picked = shown(other)
-    assert picked[3] == "5", "it is pinned"
     other.get_by_role("button", name="Copy link").click()
     assert "#test=12&class=5&pose=" in other.url
     page.goto(other.url)  # in the same tab, where only what follows the # changes
@@ -315,46 +335,35 @@ def test_a_link_brings_everything_back(open_page: Callable[..., Page], address: 
 
     for broken, sentence in (
         ("test=x", "Give the number of a test image"),
-        ("pixels=AAAA", "The link is for another network"),
         ("pixels=%", "The link is broken: its image was cut."),
         ("test=1&class=z", "The link names the class “z”, which this network has not."),
-        ("test=1&pose=1,x", "The link is broken: its components are no numbers."),
         ("test=1&pose=1,2", "The link has 2 components, but a capsule of this network has 16."),
     ):
         page.goto(f"{address}#{broken}")
         page.get_by_text(sentence).wait_for()
 
 
-def test_two_networks_side_by_side(open_page: Callable[..., Page], address: str) -> None:
-    cnn = Explorer(small_network("baseline-cnn", 10, (1, 28, 28)), name="cnn")
-    other = Explorer(small_network("sabour2017", 10, (1, 28, 28), num_iterations=1), name="one iteration")
-    for second in (cnn, other):
-        first = Explorer(small_network("sabour2017", 10, (1, 28, 28)), name="three", images=shipped_images())
-        with served(first, second) as beside:
-            page = open_page(beside)
-            pick(page, 7)
-            answers = page.locator(".answer")
-            assert answers.count() == 2
-            said = [first.look(shipped_images().images[7].numpy()), second.look(shipped_images().images[7].numpy())]
-            for answer, view in zip(answers.all(), said, strict=True):
-                assert answer.locator(".said strong").inner_text() == str(view.present[0])
-                bars = [float(text) for text in answer.locator(".thin div > span:last-child").all_inner_texts()]
-                np.testing.assert_allclose(bars, view.scores, atol=0.006)
-            page.get_by_role("radio", name=second.name).check()
-            settle(page)
-            if second is cnn:
-                why = "A convolutional network has no capsules; choose the other network."
-                assert page.locator("#components-help").inner_text() == why
-                assert page.locator(".routing .what").inner_text() == why
-                assert page.locator(".source").is_hidden()
-                assert page.get_by_role("button", name="Reset sliders").is_disabled()
-                assert answers.nth(1).locator("canvas").count() == 0
-            else:
-                assert page.locator(".transport").is_hidden()
-                assert page.locator(".maps canvas").count() == 10
-            page.get_by_role("radio", name="three").check()
-            settle(page)
-            assert page.get_by_text("iteration 3 of 3").is_visible()
+def test_two_networks_side_by_side(open_page: Callable[..., Page]) -> None:
+    image = shipped_images().images[7].numpy()
+    first = Explorer(small_network("sabour2017", 10, (1, 28, 28)), name="three", images=shipped_images())
+    second = Explorer(small_network("baseline-cnn", 10, (1, 28, 28)), name="cnn")
+    with served(first, second) as beside:
+        page = open_page(beside)
+        pick(page, 7)
+        answers = page.locator(".answer").all()
+        for answer, view in zip(answers, (first.look(image), second.look(image)), strict=True):
+            assert answer.locator(".said strong").inner_text() == str(view.present[0])
+            bars = [float(text) for text in answer.locator(".thin div > span:last-child").all_inner_texts()]
+            np.testing.assert_allclose(bars, view.scores, atol=0.006)
+        page.get_by_role("radio", name="cnn").check()
+        settle(page)
+        why = "A convolutional network has no capsules; choose the other network."
+        assert page.locator("#components-help").inner_text() == page.locator(".routing .what").inner_text() == why
+        assert page.locator(".source").is_hidden()
+        assert page.get_by_role("button", name="Reset sliders").is_disabled()
+        page.get_by_role("radio", name="three").check()
+        settle(page)
+        assert page.get_by_text("iteration 3 of 3").is_visible()
 
 
 def test_a_network_is_watched_while_it_learns(open_page: Callable[..., Page], tmp_path: Path) -> None:
@@ -365,26 +374,20 @@ def test_a_network_is_watched_while_it_learns(open_page: Callable[..., Page], tm
         page = open_page(address)
         page.get_by_text("The training begins.").wait_for()
         before = picture(page, ".pupil:nth-child(4) .drawn")
-        pick(page, 3)
-        verdict = page.locator(".bar .number").all_inner_texts()
         summary = train(config, tmp_path / "run", figures=False, progress=learning)
-        page.get_by_text("The network is learning.").wait_for()
         page.get_by_text("epoch 3 of 3").wait_for()
         learning.end(load_run(tmp_path / "run"), summary["test"]["best"]["accuracy"])
         page.get_by_text("Trained:").wait_for()
-        settle(page)
         assert page.locator(".network").inner_text().startswith("sabour2017: trained on ")
-        assert page.locator(".accuracies").inner_text().split("\n") == ["100 %", "50 %", "0 %"]
         largest, half, none = map(float, page.locator(".losses span").all_inner_texts())
         assert largest == pytest.approx(max(loss for _, loss in learning.numbers()["loss"]), abs=0.006)
         assert (half, none) == (pytest.approx(largest / 2, abs=0.011), 0)
-        assert page.locator(".steps span").all_inner_texts() == ["0", f"{learning.numbers()['steps']} steps"]
         assert picture(page, ".pupil:nth-child(4) .drawn") != before
-        assert page.locator(".bar .number").all_inner_texts() != verdict
         assert page.locator(".pupil").count() == 10
-        assert page.locator(".learning .accuracy").inner_text().endswith(" %")
-        assert len(str(page.locator(".lossline").get_attribute("points")).split()) == learning.numbers()["steps"]
-        assert len(str(page.locator(".accuracyline").get_attribute("points")).split()) == 3
+        steps = learning.numbers()["steps"]
+        assert page.locator(".steps span").all_inner_texts() == ["0", f"{steps} steps"]
+        for line, points in ((".lossline", steps), (".accuracyline", 3)):
+            assert len(str(page.locator(line).get_attribute("points")).split()) == points
 
 
 def named_controls(page: Page) -> list[tuple[str, str]]:
@@ -398,9 +401,7 @@ def named_controls(page: Page) -> list[tuple[str, str]]:
     ]
 
 
-def test_a_digit_is_drawn_by_keyboard_alone_and_everything_is_named(
-    open_page: Callable[..., Page], address: str
-) -> None:
+def test_a_digit_is_drawn_by_keyboard_and_everything_is_named(open_page: Callable[..., Page], address: str) -> None:
     page = open_page(address, color_scheme="dark")
     for _ in range(3):  # the documentation, and what the panel shows, come first
         page.keyboard.press("Tab")
@@ -424,20 +425,11 @@ def test_a_digit_is_drawn_by_keyboard_alone_and_everything_is_named(
     assert not [role for role, name in controls if not name.strip()]
     names = {name.strip() for _, name in controls}
     assert {"Drawing area", "Undo", "Test image", "Pen width", *(f"Component {k}" for k in range(16))} < names
-    page.evaluate("document.querySelector('.slider input').removeAttribute('aria-label')")
-    assert [role for role, name in named_controls(page) if not name.strip()] == ["slider"]
-
-    helps = page.locator(".help:has(summary:visible)")
-    assert helps.count() == 5  # image, capsules, reconstruction, components, routing
     docs = Path(__file__).parents[2] / "docs"
-    project = tomllib.loads((docs.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    root = project["urls"]["Documentation"]
-    for each in page.locator(".help a").all():
-        link = str(each.get_attribute("href"))
-        assert link.startswith(root)
-        assert (docs / link.removeprefix(root).replace(".html", ".md").partition("#")[0]).exists()
-    helps.first.locator("summary").click()
-    helps.first.locator("p").wait_for()
+    links = [str(each.get_attribute("href")) for each in page.locator(".help a").all()]
+    pages = [link.partition("#")[0].rpartition("/")[2].replace(".html", ".md") for link in links]
+    assert pages
+    assert not [name for name in pages if not list(docs.rglob(name))]
 
 
 def test_a_phone_is_wide_enough_and_takes_one_finger(open_page: Callable[..., Page], address: str) -> None:
@@ -448,10 +440,8 @@ def test_a_phone_is_wide_enough_and_takes_one_finger(open_page: Callable[..., Pa
     fingers = page.context.new_cdp_session(page)
 
     def touch(kind: str, *places: tuple[float, float]) -> None:
-        points = [
-            {"id": n, "x": area["x"] + x * area["width"], "y": area["y"] + y * area["height"]}
-            for n, (x, y) in enumerate(places)
-        ]
+        places = tuple((area["x"] + x * area["width"], area["y"] + y * area["height"]) for x, y in places)
+        points = [{"id": n, "x": x, "y": y} for n, (x, y) in enumerate(places)]
         fingers.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
 
     touch("touchStart", (0.2, 0.2))
@@ -464,9 +454,6 @@ def test_a_phone_is_wide_enough_and_takes_one_finger(open_page: Callable[..., Pa
     assert ink[6:14, 5].min() > 100
     assert ink[:, 10:].max() == 0, "a second finger draws nothing"
     assert page.evaluate("document.documentElement.scrollWidth") == 390
-    sticking_out = """() => [...document.querySelectorAll('.explorer *')].filter((node) => node.checkVisibility()
-        && node.getBoundingClientRect().right > 390.5).map((node) => node.className || node.tagName)"""
-    assert page.evaluate(sticking_out) == []
     # the picture stays in sight while the last slider is moved
     slider = page.get_by_role("slider", name="Component 15", exact=True)
     slider.scroll_into_view_if_needed()
@@ -474,51 +461,24 @@ def test_a_phone_is_wide_enough_and_takes_one_finger(open_page: Callable[..., Pa
     settle(page)
     box = page.locator(".whole").bounding_box()
     assert box is not None
-    assert box["y"] >= 0
-    assert box["y"] + box["height"] <= 844
+    assert 0 <= box["y"] <= 844 - box["height"]
 
 
-def test_networks_that_lack_something_or_see_two_objects(open_page: Callable[..., Page]) -> None:
-    cnn = Explorer(small_network("baseline-cnn"), list("abcd"), no_images="There are no images: none.")
-    with served(cnn) as address:
-        page = open_page(address)
-        draw(page)
-        assert page.locator("#components-help").inner_text() == "A convolutional network has no capsules."
-        assert page.locator(".routing .what").inner_text() == "A convolutional network has no capsules."
-        assert "There are no images: none." in page.locator(".explorer").inner_text()
-        assert page.get_by_role("slider").count() == 1  # the pen's
-    with served(Explorer(small_network(num_classes=30, num_iterations=0))) as address:
-        page = open_page(address)
-        draw(page)
-        said = page.locator(".explorer").inner_text()
-        assert "Routing cannot be followed: num_iterations must be at least 1" in said
-        assert page.locator(".bar[data-class]:visible").count() == 20
-        assert pixels(page, ".whole").max() > 0
+def test_networks_that_see_two_objects(open_page: Callable[..., Page]) -> None:
     images = ImageSet(torch.full((1, 3, 18, 20), 90, dtype=torch.uint8), torch.tensor([[3, 1]]))
     network = small_network("sabour2017-multimnist", in_shape=(3, 18, 20))
     with served(Explorer(network, list("abcd"), images=images)) as address:
-        check_pairs(open_page(address))
-
-
-def check_pairs(page: Page) -> None:
-    """Two objects: each in its colour, both overlaid, and only the chosen one moved by the sliders."""
-    pick(page, 0)
-    assert "Its label is d and b." in page.locator(".label").inner_text()
-    first, second = page.locator(".apart figcaption").all_inner_texts()
-    assert page.locator(".verdict strong").inner_text() == f"{first} and {second}"
-    orange, blue = (pixels(page, f".apart figure:nth-child({n}) canvas") for n in (1, 2))
-    assert orange[..., 0].max() > orange[..., 2].max()
-    assert blue[..., 2].max() > blue[..., 0].max()
-    np.testing.assert_allclose(pixels(page, ".whole"), (orange + blue).clip(0, 255), atol=1)
-    assert page.locator("#components-heading").inner_text() == f"Components of capsule {first}"
-    page.get_by_role("radio", name=f"{second}, length").check()
-    page.get_by_role("slider", name="Component 2", exact=True).press("End")
-    page.get_by_role("slider", name="Component 3", exact=True).press("Home")
-    settle(page)
-    after = [pixels(page, f".apart figure:nth-child({n}) canvas") for n in (1, 2)]
-    np.testing.assert_array_equal(after[0], orange)
-    assert (after[1] != blue).any()
-    absent = next(name for name in "abcd" if name not in (first, second))
-    page.get_by_role("radio", name=f"{absent}, length").check()
-    settle(page)
-    assert page.locator(".apart figcaption").all_inner_texts() == [first, absent]
+        page = open_page(address)
+        pick(page, 0)
+        assert "Its label is d and b." in page.locator(".label").inner_text()
+        first, second = page.locator(".apart figcaption").all_inner_texts()
+        assert page.locator(".verdict strong").inner_text() == f"{first} and {second}"
+        orange, blue = (pixels(page, f".apart figure:nth-child({n}) canvas") for n in (1, 2))
+        np.testing.assert_allclose(pixels(page, ".whole"), (orange + blue).clip(0, 255), atol=1)
+        page.get_by_role("radio", name=f"{second}, length").check()
+        page.get_by_role("slider", name="Component 2", exact=True).press("End")
+        page.get_by_role("slider", name="Component 3", exact=True).press("Home")
+        settle(page)
+        after = [pixels(page, f".apart figure:nth-child({n}) canvas") for n in (1, 2)]
+        np.testing.assert_array_equal(after[0], orange)
+        assert (after[1] != blue).any()

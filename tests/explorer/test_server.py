@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 import pytest
 
 from explorer_support import served, small_network
-from support import holds
 from torchcaps.errors import InputError
 from torchcaps.explorer import Explorer, server, serving
 from torchcaps.explorer.questions import LARGEST_QUESTION
@@ -79,7 +78,6 @@ def assert_refused(answer: Answer, status: int) -> None:
     """One sentence, and nothing by which a browser would let another site's page read it."""
     assert answer.status == status, answer
     (sentence,) = json.loads(answer.body).values()
-    assert sentence.count(".") >= 1
     assert sentence.endswith(".")
     assert_strict(answer)
 
@@ -92,9 +90,6 @@ def assert_strict(answer: Answer) -> None:
     assert "default-src 'none'" in policy
     assert "frame-ancestors 'none'" in policy
     assert "unsafe" not in policy
-
-
-# ---- the page
 
 
 def test_the_page_and_all_that_it_names_is_served(site: Site) -> None:
@@ -170,9 +165,6 @@ def test_the_page_itself_is_answered_and_what_names_no_origin(site: Site) -> Non
         assert_strict(answer)
 
 
-# ---- what is no question
-
-
 def test_a_question_is_bounded(site: Site) -> None:
     too_large = b" " * (LARGEST_QUESTION + 1)
     answer = site.ask("POST", "/ask/read", too_large, ("Content-Type", JSON))
@@ -195,13 +187,12 @@ def test_what_is_no_question_gets_a_sentence(site: Site) -> None:
         assert_refused(site.ask("POST", "/ask/look", body, TYPE), 200)
 
 
-def test_what_is_no_http_gets_a_sentence_at_most(site: Site, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_http_and_who_goes_away_change_nothing(site: Site, capfd: pytest.CaptureFixture[str]) -> None:
     get, host = b"GET / HTTP/1.1\r\n", b"Host: localhost\r\n"
     for text in (
         b"\r\n",
         b"nonsense\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
-        b"GET / HTTP/x\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\n",  # the start of TLS
         b"GET /" + b"x" * 10**5 + b" HTTP/1.1\r\n" + host + b"\r\n",
         get + host + b"X: " + b"x" * 10**5 + b"\r\n\r\n",
@@ -209,10 +200,6 @@ def test_what_is_no_http_gets_a_sentence_at_most(site: Site, capfd: pytest.Captu
     ):
         answer = site.say(text)
         assert not answer or answer.startswith(b"HTTP/1.0 400 ")
-    assert capfd.readouterr().err == ""
-
-
-def test_who_goes_away_leaves_the_server_as_it_was(site: Site, capfd: pytest.CaptureFixture[str]) -> None:
     head = f"POST /ask/look HTTP/1.1\r\nHost: localhost\r\nContent-Type: {JSON}\r\nContent-Length: 1000\r\n\r\n"
     for text in (b"", b"GET", head.encode() + b"{"):
         with site.line() as line:
@@ -232,52 +219,33 @@ def test_a_mistake_of_ours_is_seen_in_the_terminal_only(capfd: pytest.CaptureFix
     assert "ZeroDivisionError" in capfd.readouterr().err
 
 
-# ---- many at once
-
-
-def test_fifty_requests_at_once_are_all_answered(site: Site) -> None:
-    def ask(number: int) -> int:
-        return (site.look(("Content-Type", JSON)) if number % 2 else site.ask("GET", "/")).status
-
-    with ThreadPoolExecutor(50) as pool:
-        assert list(pool.map(ask, range(50))) == [200] * 50
-
-
 @pytest.mark.slow
 def test_slow_connections_do_not_stop_it_and_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "PATIENCE", 2.0)
+    monkeypatch.setattr(server, "PATIENCE", 1.0)
     with served(Explorer(small_network())) as address, ExitStack() as stack:
         site = Site(address)
         slow = [stack.enter_context(site.line()) for _ in range(20)]
-        begin, waited = time.monotonic(), 0.0
-        while slow and time.monotonic() - begin < 20:
+        end = time.monotonic() + 20
+        while slow and time.monotonic() < end:
             for line in list(slow):
                 try:
                     line.sendall(b"P")
                 except OSError:  # it is cut
                     slow.remove(line)
-            asked = time.monotonic()
-            assert site.look(TYPE).status == 200
-            waited = max(waited, time.monotonic() - asked)
+            with ThreadPoolExecutor(10) as pool:
+                assert {answer.status for answer in pool.map(site.look, [TYPE] * 10)} == {200}
             time.sleep(0.1)
         assert not slow
-        assert waited < 2
 
 
 def test_connections_are_bounded_and_do_not_keep_it_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "CONNECTIONS", 3)
-    with ExitStack() as stack:
-        with served(Explorer(small_network())) as address:
-            site = Site(address)
-            for text in (b"", b"GET / HTTP/1.1\r\n", b"GET"):
-                stack.enter_context(site.line()).sendall(text)
-            time.sleep(0.2)
-            assert site.say(b"") == b""  # closed at once
-            begin = time.monotonic()
-        assert time.monotonic() - begin < 2
-
-
-# ---- the port
+    with ExitStack() as stack, served(Explorer(small_network())) as address:
+        site = Site(address)
+        for text in (b"", b"GET / HTTP/1.1\r\n", b"GET"):
+            stack.enter_context(site.line()).sendall(text)
+        time.sleep(0.2)
+        assert site.say(b"") == b""  # closed at once
 
 
 def test_the_port(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,18 +263,3 @@ def test_the_port(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "PORT", wanted)
     with serving([Explorer(small_network())]) as address:
         assert urlsplit(address).port == wanted
-
-
-def test_the_assertions_can_fail() -> None:
-    headers = http.client.HTTPMessage()
-    headers["Cross-Origin-Resource-Policy"], headers["Cache-Control"] = "same-origin", "no-store"
-    headers["Content-Security-Policy"] = "default-src 'none'; frame-ancestors 'none'"
-    refused = Answer(403, headers, b'{"error": "The explorer answers nobody."}')
-    assert holds(assert_refused, refused, 403)
-    assert not holds(assert_refused, refused, 404)
-    assert not holds(assert_refused, Answer(403, headers, b'{"error": "Traceback"}'), 403)
-    assert not holds(assert_refused, Answer(403, http.client.HTTPMessage(), refused.body), 403)
-    open_to_all = http.client.HTTPMessage()
-    for name, value in (*headers.items(), ("Access-Control-Allow-Origin", "*")):
-        open_to_all[name] = value
-    assert not holds(assert_refused, Answer(403, open_to_all, refused.body), 403)

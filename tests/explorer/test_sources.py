@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from support import assert_raises
-from tiny_runs import tiny_config
+from tiny_runs import tiny_config, write_bars
 from torchcaps.datasets import load_dataset
 from torchcaps.errors import InputError
 from torchcaps.explorer import open_explorer
@@ -21,9 +21,7 @@ from torchcaps.training import Run, load_run, train
 def bars_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on 18×18 images of a file that can be removed."""
     folder = tmp_path_factory.mktemp("sources")
-    images = np.random.default_rng(0).integers(0, 256, (60, 18, 18), dtype=np.uint8)
-    np.savez(folder / "bars.npz", x=images, y=np.arange(60) % 3)
-    train(tiny_config(folder / "bars.npz", epochs=1), folder / "run", figures=False)
+    train(tiny_config(write_bars(folder / "bars.npz"), epochs=1), folder / "run", figures=False)
     return folder / "run"
 
 
@@ -45,15 +43,6 @@ def test_a_run_brings_its_network_and_test_images(run_folder: Path) -> None:
     assert explorer.images is not None
     np.testing.assert_array_equal(explorer.pick(5)[0], run.dataset().test.images[5])
     assert explorer.fit == "pad"
-
-
-def test_the_trained_network_knows_most_digits(run_folder: Path) -> None:
-    explorer = open_explorer(load_run(run_folder))
-    right = 0
-    for index in range(40):
-        pixels, label = explorer.pick(index)
-        right += explorer.class_names[explorer.look(pixels).present[0]] == label
-    assert right >= 30
 
 
 def test_a_folder_without_data_says_so(bars_run: Path, tmp_path: Path) -> None:
@@ -88,12 +77,15 @@ def test_they_are_the_first_five_of_each_digit() -> None:
         np.testing.assert_array_equal(shipped.images[n], wanted)
 
 
-def test_data_that_have_gone_are_left_out(bars_run: Path, tmp_path: Path) -> None:
+def test_data_that_have_gone_are_left_out_and_others_may_be_named(bars_run: Path, tmp_path: Path) -> None:
     run = copy_with(load_run(bars_run), data=f"npz:{tmp_path / 'gone.npz'}")
     explorer = open_explorer(run)
     assert explorer.images is None
     assert "gone.npz" in explorer.no_images
     assert_raises(InputError, open_explorer, run, f"npz:{tmp_path / 'gone.npz'}", say="gone.npz")
+    other = open_explorer(run, f"npz:{bars_run.parent / 'bars.npz'}").images
+    assert other is not None
+    assert other.in_shape == (1, 18, 18)
 
 
 def test_nothing_is_downloaded(bars_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,9 +97,3 @@ def test_nothing_is_downloaded(bars_run: Path, tmp_path: Path, monkeypatch: pyte
     explorer = open_explorer(run)
     assert "the files of mnist are not on this machine" in explorer.no_images
     assert_raises(InputError, open_explorer, run, "kmnist", str(tmp_path), say="downloads nothing")
-
-
-def test_other_data_may_be_named(bars_run: Path) -> None:
-    explorer = open_explorer(load_run(bars_run), f"npz:{bars_run.parent / 'bars.npz'}")
-    assert explorer.images is not None
-    assert explorer.images.in_shape == (1, 18, 18)

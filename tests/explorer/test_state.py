@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from PIL import Image
 from explorer_support import small_network
 from own_parts import register, two_layers
 from support import assert_raises
-from torchcaps.analysis import load_image, perturb_capsule, predict, trace_routing
+from torchcaps.analysis import perturb_capsule, predict, trace_routing
 from torchcaps.analysis.calibration import Calibration
 from torchcaps.datasets import ImageSet
 from torchcaps.datasets.preparation import Preparation
@@ -63,22 +62,17 @@ def test_a_capsule_decodes_as_perturb_has_it(small: Explorer) -> None:
     np.testing.assert_allclose(small.decode([2], changed)[0], wanted.images[4, 1], atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("classes", "poses"),
-    [
+def test_wrong_capsules_are_refused(small: Explorer) -> None:
+    say = "1 to 4 classes of 0 to 3, and for each a capsule of 5 components of at most ±1000"
+    for classes, poses in (
         ([4], np.zeros((1, 5))),
-        ([-1], np.zeros((1, 5))),
         ([0], np.zeros((1, 4))),
         ([0, 1], np.zeros((1, 5))),
         ([], np.zeros((0, 5))),
         ([0, 1, 2, 3, 0], np.zeros((5, 5))),
-        ([0], np.full((1, 5), 1001.0)),
         ([0], np.full((1, 5), np.nan)),
-    ],
-)
-def test_wrong_capsules_are_refused(small: Explorer, classes: list[int], poses: np.ndarray) -> None:
-    say = "1 to 4 classes of 0 to 3, and for each a capsule of 5 components of at most ±1000"
-    assert_raises(InputError, small.decode, classes, poses, say=say)
+    ):
+        assert_raises(InputError, small.decode, classes, poses, say=say)
 
 
 def test_the_longest_of_many_classes_have_maps() -> None:
@@ -126,16 +120,11 @@ def test_a_network_with_activations_is_explored_by_them(monkeypatch: pytest.Monk
     register(monkeypatch)
     explorer = Explorer(small_network(routing="active"))
     view = explorer.look(pixels_for(explorer))
-    assert explorer.score_name == "activation"
     assert view.present == [3]
-    assert view.capsules is not None
-    assert np.linalg.norm(view.capsules, axis=1).min() > 2  # lengths are no scores
-    assert view.scores.max() <= 1
-    assert view.routing is not None
+    assert view.scores.max() <= 1 < 2 < np.linalg.norm(view.capsules, axis=1).min(), "lengths are no scores"
     np.testing.assert_allclose(view.routing["scores"][-1], view.scores, rtol=1e-5)
-    described = describe(explorer)
+    described, plain = describe(explorer), describe(Explorer(small_network()))
     assert (described["score"], described["highest"]) == ("activation", "most active")
-    plain = describe(Explorer(small_network()))
     assert (plain["score"], plain["highest"]) == ("length", "longest")
 
 
@@ -181,26 +170,14 @@ def png(array: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def test_an_image_file_is_read_as_predict_reads_it(small: Explorer, tmp_path: Path) -> None:
-    wide = np.random.default_rng(0).integers(0, 256, (30, 60), dtype=np.uint8)
-    (tmp_path / "wide.png").write_bytes(png(wide))
-    for fit in ("pad", "stretch"):
-        reader = Explorer(small.model, fit=fit)
-        wanted = load_image(tmp_path / "wide.png", small.model.in_shape, fit=fit)
-        np.testing.assert_array_equal(reader.read("wide.png", png(wide)).image, wanted)
-    same = np.random.default_rng(1).integers(0, 256, (18, 20), dtype=np.uint8)
-    np.testing.assert_array_equal(small.read("same.png", png(same)).image[0], same)
-
-
 NOISE = np.random.default_rng(0).integers(0, 256, (40, 40), dtype=np.uint8)
 
 
-@pytest.mark.parametrize("data", [b"", b"no image", png(NOISE)[:900]], ids=["empty", "text", "cut"])
-def test_a_broken_file_is_named_as_its_giver_knows_it(small: Explorer, data: bytes) -> None:
-    with pytest.raises(InputError) as caught:
-        small.read("my cat.png", data)
-    reason = "; PNG, JPEG, BMP, GIF, WebP and TIFF files can" if len(data) < 900 else ": image file is truncated"
-    assert str(caught.value) == f"“my cat.png” cannot be read as an image{reason}"
+def test_a_broken_file_is_named_as_its_giver_knows_it(small: Explorer) -> None:
+    for data, reason in ((b"", "; PNG, "), (png(NOISE)[:900], ": image file is truncated")):
+        assert_raises(
+            InputError, small.read, "my cat.png", data, say=f"“my cat.png” cannot be read as an image{reason}"
+        )
 
 
 def test_a_photo_is_prepared_where_the_training_images_were(small: Explorer) -> None:
@@ -224,8 +201,3 @@ def test_only_networks_that_see_the_same_are_shown_side_by_side() -> None:
     assert_raises(InputError, check_side_by_side, [first, wide], say=say)
     named = Explorer(small_network(), list("abce"), name="named")
     assert_raises(InputError, check_side_by_side, [first, named], say="named has images of (1, 18, 20), a, b, c, e")
-
-
-def test_channels_that_no_file_has_are_refused() -> None:
-    explorer, file = Explorer(small_network(in_shape=(2, 18, 20))), png(np.zeros((18, 20), np.uint8))
-    assert_raises(InputError, explorer.read, "x.png", file, say="an image file gives 1 channel or 3, not 2")

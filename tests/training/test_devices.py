@@ -45,9 +45,6 @@ def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-# ---- one process
-
-
 def test_auto_is_bf16_where_a_gpu_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for supported, precision in ((True, "bf16"), (False, "32")):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, s=supported: s)
@@ -59,23 +56,21 @@ def test_auto_is_bf16_where_a_gpu_multiplies_it(monkeypatch: pytest.MonkeyPatch)
         pick_precision("16", CPU)
 
 
-def test_devices_that_are_not_there_are_refused_before_anything_starts(
+def test_devices_that_are_not_there_are_refused_first(
     monkeypatch: pytest.MonkeyPatch, bars: Path, tmp_path: Path
 ) -> None:
     started = []
     monkeypatch.setattr(devices.Fabric, "launch", started.append)
     many = usable_cores() + 1
     words = f"devices must be at most {usable_cores()}, the processor cores that this process may use, got {many}"
+    config, out = tiny_config(bars, devices=many), tmp_path / "run"
     with pytest.raises(InputError, match=words):
-        launch("cpu", many)
-    config = tiny_config(bars, devices=many)
+        train(config, out, progress=Progress())
+    assert not out.exists()
+    out.mkdir()  # a foreign one
+    (out / "config.json").write_text(json.dumps(config.to_dict()))
     with pytest.raises(InputError, match=words):
-        train(config, tmp_path / "run", progress=Progress())
-    assert not (tmp_path / "run").exists()
-    (tmp_path / "run").mkdir()  # a foreign one
-    (tmp_path / "run" / "config.json").write_text(json.dumps(config.to_dict()))
-    with pytest.raises(InputError, match=words):
-        resume(tmp_path / "run", progress=Progress())
+        resume(out, progress=Progress())
     if not torch.cuda.is_available():
         with pytest.raises(InputError, match="this machine has no cuda device that PyTorch can use; --accelerator may"):
             launch("cuda")
@@ -83,15 +78,14 @@ def test_devices_that_are_not_there_are_refused_before_anything_starts(
 
 
 def test_the_summary_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(versions(CPU)) == {"torchcaps", "torch", "python"}
-    assert set(versions(CUDA)) == {"torchcaps", "torch", "python", "cuda"}
+    assert set(versions(CUDA)) - set(versions(CPU)) == {"cuda"}
     assert hardware(CPU)["device"] == "cpu"
     assert hardware(CPU)["processor"]
     assert (peak_memory_mib(CPU) or 51) > 50
 
-    def git(*arguments: str) -> None:
-        name = ("-c", "user.name=a", "-c", "user.email=a@b.c")
-        subprocess.run(["git", "-C", str(tmp_path), *name, *arguments], check=True, capture_output=True)
+    def git(*words: str) -> None:
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c", *words]
+        subprocess.run(command, check=True, capture_output=True)
 
     source = tmp_path / "src" / "torchcaps" / "training" / "devices.py"
     source.parent.mkdir(parents=True)
@@ -102,14 +96,10 @@ def test_the_summary_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert source_commit() is None, "nor has a tree without one"
     git("add", ".")
     git("commit", "-m", "first")
-    git("tag", "v1")
     clean = source_commit()
     assert re.fullmatch("[0-9a-f]{10}", str(clean))
     source.write_text("2")
     assert source_commit() == f"{clean}-dirty"
-
-
-# ---- several processes
 
 
 def command_line(*arguments: str, launcher: tuple[str, ...] = ("-m", "torchcaps"), code: int = 0) -> str:
@@ -147,24 +137,18 @@ def alone(bars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @needs_gloo
 def test_two_processes_give_the_losses_of_one(bars: Path, config: Path, alone: Path, tmp_path: Path) -> None:
-    two, started, changed = tmp_path / "two", tmp_path / "torchrun", tmp_path / "changed"
-    shared = ("--config", str(config), "--no-figures", "--out")
-    shown = command_line(*shared, str(two), "--devices", "2")
+    two, changed = tmp_path / "two", tmp_path / "changed"
+    shown = command_line("--config", str(config), "--no-figures", "--out", str(two), "--devices", "2")
     assert shown.count("epoch 3/3") == 1, "only one process speaks"
     summary = json.loads((two / "summary.json").read_text())
     assert summary["hardware"]["processes"] == 2
     assert summary["test"]["last"]["images"] == 30, "every image counts once"
-    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "torchcaps")
-    command_line(*shared, str(started), launcher=torchrun)
     train(tiny_config(bars, validation_size=11, epochs=1), changed, progress=Progress(), figures=False)
-    command_line("--resume", str(changed), "--epochs", "2", "--devices", "2", "--no-figures")
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "torchcaps")
+    command_line("--resume", str(changed), "--epochs", "2", "--devices", "2", "--no-figures", launcher=torchrun)
     resume(changed, overrides={"epochs": 3, "devices": 1}, progress=Progress(), figures=False)
-    for out in (two, started, changed):
+    for out in (two, changed):
         assert_close(out, alone)
-    different = tmp_path / "seed"
-    train(tiny_config(bars, validation_size=11, seed=1), different, progress=Progress(), figures=False)
-    with pytest.raises(AssertionError):
-        assert_close(different, alone)
 
 
 @pytest.mark.slow
@@ -191,9 +175,7 @@ raise SystemExit(main())
 
 @pytest.mark.slow
 @needs_gloo
-def test_machines_that_do_not_come_are_not_waited_for_for_ever(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_machines_that_do_not_come_are_given_up(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "impatient.py").write_text(IMPATIENT)
     with pytest.raises(InputError, match="2 machines need MASTER_ADDR, MASTER_PORT, NODE_RANK set on each of them"):
         launch("cpu", num_nodes=2)
@@ -224,8 +206,7 @@ raise SystemExit(main())
 @pytest.mark.slow
 @needs_gloo
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for the process in /proc")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_stop_while_the_processes_start_leaves_none_behind(config: Path, tmp_path: Path, number: int) -> None:
+def test_a_stop_while_the_processes_start_leaves_none_behind(config: Path, tmp_path: Path) -> None:
     script, seen = tmp_path / "script.py", tmp_path / "seen"
     seen.mkdir()
     script.write_text(LATE)
@@ -242,7 +223,7 @@ def test_a_stop_while_the_processes_start_leaves_none_behind(config: Path, tmp_p
 
     assert wait_until(lambda: list(seen.glob("1-*")), 120)
     child = next(seen.glob("1-*")).name.removeprefix("1-")
-    process.send_signal(number)
-    assert process.wait() == -number
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
     # the other process is still importing; it ends when it would meet the first one
     assert wait_until(lambda: not Path("/proc", child).exists(), 60)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import csv
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +30,16 @@ from torchcaps.training import (
     TerminalProgress,
     TrainConfig,
     load_run,
-    loop,
     make_config,
     train,
 )
 from torchcaps.training.data import RunData
 from torchcaps.training.folder import read_checkpoint
-from torchcaps.training.loop import JUDGED, ProgressState, Trainer, forward
+from torchcaps.training.loop import JUDGED, Trainer, forward
 
 
 def weights(out: Path) -> dict[str, Tensor]:
     return read_checkpoint(out / "last.ckpt")["model"]
-
-
-# ---- a whole run
 
 
 def test_a_run_and_its_folder(bars: Path, tmp_path: Path) -> None:
@@ -60,7 +55,6 @@ def test_a_run_and_its_folder(bars: Path, tmp_path: Path) -> None:
     assert summary["images"] == {"train": 108, "validation": 12, "test": 30}
     assert (summary["epochs"], summary["test"]["last"]["images"], summary["precision"]) == (3, 30, "32")
     assert summary["versions"]["torch"] == torch.__version__
-    assert [line.partition(":")[0] for line in heard.said] == ["Network", "Data", "Images", "Device"]
     assert heard.said[2:] == [
         "Images: 108 to train on, 12 to validate, 30 to test; 1×18×18, 3 classes",
         "Device: cpu, float32",
@@ -71,9 +65,7 @@ def test_a_run_and_its_folder(bars: Path, tmp_path: Path) -> None:
     assert files == {"config.json", "metrics.csv", "last.ckpt", "summary.json", *best_files}
 
 
-def test_the_test_images_are_looked_at_once_at_the_end(
-    tiny: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_test_images_are_looked_at_once(tiny: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[tuple[int, int]] = []
     own_judge, own_evaluate, heard = Trainer.judge, analysis.evaluate, Heard()
 
@@ -122,14 +114,6 @@ def test_presets_for_two_objects_train_on_pairs(preset: str, tmp_path: Path) -> 
     assert load_run(out).dataset().num_objects == 2
 
 
-@pytest.mark.usefixtures("two_bars")
-def test_an_image_of_two_counts_only_if_both_are_right(bars: Path, tmp_path: Path) -> None:
-    config = tiny_config(bars, max_shift=0, objects=2, epochs=12, learning_rate=5e-3)
-    summary = run(config, tmp_path / "run")
-    assert float(rows(tmp_path / "run")[-1]["train_accuracy"]) > 0.6  # of three classes chance finds both in a third
-    assert summary["test"]["last"]["accuracy"] > 0.5
-
-
 @pytest.mark.parametrize("precision", ["32", "bf16"])
 def test_a_run_learns_and_is_judged_in_float32(bars: Path, tmp_path: Path, precision: str) -> None:
     out, heard = tmp_path / "run", Heard()
@@ -146,54 +130,30 @@ def test_a_run_learns_and_is_judged_in_float32(bars: Path, tmp_path: Path, preci
         assert half.loss != pytest.approx(exact.loss, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("preset", "overrides", "more"),
-    [
-        ("sabour2017", {}, {"reconstructions", "perturbation", "routing", "routing-statistics"}),
-        ("sabour2017", {"num_iterations": 0, "decoder": False}, set()),
-        ("baseline-cnn", {"channels": (4,), "hidden": (8,)}, set()),
-    ],
-)
-def test_a_run_draws_what_its_network_has(
-    bars: Path, tmp_path: Path, preset: str, overrides: dict[str, object], more: set[str]
-) -> None:
-    train(tiny_config(bars, preset, epochs=1, **overrides), tmp_path / "run", progress=Progress())
-    pictures = {path.stem: path for path in (tmp_path / "run" / "figures").iterdir()}
-    assert set(pictures) == {"samples", "curves", "confusion"} | more
-    for path in pictures.values():
-        with Image.open(path) as picture:
-            assert picture.format == "PNG"
-            assert min(picture.size) > 200
-            assert len(picture.convert("L").getcolors(1 << 20) or []) > 10, "the picture is empty"
+def test_a_run_draws_what_its_network_has(bars: Path, tmp_path: Path) -> None:
+    decoded = {"reconstructions", "perturbation", "routing", "routing-statistics"}
+    cnn: dict[str, Any] = {"preset": "baseline-cnn", "channels": (4,), "hidden": (8,)}
+    for overrides, more in (({}, decoded), ({"num_iterations": 0, "decoder": False}, set()), (cnn, set())):
+        out = tmp_path / str(len(overrides))
+        train(tiny_config(bars, epochs=1, **overrides), out, progress=Progress())
+        pictures = {path.stem: path for path in (out / "figures").iterdir()}
+        assert set(pictures) == {"samples", "curves", "confusion"} | more
+        for path in pictures.values():
+            with Image.open(path) as picture:
+                assert min(picture.size) > 200
+                assert len(picture.convert("L").getcolors(1 << 20) or []) > 10, "the picture is empty"
 
 
-# ---- the best epoch, and the end
-
-
-@pytest.mark.parametrize(
-    ("select", "improved"),
-    [("accuracy", [True, False, True, False, True, False]), ("loss", [True, True, False, False, True, False])],
-)
-def test_the_best_epoch_is_chosen_over_all_sittings(
-    bars: Path, tmp_path: Path, select: str, improved: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    results = [(0.5, 0.5), (0.4, 0.4), (0.6, 0.6), (0.6, 0.6), (0.3, 0.6), (0.3, 0.6)]  # loss, accuracy
-    results[1], results[2] = (0.4, 0.4), (0.6, 0.6)
+def test_the_best_epoch_is_that_of_all_sittings(bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = [(0.5, 0.5, 0.5), (0.4, 0.4, 0.4), (0.6, 0.6, 0.5), (0.6, 0.6, 0.7), (0.3, 0.6, 0.7), (0.3, 0.6, 0.7)]
     monkeypatch.setattr(Trainer, "judge", lambda trainer, _: judged(*results[trainer.state.epoch]))
-    heard, out = Heard(), tmp_path / "run"
-    run(tiny_config(bars, select=select), out, heard)
-    summary = go_on(out, heard, epochs=6)
-    assert [row["improved"] for row in heard.rows] == improved
-    assert summary["best_epoch"] == 5
-    assert "improved" not in (out / "metrics.csv").read_text()
-
-
-def test_selection_by_loss_and_by_accuracies_differ() -> None:
-    results = [(0.1, 0.9, 0.5), (0.3, 0.95, 0.6), (0.2, 0.95, 0.6), (0.2, 0.95, 0.7), (0.2, 0.8, 0.7)]
-    state = ProgressState(history=[{"epoch": n, **judged(*each)} for n, each in enumerate(results, 1)])
-    assert state.best("loss")["epoch"] == 1
-    assert state.best("accuracy")["epoch"] == 3  # the loss breaks the tie, the earlier epoch the next one
-    assert state.best("balanced-accuracy")["epoch"] == 4
+    ways = {"accuracy": [1, 0, 1, 0, 1, 0], "loss": [1, 1, 0, 0, 1, 0], "balanced-accuracy": [1, 0, 0, 1, 1, 0]}
+    for select, improved in ways.items():
+        heard, out = Heard(), tmp_path / select
+        run(tiny_config(bars, select=select), out, heard)
+        assert go_on(out, heard, epochs=6)["best_epoch"] == 5
+        assert [row["improved"] for row in heard.rows] == improved
+        assert "improved" not in (out / "metrics.csv").read_text()
 
 
 def test_a_run_ends_by_accuracy_or_without_patience(bars: Path, tmp_path: Path) -> None:
@@ -207,12 +167,7 @@ def test_a_run_ends_by_accuracy_or_without_patience(bars: Path, tmp_path: Path) 
     assert summary["epochs"] == summary["best_epoch"] + 2 < 20
 
 
-# ---- what is not finite
-
-
-def test_a_loss_that_is_not_finite_stops_the_run(
-    tiny: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_that_is_nan_stops_the_run(tiny: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, calls = CapsNet.loss, list[int]()
 
     def ruined(network: CapsNet, *args: Any) -> Losses:
@@ -220,14 +175,10 @@ def test_a_loss_that_is_not_finite_stops_the_run(
         return losses._replace(total=losses.total * float("nan")) if network.training and len(calls) == 12 else losses
 
     monkeypatch.setattr(CapsNet, "loss", ruined)
-    with pytest.raises(Diverged) as caught:
-        run(tiny, tmp_path / "run")
-    words = str(caught.value)
     # two steps that are timed, six steps and one batch of validation, then the third of the second epoch
-    assert "the loss became NaN or infinite by step 9 (epoch 2, batch 3 of 6)" in words
-    assert "a smaller --learning-rate (now 0.001) or a smaller --weight-std" in words
-    assert "keeps the last good checkpoint" in words
-    assert "\n" not in words
+    words = r"NaN or infinite by step 9 \(epoch 2, batch 3 of 6\).*smaller --weight-std.*keeps the last good checkpoint"
+    with pytest.raises(Diverged, match=words):
+        run(tiny, tmp_path / "run")
     checkpoint = read_checkpoint(tmp_path / "run" / "last.ckpt")
     assert checkpoint["progress"]["epoch"] == 1
     assert all(tensor.isfinite().all() for tensor in checkpoint["model"].values())
@@ -240,31 +191,9 @@ def test_an_update_that_ruins_the_weights_is_not_kept(bars: Path, tmp_path: Path
         run(config, tmp_path / "run")
     assert not (tmp_path / "run" / "last.ckpt").exists()
     assert not (tmp_path / "run" / "best").exists()
-    config = tiny_config(bars, "baseline-cnn", channels=(4,), hidden=(8,), learning_rate=1e38)
-    with pytest.raises(Diverged) as caught:
-        run(config, tmp_path / "cnn")
-    assert "--weight-std" not in str(caught.value)  # such a network has none
 
 
-# ---- checkpoints and looks
-
-
-def test_short_epochs_write_a_checkpoint_when_they_are_the_best_or_the_last(
-    bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own, saved = Trainer.save_checkpoint, list[int]()
-    monkeypatch.setattr(Trainer, "save_checkpoint", lambda self: (saved.append(self.state.epoch), own(self)))
-    for young, every in ((1e9, False), (0.0, True)):
-        saved.clear()
-        monkeypatch.setattr(loop, "YOUNG", young)
-        out = tmp_path / str(young)
-        run(tiny_config(bars, epochs=6, learning_rate=1e-5), out)
-        keys = [(float(row["validation_accuracy"]), -float(row["validation_loss"])) for row in rows(out)]
-        best = [n for n in range(1, 7) if n == 1 or keys[n - 1] > max(keys[: n - 1])]
-        assert saved == (list(range(1, 7)) if every else sorted({*best, 6}))
-
-
-def test_a_device_that_works_by_itself_is_looked_at_once_in_a_while(
+def test_some_devices_are_looked_at_once_in_a_while(
     bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, heard = Trainer.fit, Heard()
@@ -334,22 +263,6 @@ def test_a_gradient_is_cut_to_its_largest_norm() -> None:
     assert moved[None] > 5e-4
 
 
-def test_dropout_is_a_function_of_the_step() -> None:
-    def losses(steps: Sequence[int]) -> list[float]:
-        torch.manual_seed(0)
-        network = create_model("baseline-cnn", (1, 20, 20), 10, channels=(4, 4), hidden=(8,))
-        trainer, found = trainer_of(network, Recipe(learning_rate=1e-30), seed=3), []  # only dropout makes a difference
-        for n in steps:
-            trainer.state.step = n
-            trainer.step(batch())
-            found.append(float(trainer.last_loss))
-        return found
-
-    whole = losses(range(7))
-    assert len(set(whole)) == 7
-    assert losses((5, 2)) == [whole[5], whole[2]]
-
-
 def test_a_checkpoint_of_another_device_brings_only_moments(bars: Path, tmp_path: Path) -> None:
     run(tiny_config(bars, epochs=1), tmp_path / "run")
     other = tmp_path / "other"
@@ -364,18 +277,7 @@ def test_a_checkpoint_of_another_device_brings_only_moments(bars: Path, tmp_path
     assert read_checkpoint(path)["optimizer"]["param_groups"][0]["fused"] is True
 
 
-def test_capsule_weights_keep_their_order_in_half_precision() -> None:
-    network = create_model("sabour2017", (1, 20, 20), 10, **TINY)
-    data = RunData(range(1000), None, None, [])  # type: ignore[arg-type]
-    trainer = Trainer(Fabric(accelerator="cpu", devices=1, precision="bf16-mixed"), network.train(), data, Recipe())
-    trainer.step(batch())
-    assert network.class_capsules.transform.weight.permute(1, 2, 3, 0).is_contiguous()
-    assert network.primary_capsules.convs[0].weight.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_a_compiled_network_trains_and_is_saved_as_it_is(
-    bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiled_network_trains_and_is_saved(bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, compiled = torch.compile, list[nn.Module]()
 
     def compile_(network: nn.Module, **_: object) -> Any:
@@ -390,60 +292,37 @@ def test_a_compiled_network_trains_and_is_saved_as_it_is(
     assert torchcaps.load_pretrained(tmp_path / "run" / "best").num_classes == 3
 
 
-# ---- loggers and progress
-
-
 def test_loggers_by_name(bars: Path, tmp_path: Path) -> None:
     out = tmp_path / "csv"
     run(tiny_config(bars, epochs=1, logger="csv"), out)
     go_on(out, epochs=2)
     logged = list(csv.DictReader((out / "csv" / "metrics.csv").open()))
     assert [float(row["train/loss"]) for row in logged] == [float(row["train_loss"]) for row in rows(out)]
-    name = "lightning_fabric.loggers.CSVLogger"
-    run(tiny_config(bars, epochs=1, logger=name), tmp_path / "class")
+    run(tiny_config(bars, epochs=1, logger="lightning_fabric.loggers.CSVLogger"), tmp_path / "class")
     assert list((tmp_path / "class").rglob("lightning_logs/*/metrics.csv"))
     for name in ("no_such", "torchcaps.NoSuch", "nowhere.Logger"):
         with pytest.raises(InputError, match=f"logger must be csv, tensorboard or PACKAGE.CLASS, got '{name}'"):
             run(tiny_config(bars, logger=name), tmp_path / "wrong")
         assert not (tmp_path / "wrong").exists()
-
-
-def test_tensorboard_events(bars: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    run(tiny_config(bars, logger="tensorboard"), tmp_path / "run")
-    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
-    assert len(events.Scalars("validation/accuracy")) == 3
+    run(tiny_config(bars, epochs=1, logger="tensorboard"), tmp_path / "board")
+    assert list((tmp_path / "board" / "tensorboard").rglob("events.*"))
 
 
-@pytest.mark.parametrize("kind", [PlainProgress, TerminalProgress])
-def test_an_epoch_is_a_line(
-    kind: type[Progress], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_epoch_is_a_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     row = {"epoch": 2, "step": 12, "train_loss": 0.5, "train_accuracy": 0.75, "images_per_second": 1234.5}
     row |= judged(0.25, 0.875)
-    words = "loss 0.5000  train 75.00%  validation 87.50% (loss 0.2500)  1234 images/s"
-    progress = kind()
-    progress.start(epochs=3, steps_per_epoch=6, done=0)
-    progress.step(epoch=2, step=7, images_per_second=10.0, loss=0.5)
-    progress.epoch(row | {"improved": True})
-    progress.epoch(row | {"improved": False})
-    progress.epoch(row | judged(0.25, 0.875, 0.5))
-    progress.epoch(row | dict.fromkeys(JUDGED))
-    progress.stop()
-    said = capsys.readouterr().out
-    assert said.count(f"epoch 2/3  {words}") == 2
-    assert said.count(f"epoch 2/3  {words}  (improved)") == 1
-    assert "epoch 2/3  loss 0.5000  train 75.00%  1234 images/s" in said
-    assert "validation 87.50% (balanced 50.00%, loss 0.2500)" in said
-
-
-def test_plain_progress_prints_a_line_within_an_epoch_once_in_a_while(capsys: pytest.CaptureFixture[str]) -> None:
-    for interval, lines in ((0.0, 2), (60.0, 0)):
-        progress = PlainProgress(interval)
+    for progress, within in ((PlainProgress(0.0), 1), (PlainProgress(), 0), (TerminalProgress(), 0)):
         progress.start(epochs=3, steps_per_epoch=6, done=0)
-        for step in (1, 2):
-            progress.step(epoch=1, step=step, images_per_second=10.0, loss=0.5)
-        assert capsys.readouterr().out.count("/18  10 images/s  loss 0.5000") == lines
+        progress.step(epoch=2, step=7, images_per_second=10.0, loss=0.5)
+        progress.epoch(row | {"improved": True})
+        progress.epoch(row | judged(0.25, 0.875, 0.5))
+        progress.epoch(row | dict.fromkeys(JUDGED))
+        progress.stop()
+        said = capsys.readouterr().out
+        assert said.count("/18  10 images/s  loss 0.5000") == within
+        words = "loss 0.5000  train 75.00%  validation 87.50% (loss 0.2500)  1234 images/s  (improved)"
+        assert f"epoch 2/3  {words}" in said
+        assert "epoch 2/3  loss 0.5000  train 75.00%  1234 images/s" in said
+        assert "validation 87.50% (balanced 50.00%, loss 0.2500)" in said

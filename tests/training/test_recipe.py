@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,6 @@ from torchcaps.training import Recipe, TrainConfig, learning_rate, make_config, 
 from torchcaps.training.config import WHOLE, override
 
 RATES = [1e-3 * 0.98**step for step in range(100)]
-
-
-# ---- configurations
 
 
 def test_the_configuration_of_every_preset_survives_json(tmp_path: Path) -> None:
@@ -40,12 +37,6 @@ def test_overrides_reach_network_recipe_and_run_of_a_copy() -> None:
     assert make_config().data == "digits"
 
 
-def test_what_is_left_out_of_a_file_is_the_presets() -> None:
-    config, usual = TrainConfig.from_dict({"preset": "torch-tutorial", "recipe": {"epochs": 2}}), "torch-tutorial"
-    assert config.recipe == make_config(usual).recipe.replace({"epochs": 2})
-    assert config.model == make_config(usual).model
-
-
 def test_every_option_of_a_run_and_its_parts_has_one_flat_name() -> None:
     own = [name for settings in (Recipe, TrainConfig) for name in options(settings)]
     assert len(own) == len(set(own))
@@ -61,14 +52,8 @@ def test_a_bad_value_is_one_sentence_that_names_its_field() -> None:
         ({"num_iteration": 2}, 'no field of sabour2017 "num_iteration"; did you mean "num_iterations"'),
         ({"learning_rate": float("nan")}, "learning_rate must be above 0 and at most 1e+38, got nan"),
         *(({name: {}}, f'no field of sabour2017 "{name}"') for name in WHOLE if name != "preset"),
-        *(({"epochs": value}, "epochs must be") for value in (0, 1.5, True, 10**20)),
-        ({"learning_rate": 0}, "learning_rate must be"),
         ({"schedule": "cosine"}, "schedule must be one of"),
-        ({"decoder_hidden": "512"}, "decoder_hidden must be"),
         ({"decoder_hidden": (0,)}, "decoder_hidden must be"),
-        ({"precision": "16"}, "precision must be one of"),
-        ({"devices": 0}, "devices must be"),
-        ({"seed": -1}, "seed must be"),
         ({"class_weights": ()}, "class_weights must be"),
         ({"momentum": 0.8}, 'it belongs to optimizer "sgd"'),
         ({"dropout": 0.1}, 'no field of sabour2017 "dropout"'),
@@ -79,54 +64,18 @@ def test_a_bad_value_is_one_sentence_that_names_its_field() -> None:
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        "[]",
-        '{"presett": "sabour2017"}',
-        '{"preset": "sabour"}',
-        '{"recipe": 3}',
-        '{"model": 3}',
-        '{"recipe": {"epoch": 3}}',
-        *(f'{{"plugins": {value}}}' for value in ("5", "Infinity", "null", "true", '"abc"', "{}")),
-        None,
-    ],
-)
-def test_a_bad_file_is_one_sentence_that_names_it(tmp_path: Path, text: str | None) -> None:
+def test_a_bad_file_is_one_sentence_that_names_it(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(InputError) as caught:
-        read_config(path)
-    assert str(path) in str(caught.value)
-    assert "--plugin" not in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def leaves(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Each field and its value as it is now."""
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from leaves(value)
-        elif name == "decoder":
-            yield name, {True: "dense", False: None}.get(value, value)
-        elif name != "layers":
-            yield name, tuple(value) if isinstance(value, list) else value
-
-
-def test_every_configuration_of_the_published_runs_is_read() -> None:
-    """Versions up to 0.2 wrote them."""
-    files = sorted((Path(__file__).parents[2] / "results").rglob("config.json"))
-    if not files:
-        pytest.skip("no results here: a source distribution does not hold them")
-    for file in files:
-        found = flat(read_config(file).fields)
-        wrong = [name for name, value in leaves(json.loads(file.read_text())) if found.get(name, value) != value]
-        assert not wrong, file
-
-
-# ---- optimizers
+    wrong = ("{", "[]", '{"presett": "sabour2017"}', '{"preset": "sabour"}', '{"recipe": 3}', '{"model": 3}')
+    plugins = tuple(f'{{"plugins": {value}}}' for value in ("5", "Infinity", "null", "true", '"abc"', "{}"))
+    for text in (None, *wrong, '{"recipe": {"epoch": 3}}', *plugins):
+        if text is not None:
+            path.write_text(text)
+        with pytest.raises(InputError) as caught:
+            read_config(path)
+        assert str(path) in str(caught.value)
+        assert "--plugin" not in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 def by_the_equations(weights: list[float], gradients: list[list[float]], form: str, eps: float) -> list[float]:
@@ -180,16 +129,6 @@ def test_the_others_are_torchs(rng: torch.Generator) -> None:
         ({"name": "sgd", "momentum": 0.8, "weight_decay": 0.0}, lambda p: torch.optim.SGD(p, RATES[0], momentum=0.8)),
     ):
         assert torch.equal(taken(part, weights, gradients), taken(torchs, weights, gradients))
-
-
-def test_presets_name_their_sources_adam() -> None:
-    names = ("sabour2017-code", "tf-notebook", "keras-tutorial", "torch-notebook", "torch-tutorial")
-    recipes = [get_preset(name).recipe for name in names]
-    assert [recipe.get("adam", "torch") for recipe in recipes] == ["tensorflow"] * 3 + ["torch"] * 2
-    assert [recipe.get("adam_eps", 1e-8) for recipe in recipes] == [1e-8, 1e-8, 1e-7, 1e-8, 1e-8]
-
-
-# ---- learning rates
 
 
 def test_decay_by_step_is_the_authors_and_decay_by_epoch_changes_with_the_epoch_only() -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,13 +14,12 @@ import torch
 from safetensors.torch import load_file
 
 from support import registered_for_now
-from tiny_runs import StopAt, go_on, judged, rows, run, same_weights, tiny_config
+from tiny_runs import StopAt, go_on, is_same, judged, rows, run, same_weights, tiny_config
 from torchcaps import analysis, files, register
 from torchcaps.errors import InputError
 from torchcaps.models import create_model, load_pretrained
 from torchcaps.ranges import PositiveFactor
 from torchcaps.training import Interrupted, Progress, TrainConfig, devices, load_run, resume, train
-from torchcaps.training.config import read_config
 from torchcaps.training.folder import read_checkpoint
 from torchcaps.training.loop import Trainer
 from torchcaps.training.run import start_from
@@ -49,16 +44,6 @@ class KillAt(Progress):
             raise KilledError
 
 
-def is_same(one: Path, other: Path) -> bool:
-    """Whether two runs ended with the same weights, moments and metrics."""
-    ends = [read_checkpoint(out / "last.ckpt") for out in (one, other)]
-    states = [end["optimizer"]["state"] for end in ends]
-    moments = [{f"{n} {key}": each for n in state for key, each in state[n].items()} for state in states]
-    best = [load_file(out / "best" / "model.safetensors") for out in (one, other)]
-    same = [same_weights(*pair) for pair in ([end["model"] for end in ends], moments, best)]
-    return all(same) and rows(one) == rows(other)
-
-
 @pytest.fixture(scope="module")
 def finished(bars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "finished"
@@ -67,15 +52,11 @@ def finished(bars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_another_seed_is_seen_as_a_difference(bars: Path, finished: Path, tmp_path: Path) -> None:
-    for seed, same in ((0, True), (1, False)):
-        run(tiny_config(bars, seed=seed), tmp_path / str(seed))
-        assert is_same(tmp_path / str(seed), finished) is same
+    run(tiny_config(bars, seed=1), tmp_path / "other")
+    assert not is_same(tmp_path / "other", finished)
 
 
-# ---- every kind of stop
-
-
-@pytest.mark.parametrize("step", [1, 6, 8, 12, 17])
+@pytest.mark.parametrize("step", [1, 6, 8, 17])
 def test_a_signal_at_any_step(bars: Path, finished: Path, tmp_path: Path, step: int) -> None:
     number, code = (signal.SIGTERM, 143) if step == 8 else (signal.SIGINT, 130)
     with pytest.raises(Interrupted) as caught:
@@ -94,14 +75,6 @@ def own() -> Iterator[None]:
 
         @register("optimizer", "own")
         class Own(torch.optim.Adagrad):
-            """Adagrad.
-
-            Args:
-                params: What is learned.
-                learning_rate: Of the first step.
-                slower: Decay of the learning rate.
-            """
-
             def __init__(self, params: Any, learning_rate: float, *, slower: PositiveFactor = 0.1) -> None:
                 super().__init__(params, lr=learning_rate, lr_decay=slower)
                 self.slower = slower
@@ -113,11 +86,9 @@ def own() -> Iterator[None]:
 @pytest.mark.parametrize(
     "way",
     [
-        {"preset": "baseline-cnn", "channels": (4, 4), "hidden": (8,)},  # dropout
-        {"precision": "bf16"},
+        {"preset": "baseline-cnn", "channels": (4, 4), "hidden": (8,), "precision": "bf16"},  # with dropout
         {"schedule": "one-cycle", "max_gradient_norm": 0.5, "class_weights": "balanced", "crop": 17, "flip": True},
         {"adam": "tensorflow", "adam_eps": 1e-4},
-        {"optimizer": "adamw", "weight_decay": 0.05},
         {"optimizer": "sgd", "momentum": 0.8},
         {"optimizer": "own", "slower": 0.3},
     ],
@@ -133,46 +104,8 @@ def test_with_all_that_a_recipe_asks_for(way: dict[str, Any], bars: Path, finish
     assert rows(whole) != rows(finished)
 
 
-def test_a_kill_after_a_checkpoint_that_time_called_for(bars: Path, finished: Path, tmp_path: Path) -> None:
-    with pytest.raises(KilledError):
-        run(tiny_config(bars, checkpoint_minutes=1e-9), tmp_path / "run", KillAt(10))  # overdue after each step
-    assert read_checkpoint(tmp_path / "run" / "last.ckpt")["progress"]["step"] == 9
-    go_on(tmp_path / "run")
-    assert is_same(tmp_path / "run", finished)
-
-
-SCRIPT = """
-import sys, torch
-from torchcaps.training import PlainProgress, loop, train, read_config
-torch.set_num_threads(1)
-loop.YOUNG = 0.0  # a checkpoint at the end of every epoch
-train(read_config(sys.argv[2]), sys.argv[1], progress=PlainProgress(), figures=False)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no kill -9")
-def test_kill_9_within_an_epoch(bars: Path, tmp_path: Path) -> None:
-    config, script = tmp_path / "config.json", tmp_path / "script.py"
-    config.write_text(json.dumps(tiny_config(bars, epochs=4, batch_size=2).to_dict()))
-    script.write_text(SCRIPT)
-    command = [sys.executable, str(script), str(tmp_path / "broken"), str(config)]
-    broken = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert broken.stdout is not None
-    for line in broken.stdout:
-        if line.startswith("epoch 2/4"):
-            time.sleep(0.1)  # into the third epoch
-            broken.send_signal(signal.SIGKILL)
-            break
-    assert broken.wait() == -signal.SIGKILL
-    assert read_checkpoint(tmp_path / "broken" / "last.ckpt")["progress"]["epoch"] == 2
-    go_on(tmp_path / "broken")
-    run(read_config(config), tmp_path / "whole")
-    assert is_same(tmp_path / "broken", tmp_path / "whole")
-
-
 @pytest.mark.parametrize("part", ["validation", "test"])
-def test_ctrl_c_while_images_are_judged(
+def test_ctrl_c_while_judging(
     tiny: TrainConfig, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     def stopped(own: Callable[..., Any]) -> Callable[..., Any]:
@@ -256,29 +189,21 @@ def test_a_run_whose_first_network_is_not_written_yet_has_no_checkpoint(
     assert go_on(out)["epochs"] == len(rows(out)) == 1
 
 
-# ---- more, and not another run
-
-
-def test_more_epochs_or_a_higher_accuracy_can_be_asked_for(bars: Path, finished: Path, tmp_path: Path) -> None:
+def test_more_epochs_or_another_accuracy_can_be_asked_for(bars: Path, finished: Path, tmp_path: Path) -> None:
     assert run(tiny_config(bars, epochs=1), tmp_path / "short")["epochs"] == 1
-    assert load_run(tmp_path / "short").summary is not None
     with pytest.raises(Interrupted):
         go_on(tmp_path / "short", StopAt(8), epochs=3)
     assert load_run(tmp_path / "short").summary is None, "that of the shorter run"
+    lowered = shutil.copytree(tmp_path / "short", tmp_path / "lowered")
+    assert go_on(lowered, stop_at=0.0)["epochs"] == 2, "it ends between epochs"
+    with pytest.raises(InputError, match="finished 2 epochs and 0 steps already; it cannot go on to"):
+        go_on(lowered, epochs=1)
     assert go_on(tmp_path / "short")["epochs"] == 3
     assert run(tiny_config(bars, stop_at=0.0), tmp_path / "good")["epochs"] == 1
     assert go_on(tmp_path / "good")["epochs"] == 1, "it stays at its end"
     assert go_on(tmp_path / "good", stop_at=None)["epochs"] == 3
     for out in ("short", "good"):
         assert is_same(tmp_path / out, finished)
-
-
-def test_an_accuracy_that_is_lowered_ends_a_run_between_epochs(bars: Path, tmp_path: Path) -> None:
-    with pytest.raises(Interrupted):
-        run(tiny_config(bars), tmp_path / "run", StopAt(8))  # in the second epoch
-    assert go_on(tmp_path / "run", stop_at=0.0)["epochs"] == 2
-    with pytest.raises(InputError, match="finished 2 epochs and 0 steps already; it cannot go on to"):
-        go_on(tmp_path / "run", epochs=1)
 
 
 def test_it_does_not_go_on_as_another_run(finished: Path, bars: Path, tmp_path: Path) -> None:
@@ -309,34 +234,28 @@ def test_it_does_not_go_on_with_other_images(bars: Path, tmp_path: Path) -> None
         go_on(tmp_path / "run", epochs=3)
 
 
-@pytest.mark.parametrize("change", [{"model": {"conv.weight": 1}}, {"optimizer": {}}, {"progress": {"unknown": 1}}])
-def test_what_is_no_checkpoint_of_this_run_is_one_sentence(
-    finished: Path, tmp_path: Path, change: dict[str, object]
-) -> None:
+def test_what_is_no_checkpoint_of_this_run_is_one_sentence(finished: Path, tmp_path: Path) -> None:
     out = shutil.copytree(finished, tmp_path / "run")
     path, words = out / "last.ckpt", r"checkpoint( of this run)? .*last.ckpt is damaged or no checkpoint"
-    torch.save(read_checkpoint(path) | change, path)
-    with pytest.raises(InputError, match=words):
-        go_on(out, epochs=4)
-    damaged = bytearray((finished / "last.ckpt").read_bytes())
-    damaged[len(damaged) // 2] ^= 16
-    for contents in (bytes(damaged), path.read_bytes()[:-100]):
+    whole = path.read_bytes()
+    for change in ({"model": {"conv.weight": 1}}, {"optimizer": {}}, {"progress": {"unknown": 1}}):
+        torch.save(read_checkpoint(finished / "last.ckpt") | change, path)
+        with pytest.raises(InputError, match=words):
+            go_on(out, epochs=4)
+    middle = len(whole) // 2
+    for contents in (whole[:middle] + bytes([whole[middle] ^ 16]) + whole[middle + 1 :], whole[:-100]):
         path.write_bytes(contents)
         with pytest.raises(InputError, match=words):
             read_checkpoint(path)
 
 
 def test_the_summary_keeps_commands_and_commits(bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, commits = tmp_path / "run", iter(["abc", "def"])
+    out, commits, how = tmp_path / "run", iter(["abc", "def"]), {"progress": Progress(), "figures": False}
     monkeypatch.setattr(devices, "source_commit", lambda: next(commits))
-    train(tiny_config(bars, epochs=1), out, progress=Progress(), figures=False, command="first")
-    more = {"epochs": 2}
-    summary = resume(out, overrides=more, progress=Progress(), figures=False, command="second")
+    train(tiny_config(bars, epochs=1), out, command="first", **how)
+    summary = resume(out, overrides={"epochs": 2}, command="second", **how)
     assert (summary["command"], summary["resumed_with"]) == ("first", ["second"])
     assert (summary["commit"], summary["earlier_commits"]) == ("def", ["abc"])
-
-
-# ---- runs that start from the weights of another
 
 
 @pytest.fixture(scope="module")
@@ -347,7 +266,7 @@ def trained(bars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("step", [0, 1, 8])
+@pytest.mark.parametrize("step", [0, 8])
 def test_a_run_from_other_weights_goes_on_without_them(bars: Path, trained: Path, tmp_path: Path, step: int) -> None:
     source = shutil.copytree(trained, tmp_path / "source")
     config, whole, broken = tiny_config(bars, init_from=str(source)), tmp_path / "whole", tmp_path / "broken"
@@ -379,14 +298,11 @@ def test_saved_and_shipped_networks_can_be_started_from(trained: Path, tmp_path:
 
 
 def test_weights_that_do_not_fit_are_one_sentence(bars: Path, trained: Path, tmp_path: Path) -> None:
-    out, changes = tmp_path / "run", [{"capsule_dim": 8}, {"decoder": False}, {"init_from": "cmpact"}]
-    words = [
-        "a run of that network, sabour2017, begins with --config",
-        "do not fit the network: decoder.",
-        "no run folder",
-    ]
-    for change, said in zip(changes, words, strict=True):
-        with pytest.raises(InputError, match=said) as caught:
-            run(tiny_config(bars, **{"init_from": str(trained)} | change), out)
-        assert "\n" not in str(caught.value)
-        assert not out.exists()
+    for change, said in (
+        ({"capsule_dim": 8}, "a run of that network, sabour2017, begins with --config"),
+        ({"decoder": False}, "do not fit the network: decoder."),
+        ({"init_from": "cmpact"}, "no run folder"),
+    ):
+        with pytest.raises(InputError, match=rf"\A.*{said}.*\Z"):
+            run(tiny_config(bars, **{"init_from": str(trained)} | change), tmp_path / "run")
+        assert not (tmp_path / "run").exists()

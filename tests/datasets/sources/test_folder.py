@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from support import assert_raises
 from torchcaps.datasets import Dataset, load_dataset
 from torchcaps.errors import InputError
 
@@ -38,18 +38,18 @@ def parts(data: Dataset) -> list[set[tuple[int, ...]]]:
 
 
 def test_one_folder_is_split_in_three(tmp_path: Path, save_image: Save) -> None:
-    data = load(fill(save_image, tmp_path, {"cat": 20, "dog": 30}))
-    assert data.class_names == ("cat", "dog")
+    data = load(fill(save_image, tmp_path, {"cat": 20, "Dog": 30}))
+    assert data.class_names == ("Dog", "cat")
     assert data.in_shape == (1, 6, 5)
-    assert [p.labels.bincount().tolist() for p in (data.train, data.validation, data.test)] == [
-        [14, 22],
-        [2, 2],
-        [4, 6],
-    ]
-    train, validation, test = parts(data)
-    assert len(train | validation | test) == 50  # no image in two parts, none lost
+    split = [part.labels.bincount().tolist() for part in (data.train, data.validation, data.test)]
+    assert split == [[22, 14], [2, 2], [6, 4]]
+    assert len(set.union(*parts(data))) == 50  # no image in two parts, none lost
     for part in (data.train, data.validation, data.test):
-        assert torch.equal(part.images[:, 0, 0, 0].long(), part.labels)  # each with its own label
+        assert torch.equal(1 - part.images[:, 0, 0, 0].long(), part.labels)  # each with its own label
+    fewest = load(fill(save_image, tmp_path / "few", {"10": 3, "9": 3}), limit_train=2)
+    assert fewest.class_names == ("9", "10"), "numbers go by their value"
+    for part in (fewest.train, fewest.validation, fewest.test):
+        assert part.labels.bincount().tolist() == [1, 1], "the first images are of all classes"
 
 
 def test_the_seed_moves_the_validation_images_only(tmp_path: Path, save_image: Save) -> None:
@@ -63,29 +63,17 @@ def test_the_seed_moves_the_validation_images_only(tmp_path: Path, save_image: S
     assert sorted((label, i) for label, i, _ in parts(first)[2]) == held
 
 
-@pytest.mark.parametrize("names", [("train", "test", "val"), ("Train", "TEST", "validation")])
-def test_folders_of_their_own_are_taken_as_they_are(
-    tmp_path: Path, save_image: Save, names: tuple[str, str, str]
-) -> None:
-    for value, (name, n) in enumerate(zip(names, (10, 3, 2), strict=True)):
-        fill(save_image, tmp_path / name, {"a": n, "b": n}, value)
-    data = load(tmp_path)
-    assert [{third for *_, third in part} for part in parts(data)] == [{0}, {2}, {1}]
-    assert [len(data.train), len(data.validation), len(data.test)] == [20, 4, 6]
-    shutil.rmtree(tmp_path / names[2])
-    data = load(tmp_path, validation_size=6)
+def test_folders_of_their_own_are_taken_as_they_are(tmp_path: Path, save_image: Save) -> None:
+    for names in (("train", "test", "val"), ("Train", "TEST", "validation")):
+        root = tmp_path / names[2]
+        for value, (name, n) in enumerate(zip(names, (10, 3, 2), strict=True)):
+            fill(save_image, root / name, {"a": n, "b": n}, value)
+        data = load(root)
+        assert [{third for *_, third in part} for part in parts(data)] == [{0}, {2}, {1}]
+        assert [len(data.train), len(data.validation), len(data.test)] == [20, 4, 6]
+    shutil.rmtree(root / names[2])
+    data = load(root, validation_size=6)
     assert [len(data.train), len(data.validation), len(data.test)] == [14, 6, 6]
-
-
-def test_the_first_images_are_of_all_classes(tmp_path: Path, save_image: Save) -> None:
-    data = load(fill(save_image, tmp_path, {"a": 40, "b": 40, "c": 40}), limit_train=30, limit_test=15)
-    assert data.train.labels.bincount(minlength=3).min() >= 5
-    assert data.test.labels.bincount(minlength=3).min() >= 2
-
-
-def test_class_names_are_sorted_and_numbers_by_their_value(tmp_path: Path, save_image: Save) -> None:
-    assert load(fill(save_image, tmp_path / "a", {"dog": 4, "Ant": 4, "cat": 4})).class_names == ("Ant", "cat", "dog")
-    assert load(fill(save_image, tmp_path / "b", {"10": 4, "9": 4, "1": 4})).class_names == ("1", "9", "10")
 
 
 def test_one_colour_image_makes_all_of_them_colour(tmp_path: Path, save_image: Save) -> None:
@@ -160,55 +148,30 @@ def test_what_is_skipped_is_as_if_it_were_not_there(tmp_path: Path, save_image: 
 
 
 def test_too_few_images_are_left(tmp_path: Path, save_image: Save) -> None:
-    damage(fill(save_image, tmp_path / "train", {"a": 4, "b": 4}), "b/000.png", "b/001.png", "b/002.png")
-    damage(fill(save_image, tmp_path / "test", {"a": 2, "b": 2}), "a/000.png", "a/001.png")
-    with pytest.raises(InputError, match="of the class b, 1 of the train images can be read, but at least 2"):
-        load(tmp_path, skip_damaged=True)
-    fill(save_image, tmp_path / "train", {"a": 4, "b": 4})
-    with pytest.raises(InputError, match="of the class a, 0 of the test images can be read, but at least 1"):
-        load(tmp_path, skip_damaged=True)
-
-
-@pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="names of files are always Unicode here")
-def test_names_that_are_not_utf8(tmp_path: Path, save_image: Save) -> None:
-    """Those of images and of the folder are only passed on; those of classes stand in results."""
-    root = fill(save_image, tmp_path / os.fsdecode(b"photos\xff"), {"a": 5, "b": 5})
-    (root / "a" / "000.png").rename(root / "a" / os.fsdecode(b"\xff.png"))
-    assert load(root).class_names == ("a", "b")
-    (root / "b").rename(root / os.fsdecode(b"caf\xe9"))
-    with pytest.raises(InputError, match=r"the class 'caf\\udce9' has a name that is not UTF-8"):
-        load(root)
+    for part, bad, least in (("test", "a", 1), ("train", "b", 2)):
+        fill(save_image, tmp_path / "train", {"a": 4, "b": 4})
+        fill(save_image, tmp_path / "test", {"a": 2, "b": 2})
+        damage(tmp_path / part / bad, *(f"{n:03}.png" for n in range(3)))
+        said = f"of the class {bad}, {least - 1} of the {part} images can be read, but at least {least}"
+        with pytest.raises(InputError, match=said):
+            load(tmp_path, skip_damaged=True)
 
 
 def test_folders_that_cannot_be(tmp_path: Path, save_image: Save) -> None:
-    def fails(words: str, root: Path = tmp_path) -> None:
-        with pytest.raises(InputError, match=words) as raised:
-            load(root)
-        assert str(root) in str(raised.value)
-        assert "\n" not in str(raised.value)
-
-    fails("there is no folder", tmp_path / "gone")
-    fails("has no class sub-folders")
-    fill(save_image, tmp_path, {"a": 5})
-    fails("has only the class a; at least two")
-    (tmp_path / "b").mkdir()
-    fails(f"the class folder {tmp_path / 'b'} has no images")
-    fill(save_image, tmp_path, {"b": 1})
-    fails("of the class b, 1 of the train images can be read, but at least 3")
-    (tmp_path / "test").mkdir()
-    fails("has test/ but no train/")
-    parts = tmp_path / "parts"
-    fill(save_image, parts / "train", {"a": 5, "b": 5})
-    fill(save_image, parts / "test", {"a": 5, "c": 5})
-    fails("the class b has no folder in test", parts)
-    fill(save_image, parts / "test", {"b": 5})
-    fails("the class c has no folder in train", parts)
-    fill(save_image, parts / "val", {"a": 1})
-    fill(save_image, parts / "valid", {"a": 1})
-    fails("has both val/ and valid/", parts)
-
-
-def test_the_fewest_images_that_do(tmp_path: Path, save_image: Save) -> None:
-    data = load(fill(save_image, tmp_path, {"a": 3, "b": 3}))
-    for part in (data.train, data.validation, data.test):
-        assert part.labels.bincount().tolist() == [1, 1]
+    one, two = tmp_path / "one", tmp_path / "two"
+    for classes, root, words in (
+        ({}, one, "there is no folder"),
+        ({"a": 5}, one, "has only the class a; at least two"),
+        ({"b": 1}, one, "of the class b, 1 of the train images can be read, but at least 3"),
+        ({"test/a": 1}, one, "has test/ but no train/"),
+        ({"train/a": 5, "train/b": 5, "test/a": 5, "test/c": 5}, two, "the class b has no folder in test"),
+        ({"test/b": 5}, two, "the class c has no folder in train"),
+        ({"val/a": 1, "valid/a": 1}, two, "has both val/ and valid/"),
+    ):
+        fill(save_image, root, classes)
+        assert_raises(InputError, load, root, say=words)
+        assert_raises(InputError, load, root, say=str(root))
+    (tmp_path / "empty" / "b").mkdir(parents=True)
+    assert_raises(InputError, load, tmp_path / "empty" / "b", say="has no class sub-folders")
+    fill(save_image, tmp_path / "empty", {"a": 5})
+    assert_raises(InputError, load, tmp_path / "empty", say=f"class folder {tmp_path / 'empty' / 'b'} has no images")

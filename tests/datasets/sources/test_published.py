@@ -20,7 +20,7 @@ import torch
 from scipy.io import savemat
 
 from support import assert_raises
-from torchcaps.datasets import BatchLoader, DataRequest, PairSet, Splits, list_datasets, load_dataset, resize_images
+from torchcaps.datasets import DataRequest, Splits, load_dataset, resize_images
 from torchcaps.datasets.sources import cifar10, mnist, smallnorb, svhn
 from torchcaps.datasets.sources.source import Source
 from torchcaps.errors import InputError
@@ -165,6 +165,7 @@ def test_they_are_downloaded_and_found_again(
 
 
 def test_missing_and_damaged_files_are_named(small: Small, tmp_path: Path) -> None:
+    """tests/datasets/test_damaged.py damages them in more ways."""
     for number, files in enumerate((small.packed, small.unpacked)):
         root = write(tmp_path / str(number), files)
         for name, whole in files.items():
@@ -172,47 +173,11 @@ def test_missing_and_damaged_files_are_named(small: Small, tmp_path: Path) -> No
             path.unlink()
             with pytest.raises(InputError, match=r"has no |there is no file"):
                 small.load(DataRequest(data_dir=root))
-            damaged = [b"", b"<html>not here</html>", whole[:-3], whole[: len(whole) // 2], b"xx" + whole[2:]]
-            if number or small.source.name == "svhn":  # what follows the end of a gzipped file is no part of it
-                damaged.append(whole + b"x")
-            if number and small.source.name == "cifar10":  # its files have no header
-                del damaged[4]
-            for contents in damaged:
+            for contents in (b"", b"<html>not here</html>", whole[: len(whole) // 2]):
                 path.write_bytes(contents)
-                with pytest.raises(InputError) as raised:
+                with pytest.raises(InputError, match=name):
                     small.load(DataRequest(data_dir=root))
-                assert str(path) in str(raised.value)
-                assert "\n" not in str(raised.value)
             path.write_bytes(whole)
-
-
-def test_a_damaged_gzipped_file_fails_by_its_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = small_mnist_files(monkeypatch)
-    write(tmp_path, made.packed)
-    path = tmp_path / "t10k-images-idx3-ubyte.gz"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-8] + bytes(4) + whole[-4:])
-    assert_raises(InputError, made.load, DataRequest(data_dir=tmp_path), say="CRC check failed")
-
-
-def test_sources_are_complete() -> None:
-    named = [info for info in list_datasets() if info.find is not None]
-    assert len(named) == 13
-    for source in (mnist.MNIST, smallnorb.SOURCE, smallnorb.VIEWS_SOURCE, cifar10.SOURCE, svhn.SOURCE):
-        assert all(mirror.endswith("/") for mirror in source.mirrors)
-        assert all(len(bytes.fromhex(sha256)) == 32 for sha256 in source.sha256.values())
-        assert set(source.unpacked) <= set(source.sha256)
-
-
-def test_a_label_beyond_the_classes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = small_cifar10_files(monkeypatch).unpacked
-    last = "cifar-10-batches-bin/test_batch.bin"
-    write(tmp_path, files | {last: b"\x0a" + files[last][1:]})
-    said = "cifar10: a test label is 10, but the 10 classes go from 0 to 9"
-    assert_raises(InputError, load_dataset, "cifar10", data_dir=tmp_path, say=said)
-
-
-# smallNORB
 
 
 def test_another_size_is_made_of_the_original_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,9 +218,6 @@ def test_familiar_and_novel_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         )
 
 
-# MNIST itself, and MultiMNIST
-
-
 @pytest.mark.mnist
 def test_the_real_mnist(mnist_dir: Path) -> None:
     data = load_dataset("mnist", data_dir=mnist_dir)
@@ -275,7 +237,6 @@ def test_the_real_mnist(mnist_dir: Path) -> None:
 
 def test_every_part_of_multimnist_is_of_pairs(small_mnist: Path) -> None:
     data, other = (load_dataset("multimnist", data_dir=small_mnist, validation_size=30, seed=seed) for seed in (0, 1))
-    assert isinstance(data.train, PairSet)
     assert (len(data.train), len(data.validation), len(data.test)) == (70, 30, 40)
     assert (data.in_shape, data.num_objects, data.num_classes) == ((1, 36, 36), 2, 10)
     for part in (data.validation, data.test):
@@ -285,13 +246,10 @@ def test_every_part_of_multimnist_is_of_pairs(small_mnist: Path) -> None:
         assert (part.parts.flatten(2).count_nonzero(2) == 3 * 20 + 3 * 9).all()  # no shift has moved any over the edge
     assert torch.equal(data.test.images, other.test.images)
     assert not torch.equal(data.validation.images, other.validation.images)
-    small = load_dataset(
-        "multimnist", data_dir=small_mnist, limit_train=20, limit_test=7, validation_size=20, image_size=24
-    )
-    assert small.in_shape == small.test.in_shape == (1, 24, 24)
+    options = {"limit_train": 20, "limit_test": 7, "validation_size": 20, "image_size": 24}
+    small = load_dataset("multimnist", data_dir=small_mnist, **options)
+    assert (small.in_shape, small.test.in_shape) == ((1, 24, 24), (1, 24, 24))
     assert (len(small.train), len(small.test)) == (20, 7)
-    (batch, *_) = BatchLoader(small.train, 10, shuffle=True).batches(0)
-    assert batch.images.shape == (10, 1, 24, 24)
 
 
 @pytest.mark.mnist
@@ -300,9 +258,6 @@ def test_the_published_test_pairs(mnist_dir: Path) -> None:
     # published results rest on these pairs: whatever moves them is a break
     digest = hashlib.sha256(test.images.numpy()).hexdigest()
     assert digest == "f6448bdd8e249e39bbf5b013954e183030792c8242702879b133881a238600c6"
-
-
-# the embedded digits
 
 
 def test_digits_are_the_originals_enlarged_with_a_margin() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import re
 import socket
 import sys
 from collections.abc import Callable
@@ -44,13 +43,14 @@ def paths(which: Source, data_dir: Path | None = None, *, download: bool = False
     return which.paths(DataRequest(data_dir=data_dir, download=download))
 
 
-@pytest.mark.parametrize("sub", [".", "things", "Other/raw"])
-def test_files_are_found_packed_or_not(tmp_path: Path, sub: str) -> None:
-    folder = put(tmp_path / sub, "a.gz", "b-folder")
-    assert SOURCE.find(tmp_path) == folder
-    assert paths(SOURCE, tmp_path) == {"a.gz": folder / "a.gz", "b.tar": folder / "b-folder"}
-    put(folder, "a", "b.tar")
-    assert paths(SOURCE, tmp_path) == {"a.gz": folder / "a", "b.tar": folder / "b-folder"}  # unpacked comes first
+def test_files_are_found_packed_or_not(tmp_path: Path) -> None:
+    for number, sub in enumerate((".", "things", "Other/raw")):
+        root = tmp_path / str(number)
+        folder = put(root / sub, "a.gz", "b-folder")
+        assert SOURCE.find(root) == folder
+        assert paths(SOURCE, root) == {"a.gz": folder / "a.gz", "b.tar": folder / "b-folder"}
+        put(folder, "a", "b.tar")  # unpacked comes first
+        assert paths(SOURCE, root) == {"a.gz": folder / "a", "b.tar": folder / "b-folder"}
 
 
 def test_missing_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,22 +99,23 @@ def test_folders_with_the_names_of_files_do_not_stop_the_list(tmp_path: Path) ->
     assert all(info.locate(tmp_path) is None for info in list_datasets())
 
 
-def test_what_is_missing_is_downloaded(serve: Serve, cache: Path) -> None:
+def test_what_is_missing_is_downloaded(serve: Serve, cache: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"things is not on this machine \(a\.gz is not in .*--data-dir FOLDER"):
         paths(SOURCE)
     there = dataclasses.replace(SOURCE, mirrors=(serve(FILES),))
     whole = {name: cache / "things" / name for name in FILES}
     assert paths(there, download=True) == whole
-    assert whole["a.gz"].read_bytes() == FILES["a.gz"]
     assert paths(SOURCE) == paths(SOURCE, download=True) == whole  # needs no network any more
     for damaged in (b"", b"half a fi", b"x" * 5000):
         whole["a.gz"].write_bytes(damaged)
         assert paths(there, download=True)["a.gz"].read_bytes() == FILES["a.gz"]
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OSError, match="file"):  # no matter of mirrors
+        there.fetch("a.gz", tmp_path / "file" / "cache")
 
 
-@pytest.mark.parametrize("sub", ["things", "Other/raw"])
-def test_what_is_unpacked_in_the_cache_is_used(sub: str, cache: Path) -> None:
-    folder = put(cache / sub, "a")
+def test_what_is_unpacked_in_the_cache_is_used(cache: Path) -> None:
+    folder = put(cache / "Other/raw", "a")
     assert_raises(InputError, paths, SOURCE, say=f"things is not on this machine (b.tar is not in {folder})")
     put(folder, "b-folder")
     whole = {"a.gz": folder / "a", "b.tar": folder / "b-folder"}
@@ -129,17 +130,11 @@ def test_mirrors_are_tried_until_one_has_the_right_file(serve: Serve, tmp_path: 
         addresses = tuple(f"{root}{mirror}/" for mirror in mirrors)
         return dataclasses.replace(SOURCE, mirrors=addresses).fetch("a.gz", tmp_path / "new")
 
-    with pytest.raises(InputError) as raised:
-        fetch("missing", "corrupt", "half")
-    said = str(raised.value)
-    assert (
-        f"{root}missing/: HTTP status 404; {root}corrupt/: not the expected contents (SHA-256); {root}half/: " in said
-    )
-    assert said.endswith("name a folder with its files: --data-dir FOLDER, or TORCHCAPS_DATA")
-    assert "\n" not in said
+    said = f"{root}missing/: HTTP status 404; {root}corrupt/: not the expected contents (SHA-256); {root}half/: "
+    assert_raises(InputError, fetch, "missing", "corrupt", "half", say=said)
     assert list((tmp_path / "new").iterdir()) == []
     path = fetch("missing", "corrupt", "half", "empty", "good", "never")
-    assert (path, path.read_bytes()) == (tmp_path / "new" / "a.gz", FILES["a.gz"])
+    assert path.read_bytes() == FILES["a.gz"]
     assert list((tmp_path / "new").iterdir()) == [path]
 
 
@@ -151,20 +146,12 @@ def test_mirrors_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert_raises(InputError, there.fetch, "a.gz", tmp_path, say="ReadTimeout")
 
 
-def test_a_folder_that_cannot_be_written_is_no_matter_of_mirrors(serve: Serve, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    there = dataclasses.replace(SOURCE, mirrors=(serve(FILES),))
-    with pytest.raises(OSError, match="file"):
-        there.fetch("a.gz", tmp_path / "file" / "cache")
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows guesses a home for any name")
 def test_the_home_of_a_user_who_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     nobody = "~no-such-user/data"
     said = f"{nobody} begins with the home folder of a user who is not known"
-    for spec in (f"folder:{nobody}", f"npz:{nobody}", nobody):
+    for spec in (f"folder:{nobody}", nobody):
         assert_raises(InputError, load_dataset, spec, say=said)
     assert_raises(InputError, load_dataset, "mnist", data_dir=nobody, say=said)
     monkeypatch.setenv("TORCHCAPS_DATA", nobody)
-    with pytest.raises(InputError, match=re.escape(nobody)):
-        SOURCE.find(None)
+    assert_raises(InputError, SOURCE.find, None, say=nobody)
