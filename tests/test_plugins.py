@@ -142,7 +142,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     Image.fromarray(np.load(folder / "bars.npz")["x"][0]).save(folder / "bar.png")
     train = ["train", "--plugin=my_routing.py", "--routing=mine", "--temperature=0.5", "--data=npz:bars.npz"]
-    ((code, out, err),) = run(folder, [*train, *TRAIN, "--conv-channels=8", "--out=run"])
+    ((code, out, err),) = run(folder, [*train, *TRAIN, "--conv-channels=8", "--schedule=constant", "--out=run"])
     assert code == 0, err
     assert "torchcaps evaluate run --plugin my_routing.py" in out  # as it can be typed
     return folder

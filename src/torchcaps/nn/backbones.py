@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -232,7 +232,7 @@ class TimmBackbone(nn.Module):
         self.requires_grad_(not freeze)
         self.train()
 
-    def train(self, mode: bool = True) -> Self:
+    def train(self, mode: bool = True) -> TimmBackbone:
         """Training mode, but for the layers of a frozen network."""
         super().train(mode)
         self.model.train(mode and not self.freeze)
