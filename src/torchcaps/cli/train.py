@@ -113,6 +113,7 @@ def field_help(kind: type[Settings]) -> dict[str, str]:
 
 @command(
     ("train", "the preset first on the embedded digits; about a minute"),
+    ("train compact --data mnist --epochs 5 --batch-size 64 --learning-rate 0.002 --seed 1", "all as you like it"),
     ("train --data folder:photos --image-size 32", "your own images, one sub-folder a class"),
     ("train --resume runs/first-digits-1", "resume a run that was stopped"),
     cls=RunCommand,
@@ -127,10 +128,10 @@ def train(
     find_learning_rate: Annotated[bool, "Try many learning rates for a step each, say which to take, and end."] = False,
     **fields: Any,
 ) -> None:
-    """Train a network, keep the epoch that is best on validation images, and test it once, at the end.
+    """Train a network, keep the epoch best on validation images, and test it once.
 
-    PRESET is trained on the data set of its source unless --data is given; without PRESET it is `first`, a narrow one,
-    on embedded digits. `torchcaps presets PRESET` lists all options, also the network's.
+    PRESET is trained on its own data set unless --data is given; without PRESET it is `first`, a small one, on digits.
+    `torchcaps presets PRESET` lists all.
     """
     context = click.get_current_context()
     given = click.core.ParameterSource.COMMANDLINE  # None among the values is one, not an absence
