@@ -98,14 +98,14 @@ PAUSE = 1200  # milliseconds for which a finished figure is shown
 
 def moving(browser: Browser, address: str, path: Path) -> None:
     """A 4 is drawn and becomes a 9; then one component of its capsule is moved."""
-    page = opened(browser, address, 1280, 1020)
+    page = opened(browser, address, 1280, 800)
     box = page.get_by_label("Drawing area").bounding_box()
     assert box is not None
     frames: list[tuple[bytes, int]] = []
 
     def shoot(milliseconds: int) -> None:
         page.locator('.explorer[aria-busy="false"]').wait_for()
-        frames.append((page.screenshot(clip={"x": 36, "y": 86, "width": 1208, "height": 934}), milliseconds))
+        frames.append((page.screenshot(clip={"x": 36, "y": 56, "width": 1208, "height": 740}), milliseconds))
 
     page.get_by_role("button", name="Clear").click()
     shoot(300)
@@ -125,7 +125,7 @@ def moving(browser: Browser, address: str, path: Path) -> None:
             page.get_by_role("slider", name="Component 5", exact=True).press(key)
         shoot(90)
     shoot(PAUSE)
-    first, *others = [Image.open(io.BytesIO(data)).convert("RGB").resize((805, 622)) for data, _ in frames]
+    first, *others = [Image.open(io.BytesIO(data)).convert("RGB").resize((805, 493)) for data, _ in frames]
     lengths = [length for _, length in frames]
     first.save(path, save_all=True, append_images=others, duration=lengths, loop=0, quality=70, method=6)
 
@@ -160,7 +160,7 @@ def phone(browser: Browser, address: str, path: Path) -> None:
 def learning(browser: Browser, address: str, path: Path) -> None:
     """A training in its last epoch, and after it."""
     page = opened(browser, address, 1280, 620)
-    page.get_by_text("epoch 7 of 7").wait_for(timeout=1_000_000)
+    page.get_by_text("epoch 20 of 20").wait_for(timeout=1_000_000)
     page.locator(".learning").evaluate("section => section.scrollIntoView()")
     page.screenshot(path=path)
     page.get_by_text("Trained:").wait_for(timeout=1_000_000)
@@ -176,6 +176,7 @@ def beside(browser: Browser, address: str, path: Path) -> None:
 def opened(browser: Browser, address: str, width: int, height: int, **options: Any) -> Page:
     """A new page of that size."""
     page = browser.new_page(viewport={"width": width, "height": height}, **options)
+    page.add_init_script("localStorage.setItem('torchcaps-tour', 'seen')")
     page.goto(address)
     page.locator(".bar").first.wait_for()
     return page

@@ -75,7 +75,7 @@
 
   // ---- examples ----
 
-  // Inputs 1 to 3 agree about output A, inputs 4 and 5 about output B.
+  // Inputs 0 to 2 agree about output 0, inputs 3 and 4 about output 1.
   const FIRST = [
     [[0.9, 0.5], [0.6, -0.8]], [[1, 0.3], [-0.9, -0.3]], [[0.8, 0.6], [0.2, 0.9]], [[-0.7, 0.2], [-0.6, 0.8]], [[0.1, -0.9], [-0.7, 0.7]],
   ];
@@ -83,7 +83,7 @@
   // The votes of "Three rounds by hand".
   const BY_HAND = [[[1, 0], [0, 1]], [[1, 0], [0, -1]], [[-1, 0], [0, 2]]];
 
-  // The first half of the inputs agrees about output A, the others about output B; about the rest they scatter.
+  // As many groups of inputs as outputs: those of a group agree about one output, and scatter about the others.
   function agreeing(inputs, outputs) {
     const centres = [[0.9, 0.5], [-0.6, 0.8], [0.3, -0.9]];
     const scatter = (size) => size * (Math.random() + Math.random() - 1);
@@ -95,7 +95,7 @@
 
   // ---- drawing ----
 
-  const NAMES = ["A", "B", "C"], REACH = 2, PLAY = 1200; // milliseconds from one iteration to the next
+  const REACH = 2, PLAY = 1200; // milliseconds from one iteration to the next
   const number = (x) => (Math.abs(x) < 0.005 ? 0 : x).toFixed(2).replace("-", "−");
   const pair = (v) => `(${v.map(number).join(", ")})`;
   const mixed = (a, b, part) => (Array.isArray(a) ? a.map((x, n) => mixed(x, b[n], part)) : a + part * (b - a));
@@ -149,14 +149,15 @@
       choice("Inputs", [3, 4, 5, 6, 7, 8], inputs, (n) => ({ votes: resized(Number(n), outputs()) })),
       choice("Outputs", [2, 3], outputs, (n) => ({ votes: resized(inputs(), Number(n)) })),
       choice("Routing", Object.keys(ROUTINGS), () => state.routing, (routing) => ({ routing, round: 0 })),
-      choice("Softmax over", ["outputs", "inputs"], () => state.over, (over) => ({ over })),
+      choice("Softmax over", ["outputs", "inputs"], () => (state.routing === "dynamic" ? state.over : "outputs"), (over) => ({ over })),
       choice("Iterations", [1, 2, 3, 4, 5], () => state.iterations, (n) => ({ iterations: Number(n) })),
     ];
     const [step, playing] = [button("Step", () => show({ round: (state.round + 1) % rounds.length })), button("▶ Play", play)];
     const examples = [
-      button("By hand", () => show({ votes: BY_HAND, round: 0 })),
+      button("By hand", () => show({ votes: BY_HAND, round: 0, routing: "dynamic", over: "outputs", iterations: 3 })),
       button("New groups", () => show({ votes: agreeing(inputs(), outputs()), round: 0 })),
     ];
+    examples[1].title = "Random votes: inputs of a group agree about one output";
     const graph = draw("svg", { class: "graph", role: "img" }), planes = make("div", { class: "planes" });
     const says = make("p", { class: "says", "aria-live": "polite" }), table = make("div", { class: "numbers" });
     place.replaceChildren(
@@ -177,7 +178,7 @@
       choices[3].select.disabled = state.routing !== "dynamic";
       choices[4].select.disabled = state.routing === "self-attention";
       step.disabled = playing.disabled = rounds.length < 2;
-      planes.replaceChildren(...NAMES.slice(0, outputs()).map(plane));
+      planes.replaceChildren(...state.votes[0].map((_, j) => plane(j)));
       render(state.round);
       explain();
     }
@@ -191,7 +192,7 @@
       [...planes.children].forEach((figure, j) => {
         const [[x, y], [rx, ry]] = [capsules[j], spreads?.[j] ?? [0, 0]];
         figure.querySelector(".moving").replaceChildren(
-          draw("ellipse", { cx: x, cy: -y, rx, ry }), arrow("capsule", [x, y], 0.06));
+          draw("ellipse", { cx: x, cy: -y, rx: Math.max(rx, 0.02), ry: Math.max(ry, 0.02) }), arrow("capsule", [x, y], 0.06));
         figure.querySelectorAll(".vote").forEach((vote, i) => {
           vote.replaceChildren(arrow(`input-${i}`, state.votes[i][j], 0.02 + 0.1 * Math.min(coupling[i][j], 1)), tip(state.votes[i][j]));
         });
@@ -208,19 +209,19 @@
       const lines = coupling.flatMap((row, i) => row.map((c, j) =>
         draw("line", { class: `input-${i}`, x1: 26, y1: y(i, rows), x2: 164, y2: y(j, outputs()), "stroke-width": 12 * Math.min(c, 1) + 0.3 })));
       const left = coupling.map((_, i) => draw("g", { class: `input-${i}` },
-        draw("circle", { cx: 16, cy: y(i, rows), r: 11 }), draw("text", { x: 16, y: y(i, rows) + 4 }, String(i + 1))));
+        draw("circle", { cx: 16, cy: y(i, rows), r: 11 }), draw("text", { x: 16, y: y(i, rows) + 4 }, String(i))));
       const right = activations.map((a, j) => draw("g", { class: "target" },
         draw("circle", { cx: 176, cy: y(j, outputs()), r: 20, class: "full" }), draw("circle", { cx: 176, cy: y(j, outputs()), r: 20 * Math.sqrt(a) }),
-        draw("text", { x: 176, y: y(j, outputs()) + 4 }, NAMES[j])));
+        draw("text", { x: 176, y: y(j, outputs()) + 4 }, String(j))));
       graph.replaceChildren(...lines, ...left, ...right);
       graph.setAttribute("aria-label", `Couplings of ${rows} inputs with ${outputs()} outputs; the table has their numbers`);
     }
 
-    function plane(name, j) {
+    function plane(j) {
       const svg = draw("svg", { viewBox: [-REACH, -REACH, 2 * REACH, 2 * REACH].map((x) => 1.1 * x).join(" ") },
         draw("path", { class: "axes", d: `M${-REACH},0H${REACH}M0,${-REACH}V${REACH}` }), draw("circle", { class: "axes", r: 1 }),
         ...state.votes.map((_, i) => draw("g", {
-          class: "vote", tabindex: 0, role: "button", "aria-label": `Vote of input ${i + 1} for output ${name}: drag it, or move it by the arrow keys` })),
+          class: "vote", tabindex: 0, role: "button", "aria-label": `Vote of input ${i} for output ${j}: drag it, or move it by the arrow keys` })),
         draw("g", { class: "moving" }));
       svg.querySelectorAll(".vote").forEach((vote, i) => {
         vote.addEventListener("pointerdown", (event) => {
@@ -239,7 +240,7 @@
           move(i, j, state.votes[i][j].map((x, d) => x + by[d]));
         });
       });
-      return make("figure", {}, make("figcaption", {}, make("strong", {}, `Output ${name}`), " ", make("output")), svg);
+      return make("figure", {}, make("figcaption", {}, make("strong", {}, `Output ${j}`), " ", make("output")), svg);
     }
 
     function move(i, j, to) {
@@ -252,32 +253,41 @@
 
     // ---- the numbers of the iteration, and what they say ----
 
+    // The coupling that has grown most since the iteration before, and why.
+    function growth() {
+      if (!state.round) return "All inputs are coupled with every output alike.";
+      const { coupling } = rounds[state.round], before = rounds[state.round - 1];
+      const grown = coupling.flatMap((row, i) => row.map((c, j) => ({ i, j, by: c - before.coupling[i][j] })));
+      const { i, j } = grown.reduce((most, each) => (each.by > most.by ? each : most));
+      const shares = `from ${number(before.coupling[i][j])} to ${number(coupling[i][j])}`;
+      const agreed = before.agreement?.[i].map((a, n) => `${number(a)} with output ${n}`).join(", ");
+      const why = agreed ? `; its agreement was ${agreed}` : "";
+      return `The coupling of input ${i} with output ${j} grows most, ${shares}${why}.`;
+    }
+
     function explain() {
       const { logits, coupling, sums, capsules, agreement, activations, spreads } = rounds[state.round];
-      const best = activations.indexOf(Math.max(...activations)), shares = coupling.map((row) => row[best]);
-      const most = shares.indexOf(Math.max(...shares)), least = shares.indexOf(Math.min(...shares));
-      const uniform = Math.max(...shares) - Math.min(...shares) < 1e-9;
-      const rule = state.over === "outputs" || state.routing !== "dynamic"
-        ? "Each input shares out its vote: a row of c sums to 1." : "The inputs compete for each output: a column of c sums to 1.";
-      says.textContent = `${rule} ${uniform ? "All inputs are coupled with every output alike." :
-        `Output ${NAMES[best]} listens most to input ${most + 1} (${number(shares[most])}) and least to input ${least + 1} (${number(shares[least])}).`}`;
-      const columns = ["b", "c", ...(agreement ? ["a"] : [])];
-      const cells = { b: logits, c: coupling, a: agreement };
-      const names = NAMES.slice(0, outputs()), wide = { colspan: columns.length, scope: "colgroup", class: "group" };
+      const isLast = state.round === rounds.length - 1, perInput = state.over === "outputs" || state.routing !== "dynamic";
+      const rule = perInput ? "Each input shares out its vote: a row of c sums to 1." : "The inputs compete for each output: a column of c sums to 1.";
+      says.textContent = `${rule} ${rounds.length > 1 ? growth() : ""}`;
+      step.textContent = isLast ? "Start again" : "Step";
+      const cells = { vote: state.votes.map((row) => row.map(pair)), b: logits, c: coupling, ...(agreement && { a: agreement }) };
+      const columns = Object.keys(cells), wide = { colspan: columns.length, scope: "colgroup", class: "group" };
+      const shown = (value) => (typeof value === "string" ? value : number(value));
       const row = (name, values, span = {}) => make("tr", {}, make("th", { scope: "row" }, name), ...values.map((value) => make("td", span, value)));
       const over = (values) => [values, { colspan: columns.length }];
       table.replaceChildren(make("table", { class: "rounds" },
         make("thead", {},
-          make("tr", {}, make("th"), ...names.map((name) => make("th", wide, `output ${name}`))),
-          make("tr", {}, make("th", { scope: "col" }, "input"), ...names.flatMap(() => columns.map((name) => make("th", { scope: "col" }, name))))),
+          make("tr", {}, make("th"), ...capsules.map((_, j) => make("th", wide, `output ${j}`))),
+          make("tr", {}, make("th", { scope: "col" }, "input"), ...capsules.flatMap(() => columns.map((name) => make("th", { scope: "col" }, name))))),
         make("tbody", {}, ...state.votes.map((_, i) =>
-          row(String(i + 1), names.flatMap((_, j) => columns.map((name) => number(cells[name][i][j])))))),
-        make("tfoot", {}, row(state.routing === "EM" ? "sum" : "sum s", ...over(sums.map(pair))),
-          row(spreads ? "mean μ" : "capsule v", ...over(capsules.map(pair))),
+          row(String(i), capsules.flatMap((_, j) => columns.map((name) => shown(cells[name][i][j])))))),
+        make("tfoot", {}, row("sum of c · vote", ...over(sums.map(pair))), row(spreads ? "mean μ" : "capsule v", ...over(capsules.map(pair))),
           ...(spreads ? [row("spread σ", ...over(spreads.map(pair)))] : []),
           row(spreads ? "activation" : "length", ...over(activations.map(number))))),
-        make("p", {}, agreement ? "b: routing logits, c: coupling, a: agreement, which is added to b for the next iteration."
-          : "b: routing logits, c: coupling."));
+        make("p", {}, spreads ? "b: logarithm of the output's activation times the density of the vote; c: coupling, the softmax of b." :
+          !agreement ? "b: scalar product of a vote with the sum of all votes, over √2; c: coupling, the softmax of b." :
+          `b: routing logits; c: coupling, the softmax of b; a: agreement, the scalar product of vote and capsule${isLast ? "." : ", which is added to b for the next iteration."}`));
     }
 
     function play() {
