@@ -18,13 +18,14 @@ from torchcaps.datasets import Augmentation, Dataset, ImageSet, load_dataset
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet
 from torchcaps.nn import Capsules
-from torchcaps.parts import flat
+from torchcaps.parts import describe, flat
 from torchcaps.training import (
     Interrupted,
     Progress,
     Recipe,
     TrainConfig,
     data,
+    learning_rates,
     load_run,
     make_config,
     resume,
@@ -218,7 +219,9 @@ def test_a_recipe_that_is_fitted_to_few_images_is_said_and_written(bars: Path, t
     assert LEAST_STEPS <= 6 * 334 < LEAST_STEPS + 6
 
 
-def test_strides_that_grow_with_the_images_are_said_and_written(tmp_path: Path) -> None:
+def test_strides_that_grow_with_the_images_are_said_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     images = np.random.default_rng(0).integers(0, 256, (40, 72, 70), dtype=np.uint8)
     np.savez(tmp_path / "a.npz", x=images, y=np.arange(40) % 2)
     sizes = {
@@ -244,6 +247,15 @@ def test_strides_that_grow_with_the_images_are_said_and_written(tmp_path: Path) 
         assert model["stem_strides"] == ((2, 1, 2) if given == {} else (1, 1, 2))
         assert model["decoder_channels"] == ((64, 64, 32, 16) if said else ())
     assert go_on(tmp_path / "run1-0", epochs=2)["epochs"] == 2
+    tried: list[torch.nn.Module] = []
+    monkeypatch.setattr(
+        "torchcaps.training.run.find_learning_rate", lambda _, network, *__, **___: tried.append(network)
+    )
+    learning_rates(config)
+    assert isinstance(tried[0], CapsNet)
+    assert flat(describe(tried[0]))["stem_strides"] == (2, 1, 2), (
+        "a rate is found for the network that would be trained"
+    )
 
 
 def test_chance_is_the_share_of_the_most_frequent_class_and_an_error_of_counting() -> None:
@@ -292,10 +304,16 @@ def test_classes_that_are_never_predicted_are_named() -> None:
 def test_a_long_run_says_its_time_and_that_of_smaller_images(monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config("compact", data="folder:x", epochs=10, batch_size=10)
     monkeypatch.setattr(small_data, "seconds_of_step", lambda _, shape, __: 0.001 * shape[1])
-    assert words_of_time(config, (1, 64, 64), 3, 500) == []  # 500 steps of 64 ms
-    assert words_of_time(config, (1, 64, 64), 3, 10_000) == [
+    assert words_of_time(config, config, (1, 64, 64), 3, 500) == []  # 500 steps of 64 ms
+    assert words_of_time(config, config, (1, 64, 64), 3, 10_000) == [
         "Time: at most about 10 min 40 s on this machine; with images of 32×32 (--image-size 32) about 5 min 20 s"
     ]
+    strides: list[Any] = []
+    monkeypatch.setattr(
+        small_data, "seconds_of_step", lambda each, *_: strides.append(flat(each.model)["stem_strides"]) or 1
+    )
+    words_of_time(small_data.fit_network(config, (1, 128, 128)), config, (1, 128, 128), 3, 500)
+    assert strides == [(2, 1, 2), (1, 1, 2)], "smaller images have the network that their own run would have"
     monkeypatch.undo()
     before = torch.get_rng_state()
     assert 0 < seconds_of_step(config, (1, 24, 24), 3) < 60

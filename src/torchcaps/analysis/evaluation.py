@@ -250,11 +250,10 @@ def evaluate(
         >>> evaluation.accuracy < 0.5, evaluation.confusion.shape  # nothing is learned yet
         (True, (10, 10))
     """
-    if model.task == "classes":
-        check_labels(model, image_set.labels, len(image_set))
     loader = BatchLoader(image_set, batch_size, shuffle=False, device=next(model.parameters()).device)
     if model.task != "classes":
         return _evaluate_targets(model, loader.batches(0), class_names, precision)
+    check_labels(model, image_set.labels, len(image_set))
     return evaluate_batches(model, loader.batches(0), class_names=class_names, precision=precision)
 
 

@@ -20,7 +20,6 @@ from torchcaps.errors import InputError
 from torchcaps.files import check_path, could_be_repository, read_json, reading, real, remove_temporaries, write_json
 from torchcaps.image_spec import ImageSpec
 from torchcaps.models import Network, build_network, load_pretrained
-from torchcaps.models.presets import fit_to_images, get_preset
 from torchcaps.models.pretrained import (
     CLASSES,
     CONFIG,
@@ -30,10 +29,10 @@ from torchcaps.models.pretrained import (
     find_pretrained,
     load_weights,
 )
-from torchcaps.parts import Tree, flat
+from torchcaps.parts import flat
 from torchcaps.ranges import as_text
 from torchcaps.training import devices
-from torchcaps.training.config import ELSEWHERE, FITTED, TrainConfig, override, read_config
+from torchcaps.training.config import ELSEWHERE, TrainConfig, override, read_config
 from torchcaps.training.data import cropped, load_run_data, require_task, run_data
 from torchcaps.training.folder import (
     BEST,
@@ -53,6 +52,7 @@ from torchcaps.training.loop import JUDGED, Interrupted, Trainer, column_of
 from torchcaps.training.progress import Progress, choose_progress
 from torchcaps.training.rates import LearningRates, find_learning_rate
 from torchcaps.training.small_data import (
+    fit_network,
     fit_recipe,
     warning_of_chance,
     warning_of_unpredicted,
@@ -140,12 +140,18 @@ def learning_rates(config: TrainConfig) -> LearningRates:
         InputError: Data or settings do not fit.
     """
     fabric = devices.launch(config.accelerator, config.devices, config.num_nodes, config.precision)
-    data = load_run_data(config)
-    config = fit_recipe(config, data.train.labels)
-    torch.manual_seed(config.seed)
-    network = build_network(config.model, cropped(data, config.recipe).in_shape, data.num_classes)
+    config, data, network = _begun(config)
     batches = run_data(data, config.recipe, fabric, config.seed)
     return find_learning_rate(fabric, network, batches, config.recipe, seed=config.seed)
+
+
+def _begun(config: TrainConfig) -> tuple[TrainConfig, Dataset, Network]:
+    """A configuration as its images decide it, these images, and the network as it starts."""
+    data = load_run_data(config)
+    in_shape = cropped(data, config.recipe).in_shape
+    config = fit_recipe(fit_network(config, in_shape), data.train.labels)
+    torch.manual_seed(config.seed)
+    return config, data, build_network(config.model, in_shape, data.num_classes)
 
 
 @contextmanager
@@ -183,13 +189,8 @@ def _run(
     fabric = devices.launch(config.accelerator, config.devices, config.num_nodes, config.precision)
     with on_main_process(fabric, folder) as out:
         assert out is not None
-        data, asked = load_run_data(config), config.recipe
-        given = set(FITTED).difference(config.fitted)
-        seen = cropped(data, config.recipe)
-        larger = fit_to_images(get_preset(config.preset), config.model, seen.in_shape, given)
-        config = fit_recipe(override(config, larger), data.train.labels)
-        torch.manual_seed(config.seed)
-        network = build_network(config.model, seen.in_shape, data.num_classes)
+        asked = config
+        config, data, network = _begun(config)
         if config.init_from is not None and not (out / CHECKPOINT).exists():
             start_from(network, config.init_from)
         with torch.random.fork_rng(devices=[]), torch.no_grad():  # a part of one's own may raise
@@ -222,24 +223,26 @@ def _run(
             write_json(out / CONFIG, config.to_dict())
         if config.init_from is not None and trainer.state.step == 0:
             trainer.save_checkpoint()  # from now on the run has the weights that it started from
-        for line in _first_lines(config, asked, larger, data, network, fabric.device):
+        for line in _first_lines(config, asked, data, network, fabric.device):
             trainer.progress.message(line)
         trainer.fit()
         try:
-            return fabric.broadcast(_finish(trainer, config, seen, spec, out, figures) if fabric.is_global_zero else {})
+            return fabric.broadcast(
+                _finish(trainer, config, cropped(data, config.recipe), spec, out, figures)
+                if fabric.is_global_zero
+                else {}
+            )
         except KeyboardInterrupt:
             raise Interrupted(out, trainer.state.step, 128 + signal.SIGINT) from None
 
 
 def _first_lines(
-    config: TrainConfig, asked: Any, larger: Tree, data: Dataset, network: Network, device: torch.device
+    config: TrainConfig, asked: TrainConfig, data: Dataset, network: Network, device: torch.device
 ) -> Iterator[str]:
-    """What a run says before its first step.
-
-    ``asked`` is the recipe before it was fitted to the data, ``larger`` what was fitted of the network.
-    """
+    """What a run says before its first step; ``asked`` is the configuration before it was fitted to the images."""
     yield f"Network: {config.preset}, {sum(p.numel() for p in network.parameters()):,} parameters"
-    if larger:
+    before = flat(asked.model)
+    if larger := {name: value for name, value in flat(config.model).items() if value != before.get(name)}:
         options = " ".join(f"--{name.replace('_', '-')} {as_text(value)}" for name, value in larger.items())
         yield f"For images of {network.in_shape[1]}×{network.in_shape[2]} it has {options}, unless you give others"
     yield f"Data: {config.data}"
@@ -249,10 +252,10 @@ def _first_lines(
     yield f"Device: {device}, {devices.PRECISION_WORDS[config.precision]}"
     if config.precision == "bf16" and device.type == "cpu":
         yield "Warning: a processor that emulates bfloat16 takes about 12 times as long a step as in float32"
-    yield from words_of_fitting(config, asked, len(data.train), data.num_classes)
+    yield from words_of_fitting(config, asked.recipe, len(data.train), data.num_classes)
     yield from words_of_classes(config, data.train.labels, data.class_names)
     if ":" in config.data and data.num_objects == 1 and device.type == "cpu":
-        yield from words_of_time(config, network.in_shape, data.num_classes, len(data.train))
+        yield from words_of_time(config, asked, network.in_shape, data.num_classes, len(data.train))
     if data.skipped:
         named = [*data.skipped[:MOST_NAMED], *["…"] * (len(data.skipped) > MOST_NAMED)]
         yield "\n  ".join([f"Left out {len(data.skipped)} damaged images:", *named])

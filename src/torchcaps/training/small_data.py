@@ -16,7 +16,8 @@ from torchcaps.analysis import Evaluation
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
 from torchcaps.models import build_network
-from torchcaps.training.config import TrainConfig
+from torchcaps.models.presets import fit_to_images, get_preset
+from torchcaps.training.config import FITTED, TrainConfig, override
 from torchcaps.training.progress import duration
 from torchcaps.training.recipe import Recipe
 
@@ -30,6 +31,12 @@ LONG, TOO_LONG = 60, 180
 """Seconds of a run whose time is said, and beyond which that of smaller images is said too."""
 FEW, FOR_FEW = 50, "compact-shared"
 """With fewer training images of a class, this preset learns better than others."""
+
+
+def fit_network(config: TrainConfig, in_shape: tuple[int, int, int]) -> TrainConfig:
+    """The configuration with a network that suits images of a size, as far as ``config.fitted`` leaves it open."""
+    given = set(FITTED).difference(config.fitted)
+    return override(config, fit_to_images(get_preset(config.preset), config.model, in_shape, given))
 
 
 def fit_recipe(config: TrainConfig, labels: Int64[Tensor, "N"]) -> TrainConfig:
@@ -97,8 +104,13 @@ def words_of_classes(config: TrainConfig, labels: Int64[Tensor, "N"], names: Seq
     return [words + advice * (recipe.class_weights is None)]
 
 
-def words_of_time(config: TrainConfig, in_shape: tuple[int, int, int], classes: int, images: int) -> list[str]:
-    """The line that says how long a long run will take, and a run on images of half the size."""
+def words_of_time(
+    config: TrainConfig, asked: TrainConfig, in_shape: tuple[int, int, int], classes: int, images: int
+) -> list[str]:
+    """The line that says how long a long run will take, and a run on images of half the size.
+
+    ``asked`` is the configuration before it was fitted to the images: smaller ones may have another network.
+    """
     recipe = config.recipe
     steps = recipe.epochs * (images // recipe.batch_size)
     seconds = steps * seconds_of_step(config, in_shape, classes)
@@ -108,8 +120,10 @@ def words_of_time(config: TrainConfig, in_shape: tuple[int, int, int], classes: 
     side = max(in_shape[1:]) // 2
     if seconds > TOO_LONG and recipe.crop is None and min(in_shape[1:]) > 1:
         with suppress(InputError):  # too small for the network
-            smaller = steps * seconds_of_step(config, (in_shape[0], side, side), classes)
-            words += f"; with images of {side}×{side} (--image-size {side}) about {duration(smaller)}"
+            shape = in_shape[0], side, side
+            smaller = dataclasses.replace(config, model=fit_network(asked, shape).model)
+            less = steps * seconds_of_step(smaller, shape, classes)
+            words += f"; with images of {side}×{side} (--image-size {side}) about {duration(less)}"
     return [words]
 
 
