@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float32, Int64, Shaped, UInt8
+from jaxtyping import Float, Float32, Int64, Shaped, UInt8
 from torch import Tensor
 
 from torchcaps.checks import checked
@@ -136,6 +137,20 @@ class ImageSet:
         """The set with ``change`` made to all that it holds."""
         factors = {name: change(values) for name, values in self.factors.items()}
         return ImageSet(*map(change, self.tensors), factors=factors)
+
+
+def pad_sequences(sequences: Sequence[Float[np.ndarray, "C l"]], length: int, where: str) -> Float32[Tensor, "N C 1 L"]:
+    """Sequences of any lengths as numbers of one shape, NaN after the end of each.
+
+    Raises:
+        InputError: A number is NaN or infinite; the sentence begins with ``where``.
+    """
+    padded = torch.full((len(sequences), len(sequences[0]), 1, length), torch.nan)
+    for row, each in zip(padded, sequences, strict=True):
+        if not np.isfinite(each).all():
+            raise InputError(f"{where} has a number that is NaN or infinite before the end of its sequence")
+        row[:, 0, : each.shape[1]] = torch.from_numpy(np.asarray(each, np.float32))
+    return padded
 
 
 @checked

@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
-from jaxtyping import Float, Float32
-from torch import Tensor
 
-from torchcaps.datasets.dataset import ImageSet, Splits
+from torchcaps.datasets.dataset import ImageSet, Splits, pad_sequences
 from torchcaps.datasets.reading import one_sentence
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.errors import InputError, install, reason_of
-
-
-def pad(sequences: Sequence[Float[np.ndarray, "C l"]], length: int, where: str) -> Float32[Tensor, "N C 1 L"]:
-    """Sequences of any lengths as numbers of one shape, NaN after the end of each.
-
-    Raises:
-        InputError: A number is NaN or infinite; the sentence begins with ``where``.
-    """
-    padded = torch.full((len(sequences), len(sequences[0]), 1, length), torch.nan)
-    for row, each in zip(padded, sequences, strict=True):
-        if not np.isfinite(each).all():
-            raise InputError(f"{where} has a number that is NaN or infinite before the end of its sequence")
-        row[:, 0, : each.shape[1]] = torch.from_numpy(np.asarray(each, np.float32))
-    return padded
 
 
 @register_dataset(
@@ -57,7 +39,9 @@ def load_aeon(request: DataRequest) -> Splits:
     longest = max(each.shape[1] for cases, _ in parts.values() for each in cases)
     classes = sorted(map(str, set(parts["train"][1])))
     train, test = (
-        ImageSet(pad(cases, longest, f"aeon:{name}"), torch.tensor([classes.index(str(label)) for label in labels]))
+        ImageSet(
+            pad_sequences(cases, longest, f"aeon:{name}"), torch.tensor([classes.index(str(label)) for label in labels])
+        )
         for cases, labels in parts.values()
     )
     return Splits(train, test, tuple(classes))

@@ -12,10 +12,9 @@ import torch
 from jaxtyping import Float32, Shaped, UInt8
 from torch import Tensor
 
-from torchcaps.datasets.dataset import ImageSet, Splits
+from torchcaps.datasets.dataset import ImageSet, Splits, pad_sequences
 from torchcaps.datasets.reading import one_sentence
 from torchcaps.datasets.registry import DataRequest, register_dataset
-from torchcaps.datasets.sources.aeon import pad
 from torchcaps.datasets.splits import with_test_set
 from torchcaps.errors import InputError, shown
 from torchcaps.files import require_file
@@ -128,7 +127,7 @@ def _to_sequences(arrays: Mapping[str, Any], x: str, where: str) -> Float32[Tens
     is_whole = isinstance(lengths, np.ndarray) and lengths.dtype.kind in "iu" and lengths.shape == (N,)
     if lengths is None or not is_whole or lengths.min() < 1 or lengths.max() > L:
         raise InputError(f"{where} needs {_LENGTHS[x]}, whole numbers from 1 to {L} in the shape ({N},)")
-    return pad([each[:, :length] for each, length in zip(values, lengths, strict=True)], L, where)
+    return pad_sequences([each[:, :length] for each, length in zip(values, lengths, strict=True)], L, where)
 
 
 def _to_uint8(values: Shaped[np.ndarray, "..."], where: str) -> UInt8[Tensor, "N C H W"]:

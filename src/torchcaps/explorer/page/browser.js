@@ -133,12 +133,10 @@ function decoded(capsule, j, weights) {
   return values;
 }
 
-// ---- the answers ----
+// ---- the answers; core.js has encode and decodeBytes ----
 
 const lengths = (capsules) => capsules.map((v) => Math.sqrt(v.reduce((sum, x) => sum + x * x, 0) + props.browser.lengthEps));
-const asBytes = (values) => btoa(String.fromCharCode(...values));
 const toByte = (value) => Math.round(255 * Math.min(Math.max(value, 0), 1));
-const bytesOf = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 
 // calibration.Calibration.caveats
 function caveats(scores, best, pixels, drawn) {
@@ -165,7 +163,7 @@ function describeRouting(rounds, [types, h, w]) {
   const reach = Math.max(uniform - range[0], range[1] - uniform, 0.02 * uniform);
   const level = (c) => Math.round(128 + 127 * Math.sign(c - uniform) * Math.sqrt(Math.abs(c - uniform) / reach));
   return {
-    classes, size: [h, w], maps: maps.map((row) => row.map((map) => asBytes(map.map(level)))),
+    classes, size: [h, w], maps: maps.map((row) => row.map((map) => encode(map.map(level)))),
     means: maps.map((row) => row.map((map) => (map.reduce((a, b) => a + b) / places).toFixed(4))),
     scores: rounds.map(({ capsules }) => lengths(capsules)), uniform, reach, range, inSpace: true, inputs: "primary capsules",
   };
@@ -173,14 +171,14 @@ function describeRouting(rounds, [types, h, w]) {
 
 const ANSWERS = {
   look({ pixels: text }, weights) {
-    const pixels = bytesOf(text), { poses, grid } = primary(pixels, weights);
+    const pixels = decodeBytes(text), { poses, grid } = primary(pixels, weights);
     const { name, iterations, eps } = props.browser.routing, rounds = route(poses, weights[name], iterations, eps);
     const capsules = rounds.at(-1).capsules.map((capsule) => [...capsule]), scores = lengths(capsules);
     const best = scores.indexOf(Math.max(...scores)), drawn = decoded(capsules[best], best, weights);
     return { scores, present: [best], caveats: caveats(scores, best, pixels, drawn), capsules, routing: describeRouting(rounds, grid) };
   },
   decode({ classes: [j], poses: [pose] }, weights) {
-    return { whole: asBytes(decoded(pose, j, weights).map(toByte)), apart: [] };
+    return { whole: encode(decoded(pose, j, weights).map(toByte)), apart: [] };
   },
   pick({ index }) {
     const { pixels, labels } = props.browser, most = pixels.length - 1;
@@ -189,7 +187,7 @@ const ANSWERS = {
   },
   // The file's image on a black ground of the network's size, in grey for one channel.
   async read({ name, data }) {
-    const [channels, height, width] = props.networks[0].shape, blob = new Blob([bytesOf(data)]);
+    const [channels, height, width] = props.networks[0].shape, blob = new Blob([decodeBytes(data)]);
     const image = await createImageBitmap(blob).catch(() => null);
     if (!image) throw new Error(`“${name}” could not be read as an image.`);
     const canvas = Object.assign(document.createElement("canvas"), { width, height }), on = canvas.getContext("2d");
@@ -202,7 +200,7 @@ const ANSWERS = {
       const at = 4 * (n % size), grey = 0.299 * rgba[at] + 0.587 * rgba[at + 1] + 0.114 * rgba[at + 2];
       return channels === 1 ? Math.round(grey) : rgba[at + Math.floor(n / size)];
     });
-    return { pixels: asBytes(pixels), changes: [] };
+    return { pixels: encode(pixels), changes: [] };
   },
 };
 
