@@ -40,11 +40,11 @@ def test_a_layer_is_cut_along_the_axis_that_does_not_compete() -> None:
         set_working_memory(mib)
         for pieces, over in ((over_outputs, False), (over_inputs, True)):
             given = torch.empty(B, I, K).double(), torch.empty(I, J, D, K).double()
-            cut = layer.Layer(*given, None, layer.Options(3, over, False, False, 1e-7)).blocks
+            cut = layer.Layer(*given, None, layer.Options(3, over, False, False, 1e-7))
             assert (len(cut.outputs), len(cut.inputs), len(cut.batches)) == pieces
             alone = torch.empty(2, 2**20, 8, device="meta"), torch.empty(2**20, 10, 16, 8, device="meta")
-            cut = layer.Layer(*alone, None, layer.Options(3, over, False, False, 1e-7)).blocks
-            assert [len(each) for each in cut] == [1, 1, 1], "where there are no numbers there is nothing to cut"
+            cut = layer.Layer(*alone, None, layer.Options(3, over, False, False, 1e-7))
+            assert len(cut.outputs) == len(cut.inputs) == len(cut.batches) == 1, "without numbers nothing is cut"
 
 
 def test_votes_are_held_of_few_images_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
