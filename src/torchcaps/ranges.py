@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal
@@ -57,6 +58,14 @@ class Range:
 def is_number(value: object) -> bool:
     """Whether a value is a real number, of Python or of NumPy."""
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def image_shape(in_shape: object) -> tuple[int, int, int]:
+    """The channels, height and width that ``in_shape`` has; else an InputError says what is wrong."""
+    if not isinstance(in_shape, Sequence) or len(in_shape) != 3 or not all(size in COUNT for size in in_shape):
+        raise InputError(f"in_shape must be (channels, height, width), three positive integers, got {shown(in_shape)}")
+    channels, height, width = map(int, in_shape)
+    return channels, height, width
 
 
 def as_text(value: object) -> str:

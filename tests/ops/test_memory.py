@@ -84,17 +84,6 @@ def test_not_for_what_is_much_smaller_or_larger() -> None:
     assert held() == size
 
 
-def test_the_smallest_block_that_fits() -> None:
-    at = {}
-    tensors = [new_empty((SMALLEST * n,)) for n in (3, 1, 2)]
-    for tensor in tensors:
-        at[tensor.numel() // SMALLEST] = tensor.data_ptr()
-    del tensor
-    tensors.clear()
-    alive = [new_empty((SMALLEST,)) for _ in range(3)]
-    assert [tensor.data_ptr() for tensor in alive] == [at[1], at[2], at[3]]
-
-
 def test_memory_that_somebody_still_reads_is_not_used_again() -> None:
     leaf = torch.ones(LARGE[2], requires_grad=True)
     readers: tuple[Callable[[torch.Tensor], Any], ...] = (

@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from torchcaps.checks import checked
-from torchcaps.errors import InputError, reason_of, shown
+from torchcaps.errors import InputError, reason_of
 from torchcaps.files import atomic_path, read_json, write_json, write_text
 from torchcaps.machine import check_memory
 from torchcaps.models.images import TooSmall
@@ -35,7 +35,7 @@ from torchcaps.models.pretrained import (
 )
 from torchcaps.nn import Decoder
 from torchcaps.parts import Spec, build, complete, describe
-from torchcaps.ranges import COUNT, Range
+from torchcaps.ranges import COUNT, Range, image_shape
 
 if TYPE_CHECKING:
     from torchcaps.models.card import TrainingRecord
@@ -73,7 +73,7 @@ class Network(nn.Module):
     @checked
     def __init__(self, in_shape: Sequence[int], num_classes: int, objects: int, task: Task = "classes") -> None:
         super().__init__()
-        shape = check_in_shape(in_shape)
+        shape = image_shape(in_shape)
         least = 2 if task == "classes" else 1
         Range(least, COUNT.most, whole=True).check(f"{type(self).__name__}: num_classes", num_classes)
         if objects > 1 and task != "classes":
@@ -271,15 +271,6 @@ class Network(nn.Module):
             raise InputError(f"{source} holds a {type(network).__name__}, not a {cls.__name__}")
         load_weights(network, read_weights(folder / WEIGHTS), folder / WEIGHTS)
         return network.to(device).eval()
-
-
-def check_in_shape(in_shape: Sequence[int]) -> tuple[int, int, int]:
-    """The shape of images (C, H, W); raise InputError unless it is one."""
-    shape = tuple(in_shape) if isinstance(in_shape, Sequence) else ()
-    if len(shape) != 3 or not all(size in COUNT for size in shape):
-        raise InputError(f"in_shape must be (channels, height, width), three positive integers, got {shown(in_shape)}")
-    channels, height, width = shape
-    return channels, height, width
 
 
 def build_network(spec: Spec, in_shape: Sequence[int], num_classes: int) -> Network:

@@ -57,6 +57,15 @@ def slices(size: int, piece: int) -> list[slice]:
     return [slice(start, min(start + piece, size)) for start in range(0, size, piece)]
 
 
+def nearly_equal(size: int, most: int, multiple: int = 1) -> int:
+    """Length of the nearly equal pieces, at most ``most`` long, that ``size`` is cut into."""
+    if size <= most:
+        return max(size, 1)
+    most = most // multiple * multiple or max(most, 1)
+    pieces = -(-size // most)
+    return min(most, -(-size // (pieces * multiple)) * multiple)
+
+
 class _Pool:
     """Blocks of memory that tensors have given back, as many as the working memory, ``mib``, allows.
 

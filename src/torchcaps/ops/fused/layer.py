@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.machine import MIB
-from torchcaps.ops.memory import BLOCK, MAX_BATCH_SLICE, get_working_memory, slices
+from torchcaps.ops.memory import BLOCK, MAX_BATCH_SLICE, get_working_memory, nearly_equal, slices
 from torchcaps.ops.precision import full_dtype
 
 MIN_BATCH_SLICE = 16  # images; with fewer, reading the weights costs more than multiplying by them
@@ -28,15 +28,6 @@ class Options(NamedTuple):
     eps: float
     keep_coupling: bool = False
     """The last coupling is wanted, or what the backward pass needs."""
-
-
-def _piece(size: int, most: int, multiple: int = 1) -> int:
-    """Length of the nearly equal pieces, at most ``most`` long, that ``size`` is cut into."""
-    if size <= most:
-        return max(size, 1)
-    most = most // multiple * multiple or max(most, 1)
-    pieces = -(-size // most)
-    return min(most, -(-size // (pieces * multiple)) * multiple)
 
 
 class Buffers:
@@ -83,7 +74,7 @@ class Layer:
         matrix = D * K  # numbers of an input and output: W, and as many of grad_W
         link = 3 * K + 3  # numbers of an image, input and output: VW, gsW, coupled; agreement, coupling, spare
         whole = self.poses.is_meta  # where there are no numbers
-        b = B if whole else _piece(B, MAX_BATCH_SLICE)
+        b = B if whole else nearly_equal(B, MAX_BATCH_SLICE)
         if whole or I * J * (matrix + b * link) <= budget:
             return slices(J, J), slices(I, I), slices(B, b)
 
@@ -95,8 +86,8 @@ class Layer:
         while b > MIN_BATCH_SLICE and least * smallest() > budget:
             b = -(-b // 2)
         if over_inputs:
-            return slices(J, _piece(J, budget // smallest())), slices(I, I), slices(B, b)
-        return slices(J, J), slices(I, _piece(I, budget // smallest(), INPUT_MULTIPLE)), slices(B, b)
+            return slices(J, nearly_equal(J, budget // smallest())), slices(I, I), slices(B, b)
+        return slices(J, J), slices(I, nearly_equal(I, budget // smallest(), INPUT_MULTIPLE)), slices(B, b)
 
     def weight_blocks(self) -> Iterator[tuple[slice, slice, Float[Tensor, "j D Ki"]]]:
         """Outputs and inputs that are worked on together, and W of them, contiguous."""
