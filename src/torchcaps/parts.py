@@ -29,7 +29,6 @@ from torchcaps.errors import InputError, shown, unknown_name
 
 EntryT = TypeVar("EntryT")
 ClassT = TypeVar("ClassT", bound=type)
-SettingsT = TypeVar("SettingsT", bound="Settings")
 Spec = str | Mapping[str, Any] | nn.Module | bool | None
 """How a part is written; True is the usual one, False and None leave out a part that may be absent."""
 Tree = dict[str, Any]
