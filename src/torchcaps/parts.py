@@ -43,8 +43,8 @@ class Registry(dict[str, EntryT]):
         InputError: ``registry[name]`` without such an entry; the nearest name is given.
     """
 
-    def __init__(self, kind: str, entries: Mapping[str, EntryT] | None = None) -> None:
-        super().__init__(entries or {})
+    def __init__(self, kind: str) -> None:
+        super().__init__()
         self.kind = kind
 
     def __missing__(self, name: str) -> NoReturn:
