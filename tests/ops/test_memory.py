@@ -19,8 +19,6 @@ from torchcaps.ops import memory
 from torchcaps.ops.memory import (
     ALIGNMENT,
     SMALLEST,
-    combine,
-    contiguous,
     get_working_memory,
     new_empty,
     set_working_memory,
@@ -131,28 +129,6 @@ def test_blocks_beyond_the_working_memory_are_let_go() -> None:
     tensor = new_empty((SMALLEST,))  # more than may be kept: it is had all the same
     del tensor
     assert held() == 0
-
-
-def test_operations_write_to_it_where_autograd_does_not_note_them() -> None:
-    left, right = torch.rand(3, 500, 700, requires_grad=True), torch.rand(500, 700)
-    factors, shape = (torch.rand(2, 700, 40), torch.rand(2, 40, 500)), (2, 700, 500)
-    noted = combine(torch.mul, left, right), contiguous(left.mT)
-    assert noted[0].requires_grad
-    assert noted[1].is_contiguous()
-    del noted
-    assert held() == 0
-    with torch.no_grad():
-        for result, wanted in (
-            (combine(torch.mul, left, right), left * right),
-            (combine(torch.bmm, *factors, shape), torch.bmm(*factors)),
-            (contiguous(left.mT), left.mT),
-        ):
-            before = held()
-            assert result.equal(wanted)
-        assert contiguous(left) is left
-        assert combine(torch.mul, left.double(), right.double()).dtype == torch.float64
-    del result, wanted
-    assert held() > before == 0
 
 
 def test_no_two_threads_get_the_same_memory() -> None:
