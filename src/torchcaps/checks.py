@@ -13,7 +13,7 @@ import itertools
 import operator
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 import torch
@@ -58,163 +58,118 @@ def checked(function: FunctionT) -> FunctionT:
     suffix = "" if method == "forward" or method.startswith("_") else f".{method}"  # what is called by another name
 
     @functools.cache
-    def tests(where: str) -> dict[str, tuple[str, Test]]:
-        hints = typing.get_type_hints(function, include_extras=True)
-        return {name: (f"{where}: {name}", test_of(hints[name])) for name in names if name in hints}
+    def hints() -> Mapping[str, Any]:
+        return typing.get_type_hints(function, include_extras=True)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
             sizes: Sizes = {}
             owner = args[0] if of_object else None
-            of = tests(type(owner).__name__ + suffix if of_object else title)
+            where = type(owner).__name__ + suffix if of_object else title
             for name, value in itertools.chain(zip(names, args, strict=False), kwargs.items()):
-                if name in of:
-                    words, test = of[name]
-                    test(words, value, sizes, owner)
+                if name in hints():
+                    check(f"{where}: {name}", value, hints()[name], sizes, owner)
         return function(*args, **kwargs)
 
     return cast(FunctionT, call)
 
 
-def check(name: str, value: Any, hint: Any) -> None:
-    """Raise unless a value fits an annotation; ``name`` is what errors call it."""
-    test_of(hint)(name, value, {}, None)
+def check(name: str, value: Any, hint: Any, sizes: Sizes | None = None, owner: Any = None) -> None:
+    """Raise unless a value fits an annotation; one that says nothing of values passes all.
 
-
-Test = Callable[[str, Any, Sizes, Any], None]
-"""Raises unless a value fits: its name, the value, the sizes of letters so far, and the object of a method."""
-
-
-def test_of(hint: Any) -> Test:
-    """The test that stands for an annotation."""
+    Args:
+        name: What errors call it.
+        value: What is checked.
+        hint: The annotation.
+        sizes: Of the letters so far; those of the value are added.
+        owner: The object of a method, whose attributes sizes may be.
+    """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    sizes = {} if sizes is None else sizes
     if hasattr(hint, "dim_str"):
-        return _tensor_test(hint)
-    if origin is Annotated:
-        return _range_test(args[1]) if isinstance(args[1], Range) else _anything
-    if origin is Literal:
-        return functools.partial(_one_of, args)
-    if origin in (typing.Union, types.UnionType):
-        return _union_test(args)
-    if origin is tuple:  # of any length, or so many of one kind
-        return functools.partial(_each, test_of(args[0]), None if args[1] is Ellipsis else len(args))
-    return functools.partial(_of_type, hint) if isinstance(hint, type) and hint is not Any else _anything
+        _check_tensor(name, value, hint, sizes, owner)
+    elif origin is Annotated and isinstance(args[1], Range):
+        args[1].check(name, value)
+    elif origin is Literal:
+        if not isinstance(value, str) or value not in args:
+            raise InputError(f"{name} must be one of {', '.join(args)}, got {shown(value)}")
+    elif origin in (typing.Union, types.UnionType):
+        _check_union(name, value, args, sizes, owner)
+    elif origin is tuple:  # of any length, or so many of one kind
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise WrongType(f"{name} must be a sequence, got {shown(value)}")
+        if args[1] is not Ellipsis and len(value) != len(args):
+            raise InputError(f"{name} must have {len(args)} entries, got {shown(value)}")
+        if len(value) > MOST_ENTRIES:
+            raise InputError(f"{name} must have at most {MOST_ENTRIES} entries, got {len(value)}")
+        for item in value:
+            check(name, item, args[0], sizes, owner)
+    elif isinstance(hint, type) and hint is not Any:
+        fits = is_number(value) if hint is float else isinstance(value, hint)
+        if not fits or (hint is int and isinstance(value, bool)):
+            article = "an" if hint.__name__[0] in "AEIOU" else "a"
+            got = "a tensor" if isinstance(value, Tensor) else shown(value)
+            raise WrongType(f"{name} must be {_NAMES.get(hint, f'{article} {hint.__name__}')}, got {got}")
 
 
-def _anything(name: str, value: Any, sizes: Sizes, owner: Any) -> None:
-    """What an annotation says nothing of is not checked."""
-
-
-def _of_type(kind: type, name: str, value: Any, _sizes: Sizes, _owner: Any) -> None:
-    fits = is_number(value) if kind is float else isinstance(value, kind)
-    if not fits or (kind is int and isinstance(value, bool)):
-        article = "an" if kind.__name__[0] in "AEIOU" else "a"
-        raise WrongType(f"{name} must be {_NAMES.get(kind, f'{article} {kind.__name__}')}, got {_short(value)}")
-
-
-def _one_of(choices: tuple[Any, ...], name: str, value: Any, _sizes: Sizes, _owner: Any) -> None:
-    if not isinstance(value, str) or value not in choices:
-        raise InputError(f"{name} must be one of {', '.join(choices)}, got {shown(value)}")
-
-
-def _range_test(within: Range) -> Test:
-    usual = int if within.whole else float  # right at once where it lies inside, as each call of a function asks
-
-    def test(name: str, value: Any, _sizes: Sizes, _owner: Any) -> None:
-        if type(value) is not usual or within.odd or not within.least < value < within.most:
-            within.check(name, value)
-
-    return test
-
-
-def _each(test: Test, length: int | None, name: str, value: Any, sizes: Sizes, owner: Any) -> None:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise WrongType(f"{name} must be a sequence, got {shown(value)}")
-    if length is not None and len(value) != length:
-        raise InputError(f"{name} must have {length} entries, got {shown(value)}")
-    if len(value) > MOST_ENTRIES:
-        raise InputError(f"{name} must have at most {MOST_ENTRIES} entries, got {len(value)}")
-    for item in value:
-        test(name, item, sizes, owner)
-
-
-def _union_test(args: tuple[Any, ...]) -> Test:
+def _check_union(name: str, value: Any, hints: tuple[Any, ...], sizes: Sizes, owner: Any) -> None:
     """One of several annotations; what fits none is held to the first, or of tensors to the one of its axes."""
-    optional = type(None) in args
-    hints = [arg for arg in args if arg is not type(None)]
-    tests = [test_of(hint) for hint in hints]
-
-    def test(name: str, value: Any, sizes: Sizes, owner: Any) -> None:
-        if value is None and optional:
-            return None
-        found: list[InputError] = []
-        for each in tests:
+    if value is None and type(None) in hints:
+        return None
+    found: list[InputError] = []
+    for hint in hints:
+        if hint is not type(None):
             try:
-                return each(name, value, sizes, owner)
+                return check(name, value, hint, sizes, owner)
             except InputError as error:
                 found.append(error.with_traceback(None))  # a traceback keeps the caller's tensors alive
-        shapes = [str(error).partition(" must have shape ")[2].partition(", got")[0] for error in found]
-        if len(shapes) > 1 and all(shapes):
-            raise InputError(f"{name} must have shape {' or '.join(dict.fromkeys(shapes))}, got {tuple(value.shape)}")
-        raise next((error for error in found if not isinstance(error, WrongType)), found[-1])
-
-    return tests[0] if len(tests) == 1 and not optional else test
+    shapes = [str(error).partition(" must have shape ")[2].partition(", got")[0] for error in found]
+    if len(shapes) > 1 and all(shapes):
+        raise InputError(f"{name} must have shape {' or '.join(dict.fromkeys(shapes))}, got {tuple(value.shape)}")
+    raise next((error for error in found if not isinstance(error, WrongType)), found[-1])
 
 
-def _tensor_test(hint: Any) -> Test:
+def _check_tensor(name: str, value: Any, hint: Any, sizes: Sizes, owner: Any) -> None:
     dtypes, words = _KINDS[hint.__name__.partition("[")[0]]
-    letters = tuple(hint.dim_str.split())
-    open_at = next((n for n, letter in enumerate(letters) if letter == "..." or letter.startswith("*")), None)
-    after = 0 if open_at is None else len(letters) - open_at - 1  # axes behind those that may be any number
-    fixed = letters if open_at is None else letters[:open_at] + letters[open_at + 1 :]
-    told = {letter: functools.partial(_told, letter) for letter in letters if letter[0] == "{" or letter.isdigit()}
-
-    def test(name: str, value: Any, sizes: Sizes, owner: Any) -> None:
-        if not isinstance(value, Tensor) or value.dtype not in dtypes:
-            raise WrongType(f"{name} must be {words}, got {_kind(value)}")
-        if value.layout not in _LAYOUTS or value.is_nested:
-            raise WrongType(f"{name} must be a dense tensor, got {'a nested one' if value.is_nested else value.layout}")
-        first, device = sizes.setdefault("device", (name, value.device))
-        if value.device != device:
-            where, _, own = name.rpartition(": ")
-            both = f"{first.rpartition(': ')[2]} and {own}"
-            raise InputError(f"{where}: {both} must be on one device, got {device} and {value.device}")
-        if not fixed and open_at is not None:
-            return
-        shape = seen = value.shape
-        if open_at is not None:
-            seen = shape[:open_at] + shape[max(len(shape) - after, 0) :]
-        fits = len(shape) == len(fixed) if open_at is None else len(shape) >= len(fixed)
-        found: Sizes = {}
-        for letter, size in zip(fixed, seen, strict=False):
-            wanted = sizes.get(letter)
-            if wanted is None:
-                # an attribute of 0 stands for any number
-                wanted = told[letter](owner) or size if letter in told else found.get(letter, size)
-            fits = fits and wanted == size
-            found[letter] = size
-        if not fits:
-            raise InputError(_wrong_shape(name, letters, shape, sizes, owner))
-        sizes.update(found)
-
-    return test
+    if not isinstance(value, Tensor) or value.dtype not in dtypes:
+        raise WrongType(f"{name} must be {words}, got {_kind(value)}")
+    if value.layout not in _LAYOUTS or value.is_nested:
+        raise WrongType(f"{name} must be a dense tensor, got {'a nested one' if value.is_nested else value.layout}")
+    first, device = sizes.setdefault("device", (name, value.device))
+    if value.device != device:
+        where, _, own = name.rpartition(": ")
+        both = f"{first.rpartition(': ')[2]} and {own}"
+        raise InputError(f"{where}: {both} must be on one device, got {device} and {value.device}")
+    axes = hint.dim_str.split()
+    for n, axis in enumerate(axes):
+        if axis[0] in "*.":  # any number of axes, of any size
+            axes[n : n + 1] = [""] * (value.ndim + 1 - len(axes))
+            break
+    fits, found = len(axes) == value.ndim, dict(sizes)
+    for axis, size in zip(axes, value.shape, strict=False):
+        if axis and found.setdefault(axis, _told(axis, owner) or size) != size:
+            fits = False
+    if not fits:
+        raise InputError(_wrong_shape(name, hint.dim_str.split(), value.shape, sizes, owner))
+    sizes.update(found)
 
 
-def _told(letter: str, owner: Any) -> int:
-    """The size that a number, or an attribute of a method's object, stands for."""
-    return int(letter) if letter.isdigit() else operator.attrgetter(letter.removeprefix("{self.")[:-1])(owner)
+def _told(axis: str, owner: Any) -> int | None:
+    """The size that a number, or an attribute of a method's object, stands for: None of a letter, 0 is any."""
+    if axis.isdigit():
+        return int(axis)
+    return operator.attrgetter(axis.removeprefix("{self.")[:-1])(owner) if axis[0] == "{" else None
 
 
-def _wrong_shape(name: str, letters: Sequence[str], shape: Sequence[int], sizes: Sizes, owner: Any) -> str:
-    fixed = [letter[0] == "{" or letter.isdigit() for letter in letters]
-    known = [_told(each, owner) or None if told else sizes.get(each) for each, told in zip(letters, fixed, strict=True)]
-    names = [letter.removeprefix("{self.").removesuffix("}") for letter in letters]
-    words = [name if size is None else str(size) for name, size in zip(names, known, strict=True)]
+def _wrong_shape(name: str, axes: Sequence[str], shape: Sequence[int], sizes: Sizes, owner: Any) -> str:
+    known = [_told(axis, owner) or sizes.get(axis) for axis in axes]
+    names = [axis.removeprefix("{self.").removesuffix("}") for axis in axes]
+    words = [axis if size is None else str(size) for axis, size in zip(names, known, strict=True)]
     reasons = [
-        f"{letter[len('{self.') : -1]} is {size}"
-        for letter, size, got in zip(letters, known, shape, strict=False)
-        if letter[0] == "{" and size not in (None, got) and len(shape) == len(letters)
+        f"{word} is {size}"
+        for axis, word, size, got in zip(axes, names, known, shape, strict=False)
+        if axis[0] == "{" and size not in (None, got) and len(shape) == len(axes)
     ]
     why = f": {', '.join(reasons)}" if reasons else ""
     return f"{name} must have shape ({', '.join(words)}{',' * (len(words) == 1)}), got {tuple(shape)}{why}"
@@ -224,10 +179,6 @@ def _kind(value: object) -> str:
     if isinstance(value, types.MethodType):  # such as capsules.scores
         return f"the method {value.__name__}; call it: {value.__name__}()"
     return f"one of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
-
-
-def _short(value: object) -> str:
-    return "a tensor" if isinstance(value, Tensor) else shown(value)
 
 
 # ---- what no annotation says

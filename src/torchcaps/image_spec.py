@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 from torchcaps.analysis.calibration import Calibration
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError, shown
-from torchcaps.ranges import COUNT
+from torchcaps.ranges import COUNT, image_shape
 
 LARGEST_IMAGE = 2**22
 """Values C·H·W of an image at most."""
@@ -40,18 +40,16 @@ class ImageSpec:
     """What is asked of an image: its class, which labels it has, or numbers; ``class_names`` are the names of these."""
 
     def __post_init__(self) -> None:
-        shape, names = self.in_shape, self.class_names
+        names = self.class_names if isinstance(self.class_names, tuple) else ()
         fits = {
-            "in_shape": isinstance(shape, tuple) and len(shape) == 3 and all(size in COUNT for size in shape),
-            "class_names": isinstance(names, tuple)
-            and len(names) > (self.task == "classes")
-            and all(isinstance(each, str) for each in names),
+            "in_shape": math.prod(image_shape(self.in_shape)) <= LARGEST_IMAGE,
+            "class_names": len(names) > (self.task == "classes") and all(isinstance(each, str) for each in names),
             "objects": self.objects in COUNT and self.objects <= len(names),
             "fit": self.fit in ("pad", "stretch"),
+            "preparation": isinstance(self.preparation, Preparation | None),
+            "calibration": isinstance(self.calibration, Calibration | None),
             "task": self.task in ("classes", "labels", "regression"),
         }
-        if fits["in_shape"] and math.prod(shape) > LARGEST_IMAGE:
-            fits["in_shape"] = False
         for name, fitting in fits.items():
             if not fitting:
                 raise InputError(f"{name} cannot be {shown(getattr(self, name))}")
@@ -63,16 +61,12 @@ class ImageSpec:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """The inverse of :meth:`to_dict`; what has a default may be missing, and other entries are passed over."""
-        given = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
-        for name in ("in_shape", "class_names"):
-            if not isinstance(given.get(name), list | tuple):
-                raise InputError(f"{name} must be a list, got {shown(given.get(name))}")
-            given[name] = tuple(given[name])
-        for name, kind in (("preparation", Preparation), ("calibration", Calibration)):
-            held = given.get(name)
-            if held is not None:
-                fields = kind.__dataclass_fields__
-                if not isinstance(held, Mapping) or not fields.keys() <= held.keys():
-                    raise InputError(f"{name} must have {', '.join(fields)}, got {shown(held)}")
-                given[name] = kind(**{field: held[field] for field in fields})
+        given: dict[str, Any] = {"in_shape": None, "class_names": None}
+        given |= {name: values[name] for name in cls.__dataclass_fields__ if name in values}
+        for name, held in given.items():
+            kind: Any = {"preparation": Preparation, "calibration": Calibration}.get(name)
+            if isinstance(held, list):
+                given[name] = tuple(held)
+            elif kind is not None and isinstance(held, Mapping) and kind.__dataclass_fields__.keys() <= held.keys():
+                given[name] = kind(**{field: held[field] for field in kind.__dataclass_fields__})
         return cls(**given)

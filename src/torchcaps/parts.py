@@ -29,7 +29,6 @@ from torchcaps.errors import InputError, shown, unknown_name
 
 EntryT = TypeVar("EntryT")
 ClassT = TypeVar("ClassT", bound=type)
-SettingsT = TypeVar("SettingsT", bound="Settings")
 Spec = str | Mapping[str, Any] | nn.Module | bool | None
 """How a part is written; True is the usual one, False and None leave out a part that may be absent."""
 Tree = dict[str, Any]
@@ -44,8 +43,8 @@ class Registry(dict[str, EntryT]):
         InputError: ``registry[name]`` without such an entry; the nearest name is given.
     """
 
-    def __init__(self, kind: str, entries: Mapping[str, EntryT] | None = None) -> None:
-        super().__init__(entries or {})
+    def __init__(self, kind: str) -> None:
+        super().__init__()
         self.kind = kind
 
     def __missing__(self, name: str) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal
@@ -59,6 +60,14 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def image_shape(in_shape: object) -> tuple[int, int, int]:
+    """The channels, height and width that ``in_shape`` has; else an InputError says what is wrong."""
+    if not isinstance(in_shape, Sequence) or len(in_shape) != 3 or not all(size in COUNT for size in in_shape):
+        raise InputError(f"in_shape must be (channels, height, width), three positive integers, got {shown(in_shape)}")
+    channels, height, width = map(int, in_shape)
+    return channels, height, width
+
+
 def as_text(value: object) -> str:
     """An option's value as a person reads it, and types it: ``on``, ``none``, ``0.001``, ``512,1024``."""
     if isinstance(value, bool):
@@ -73,20 +82,15 @@ def as_text(value: object) -> str:
 # Float settings go up to a number that float32, in which networks compute, still holds.
 _LARGEST = 1e38
 
-WIDTH = Range(1, 65_536, whole=True)
-PIXELS = Range(1, 4096, whole=True)
 COUNT = Range(1, 1_000_000_000, whole=True)
 INDEX = Range(0, COUNT.most, whole=True)
-PROCESSES = Range(1, 4096, whole=True)
 SEED = Range(0, 2**32 - 1, whole=True)
 
-Width = Annotated[int, WIDTH]
+Width = Annotated[int, Range(1, 65_536, whole=True)]
 """Channels, capsule types, components: how wide a layer is."""
 Size = Annotated[int, Range(1, 2**31 - 1, whole=True)]
 """Capsules, classes, channels, as the data have them."""
-AT_LEAST_TWO = Range(2, COUNT.most, whole=True)
-"""Classes of images."""
-Pixels = Annotated[int, PIXELS]
+Pixels = Annotated[int, Range(1, 4096, whole=True)]
 """Sides of images, kernels and strides."""
 Padding = Annotated[int, Range(0, 4095, whole=True)]
 """Pixels or positions on each side."""
@@ -100,7 +104,7 @@ Iterations = Annotated[int, Range(0, 1000, whole=True)]
 """Routing iterations."""
 AtLeastOneIteration = Annotated[int, Range(1, 1000, whole=True)]
 """Iterations of an algorithm that does nothing without any."""
-Processes = Annotated[int, PROCESSES]
+Processes = Annotated[int, Range(1, 4096, whole=True)]
 """Processes of a run, and machines."""
 Seed = Annotated[int, SEED]
 """Of everything random; numpy's generators take no other."""

@@ -21,6 +21,7 @@ from support import (
 from torchcaps import create_model, margin_loss, reconstruction_loss, safe_norm
 from torchcaps.errors import InputError, WrongType
 from torchcaps.models import CapsNet
+from torchcaps.models.images import standardise
 from torchcaps.nn import mask_capsules
 
 IMAGES = torch.rand(3, 1, 20, 20, generator=torch.Generator().manual_seed(0))
@@ -129,6 +130,20 @@ def test_standardised_images_change_the_network_and_not_what_is_drawn() -> None:
     output = model(IMAGES, LABELS)
     squared = (output.reconstruction - IMAGES).square().sum() / len(IMAGES)  # the pixels, not the standardised ones
     assert_close(model.loss(output, IMAGES, LABELS).reconstruction, squared, 1e-5)
+
+
+def test_an_image_of_one_colour_is_zero_and_faint_ones_are_not_blown_up() -> None:
+    images = torch.full((2, 1, 4, 4), 0.3)
+    images[1, 0, 0, 0] += 1e-6
+    images.requires_grad_()
+    result = standardise(images)
+    assert_close(result[0], 0.0, 1e-4)
+    assert result[1].abs().max() < 255 * 4 * 1.1e-6  # the deviation counts as 1 / (255 √pixels) at least
+    result.square().sum().backward()
+    assert_finite([images.grad])
+    of_three = torch.rand(4, 3, 5, 6, dtype=torch.float64) * torch.tensor([0.1, 0.5, 1.0])[:, None, None]
+    assert_close(standardise(of_three).std((1, 2, 3), correction=0), 1.0, 1e-12)
+    assert (standardise(of_three).mean((2, 3)).abs() > 0.1).any(), "a channel by itself is not centred"
 
 
 # ---- several objects in an image

@@ -50,7 +50,6 @@ def test_normalised_cross_entropy_by_hand() -> None:
     lengths = torch.tensor([[0.0, 1.0]], dtype=torch.float64)  # clipped
     assert_close(normalised_cross_entropy(lengths, torch.tensor([0])), -math.log(1e-7), 1e-12)
     assert_close(normalised_cross_entropy(lengths, torch.tensor([1])), -math.log(1 - 1e-7), 1e-12)
-    assert_close(normalised_cross_entropy(lengths, torch.tensor([0]), clip=0.25), -math.log(0.25), 1e-12)
     zeros = torch.zeros(1, 2, requires_grad=True)
     normalised_cross_entropy(zeros, torch.tensor([0])).backward()
     assert_finite([zeros.grad])

@@ -19,8 +19,6 @@ from torchcaps.ops import memory
 from torchcaps.ops.memory import (
     ALIGNMENT,
     SMALLEST,
-    combine,
-    contiguous,
     get_working_memory,
     new_empty,
     set_working_memory,
@@ -84,17 +82,6 @@ def test_not_for_what_is_much_smaller_or_larger() -> None:
     assert held() == size
 
 
-def test_the_smallest_block_that_fits() -> None:
-    at = {}
-    tensors = [new_empty((SMALLEST * n,)) for n in (3, 1, 2)]
-    for tensor in tensors:
-        at[tensor.numel() // SMALLEST] = tensor.data_ptr()
-    del tensor
-    tensors.clear()
-    alive = [new_empty((SMALLEST,)) for _ in range(3)]
-    assert [tensor.data_ptr() for tensor in alive] == [at[1], at[2], at[3]]
-
-
 def test_memory_that_somebody_still_reads_is_not_used_again() -> None:
     leaf = torch.ones(LARGE[2], requires_grad=True)
     readers: tuple[Callable[[torch.Tensor], Any], ...] = (
@@ -142,28 +129,6 @@ def test_blocks_beyond_the_working_memory_are_let_go() -> None:
     tensor = new_empty((SMALLEST,))  # more than may be kept: it is had all the same
     del tensor
     assert held() == 0
-
-
-def test_operations_write_to_it_where_autograd_does_not_note_them() -> None:
-    left, right = torch.rand(3, 500, 700, requires_grad=True), torch.rand(500, 700)
-    factors, shape = (torch.rand(2, 700, 40), torch.rand(2, 40, 500)), (2, 700, 500)
-    noted = combine(torch.mul, left, right), contiguous(left.mT)
-    assert noted[0].requires_grad
-    assert noted[1].is_contiguous()
-    del noted
-    assert held() == 0
-    with torch.no_grad():
-        for result, wanted in (
-            (combine(torch.mul, left, right), left * right),
-            (combine(torch.bmm, *factors, shape), torch.bmm(*factors)),
-            (contiguous(left.mT), left.mT),
-        ):
-            before = held()
-            assert result.equal(wanted)
-        assert contiguous(left) is left
-        assert combine(torch.mul, left.double(), right.double()).dtype == torch.float64
-    del result, wanted
-    assert held() > before == 0
 
 
 def test_no_two_threads_get_the_same_memory() -> None:

@@ -16,10 +16,11 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from torchcaps.datasets.preparation import Preparation, Prepared, prepare_image, require_image_shape, resized
+from torchcaps.datasets.preparation import Preparation, Prepared, prepare_image, resized
 from torchcaps.datasets.reading import one_sentence
 from torchcaps.errors import InputError
 from torchcaps.files import require_file
+from torchcaps.ranges import image_shape
 
 Fit = Literal["pad", "stretch"]
 
@@ -124,7 +125,7 @@ def read_photo(
     """
     if fit not in ("pad", "stretch"):
         raise InputError(f'fit must be "pad" or "stretch", got {fit!r}')
-    in_shape = require_image_shape(in_shape)
+    in_shape = image_shape(in_shape)
     pixels = read_pixels(Path(path), name)
     image = 255 - pixels if invert else pixels
     if preparation is not None:

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float32, UInt8
 from PIL import Image
 
 from torchcaps.errors import InputError, shown
-from torchcaps.ranges import COUNT, Range
+from torchcaps.ranges import Range, image_shape
 
 SIZE = 512
 """Pixels of a photo's longer side in which its drawing is looked for; larger photos are shrunk first."""
@@ -70,14 +70,6 @@ class Preparation:
         return replace(self, box=self.box * factor)
 
 
-def require_image_shape(in_shape: object) -> tuple[int, int, int]:
-    """The channels, height and width that ``in_shape`` has; else an InputError says what is wrong."""
-    if not isinstance(in_shape, Sequence) or len(in_shape) != 3 or not all(size in COUNT for size in in_shape):
-        raise InputError(f"in_shape must be (channels, height, width), three positive integers, got {shown(in_shape)}")
-    channels, height, width = map(int, in_shape)
-    return channels, height, width
-
-
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """A photo of a drawing in the form of the data.
@@ -120,7 +112,7 @@ def prepare_image(
     Raises:
         InputError: ``in_shape`` has not 1 channel, or the image neither 1 nor 3.
     """
-    in_shape = require_image_shape(in_shape)
+    in_shape = image_shape(in_shape)
     if in_shape[0] != 1 or image.ndim != 3 or len(image) not in (1, 3):
         raise InputError(
             f"an image of 1 or 3 channels is prepared for a network that takes 1, got {image.shape} for {in_shape}"

@@ -82,12 +82,12 @@ class CNN(Network):
             raise InputError("CNN.loss: output must have logits, which that of a capsule network has not")
         if self.task == "regression":
             loss = squared_error(output.scores, targets, self.target_scale)
-        elif self.objects > 1 or self.task == "labels":
-            rows = targets if self.task == "labels" else label_rows(output.scores, targets, self.objects)
-            present = multi_hot(output.scores, rows)
+            return Losses(loss, loss)
+        rows = targets if self.objects == 1 else label_rows(output.scores, targets, self.objects)
+        present = multi_hot(output.scores, rows)
+        if self.objects > 1 or self.task == "labels":
             loss = F.binary_cross_entropy_with_logits(output.logits, present, reduction="none").sum(-1).mean()
         else:
-            present = multi_hot(output.scores, targets)
             loss = F.cross_entropy(output.logits, present / present.sum(-1, keepdim=True).clamp_min(1))
         return Losses(loss, loss)
 

@@ -15,7 +15,7 @@ from torchcaps.errors import InputError, WrongType, reason_of
 from torchcaps.machine import MIB
 from torchcaps.nn import Capsules
 from torchcaps.ops.memory import get_working_memory
-from torchcaps.ops.precision import in_full_precision
+from torchcaps.ops.precision import check_one_dtype, in_full_precision
 
 MAP = 3.0
 """MiB of the largest map of a chunk: it stays in the caches. From 1.3 to 4 MiB are equally fast, with AVX2 and AVX-512;
@@ -85,8 +85,7 @@ def check_images(images: Tensor, in_shape: tuple[int, int, int], weight: Tensor)
     check_image_shape(images.shape, in_shape)
     if images.device != weight.device:
         raise InputError(f"images and weights must be on one device, got {images.device} and {weight.device}")
-    if images.dtype != weight.dtype and not torch.is_autocast_enabled(images.device.type):
-        raise WrongType(f"images and weights must be of one dtype, got {images.dtype} and {weight.dtype}")
+    check_one_dtype("images and weights", images, weight)
 
 
 def check_image_shape(shape: Sequence[int], in_shape: tuple[int, int, int]) -> None:

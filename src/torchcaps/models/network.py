@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from torchcaps.checks import checked
-from torchcaps.errors import InputError, reason_of, shown
+from torchcaps.errors import InputError, reason_of
 from torchcaps.files import atomic_path, read_json, write_json, write_text
 from torchcaps.machine import check_memory
 from torchcaps.models.images import TooSmall
@@ -35,10 +35,14 @@ from torchcaps.models.pretrained import (
 )
 from torchcaps.nn import Decoder
 from torchcaps.parts import Spec, build, complete, describe
-from torchcaps.ranges import AT_LEAST_TWO, COUNT, PIXELS
+from torchcaps.ranges import COUNT, Range, image_shape
 
 if TYPE_CHECKING:
     from torchcaps.models.card import TrainingRecord
+
+
+LARGEST_SIDE = 512
+"""Pixels up to which the smallest size of images is looked for that a network takes."""
 
 
 class Network(nn.Module):
@@ -69,8 +73,9 @@ class Network(nn.Module):
     @checked
     def __init__(self, in_shape: Sequence[int], num_classes: int, objects: int, task: Task = "classes") -> None:
         super().__init__()
-        shape = check_in_shape(in_shape)
-        (AT_LEAST_TWO if task == "classes" else COUNT).check(f"{type(self).__name__}: num_classes", num_classes)
+        shape = image_shape(in_shape)
+        least = 2 if task == "classes" else 1
+        Range(least, COUNT.most, whole=True).check(f"{type(self).__name__}: num_classes", num_classes)
         if objects > 1 and task != "classes":
             raise InputError(f"objects must be 1 for the task {task}, got {objects}")
         if objects >= num_classes > 1:
@@ -129,10 +134,10 @@ class Network(nn.Module):
         images: Mapping[str, Any] | None = None,
     ) -> None:
         """Write what :meth:`save_pretrained` writes, each file whole or not at all, but no model card."""
-        class_names = class_names if images is None else images["class_names"]
-        if class_names is not None and len(class_names) != self.num_classes:
+        known = {"class_names": list(class_names)} if images is None and class_names is not None else images
+        if known is not None and len(known["class_names"]) != self.num_classes:
             raise InputError(
-                f"class_names must be {self.num_classes} names, one for each class, got {len(class_names)}"
+                f"class_names must be {self.num_classes} names, one for each class, got {len(known['class_names'])}"
             )
         tree, own = describe(self), self.state_dict()
         another = difference(plan_network(tree, self.in_shape, self.num_classes).state_dict(), own)
@@ -152,10 +157,10 @@ class Network(nn.Module):
         with atomic_path(folder / WEIGHTS) as temporary:
             # not by save_file, which makes a temporary file of its own that a kill leaves behind
             temporary.write_bytes(save(tensors, metadata={CHECKSUM: checksum(tensors)}))
-        if class_names is None:
+        if known is None:
             (folder / CLASSES).unlink(missing_ok=True)
         else:
-            write_json(folder / CLASSES, {"class_names": list(class_names)} if images is None else images)
+            write_json(folder / CLASSES, known)
 
     def save_pretrained(
         self,
@@ -268,15 +273,6 @@ class Network(nn.Module):
         return network.to(device).eval()
 
 
-def check_in_shape(in_shape: Sequence[int]) -> tuple[int, int, int]:
-    """The shape of images (C, H, W); raise InputError unless it is one."""
-    shape = tuple(in_shape) if isinstance(in_shape, Sequence) else ()
-    if len(shape) != 3 or not all(size in COUNT for size in shape):
-        raise InputError(f"in_shape must be (channels, height, width), three positive integers, got {shown(in_shape)}")
-    channels, height, width = shape
-    return channels, height, width
-
-
 def build_network(spec: Spec, in_shape: Sequence[int], num_classes: int) -> Network:
     """The network that a tree describes.
 
@@ -310,25 +306,21 @@ def plan_network(spec: Spec, in_shape: Sequence[int], num_classes: int) -> Netwo
     def fits(side: int) -> bool:
         try:
             planned((in_shape[0], side, side))
-        except TooSmall:
-            return False
-        except (RuntimeError, OverflowError, ValueError):
-            return True  # large enough, at any rate
+        except Exception as error:  # large enough, at any rate, if it is another one
+            return not isinstance(error, TooSmall)
         return True
 
     try:
         return planned(in_shape)
     except TooSmall as error:
         height, width = in_shape[1:]
-        least = most = min(height, width) + 1
-        while most < PIXELS.most and not fits(most):  # larger images take longer
-            most *= 2
-        smallest = least + bisect_left(range(least, most + 1), True, key=fits)
-        if smallest > most or least > PIXELS.most:  # larger ones do not fit either, for another reason
+        larger = range(min(height, width) + 1, LARGEST_SIDE + 1)
+        place = bisect_left(larger, True, key=fits)
+        if place == len(larger):  # larger ones do not fit either, for another reason
             raise InputError(str(error)) from error
         raise InputError(
             f"images of {height}×{width} are too small for the network's convolutions; the smallest size that fits is "
-            f"{smallest}×{smallest}"
+            f"{larger[place]}×{larger[place]}"
         ) from error
     except InputError:
         raise

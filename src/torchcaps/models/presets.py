@@ -10,7 +10,7 @@ import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final
 
 import torch
 
@@ -18,16 +18,13 @@ import torch
 import torchcaps.models.capsnet
 import torchcaps.models.cnn  # noqa: F401
 from torchcaps.errors import InputError, shown
-from torchcaps.models.network import Network, build_network, check_in_shape
+from torchcaps.models.network import Network, build_network
 from torchcaps.parts import Registry, Tree, complete, find, flat, override
+from torchcaps.ranges import image_shape
 
 SIDE = 64
 """Pixels of the longer side, up to which a network that grows has the strides of its preset."""
-FITTED: tuple[Literal["stem_strides", "stack_strides", "decoder_channels"], ...] = (
-    "stem_strides",
-    "stack_strides",
-    "decoder_channels",
-)
+FITTED: Final = ("stem_strides", "stack_strides", "decoder_channels")
 """Options that larger images change, where nobody gave them."""
 
 
@@ -157,7 +154,7 @@ def create_model(
     """
     chosen = get_preset(preset)
     tree = override("network", chosen.network, overrides, f"option of {preset}")
-    shape = chosen.in_shape if in_shape is None else check_in_shape(in_shape)
+    shape = chosen.in_shape if in_shape is None else image_shape(in_shape)
     return build_network(
         override("network", tree, fit_to_images(chosen, tree, shape, overrides)),
         shape,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from torch import Tensor
 from torchcaps.checks import can_look, check_classes, checked
 from torchcaps.errors import InputError
 from torchcaps.ops.precision import full_dtype, in_full_precision
-from torchcaps.ranges import Factor, PositiveFactor, Range
+from torchcaps.ranges import Factor, PositiveFactor
 
 Reduction = Literal["mean", "sum", "none"]
 """The mean over the batch of the sums over classes, the sum of both, or one value an image, shape (B,)."""
@@ -21,8 +21,8 @@ Targets = Int[Tensor, "B"] | Int[Tensor, "B 1"] | Shaped[Tensor, "B J"]
 
 Of a single class, J = 1, targets (B, 1) are multi-hot.
 """
-Clip = Annotated[float, Range(0, 0.5, above=True, below=True)]
-"""The smallest probability that a logarithm is taken of."""
+CLIP = 1e-7
+"""The smallest probability that a logarithm is taken of, Keras's."""
 
 
 @checked
@@ -59,16 +59,15 @@ def margin_loss(
 
 @checked
 def normalised_cross_entropy(
-    lengths: Float[Tensor, "B J"], targets: Targets, *, clip: Clip = 1e-7, reduction: Reduction = "mean"
+    lengths: Float[Tensor, "B J"], targets: Targets, *, reduction: Reduction = "mean"
 ) -> Float[Tensor, "..."]:
     """Categorical cross-entropy of the lengths divided by their sum.
 
-        L = −Σ_j T_j log clip(‖v_j‖ / Σ_k ‖v_k‖, clip, 1 − clip)
+        L = −Σ_j T_j log clip(‖v_j‖ / Σ_k ‖v_k‖, 1e-7, 1 − 1e-7)
 
     Args:
         lengths: ‖v_j‖, one a class, not negative.
         targets: :data:`Targets`, labels or multi-hot.
-        clip: Smallest probability, in (0, 0.5).
         reduction: :data:`Reduction`.
 
     Source: what Keras's ``categorical_crossentropy`` does to outputs that are no probabilities.
@@ -76,7 +75,7 @@ def normalised_cross_entropy(
     present = multi_hot(lengths, targets, "normalised_cross_entropy")
     lengths = lengths.to(present.dtype)
     share = lengths / lengths.sum(-1, keepdim=True).clamp_min(torch.finfo(lengths.dtype).tiny)
-    return _reduce(-(present * share.clamp(clip, 1 - clip).log()).sum(-1), reduction)
+    return _reduce(-(present * share.clamp(CLIP, 1 - CLIP).log()).sum(-1), reduction)
 
 
 @checked

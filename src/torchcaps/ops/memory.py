@@ -6,7 +6,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from torchcaps.checks import checked
 from torchcaps.machine import MIB
-from torchcaps.ops.tracing import is_traced
 from torchcaps.ranges import Range
 
 WORKING_MEMORY = 512.0  # MiB; the planes of MNIST's primary convolution at batch 128 take 380
@@ -55,6 +54,15 @@ def get_working_memory() -> float:
 def slices(size: int, piece: int) -> list[slice]:
     """``size`` things in pieces of that length; the last one may be shorter."""
     return [slice(start, min(start + piece, size)) for start in range(0, size, piece)]
+
+
+def nearly_equal(size: int, most: int, multiple: int = 1) -> int:
+    """Length of the nearly equal pieces, at most ``most`` long, that ``size`` is cut into."""
+    if size <= most:
+        return max(size, 1)
+    most = most // multiple * multiple or max(most, 1)
+    pieces = -(-size // most)
+    return min(most, -(-size // (pieces * multiple)) * multiple)
 
 
 class _Pool:
@@ -117,25 +125,3 @@ def new_empty(shape: Sequence[int]) -> Float[Tensor, "..."]:
     # the tensor's storage keeps this array alive, and nothing else does
     weakref.finalize(lease, _pool.give_back, block).atexit = False
     return torch.from_numpy(lease)  # not a view of a tensor, so that backward passes add to it in place
-
-
-def combine(
-    operation: Callable[..., Tensor], left: Tensor, right: Tensor, shape: Sequence[int] | None = None
-) -> Tensor:
-    """``operation(left, right, out=new_empty(shape))`` where autograd does not note it; no ``shape``: broadcast."""
-    if not (_fits(left) and _fits(right)):
-        return operation(left, right)
-    return operation(left, right, out=new_empty(shape or torch.broadcast_shapes(left.shape, right.shape)))
-
-
-def contiguous(tensor: Tensor) -> Tensor:
-    """``tensor.contiguous()``, likewise."""
-    if tensor.is_contiguous() or not _fits(tensor):
-        return tensor.contiguous()
-    return new_empty(tensor.shape).copy_(tensor)
-
-
-def _fits(tensor: Tensor) -> bool:
-    """Whether what is made of a tensor may be written to memory that is used again: if torch does not note it."""
-    noted = torch.is_grad_enabled() or is_traced()
-    return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and not noted

@@ -1,7 +1,7 @@
 """What the algorithms of mixtures share: votes that are built, Gaussians, and sums over votes.
 
-All have gradients of their own, which pass over the votes seldom and in memory that is used again; they can be
-differentiated any number of times. Torch's own multiply matrices of one row, lay out half of the results the other way
+All have gradients of their own, which pass over the votes seldom; they can be differentiated any number of times.
+Torch's own multiply matrices of one row, lay out half of the results the other way
 round, and go over a square three times.
 """
 
@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.memory import combine, contiguous
 from torchcaps.ops.tracing import is_traced
 
 LOG_2_PI = math.log(2 * math.pi)
@@ -50,10 +49,10 @@ def _with_gradient(backward: Callable[..., Grads]) -> Callable[[Callable[..., Te
 
 
 def _dense_backward(wanted: Any, gradient: Tensor, poses: Tensor, matrices: Tensor) -> Grads:
-    each = contiguous(gradient.transpose(0, 1)).flatten(2)  # (I, B, N); a product would copy it I times otherwise
+    each = gradient.transpose(0, 1).contiguous().flatten(2)  # (I, B, N); a product would copy it I times otherwise
     return (
         (each @ matrices.transpose(1, 2)).transpose(0, 1) if wanted[0] else None,
-        combine(torch.bmm, poses.permute(1, 2, 0), each, matrices.shape) if wanted[1] else None,
+        torch.bmm(poses.permute(1, 2, 0), each) if wanted[1] else None,
     )
 
 
@@ -62,13 +61,13 @@ def dense_votes(
     poses: Float[Tensor, "B I K"], matrices: Float[Tensor, "I K N"], out_capsules: int
 ) -> Float[Tensor, "B I J D"]:
     """W_ij u_i, of matrices whose columns are the components of all J output capsules, N = J·D."""
-    products = combine(torch.bmm, poses.transpose(0, 1), matrices, (len(matrices), len(poses), matrices.shape[2]))
-    return contiguous(products.permute(1, 2, 0)).unflatten(1, (out_capsules, -1)).permute(0, 3, 1, 2)
+    products = torch.bmm(poses.transpose(0, 1), matrices)
+    return products.permute(1, 2, 0).contiguous().unflatten(1, (out_capsules, -1)).permute(0, 3, 1, 2)
 
 
 def _matrix_backward(wanted: Any, gradient: Tensor, poses: Tensor, weight: Tensor) -> Grads:
     (B, I, P, _), J = poses.shape, weight.shape[1]
-    each = contiguous(gradient.unflatten(3, (P, P)).permute(1, 0, 3, 2, 4)).view(I, B * P, J * P)
+    each = gradient.unflatten(3, (P, P)).permute(1, 0, 3, 2, 4).reshape(I, B * P, J * P)
     for_poses = for_weight = None
     if wanted[0]:
         back = each @ weight.transpose(2, 3).reshape(I, J * P, P)
@@ -88,7 +87,7 @@ def matrix_votes(poses: Float[Tensor, "B I P P"], weight: Float[Tensor, "I J P P
     """
     M = poses.permute(0, 2, 3, 1).contiguous()[:, None, :, None]  # (B, 1, p, 1, r, I)
     W = weight.permute(1, 3, 2, 0).contiguous()[None, :, None]  # (1, J, 1, q, r, I)
-    votes = combine(torch.mul, M[..., 0, :], W[..., 0, :])  # (B, J, p, q, I)
+    votes = M[..., 0, :] * W[..., 0, :]  # (B, J, p, q, I)
     for r in range(1, weight.shape[2]):
         votes.addcmul_(M[..., r, :], W[..., r, :])
     return votes.flatten(2, 3).permute(0, 3, 1, 2)
@@ -117,11 +116,11 @@ def _multiplied(numbers: Float[Tensor, "B J D I"], outputs: Float[Tensor, "B J D
 
 
 def _products(outputs: Float[Tensor, "B J D"], pairs: Float[Tensor, "B I J"]) -> Float[Tensor, "B J D I"]:
-    return combine(torch.mul, outputs.unsqueeze(3), pairs.transpose(1, 2).unsqueeze(2))
+    return outputs.unsqueeze(3) * pairs.transpose(1, 2).unsqueeze(2)
 
 
 def _deviations_backward(wanted: Any, gradient: Tensor, votes: Tensor, centres: Tensor) -> Grads:
-    deviations = combine(torch.sub, votes, centres.unsqueeze(3))
+    deviations = votes - centres.unsqueeze(3)
     given = 2 * (deviations * gradient) if torch.is_grad_enabled() else deviations.mul_(gradient).mul_(2)
     return given if wanted[0] else None, -given.sum(3) if wanted[1] else None
 
@@ -129,7 +128,7 @@ def _deviations_backward(wanted: Any, gradient: Tensor, votes: Tensor, centres: 
 @_with_gradient(_deviations_backward)
 def squared_deviations(votes: Float[Tensor, "B J D I"], centres: Float[Tensor, "B J D"]) -> Float[Tensor, "B J D I"]:
     """(V_ijh - x_jh)²."""
-    deviations = combine(torch.sub, votes, centres.unsqueeze(3))
+    deviations = votes - centres.unsqueeze(3)
     return deviations.square() if is_traced() else deviations.square_()  # which torch.vmap has no rule for
 
 

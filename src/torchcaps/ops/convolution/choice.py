@@ -15,7 +15,7 @@ import torch
 
 from torchcaps.machine import MIB
 from torchcaps.ops.convolution.points import MOVE, Plan, Shape, best_plan
-from torchcaps.ops.memory import get_working_memory
+from torchcaps.ops.memory import get_working_memory, nearly_equal
 
 Way = Literal["plain", "columns", "transform"]
 
@@ -56,6 +56,5 @@ def choose(shape: Shape, images: int, learning: bool) -> Way:
 
 def images_at_once(plan: Plan, images: int) -> int:
     """How many images' work buffers fit into the working memory, in nearly equal parts; 0 if not those of one."""
-    numbers = get_working_memory() * MIB / 4 - plan.numbers_of_kernel
-    fitting = int(numbers / plan.numbers_of_image)
-    return -(-images // -(-images // fitting)) if fitting > 0 else 0
+    fitting = int((get_working_memory() * MIB / 4 - plan.numbers_of_kernel) / plan.numbers_of_image)
+    return nearly_equal(images, fitting) if fitting > 0 else 0

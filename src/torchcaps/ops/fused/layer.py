@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -11,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.machine import MIB
-from torchcaps.ops.memory import BLOCK, MAX_BATCH_SLICE, get_working_memory, slices
+from torchcaps.ops.memory import BLOCK, MAX_BATCH_SLICE, get_working_memory, nearly_equal, slices
 from torchcaps.ops.precision import full_dtype
 
 MIN_BATCH_SLICE = 16  # images; with fewer, reading the weights costs more than multiplying by them
@@ -29,23 +28,6 @@ class Options(NamedTuple):
     eps: float
     keep_coupling: bool = False
     """The last coupling is wanted, or what the backward pass needs."""
-
-
-class Blocks(NamedTuple):
-    """How a layer is cut: its outputs, its inputs, and the images."""
-
-    outputs: list[slice]
-    inputs: list[slice]
-    batches: list[slice]
-
-
-def _piece(size: int, most: int, multiple: int = 1) -> int:
-    """Length of the nearly equal pieces, at most ``most`` long, that ``size`` is cut into."""
-    if size <= most:
-        return max(size, 1)
-    most = most // multiple * multiple or max(most, 1)
-    pieces = -(-size // most)
-    return min(most, -(-size // (pieces * multiple)) * multiple)
 
 
 class Buffers:
@@ -82,19 +64,19 @@ class Layer:
         self.options, self.buffers = options, Buffers(self.poses)
         self.competing_axis = 2 if options.over_inputs else 0
         """The axis of logits (j, b, i) that the softmax runs over."""
+        self.outputs, self.inputs, self.batches = self._cut()
 
-    @cached_property
-    def blocks(self) -> Blocks:
-        """How the layer is cut: buffers fit the working memory, and the capsules that compete stay together."""
+    def _cut(self) -> tuple[list[slice], list[slice], list[slice]]:
+        """The parts of outputs, inputs and images: buffers fit the working memory, and rivals stay together."""
         (B, K, I), (J, D, _, _) = self.poses.shape, self.weight.shape
         over_inputs = self.options.over_inputs
         budget = int(min(BLOCK, get_working_memory()) * MIB) // self.poses.element_size()
         matrix = D * K  # numbers of an input and output: W, and as many of grad_W
         link = 3 * K + 3  # numbers of an image, input and output: VW, gsW, coupled; agreement, coupling, spare
         whole = self.poses.is_meta  # where there are no numbers
-        b = B if whole else _piece(B, MAX_BATCH_SLICE)
+        b = B if whole else nearly_equal(B, MAX_BATCH_SLICE)
         if whole or I * J * (matrix + b * link) <= budget:
-            return Blocks(slices(J, J), slices(I, I), slices(B, b))
+            return slices(J, J), slices(I, I), slices(B, b)
 
         def smallest() -> int:
             """Numbers of one output, whose weights are one piece of memory and used where they are; or of one input."""
@@ -104,18 +86,18 @@ class Layer:
         while b > MIN_BATCH_SLICE and least * smallest() > budget:
             b = -(-b // 2)
         if over_inputs:
-            return Blocks(slices(J, _piece(J, budget // smallest())), slices(I, I), slices(B, b))
-        return Blocks(slices(J, J), slices(I, _piece(I, budget // smallest(), INPUT_MULTIPLE)), slices(B, b))
+            return slices(J, nearly_equal(J, budget // smallest())), slices(I, I), slices(B, b)
+        return slices(J, J), slices(I, nearly_equal(I, budget // smallest(), INPUT_MULTIPLE)), slices(B, b)
 
     def weight_blocks(self) -> Iterator[tuple[slice, slice, Float[Tensor, "j D Ki"]]]:
         """Outputs and inputs that are worked on together, and W of them, contiguous."""
-        for i in self.blocks.inputs:
-            for j in self.blocks.outputs:
+        for i in self.inputs:
+            for j in self.outputs:
                 yield j, i, self.buffers.contiguous("weight", self.weight[j, :, :, i]).flatten(2)
 
     def pose_blocks(self, i: slice) -> Iterator[tuple[slice, Float[Tensor, "b K i"]]]:
         """Images that are worked on together, and U of them and of some inputs, contiguous."""
-        for b in self.blocks.batches:
+        for b in self.batches:
             yield b, self.buffers.contiguous("poses", self.poses[b, :, i])
 
     @property
