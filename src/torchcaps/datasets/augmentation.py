@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchcaps.checks import check
 from torchcaps.datasets.affine import cut_windows, inverse_maps, linear_maps, warp
-from torchcaps.datasets.dataset import check_crop
+from torchcaps.datasets.image_set import check_crop
 from torchcaps.datasets.rng import BRIGHTNESS, CONTRAST, CROPS, FLIPS, ROTATIONS, SCALINGS, SHIFTS, Key, stream_of
 from torchcaps.errors import InputError
 from torchcaps.ranges import Degrees, Fill, Share, ShareBelowOne

@@ -11,10 +11,11 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from torchcaps.checks import checked
-from torchcaps.datasets.dataset import ImageSet, Splits
+from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.errors import InputError, shown
-from torchcaps.ranges import Range, ValidationSplit
+from torchcaps.ranges import Range
 
 _TEST_SHARE = 0.2
 
@@ -68,24 +69,7 @@ def _quotas(counts: np.ndarray, size: int, leave_one: bool) -> np.ndarray:
     return quotas
 
 
-def set_validation_apart(
-    images: ImageSet, size: int, which: ValidationSplit, seed: int, limit: int | None
-) -> tuple[ImageSet, ImageSet]:
-    """Divide the training images into those to train on, at most ``limit``, and ``size`` for validation."""
-    total = len(images)
-    if which != "random":
-        held = torch.arange(size) if which == "first" else torch.arange(total - size, total)
-        left = torch.arange(size, total) if which == "first" else torch.arange(total - size)
-        return images.select(left).take(limit), images.select(held)
-    strata = _strata(images.labels)
-    if limit is None or limit >= total - size:  # the limit leaves out no image that would be trained on
-        left, held = stratified_split(strata, size, seed=seed)
-        return images.select(left), images.select(held)
-    _, held = stratified_split(strata[limit:], size, seed=seed, leave_one=False)  # the images before are trained on
-    return images.take(limit), images.select(held + limit)
-
-
-def _strata(labels: Tensor) -> Int64[Tensor, "N"]:
+def strata_of(labels: Tensor) -> Int64[Tensor, "N"]:
     """What is to have its share in each part: classes, of several objects the first one's; of numbers nothing."""
     if labels.is_floating_point():
         return torch.zeros(len(labels), dtype=torch.int64)
@@ -111,6 +95,6 @@ def with_test_set(
                 f"{source} has {len(train)} images of {len(class_names)} classes, too few to set a test set aside; "
                 "give more, or a test set of their own"
             )
-        left, held = stratified_split(_strata(train.labels), size, seed=FIXED_SEED)
+        left, held = stratified_split(strata_of(train.labels), size, seed=FIXED_SEED)
         train, test = train.select(left), train.select(held)
     return Splits(train, test, class_names, parts.get("validation"), skipped=skipped)

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from torchcaps.datasets.dataset import ImageSet, Splits
+from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.registry import DataRequest, register_dataset
 
 FAMILIAR: Mapping[str, tuple[int, ...]] = {"azimuth": (0, 20, 40, 300, 320, 340), "elevation": (30, 35, 40)}

@@ -125,14 +125,6 @@ def remove_leftovers(out: Path) -> None:
         remove_temporaries(out / name)
 
 
-def place_of(folder: Path) -> tuple[int, int] | None:
-    """The device and number of a folder, which it keeps while it stays where it is; None if there is none."""
-    with suppress(FileNotFoundError, NotADirectoryError):
-        found = folder.stat()
-        return found.st_dev, found.st_ino
-    return None
-
-
 def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     """Write tensors and plain values; an OSError, as of a full disk, leaves an earlier checkpoint as it was."""
     contents = io.BytesIO()  # torch's own writer hides the system's reason

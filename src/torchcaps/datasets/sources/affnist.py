@@ -12,7 +12,8 @@ from jaxtyping import Float64, Shaped, UInt8
 from torch import Tensor
 
 from torchcaps.datasets.affine import cut_windows, inverse_maps, linear_maps, warp
-from torchcaps.datasets.dataset import ImageSet, Splits
+from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.datasets.reading import one_sentence
 from torchcaps.datasets.registry import DataRequest, register_dataset

@@ -12,7 +12,8 @@ from jaxtyping import UInt8
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from torchcaps.datasets.dataset import ImageSet, Splits, resize_images
+from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.image_set import ImageSet, resize_images
 from torchcaps.datasets.images import SUFFIXES, read_image, read_pixels, with_channels
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED, generator

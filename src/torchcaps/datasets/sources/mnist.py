@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from torchcaps.datasets.dataset import ImageSet, Splits
+from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.datasets.reading import read_binary
 from torchcaps.datasets.registry import DataRequest, register_dataset

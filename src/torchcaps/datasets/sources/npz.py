@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Float32, Shaped, UInt8
 from torch import Tensor
 
-from torchcaps.datasets.dataset import ImageSet, Splits, pad_sequences
+from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.image_set import ImageSet, pad_sequences
 from torchcaps.datasets.reading import one_sentence
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.splits import with_test_set
