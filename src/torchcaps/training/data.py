@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 from torchcaps.datasets import Augmentation, BatchLoader, Dataset, ImageSet, PairSet, center_crop, load_dataset
 from torchcaps.errors import InputError
 from torchcaps.models.output import Task
+from torchcaps.parts import flat
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.recipe import Recipe
 
@@ -50,26 +52,16 @@ def run_data(
     drop_last: bool = True,
     workers: int = 0,
 ) -> RunData:
-    """The batches of a data set, whose training images are changed as the recipe says.
+    """The batches of a data set, its images whole: those of training are changed as the recipe says.
 
-    Args:
-        data: A `Dataset`, its images whole; an `ImageSet` or `PairSet`; images and labels; or a torch ``Dataset``.
-        recipe: Names the batch size, and how training images are changed.
-        fabric: The device, and the processes that share each batch.
-        seed: The seed of all that is random.
-        validation: Validation images, of any of these kinds but the first.
-        drop_last: Whether to leave out the images of an epoch that do not fill a batch.
-        workers: Processes that read a torch ``Dataset`` ahead.
-
-    Raises:
-        InputError: The recipe does not go with the data.
+    The other arguments are those of :func:`torchcaps.fit` and :class:`torchcaps.datasets.BatchLoader`.
     """
     train, judged = _as_images(data), _as_images(validation)
-    parts: list[Any] = [each for each in (train, judged) if each is not None]
+    parts: list[Any] = [train, judged]
     if isinstance(data, Dataset):
-        seen = cropped(data, recipe)
-        train, judged = data.train, seen.validation if validation is None else judged
-        parts = [data.train, seen.validation, seen.test]
+        train, seen = data.train, cropped(data, recipe)
+        judged = seen.validation if judged is None else judged
+        parts = [train, seen.validation, seen.test]
 
     def batches(part: Any, size: int, *, shuffle: bool) -> BatchLoader:
         how: dict[str, Any] = {"device": fabric.device, "rank": fabric.global_rank, "world_size": fabric.world_size}
@@ -105,10 +97,10 @@ def _as_images(data: Any) -> Any:
 
 
 def _fingerprint(parts: Sequence[Any]) -> list[int]:
-    checksum = 0
-    for tensor in (tensor for part in parts for tensor in getattr(part, "tensors", ())):
+    checksum, there = 0, [part for part in parts if part is not None]
+    for tensor in (tensor for part in there for tensor in getattr(part, "tensors", ())):
         checksum = zlib.crc32(tensor.contiguous().cpu().numpy().data, checksum)
-    return [*map(len, parts), checksum]
+    return [*map(len, there), checksum]
 
 
 def augmentation_of(recipe: Recipe) -> Augmentation:
@@ -126,18 +118,9 @@ def load_run_data(config: TrainConfig) -> Dataset:
         InputError: As for :func:`torchcaps.datasets.load_dataset`; or the images do not fit the number of objects that
             the network looks for, or do not show alone what it reconstructs.
     """
-    recipe = config.recipe
-    loaded = load_dataset(
-        config.data,
-        data_dir=config.data_dir,
-        image_size=config.image_size,
-        validation_size=recipe.validation_size,
-        validation=recipe.validation,
-        seed=config.seed,
-        limit_train=recipe.limit_train,
-        limit_test=recipe.limit_test,
-        skip_damaged=config.skip_damaged,
-    )
+    fields = flat(config.fields)
+    given = {name: fields[name] for name in inspect.signature(load_dataset).parameters if name in fields}
+    loaded = load_dataset(config.data, **given)
     objects, wanted = loaded.num_objects, config.model["objects"]
     if objects != wanted:
         raise InputError(

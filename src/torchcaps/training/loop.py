@@ -587,11 +587,11 @@ def _class_weights(
     weights: Any = recipe.class_weights
     if weights is None:
         return None
-    classes = getattr(network, "num_classes", len(weights))
     if weights == "balanced":
         if not are_classes(labels):
             raise InputError('class_weights="balanced" needs a label for each training image; give numbers instead')
         return balanced_weights(labels).to(device)
+    classes = getattr(network, "num_classes", len(weights))
     if len(weights) != classes or getattr(network, "objects", 1) > 1:
         raise InputError(
             f"class_weights must be {classes} numbers, one for each class, of images of one object, got {len(weights)}"

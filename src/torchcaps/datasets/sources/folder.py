@@ -168,9 +168,6 @@ def _read(files: Files, size: tuple[int, int] | None, *, skip: bool) -> tuple[di
         except InputError as error:
             damaged.append(str(error))
             continue
-        if damaged and not skip:  # nothing is trained on: the others are only looked at
-            images.clear()
-            continue
         images[file] = image if size is None else resize_images(torch.from_numpy(image)[None], size)[0].numpy()
         first = next(iter(images))
         own, other = ("×".join(map(str, images[each].shape[1:])) for each in (file, first))

@@ -150,20 +150,16 @@ def _to_uint8(values: Shaped[np.ndarray, "..."], where: str) -> UInt8[Tensor, "N
 
 
 def _class_names(path: Path, y: str, labels: Tensor, given: np.ndarray | None) -> tuple[str, ...]:
-    """The given names, or the labels as text; every class must occur among the training images."""
-    if labels.is_floating_point():
-        fits = given is not None and given.dtype.kind == "U" and given.shape == labels.shape[1:]
-        if given is not None and not fits:
-            raise InputError(f"{path}: class_names must be {labels.shape[1]} texts, one for each column of y")
-        return tuple(map(str, range(labels.shape[1]) if given is None else given.tolist()))
-    names = given.tolist() if given is not None and given.dtype.kind == "U" and given.ndim == 1 else []
-    counts = labels.bincount(minlength=len(names)).tolist()
-    if given is not None and len(names) < len(counts):
+    """The given names, or numbers; every class must occur among the training images."""
+    count = labels.shape[1] if labels.is_floating_point() else int(labels.max()) + 1
+    if given is not None and (given.dtype.kind, given.shape) != ("U", (count,)):
         raise InputError(
-            f"{path}: class_names must be {len(counts)} texts, one for each class of {y}, got {given.dtype} of the "
+            f"{path}: class_names must be {count} texts, one for each class or column of {y}, got {given.dtype} of the "
             f"shape {shown(given.shape)}"
         )
-    if 0 in counts or len(counts) < 2:
-        empty = counts.index(0) if 0 in counts else 1
-        raise InputError(f"{path}: {y} has no image of class {empty}; every class from 0 on needs one, of two at least")
-    return tuple(names or map(str, range(len(counts))))
+    absent = set() if labels.is_floating_point() else set(range(max(count, 2))).difference(labels.tolist())
+    if absent:
+        raise InputError(
+            f"{path}: {y} has no image of class {min(absent)}; every class from 0 on needs one, of two at least"
+        )
+    return tuple(map(str, range(count) if given is None else given.tolist()))
