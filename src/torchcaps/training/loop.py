@@ -368,18 +368,12 @@ class Trainer:
                     scores, losses = forward(self.network, self.network, batch, self.loss)
                     right = self._right(scores, batch.labels).to(sums)
                     weights = torch.ones_like(right) if self._judged is None else self._judged[batch.labels]
-                    totals = (
-                        losses.total * images,
-                        right.sum(),
-                        right.new_tensor(images),
-                        right @ weights,
-                        weights.sum(),
-                    )
-                    sums += torch.stack(totals)
-        loss, correct, images, balanced, weight = self._over_processes(sums, "sum").tolist()
-        if not math.isfinite(loss):
+                    loss, count = losses.total * images, right.new_tensor(images)
+                    sums += torch.stack([loss, right.sum(), count, right @ weights, weights.sum()])
+        total, correct, images, balanced, weight = self._over_processes(sums, "sum").tolist()
+        if not math.isfinite(total):
             raise self._diverged("the loss of the validation images is NaN or infinite after")
-        return dict(zip(JUDGED, (loss / images, correct / images, balanced / weight), strict=True))
+        return dict(zip(JUDGED, (total / images, correct / images, balanced / weight), strict=True))
 
     @property
     def is_done(self) -> bool:
