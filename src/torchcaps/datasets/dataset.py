@@ -20,16 +20,18 @@ class Splits:
 
     Args:
         train: All training images in their own fixed order; ``load_dataset`` takes the validation images from them.
-        test: The test images, the same whatever the user's seed.
+        test: The test images, the same whatever the user's seed; None sets a fixed stratified fifth of the training
+            images aside.
         class_names: The name of each label.
         validation: Validation images, only where the source keeps them apart from the others.
         as_train: Makes the training part of the images that are left when the validation images are taken out.
-        as_validation: Makes the validation part of the images that were taken out.
+        as_validation: Makes the validation part of the images that were taken out, and the test part of those set
+            aside.
         skipped: What is wrong with each image that was left out, a sentence each.
     """
 
     train: ImageSet
-    test: ImageSet
+    test: ImageSet | None
     class_names: tuple[str, ...]
     validation: ImageSet | None = None
     as_train: Callable[[ImageSet], ImageSet | PairSet] = _unchanged

@@ -5,18 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from jaxtyping import Int64
+from torch import Tensor
 
 import torchcaps.datasets.sources  # noqa: F401  puts on the list what comes with torchcaps
 from torchcaps.checks import checked
 from torchcaps.datasets.dataset import Dataset
 from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.registry import _DATASETS, DataRequest, DatasetInfo
-from torchcaps.datasets.splits import strata_of, stratified_split
+from torchcaps.datasets.rng import FIXED_SEED
+from torchcaps.datasets.splits import stratified_split
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.files import user_path
 from torchcaps.ranges import Count, Pixels, Seed, ValidationSplit
 
-_VALIDATION_SHARE = 0.1
+_TEST_SHARE, _VALIDATION_SHARE = 0.2, 0.1
 
 
 def list_datasets() -> list[DatasetInfo]:
@@ -93,12 +96,15 @@ def load_dataset(
     folder = None if data_dir is None else user_path(data_dir)
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     splits = info.load(DataRequest(path or Path(), folder, size, download, limit_test, skip_damaged))
-    names = splits.class_names
+    names, known, test = splits.class_names, splits.train, splits.test
+    if test is None:
+        known, test = _set_test_aside(spec, known, len(names))
+        test = splits.as_validation(test)
     if splits.validation is None:
-        count = _validation_size(spec, len(splits.train), len(names), validation_size, info.validation_size)
-        learned, chosen = _set_validation_apart(splits.train, count, validation, seed, limit_train)
+        count = _validation_size(spec, len(known), len(names), validation_size, info.validation_size)
+        learned, chosen = _set_validation_apart(known, count, validation, seed, limit_train)
     elif validation_size is None and validation == "random":
-        learned, chosen = splits.train.take(limit_train), splits.validation
+        learned, chosen = known.take(limit_train), splits.validation
     else:
         option = "validation" if validation_size is None else "validation_size"
         raise InputError(f"{spec} has validation images of its own; leave {option} out")
@@ -108,10 +114,29 @@ def load_dataset(
             f"{spec}: the first {len(learned)} training images have none of the class "
             f'"{names[missing[0]]}"; take more of them'
         )
-    train, held, test = splits.as_train(learned), splits.as_validation(chosen), splits.test.take(limit_test)
+    train, held, test = splits.as_train(learned), splits.as_validation(chosen), test.take(limit_test)
     if size is not None:
         train, held, test = train.resize(size), held.resize(size), test.resize(size)
     return Dataset(spec, train, held, test, names, splits.skipped)
+
+
+def _set_test_aside(spec: str, images: ImageSet, classes: int) -> tuple[ImageSet, ImageSet]:
+    """Divide images into those to learn from, and a fifth that is always the same."""
+    size = max(round(_TEST_SHARE * len(images)), classes)
+    if len(images) - size < classes:
+        raise InputError(
+            f"{spec} has {len(images)} images of {classes} classes, too few to set a test set aside; give more, or a "
+            "test set of their own"
+        )
+    left, held = stratified_split(_strata(images), size, seed=FIXED_SEED)
+    return images.select(left), images.select(held)
+
+
+def _strata(images: ImageSet) -> Int64[Tensor, "N"]:
+    """What is to have its share in each part: classes, of several objects the first one's; of numbers nothing."""
+    if images.has_targets:
+        return torch.zeros(len(images), dtype=torch.int64)
+    return images.labels.view(len(images), -1)[:, 0]
 
 
 def _validation_size(spec: str, images: int, classes: int, asked: int | None, usual: int | None) -> int:
@@ -136,7 +161,7 @@ def _set_validation_apart(
         held = torch.arange(size) if which == "first" else torch.arange(total - size, total)
         left = torch.arange(size, total) if which == "first" else torch.arange(total - size)
         return images.select(left).take(limit), images.select(held)
-    strata = strata_of(images.labels)
+    strata = _strata(images)
     if limit is None or limit >= total - size:  # the limit leaves out no image that would be trained on
         left, held = stratified_split(strata, size, seed=seed)
         return images.select(left), images.select(held)

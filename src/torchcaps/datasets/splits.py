@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-
 import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
 from torchcaps.checks import checked
-from torchcaps.datasets.dataset import Splits
-from torchcaps.datasets.image_set import ImageSet
-from torchcaps.datasets.rng import FIXED_SEED, generator
+from torchcaps.datasets.rng import generator
 from torchcaps.errors import InputError, shown
 from torchcaps.ranges import Range
-
-_TEST_SHARE = 0.2
 
 
 @checked
@@ -67,34 +60,3 @@ def _quotas(counts: np.ndarray, size: int, leave_one: bool) -> np.ndarray:
         # the class that is furthest from its share gives one more or one less, the lowest label of equals first
         quotas[np.argmax(np.where(free, step * (ideal - quotas), -np.inf))] += step
     return quotas
-
-
-def strata_of(labels: Tensor) -> Int64[Tensor, "N"]:
-    """What is to have its share in each part: classes, of several objects the first one's; of numbers nothing."""
-    if labels.is_floating_point():
-        return torch.zeros(len(labels), dtype=torch.int64)
-    return labels.view(len(labels), -1)[:, 0]
-
-
-def with_test_set(
-    source: Path, parts: Mapping[str, ImageSet], class_names: tuple[str, ...], skipped: tuple[str, ...] = ()
-) -> Splits:
-    """The splits of a user's own images; without test images, a fixed stratified fifth of the training images is taken.
-
-    Args:
-        source: The folder or file of the images, for the error that there are too few.
-        parts: ``"train"``, and ``"test"`` and ``"validation"`` if they are there.
-        class_names: The name of each label.
-        skipped: What is wrong with each image that was left out.
-    """
-    train, test = parts["train"], parts.get("test")
-    if test is None:
-        size = max(round(_TEST_SHARE * len(train)), len(class_names))
-        if len(train) - size < len(class_names):
-            raise InputError(
-                f"{source} has {len(train)} images of {len(class_names)} classes, too few to set a test set aside; "
-                "give more, or a test set of their own"
-            )
-        left, held = stratified_split(strata_of(train.labels), size, seed=FIXED_SEED)
-        train, test = train.select(left), train.select(held)
-    return Splits(train, test, class_names, parts.get("validation"), skipped=skipped)

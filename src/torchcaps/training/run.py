@@ -20,15 +20,7 @@ from torchcaps.errors import InputError
 from torchcaps.files import check_path, could_be_repository, read_json, reading, real, remove_temporaries, write_json
 from torchcaps.image_spec import ImageSpec
 from torchcaps.models import Network, build_network, load_pretrained
-from torchcaps.models.pretrained import (
-    CLASSES,
-    CONFIG,
-    SHIPPED,
-    SHIPPED_DATA,
-    WEIGHTS,
-    find_pretrained,
-    load_weights,
-)
+from torchcaps.models.pretrained import CLASSES, CONFIG, SHIPPED, SHIPPED_DATA, WEIGHTS, find_pretrained, load_weights
 from torchcaps.parts import flat
 from torchcaps.ranges import as_text
 from torchcaps.training import devices, small_data

@@ -17,7 +17,6 @@ from torchcaps.datasets.image_set import ImageSet, resize_images
 from torchcaps.datasets.images import SUFFIXES, read_image, read_pixels, with_channels
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED, generator
-from torchcaps.datasets.splits import with_test_set
 from torchcaps.errors import InputError
 from torchcaps.files import user_path
 
@@ -71,7 +70,7 @@ def load_folder(request: DataRequest) -> Splits:
         shuffled = [labelled[i] for i in generator(FIXED_SEED).permutation(len(labelled))]
         pixels = np.stack([with_channels(images[file], channels) for file, _ in shuffled])
         sets[part] = ImageSet(torch.from_numpy(pixels), torch.tensor([label for _, label in shuffled]))
-    return with_test_set(root, sets, class_names, tuple(damaged))
+    return Splits(sets["train"], sets.get("test"), class_names, sets.get("validation"), skipped=tuple(damaged))
 
 
 class ImageFiles(TorchDataset[tuple[Tensor, int]]):

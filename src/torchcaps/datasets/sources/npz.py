@@ -16,7 +16,6 @@ from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet, pad_sequences
 from torchcaps.datasets.reading import one_sentence
 from torchcaps.datasets.registry import DataRequest, register_dataset
-from torchcaps.datasets.splits import with_test_set
 from torchcaps.errors import InputError, shown
 from torchcaps.files import require_file
 from torchcaps.machine import check_memory
@@ -79,7 +78,8 @@ def load_npz(request: DataRequest) -> Splits:
             names.astype(names.dtype.newbyteorder("<")).tobytes().decode("utf-32-le")
     most = len(np.atleast_1d(arrays[pairs["train"][0]]))  # every class needs a training image
     sets = {part: _image_set(path, arrays, *pair, most) for part, pair in pairs.items() if pair[0] in arrays}
-    return with_test_set(path, sets, _class_names(path, pairs["train"][1], sets["train"].labels, names))
+    class_names = _class_names(path, pairs["train"][1], sets["train"].labels, names)
+    return Splits(sets["train"], sets.get("test"), class_names, sets.get("validation"))
 
 
 def _image_set(path: Path, arrays: Mapping[str, Any], x: str, y: str, most: int) -> ImageSet:
