@@ -111,9 +111,11 @@ def load_dataset(
     missing = (~torch.isin(torch.arange(len(names)), learned.labels)).nonzero()
     if len(missing) and not learned.has_targets:
         raise InputError(
-            f"{spec}: the first {len(learned)} training images have none of the class "
-            f'"{names[missing[0]]}"; take more of them'
+            f"{spec}: {len(learned)} training images have none of the class "
+            f'"{names[missing[0]]}"; give or take more of them'
         )
+    if len(names) < 2 and not learned.has_targets:
+        raise InputError(f"{spec} has only the class {names[0]}; at least two are needed")
     train, held, test = splits.as_train(learned), splits.as_validation(chosen), test.take(limit_test)
     if size is not None:
         train, held, test = train.resize(size), held.resize(size), test.resize(size)

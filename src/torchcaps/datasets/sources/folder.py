@@ -52,7 +52,7 @@ def load_folder(request: DataRequest) -> Splits:
     if not root.is_dir():
         raise InputError(f"there is no folder {root} to read images from")
     files = _files(root)
-    class_names = _class_names(root, files)
+    class_names = _class_names(files)
     images, damaged = _read(files, request.image_size, skip=request.skip_damaged)
     channels = max(map(len, images.values()), default=1)
     sets = {}
@@ -82,7 +82,7 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
         part: Whose images; without test/ and val/ all are in the first.
 
     Raises:
-        InputError: There is no class or only one, or no such part; or, when it is taken, a file that cannot be read.
+        InputError: There is no class, or no such part; or, when it is taken, a file that cannot be read.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
         files = _files(root)
         if part not in files:
             raise InputError(f"{root} has no {part} images of their own")
-        self.class_names = _class_names(root, files)
+        self.class_names = _class_names(files)
         self.files = [(file, label) for label, name in enumerate(self.class_names) for file in files[part][name]]
 
     def __len__(self) -> int:
@@ -103,12 +103,9 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
         return torch.from_numpy(read_image(file, self.in_shape, fit="stretch")), label
 
 
-def _class_names(root: Path, files: Files) -> tuple[str, ...]:
-    names = set(files["train"])
-    if len(names) < 2:
-        raise InputError(f"{root} has only the class {min(names)}; at least two are needed")
-    numbers = all(name.isdecimal() for name in names)
-    return tuple(sorted(names, key=lambda name: (int(name) if numbers else 0, name)))
+def _class_names(files: Files) -> tuple[str, ...]:
+    numbers = all(name.isdecimal() for name in files["train"])
+    return tuple(sorted(files["train"], key=lambda name: (int(name) if numbers else 0, name)))
 
 
 def _files(root: Path) -> Files:
