@@ -141,12 +141,17 @@ class BatchLoader:
             return torch.arange(self.num_images)
         return torch.randperm(self.num_images, generator=stream_of(ORDER, (self.seed, epoch, 0)))
 
-    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        shares: list[tuple[Tensor, slice, Key]] = []
-        for number, full in enumerate(self.order(epoch).split(self.batch_size)[start : len(self)], start):
+    def _shares(self, epoch: int, start: int) -> Iterator[tuple[Tensor, slice, Key]]:
+        """This process's share of each batch: the images, their place in the full batch, and the key of that."""
+        order, n = self.order(epoch), self.batch_size
+        for number in range(start, len(self)):
+            full = order[number * n : (number + 1) * n]
             # the place in the full batch decides, so that one process and many see the same images
             place = slice(len(full) * self.rank // self.world_size, len(full) * (self.rank + 1) // self.world_size)
-            shares.append((full[place], place, (self.seed, epoch, number)))
+            yield full[place], place, (self.seed, epoch, number)
+
+    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        shares = self._shares(epoch, start)
         if isinstance(self._set, ImageSet | PairSet):
             yield from itertools.starmap(partial(self._gathered, self._set), shares)
             return
